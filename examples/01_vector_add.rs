@@ -1,20 +1,20 @@
-//! Vector addition: the smallest kernel, and everything that a program around one needs.
+//! Vector addition: the smallest kernel, and a host program for it.
 //!
-//! `cargo run --example 01_vector_add` runs on the GPU where there is one, else on the CPU; `TILEWRIGHT_DEVICE=cpu` keeps it
-//! on the CPU.
+//! `cargo run --example 01_vector_add` runs on the GPU if there is one, else on the CPU; `TILEWRIGHT_DEVICE=cpu` forces
+//! the CPU.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
 /// out[i] = x[i] + y[i] for i < n.
 ///
-/// This function is what one *program instance* does; a launch starts a grid of them. Each works on a tile of `tile`
-/// elements at once: there are no threads in the language, the compiler spreads the tile over them.
+/// The function describes one *program instance*; a launch starts a grid of them. Each instance processes a tile of
+/// `tile` elements. The language has no threads: the compiler distributes the tile over them.
 #[kernel]
 pub fn vector_add(x: In<f32>, y: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usize) {
-    // Which elements are this program's?
+    // The indices of this program's elements.
     let i = program_id(0) * tile + arange(0, tile);
-    // Tiles have powers of two as extents, so the last one may reach beyond n: the mask keeps it inside.
+    // The extents of tiles are powers of two, so the last tile may extend beyond n: the mask guards the accesses.
     let mask = i < n;
     // A pointer plus a tile of offsets is a tile of pointers.
     let sum = load(x + i, mask = mask) + load(y + i, mask = mask);
@@ -28,31 +28,31 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let y: Vec<f32> = (0..n).map(|i| (i as f32 * 0.3).cos()).collect();
     let want: Vec<f64> = x.iter().zip(&y).map(|(x, y)| f64::from(*x) + f64::from(*y)).collect();
 
-    // Memory of the device. `poisoned` fills it with NaN: an element that the kernel forgets shows.
+    // Device memory. `poisoned` fills it with NaN, which reveals elements that the kernel does not write.
     let x = Buffer::from_slice(device, &x)?;
     let y = Buffer::from_slice(device, &y)?;
     let mut out = Buffer::<f32>::poisoned(device, n)?;
 
-    // `#[kernel]` made this struct of the parameters. rustc sees to it that the output is nobody's input.
+    // `#[kernel]` generates this struct from the parameters. rustc ensures that the output is not also an input.
     let tile = 1024;
     let mut kernel = VectorAdd { x: &x, y: &y, out: &mut out, n: n as i32, tile };
-    // The first launch compiles, for this device, this `tile`, and these alignments; later ones find the code.
+    // The first launch compiles for this device, this `tile` and these alignments; later launches reuse the code.
     kernel.launch(device, n.div_ceil(tile))?;
     let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, n.div_ceil(tile)))?;
 
-    // One rounding to f32 is all that may differ.
+    // The error of one rounding to f32.
     let error = check("out", &out.to_vec()?, &want, 1e-6)?;
     let rate = time.gbps((3 * n * size_of::<f32>()) as f64);
     println!("vector_add        n = {n:<24} error {error:<7.1e} {:9.3} ms {rate:8.1} GB/s  {device}", time.median);
     Ok(())
 }
 
-/// Fails unless all elements are within `tolerance` of the expected ones; gives the largest difference.
+/// Fails unless all elements are within `tolerance` of the expected ones; returns the largest error.
 fn check(what: &str, got: &[f32], want: &[f64], tolerance: f64) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (f64::from(*got) - want).abs();
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= tolerance) {
             return Err(format!("{what}[{i}] is {got}, expected {want} to within {tolerance}"));
         }

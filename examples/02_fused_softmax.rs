@@ -1,19 +1,20 @@
-//! Softmax of rows, fused: one kernel reads each row once and writes it once.
+//! Fused softmax of rows: one kernel reads each row once and writes it once.
 //!
-//! Written with one operation after the other (maximum, difference, exponential, sum, quotient), the matrix would travel
-//! between memory and processor five times. Here a row stays in registers in between, so the kernel is as fast as a copy.
+//! With one kernel per operation (maximum, difference, exponential, sum, quotient), the matrix would pass between
+//! device memory and the SMs five times. Here a row stays in registers, so the kernel is as fast as a copy.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
 /// y[r, :] = softmax(x[r, :]), for rows that fit into one tile: `tile` ≥ cols.
 ///
-/// `T` is any float type. There are fewer programs than rows: each takes every `num_programs`-th one.
+/// `T` is any float type. The grid is persistent: there are fewer programs than rows, and each processes every
+/// `num_programs`-th row.
 #[kernel]
 pub fn softmax_rows<T: Float>(
     x: In<T>,
     y: Out<T>,
-    // i64, so that `row * x_stride` cannot overflow: i32 · i64 is i64.
+    // i64, so that `row * x_stride` does not overflow: i32 · i64 is i64.
     x_stride: i64,
     y_stride: i64,
     rows: i32,
@@ -23,9 +24,9 @@ pub fn softmax_rows<T: Float>(
     let col = arange(0, tile);
     let mask = col < cols;
     for row in range(program_id(0), rows, num_programs(0)) {
-        // −∞ beyond the row's end: it changes no maximum, and its exponential is 0.
+        // −∞ beyond the end of the row: it does not change the maximum, and its exponential is 0.
         let v = load(x + row * x_stride + col, mask = mask, other = f32::NEG_INFINITY).to::<f32>();
-        // Without the maximum taken out, exp would overflow from 89 on.
+        // Without subtraction of the maximum, exp would overflow from 89 on.
         let e = exp(v - max(v));
         store(y + row * y_stride + col, (e / sum(e)).to::<T>(), mask = mask);
     }
@@ -34,7 +35,7 @@ pub fn softmax_rows<T: Float>(
 /// Softmax of a matrix in f32 and bf16.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     run_as::<f32>(device, |x| x, f64::from, 1e-6)?;
-    // bf16 has 8 bits of mantissa: a rounding is up to 2⁻⁹ of a value, and these are below 0.1.
+    // bf16 has 8 bits of mantissa: the relative rounding error is up to 2⁻⁹, and these values are below 0.1.
     run_as::<bf16>(device, bf16::from_f32, bf16::to_f64, 2e-4)
 }
 
@@ -59,7 +60,7 @@ fn run_as<T: Float + Element>(
         cols: cols as i32,
         tile: cols.next_power_of_two(),
     };
-    // A few programs for each processor: enough to hide the latency of memory, few enough to start cheaply.
+    // A few programs per SM (or CPU thread): enough to hide the latency of memory, few enough to start quickly.
     let programs = rows.min(8 * device.info().processors as usize);
     kernel.launch(device, programs)?;
     let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, programs))?;
@@ -72,7 +73,7 @@ fn run_as<T: Float + Element>(
     Ok(())
 }
 
-/// One row in f64, as the formula says.
+/// The reference for one row, in f64.
 fn reference<T: Copy>(row: &[T], widen: fn(T) -> f64) -> Vec<f64> {
     let highest = row.iter().map(|x| widen(*x)).fold(f64::NEG_INFINITY, f64::max);
     let e: Vec<f64> = row.iter().map(|x| (widen(*x) - highest).exp()).collect();
@@ -80,12 +81,12 @@ fn reference<T: Copy>(row: &[T], widen: fn(T) -> f64) -> Vec<f64> {
     e.iter().map(|e| e / total).collect()
 }
 
-/// Fails unless all elements are within `tolerance` of the expected ones; gives the largest difference.
+/// Fails unless all elements are within `tolerance` of the expected ones; returns the largest error.
 fn check(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got - want).abs();
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= tolerance) {
             return Err(format!("{what}[{i}] is {got}, expected {want} to within {tolerance}"));
         }

@@ -1,14 +1,13 @@
-//! Matrix product on tensor cores, with an activation fused into it.
+//! Matrix multiplication (GEMM) on tensor cores, with a fused activation.
 //!
-//! Each program computes one tile of c: it walks along k and adds the products of a tile of a and a tile of b. Two things
-//! matter beyond that: in which order programs take tiles (the L2 cache), and that nothing reads c again to apply an
-//! activation.
+//! Each program computes one tile of c: it loops over k and accumulates the dots of tiles of a and of b. The example
+//! also shows the program order that reuses the L2 cache, and an activation that is applied before c is written.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
 constexpr_enum! {
-    /// What is applied to each element. Known when the kernel is compiled: a variant contains only the code of its own.
+    /// The activation of each element. It is a compile-time constant: a variant contains only its own code.
     pub enum Activation { Identity, Relu, LeakyRelu }
 }
 
@@ -30,7 +29,7 @@ pub fn matmul(
     #[constexpr = Identity] activation: Activation,
 ) {
     let (i, j) = grouped_order(program_id(0), cdiv(m, m_tile), cdiv(n, n_tile), group);
-    // A block pointer knows the whole matrix, so it can check its bounds, and the GPU's copy engine can follow it.
+    // A block pointer has the shape of the whole matrix, for boundary checks and for TMA.
     let mut a_block = make_block_ptr(
         a,
         shape = [m, k],
@@ -47,7 +46,7 @@ pub fn matmul(
         block_shape = [k_tile, n_tile],
         order = [1, 0],
     );
-    // Sums of f16 products are kept in f32, as everywhere.
+    // Dots of f16 accumulate in f32, as usual.
     let mut acc = zeros::<f32>([m_tile, n_tile]);
     for _ in range(0, cdiv(k, k_tile)) {
         let at = load(a_block, boundary_check = [0, 1], padding = zero);
@@ -67,11 +66,11 @@ pub fn matmul(
     store(c_block, activate(acc, activation).to::<f16>(), boundary_check = [0, 1]);
 }
 
-/// Which tile (row, column) of c a program computes.
+/// The tile (row, column) of c that a program computes.
 ///
-/// Programs that run at the same time should share rows of a and columns of b. In row-major order, the first 64 programs
-/// of a 64 × 64 grid would read one row of a and all of b; in groups of 8 rows, taken column by column, they read 8 rows of
-/// a and 8 columns of b, which stay in the L2 cache. (`swizzle2d` is this function, built in.)
+/// Concurrent programs should share rows of a and columns of b. In row-major order, the first 64 programs of a 64 × 64
+/// grid would read one row of tiles of a and all of b; in groups of 8 rows, column by column, they read 8 rows of tiles
+/// of a and 8 columns of b, which stay in the L2 cache. (The built-in `swizzle2d` is this function.)
 #[device_fn]
 fn grouped_order(
     program: Scalar<i32>,
@@ -87,7 +86,7 @@ fn grouped_order(
     (first_row + within % rows, within / rows)
 }
 
-/// `match` on a constexpr value: only the chosen arm is compiled.
+/// `match` on a constexpr value: only the selected arm is compiled.
 #[device_fn]
 fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
     match activation {
@@ -97,7 +96,7 @@ fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
     }
 }
 
-/// Multiplies matrices whose sizes are no multiples of the tiles, with each activation.
+/// Multiplies matrices whose sizes are not multiples of the tiles, with each activation.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let (m, n, k) = (200, 264, 136);
     let a: Vec<f16> = (0..m * k).map(|i| f16::from_f32((i as f32 * 0.7).sin())).collect();
@@ -116,7 +115,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
         let (m_tile, n_tile, k_tile) = (64, 64, 32);
         let config = LaunchConfig::new(m.div_ceil(m_tile) * n.div_ceil(n_tile)).num_warps(4).num_stages(3);
         let (rows, cols, depth) = (m as i32, n as i32, k as i32);
-        // `MatmulRequired` has the arguments without defaults; a struct around it gives other values to some of the rest.
+        // `MatmulRequired` has the arguments without defaults; struct update syntax overrides some of the others.
         #[rustfmt::skip]
         let required = MatmulRequired { a: &a, b: &b, c: &mut c, m: rows, n: cols, k: depth, m_tile, n_tile, k_tile };
         let mut kernel = Matmul { activation, ..required.with_defaults() };
@@ -142,12 +141,12 @@ fn reference(x: f64, activation: Activation) -> f64 {
     }
 }
 
-/// Fails unless all elements are within `tolerance`, relative to numbers above 1; gives the largest difference.
+/// Fails unless all elements are within `tolerance`, relative to values above 1; returns the largest error.
 fn check(what: &str, got: &[f16], want: &[f64], tolerance: f64) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got.to_f64() - want).abs() / want.abs().max(1.0);
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= tolerance) {
             return Err(format!("{what}[{i}] is {got}, expected {want} to within {tolerance}"));
         }

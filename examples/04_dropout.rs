@@ -1,22 +1,23 @@
-//! Dropout without a mask in memory: the random numbers are a pure function of a seed and the element's place.
+//! Dropout without a mask in memory: the random numbers are a pure function of a seed and the index of the element.
 //!
-//! A framework that draws a mask must store it for the backward pass: a byte or more for each element. Philox (Salmon et
-//! al., 2011) turns (seed, offset) into random bits with no state, so the backward pass makes the same mask again from the
-//! seed alone. It gives the same bits on every device.
+//! A stored mask would take a byte or more per element until the backward pass. Philox (Salmon et al., 2011) is
+//! counter-based: it maps (seed, offset) to random bits without state, so the backward pass regenerates the mask from
+//! the seed. The bits are the same on every device.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
 /// y[i] = x[i] / (1 − p) with probability 1 − p, else 0.
 ///
-/// The gradient is the same function of y's gradient with the same seed: dropout is linear in x.
+/// The gradient is the same function of the gradient of y with the same seed: dropout is linear in x.
 #[kernel]
 pub fn dropout(
     x: In<f32>,
     y: Out<f32>,
     n: i32,
     p: f32,
-    // A kernel is compiled anew for integers that are 1 or multiples of 16. Seeds change all the time: not for them.
+    // Without `no_specialize`, integers that are 1 or multiples of 16 compile separate variants; a seed changes at
+    // every launch.
     #[no_specialize] seed: u64,
     #[constexpr] tile: usize,
 ) {
@@ -27,7 +28,7 @@ pub fn dropout(
     store(y + i, where_(keep, v / (1.0 - p), 0.0), mask = mask);
 }
 
-/// Drops, checks the mask against Philox in plain Rust, and derives it again for a gradient.
+/// Applies dropout, checks the mask against Philox in plain Rust, and regenerates it for a gradient.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let (n, p, seed, tile) = (100_000, 0.25f32, 0x1234_5678_9abc_def0, 1024);
     let x: Vec<f32> = (0..n).map(|i| 1.0 + (i as f32 * 0.1).sin().abs()).collect();
@@ -44,7 +45,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
 
     let y = drop(&x, seed)?;
     let error = check("y", &y, &want(&x))?;
-    // The share that is kept is 1 − p: five standard deviations of a binomial distribution are more than chance.
+    // The fraction that is kept is 1 − p, up to five standard deviations of a binomial distribution.
     let kept = y.iter().filter(|y| **y != 0.0).count() as f64 / n as f64;
     let deviation = (f64::from(p) * f64::from(1.0 - p) / n as f64).sqrt();
     if (kept - f64::from(1.0 - p)).abs() > 5.0 * deviation {
@@ -67,8 +68,8 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// `rand(seed, offset)` in plain Rust: Philox 4×32-10, of whose first word, or its complement if that has no sign, a number in [0, 1)
-/// is made as Triton does.
+/// `rand(seed, offset)` in plain Rust: Philox 4×32-10. As in Triton, its first word, or the complement if the sign bit
+/// is set, is scaled to a number in [0, 1).
 fn uniform(seed: u64, offset: u32) -> f32 {
     // The counter is the offset. The key is the seed, low half first.
     let mut counter = [offset, 0, 0, 0];
@@ -84,12 +85,12 @@ fn uniform(seed: u64, offset: u32) -> f32 {
     (if word < 0 { !word } else { word }) as f32 * 4.656_612_7e-10
 }
 
-/// Fails unless all elements are the expected ones up to a rounding; gives the largest relative difference.
+/// Fails unless all elements are the expected ones up to rounding; returns the largest relative error.
 fn check(what: &str, got: &[f32], want: &[f32]) -> Result<f32, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got - want).abs() / want.abs().max(1.0);
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= 1e-6) {
             return Err(format!("{what}[{i}] is {got}, expected {want}"));
         }

@@ -1,13 +1,13 @@
-//! Layer normalisation, forward and backward.
+//! Layer normalization, forward and backward.
 //!
-//! y = x̂ · w + b with x̂ = (x − mean) · rstd, row by row (Ba, Kiros and Hinton, 2016). The gradients of w and b are sums over
-//! all rows. Atomic additions would make them depend on the order in which programs run; here each program adds up its
-//! own rows in registers and writes one row of partial sums, and a second kernel adds those.
+//! y = x̂ · w + b with x̂ = (x − mean) · rstd, row by row (Ba, Kiros and Hinton, 2016). The gradients of w and b are
+//! sums over all rows. With atomic additions they would depend on the order in which programs run; here each program
+//! sums its own rows in registers and writes one row of partial sums, which a second kernel reduces.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
-/// y, and the mean and rstd of each row, which the backward pass needs. One program per row; `tile` ≥ n.
+/// y, and the mean and rstd of each row, which the backward pass reads. One program per row; `tile` ≥ n.
 #[kernel]
 pub fn layer_norm_fwd(
     x: In<f32>,
@@ -26,7 +26,7 @@ pub fn layer_norm_fwd(
     let mask = col < n;
     let v = load(x + row * stride + col, mask = mask);
     let mu = sum(v) / n.to::<f32>();
-    // Beyond the row's end v is 0, and v − mu is not: it must not count.
+    // Beyond the end of the row v is 0, but v − mu is not: mask it.
     let centred = where_(mask, v - mu, 0.0);
     let s = rsqrt(sum(centred * centred) / n.to::<f32>() + eps);
     store(mean + row, mu);
@@ -35,8 +35,8 @@ pub fn layer_norm_fwd(
     store(y + row * stride + col, yt, mask = mask);
 }
 
-/// With g = ∂L/∂y: ∂L/∂x = rstd · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)), and this program's part of ∂L/∂w = Σᵣ g·x̂ and
-/// ∂L/∂b = Σᵣ g, as row `program_id` of `partial_w` and `partial_b`.
+/// With g = ∂L/∂y: ∂L/∂x = rstd · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)), and this program's partial sums of ∂L/∂w =
+/// Σᵣ g·x̂ and ∂L/∂b = Σᵣ g, as row `program_id` of `partial_w` and `partial_b`.
 #[kernel]
 pub fn layer_norm_bwd(
     x: In<f32>,
@@ -56,7 +56,7 @@ pub fn layer_norm_bwd(
     let mask = col < n;
     let wt = load(w + col, mask = mask);
     let count = n.to::<f32>();
-    // Variables that a loop assigns are carried from iteration to iteration: these stay in registers.
+    // Variables that a loop assigns are loop-carried values: these stay in registers.
     let mut sum_w = zeros::<f32>([tile]);
     let mut sum_b = zeros::<f32>([tile]);
     for row in range(program_id(0), rows, num_programs(0)) {
@@ -89,7 +89,7 @@ pub fn column_sum(
     let col = program_id(0) * col_tile + arange(0, col_tile);
     let mut acc = zeros::<f32>([row_tile, col_tile]);
     for first in range(0, rows, row_tile) {
-        // [row_tile, 1] with [1, col_tile] meet in [row_tile, col_tile]: dimensions are inserted by hand.
+        // [row_tile, 1] and [1, col_tile] broadcast to [row_tile, col_tile]; the dimensions of 1 are explicit.
         let row = (first + arange(0, row_tile)).expand_dims(1);
         let mask = row < rows && col.expand_dims(0) < n;
         acc += load(partial + row * stride + col.expand_dims(0), mask = mask);
@@ -166,12 +166,12 @@ fn reference(x: &[f32], w: &[f32], b: &[f32], grad_y: &[f32], eps: f64) -> [Vec<
     [y, grad_x, grad_w, grad_b]
 }
 
-/// Fails unless all elements are right to 1e-4; gives the largest difference.
+/// Fails unless all elements are correct to 1e-4; returns the largest error.
 fn check(what: &str, got: &[f32], want: &[f64]) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (f64::from(*got) - want).abs();
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= 1e-4) {
             return Err(format!("{what}[{i}] is {got}, expected {want}"));
         }

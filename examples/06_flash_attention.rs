@@ -1,7 +1,7 @@
-//! FlashAttention-2: softmax(scale · Q Kᵀ) V without ever holding the matrix of scores.
+//! FlashAttention-2: softmax(scale · Q Kᵀ) V without a materialized score matrix.
 //!
-//! Two ways to it: the forward pass written out below, as small as it gets, and the library's kernels, which add a causal
-//! mask, grouped heads, any strides and lengths, and the backward pass.
+//! Two versions: a minimal forward kernel below, and the kernels of the library, which add a causal mask, grouped-query
+//! attention, any strides and lengths, and the backward pass.
 
 use tilewright::bench::do_bench;
 use tilewright::kernels::Tensor;
@@ -10,9 +10,9 @@ use tilewright::prelude::*;
 
 /// o [heads, n_q, d] of dense q [heads, n_q, d], k and v [heads, n_k, d]. `d` is a power of two.
 ///
-/// A program keeps one tile of queries and walks over the keys. Softmax needs the maximum and the sum of a whole row of
-/// scores; both are kept for the part seen so far. When the maximum grows, what was added up before it is scaled down
-/// (Dao, "FlashAttention-2", 2023, Algorithm 1).
+/// A program keeps one tile of queries and loops over the keys (online softmax). Maximum and sum of each row of scores
+/// are kept for the keys seen so far; when the maximum grows, the sums are rescaled (Dao, "FlashAttention-2", 2023,
+/// Algorithm 1).
 #[kernel]
 pub fn attention_fwd<T: Float>(
     q: In<T>,
@@ -40,7 +40,7 @@ pub fn attention_fwd<T: Float>(
     let k_tensor = make_tensor_descriptor(k + keys, shape = [n_k, d], strides = [d, 1], block_shape = [k_tile, d]);
     let v_tensor = make_tensor_descriptor(v + keys, shape = [n_k, d], strides = [d, 1], block_shape = [k_tile, d]);
     let qt = load(q_block, boundary_check = [0], padding = zero);
-    // 2^(x · log₂ e) is eˣ, and the instruction that GPUs have is 2ˣ.
+    // 2^(x · log₂ e) is eˣ; GPUs have an instruction for 2ˣ.
     let scale2 = scale * std::f32::consts::LOG2_E;
     let mut acc = zeros::<f32>([q_tile, d]);
     let mut highest = full([q_tile], f32::NEG_INFINITY);
@@ -75,7 +75,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
         (0..heads * rows * d).map(|i| f16::from_f32((i as f32 * f).sin())).collect()
     };
     let host = [wave(n_q, 0.7), wave(n_k, 0.3), wave(n_k, 1.1), wave(n_q, 0.9)];
-    // The library's reference is attention by its definition, in f64.
+    // The library's reference is the definition of attention, in f64.
     let wide = host.each_ref().map(|x| x.iter().map(|x| x.to_f64()).collect::<Vec<_>>());
     #[rustfmt::skip]
     let mut problem = attention::reference::Problem {
@@ -120,12 +120,12 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Fails unless all elements are right to 5e-3, relative to numbers above 1; gives the largest difference.
+/// Fails unless all elements are correct to 5e-3, relative to values above 1; returns the largest error.
 fn check(what: &str, got: &[f16], want: &[f64]) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got.to_f64() - want).abs() / want.abs().max(1.0);
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= 5e-3) {
             return Err(format!("{what}[{i}] is {got}, expected {want}"));
         }

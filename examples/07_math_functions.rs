@@ -1,7 +1,7 @@
-//! Elementwise functions: those of the language, and one of your own.
+//! Elementwise functions: those of the language, and a user-defined one.
 //!
-//! Kernels call no library: each function becomes instructions of the device, and a function that is missing is a few lines
-//! marked `#[device_fn]`, which are inlined.
+//! Kernels call no library: each function is compiled to instructions of the device. A missing function is a few lines
+//! with `#[device_fn]`, which are inlined.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
@@ -15,7 +15,7 @@ pub fn math_functions(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usiz
     let i = program_id(0) * tile + arange(0, tile);
     let mask = i < n;
     let v = load(x + i, mask = mask, other = 1.0);
-    // An array of tiles is a Rust array: it exists only while the kernel is compiled.
+    // An array of tiles is a Rust array: it exists only at compile time.
     let results = [
         exp(v),
         exp2(v),
@@ -34,7 +34,7 @@ pub fn math_functions(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usiz
         minimum(abs(v - 0.5), 0.25),
         asin(v),
     ];
-    // Unrolled, so `f` is a number that can index an array.
+    // Unrolled, so that `f` is a constant that can index an array.
     for f in static_range(0, FUNCTIONS) {
         store(out + (i + n * f), results[f], mask = mask);
     }
@@ -46,7 +46,7 @@ pub fn math_functions(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usiz
 #[device_fn]
 fn asin(x: Tile<f32>) -> Tile<f32> {
     let size = abs(x);
-    // Tiles have no branches: both ways are prepared, and `where_` chooses for each element.
+    // Tiles have no branches: both cases are computed, and `where_` selects per element.
     let small = size <= 0.5;
     let z = where_(small, x * x, (1.0 - size) * 0.5);
     let root = where_(small, size, sqrt(z));
@@ -59,17 +59,17 @@ fn asin(x: Tile<f32>) -> Tile<f32> {
     where_(x < 0.0, -result, result)
 }
 
-/// Terms of the series of asin: the first that is left out is below 2⁻²⁴ for |x| ≤ 1/2.
+/// Terms of the series of asin: the first omitted term is below 2⁻²⁴ for |x| ≤ 1/2.
 const TERMS: usize = 10;
 
-/// The series' k-th coefficient, (2k)! / (4ᵏ k!² (2k + 1)). An ordinary Rust function of Rust numbers: a kernel may call
-/// it, and gets a constant.
+/// The k-th coefficient of the series, (2k)! / (4ᵏ k!² (2k + 1)). An ordinary Rust function: called from a kernel with
+/// constants, it gives a constant.
 fn asin_coefficient(k: usize) -> f32 {
     let ratio: f64 = (1..=k).map(|i| (2 * i - 1) as f64 / (2 * i) as f64).product();
     (ratio / (2 * k + 1) as f64) as f32
 }
 
-/// A function by name, in f64.
+/// A function in f64, with its name.
 type Named = (&'static str, fn(f64) -> f64);
 
 /// Every function on (0, 1], against f64.
@@ -125,12 +125,12 @@ fn reference_erf(x: f64) -> f64 {
     sum * std::f64::consts::FRAC_2_SQRT_PI
 }
 
-/// Fails unless all elements are right to 1e-6, relative to numbers above 1; gives the largest difference.
+/// Fails unless all elements are correct to 1e-6, relative to values above 1; returns the largest error.
 fn check(what: &str, got: &[f32], want: &[f64]) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (f64::from(*got) - want).abs() / want.abs().max(1.0);
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= 1e-6) {
             return Err(format!("{what}[{i}] is {got}, expected {want}"));
         }

@@ -1,16 +1,16 @@
-//! Several matrix products of different sizes in one launch.
+//! Grouped GEMM: several matrix multiplications of different sizes in one launch.
 //!
-//! One launch per product leaves most of a GPU idle when they are small. Here a fixed number of programs works through the
-//! tiles of all products as if they were one list. Sizes and places of the matrices are themselves data in memory.
+//! One launch per matrix multiplication leaves most of a GPU idle when they are small. Here a fixed number of programs
+//! loops over the tiles of all problems. Sizes and offsets of the matrices are data in device memory.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
 /// For each problem g: c = a·b with row-major a [m, k], b [k, n], c [m, n].
 ///
-/// The matrices of all problems lie one after the other in `a`, `b` and `c`. Problem g is described by `sizes[3g..]` = m, n, k
-/// and `starts[3g..]` = the first elements of its a, b and c. Triton passes an array of addresses instead; these are offsets
-/// into memory that the kernel was given. As they are read from memory, no launch can tell beforehand where they lead.
+/// The matrices of all problems are contiguous in `a`, `b` and `c`. Problem g has `sizes[3g..]` = m, n, k and
+/// `starts[3g..]` = the offsets of the first elements of its a, b and c. (Triton's example passes an array of addresses
+/// instead.) Since offsets are loaded from memory, a launch cannot check bounds beforehand.
 #[kernel]
 pub fn grouped_gemm(
     a: In<f16>,
@@ -23,7 +23,7 @@ pub fn grouped_gemm(
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
 ) {
-    // Number of the tile that this program computes next, counted over all problems, and of the first tile of problem g.
+    // Index of the tile that this program computes next, over all problems, and of the first tile of problem g.
     let mut tile = program_id(0);
     let mut first = 0;
     for g in range(0, problems) {
@@ -52,7 +52,7 @@ pub fn grouped_gemm(
     }
 }
 
-/// Four products of very different sizes.
+/// Four problems of very different sizes.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let problems = [(128, 64, 96), (17, 200, 40), (1, 33, 128), (90, 90, 90)];
     let wave = |len: usize, f: f32| -> Vec<f16> { (0..len).map(|i| f16::from_f32((i as f32 * f).sin())).collect() };
@@ -81,8 +81,8 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let mut kernel = GroupedGemm {
         a: &a, b: &b, c: &mut c, sizes: &sizes, starts: &starts, problems: count, m_tile, n_tile, k_tile,
     };
-    // A launch refuses kernels that it cannot see to stay inside their buffers. Here it is for us to promise.
-    // SAFETY: `starts` and `sizes` were computed together above: matrix by matrix they cover `a`, `b` and `c`, and no more.
+    // A launch rejects kernels whose bounds it cannot prove. Here the caller promises them.
+    // SAFETY: `starts` and `sizes` were computed together above: the matrices cover exactly `a`, `b` and `c`.
     let config = unsafe { LaunchConfig::new(device.info().processors).unchecked() };
     kernel.launch_with(device, &config)?;
     let time = do_bench(device, 10.0, 50.0, || kernel.launch_with(device, &config))?;
@@ -94,12 +94,12 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Fails unless all elements are right to 2e-3, relative to numbers above 1; gives the largest difference.
+/// Fails unless all elements are correct to 2e-3, relative to values above 1; returns the largest error.
 fn check(what: &str, got: &[f16], want: &[f64]) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got.to_f64() - want).abs() / want.abs().max(1.0);
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= 2e-3) {
             return Err(format!("{what}[{i}] is {got}, expected {want}"));
         }

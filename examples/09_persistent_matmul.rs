@@ -1,13 +1,13 @@
-//! Matrix product with persistent programs: as many as the device runs at once, each computing tile after tile.
+//! Persistent GEMM: as many programs as the device runs concurrently, each of which computes tile after tile.
 //!
-//! With one program per tile, each starts anew: it fills its pipeline, computes, drains and stores, and the last, partly
-//! filled wave of programs leaves processors idle. A persistent program has all its tiles before it, so the loads of one
-//! can overlap the end of another.
+//! With one program per tile, each fills its pipeline, computes, drains and stores; and in the last, partially filled
+//! wave some SMs are idle. A persistent program loops over its tiles, so that loads of one tile can overlap the
+//! epilogue of the previous one.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
-/// c = a·bᵀ for row-major a [m, k], b [n, k] and c [m, n]: the layout of a linear layer, whose weights have a row per output.
+/// c = a·bᵀ for row-major a [m, k], b [n, k] and c [m, n]: a linear layer, whose weights have one row per output.
 ///
 /// Any number of programs.
 #[kernel]
@@ -23,14 +23,14 @@ pub fn persistent_matmul<T: Float>(
     #[constexpr] k_tile: usize,
     #[constexpr = 8] group: usize,
 ) {
-    // A tensor descriptor is a whole tensor, from which blocks are loaded at any place. What is beyond it reads as 0, and
-    // is not written.
+    // A tensor descriptor describes a whole tensor, from which blocks are loaded at any offset. Out-of-bounds elements
+    // load as 0, and are not stored.
     let a_tensor = make_tensor_descriptor(a, shape = [m, k], strides = [k, 1], block_shape = [m_tile, k_tile]);
     let b_tensor = make_tensor_descriptor(b, shape = [n, k], strides = [k, 1], block_shape = [n_tile, k_tile]);
     let c_tensor = make_tensor_descriptor(c, shape = [m, n], strides = [n, 1], block_shape = [m_tile, n_tile]);
     let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
     for tile in range(program_id(0), m_tiles * n_tiles, num_programs(0)) {
-        // The order of the matmul example: neighbours share rows and columns in the L2 cache.
+        // The program order of the matmul example: adjacent programs share rows and columns in the L2 cache.
         let (i, j) = swizzle2d(tile / n_tiles, tile % n_tiles, m_tiles, n_tiles, group);
         let mut acc = zeros::<f32>([m_tile, n_tile]);
         for l in range(0, k, k_tile) {
@@ -72,12 +72,12 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Fails unless all elements are right to 1e-2, relative to numbers above 1; gives the largest difference.
+/// Fails unless all elements are correct to 1e-2, relative to values above 1; returns the largest error.
 fn check(what: &str, got: &[bf16], want: &[f64]) -> Result<f64, String> {
     let mut worst = 0.0;
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
         let error = (got.to_f64() - want).abs() / want.abs().max(1.0);
-        // NaN is within nothing.
+        // Also true for NaN.
         if !(error <= 1e-2) {
             return Err(format!("{what}[{i}] is {got}, expected {want}"));
         }

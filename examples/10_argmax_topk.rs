@@ -1,9 +1,9 @@
-//! Argmax and top-k along rows: reductions that carry an index, and reductions of your own.
+//! Argmax and top-k along rows: reductions with indices, and user-defined reductions.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
-/// The largest element of each row and its column; the first of equal ones. A program takes `row_tile` rows.
+/// The maximum of each row and its column; of equal elements the first. One program per `row_tile` rows.
 #[kernel]
 pub fn argmax_rows(
     x: In<f32>,
@@ -17,13 +17,13 @@ pub fn argmax_rows(
     let row = program_id(0) * row_tile + arange(0, row_tile);
     let mut best = full([row_tile], f32::NEG_INFINITY);
     let mut place = zeros::<i32>([row_tile]);
-    // Rows may be wider than a tile: what was found so far meets what the next tile has.
+    // Rows may be wider than a tile: the running maximum is combined with that of each tile.
     for first in range(0, cols, col_tile) {
         let col = first + arange(0, col_tile).expand_dims(0);
         let at = row.expand_dims(1).to::<i64>() * cols + col;
         let mask = row.expand_dims(1) < rows && col < cols;
         let (largest, at_column) = max_with_indices(load(x + at, mask = mask, other = f32::NEG_INFINITY), axis = 1);
-        // `>`, not `>=`: the first of equal ones stays.
+        // `>`, not `>=`: of equal elements the first stays.
         place = where_(largest > best, first + at_column, place);
         best = maximum(best, largest);
     }
@@ -31,17 +31,17 @@ pub fn argmax_rows(
     store(index + row, place, mask = row < rows);
 }
 
-/// The k largest elements of each row in falling order, with their columns. A row per program; `tile` ≥ cols.
+/// The k largest elements of each row in descending order, with their columns. One program per row; `tile` ≥ cols.
 ///
-/// A reduction finds one, which is then taken out; the row stays in registers meanwhile. That is fast for small k.
+/// Each reduction finds one element, which is then masked; the row stays in registers. This is fast for small k.
 #[kernel]
 pub fn top_k(x: In<f32>, values: Out<f32>, indices: Out<i32>, cols: i32, k: i32, #[constexpr] tile: usize) {
     let row = program_id(0).to::<i64>();
     let col = arange(0, tile);
     let mut left = load(x + row * cols + col, mask = col < cols, other = f32::NEG_INFINITY);
     for i in range(0, k) {
-        // Any associative and commutative function reduces, over several tiles together: here the larger value wins, and
-        // of equal ones the smaller column. (This is `max_with_indices`, written out.)
+        // Any associative and commutative function can be reduced with, over several tiles together: here the larger
+        // value wins, and of equal values the smaller column. (This is `max_with_indices`, written out.)
         let (v, c) = reduce((left, col), |(v, c), (w, d)| {
             let first = v > w || (v == w && c < d);
             (if first { v } else { w }, if first { c } else { d })

@@ -1,34 +1,34 @@
-//! A histogram by atomic additions, and one with fewer of them.
+//! A histogram with atomic additions, and one with fewer of them (privatization).
 //!
-//! Programs run in any order and at the same time. Where several write to one place, each addition must be atomic: read,
-//! add and write with nothing in between.
+//! Programs run concurrently and in any order. Where several of them update one address, each addition must be atomic.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
 
-/// counts[x[i]] += 1: one atomic addition per element. What is no bin is not counted.
+/// counts[x[i]] += 1: one atomic addition per element. Values outside of 0..bins are not counted.
 ///
-/// Simple, and right whatever the data. But additions to one place queue up, so it is slow where few values are frequent.
+/// Simple, and correct for any data. But additions to one address serialize, so it is slow where few values are
+/// frequent.
 #[kernel]
 pub fn histogram_direct(x: In<u8>, counts: InOut<i32>, n: i32, bins: i32, #[constexpr] tile: usize) {
     let i = program_id(0) * tile + arange(0, tile);
     let mask = i < n;
     let bin = load(x + i, mask = mask).to::<i32>();
-    // Elements of one tile may meet in one bin, too: each of them counts.
-    // Where an address comes from memory, the mask has to bound it: a launch sees then that nothing else is touched.
+    // Several elements of one tile may have the same bin: each of them is counted. Where an offset is loaded from
+    // memory, the mask has to bound it: then a launch can prove that the access is in bounds.
     atomic_add(counts + bin, 1, mask = mask && bin < bins);
 }
 
 /// The same with one atomic addition per bin and program: a program first counts its own elements in registers.
 ///
-/// Element against bin makes a tile of booleans [tile, bins], whose columns are summed.
+/// Comparing elements with bins gives a tile of booleans [tile, bins], whose columns are summed.
 #[kernel]
 pub fn histogram_private(x: In<u8>, counts: InOut<i32>, n: i32, #[constexpr] tile: usize, #[constexpr] bins: usize) {
     let bin = arange(0, bins);
     let mut mine = zeros::<i32>([bins]);
     for first in range(program_id(0) * tile, n, num_programs(0) * tile) {
         let i = first + arange(0, tile);
-        // −1 is no bin.
+        // −1 is not a bin.
         let value = where_(i < n, load(x + i, mask = i < n).to::<i32>(), -1);
         let hit = value.expand_dims(1) == bin.expand_dims(0);
         mine += sum(hit.to::<i32>(), axis = 0);
@@ -45,13 +45,13 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     x.iter().for_each(|x| want[usize::from(*x)] += 1);
 
     let x = Buffer::from_slice(device, &x)?;
-    // InOut: what is there counts, so it starts at 0.
+    // InOut: the kernel adds to the content, so it starts at 0.
     let mut counts = Buffer::<i32>::zeros(device, bins)?;
     let (len, tile) = (n as i32, 1024);
     let mut kernel = HistogramDirect { x: &x, counts: &mut counts, n: len, bins: bins as i32, tile };
     kernel.launch(device, n.div_ceil(tile))?;
     check("the direct histogram", &counts.to_vec()?, &want)?;
-    // Timing launches it many times, and each adds: so it comes after the check.
+    // Timing launches the kernel many times, and each launch adds: so it follows the check.
     let mut kernel = HistogramDirect { x: &x, counts: &mut counts, n: len, bins: bins as i32, tile };
     let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, n.div_ceil(tile)))?;
     let shape = format!("{n} into {bins} bins");
@@ -68,7 +68,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Fails unless all counts are right.
+/// Fails unless all counts are correct.
 fn check(what: &str, got: &[i32], want: &[i32]) -> Result<(), String> {
     match got.iter().zip(want).position(|(got, want)| got != want) {
         Some(bin) => Err(format!("{what}: bin {bin} has {}, expected {}", got[bin], want[bin])),

@@ -1,12 +1,12 @@
-"""Attention of PyTorch over the lengths and head dimensions of `leaderboard --sweep`: eager, and by torch.compile.
+"""Times PyTorch attention, eager and with torch.compile, over the lengths and head dimensions of `leaderboard --sweep`.
 
     python3 peers_sweep.py sweep > rows.jsonl
 
 One head, batch 1, causal, f32 without TF32 and bf16; medians in milliseconds of forward, backward, and forward + sum + backward.
-A row of JSON for each case, as `leaderboard --compare` reads them; a case for which memory does not suffice has an `error`.
+Prints one JSON object per case, as `leaderboard --compare` reads them; a case that runs out of memory has an `error`.
 
-torch.compile takes seconds for each shape. Processes of this program compile all of them at once into a cache that the timing run
-reads, since only that one may have the GPU to itself.
+torch.compile takes seconds for each shape. Several processes of this program compile all shapes in parallel into a cache; then a single
+process times them, alone on the GPU.
 """
 
 import json
@@ -47,7 +47,7 @@ def compiled():
     import torch
     import torch._functorch.config
 
-    # The backward pass is timed again and again on one graph.
+    # The backward pass is timed repeatedly on one graph.
     torch._functorch.config.donated_buffer = False
     torch._dynamo.reset()
     return torch.compile(attention, dynamic=False)
@@ -59,7 +59,7 @@ def both(function, q, k, v):
 
 
 def warm(part, parts):
-    """Compiles every `parts`-th case, from `part` on. Long lengths come last: none waits for another's memory."""
+    """Compiles every `parts`-th case, from `part` on, in the order of lengths, so that the processes use much memory only at the end."""
     import torch
 
     for dtype, d, n in sorted(cases(), key=lambda case: case[2])[part::parts]:
@@ -109,15 +109,15 @@ def main():
         warm(int(sys.argv[2]), int(sys.argv[3]))
         return
     if sys.argv[1:] not in ([], ["sweep"]):
-        sys.exit(f"peers_sweep: no argument but `sweep` is known, and this is {' '.join(sys.argv[1:])}")
+        sys.exit(f"peers_sweep: expected no argument or `sweep`, found {' '.join(sys.argv[1:])}")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(cache, "inductor")
         os.environ["TRITON_CACHE_DIR"] = os.path.join(cache, "triton")
         parts = max(1, min(12, (os.cpu_count() or 2) - 2))
-        # Each compiles with its own thread: the machine is full with them.
+        # One compile thread per process: the processes already use all cores.
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         command = [sys.executable, os.path.abspath(__file__), "warm"]
-        # What they say is nobody's row; a case that did not compile here is compiled, or fails, where it is timed.
+        # Their output is no result; a case that failed to compile here is compiled, or fails, when it is timed.
         start = lambda part: subprocess.Popen([*command, str(part), str(parts)], env=environment, stdout=sys.stderr)
         for process in [start(part) for part in range(parts)]:
             process.wait()

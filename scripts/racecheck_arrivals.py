@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""A ring of buffers in shared memory that one warp fills and another one gives back, in two ways, for `compute-sanitizer --tool racecheck`.
+"""A ring of shared-memory buffers (producer and consumer warp, full and empty mbarriers), with two forms of the release, for racecheck.
 
-    compute-sanitizer --tool racecheck ./racecheck_arrivals.py lanes     # every lane gives the buffer back for itself
-    compute-sanitizer --tool racecheck ./racecheck_arrivals.py leader    # one lane does it for its warp, behind bar.warp.sync
+    compute-sanitizer --tool racecheck ./racecheck_arrivals.py lanes     # every lane arrives at the empty barrier
+    compute-sanitizer --tool racecheck ./racecheck_arrivals.py leader    # one lane arrives for its warp, after bar.warp.sync
 
-Both are ordered by the PTX memory model ("Memory Consistency Model"): the reads of all lanes come before the barrier of their warp
-(bar.warp.sync synchronizes the lanes that take part), the barrier before the leader's mbarrier.arrive in program order, that arrival
-releases and the producer's mbarrier.try_wait that sees the phase complete acquires, and the next copy into the buffer comes after that
-wait in program order. Causality order is transitive, so each read comes before the copy that overwrites it. Both give the right sums.
-racecheck follows a mbarrier for the threads that arrive at it alone: it reports `leader`, and is silent about `lanes`. That is why the
+Both are race-free by the PTX memory model ("Memory Consistency Model"). The reads of all lanes precede the barrier of their warp
+(bar.warp.sync synchronizes the participating lanes). The barrier precedes the leader's mbarrier.arrive in program order. That arrival has
+release semantics, and the producer's mbarrier.try_wait that observes the phase has acquire semantics. The next copy into the buffer follows
+that wait in program order. Causality order is transitive, so each read precedes the copy that overwrites it. Both give the right sums.
+racecheck tracks an mbarrier only for the threads that arrive at it: it reports `leader`, and does not report `lanes`. For this reason the
 compiler has every lane arrive for rings that threads fill (`MbarrierArrive`, `lanes = 32`).
 
-Needs an NVIDIA driver and a GPU of compute capability 9.0 or later, nothing else. The exit code is 1 where a sum is wrong.
+Requires an NVIDIA driver and a GPU of compute capability 9.0 or later. The exit code is 1 if a sum is wrong.
 """
 
 import ctypes
@@ -144,7 +144,7 @@ def main(way):
     expected = [sum(numbers[32 * j + (lane + 1) % 32] for j in range(STEPS)) for lane in range(32)]
     if list(struct.unpack("32I", found.raw)) != expected:
         sys.exit(f"racecheck_arrivals: {way}: expected {expected}, found {struct.unpack('32I', found.raw)}")
-    print(f"{way}: sums are right")
+    print(f"{way}: sums are correct")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the same training steps as `tilewright train`, in PyTorch, and compares the losses.
+"""Runs the training steps of `tilewright train` in PyTorch, and compares the losses.
 
     tilewright train --steps 50 --out run --export start --precision f32 ...
     python3 scripts/reference_model.py start run/log.jsonl [--device cuda] [--tolerance 1e-3] [--out losses.json]
 
-`start` is what --export wrote: the starting state and all batches. What the model and the optimizer are comes from the
-metadata of the checkpoint; the formulas are written out below, with PyTorch's own ops. Ends with 1 if a loss differs by more than the
-tolerance. Needs PyTorch alone: the format of safetensors is read here.
+`start` is the folder that --export wrote: the initial state and all batches. Model and optimizer settings are read from the
+metadata of the checkpoint; the model is written below with PyTorch ops. The exit code is 1 if a loss differs by more than the tolerance.
+Requires only PyTorch: safetensors files are parsed here.
 """
 
 import argparse
@@ -22,7 +22,7 @@ DTYPES = {"F32": torch.float32, "U32": torch.int32}
 
 
 def read_safetensors(path):
-    """Tensors by name, and the metadata. Tokens are u32 there; they fit into i32."""
+    """Returns the tensors by name, and the metadata. Tokens are stored as u32; they fit into i32."""
     with open(path, "rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
@@ -60,7 +60,7 @@ class Model:
         return y.to(x.dtype)
 
     def turn(self, x):
-        """Rotary positions of x [batch, heads, length, d]: pairs of neighbours turn."""
+        """Rotary position embedding of x [batch, heads, length, d]: rotates pairs of adjacent elements."""
         length = x.shape[2]
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
         even, odd = x[..., 0::2], x[..., 1::2]
@@ -96,7 +96,7 @@ class Model:
 
 
 def rate(schedule, step):
-    """Linear warm-up, half a cosine, then the floor: `harness/src/optim/schedule.rs`."""
+    """Learning rate: linear warmup, cosine decay, then the floor, as in `harness/src/optim/schedule.rs`."""
     peak, floor = float(schedule["peak"]), float(schedule["floor"])
     warmup, total = schedule["warmup"], schedule["total"]
     if step <= warmup:
@@ -107,7 +107,7 @@ def rate(schedule, step):
 
 
 def optimizer(model, options):
-    """AdamW in two groups: matrices decay, norms do not, and embeddings only if they are told to."""
+    """AdamW with two parameter groups: weight decay for matrices, none for norms, and for embeddings only with `decay_embeddings`."""
     decays = lambda name, weight: weight.dim() == 2 and (options["decay_embeddings"] or "embed" not in name)
     named = model.weights.items()
     groups = [
@@ -151,19 +151,19 @@ def ours(path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", help="what --export wrote")
+    parser.add_argument("folder", help="folder that --export wrote")
     parser.add_argument("log", help="log.jsonl of the run")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--steps", type=int, default=0, help="how many steps; all of them by default")
+    parser.add_argument("--steps", type=int, default=0, help="number of steps; all by default")
     parser.add_argument("--tolerance", type=float, default=1e-3)
-    parser.add_argument("--out", help="writes both losses as JSON")
+    parser.add_argument("--out", help="write both losses to this file as JSON")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     theirs = train(arguments.folder, arguments.device, getattr(torch, arguments.dtype), arguments.steps)
     losses = ours(arguments.log)[: len(theirs)]
     if not theirs or len(losses) != len(theirs):
-        sys.exit(f"reference_model: {len(theirs)} steps here, {len(losses)} in {arguments.log}")
+        sys.exit(f"reference_model: expected as many steps in {arguments.log} as here ({len(theirs)}), found {len(losses)}")
     apart = [abs(a - b) for a, b in zip(losses, theirs)]
     worst = max(range(len(apart)), key=apart.__getitem__)
     if arguments.out:
@@ -173,7 +173,7 @@ def main():
         f"{len(theirs)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}; PyTorch {torch.__version__} on {arguments.device}: "
         f"{theirs[0]:.4f} to {theirs[-1]:.4f}; at most {apart[worst]:.2e} apart (step {worst + 1}, tolerance {arguments.tolerance:g})"
     )
-    # Not a number is not within a tolerance.
+    # Also true for NaN.
     if not apart[worst] <= arguments.tolerance:
         sys.exit(1)
 

@@ -276,7 +276,7 @@ dist-sms() {
     TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-profile 40 profile "${xl[@]}" --ddp bucketed \
         --bucket-mb 300 --nccl-ctas 12 --steps 3 --out "$logs/sms-profile"
     grep -m 2 'priorities:' "$logs/sms-profile.log" | short | noted
-    grep -A 12 'Communication under computing' "$logs/sms-profile.log" | short | noted
+    grep -A 12 'Overlap of communication and compute' "$logs/sms-profile.log" | short | noted
     check sms-table 30 dist "$logs"/sms-*.json
 }
 
@@ -286,7 +286,7 @@ dist-profile() {
     for form in naive flat bucketed; do
         ranks "profile-xl-$form" 120 profile --size xl --batch 4 --context 128 --ddp "$form" --steps 3 --commit "$commit" \
             --out "$logs/profile-xl-$form"
-        grep -A 12 'Communication under computing' "$logs/profile-xl-$form.log" | short | noted
+        grep -A 12 'Overlap of communication and compute' "$logs/profile-xl-$form.log" | short | noted
     done
 }
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Short tables from what train-check.sh's commands wrote, each with a verdict; ends with 1 if something is not as it should be.
+"""Prints short tables of the results of train-check.sh, with a check for each; the exit code is 1 if a check fails.
 
     train_tables.py curves FOLDER            losses of f32-naive, f32-tiled, f32-flash, bf16-… in FOLDER/NAME/log.jsonl
-    train_tables.py model FILE...            reports of `bench model` (JSON), beside rows of another implementation (JSON lines)
+    train_tables.py model FILE...            reports of `bench model` (JSON), and results of another implementation (JSON lines)
     train_tables.py sums FOLDER...           phases against the step (`profile --out`), bytes against the pool's peak (`memory --out`)
-    train_tables.py dist FILE...             reports of `bench ddp` and `bench shard` (JSON): steps against the one that sends nothing
+    train_tables.py dist FILE...             reports of `bench ddp` and `bench shard` (JSON): steps against those without communication
     train_tables.py weights ALONE FOLDER...  checkpoints of runs that should have the same weights
 """
 
@@ -31,7 +31,7 @@ def losses(folder):
 
 
 def apart(a, b):
-    """Each step's difference; not a number counts as infinitely far."""
+    """The absolute difference of each step; infinity for NaN."""
     differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
     return [math.inf if math.isnan(d) else d for d in differences]
 
@@ -46,8 +46,8 @@ def curves(folder):
         worst = max(apart(f32[a], f32[b]))
         verdict(worst <= 1e-4, f"f32: {a} and {b} at most {worst:.2e} apart (1e-4)")
     worst = max(apart(f32["flash"], losses(Path(folder) / "tf32x3-flash")))
-    verdict(worst <= 1e-4, f"f32 flash: products of f32 and of tf32x3 at most {worst:.2e} apart (1e-4)")
-    # Of steps together: one step's seeds may lie close by chance.
+    verdict(worst <= 1e-4, f"f32 flash: dots in IEEE f32 and in tf32x3 at most {worst:.2e} apart (1e-4)")
+    # Averaged over steps: the seeds of one step may agree by chance.
     spread = sum(max(step) - min(step) for step in zip(*seeds)) / steps
     for kind in kinds:
         mean = sum(apart(bf16[kind], f32[kind])) / steps
@@ -75,7 +75,7 @@ def model(*files):
                 key = (row["size"], row["precision"], int(row["context"]))
                 rows.setdefault(key, {})[kind] = (step, row.get("peak_memory_gib"))
     kinds = ("ours", "replay", "eager", "compiled", "graphs")
-    # As exact as f32, which is what others have to compare with.
+    # tf32x3 is as accurate as f32: compared with the f32 results of others.
     for size, precision, context in rows:
         if precision == "tf32x3":
             exact = rows.get((size, "f32", context), {})
@@ -89,7 +89,7 @@ def model(*files):
         ratios = "  ".join(f"{name} {a / b:.2f}" for name, (a, b) in zip(("time", "memory"), both) if a and b)
         print(f"{key[0]:7}{key[1]:7}{key[2]:10}" + "".join(f"{cell(kind):>20}" for kind in kinds) + f"  {ratios}")
         if "replay failed" in row:
-            verdict(False, f"{key}: nothing was replayed")
+            verdict(False, f"{key}: the CUDA graph was not replayed")
     for note in notes:
         if "not replayed" in note:
             print(note)
@@ -110,7 +110,7 @@ def sums(*folders):
 
 
 def dist_ddp(name, rows):
-    print(f"{name}: form, bucket (MB), wire, carried by, CTAs, left to them, calls | step, communication, left over (ms) | by the step without")
+    print(f"{name}: form, bucket (MB), comm dtype, transport, CTAs, reserved SMs, calls | step, communication, exposed (ms) | ratio to the step without")
     for row in rows:
         by = {"copy engines": "copies"}.get(row.get("carried_by"), row.get("carried_by"))
         setting = [row["form"], row.get("bucket_mb"), row.get("wire"), by, row.get("ctas"), row.get("left_sms"), row["calls"]]
@@ -124,20 +124,20 @@ def dist_ddp(name, rows):
     for (mb, wire), steps in both.items():
         if len(steps) == 2:
             nccl, copies = steps["NCCL"], steps["copy engines"]
-            print(f"  {mb} MB, {wire}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, {copies / nccl:.3f} of it")
+            print(f"  {mb} MB, {wire}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, ratio {copies / nccl:.3f}")
     bucketed = [row["of_none"] for row in rows if row["form"] == "bucketed"]
     if bucketed:
-        verdict(min(bucketed) <= 1.05, f"{name}: the best bucketed step is {min(bucketed):.3f} of the one that sends nothing (1.05)")
+        verdict(min(bucketed) <= 1.05, f"{name}: the best bucketed step takes {min(bucketed):.3f} of the step without communication (1.05)")
 
 
 def dist_shard(name, rows):
     whole = rows[0]["step_ms"]
     for row in rows:
-        print(f"  {name}: {row['optimizer_state']}: step {row['step_ms']:.2f} ms, {row['step_ms'] / whole:.3f} of the whole state's")
+        print(f"  {name}: {row['optimizer_state']}: step {row['step_ms']:.2f} ms, {row['step_ms'] / whole:.3f} of that with unsharded state")
         if row["optimizer_state"].endswith("ZeRO-1"):
-            verdict(row["step_ms"] <= 1.05 * whole, f"{name}: ZeRO-1's step is {row['step_ms'] / whole:.3f} of the one with the state whole (1.05)")
+            verdict(row["step_ms"] <= 1.05 * whole, f"{name}: the ZeRO-1 step takes {row['step_ms'] / whole:.3f} of the step with unsharded state (1.05)")
             saved = row["saved_mb"] / row["saved_predicted_mb"]
-            verdict(abs(saved - 1) <= 0.03, f"{name}: ZeRO-1 saves {saved:.3f} of what is predicted (0.97 to 1.03)")
+            verdict(abs(saved - 1) <= 0.03, f"{name}: ZeRO-1 saves {saved:.3f} of the predicted memory (0.97 to 1.03)")
 
 
 def dist(*files):
@@ -168,7 +168,7 @@ def weights(alone, *folders):
             scale = max(map(abs, right))
             difference = max((math.inf if x != x else abs(x - y) for x, y in zip(found[name], right, strict=True)), default=0.0)
             worst = max(worst, (difference / scale, name))
-        verdict(worst[0] <= 1e-6, f"{Path(folder).name}: weights at most {worst[0]:.2e} apart, of the largest ({worst[1]}; 1e-6)")
+        verdict(worst[0] <= 1e-6, f"{Path(folder).name}: weights differ by at most {worst[0]:.2e} of the largest weight ({worst[1]}; 1e-6)")
 
 
 if __name__ == "__main__":

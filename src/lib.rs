@@ -1,29 +1,29 @@
 //! Tilewright: GPU tile kernels written in Rust.
 //!
-//! One `#[kernel]` function compiles to PTX for the GPU and to native code for the CPU. `use tilewright::prelude::*` brings
-//! the language and the launch side; `docs/language.md` is the reference.
+//! One `#[kernel]` function compiles to PTX for the GPU and to native code for the CPU. `use tilewright::prelude::*`
+//! imports the language and the launch API; `docs/language.md` is the reference.
 
 pub use tilewright_runtime::*;
 
-/// The compiler underneath: Tile IR, passes, targets.
+/// The compiler: Tile IR, passes, targets.
 pub use tilewright_codegen as codegen;
 /// The kernels that ship with Tilewright.
 pub use tilewright_kernels as kernels;
 
-// `#[kernel]` names this crate from inside it too.
+// `#[kernel]` refers to this crate by name, also from inside.
 extern crate self as tilewright;
 
-/// The examples of the language reference compile and run.
+/// Compiles and runs the examples of the language reference.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/language.md")]
 struct LanguageReference;
 
-/// So does the example of the README.
+/// Compiles and runs the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// And that of the page on kernels.
+/// Compiles and runs the example of the page on kernels.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/adding-a-kernel.md")]
 struct AddingAKernel;

@@ -1,5 +1,5 @@
-//! Speed of native code on one thread: products, attention and a memory-bound kernel, beside the peak that a loop of
-//! independent fused multiply-adds reaches on the same core. `cargo bench -p tilewright-codegen --bench host`.
+//! Benchmarks of native code on one thread: matmul, attention and memory-bound kernels, next to the peak of a loop of
+//! independent fused multiply-adds on the same core. Run by `cargo bench -p tilewright-codegen --bench host`.
 
 use std::ffi::{c_char, c_void};
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ mod kernels;
 fn main() {
     let cpu = HostCpu::native();
     let peak = peak_flops(&cpu);
-    println!("peak of fused multiply-adds: {:.1} GFLOP/s", peak / 1e9);
+    println!("peak FMA rate: {:.1} GFLOP/s", peak / 1e9);
     for (m, n, k) in [(64, 64, 64), (128, 128, 64), (64, 128, 128), (128, 64, 32)] {
         product(&cpu, peak, m, n, k);
     }
@@ -39,7 +39,7 @@ fn main() {
 unsafe extern "C" fn print(_: *const c_char, _: *const f64, _: u64, _: *const [i32; 3]) {}
 unsafe extern "C" fn assert_failed(_: *const c_char, _: *const [i32; 3]) {}
 
-/// Compiled code, its compile time, and arena.
+/// Compiled code, its compile time, and its arena.
 struct Kernel {
     module: JitModule,
     arena: Vec<Line>,
@@ -75,7 +75,7 @@ impl Kernel {
         }
     }
 
-    /// The shortest of several runs.
+    /// The shortest time of several runs, in seconds.
     fn time(&mut self, slots: &[u64], grid: [i32; 3]) -> f64 {
         let mut best = f64::INFINITY;
         let begin = Instant::now();
@@ -88,7 +88,7 @@ impl Kernel {
     }
 }
 
-/// Floating-point operations per second of 24 independent chains of vector fused multiply-adds.
+/// FLOP/s of 24 independent chains of vector fused multiply-adds (12 for AVX2).
 fn peak_flops(cpu: &HostCpu) -> f64 {
     let lanes = if cpu.features.contains("+avx512f") {
         16
@@ -195,7 +195,8 @@ fn attention(cpu: &HostCpu, peak: f64, elem: DType, transposed: bool, causal: bo
     );
 }
 
-/// Reads 64 MiB on one thread and on two, beside the traffic (bytes read and bytes written) of a copy of as much.
+/// Reads 64 MiB on one thread and on two, next to the traffic (bytes read plus bytes written) of a copy of the same
+/// size.
 fn weighted_sum(cpu: &HostCpu) {
     let (rows, d) = (4096, 4096);
     let func = kernels::weighted_sum(DType::F32, 16, 256);
@@ -222,7 +223,7 @@ fn weighted_sum(cpu: &HostCpu) {
     }
 }
 
-/// The shortest time in seconds in which every part's work is done, a thread each.
+/// The shortest time in seconds in which all parts are done, with one thread per part.
 fn shortest<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) -> f64 {
     let mut best = f64::INFINITY;
     let begin = Instant::now();
@@ -239,7 +240,7 @@ fn shortest<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) -> f64 {
     best
 }
 
-/// A kernel over tiles of four rows of up to 1024 columns.
+/// Times a kernel over tiles of four rows of up to 1024 columns.
 fn over_rows(cpu: &HostCpu, name: &str, func: &ir::Func, columns: usize) {
     let rows = 1024;
     let mut kernel = Kernel::new(func, cpu);
@@ -247,7 +248,7 @@ fn over_rows(cpu: &HostCpu, name: &str, func: &ir::Func, columns: usize) {
     let slots = [address(&mut x), address(&mut y), rows as u64, columns as u64, 1];
     let seconds = kernel.time(&slots, [(rows / 4) as i32, 1, 1]);
     println!(
-        "{name} {rows}x{columns}: {:.3} ns an element, compiled in {:.0} ms",
+        "{name} {rows}x{columns}: {:.3} ns per element, compiled in {:.0} ms",
         seconds * 1e9 / (rows * columns) as f64,
         kernel.compile.as_secs_f64() * 1e3
     );

@@ -1,20 +1,20 @@
-//! Mistakes in the user's kernel, told the way rustc tells them.
+//! Diagnostics about the user's kernel, in the style of rustc.
 //!
-//! A [`Diagnostic`] knows its place, not the text there: this crate reads no files. Who has the text passes it to
+//! A [`Diagnostic`] stores a location, not the source text: this crate reads no files. The caller passes the text to
 //! [`Diagnostic::render`].
 
 use crate::ir::Loc;
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use std::fmt;
 
-/// One mistake: what is wrong, where, what was expected and found, and what to write instead.
+/// One error: what is wrong and where, what was expected and found, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// One sentence without a full stop.
+    /// One sentence without a final period.
     pub message: String,
-    /// Unknown only where no source line is to blame.
+    /// Unknown only if no source line is at fault.
     pub loc: Loc,
-    /// Words under the marked source text.
+    /// Text under the underlined source span.
     pub label: String,
     pub notes: Vec<String>,
     pub help: Option<String>,
@@ -40,8 +40,8 @@ impl Diagnostic {
         self
     }
 
-    /// The message with the source line, when `source` is the text of the file that [`Diagnostic::loc`] names and still
-    /// has that line; otherwise without.
+    /// Renders the message, with the source line if `source` is the text of the file that [`Diagnostic::loc`] names and
+    /// contains that line.
     pub fn render(&self, source: Option<&str>) -> String {
         let title = Level::ERROR.primary_title(&*self.message);
         let mut group = Group::with_title(title);
@@ -77,7 +77,7 @@ impl Diagnostic {
     }
 }
 
-/// The byte range of the word or operator that starts at a one-based column.
+/// Byte range of the word or operator that starts at a 1-based column.
 fn marked(line: &str, column: u32) -> Option<std::ops::Range<usize>> {
     let start = line.char_indices().map(|(i, _)| i).nth((column as usize).checked_sub(1)?)?;
     let rest = &line[start..];

@@ -1,7 +1,7 @@
 //! The Tilewright compiler: from typed tile programs to PTX and native code.
 //!
-//! No file, environment variable or device is touched in this crate: text and values go in, an
-//! [`Artifact`](target::Artifact) comes out.
+//! This crate accesses no file, environment variable or device. Its input is text and values, its output an
+//! [`Artifact`](target::Artifact).
 
 pub mod analysis;
 pub mod diag;
@@ -23,11 +23,11 @@ pub mod testgen;
 pub mod text;
 pub mod verify;
 
-/// Version of the compiler: the package's, and a hash of the sources that this build was made from.
+/// Version of the compiler: the package version, and a hash of the sources of this build.
 pub const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+", env!("TILEWRIGHT_SOURCE_HASH"));
 
-/// Everything about this build that decides what code comes out of it, in words: [`VERSION`], and the version of the LLVM that
-/// is linked in, as that says itself. Part of every cache key.
+/// Identifies everything in this build that decides the generated code: [`VERSION`] and the version that the linked
+/// LLVM reports. Part of every cache key.
 pub fn compiler_id() -> &'static str {
     static ID: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
         let (major, minor, patch) = llvm::version();

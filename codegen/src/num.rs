@@ -1,16 +1,17 @@
-//! Number formats: how every [`DType`] is stored, and conversion between storage and values.
+//! Number formats: the storage of every [`DType`], and conversion between storage and values.
 //!
-//! An element's storage is a `u64` whose low [`DType::bits`] bits are the element and whose other bits are zero; a
-//! `bool` is 0 or 1. Float formats narrower than f32 are decoded to `f64` exactly and encoded from `f64` with one
-//! rounding, to nearest with ties to even.
+//! An element is stored in a `u64`: its low [`DType::bits`] bits are the element, the other bits are zero; a `bool` is
+//! 0 or
+//! 1. Float formats narrower than f32 are decoded to `f64` exactly and encoded from `f64` with one rounding, to nearest
+//! with ties to even.
 
 use crate::ir::DType;
 
-/// Layout of an IEEE-754-style binary format.
+/// Parameters of an IEEE-754-style binary format.
 struct Format {
     exponent_bits: u32,
     mantissa_bits: u32,
-    /// Whether the largest exponent stands for infinities and NaNs; without it (e4m3) only the largest magnitude is NaN.
+    /// Whether the largest exponent encodes infinities and NaNs; without it (e4m3) only the largest magnitude is NaN.
     has_infinity: bool,
 }
 
@@ -45,23 +46,23 @@ impl Format {
         1 << (self.exponent_bits + self.mantissa_bits)
     }
 
-    /// Magnitude bits of the first value beyond the finite ones: infinity, or e4m3's NaN.
+    /// Magnitude bits of the first non-finite value: infinity, or e4m3's NaN.
     fn first_beyond(&self) -> u64 {
         if self.has_infinity { ((1 << self.exponent_bits) - 1) << self.mantissa_bits } else { self.sign_bit() - 1 }
     }
 
-    /// Whether encoding gives the largest finite number for what is larger: the formats of 8 bits, as `cvt.rn.satfinite` of
-    /// PTX does, and with it Triton on GPUs that have these formats. Formats of more bits have infinity for it.
+    /// Whether values beyond the finite range are encoded as the largest finite number: in the 8-bit formats, as in
+    /// `cvt.rn.satfinite` of PTX, and so in Triton on GPUs with these formats. Wider formats encode them as infinity.
     fn saturates(&self) -> bool {
         self.exponent_bits + self.mantissa_bits < 8
     }
 
-    /// Magnitude bits of the largest number that encoding gives.
+    /// Magnitude bits of the largest number that encoding produces.
     fn limit(&self) -> u64 {
         self.first_beyond() - u64::from(self.saturates())
     }
 
-    /// The quiet NaN that encoding gives: of 8 bits all ones, as PTX has it.
+    /// The quiet NaN that encoding produces: all ones in 8 bits, as in PTX.
     fn nan(&self) -> u64 {
         if self.saturates() { self.sign_bit() - 1 } else { self.first_beyond() | 1 << (self.mantissa_bits - 1) }
     }
@@ -89,15 +90,16 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
     } else {
         let field = (magnitude >> f.mantissa_bits) as i32;
         let fraction = magnitude & ((1 << f.mantissa_bits) - 1);
-        // Field 0 holds the subnormals: exponent of field 1, no hidden bit.
+        // Exponent field 0 encodes subnormals: the exponent of field 1, without a hidden bit.
         let significand = if field == 0 { fraction } else { fraction | 1 << f.mantissa_bits };
         significand as f64 * power_of_two(field.max(1) - f.bias() - f.mantissa_bits as i32)
     };
     if bits & f.sign_bit() != 0 { -value } else { value }
 }
 
-/// The float element nearest to `value` (ties to even). Beyond the finite range that is infinity, and the largest finite
-/// number in the formats of 8 bits, for infinity too. NaN gives the format's quiet NaN. Panics for other types.
+/// The float element nearest to `value` (ties to even). Values beyond the finite range, infinity included, give
+/// infinity, or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics for other
+/// types.
 pub fn encode(dtype: DType, value: f64) -> u64 {
     let f = match dtype {
         DType::F64 if value.is_nan() => return f64::NAN.to_bits(),
@@ -115,11 +117,10 @@ pub fn encode(dtype: DType, value: f64) -> u64 {
         return sign | f.limit();
     }
     let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(1 - f.bias());
-    // The distance of neighbours in this binade, and the value counted in it: exact, so that only one rounding follows.
+    // The spacing of numbers in this binade, and the value in units of it: exact, so that only one rounding follows.
     let quantum = exponent - f.mantissa_bits as i32;
     let count = (magnitude * power_of_two(-quantum)).round_ties_even() as u64;
-    // A carry out of the significand lands in the exponent field, which is what it should do; so does its absence
-    // in the subnormals.
+    // A carry out of the significand correctly increments the exponent field; subnormals have none.
     let field = (exponent + f.bias()) as u64;
     let bits = (field << f.mantissa_bits) + count - (1 << f.mantissa_bits);
     sign | bits.min(f.limit())
@@ -139,7 +140,7 @@ pub fn decode_int(dtype: DType, bits: u64) -> i128 {
     }
 }
 
-/// The low bits of `value`; for bool, whether it is not zero. Panics for floats.
+/// The low bits of `value`; for bool, whether it is nonzero. Panics for floats.
 pub fn encode_int(dtype: DType, value: i128) -> u64 {
     match dtype {
         DType::Bool => (value != 0) as u64,
@@ -165,7 +166,7 @@ pub fn int_range(dtype: DType) -> (i128, i128) {
     }
 }
 
-/// An integer as f64, inexact results made odd in the last place: encoding the result rounds as if from the integer.
+/// An integer as f64, rounded to odd: encoding the result rounds as if from the integer.
 fn odd_f64(value: i128) -> f64 {
     let magnitude = value.unsigned_abs();
     let excess = (128 - magnitude.leading_zeros()).saturating_sub(53);
@@ -175,9 +176,9 @@ fn odd_f64(value: i128) -> f64 {
     if value < 0 { -m } else { m }
 }
 
-/// Numeric conversion, the meaning of the op `cast`: floats round to nearest even and saturate only where the target
-/// has 8 bits, float to integer truncates and saturates with NaN giving zero, integers wrap, bool is 0 or 1, and
-/// anything but zero is `true`.
+/// Numeric conversion, the semantics of the op `cast`. Floats round to nearest even; only 8-bit floats saturate. Float
+/// to integer truncates and saturates, with 0 for NaN. Integers wrap, bool gives 0 or 1, and any nonzero value is
+/// `true`.
 pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
     match (from.is_float(), to.is_float()) {
         (true, true) => encode(to, decode(from, bits)),
@@ -188,16 +189,16 @@ pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
         }
         (false, true) => {
             let value = decode_int(from, bits);
-            // f64 rounds once by itself; every other format is narrow enough for the odd last place to decide.
+            // Conversion to f64 rounds once; every other format is narrow enough for the rounding to odd to suffice.
             if to == DType::F64 { (value as f64).to_bits() } else { encode(to, odd_f64(value)) }
         }
         (false, false) => encode_int(to, decode_int(from, bits)),
     }
 }
 
-/// The bits of an f32 that TF32 keeps: all but 13 of the mantissa.
+/// Mask of the bits of an f32 that TF32 keeps: all but 13 bits of the mantissa.
 pub const TF32_KEPT: u32 = !0x1fff;
-/// Half of the last bit that it keeps.
+/// Half a unit in the last place of TF32.
 pub const TF32_HALF: u32 = 0x1000;
 
 /// f32 rounded to TF32 as `cvt.rna.tf32.f32` does: 10 mantissa bits, to nearest, ties away from zero.
@@ -205,14 +206,14 @@ pub fn round_to_tf32(x: f32) -> f32 {
     if x.is_finite() { f32::from_bits((x.to_bits() + TF32_HALF) & TF32_KEPT) } else { x }
 }
 
-/// a·b + c with one rounding to `dtype`, a float type. Panics for others.
+/// a·b + c with one rounding to the float type `dtype`. Panics for other types.
 pub fn fused_multiply_add(dtype: DType, a: u64, b: u64, c: u64) -> u64 {
     let (x, y, z) = (decode(dtype, a), decode(dtype, b), decode(dtype, c));
     match dtype {
         DType::F64 => encode(dtype, x.mul_add(y, z)),
         DType::F32 => encode(dtype, (x as f32).mul_add(y as f32, z as f32) as f64),
         _ => {
-            // The product is exact in f64. Rounding the sum to odd keeps what the second rounding must know.
+            // The product is exact in f64. Rounding the sum to odd preserves what the second rounding depends on.
             let product = x * y;
             let sum = product + z;
             let back = sum - product;
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!(encode(DType::F8E5M2, f64::NAN), 0x7f);
     }
 
-    /// `cvt.rn.satfinite` from the definition: of the finite numbers the nearest, of two the even one, found by looking at all.
+    /// `cvt.rn.satfinite` by definition: the nearest finite number, the even one of two, by exhaustive search.
     fn nearest_of_8_bits(dtype: DType, x: f64) -> u64 {
         if x.is_nan() {
             return 0x7f;
@@ -305,7 +306,7 @@ mod tests {
     fn halfway_values_round_to_even() {
         assert_eq!(encode(DType::F16, 2049.0), encode(DType::F16, 2048.0));
         assert_eq!(encode(DType::F16, 2051.0), encode(DType::F16, 2052.0));
-        // Above the tie by less than f32 can tell: a conversion by way of f32 would round twice.
+        // Above the tie by less than f32 resolves: conversion through f32 would round twice.
         assert_eq!(encode(DType::F16, 2049.0 + 1e-10), encode(DType::F16, 2050.0));
         assert_eq!(encode(DType::F16, 65519.9), 0x7bff);
         assert_eq!(encode(DType::F16, 65520.0), 0x7c00);

@@ -1,4 +1,7 @@
-//! The compiler: one function per target, a pass a line.
+//! The compiler pipelines: one function per target, one line per pass.
+//!
+//! [`compile`] takes a verified function of stage *tile* and returns an [`Artifact`]. [`gpu_ir`] stops after the last
+//! pass on Tile IR, [`lower_gpu`] after LLVM IR. Debug builds verify the function after every pass.
 
 use crate::analysis::registers;
 use crate::ir::{Func, Op, Stage, Value};
@@ -12,24 +15,24 @@ use crate::passes::{
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
 
-/// Why a kernel did not compile.
+/// The reason why a kernel did not compile.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CompileError {
-    /// The kernel asks for something that the target does not have.
+    /// The kernel uses something that the target does not support.
     #[error("{0}")]
     Unsupported(#[from] Unsupported),
-    /// LLVM refused what we generated: a bug of ours.
+    /// LLVM rejected the generated IR: a bug of the compiler.
     #[error("{0}")]
     Llvm(#[from] LlvmError),
 }
 
-/// What a compilation went through, for `--emit`, dumps and timing.
+/// Receives the intermediate forms of a compilation, for `--emit`, dumps and timing.
 pub trait Observer {
     /// Called with the function after each pass.
     fn after(&mut self, pass: &'static str, stage: Stage, func: &Func);
     /// Called with LLVM IR before LLVM sees it.
     fn llvm_ir(&mut self, text: &str);
-    /// Called where an option or a hint is not followed, with the reason.
+    /// Called with the reason where the compiler does not follow an option or a hint.
     fn note(&mut self, _note: &str) {}
 }
 
@@ -39,22 +42,56 @@ impl Observer for () {
     fn llvm_ir(&mut self, _: &str) {}
 }
 
-/// A function on its way through the passes.
+/// A function between passes.
 struct Pipeline<'o> {
     func: Func,
     observer: &'o mut dyn Observer,
 }
 
+/// The names under which [`Observer::after`] hears of passes, in the order of the pipelines.
+pub const PASS_NAMES: &[&str] = &[
+    "carried_offsets",
+    "resolve_views",
+    "canonicalize",
+    "carried",
+    "cse",
+    "licm",
+    "split_masks",
+    "dce",
+    "assign_layouts",
+    "licm_laid",
+    "cse_laid",
+    "dce_laid",
+    "defer_sums",
+    "join_reductions",
+    "hoist_buffers",
+    "order_products",
+    "skew_products",
+    "specialize_warps",
+    "pipeline_loads",
+    "rotate_loops",
+    "cse_async",
+    "dce_async",
+    "delay_waits",
+    "direct_local_loads",
+    "early_arrivals",
+    "take_turns",
+];
+
 impl Pipeline<'_> {
-    /// Runs one pass: checks its result in debug builds, and shows it to the observer.
+    /// Runs one pass, verifies its result in debug builds, and passes it to the observer.
     fn pass(&mut self, name: &'static str, stage: Stage, pass: impl FnOnce(&mut Func)) {
+        debug_assert!(
+            PASS_NAMES.contains(&name),
+            "internal compiler error: `{name}` is missing in PASS_NAMES, please report"
+        );
         pass(&mut self.func);
         if cfg!(debug_assertions)
             && let Err(errors) = verify(&self.func, stage)
         {
             let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
             panic!(
-                "internal compiler error: pass `{name}` left a broken function, please report\n{}\n{}",
+                "internal compiler error: pass `{name}` left an invalid function, please report\n{}\n{}",
                 list.join("\n"),
                 crate::text::print(&self.func)
             );
@@ -62,7 +99,7 @@ impl Pipeline<'_> {
         self.observer.after(name, stage, &self.func);
     }
 
-    /// What both targets start with.
+    /// The passes that both targets run first.
     fn tile_passes(&mut self) {
         self.pass("resolve_views", Stage::Tile, resolve_views::run);
         self.pass("canonicalize", Stage::Tile, |f| {
@@ -99,12 +136,12 @@ pub fn compile(
     }
 }
 
-/// Compiles for an NVIDIA GPU, as far as Tile IR goes.
+/// Runs all passes on Tile IR for an NVIDIA GPU. The result is at stage *async*.
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
     let mut p = Pipeline { func: func.clone(), observer };
     p.tile_passes();
     p.pass("assign_layouts", Stage::Laid, |f| assign_layouts::run(f, arch, options));
-    // Conversions of what a loop does not change need not be in it.
+    // Moves layout conversions of loop-invariant tiles out of loops.
     p.pass("licm_laid", Stage::Laid, |f| {
         licm::run(f);
     });
@@ -122,7 +159,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     let mut refused = None;
     p.pass("specialize_warps", Stage::Async, |f| refused = specialize_warps::run(f, arch, options).err());
     if let Some(reason) = refused {
-        p.observer.note(&format!("warps are not specialized, although the kernel or its options ask for it: {reason}"));
+        p.observer.note(&format!("warp specialization is requested but not applied: {reason}"));
     }
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
@@ -140,11 +177,11 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.func
 }
 
-/// What [`CompileOptions::max_registers`] can be: with less, `ptxas` takes the lower end.
+/// Values that [`CompileOptions::max_registers`] accepts: `ptxas` replaces smaller ones by 24.
 pub const MAX_REGISTERS: std::ops::RangeInclusive<u32> = 24..=255;
 
-/// Refuses options that no GPU can have. A CPU has no use for them: it refuses them all the same, so that what runs there can
-/// run on a GPU.
+/// Rejects options that no GPU supports. The CPU ignores these options, but rejects the same values, so that a kernel
+/// that runs on the CPU also compiles for a GPU.
 fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
     let refuse =
         |message: String, help: &str| Err(Unsupported { loc: func.loc.clone(), message, help: Some(help.into()) });
@@ -156,17 +193,17 @@ fn check_options(func: &Func, options: &CompileOptions) -> Result<(), Unsupporte
     match options.max_registers {
         Some(registers) if !MAX_REGISTERS.contains(&registers) => {
             let message = format!("max_registers is {registers}: expected 24 to 255");
-            refuse(message, "a thread has 255 registers at most, and the assembler gives it 24 at least")
+            refuse(message, "ptxas allocates at least 24 and at most 255 registers per thread")
         }
         Some(_) | None => Ok(()),
     }
 }
 
-/// Elements of one tile that a thread can hold: four times its registers. Beyond that, code would spill most of the tile,
-/// and compiling it takes minutes.
+/// Maximum elements of one tile per thread: four times the registers of a thread. With more, the code spills most of
+/// the tile, and compilation takes minutes.
 const MAX_ELEMENTS_PER_THREAD: usize = 1024;
 
-/// Refuses tiles that are far larger than the registers of a block.
+/// Rejects tiles that are far larger than the register file of a block.
 fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
     let threads = 32 * options.num_warps as usize;
     for id in func.walk() {
@@ -180,7 +217,7 @@ fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported>
                 loc: data.loc.clone(),
                 message: format!(
                     "a tile of shape {shape:?} is {elements} elements for each of {threads} threads, at most \
-                     {MAX_ELEMENTS_PER_THREAD} are possible"
+                     {MAX_ELEMENTS_PER_THREAD} are supported"
                 ),
                 help: Some("use smaller tiles or more warps: a thread has 255 registers".into()),
             });
@@ -189,49 +226,52 @@ fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported>
     Ok(())
 }
 
-/// Refuses options and tiles that no GPU can have, before any pass runs.
+/// Rejects options and tiles that no GPU supports, before any pass runs.
 ///
 /// # Errors
-/// Says what is too much, and what to do.
+/// The limit that is exceeded, and what to do.
 pub fn check(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
     check_options(func, options)?;
     check_tiles(func, options)
 }
 
-/// What a kernel asks of each thread of an NVIDIA GPU, from its IR alone.
+/// Resources that a kernel needs per thread of an NVIDIA GPU, estimated from its IR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demand {
-    /// Registers that its tiles take, an estimate.
+    /// Estimated maximum of live registers for tiles.
     pub registers: u32,
-    /// Registers that a thread can have.
+    /// Registers available to a thread.
     pub available: u32,
-    /// Multiply-adds in the text of its code, which are not in loops of their own.
+    /// Multiply-add instructions that the unrolled FMA dots put into the code of a thread.
     pub multiply_adds: u64,
 }
 
-/// Multiply-adds in the text of a thread's code beyond which it is far longer than any instruction cache, and the driver takes
-/// many seconds over it.
+/// Limit of unrolled multiply-add instructions per thread. Longer code is far larger than any instruction cache, and
+/// the driver compiles it for many seconds.
 const MAX_MULTIPLY_ADDS: u64 = 16384;
 
 impl Demand {
-    /// Why the kernel is not worth what the driver needs to make code of it; `None` where it may be. Errs on the side of the
-    /// kernel: FlashAttention's tiles are up to 260 of 255 registers by the estimate, norms' up to 330, and ptxas finds room for
-    /// all or nearly all. At half as many again as there are, what it spills is tens of kilobytes.
+    /// The reason to reject the kernel before the driver compiles it; `None` where it may be worthwhile. Errs on the
+    /// side of the kernel: by this estimate, FlashAttention's tiles need up to 260 of 255 registers and norms' up to
+    /// 330, and ptxas allocates all or nearly all of them. With half as many again as there are, spills take tens of
+    /// kilobytes.
     pub fn excess(&self) -> Option<String> {
         let Demand { registers, available, multiply_adds } = *self;
         if registers > available + available / 2 {
-            return Some(format!("its tiles need about {registers} registers a thread, which can have {available}"));
+            return Some(format!(
+                "its tiles need about {registers} registers per thread, and {available} are available"
+            ));
         }
         (multiply_adds > MAX_MULTIPLY_ADDS).then(|| {
-            format!("its code has {multiply_adds} multiply-adds a thread without a loop, above {MAX_MULTIPLY_ADDS}")
+            format!("its code has {multiply_adds} unrolled multiply-adds per thread, more than {MAX_MULTIPLY_ADDS}")
         })
     }
 }
 
-/// What a kernel asks of an NVIDIA GPU: much faster than compiling it.
+/// Estimates the resources that a kernel needs on an NVIDIA GPU. Much faster than compiling it.
 ///
 /// # Errors
-/// What the target does not have.
+/// The feature that the target does not support.
 pub fn demand(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Demand, CompileError> {
     check(func, options)?;
     check_specialization(func, arch, options)?;
@@ -244,7 +284,7 @@ pub fn demand(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<De
     })
 }
 
-/// Refuses a number of warps that cannot be specialized as the kernel or the options ask.
+/// Rejects a number of warps that warp specialization does not support, where the kernel or the options ask for it.
 fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
     let warps = options.num_warps;
     if arch < GpuArch::Sm90a || specialize_warps::WARPS.contains(&warps) || !specialize_warps::wanted(func, options) {
@@ -254,17 +294,17 @@ fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) ->
         loc: func.loc.clone(),
         message: format!("num_warps is {warps}: expected 4, 8 or 16 with warp specialization"),
         help: Some(
-            "the warps that compute are whole warpgroups of 4, and 4 more that load stand beside them in a block of 32 at most: \
+            "consumer warps are whole warpgroups of 4 warps, and the producer warpgroup adds 4 more to a block of at most 32: \
              choose another num_warps, or turn warp_specialize off"
                 .into(),
         ),
     })
 }
 
-/// Compiles for an NVIDIA GPU as far as LLVM IR goes: what the simulated GPU runs.
+/// Compiles for an NVIDIA GPU to LLVM IR, which the simulated GPU runs.
 ///
 /// # Errors
-/// What the target does not have.
+/// The feature that the target does not support.
 pub fn lower_gpu(
     func: &Func,
     arch: GpuArch,
@@ -302,7 +342,7 @@ pub fn compile_gpu(
     Ok(Artifact { manifest, code: Code::Ptx(ptx.code) })
 }
 
-/// Compiles for a CPU: one call of the entry runs one program instance.
+/// Compiles for a CPU. One call of the entry runs one program instance.
 pub fn compile_host(
     func: &Func,
     cpu: &HostCpu,

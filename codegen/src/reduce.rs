@@ -1,20 +1,20 @@
-//! Reduction of a function that shows a failure to a smaller one that still does.
+//! Test-case reduction: shrinks a function that shows a failure to a smaller one that still shows it (delta debugging).
 
 use crate::ir::{Func, Literal, Op, OpId, Type, Value};
 use crate::passes::dce;
 use crate::text;
 use crate::verify::{stage_of, verify};
 
-/// Takes ops out of `func`, one at a time and as long as that helps, while the rest is valid and `fails` still says yes.
+/// Removes ops from `func`, one at a time, as long as the function stays valid and `fails` returns true.
 ///
-/// An op goes by itself where nothing uses it; else values of its types that are defined before it (its operands, what a
-/// loop starts with, a zero) take the place of its results. Gives `func` itself where nothing can go.
+/// An op without uses is removed. The results of another op are replaced by values of the same types that are defined
+/// before it: its operands, the initial values of a loop, or zeros. Returns `func` itself if nothing can be removed.
 pub fn reduce(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> Func {
     let mut best = func.clone();
     let mut smaller = true;
     while smaller {
         smaller = false;
-        // From the end, so that what an op needed has no use left when its turn comes.
+        // Backward, so that the operands of a removed op lose their uses before they are tried.
         let mut at = best.walk().len();
         while at > 0 {
             at = (at - 1).min(best.walk().len().saturating_sub(1));
@@ -27,7 +27,7 @@ pub fn reduce(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> Func {
     best
 }
 
-/// Constants count less: an op that becomes one is a step forward.
+/// A constant counts less than another op: replacing an op by a constant is progress.
 fn size(func: &Func) -> usize {
     func.walk().iter().map(|&id| if matches!(func.op(id).op, Op::Constant { .. }) { 1 } else { 4 }).sum()
 }
@@ -36,7 +36,7 @@ fn still(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> bool {
     verify(func, stage_of(func)).is_ok() && fails(func)
 }
 
-/// Functions without the op at position `at` of the walk.
+/// Candidates without the op at position `at` of the traversal.
 fn without(func: &Func, at: usize) -> Vec<Func> {
     let Some(&id) = func.walk().get(at) else { return Vec::new() };
     let (block, place) = func.place(id);
@@ -44,7 +44,7 @@ fn without(func: &Func, at: usize) -> Vec<Func> {
     let mut add = |f: Func| {
         let mut swept = f.clone();
         dce::run(&mut swept);
-        // Printing and parsing renumbers, and drops what is no longer placed.
+        // Printing and parsing renumbers the values and drops ops that are in no block.
         candidates.extend([swept, f].iter().filter_map(|f| text::parse(&text::print(f)).ok()));
     };
     match func.op(id).op {
@@ -66,7 +66,7 @@ fn without(func: &Func, at: usize) -> Vec<Func> {
     candidates
 }
 
-/// The ops of one region in place of the op that holds it, with these values for the region's parameters.
+/// Replaces an op by the ops of one of its regions, with `params` for the parameters of the region.
 fn unwrapped(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
     let mut f = func.clone();
     let data = f.op(id).clone();
@@ -76,7 +76,7 @@ fn unwrapped(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
     for (param, &value) in f.block(region).params.clone().into_iter().zip(params) {
         f.replace_uses(param, value);
     }
-    // What the region yields may be one of its parameters.
+    // The region may yield one of its parameters.
     let outside = |v: Value| func.block(region).params.iter().position(|&p| p == v).map_or(v, |i| params[i]);
     for (&result, value) in data.results.iter().zip(end) {
         f.replace_uses(result, outside(value));
@@ -86,14 +86,14 @@ fn unwrapped(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
     f
 }
 
-/// Puts other values in place of an op's results, where they are used. Says whether there are such values.
+/// Replaces the uses of an op's results by other values. Returns whether such values exist.
 fn replace_results(func: &mut Func, id: OpId, from_operands: bool, constants: &mut Vec<OpId>) -> bool {
     let data = func.op(id).clone();
     let uses = func.use_counts();
     for &result in data.results.iter().filter(|v| uses[v.0 as usize] > 0) {
         let ty = func.ty(result).clone();
         let operand = data.operands.iter().copied().find(|&v| from_operands && *func.ty(v) == ty);
-        // A zero in place of a constant would be no progress.
+        // Replacing a constant by a zero would be no progress.
         let constant = matches!(data.op, Op::Constant { .. });
         let Some(value) = operand.or_else(|| if constant { None } else { zero(func, &ty, constants) }) else {
             return false;
@@ -103,7 +103,7 @@ fn replace_results(func: &mut Func, id: OpId, from_operands: bool, constants: &m
     true
 }
 
-/// A zero of a number type.
+/// A zero of a scalar or tile type.
 fn zero(func: &mut Func, ty: &Type, constants: &mut Vec<OpId>) -> Option<Value> {
     let value = Literal::number(0.0, Some(ty.dtype()?));
     let loc = func.loc.clone();
@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn only_what_the_failure_needs_is_left() {
-        // "Fails" while it has a square root and a store, wherever they are.
+        // The function "fails" as long as it has a square root and a store.
         let has = |f: &Func, wanted: fn(&Op) -> bool| f.walk().iter().any(|&id| wanted(&f.op(id).op));
         let fails = |f: &Func| {
             has(f, |op| *op == Op::Unary(crate::ir::UnaryOp::Sqrt)) && has(f, |op| matches!(op, Op::Store { .. }))
@@ -130,7 +130,7 @@ mod tests {
             .expect("a program with a square root, a store and a loop");
         let small = reduce(&big, &mut |f| fails(f));
         assert!(fails(&small));
-        // The store, the root, a constant for each, and the return; a pointer has no constant and may cost one more.
+        // The store, the root, a constant for each, and the return; a pointer has no constant and may need one more op.
         assert!(
             small.walk().len() <= 7,
             "{} of {} ops:\n{}",

@@ -1,4 +1,4 @@
-//! `tile-opt` as a user runs it.
+//! End-to-end tests of `tile-opt`.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -21,7 +21,7 @@ fn tile_opt(args: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("tile-opt starts");
-    // A tool that stops before it reads closes the pipe, which is its right.
+    // A process that exits before it reads closes the pipe.
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
     child.wait_with_output().expect("tile-opt ends")
 }
@@ -75,7 +75,9 @@ fn errors_say_what_to_do() {
         "tile-opt: - is not a valid function:\n  `%0 = not %x : f32`: operand 0 should be a scalar or tile of bool or integers, \
          found f32 (rule: operand types)\n"
     );
-    assert!(fails(&["-", "--passes", "nothing"], ADD).starts_with("tile-opt: no pass is called `nothing`; there are "));
+    assert!(
+        fails(&["-", "--passes", "nothing"], ADD).starts_with("tile-opt: unknown pass `nothing`: expected one of ")
+    );
     assert_eq!(
         fails(&["-", "--interpret", "--arg", "x=zeros:1"], ADD),
         "tile-opt: the kernel's argument `y` needs a value, for example --arg y=random:1024\n"
@@ -91,7 +93,7 @@ fn errors_say_what_to_do() {
 
 #[test]
 fn reduces_what_makes_a_pass_panic() {
-    // Layout assignment wants views resolved before it; an `advance` makes it give up.
+    // `assign_layouts` requires resolved views; an `advance` makes it panic.
     let text = "kernel @moved(%x: ptr<f32>, %y: ptr<f32>, %n: i64) {
   %0 = constant {value = 0} : i64
   %1 = constant {value = 1} : i64

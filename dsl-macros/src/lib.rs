@@ -1,44 +1,44 @@
-//! `#[kernel]`, `#[autotune]` and `#[device_fn]`: the syntax of the language.
+//! The attribute macros `#[kernel]`, `#[autotune]` and `#[device_fn]`: the syntax of the language.
 //!
-//! These macros know syntax only. They rewrite operators, control flow and named arguments into calls of the language
-//! module, and leave names, types and shapes to rustc and to the recorder. `parse/` reads what the user wrote, `expand/`
-//! writes what it means; files of the same name belong together.
+//! The macros only handle syntax. They rewrite operators, control flow and named arguments to calls of the language
+//! module, and leave names, types and shapes to rustc and to the recorder. `parse/` parses the user's code, `expand/`
+//! generates code; files with the same name belong together.
 
 mod expand;
 mod parse;
 
 use proc_macro::TokenStream;
 
-/// Makes a kernel of a function.
+/// Turns a function into a kernel.
 ///
-/// Of `pub fn scale<T: Float>(x: In<T>, y: Out<T>, n: i32, #[constexpr] tile: usize) { … }` it makes the static `SCALE`
-/// (a `KernelDef`: name, parameters, how to record it) and the struct `Scale` (the typed arguments, with `launch`). Where
-/// constants have defaults, also `ScaleRequired`: the arguments without them.
+/// For `pub fn scale<T: Float>(x: In<T>, y: Out<T>, n: i32, #[constexpr] tile: usize) { … }`, generates the static
+/// `SCALE` (a `KernelDef`: name, parameters, how to record it) and the struct `Scale` (the typed arguments, with
+/// `launch`). If constants have defaults, also generates `ScaleRequired`: the arguments without defaults.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     expand::kernel::expand(attribute.into(), item.into()).into()
 }
 
-/// Lists configurations of a kernel, of which a launch takes the best that is known:
-/// `#[autotune(configs = [Config(tile = 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
+/// Lists configurations of a kernel, of which a launch uses the best one known: `#[autotune(configs = [Config(tile =
+/// 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
 ///
-/// A `Config` gives values to `#[constexpr]` parameters and to `num_warps`, `num_stages`, `max_registers`,
-/// `bulk_copies`, `warp_specialize`, `take_turns`, `overlap` and `wgmma_f32`. The key names the
-/// arguments on which the choice depends: integer arguments by their size, the power of two at or above them; constants by
-/// their value; element types always count. `default = function` names a function from the problem to the configuration for
-/// what nobody has measured, which is the first one otherwise; `tables = TEXTS`, tables that ship with the kernel.
+/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `bulk_copies`,
+/// `warp_specialize`, `take_turns`, `overlap` and `wgmma_f32`. The key names the arguments on which the best
+/// configuration depends: integer arguments by size (the next power of two), constants by value; element types are
+/// always part of it. `default = function` names a function from the problem to the configuration to use without
+/// measurements; without it, the first configuration is used. `tables = TEXTS` gives tables that ship with the kernel.
 ///
-/// `configs = OTHER_AUTOTUNE` takes over those of the kernel `other`, which chooses constants of the same names.
+/// `configs = OTHER_AUTOTUNE` reuses the configurations of the kernel `other`, whose constants have the same names.
 ///
-/// Of a kernel `scale` it makes the static `SCALE_AUTOTUNE`, and `launch_tuned` of the struct `Scale`.
+/// For a kernel `scale`, generates the static `SCALE_AUTOTUNE`, and `launch_tuned` of the struct `Scale`.
 #[proc_macro_attribute]
 pub fn autotune(attribute: TokenStream, item: TokenStream) -> TokenStream {
     expand::autotune::expand(attribute.into(), item.into()).into()
 }
 
-/// Makes a function callable from kernels: its body gets the same operators, control flow and named arguments. Types in
-/// its signature mean what they say: `Tile<f32>`, `Scalar<i32>`, `Ptr<T>`, and `usize` for numbers that are known when the
-/// kernel is specialised.
+/// Makes a function callable from kernels: its body has the same operators, control flow and named arguments. Its
+/// signature uses handle types, such as `Tile<f32>`, `Scalar<i32>` and `Ptr<T>`, and `usize` for numbers that are known
+/// when the kernel is specialized.
 #[proc_macro_attribute]
 pub fn device_fn(attribute: TokenStream, item: TokenStream) -> TokenStream {
     expand::device_fn::expand(attribute.into(), item.into()).into()

@@ -276,9 +276,7 @@ fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTe
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).permissions(Permissions::from_mode(mode));
     let made = builder.tempfile_in(folder_of(path)).map_err(|error| {
-        // The library names its temporary file, which nobody asked for.
-        let why = io::Error::from(error.kind());
-        io::Error::new(error.kind(), format!("no file can be made in its folder: {why}"))
+        io::Error::new(error.kind(), format!("no file can be made in its folder: {}", nameless(&error)))
     })?;
     if let Some(old) = old {
         let permissions = kept_permissions(made.as_file(), old)?;
@@ -300,7 +298,8 @@ fn kept_permissions(new: &File, old: &Metadata) -> io::Result<Permissions> {
     Ok(Permissions::from_mode(mode))
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder that a path is in.
+pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         Some(_) | None => Path::new("."),
@@ -495,9 +494,15 @@ fn is_anonymous(pipe: &File) -> bool {
 /// What the file system says, with the folder that it would be in.
 pub fn temporary_folder() -> io::Result<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| {
-        let (why, place) = (io::Error::from(error.kind()), std::env::temp_dir());
+        let (why, place) = (nameless(&error), std::env::temp_dir());
         io::Error::new(error.kind(), format!("no folder can be made in {}: {why}", place.display()))
     })
+}
+
+/// What the system said, in an error of the library that also names its temporary file, which nobody asked for.
+fn nameless(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split_once(" at path ").map_or(text.as_str(), |(why, _)| why).to_string()
 }
 
 #[cfg(test)]

@@ -226,3 +226,11 @@ fn a_prepared_file_takes_the_place_of_a_link_and_nothing_until_it_is_committed()
     assert_eq!((fs::read(&path).unwrap(), fs::read_dir(dir.path()).unwrap().count()), (b"old".to_vec(), 2));
     assert!(prepare(dir.path(), |_| Ok(())).err().unwrap().to_string().contains("folder"));
 }
+
+#[test]
+fn the_system_is_quoted_without_the_temporary_file() {
+    // As the library makes it: with the path behind.
+    let missing = tempfile::Builder::new().tempfile_in("/no/such/folder").unwrap_err();
+    let quoted = nameless(&missing);
+    assert!(quoted.contains("os error 2") && !quoted.contains("/no/such"), "{quoted}");
+}

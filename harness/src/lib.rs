@@ -1,25 +1,25 @@
-//! What a person runs: the command line, models and training.
+//! Command line, models, training and measurement.
 //!
-//! - [`account`] computes what training on many devices costs.
-//! - [`cli`] is the program `tilewright`: one file per command, and what commands share.
-//! - [`data`] makes batches out of text.
-//! - [`dist`] lets many ranks train one model.
-//! - [`escape`] makes text of files fit for messages.
-//! - [`files`] reads and writes the files that a command line names: outputs are there whole or not at all.
-//! - [`leaderboard`] is the program of that name: FlashAttention-2 as the assignment times it.
-//! - [`memory`] says what a step's memory is for.
-//! - [`model`] is the assignment's Transformer.
-//! - [`numerics`] are experiments with precision.
-//! - [`ops`] are our kernels as differentiable operations on candle tensors.
-//! - [`optim`] makes new parameters out of gradients.
-//! - [`params`] holds a model's parameters and their gradients.
-//! - [`profile`] names what a step spends its time on.
-//! - [`report`] makes tables, plots and pages of what commands measure.
-//! - [`signals`] are those that ask a run to stop.
-//! - [`tensor_file`] reads and writes tensors with checksums.
-//! - [`train`] is training: steps, checkpoints, and the loop around them.
+//! - [`account`]: formulas for the cost of training on many devices.
+//! - [`cli`]: the program `tilewright`, one file per command, and what commands share.
+//! - [`data`]: text to batches.
+//! - [`dist`]: data-parallel training on many ranks.
+//! - [`escape`]: escapes control characters in file contents that messages show.
+//! - [`files`]: reads and writes the files that a command line names; writes are atomic.
+//! - [`leaderboard`]: the program of that name, which times FlashAttention-2 as the assignment does.
+//! - [`memory`]: attributes the memory of a training step to its phases and spans.
+//! - [`model`]: the assignment's Transformer.
+//! - [`numerics`]: experiments with floating-point precision.
+//! - [`ops`]: Tilewright kernels as differentiable operations on candle tensors.
+//! - [`optim`]: AdamW, gradient clipping, step control and the learning-rate schedule.
+//! - [`params`]: a model's parameters and gradients in flat tensors.
+//! - [`profile`]: attributes the time of a training step to its phases, spans and kernels.
+//! - [`report`]: tables, plots and pages of what commands measure.
+//! - [`signals`]: the signals that ask a run to stop.
+//! - [`tensor_file`]: reads and writes tensors with checksums.
+//! - [`train`]: training steps, checkpoints and the training loop.
 
-// They panic where the stream is full: see `terminal::say`.
+// The print macros panic when a write fails: see `terminal::say`.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
 

@@ -1,120 +1,25 @@
 //! What `tilewright train` leaves in its folder, and what it and `tilewright generate` make of what they find there.
 
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+mod support;
+#[path = "support/tensors.rs"]
+mod tensors;
 
-/// A model that makes a step in some milliseconds.
-const SMALL: &str = "--layers 1 --width 32 --hidden 64 --heads 2 --context 16 --vocab 300 --batch 4";
+use support::{Place, SMALL, assert_says, fails, field, ok};
+use tensors::tensors;
 
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Place {
-        let folder = tempfile::tempdir().unwrap();
-        let words = "the quick brown fox jumps over the lazy dog and runs away. ".repeat(60);
-        std::fs::write(folder.path().join("text.txt"), words).unwrap();
-        Place { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-        command
-            .env("TILEWRIGHT_CACHE", self.path("cache"))
-            .env("TILEWRIGHT_DEVICE", "cpu")
-            .env("RAYON_NUM_THREADS", "2");
-        command.current_dir(self.folder.path()).args(line.split_whitespace());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
-
-    fn train(&self, more: &str) -> Command {
-        self.command(&format!("train --data text.txt --out run {SMALL} {more}"))
-    }
-
-    fn resume(&self, more: &str) -> Command {
-        self.command(&format!("train --resume --out run {more}"))
-    }
-
-    /// The last line of a run's log that has this field.
-    fn log(&self, out: &str, step: usize, field: &str) -> String {
-        let log = std::fs::read_to_string(self.path(out).join("log.jsonl")).unwrap();
-        let line = log.lines().find(|line| line.contains(&format!("\"step\":{step},")) && line.contains("\"rate\""));
-        let value = line.unwrap().split(&format!("\"{field}\":")).nth(1).unwrap();
-        value.split([',', '}']).next().unwrap().to_string()
-    }
-
-    /// What is behind the header of a run's checkpoint: values and moments.
-    fn tensors(&self, out: &str) -> Vec<u8> {
-        let bytes = std::fs::read(self.path(out).join("checkpoint.safetensors")).unwrap();
-        let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        bytes[start..].to_vec()
-    }
-
-    fn names(&self, folder: &str) -> Vec<String> {
-        let entries = std::fs::read_dir(self.path(folder)).unwrap();
-        let mut names: Vec<String> =
-            entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        names
-    }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-#[track_caller]
-fn ok(mut command: Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    assert!(status.success(), "{}{}", text(&stdout), text(&stderr));
-    text(&stdout)
-}
-
-/// The error of a program that ended with this exit code. A panic never counts.
-#[track_caller]
-fn fails(mut command: Command, code: i32) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    assert_eq!(status.code(), Some(code), "{}{}", text(&stdout), text(&stderr));
-    let error = text(&stderr);
-    assert!(error.contains("error: ") && !error.contains("panicked"), "{error}");
-    error
-}
-
-#[track_caller]
-fn assert_says(message: &str, parts: &[&str]) {
-    for part in parts {
-        assert!(message.contains(part), "`{part}` is missing in: {message}");
-    }
-}
-
-/// Waits until `done`, as long as the run goes on.
-fn wait_until(child: &mut Child, what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(child.try_wait().unwrap().is_none(), "the run ended before {what}");
-        assert!(start.elapsed() < Duration::from_secs(300), "no {what} after five minutes");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-fn lines(path: &Path) -> usize {
-    std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
+/// Returns a number from the line of a training step in a run's log.
+fn number(place: &Place, out: &str, step: usize, name: &str) -> String {
+    let is_step = |line: &&String| line.contains(&format!("\"step\":{step},")) && line.contains("\"rate\"");
+    field(place.log(out).iter().find(is_step).unwrap(), name)
 }
 
 #[test]
 fn a_folder_has_one_run_at_a_time() {
     let place = Place::new();
-    let mut child = place.train("--steps 1000000 --evaluate-every 0").spawn().unwrap();
-    wait_until(&mut child, "a step", || lines(&place.path("run/log.jsonl")) > 0);
+    let mut child = place.train("run", "--steps 1000000 --evaluate-every 0 --save-every 0").spawn().unwrap();
+    place.wait_for_lines(&mut child, "run", 1);
     let pid = format!("process {} on host ", child.id());
-    for second in [place.train("--steps 3"), place.resume("--steps 3")] {
+    for second in [place.train("run", "--steps 3"), place.resume("run", "--steps 3")] {
         assert_says(&fails(second, 1), &["another run", "run", &pid, "--out"]);
     }
     // Readers do not mind.
@@ -123,7 +28,7 @@ fn a_folder_has_one_run_at_a_time() {
     child.wait().unwrap();
     // The lock ends with its owner, and what killed writers leave is removed.
     std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
-    ok(place.train("--steps 3"));
+    ok(place.train("run", "--steps 3"));
     assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
 }
 
@@ -131,30 +36,33 @@ fn a_folder_has_one_run_at_a_time() {
 #[test]
 fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
     let place = Place::new();
-    ok(place.train("--steps 3 --save-every 1 --keep-last 0"));
+    ok(place.train("run", "--steps 3 --save-every 1 --keep-last 0"));
     std::fs::remove_file(place.path("run/checkpoint.safetensors")).unwrap();
     let names = place.names("run");
-    let message = fails(place.train("--steps 3"), 2);
+    let message = fails(place.train("run", "--steps 3"), 2);
     assert_says(
         &message,
-        &["run holds a checkpoint of another run already", "checkpoint-00000002.safetensors", "after step 2"],
+        &["run already contains a checkpoint of another run", "checkpoint-00000002.safetensors", "after step 2"],
     );
     // Also one that cannot be read now.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
-    assert_says(&fails(place.train("--steps 3"), 2), &["checkpoint-00000002.safetensors", "--out names another"]);
+    assert_says(
+        &fails(place.train("run", "--steps 3"), 2),
+        &["checkpoint-00000002.safetensors", "choose another folder with --out"],
+    );
     assert_eq!(place.names("run").len() + 1, names.len());
 }
 
 #[test]
 fn damaged_checkpoints_are_refused_by_generate_and_resume() {
     let place = Place::new();
-    ok(place.train("--steps 2"));
+    ok(place.train("run", "--steps 2"));
     let path = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&path).unwrap();
     let refuse = |bytes: Vec<u8>, parts: &[&str]| {
         std::fs::write(&path, bytes).unwrap();
-        for command in [place.command("generate run --tokens 2"), place.resume("--steps 4 --schedule keep")] {
+        for command in [place.command("generate run --tokens 2"), place.resume("run", "--steps 4 --schedule keep")] {
             assert_says(&fails(command, 1), &[&["run/checkpoint.safetensors"], parts].concat());
         }
     };
@@ -189,32 +97,67 @@ fn a_flipped_tokenizer_is_refused() {
 #[test]
 fn a_first_save_that_fails_claims_no_checkpoint() {
     let place = Place::new();
-    let program = env!("CARGO_BIN_EXE_tilewright");
     // Files of at most 16 KiB: tokens and logs, and no checkpoint. Kernels are in no cache then.
     let model = SMALL.replace("--width 32", "--width 64");
     let limited = |blocks: u32, out: &str| {
-        let train = format!("exec {program} train --data text.txt --out {out} {model} --steps 2");
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &format!("trap '' XFSZ; ulimit -f {blocks}; {train}")]).current_dir(place.folder.path());
-        let command = place.command("");
-        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("TILEWRIGHT_CACHE", "off");
-        fails(shell, 1)
+        let train = format!("train --data text.txt --out {out} {model} --steps 2");
+        fails(place.shell(&format!("trap '' XFSZ; ulimit -f {blocks}"), &train), 1)
     };
     // Nothing at all can be written, and nothing is left.
     assert_says(&limited(0, "none"), &["cannot write none/run.lock"]);
     assert!(!place.path("none").exists());
     let message = limited(32, "run");
-    assert_says(&message, &["cannot write run/checkpoint.safetensors", "no room", "no checkpoint of this run"]);
+    assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "no checkpoint of this run"]);
     assert!(!message.contains("whole"), "{message}");
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
+}
+
+/// The log exceeds the limit of file sizes; checkpoints do not.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
+    let place = Place::new();
+    let tiny = "--layers 1 --width 8 --hidden 8 --heads 1 --context 16 --vocab 300 --batch 1";
+    let train = format!("train --data text.txt --out run {tiny} --steps 1000000 --save-every 10 --evaluate-every 0");
+    let message = fails(place.shell("trap '' XFSZ; ulimit -f 256", &train), 1);
+    assert_says(
+        &message,
+        &["cannot write run/log.jsonl", "ulimit -f", "the last checkpoint, of step ", "--resume goes on"],
+    );
+    let step = message.split("of step ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
+    let resumed = ok(place.command("train --resume --out run --minutes 0"));
+    assert_says(&resumed, &[&format!("resuming after step {step},")]);
+}
+
+#[test]
+fn a_log_that_is_no_log_is_not_touched() {
+    let place = Place::new();
+    ok(place.train("run", "--steps 2"));
+    let notes = "what I think of this run\n";
+    std::fs::write(place.path("notes"), notes).unwrap();
+    std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
+    std::os::unix::fs::symlink("../notes", place.path("run/log.jsonl")).unwrap();
+    let more = "--steps 4 --schedule keep";
+    let message = fails(place.resume("run", more), 1);
+    assert_says(&message, &["cannot use run/log.jsonl", "line 1 is none of a log", "help: move the file away"]);
+    assert_eq!(std::fs::read_to_string(place.path("notes")).unwrap(), notes);
+    std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
+    ok(place.resume("run", more));
 }
 
 #[test]
 fn the_last_and_the_best_checkpoints_are_kept() {
     let place = Place::new();
-    ok(place.train("--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
+    let said = ok(place.train("run", "--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
     let kept = ["checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors", "checkpoint.safetensors"];
     assert_eq!(place.names("run")[..3], kept);
+    // The checkpoint with the lowest validation loss, according to the log.
+    let evaluations = place.log("run").into_iter().filter(|line| line.contains("evaluation"));
+    let losses: Vec<f64> = evaluations.map(|line| field(&line, "loss").parse().unwrap()).collect();
+    let best = (3..6).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
+    let (name, step, loss) = (kept[best - 3], 2 * (best + 1), losses[best]);
+    let line = format!("the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}\n");
+    assert_says(&said, &[&line]);
     // Each is whole.
     for name in kept {
         ok(place.command(&format!("generate run/{name} --tokens 2")));
@@ -223,10 +166,23 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let newest = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
-    let message = fails(place.resume(""), 1);
-    assert_says(&message, &["cut short", "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors"]);
+    let message = fails(place.resume("run", ""), 1);
+    let older = "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors";
+    assert_says(&message, &["cut short", older]);
+    // Also if only one tensor is damaged.
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&newest, &flipped).unwrap();
+    let message = fails(place.resume("run", "--steps 14 --schedule keep"), 1);
+    assert_says(&message, &["the tensor `", "is damaged", older]);
+    flipped.clone_from(&whole);
+    let first = whole.len() - tensors(&place.path("run/checkpoint-00000010.safetensors")).len();
+    flipped[first] ^= 1;
+    std::fs::write(&newest, &flipped).unwrap();
+    let message = fails(place.command("generate run"), 1);
+    assert_says(&message, &["is damaged", "help: `tilewright generate run/checkpoint-00000010.safetensors`"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
-    assert_says(&ok(place.resume("")), &["going on after step 10"]);
+    assert_says(&ok(place.resume("run", "")), &["resuming after step 10", &line]);
     assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
@@ -245,11 +201,12 @@ fn a_run_goes_on_with_recomputation_bit_for_bit() {
         };
         ok(begin("whole", ""));
         ok(begin("run", "--minutes 0"));
-        assert_says(&ok(place.resume("--recompute")), &["going on after step 1,"]);
-        let (found, expected) = (place.tensors("run"), place.tensors("whole"));
+        assert_says(&ok(place.resume("run", "--recompute")), &["resuming after step 1,"]);
+        let [found, expected] = ["run", "whole"].map(|out| tensors(&place.path(out).join("checkpoint.safetensors")));
         assert!(found == expected, "{precision}");
         for step in 1..=12 {
-            assert_eq!(place.log("run", step, "loss"), place.log("whole", step, "loss"), "{precision}, step {step}");
+            let loss = |out: &str| number(&place, out, step, "loss");
+            assert_eq!(loss("run"), loss("whole"), "{precision}, step {step}");
         }
     }
 }
@@ -257,9 +214,9 @@ fn a_run_goes_on_with_recomputation_bit_for_bit() {
 #[test]
 fn other_steps_need_a_decision_about_the_learning_rate() {
     let place = Place::new();
-    ok(place.train("--steps 10 --lr 0.01 --min-lr 0.001 --warmup 2"));
+    ok(place.train("run", "--steps 10 --lr 0.01 --min-lr 0.001 --warmup 2"));
     let checkpoint = std::fs::read(place.path("run/checkpoint.safetensors")).unwrap();
-    let message = fails(place.resume("--steps 20"), 2);
+    let message = fails(place.resume("run", "--steps 20"), 2);
     let both = ["until step 10", "--steps is 20", "--schedule keep", "1.000e-3 in step 11", "--schedule extend"];
     assert_says(&message, &both);
     assert!(std::fs::read(place.path("run/checkpoint.safetensors")).unwrap() == checkpoint);
@@ -267,8 +224,8 @@ fn other_steps_need_a_decision_about_the_learning_rate() {
 
     let rates = |plan: &str| -> Vec<f64> {
         std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
-        ok(place.resume(&format!("--steps 20 --schedule {plan}")));
-        (11..=20).map(|step| place.log("run", step, "rate").parse().unwrap()).collect()
+        ok(place.resume("run", &format!("--steps 20 --schedule {plan}")));
+        (11..=20).map(|step| number(&place, "run", step, "rate").parse().unwrap()).collect()
     };
     assert_eq!(rates("keep"), [0.001; 10]);
     let extended = rates("extend");
@@ -280,9 +237,9 @@ fn other_steps_need_a_decision_about_the_learning_rate() {
     }
     // What was decided holds when the run goes on again; fewer steps ask too, and a level rate does not.
     std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
-    ok(place.resume("--steps 20 --schedule extend --minutes 0"));
-    ok(place.resume("--minutes 0"));
-    assert!((place.log("run", 12, "rate").parse::<f64>().unwrap() - extended[1]).abs() < 1e-12);
-    assert_says(&fails(place.resume("--steps 15"), 2), &["until step 20", "--steps is 15"]);
-    ok(place.resume("--steps 15 --lr 0.002 --min-lr 0.002"));
+    ok(place.resume("run", "--steps 20 --schedule extend --minutes 0"));
+    ok(place.resume("run", "--minutes 0"));
+    assert!((number(&place, "run", 12, "rate").parse::<f64>().unwrap() - extended[1]).abs() < 1e-12);
+    assert_says(&fails(place.resume("run", "--steps 15"), 2), &["until step 20", "--steps is 15"]);
+    ok(place.resume("run", "--steps 15 --lr 0.002 --min-lr 0.002"));
 }

@@ -1,4 +1,4 @@
-//! The commands that measure, as programs: what they print, what they write, what they refuse.
+//! Tests of the measuring commands as programs: output, files, and errors.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -16,14 +16,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The output of a run that succeeds.
+/// Standard output of a successful run.
 fn succeeds(arguments: &[&str]) -> String {
     let output = tilewright(arguments);
     assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
-/// The error of a run that ends with this exit code.
+/// Standard error of a run that fails with this exit code.
 fn fails(arguments: &[&str], code: i32) -> String {
     let output = tilewright(arguments);
     let message = text(&output.stderr);
@@ -35,7 +35,7 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("the file is JSON")
 }
 
-/// How many blocks of so many bytes lived at the peak of a training step.
+/// Number of blocks of this size that were live at the peak of a training step.
 fn at_the_peak(report: &Value, bytes: f64) -> u64 {
     let table = rows(report, "largest-allocations-train-step");
     let of_this_size = table.iter().filter(|row| row["size_mib"].as_f64().unwrap() * f64::from(1 << 20) == bytes);
@@ -76,7 +76,7 @@ fn numerics_runs_what_is_named() {
 }
 
 /// A model that runs in moments.
-const TINY: [&str; 10] = ["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocabulary", "100"];
+const TINY: [&str; 10] = ["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "100"];
 
 #[test]
 fn memory_accounts_for_the_allocators_peak() {
@@ -92,25 +92,22 @@ fn memory_accounts_for_the_allocators_peak() {
         peak(0, "forward") < peak(0, "train_step") && peak(0, "train_step") < peak(1, "train_step"),
         "{contexts:?}"
     );
-    // The events' peak against the allocator's own count, in the note below each table of peaks.
+    // The peak of the events against the allocator's own count, from the note below each table of peaks.
     let explained: Vec<f64> =
         out.split("explain ").skip(1).filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).collect();
     assert_eq!(explained.len(), 2, "{out}");
     assert!(explained.iter().all(|percent| (99.0..=100.0).contains(percent)), "{explained:?}");
-    // Parameters, gradients and two moments are what a step keeps; nothing of forward is left in the optimizer.
+    // Parameters, gradients and two moments are live throughout a step; no activation is left in the optimizer.
     let step = rows(&report, "memory-peaks-train-step");
     let setup = step.iter().find(|row| row["during"] == "setup").unwrap()["peak_mib"].as_f64().unwrap();
     let parameters = contexts[1]["parameters_mib"].as_f64().unwrap();
     assert!((setup / (4.0 * parameters) - 1.0).abs() < 0.2, "{setup} {parameters}");
     let largest = rows(&report, "largest-allocations-train-step");
-    assert!(
-        largest.iter().any(|row| row["place"].as_str().unwrap_or_default().contains("matrix product")),
-        "{largest:?}"
-    );
-    // A flat tensor of the parameters: 16 832 elements, gaps included.
+    assert!(largest.iter().any(|row| row["place"].as_str().unwrap_or_default().contains("matmul")), "{largest:?}");
+    // A flat tensor of the parameters: 16 832 elements with padding.
     let flat = |bytes: u32| f64::from(16_832 * bytes);
     assert_eq!((at_the_peak(&report, flat(4)), at_the_peak(&report, flat(2))), (4, 0), "{largest:?}");
-    // In bf16 values and moments are f32; the copy that products read, and the gradients, are bf16.
+    // In bf16 values and moments are f32; compute weights and gradients are bf16.
     succeeds(&[&arguments[..], &TINY, &["--precision", "bf16"]].concat());
     let report = json(&folder.path().join("memory.json"));
     assert_eq!((at_the_peak(&report, flat(4)), at_the_peak(&report, flat(2))), (3, 2), "{report}");
@@ -126,7 +123,7 @@ fn memory_accounts_for_the_allocators_peak() {
 fn profile_adds_up_to_the_step() {
     let folder = tempfile::tempdir().unwrap();
     let out_folder = folder.path().to_string_lossy().into_owned();
-    // Long enough a step that the calls between its phases, tens of microseconds on a busy machine, do not count.
+    // A step long enough to make the calls between its phases (tens of microseconds on a busy machine) negligible.
     let arguments = ["profile", "--context", "256", "--steps", "3", "--attention", "naive", "--out", &out_folder];
     succeeds(&[&arguments[..], &TINY].concat());
     let report = json(&folder.path().join("profile.json"));

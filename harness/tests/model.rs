@@ -1,4 +1,4 @@
-//! The Transformer against one in f64 made of candle's own ops, whose gradients candle derives.
+//! Compares the Transformer with a reference in f64 candle ops, differentiated by candle.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -27,14 +27,14 @@ fn tokens(config: &Config, batch: usize, length: usize, seed: u32) -> Tensor {
     Tensor::from_iter(ids, &Device::Cpu).unwrap().reshape((batch, length)).unwrap()
 }
 
-/// The same model in f64.
+/// The reference model in f64.
 struct Reference {
     config: Config,
     weights: HashMap<String, Var>,
 }
 
 impl Reference {
-    /// With the weights as the model computes with them.
+    /// Uses the weights in the compute dtype of the model.
     fn of(model: &Transformer) -> Reference {
         let dtype = model.config().precision.dtype();
         let weights = model.params().iter().map(|param| {
@@ -61,7 +61,7 @@ impl Reference {
         x.broadcast_matmul(&self.weights[&format!("{name}.weight")].t()?)
     }
 
-    /// x [batch, n, heads, d] as complex numbers, turned by their angles.
+    /// Rotary embedding: multiplies x [batch, n, heads, d], as complex numbers, by their rotations.
     fn turn(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, n, heads, d) = x.dims4()?;
         let angle =
@@ -134,7 +134,7 @@ fn check(config: Config, tolerance: f64) {
     check_with_gradients_in(DType::F32, config, tolerance);
 }
 
-/// As [`check`], with gradients kept in this type.
+/// As [`check`], with gradients of this dtype.
 fn check_with_gradients_in(dtype: DType, config: Config, tolerance: f64) {
     let what = format!("{config:?} with gradients in {dtype:?}");
     let model = Transformer::new(&config, &Device::Cpu, 3).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -206,7 +206,7 @@ fn half_precisions() {
     check(Config { precision: Precision::Tf32, ..small() }, 2e-5);
 }
 
-/// A gradient that is rounded once, when it is complete, is as good as what it is computed from.
+/// A gradient that is rounded once, when it is complete, is as accurate as its inputs.
 #[test]
 fn gradients_in_bf16() {
     let bf16 = |config: Config| check_with_gradients_in(DType::BF16, config, 4e-2);
@@ -225,7 +225,7 @@ fn gradients_have_a_type_of_their_own_until_somebody_listens() {
     assert_eq!(params.grads().dtype(), DType::F32);
     let before = params.generation();
     params.keep_grads(DType::F32).unwrap();
-    assert_eq!(params.generation(), before, "recordings stay good where nothing moves");
+    assert_eq!(params.generation(), before, "captured graphs stay valid if no storage moves");
     params.keep_grads(DType::BF16).unwrap();
     assert_ne!(params.generation(), before);
     assert!(flat(&params.grads()).iter().all(|g| *g == 0.0) && params.grads().dims() == [params.flat_len()]);
@@ -237,7 +237,7 @@ fn gradients_have_a_type_of_their_own_until_somebody_listens() {
     assert_eq!(params.grads().dtype(), DType::BF16);
 }
 
-/// A tied head uses the embedding twice, and a checkpointed block runs forward twice: each parameter is complete once.
+/// A tied head uses the embedding twice, and a checkpointed block runs forward twice: each parameter is reported once.
 #[test]
 fn parameters_are_complete_once_and_backwards() {
     for (fusion, checkpoint) in
@@ -255,7 +255,7 @@ fn parameters_are_complete_once_and_backwards() {
             }
         });
         let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
-        // An evaluation before leaves no use behind, with or without a tape.
+        // An evaluation before the step leaves no pending uses, inside and outside of no_grad.
         drop(model.loss(&x, &y).unwrap());
         no_grad(|| model.loss(&x, &y)).unwrap();
         assert!(ready.lock().unwrap().is_empty());
@@ -264,7 +264,7 @@ fn parameters_are_complete_once_and_backwards() {
         assert_eq!(order.len(), params.len(), "{order:?}");
         let place = |name: &str| order.iter().position(|n| n == name).unwrap_or_else(|| panic!("{name}: {order:?}"));
         assert_eq!(place("embedding.weight"), order.len() - 1);
-        // The model as one op adds the gradients of all norms up at the end.
+        // The fused model sums the gradients of all norms at the end.
         let norms_last = fusion == Fusion::Blocks;
         assert_eq!(place("norm.weight") > place("blocks.0.attention.qkv.weight"), norms_last, "{order:?}");
         assert!(place("blocks.1.attention.qkv.weight") < place("blocks.0.mlp.down.weight"), "{order:?}");
@@ -290,7 +290,7 @@ fn repeated_passes_add_up() {
     assert!(sum.iter().zip(&once).all(|(sum, once)| (sum - 2.0 * once).abs() <= 1e-5 * once.abs().max(1e-3)));
 }
 
-/// What comes first to a blank gradient is written over whatever lies there: the same bits as added to zeros.
+/// The first contribution to a lazily zeroed gradient overwrites its buffer: the bits are those of adding to zeros.
 #[test]
 fn blank_gradients_are_zeros_that_nobody_wrote() {
     for (fusion, dtype) in Fusion::ALL.iter().flat_map(|&fusion| [(fusion, DType::F32), (fusion, DType::BF16)]) {
@@ -318,7 +318,7 @@ fn blank_gradients_are_zeros_that_nobody_wrote() {
     }
 }
 
-/// What products and gradients are in, and whether blocks are computed again.
+/// Precision, dtype of gradients, and whether activation checkpointing is on.
 const LENDING: [(Precision, DType, bool); 4] = [
     (Precision::F32, DType::F32, false),
     (Precision::F32, DType::F32, true),
@@ -326,8 +326,8 @@ const LENDING: [(Precision, DType, bool); 4] = [
     (Precision::Bf16, DType::F32, false),
 ];
 
-/// Two windows of `length` tokens leave something where the gradients of these blocks' gates will be, or not, and backward gives the
-/// same bits as with memory of its own.
+/// Two sequences of `length` tokens alias the gradients of the `gate_up` weights of these blocks, or do not, and
+/// backward gives the same bits as without aliasing.
 fn check_lent(config: &Config, dtype: DType, length: usize, lent: &[(usize, bool)]) {
     let model = Transformer::new(config, &Device::Cpu, 3).unwrap();
     let params = model.params();
@@ -350,25 +350,26 @@ fn check_lent(config: &Config, dtype: DType, length: usize, lent: &[(usize, bool
     assert!(flat(&params.grads()) == expected, "{what}");
 }
 
-/// Forward leaves what backward needs where gradients will be, if it fits there, is of their type, and they are blank: the same
-/// bits as in memory of its own.
+/// Forward saves activations in lazily zeroed gradient buffers of the same dtype if they fit: backward gives the same
+/// bits as without aliasing.
 #[test]
 fn activations_lie_in_the_memory_of_blank_gradients() {
     for (precision, dtype, checkpoint) in LENDING {
         let config = Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, ..small() };
-        // 18 tokens are fewer than the width of 32, 66 are more.
+        // 18 tokens are fewer than 32, the width; 66 are more.
         for (length, fits) in [(9, dtype == precision.dtype()), (33, false)] {
             check_lent(&config, dtype, length, &[(1, fits)]);
         }
     }
 }
 
-/// Where a product's result does not fit into its own weight's gradient, that of the block before may have room: backward makes it
-/// when it is done with this block.
+/// An activation that does not fit into the gradient of its own weight may fit into that of the previous block, which
+/// backward computes after this block.
 #[test]
 fn activations_lie_in_the_gradients_of_the_block_before() {
     for (precision, dtype, checkpoint) in LENDING {
-        // 66 tokens: 6336 queries, keys and values, where their weight has 3072 elements, and the block before one of 12288.
+        // 66 tokens: 6336 elements of queries, keys and values. Their weight has 3072 elements, that of the previous
+        // block 12288.
         let config =
             Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, hidden: 192, layers: 3, ..small() };
         let fits = dtype == precision.dtype();
@@ -387,7 +388,7 @@ fn memory_of_gradients_is_lent_once_and_comes_back() {
     backward(model.loss(&x, &y).unwrap());
     let once = flat(&params.grads());
 
-    // Nobody reads a gradient, or makes one, over what another pass left there.
+    // Reading or computing a gradient fails while its buffer holds an activation of another pass.
     params.blank_grads();
     let (first, second) = (model.loss(&x, &y).unwrap(), model.loss(&x, &y).unwrap());
     let says = |message: String| assert!(message.contains("blocks.") && message.contains("zero_grads"), "{message}");
@@ -396,20 +397,21 @@ fn memory_of_gradients_is_lent_once_and_comes_back() {
     says(second.backward().err().unwrap().to_string());
     drop((first, second));
 
-    // A pass that ends without backward gives the memory back; setting to zero between forward and backward is fine.
+    // A pass that is dropped without backward releases the buffers. Zeroing gradients between forward and backward is
+    // allowed.
     params.blank_grads();
     drop(model.loss(&x, &y).unwrap());
     let loss = model.loss(&x, &y).unwrap();
     params.zero_grads().unwrap();
     backward(loss);
     assert!(flat(&params.grads()) == once);
-    // Without a tape nothing is touched.
+    // no_grad does not touch gradients.
     params.blank_grads();
     no_grad(|| model.loss(&x, &y)).unwrap();
     assert!(flat(&params.grads()) == once);
 }
 
-/// A run that goes on from a checkpoint repeats the one that was killed to the last bit.
+/// A run that resumes from a checkpoint repeats an uninterrupted run bit for bit.
 #[test]
 fn gradients_have_the_same_bits_in_every_run() {
     for fusion in Fusion::ALL.iter().copied() {
@@ -426,7 +428,7 @@ fn gradients_have_the_same_bits_in_every_run() {
     }
 }
 
-/// Every node costs a walk, an addition to zeros and, on a GPU, launches.
+/// Every graph node costs a traversal, an addition to zeros and, on a GPU, launches.
 #[test]
 fn blocks_are_few_nodes() {
     let nodes = |fusion, layers| {
@@ -436,7 +438,7 @@ fn blocks_are_few_nodes() {
     };
     let per_block = [Fusion::None, Fusion::Ops, Fusion::Blocks].map(|fusion| nodes(fusion, 3) - nodes(fusion, 2));
     assert_eq!((per_block[1], per_block[2]), (10, 0), "{per_block:?}");
-    assert_eq!(nodes(Fusion::Blocks, 2), 2, "the model, and the anchor of its parameters");
+    assert_eq!(nodes(Fusion::Blocks, 2), 2, "the model, and the tracked anchor of its parameters");
     assert!(per_block[0] > 40, "{per_block:?}");
 }
 

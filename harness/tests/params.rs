@@ -1,4 +1,4 @@
-//! Parameters in flat tensors: views, uses, gradients, groups, state.
+//! Tests of parameters in flat tensors: views, uses, gradients, groups, state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -35,8 +35,8 @@ fn parameters_are_views_of_the_flat_tensors() {
         assert_eq!(values(&param.value().unwrap()), flat[param.range()]);
         covered[param.range()].fill(true);
     }
-    assert!(flat.iter().zip(&covered).all(|(x, covered)| *covered || *x == 0.0), "gaps are zeros");
-    // What is written to the flat tensor is seen in the view.
+    assert!(flat.iter().zip(&covered).all(|(x, covered)| *covered || *x == 0.0), "padding is zero");
+    // A write to the flat tensor is visible in the view.
     params.values().slice_set(&Tensor::new(&[42.0_f32], &Device::Cpu).unwrap(), 0, 64).unwrap();
     assert_eq!(values(&params.get("head").unwrap().value().unwrap())[0], 42.0);
 }
@@ -47,7 +47,7 @@ fn starting_values_have_their_spread_and_follow_the_seed() {
     let w = values(make(1).values());
     let mean = w.iter().sum::<f32>() / w.len() as f32;
     let std = (w.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / w.len() as f32).sqrt();
-    // Cutting a normal at three standard deviations leaves 0.9866 of its own.
+    // Truncation at three standard deviations reduces the standard deviation to 0.9866 of its value.
     assert!(mean.abs() < 5e-4 && (std / 0.02 - 0.9866).abs() < 0.02, "{mean} {std}");
     assert!(w.iter().all(|x| x.abs() <= 0.0600001));
     assert_eq!(w, values(make(1).values()));
@@ -78,12 +78,12 @@ fn leaves_add_their_gradients_and_report_once() {
     assert_eq!(values(&norm.grad().unwrap()), [2.0, 6.0, 12.0]);
     assert_eq!(*ready.lock().unwrap(), [norm.id()]);
     step();
-    assert_eq!(values(&norm.grad().unwrap()), [4.0, 12.0, 24.0], "gradients add up until they are cleared");
+    assert_eq!(values(&norm.grad().unwrap()), [4.0, 12.0, 24.0], "gradients accumulate until they are zeroed");
     assert_eq!(ready.lock().unwrap().len(), 2);
     params.zero_grads().unwrap();
     assert!(values(&params.grads()).iter().all(|g| *g == 0.0));
 
-    // Blank ones are zeros to whoever adds, looks, or settles them.
+    // Lazily zeroed gradients are zero for accumulation, for reading, and after they are materialized.
     for look in [true, false] {
         params.blank_grads();
         step();
@@ -97,7 +97,7 @@ fn leaves_add_their_gradients_and_report_once() {
         ready.lock().unwrap().pop();
     }
 
-    // A forward pass without backward leaves no use behind.
+    // A forward pass without backward leaves no pending use.
     drop(norm.leaf(DType::F32).unwrap());
     step();
     assert_eq!(ready.lock().unwrap().len(), 3);
@@ -127,7 +127,7 @@ fn frozen_parameters_and_evaluation_stay_off_the_tape() {
 #[test]
 fn groups_are_slices_of_the_trained_parameters() {
     let groups = params().groups();
-    // The frozen parameter behind the norm belongs to none.
+    // The frozen parameter after the norm belongs to no group.
     for (group, decay, ids, range) in [(&groups[0], true, vec![0, 1], 0..85), (&groups[1], false, vec![2], 128..131)] {
         assert_eq!((group.decay, group.ranges.len(), &group.ranges[0]), (decay, 1, &range));
         assert_eq!(group.ids, ids.into_iter().map(ParamId).collect::<Vec<_>>());
@@ -156,7 +156,7 @@ fn states_are_loaded_whole_or_not_at_all() {
     b.load_state(&state).unwrap();
     assert_eq!(values(a.values()), values(b.values()));
     a.load_state(&state).unwrap();
-    assert_eq!(values(a.values()), values(b.values()), "a state of the same parameters changes nothing");
+    assert_eq!(values(a.values()), values(b.values()), "loading the own state changes nothing");
 
     let before = values(b.values());
     let mut broken = state.clone();

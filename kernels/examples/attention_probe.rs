@@ -1,12 +1,13 @@
-//! Compiles FlashAttention-2 for a GPU and writes what a benchmark needs: `NAME.ptx`, and `NAME.json` with the manifest, the
-//! constants and the grid.
+//! Compiles FlashAttention-2 for a GPU and writes the inputs of a benchmark: `NAME.ptx`, and `NAME.json` with the
+//! manifest, the constants and the grid.
 //!
-//! `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
-//! `attention_probe DIR key=value…` writes one choice: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`, `causal`,
-//! `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the tiles), `one_pass`,
-//! `ws` (loads by warps of their own), `turns` (and products in turns), `overlap` (true or false), `tma`
-//! (bulk copies), `arch`.
-//! With `emit=laid` or `emit=async` it writes `NAME.tile`, the Tile IR of that stage, too.
+//! - `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
+//! - `attention_probe DIR key=value…` writes one variant: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`,
+//!   `causal`, `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the
+//!   tiles), `one_pass`, `ws` (warp specialization), `turns` (ping-pong scheduling), `overlap` (true or false), `tma`,
+//!   `arch`.
+//!
+//! With `emit=laid` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -23,7 +24,7 @@ use tilewright_kernels::attention::forward::FLASH_ATTENTION_FWD;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The kernels, by the names that this program uses.
+/// The kernels, by their names on the command line.
 const KERNELS: [(&str, &KernelDef, Pass); 4] = [
     ("fwd", &FLASH_ATTENTION_FWD, Pass::Forward),
     ("pre", &FLASH_ATTENTION_BWD_PREPROCESS, Pass::Forward),
@@ -141,7 +142,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
     Ok(Choice { name, def, pass, dtype, arch, tiles, consts, schedule })
 }
 
-/// Aligned memory, strides that are multiples of 16, rows without gaps.
+/// Assumes aligned memory, strides that are multiples of 16, and contiguous rows.
 fn specialization(def: &KernelDef) -> Specialization {
     let passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
     let spec = |name: &str, kind: ParamKind| match kind {
@@ -152,7 +153,7 @@ fn specialization(def: &KernelDef) -> Specialization {
     Specialization { args: passed.map(|p| spec(p.name, p.kind)).collect() }
 }
 
-/// Keeps the text of one stage, and LLVM IR.
+/// Keeps the text of one stage, and the LLVM IR.
 struct Stages<'a> {
     wanted: Option<&'a str>,
     tile: String,
@@ -188,7 +189,7 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
     let artifact = pipeline::compile(&func, &Target::Nvptx(choice.arch), &options, &mut stages);
     let elapsed = started.elapsed();
     let file = |extension: &str| dir.join(format!("{}.{extension}", choice.name));
-    // The IR of a kernel that does not compile is what one wants to see.
+    // Written before errors are reported: the IR matters most when a kernel does not compile.
     if emit.is_some() {
         std::fs::write(file("tile"), &stages.tile)?;
     }

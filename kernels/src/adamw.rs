@@ -1,22 +1,24 @@
-//! AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019, algorithm
-//! 2), for all parameters that lie in one flat buffer, in one launch.
+//! AdamW: Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019,
+//! algorithm 2), for all parameters of one flat buffer, in one launch.
 //!
 //! In step t = 1, 2, …, with the gradient g,
 //!
 //! - m ← m + (1 − β₁) · (g − m) and v ← v + (1 − β₂) · (g² − v),
 //! - p ← p − lr · (m̂ / (√v̂ + ε) + λ · p) with m̂ = m / (1 − β₁ᵗ) and v̂ = v / (1 − β₂ᵗ).
 //!
-//! p, m and v are f32 (master weights); g may be of another type. A model that computes in a shorter type takes its weights
-//! from `copy`, which the same launch writes.
+//! p (the master weights), m and v are f32; g may have another type. For a model that computes in a narrower type, the
+//! same launch writes `copy`: p, rounded to that type.
 //!
-//! Rates that change from step to step are arguments of [`step`], or lie in the device's memory for [`step_by`]: whoever queues a step
-//! before its gradient is known, or replays a recording of it, writes them there.
+//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_by`]: for a step
+//! that is enqueued before its gradient is known, or replayed as a CUDA graph.
 
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
-/// Updates p, m and v at `offsets`, and gives the new p. `moments` are 1 − β₁ and 1 − β₂; `rate` is lr / (1 − β₁ᵗ);
-/// `spread` 1 / √(1 − β₂ᵗ); `decay` lr · λ.
+/// Updates p, m and v at `offsets` in memory and returns the new p.
+///
+/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `rate` = lr / (1 − β₁ᵗ), `spread` = 1 / √(1 − β₂ᵗ), ε,
+/// `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
 #[device_fn]
 fn update<G: Float>(
     state: (Ptr<f32>, Ptr<f32>, Ptr<f32>),
@@ -30,7 +32,7 @@ fn update<G: Float>(
     after.0
 }
 
-/// The new p, m and v of gradients g.
+/// The new p, m and v for the gradients g, without stores.
 #[device_fn]
 fn updated(
     (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
@@ -58,9 +60,9 @@ fn keep(
     store(p + offsets, after.0, mask = mask);
 }
 
-/// One step for n parameters.
+/// One AdamW step for n parameters.
 ///
-/// One program per `tile` of them. `rest1` and `rest2` are 1 − β₁ and 1 − β₂; `rate` is lr / (1 − β₁ᵗ); `spread` is
+/// One program per `tile` parameters. `rest1` and `rest2` are 1 − β₁ and 1 − β₂; `rate` is lr / (1 − β₁ᵗ); `spread` is
 /// 1 / √(1 − β₂ᵗ); `decay` is lr · λ; g is multiplied by `grad_scale` first.
 #[kernel]
 pub fn adamw<G: Float>(
@@ -83,7 +85,7 @@ pub fn adamw<G: Float>(
     update((p, m, v), g, (offsets, offsets < n), (rest1, rest2), rates);
 }
 
-/// As [`ADAMW`], and copy = p, rounded.
+/// As [`ADAMW`]; also writes `copy` = p, rounded to its type.
 #[kernel]
 pub fn adamw_with_copy<G: Float, C: Float>(
     p: InOut<f32>,
@@ -107,7 +109,7 @@ pub fn adamw_with_copy<G: Float, C: Float>(
     store(copy + offsets, after.to::<C>(), mask = offsets < n);
 }
 
-/// What [`updated`] takes as rates, and whether the step is made, from memory as [`ADAMW_BY`] lists it.
+/// Loads the scalars of [`updated`], and whether the step is applied, from the memory that [`ADAMW_BY`] describes.
 #[device_fn]
 fn told(
     rates: Ptr<f64>,
@@ -119,11 +121,11 @@ fn told(
     ((rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>()), made)
 }
 
-/// As [`ADAMW_WITH_COPY`], told by numbers in memory: `rates` are `rate`, `spread` and `decay`; `verdict` is
-/// `grad_scale`, and whether the step is made at all (1) or leaves everything as it is (0). Without `copies`, `copy`
-/// stays as it is.
+/// As [`ADAMW_WITH_COPY`], with scalars from device memory: `rates` holds `rate`, `spread` and `decay`; `verdict` holds
+/// `grad_scale`, and 1 if the step is applied or 0 if it is skipped, which leaves all outputs unchanged. Without
+/// `copies`, `copy` is not written.
 ///
-/// One program per `tile` of parameters.
+/// One program per `tile` parameters.
 #[kernel]
 pub fn adamw_by<G: Float, C: Float>(
     p: InOut<f32>,
@@ -149,12 +151,13 @@ pub fn adamw_by<G: Float, C: Float>(
     }
 }
 
-/// As [`ADAMW_BY`], with the average of g and `other`, rounded to their type.
+/// As [`ADAMW_BY`], with the average of g and `other`, rounded to their type: the gradients of two ranks, which need no
+/// all-reduce before.
 ///
-/// They are gradients of two ranks, which need not be added up before.
-/// squares\[i\] = Σ g² of the averages of program i, which leaves its parameters as they are where that is not finite.
+/// squares\[i\] = Σ g² over the averages of program i. Where that sum is not finite, the program leaves its parameters
+/// unchanged.
 ///
-/// One program per `tile` of parameters.
+/// One program per `tile` parameters.
 #[kernel]
 pub fn adamw_of_two<G: Float, C: Float>(
     p: InOut<f32>,
@@ -179,7 +182,7 @@ pub fn adamw_of_two<G: Float, C: Float>(
     let (own, others) =
         (load(g + offsets, mask = inside, other = 0.0), load(other + offsets, mask = inside, other = 0.0));
     let gt = ((own.to::<f32>() + others.to::<f32>()) * 0.5).to::<G>().to::<f32>();
-    // Everything has been asked for when threads meet for the sum.
+    // All loads are issued before the barrier of the reduction.
     let after = updated((p, m, v), gt, (offsets, inside), (rest1, rest2), rates);
     let square = sum(gt * gt, axis = 0);
     store(squares + program_id(0), square);
@@ -190,7 +193,7 @@ pub fn adamw_of_two<G: Float, C: Float>(
     }
 }
 
-/// What a step is told beside its tensors.
+/// Hyperparameters of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Learning rate.
@@ -198,9 +201,9 @@ pub struct Options {
     pub beta1: f64,
     pub beta2: f64,
     pub eps: f64,
-    /// λ: each step takes lr · λ of every weight away.
+    /// λ: each step subtracts lr · λ times the weight.
     pub weight_decay: f64,
-    /// Factor of the gradient: what clipping by the global norm, or averaging, makes of it.
+    /// Factor of the gradient: the product of the factors of clipping by the global norm and of averaging.
     pub grad_scale: f64,
 }
 
@@ -211,7 +214,7 @@ impl Default for Options {
     }
 }
 
-/// The scalars of a step, rounded once from f64: 1 − 0.999 in f32 would be off by 10⁻⁵ of itself.
+/// The scalars of a step, rounded once from f64: 1 − 0.999 computed in f32 would have a relative error of 10⁻⁵.
 struct Rates {
     rest1: f32,
     rest2: f32,
@@ -226,11 +229,11 @@ impl Options {
             Err(Error::Argument { kernel: kernel.into(), name, expected: expected.into(), found })
         };
         if t == 0 {
-            return mistake("t", "the number of this step, counted from 1", "0".into());
+            return mistake("t", "the number of the step, counted from 1", "0".into());
         }
         for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             if !(0.0..1.0).contains(&beta) {
-                return mistake(name, "a number from 0 to below 1", beta.to_string());
+                return mistake(name, "a number in [0, 1)", beta.to_string());
             }
         }
         let exponent = t as f64;
@@ -245,17 +248,17 @@ impl Options {
 }
 
 impl Options {
-    /// What [`step_by`] reads of these options in step `t` (from 1), but for `grad_scale`.
+    /// The `rates` that [`step_by`] reads in step `t` (from 1).
     ///
     /// # Errors
-    /// `t` = 0, betas outside [0, 1).
+    /// `t` = 0; betas outside of [0, 1).
     pub fn rates_of(&self, t: u64) -> Result<[f64; 3]> {
         let Rates { rate, spread, decay, .. } = self.rates("adamw_by", t)?;
         Ok([rate, spread, decay].map(f64::from))
     }
 }
 
-/// Parameters per program: 8 a thread.
+/// Parameters per program: 8 per thread.
 const TILE: usize = 1024;
 
 fn expect_len(kernel: &str, name: &'static str, found: usize, n: usize) -> Result<()> {
@@ -274,23 +277,23 @@ fn expect_lens(kernel: &str, n: usize, mut lens: impl Iterator<Item = (&'static 
     lens.try_for_each(|(name, found)| expect_len(kernel, name, found, n))
 }
 
-/// `list`: of each argument its name, how many numbers it has, and how many it should have at least.
+/// Checks `list`: name, found length and minimum length of each argument.
 fn expect_numbers(kernel: &str, list: &[(&'static str, usize, usize)]) -> Result<()> {
     match list.iter().find(|(_, found, expected)| found < expected) {
         None => Ok(()),
         Some(&(name, found, expected)) => {
-            let (expected, found) = (format!("{expected} numbers"), found.to_string());
+            let (expected, found) = (format!("{expected} elements"), found.to_string());
             Err(Error::Argument { kernel: kernel.into(), name, expected, found })
         }
     }
 }
 
-/// Step `t` (from 1) for the parameters p with their moments m and v, all updated, and gradients g: all of one length.
+/// Applies step `t` (from 1) to the parameters p and their moments m and v, with gradients g, all of one length.
 ///
-/// Groups with options of their own are slices of the buffers, a launch each.
+/// Parameter groups with different options are slices of the buffers, one launch each.
 ///
 /// # Errors
-/// Lengths that differ, `t` = 0, betas outside [0, 1), tensors on another device, and everything that a launch can say.
+/// Lengths that differ; `t` = 0; betas outside of [0, 1); tensors on another device; launch errors.
 pub fn step<G: FloatElement>(
     device: &Device,
     mut p: ViewMut<'_, f32>,
@@ -324,7 +327,7 @@ pub fn step<G: FloatElement>(
     .launch(device, n.div_ceil(TILE))
 }
 
-/// As [`step`], and copy = p, rounded to its type.
+/// As [`step`]; also writes `copy` = p, rounded to its type.
 ///
 /// # Errors
 /// As [`step`].
@@ -363,11 +366,12 @@ pub fn step_with_copy<G: FloatElement, C: FloatElement>(
     .launch(device, n.div_ceil(TILE))
 }
 
-/// As [`step`] or [`step_with_copy`], told by numbers in the device's memory: `rates` are those of [`Options::rates_of`], `verdict` is
-/// the factor of the gradient, and 1 if the step is to be made, else 0. Of `options` this reads betas and `eps` alone.
+/// As [`step`] or [`step_with_copy`], with scalars from device memory: `rates` as [`Options::rates_of`] gives them;
+/// `verdict` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options` this reads only
+/// the betas and `eps`.
 ///
 /// # Errors
-/// Lengths that differ, tensors on another device, and everything that a launch can say.
+/// Lengths that differ; tensors on another device; launch errors.
 pub fn step_by<G: FloatElement, C: FloatElement>(
     device: &Device,
     [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
@@ -406,13 +410,13 @@ pub fn step_by<G: FloatElement, C: FloatElement>(
 /// Parameters per program of [`step_of_two`].
 pub const TILE_OF_TWO: usize = 2048;
 
-/// How many sums of squares [`step_of_two`] writes for `n` parameters.
+/// The number of sums of squares that [`step_of_two`] writes for `n` parameters.
 pub fn squares_of_two(n: usize) -> usize {
     n.div_ceil(TILE_OF_TWO)
 }
 
-/// As [`step_by`], with the averages of two ranks' gradients. `squares` gets [`squares_of_two`] sums of squares of them; where one is not
-/// finite its parameters stay as they are.
+/// As [`step_by`], with the averages of the gradients of two ranks. `squares` receives [`squares_of_two`] sums of
+/// squares of the averages; where one is not finite, the parameters of its program are left unchanged.
 ///
 /// # Errors
 /// As [`step_by`].
@@ -458,7 +462,7 @@ pub fn step_of_two<G: FloatElement, C: FloatElement>(
     .launch_with(device, &LaunchConfig::new(sums).num_warps((TILE_OF_TWO / 256) as u32))
 }
 
-/// Step `t` in f64, as the paper writes it.
+/// The reference in f64 of step `t`, as the paper writes it.
 pub fn reference(p: &mut [f64], m: &mut [f64], v: &mut [f64], g: &[f64], t: u64, options: &Options) {
     let Options { lr, beta1, beta2, eps, weight_decay, grad_scale } = *options;
     for i in 0..p.len() {

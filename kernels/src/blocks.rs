@@ -1,8 +1,8 @@
-//! Blocks of matrices and vectors, and the tiles of kernels that compute each element by itself.
+//! Block pointers to matrices and vectors, and tiles for elementwise kernels.
 
 use tilewright_runtime::prelude::*;
 
-/// The block of `tile` = (rows, columns) of a matrix of `shape` = (rows, columns) that starts in column 0.
+/// A block pointer to the `tile` = (rows, columns) at (`first_row`, 0) of a matrix of `shape` = (rows, columns).
 #[device_fn]
 pub(crate) fn row_block<T: Dtype>(
     base: Ptr<T>,
@@ -21,7 +21,7 @@ pub(crate) fn row_block<T: Dtype>(
     )
 }
 
-/// The block of `tile` elements of a vector of `n` that starts at `first`.
+/// A block pointer to the `tile` elements at `first` of a vector of `n`.
 #[device_fn]
 pub(crate) fn vector_block<T: Dtype>(
     base: Ptr<T>,
@@ -33,7 +33,7 @@ pub(crate) fn vector_block<T: Dtype>(
     make_block_ptr(base, shape = [n], strides = [stride], offsets = [first], block_shape = [tile], order = [0])
 }
 
-/// Dimensions of a [rows, d] block that need a boundary check.
+/// The dimensions of a [rows, d] block that need a boundary check.
 pub(crate) fn checked(rows: bool, dim: bool) -> &'static [usize] {
     match (rows, dim) {
         (false, false) => &[],
@@ -43,7 +43,7 @@ pub(crate) fn checked(rows: bool, dim: bool) -> &'static [usize] {
     }
 }
 
-/// First row and first column of this program's tile, in a grid of [`ElementTiles`] over rows of `d` elements.
+/// The first row and the first column of this program's tile, in a grid of [`ElementTiles`] over rows of `d` elements.
 #[device_fn]
 pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, Scalar<i32>) {
     assume(d > 0);
@@ -51,14 +51,17 @@ pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, 
     (program_id(0) / across * tile.0, program_id(0) % across * tile.1)
 }
 
-/// exp(x) of what is subtracted from a maximum, or from a logarithm of a sum: x ≤ 0, or little above it. Two instructions; the
-/// rounding of the product makes it off by a part in 2²⁴ for every unit of |x|, where exp(x) is small.
+/// exp(x) as 2^(x · log₂ e), for x ≤ 0 or slightly above: softmax terms after subtraction of the maximum or of the
+/// log-sum-exp.
+///
+/// Two instructions. The rounding of the multiplication gives a relative error of 2⁻²⁴ per unit of |x|, where exp(x) is
+/// small.
 #[device_fn]
 pub(crate) fn exp_below(x: Tile<f32>) -> Tile<f32> {
     exp2(x * std::f32::consts::LOG2_E)
 }
 
-/// Tiles that cover a matrix, each of them a program: for kernels in which rows and columns do not matter.
+/// Tiles that cover a matrix, one program each: for elementwise kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ElementTiles {
     pub rows_tile: usize,
@@ -67,7 +70,7 @@ pub(crate) struct ElementTiles {
 }
 
 impl ElementTiles {
-    /// Tiles of about 2048 elements, 16 a thread: several vectors of each operand are under way at once.
+    /// Chooses tiles of about 2048 elements, 16 per thread: several vector loads of each operand are in flight.
     pub fn new(rows: usize, d: usize) -> ElementTiles {
         const ELEMENTS: usize = 2048;
         let d_tile = d.max(1).next_power_of_two().clamp(16, ELEMENTS);

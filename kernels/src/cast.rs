@@ -4,7 +4,7 @@ use crate::blocks::{ElementTiles, row_block, tile_start};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
-/// y = x in y's type.
+/// y = x, converted to y's type.
 ///
 /// One program per tile.
 #[kernel]
@@ -27,10 +27,10 @@ pub fn cast<T: Float, U: Float>(
     store(y_block, load(x_block, boundary_check = [0, 1], padding = zero).to::<U>(), boundary_check = [0, 1]);
 }
 
-/// y = x, both [rows, d]; a dense tensor of another shape is one row.
+/// y = x, both [rows, d]; pass a dense tensor of another shape as one row.
 ///
 /// # Errors
-/// Shapes that differ, tensors on another device, and everything that a launch can say.
+/// Shapes that differ; tensors on another device; launch errors.
 pub fn forward<T: FloatElement, U: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,

@@ -1,17 +1,16 @@
-//! Sums over rows: the second half of every gradient that is summed over rows.
+//! Column sums: the second stage of every gradient that is reduced over rows.
 //!
-//! A kernel that walks over tiles of rows can sum only what it sees itself. It writes one row of partial sums per program,
-//! and this kernel adds those rows up, always in the same order: the gradient has the same bits in every run, which atomics
-//! would not give.
+//! A kernel that loops over tiles of rows writes one row of partial sums per program. This kernel sums those rows in a
+//! fixed order: the gradient has the same bits in every run, which atomic additions would not guarantee.
 
 use crate::blocks::row_block;
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
-/// y[p, j] = Σᵢ x[i, j] over part p of the rows, summed in f32.
+/// y[p, j] = Σᵢ x[i, j] over chunk p of the rows, accumulated in f32.
 ///
-/// One program per tile of columns (axis 0) and part of `rows_each` rows (axis 1), which walks down its rows.
-/// `rows_each` is a multiple of `rows_tile`.
+/// One program per tile of columns (axis 0) and chunk of `rows_each` rows (axis 1); it loops over its rows. `rows_each`
+/// is a multiple of `rows_tile`.
 #[kernel]
 pub fn column_sum<T: Float, U: Float>(
     x: In<T>,
@@ -40,26 +39,26 @@ pub fn column_sum<T: Float, U: Float>(
     store(y_block.advance([0, column]), sum(total, axis = 0, keep_dims = true).to::<U>(), boundary_check = [0, 1]);
 }
 
-/// How a matrix is cut into programs.
+/// The tile sizes and the split of rows among programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     rows_tile: usize,
     d_tile: usize,
     num_warps: u32,
-    /// Rows of a part.
+    /// Rows of a chunk.
     part: usize,
 }
 
 impl Cut {
     fn new(rows: usize, d: usize, gpu: bool) -> Cut {
-        /// Rows that one program adds up so fast that a second launch would cost more than it saves.
+        /// Rows that one program sums faster than a second launch would take.
         const FEW_ROWS: usize = 2048;
-        /// Programs that keep the memory of a large GPU busy.
+        /// Programs that saturate the memory bandwidth of a large GPU.
         const PROGRAMS: usize = 1024;
         match gpu {
-            // Long runs, and as many rows as there are.
+            // Long contiguous runs, and a single chunk.
             false => Cut { rows_tile: 8, d_tile: 256, num_warps: 4, part: rows.next_multiple_of(8).max(8) },
-            // Lines of 128 bytes, so that even few columns make many programs.
+            // Tiles of 128 contiguous bytes, so that even a narrow matrix gives many programs.
             true if rows <= FEW_ROWS => {
                 Cut { rows_tile: 256, d_tile: 32, num_warps: 8, part: rows.next_multiple_of(256).max(256) }
             }
@@ -71,11 +70,11 @@ impl Cut {
     }
 }
 
-/// Sums x [rows, d] over its rows into y [d].
+/// Sums x [rows, d] over its rows into y [d], in two launches where there are many rows of few columns.
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say; also no memory for
-/// the sums of parts, f32 [parts, d], where there are many rows of few columns.
+/// Shapes that do not match; tensors on another device; launch errors; out of memory for the sums of chunks, f32
+/// [chunks, d].
 pub fn forward<T: FloatElement, U: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -119,7 +118,7 @@ fn sum_parts<T: FloatElement, U: FloatElement>(
     .launch_with(device, &LaunchConfig::new((d.div_ceil(cut.d_tile), parts)).num_warps(cut.num_warps))
 }
 
-/// The same in f64: `x` is row-major with rows of `d` elements.
+/// The reference in f64: `x` is row-major with rows of `d` elements.
 pub fn reference(x: &[f64], d: usize) -> Vec<f64> {
     (0..d).map(|j| x.iter().skip(j).step_by(d).sum()).collect()
 }

@@ -1,13 +1,13 @@
-//! Cross-entropy of logits x [rows, d] and one target t per row: loss[r] = Lᵣ − x[r, tᵣ] with the log-sum-exp
-//! Lᵣ = log Σⱼ exp x[r, j], and its gradient.
+//! Cross-entropy of logits x [rows, d] and one target t per row: loss[r] = Lᵣ − x[r, tᵣ] with the log-sum-exp Lᵣ = log
+//! Σⱼ exp x[r, j], and its gradient.
 //!
-//! The forward pass walks along the vocabulary once, with a sum that is rescaled whenever the maximum grows (Milakov and
-//! Gimelshein, "Online normalizer calculation for softmax", 2018), and keeps L. With g = ∂L/∂loss
+//! The forward pass reads the logits once, with a sum that is rescaled whenever the maximum grows (Milakov and
+//! Gimelshein, "Online normalizer calculation for softmax", 2018), and saves L. With g = ∂L/∂loss
 //!
 //! - ∂L/∂x[r, j] = g[r] · (exp(x[r, j] − Lᵣ) − [j = tᵣ]).
 //!
-//! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither that nor a column gives NaN:
-//! it is a mistake, and it shows.
+//! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither `ignore_index` nor a column
+//! gives NaN, so that the error is visible.
 
 use crate::blocks::{ElementTiles, exp_below, row_block, tile_start, vector_block};
 use crate::ragged::{Ragged, end_columns, vector_tile, vectors_of};
@@ -17,10 +17,10 @@ use tilewright_runtime::prelude::*;
 
 /// loss and lse (L) of each row, in f32, natural logarithm.
 ///
-/// One program per tile of rows, which walks along the row. `slots` shares of each tile have a maximum and a sum of their
-/// own, and rows one only in the end: with a slot for each thread, which takes `neighbours` elements at a time, threads do not
-/// wait for each other on the way. Rows that begin anywhere are walked in aligned vectors of `vector` elements; what is left at
-/// their ends is one more share.
+/// One program per tile of rows, which loops over the columns. A row has `slots` accumulators (maximum and sum), which
+/// are combined after the loop: with one slot per thread, which takes `neighbours` contiguous elements at a time, the
+/// loop needs no synchronization. Rows that are not aligned to 16 bytes are read in aligned vectors of `vector`
+/// elements; the peeled head and tail are one more accumulator.
 #[autotune(
     configs = [
         Config(rows_tile = 1, d_tile = 2048, slots = 128, num_warps = 4),
@@ -113,7 +113,7 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     store(vector_block(loss, rows, loss_stride, first_row, rows_tile), row_loss, boundary_check = [0]);
 }
 
-/// What is taken off before exp: the maximum. While there has been −∞ only, −∞ − −∞ would be NaN.
+/// The shift before exp: the maximum; 0 where it is −∞, since −∞ − −∞ would be NaN.
 #[device_fn]
 fn shift_of(largest: Tile<f32>) -> Tile<f32> {
     where_(largest == f32::NEG_INFINITY, 0.0, largest)
@@ -121,7 +121,7 @@ fn shift_of(largest: Tile<f32>) -> Tile<f32> {
 
 /// grad_logits = scale · grad_loss · (exp(logits − lse) − one-hot(target)).
 ///
-/// One program per tile; with `vector`, the first of a row's does what is left at its ends too.
+/// One program per tile. With `vector`, the first program of a row also processes the peeled head and tail.
 #[kernel]
 pub fn cross_entropy_bwd<T: Float, I: Int>(
     logits: In<T>,
@@ -183,8 +183,8 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     }
 }
 
-/// The gradient of the logits `x` in those columns, of which `target` is one or none; of each row the lse, what is multiplied,
-/// and whether it is ignored.
+/// The gradient of the logits `x` of the given columns. `of_rows` has, for each row, lse, the factor of the gradient,
+/// and whether the target is ignored.
 #[device_fn]
 fn gradient(
     x: Tile<f32>,
@@ -193,14 +193,16 @@ fn gradient(
     of_rows: (Tile<f32>, Tile<f32>, Tile<bool>),
 ) -> Tile<f32> {
     let (log_sum, factor, ignored) = of_rows;
-    // In 32 bits: a target that is a column by that alone has NaN for a factor, or is ignored.
+    // The comparison in 32 bits is safe: a 64-bit target that equals a column only after truncation has a NaN factor,
+    // or is ignored.
     let hit = where_(columns == target.to::<i32>().expand_dims(1), 1.0, 0.0);
     let grad = factor.expand_dims(1) * (exp_below(x - log_sum.expand_dims(1)) - hit);
-    // Chosen, not multiplied by zero: an ignored row may hold anything.
+    // Selected, not multiplied by zero: an ignored row may hold any values, NaN included.
     where_(ignored.expand_dims(1), 0.0, grad)
 }
 
-/// Where nothing was measured: on a GPU many small programs with several loads under way in each thread.
+/// The configuration where no tuning entry applies: on a GPU many small programs with several loads in flight per
+/// thread.
 fn default_forward(problem: &Problem) -> Config {
     let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
@@ -212,7 +214,7 @@ fn default_forward(problem: &Problem) -> Config {
     config.num_warps(4)
 }
 
-/// Elements that a thread of a GPU loads at once; on a CPU a whole tile.
+/// Contiguous elements that a thread of a GPU loads at a time; on a CPU a whole tile.
 fn neighbours<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
     match device.is_cuda() {
         true if strides[1] == 1 => 16 / size_of::<T>(),
@@ -224,7 +226,7 @@ fn neighbours<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
 /// loss [rows] and lse [rows] of logits [rows, d] and targets [rows].
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not match; tensors on another device; launch errors.
 pub fn forward<T: FloatElement, I: IndexElement>(
     device: &Device,
     logits: Tensor<'_, T, 2>,
@@ -262,11 +264,11 @@ pub fn forward<T: FloatElement, I: IndexElement>(
     .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
 
-/// grad_logits [rows, d], given the gradient grad_loss [rows] of the losses, which is multiplied by `scale`, and the lse
-/// [rows] that [`forward`] gave.
+/// grad_logits [rows, d], given the gradient grad_loss [rows] of the losses, which is multiplied by `scale`, and the
+/// lse [rows] of [`forward`].
 ///
-/// A gradient that is the same for all rows is a tensor of one element with stride 0. For the mean over N rows, `scale` is
-/// 1/N.
+/// A gradient that is the same for all rows is a tensor of one element with stride 0. For the mean over N rows, `scale`
+/// is 1/N.
 ///
 /// # Errors
 /// As [`forward`].
@@ -313,7 +315,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     .launch_with(device, &tiles.config())
 }
 
-/// The same in f64, on dense row-major slices with rows of `d` logits.
+/// The reference in f64, on dense row-major slices with rows of `d` logits.
 pub mod reference {
     fn log_sum_exp(row: &[f64]) -> f64 {
         let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -1,23 +1,23 @@
-//! The gradient of an embedding: y[t, :] = w[ids[t], :] gives ∂L/∂w[k, :] = Σ g[t, :] over the tokens t with ids[t] = k, where
-//! g = ∂L/∂y.
+//! The gradient of an embedding: y[t, :] = w[ids[t], :] gives ∂L/∂w[k, :] = Σ g[t, :] over the tokens t with ids[t] =
+//! k, where g = ∂L/∂y.
 //!
-//! The first token of each row adds up the gradients of all tokens of that row, in their order: the sum has the same bits in every run,
-//! which atomics would not give.
+//! The program of the first token of each id sums the gradients of all tokens with that id, in token order: the sum has
+//! the same bits in every run, which atomic additions would not guarantee.
 
 use crate::blocks::tile_start;
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
-/// Where no token is: behind every one.
+/// The index of no token: greater than every token index.
 const NOWHERE: i32 = i32::MAX;
 
-/// The first of the places `at` behind `after` whose id is the one that is looked for.
+/// The smallest index in `at` that is greater than `after` and whose id matches (`same`).
 #[device_fn]
 fn next(at: Tile<i32>, same: Tile<bool>, after: Scalar<i32>) -> Scalar<i32> {
     min(where_(same && (at > after), at, NOWHERE))
 }
 
-/// The gradient of token t in these columns, zero where t is [`NOWHERE`].
+/// The gradient of token t in the given columns; zero where t is [`NOWHERE`].
 #[device_fn]
 fn row<T: Float>(
     grad_y: Ptr<T>,
@@ -30,9 +30,9 @@ fn row<T: Float>(
     load(at, mask = inside && there, other = 0.0).to::<f32>()
 }
 
-/// grad_w[ids[t], :] += grad_y[t, :] for every token t; ids outside 0..vocabulary add nothing.
+/// grad_w[ids[t], :] += grad_y[t, :] for every token t; ids outside of 0..vocabulary are skipped.
 ///
-/// One program per token and `d_tile` columns; most find that another token is the first of their row, and end.
+/// One program per token and `d_tile` columns; a program returns early if an earlier token has the same id.
 #[kernel]
 pub fn embedding_bwd<T: Float, I: Int>(
     ids: In<I>,
@@ -69,7 +69,7 @@ pub fn embedding_bwd<T: Float, I: Int>(
             let same = (load(ids + at.to::<i64>() * ids_stride, mask = at < tokens) == own) && (at < tokens);
             let count = sum(where_(same, 1, 0));
             let mut last = scalar::<i32>(-1);
-            // Four rows are on their way at once.
+            // Four rows are in flight.
             for _ in range(0, cdiv(count, 4)) {
                 let first = next(at, same, last);
                 let second = next(at, same, first);
@@ -88,15 +88,15 @@ pub fn embedding_bwd<T: Float, I: Int>(
     }
 }
 
-/// Widest tile of columns, and tokens that are looked through at a time.
+/// Widest tile of columns, and tile of the token ids that are scanned.
 const MAX_D_TILE: usize = 512;
 const IDS_TILE: usize = 512;
 
-/// Adds the gradient of the rows that `ids` [tokens] chose, grad_y [tokens, d], to grad_w [vocabulary, d]. Ids that are no
-/// row of grad_w, such as −1 for padding, add nothing.
+/// Adds grad_y [tokens, d] to the rows of grad_w [vocabulary, d] that `ids` [tokens] select. Ids outside of
+/// 0..vocabulary, such as −1 for padding, are skipped.
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not match; tensors on another device; launch errors.
 pub fn backward<T: FloatElement, I: IndexElement>(
     device: &Device,
     ids: Tensor<'_, I, 1>,
@@ -127,7 +127,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     .launch_with(device, &LaunchConfig::new(tokens * d.div_ceil(d_tile)).num_warps(1))
 }
 
-/// The same in f64, on dense row-major slices with rows of `d` elements.
+/// The reference in f64, on dense row-major slices with rows of `d` elements.
 pub fn reference(ids: &[i64], grad_y: &[f64], d: usize, grad_w: &mut [f64]) {
     for (id, row) in ids.iter().zip(grad_y.chunks_exact(d.max(1))) {
         if let Some(start) = usize::try_from(*id).ok().map(|id| id * d).filter(|start| *start < grad_w.len()) {

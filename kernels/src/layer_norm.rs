@@ -1,16 +1,15 @@
-//! LayerNorm: y[r, j] = (x[r, j] − μᵣ) · sᵣ · w[j] + b[j] with μᵣ = meanⱼ x[r, j] and sᵣ = 1/√(meanⱼ (x[r, j] − μᵣ)² + ε) (Ba,
-//! Kiros and Hinton, "Layer Normalization", 2016), and its gradients.
+//! LayerNorm: y[r, j] = (x[r, j] − μᵣ) · sᵣ · w[j] + b[j] with μᵣ = meanⱼ x[r, j] and sᵣ = 1/√(meanⱼ (x[r, j] − μᵣ)² +
+//! ε) (Ba, Kiros and Hinton, "Layer Normalization", 2016), and its gradients.
 //!
-//! The forward pass keeps μ (`mean`) and s (`rstd`). With g = ∂L/∂y and x̂ = (x − μ)·s the derivative is
+//! The forward pass saves μ (`mean`) and s (`rstd`). With g = ∂L/∂y and x̂ = (x − μ)·s
 //!
 //! - ∂L/∂x = s · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)),
-//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j] and ∂L/∂b[j] = Σᵣ g[r, j]: each program sums over its own rows and writes one row of
-//!   partial sums of both, which
-//!   [`column_sum`] adds up.
+//! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j] and ∂L/∂b[j] = Σᵣ g[r, j]: each program sums over its own rows and writes one row
+//!   of partial sums of both, which [`column_sum`] reduces.
 //!
-//! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice. There the mean and the squares of one tile are
-//! merged with those of the tiles before it (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for
-//! computing sample variances", 1979), which is exact where E[x²] − μ² would cancel.
+//! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice. For these, the mean and the sum of squares
+//! of one tile are merged with those of the tiles before it (Chan, Golub and LeVeque, "Updating formulae and a pairwise
+//! algorithm for computing sample variances", 1979), which avoids the cancellation of E[x²] − μ².
 
 use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
@@ -20,7 +19,7 @@ use tilewright_runtime::prelude::*;
 
 /// y = (x − mean) · rstd · w + b, mean, and rstd = 1/√(variance + eps), computed in f32.
 ///
-/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d.
+/// One program per tile of rows. `whole_rows` promises that `d_tile` ≥ d.
 #[autotune(
     configs = [
         Config(rows_tile = 1, num_warps = [2, 4, 8, 16]),
@@ -110,11 +109,12 @@ pub fn layer_norm_fwd<T: Float>(
     }
 }
 
-/// grad_x; and, over the rows r of program p, partial_grad_w[p, j] = Σ grad_y[r, j] · x̂[r, j] and partial_grad_b[p, j] =
-/// Σ grad_y[r, j].
+/// grad_x, and over the rows r of program p, partial_grad_w[p, j] = Σ grad_y[r, j] · x̂[r, j] and partial_grad_b[p, j]
+/// = Σ grad_y[r, j].
 ///
-/// The partial sums, dense, have one row per program. Where `d_tile` ≥ d (`whole_rows`), each walks down
-/// its `rows_each` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
+/// The partial sums are dense, with one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its
+/// `rows_each` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile
+/// of rows.
 #[autotune(
     configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
@@ -156,7 +156,7 @@ pub fn layer_norm_bwd<T: Float>(
     let mut w_block = vector_block(w, d, w_stride, scalar::<i32>(0), d_tile);
     let mut partial_w_block = row_block(partial_grad_w, partial.0, partial.1, program_id(0), (1, d_tile));
     let mut partial_b_block = row_block(partial_grad_b, partial.0, partial.1, program_id(0), (1, d_tile));
-    // Beyond the edges g is zero, and with it every sum below.
+    // g is zero out of bounds, and so is every term below.
     if whole_rows {
         assume((d <= d_tile) && (rows_each > 0) && (rows_each % rows_tile == 0));
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
@@ -172,8 +172,8 @@ pub fn layer_norm_bwd<T: Float>(
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let mu = load(mean_block, boundary_check = [0], padding = zero).expand_dims(1);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            // With s taken into g, elements need fewer operations: for c = x − μ and v = s·g·w it is
-            // ∂L/∂x = v − mean(v) − c · s² · mean(v·c).
+            // Multiplying g by s first takes fewer operations per element: for c = x − μ and v = s·g·w, ∂L/∂x = v −
+            // mean(v) − c · s² · mean(v·c).
             let centered = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu;
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let scaled = g * s;
@@ -230,20 +230,20 @@ pub fn layer_norm_bwd<T: Float>(
     }
 }
 
-/// Widest row that is kept in registers, and the tile of wider ones.
+/// Widest row that is kept in registers; tile of wider rows.
 const MAX_WHOLE: usize = 8192;
 const WIDE_TILE: usize = 4096;
-/// Narrow enough for several rows, whose gradients of w and b are one partial sum each.
+/// Backward tile of wide rows: narrow enough for several rows, whose gradients of w and b are one partial sum each.
 const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {
     RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
 }
 
-/// y [rows, d], mean [rows] and rstd [rows] of x [rows, d], weights w [d], shifts b [d] and `eps`.
+/// y [rows, d], mean [rows] and rstd [rows] of x [rows, d], weights w [d], biases b [d] and `eps`.
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not match; tensors on another device; launch errors.
 pub fn forward<T: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -292,11 +292,11 @@ pub fn forward<T: FloatElement>(
     }
 }
 
-/// grad_x [rows, d], grad_w [d] and grad_b [d], given the gradient grad_y [rows, d] of the result and the mean [rows] and
-/// rstd [rows] that [`forward`] gave.
+/// grad_x [rows, d], grad_w [d] and grad_b [d], given the gradient grad_y [rows, d] of the result and the mean [rows]
+/// and rstd [rows] of [`forward`].
 ///
 /// # Errors
-/// As [`forward`]; also no memory for the partial sums, twice f32 [programs, d].
+/// As [`forward`]; also out of memory for the partial sums, twice f32 [programs, d].
 pub fn backward<T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -358,7 +358,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     column_sum::forward(device, Tensor::dense(partial_b.view(), [programs, d])?, grad_b)
 }
 
-/// The same in f64, on dense row-major slices.
+/// The reference in f64, on dense row-major slices.
 pub mod reference {
     fn moments(row: &[f64], eps: f64) -> (f64, f64) {
         let n = row.len() as f64;

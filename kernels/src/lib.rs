@@ -1,7 +1,8 @@
-//! The kernels that ship with Tilewright: one idea per file, beside a plain-Rust reference in f64.
+//! The kernels that ship with Tilewright, each with a plain-Rust reference in f64.
 //!
-//! Each file has the kernels, functions that check shapes, choose tiles and launch them, and the reference. Tensors are
-//! borrowed memory with a shape and strides; empty ones are nothing special.
+//! Each file has one kernel family: the `#[kernel]` functions, host functions that check shapes, choose tiles and
+//! launch, and the reference. Arguments are [`Tensor`] and [`TensorMut`]: borrowed device memory with a shape and
+//! strides. Empty tensors are allowed everywhere.
 //!
 //! ```no_run
 //! use tilewright_kernels::{Tensor, TensorMut, weighted_sum};
@@ -49,7 +50,7 @@ pub use tensor::{FloatElement, IndexElement, Tensor, TensorMut};
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_runtime::autotune::Autotune;
 
-/// All kernels with configurations to choose from, by name.
+/// All kernels that are autotuned, sorted by name.
 pub static AUTOTUNED: &[&Autotune] = &[
     &attention::backward::FLASH_ATTENTION_BWD_DKDV_AUTOTUNE,
     &attention::backward::FLASH_ATTENTION_BWD_DQ_AUTOTUNE,
@@ -65,7 +66,7 @@ pub static AUTOTUNED: &[&Autotune] = &[
     &weighted_sum::WEIGHTED_SUM_FWD_AUTOTUNE,
 ];
 
-/// All kernels, by name.
+/// All kernels, sorted by name.
 pub static KERNELS: &[&KernelDef] = &[
     &adamw::ADAMW,
     &adamw::ADAMW_BY,

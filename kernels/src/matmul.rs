@@ -1,9 +1,9 @@
-//! Matrix product: c = f(a·b + bias) for a [m, k], b [k, n] and c [m, n] of any strides, with an elementwise f and a number for
-//! each column or row; or a sum with a matrix, which may be c itself.
+//! GEMM with a fused epilogue: c = f(a·b + bias) + addend for a [m, k], b [k, n] and c [m, n] of any strides. f is
+//! elementwise; bias has one element per column or per row; addend is a matrix, which may be c itself.
 //!
-//! Each program computes one tile of c. Programs are numbered so that those that run together share rows of a and columns
-//! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix product tutorial,
-//! here [`swizzle2d`]).
+//! Each program computes one tile of c. Programs are numbered so that concurrent programs share rows of a and columns
+//! of b in the L2 cache: `group` rows of tiles at a time, column by column (the order of Triton's matrix multiplication
+//! tutorial, here [`swizzle2d`]).
 
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
@@ -11,7 +11,7 @@ use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 constexpr_enum! {
-    /// What is applied to each element of the product, in f32.
+    /// The activation, applied to each element in f32.
     pub enum Activation {
         /// x
         None,
@@ -25,34 +25,35 @@ constexpr_enum! {
 }
 
 constexpr_enum! {
-    /// Whose numbers are added to the product.
+    /// The vector that is added to a·b.
     pub enum Bias {
-        /// Nothing is added.
+        /// No bias.
         None,
-        /// One number for each column of c, as the bias of a linear layer.
+        /// One element for each column of c, as the bias of a linear layer.
         Columns,
-        /// One number for each row of c.
+        /// One element for each row of c.
         Rows,
     }
 }
 
 constexpr_enum! {
-    /// What matrix is added to the product.
+    /// The matrix that is added after the activation.
     pub enum Addend {
-        /// None.
+        /// No matrix.
         None,
-        /// What c held before.
+        /// The previous content of c.
         Itself,
-        /// Another one.
+        /// Another matrix.
         Other,
     }
 }
 
 /// c = activation(a·b + bias) + addend, accumulated in f32.
 ///
-/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` say that the operand lies in memory column by
-/// column: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` says which dimension of c the
-/// bias has; with `None` it is not read. `other` is read where `addend` says so, and c where it is itself what is added to.
+/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` promise that the operand is column-major:
+/// its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the dimension of c
+/// along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c if it is
+/// `Itself`.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -200,11 +201,11 @@ fn activate(x: Tile<f32>, activation: Activation) -> Tile<f32> {
     }
 }
 
-/// What a product may be told beside its operands.
+/// Options of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     pub activation: Activation,
-    /// How f32 operands multiply: exactly by default.
+    /// Precision of the multiplication of f32 operands: IEEE by default.
     pub precision: Precision,
 }
 
@@ -217,7 +218,7 @@ impl Default for Options {
 /// c [m, n] = activation(a [m, k] · b [k, n]).
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not match; tensors on another device; launch errors.
 pub fn multiply<T: FloatElement>(
     device: &Device,
     a: Tensor<'_, T, 2>,
@@ -228,7 +229,7 @@ pub fn multiply<T: FloatElement>(
     product(device, a, b, None, Plus::Nothing, c, options)
 }
 
-/// c [m, n] += activation(a [m, k] · b [k, n]): a gradient that adds up. Each element is rounded once.
+/// c [m, n] += activation(a [m, k] · b [k, n]), as for an accumulated gradient. Each element is rounded once.
 ///
 /// # Errors
 /// As [`multiply`].
@@ -242,7 +243,7 @@ pub fn accumulate<T: FloatElement>(
     product(device, a, b, None, Plus::Itself, c, options)
 }
 
-/// c [m, n] = other [m, n] + activation(a [m, k] · b [k, n]): a layer whose result joins a residual stream.
+/// c [m, n] = other [m, n] + activation(a [m, k] · b [k, n]), as for a layer that adds to a residual stream.
 ///
 /// # Errors
 /// As [`multiply`].
@@ -274,7 +275,7 @@ pub fn multiply_add_bias<T: FloatElement>(
     product(device, a, b, Some((bias, Bias::Columns)), Plus::Nothing, c, options)
 }
 
-/// What matrix is added to a product, with that matrix.
+/// The matrix that is added after the activation, with its tensor.
 enum Plus<'a, T: FloatElement> {
     Nothing,
     Itself,
@@ -296,7 +297,7 @@ fn product<'a, T: FloatElement>(
     expect_shape(NAME, "c", c.shape(), [m, n])?;
     let columns = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
     if columns(c.strides()) {
-        // cᵀ = bᵀ·aᵀ lies row by row.
+        // cᵀ = bᵀ·aᵀ is row-major.
         let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
         let plus = match plus {
             Plus::Other(other) => Plus::Other(other.transposed(0, 1)),
@@ -304,7 +305,7 @@ fn product<'a, T: FloatElement>(
         };
         return product(device, b.transposed(0, 1), a.transposed(0, 1), bias, plus, c.transposed(0, 1), options);
     }
-    // Where nothing is added the kernel gets some memory that it does not read.
+    // Without a bias or an addend the kernel gets a pointer that it does not read.
     let (bias, bias_stride, bias_along) = match bias {
         Some((bias, along)) => (bias.data, bias.strides()[0], along),
         None => (a.data, 1, Bias::None),
@@ -346,7 +347,8 @@ fn product<'a, T: FloatElement>(
     .launch_tuned(device, |args| m.div_ceil(args.m_tile) * n.div_ceil(args.n_tile))
 }
 
-/// Large tiles read the operands less often; small products get tiles of their own size.
+/// The configuration where no tuning entry applies: large tiles read the operands less often; small matrices get tiles
+/// of their size.
 fn default_config(problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
@@ -354,29 +356,29 @@ fn default_config(problem: &Problem) -> Config {
         (false, ..) => ([64, 64, 64], 4, 1),
         (true, 2, _) if hopper => ([128, 256, 64], 8, 3),
         (true, 2, _) => ([128, 128, 64], 8, 4),
-        // Plain multiply-adds: both operands are read from shared memory for each of them.
+        // Scalar FMAs: both operands are read from shared memory for each of them.
         (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
         (true, ..) if hopper => by_warpgroups(problem),
         (true, ..) => ([64, 64, 32], 4, 3),
     };
-    // The key's sizes are powers of two.
+    // The sizes in the key are powers of two.
     let fit = |name: &str, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(16, largest);
     let (m, n, k) = (fit("m", largest[0]), fit("n", largest[1]), fit("k", largest[2]));
-    // With fewer rows than warps along them, warps would compute the same twice.
+    // With fewer rows than warps along them, several warps would compute the same elements.
     let num_warps = if m * n < 64 * 128 { 4 } else { num_warps };
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
     let config = config.num_warps(num_warps).num_stages(num_stages);
-    // Warps that do nothing but fetch pay where the products keep two warp groups busy.
+    // Producer warps pay off where the MMAs keep two consumer warpgroups busy.
     let apart = hopper && bytes == 2 && m * n >= 128 * 128;
     let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
     let (warp_specialize, wgmma_f32) = (apart.then_some(true), f32.then_some(true));
     Config { schedule: Schedule { warp_specialize, wgmma_f32, ..Schedule::default() }, ..config }
 }
 
-/// Tiles and warps for f32 by warpgroups: as large as leaves work for all multiprocessors, since splitting the operands costs less the
-/// more each part is used.
+/// Tile sizes (m, n, k), warps and stages for f32 with wgmma: the largest tiles that leave work for all SMs, since
+/// splitting the operands (3xTF32) costs less the more each split operand is reused.
 fn by_warpgroups(problem: &Problem) -> ([usize; 3], u32, u32) {
-    /// Blocks that fill a GPU of this kind.
+    /// Programs that fill a GPU of this kind.
     const BLOCKS: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let blocks = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
@@ -387,7 +389,7 @@ fn by_warpgroups(problem: &Problem) -> ([usize; 3], u32, u32) {
     }
 }
 
-/// The product in f64, on dense row-major slices: c [m, n] of a [m, k] and b [k, n], where m is what is left of a.
+/// The reference in f64, on dense row-major slices: c [m, n] of a [m, k] and b [k, n].
 pub fn reference(a: &[f64], b: &[f64], [m, n, k]: [usize; 3]) -> Vec<f64> {
     let mut c = vec![0.0; m * n];
     for i in 0..m {

@@ -1,7 +1,8 @@
-//! Rows that begin anywhere between two multiples of 16 bytes, as those of a matrix of odd width do.
+//! Rows whose start is not aligned to 16 bytes, such as those of a matrix with an odd row stride.
 //!
-//! A block of such rows is loaded element by element, as a vector has to be aligned. So a row is taken in two parts: the
-//! aligned vectors that lie inside of it, and what is left at its two ends, fewer elements than a vector has on each side.
+//! A block of such rows would be loaded element by element, since vector accesses must be aligned. Head and tail are
+//! peeled instead: a row is processed as its aligned vectors and, separately, the elements before and after them, fewer
+//! than one vector on each side.
 //!
 //! ```text
 //!            ┌───────┬───────┬───────┬───────┬───────┐  multiples of 16 bytes
@@ -9,7 +10,7 @@
 //!                head └──────── inner ──────┘ tail
 //! ```
 //!
-//! Neither part touches an element of another row.
+//! No access touches an element of another row.
 
 use crate::tensor::{FloatElement, Tensor, TensorMut};
 use tilewright_runtime::prelude::*;
@@ -17,22 +18,23 @@ use tilewright_runtime::prelude::*;
 /// Bytes of the widest access of a thread.
 const VECTOR_BYTES: usize = 16;
 
-/// How rows lie in memory, as far as vectors are concerned.
+/// The alignment of the rows of a tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ragged {
-    /// Elements of a vector, for kernels that take rows in the two parts; 0 where blocks of them are as good or better.
+    /// Elements per vector for kernels that peel head and tail; 0 where plain blocks are as good or better.
     pub vector: usize,
     /// Elements between the last multiple of 16 bytes and the tensor's first element.
     pub lead: i32,
 }
 
 impl Ragged {
-    /// Rows of `x`, as a GPU should read them. On a CPU any vector may begin anywhere.
+    /// The alignment of the rows of `x`. On a CPU vectors need no alignment: always the default.
     pub fn input<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>) -> Ragged {
         Ragged::at::<T>(device.is_cuda(), x.data.address(), x.shape()[1], x.strides())
     }
 
-    /// Rows of `x` with those of `y`, of the same shape: elements of one column have to be at one place of a vector.
+    /// The alignment that the rows of `x` and those of `y`, of the same shape, have in common; the default where an
+    /// element of `x` and the same element of `y` lie at different offsets within a vector.
     pub fn both<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>, y: &TensorMut<'_, T, 2>) -> Ragged {
         let of_x = Ragged::input(device, x);
         let of_y = Ragged::at::<T>(device.is_cuda(), y.data.address(), y.shape()[1], y.strides());
@@ -43,7 +45,7 @@ impl Ragged {
     }
 
     fn at<T: FloatElement>(gpu: bool, address: u64, d: usize, strides: [i64; 2]) -> Ragged {
-        /// What a launch says of addresses, extents and strides is that they are multiples of 16.
+        /// Divisibility by which a launch specializes addresses, extents and strides.
         const KNOWN: u64 = 16;
         let aligned = [address, d as u64, strides[0] as u64].iter().all(|n| n % KNOWN == 0);
         if !gpu || aligned || strides[1] != 1 {
@@ -54,21 +56,21 @@ impl Ragged {
     }
 }
 
-/// How many elements of each row come before its first vector, and how many its vectors have: less than nothing where not
-/// even one fits.
+/// For each row, the number of elements before its first aligned vector, and the number of elements in its aligned
+/// vectors; the second is negative where not even one vector fits.
 ///
-/// Rows of `d` neighbours begin `first` [rows] elements behind the tensor's first one, and `lead` more behind a multiple of
-/// 16 bytes, which `vector` elements are.
+/// Row i has `d` contiguous elements and begins at element `first[i]` of the tensor, whose first element lies `lead`
+/// elements after a multiple of 16 bytes. A vector has `vector` elements.
 #[device_fn]
 pub(crate) fn vectors_of(first: Tile<i64>, d: Scalar<i32>, lead: Scalar<i32>, vector: usize) -> (Tile<i64>, Tile<i64>) {
     let from = first + lead;
-    // Not `cdiv`, of which the check of launches does not know that it is at least as large as its number.
-    let begin = (from + (vector - 1)) / vector * vector;
+    let begin = cdiv(from, vector) * vector;
     (begin - from, (from + d) / vector * vector - begin)
 }
 
-/// The tile [rows, d_tile] of the rows' vectors that begins `tile.0` elements behind the first one, and which elements of it are
-/// there. `rows` are the elements where rows begin, and which rows there are.
+/// Pointers [rows, d_tile] into the aligned vectors of rows, from element `tile.0` after the first vector's start, and
+/// the mask of those that exist. `rows` are the elements at which rows begin, and the mask of rows that exist; `tile`
+/// is (offset, d_tile).
 #[device_fn]
 pub(crate) fn vector_tile<T: Dtype>(
     base: Ptr<T>,
@@ -84,7 +86,7 @@ pub(crate) fn vector_tile<T: Dtype>(
     (begin + i, rows.1.expand_dims(1) && (i < inner.expand_dims(1)))
 }
 
-/// The columns [rows, 2 · vector] at the ends of rows, and which of them are there.
+/// The columns [rows, 2 · vector] of the peeled heads and tails of rows, and the mask of those that exist.
 #[device_fn]
 pub(crate) fn end_columns(
     rows: (Tile<i64>, Tile<bool>),
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(of(256, 50257, [50257, 1]), Ragged { vector: 8, lead: 0 });
         assert_eq!(of(262, 50257, [50257, 1]), Ragged { vector: 8, lead: 3 });
         assert_eq!(of(262, 64, [64, 1]), Ragged { vector: 8, lead: 3 });
-        // Padded rows, and a multiple of a vector that launches do not know of.
+        // Padded rows; and a multiple of a vector that is below the divisibility that launches specialize on.
         assert_eq!(of(256, 50257, [50304, 1]).vector, 8);
         assert_eq!(of(256, 1000, [1000, 1]).vector, 8);
         for (address, d, strides) in [(256, 64, [64, 1]), (256, 50257, [1, 50257]), (256, 50257, [100_514, 2])] {

@@ -1,15 +1,15 @@
-//! Sums over ranks: what is left for multiprocessors to do where copy engines bring all ranks' parts together.
+//! Sums over ranks: the reduction that SMs compute where copy engines have gathered the inputs of all ranks.
 
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
-/// y[i] = Σᵣ partᵣ[i] in the order of ranks r = 0, 1, …, or their average.
+/// y[i] = Σᵣ inputᵣ[i] in the order of ranks r = 0, 1, …, or their average.
 ///
-/// Summed in f32 and rounded once. With `average` the sum is multiplied by 1 / `world` before that, which for a power of two is a division.
-/// The part of `rank` is what y holds, those of the others lie one behind the other in x [world − 1, n], in rank order. With `copies` the
-/// result goes to `copy` too.
+/// The sum is accumulated in f32 and rounded once. With `average` it is multiplied by 1 / `world` before that, which is
+/// exact for a power of two. The input of `rank` is the previous content of y; those of the others are the rows of x
+/// [world − 1, n], in rank order. With `copies` the result is also written to `copy`.
 ///
-/// A program per tile, or fewer, which then go on to further tiles.
+/// One program per tile; a smaller grid loops over tiles with a stride of the grid size.
 #[kernel]
 pub fn rank_sum<T: Float>(
     y: InOut<T>,
@@ -27,7 +27,7 @@ pub fn rank_sum<T: Float>(
     for start in range(first, n, num_programs(0).to::<i64>() * tile) {
         let offsets = start + arange(0, tile);
         let inside = offsets < n;
-        // The first part, not zero plus it: the sum of no more than negative zeros is one.
+        // Starts from the first input, not from zero: a sum of negative zeros is a negative zero.
         let mut total =
             if rank == 0 { load(y + offsets, mask = inside) } else { load(x + offsets, mask = inside) }.to::<f32>();
         for r in static_range(1, world) {
@@ -48,25 +48,25 @@ pub fn rank_sum<T: Float>(
     }
 }
 
-/// Which rank's parts are added up how.
+/// The reduction that a rank computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranks {
-    /// The rank whose part lies in y.
+    /// The rank whose input is in y.
     pub rank: usize,
-    /// How many parts there are.
+    /// Number of ranks, and so of inputs.
     pub world: usize,
-    /// The sum divided by `world`.
+    /// Divide the sum by `world`.
     pub average: bool,
 }
 
-/// Bytes of a program's tile: four vectors of 16 for each of 128 threads.
+/// Bytes of a program's tile: four 16-byte vectors for each of 128 threads.
 const TILE_BYTES: usize = 8192;
 
-/// y becomes the sum, or average, of it and the parts of the other ranks; so does `copy`. The other parts begin at multiples of `stride`
-/// elements in x. At most `programs` programs work on it, if a number is given.
+/// Sets y, and `copy` where given, to the sum or average of y and the inputs of the other ranks, which begin at
+/// multiples of `stride` elements in x. At most `programs` programs run, where given.
 ///
 /// # Errors
-/// A rank that is not in the world, x that is too short, a copy of another length, tensors on another device, and everything that a launch can say.
+/// A rank outside of the world; x too short; a copy of another length; tensors on another device; launch errors.
 pub fn reduce<T: FloatElement>(
     device: &Device,
     mut y: ViewMut<'_, T>,
@@ -82,11 +82,11 @@ pub fn reduce<T: FloatElement>(
         Err(Error::Argument { kernel: NAME.into(), name, expected, found: found.to_string() })
     };
     if rank >= world {
-        return mistake("rank", format!("a number below the {world} ranks"), rank);
+        return mistake("rank", format!("a rank below {world}, the number of ranks"), rank);
     }
     let wanted = if world == 1 { 0 } else { (world - 2) * stride + n };
     if x.len() < wanted || (world > 2 && stride < n) {
-        return mistake("x", format!("{} parts of {n} elements, {stride} from one to the next", world - 1), x.len());
+        return mistake("x", format!("{} inputs of {n} elements at a stride of {stride}", world - 1), x.len());
     }
     if let Some(copy) = &copy
         && copy.len() != n
@@ -115,7 +115,7 @@ pub fn reduce<T: FloatElement>(
     .launch(device, programs.map_or(tiles, |most| tiles.min(most.max(1))))
 }
 
-/// The same in f64: `parts` by rank.
+/// The reference in f64; `parts` has one input per rank.
 pub fn reference(parts: &[Vec<f64>], average: bool) -> Vec<f64> {
     let divisor = if average { parts.len() as f64 } else { 1.0 };
     (0..parts[0].len()).map(|i| parts.iter().map(|part| part[i]).sum::<f64>() / divisor).collect()

@@ -1,11 +1,11 @@
-//! RMSNorm: y[r, j] = x[r, j] · sᵣ · w[j] with sᵣ = 1/√(meanⱼ x[r, j]² + ε) (Zhang and Sennrich, "Root Mean Square Layer
-//! Normalization", 2019), and its gradients.
+//! RMSNorm: y[r, j] = x[r, j] · sᵣ · w[j] with sᵣ = 1/√(meanⱼ x[r, j]² + ε) (Zhang and Sennrich, "Root Mean Square
+//! Layer Normalization", 2019), and its gradients.
 //!
-//! The forward pass keeps s (`rstd`). With g = ∂L/∂y and x̂ = x·s the derivative is
+//! The forward pass saves s (`rstd`). With g = ∂L/∂y and x̂ = x·s
 //!
 //! - ∂L/∂x = s · (g·w − x̂ · meanⱼ(g·w·x̂)) and
 //! - ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j]: each program sums over its own rows and writes one row of partial sums, which
-//!   [`column_sum`] adds up.
+//!   [`column_sum`] reduces.
 //!
 //! Rows that fit into a tile (`whole_rows`) are read once, wider rows twice.
 
@@ -19,8 +19,8 @@ use tilewright_runtime::prelude::*;
 
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
 ///
-/// One program per tile of rows. `whole_rows` says that `d_tile` ≥ d. With `reread`, whole rows are fetched a second time for
-/// the product instead of held in registers: from the L1 cache, as programs are small then.
+/// One program per tile of rows. `whole_rows` promises that `d_tile` ≥ d. With `reread`, whole rows are loaded a second
+/// time for the multiplication instead of kept in registers: they come from the L1 cache, as these programs are small.
 #[autotune(
     configs = [
         Config(rows_tile = 1, reread = false, num_warps = [2, 4, 8, 16]),
@@ -85,7 +85,7 @@ pub fn rms_norm_fwd<T: Float>(
         let (xt, s) = if reread {
             let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_last).to::<f32>();
             let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
-            // Of no use in the L2 cache from now on, which is left to what is written.
+            // Not needed in the L2 cache after this load: evict_first leaves the cache to the writes.
             (load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>(), s)
         } else {
             let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
@@ -115,7 +115,7 @@ pub fn rms_norm_fwd<T: Float>(
     }
 }
 
-/// On a GPU rows of 4 KB and more have a program each, which reads 32 bytes a thread where that is possible.
+/// On a GPU rows of 4 KB and more have one program each, which reads 32 bytes per thread where possible.
 fn default_forward(problem: &Problem) -> Config {
     let d_tile = problem.int("d_tile").map_or(0, |d| d.max(0) as usize);
     let bytes = d_tile * problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
@@ -128,11 +128,12 @@ fn default_forward(problem: &Problem) -> Config {
 
 /// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
 ///
-/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), each walks down its `rows_each` rows, a
-/// multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile.
+/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its `rows_each`
+/// rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile of rows.
 #[autotune(
     configs = [
-        // Of all kernels that walk down rows. What was fast on an H200 stands first: rows ahead in shared memory.
+        // Shared by all kernels with a row loop. Configurations that were fast on an H200 come first: loads prefetched
+        // into shared memory.
         Config(rows_tile = [1, 2], num_warps = [8, 16], stages = [2, 3]),
         Config(rows_tile = 4, num_warps = [8, 16], stages = [2, 3]),
         Config(rows_tile = 1, num_warps = 4, stages = [2, 3]),
@@ -192,7 +193,8 @@ pub fn rms_norm_bwd<T: Float>(
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
             let s = load(rstd_block, boundary_check = [0], padding = zero).expand_dims(1);
-            // With s taken into g, elements need five operations: for v = s·g·w it is ∂L/∂x = v − x · s² · mean(v·x).
+            // Multiplying g by s first takes five operations per element: for v = s·g·w, ∂L/∂x = v − x · s² ·
+            // mean(v·x).
             let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
             total += g * xt;
@@ -239,10 +241,10 @@ pub fn rms_norm_bwd<T: Float>(
     }
 }
 
-/// Widest row that is kept in registers, and the tile of wider ones.
+/// Widest row that is kept in registers; tile of wider rows.
 const MAX_WHOLE: usize = 8192;
 const WIDE_TILE: usize = 4096;
-/// Narrow enough for several rows, whose gradients of w are one partial sum.
+/// Backward tile of wide rows: narrow enough for several rows, whose gradients of w are one partial sum.
 const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {
@@ -252,7 +254,7 @@ fn tiles(rows: usize, d: usize) -> RowTiles {
 /// y [rows, d] and rstd [rows] of x [rows, d], weights w [d] and `eps`.
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not match; tensors on another device; launch errors.
 pub fn forward<T: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -294,11 +296,11 @@ pub fn forward<T: FloatElement>(
     }
 }
 
-/// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows, d] of the result and the rstd [rows] that
-/// [`forward`] gave.
+/// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows, d] of the result and the rstd [rows] of
+/// [`forward`].
 ///
 /// # Errors
-/// As [`forward`]; also no memory for the partial sums, f32 [programs, d].
+/// As [`forward`]; also out of memory for the partial sums, f32 [programs, d].
 pub fn backward<T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -353,7 +355,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     column_sum::forward(device, Tensor::dense(partial.view(), [programs, d])?, grad_w)
 }
 
-/// The same in f64, on dense row-major slices.
+/// The reference in f64, on dense row-major slices.
 pub mod reference {
     /// (y [rows, d], rstd [rows]) of x [rows, d] and w [d].
     pub fn forward(x: &[f64], w: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {

@@ -1,29 +1,30 @@
-//! Rotary position embedding (Su et al., "RoFormer", 2021, equation 34): each pair of neighbours (x[2i], x[2i+1]) of a token
-//! at position p is turned by the angle p · θᵢ with θᵢ = base^(−2i/d):
+//! Rotary position embedding (Su et al., "RoFormer", 2021, equation 34): each pair of adjacent elements (x[2i],
+//! x[2i+1]) of a token at position p is rotated by the angle p · θᵢ with θᵢ = base^(−2i/d):
 //!
 //! - y[2i] = x[2i] · cos(p·θᵢ) − x[2i+1] · sin(p·θᵢ)
 //! - y[2i+1] = x[2i] · sin(p·θᵢ) + x[2i+1] · cos(p·θᵢ)
 //!
-//! The gradient is the same with −sin: a rotation's transpose turns back. θ is a table that the caller keeps
-//! ([`frequencies`]), open to the variants that scale it. The table and the angles are f64, for an angle in f32 is off by up
-//! to p · 2⁻²⁴. Whole turns are taken off before sine and cosine, so that these are f32, and small numbers' at that.
+//! The gradient is the same with −sin, since the transpose of a rotation is its inverse. θ is a table that the caller
+//! keeps ([`frequencies`]), so that scaled variants are possible. The table and the angles are f64: an angle in f32 has
+//! an absolute error of up to p · 2⁻²⁴. Full turns are subtracted before sine and cosine, which are then computed in
+//! f32 of small arguments.
 
 use crate::blocks::{row_block, vector_block};
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 constexpr_enum! {
-    /// Which way pairs turn.
+    /// The direction of the rotation.
     pub enum Direction {
-        /// By their angle.
+        /// By the angle p · θᵢ.
         Forward,
-        /// Back, as gradients do.
+        /// By the negative angle, as for gradients.
         Backward,
     }
 }
 
-/// Turns the pairs of the tokens of program axis 0 in the heads of program axis 1. `sizes` is (tokens, heads, d), and so
-/// are the strides; `tile` is (tokens, heads, d).
+/// Rotates the pairs of the tokens of program axis 0 in the heads of program axis 1. `sizes`, the strides and `tile`
+/// are (tokens, heads, d).
 #[device_fn]
 fn turn<T: Float>(
     x: Ptr<T>,
@@ -44,7 +45,7 @@ fn turn<T: Float>(
     let theta = load(theta_block, boundary_check = [0], padding = zero);
     let turns = position.expand_dims(1) * (theta * (0.5 / std::f64::consts::PI)).expand_dims(0);
     let part = (turns - floor(turns + 0.5)).to::<f32>();
-    // At most half a turn; that the compiler sees a bound spares sine and cosine the way of large angles.
+    // At most half a turn. The clamp gives the compiler a bound, which removes the range reduction of sine and cosine.
     let angle = minimum(maximum(part, -1.0), 1.0) * (2.0 * std::f32::consts::PI);
     let c = cos(angle);
     let s = match direction {
@@ -65,9 +66,9 @@ fn turn<T: Float>(
     }
 }
 
-/// Turns the pairs of each token by its angle at `positions[token]`.
+/// Rotates the pairs of each token by the angle of position `positions[token]`.
 ///
-/// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). `d_tile` ≥ d, which is even.
+/// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). d is even and at most `d_tile`.
 #[kernel]
 pub fn rope_at<T: Float, I: Int>(
     x: In<T>,
@@ -99,9 +100,9 @@ pub fn rope_at<T: Float, I: Int>(
     turn(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
 }
 
-/// Turns the pairs of each token by its angle at position start + token mod length.
+/// Rotates the pairs of each token by the angle of position start + token mod length.
 ///
-/// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). `d_tile` ≥ d, which is even.
+/// Grid: (⌈tokens / tokens_tile⌉, ⌈heads / heads_tile⌉). d is even and at most `d_tile`.
 #[kernel]
 pub fn rope_from<T: Float>(
     x: In<T>,
@@ -140,7 +141,7 @@ pub fn frequencies(d: usize, base: f64) -> Vec<f64> {
 /// Largest head dimension: a tile holds a whole head.
 const MAX_D: usize = 2048;
 
-/// Tiles of (tokens, heads, d): angles are computed once for several heads.
+/// Tile sizes (tokens, heads, d): angles are computed once for several heads.
 fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<(usize, usize, usize, LaunchConfig)> {
     const ELEMENTS: usize = 2048;
     const HEADS: usize = 8;
@@ -148,7 +149,7 @@ fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<(usize, usize, us
         return Err(Error::Argument {
             kernel: name.into(),
             name: "x",
-            expected: format!("an even number of elements in a head, at most {MAX_D}"),
+            expected: format!("an even head dimension of at most {MAX_D}"),
             found: d.to_string(),
         });
     }
@@ -158,14 +159,13 @@ fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<(usize, usize, us
     Ok((tokens_tile, HEADS, d_tile, LaunchConfig::new(grid).num_warps(4)))
 }
 
-/// y of x, both [tokens, heads, d], with `positions` [tokens] and `frequencies` [d/2].
+/// Writes y, the rotation of x, both [tokens, heads, d], with `positions` [tokens] and `frequencies` [d/2].
 ///
-/// Tensors of other shapes are seen as this one by their strides: batch and heads of a [batch, heads, length, d] tensor are
-/// one dimension, and so are batch and length of a [batch, length, heads, d] tensor.
+/// Tensors of rank 4 are passed with strides: batch and heads of a [batch, heads, length, d] tensor are one dimension,
+/// and so are batch and length of a [batch, length, heads, d] tensor.
 ///
 /// # Errors
-/// Shapes that do not fit each other, an odd d or one above 2048, tensors on another device, and everything that a launch
-/// can say.
+/// Shapes that do not match; an odd d or one above 2048; tensors on another device; launch errors.
 pub fn rotate_at<T: FloatElement, I: IndexElement>(
     device: &Device,
     x: Tensor<'_, T, 3>,
@@ -204,8 +204,8 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
     .launch_with(device, &config)
 }
 
-/// As [`rotate_at`], with token t at position start + t mod length: sequences of `length` tokens, one behind the other, each
-/// of which starts at `start`.
+/// As [`rotate_at`], with token t at position start + t mod length: consecutive sequences of `length` tokens, each of
+/// which starts at position `start`.
 ///
 /// # Errors
 /// As [`rotate_at`]; also a `length` of 0.
@@ -257,7 +257,7 @@ pub fn rotate_from<T: FloatElement>(
     .launch_with(device, &config)
 }
 
-/// The same in f64: x is dense and row-major [tokens, heads, d]; each pair is a complex number.
+/// The reference in f64: x is dense and row-major [tokens, heads, d]; each pair is a complex number.
 pub fn reference(x: &[f64], positions: &[i64], heads: usize, d: usize, base: f64, direction: Direction) -> Vec<f64> {
     let mut y = vec![0.0; x.len()];
     for (k, pair) in x.chunks_exact(2).enumerate() {

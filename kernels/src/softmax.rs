@@ -1,8 +1,8 @@
 //! Softmax along rows: y[r, j] = exp(x[r, j] − mᵣ) / Σₖ exp(x[r, k] − mᵣ) with mᵣ = maxₖ x[r, k].
 //!
-//! Rows that fit into a tile are read once. Wider rows are read twice: once for maximum and sum together, which are
+//! Rows that fit into a tile are read once. Wider rows are read twice: once for the maximum and the sum, which is
 //! rescaled whenever the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
-//! once to write. A row of −∞ gives NaN, as it does in other libraries.
+//! once to write y. A row of −∞ gives NaN, as in PyTorch.
 
 use crate::blocks::exp_below;
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
@@ -61,7 +61,7 @@ pub fn softmax_rows<T: Float>(
 
 /// Softmax of rows of any width.
 ///
-/// One program per tile of rows, which walks along the row twice.
+/// One program per tile of rows, which loops over the columns twice.
 #[kernel]
 pub fn softmax_wide_rows<T: Float>(
     x: In<T>,
@@ -99,7 +99,7 @@ pub fn softmax_wide_rows<T: Float>(
         let inside = (arange(0, d_tile) + start < d).expand_dims(0);
         let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
         let new_largest = maximum(largest, max(xt, axis = 1));
-        // While a row has been −∞ only, −∞ − −∞ would be NaN.
+        // While a row has had −∞ only, −∞ − −∞ would be NaN.
         let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
         total = total * exp_below(largest - shift) + sum(exp_below(xt - shift.expand_dims(1)), axis = 1);
         largest = new_largest;
@@ -115,14 +115,14 @@ pub fn softmax_wide_rows<T: Float>(
     }
 }
 
-/// Widest row that is kept in registers, and the tile of wider ones.
+/// Widest row that is kept in registers; tile of wider rows.
 const MAX_WHOLE: usize = 16384;
 const WIDE_TILE: usize = 4096;
 
 /// y = softmax of x along the last dimension, both [rows, d].
 ///
 /// # Errors
-/// Shapes that differ, tensors on another device, and everything that a launch can say.
+/// Shapes that differ; tensors on another device; launch errors.
 pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: TensorMut<'_, T, 2>) -> Result<()> {
     const NAME: &str = "softmax";
     let [rows, d] = x.shape();
@@ -142,7 +142,7 @@ pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: Ten
     }
 }
 
-/// The same in f64, on dense row-major slices with rows of `d` elements.
+/// The reference in f64, on dense row-major slices with rows of `d` elements.
 pub fn reference(x: &[f64], d: usize) -> Vec<f64> {
     let mut y = Vec::with_capacity(x.len());
     if d == 0 {

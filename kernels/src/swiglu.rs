@@ -1,11 +1,11 @@
-//! SiLU: y = x · σ(x) with the logistic function σ (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2018), and
-//! SwiGLU: y = silu(a) · b (Shazeer, "GLU variants improve Transformer", 2020), with their gradients.
+//! SiLU: y = x · σ(x) with the logistic function σ (Elfwing, Uchibe and Doya, "Sigmoid-weighted linear units", 2018),
+//! and SwiGLU: y = silu(a) · b (Shazeer, "GLU variants improve Transformer", 2020), with their gradients.
 //!
 //! With g = ∂L/∂y, and silu′(a) = σ(a) · (1 + a · (1 − σ(a))),
 //!
 //! - ∂L/∂a = g · b · silu′(a) and ∂L/∂b = g · silu(a).
 //!
-//! The gradients start from a and b, so that nothing has to be kept between the passes.
+//! The backward pass recomputes from a and b: the forward pass saves nothing else.
 
 use crate::blocks::{ElementTiles, row_block, tile_start};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
@@ -144,7 +144,7 @@ pub fn swiglu_bwd<T: Float>(
 /// y = silu(x), both [rows, d].
 ///
 /// # Errors
-/// Shapes that differ, tensors on another device, and everything that a launch can say.
+/// Shapes that differ; tensors on another device; launch errors.
 pub fn silu<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: TensorMut<'_, T, 2>) -> Result<()> {
     const NAME: &str = "silu_fwd";
     let [rows, d] = x.shape();
@@ -198,7 +198,7 @@ pub fn silu_backward<T: FloatElement>(
     .launch_with(device, &tiles.config())
 }
 
-/// y = silu(a) · b, all [rows, d]. Gate and value that one product made side by side are two strided tensors.
+/// y = silu(a) · b, all [rows, d]. The gate and up projections of one fused GEMM are passed as two strided tensors.
 ///
 /// # Errors
 /// As [`silu`].
@@ -274,7 +274,7 @@ pub fn backward<T: FloatElement>(
     .launch_with(device, &tiles.config())
 }
 
-/// The same in f64, element by element.
+/// The reference in f64, element by element.
 pub mod reference {
     /// silu(x)
     pub fn silu(x: f64) -> f64 {

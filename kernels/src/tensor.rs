@@ -1,10 +1,10 @@
-//! Tensors as kernels take them: borrowed memory of a device with a shape and strides, and the checks of both.
+//! Tensor arguments of the kernels: borrowed device memory with a shape and strides, and the checks of both.
 
 use tilewright_runtime::Strided;
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
-/// Element types that the kernels of this crate compute on: they multiply and sum in f32.
+/// Element types of the kernels of this crate, which multiply and accumulate in f32.
 pub trait FloatElement: Float + Element {}
 impl FloatElement for f16 {}
 impl FloatElement for bf16 {}
@@ -16,7 +16,7 @@ impl IndexElement for i32 {}
 impl IndexElement for i64 {}
 impl IndexElement for u32 {}
 
-/// A tensor of rank `R` that is read.
+/// A read-only tensor of rank `R`.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a, T: Element, const R: usize> {
     pub(crate) data: View<'a, T>,
@@ -24,7 +24,7 @@ pub struct Tensor<'a, T: Element, const R: usize> {
     pub(crate) strides: [i64; R],
 }
 
-/// A tensor of rank `R` that is written.
+/// A writable tensor of rank `R`.
 #[derive(Debug)]
 pub struct TensorMut<'a, T: Element, const R: usize> {
     pub(crate) data: ViewMut<'a, T>,
@@ -33,78 +33,79 @@ pub struct TensorMut<'a, T: Element, const R: usize> {
 }
 
 impl<'a, T: Element, const R: usize> Tensor<'a, T, R> {
-    /// Dense and row-major: the last dimension varies fastest.
+    /// A dense row-major tensor: the last dimension is contiguous.
     ///
     /// # Errors
-    /// There are fewer elements than the shape needs.
+    /// The data has fewer elements than the shape.
     pub fn dense(data: View<'a, T>, shape: [usize; R]) -> Result<Self> {
         Self::strided(data, shape, dense_strides(shape))
     }
 
-    /// Element i₀, i₁, … is element Σ iₙ · stridesₙ of `data`. Strides may be zero: those elements repeat.
+    /// A strided tensor: element i₀, i₁, … is element Σ iₙ · stridesₙ of `data`. Strides may be zero: those elements
+    /// repeat.
     ///
     /// # Errors
-    /// An element lies outside the data.
+    /// An element lies outside of the data.
     pub fn strided(data: View<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
         check_fits(shape, strides, data.len())?;
         Ok(Tensor { data, shape, strides })
     }
 
-    /// The same elements with two dimensions swapped.
+    /// The same elements with dimensions `a` and `b` swapped.
     pub fn transposed(mut self, a: usize, b: usize) -> Self {
         self.shape.swap(a, b);
         self.strides.swap(a, b);
         self
     }
 
-    /// The memory that the elements lie in, from the first one on.
+    /// The memory of the tensor, from its first element on.
     pub fn view(&self) -> View<'a, T> {
         self.data
     }
 
-    /// Extent of each dimension.
+    /// The extent of each dimension.
     pub fn shape(&self) -> [usize; R] {
         self.shape
     }
 
-    /// Distance between neighbours along each dimension, in elements.
+    /// The stride of each dimension, in elements.
     pub fn strides(&self) -> [i64; R] {
         self.strides
     }
 }
 
 impl<'a, T: Element, const R: usize> TensorMut<'a, T, R> {
-    /// See [`Tensor::dense`].
+    /// As [`Tensor::dense`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Tensor::dense`].
     pub fn dense(data: ViewMut<'a, T>, shape: [usize; R]) -> Result<Self> {
         Self::strided(data, shape, dense_strides(shape))
     }
 
-    /// See [`Tensor::strided`].
+    /// As [`Tensor::strided`].
     ///
     /// # Errors
-    /// As there; also strides by which elements overlap.
+    /// As [`Tensor::strided`]; also strides with which elements overlap.
     pub fn strided(data: ViewMut<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
         check_fits(shape, strides, data.len())?;
         check_apart(shape, strides)?;
         Ok(TensorMut { data, shape, strides })
     }
 
-    /// The same elements with two dimensions swapped.
+    /// The same elements with dimensions `a` and `b` swapped.
     pub fn transposed(mut self, a: usize, b: usize) -> Self {
         self.shape.swap(a, b);
         self.strides.swap(a, b);
         self
     }
 
-    /// Extent of each dimension.
+    /// The extent of each dimension.
     pub fn shape(&self) -> [usize; R] {
         self.shape
     }
 
-    /// Distance between neighbours along each dimension, in elements.
+    /// The stride of each dimension, in elements.
     pub fn strides(&self) -> [i64; R] {
         self.strides
     }
@@ -118,7 +119,7 @@ fn dense_strides<const R: usize>(shape: [usize; R]) -> [i64; R] {
     strides
 }
 
-/// Every element lies among the `len` elements of the data.
+/// Fails unless every element lies within the `len` elements of the data.
 fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) -> Result<()> {
     if shape.contains(&0) {
         return Ok(());
@@ -134,7 +135,8 @@ fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) 
     Strided { shape, strides: strides.to_vec() }.check_fits(len)
 }
 
-/// No two elements of an output share a place: ordered by stride, each dimension steps over all smaller ones.
+/// Fails if two elements of an output may share an address: in order of their strides, the stride of each dimension
+/// must exceed the span of all smaller ones.
 fn check_apart<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<()> {
     if shape.contains(&0) {
         return Ok(());
@@ -147,7 +149,7 @@ fn check_apart<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<(
             return Err(Error::Argument {
                 kernel: "tensor".into(),
                 name: "strides",
-                expected: "strides that give every element of an output a place of its own".into(),
+                expected: "strides with which no two elements of an output overlap".into(),
                 found: format!("{strides:?} for the shape {shape:?}"),
             });
         }
@@ -156,7 +158,7 @@ fn check_apart<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<(
     Ok(())
 }
 
-/// Fails unless `found` is the shape that the other arguments ask for.
+/// Fails unless `found` is the shape that the other arguments imply.
 pub(crate) fn expect_shape<const R: usize>(
     kernel: &str,
     name: &'static str,
@@ -174,10 +176,10 @@ pub(crate) fn expect_shape<const R: usize>(
     })
 }
 
-/// Largest extent of a dimension: the last tile may reach beyond it, and counts in i32.
+/// Largest extent of a dimension: offsets of the last tile, which may extend past it, are i32.
 const MAX_EXTENT: usize = i32::MAX as usize - (1 << 20);
 
-/// An extent as kernels take it.
+/// Converts an extent to a kernel argument.
 pub(crate) fn extent(kernel: &str, name: &'static str, n: usize) -> Result<i32> {
     if n <= MAX_EXTENT {
         return Ok(n as i32);
@@ -190,8 +192,7 @@ pub(crate) fn extent(kernel: &str, name: &'static str, n: usize) -> Result<i32> 
     })
 }
 
-/// Tiles for kernels that work on rows: few enough elements for the registers of a program, and enough programs to fill
-/// a GPU.
+/// Tiles of row-wise kernels: few enough elements for the registers of a program, and enough programs to fill a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowTiles {
     pub rows_tile: usize,
@@ -200,20 +201,20 @@ pub(crate) struct RowTiles {
 }
 
 impl RowTiles {
-    /// For rows of `d` elements, of which a tile has at most `max_d`.
+    /// Chooses tiles for rows of `d` elements, with at most `max_d` columns.
     pub fn new(rows: usize, d: usize, max_d: usize) -> RowTiles {
-        /// Elements of a tile that is not as wide as its rows.
+        /// Elements of a tile that is narrower than its rows.
         const ELEMENTS: usize = 8192;
-        /// Programs that fill a large GPU a few times.
+        /// Programs that fill a large GPU several times.
         const PROGRAMS: usize = 512;
         let d_tile = d.max(1).next_power_of_two().clamp(16, max_d);
         let rows_tile = (ELEMENTS / d_tile).min((rows / PROGRAMS).max(1).next_power_of_two()).max(1);
-        // 32 elements a thread leave room for the results beside them.
+        // 32 elements per thread leave registers for the results.
         let num_warps = ((rows_tile * d_tile / 1024) as u32).clamp(4, 16);
         RowTiles { rows_tile, d_tile, num_warps }
     }
 
-    /// Programs that cover all rows.
+    /// The number of programs that cover all rows.
     pub fn programs(&self, rows: usize) -> usize {
         rows.div_ceil(self.rows_tile)
     }
@@ -223,7 +224,8 @@ impl RowTiles {
     }
 }
 
-/// Where nothing was measured: what [`RowTiles`] would be. The key has `d_tile`, of whole rows, and `rows`.
+/// The configuration of [`RowTiles`], where no tuning entry applies. The key has `d_tile`, the width of a whole row,
+/// and `rows`.
 pub(crate) fn default_rows(problem: &Problem) -> Config {
     let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let tiles = RowTiles::new(of("rows"), of("d_tile"), of("d_tile"));

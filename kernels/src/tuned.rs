@@ -1,4 +1,4 @@
-//! The tables of configurations that ship with the kernels.
+//! The tuning tables that ship with the kernels.
 
-/// What was measured on GPUs: a table each, in `kernels/tuned/`.
+/// Tuning tables as JSON, one per GPU model, from `kernels/tuned/`.
 pub const TABLES: &[&str] = &[include_str!("../tuned/nvidia-h200.json")];

@@ -1,38 +1,40 @@
-//! Kernels whose programs walk down the rows of a matrix, each over its own, with sums of columns in registers.
+//! The row loop of kernels whose programs each loop over a contiguous range of rows and keep column sums in registers.
 //!
-//! There are as many programs as a device runs at a time, so that few partial sums are left to add up. Which rows a program
-//! has does not depend on the tile: configurations can be held against each other.
+//! The grid has as many programs as the device runs concurrently, so that few partial sums remain to be reduced by
+//! [`column_sum`](crate::column_sum). The rows of a program do not depend on `rows_tile`: the autotuner can compare the
+//! outputs of all configurations.
 
 use tilewright_codegen::target::Target;
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
-/// How rows are shared among programs.
+/// The partition of rows among programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Walk {
     pub programs: usize,
-    /// Rows of a program, but for the last one: a multiple of every tile's.
+    /// Rows of every program but the last: a multiple of every configuration's `rows_tile`.
     pub rows_each: usize,
 }
 
-/// Elements of a tile that is not as wide as its rows: 16 for each of 256 threads leave room for operands and sums of several
-/// programs.
+/// Elements of a tile that is narrower than its rows: 16 per thread of 256 threads leave registers for the operands and
+/// sums of several resident programs.
 const ELEMENTS: usize = 4096;
-/// Most rows of a tile among the configurations.
+/// Largest `rows_tile` among the configurations.
 const MAX_ROWS: usize = 16;
 
 impl Walk {
-    /// For `rows` rows, whose columns are shared by `across` programs with `d_tile` columns each.
+    /// Partitions `rows` rows, whose columns are covered by `across` programs of `d_tile` columns each.
     pub fn new(device: &Device, rows: usize, d_tile: usize, across: usize) -> Walk {
         let processors = device.is_cuda().then(|| device.info().processors as usize);
         Walk::on(processors, rows, d_tile, across)
     }
 
     fn on(processors: Option<usize>, rows: usize, d_tile: usize, across: usize) -> Walk {
-        // Elements of the tiles that a multiprocessor works on at a time. Programs of wide rows are large and leave wide partial sums: with
-        // half as many, rms_norm_bwd of 4096 and 8192 columns in bf16 takes 1 % less on an H200, and of 1024 columns 23 % more.
+        // Elements of the tiles that are resident on an SM (streaming multiprocessor). Programs of wide rows are large
+        // and write wide partial sums: with half as many programs, rms_norm_bwd of 4096 and 8192 columns in bf16 takes
+        // 1 % less on an H200, and of 1024 columns 23 % more.
         let at_a_time = if d_tile < ELEMENTS { 4 * ELEMENTS } else { 2 * ELEMENTS };
-        /// On a CPU: the same on every machine, and with it the last bits of sums.
+        /// Programs on a CPU: a fixed number, so that sums have the same bits on every machine.
         const ON_CPU: usize = 64;
         let most = match processors {
             Some(processors) => processors * (at_a_time / d_tile.max(ELEMENTS)).max(1),
@@ -44,12 +46,12 @@ impl Walk {
     }
 }
 
-/// Where nothing was measured. The key has `d_tile` and `rows`.
+/// The configuration where no tuning entry applies. The key has `d_tile` and `rows`.
 ///
-/// The next tiles are fetched while one is worked on, where there is shared memory for them: on an H200 that took rows of 8192 from 84 to
-/// 94 % of what a copy reaches.
+/// Loads of the next tiles are prefetched into as many stages as shared memory holds, at most three: on an H200 that
+/// took rows of 8192 from 84 to 94 % of the throughput of a copy.
 pub(crate) fn default_walk(problem: &Problem) -> Config {
-    /// Matrices that such kernels read, at most.
+    /// Largest number of matrices that a kernel with a row loop reads.
     const READ: usize = 2;
     let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let rows_tile = (ELEMENTS / of("d_tile")).clamp(1, of("rows").next_power_of_two());

@@ -1,12 +1,12 @@
-//! Weighted sum: the inner product of each row with one vector of weights, and its gradients.
+//! Weighted sum: the inner product of each row with a vector of weights, and its gradients.
 //!
 //! y = x·w for x [rows, d] and w [d]. With g = ∂L/∂y the chain rule gives
 //!
 //! - ∂L/∂x[r, j] = g[r] · w[j], an outer product, and
-//! - ∂L/∂w[j] = Σᵣ g[r] · x[r, j], a sum over rows: each program sums over its own rows and writes one row of partial sums
-//!   ([`column_sum`] adds those).
+//! - ∂L/∂w[j] = Σᵣ g[r] · x[r, j], a sum over rows: each program sums over its own rows and writes one row of partial
+//!   sums, which [`column_sum`] reduces.
 //!
-//! It is the introductory kernel of Stanford CS336, assignment 2, section 1.3.1 (equations 2 and 3 there).
+//! This is the introductory kernel of Stanford CS336, assignment 2, section 1.3.1 (equations 2 and 3 there).
 
 use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
@@ -15,11 +15,12 @@ use crate::walk::{Walk, default_walk};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
-/// y[r] = Σⱼ x[r, j] · w[j], multiplied and summed in f32.
+/// y[r] = Σⱼ x[r, j] · w[j], multiplied and accumulated in f32.
 ///
-/// One program per tile of rows, which walks along the row. With `first_out` x is the first to leave the L2 cache, so that what was written
-/// there before need not go to memory meanwhile: for an x that is not much larger than the cache, on an H200 up to 200 MB in any case.
-/// `whole` promises that d is `d_tile`: then one tile is all of a row, and there is neither a loop nor a mask of columns.
+/// One program per tile of rows, which loops over the columns. With `first_out` x is loaded with the eviction policy
+/// evict_first, so that data written to L2 before stay there: for an x not much larger than the L2 cache, on an H200 up
+/// to 200 MB in any case. `whole` promises that d is `d_tile`: one tile is a whole row, without a loop or a mask of
+/// columns.
 #[autotune(
     configs = [
         Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], first_out = false),
@@ -95,8 +96,8 @@ pub fn weighted_sum_fwd<T: Float>(
 
 /// grad_x[r, j] = grad_y[r] · w[j], and partial_grad_w[p, j] = Σ grad_y[r] · x[r, j] over the rows r of program p.
 ///
-/// One program per `rows_each` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1): it walks down its rows
-/// and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
+/// One program per `rows_each` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1). It loops over
+/// its rows and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
     configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
@@ -146,17 +147,18 @@ pub fn weighted_sum_bwd<T: Float>(
     store(partial_block.advance([0, column]), sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
 }
 
-/// Widest tile: wider rows go through several.
+/// Widest tile: wider rows are processed in several tiles.
 const MAX_D_TILE: usize = 1024;
-/// On a CPU: as wide as most rows. What is read lies in one piece then, which its prefetchers follow; several rows in short
-/// pieces read at half the speed.
+/// Widest tile on a CPU, as wide as most rows: the reads are contiguous, which hardware prefetchers follow. Several
+/// rows in short pieces read at half the speed.
 const MAX_D_TILE_CPU: usize = 8192;
 
 fn max_d_tile(gpu: bool) -> usize {
     if gpu { MAX_D_TILE } else { MAX_D_TILE_CPU }
 }
 
-/// Bytes of x up to which it is the first to leave the cache: on an H200, 205 MB take 5 to 14 % less then, and 820 MB 3 % more.
+/// Bytes of x up to which its loads are evict_first: on an H200, 205 MB take 5 to 14 % less time with it, and 820 MB 3
+/// % more.
 const FIRST_OUT_BYTES: usize = 300 << 20;
 
 fn default_forward(problem: &Problem) -> Config {
@@ -177,7 +179,7 @@ fn default_forward(problem: &Problem) -> Config {
 /// y [rows] = x [rows, d] · w [d].
 ///
 /// # Errors
-/// Shapes that do not fit each other, tensors on another device, and everything that a launch can say.
+/// Shapes that do not match; tensors on another device; launch errors.
 pub fn forward<T: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -212,7 +214,7 @@ pub fn forward<T: FloatElement>(
 /// grad_x [rows, d] and grad_w [d], given the gradient grad_y [rows] of the result.
 ///
 /// # Errors
-/// As [`forward`]; also no memory for the partial sums, f32 [programs, d].
+/// As [`forward`]; also out of memory for the partial sums, f32 [programs, d].
 pub fn backward<T: FloatElement, G: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 2>,
@@ -256,7 +258,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     column_sum::forward(device, Tensor::dense(partial.view(), [walk.programs, d])?, grad_w)
 }
 
-/// The same in f64, on dense row-major slices.
+/// The reference in f64, on dense row-major slices.
 pub mod reference {
     /// y [rows] of x [rows, d] and w [d].
     pub fn forward(x: &[f64], w: &[f64], rows: usize) -> Vec<f64> {

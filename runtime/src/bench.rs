@@ -1,4 +1,4 @@
-//! Timing of launches.
+//! Benchmarks of launches.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +19,13 @@ pub struct Timing {
     pub max: f64,
     /// Number of runs.
     pub n: usize,
-    /// Every run, in the order in which it ran.
+    /// All samples, in the order of the runs.
     pub samples: Vec<f64>,
 }
 
 impl Timing {
-    /// Statistics of `samples` in milliseconds. Percentiles are interpolated linearly between neighbours. Without samples
-    /// everything is NaN.
+    /// Statistics of `samples` in milliseconds. Percentiles are interpolated linearly between neighbors. Without
+    /// samples all are NaN.
     pub fn from_samples(samples: Vec<f64>) -> Timing {
         let mut sorted = samples.clone();
         sorted.sort_by(f64::total_cmp);
@@ -64,13 +64,13 @@ impl Timing {
 
 /// Runs of the short estimate before warm-up.
 const ESTIMATE_RUNS: u32 = 5;
-/// Most runs of one measurement: events are recorded for each.
+/// Maximum number of runs of one measurement: each has two events.
 const MAX_RUNS: f64 = 100_000.0;
 
-/// Times `f` on `device`: runs it for about `warmup_ms`, then for about `rep_ms`, each run timed by itself.
+/// Times `f` on `device`: runs it for about `warmup_ms`, then for about `rep_ms`, and times each run separately.
 ///
-/// On a GPU `f` queues work on the device's stream; each run is timed by events of the GPU, and the L2 cache is cleared
-/// before each run, outside of the time. On the CPU a run is timed by the clock, with caches as they are.
+/// On a GPU `f` queues work on the device's stream; GPU events time each run, and the L2 cache is cleared before each
+/// run, outside of the measured time. On the CPU a clock times each run, and caches are not cleared.
 ///
 /// # Errors
 /// Those of `f`, and of the kernels that it queues.
@@ -114,13 +114,13 @@ fn time_on_gpu(device: &Device, runs: usize, f: &mut impl FnMut() -> Result<()>)
     events.iter().map(|(start, end)| end.elapsed_since(start).map(milliseconds)).collect()
 }
 
-/// Clears a GPU's L2 cache by writing more than it holds.
+/// Clears a GPU's L2 cache by writing more than its size.
 pub struct L2Flush {
     scratch: Buffer<u8>,
 }
 
 impl L2Flush {
-    /// Takes 256 MB of the device's memory, or twice its L2 cache if that is more; one byte on the CPU.
+    /// Allocates 256 MB of the device's memory, or twice its L2 cache if that is more; one byte on the CPU.
     pub fn new(device: &Device) -> Result<L2Flush> {
         let bytes = match device.is_cuda() {
             true => (256 << 20).max(2 * device.info().l2_bytes as usize),

@@ -1,4 +1,4 @@
-//! Typed memory of a device, and borrowed parts of it.
+//! Typed device memory, and borrowed ranges of it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -8,9 +8,9 @@ use crate::device::{Device, Memory, same_device};
 use crate::element::Element;
 use crate::error::{Error, Result};
 
-/// `len` elements of `T` on a device. On the CPU the memory is 64-byte aligned, on a GPU 256-byte.
+/// `len` elements of `T` on a device. On the CPU the memory is 64-byte aligned, on a GPU 256-byte aligned.
 ///
-/// On a GPU everything that a buffer does is queued on its device's stream; reading waits.
+/// On a GPU all operations of a buffer are queued on its device's stream; reading waits for them.
 pub struct Buffer<T: Element> {
     memory: Memory,
     len: usize,
@@ -34,7 +34,7 @@ pub struct ViewMut<'a, T: Element> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// `len` elements with unspecified values, for outputs that a kernel writes whole.
+    /// `len` elements with unspecified values, for outputs that a kernel writes completely.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -46,15 +46,15 @@ impl<T: Element> Buffer<T> {
     /// `len` zeros.
     pub fn zeros(device: &Device, len: usize) -> Result<Self> {
         let mut buffer = Self::uninit(device, len)?;
-        // The CPU's memory comes zeroed.
+        // The CPU allocates zeroed memory.
         if device.is_cuda() {
             buffer.fill_bytes(0)?;
         }
         Ok(buffer)
     }
 
-    /// `len` elements of all-ones bytes: NaN for every float type, -1 or the largest value for integers. What a kernel
-    /// forgets to write is then seen in its output.
+    /// `len` elements of all-ones bytes: NaN for every float type, -1 or the largest value for integers. Elements that
+    /// a kernel does not write are then visible in its output.
     pub fn poisoned(device: &Device, len: usize) -> Result<Self> {
         let mut buffer = Self::uninit(device, len)?;
         buffer.poison()?;
@@ -95,24 +95,24 @@ impl<T: Element> Buffer<T> {
         self.view().to_vec()
     }
 
-    /// Overwrites all elements with `values`, which must be as many.
+    /// Overwrites all elements with `values`, which must have the same length.
     pub fn copy_from_slice(&mut self, values: &[T]) -> Result<()> {
         self.view_mut().copy_from_slice(values)
     }
 
-    /// Overwrites all elements with those of `source`, as many and on the same device.
+    /// Overwrites all elements with those of `source`, which must have the same length and device.
     pub fn copy_from(&mut self, source: View<'_, T>) -> Result<()> {
         self.view_mut().copy_from(source)
     }
 
-    /// A second buffer with the same contents.
+    /// A new buffer with the same contents.
     pub fn try_clone(&self) -> Result<Self> {
         let mut copy = Self::uninit(self.device(), self.len)?;
         copy.copy_from(self.view())?;
         Ok(copy)
     }
 
-    /// The contents on another device, through the host.
+    /// A copy on another device, through the host.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         Self::from_slice(device, &self.to_vec()?)
     }
@@ -122,33 +122,33 @@ impl<T: Element> Buffer<T> {
         self.fill_bytes(0)
     }
 
-    /// Sets all bytes to ones, as [`Buffer::poisoned`] does.
+    /// Sets all bytes to ones, like [`Buffer::poisoned`].
     pub fn poison(&mut self) -> Result<()> {
         self.fill_bytes(0xff)
     }
 
-    /// All elements, shared.
+    /// A view of all elements.
     pub fn view(&self) -> View<'_, T> {
         View { device: self.device(), address: self.address(), len: self.len, elements: PhantomData }
     }
 
-    /// All elements, exclusive.
+    /// An exclusive view of all elements.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         ViewMut { device: self.memory.device(), address: self.memory.address(), len: self.len, elements: PhantomData }
     }
 
-    /// The elements in `range`, shared.
+    /// A view of the elements in `range`.
     ///
     /// # Errors
-    /// The range leaves the buffer.
+    /// The range is out of bounds.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'_, T>> {
         self.view().slice(range)
     }
 
-    /// The elements in `range`, exclusive.
+    /// An exclusive view of the elements in `range`.
     ///
     /// # Errors
-    /// The range leaves the buffer.
+    /// The range is out of bounds.
     pub fn slice_mut(&mut self, range: impl RangeBounds<usize>) -> Result<ViewMut<'_, T>> {
         self.view_mut().slice(range)
     }
@@ -188,13 +188,13 @@ impl<'a, T: Element> View<'a, T> {
     /// The elements in `range` of this view.
     ///
     /// # Errors
-    /// The range leaves the view.
+    /// The range is out of bounds.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Result<View<'a, T>> {
         let (start, end) = resolve(range, self.len)?;
         Ok(View { address: self.address + (start * size_of::<T>()) as u64, len: end - start, ..*self })
     }
 
-    /// The elements of a slice of this process, for kernels on the CPU: another library's memory, without a copy.
+    /// A view of a slice of this process, for kernels on the CPU: another library's memory, without a copy.
     ///
     /// # Errors
     /// `device` is a GPU.
@@ -207,23 +207,24 @@ impl<'a, T: Element> View<'a, T> {
     /// `len` elements of another library's memory on `device`.
     ///
     /// # Safety
-    /// As long as the view lives, they are initialised, live memory of the device (on the CPU: of exposed provenance), aligned
-    /// for `T`, and nobody writes them but in the order of the device's stream.
+    /// While the view lives, they are initialized, live memory of the device (on the CPU: of exposed provenance),
+    /// aligned for `T`, and written only in the order of the device's stream.
     pub unsafe fn from_address(device: &'a Device, address: u64, len: usize) -> View<'a, T> {
         View { device, address, len, elements: PhantomData }
     }
 
-    /// The elements where they are, on the CPU.
+    /// The elements as a slice, on the CPU.
     pub fn as_slice(&self) -> Option<&'a [T]>
     where
-        // The memory may hold any bits.
+        // Every bit pattern is a valid value.
         T: bytemuck::Pod,
     {
         if self.device.is_cuda() {
             return None;
         }
         let first = std::ptr::with_exposed_provenance(self.address as usize);
-        // SAFETY: the view borrows `len` live elements, aligned and, on the CPU, initialised; nothing writes them meanwhile.
+        // SAFETY: the view borrows `len` live elements, aligned and, on the CPU, initialized; nothing writes them
+        // meanwhile.
         Some(unsafe { std::slice::from_raw_parts(first, self.len) })
     }
 
@@ -235,13 +236,13 @@ impl<'a, T: Element> View<'a, T> {
 }
 
 impl<'a, T: Element> ViewMut<'a, T> {
-    /// The elements of a slice of this process, for kernels on the CPU: another library's memory, without a copy.
+    /// An exclusive view of a slice of this process, for kernels on the CPU: another library's memory, without a copy.
     ///
     /// # Errors
     /// `device` is a GPU.
     pub fn of_slice(device: &'a Device, elements: &'a mut [T]) -> Result<ViewMut<'a, T>>
     where
-        // Kernels write any bits.
+        // Kernels may write any bit pattern.
         T: bytemuck::Pod,
     {
         expect_cpu(device)?;
@@ -252,7 +253,7 @@ impl<'a, T: Element> ViewMut<'a, T> {
     /// `len` elements of another library's memory on `device`.
     ///
     /// # Safety
-    /// As for [`View::from_address`], and nobody else reads them either.
+    /// As for [`View::from_address`]; the elements are also read only in the order of the device's stream.
     pub unsafe fn from_address(device: &'a Device, address: u64, len: usize) -> ViewMut<'a, T> {
         ViewMut { device, address, len, elements: PhantomData }
     }
@@ -277,31 +278,31 @@ impl<T: Element> ViewMut<'_, T> {
         self.address
     }
 
-    /// The same elements, shared, for as long as this is borrowed.
+    /// A shared view of the same elements, while this one is borrowed.
     pub fn as_view(&self) -> View<'_, T> {
         View { device: self.device, address: self.address, len: self.len, elements: PhantomData }
     }
 
-    /// The elements where they are, on the CPU.
+    /// The elements as a slice, on the CPU.
     pub fn as_mut_slice(&mut self) -> Option<&mut [T]>
     where
-        // The memory may hold any bits.
+        // Every bit pattern is a valid value.
         T: bytemuck::Pod,
     {
         if self.device.is_cuda() {
             return None;
         }
         let first = std::ptr::with_exposed_provenance_mut(self.address as usize);
-        // SAFETY: the view borrows `len` live elements exclusively; they are aligned and, on the CPU, initialised.
+        // SAFETY: the view borrows `len` live elements exclusively; they are aligned and, on the CPU, initialized.
         Some(unsafe { std::slice::from_raw_parts_mut(first, self.len) })
     }
 
-    /// The same elements, for as long as this is borrowed.
+    /// An exclusive view of the same elements, while this one is borrowed.
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         ViewMut { device: self.device, address: self.address, len: self.len, elements: PhantomData }
     }
 
-    /// Elements before and from `middle`.
+    /// Splits the view at `middle`.
     ///
     /// # Errors
     /// `middle` is beyond the end.
@@ -316,20 +317,20 @@ impl<T: Element> ViewMut<'_, T> {
     /// The elements in `range` of this view.
     ///
     /// # Errors
-    /// The range leaves the view.
+    /// The range is out of bounds.
     pub fn slice(self, range: impl RangeBounds<usize>) -> Result<Self> {
         let (start, end) = resolve(range, self.len)?;
         Ok(ViewMut { address: self.address + (start * size_of::<T>()) as u64, len: end - start, ..self })
     }
 
-    /// Overwrites the elements with `values`, which must be as many.
+    /// Overwrites the elements with `values`, which must have the same length.
     pub fn copy_from_slice(&mut self, values: &[T]) -> Result<()> {
         self.check_len("the source of a copy", values.len())?;
         // SAFETY: the view borrows `len` live elements exclusively.
         unsafe { self.device.write(self.address, T::as_bytes(values)) }
     }
 
-    /// Overwrites the elements with those of `source`, as many and on the same device.
+    /// Overwrites the elements with those of `source`, which must have the same length and device.
     pub fn copy_from(&mut self, source: View<'_, T>) -> Result<()> {
         self.check_len("the source of a copy", source.len)?;
         same_device("a copy between buffers", self.device, source.device)?;
@@ -380,7 +381,7 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)>
 /// # Errors
 /// More than memory can hold, whatever their type.
 pub fn elements(shape: &[usize]) -> Result<usize> {
-    /// Of the widest element type, f64.
+    /// For the widest element type, f64.
     const MOST: usize = isize::MAX as usize / 8;
     let product = match shape.contains(&0) {
         true => Some(0),
@@ -389,17 +390,17 @@ pub fn elements(shape: &[usize]) -> Result<usize> {
     product.filter(|&n| n <= MOST).ok_or_else(|| Error::TooLarge { shape: shape.to_vec() })
 }
 
-/// Shape and strides, in elements, of a tensor inside a buffer: what a kernel's shape and stride arguments say.
+/// Shape and strides, in elements, of a tensor inside a buffer: the values of a kernel's shape and stride arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Strided {
     /// Extent of each dimension.
     pub shape: Vec<i64>,
-    /// Distance between neighbours along each dimension, in elements.
+    /// Distance between neighbors along each dimension, in elements.
     pub strides: Vec<i64>,
 }
 
 impl Strided {
-    /// Densely packed, last dimension fastest. Strides beyond an `i64` are its largest number: such a tensor is empty, or fits nowhere.
+    /// Row-major and contiguous. Strides beyond an `i64` saturate: such a tensor is empty or does not fit any memory.
     pub fn row_major(shape: &[i64]) -> Strided {
         let mut strides = vec![1_i64; shape.len()];
         for axis in (1..shape.len()).rev() {
@@ -408,7 +409,7 @@ impl Strided {
         Strided { shape: shape.to_vec(), strides }
     }
 
-    /// Number of elements; the largest number where there are more.
+    /// Number of elements; saturates.
     pub fn elements(&self) -> usize {
         if self.shape.iter().any(|&extent| extent <= 0) {
             return 0;
@@ -416,17 +417,17 @@ impl Strided {
         self.shape.iter().fold(1, |product: usize, &extent| product.saturating_mul(extent as usize))
     }
 
-    /// The same elements with two dimensions swapped.
+    /// The same elements with two dimensions transposed.
     pub fn transposed(mut self, a: usize, b: usize) -> Strided {
         self.shape.swap(a, b);
         self.strides.swap(a, b);
         self
     }
 
-    /// Checks that every element lies among the `len` elements from the tensor's base on.
+    /// Checks that every element is among the `len` elements from the tensor's base on.
     ///
     /// # Errors
-    /// Names the lowest and highest element that are reached.
+    /// Names the lowest and highest element index.
     pub fn check_fits(&self, len: usize) -> Result<()> {
         if self.shape.iter().any(|&extent| extent <= 0) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Element types of buffers, and the two 8-bit floats that Rust has no type for.
+//! Element types of buffers, and the two 8-bit floats that Rust lacks.
 
 use half::{bf16, f16};
 use std::fmt;
@@ -36,7 +36,7 @@ impl Dtype {
         }
     }
 
-    /// The name that kernels use.
+    /// Its name in kernels.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::Bool => "bool",
@@ -74,7 +74,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that buffers hold. Device memory may contain any bytes, so reading goes through [`Element::from_bytes`].
+/// A type of buffer elements. Device memory may contain any bytes, so reading uses [`Element::from_bytes`].
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
     /// Its name and size.
     const DTYPE: Dtype;
@@ -85,7 +85,7 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq 
     /// `len` values, whose memory `fill` writes.
     ///
     /// # Errors
-    /// Those of `fill`; no memory for the values.
+    /// Those of `fill`, or not enough memory for the values.
     fn from_bytes(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>>;
 }
 
@@ -123,7 +123,7 @@ impl Element for bool {
         bytemuck::cast_slice(values)
     }
 
-    /// Any byte but zero is true.
+    /// Every byte except zero is true.
     fn from_bytes(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>> {
         let mut bytes: Vec<u8> = zeroed(len)?;
         fill(&mut bytes)?;
@@ -146,13 +146,13 @@ impl F8E4M3 {
     /// Largest finite value.
     pub const MAX: f32 = 448.0;
 
-    /// The value, exactly.
+    /// The exact value.
     pub fn to_f32(self) -> f32 {
         if self.0 & 0x7f == 0x7f { f32::NAN } else { decode(self.0, 3, 7) }
     }
 
-    /// The nearest value, ties to even; too large magnitudes, infinities too, become ±[`F8E4M3::MAX`], as with
-    /// `cvt.rn.satfinite`.
+    /// Rounds to the nearest value, ties to even; magnitudes that are too large, including infinities, become
+    /// ±[`F8E4M3::MAX`], as with `cvt.rn.satfinite`.
     pub fn from_f32(value: f32) -> Self {
         if value.is_nan() {
             return F8E4M3(0x7f);
@@ -165,7 +165,7 @@ impl F8E5M2 {
     /// Largest finite value.
     pub const MAX: f32 = 57344.0;
 
-    /// The value, exactly.
+    /// The exact value.
     pub fn to_f32(self) -> f32 {
         match self.0 & 0x7f {
             0x7c => f32::INFINITY.copysign(if self.0 & 0x80 == 0 { 1.0 } else { -1.0 }),
@@ -174,8 +174,8 @@ impl F8E5M2 {
         }
     }
 
-    /// The nearest value, ties to even; too large magnitudes, infinities too, become ±[`F8E5M2::MAX`], as with
-    /// `cvt.rn.satfinite`.
+    /// Rounds to the nearest value, ties to even; magnitudes that are too large, including infinities, become
+    /// ±[`F8E5M2::MAX`], as with `cvt.rn.satfinite`.
     pub fn from_f32(value: f32) -> Self {
         if value.is_nan() {
             return F8E5M2(0x7f);
@@ -184,7 +184,7 @@ impl F8E5M2 {
     }
 }
 
-/// A finite value from its bits: sign, exponent with `bias`, `mantissa_bits` of mantissa.
+/// Decodes a finite value from its bits: sign, exponent with `bias`, `mantissa_bits` of mantissa.
 fn decode(bits: u8, mantissa_bits: u32, bias: i32) -> f32 {
     let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
     let mantissa = (bits & ((1 << mantissa_bits) - 1)) as f32 / (1 << mantissa_bits) as f32;
@@ -196,8 +196,8 @@ fn decode(bits: u8, mantissa_bits: u32, bias: i32) -> f32 {
     sign * magnitude
 }
 
-/// The byte whose value is nearest to `value`, ties to even. Magnitudes grow with the byte, so it is found by bisection
-/// between 0 and `max_finite`.
+/// The byte whose value is nearest to `value`, ties to even. Magnitudes increase with the byte, so a bisection between
+/// 0 and `max_finite` finds it.
 fn encode(value: f32, max_finite: u8, to_f32: impl Fn(u8) -> f32) -> u8 {
     let sign = if value.is_sign_negative() { 0x80 } else { 0 };
     let magnitude = value.abs();
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// f16 has 5 exponent bits too: E5M2 is f16 rounded to its upper byte, which integer arithmetic does.
+    /// f16 also has 5 exponent bits: E5M2 is f16 rounded to its upper byte, with integer arithmetic.
     #[test]
     fn e5m2_rounds_as_the_upper_byte_of_f16() {
         for bits in 0..0x7b80_u16 {

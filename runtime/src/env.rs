@@ -2,32 +2,35 @@
 //!
 //! | variable | values | meaning |
 //! |---|---|---|
-//! | `TILEWRIGHT_DEVICE` | `cpu`, `cuda`, `cuda:N` | the device that [`Device::best`](crate::Device::best) picks; without it, the first GPU where a driver answers, else the CPU |
-//! | `TILEWRIGHT_CACHE` | a directory, or `off` | where compiled kernels are kept; without it, `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
-//! | `TILEWRIGHT_CACHE_MAX_SIZE` | bytes, `500M`, `2G`, or `unlimited` | how much room compiled kernels may take there, in bytes or in units of 1024: beyond it, those go that were used longest ago; `1G` without it |
-//! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, several with commas | print the IR after that stage or pass, of that kernel or of all |
-//! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass there, with the options |
-//! | `TILEWRIGHT_TUNE` | seconds | kernels with `#[autotune]` are tuned at their first launch, for at most so long each ([`autotune`](crate::autotune)) |
-//! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` that tests and `doctor` use; without it, the first on `PATH` |
-//! | `NVTX_INJECTION64_PATH` | a file | set by NVIDIA's tools for the programs that they run: where ranges go |
+//! | `TILEWRIGHT_DEVICE` | `cpu`, `cuda`, `cuda:N` | the device of [`Device::best`](crate::Device::best); default: the first GPU if a driver responds, else the CPU |
+//! | `TILEWRIGHT_CACHE` | a directory, or `off` | the directory of compiled kernels; default: `tilewright` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`) |
+//! | `TILEWRIGHT_CACHE_MAX_SIZE` | bytes, `500M`, `2G`, or `unlimited` | the maximum size of that directory, in bytes or in units of 1024: beyond it, the least recently used kernels are evicted; default: `1G` |
+//! | `TILEWRIGHT_DUMP` | `STAGE`, `STAGE:KERNEL`, comma-separated | print the IR after that stage or pass, of that kernel or of all |
+//! | `TILEWRIGHT_REPRO` | a directory | write the IR before a failing pass to this directory, with the options |
+//! | `TILEWRIGHT_TUNE` | seconds | tune kernels with `#[autotune]` at their first launch, for at most this time each ([`autotune`](crate::autotune)) |
+//! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` of tests and `doctor`; default: the first on `PATH` |
+//! | `NVTX_INJECTION64_PATH` | a file | the library that receives ranges; NVIDIA's tools set it for the programs that they run |
 //!
-//! An empty value counts as unset.
+//! An empty value counts as unset. A value that makes no sense is an error, which names the variable, the value and what is expected; what is
+//! wrong with a folder or a file shows when it is used.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
+
+use tilewright_codegen::pipeline::PASS_NAMES;
 
 use crate::error::{Error, Result};
 
-/// What the variables of the table above say.
+/// Values of the variables in the table above.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Env {
     /// `TILEWRIGHT_DEVICE`.
     pub device: Option<DeviceChoice>,
-    /// Directory of the artifact cache; `None` where it is off or where there is no place for it.
+    /// Directory of the artifact cache; `None` if it is off or no directory is known.
     pub cache_dir: Option<PathBuf>,
-    /// `TILEWRIGHT_CACHE_MAX_SIZE`, in bytes; `u64::MAX` where it is unlimited.
+    /// `TILEWRIGHT_CACHE_MAX_SIZE`, in bytes; `u64::MAX` if unlimited.
     pub cache_max_bytes: Option<u64>,
     /// `TILEWRIGHT_DUMP`.
     pub dump: Vec<DumpRequest>,
@@ -35,13 +38,13 @@ pub struct Env {
     pub repro_dir: Option<PathBuf>,
     /// `TILEWRIGHT_TUNE`.
     pub tune: Option<Duration>,
-    /// `TILEWRIGHT_PTXAS`, or what `PATH` offers.
+    /// `TILEWRIGHT_PTXAS`, or the first `ptxas` on `PATH`.
     pub ptxas: Option<PathBuf>,
     /// `NVTX_INJECTION64_PATH`.
     pub nvtx_injection: Option<PathBuf>,
 }
 
-/// A device by name.
+/// A device named by the variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceChoice {
     Cpu,
@@ -59,7 +62,7 @@ pub struct DumpRequest {
 }
 
 impl DumpRequest {
-    /// Whether this asks for `stage` of `kernel`.
+    /// Whether this requests `stage` of `kernel`.
     pub fn matches(&self, stage: &str, kernel: &str) -> bool {
         self.stage == stage && self.kernel.as_deref().is_none_or(|wanted| wanted == kernel)
     }
@@ -69,13 +72,13 @@ impl Env {
     /// The environment of this process, read at the first call.
     ///
     /// # Errors
-    /// Names the variable whose value makes no sense, and what it accepts.
+    /// Names the variable with an invalid value, and what it accepts.
     pub fn get() -> Result<&'static Env> {
         static ENV: OnceLock<Result<Env>> = OnceLock::new();
         ENV.get_or_init(|| Env::parse(|name| std::env::var_os(name))).as_ref().map_err(Clone::clone)
     }
 
-    /// Whether `TILEWRIGHT_DUMP` asks for `stage` of `kernel`.
+    /// Whether `TILEWRIGHT_DUMP` requests `stage` of `kernel`.
     pub fn dumps(&self, stage: &str, kernel: &str) -> bool {
         self.dump.iter().any(|request| request.matches(stage, kernel))
     }
@@ -91,7 +94,7 @@ impl Env {
             },
         };
         let device = text("TILEWRIGHT_DEVICE", DEVICE_VALUES)?.map(|value| parse_device(&value)).transpose()?;
-        let dump = text("TILEWRIGHT_DUMP", DUMP_VALUES)?.map(|value| parse_dump(&value)).transpose()?;
+        let dump = text("TILEWRIGHT_DUMP", &DUMP_VALUES)?.map(|value| parse_dump(&value)).transpose()?;
         let tune = text("TILEWRIGHT_TUNE", TUNE_VALUES)?.map(|value| parse_tune(&value)).transpose()?;
         let cache_dir = match path("TILEWRIGHT_CACHE") {
             Some(value) if value == "off" => None,
@@ -118,7 +121,12 @@ impl Env {
 }
 
 const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
-const DUMP_VALUES: &str = "STAGE or STAGE:KERNEL, several separated by commas";
+/// What `TILEWRIGHT_DUMP` can name besides passes.
+const STAGES: [&str; 5] = ["tile", "laid", "async", "llvm", "ptx"];
+static DUMP_VALUES: LazyLock<String> = LazyLock::new(|| {
+    let (stages, passes) = (STAGES.join(", "), PASS_NAMES.join(", "));
+    format!("STAGE or STAGE:KERNEL, several separated by commas; stages are {stages}, and the passes {passes}")
+});
 
 const SIZE_VALUES: &str =
     "a number of bytes above 0, such as 500M or 2G (K, M, G and T are powers of 1024), or `unlimited`";
@@ -158,13 +166,13 @@ fn parse_device(value: &str) -> Result<DeviceChoice> {
 }
 
 fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
-    let bad = || Error::BadVariable { name: "TILEWRIGHT_DUMP", value: value.to_string(), expected: DUMP_VALUES };
+    let bad = || Error::BadVariable { name: "TILEWRIGHT_DUMP", value: value.to_string(), expected: &DUMP_VALUES };
     let parse_one = |entry: &str| {
         let (stage, kernel) = match entry.trim().split_once(':') {
             Some((stage, kernel)) => (stage.trim(), Some(kernel.trim())),
             None => (entry.trim(), None),
         };
-        if stage.is_empty() || kernel.is_some_and(str::is_empty) {
+        if !STAGES.iter().chain(PASS_NAMES).any(|known| *known == stage) || kernel.is_some_and(str::is_empty) {
             return Err(bad());
         }
         Ok(DumpRequest { stage: stage.to_string(), kernel: kernel.map(str::to_string) })
@@ -172,7 +180,7 @@ fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
     value.split(',').map(parse_one).collect()
 }
 
-/// The directory that the XDG Base Directory Specification gives caches. Relative values are to be ignored, it says.
+/// The cache directory of the XDG Base Directory Specification, which requires relative values to be ignored.
 fn user_cache_dir(path: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let absolute = |name: &str| path(name).map(PathBuf::from).filter(|p| p.is_absolute());
     absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))
@@ -180,6 +188,8 @@ fn user_cache_dir(path: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
 
     fn parse(vars: &[(&str, &str)]) -> Result<Env> {
@@ -244,8 +254,32 @@ mod tests {
         let env = parse(&[("TILEWRIGHT_DUMP", "ptx, laid:matmul")]).unwrap();
         assert!(env.dumps("ptx", "anything") && env.dumps("laid", "matmul"));
         assert!(!env.dumps("laid", "softmax") && !env.dumps("tile", "matmul"));
-        for bad in [":k", "ptx:", "ptx,,laid"] {
-            assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"));
+        for bad in [":k", "ptx:", "ptx,,laid", "nonsense", "ptx,lade:matmul"] {
+            assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"), "{bad}");
+        }
+    }
+
+    /// Of every variable in the table of this page: what is refused, and what the message has to name. Files and folders are taken as they
+    /// are.
+    #[test]
+    fn every_variable_refuses_nonsense() {
+        let refused = [
+            ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),
+            ("TILEWRIGHT_CACHE_MAX_SIZE", "lots", "2G"),
+            ("TILEWRIGHT_DUMP", "nonsense", "assign_layouts"),
+            ("TILEWRIGHT_TUNE", "soon", "a number of seconds"),
+        ];
+        let paths = ["TILEWRIGHT_CACHE", "TILEWRIGHT_REPRO", "TILEWRIGHT_PTXAS", "NVTX_INJECTION64_PATH"];
+        let rows = include_str!("env.rs").lines().filter_map(|line| line.strip_prefix("//! | `")?.split('`').next());
+        let listed: Vec<&str> = refused.iter().map(|(name, ..)| *name).chain(paths).collect();
+        let missing: Vec<&str> = rows.filter(|name| !listed.contains(name)).collect();
+        assert!(missing.is_empty(), "what do they refuse? {missing:?}");
+        for (name, value, expected) in refused {
+            let message = parse(&[(name, value)]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains(value) && message.contains(expected), "{message}");
+            let bytes = |asked: &str| (asked == name).then(|| OsString::from_vec(vec![0xff]));
+            assert!(Env::parse(bytes).unwrap_err().to_string().contains(name), "{name} that is no text");
+            assert_eq!(parse(&[(name, "")]).unwrap(), Env::default());
         }
     }
 }

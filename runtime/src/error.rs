@@ -1,5 +1,4 @@
-//! Everything that can go wrong in this crate, in words for the person at the keyboard: what, where, what was expected,
-//! what was found, and what to do.
+//! Errors of this crate. Messages say what failed, where, what was expected, what was found, and what to do.
 
 use std::fmt;
 
@@ -9,11 +8,11 @@ use tilewright_codegen::llvm::JitError;
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What to do without a GPU, whether a program names one or leaves the choice to the environment.
-const ON_THE_CPU: &str = "kernels run on the CPU with `Device::cpu()`, and with `Device::best()` where no GPU answers and \
-                          TILEWRIGHT_DEVICE asks for none";
+/// Help for running without a GPU, for an explicit device and for one selected by the environment.
+const ON_THE_CPU: &str = "kernels also run on the CPU: use `Device::cpu()`, or `Device::best()` with TILEWRIGHT_DEVICE unset or \
+                          set to `cpu`";
 
-/// What went wrong. Fields named `kernel` hold the kernel's name and source place, as in "`matmul` (src/lib.rs:12)".
+/// The error type. Fields named `kernel` hold the kernel's name and source location, as in "`matmul` (src/lib.rs:12)".
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,7 +23,7 @@ pub enum Error {
     NoDriver { reason: String },
 
     #[error(
-        "there is no GPU {ordinal}: the driver knows {count} (counted from 0)\n  help: CUDA_VISIBLE_DEVICES may hide some"
+        "there is no GPU {ordinal}: the driver reports {count}, numbered from 0\n  help: CUDA_VISIBLE_DEVICES may hide some"
     )]
     NoSuchGpu { ordinal: usize, count: usize },
 
@@ -39,20 +38,20 @@ pub enum Error {
     #[error("{doing}: {failure}")]
     Cuda { doing: String, failure: CudaFailure },
 
-    #[error("out of memory on {device}: {requested} bytes were asked for, {free} of {total} are free")]
+    #[error("out of memory on {device}: {requested} bytes requested, {free} of {total} bytes free")]
     OutOfMemory { device: String, requested: u64, free: u64, total: u64 },
 
     #[error("kernel {kernel} on the simulated GPU: {error}")]
     Simulated { kernel: String, error: String },
 
-    #[error("out of memory on the CPU: {requested} bytes were asked for")]
+    #[error("out of memory on the CPU: {requested} bytes requested")]
     HostMemory { requested: u64 },
 
-    /// Found by a formula, before anything was allocated.
+    /// Estimated by a formula, before any allocation.
     #[error("out of memory on the CPU: about {} are needed, {} are available", in_gib(*needed), in_gib(*available))]
     HostMemoryShort { needed: f64, available: f64 },
 
-    #[error("out of memory: a tensor of shape {shape:?} has more elements than any memory holds")]
+    #[error("out of memory: a tensor of shape {shape:?} has more elements than the address space")]
     TooLarge { shape: Vec<usize> },
 
     #[error(
@@ -69,14 +68,14 @@ pub enum Error {
     Link(#[from] JitError),
 
     #[error(
-        "kernel {kernel} needs {needed} bytes of shared memory per block: {device} offers {available}\n  \
-         help: smaller tiles or fewer pipeline stages need less"
+        "kernel {kernel} needs {needed} bytes of shared memory per block: {device} has {available}\n  \
+         help: use smaller tiles or fewer pipeline stages"
     )]
     SharedMemory { kernel: String, device: String, needed: u32, available: u32 },
 
     #[error(
-        "kernel {kernel} runs {needed} threads per block, but with {registers} registers per thread \
-         {device} can start {available}\n  help: fewer warps or smaller tiles need fewer registers"
+        "kernel {kernel} needs {needed} threads per block, but with {registers} registers per thread \
+         {device} supports {available}\n  help: use fewer warps or smaller tiles"
     )]
     TooManyThreads { kernel: String, device: String, needed: u32, available: u32, registers: u32 },
 
@@ -108,7 +107,7 @@ pub enum Error {
     OutOfRange { start: usize, end: usize, len: usize },
 
     #[error(
-        "a tensor of shape {shape:?} and strides {strides:?} reaches elements {lowest}..={highest}, outside 0..{len}"
+        "a tensor of shape {shape:?} and strides {strides:?} accesses elements {lowest}..={highest}, outside 0..{len}"
     )]
     StridesOutOfRange { shape: Vec<i64>, strides: Vec<i64>, lowest: i128, highest: i128, len: usize },
 
@@ -122,33 +121,34 @@ pub enum Error {
     GridExtent { kernel: String, axis: char, found: i64 },
 
     #[error(
-        "kernel {kernel}: `{name}` has {elements} elements, and the access at {place} may reach element {reached}\n  \
-         help: do the extents and strides that were passed fit the buffer, and the grid to them? Does a mask bound the whole sum \
-         that the address is (`p + (first + i) * stride` with `first + i < n`, `i < n - first` too)? A loop that moves pointers has to \
-         move them by as much each time as its mask shrinks. What the numbers cannot tell is promised by `LaunchConfig::unchecked`"
+        "kernel {kernel}: out of bounds: `{name}` has {elements} elements, but the access at {place} may reach element {reached}\n  \
+         help: check that the extents and strides match the buffer, and that the grid matches the extents. A mask must bound the whole \
+         index of the address: for `p + (first + i) * stride`, `first + i < n` or `i < n - first`. A loop that advances pointers must \
+         advance them by as much in each iteration as its mask shrinks. If the arguments do not determine the bounds, guarantee them \
+         with `LaunchConfig::unchecked`"
     )]
     OutOfReach { kernel: String, name: String, elements: u64, reached: i128, place: String },
 
     #[error(
-        "kernel {kernel}: nothing that is known before the launch keeps the access at {place} inside {memory}\n  \
-         help: let a mask compare what the address is computed from with an extent (`mask = i >= 0 && i < n`), or use a block \
-         pointer with `boundary_check`; what the numbers cannot tell is promised by `LaunchConfig::unchecked`"
+        "kernel {kernel}: cannot prove before the launch that the access at {place} is in bounds of {memory}\n  \
+         help: mask the access by comparing its index with an extent (`mask = i >= 0 && i < n`), or use a block pointer with \
+         `boundary_check`; if the arguments do not determine the bounds, guarantee them with `LaunchConfig::unchecked`"
     )]
     UnknownReach { kernel: String, memory: String, place: String },
 
     #[error(
-        "kernel {kernel}: `{name}` is {found}, and is the extent of dimension {dim} at {place}: expected 0 or more\n  \
-         help: pass the number of elements that the tensor has there; 0 for none"
+        "kernel {kernel}: `{name}` is {found}, but is the extent of dimension {dim} at {place}: expected 0 or more\n  \
+         help: pass the number of elements of that dimension, 0 if the tensor is empty"
     )]
     NegativeExtent { kernel: String, name: String, found: i128, dim: usize, place: String },
 
     #[error(
-        "kernel {kernel}: it is promised at {place} that {promise}, which the numbers of this launch do not show\n  \
-         help: pass other arguments, or change the kernel where they are right"
+        "kernel {kernel}: an assumption at {place} does not hold for these arguments, or cannot be proved: {promise}\n  \
+         help: pass other arguments, or change the kernel if they are valid"
     )]
     BrokenPromise { kernel: String, promise: String, place: String },
 
-    /// A mistake in a kernel, already told the way rustc tells one.
+    /// A mistake in a kernel, already formatted like an error of rustc.
     #[error("{0}")]
     Kernel(String),
 
@@ -159,14 +159,14 @@ pub enum Error {
     Io { doing: &'static str, path: String, message: String },
 }
 
-/// Bytes in words: `1.5 GiB`, and `1.2e9 GiB` where digits say nothing.
+/// Formats a number of bytes: `1.5 GiB`, or `1.2e9 GiB` for very large ones.
 fn in_gib(bytes: f64) -> String {
     let gib = bytes / f64::from(1 << 30);
     if gib < 1e6 { format!("{gib:.1} GiB") } else { format!("{gib:.1e} GiB") }
 }
 
-/// The same words as [`Display`](fmt::Display): they are what `unwrap` and a `main` that returns an error print, and a kernel's
-/// mistake is several lines with the source between them.
+/// The same text as [`Display`](fmt::Display): `unwrap` and a `main` that returns an error print it, and the message of
+/// a kernel's mistake contains several lines of source.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -179,7 +179,7 @@ impl Error {
     }
 }
 
-/// Gives a driver call's failure the words for what was being done.
+/// Adds a description of the operation to a driver error.
 pub(crate) trait Doing<T> {
     fn doing(self, what: &str) -> Result<T>;
 }
@@ -195,7 +195,7 @@ impl<T> Doing<T> for Result<T, DriverError> {
 pub struct CudaFailure {
     /// The code's number, for example 700.
     pub code: u32,
-    /// The driver API's name of it, for example `CUDA_ERROR_ILLEGAL_ADDRESS`.
+    /// Its name in the driver API, for example `CUDA_ERROR_ILLEGAL_ADDRESS`.
     pub name: String,
 }
 
@@ -211,27 +211,27 @@ impl CudaFailure {
         format!("{} ({})", self.name, self.code)
     }
 
-    /// What the code means for someone who writes kernels, and what to do; empty where the name says it all.
+    /// What the code means for an author of kernels, and what to do; empty if the name is sufficient.
     ///
     /// Meanings: CUDA Driver API, "Data types used by CUDA driver", `CUresult`.
     pub fn hint(&self) -> &'static str {
         match self.code {
-            1 => "an argument of the call is out of its range",
-            2 => "the GPU's memory is full: free buffers, or use smaller ones",
-            3 | 4 => "the driver is not initialised, or the process is ending",
+            1 => "an argument of the call is out of range",
+            2 => "the GPU is out of memory: free buffers, or use smaller ones",
+            3 | 4 => "the driver is not initialized, or the process is ending",
             100 => "no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES",
             101 => "this ordinal is not a GPU: check CUDA_VISIBLE_DEVICES",
             200 | 218 => "the PTX is not valid: please report it with the log above",
             209 => "the code is for another GPU architecture",
             222 => "the driver is older than the PTX: update it, or compile for an older PTX version",
             700 => {
-                "a kernel accessed memory outside of its buffers: run the program under compute-sanitizer, which names the access; \
+                "a kernel accessed memory outside of its buffers: run the program under compute-sanitizer, which reports the access; \
                  no further call in this process can use the GPU"
             }
             701 => {
                 "the launch needs more registers or shared memory than a block can have: use fewer warps or smaller tiles"
             }
-            702 => "a kernel ran longer than the display driver allows, or is waiting forever",
+            702 => "a kernel exceeded the time limit of the display driver, or does not terminate",
             710 => {
                 "a device_assert failed; the driver printed its message to standard error; no further call in this process can use \
                  the GPU"
@@ -244,14 +244,14 @@ impl CudaFailure {
                 "a kernel accessed a misaligned address: a pointer or stride is not the multiple that the kernel was compiled for; \
                  run the program under compute-sanitizer; no further call in this process can use the GPU"
             }
-            717 | 718 => "a kernel went astray: run the program under compute-sanitizer",
+            717 | 718 => "a kernel used an invalid address space or program counter: run it under compute-sanitizer",
             719 => {
                 "a kernel failed, for example by a trap after a failed device_assert: run the program under compute-sanitizer; no \
                  further call in this process can use the GPU"
             }
             802 => "the GPUs are still being set up: is the fabric manager running?",
             803 | 804 => "the driver's library and its kernel module do not match: reboot, or reinstall the driver",
-            999 => "the driver does not know either: check dmesg for Xid lines",
+            999 => "an unknown error of the driver: check dmesg for Xid lines",
             _ => "",
         }
     }
@@ -279,9 +279,9 @@ mod tests {
 
     #[test]
     fn driver_errors_are_named_and_explained() {
-        let error = Error::cuda("synchronising GPU 0", DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
+        let error = Error::cuda("synchronizing GPU 0", DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
         let text = error.to_string();
-        for part in ["synchronising GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "compute-sanitizer"] {
+        for part in ["synchronizing GPU 0", "CUDA_ERROR_ILLEGAL_ADDRESS (700)", "compute-sanitizer"] {
             assert!(text.contains(part), "`{part}` is missing in: {text}");
         }
     }

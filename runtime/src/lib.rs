@@ -1,16 +1,17 @@
-//! Running compiled kernels: devices, buffers, launches, streams, the artifact cache and benchmarks.
+//! Runs compiled kernels: devices, buffers, launches, streams, the artifact cache and benchmarks.
 //!
-//! This crate is the only place of Tilewright that talks to the CUDA driver, the file system and the environment. It
-//! knows compiled code by its [`Manifest`](tilewright_codegen::target::Manifest) alone, and nothing of how it was made.
+//! This is the only crate of Tilewright that uses the CUDA driver, the file system and the environment. It knows
+//! compiled code only by its [`Manifest`](tilewright_codegen::target::Manifest), not how the compiler generated it.
 //!
-//! A launch, from the outside in:
+//! The steps of a launch:
 //!
-//! 1. [`Device::best`] picks a GPU where a driver answers, else the CPU.
-//! 2. [`Cache`] finds the [`Artifact`](tilewright_codegen::target::Artifact) of an earlier compilation, or stores a new one.
-//! 3. [`Device::load`] hands the code to the driver or links it into this process: a [`CompiledKernel`].
+//! 1. [`Device::best`] selects a GPU if a driver responds, else the CPU.
+//! 2. [`Cache`] loads the [`Artifact`](tilewright_codegen::target::Artifact) of an earlier compilation, or stores a new
+//!    one.
+//! 3. [`Device::load`] loads the code through the driver or links it into this process: a [`CompiledKernel`].
 //! 4. [`CompiledKernel::launch`] checks the arguments against the manifest and starts the grid.
 //!
-//! Environment variables are read once, in [`mod@env`], which lists them all.
+//! Environment variables are read once, in [`mod@env`], which lists all of them.
 
 // It panics where standard error is full: see `terminal::say`.
 #![cfg_attr(not(test), warn(clippy::print_stderr))]
@@ -42,13 +43,13 @@ pub use kernel::{Grid, LaunchConfig};
 pub use launch::{CompiledKernel, LaunchArg, Resources};
 pub use stream::{Event, Stream};
 
-/// The CUDA bindings that this crate uses, for callers that hand it streams or pointers of their own.
+/// The CUDA bindings that this crate uses, for callers that pass it streams or pointers.
 pub use cudarc;
 
-// `#[kernel]` names this crate from inside it too.
+// `#[kernel]` refers to this crate by name, inside it too.
 extern crate self as tilewright_runtime;
 
-/// What `#[kernel]` and `#[device_fn]` expand to; not for use by hand.
+/// Used by the expansion of `#[kernel]`; not for direct use.
 #[doc(hidden)]
 pub mod __private {
     pub use crate::autotune;

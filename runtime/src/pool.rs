@@ -1,4 +1,4 @@
-//! The pool of threads that kernels on the CPU, tokenizers and starting values share: rayon's global one.
+//! The global rayon thread pool, shared by kernels on the CPU, tokenizers and parameter initialization.
 
 use std::io;
 use std::sync::mpsc::channel;
@@ -7,26 +7,30 @@ use std::thread;
 
 use rayon::{ThreadBuilder, ThreadPoolBuilder};
 
-/// Starts rayon's global pool, unless the program has started it: a thread for each processor, or as many as `RAYON_NUM_THREADS` says.
+/// Starts rayon's global pool, unless the program has started it: one thread per CPU, or the number in
+/// `RAYON_NUM_THREADS`.
 ///
-/// Where the system refuses some of them (a limit on processes, no memory for stacks) the pool has those that it gave, and where it
-/// refuses all, work runs on the calling thread. Rayon would panic at its first use instead. Cheap after the first call.
+/// If the system cannot start some of the threads (a limit on processes, no memory for stacks), the pool has the
+/// others; if it cannot start any, work runs on the calling thread. Rayon by itself would panic at its first use. Cheap
+/// after the first call.
 pub fn start() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| start_with(wanted()));
 }
 
-/// Most threads of the pool: each takes two megabytes of address space for its stack, and whoever asks for more has mistyped.
+/// Maximum number of threads: each takes two megabytes of address space for its stack, and a larger number is a typing
+/// error.
 const MOST_THREADS: usize = 1024;
 
-/// As many threads as rayon would start, within reason.
+/// The number of threads that rayon would start, within the limit.
 fn wanted() -> usize {
     let said = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|&n: &usize| n > 0);
     let processors = || thread::available_parallelism().map_or(1, usize::from);
     said.unwrap_or_else(processors).min(MOST_THREADS)
 }
 
-/// Threads are started first and wait for their place in the pool: a pool that cannot start one of its threads gives up for good.
+/// Threads are started first and wait for a slot in the pool: rayon permanently fails to build a pool if one of its
+/// threads cannot start.
 fn start_with(wanted: usize) {
     let (places, taken) = channel::<ThreadBuilder>();
     let taken = Arc::new(Mutex::new(taken));
@@ -35,13 +39,13 @@ fn start_with(wanted: usize) {
         let taken = taken.clone();
         let body = move || {
             let place = taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
-            // Without a place the pool was there already.
+            // Without a slot the thread ends: the global pool existed already.
             place.into_iter().for_each(ThreadBuilder::run);
         };
         match thread::Builder::new().name(format!("pool {started}")).spawn(body) {
             Ok(_) => started += 1,
             Err(error) => {
-                tracing::warn!("the system starts {started} of {wanted} threads for work on the CPU: {error}");
+                tracing::warn!("only {started} of {wanted} worker threads of the CPU pool could be started: {error}");
                 break;
             }
         }
@@ -54,7 +58,7 @@ fn start_with(wanted: usize) {
         }
     };
     if let Err(error) = built {
-        tracing::debug!("the pool of threads is the program's own: {error}");
+        tracing::debug!("the program has already built the thread pool: {error}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Everything that a kernel and the code that launches it need: `use tilewright::prelude::*`.
+//! Names that a kernel and its host code need: `use tilewright::prelude::*`.
 
 pub use crate::autotune::tuned;
 pub use crate::{Buffer, Device, Element, Error, F8E4M3, F8E5M2, Grid, LaunchConfig, Result, View, ViewMut};

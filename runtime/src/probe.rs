@@ -1,4 +1,4 @@
-//! What is there to work with: the facts that `tilewright doctor` prints.
+//! Facts about the machine: the output of `tilewright doctor`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,21 +13,21 @@ use crate::error::{Error, Result};
 /// CUDA version of the driver as major × 1000 + minor × 10.
 ///
 /// # Errors
-/// Why no driver answers.
+/// Why the driver is not usable.
 pub fn cuda_driver() -> Result<i32> {
     driver_version()
 }
 
-/// Every visible GPU, by ordinal; one that cannot be used says why.
+/// Every visible GPU, by ordinal; an unusable one has an error.
 ///
 /// # Errors
-/// Why no driver answers.
+/// Why the driver is not usable.
 pub fn gpus() -> Result<Vec<Result<DeviceInfo>>> {
     let count = gpu_count()?;
     Ok((0..count).map(|ordinal| Device::cuda(ordinal).map(|device| device.info().clone())).collect())
 }
 
-/// A `ptxas` and what it says of its version.
+/// A `ptxas` and its version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ptxas {
     pub path: PathBuf,
@@ -35,24 +35,24 @@ pub struct Ptxas {
     pub version: String,
 }
 
-/// The `ptxas` that `TILEWRIGHT_PTXAS` or `PATH` names; `None` where there is none. Kernels run without it: it serves tests.
+/// The `ptxas` of `TILEWRIGHT_PTXAS` or `PATH`; `None` if there is none. Kernels run without it: tests use it.
 ///
 /// # Errors
-/// A bad variable, or a `ptxas` that does not run.
+/// An invalid variable, or a `ptxas` that does not run.
 pub fn ptxas() -> Result<Option<Ptxas>> {
     let Some(path) = Env::get()?.ptxas.clone() else { return Ok(None) };
     let fail = |message: String| Error::Io { doing: "run ptxas at", path: path.display().to_string(), message };
     let output = Command::new(&path).arg("--version").output().map_err(|error| fail(error.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
-        return Err(fail(format!("it ended with {}", output.status)));
+        return Err(fail(format!("it exited with {}", output.status)));
     }
     let version = text.split_whitespace().rev().find(|word| word.starts_with('V')).unwrap_or("unknown").to_string();
     Ok(Some(Ptxas { path, version }))
 }
 
-/// Another of CUDA's tools, `nvdisasm` for example: beside `ptxas`, on `PATH`, or where `make cuda-tools` puts it in the folder
-/// that the program runs in or one above.
+/// Another CUDA tool, for example `nvdisasm`: in the directory of `ptxas`, on `PATH`, or where `make cuda-tools` puts
+/// it in the working directory or an ancestor.
 pub fn cuda_tool(name: &str) -> Option<PathBuf> {
     let beside = || Some(Env::get().ok()?.ptxas.as_ref()?.parent()?.join(name));
     let on_path = || {
@@ -67,33 +67,33 @@ pub fn cuda_tool(name: &str) -> Option<PathBuf> {
     beside().filter(|file| file.is_file()).or_else(on_path).or_else(fetched)
 }
 
-/// A library of CUDA that some part of a machine learning program uses; kernels need none of them.
+/// A CUDA library that a machine learning program may use; kernels need none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// NVIDIA's name of it.
+    /// NVIDIA's name for it.
     pub name: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: &'static str,
-    /// The file that the system's loader found; `None` where it finds none.
+    /// The file that the system's loader found; `None` if there is none.
     pub file: Option<&'static str>,
 }
 
-/// The libraries of CUDA, each loaded as a program would load it.
+/// The CUDA libraries, each loaded as a program would load it.
 pub fn cuda_libraries() -> Vec<Library> {
     const KNOWN: [(&str, &str, &[&str]); 5] = [
-        ("cuBLAS", "matrix products of other libraries", &["libcublas.so.13", "libcublas.so.12", "libcublas.so"]),
+        ("cuBLAS", "GEMM of other libraries", &["libcublas.so.13", "libcublas.so.12", "libcublas.so"]),
         ("cuRAND", "random numbers of other libraries", &["libcurand.so.10", "libcurand.so"]),
         ("NVRTC", "CUDA C++ compiled at run time", &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"]),
         ("NCCL", "collectives between GPUs", &["libnccl.so.2", "libnccl.so"]),
         ("CUPTI", "profiling", &["libcupti.so.13", "libcupti.so.12", "libcupti.so"]),
     ];
-    // SAFETY: these are NVIDIA's libraries by name, whose initialisers any program may run; no symbol is used.
+    // SAFETY: these are NVIDIA's libraries by name, whose initializers any program may run; no symbol is used.
     let loads = |file: &str| unsafe { libloading::Library::new(file) }.is_ok();
     let find = |files: &[&'static str]| files.iter().copied().find(|file| loads(file));
     KNOWN.iter().map(|&(name, purpose, files)| Library { name, purpose, file: find(files) }).collect()
 }
 
-/// Everything above, and the state of the cache.
+/// All facts above, and the state of the cache.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub driver: Result<i32>,
@@ -101,17 +101,17 @@ pub struct Report {
     pub cpu: DeviceInfo,
     /// LLVM's name of the CPU and its features.
     pub host_cpu: HostCpu,
-    /// The vendor's name of the CPU, where the system tells it.
+    /// The vendor's name of the CPU, if the system reports it.
     pub cpu_model: Option<String>,
     pub llvm: (u32, u32, u32),
     pub ptxas: Result<Option<Ptxas>>,
     pub libraries: Vec<Library>,
     pub cache_dir: Option<PathBuf>,
-    /// Why nothing can be written to the cache.
+    /// Why the cache is not writable.
     pub cache: Result<()>,
-    /// Entries in the cache, and their bytes.
+    /// Number of entries in the cache, and their bytes.
     pub cache_usage: (usize, u64),
-    /// What [`Device::best`] picks.
+    /// The result of [`Device::best`].
     pub best: Result<String>,
 }
 
@@ -122,27 +122,27 @@ fn cpu_model() -> Option<String> {
     line.split_once(':').map(|(_, name)| name.trim().to_string()).filter(|name| !name.is_empty())
 }
 
-/// What a reader must know to repeat a measurement that was taken here.
+/// The facts needed to reproduce a measurement on this machine.
 #[derive(Clone, Debug)]
 pub struct Machine {
     pub cpu: DeviceInfo,
-    /// The vendor's name of the CPU, where the system tells it.
+    /// The vendor's name of the CPU, if the system reports it.
     pub cpu_model: Option<String>,
-    /// The GPUs that can be used.
+    /// The usable GPUs.
     pub gpus: Vec<DeviceInfo>,
     /// CUDA version of the driver as major × 1000 + minor × 10.
     pub cuda: Option<i32>,
-    /// The driver's own version, where Linux tells it.
+    /// The version of the driver itself, if Linux reports it.
     pub driver: Option<String>,
     /// Name and version of the system.
     pub os: String,
-    /// The commit of the repository that the program lies in, with `-changed` where files differ from it.
+    /// The commit of the repository that contains the program, with `-changed` if files differ from it.
     pub commit: Option<String>,
-    /// The clock, in UTC.
+    /// The time, in UTC.
     pub seconds_since_1970: u64,
 }
 
-/// Asks the machine, without LLVM or the cache.
+/// Collects the facts, without LLVM or the cache.
 pub fn machine() -> Machine {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Machine {
@@ -157,14 +157,14 @@ pub fn machine() -> Machine {
     }
 }
 
-/// The version in `/proc/driver/nvidia/version`: the first word there that is made of numbers and points.
+/// The version in `/proc/driver/nvidia/version`: the first word that consists of digits and dots.
 fn driver_release() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let is_version = |word: &&str| word.contains('.') && word.chars().all(|c| c.is_ascii_digit() || c == '.');
     text.split_whitespace().find(is_version).map(str::to_string)
 }
 
-/// Name of the distribution and version of the kernel, as far as Linux tells them.
+/// Name of the distribution and version of the kernel, if Linux reports them.
 fn operating_system() -> String {
     let release = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
@@ -175,7 +175,7 @@ fn operating_system() -> String {
     }
 }
 
-/// Asks git about the nearest folder above the program that is a repository.
+/// Queries git for the nearest ancestor directory of the program that is a repository.
 fn commit() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let repository = program.ancestors().find(|folder| folder.join(".git").exists())?;
@@ -188,7 +188,7 @@ fn commit() -> Option<String> {
     Some(if changed { format!("{id}-changed") } else { id })
 }
 
-/// Asks everything. Only what is broken is an error, each in its own field.
+/// Collects all facts. Each field has a separate error.
 pub fn report() -> Report {
     let cpu = Device::cpu();
     let cache = Cache::from_env();

@@ -1,4 +1,4 @@
-//! Queues of work on a device, and points in them.
+//! Queues of work on a device (streams), and events in them.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 use crate::device::{Cuda, Device, Inner, driver_version, same_device};
 use crate::error::{Doing, Error, Result};
 
-/// An ordered queue of work. On the CPU work is done at once, and every queue is always empty.
+/// An ordered queue of work. On the CPU work runs immediately, and every queue is always empty.
 #[derive(Clone)]
 pub struct Stream {
     device: Device,
@@ -38,7 +38,7 @@ impl Stream {
     pub(crate) fn new(device: &Device) -> Result<Stream> {
         let cuda = match device.inner() {
             Inner::Cpu(_) | Inner::Simulated(_) => None,
-            Inner::Cuda(cuda) => Some(cuda.context.new_stream().doing(&format!("making a stream on {}", cuda.label))?),
+            Inner::Cuda(cuda) => Some(cuda.context.new_stream().doing(&format!("opening a stream on {}", cuda.label))?),
         };
         Ok(Stream { device: device.clone(), cuda })
     }
@@ -53,7 +53,7 @@ impl Stream {
         self.cuda.as_ref()
     }
 
-    /// Marks the work that is queued now.
+    /// Records an event after the work that is queued now.
     pub fn record(&self) -> Result<Event> {
         let point = match self.parts() {
             None => Point::Cpu(Instant::now()),
@@ -65,7 +65,7 @@ impl Stream {
         Ok(Event { device: self.device.clone(), point })
     }
 
-    /// Makes what is queued here from now on wait for `event`.
+    /// Makes work that is queued here from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
         match (self.parts(), &event.point) {
             (Some((cuda, stream)), Point::Cuda(event)) => {
@@ -78,10 +78,10 @@ impl Stream {
         }
     }
 
-    /// Waits until everything queued here is done.
+    /// Waits until all work queued here is done.
     ///
     /// # Errors
-    /// What went wrong in that work.
+    /// A failure of that work.
     pub fn synchronize(&self) -> Result<()> {
         match self.parts() {
             None => Ok(()),
@@ -98,7 +98,7 @@ impl Stream {
 }
 
 impl Event {
-    /// Waits until the work before this point is done.
+    /// Waits until the work before this event is done.
     pub fn synchronize(&self) -> Result<()> {
         match (&self.point, self.device.inner()) {
             (Point::Cuda(event), Inner::Cuda(cuda)) => {
@@ -108,7 +108,7 @@ impl Event {
         }
     }
 
-    /// Whether the work before this point is done, without waiting for it.
+    /// Whether the work before this event is done, without waiting.
     pub fn is_done(&self) -> Result<bool> {
         match (&self.point, self.device.inner()) {
             (Point::Cuda(event), Inner::Cuda(cuda)) => {
@@ -126,7 +126,8 @@ impl Event {
         }
     }
 
-    /// Time from `start` to this point, after waiting for both. On a GPU, of its own clock (about 0.5 µs fine).
+    /// Time from `start` to this event, after waiting for both. On a GPU it is measured by the GPU's clock (resolution
+    /// about 0.5 µs).
     pub fn elapsed_since(&self, start: &Event) -> Result<Duration> {
         match (&start.point, &self.point) {
             (Point::Cpu(start), Point::Cpu(end)) => Ok(end.saturating_duration_since(*start)),
@@ -147,9 +148,9 @@ impl Event {
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
-/// Milliseconds between two events that have both passed.
+/// Milliseconds between two completed events.
 ///
-/// cudarc binds `cuEventElapsedTime_v2`, which drivers before CUDA 12.8 lack, so those are asked for the first version.
+/// cudarc binds `cuEventElapsedTime_v2`, which drivers before CUDA 12.8 lack; for those this calls the first version.
 fn elapsed_ms(from: &CudaEvent, to: &CudaEvent) -> Result<f32, DriverError> {
     from.context().bind_to_thread()?;
     if driver_version().is_ok_and(|version| version >= 12080) {
@@ -160,8 +161,8 @@ fn elapsed_ms(from: &CudaEvent, to: &CudaEvent) -> Result<f32, DriverError> {
     let elapsed = (*FIRST_VERSION.get_or_init(|| {
         let mut address = std::ptr::null_mut();
         let mut status = sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
-        // SAFETY: the name is zero-terminated, both pointers are valid for writes; the function named so has had this
-        // signature since CUDA 2.0.
+        // SAFETY: the name is zero-terminated, and both pointers are valid for writes; the function of this name has
+        // had this signature since CUDA 2.0.
         unsafe {
             sys::cuGetProcAddress_v2(c"cuEventElapsedTime".as_ptr(), &mut address, 11040, 0, &mut status).result()?;
             if address.is_null() {

@@ -1,5 +1,5 @@
-//! Compilation under the eyes of the environment: `TILEWRIGHT_DUMP` prints what it passes through, `TILEWRIGHT_REPRO`
-//! keeps the function that a pass broke on.
+//! Compilation with debug output from environment variables: `TILEWRIGHT_DUMP` prints intermediate forms,
+//! `TILEWRIGHT_REPRO` saves the function on which a pass failed.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -14,13 +14,14 @@ use crate::cache::owned;
 use crate::env::Env;
 use crate::terminal;
 
-/// As [`pipeline::compile`], with the dumps and the reproducer that the environment asks for. Dumps go to standard error.
+/// Like [`pipeline::compile`], with the dumps and the reproducer that the environment requests. Dumps go to standard
+/// error.
 ///
-/// `TILEWRIGHT_DUMP` knows `tile` (the function as recorded), `laid` and `async` (as it leaves that stage), the name of
-/// any pass (as it leaves the pass), `llvm` (what LLVM gets) and `ptx`.
+/// `TILEWRIGHT_DUMP` accepts `tile` (the function as recorded), `laid` and `async` (at the end of that stage), the name
+/// of any pass (after the pass), `llvm` (the input of LLVM) and `ptx`.
 ///
 /// # Errors
-/// What the target does not have.
+/// Features that the target lacks.
 pub fn compile(
     func: &Func,
     target: &Target,
@@ -47,7 +48,7 @@ pub fn compile(
 }
 
 impl Env {
-    /// Whether `TILEWRIGHT_DUMP` asks for anything of `kernel`: then it must be compiled, and not come from the cache.
+    /// Whether `TILEWRIGHT_DUMP` requests a dump of `kernel`: then it must be compiled, not loaded from the cache.
     pub fn watches(&self, kernel: &str) -> bool {
         self.dump.iter().any(|request| request.kernel.as_deref().is_none_or(|wanted| wanted == kernel))
     }
@@ -56,7 +57,7 @@ impl Env {
 struct Watch<'a> {
     env: &'a Env,
     kernel: String,
-    /// The stage of the last pass, and the function after it where somebody wants that stage.
+    /// The stage of the last pass, and the function after it if a dump of that stage is requested.
     left: Option<(Stage, Option<String>)>,
     repro: Option<Repro<'a>>,
     observer: &'a mut dyn Observer,
@@ -69,7 +70,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Prints the function as it leaves a stage, once the next one starts or there is no other.
+    /// Prints the function at the end of a stage, once the next stage starts or there is none.
     fn leave_stage(&mut self) {
         if let Some((stage, Some(text))) = self.left.take() {
             self.dump(stage_name(stage), || text);
@@ -91,7 +92,7 @@ impl Observer for Watch<'_> {
             self.leave_stage();
         }
         self.dump(pass, || text::print(func));
-        // `tile` is the function as recorded, which is out already.
+        // `tile` is the function as recorded, which is already printed.
         let wanted = stage != Stage::Tile && self.env.dumps(stage_name(stage), &self.kernel);
         self.left = Some((stage, wanted.then(|| text::print(func))));
         if let Some(repro) = &mut self.repro {
@@ -113,7 +114,7 @@ impl Observer for Watch<'_> {
     }
 }
 
-/// The function before the pass that is running, written to a file if that pass panics.
+/// The function before the current pass, written to a file if that pass panics.
 struct Repro<'a> {
     dir: &'a Path,
     kernel: String,
@@ -149,8 +150,8 @@ impl<'a> Repro<'a> {
         text.push_str(&self.text);
         let outcome = replace(&path, &text);
         match outcome {
-            Ok(()) => terminal::say(format_args!("a reproducer is in {}", path.display())),
-            Err(error) => terminal::say(format_args!("no reproducer can be written to {}: {error}", path.display())),
+            Ok(()) => terminal::say(format_args!("wrote a reproducer to {}", path.display())),
+            Err(error) => terminal::say(format_args!("cannot write a reproducer to {}: {error}", path.display())),
         }
     }
 
@@ -159,7 +160,8 @@ impl<'a> Repro<'a> {
     }
 }
 
-/// Writes a file beside `path` that takes its name: a link or FIFO of that name is replaced, not written through.
+/// Writes a temporary file next to `path` and renames it to `path`: a link or FIFO of that name is replaced, not
+/// written through.
 fn replace(path: &Path, text: &str) -> std::io::Result<()> {
     owned::check_file_size(text.len() as u64)?;
     let dir = path.parent().unwrap_or(Path::new("."));
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(text::print(&text::parse(&text).unwrap()), text::print(&func));
     }
 
-    /// In a folder that others can write, somebody may have put something in the reproducer's place.
+    /// In a directory that other users can write, the reproducer's path may already exist.
     #[test]
     fn a_reproducer_replaces_what_is_in_its_place() {
         use rustix::fs::{CWD, FileType, Mode};

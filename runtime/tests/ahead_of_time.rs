@@ -1,4 +1,4 @@
-//! What code assumes that is compiled without arguments: `docs/ahead-of-time.md` says the same.
+//! Assumptions of code that is compiled without arguments: the facts in `docs/ahead-of-time.md`.
 
 use tilewright_codegen::ir::{Func, Stage};
 use tilewright_codegen::lang::kernel::{ArgSpec, Specialization};
@@ -27,7 +27,7 @@ fn kinds(
     store(y + i, before + 1.0, mask = mask);
 }
 
-/// The default assumes of memory that it is aligned, and of numbers nothing: code that is compiled so is right for every
+/// By default, memory is assumed to be aligned and nothing is assumed about numbers: such code is correct for every
 /// extent and stride.
 #[test]
 fn memory_is_aligned_and_numbers_are_any() {
@@ -51,7 +51,7 @@ fn memory_is_aligned_and_numbers_are_any() {
         let memory = |address: u64, len: usize| LaunchArg::Ptr { addr: address, bytes: 4 * len as u64 };
         let args = [
             memory(x_buffer.address(), x.len()),
-            // One element on: y is aligned to 4 bytes alone.
+            // Offset by one element: y is only aligned to 4 bytes.
             memory(y_buffer.address() + 4, n),
             memory(z.address(), n),
             LaunchArg::F32(0.5),
@@ -68,7 +68,7 @@ fn memory_is_aligned_and_numbers_are_any() {
     }
 }
 
-/// Keeps what LLVM gets.
+/// Captures the input of LLVM.
 struct Llvm(String);
 impl Observer for Llvm {
     fn after(&mut self, _: &'static str, _: Stage, _: &Func) {}
@@ -77,8 +77,8 @@ impl Observer for Llvm {
     }
 }
 
-/// The page's rule about overlapping memory is what LLVM is told: what is reached through one argument is not written through
-/// another, and what is only read is not written at all.
+/// The page's rule about overlapping memory matches the attributes passed to LLVM: memory accessed through one argument
+/// is not written through another, and read-only memory is never written.
 #[test]
 fn gpu_code_assumes_that_memory_does_not_overlap() {
     let func = KINDS.record(&[], &[], &Specialization::aligned_memory(&KINDS)).unwrap();
@@ -86,7 +86,7 @@ fn gpu_code_assumes_that_memory_does_not_overlap() {
     pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm80), &CompileOptions::default(), &mut llvm).unwrap();
     let define = llvm.0.lines().find(|line| line.starts_with("define")).expect("a kernel");
     let parameter = |i: usize| define.split(", ").find(|part| part.ends_with(&format!("%a{i}"))).expect("a parameter");
-    // Through y, which is read and written, threads may communicate: what keeps it apart from x and z is that these are alone.
+    // Threads may communicate through y, which is read and written: `noalias` on x and z separates it from them.
     for (i, name, written, alone) in [(0, "x", false, true), (1, "y", true, false), (2, "z", true, true)] {
         assert_eq!(parameter(i).contains("noalias"), alone, "{name}: {}", parameter(i));
         assert_eq!(!parameter(i).contains("readonly"), written, "{name}: {}", parameter(i));

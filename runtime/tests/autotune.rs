@@ -1,10 +1,11 @@
-//! Tuning on the CPU: candidates that are slow, wrong, too large or deadly; what is remembered; what goes on after an end.
+//! Tuning on the CPU: candidates that are slow, wrong, too large or end the process; stored choices; resuming an
+//! interrupted run.
 //!
-//! Each test starts this binary again with a cache of its own, for `child_tunes` with variables that give it a role; without
-//! them that test does nothing.
+//! Each test starts this binary again with a separate cache, for `child_tunes` with variables that set its role;
+//! without them that test does nothing.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -15,7 +16,7 @@ use tilewright_runtime::prelude::*;
 
 /// y[i] += x[i], once.
 ///
-/// `work` repeats what comes to nothing; `mode` 1 adds twice, `mode` 2 leaves the memory.
+/// `work` is a number of repetitions without effect; `mode` 1 adds twice, `mode` 2 leaves the memory.
 #[autotune(
     configs = [
         Config(tile = 256, work = 3000, mode = 0, num_warps = 1),
@@ -40,7 +41,7 @@ fn accumulate(
     let v = load(x + i, mask = mask, other = 0.0);
     let mut nothing = zeros::<f32>([tile]);
     for _ in range(0, work) {
-        // Needs the whole tile at once.
+        // Needs the whole tile at the same time.
         nothing = 0.5 * nothing + (v - max(v)) * 0.0;
     }
     let factor = if mode == 1 { 2.0 } else { 1.0 };
@@ -69,7 +70,7 @@ fn child(cache: &Path, role: &str, variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Runs a child that succeeds; gives its lines.
+/// Runs a child that succeeds; returns its lines.
 fn run(cache: &Path, role: &str, variables: &[(&str, &str)]) -> String {
     let Output { status, stdout, stderr } = child(cache, role, variables).output().unwrap();
     let text = String::from_utf8_lossy(&stdout).into_owned();
@@ -77,7 +78,7 @@ fn run(cache: &Path, role: &str, variables: &[(&str, &str)]) -> String {
     text
 }
 
-/// The part of an `accumulate` role: launches, checks that the result is right, and says what was chosen.
+/// Runs an `accumulate` role: launches, checks the result, and reports the choice.
 fn launch_accumulate(n: usize) {
     let device = Device::cpu();
     let values: Vec<f32> = (0..n).map(|i| (i % 100) as f32).collect();
@@ -158,19 +159,19 @@ fn slow_wrong_and_too_large_candidates_lose_and_the_choice_is_remembered() {
     let large = text.lines().find(|line| line.starts_with("dropped tile=1048576")).expect("the large one");
     assert!(large.contains("scratch memory"), "{large}");
 
-    // Another process knows it, for this size and, as the nearest, for another.
+    // Another process finds it, for this size and, as the nearest, for another.
     let after = run(cache.path(), "launch", &[]);
     assert!(after.contains("work=1,mode=0") && after.contains("(Measured)"), "{after}");
     let larger = run(cache.path(), "launch larger", &[]);
     assert!(larger.contains("work=1,mode=0") && larger.contains("(Nearest)"), "{larger}");
-    // Asking again costs nothing.
+    // A second request does not measure again.
     assert!(!run(cache.path(), "tune", &[]).contains("report"));
-    // The variable asks for it too.
+    // The variable requests it too.
     let asked = run(cache.path(), "launch larger", &[("TILEWRIGHT_TUNE", "60")]);
     assert!(asked.contains("(Measured)"), "{asked}");
 }
 
-/// The default is loaded first, however long it takes; when time is over, what is largest has not been begun.
+/// The default is loaded first, however long it takes; when the time is over, the largest one has not been started.
 #[test]
 fn without_time_the_default_is_measured_and_large_candidates_are_left() {
     let cache = TempDir::new().unwrap();
@@ -178,33 +179,37 @@ fn without_time_the_default_is_measured_and_large_candidates_are_left() {
     assert!(text.contains("timed tile=256,work=3000,mode=0"), "{text}");
     assert!(text.contains("chosen tile=256,work=3000,mode=0"), "{text}");
     assert!(text.contains("unfinished tile=1048576"), "{text}");
-    // A run with time goes on where that one was.
+    // A run with time left resumes that one.
     let text = run(cache.path(), "tune", &[]);
     assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best}"))), "{text}");
 }
 
+/// A process that is killed leaves the lines of its log that it has written, the last one perhaps in part, and no table. Logs cut at chosen
+/// places stand for that: a kill from outside may come at any moment, and one between the log's last line and the table rightly starts over.
 #[test]
 fn a_run_that_is_killed_goes_on_where_it_was() {
     let cache = TempDir::new().unwrap();
-    let mut first = child(cache.path(), "tune", &[]).stdout(Stdio::null()).spawn().unwrap();
-    let start = Instant::now();
-    let timed =
-        |path: &Path| Journal::read(path).iter().filter(|event| matches!(event, JournalEvent::Times { .. })).count();
-    let log = loop {
-        if let Some(log) = logs(cache.path()).into_iter().find(|log| timed(log) > 0) {
-            break log;
+    run(cache.path(), "tune", &[]);
+    let [log] = &logs(cache.path())[..] else { panic!("one log, not {:?}", logs(cache.path())) };
+    let whole = std::fs::read_to_string(log).unwrap();
+    let lines: Vec<&str> = whole.lines().filter(|line| !line.is_empty()).collect();
+    let at = |event: &str| lines.iter().position(|line| line.starts_with(event)).unwrap_or_else(|| panic!("{whole}"));
+    // Where a candidate was running for the first time, in the first round of times, and before the choice.
+    for kept in [at("{\"start\"") + 1, at("{\"times\"") + 1, lines.len() - 1] {
+        let part = format!("{}\n{}", lines[..kept].join("\n"), &lines[kept][..lines[kept].len() / 2]);
+        for table in std::fs::read_dir(log.parent().unwrap()).unwrap().flatten().filter(|file| file.path() != *log) {
+            std::fs::remove_file(table.path()).unwrap();
         }
-        assert!(start.elapsed() < Duration::from_secs(120), "no candidate was timed");
-        std::thread::sleep(Duration::from_millis(1));
-    };
-    first.kill().unwrap();
-    first.wait().unwrap();
-    let before = Journal::read(&log);
-    let text = run(cache.path(), "tune", &[]);
-    assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best}"))), "{text}");
-    let after = Journal::read(&log);
-    assert_eq!(after[..before.len()], before[..], "the second run added to the log of the first");
-    assert!(matches!(after.last(), Some(JournalEvent::Chosen { .. })));
+        // Not made anew: its mode stays that of a log.
+        std::fs::write(log, part).unwrap();
+        let before = Journal::read(log);
+        assert_eq!(before.len(), kept);
+        let text = run(cache.path(), "tune", &[]);
+        assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best} (Measured)"))), "{text}");
+        let after = Journal::read(log);
+        assert_eq!(after[..kept], before[..], "the second run added to the log of the first");
+        assert!(matches!(after.last(), Some(JournalEvent::Chosen { .. })), "{after:?}");
+    }
 }
 
 #[test]
@@ -245,13 +250,13 @@ fn what_is_wrong_on_disk_is_passed_over() {
     std::fs::write(dir.join("c.json"), table(here.clone(), "tile=256,gone=1")).unwrap();
     let text = run(cache.path(), "launch", &[]);
     assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
-    // What is right for a small problem says little of one that is 256 times as large.
+    // A choice for a small problem is not used for one that is 256 times as large.
     std::fs::write(dir.join("c.json"), table_of(here.clone(), "n<=64", BEST[0])).unwrap();
     let text = run(cache.path(), "launch", &[]);
     assert!(text.contains("work=3000") && text.contains("(Default)"), "{text}");
     std::fs::write(dir.join("c.json"), table(here, BEST[0])).unwrap();
     let text = run(cache.path(), "launch", &[]);
     assert!(text.contains(BEST[0]) && text.contains("(Nearest)"), "{text}");
-    // A table of nonsense is a warning of those who read it, never an error.
+    // An invalid table causes a warning when it is read, never an error.
     assert!(remembered("no_such_kernel", &Device::cpu()).entries.is_empty());
 }

@@ -1,9 +1,9 @@
-//! Attacks on the cache's folder, and everything that can be wrong with it: a program that uses it computes what is right, ends,
-//! and says once what is wrong.
+//! Attacks on the cache directory, and other invalid states of it: a program that uses it computes the correct result,
+//! ends, and warns once.
 //!
-//! A test prepares a folder and starts this binary again as the program, for `child_launches` with variables that give it a
-//! role; without them that test does nothing. The forged entry of these tests is a whole one, with a checksum that is right: where it
-//! is run, the result is wrong.
+//! A test prepares a directory and starts this binary again as the program, for `child_launches` with variables that
+//! set its role; without them that test does nothing. The forged entry of these tests is complete, with a correct
+//! checksum: where it is executed, the result is wrong.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown, symlink};
@@ -26,7 +26,7 @@ mod right {
     }
 }
 
-/// What an attacker would like to run instead: it has the same name, arguments and manifest.
+/// The attacker's kernel: it has the same name, arguments and manifest.
 mod forged {
     use tilewright_runtime::prelude::*;
 
@@ -41,7 +41,7 @@ mod forged {
 const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
 const NOBODY: u32 = 65534;
 
-/// How many kernels the role `many` launches.
+/// Number of kernels that the role `many` launches.
 const MANY: usize = 10;
 
 /// Prints `factor F`, where the result is F times the input. The role `many` does it for several constants.
@@ -72,7 +72,7 @@ fn child_launches() {
     }
 }
 
-/// What a program said.
+/// Output of a program.
 struct Ran {
     factors: Vec<String>,
     warnings: Vec<String>,
@@ -86,14 +86,14 @@ fn program(role: &str, cache: &Path) -> Command {
     command
 }
 
-/// Runs a program that must end well, and within a minute.
+/// Runs a program that must succeed within a minute.
 fn run(mut command: Command) -> Ran {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > Duration::from_secs(60) {
             child.kill().unwrap();
-            panic!("the program waits for something: {command:?}");
+            panic!("the program does not end: {command:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -101,13 +101,13 @@ fn run(mut command: Command) -> Ran {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{}: {out}{err}", output.status);
-    // The runner's own `test child_launches ...` may stand before the first line.
+    // The runner's own `test child_launches ...` may precede the first line.
     let factors = out.lines().filter_map(|line| Some(line.split_once("factor ")?.1.to_string())).collect();
     let warnings = err.lines().filter(|line| line.contains("WARN")).map(str::to_string).collect();
     Ran { factors, warnings }
 }
 
-/// Runs the program and demands the right result, and one warning with these parts; no warning where there are none.
+/// Runs the program and checks the result, and for one warning with these parts; no warning if there are no parts.
 fn must_be_right(command: Command, what: &str, warning: &[&str]) {
     let Ran { factors, warnings } = run(command);
     assert_eq!(factors, ["2"], "{what}: {warnings:?}");
@@ -121,7 +121,7 @@ fn launch(cache: &Path, what: &str, warning: &[&str]) {
     must_be_right(program("launch", cache), what, warning);
 }
 
-/// A cache with one entry, which is forged, and belongs to this user as if this user had written it.
+/// A cache with one forged entry, owned by this user as if this user had written it.
 struct Attack {
     dir: TempDir,
     cache: PathBuf,
@@ -152,10 +152,10 @@ fn mode(path: &Path) -> u32 {
 impl Attack {
     fn new() -> Attack {
         let dir = TempDir::new().unwrap();
-        // Other users are to reach what is in it.
+        // Other users must be able to read its contents.
         set_mode(dir.path(), 0o755);
         let (cache, other) = (dir.path().join("cache"), dir.path().join("other"));
-        launch(&cache, "an empty folder", &[]);
+        launch(&cache, "an empty directory", &[]);
         assert_eq!(run(program("forger", &other)).factors, ["666"]);
         let entry = only_entry(&cache);
         let honest = fs::read(&entry).unwrap();
@@ -173,7 +173,7 @@ impl Attack {
         self.entry.parent().unwrap()
     }
 
-    /// The entry is compiled anew, and is one of this user's.
+    /// The entry is compiled again, and belongs to this user.
     fn is_mended(&self, what: &str) {
         assert!(fs::read(&self.entry).unwrap() == self.honest, "{what}: the entry is not the honest one");
         assert!(fs::symlink_metadata(&self.entry).unwrap().is_file() && mode(&self.entry) == 0o600, "{what}");
@@ -185,8 +185,8 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The control of all that follows: the forged entry works. Who can write the folder decides what is run; that is why nobody else
-/// may.
+/// Control experiment: the forged entry works. Write access to the directory controls what is executed, so only this
+/// user may have it.
 #[test]
 fn what_this_user_has_written_is_run() {
     let attack = Attack::new();
@@ -203,7 +203,7 @@ fn folders_that_others_can_write_are_not_used() {
             &format!("mode {bits:o}"),
             &["can be written by others", "chmod 700", "TILEWRIGHT_CACHE"],
         );
-        assert!(fs::read(&attack.entry).unwrap() == attack.forged, "nothing is written there");
+        assert!(fs::read(&attack.entry).unwrap() == attack.forged, "the foreign directory is unchanged");
         set_mode(place, 0o700);
     }
 }
@@ -211,17 +211,17 @@ fn folders_that_others_can_write_are_not_used() {
 #[test]
 fn what_belongs_to_others_is_not_used() {
     if !is_root() {
-        println!("skipped: only root can give files away (cache::tests has it with a user that is injected)");
+        println!("skipped: only root can change the owner of files (cache::tests checks it with an injected user)");
         return;
     }
-    // As it was found: the folder of another user, open to all, and root runs the program.
+    // The case that was found: the directory of another user, writable by all, and root runs the program.
     let attack = Attack::new();
-    let warning = ["belongs to user 65534", "acts for user 0", "a folder of your own", "TILEWRIGHT_CACHE"];
+    let warning = ["belongs to user 65534", "runs as user 0", "a directory that you own", "TILEWRIGHT_CACHE"];
     for place in [&attack.cache, attack.shard()] {
         chown(place, Some(NOBODY), None).unwrap();
         for bits in [0o777, 0o700] {
             set_mode(place, bits);
-            launch(&attack.cache, "the folder of another user", &warning);
+            launch(&attack.cache, "the directory of another user", &warning);
         }
         set_mode(place, 0o700);
         chown(place, Some(0), None).unwrap();
@@ -249,7 +249,7 @@ fn links_are_not_followed() {
     set_mode(&elsewhere, 0o600);
     fs::remove_file(&attack.entry).unwrap();
     symlink(&elsewhere, &attack.entry).unwrap();
-    launch(&attack.cache, "a link in place of the entry", &["is no regular file"]);
+    launch(&attack.cache, "a link in place of the entry", &["is not a regular file"]);
     assert!(fs::read(&elsewhere).unwrap() == attack.forged, "written through the link");
     attack.is_mended("a link in place of the entry");
 
@@ -258,14 +258,14 @@ fn links_are_not_followed() {
         let elsewhere = attack.dir.path().join("elsewhere.d");
         fs::rename(place, &elsewhere).unwrap();
         symlink(&elsewhere, place).unwrap();
-        launch(&attack.cache, "a link in place of a folder", &["a symbolic link, which is not followed"]);
+        launch(&attack.cache, "a link in place of a directory", &["a symbolic link, which is not followed"]);
         fs::remove_file(place).unwrap();
         fs::rename(&elsewhere, place).unwrap();
         assert!(fs::read(&attack.entry).unwrap() == attack.forged, "written through the link");
     }
-    // A link to nowhere, too.
+    // A dangling link, too.
     symlink(attack.dir.path().join("nowhere"), attack.dir.path().join("dangling")).unwrap();
-    launch(&attack.dir.path().join("dangling"), "a link to nowhere", &["is no folder"]);
+    launch(&attack.dir.path().join("dangling"), "a dangling link", &["is not a directory"]);
     assert!(!attack.dir.path().join("nowhere").exists());
 }
 
@@ -274,14 +274,14 @@ fn odd_files_hold_nothing_up() {
     let attack = Attack::new();
     fs::remove_file(&attack.entry).unwrap();
     rustix::fs::mknodat(CWD, &attack.entry, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    launch(&attack.cache, "a FIFO", &["is no regular file"]);
+    launch(&attack.cache, "a FIFO", &["is not a regular file"]);
     attack.is_mended("a FIFO");
 
     fs::remove_file(&attack.entry).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(&attack.entry);
     match socket {
         Ok(_socket) => {
-            launch(&attack.cache, "a socket", &["is no regular file"]);
+            launch(&attack.cache, "a socket", &["is not a regular file"]);
             attack.is_mended("a socket");
         }
         Err(error) => println!("skipped: a socket ({error})"),
@@ -293,20 +293,20 @@ fn odd_files_hold_nothing_up() {
     match rustix::fs::mknodat(CWD, &attack.entry, FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, zero) {
         Ok(()) => {
             assert!(fs::symlink_metadata(&attack.entry).unwrap().file_type().is_char_device());
-            launch(&attack.cache, "a device", &["is no regular file"]);
+            launch(&attack.cache, "a device", &["is not a regular file"]);
             attack.is_mended("a device");
         }
         Err(error) => println!("skipped: a device ({error})"),
     }
 
-    // What is not empty cannot be replaced: then it stays, and the program says so.
+    // A non-empty directory cannot be replaced: it stays, and the program warns.
     let _ = fs::remove_file(&attack.entry);
     fs::create_dir(&attack.entry).unwrap();
     fs::write(attack.entry.join("file"), "").unwrap();
     let Ran { factors, warnings } = run(program("launch", &attack.cache));
     assert_eq!(factors, ["2"]);
-    assert!(warnings.len() == 2 && warnings[0].contains("is no regular file"), "{warnings:?}");
-    assert!(warnings[1].contains("cannot be kept"), "{warnings:?}");
+    assert!(warnings.len() == 2 && warnings[0].contains("is not a regular file"), "{warnings:?}");
+    assert!(warnings[1].contains("cannot be stored"), "{warnings:?}");
     assert!(attack.entry.join("file").exists());
 }
 
@@ -327,7 +327,7 @@ fn damage_is_a_miss() {
         launch(&attack.cache, "a flipped bit", &[]);
         attack.is_mended("a flipped bit");
     }
-    // Lengths that add up to what they should, modulo 2^64.
+    // Lengths whose sum is correct modulo 2^64.
     let mut bytes = honest.clone();
     bytes[48..56].copy_from_slice(&u64::MAX.to_le_bytes());
     let content = bytes.len() - 32;
@@ -346,14 +346,14 @@ fn the_folder_can_be_anything() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "precious").unwrap();
-    launch(&file, "a file", &["is no folder", "TILEWRIGHT_CACHE"]);
-    launch(&file.join("below"), "below a file", &["is no folder"]);
+    launch(&file, "a file", &["is not a directory", "TILEWRIGHT_CACHE"]);
+    launch(&file.join("below"), "below a file", &["is not a directory"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    launch(Path::new("/dev/null"), "a device", &["is no folder"]);
-    launch(Path::new("/proc/kernels"), "a file system without files", &["cannot be kept"]);
+    launch(Path::new("/dev/null"), "a device", &["is not a directory"]);
+    launch(Path::new("/proc/kernels"), "a file system without regular files", &["cannot be stored"]);
 
     let deep = dir.path().join("a/b/c/d");
-    launch(&deep, "a path that is not there", &[]);
+    launch(&deep, "a path that does not exist", &[]);
     assert_eq!(entries(&deep).len(), 1);
     let entry = only_entry(&deep);
     for folder in entry.ancestors().skip(1).take(5) {
@@ -373,7 +373,7 @@ fn the_folder_can_be_anything() {
     assert!(message.contains("TILEWRIGHT_CACHE_MAX_SIZE is `much`: expected"), "{message}");
 }
 
-/// `script` is run by a shell before the program is.
+/// A shell runs `script` before the program.
 fn with_shell(role: &str, cache: &Path, script: &str) -> Command {
     let program = program(role, cache);
     let mut shell = Command::new("sh");
@@ -399,7 +399,7 @@ fn modes_are_private_under_any_umask() {
     }
 }
 
-/// As root everything can be written, so the program runs as another user.
+/// root can write everything, so the program runs as another user.
 #[test]
 fn a_folder_that_cannot_be_written_is_no_failure() {
     let attack = Attack::new();
@@ -419,44 +419,44 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
         let executable = std::env::current_exe().unwrap();
         let reachable = Command::new("test").arg("-x").arg(&executable).uid(NOBODY).status().unwrap().success();
         if !reachable {
-            println!("skipped: another user cannot reach {}", executable.display());
+            println!("skipped: another user cannot access {}", executable.display());
             return;
         }
         of(Some(NOBODY));
     }
     set_mode(attack.shard(), 0o500);
     set_mode(&attack.cache, 0o500);
-    must_be_right(as_user("launch", &attack.cache), "a folder to read: a hit", &[]);
+    must_be_right(as_user("launch", &attack.cache), "a readable directory: a hit", &[]);
     let before = entries(&attack.cache);
     let Ran { factors, warnings } = run(as_user("many", &attack.cache));
     assert_eq!(factors, ["2"; MANY]);
-    assert!(warnings.len() == 1 && warnings[0].contains("cannot be kept"), "one warning for all: {warnings:?}");
+    assert!(warnings.len() == 1 && warnings[0].contains("cannot be stored"), "one warning for all: {warnings:?}");
     assert_eq!(entries(&attack.cache), before);
     set_mode(&attack.cache, 0o000);
-    must_be_right(as_user("launch", &attack.cache), "a folder without rights", &["cannot be kept"]);
+    must_be_right(as_user("launch", &attack.cache), "a directory without write permission", &["cannot be stored"]);
     set_mode(&attack.cache, 0o700);
     set_mode(attack.shard(), 0o700);
-    must_be_right(as_user("launch", &attack.cache), "the user's own folder", &[]);
+    must_be_right(as_user("launch", &attack.cache), "the user's own directory", &[]);
     must_be_right(
         as_user("launch", &attack.dir.path().join("new")),
-        "nothing can be made here",
+        "nothing can be created here",
         match is_root() {
-            true => &["cannot be kept"],
+            true => &["cannot be stored"],
             false => &[],
         },
     );
 }
 
-/// Files may have 2 KiB: the kernel would end a process that writes more.
+/// The file size limit is 2 KiB: the kernel would kill a process that writes more.
 #[test]
 fn a_limit_on_files_is_no_failure() {
     let dir = TempDir::new().unwrap();
     let cache = dir.path().join("cache");
-    must_be_right(with_shell("launch", &cache, "ulimit -f 1"), "a limit of files", &["cannot be kept"]);
-    assert!(entries(&cache).is_empty(), "nothing is left: {:?}", entries(&cache));
+    must_be_right(with_shell("launch", &cache, "ulimit -f 1"), "a file size limit", &["cannot be stored"]);
+    assert!(entries(&cache).is_empty(), "no temporary file is left: {:?}", entries(&cache));
 }
 
-/// In a mount namespace of its own, with a file system made for the test.
+/// In a separate mount namespace, with a file system for the test.
 #[test]
 fn full_and_read_only_file_systems_are_no_failure() {
     let dir = TempDir::new().unwrap();
@@ -475,12 +475,16 @@ fn full_and_read_only_file_systems_are_no_failure() {
         return;
     }
     let filled = format!("{mount}; head -c 8192 /dev/zero > {}/other", dir.path().display());
-    must_be_right(inside("launch", &filled), "a full disk", &["cannot be kept", "No space left on device"]);
+    must_be_right(inside("launch", &filled), "a full disk", &["cannot be stored", "No space left on device"]);
     let emptied = format!("{mount}; mkdir -m 700 {0}/cache; mount -o remount,ro {0} || exit 9", dir.path().display());
-    must_be_right(inside("launch", &emptied), "a read-only file system", &["cannot be kept", "Read-only file system"]);
+    must_be_right(
+        inside("launch", &emptied),
+        "a read-only file system",
+        &["cannot be stored", "Read-only file system"],
+    );
 }
 
-/// Many processes at once, in a folder that is much too small for what they keep.
+/// Many concurrent processes, in a directory that is much too small for their entries.
 #[test]
 fn processes_that_evict_each_other_are_right() {
     let dir = TempDir::new().unwrap();
@@ -506,5 +510,5 @@ fn processes_that_evict_each_other_are_right() {
         let bytes: u64 = entries(&cache).iter().map(|entry| fs::metadata(entry).unwrap().len()).sum();
         assert!(bytes <= limit + 3 * largest, "{bytes} bytes with a limit of {limit}");
     }
-    launch(&cache, "what is left", &[]);
+    launch(&cache, "after the concurrent processes", &[]);
 }

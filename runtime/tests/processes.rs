@@ -1,7 +1,7 @@
-//! What shows only between processes: a shared cache, standard output, environment variables.
+//! Tests of several processes: a shared cache, standard output, environment variables.
 //!
-//! A test starts this same binary again, for one `child_*` test with a variable that gives it a role; without the variable
-//! those do nothing.
+//! A test starts this same binary again, for one `child_*` test with a variable that sets its role; without the
+//! variable those do nothing.
 
 use std::process::{Command, Output};
 
@@ -78,7 +78,7 @@ fn processes_share_a_cache() {
     assert_eq!(cache.usage().unwrap().0, 4);
 }
 
-/// Writes and reads the same four entries as its brothers, in the directory that the environment names.
+/// Writes and reads the same four entries as its siblings, in the directory that the environment names.
 #[test]
 fn child_writes_the_cache() {
     let Some(writer) = role() else { return };
@@ -118,7 +118,7 @@ fn a_read_only_directory_serves_what_it_has() {
     assert_eq!(cache.get(&key(1)), None);
 }
 
-/// Kernels that stand twice in this file, on different lines.
+/// Kernels that occur twice in this file, on different lines.
 mod here {
     use tilewright_runtime::prelude::*;
 
@@ -153,7 +153,7 @@ mod there {
     }
 }
 
-/// Both have the same text, and the cache finds them by it; what they say of their place is nevertheless their own.
+/// Both have the same text, so the second is a cache hit; each still reports its own location.
 #[test]
 fn equal_kernels_say_where_they_stand() {
     let dir = TempDir::new().unwrap();
@@ -209,7 +209,7 @@ fn device_print_reaches_standard_output() {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut lines: Vec<&str> = text.lines().filter(|line| line.contains("pid (")).collect();
     lines.sort();
-    // The test runner's own `test child_prints ...` may stand before the first of them.
+    // The test runner's own `test child_prints ...` may precede the first of them.
     let expected = ["pid (0, 0, 0) sum: 0.5 -3", "pid (1, 0, 0) sum: 0.5 -3", "pid (2, 0, 0) sum: 0.5 -3"];
     assert_eq!(lines.len(), 3, "{text}");
     assert!(expected.iter().all(|line| lines.iter().any(|found| found.ends_with(line))), "{text}");
@@ -246,7 +246,7 @@ fn the_environment_chooses_the_device() {
     run("child_has_a_device", "error there is no GPU 99|no CUDA device", &[("TILEWRIGHT_DEVICE", "cuda:99")]);
 }
 
-/// Its role says what `Device::best` must answer: one of several texts.
+/// Its role lists the accepted results of `Device::best`: one of several texts.
 #[test]
 fn child_has_a_device() {
     let Some(expected) = role() else { return };

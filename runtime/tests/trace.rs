@@ -1,4 +1,4 @@
-//! Recordings of a program whose allocator can be listened to. One test: a recording is about the whole process.
+//! Recordings of a program with the recording allocator. One test: a recording covers the whole process.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn step() {
             kept
         };
         std::thread::sleep(Duration::from_millis(20));
-        // A thread without a span of its own works for the one that is open.
+        // A thread without a span works for the one that is open.
         std::thread::scope(|scope| {
             scope.spawn(|| drop(black_box(vec![3_u8; 50 * KIB])));
         });
@@ -43,7 +43,7 @@ fn record() -> Trace {
 
 #[test]
 fn spans_and_allocations_are_recorded_with_their_places() {
-    // Nobody records: nothing is kept, and nothing of it appears later.
+    // No recording: nothing is stored, and nothing of it appears later.
     step();
     assert!(!recording());
     let outlives = {
@@ -65,7 +65,7 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     assert!(trace.spans[0].start_ns >= forward.start_ns && trace.spans[0].end_ns <= forward.end_ns);
     assert_eq!(trace.phase(trace.spans[2].node), Some(Phase::Backward));
 
-    // Bytes in KiB, negative where released, with the path of the place.
+    // Bytes in KiB, negative for releases, with the path of the span.
     let event = |e: &tilewright_runtime::trace::MemoryEvent| {
         let kib = (e.bytes / KIB as u64) as i64;
         (if e.allocated { kib } else { -kib }, trace.path(e.node).join("/"))
@@ -88,7 +88,7 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     ];
     assert_eq!(events, expected);
     assert_eq!(trace.memory[0].node, ROOT);
-    // 100 + 200 + 300 KiB lived at once, besides small blocks of the standard library.
+    // 100 + 200 + 300 KiB were in use at the same time, and small blocks of the standard library.
     let peak = trace.peak_bytes as usize;
     assert!((600 * KIB..604 * KIB).contains(&peak), "{peak}");
 
@@ -96,7 +96,7 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     another_thread_sees_what_is_open();
 }
 
-/// Two ranks of one program: each has its own outermost span, whatever the other one is doing.
+/// Two ranks of one program: each has a separate outermost span, whatever the other one has open.
 fn threads_that_work_for_themselves() {
     use tilewright_runtime::trace::{outermost, thread_number};
 

@@ -1,5 +1,5 @@
-//! FlashAttention-2 against its definition: problems, inputs and expectations that the tests of the interpreter, the CPU
-//! and GPUs share.
+//! FlashAttention-2 against its definition: problems, inputs and expected outputs for the tests in the interpreter, on
+//! the CPU and on GPUs.
 
 use crate::numerics::{HostTensor, Random, relative_error, tolerance};
 use half::{bf16, f16};
@@ -9,14 +9,14 @@ use tilewright::kernels::attention::reference::{self, Gradients, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
 use tilewright::prelude::{Buffer, Device};
 
-/// How the tensors lie in memory.
+/// The memory layout of the tensors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Layout {
     /// [batch, heads, rows, d], dense.
     Dense,
-    /// [batch, rows, heads, d], dense: what a projection of all heads at once gives.
+    /// [batch, rows, heads, d], dense: the output of one projection for all heads.
     RowsFirst,
-    /// Rows, heads and batches with unused memory between them, and every second number of a row.
+    /// Gaps between rows, heads and batches, and elements at a stride of 2.
     Gaps,
 }
 
@@ -34,17 +34,17 @@ impl Layout {
     }
 }
 
-/// A problem, the type of its tensors, and their layout.
+/// A problem with the element type and the layout of its tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub problem: Problem,
     pub dtype: DType,
     pub layout: Layout,
-    /// Replaces what the type explains.
+    /// Replaces the default tolerance of the type.
     pub tolerance: Option<f64>,
 }
 
-/// Inputs, rounded to the type.
+/// Inputs, rounded to the element type.
 pub struct Inputs {
     pub q: HostTensor,
     pub k: HostTensor,
@@ -52,7 +52,7 @@ pub struct Inputs {
     pub d_o: HostTensor,
 }
 
-/// What the definition gives for them.
+/// The expected outputs.
 pub struct Expected {
     pub o: Vec<f64>,
     pub lse: Vec<f64>,
@@ -92,29 +92,29 @@ impl Case {
         self
     }
 
-    /// Shape of q, o and their gradients.
+    /// The shape of q, o and their gradients.
     pub fn query_shape(&self) -> [usize; 4] {
         let p = &self.problem;
         [p.batch, p.heads_q, p.n_q, p.d]
     }
 
-    /// Shape of k, v and their gradients.
+    /// The shape of k, v and their gradients.
     pub fn key_shape(&self) -> [usize; 4] {
         let p = &self.problem;
         [p.batch, p.heads_kv, p.n_k, p.d]
     }
 
-    /// A tensor of these values, in the case's type and layout.
+    /// A tensor of these values, in the type and layout of the case.
     pub fn tensor(&self, shape: [usize; 4], values: &[f64]) -> HostTensor {
         HostTensor::of(self.dtype, &shape, &self.layout.strides(shape), values)
     }
 
-    /// An output before the launch.
+    /// A poisoned output.
     pub fn poisoned(&self, shape: [usize; 4]) -> HostTensor {
         HostTensor::poisoned(self.dtype, &shape, &self.layout.strides(shape))
     }
 
-    /// Numbers of mean 0 and variance 1.
+    /// Inputs with mean 0 and variance 1.
     pub fn inputs(&self) -> Inputs {
         let mut random = Random::new(9);
         let mut tensor = |shape: [usize; 4]| {
@@ -132,13 +132,13 @@ impl Case {
         Expected { o, lse, gradients }
     }
 
-    /// Fails unless the tensor agrees, and its gaps are as they were.
+    /// Fails unless the tensor agrees with `want` and its gaps are unchanged.
     #[track_caller]
     pub fn check(&self, what: &str, found: &HostTensor, want: &[f64]) {
         let norm: f64 = want.iter().map(|x| x * x).sum();
         let got = found.values();
-        // Where the true result is zero (a row with one key has no gradient of its score), rounding of numbers of size 1
-        // is what is left.
+        // Where the true result is zero (a row with one key has no gradient of its score), the error is relative to 1:
+        // what remains is the rounding of numbers of that size.
         let zero = norm < 1e-20 * want.len() as f64;
         let (got, want): (Vec<f64>, Vec<f64>) =
             if zero { got.iter().map(|x| (1.0 + x, 1.0)).unzip() } else { (got, want.to_vec()) };
@@ -146,7 +146,7 @@ impl Case {
         found.check_gaps(what);
     }
 
-    /// As [`Case::check`], for the logarithms L: near zero their absolute error is what counts.
+    /// As [`Case::check`], for the log-sum-exp L: near zero the absolute error counts.
     #[track_caller]
     pub fn check_lse(&self, found: &HostTensor, want: &[f64]) {
         let finite = |x: f64| if x == f64::NEG_INFINITY { None } else { Some(1.0 + x.abs()) };
@@ -174,12 +174,13 @@ impl Case {
     }
 }
 
-/// A dense f32 vector without values.
+/// A poisoned dense f32 vector.
 pub fn poisoned_rows(rows: usize) -> HostTensor {
     HostTensor::poisoned(DType::F32, &[rows], &[1])
 }
 
-/// Runs forward and backward on the device, with the options' tiles and precision, and compares with the definition.
+/// Runs forward and backward on the device, with the tiles and precision of the options, and compares with the
+/// definition.
 pub fn check(device: &Device, case: Case, options: &Options) {
     match case.dtype {
         DType::BF16 => check_typed::<bf16>(device, case, options),

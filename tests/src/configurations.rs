@@ -1,4 +1,4 @@
-//! One configuration of every kernel: what is compiled for snapshots, and assembled.
+//! One configuration of every kernel: those that are compiled for snapshots, and assembled.
 
 use crate::consts;
 use tilewright::autotune::Config;
@@ -13,10 +13,10 @@ use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
 use tilewright_codegen::target::{CompileOptions, GpuArch, Target};
 
-/// The PTX version of everything that is compared or assembled.
+/// The PTX version of all code that is compared or assembled.
 pub const PTX_VERSION: u32 = 83;
 
-/// How a configuration of the autotuner is compiled.
+/// The compile options of a configuration of the autotuner.
 pub fn compile_options(config: &Config) -> CompileOptions {
     CompileOptions {
         num_warps: config.num_warps,
@@ -28,7 +28,7 @@ pub fn compile_options(config: &Config) -> CompileOptions {
     }
 }
 
-/// A kernel with all that its compilation needs.
+/// A kernel with element types, constants and compile options.
 #[derive(Clone, Debug)]
 pub struct Configuration {
     pub def: &'static KernelDef,
@@ -37,8 +37,8 @@ pub struct Configuration {
     pub options: CompileOptions,
 }
 
-/// What a launch with well-aligned, dense tensors may assume: pointers and extents are multiples of 16, innermost strides
-/// are 1.
+/// The specialization of a launch with well-aligned, dense tensors: pointers and extents are multiples of 16, innermost
+/// strides are 1.
 pub fn well_aligned(def: &KernelDef) -> Specialization {
     let innermost = |name: &str| {
         ["_stride", "_stride_d", "_stride_dim", "a_stride_k", "b_stride_n", "c_stride_n"]
@@ -58,14 +58,14 @@ pub fn well_aligned(def: &KernelDef) -> Specialization {
 }
 
 impl Configuration {
-    /// The kernel as IR.
+    /// Records the kernel as Tile IR.
     pub fn record(&self, specialization: &Specialization) -> Func {
         let result = self.def.record(&self.dtypes, &self.consts, specialization);
         result.unwrap_or_else(|d| panic!("{}: {d}", self.def.name))
     }
 }
 
-/// Tiles, constants and warps of one kernel, as its host side chooses them for large inputs.
+/// Tile sizes, constants and warps of one kernel, as its host function chooses them for large inputs.
 fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     let rows = |rows_tile: usize, d_tile: usize| consts! { rows_tile = rows_tile, d_tile = d_tile }.to_vec();
     let norm = |rows_tile: usize, d_tile: usize| {
@@ -106,7 +106,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     .iter()
     .any(|k| is(k))
     {
-        // Sums of columns are kept beside the operands.
+        // Column sums are kept in registers together with the operands.
         let backward = is(&rms_norm::RMS_NORM_BWD) || is(&layer_norm::LAYER_NORM_BWD);
         (norm(if backward { 4 } else { 8 }, 1024), 8, 3)
     } else if is(&matmul::MATMUL) {
@@ -122,14 +122,14 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         "column_sum" => vec![DType::F32, dtype],
         "adamw_by" | "adamw_of_two" | "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
         "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
-        // One for each of their types.
+        // One for each type parameter.
         _ => vec![dtype; def.generics.len()],
     };
     let options = CompileOptions { num_warps, num_stages, ptx_version: PTX_VERSION, ..CompileOptions::default() };
     Configuration { def, dtypes, consts, options }
 }
 
-/// Causal attention with head dimension 64.
+/// Causal attention with head dimension 64: constants, warps and stages.
 fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'static str, ConstValue)>, u32, u32) {
     let is = |other: &'static KernelDef| std::ptr::eq(def, other);
     let pass = if is(&attention::forward::FLASH_ATTENTION_FWD) {
@@ -154,7 +154,7 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     (consts.to_vec(), tiles.num_warps, tiles.num_stages)
 }
 
-/// Every kernel, for that element type.
+/// Every kernel, for one element type.
 pub fn configurations(dtype: DType) -> Vec<Configuration> {
     KERNELS.iter().map(|def| configuration(def, dtype)).collect()
 }

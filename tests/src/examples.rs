@@ -1,6 +1,6 @@
-//! The files of `examples/` as modules, so that tests can run them: what each does is its `run`.
+//! The files of `examples/` as modules, so that tests can call the `run` function of each.
 
-// Each is a program of its own, with a `main`.
+// Each file also has a `main`.
 #![allow(dead_code)]
 
 #[path = "../../examples/10_argmax_topk.rs"]
@@ -29,7 +29,7 @@ mod vector_add;
 use tilewright::codegen::lang::kernel::{ConstValue, DType, KernelDef};
 use tilewright::prelude::Device;
 
-/// Runs an example on a device, which checks its results.
+/// Runs an example on a device; the example checks its results.
 pub type Run = fn(&Device) -> Result<(), Box<dyn std::error::Error>>;
 
 /// Every example, by the name of its file.
@@ -47,7 +47,7 @@ pub const EXAMPLES: [(&str, Run); 11] = [
     ("11_histogram", histogram::run),
 ];
 
-/// A kernel of an example, with the element types of its type parameters and the constants that the example gives it.
+/// A kernel of an example, with the element types and constants that the example uses.
 pub struct Variant {
     pub def: &'static KernelDef,
     pub dtypes: Vec<DType>,
@@ -59,7 +59,7 @@ fn variant(def: &'static KernelDef, dtypes: &[DType], consts: &[(&'static str, i
     Variant { def, dtypes: dtypes.to_vec(), consts }
 }
 
-/// Every kernel of the examples as it runs there.
+/// Every kernel of the examples, as it is launched there.
 pub fn variants() -> Vec<Variant> {
     let products = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
     let mut all = vec![

@@ -1,4 +1,4 @@
-//! Kernels in the interpreter, as recorded and as the GPU pipelines leave them, and on a simulated GPU.
+//! Runs kernels in the interpreter, as recorded and after the GPU pipelines, and on the simulated GPU.
 
 use crate::numerics::HostTensor;
 use tilewright_codegen::interp::{self, ArgValue, BufferId, Memory};
@@ -12,14 +12,14 @@ use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 /// An argument of a kernel.
 pub enum Arg<'a> {
     In(&'a HostTensor),
-    /// Also for memory that is read and written.
+    /// Memory that is written, or read and written.
     Out(&'a mut HostTensor),
     Int(i64),
     Float(f64),
 }
 
 impl Arg<'_> {
-    /// The bytes that the kernel may change.
+    /// The bytes of memory that the kernel may write.
     fn written(&self) -> Option<Vec<u8>> {
         match self {
             Arg::Out(tensor) => Some(tensor.bytes.clone()),
@@ -34,27 +34,27 @@ impl From<usize> for Arg<'_> {
     }
 }
 
-/// Which form of a kernel runs.
+/// The form in which a kernel runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// As recorded, with no assumptions about the arguments.
+    /// Tile IR as recorded, without specialization.
     Recorded,
-    /// As recorded for what a launch with these arguments may assume.
+    /// Tile IR as recorded for the specialization of these arguments.
     Specialized,
-    /// After the passes for that GPU, specialised.
+    /// Specialized Tile IR after the passes for that GPU.
     Gpu(GpuArch),
-    /// As the GPU's threads run it, with every access checked and races reported.
+    /// On the simulated GPU, which checks every access and reports races.
     Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
-    /// The same on Hopper, with loads by the bulk copy engine.
+    /// As `Simulated` on sm_90a, with TMA loads; also the IR of the last stage in the interpreter.
     Bulk { num_warps: u32, num_stages: u32 },
-    /// The same on Hopper, with loads by warps of their own; and what the interpreter makes of the roles.
+    /// As `Simulated` on sm_90a, with warp specialization; also the IR of the last stage in the interpreter.
     Specialist { num_warps: u32, num_stages: u32 },
-    /// On simulated Hopper with products of f32 by warpgroups, and loads by threads, by the bulk copy engine, or by warps of their own,
-    /// and waits where the compiler puts them, or in turn.
+    /// As `Simulated` on sm_90a, with wgmma for f32; loads by all threads, by TMA, or by producer warps; and MMA
+    /// overlap as the compiler chooses, or none (`in_turn`).
     Warpgroups { num_warps: u32, num_stages: u32, loads: Loads, in_turn: bool },
 }
 
-/// Who loads.
+/// Which threads load operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loads {
     Threads,
@@ -62,23 +62,24 @@ pub enum Loads {
     Specialists,
 }
 
-/// What the interpreter runs.
+/// Forms that run in the interpreter.
 pub const FORMS: [Form; 4] = [Form::Recorded, Form::Specialized, Form::Gpu(GpuArch::Sm80), Form::Gpu(GpuArch::Sm90a)];
 
-/// What the simulated GPU runs, many times slower: several warps, and on Hopper a warpgroup.
+/// Forms that run on the simulated GPU, which is many times slower: several warps, and on Hopper a warpgroup.
 pub const SIMULATED: [Form; 2] = [
     Form::Simulated { arch: GpuArch::Sm80, num_warps: 2, num_stages: 3 },
     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 3 },
 ];
 
-/// How the norms' backward kernels go down rows two at a time: whether a tile has whole rows, its columns, how many programs there are, and
-/// stages. Few programs with many tiles each, fetched ahead or not; and a program for each tile.
+/// Row loops of the backward kernels of the norms, with tiles of two rows: whether a tile has whole rows, its columns,
+/// the number of programs, and stages. Programs of two tiles; one program with three stages; a program per tile with
+/// two stages; and tiles that are narrower than a row.
 pub fn walks([rows, d]: [usize; 2]) -> [(bool, usize, usize, usize); 4] {
     let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
     [(true, whole, tiles.div_ceil(2), 1), (true, whole, 1, 3), (true, whole, tiles, 2), (false, 8, tiles, 1)]
 }
 
-/// The assumptions of a launch: pointers and integers that are multiples of 16, and ones.
+/// The specialization of a launch: which pointers and integers are multiples of 16, and which integers are 1.
 fn specialization(args: &[Arg]) -> Specialization {
     let spec = |arg: &Arg| match arg {
         Arg::In(tensor) if tensor.first_byte() % 16 != 0 => ArgSpec::default(),
@@ -91,7 +92,7 @@ fn specialization(args: &[Arg]) -> Specialization {
     Specialization { args: args.iter().map(spec).collect() }
 }
 
-/// The kernel as IR.
+/// Records the kernel as Tile IR.
 pub fn record(
     def: &KernelDef,
     dtypes: &[DType],
@@ -101,7 +102,7 @@ pub fn record(
     def.record(dtypes, consts, specialization).unwrap_or_else(|d| panic!("{d}"))
 }
 
-/// Runs the kernel in that form, and gives back what it wrote to the tensors of `Arg::Out`.
+/// Runs the kernel in `form`, and writes its results to the tensors of `Arg::Out`.
 pub fn interpret(
     form: Form,
     def: &KernelDef,
@@ -158,7 +159,7 @@ pub fn interpret(
     }
 }
 
-/// A pointer to a tensor's first element, and the buffer that it is in.
+/// A pointer to a tensor's first element, and the buffer that holds it.
 fn pointer(memory: &mut Memory, tensor: &HostTensor) -> (ArgValue, Option<BufferId>) {
     let id = memory.add(tensor.bytes.clone());
     (ArgValue::Address(memory.address(id) + tensor.first_byte() as u64), Some(id))

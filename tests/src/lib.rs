@@ -1,5 +1,5 @@
-//! What the tests share: tensors with gaps and poison, errors against f64 references, kernels in the interpreter and on
-//! devices, the examples, and the assembler of PTX.
+//! Shared test code: tensors with gaps and poison, errors against f64 references, kernels in the interpreter and on
+//! devices, the examples, and `ptxas`.
 
 pub mod attention;
 pub mod configurations;

@@ -1,11 +1,11 @@
-//! Programs that fetch ahead, and programs whose threads tell each other something through global memory: for the simulated GPU, the CPU
-//! and GPUs.
+//! Kernels with software-pipelined loops, and kernels whose threads communicate through global memory: for the
+//! simulated GPU, the CPU and GPUs.
 
 use crate::numerics::Random;
 use tilewright::kernels::{layer_norm::LayerNormBwd, rms_norm::RmsNormBwd, weighted_sum::WeightedSumBwd};
 use tilewright::prelude::*;
 
-/// `y[j] = Σ i · x[i, j] + w[i]` over i = first, first + by, … below end; rows that are not there are zeros.
+/// `y[j] = Σ i · x[i, j] + w[i]` over i = first, first + by, … below end; rows out of bounds are zeros.
 #[kernel]
 pub fn walk<T: Float>(
     x: In<T>,
@@ -46,7 +46,7 @@ pub fn walk<T: Float>(
     store(y_block, total, boundary_check = [1]);
 }
 
-/// A walk inside of a walk, and another one after it: Σᵢ Σₖ x[i, j] · w[k, j] for k < i, then Σᵢ x[i, j] where asked for.
+/// A loop in a loop, followed by another loop: Σᵢ Σₖ x[i, j] · w[k, j] for k < i, then Σᵢ x[i, j] for i < `again`.
 #[kernel]
 pub fn nested<T: Float>(
     x: In<T>,
@@ -72,7 +72,7 @@ pub fn nested<T: Float>(
             w_block = w_block.advance([1, 0]);
         }
         total += factor * sum;
-        // Threads meet here, too.
+        // A cross-warp reduction, which needs a barrier.
         total += max(factor, axis = 1, keep_dims = true) * 0.0;
         x_block = x_block.advance([1, 0]);
     }
@@ -88,7 +88,7 @@ pub fn nested<T: Float>(
     store(y_block, total);
 }
 
-/// x[i, ·] += x[i − 1, ·], a row after the other: each iteration needs what the one before has written.
+/// x[i, ·] += x[i − 1, ·], row by row: each iteration reads what the previous one wrote.
 #[kernel]
 pub fn running_sum(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
     for i in range(1, rows, num_stages = stages) {
@@ -121,7 +121,7 @@ pub fn running_sum(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize
     }
 }
 
-/// The same through pointers that a loop moves, and with an atomic for the store.
+/// The same through pointers that the loop advances, with an atomic addition instead of the store.
 #[kernel]
 pub fn running_atomic(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
     let mut before =
@@ -141,7 +141,7 @@ pub fn running_atomic(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: us
     }
 }
 
-/// The elements in the other order, in place.
+/// Reverses x in place.
 #[kernel]
 pub fn turned(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -149,7 +149,7 @@ pub fn turned(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     store(y + i, 0.0);
 }
 
-/// What one thread stores, another one loads; twice.
+/// Each thread loads what another one has stored; twice.
 #[kernel]
 pub fn passed_on(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -158,7 +158,7 @@ pub fn passed_on(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     store(x + i, load(y + other) + load(x + other));
 }
 
-/// A number that all threads need and one of them replaces.
+/// A value that all threads load and one of them overwrites.
 #[kernel]
 pub fn counted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -169,7 +169,7 @@ pub fn counted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     store(x + (i + 1), next, mask = i < n as i32 - 1);
 }
 
-/// Sums of atomics to what has just been made zero, and read at once.
+/// Atomic additions to elements that were just zeroed, which are loaded right after.
 #[kernel]
 pub fn gathered(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -178,7 +178,7 @@ pub fn gathered(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     store(x + i, load(y + i % 8));
 }
 
-/// The sum of all elements in the first one, by halves.
+/// The sum of all elements in the first one, by a tree reduction through memory.
 #[kernel]
 pub fn halved(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -195,7 +195,7 @@ pub fn halved(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     }
 }
 
-/// Blocks of rows: a matrix is transposed in place, and then its rows are summed up from above.
+/// Transposes a matrix in place, and then sums its columns.
 #[kernel]
 pub fn blocks(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let rows: usize = 16;
@@ -220,10 +220,10 @@ pub fn blocks(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     store(y + arange(0, columns), sum(load(at), axis = 0));
 }
 
-/// Elements of [`Pair`].
+/// Elements of x and y of a [`Pair`].
 pub const N: usize = 256;
 
-/// Launches one of the programs with x and y of [`N`] elements.
+/// Launches one of the kernels with x and y of [`N`] elements.
 type Pair = fn(&Device, &mut Buffer<f32>, &mut Buffer<f32>, &LaunchConfig) -> tilewright::Result<()>;
 
 fn random(device: &Device, n: usize, random: &mut Random) -> Buffer<f32> {
@@ -235,11 +235,11 @@ fn same(what: &str, found: &[f32], want: &[f32]) {
     assert_eq!(found.len(), want.len(), "{what}");
     for (at, (found, want)) in found.iter().zip(want).enumerate() {
         let near = (found - want).abs() <= 1e-5 * want.abs().max(1.0);
-        assert!(near, "{what}: {found} for {want} in place {at}");
+        assert!(near, "{what}: element {at} is {found}, expected {want}");
     }
 }
 
-/// Programs whose threads exchange something, on the device and on the CPU.
+/// Compares the kernels whose threads communicate on the device with the CPU.
 pub fn check_exchange(device: &Device) {
     macro_rules! pair {
         ($name:ident) => {
@@ -263,7 +263,7 @@ pub fn check_exchange(device: &Device) {
     }
 }
 
-/// Loops that fetch ahead, in as many stages as they like, against those that do not: the same numbers.
+/// Compares loops with several stages with loops of one stage: the results agree.
 pub fn check_walks(device: &Device) {
     let mut numbers = Random::new(4);
     for (rows, d, d_tile) in [(7usize, 37usize, 64usize), (9, 64, 64), (33, 2000, 2048)] {
@@ -318,7 +318,7 @@ pub fn check_walks(device: &Device) {
     }
 }
 
-/// What the walks that ship read.
+/// The inputs of the shipped kernels with a row loop.
 struct Shipped<'d> {
     device: &'d Device,
     rows: usize,
@@ -330,7 +330,7 @@ struct Shipped<'d> {
     rstd: Buffer<f32>,
 }
 
-/// How a walk is cut and launched.
+/// Tile, warps and stages of a row loop.
 #[derive(Clone, Copy)]
 struct Cut {
     rows_tile: usize,
@@ -353,13 +353,13 @@ impl Shipped<'_> {
         Shipped { device, rows, d, x, w, grad_y, mean, rstd }
     }
 
-    /// Rows of a program, and programs.
+    /// Rows of a program, and the number of programs.
     fn share(&self, cut: Cut) -> (usize, usize) {
         let each = self.rows.div_ceil(3).next_multiple_of(cut.rows_tile);
         (each, self.rows.div_ceil(each))
     }
 
-    /// Runs what launches a walk with its results.
+    /// Allocates the results and calls `launch` with them.
     fn run(
         &self,
         cut: Cut,
@@ -468,7 +468,7 @@ impl Shipped<'_> {
     }
 }
 
-/// The walks that ship, in every number of stages: the same bits.
+/// Compares the shipped row loops with several stages with those of one stage: the results have the same bits.
 pub fn check_shipped_walks(device: &Device) {
     for (rows, d) in [(1, 64), (65, 1024), (37, 1000), (19, 8192)] {
         let shipped = Shipped::new(device, rows, d);
@@ -479,7 +479,10 @@ pub fn check_shipped_walks(device: &Device) {
             };
             let want = run(1);
             for stages in 2..=4 {
-                assert!(run(stages) == want, "{rows} × {d}, {rows_tile} rows at a time, {stages} stages: other bits");
+                assert!(
+                    run(stages) == want,
+                    "{rows} × {d}, {rows_tile} rows at a time, {stages} stages: the bits differ"
+                );
             }
         }
     }

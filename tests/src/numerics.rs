@@ -4,7 +4,7 @@ use tilewright::{Buffer, Device, Element};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::num;
 
-/// Reproducible numbers: SplitMix64 (Steele, Lea and Flood, 2014).
+/// Reproducible random numbers: SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -27,8 +27,7 @@ impl Random {
     }
 }
 
-/// A tensor in the test's own memory: elements of some type at strides, with poison (bytes of ones: NaN for floats)
-/// everywhere else.
+/// A tensor in host memory: elements at strides, with poison (bytes 0xff: NaN for floats) everywhere else.
 #[derive(Clone, Debug)]
 pub struct HostTensor {
     pub dtype: DType,
@@ -41,8 +40,7 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// Nothing but poison: an output before the launch. Some elements follow the last one, so that writes beyond it are
-    /// seen.
+    /// A tensor of poison: an output before the launch. Poison after the last element detects writes out of bounds.
     pub fn poisoned(dtype: DType, shape: &[usize], strides: &[usize]) -> HostTensor {
         let reach: usize = shape.iter().zip(strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
         let len = if shape.contains(&0) { 0 } else { reach + 1 };
@@ -50,14 +48,14 @@ impl HostTensor {
         HostTensor { dtype, shape: shape.to_vec(), strides: strides.to_vec(), first: 0, bytes }
     }
 
-    /// The same in the middle of memory, with `n` more elements of poison before it.
+    /// The same tensor with `n` elements of poison before its first element.
     pub fn behind(mut self, n: usize) -> HostTensor {
         self.bytes.splice(0..0, vec![0xff; n * self.dtype.bytes()]);
         self.first += n;
         self
     }
 
-    /// Row-major values, rounded to the type.
+    /// A tensor of row-major values, rounded to the type.
     pub fn of(dtype: DType, shape: &[usize], strides: &[usize], values: &[f64]) -> HostTensor {
         let mut tensor = HostTensor::poisoned(dtype, shape, strides);
         let places = tensor.places();
@@ -76,7 +74,7 @@ impl HostTensor {
         HostTensor::of(dtype, shape, strides, &values)
     }
 
-    /// Where each element lies, in row-major order.
+    /// The offset of each element, in row-major order.
     fn places(&self) -> Vec<usize> {
         let mut places = vec![self.first];
         for (&n, &stride) in self.shape.iter().zip(&self.strides) {
@@ -111,7 +109,7 @@ impl HostTensor {
         self.bytes.is_empty()
     }
 
-    /// Fails if anything was written between or behind the elements.
+    /// Fails if anything was written to a gap or to the tail.
     pub fn check_gaps(&self, what: &str) {
         let mut inside = vec![false; self.len()];
         for place in self.places() {
@@ -119,11 +117,14 @@ impl HostTensor {
         }
         let poison = u64::MAX >> (64 - self.dtype.bits());
         for (place, inside) in inside.into_iter().enumerate() {
-            assert!(inside || self.bits(place) == poison, "{what}: element {place}, which is in no row, was written");
+            assert!(
+                inside || self.bits(place) == poison,
+                "{what}: element {place}, which is in a gap, was overwritten"
+            );
         }
     }
 
-    /// Its memory on a device.
+    /// Copies the memory to a device.
     pub fn upload<T: Element>(&self, device: &Device) -> Buffer<T> {
         assert_eq!(T::DTYPE.name(), self.dtype.name(), "element type of a buffer");
         let values = T::from_bytes(self.len(), |bytes| {
@@ -133,13 +134,13 @@ impl HostTensor {
         Buffer::from_slice(device, &values.expect("copying does not fail")).expect("a buffer")
     }
 
-    /// Takes over what is in the buffer.
+    /// Copies the content of the buffer back.
     pub fn download<T: Element>(&mut self, buffer: &Buffer<T>) {
         let values = buffer.to_vec().unwrap_or_else(|e| panic!("{e}"));
         self.bytes.copy_from_slice(T::as_bytes(&values));
     }
 
-    /// Fails unless the relative error against `want` is at most `tolerance` and the gaps are untouched.
+    /// Fails unless the relative error against `want` is at most `tolerance` and the gaps are unchanged.
     #[track_caller]
     pub fn check(&self, what: &str, want: &[f64], tolerance: f64) {
         let error = relative_error(&self.values(), want);
@@ -148,7 +149,7 @@ impl HostTensor {
     }
 }
 
-/// Elements of poison behind every tensor.
+/// Elements of poison after every tensor.
 const TAIL: usize = 7;
 
 /// Relative Frobenius error ‖got − want‖ / ‖want‖; infinite where something is NaN, or differs from a zero reference.
@@ -163,18 +164,18 @@ pub fn relative_error(got: &[f64], want: &[f64]) -> f64 {
     if error.is_nan() { f64::INFINITY } else { error }
 }
 
-/// Largest relative error of results in this type, with inputs that were rounded to it before: half a unit in the last
-/// place, and some for the order of f32 sums.
+/// Largest relative error of results of this type, for inputs that were rounded to it before: half a unit in the last
+/// place, plus a margin for the order of f32 sums.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F32 => 1e-5,
         DType::F16 => 2e-3,
         DType::BF16 => 1e-2,
-        other => panic!("no tolerance is stated for {other}"),
+        other => panic!("no tolerance for {other}"),
     }
 }
 
-/// Largest relative error of f32 products by tf32.
+/// Largest relative error of f32 dots in tf32.
 pub const TF32_TOLERANCE: f64 = 2e-3;
 
 /// Strides of a dense row-major tensor.
@@ -182,7 +183,7 @@ pub fn dense(shape: &[usize]) -> Vec<usize> {
     gapped(shape, 0, 1)
 }
 
-/// Strides of a row-major tensor with `gap` elements behind each row, and every element `step` further than the last.
+/// Strides of a row-major tensor with `gap` elements after each row and `step` elements from one element to the next.
 pub fn gapped(shape: &[usize], gap: usize, step: usize) -> Vec<usize> {
     let mut strides = vec![step; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -213,12 +214,12 @@ mod tests {
         assert_eq!(strides, [11, 2]);
         let tensor = HostTensor::of(DType::BF16, &[2, 3], &strides, &values);
         assert_eq!(tensor.values(), values);
-        tensor.check_gaps("as made");
+        tensor.check_gaps("after construction");
         assert!(HostTensor::poisoned(DType::F16, &[2], &[1]).values().iter().all(|x| x.is_nan()));
     }
 
     #[test]
-    #[should_panic(expected = "element 1, which is in no row, was written")]
+    #[should_panic(expected = "element 1, which is in a gap, was overwritten")]
     fn writes_into_gaps_are_seen() {
         let mut tensor = HostTensor::of(DType::F32, &[2], &[3], &[1.0, 2.0]);
         tensor.bytes[4] = 0;

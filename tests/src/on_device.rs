@@ -1,7 +1,7 @@
-//! Every kernel on a device, against its f64 reference: what the tests of the CPU and of GPUs share.
+//! Every kernel on a device, against its f64 reference: shared by the tests of the CPU and of GPUs.
 //!
-//! Each function makes random inputs, launches the kernel through its host side with poisoned outputs, and checks results
-//! and gaps. `spacing` says how far elements and rows lie apart.
+//! Each function makes random inputs, launches the kernel through its host function with poisoned outputs, and checks
+//! results and gaps. `spacing` is the distance of elements and rows in memory.
 
 pub use crate::training::*;
 
@@ -16,7 +16,7 @@ use tilewright::prelude::*;
 pub struct Spacing {
     /// From one element of a row to the next.
     pub step: usize,
-    /// Left out between rows.
+    /// Gap between rows.
     pub gap: usize,
     /// Before the first element, from the start of memory on.
     pub first: usize,
@@ -26,11 +26,11 @@ pub struct Spacing {
 pub const DENSE: Spacing = Spacing { step: 1, gap: 0, first: 0 };
 /// Rows that do not start at multiples of 16 bytes.
 pub const GAPS: Spacing = Spacing { step: 1, gap: 3, first: 0 };
-/// Rows that do, with something between them.
+/// Rows that do, with gaps.
 pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64, first: 0 };
-/// Neighbours that are not next to each other.
+/// Adjacent elements at a stride of 2.
 pub const STEPS: Spacing = Spacing { step: 2, gap: 5, first: 0 };
-/// No gaps, in the middle of memory.
+/// No gaps, starting at an offset in memory.
 pub const MIDDLE: Spacing = Spacing { step: 1, gap: 0, first: 3 };
 
 impl Spacing {
@@ -39,7 +39,7 @@ impl Spacing {
     }
 }
 
-/// A tensor in the test's memory and on the device.
+/// A tensor in host memory and on the device.
 pub struct Placed<T: Element> {
     pub host: HostTensor,
     pub buffer: Buffer<T>,
@@ -50,7 +50,7 @@ fn array<const R: usize>(list: &[usize]) -> [usize; R] {
 }
 
 impl<T: FloatElement> Placed<T> {
-    /// What is in `host`, on the device.
+    /// Copies `host` to the device.
     pub fn new(device: &Device, host: HostTensor) -> Placed<T> {
         let buffer = host.upload(device);
         Placed { host, buffer }
@@ -62,7 +62,7 @@ impl<T: FloatElement> Placed<T> {
         Placed::new(device, host.behind(spacing.first))
     }
 
-    /// An output before the launch.
+    /// A poisoned output.
     pub fn poisoned(device: &Device, shape: &[usize], spacing: Spacing) -> Placed<T> {
         Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)).behind(spacing.first))
     }
@@ -79,12 +79,12 @@ impl<T: FloatElement> Placed<T> {
         TensorMut::strided(data, array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The inputs' values, as they were rounded.
+    /// The values as rounded to the type.
     pub fn values(&self) -> Vec<f64> {
         self.host.values()
     }
 
-    /// Reads the device's memory back and checks it.
+    /// Copies the device memory back and checks it.
     #[track_caller]
     pub fn check(&mut self, what: &str, want: &[f64], tolerance: f64) {
         self.host.download(&self.buffer);
@@ -92,7 +92,7 @@ impl<T: FloatElement> Placed<T> {
     }
 }
 
-/// f32 results of f32 sums.
+/// Tolerance of f32 results of f32 sums.
 pub(crate) const F32: f64 = 1e-5;
 
 #[track_caller]
@@ -129,7 +129,7 @@ pub fn check_weighted_sum<T: FloatElement>(device: &Device, [rows, d]: [usize; 2
 pub fn check_softmax<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
     let what = format!("softmax {} [{rows}, {d}] {spacing:?}", T::dtype());
     let mut random = Random::new(3);
-    // Large enough for exponentials to overflow where the maximum is not taken out.
+    // Large enough that exp overflows unless the maximum is subtracted.
     let values: Vec<f64> = (0..rows * d).map(|_| 100.0 * random.number()).collect();
     let shape = [rows, d];
     let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
@@ -164,14 +164,14 @@ pub fn check_rms_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], s
         grad_w.output(),
     ));
     let (want_x, want_w) = rms_norm::reference::backward(&x.values(), &w.values(), &grad_y.values(), eps);
-    // With one element to a row the gradient is a difference of equal numbers: eps alone is left of it.
+    // With one element per row the gradient is a difference of equal numbers, of which only eps remains.
     if d > 1 {
         grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
     }
     grad_w.check(&format!("{what}, grad_w"), &want_w, tolerance(T::dtype()));
 }
 
-/// Which operands of a product lie column by column.
+/// Which matrices of a matmul are column-major.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Columns {
     pub a: bool,
@@ -188,7 +188,7 @@ pub fn check_matmul<T: FloatElement>(
 ) {
     let what = format!("matmul {} [{m}, {n}, {k}] {spacing:?} {columns:?} {options:?}", T::dtype());
     let mut random = Random::new(5);
-    // A matrix that lies column by column is one that lies row by row, seen the other way.
+    // A column-major matrix is a transposed row-major one.
     let strides = |shape: [usize; 2], columns: bool| {
         if columns {
             let strides = spacing.strides(&[shape[1], shape[0]]);
@@ -216,10 +216,10 @@ pub fn check_matmul<T: FloatElement>(
     let other = Placed::<T>::new(device, other);
     let mut c = Placed::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
     ok(matmul::multiply_add(device, a.input(), b.input(), other.input(), c.output(), options));
-    c.check(&format!("{what} with another matrix"), &sums, allowed);
+    c.check(&format!("{what} plus another matrix"), &sums, allowed);
     let mut c = other;
     ok(matmul::accumulate(device, a.input(), b.input(), c.output(), options));
-    c.check(&format!("{what} with what was there"), &sums, allowed);
+    c.check(&format!("{what} accumulated into c"), &sums, allowed);
 
     let bias = HostTensor::random(T::dtype(), &[n], &spacing.strides(&[n]), &mut random);
     let numbers = bias.values();
@@ -230,7 +230,7 @@ pub fn check_matmul<T: FloatElement>(
     c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);
 }
 
-/// The activations in f64, written another way than in the kernel.
+/// The activations in f64, by other formulas than the kernel's.
 pub fn activated(x: f64, activation: Activation) -> f64 {
     match activation {
         Activation::None => x,
@@ -240,7 +240,7 @@ pub fn activated(x: f64, activation: Activation) -> f64 {
     }
 }
 
-/// Runs a check, generic over the element type, for all types that the kernels take.
+/// Runs a check, generic over the element type, for all element types of the kernels.
 #[macro_export]
 macro_rules! for_types {
     ($check:ident($($arg:expr),* $(,)?)) => {{

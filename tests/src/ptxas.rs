@@ -1,31 +1,31 @@
-//! The assembler of PTX, where there is one.
+//! `ptxas`, the assembler of PTX, where it is installed.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What `ptxas -v` says of one kernel.
+/// The output of `ptxas -v` for one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of registers that did not fit, written and read.
+    /// Bytes of spill stores plus bytes of spill loads.
     pub spills: u32,
-    /// Whether warp-group products wait for each other, for want of registers or because of their order.
+    /// Whether ptxas serialized wgmma, for lack of registers or because of their order.
     pub serialised: bool,
-    /// What it had to do to `wgmma`s that costs speed: run them one after the other, or wait for them early.
+    /// Warnings about wgmma that cost performance: serialized, or waited for early.
     pub warnings: Vec<String>,
 }
 
-/// The `ptxas` that `TILEWRIGHT_PTXAS` names, or the first on `PATH`; `None`, with a line that says so, where there is
-/// none.
+/// The `ptxas` that `TILEWRIGHT_PTXAS` names, or the first on `PATH`; `None`, with a line on standard error, where
+/// there is none.
 pub fn find() -> Option<PathBuf> {
     let named = std::env::var_os("TILEWRIGHT_PTXAS").filter(|v| !v.is_empty()).map(PathBuf::from);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = named.or_else(|| std::env::split_paths(&path).map(|dir| dir.join("ptxas")).find(|file| file.is_file()));
     if found.is_none() {
-        // Not `println!`, which the test runner keeps to itself.
-        let _ = writeln!(std::io::stderr(), "skipped: there is no ptxas: `make cuda-tools` fetches one");
+        // Not `println!`, which the test harness captures.
+        let _ = writeln!(std::io::stderr(), "skipped: no ptxas found; `make cuda-tools` installs one");
     }
     found
 }
@@ -33,7 +33,7 @@ pub fn find() -> Option<PathBuf> {
 /// Assembles PTX.
 ///
 /// # Errors
-/// What `ptxas` says, where it rejects the text.
+/// The message of `ptxas`, where it rejects the text.
 pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, String> {
     assemble_to(ptxas, ptx, arch, Path::new("/dev/null"))
 }
@@ -41,7 +41,7 @@ pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, Str
 /// Assembles PTX into a file.
 ///
 /// # Errors
-/// What `ptxas` says, where it rejects the text.
+/// The message of `ptxas`, where it rejects the text.
 pub fn assemble_to(ptxas: &PathBuf, ptx: &str, arch: &str, cubin: &Path) -> Result<Resources, String> {
     let mut file = tempfile::Builder::new().suffix(".ptx").tempfile().map_err(|e| e.to_string())?;
     file.write_all(ptx.as_bytes()).map_err(|e| e.to_string())?;
@@ -68,5 +68,5 @@ pub fn assemble_to(ptxas: &PathBuf, ptx: &str, arch: &str, cubin: &Path) -> Resu
             warnings: said.lines().filter(|line| line.contains("(C75")).map(str::to_string).collect(),
         })
     })();
-    resources.ok_or_else(|| format!("ptxas says nothing of registers and spills:\n{said}"))
+    resources.ok_or_else(|| format!("ptxas printed no registers and spills:\n{said}"))
 }

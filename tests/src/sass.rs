@@ -1,16 +1,16 @@
-//! Machine code of a GPU, as `nvdisasm` prints it.
+//! GPU machine code (SASS), as `nvdisasm` prints it.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
-/// One instruction without its predicate and place, for example `HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24`.
+/// One instruction without its predicate and address, for example `HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24`.
 pub type Instruction = String;
 
-/// The bodies of all loops of a kernel: from the target of a branch backwards to the branch.
+/// The bodies of all loops of a kernel: from the target of a backward branch to the branch.
 ///
 /// # Errors
-/// What `nvdisasm` says, where it does not start or rejects the file.
+/// `nvdisasm` does not start, or its message where it rejects the file.
 pub fn loops(nvdisasm: &Path, cubin: &Path) -> Result<Vec<Vec<Instruction>>, String> {
     let output = Command::new(nvdisasm)
         .arg("-c")

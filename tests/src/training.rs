@@ -10,7 +10,7 @@ use tilewright::kernels::{
 };
 use tilewright::prelude::*;
 
-/// A vector of integers, `stride` elements apart.
+/// A vector of integers at a stride of `stride` elements.
 pub fn indices(dtype: DType, stride: usize, values: &[i64]) -> HostTensor {
     let mut tensor = HostTensor::poisoned(dtype, &[values.len()], &[stride]);
     let size = dtype.bytes();
@@ -37,7 +37,7 @@ impl<I: IndexElement> Indices<I> {
     }
 }
 
-/// One of 0..n.
+/// A random index in 0..n.
 fn index(random: &mut Random, n: usize) -> i64 {
     ((random.number() + 1.0) / 2.0 * n as f64) as i64
 }
@@ -46,7 +46,7 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
     let what = format!("layer_norm {} [{rows}, {d}] {spacing:?}", T::dtype());
     let eps = 1e-5;
     let mut random = Random::new(11);
-    // Far from zero, so that a variance by way of the mean square would cancel.
+    // A mean far from zero, so that E[x²] − μ² would cancel.
     let values: Vec<f64> = (0..rows * d).map(|_| 8.0 + random.number()).collect();
     let shape = [rows, d];
     let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
@@ -79,7 +79,7 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
         grad_b.output(),
     ));
     let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &grad_y.values(), eps);
-    // With one element to a row the gradients are differences of equal numbers.
+    // With one element per row the gradients are differences of equal numbers.
     if d > 1 {
         grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
         grad_w.check(&format!("{what}, grad_w"), &want_w, 2.0 * F32);
@@ -91,7 +91,7 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
 pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
     let what = format!("swiglu {} [{rows}, {d}] {spacing:?}", T::dtype());
     let mut random = Random::new(12);
-    // Up to where the logistic function is 0 or 1.
+    // Large enough that the logistic function saturates at 0 and 1.
     let values: Vec<f64> = (0..rows * d).map(|_| 20.0 * random.number().powi(3)).collect();
     let shape = [rows, d];
     let a = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
@@ -120,7 +120,7 @@ pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spa
     grad_x.check(&format!("{what}, grad of silu"), &want, allowed);
 }
 
-/// With targets of both types.
+/// With i32 and i64 targets.
 pub fn check_cross_entropy<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     cross_entropy_with::<T, i32>(device, shape, spacing);
     cross_entropy_with::<T, i64>(device, shape, spacing);
@@ -168,11 +168,11 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     grad.check(&format!("{what}, grad of the sum"), &want, tolerance(T::dtype()));
 }
 
-/// Both ways of giving positions, and both directions, for x [tokens, heads, d].
+/// Both forms of positions (a table, and consecutive), and both directions, for x [tokens, heads, d].
 pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: Spacing) {
     let [tokens, heads, d] = shape;
     let what = format!("rope {} {shape:?} {spacing:?}", T::dtype());
-    // However often a position turns, its angle is as good as at the start.
+    // The accuracy of an angle does not depend on the position.
     let allowed = if T::dtype() == DType::F32 { 1e-6 } else { tolerance(T::dtype()) };
     let base = 10_000.0;
     let mut random = Random::new(14);
@@ -196,7 +196,8 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
     }
 }
 
-/// Three steps with gradients of type T, with and without a copy of that type, told by arguments and by memory.
+/// Three steps with gradients of type T, with and without compute weights of that type, with scalars as arguments and
+/// in device memory.
 pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(15);
     let state: [Vec<f64>; 3] = {
@@ -207,7 +208,7 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
         (0..3).map(|_| Placed::random(device, &[n], crate::on_device::DENSE, &mut random)).collect();
     let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
     for (with_copy, by_memory) in [(false, false), (false, true), (true, false), (true, true)] {
-        let what = format!("adamw {} [{n}] copy: {with_copy}, by memory: {by_memory}", T::dtype());
+        let what = format!("adamw {} [{n}] compute weights: {with_copy}, scalars in memory: {by_memory}", T::dtype());
         let mut want = state.clone();
         let mut placed =
             state.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
@@ -239,8 +240,8 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     }
 }
 
-/// Three steps with the averages of two gradients of type T, of which the second is not finite in one place: what lies in its program's
-/// part stays as it was.
+/// Three steps with the averages of two gradients of type T. In step 2 one element of the second is infinite: the
+/// parameters of its program stay unchanged.
 pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(20);
     let [p, own, other] =
@@ -252,7 +253,7 @@ pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
     let average: Vec<f64> = own.iter().zip(&other).map(|(a, b)| f64::from((*a as f32 + *b as f32) * 0.5)).collect();
     let average = HostTensor::of(T::dtype(), &[n], &[1], &average).values();
     for with_copy in [false, true] {
-        let what = format!("adamw_of_two {} [{n}] copy: {with_copy}", T::dtype());
+        let what = format!("adamw_of_two {} [{n}] compute weights: {with_copy}", T::dtype());
         let mut want = [p.clone(), vec![0.0; n], vec![0.0; n]];
         let mut placed =
             want.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
@@ -279,12 +280,15 @@ pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
                 let range = i * each..n.min((i + 1) * each);
                 let right: f64 = average[range.clone()].iter().map(|g| g * g).sum();
                 if t == 2 && i == sums - 1 {
-                    assert!(!found.is_finite(), "{what}: {found}");
+                    assert!(!found.is_finite(), "{what}: sum of squares {i} is {found}, expected inf or NaN");
                     want.iter_mut()
                         .zip(&before)
                         .for_each(|(want, before)| want[range.clone()].copy_from_slice(&before[range.clone()]));
                 } else {
-                    assert!((f64::from(*found) - right).abs() <= 1e-5 * right, "{what}: {found} for {right}");
+                    assert!(
+                        (f64::from(*found) - right).abs() <= 1e-5 * right,
+                        "{what}: sum of squares {i} is {found}, expected {right}"
+                    );
                 }
             }
         }
@@ -297,8 +301,8 @@ pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
     }
 }
 
-/// Parts of one to four ranks with gaps between them, with and without a copy, by a program a tile and by two; and every rank's result
-/// has the bits of a sum in rank order.
+/// Inputs of one to four ranks with gaps between them, with and without a second output, with one program per tile and
+/// with two programs; the result of every rank has the bits of a sum in rank order.
 pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {
     let random = &mut Random::new(18);
     for (world, rank) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 3)] {
@@ -349,7 +353,7 @@ fn cast_to<T: FloatElement, U: FloatElement>(device: &Device, shape: [usize; 2],
     y.check(&what, &want.values(), 0.0);
 }
 
-/// Few rows of the table for many tokens, some of which have none.
+/// Few rows of the table for many tokens, some with ids outside of the table.
 pub fn check_embedding<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     embedding_with::<T, i32>(device, shape, spacing);
     embedding_with::<T, i64>(device, shape, spacing);
@@ -369,7 +373,7 @@ fn embedding_with<T: FloatElement, I: IndexElement>(device: &Device, [tokens, d]
     grad.check(&what, &want, F32);
 }
 
-/// Logits of −∞ and targets that are no column.
+/// Logits of −∞, and targets outside of the columns.
 pub fn check_unusual_cross_entropy(device: &Device) {
     let inf = f32::NEG_INFINITY;
     let logits = [[1.0, inf, 1.0], [inf, 0.5, inf], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [f32::NAN, 0.0, inf]];

@@ -1,4 +1,5 @@
-//! Loads and stores of every element type, masked and unmasked, as wide as they can be: on the simulated GPU, byte for byte.
+//! Loads and stores of every element type, masked and unmasked, at the widest vector width: on the simulated GPU, byte
+//! for byte.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;
@@ -8,7 +9,7 @@ use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, interpret};
 use tilewright_tests::numerics::{HostTensor, Random};
 
-/// Through pointers: all, those below `n` by the mask, and those that one of a kind keeps in the cache.
+/// Copies through pointers: unmasked, masked to elements below `n`, and masked with eviction policies.
 #[kernel]
 pub fn copy_pointers<T: Dtype>(x: In<T>, all: Out<T>, some: Out<T>, kept: Out<T>, n: i32, #[constexpr] tile: usize) {
     let i = arange(0, tile);
@@ -17,7 +18,7 @@ pub fn copy_pointers<T: Dtype>(x: In<T>, all: Out<T>, some: Out<T>, kept: Out<T>
     store(kept + i, load(x + i, mask = i < n, eviction = evict_first), mask = i < n, eviction = evict_last);
 }
 
-/// Through views, whose boundary is `n`.
+/// The same copies through block pointers with the bound `n`.
 #[kernel]
 pub fn copy_views<T: Dtype>(x: In<T>, all: Out<T>, some: Out<T>, kept: Out<T>, n: i32, #[constexpr] tile: usize) {
     let whole = |p| make_block_ptr(p, shape = [tile], strides = [1], offsets = [0], block_shape = [tile], order = [0]);

@@ -1,6 +1,6 @@
-//! The cache on disk finds code by the text of its function, so everything that code depends on has to be in the text, or in the
-//! key beside it. A function that is read from its own text has no source places, no names of values, and its ops and values in
-//! another order in memory: where its code is that of the original, the code depends on none of them.
+//! The disk cache finds code by the text of its function: everything that code depends on must be in the text, or in
+//! the key next to it. A function that is parsed from its own text has no source locations and no value names, and its
+//! ops and values have another order in memory. If its code is that of the original, the code depends on none of these.
 
 use tilewright::cache::Key;
 use tilewright_codegen::ir::{DType, Func, Loc, Op};
@@ -10,8 +10,8 @@ use tilewright_codegen::{lower, pipeline, text};
 use tilewright_tests::configurations::{configurations, well_aligned};
 use tilewright_tests::examples::variants;
 
-/// What LLVM gets, for each target, without the comments that name source places; an error's words have the place of an op in them,
-/// which is no code.
+/// The LLVM IR for each target, without the comments that name source locations; `None` for an error, whose message has
+/// the location of an op and is no code.
 fn llvm_ir(func: &Func, options: &CompileOptions) -> Vec<(Target, Option<String>)> {
     let gpu = |arch| {
         let laid = pipeline::gpu_ir(func, arch, options, &mut ());
@@ -26,7 +26,7 @@ fn llvm_ir(func: &Func, options: &CompileOptions) -> Vec<(Target, Option<String>
     vec![gpu(GpuArch::Sm80), gpu(GpuArch::Sm90a), (Target::Host(cpu), host.ok())]
 }
 
-/// Checks a function; gives for how many targets there is code.
+/// Checks a function; returns the number of targets that have code for it.
 fn check(func: &Func, options: &CompileOptions) -> usize {
     let text = text::print(func);
     let parsed = text::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", func.name));

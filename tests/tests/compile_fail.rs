@@ -1,4 +1,4 @@
-//! What the macros and the types reject, and how they say so: each file in `ui/` beside the expected messages.
+//! The errors of the macros and of the types: each file in `ui/` has its expected messages next to it.
 
 #[test]
 fn messages() {

@@ -1,4 +1,4 @@
-//! The examples: they run on the CPU, and `ptxas` takes the PTX of their kernels. (The GPU tests run them there.)
+//! The examples run on the CPU, and `ptxas` assembles the PTX of their kernels. (The GPU tests run them on a GPU.)
 
 use tilewright::codegen::lang::kernel::Specialization;
 use tilewright::codegen::pipeline;

@@ -1,5 +1,5 @@
-//! Programs whose threads tell each other something through global memory: on the simulated GPU, whose threads run one after the other
-//! wherever nothing makes them meet, against what the interpreter makes of the kernel.
+//! Kernels whose threads communicate through global memory: on the simulated GPU, whose threads run one after the other
+//! up to the next barrier, against the interpreter.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;
@@ -23,20 +23,20 @@ fn a_program_reads_what_it_has_written() {
         interpret(form, def, &[], consts! { n = N }, [1, 1, 1], args);
         [x.values(), y.values()].concat()
     };
-    // (Where several elements are stored to one place, which one stays is open: none of these does.)
+    // (None of these kernels stores several elements to one address, where the last writer would be undefined.)
     for def in [&TURNED, &PASSED_ON, &COUNTED, &GATHERED, &HALVED, &BLOCKS] {
         let want = run(def, Form::Recorded);
         for (arch, num_warps) in [(GpuArch::Sm80, 1), (GpuArch::Sm80, 4), (GpuArch::Sm90a, 8), (GpuArch::Sm90a, 16)] {
             let found = run(def, Form::Simulated { arch, num_warps, num_stages: 2 });
             for (at, (found, want)) in found.iter().zip(&want).enumerate() {
                 let near = (found - want).abs() <= 1e-5 * want.abs().max(1.0);
-                assert!(near, "{}, {num_warps} warps: {found} for {want} in place {at}", def.name);
+                assert!(near, "{}, {num_warps} warps: element {at} is {found}, expected {want}", def.name);
             }
         }
     }
 }
 
-/// Blocks and pointers of one value in one layout: threads come back to their own elements, and do not wait.
+/// Accesses of one element in one layout: each thread reloads its own elements, and no barrier is needed.
 #[kernel]
 fn updated(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -58,7 +58,7 @@ fn threads_do_not_wait_for_themselves() {
     };
     let warps = |num_warps| CompileOptions { num_warps, ..CompileOptions::default() };
     assert_eq!(barriers(&UPDATED, warps(4), &[], consts! { n = 1024usize }), 0);
-    // Of 64 elements there are copies: whoever is late must not load what has been stored.
+    // A tile of 64 elements is replicated over threads: a late thread must not load what another has already stored.
     assert_ne!(barriers(&UPDATED, warps(4), &[], consts! { n = 64usize }), 0);
     for kernel in configurations(DType::BF16).into_iter().filter(|c| c.def.name == "adamw") {
         assert_eq!(barriers(kernel.def, kernel.options, &kernel.dtypes, &kernel.consts), 0, "{}", kernel.def.name);

@@ -1,7 +1,7 @@
-//! GPU numerics: every kernel, element type and awkward shape on GPU 0, against f64 references, with poisoned outputs.
+//! GPU numerics: every kernel, element type and odd shape on GPU 0, against f64 references, with poisoned outputs.
 //!
-//! This binary needs no file beside it: `make gpu-test` packs it to carry to a GPU machine. Without a GPU each test says
-//! that it was skipped, and passes.
+//! The binary needs no other file: `make gpu-test` packages it for a GPU machine. Without a GPU each test prints that
+//! it was skipped, and passes.
 
 #[path = "gpu/attention.rs"]
 mod attention;
@@ -20,8 +20,8 @@ use tilewright_tests::for_types;
 use tilewright_tests::numerics::{HostTensor, Random, dense, tolerance};
 use tilewright_tests::on_device::{ALIGNED_GAPS, Columns, DENSE, GAPS, STEPS, Spacing, check_matmul};
 
-/// GPU 0, for one test at a time: a fault stops everything that is under way, and should be told of the test that caused
-/// it.
+/// GPU 0, locked for one test at a time: a device fault ends all work in flight, and must be attributed to the test
+/// that caused it.
 struct Gpu {
     device: Device,
     _alone: MutexGuard<'static, ()>,
@@ -34,7 +34,7 @@ impl std::ops::Deref for Gpu {
     }
 }
 
-/// The GPU; `None`, with a line that says so, where there is no driver or no GPU. Any other trouble is a failure.
+/// The GPU; `None`, with a line on standard error, where there is no driver or no GPU. Any other error fails the test.
 fn gpu() -> Option<Gpu> {
     static GPU: OnceLock<Option<Device>> = OnceLock::new();
     static ALONE: Mutex<()> = Mutex::new(());
@@ -42,7 +42,7 @@ fn gpu() -> Option<Gpu> {
         Ok(device) => Some(device),
         Err(error @ (Error::NoDriver { .. } | Error::NoSuchGpu { .. })) => {
             let why = error.to_string();
-            // Not `println!`, which the test runner keeps to itself.
+            // Not `println!`, which the test harness captures.
             let _ = writeln!(std::io::stderr(), "skipped: {}", why.lines().next().unwrap_or_default());
             None
         }
@@ -52,10 +52,10 @@ fn gpu() -> Option<Gpu> {
     gpu.clone().map(|device| Gpu { device, _alone: alone })
 }
 
-/// One, odd, prime, round in tens, and one more than a power of two.
+/// One, odd, prime, round in decimal, and one more than a power of two.
 const LENGTHS: [usize; 5] = [1, 17, 127, 1000, 4097];
 
-/// All pairs of lengths, with gaps where that does not take long.
+/// All pairs of lengths, with gaps where the test stays short.
 fn each_shape(mut check: impl FnMut([usize; 2], Spacing)) {
     for rows in LENGTHS {
         for d in LENGTHS {
@@ -66,7 +66,7 @@ fn each_shape(mut check: impl FnMut([usize; 2], Spacing)) {
             }
         }
     }
-    // Shapes and strides that are multiples of 16 are compiled as such.
+    // Shapes and strides that are multiples of 16, for which launches specialize.
     check([64, 256], DENSE);
     check([128, 1024], ALIGNED_GAPS);
 }
@@ -95,7 +95,7 @@ fn weighted_sum_and_its_gradients() {
 fn softmax_of_rows() {
     let Some(gpu) = gpu() else { return };
     each_shape(|shape, spacing| for_types!(check_softmax(&gpu, shape, spacing)));
-    // The widest row that one tile holds, and wider ones.
+    // The widest row of a single tile, and wider ones.
     for d in [16384, 16385, 50_000] {
         for_types!(check_softmax(&gpu, [3, d], GAPS));
     }
@@ -153,7 +153,8 @@ fn matmul_with_activations_and_precisions() {
                 check_matmul::<f32>(&gpu, shape, DENSE, columns, options);
             }
         }
-        // Each of the tiles that f32 has on Hopper, with operands that lie as a linear layer's do in its three products.
+        // All tile sizes that f32 uses on Hopper, with the operand layouts of the three GEMMs of a linear layer
+        // (forward, dgrad, wgrad).
         for shape in [[150, 140, 80], [1000, 1000, 72], [1500, 1600, 100]] {
             for (a, b) in [(false, true), (false, false), (true, false)] {
                 check_matmul::<f32>(&gpu, shape, DENSE, Columns { a, b, c: false }, options);
@@ -176,7 +177,7 @@ fn empty_tensors_are_nothing_special() {
     }
 }
 
-/// Rows so far apart that the last one starts beyond element 2³¹.
+/// Row stride with which the last row starts beyond element 2³¹.
 const FAR: usize = (1 << 30) + 24;
 
 /// Three rows of `values` in a buffer of more than 2³¹ elements, the rest poison.
@@ -190,7 +191,7 @@ fn far_rows(gpu: &Device, values: &HostTensor) -> Buffer<bf16> {
     buffer
 }
 
-/// The three rows of a buffer that [`far_rows`] or a kernel filled.
+/// Reads the three rows of a buffer that [`far_rows`] or a kernel wrote.
 fn read_rows(buffer: &Buffer<bf16>, d: usize) -> HostTensor {
     let rows = (0..3).flat_map(|r| buffer.slice(r * FAR..r * FAR + d).unwrap().to_vec().unwrap());
     let values: Vec<f64> = rows.map(f64::from).collect();
@@ -208,9 +209,9 @@ fn more_than_two_to_the_31_elements() {
     let mut y = Buffer::<bf16>::poisoned(&gpu, 2 * FAR + d).unwrap();
     softmax::forward(&gpu, input(), TensorMut::strided(y.view_mut(), [3, d], strides).unwrap()).unwrap();
     let want = softmax::reference(&x.values(), d);
-    read_rows(&y, d).check("softmax of rows far apart", &want, tolerance(DType::BF16));
+    read_rows(&y, d).check("softmax with a large row stride", &want, tolerance(DType::BF16));
 
-    // x · xᵀ: both operands reach beyond 2³¹.
+    // x · xᵀ: the offsets of both operands exceed 2³¹.
     let mut c = Buffer::<bf16>::poisoned(&gpu, 9).unwrap();
     let out = TensorMut::dense(c.view_mut(), [3, 3]).unwrap();
     matmul::multiply(&gpu, input(), input().transposed(0, 1), out, Options::default()).unwrap();
@@ -219,5 +220,5 @@ fn more_than_two_to_the_31_elements() {
         *sum = (0..d).map(|j| xs[i / 3 * d + j] * xs[i % 3 * d + j]).sum();
     }
     let got: Vec<f64> = c.to_vec().unwrap().into_iter().map(f64::from).collect();
-    HostTensor::of(DType::BF16, &[9], &[1], &got).check("product of rows far apart", &want, tolerance(DType::BF16));
+    HostTensor::of(DType::BF16, &[9], &[1], &got).check("matmul with a large row stride", &want, tolerance(DType::BF16));
 }

@@ -1,4 +1,4 @@
-//! Random programs on a GPU: each must give what the interpreter gives, to the bit.
+//! Random programs on a GPU: the results must equal those of the interpreter bit for bit.
 
 use tilewright::{Buffer, Device, LaunchArg};
 use tilewright_codegen::ir::Elem;
@@ -7,11 +7,11 @@ use tilewright_codegen::target::{Artifact, CompileOptions, GpuArch};
 use tilewright_codegen::testgen::{self, Argument, Case, Program};
 
 const PROGRAMS: u64 = 2000;
-/// Programs that are compiled at a time, on all cores; they run one after the other.
+/// Programs that are compiled in parallel, on all cores, before they run one after the other.
 const BATCH: u64 = 128;
 const ARCHS: [GpuArch; 2] = [GpuArch::Sm80, GpuArch::Sm90a];
 
-/// An integer argument in the width of its parameter.
+/// An integer argument of the width of its parameter.
 fn scalar(program: &Program, index: usize, value: i64) -> LaunchArg {
     let func = &program.func;
     match func.ty(func.block(func.body).params[index]).elem() {
@@ -25,7 +25,7 @@ fn scalar(program: &Program, index: usize, value: i64) -> LaunchArg {
     }
 }
 
-/// A case with its code for both architectures, and what it should give.
+/// A case with its code for both architectures, and its expected output.
 struct Compiled {
     seed: u64,
     case: Case,
@@ -33,7 +33,7 @@ struct Compiled {
     code: Vec<(GpuArch, Result<Artifact, CompileError>)>,
 }
 
-/// Compiles a case, for a driver that takes PTX up to this version.
+/// Compiles a case, for a driver that supports PTX up to `ptx_version`.
 fn compile(seed: u64, ptx_version: u32) -> Compiled {
     let case = testgen::case(seed);
     let options = CompileOptions { ptx_version, ..case.options.clone() };
@@ -112,7 +112,8 @@ fn random_programs_agree_with_the_interpreter() {
                 }
             }
         }
-        // A run that is cut off has shown something too. The driver assembles PTX on one thread, most of a second for 10 programs.
+        // Progress, for a run that is interrupted. The driver assembles PTX on one thread, most of a second for 10
+        // programs.
         println!("programs {first} and following: {ran} ran so far, {} failed, {refused} refused", failures.len());
     }
     println!("{ran} programs ran, {} failed, {refused} refused", failures.len());

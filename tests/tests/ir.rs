@@ -1,15 +1,16 @@
-//! Text tests of passes: each file of `tests/ir` is a function, the passes to run, and what should come out.
+//! Text tests of passes, as LLVM's lit tests: each file of `tests/ir` has a function, the passes to run, and the
+//! expected output.
 //!
 //! ```text
-//! // What the file shows.
+//! // What the file tests.
 //! // run: canonicalize,cse
 //! kernel @name(…) { … }
 //! // expect:
 //! kernel @name(…) { … }
 //! ```
 //!
-//! `BLESS=1 cargo test -p tilewright-tests --test ir` writes what comes out into the files; look at the difference
-//! before you keep it.
+//! `BLESS=1 cargo test -p tilewright-tests --test ir` writes the output into the files; review the difference before
+//! committing it.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ fn files() -> Vec<PathBuf> {
     paths
 }
 
-/// Text and function are the same thing, and the function is valid.
+/// Fails unless the function round-trips through its text and is valid.
 fn check(func: &Func, when: &str) -> Result<(), String> {
     let printed = text::print(func);
     let again =
@@ -41,7 +42,7 @@ fn check(func: &Func, when: &str) -> Result<(), String> {
     })
 }
 
-/// Runs a file's passes; gives what comes out.
+/// Runs the passes of a file; returns the output.
 fn run(input: &str) -> Result<String, String> {
     let names = input
         .lines()
@@ -57,7 +58,7 @@ fn run(input: &str) -> Result<String, String> {
     Ok(text::print(&func))
 }
 
-/// The lines that differ, with three lines around each.
+/// Up to 12 lines of each text, from three lines before the first difference.
 fn difference(expected: &str, found: &str) -> String {
     let (left, right): (Vec<&str>, Vec<&str>) = (expected.lines().collect(), found.lines().collect());
     let same_start = left.iter().zip(&right).take_while(|(a, b)| a == b).count();

@@ -1,7 +1,7 @@
-//! What the compiler makes of every kernel: snapshots of its stages, and PTX that `ptxas` assembles.
+//! Every kernel through the compiler: snapshots of its stages, and PTX that `ptxas` assembles.
 //!
-//! `INSTA_UPDATE=always cargo test -p tilewright-tests --test kernels_compiled` takes the new text; look at the difference
-//! before you keep it.
+//! `INSTA_UPDATE=always cargo test -p tilewright-tests --test kernels_compiled` accepts the new text; review the
+//! difference before committing it.
 
 use std::sync::Mutex;
 use tilewright_codegen::ir::{DType, Func, Stage};
@@ -55,7 +55,7 @@ fn stages_of_every_kernel() {
         };
         let (ampere, hopper) = (stages(GpuArch::Sm80), stages(GpuArch::Sm90a));
         insta::assert_snapshot!(format!("{name}.async.sm_90a"), hopper.last);
-        // Where nothing is asynchronous, the last two stages are the same; and often so are the architectures.
+        // Without asynchronous ops the last two stages are the same; often both architectures are the same, too.
         if hopper.laid != hopper.last {
             insta::assert_snapshot!(format!("{name}.laid.sm_90a"), hopper.laid);
         }
@@ -65,7 +65,7 @@ fn stages_of_every_kernel() {
     }
 }
 
-/// One small kernel stands for all: its PTX can be read.
+/// The PTX of one small kernel, which can be reviewed.
 #[test]
 fn ptx_of_weighted_sum() {
     let all = configurations(DType::BF16);
@@ -76,8 +76,8 @@ fn ptx_of_weighted_sum() {
     }
 }
 
-/// Rows of 50257 elements begin at any of them. Nothing is known of a launch but that elements are neighbours, and yet logits
-/// are loaded and gradients stored 16 bytes at a time, but for the ends of rows and the logit of the target.
+/// Rows of 50257 elements are not aligned to 16 bytes. A launch specializes on unit strides alone; still, logits are
+/// loaded and gradients are stored 16 bytes at a time, except for the peeled ends of rows and the logit of the target.
 #[test]
 fn rows_that_begin_anywhere_are_walked_in_vectors() {
     for (name, loads, stores) in [("cross_entropy_fwd", 2, 0), ("cross_entropy_bwd", 1, 1)] {
@@ -106,7 +106,7 @@ struct Job {
     configuration: Configuration,
     specialization: Specialization,
     arch: GpuArch,
-    /// Whether all values fit into registers.
+    /// Whether spills are an error.
     without_spills: bool,
     what: String,
 }
@@ -134,8 +134,8 @@ fn jobs() -> Vec<Job> {
     jobs
 }
 
-/// `ptxas` takes the PTX of every kernel, for each architecture, in two element types, specialised and not. With
-/// well-aligned tensors, which is what the tiles were chosen for, everything stays in registers.
+/// `ptxas` assembles the PTX of every kernel, for each architecture, in two element types, specialized and not. With
+/// well-aligned tensors, for which the tile sizes were chosen, nothing spills.
 #[test]
 fn ptxas_assembles_every_kernel() {
     let Some(ptxas) = ptxas::find() else { return };

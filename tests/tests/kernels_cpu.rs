@@ -1,4 +1,4 @@
-//! Every kernel on the CPU, through its host side, against its f64 reference.
+//! Every kernel on the CPU, through its host function, against its f64 reference.
 
 use tilewright::Device;
 use tilewright::kernels::matmul::{Activation, Options};

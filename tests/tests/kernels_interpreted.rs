@@ -1,5 +1,5 @@
-//! Every kernel against its f64 reference in the interpreter (as recorded, specialised, and after the GPU passes) and on the
-//! simulated GPU, at small odd shapes with gaps between the elements. No GPU is needed.
+//! Every kernel against its f64 reference in the interpreter (as recorded, specialized, and after the GPU passes) and
+//! on the simulated GPU, at small odd shapes with gaps between the elements. No GPU is needed.
 
 use tilewright::kernels::matmul::{Activation, Addend, Bias};
 use tilewright::kernels::{column_sum, matmul, rms_norm, softmax, weighted_sum};
@@ -13,7 +13,7 @@ use tilewright_tests::on_device::activated;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Rows and columns: single ones, powers of two, and neither.
+/// Rows and columns: one, powers of two, and neither.
 const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [7, 1], [8, 16], [5, 37]];
 
 /// Runs `case` for every type and shape, dense and with gaps.
@@ -26,7 +26,7 @@ fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
     }
 }
 
-/// Everything that can be run without a GPU.
+/// All forms that run without a GPU.
 fn forms() -> impl Iterator<Item = Form> {
     FORMS.into_iter().chain(SIMULATED)
 }
@@ -39,7 +39,7 @@ fn programs(n: usize, tile: usize) -> [u32; 3] {
 fn column_sum_matches() {
     each_case(|dtype, [rows, d], strides| {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut Random::new(1));
-        // All rows by one program; and each tile of rows by one.
+        // One program for all rows, and one per tile of rows.
         for (rows_each, parts) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
             for form in forms() {
                 let mut y = HostTensor::poisoned(DType::F32, &[parts, d], &[2 * d, 2]);
@@ -92,7 +92,7 @@ fn weighted_sum_matches() {
     });
 }
 
-/// Rows that several warps share, tile by tile: what they sum up meets behind the loop.
+/// Rows of several tiles that several warps share: the cross-warp reduction is deferred to the end of the loop.
 #[test]
 fn weighted_sums_of_long_rows_match() {
     let consts = consts! { rows_tile = 1usize, d_tile = 512usize };
@@ -122,7 +122,7 @@ fn weighted_sum_gradients_match() {
         let w = HostTensor::random(dtype, &[d], &[1], &mut random);
         let grad_y = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
         let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
-        // A program for each tile of rows; and one for all, which may fetch ahead.
+        // A program per tile of rows; and one for all rows, with one stage and with two.
         let cuts = |form| [(rows.div_ceil(2), 1usize, form), (1, 1, form), (1, 2, form)];
         for (tiles, stages, form) in forms().flat_map(cuts) {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
@@ -160,7 +160,7 @@ fn weighted_sum_gradients_match() {
 fn softmax_matches() {
     each_case(|dtype, [rows, d], strides| {
         let mut random = Random::new(4);
-        // Large enough for exponentials to overflow where the maximum is not taken out.
+        // Large enough that exp overflows unless the maximum is subtracted.
         let values: Vec<f64> = (0..rows * d).map(|_| 100.0 * random.number()).collect();
         let x = HostTensor::of(dtype, &[rows, d], strides, &values);
         let want = softmax::reference(&x.values(), d);
@@ -296,7 +296,7 @@ struct Product {
     /// m_tile, n_tile, k_tile
     tiles: [usize; 3],
     addend: Addend,
-    /// Elements between the rows, or columns, of the operands.
+    /// Gap between the rows (or columns) of the operands, in elements.
     gap: usize,
 }
 
@@ -317,7 +317,7 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
         gap,
     } = *case;
     let mut random = Random::new(7);
-    // An operand that lies column by column is a row-major one seen the other way.
+    // A column-major operand is a transposed row-major one.
     let strides = |shape: [usize; 2], columns: bool| {
         if columns { [1, shape[0] + gap] } else { [shape[1] + gap, 1] }
     };
@@ -408,16 +408,16 @@ fn matmul_matches() {
     for precision in [Precision::Tf32, Precision::Tf32x3] {
         check_matmul(&Product { precision, shape: [20, 17, 33], ..base });
     }
-    // Large enough for the warpgroup products of sm_90a, and several groups of tiles.
+    // Large enough for wgmma, with several groups of tiles.
     check_matmul(&Product { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
-    // Nothing to add up.
+    // An empty reduction dimension.
     check_matmul(&Product { shape: [3, 4, 0], ..base });
     for (addend, dtype) in [(Addend::Itself, DType::F32), (Addend::Other, DType::F32), (Addend::Itself, DType::BF16)] {
         check_matmul(&Product { addend, dtype, activation: Activation::Relu, shape: [18, 20, 7], ..base });
     }
 }
 
-/// f32 by warpgroups, however the operands lie and whoever loads them.
+/// f32 with wgmma (tf32x3), for every operand layout and every way to load.
 #[test]
 fn matmul_of_f32_by_warpgroups_matches() {
     let base = Product {
@@ -441,7 +441,7 @@ fn matmul_of_f32_by_warpgroups_matches() {
     for loads in [Loads::Threads, Loads::Specialists] {
         check_matmul_in(&larger, [form(8, loads)]);
     }
-    // Rows that begin anywhere, and tf32 with operands straight from where they were loaded.
+    // Unaligned rows; and tf32 with operands directly from the shared memory that they were loaded into.
     check_matmul_in(&Product { gap: 1, shape: [70, 33, 41], ..base }, [form(4, Loads::Threads)]);
     for columns in [[false, true], [true, false]] {
         let case = Product { columns, precision: Precision::Tf32, ..base };
@@ -449,8 +449,8 @@ fn matmul_of_f32_by_warpgroups_matches() {
     }
 }
 
-/// With the tiles, warps and stages that the host side chooses for large products, and strides that are multiples of 16:
-/// operands come by asynchronous copies.
+/// Tile sizes, warps and stages that the host function chooses for large matrices, and strides that are multiples of
+/// 16: operands are loaded by asynchronous copies.
 #[test]
 fn matmul_of_large_tiles_matches() {
     let case = Product {

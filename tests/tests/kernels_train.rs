@@ -1,4 +1,4 @@
-//! The kernels of training steps on the CPU, through their host side, against their f64 references.
+//! The kernels of training steps on the CPU, through their host functions, against their f64 references.
 
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{Tensor, TensorMut, adamw, cross_entropy, rope};
@@ -8,7 +8,7 @@ use tilewright_tests::for_types;
 use tilewright_tests::numerics::{HostTensor, Random, relative_error, tolerance};
 use tilewright_tests::on_device::{DENSE, GAPS, MIDDLE, STEPS, Spacing, check_unusual_cross_entropy};
 
-/// Rows and columns: each of these is compiled for every type.
+/// Rows and columns: each shape is compiled for every type.
 const SHAPES: [[usize; 2]; 4] = [[1, 1], [17, 1], [127, 19], [16, 64]];
 
 fn each_shape(mut check: impl FnMut([usize; 2], Spacing)) {
@@ -44,7 +44,8 @@ fn cross_entropy_and_its_gradients() {
     check_unusual_cross_entropy(&cpu);
 }
 
-/// Logits that begin anywhere, as [`cross_entropy`] has GPUs walk them: in aligned vectors. Memory around the rows is NaN.
+/// Unaligned logits, which the kernels of [`cross_entropy`] read in aligned vectors on GPUs. Memory around the rows is
+/// NaN.
 struct InVectors<'a> {
     logits: View<'a, bf16>,
     targets: &'a Buffer<i64>,
@@ -52,7 +53,7 @@ struct InVectors<'a> {
     stride: usize,
 }
 
-/// What is used as the launch takes it: there are as many rows as targets.
+/// Launches the kernels directly; the number of rows is the number of targets.
 impl InVectors<'_> {
     const VECTOR: usize = 8;
 
@@ -150,7 +151,7 @@ fn cross_entropy_in_vectors() {
         let message = rows_of(end).backward(&cpu, &lse, &grad_loss, grad).unwrap_err().to_string();
         assert!(message.contains("`grad_logits`"), "{message}");
 
-        // In place: each logit is read by the program that writes its gradient, before it does.
+        // In place: each logit is read by the program that writes its gradient, before it writes.
         let want = cross_entropy::reference::backward(&x.values(), &listed, d, -100, &[2.0, 3.0, 0.25], 0.5);
         let address = buffer.slice(first..).unwrap().address();
         // SAFETY: the elements live as long as the buffer; the kernel reads none of them after it wrote it.
@@ -158,7 +159,7 @@ fn cross_entropy_in_vectors() {
         let whole = InVectors { logits, targets: &targets, d, stride: d + gap };
         whole.backward(&cpu, &lse, &grad_loss, buffer.slice_mut(first..end).unwrap()).unwrap_or_else(|e| panic!("{e}"));
         x.download(&buffer);
-        x.check(&format!("gradients in the place of {d} logits"), &want, tolerance(DType::BF16));
+        x.check(&format!("gradients of {d} logits in place"), &want, tolerance(DType::BF16));
     }
 }
 
@@ -221,7 +222,7 @@ fn mistakes_say_what_was_expected() {
     let mut outs = [(); 4].map(|()| Buffer::<f32>::zeros(&cpu, 60).unwrap());
     let [a, b, c, d] = outs.each_mut();
 
-    // Heads of three have no pairs.
+    // A head dimension of 3 has no pairs.
     let source = Tensor::dense(x.view(), [5, 2, 3]).unwrap();
     let frequencies = Buffer::<f64>::zeros(&cpu, 1).unwrap();
     let theta = Tensor::dense(frequencies.view(), [1]).unwrap();

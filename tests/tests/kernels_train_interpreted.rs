@@ -1,5 +1,5 @@
-//! The kernels of training steps in the interpreter against their f64 references, as recorded, specialised, and after the
-//! GPU passes, and on the simulated GPU: at small odd shapes with gaps between the elements. No GPU is needed.
+//! The kernels of training steps in the interpreter (as recorded, specialized, and after the GPU passes) and on the
+//! simulated GPU, against their f64 references, at small odd shapes with gaps between the elements. No GPU is needed.
 
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, layer_norm, rank_sum, rope, swiglu};
@@ -12,10 +12,10 @@ use tilewright_tests::on_device::indices;
 
 const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Rows and columns: single ones, powers of two, and neither.
+/// Rows and columns: one, powers of two, and neither.
 const SHAPES: [[usize; 2]; 5] = [[1, 1], [3, 5], [7, 1], [8, 16], [5, 37]];
 
-/// All ways to run a kernel without a device.
+/// All forms that run without a GPU.
 fn forms() -> impl Iterator<Item = Form> {
     FORMS.into_iter().chain(SIMULATED)
 }
@@ -30,12 +30,12 @@ fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
     }
 }
 
-/// A grid of that many programs.
+/// A one-dimensional grid of `n` programs.
 fn programs(n: usize) -> [u32; 3] {
     [n as u32, 1, 1]
 }
 
-/// Programs of a kernel whose tiles of 2 × 8 cover the matrix.
+/// The grid of a kernel whose tiles of 2 × 8 cover the matrix.
 fn tiles([rows, d]: [usize; 2]) -> [u32; 3] {
     programs(rows.div_ceil(2) * d.div_ceil(8))
 }
@@ -177,7 +177,7 @@ fn cross_entropy_and_its_gradient_match() {
                 args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int(0)]);
                 let grid = programs(rows.div_ceil(2));
-                // Slots of four elements in two places; the other type of targets with all of a tile in one slot.
+                // Two slots of four elements, two runs of two each; for the other index type one slot for a whole tile.
                 let (slots, neighbours) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
                 let slotted = consts! { rows_tile = 2usize, d_tile = 8usize, slots = slots, neighbours = neighbours };
                 interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &[dtype, index], slotted, grid, &mut args);
@@ -196,7 +196,7 @@ fn cross_entropy_and_its_gradient_match() {
     });
 }
 
-/// Rows that begin anywhere, in aligned vectors: dense and padded, from the start of memory and from its middle.
+/// Unaligned rows in aligned vectors: dense and padded, from the start of memory and at an offset.
 #[test]
 fn cross_entropy_in_vectors_matches() {
     const IGNORE: i64 = -100;
@@ -212,7 +212,7 @@ fn cross_entropy_in_vectors_matches() {
             let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &listed, d, IGNORE);
             let want = cross_entropy::reference::backward(&x.values(), &listed, d, IGNORE, &g.values(), 0.5);
             let lse_in = HostTensor::of(DType::F32, &[rows], &[1], &want_lse);
-            // Wide rows take long where every thread is simulated.
+            // Wide rows take too long on the simulated GPU.
             let d_tile = if d > 100 { 512usize } else { 16 };
             for form in forms().filter(|form| d <= 100 || *form == Form::Specialized) {
                 let tile = consts! { rows_tile = 2usize, d_tile = d_tile, vector = vector };
@@ -228,7 +228,7 @@ fn cross_entropy_in_vectors_matches() {
                 loss.check("loss", &want_loss, 1e-5);
                 lse.check("lse", &want_lse, 1e-5);
 
-                // Another distance between rows, and another start, but at the same places of vectors.
+                // Another row stride and another offset, with the same alignment.
                 let (apart, behind) = (s[0] + vector, first + 2 * vector);
                 let mut grad = HostTensor::poisoned(dtype, &shape, &[apart, 1]).behind(behind);
                 let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
@@ -397,7 +397,7 @@ fn gradient_of_an_embedding_matches() {
         let ([tokens, d], mut random) = (shape, Random::new(8));
         let g = HostTensor::random(dtype, &shape, s, &mut random);
         let before = HostTensor::random(DType::F32, &[3, d], &[d + 2, 1], &mut random);
-        // Of the five kinds of ids two are no row.
+        // Two of the five ids are outside of the table.
         let ids: Vec<i64> = (0..tokens as i64).map(|t| (7 * t) % 5 - 1).collect();
         let mut want = before.values();
         embedding::reference(&ids, &g.values(), d, &mut want);

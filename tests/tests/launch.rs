@@ -71,7 +71,7 @@ fn views_and_other_types_are_variants_of_their_own() {
     let x: Vec<bf16> = (0..100).map(|i| bf16::from_f32(i as f32)).collect();
     let x_buffer = Buffer::from_slice(&device, &x).unwrap();
     let mut y_buffer = Buffer::<bf16>::zeros(&device, 100).unwrap();
-    // From element 1 on nothing is aligned.
+    // Not aligned: starts at element 1.
     let x_view = x_buffer.slice(1..).unwrap();
     let mut y_view = y_buffer.slice_mut(1..).unwrap();
     Axpy { x: &x_view, y: &mut y_view, a: 2.0, n: 99, tile: 32 }.launch(&device, (4, 1)).unwrap();
@@ -144,12 +144,12 @@ fn numbers_that_lead_out_of_a_buffer_are_refused() {
     for part in ["kernel `axpy`", "`y` has 900 elements", "tests/launch.rs:10", "may reach element 999", "help: "] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
-    // As far as the grid goes, whatever n says.
+    // The bound follows from the grid, whatever n is.
     assert!(refused(&x, &mut y, i32::MAX, 15).contains("element 959"));
     for (n, grid) in [(900, 100), (i32::MAX, 14), (-5, 100), (0, 100), (i32::MAX, 0)] {
         Axpy { x: &x, y: &mut y, a: 1.0, n, tile: 64 }.launch(&device, grid).unwrap();
     }
-    // Parts of a buffer end where they end.
+    // A slice of a buffer has its own bounds.
     let part = x.slice(..100).unwrap();
     let message = Axpy { x: &part, y: &mut y, a: 1.0, n: 101, tile: 64 }.launch(&device, 2).unwrap_err().to_string();
     assert!(message.contains("`x` has 100 elements"), "{message}");
@@ -179,7 +179,7 @@ fn addresses_from_memory_need_a_mask_or_a_promise() {
     let message = gather(&index, 4, &config).unwrap_err().to_string();
     assert!(message.contains("`table` has 3 elements") && message.contains("element 3"), "{message}");
     let message = gather(&index, 0, &config).unwrap_err().to_string();
-    for part in ["nothing that is known before the launch", "`table`, which has 3 elements", "mask", "unchecked"] {
+    for part in ["cannot prove before the launch", "`table`, which has 3 elements", "mask", "unchecked"] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     let inside = Buffer::from_slice(&device, &[2, 0, 1, 2]).unwrap();
@@ -193,8 +193,8 @@ fn tiny(y: Out<i32>, n: i32) {
     store(y, n);
 }
 
-/// The way of a launch that compiles nothing: measured, so that it stays cheap. The bound is loose: machines that run
-/// tests are busy.
+/// Measures the overhead of a launch that compiles nothing, so that it stays small. The bound is loose, since test
+/// machines are busy.
 #[test]
 fn a_second_launch_is_cheap() {
     let device = Device::cpu();
@@ -227,8 +227,8 @@ fn a_kernel_compiles_ahead_of_time() {
     assert!(ptx.contains(".entry axpy"), "{ptx}");
 }
 
-/// c = a · b, as Triton's tutorial writes it: grouped programs, rows and columns that wrap around, pointers that move, and a
-/// mask that shrinks. `spelling` says how the mask is written, `beyond` is added to it.
+/// c = a · b, as in Triton's tutorial: grouped program order, rows and columns modulo the sizes, advanced pointers, and
+/// a remainder mask along k. `spelling` selects the form of the mask; `beyond` is added to its bound.
 #[kernel]
 fn moving_matmul(
     a: In<f32>,
@@ -290,7 +290,8 @@ fn moving_matmul(
     store(c_ptrs, acc, mask = offs_cm.expand_dims(1) < m && offs_cn.expand_dims(0) < n);
 }
 
-/// Launches the product of whole numbers for buffers that just hold the operands, row by row or (`turned`) column by column.
+/// Launches the kernel on integers in f32, with buffers of exactly the operands' size, row-major or (`turned`)
+/// column-major; returns the result and the expected one.
 fn launch_moving_matmul(
     (m, n, k): (usize, usize, usize),
     turned: bool,
@@ -335,7 +336,7 @@ fn moved_pointers_under_a_mask_of_the_rest_are_launched() {
             assert_eq!(got, expected, "{sizes:?}, turned: {turned}, spelling {spelling}");
         }
     }
-    // Whole blocks need no mask.
+    // Without a remainder no mask is needed.
     let (got, expected) = launch_moving_matmul((33, 19, 12), false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(got, expected);
 }
@@ -350,7 +351,7 @@ fn moved_pointers_under_a_wrong_mask_are_refused() {
     }
 }
 
-/// y = x + the row's number, through block pointers.
+/// y = x + the row index, through block pointers.
 #[kernel]
 pub fn rows_and_numbers(x: In<f32>, y: Out<f32>, rows: i32, d: i64, stride: i64, #[constexpr] tile: usize) {
     assume(stride >= d);
@@ -389,8 +390,8 @@ fn what_a_kernel_relies_on_is_checked_by_launches() {
         ((-1, 16, 20), ["`rows` is -1", "extent of dimension 0", "expected 0 or more", "launch.rs:"]),
         ((i32::MIN, 16, 20), ["`rows` is -2147483648", "extent of dimension 0", "help: ", "launch.rs:"]),
         ((12, i64::MIN, 20), ["`d` is -9223372036854775808", "extent of dimension 1", "help: ", "launch.rs:"]),
-        ((12, 16, 12), ["kernel `rows_and_numbers`", "`assume` holds", "help: ", "launch.rs:"]),
-        ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` names is a multiple of 4", "help: ", "launch.rs:"]),
+        ((12, 16, 12), ["kernel `rows_and_numbers`", "`assume` must hold", "help: ", "launch.rs:"]),
+        ((12, 16, 18), ["kernel `rows_and_numbers`", "`multiple_of` must be a multiple of 4", "help: ", "launch.rs:"]),
     ] {
         let message = launch(rows, d, stride).unwrap_err();
         for part in parts {
@@ -400,7 +401,7 @@ fn what_a_kernel_relies_on_is_checked_by_launches() {
     assert_eq!(y.to_vec().unwrap()[20 * 11..20 * 11 + 16], [11.0; 16]);
 }
 
-/// Counts loops of a length that memory says.
+/// Counts the iterations of loops whose bounds are arguments, or are loaded from memory.
 #[kernel]
 pub fn loops_from_memory(n: In<i32>, y: Out<i32>, first: i32, last: i32, step: i32) {
     let mut count = scalar::<i32>(0);
@@ -426,8 +427,8 @@ fn loops_end_whatever_their_bounds() {
     // The index does not wrap around.
     assert_eq!(launch([i32::MAX - (1 << 25), i32::MAX], 0, 0, 1), Ok(16_000));
     for (first, last, step, part) in [
-        (0, 10, 0, "the step of a loop is positive: it is 0"),
-        (0, 10, -1, "the step of a loop is positive: it is -1"),
+        (0, 10, 0, "the step of a loop must be positive: it is 0"),
+        (0, 10, -1, "the step of a loop must be positive: it is -1"),
         (0, i32::MAX, 1 << 20, "its index would overflow"),
     ] {
         let message = launch([0, 0], first, last, step).unwrap_err();

@@ -1,8 +1,9 @@
-//! Launches of the kernels that ship with random arguments, negative, huge and overflowing ones among them, on the CPU. What a
-//! launch lets through must stay inside its arguments' memory: each lies between pages that nobody may touch, flush against one
-//! of them, in a process of its own whose end by a signal is seen here.
+//! Launches of the shipped kernels with random arguments, negative, huge and overflowing ones among them, on the CPU.
+//! Each launch that passes the bounds checks must stay inside its buffers: each buffer lies next to a guard page, and
+//! launches run in a child process, whose death by a signal is a failure.
 //!
-//! `TILEWRIGHT_TEST_LAUNCHES=100000 TILEWRIGHT_TEST_SEED=7 cargo test -p tilewright-tests --release --test launch_random` runs more.
+//! `TILEWRIGHT_TEST_LAUNCHES=100000 TILEWRIGHT_TEST_SEED=7 cargo test -p tilewright-tests --release --test launch_random`
+//! runs more.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -19,21 +20,22 @@ use tilewright::kernels::KERNELS;
 use tilewright::{Dtype, Error, LaunchArg};
 use tilewright_codegen::testgen::Rng;
 
-/// Launches in CI, and of each variant of a kernel at least: compiling one takes as long as hundreds of launches.
+/// Launches in CI, and the least number for each variant of a kernel: compiling one takes as long as hundreds of
+/// launches.
 const LAUNCHES: u64 = 2480;
 const PER_VARIANT: u64 = 80;
-/// Variants at most.
+/// Largest number of variants.
 const VARIANTS: u64 = 310;
-/// Legal launches may loop for hours over rows that a stride of 0 makes one; they are stopped.
+/// Time limit of a launch: a legal one may loop for hours over rows whose stride is 0.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of each argument's memory at most.
+/// Largest size of each argument's memory, in bytes.
 const MOST_BYTES: usize = 1 << 16;
-/// The variable that says to the process that launches which of them.
+/// The environment variable with the range of launches of the child process.
 const RANGE: &str = "TILEWRIGHT_TEST_LAUNCH_RANGE";
-/// What memory around an argument holds, and how much of it is looked at.
+/// The content of memory before and after an argument, and its length.
 const CANARY: [u8; 256] = [0xA7; 256];
 
-/// Memory between two pages that nobody may touch.
+/// Memory between two guard pages.
 struct Region {
     start: usize,
 }
@@ -41,7 +43,7 @@ struct Region {
 impl Region {
     fn new() -> Region {
         let page = page();
-        // SAFETY: a fresh mapping; its first and last page are taken back.
+        // SAFETY: a new anonymous mapping; `edge` is its first and its last page.
         let start = unsafe {
             let all = libc::mmap(
                 std::ptr::null_mut(),
@@ -61,13 +63,13 @@ impl Region {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is never taken back; kernels have ended where this is called, and its uses do not overlap.
+        // SAFETY: the mapping is never unmapped; no kernel runs during a call, and no two borrows overlap.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start), MOST_BYTES) }
     }
 }
 
 fn page() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: `sysconf` accesses no memory of the caller.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
@@ -112,7 +114,7 @@ fn runtime_dtype(d: DType) -> Dtype {
     }
 }
 
-/// What a kernel is compiled for about an argument: launches of a variant keep to it.
+/// The specialization class of an argument: all launches of a variant have arguments of its class.
 #[derive(Clone, Copy, PartialEq)]
 enum Class {
     One,
@@ -120,12 +122,12 @@ enum Class {
     Other,
 }
 
-/// What launches of one compiled kernel have in common.
+/// The kernel, types, constants and argument classes of one compiled variant.
 struct Variant {
     def: &'static KernelDef,
     dtypes: Vec<DType>,
     constants: Vec<(&'static str, ConstValue)>,
-    /// One for each parameter that is passed, and whether its memory ends where it may not go on (else it begins there).
+    /// One for each passed parameter: its class, and whether its memory ends at a guard page (else it begins at one).
     classes: Vec<(Class, bool)>,
 }
 
@@ -192,7 +194,7 @@ impl Variant {
     }
 }
 
-/// An integer of a type and class: `edge` ones are at the ends of ranges.
+/// A random integer of a width and class; with `edge`, one near the limits of common ranges.
 fn integer(rng: &mut Rng, bits: u32, class: Class, edge: bool) -> i64 {
     let (low, high) = (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits));
     let n = match class {
@@ -225,7 +227,7 @@ fn integer(rng: &mut Rng, bits: u32, class: Class, edge: bool) -> i64 {
         ),
         Class::Other => choose(rng, &[2, 3, 4, 5, 7, 9, 15, 17, 30, 33, 40, 65, 100]),
     };
-    // What the type does not hold is cut to it, in its class.
+    // Truncates to the type, and keeps the class.
     let cut = (n << (64 - bits)) >> (64 - bits);
     match class {
         Class::Other if cut % 16 == 0 || cut == 1 => 3,
@@ -233,20 +235,20 @@ fn integer(rng: &mut Rng, bits: u32, class: Class, edge: bool) -> i64 {
     }
 }
 
-/// Bytes of memory in a variant's class, at least these.
+/// The size of memory of this class: at least `bytes`.
 fn length(bytes: usize, size: usize, class: Class) -> usize {
     let elements = bytes / size;
     let multiple = class == Class::Multiple;
     let per_line = (16 / size).max(1);
     let elements = match multiple {
         true => elements.next_multiple_of(per_line),
-        // An odd number of elements is no multiple of 16 bytes.
+        // An odd number of elements is not a multiple of 16 bytes.
         false => elements | 1,
     };
     elements * size
 }
 
-/// What became of launches.
+/// Counts of launches by outcome.
 #[derive(Default, Debug)]
 struct Tally {
     ran: u64,
@@ -254,7 +256,8 @@ struct Tally {
     mistaken: u64,
 }
 
-/// One launch: draws arguments, and where only the size of memory is wrong, makes it just large enough.
+/// One launch: draws random arguments, and where only a buffer is too small, retries with the size that the error
+/// reports.
 fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
     let edges = below(rng, 2) == 0;
     let mut scalars = Vec::new();
@@ -317,7 +320,7 @@ fn element_size(variant: &Variant, place: usize) -> usize {
     }
 }
 
-/// Lays out the memory of a launch, full of small numbers, with the canary around it.
+/// Lays out the memory of a launch, filled with small numbers, with canaries around each argument.
 fn place<'d>(variant: &Variant, device: &'d Device, regions: &mut [Region], lengths: &mut [usize]) -> Vec<Guarded<'d>> {
     let mut memories = Vec::new();
     for (i, (param, class, at_end)) in variant.passed().enumerate() {
@@ -325,7 +328,7 @@ fn place<'d>(variant: &Variant, device: &'d Device, regions: &mut [Region], leng
         let dtype = variant.dtype(elem);
         lengths[i] = length(lengths[i], dtype.bytes(), class);
         let region = &mut regions[memories.len()];
-        // At the start of a page addresses are aligned; others begin one element later.
+        // The start of a page is aligned; unaligned memory begins one element later.
         let late = if class == Class::Multiple { 0 } else { dtype.bytes() };
         let offset = if at_end { MOST_BYTES - lengths[i] } else { late };
         let bytes = region.bytes();
@@ -361,7 +364,7 @@ fn start(
     launch_erased(variant.def, device, config, &variant.dtypes, &mut args, &variant.constants)
 }
 
-/// Where the canary is beside memory of that many bytes at an offset.
+/// The ranges of the canaries around memory of `bytes` bytes at an offset.
 fn surroundings(offset: usize, bytes: usize) -> [std::ops::Range<usize>; 2] {
     let end = offset + bytes;
     [offset.saturating_sub(CANARY.len())..offset, end..MOST_BYTES.min(end + CANARY.len())]
@@ -370,12 +373,12 @@ fn surroundings(offset: usize, bytes: usize) -> [std::ops::Range<usize>; 2] {
 fn check_surroundings(memories: &[Guarded], regions: &mut [Region], name: &str) {
     for (memory, region) in memories.iter().zip(regions) {
         for around in surroundings(memory.address - region.start, memory.bytes) {
-            assert_eq!(region.bytes()[around.clone()], CANARY[..around.len()], "launch {name} wrote beside its memory");
+            assert_eq!(region.bytes()[around.clone()], CANARY[..around.len()], "launch {name} wrote out of bounds");
         }
     }
 }
 
-/// Runs the launches that the environment names, one after the other, each printed before it starts.
+/// Runs the launches that the environment variable names, and prints each before it starts.
 #[test]
 fn launches_in_a_process_of_their_own() {
     let Ok(range) = std::env::var(RANGE) else { return };
@@ -401,7 +404,7 @@ fn number_of(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// The process's lines, until it ends or says nothing for too long.
+/// Runs a child process; returns its last lines, and its exit status or `None` where it was silent for too long.
 fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::process::ExitStatus>) {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["launches_in_a_process_of_their_own", "--exact", "--nocapture", "--test-threads=1"])
@@ -414,7 +417,7 @@ fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::proc
     let lines = BufReader::new(child.stdout.take().expect("its output")).lines();
     let (sender, receiver) = channel();
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
-    // The last lines are enough to know what it was doing.
+    // The last lines suffice to identify the launch.
     let mut said: Vec<String> = Vec::new();
     let status = loop {
         match receiver.recv_timeout(PATIENCE) {
@@ -474,7 +477,7 @@ fn launches_stay_inside_their_memory() {
     println!("{launches} launches with seed {seed}: {tally:?}, {} stopped, {} failed", endless.len(), failures.len());
     endless.iter().for_each(|line| println!("stopped after {PATIENCE:?}: {line}"));
     assert!(failures.is_empty(), "{} of {launches} launches failed\n{}", failures.len(), failures.join("\n"));
-    assert!(tally.ran > launches / 10, "only {tally:?} of {launches} were let through");
+    assert!(tally.ran > launches / 10, "only {tally:?} of {launches} passed the checks");
     assert!(
         endless.len() as u64 <= 1 + launches / 500,
         "{} launches did not end\n{}",

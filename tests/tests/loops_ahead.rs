@@ -1,5 +1,5 @@
-//! Loops that fetch ahead without products (`range(…, num_stages = …)`): on the simulated GPU, which reports races, buffers that are
-//! read before they are filled and accesses outside of memory, against sums in f64.
+//! Software-pipelined loops without dots (`range(…, num_stages = …)`): on the simulated GPU, which reports races, reads
+//! of buffers that were not filled, and accesses out of bounds, against sums in f64.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func, Op};
@@ -13,7 +13,7 @@ use tilewright_tests::interpret::{Arg, Form, interpret, record};
 use tilewright_tests::loops::{self, NESTED, RUNNING_ATOMIC, RUNNING_SUM, WALK};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
 
-/// Everything that is odd about a loop: its end, its step, rows beyond the matrix, columns that no vector divides.
+/// Odd bounds and steps, rows beyond the matrix, and columns that no vector width divides.
 #[test]
 fn walks_of_any_length_and_step() {
     let mut random = Random::new(1);
@@ -55,7 +55,7 @@ fn walks_of_any_length_and_step() {
                 y.check(&format!("{dtype} {d}: {first}..{end} by {by}, {stages} stages, {form:?}"), &want, 1e-5);
             }
         }
-        // Each iteration fetches both, and so do those before the loop.
+        // Two copies per iteration, and two for each of the two iterations of the prologue.
         let func = laid(&WALK, &[dtype], consts! { d_tile = 64usize, stages = 3usize });
         assert_eq!(copies(&func), 6, "{dtype}");
     }
@@ -113,9 +113,9 @@ fn what_an_iteration_writes_is_not_fetched_before() {
             interpret(form, def, &[], consts! { d = D, stages = stages }, [1, 1, 1], args);
             found.check(&format!("{}, {stages} stages", def.name), &want, 1e-6);
         }
-        // What nobody writes is.
+        // Operands that the loop does not write are prefetched.
         let func = laid(def, &[], consts! { d = D, stages = 3usize });
-        assert_eq!(copies(&func), 3, "{}: two before the loop, one in it", def.name);
+        assert_eq!(copies(&func), 3, "{}: two in the prologue, one in the loop", def.name);
     }
 }
 
@@ -140,8 +140,8 @@ fn symmetric(x: In<f32>, y: Out<f32>, count: i32, #[constexpr] n: usize, #[const
     store(y_block, total);
 }
 
-/// 64 KB for a matrix, and as much for the way to its transpose: of three stages there is room for two on Hopper, and for none
-/// elsewhere.
+/// A matrix takes 64 KB, and the layout conversion for its transpose as much: of three stages, two fit on Hopper, and
+/// none fit elsewhere.
 #[test]
 fn rings_leave_room_for_what_single_steps_need() {
     for (arch, expected) in [(GpuArch::Sm80, 0), (GpuArch::Sm90a, 2)] {
@@ -154,18 +154,18 @@ fn rings_leave_room_for_what_single_steps_need() {
     }
 }
 
-/// What loops ask for themselves counts, not the launch's stages.
+/// The loops set their own number of stages, which overrides that of the launch.
 fn simulated(arch: GpuArch, num_warps: u32) -> Form {
     Form::Simulated { arch, num_warps, num_stages: 1 }
 }
 
-/// A kernel in the last stage of Tile IR, for well-aligned arguments.
+/// The last stage of a kernel's Tile IR, for well-aligned arguments.
 fn laid(def: &KernelDef, dtypes: &[DType], consts: &[(&str, ConstValue)]) -> Func {
     let func = record(def, dtypes, consts, &well_aligned(def));
     pipeline::gpu_ir(&func, GpuArch::Sm90a, &CompileOptions::default(), &mut ())
 }
 
-/// Asynchronous copies in a kernel's text.
+/// The number of asynchronous copies in a function.
 fn copies(func: &Func) -> usize {
     func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::AsyncCopy { .. })).count()
 }

@@ -1,7 +1,9 @@
-//! Faults planted in the synchronization of the kernels that ship: the simulated GPU must report each one, or its outputs must differ.
+//! Mutation tests of synchronization: for each fault that is injected into the shipped kernels, the simulated GPU must
+//! report an error, or the outputs must differ.
 //!
-//! A share of the mutants runs by default; `TILEWRIGHT_MUTANTS=all` runs them all, and a number that many of each kernel.
-//! `TILEWRIGHT_MUTANTS_OF=matmul` keeps to kernels of such a name. A mutant that survives must be one of those of [`equivalent`].
+//! By default some mutants of each kernel run; `TILEWRIGHT_MUTANTS=all` runs all of them, and `TILEWRIGHT_MUTANTS=n`
+//! runs n of each kernel. `TILEWRIGHT_MUTANTS_OF=matmul` selects kernels by name. A mutant that survives must be one of
+//! those that [`equivalent`] explains.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -25,7 +27,7 @@ use tilewright_tests::numerics::{HostTensor, Random, relative_error};
 
 /// Mutants of each kernel that run by default.
 const SHARE: usize = 8;
-/// Interleavings that a mutant may survive before it counts as not caught.
+/// Interleavings that are tried before a mutant counts as survived.
 const SEEDS: u64 = 3;
 
 enum Arg {
@@ -35,7 +37,7 @@ enum Arg {
     Float(f32),
 }
 
-/// A kernel with arguments and what it is compiled to.
+/// A kernel with arguments and compiled code.
 struct Case {
     name: &'static str,
     func: Func,
@@ -68,7 +70,7 @@ impl Case {
         Case { name, func, module, grid, args }
     }
 
-    /// What the interpreter makes of the kernel, output by output.
+    /// The outputs of the interpreter, one per output tensor.
     fn interpret(&self) -> Vec<Vec<u8>> {
         let mut memory = Memory::new();
         let mut outputs = Vec::new();
@@ -168,7 +170,7 @@ fn attention_output(rows: usize) -> HostTensor {
     HostTensor::poisoned(DType::BF16, &[1, 1, rows, D], &[rows * D, rows * D, D, 1])
 }
 
-/// The strides of the tensors of four dimensions behind them, and then the lengths and the scale.
+/// Tensors, then the strides of those with four dimensions, then the lengths and the scale.
 fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Arg> {
     let strides = |arg: &Arg| match arg {
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
@@ -194,7 +196,7 @@ fn forward(name: &'static str, arch: GpuArch, q_tile: usize, options: &CompileOp
     Case::new(name, &FLASH_ATTENTION_FWD, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
 
-/// What the kernels of the backward pass read.
+/// The inputs of the kernels of the backward pass.
 fn backward_inputs(queries: usize, keys: usize) -> Vec<Arg> {
     let random = &mut Random::new(4);
     let row = |random: &mut Random| HostTensor::random(DType::F32, &[queries], &[1], random);
@@ -279,103 +281,104 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Why a mutant that nothing reports does the same as the kernel: each access still happens after those that it must happen after.
+/// Why a mutant that nothing reports is equivalent to the kernel: each access still happens after those that it must
+/// follow.
 fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
     let specialized = case.name.contains("specialized") || case.name.contains("ping-pong");
     let turn = mutant.instruction.contains("bar.sync $0") || mutant.instruction.contains("bar.arrive $0");
     Some(match (mutant.class, mutant.change) {
         (Class::InitFence, Change::Removed) if specialized => {
-            "thread 0 makes one group of barriers after the other, and each fence is for all that it has made so far: a later one stands in \
-             for this one, and behind the last one are barriers that count no copies, which `bar.sync` alone makes visible"
+            "thread 0 initializes the groups of mbarriers one after the other, and each fence covers all earlier ones: a later fence \
+             replaces this one, and after the last fence come mbarriers that count no copies, which `bar.sync` alone makes visible"
         }
         (Class::WarpBarrier, Change::Removed) if specialized => {
-            "only `wgmma` reads the buffer: all lanes are in `wgmma.wait_group.sync.aligned` together, so that lane 0 arrives behind \
-             the whole warp's part"
+            "only `wgmma` reads the buffer: all lanes execute `wgmma.wait_group.sync.aligned` together, so that lane 0 arrives after the \
+             reads of the whole warp"
         }
         (Class::Arrive, Change::Removed | Change::Repeated | Change::Neighbour) if specialized && !mutant.in_loop => {
-            "behind a loop: the producer fills no buffer any more, and nobody waits for the phase"
+            "after the loop: the producer fills no more buffers, and no thread waits for the phase"
         }
         (Class::Arrive, Change::Removed) if specialized && in_last_loop(case, mutant) => {
-            "in the loop over what does not fill a tile, which runs once: the producer fills no buffer any more, and nobody waits for the phase"
+            "in the remainder loop, which runs once: the producer fills no more buffers, and no thread waits for the phase"
         }
         (Class::Arrive, Change::Earlier) if specialized && case.name.contains("dK/dV") => {
-            "the producer fills the slot again when all buffers of the round are released, and Q's and dO's are released behind these reads"
+            "the producer refills the slot when all buffers of the stage are released, and those of Q and dO are released after these reads"
         }
         (Class::Wait, Change::Neighbour) if specialized && case.name.contains("dK/dV") => {
-            "the neighbour's phase is completed by the same threads, behind their arrives for this one"
+            "the phase of the adjacent mbarrier is completed by the same threads, after their arrivals at this one"
         }
         (Class::Wait, Change::Later) if specialized && case.name.contains("dK/dV") && in_producer(case, mutant) => {
-            "the producer has waited for Q's buffer of the round, which every warp releases behind all the others of that round"
+            "the producer has waited for the buffer of Q of the stage, which every warp releases after all others of that stage"
         }
         (Class::Wait, Change::Later) if specialized && case.name.contains("dK/dV") => {
-            "what it now comes behind are products of other buffers: this thread's reads of its own come behind it still"
+            "it moves past MMAs that read other buffers: this thread's reads of its own buffer still come after it"
         }
         (Class::Wait, Change::Later) if case.name.contains("TMA") && !mutant.in_loop => {
-            "what it now comes behind are copies to the next slot: each thread waits for this one's before its products read it still"
+            "it moves past copies to the next slot: each thread still waits for the copies to this slot before its MMAs read them"
         }
         (Class::Wait, Change::Removed) if specialized && mutant.in_loop => {
-            "the producer has just waited for the other operand's buffer: every warp arrives for both behind one wait for its products"
+            "the producer has just waited for the buffer of the other operand: every warp arrives for both after one wait for its MMAs"
         }
         (Class::NamedBarrier, _) if turn => {
-            "turns say when a warpgroup starts its products, not what it may access: that the mbarriers of the buffers do"
+            "ping-pong barriers order the MMAs of the warpgroups; accesses to buffers are ordered by the mbarriers"
         }
         (Class::WgmmaWait, Change::Removed) if !mutant.in_loop => {
-            "in front of a loop: `wait_group 1` with one group under way waits for nothing"
+            "before the loop: `wait_group 1` with one group in flight returns immediately"
         }
         (Class::WgmmaWait, Change::Removed) if effects_behind(case, mutant).next().is_some_and(waits_for_products) => {
-            "behind it a wait for all products comes before anything else: before their sums are used, and buffers written or released"
+            "the next effect is a wait for all MMAs: before accumulators are used, and before buffers are written or released"
         }
         (Class::WgmmaWait, Change::Removed) if case.name == "dK/dV specialized" => {
-            "dO's buffer is released while products read it, but the producer fills it behind its wait for Q's, which every warp releases \
-             behind a wait for all products"
+            "the buffer of dO is released while MMAs read it, but the producer refills it after its wait for that of Q, which every warp \
+             releases after a wait for all MMAs"
         }
         (Class::WgmmaCommit, Change::Removed)
             if effects_behind(case, mutant)
                 .find(|line| line.contains("wgmma.wait"))
                 .is_some_and(waits_for_products) =>
         {
-            "the next commit takes the product too, and the next wait is for all: it comes before either is used"
+            "the next commit includes this MMA, and the next wait is for all groups, before either result is used"
         }
         (Class::WgmmaCommit, Change::Removed | Change::Later) if !mutant.in_loop => {
-            "outside of loops: the next commit takes the product too, and the wait for both comes before either is used"
+            "outside of loops: the next commit includes this MMA, and the wait for both comes before either result is used"
         }
         (Class::CopyCommit, Change::Removed) if !mutant.in_loop => {
-            "outside of loops: the next commit takes the copies too, and the wait for both comes before either is read"
+            "outside of loops: the next commit includes these copies, and the wait for both comes before either is read"
         }
         (Class::BlockBarrier | Class::NamedBarrier | Class::ProxyFence, Change::Removed) if !mutant.in_loop => {
-            "the first or the last iteration of a loop, on its own: the slot that it is for is not used before, or not again, and for all \
-             else the next barrier, or a fence by the same threads behind it, stands between the same accesses"
+            "a peeled first or last iteration of a loop: its slot is not used before, or not again, and for all other accesses the next \
+             barrier, or a later fence by the same threads, lies between the same accesses"
         }
         (Class::CopyCommit, Change::Removed) if is_last(case, mutant, "cp.async.commit_group") => {
-            "in the loop over what does not fill a tile, which runs once: it copies nothing ahead, and the group is empty"
+            "in the remainder loop, which runs once: it prefetches nothing, and the group is empty"
         }
         (Class::BlockBarrier, Change::Earlier) if case.name.contains("TMA") && !mutant.in_loop => {
-            "it makes mbarriers known to all, and still does; the store that now comes behind it is released by the next barrier of the \
-             block, before products read what it wrote"
+            "it still makes the mbarriers visible to all threads; the store that it moves before is released by the next barrier of the \
+             block, before MMAs read what it wrote"
         }
         (Class::BlockBarrier, Change::Later) if case.name.contains("TMA") && !mutant.in_loop => {
-            "it makes mbarriers known to all: until then only the thread that has made them uses them, and all others wait for them behind \
-             it still"
+            "it makes the mbarriers visible to all threads: until then only the thread that initialized them uses them, and all others \
+             still wait for them after it"
         }
         (Class::MbarrierInit, Change::CountUp) if is_last(case, mutant, "mbarrier.init") => {
-            "in the loop over what does not fill a tile, which runs once: it fills one slot, and no copy is counted by the last barrier"
+            "in the remainder loop, which runs once: it fills one slot, and the last mbarrier counts no copy"
         }
         (Class::ProxyFence, Change::Earlier) if case.name.contains("TMA") => {
-            "it passes a bulk copy and no thread's write: the writes that it is for come before it still, and the products behind it"
+            "it moves past a bulk async copy and no thread's write: the writes that it orders still come before it, and the MMAs after it"
         }
         (Class::BulkWait, Change::Removed) => {
-            "no addition is under way here, whatever the iteration: it waits for nothing"
+            "no bulk reduction is in flight here, in any iteration: it waits for nothing"
         }
         _ => return None,
     })
 }
 
-/// Lines behind the one that is changed.
+/// The lines after the mutated one.
 fn behind<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
     case.module.llvm_ir.lines().skip(mutant.line)
 }
 
-/// Of the lines behind those that synchronize, or access shared memory.
+/// Those of the lines after the mutated one that synchronize, or access shared memory.
 fn effects_behind<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
     let accesses =
         |line: &str| ["= load ", " store "].iter().any(|op| line.contains(op)) && line.contains("addrspace(3)");
@@ -390,32 +393,32 @@ fn waits_for_products(line: &str) -> bool {
     line.contains("wgmma.wait_group.sync.aligned 0;")
 }
 
-/// Whether the line stands among the producer's.
+/// Whether the line is in the producer partition.
 fn in_producer(case: &Case, mutant: &Mutant) -> bool {
     !behind(case, mutant).any(|line| line.starts_with("produce") && !line.starts_with("produced"))
 }
 
-/// Whether the line stands in the last loop of the consumers.
+/// Whether the line is in the last loop of the consumer partition.
 fn in_last_loop(case: &Case, mutant: &Mutant) -> bool {
     mutant.in_loop
         && !behind(case, mutant).take_while(|line| !line.starts_with("produce")).any(|line| line.starts_with("body"))
 }
 
-/// Whether no such instruction follows the one that is changed.
+/// Whether no line with this text follows the mutated one.
 fn is_last(case: &Case, mutant: &Mutant, text: &str) -> bool {
     !behind(case, mutant).any(|line| line.contains(text))
 }
 
-/// Whether a mutant that survives moves or repeats what may as well be missing: that is counted once, as missing.
+/// Whether the mutated instruction could also be removed: then only the removal is counted.
 fn is_needless(case: &Case, all: &[Mutant], mutant: &Mutant, expected: &[Vec<u8>]) -> bool {
     let moved = [Change::Later, Change::Earlier, Change::Repeated, Change::CountUp].contains(&mutant.change);
     let removed = all.iter().find(|other| other.line == mutant.line && other.change == Change::Removed);
     moved && removed.is_some_and(|removed| matches!(try_mutant(case, removed, expected), Fate::Survived))
 }
 
-/// What became of a mutant.
+/// The outcome of a mutant.
 enum Fate {
-    /// An error of the simulated GPU.
+    /// The simulated GPU reported an error.
     Reported,
     OutputsDiffer,
     Survived,
@@ -435,7 +438,7 @@ fn try_mutant(case: &Case, mutant: &Mutant, expected: &[Vec<u8>]) -> Fate {
     Fate::Survived
 }
 
-/// Counts by kernel and class: mutants, reported, with other outputs, equivalent.
+/// Counts by kernel and class: mutants, reported, outputs differ, equivalent.
 type Table = BTreeMap<(&'static str, Class), [usize; 4]>;
 
 fn total(table: &Table) -> [usize; 4] {
@@ -454,7 +457,7 @@ fn print(table: &Table) {
     line("all", "", total(table).map(|n| n.to_string()));
 }
 
-/// How many mutants of each kernel run.
+/// The number of mutants of each kernel that run.
 fn share() -> usize {
     match std::env::var("TILEWRIGHT_MUTANTS").ok().as_deref() {
         Some("all") => usize::MAX,
@@ -463,7 +466,7 @@ fn share() -> usize {
     }
 }
 
-/// The numbers below `n`, in steps that spread over all of them.
+/// The numbers below `n`, in steps that spread over the whole range.
 fn spread(n: usize) -> impl Iterator<Item = usize> {
     let coprime = (n * 5 / 8 + 1..)
         .find(|&step| (2..=step.min(n)).all(|d| !step.is_multiple_of(d) || !n.is_multiple_of(d)))
@@ -471,7 +474,7 @@ fn spread(n: usize) -> impl Iterator<Item = usize> {
     (0..n).map(move |i| i * coprime % n)
 }
 
-/// What one kernel's mutants come to.
+/// The results of one kernel's mutants.
 #[derive(Default)]
 struct Report {
     table: Table,
@@ -498,7 +501,7 @@ fn test_case(case: &Case, share: usize) -> Report {
         }
     }
     let all = mutants(&case.module.llvm_ir);
-    // What never runs with these arguments is no fault.
+    // A mutation of a line that these arguments never execute is no fault.
     let mut runs = BTreeMap::new();
     let mut count = 0;
     for mutant in spread(all.len()).map(|i| &all[i]) {
@@ -550,11 +553,11 @@ fn planted_faults_are_caught() {
     print(&table);
     assert!(wrong.is_empty(), "{} mutants\n{}", wrong.len(), wrong.join("\n"));
     let [count, _, _, equivalent] = total(&table);
-    // Of a share there may be some more.
+    // A small sample may have a larger fraction.
     assert!(share < usize::MAX || 10 * equivalent <= count, "{equivalent} of {count} mutants are equivalent");
 }
 
-/// Every kind of change is made to some kernel.
+/// Every kind of mutation occurs in some kernel.
 #[test]
 fn there_are_mutants_of_every_kind() {
     let all: Vec<Mutant> = cases().iter().flat_map(|case| mutants(&case.module.llvm_ir)).collect();

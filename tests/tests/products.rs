@@ -1,4 +1,4 @@
-//! Products: their default tiles fit whatever is added to a product, however its operands lie; and narrow ones are right.
+//! Matmuls: the default tiles compile with every addend and operand layout; and narrow dots give correct results.
 
 use tilewright::autotune::{KeyPart, KeyValue, Problem};
 use tilewright::kernels::matmul::{Addend, MATMUL, MATMUL_AUTOTUNE};
@@ -45,7 +45,7 @@ fn compile_with_every_addend(arch: GpuArch, dtype: DType, precision: Precision, 
     }
 }
 
-/// `c = a b`, in steps of `k` along K. b lies with N fastest, or K (`along_k`).
+/// `c = a b`, in steps of `k` along K. b is row-major [depth, n], or row-major [n, depth] (`along_k`).
 #[kernel]
 pub fn narrow<T: Float>(
     a: In<T>,
@@ -96,7 +96,7 @@ pub fn narrow<T: Float>(
     store(out, sum);
 }
 
-/// Columns from 8 on: rows of b that are as long as one chunk of 16 bytes, and those of the narrow swizzles.
+/// N from 8 on: rows of b of one 16-byte chunk, and those of the narrow swizzles.
 #[test]
 fn narrow_products_are_right_on_every_architecture() {
     let mut random = Random::new(3);

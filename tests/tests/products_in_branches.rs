@@ -1,5 +1,6 @@
-//! Loops whose products stand at the top and inside of an `if`, and read the same buffers: on the simulated GPU, which reports buffers
-//! that are overwritten before they have been read and copies that nobody waited for, against sums in f64.
+//! Loops with dots at the top level and inside of an `if` that read the same buffers: on the simulated GPU, which
+//! reports buffers that are overwritten before they have been read, and reads without a wait for the copy, against sums
+//! in f64.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Op};
@@ -14,7 +15,8 @@ const M: usize = 64;
 const N: usize = 16;
 const D: usize = 32;
 
-/// `o = Σ (a bⱼᵀ) bⱼ` over the even tiles of b. With `inside`, the `if` has no results: the odd tiles' `a bⱼᵀ` go to `p`.
+/// `o = Σ (a bⱼᵀ) bⱼ` over the even tiles of b. With `inside`, the odd tiles' `0.5 · (a bⱼᵀ) bⱼ` go to `p`, in an `if`
+/// without results.
 #[kernel]
 pub fn even_tiles<T: Float>(
     a: In<T>,
@@ -63,7 +65,7 @@ pub fn even_tiles<T: Float>(
     store(out, acc);
 }
 
-/// Every way to fetch and to overlap.
+/// Every combination of loads and overlap.
 fn forms() -> Vec<Form> {
     let mut forms = FORMS.to_vec();
     for num_stages in [1, 2, 3] {
@@ -124,7 +126,7 @@ fn buffers_are_released_after_branches_that_read_them() {
     }
 }
 
-/// The test above is about warp specialization only where it takes place.
+/// Makes sure that the kernels of the test above are warp-specialized.
 #[test]
 fn branches_are_specialized() {
     let schedule = Schedule { warp_specialize: Some(true), bulk_copies: Some(true), ..Schedule::default() };

@@ -1,7 +1,8 @@
-//! What `ptxas` makes of the attention kernels on Hopper: whether products run while the arithmetic of softmax does.
+//! The machine code (SASS) of the attention kernels on Hopper: asynchronous MMAs must overlap the arithmetic of the
+//! softmax.
 //!
-//! That the compiler starts products early and waits late is not enough: ptxas moves waits, and runs products one after
-//! the other where it is not sure of their registers. So the machine code is looked at.
+//! That the compiler starts MMAs early and waits late does not suffice: ptxas moves waits, and serializes MMAs where it
+//! cannot prove that their registers are not in use. So the SASS is checked.
 
 use std::path::PathBuf;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
@@ -13,15 +14,15 @@ use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target
 use tilewright_tests::configurations::{Configuration, PTX_VERSION, configurations, well_aligned};
 use tilewright_tests::{consts, ptxas, sass};
 
-/// A kernel, and what is to be seen in it.
+/// A kernel, and the overlap that it must have.
 struct Case {
     def: &'static KernelDef,
     d: usize,
     tiles: [usize; 2],
     causal: bool,
-    /// Loads are the work of warps of their own.
+    /// Warp specialization: producer warps load.
     producers: bool,
-    /// Exponentials of a thread that run in each iteration while a product is under way, at the least.
+    /// Least number of exponentials of a thread that each iteration executes while an MMA is in flight.
     exponentials: usize,
 }
 
@@ -78,7 +79,7 @@ fn ptx(configuration: &Configuration) -> String {
     }
 }
 
-/// The most exponentials between a wait that leaves products under way and the one that does not.
+/// The largest number of exponentials between a wait that leaves MMAs in flight and a wait for all.
 fn under_way(body: &[sass::Instruction]) -> usize {
     let (mut most, mut count, mut open) = (0, 0, false);
     for instruction in body {
@@ -109,19 +110,19 @@ fn exponentials_run_while_products_are_under_way() {
             failures.push(format!("{name}: {} bytes of spills {:?}", resources.spills, resources.warnings));
         }
         if !nvdisasm.is_file() {
-            println!("skipped: there is no nvdisasm beside {}", ptxas.display());
+            println!("skipped: no nvdisasm in the folder of {}", ptxas.display());
             continue;
         }
         let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
         let most = loops.iter().map(|body| under_way(body)).max().unwrap_or(0);
         if most < case.exponentials {
-            failures.push(format!("{name}: {most} exponentials under products, expected {}", case.exponentials));
+            failures.push(format!("{name}: {most} exponentials overlap MMAs, expected at least {}", case.exponentials));
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// A plain product: the next iteration starts its own before it waits for this one's.
+/// In a plain matmul the next iteration issues its MMA before it waits for that of the current one.
 #[test]
 fn sums_stay_under_way_from_one_iteration_to_the_next() {
     let Some(ptxas) = ptxas::find() else { return };
@@ -140,7 +141,7 @@ fn sums_stay_under_way_from_one_iteration_to_the_next() {
         if nvdisasm.is_file() {
             let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
             let product = |body: &&Vec<String>| body.iter().any(|i| i.starts_with("HGMMA"));
-            let body = loops.iter().filter(product).min_by_key(|body| body.len()).expect("a loop with products");
+            let body = loops.iter().filter(product).min_by_key(|body| body.len()).expect("a loop with MMAs");
             let waits: Vec<&String> = body.iter().filter(|i| i.starts_with("WARPGROUP.DEPBAR")).collect();
             let left = !waits.is_empty() && waits.iter().all(|i| i.ends_with("gsb0, 0x1"));
             assert!(left, "producers: {producers}: {waits:?}");

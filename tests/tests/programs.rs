@@ -1,15 +1,16 @@
-//! Programs that were wrong on a GPU once, reduced: each file of `tests/programs` runs in the interpreter and, with its options, on a
-//! simulated sm_90a, which reports races, missing fences and waits that nobody ends. Memory has to be the same afterwards, byte by byte.
+//! Regression tests: reduced programs that once gave wrong results on a GPU. Each file of `tests/programs` runs in the
+//! interpreter and, with its options, on a simulated sm_90a, which reports races, missing fences and waits that never
+//! end. Memory must be the same afterwards, byte for byte.
 //!
 //! ```text
-//! // What the file shows.
+//! // What the file tests.
 //! // options: num_warps=8 num_stages=2 warp_specialize=true
 //! // args: rows=64
 //! kernel @name(…) { … }
 //! ```
 //!
-//! `tile-fuzz --reduce` prints such programs. Pointers get buffers of 256 KiB, filled with random multiples of 1/4 below 1, so that
-//! sums of products of 16-bit and 32-bit floats are exact.
+//! `tile-fuzz --reduce` prints such programs. Pointers get buffers of 256 KiB, filled with random multiples of 1/4
+//! below 1, so that dots of 16-bit and 32-bit floats are exact.
 
 use std::path::Path;
 use tilewright_codegen::interp::{self, ArgValue, Memory};
@@ -21,7 +22,7 @@ use tilewright_tests::numerics::Random;
 
 const BYTES: usize = 256 << 10;
 
-/// The words behind `// name:`, each `key=value`.
+/// The settings after `// name:`, each `key=value`.
 fn settings<'a>(file: &'a str, name: &str) -> Vec<(&'a str, &'a str)> {
     let lines = file.lines().filter_map(|line| line.strip_prefix("// ")?.strip_prefix(name)?.strip_prefix(':'));
     lines.flat_map(str::split_whitespace).map(|word| word.split_once('=').expect("key=value")).collect()
@@ -41,7 +42,7 @@ fn options(file: &str) -> CompileOptions {
     options
 }
 
-/// Random elements of a type, as many as fit.
+/// Random elements of a type, as many as fill a buffer.
 fn elements(dtype: DType, random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(BYTES);
     while bytes.len() < BYTES {
@@ -51,7 +52,7 @@ fn elements(dtype: DType, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// What memory holds after the interpreter, and after the simulated GPU.
+/// The memory after the interpreter, and after the simulated GPU.
 fn run(func: &Func, file: &str) -> Result<[Vec<Vec<u8>>; 2], String> {
     let numbers = settings(file, "args");
     let number = |name: &str| {
@@ -105,7 +106,7 @@ fn programs_give_on_a_simulated_gpu_what_the_interpreter_gives() {
         let func = text::parse(&file).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         match run(&func, &file) {
             Ok([interpreted, simulated]) if interpreted == simulated => {}
-            Ok(_) => failures.push(format!("{}: other results", path.display())),
+            Ok(_) => failures.push(format!("{}: results differ", path.display())),
             Err(e) => failures.push(format!("{}: {e}", path.display())),
         }
         files += 1;

@@ -1,4 +1,4 @@
-//! Reductions that stand side by side, of elements of several sizes, on the simulated GPU.
+//! Fused cross-warp reductions of elements of several sizes, on the simulated GPU.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;
@@ -7,7 +7,8 @@ use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, Form, interpret};
 use tilewright_tests::numerics::{HostTensor, Random};
 
-/// Of x [1, n]: whether any element is above 0.9, the sum in f64, the sum, the largest element of small numbers and its place.
+/// Of the rows of x: whether any element is above 0.9, the sum in f64, the maximum in f16, the sum, and the maximum of
+/// `small` with its index.
 #[kernel]
 fn several(x: In<f32>, small: In<f32>, y: Out<f32>, #[constexpr] rows: usize, #[constexpr] n: usize) {
     let i = arange(0, rows).expand_dims(1) * n + arange(0, n).expand_dims(0);

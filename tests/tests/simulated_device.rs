@@ -1,10 +1,10 @@
-//! `Device::simulated` as a user's test tool: kernels of one's own run on it, and what is wrong with them is told with their line.
+//! `Device::simulated` as a test tool for users: their kernels run on it, and errors name the source line.
 
 use tilewright::prelude::*;
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
 
-/// y = softmax(x · w), a program a block of rows.
+/// y = softmax(x · w), one program per block of rows.
 #[kernel]
 fn scores(x: In<f16>, w: In<f16>, y: Out<f32>, rows: i32, #[constexpr] tile: usize, #[constexpr] d: usize) {
     let first = program_id(0) * tile;
@@ -59,20 +59,20 @@ fn kernels_give_what_they_give_elsewhere() {
     assert_ne!(Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm80), "each has its own memory");
 }
 
-/// Every program writes its number to the same place.
+/// Every program writes its index to the same address: a race.
 #[kernel]
 fn last_one_wins(y: Out<i32>) {
     store(y + 0, program_id(0));
 }
 
-/// Beyond the end of what there is, if `n` says so.
+/// Writes out of bounds if `n` is too large.
 #[kernel]
 fn fill(y: Out<f32>, n: i32, #[constexpr] tile: usize) {
     let i = program_id(0) * tile + arange(0, tile);
     store(y + i, zeros::<f32>([tile]), mask = i < n);
 }
 
-/// Waits for a flag that nobody sets.
+/// Waits for a flag that is never set.
 #[kernel]
 fn waits(flag: InOut<i32>) {
     let mut seen = atomic_add(flag + 0, 0);
@@ -137,7 +137,7 @@ fn memory_of_a_simulated_gpu_is_its_own() {
     assert!(LastOneWins { y: &mut y }.launch(&other, 1).is_err());
 }
 
-/// PTX of the kernel's author, with the rounding as a constant of the text.
+/// Inline PTX by the kernel's author, with the rounding mode as a constant of the text.
 #[kernel]
 fn rounds_to_zero(x: In<f32>, y: Out<f32>) {
     let i = arange(0, 32);
@@ -170,7 +170,7 @@ fn inline_assembly_is_run_or_named_with_its_line() {
         let mut y = Buffer::<f32>::zeros(&device, 32).unwrap();
         RoundsToZero { x: &buffer, y: &mut y }.launch(&device, 1).unwrap();
         for (x, y) in x.iter().zip(y.to_vec().unwrap()) {
-            // Of f32, the largest that is not above the product, which f64 holds exactly.
+            // The largest f32 that is not above the exact square, which f64 holds.
             let exact = f64::from(*x) * f64::from(*x);
             assert!(f64::from(y) <= exact && exact < f64::from(y.next_up()), "{x}² = {exact}, found {y}");
         }
@@ -180,7 +180,7 @@ fn inline_assembly_is_run_or_named_with_its_line() {
         let votes = Votes { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
         let waits = WaitsInAssembly { x: &x, y: &mut y }.launch(&device, 1).unwrap_err().to_string();
         for (message, named) in [(votes, "vote.sync.ballot.b32"), (waits, "bar.sync 0")] {
-            for part in [this_file, named, "the simulated GPU does not know", "setp", "run the kernel on a GPU"] {
+            for part in [this_file, named, "the simulated GPU does not support", "setp", "run the kernel on a GPU"] {
                 assert!(message.contains(part), "`{part}` is missing in: {message}");
             }
         }

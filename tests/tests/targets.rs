@@ -1,5 +1,5 @@
-//! Every kernel, for every target and element type: compilation gives code that `ptxas` assembles, or a message, and never ends the
-//! process.
+//! Every kernel, for every target and element type: compilation gives code that `ptxas` assembles, or an error, and
+//! never panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use tilewright_tests::{consts, ptxas};
 
 const ARCHS: [GpuArch; 4] = [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a];
 
-/// One compilation may take this long; a person would take more for a hang.
+/// Time limit of one compilation.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where compilations went wrong, and what they gave.
+/// Outcomes of compilations.
 #[derive(Default)]
 struct Outcomes {
     failures: Vec<String>,
@@ -27,7 +27,7 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    /// Compiles, and assembles what is PTX. A refusal must be of the kind that names what the target lacks.
+    /// Compiles, and assembles PTX. A refusal must be `Unsupported`, which names what the target lacks.
     fn add(&mut self, what: &str, func: &Func, target: &Target, options: &CompileOptions) {
         let start = Instant::now();
         let compiled = catch_unwind(AssertUnwindSafe(|| pipeline::compile(func, target, options, &mut ())));
@@ -65,7 +65,7 @@ fn every_kernel_compiles_for_every_target() {
     let mut outcomes = Outcomes::default();
     for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
         for configuration in configurations(dtype) {
-            // What is generic over floats only where tensor cores multiply them says so when it is recorded.
+            // Kernels whose dots support fewer types than their type parameters fail when they are recorded.
             let spec = well_aligned(configuration.def);
             let Ok(func) = configuration.def.record(&configuration.dtypes, &configuration.consts, &spec) else {
                 continue;
@@ -91,7 +91,7 @@ fn every_example_compiles_for_every_target() {
         let spec = Specialization::aligned_memory(variant.def);
         let func = variant.def.record(&variant.dtypes, &variant.consts, &spec).unwrap_or_else(|e| panic!("{e}"));
         for target in targets() {
-            // Other machines have one schedule.
+            // Other targets have one schedule.
             let several = target == Target::Nvptx(GpuArch::Sm90a);
             for (i, schedule) in schedules.into_iter().enumerate().take(if several { 3 } else { 1 }) {
                 for num_warps in [4, 8] {
@@ -106,7 +106,7 @@ fn every_example_compiles_for_every_target() {
     outcomes.check(150);
 }
 
-/// Products of every small shape, by whatever instruction the target has for them.
+/// Dots of every small shape, with every instruction that the target has for them.
 #[test]
 fn products_of_every_shape_compile() {
     let mut outcomes = Outcomes::default();
@@ -148,7 +148,7 @@ fn products_of_every_shape_compile() {
     outcomes.check(200);
 }
 
-/// `setmaxnreg.inc` waits for ever for registers that the block was not launched with.
+/// `setmaxnreg.inc` blocks forever if the block was launched with too few registers.
 #[test]
 fn specialized_warps_ask_for_no_more_registers_than_there_are() {
     let configuration =
@@ -174,9 +174,9 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
             let what = format!("{num_warps} warps, max_registers {max_registers:?}");
             let artifact = match pipeline::compile(&func, &target, &options, &mut ()) {
                 Ok(artifact) => artifact,
-                // A product of 128 columns takes 90.
+                // An MMA of 128 columns takes 90 registers.
                 Err(e) if max_registers.is_some_and(|most| most < 90) => {
-                    assert!(e.to_string().contains("registers of each thread"), "{what}: {e}");
+                    assert!(e.to_string().contains("registers per thread"), "{what}: {e}");
                     continue;
                 }
                 Err(e) => panic!("{what}: {e}"),
@@ -185,13 +185,13 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
             let threads = artifact.manifest.threads;
             assert_eq!(threads, 32 * (num_warps + 4), "{what}");
             if let Some(n) = number(&ptx, ".maxnreg ") {
-                // Registers come in steps of 8 for each thread.
+                // Registers are allocated in units of 8 per thread.
                 assert!(
                     n.next_multiple_of(8) * threads <= 65536,
                     "{what}: {n} registers for {threads} threads do not launch"
                 );
             }
-            // What a thread has at its launch, as the assembler chooses it from the directives.
+            // The registers of a thread at launch, as ptxas derives them from the directives.
             let most = 65536 / threads / 8 * 8;
             let launched = match (number(&ptx, ".maxnreg "), number(&ptx, ".minnctapersm ")) {
                 (Some(n), _) => n.min(most) / 8 * 8,
@@ -212,7 +212,7 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
     assert!(handed_over > 10, "{handed_over}");
 }
 
-/// Options that cannot be honored are refused, with what is possible.
+/// Warp specialization with an unsupported number of warps is an error that lists the supported ones.
 #[test]
 fn warps_that_cannot_be_specialized_are_refused() {
     let configuration =
@@ -224,12 +224,12 @@ fn warps_that_cannot_be_specialized_are_refused() {
         let error =
             pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm90a), &options, &mut ()).unwrap_err().to_string();
         assert!(error.contains(&format!("num_warps is {num_warps}: expected 4, 8 or 16")), "{error}");
-        // Architectures without it ignore the option, as they ignore the bulk copy engine.
+        // Architectures without warp specialization ignore the option, as they ignore TMA.
         assert!(pipeline::compile(&func, &Target::Nvptx(GpuArch::Sm80), &options, &mut ()).is_ok());
     }
 }
 
-/// Whoever asks for specialized warps and does not get them is told why.
+/// Requested warp specialization that is not possible gives a note with the reason.
 #[test]
 fn warps_that_are_not_specialized_are_explained() {
     #[derive(Default)]
@@ -255,7 +255,7 @@ fn warps_that_are_not_specialized_are_explained() {
     assert!(of("matmul", DType::BF16, GpuArch::Sm80, Schedule::default()).is_empty());
     for (name, arch, schedule, reason) in [
         ("matmul", GpuArch::Sm80, asked, "sm_80 has no TMA"),
-        ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of products"),
+        ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of dots"),
         ("matmul", GpuArch::Sm90a, Schedule { bulk_copies: Some(false), ..asked }, "bulk_copies is off"),
     ] {
         let notes = of(name, DType::BF16, arch, schedule);

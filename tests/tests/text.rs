@@ -1,4 +1,4 @@
-//! The text form takes whatever it is given: nothing panics, and what parses is the function that it prints as.
+//! Robustness of the text form: no input panics, and what parses prints as itself.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -7,7 +7,7 @@ use tilewright_codegen::ir::{Elem, Func, Stage};
 use tilewright_codegen::testgen::{Options, Rng, program};
 use tilewright_codegen::{passes, text, verify};
 
-/// Words and signs of the grammar, in any order.
+/// Random tokens of the grammar.
 fn tokens() -> impl Strategy<Value = String> {
     let word = prop::sample::select(vec![
         "kernel",
@@ -60,7 +60,7 @@ fn tokens() -> impl Strategy<Value = String> {
     prop::collection::vec(word, 0..40).prop_map(|words| words.join(" "))
 }
 
-/// The text of a generated program with a few lines and characters changed.
+/// The text of a random program with a few lines and characters mutated.
 fn mutated() -> impl Strategy<Value = String> {
     (any::<u64>(), any::<u64>(), 1..4usize).prop_map(|(seed, mutation, count)| {
         let small = Options { size: 10, ..Options::default() };
@@ -82,7 +82,7 @@ fn mutate(lines: &mut Vec<String>, rng: &mut Rng) {
         }
         1 => lines.insert(at, other),
         2 => lines[at] = other,
-        // A word of another line in place of one here.
+        // Replaces a word by one of another line.
         3 => {
             let mut words: Vec<&str> = lines[at].split(' ').collect();
             let from: Vec<&str> = other.split(' ').collect();
@@ -90,7 +90,7 @@ fn mutate(lines: &mut Vec<String>, rng: &mut Rng) {
             words[place] = from[rng.below(from.len())];
             lines[at] = words.join(" ");
         }
-        // Another op of the same kind: often still valid.
+        // Replaces an op by one of the same kind, which is often valid.
         4 => {
             let families = [
                 &["add", "sub", "mul", "div", "rem", "min", "max"][..],
@@ -127,7 +127,7 @@ fn mutate(lines: &mut Vec<String>, rng: &mut Rng) {
     }
 }
 
-/// What parses prints as itself; gives the function.
+/// Checks that what parses prints as itself; returns the function.
 fn round_trip(input: &str) -> Result<Option<Func>, TestCaseError> {
     let Ok(func) = text::parse(input) else { return Ok(None) };
     let printed = text::print(&func);
@@ -154,7 +154,7 @@ proptest! {
         if verify::verify(&func, Stage::Tile).is_err() {
             return Ok(());
         }
-        // A valid function is fit for the interpreter, which may find it undefined, and for every pass.
+        // A valid function must not panic in the interpreter, which may report undefined behavior, nor in any pass.
         run(&func);
         for pass in passes::PASSES {
             let mut out = func.clone();
@@ -165,7 +165,7 @@ proptest! {
     }
 }
 
-/// Runs a function on small buffers, for a while.
+/// Runs a function on small buffers, for a limited number of ops.
 fn run(func: &Func) {
     let mut memory = Memory::new();
     let values: Vec<ArgValue> = func
@@ -183,7 +183,7 @@ fn run(func: &Func) {
         interp::run_traced(func, &values, [1; 3], &mut memory, Limits { max_ops: 2_000 }, Order::default(), &mut ());
 }
 
-/// The mutations would test nothing if none of them were valid.
+/// Makes sure that some mutations are valid: else the test above would test only the parser.
 #[test]
 fn some_mutations_are_valid() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

@@ -1,4 +1,4 @@
-//! The configurations that ship: what `ptxas` makes of them.
+//! The shipped tuning tables: their configurations, and the PTX of these in `ptxas`.
 
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
 use tilewright::kernels::{AUTOTUNED, attention};
@@ -17,7 +17,7 @@ struct Variant {
     d: i64,
     causal: bool,
     precision: Precision,
-    /// Whether walks are cut into parts.
+    /// Whether the loop is split (split-KV).
     split: bool,
     config: Config,
 }
@@ -28,7 +28,7 @@ impl Variant {
         format!("{} {dtype} d={d} causal={causal} split={split}: {config}", autotune.def.name)
     }
 
-    /// As a launch on dense tensors of large, even lengths records it.
+    /// Records the kernel as for a launch on dense tensors of large, even lengths.
     fn record(&self) -> Result<(Func, CompileOptions), String> {
         let def = self.autotune.def;
         let even = def
@@ -44,7 +44,7 @@ impl Variant {
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
         constants.push(("part_rows", ConstValue::Int(if self.split { 256 } else { 0 })));
-        // What parts leave is f32.
+        // Split results are f32.
         let dtypes = [self.dtype, if self.split { DType::F32 } else { self.dtype }];
         let func = def.record(&dtypes, &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
         Ok((func, compile_options(&self.config)))
@@ -65,8 +65,9 @@ fn attention_kernels() -> impl Iterator<Item = &'static Autotune> {
     AUTOTUNED.iter().copied().filter(|autotune| autotune.def.name.starts_with("flash_attention"))
 }
 
-/// The type, `d`, `causal` and the precision of a key, and whether walks are cut into parts: those of which results are f32 and operands are
-/// not; where both are and programs are few, both may be, also where the key has more rows, since it may be the nearest.
+/// Parses a key into element type, `d`, `causal` and precision, and whether the loop may be split. It is split if
+/// results are f32 and operands are not. If both are f32 and the grid is sub-wave, both forms occur, also for keys with
+/// more rows, since such an entry may be the nearest.
 fn read_key(key: &str) -> (DType, i64, bool, Precision, &'static [bool]) {
     let value = |name: &str| {
         let word = key.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
@@ -82,7 +83,7 @@ fn read_key(key: &str) -> (DType, i64, bool, Precision, &'static [bool]) {
     (dtype, value("d").parse().unwrap(), value("causal").parse().unwrap(), precision, split)
 }
 
-/// What the tables have, and the defaults of these types and head dimensions.
+/// The variants of the tables, and the defaults of these types and head dimensions.
 fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     let mut variants = Vec::new();
     for autotune in attention_kernels() {
@@ -125,14 +126,14 @@ fn problem<'a>(
     Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts }
 }
 
-/// What speaks against loading a variant, before anybody compiles it.
+/// The reason why the estimate of resources rejects a variant before compilation, if it does.
 fn excess(variant: &Variant, arch: GpuArch) -> Option<String> {
     let (func, options) = variant.record().unwrap_or_else(|why| panic!("{}: {why}", variant.what()));
     let demand = pipeline::demand(&func, arch, &options).unwrap_or_else(|e| panic!("{}: {e}", variant.what()));
     demand.excess()
 }
 
-/// The tuner never leaves out, for what its tiles would need, a configuration that ships or a default.
+/// The tuner's estimate of resources rejects no shipped configuration and no default.
 #[test]
 fn nothing_that_ships_is_left_out_by_an_estimate() {
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
@@ -147,7 +148,8 @@ fn nothing_that_ships_is_left_out_by_an_estimate() {
     }
 }
 
-/// What takes the driver seconds or minutes and spills is left out, in numbers.
+/// Configurations that the driver would compile for seconds or minutes, and that would spill, are rejected with the
+/// estimated numbers.
 #[test]
 fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
     let [forward, keys, queries] = ["fwd", "bwd_dkdv", "bwd_dq"].map(|name| {
@@ -165,12 +167,12 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
         (queries, DType::F32, 256, tiles(128, 64, 4)),
     ] {
         let why = found(autotune, dtype, d, config.clone()).unwrap_or_else(|| panic!("{config} is kept"));
-        assert!(why.contains("registers a thread, which can have 255"), "{config}: {why}");
+        assert!(why.contains("registers per thread, and 255 are available"), "{config}: {why}");
     }
-    // Enough registers, but every product is written out.
+    // Enough registers, but scalar FMAs are fully unrolled.
     let why = found(forward, DType::F32, 128, tiles(128, 128, 8)).unwrap_or_default();
-    assert!(why.contains("its code has 32768 multiply-adds a thread"), "{why}");
-    // Tensor cores need no such code.
+    assert!(why.contains("its code has 32768 unrolled multiply-adds per thread"), "{why}");
+    // Tensor cores need no unrolled FMAs.
     assert_eq!(found(forward, DType::BF16, 128, tiles(128, 128, 8)), None);
     assert_eq!(found(forward, DType::F32, 128, tiles(64, 64, 4)), None);
 }
@@ -191,7 +193,7 @@ fn tables_are_read_and_have_entries_of_their_kernels() {
     assert!(shipped >= 2, "{shipped}");
 }
 
-/// Products stay in flight, and everything stays in registers.
+/// Asynchronous MMAs stay in flight, and nothing spills.
 #[test]
 fn shipped_attention_neither_spills_nor_waits_for_its_products() {
     let Some(ptxas) = ptxas::find() else { return };
@@ -232,7 +234,7 @@ fn summed(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize) {
     store(y + i, total);
 }
 
-/// Tiles of 4096 f32 are 128 registers of each thread of a warp.
+/// A tile of 4096 f32 takes 128 registers per thread of one warp.
 #[test]
 fn registers_are_those_of_tiles_that_are_alive_as_a_whole() {
     let registers = |def: &'static KernelDef, num_warps: u32| {
@@ -241,12 +243,12 @@ fn registers_are_those_of_tiles_that_are_alive_as_a_whole() {
         let demand = pipeline::demand(&func, GpuArch::Sm80, &options).unwrap();
         (demand.registers, demand.available)
     };
-    // The tile stays until its largest element is known.
+    // The tile is live until its maximum is known.
     assert_eq!(registers(&CENTRED, 1), (128, 255));
     assert_eq!(registers(&CENTRED, 4), (32, 255));
     assert_eq!(registers(&CENTRED, 16), (8, 128));
-    // Element by element.
+    // Processed element by element.
     assert_eq!(registers(&DOUBLED, 1).0, 0);
-    // The sum, and what every iteration needs again.
+    // The accumulator, and the tile that every iteration reads.
     assert_eq!(registers(&SUMMED, 1).0, 256);
 }

@@ -1,4 +1,5 @@
-//! Any bytes: parsing never panics, what parses prints as itself, and verifying it never panics.
+//! Fuzzes the parser with arbitrary text: parsing and verification never panic, and printed functions parse to the same
+//! text.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Any generated program: what analyses claim holds, and every pass, native code and the simulated GPUs give what the interpreter
-//! gives.
+//! Fuzzes the compiler with generated programs: results of the analyses hold, and every pass, native code and the
+//! simulator agree with the interpreter.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,8 +1,8 @@
-//! Which shared buffer a value is in.
+//! The allocation that a shared-memory value belongs to.
 
 use crate::ir::{Func, Op, OpId, Value};
 
-/// The `local_alloc` that a shared value is (a part of); `None` for other values.
+/// The `local_alloc` whose buffer, or part of it, a value is; `None` for other values.
 pub fn buffer_of(func: &Func, v: Value) -> Option<OpId> {
     let id = func.def_op(v)?;
     match func.op(id).op {

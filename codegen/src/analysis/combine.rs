@@ -1,8 +1,9 @@
-//! What the region of a `reduce` or `scan` computes.
+//! Recognizes the combine regions of `reduce` and `scan`.
 
 use crate::ir::{BinaryOp, BlockId, Func, Op};
 
-/// The function of a region that only applies one to its two parameters, where the order of elements does not matter to it.
+/// The binary op of a region that applies only this op to its two parameters. `None` for other regions, and for ops
+/// whose result depends on the order of the elements.
 pub fn single_function(func: &Func, region: BlockId) -> Option<BinaryOp> {
     let block = func.block(region);
     let [id, last] = block.ops[..] else { return None };

@@ -1,21 +1,22 @@
-//! What all analyses of values have in common: facts, and the values that they hold of.
+//! Common interface of the dataflow analyses of values: a semilattice of facts with a concretization.
 
-/// Facts about a value of the program, ordered by implication: `a ≤ b` where whatever `b` holds of, `a` holds of too.
+/// Facts about a value, ordered by implication: `a ≤ b` if every concrete value that satisfies `b` satisfies `a`.
 ///
-/// Laws, which tests check on random facts and values: [`Lattice::meet`] is commutative, associative and idempotent, and holds
-/// of every value that one of its operands holds of. A transfer function gives facts that hold of the op's result for all
-/// operands of which the operands' facts hold, and weaker facts for weaker operands.
+/// Laws, which tests check on random facts and values. [`Lattice::meet`] is commutative, associative and idempotent;
+/// every concrete value that satisfies one operand satisfies the result. Transfer functions are sound (if concrete
+/// operands satisfy their facts, the result satisfies the resulting facts) and monotone (weaker facts of operands give
+/// weaker facts of the result).
 pub trait Lattice: Clone + PartialEq {
-    /// What the facts are about, as the interpreter computes it.
+    /// The concrete value that the facts describe, as the interpreter computes it.
     type Concrete;
 
-    /// The strongest facts that both imply: what is known where control flow joins.
+    /// The strongest facts that both imply: the facts at a control-flow join.
     fn meet(&self, other: &Self) -> Self;
 
-    /// Whether the facts hold of this value (the concretization).
+    /// Whether a concrete value satisfies the facts (the concretization).
     ///
     /// # Errors
-    /// Says which fact does not, and for which element.
+    /// Names the violated fact and the element.
     fn check(&self, value: &Self::Concrete) -> Result<(), String>;
 
     /// Whether `other` implies these facts.

@@ -1,16 +1,18 @@
-//! How large the elements of a float can be.
+//! Upper bounds of the magnitude of float elements.
 
 use crate::ir::{BinaryOp, DType, Def, Func, Literal, Op, UnaryOp, Value};
 use crate::num;
 
-/// How many ops back the analysis looks: it may take two ways at each.
+/// Depth of the recursion through defining ops, which may branch twice at each.
 const DEPTH: usize = 8;
-/// Rounding to f16, bf16, f32 or f64 takes no number further than by this factor, nor, where it is subnormal, than by [`SUBNORMAL`].
+/// Rounding to f16, bf16, f32 or f64 increases a magnitude by at most this factor, or, for subnormal numbers, by at
+/// most [`SUBNORMAL`].
 const ROUNDING: f64 = 1.0 + 1.0 / 256.0;
-/// Half of f16's smallest number.
+/// Half of the smallest f16 number.
 const SUBNORMAL: f64 = 3e-8;
 
-/// What no element is above in magnitude, infinities and NaNs aside; `None` where nothing better is known than the type.
+/// Upper bound of the magnitude of all elements, without infinities and NaNs. `None` if no bound better than the type's
+/// is found.
 pub fn of(func: &Func, v: Value) -> Option<f64> {
     known(func, v, DEPTH)
 }
@@ -28,7 +30,7 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
         }
     };
     let Def::Result(id, _) = func.value(v).def else { return of_type };
-    // A cast to an 8-bit float makes its largest number of an infinity.
+    // A cast to an 8-bit float turns infinities into the largest number.
     if depth == 0 || dtype.bits() == 8 {
         return of_type;
     }
@@ -55,9 +57,10 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
     }
 }
 
-/// The larger magnitude of the constants of `min(max(x, low), high)`, in either order: a NaN becomes one of them, too.
+/// The larger magnitude of the constants of `min(max(x, low), high)`, in either order. A NaN becomes one of the
+/// constants too.
 fn between_constants(func: &Func, v: Value) -> Option<f64> {
-    // What an op is made of, besides a constant, and the constant.
+    // The non-constant operand of a min or max, and the constant.
     let cut = |v: Value, by: BinaryOp| -> Option<(Value, f64)> {
         let data = func.op(func.def_op(v)?);
         let [a, b] = data.operands[..] else { return None };
@@ -83,7 +86,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// The bound of the last value that `body` defines, %v.
+    /// The bound of %v, the value that `body` defines last.
     fn bound(body: &str) -> Option<f64> {
         let text = format!(
             "kernel @f(%x: f32, %h: f16, %n: i16) {{\n{body}\n  device_print %v {{prefix = \"\"}}\n  return\n}}"
@@ -101,7 +104,7 @@ mod tests {
         assert_eq!(bound(&format!("{constants}{clamped}")), rounded(4.0));
         let other_order = "%m = min %b, %x : f32\n%v = max %m, %a : f32";
         assert_eq!(bound(&format!("{constants}{other_order}")), rounded(4.0));
-        // On one side alone.
+        // Only one side is bounded.
         assert_eq!(bound(&format!("{constants}%m = max %x, %a : f32\n%v = max %m, %b : f32")), None);
         assert_eq!(bound(&format!("{constants}%v = min %x, %b : f32")), None);
     }
@@ -110,7 +113,7 @@ mod tests {
     fn types_bound_what_is_cast() {
         assert_eq!(bound("%v = cast %h : f32"), Some(65504.0 * ROUNDING + SUBNORMAL));
         assert_eq!(bound("%v = cast %n : f32"), Some(32768.0 * ROUNDING + SUBNORMAL));
-        // Of an infinity, 448.
+        // An infinity gives 448.
         let small = "%c = constant {value = 0.0009765625} : f16\n%s = mul %h, %c : f16\n";
         assert_eq!(
             bound(&format!("{small}%e = cast %s : f8e4m3\n%v = cast %e : f32")),

@@ -1,4 +1,4 @@
-//! Facts about a function that passes and lowerings ask for. Nothing here changes the function.
+//! Analyses for passes and lowerings. None of them changes the function.
 
 pub mod axis;
 pub mod buffers;

@@ -1,11 +1,11 @@
-//! Where tiles end whose extents are rounded up: from there on they hold zeros.
+//! Zero padding of tiles whose extents are rounded up.
 
 use super::axis::AxisAnalysis;
 use crate::ir::{Func, Op, Padding, Value};
 use crate::passes::assign_layouts::view_parts;
 
-/// From which index on along `dim` a tile is known to hold nothing but zeros: it was loaded beyond the end of its tensor, whose
-/// extent is a constant. `None` where nothing is known, or nothing is beyond.
+/// First index along `dim` from which on a tile holds only zeros: it was loaded across the end of its tensor, whose
+/// extent is a constant. `None` if this is unknown, or nothing lies past the end.
 pub fn zero_from(func: &Func, axis: &AxisAnalysis, v: Value, dim: usize) -> Option<usize> {
     let data = func.op(func.def_op(v)?);
     match &data.op {

@@ -1,37 +1,35 @@
-//! How many registers of a thread a function's tiles take, and how long its products make the code: estimates from Tile IR
-//! whose tiles have layouts, before anybody makes PTX of it.
+//! Register pressure and code size: estimates from Tile IR with layouts, before lowering.
 //!
-//! A tile takes registers as a whole where all threads have to come to the same point before the next step: at products,
-//! reductions, changes of layout, and where loops begin and end. Between those, code goes through tiles element by element.
-//! Addresses, counters, masks and what the lowering adds do not count, nor do numbers that are cheaper to make again than to
-//! keep.
+//! A tile occupies all its registers at points where every thread has to finish it before the next step: MMAs,
+//! reductions, layout conversions, and the begin and end of loops. Between such points, code processes tiles element by
+//! element. The estimates ignore addresses, counters, masks, registers that the lowering adds, and values that are
+//! cheaper to rematerialize than to keep.
 
 use crate::ir::{BlockId, DType, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
-/// Registers of a multiprocessor, all of which one block can have.
+/// Registers of a streaming multiprocessor (SM), all of which one block can have.
 pub const ALL: u32 = 65536;
-/// The most that one thread can name.
+/// Maximum number of registers that a thread can address.
 pub const OF_A_THREAD: u32 = 255;
 
-/// Registers come in steps of this for each thread (CUDA's occupancy calculator: 256 for each warp).
+/// Allocation unit of registers per thread (CUDA's occupancy calculator: 256 per warp).
 const STEP: u32 = 8;
 
-/// Registers that each of this many threads of a block can have.
+/// Registers available to each of `threads` threads of a block.
 pub fn available(threads: u32) -> u32 {
     (ALL / threads.max(1) / STEP * STEP).min(OF_A_THREAD)
 }
 
-/// The most registers of a thread that tiles of floats take at any point where they are needed as a whole. Tiles of integers and pointers are
-/// mostly addresses, which are computed where they are used: they do not count.
+/// Maximum over all synchronization points of the registers per thread that live float tiles occupy. Integer and
+/// pointer tiles do not count: most are addresses, which are computed where they are used.
 pub fn most_alive(func: &Func) -> u32 {
     let mut pressure = Pressure { func, weights: HashMap::new(), most: 0 };
     pressure.block(func.body, &HashSet::new());
     pressure.most
 }
 
-/// Multiply-adds of a thread that the code has one by one: those of products without a tensor core, as often as the text has
-/// them.
+/// Static number of FMA instructions per thread of dots that do not use tensor cores.
 pub fn multiply_adds(func: &Func) -> u64 {
     let of = |id: OpId| {
         let data = func.op(id);
@@ -46,7 +44,8 @@ pub fn multiply_adds(func: &Func) -> u64 {
     func.walk().into_iter().map(of).sum()
 }
 
-/// Registers of a thread that a tile takes. Constants, masks and repeated scalars are made where they are used.
+/// Registers per thread that a tile occupies. Constants, masks and splats count as 0: they are rematerialized at their
+/// uses.
 pub fn of_tile(func: &Func, v: Value) -> u32 {
     let Type::Tensor { .. } = func.ty(v) else { return 0 };
     let made = func.def_op(v).is_some_and(|id| {
@@ -57,12 +56,12 @@ pub fn of_tile(func: &Func, v: Value) -> u32 {
     if made || bits < 8 { 0 } else { (func.layout_of(v).num_registers() * bits).div_ceil(32) as u32 }
 }
 
-/// Whether an op only gives another shape to the same numbers, which happens where they are used.
+/// Whether an op only changes the shape of its operand. Such ops are evaluated at their uses.
 pub fn is_shape(op: &Op) -> bool {
     matches!(op, Op::Broadcast | Op::ExpandDims { .. })
 }
 
-/// The value whose registers hold the numbers of `v`.
+/// The value whose registers hold the elements of `v`.
 pub fn source(func: &Func, v: Value) -> Value {
     match func.def_op(v) {
         Some(id) if is_shape(&func.op(id).op) => source(func, func.op(id).operands[0]),
@@ -78,7 +77,8 @@ fn is_loop(op: &Op) -> bool {
     matches!(op, Op::For { .. } | Op::While)
 }
 
-/// Whether threads wait for each other, or for all elements, in an op: what is alive across it is so as a whole.
+/// Whether an op synchronizes threads or needs all elements of its operands: values that are live across it are held in
+/// registers as a whole.
 fn is_meeting(op: &Op) -> bool {
     let memory = matches!(op, Op::ConvertLayout | Op::LocalAlloc | Op::LocalStore | Op::BlockBarrier { .. });
     memory || matches!(op, Op::Reduce { .. } | Op::Scan { .. }) || is_product(op) || is_loop(op)
@@ -91,7 +91,7 @@ struct Pressure<'a> {
 }
 
 impl Pressure<'_> {
-    /// What is alive before a block, from what is alive after it.
+    /// Values that are live before a block, from those that are live after it.
     fn block(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
         let mut alive = after.clone();
         for &id in self.func.block(block).ops.iter().rev() {
@@ -99,7 +99,7 @@ impl Pressure<'_> {
             if is_shape(&data.op) {
                 continue;
             }
-            // A product's result stands where its sum was, and so does a loop's.
+            // The result of an MMA or loop replaces its accumulator.
             if is_product(&data.op) || is_loop(&data.op) {
                 self.weigh(&alive);
             }
@@ -114,7 +114,7 @@ impl Pressure<'_> {
             alive.extend(data.operands.iter().map(|&v| source(self.func, v)));
         }
         if !self.func.block(block).params.is_empty() {
-            // What a loop carries is there as a whole between iterations.
+            // Loop-carried values are held as a whole between iterations.
             self.weigh(&alive);
         }
         for v in &self.func.block(block).params {
@@ -123,19 +123,19 @@ impl Pressure<'_> {
         alive
     }
 
-    /// What the regions of an op need from outside.
+    /// Values from outside that the regions of an op need.
     fn regions(&mut self, id: OpId, after: &HashSet<Value>) -> HashSet<Value> {
         let func = self.func;
         let data = func.op(id);
         let mut through = after.clone();
         if is_loop(&data.op) {
-            // The next iteration needs it again.
+            // The next iteration needs them again.
             through.extend(self.needed_inside(id));
         }
         data.regions.iter().flat_map(|&region| self.block(region, &through)).collect()
     }
 
-    /// What the regions of an op use and do not define.
+    /// Values that the regions of an op use and do not define.
     fn needed_inside(&self, id: OpId) -> HashSet<Value> {
         let func = self.func;
         let (mut used, mut defined) = (HashSet::new(), HashSet::new());

@@ -1,9 +1,9 @@
-//! Shared memory that single ops need while they run, beside the buffers that the function names.
+//! Scratch: shared memory that an op needs while it runs, in addition to the buffers that the function allocates.
 
 use crate::ir::{DType, Elem, Func, Op, OpId, Value};
 use crate::layout::{Conversion, Dim, LinearLayout};
 
-/// Bytes of scratch of an op on tiles with layouts.
+/// Scratch of an op on tiles with layouts, in bytes.
 pub fn bytes(func: &Func, id: OpId) -> u32 {
     let data = func.op(id);
     let layout = |v: Value| func.ty(v).layout().map(|l| func.layout(l));
@@ -37,7 +37,7 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
     }
 }
 
-/// What a reduction over warps needs: a part per warp for each operand.
+/// Scratch of a cross-warp reduction: a partial result per warp for each operand.
 fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
     match layout.reduction(axis) {
         Some(steps) if !steps.warps.is_empty() => {
@@ -48,9 +48,10 @@ fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
     }
 }
 
-/// Where the parts of each operand of a reduction over warps lie, and the end of all. Vectors of any operand are aligned.
+/// Offsets in bytes of the partial results of each operand of a cross-warp reduction, and the total size. Vector
+/// accesses to each operand are aligned.
 pub fn reduction_operands(parts: u32, dtypes: &[DType]) -> (Vec<u32>, u32) {
-    /// Bytes of the widest access.
+    /// Width of the widest access in bytes.
     const WIDEST: u32 = 16;
     let mut end = 0u32;
     let mut place = |dtype: &DType| {

@@ -1,16 +1,17 @@
-//! Which blocks of memory the bulk copy engine (TMA) can fetch, and how.
+//! Plans of TMA copies: which blocks of memory TMA can fetch, and how.
 //!
-//! The engine takes a *tensor map*, which the host encodes before the launch, and coordinates. So of a view everything
-//! but the offsets has to follow from the kernel's arguments. The base may be `argument + Σ scalar · stride`, with i32
-//! scalars that the kernel computes (the head of a batch) and strides that are arguments: each such term becomes one more
-//! dimension of the map, as wide as can be, of which a box has one element.
+//! TMA takes a *tensor map*, which the host encodes before the launch, and coordinates. So everything in a view but its
+//! offsets has to follow from the kernel's arguments. The base may be `argument + Σ scalar · stride`, with i32 scalars
+//! that the kernel computes (e.g. the head of a batch) and strides that are arguments. Each such term becomes an
+//! additional dimension of the map, of maximum extent, in which a box has extent 1.
 //!
-//! Coordinates are i32 and a view's offsets i64. So an extent is at most 2^31 - 1: an offset outside of i32 then lies outside of the tensor,
-//! and so does the nearest i32, on the same side ([`Plan::checked`](TmaPlan::checked) says where offsets may lie outside).
+//! Coordinates are i32, the offsets of a view i64. Extents are therefore at most 2^31 - 1: an offset outside i32 lies
+//! outside the tensor, and so does the nearest i32, on the same side ([`Plan::checked`](TmaPlan::checked) marks the
+//! dimensions where offsets may lie outside).
 //!
-//! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost contiguous; base and other
-//! strides multiples of 16 bytes; a box at most 256 elements in each dimension, its rows multiples of 16 bytes and,
-//! under a swizzle, no wider than the span. A wider tile is fetched by several copies.
+//! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost is contiguous; base and
+//! other strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16
+//! bytes and, with a swizzle, no wider than the span. A wider tile takes several copies.
 
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
@@ -20,31 +21,32 @@ use crate::target::HostExpr;
 
 const MAX_RANK: usize = 5;
 const MAX_BOX: u32 = 256;
-/// Strides and addresses are multiples of this.
+/// Required alignment of strides and addresses in bytes.
 const ALIGN: u64 = 16;
-/// Largest extent: coordinates are i32.
+/// Maximum extent: coordinates are i32.
 const MAX_EXTENT: i64 = i32::MAX as i64;
 
-/// How to fetch a view's block into a shared buffer.
+/// TMA copies that fetch a view's block to a shared buffer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TmaPlan {
     /// Index of the kernel's pointer argument.
     pub base: usize,
     pub elem: DType,
-    /// Innermost first; strides without the innermost.
+    /// Innermost dimension first; `strides` omits the innermost.
     pub shape: Vec<HostExpr>,
     pub strides: Vec<HostExpr>,
     pub block: Vec<u32>,
     /// 0, 32, 64 or 128.
     pub swizzle_bytes: u32,
-    /// Where the block lies, by dimension of the map: values of i64 or i32.
+    /// Coordinates of the block, by dimension of the map: values of type i64 or i32.
     pub coordinates: Vec<Value>,
-    /// By dimension of the map: the block may lie outside, where it reads padding. Elsewhere coordinates are below the extent.
+    /// By dimension of the map: whether the block may lie outside the tensor, where it reads padding. In other
+    /// dimensions, coordinates are below the extent.
     pub checked: Vec<bool>,
     pub copies: Vec<BoxCopy>,
 }
 
-/// One box.
+/// One copy of a box.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoxCopy {
     /// Bytes from the start of the buffer.
@@ -53,7 +55,7 @@ pub struct BoxCopy {
     pub start: Vec<u32>,
 }
 
-/// The plan for a view and a shared buffer of its block; `None` where the engine cannot do it.
+/// The plan for a view and a shared buffer of its block shape; `None` if TMA cannot copy it.
 pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
     let parts = view_parts(func, view);
     let (Type::View { block, elem }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
@@ -78,7 +80,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
         plan.shape.push(match host(func, axis, parts.shape[d], &[DType::I32]) {
             Some(HostExpr::Const(extent)) if extent > MAX_EXTENT => return None,
             Some(extent) => extent,
-            // What no boundary checks lies inside anyhow.
+            // Without a boundary check, the block lies inside the extent.
             None if !boundary.contains(&d) && axis.get(func, parts.shape[d]).range.1 <= MAX_EXTENT.into() => {
                 HostExpr::Const(MAX_EXTENT)
             }
@@ -100,7 +102,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
     Some(plan)
 }
 
-/// A number that the host knows: a constant, or an integer argument, perhaps widened.
+/// A value that the host can compute: a constant, or an integer argument, possibly widened.
 fn host(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Option<HostExpr> {
     if let Some(c) = axis.scalar_constant(func, v) {
         return Some(HostExpr::Const(c));
@@ -118,7 +120,7 @@ fn host(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Option<H
     }
 }
 
-/// The pointer argument that an address comes from; what is added to it becomes dimensions of the plan.
+/// The pointer argument that an address is based on. Offsets added to it become dimensions of the plan.
 fn base(
     func: &Func,
     axis: &AxisAnalysis,
@@ -144,7 +146,7 @@ fn base(
     }
 }
 
-/// Takes a sum of products `scalar · stride` apart, a dimension for each.
+/// Decomposes a sum of products `scalar · stride` into one dimension per term.
 fn terms(
     func: &Func,
     axis: &AxisAnalysis,
@@ -179,7 +181,7 @@ fn terms(
     }
 }
 
-/// A value that fits into an i32 coordinate, before it was widened.
+/// A value that fits into an i32 coordinate, before its widening.
 fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
     if func.ty(v).dtype() == Some(DType::I32)
         || axis.scalar_constant(func, v).is_some_and(|c| (0..MAX_EXTENT).contains(&c))
@@ -193,7 +195,7 @@ fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
     }
 }
 
-/// Boxes that leave the block in the buffer as its layout says.
+/// Adds the boxes whose copies arrange the block in the buffer according to its layout.
 fn boxes(layout: &LinearLayout, extents: &[u32], order: &[usize], elem: DType, plan: &mut TmaPlan) -> Option<()> {
     let bytes = elem.bytes() as u32;
     let (inner, rest) = (order[0], &order[1..]);
@@ -205,7 +207,7 @@ fn boxes(layout: &LinearLayout, extents: &[u32], order: &[usize], elem: DType, p
         extents[inner] * bytes >= s.bytes()
             && *layout == LinearLayout::shared_swizzled(extents, order, bytes, s.bytes())
     })?;
-    // Elements of a box along the innermost dimension, and along the next one.
+    // Extent of a box along the innermost dimension, and along the next one.
     let width = match swizzle {
         Swizzle::None if rest.is_empty() => extents[inner].min(MAX_BOX),
         Swizzle::None => extents[inner],
@@ -232,7 +234,8 @@ fn boxes(layout: &LinearLayout, extents: &[u32], order: &[usize], elem: DType, p
             plan.copies.push(BoxCopy { offset: (panel * rows + part * height) * width * bytes, start });
         }
     }
-    // The pattern follows address bits, so every box, and every buffer of a ring, starts with it.
+    // The swizzle pattern is a function of address bits, so every box, and every buffer of a ring, must be aligned to
+    // it.
     let size = rows * extents[inner] * bytes;
     let starts = plan.copies.iter().map(|c| c.offset).chain([size]);
     starts.clone().all(|at| at.is_multiple_of(swizzle.alignment())).then_some(())
@@ -243,7 +246,7 @@ mod tests {
     use super::*;
     use crate::text::parse;
 
-    /// The plan for the `tma_load` or `load_view`'s view in a kernel, into a buffer of its `local_alloc`.
+    /// The plan for the view of a kernel and the buffer of its `local_alloc`.
     fn plan_of(text: &str) -> Option<TmaPlan> {
         let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
         let axis = AxisAnalysis::new(&func);

@@ -1,19 +1,19 @@
-//! Which memory a kernel writes, and which it reads: the pointers that its accesses go through, back to the arguments.
+//! Memory effects of a kernel: the pointers that it writes and reads through, traced back to the arguments.
 //!
-//! Arguments that are written are borrowed exclusively, so that memory of different arguments does not overlap: what is read
-//! through pointers that have no source in common with these does not change while the kernel runs.
+//! Written arguments are borrowed exclusively, so the memory of different arguments does not overlap: memory read
+//! through pointers that share no underlying pointer with a written one does not change while the kernel runs.
 
 use crate::ir::{Def, Effects, Elem, Func, Op, Type, Value};
 use std::collections::HashSet;
 
-/// Pointers and views through which something is written, with everything that they are made of.
+/// Pointers and views that the kernel writes through, with all pointers and views that they derive from.
 pub fn through(func: &Func) -> HashSet<Value> {
     let mut written = HashSet::new();
     for id in func.walk() {
         let data = func.op(id);
         match data.op {
             Op::LocalStore | Op::AsyncCopy { .. } | Op::TmaLoad { .. } => {}
-            // It may write through any pointer that it gets.
+            // May write through any pointer operand.
             Op::InlineAsm { pure: false, .. } => {
                 data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut written));
             }
@@ -24,7 +24,8 @@ pub fn through(func: &Func) -> HashSet<Value> {
     written
 }
 
-/// Pointers and views through which something is read, atomics included, with everything that they are made of.
+/// Pointers and views that the kernel reads through (atomics included), with all pointers and views that they derive
+/// from.
 pub fn read_through(func: &Func) -> HashSet<Value> {
     let mut read = HashSet::new();
     for id in func.walk() {
@@ -44,7 +45,7 @@ pub fn read_through(func: &Func) -> HashSet<Value> {
     read
 }
 
-/// A pointer or view, and everything that it is made of.
+/// A pointer or view, and all pointers and views that it derives from.
 pub fn sources(func: &Func, v: Value) -> HashSet<Value> {
     let mut sources = HashSet::new();
     mark(func, v, &mut sources);
@@ -55,7 +56,7 @@ fn is_pointer(func: &Func, v: Value) -> bool {
     matches!(func.ty(v).elem(), Some(Elem::Ptr(_))) || matches!(func.ty(v), Type::View { .. })
 }
 
-/// Everything that an address is computed from, as far as pointers and views go.
+/// Adds a pointer or view, and all pointers and views that it derives from.
 fn mark(func: &Func, v: Value, marked: &mut HashSet<Value>) {
     if !marked.insert(v) {
         return;
@@ -75,7 +76,7 @@ fn mark(func: &Func, v: Value, marked: &mut HashSet<Value>) {
             }
         }
         Def::Param(block, index) => {
-            // A carried value: the initial value, and what the loop yields.
+            // Loop-carried: the initial value, and the values that the loop yields.
             for id in func.walk() {
                 let data = func.op(id);
                 if data.regions.contains(&block) {

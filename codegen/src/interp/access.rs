@@ -1,4 +1,4 @@
-//! Global memory through pointers and views.
+//! Accesses to global memory through pointers and views.
 
 use super::arith;
 use super::memory::Memory;
@@ -6,7 +6,7 @@ use super::value::{Tile, Val, View, indices};
 use crate::ir::{AtomicOp, DType, Elem, Padding};
 use crate::num;
 
-/// Operands of `make_view`.
+/// The view from the operands of `make_view`.
 pub(super) fn make_view(operands: &[Val], block: &[usize], elem: DType) -> View {
     let rank = block.len();
     let part = |k: usize| operands[1 + k * rank..1 + (k + 1) * rank].iter().map(|v| v.int() as i64).collect();
@@ -22,8 +22,8 @@ pub(super) fn advance(view: &View, deltas: &[Val]) -> View {
 }
 
 impl View {
-    /// Addresses of the block's elements in row-major order; `None` for those that lie beyond the shape in a
-    /// dimension of `boundary`.
+    /// Addresses of the block's elements in row-major order; `None` for elements beyond the shape in a dimension of
+    /// `boundary`.
     pub fn addresses(&self, boundary: &[usize]) -> Result<Vec<Option<u64>>, String> {
         indices(&self.block).map(|index| self.address(&index, boundary)).collect()
     }
@@ -44,7 +44,7 @@ impl View {
         Ok(Some(self.base.wrapping_add_signed(elements.wrapping_mul(self.elem.bytes() as i64))))
     }
 
-    /// Reads the block, with the padding where [`View::addresses`] has none.
+    /// Loads the block; elements without an address read as padding.
     pub fn load(&self, memory: &mut Memory, boundary: &[usize], padding: Padding) -> Result<Tile, String> {
         let pad = match padding {
             Padding::Zero => 0,
@@ -74,7 +74,7 @@ impl View {
     }
 }
 
-/// Element that pointers point to.
+/// Element type that the pointers refer to.
 fn pointee(pointers: &Tile) -> DType {
     pointers.elem.pointee().expect("internal compiler error: access through numbers passed the verifier, please report")
 }
@@ -136,7 +136,7 @@ pub(super) fn atomic_rmw(
     Ok(Tile { bits, ..value.clone() })
 }
 
-/// Compares bits, not numbers: −0 is not +0, and a NaN is itself.
+/// Compares bits, not numbers: −0 differs from +0, and a NaN equals itself.
 pub(super) fn atomic_cas(memory: &mut Memory, pointers: &Tile, expected: &Tile, new: &Tile) -> Result<Tile, String> {
     let elem = pointee(pointers);
     let mut bits = Vec::with_capacity(new.bits.len());

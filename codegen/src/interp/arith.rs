@@ -1,10 +1,10 @@
-//! The elementwise functions on single elements, as stored by [`crate::num`].
+//! Elementwise functions on single elements, in the storage format of [`crate::num`].
 
 use crate::ir::{AtomicOp, BinaryOp, CmpOp, DType, UnaryOp};
 use crate::num::{decode, decode_int, encode, encode_int};
 use std::cmp::Ordering;
 
-/// `op(x)`. Panics where the verifier does not allow the type.
+/// `op(x)`. Panics if the verifier does not allow the type.
 pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
     if !dtype.is_float() {
         let v = decode_int(dtype, x);
@@ -48,11 +48,11 @@ pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
     encode(dtype, y)
 }
 
-/// `op(a, b)`. Panics where the verifier does not allow the type.
+/// `op(a, b)`. Panics if the verifier does not allow the type.
 pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
     if dtype.is_float() {
-        // f64 has more than twice f32's precision and two bits: for these operations, rounding to f64 and then to a
-        // narrower type is one rounding.
+        // f64 has more than twice f32's precision plus two bits: for these ops, rounding to f64 and then to a narrower
+        // type equals one rounding.
         return encode(dtype, float_binary(op, dtype, decode(dtype, a), decode(dtype, b)));
     }
     let (x, y) = (decode_int(dtype, a), decode_int(dtype, b));
@@ -60,17 +60,21 @@ pub fn binary(op: BinaryOp, dtype: DType, a: u64, b: u64) -> u64 {
     let value = match op {
         BinaryOp::Add => x + y,
         BinaryOp::Sub => x - y,
-        // Wraps twice for u64: the low half is right all the same.
+        // May wrap in i128 for u64; the low half is correct.
         BinaryOp::Mul => x.wrapping_mul(y),
-        // By zero: zero.
+        // Division by zero gives zero.
         BinaryOp::Div => x.checked_div(y).unwrap_or(0),
+        BinaryOp::CeilDiv => match x.checked_div_euclid(y) {
+            Some(quotient) => quotient + i128::from(x % y != 0 && y > 0),
+            None => 0,
+        },
         BinaryOp::Rem => x.checked_rem(y).unwrap_or(0),
         BinaryOp::Min => x.min(y),
         BinaryOp::Max => x.max(y),
         BinaryOp::And => x & y,
         BinaryOp::Or => x | y,
         BinaryOp::Xor => x ^ y,
-        // By the width or more: as bit by bit.
+        // Shifts by the width or more act as repeated shifts by one bit.
         BinaryOp::Shl if (0..width).contains(&y) => x << y,
         BinaryOp::Shl => 0,
         BinaryOp::Shr if (0..width).contains(&y) => x >> y,
@@ -88,18 +92,24 @@ fn float_binary(op: BinaryOp, dtype: DType, x: f64, y: f64) -> f64 {
         BinaryOp::Mul => x * y,
         BinaryOp::Div => x / y,
         BinaryOp::Rem => x % y,
-        // −0 is below +0, as in IEEE 754-2019's minimumNumber and in PTX.
+        // −0 is less than +0, as in IEEE 754-2019's minimumNumber and in PTX.
         BinaryOp::Min if x.is_nan() || y.is_nan() => x.min(y),
         BinaryOp::Min => std::cmp::min_by(x, y, f64::total_cmp),
         BinaryOp::Max if x.is_nan() || y.is_nan() => x.max(y),
         BinaryOp::Max => std::cmp::max_by(x, y, f64::total_cmp),
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+        BinaryOp::CeilDiv
+        | BinaryOp::And
+        | BinaryOp::Or
+        | BinaryOp::Xor
+        | BinaryOp::Shl
+        | BinaryOp::Shr
+        | BinaryOp::MulHi => {
             panic!("internal compiler error: {} of {dtype}, please report", op.name())
         }
     }
 }
 
-/// `op(a, b)`; `None` as type compares addresses.
+/// `op(a, b)`; without a type, compares addresses.
 pub fn compare(op: CmpOp, dtype: Option<DType>, a: u64, b: u64) -> bool {
     let order = match dtype {
         Some(d) if d.is_float() => decode(d, a).partial_cmp(&decode(d, b)),
@@ -116,7 +126,7 @@ pub fn compare(op: CmpOp, dtype: Option<DType>, a: u64, b: u64) -> bool {
     }
 }
 
-/// What an atomic read-modify-write stores.
+/// The value that an atomic read-modify-write stores.
 pub fn atomic(op: AtomicOp, dtype: DType, old: u64, value: u64) -> u64 {
     match op {
         AtomicOp::Add => binary(BinaryOp::Add, dtype, old, value),

@@ -1,22 +1,22 @@
-//! Barriers in shared memory: phases, arrivals, announced bytes, and the copies that they count.
+//! Mbarriers: phases, arrivals, expected bytes, and the copies that they track.
 
 use super::shared::SharedMemory;
 use super::value::{Barriers, Shared, Tile};
 
-/// One barrier.
+/// One mbarrier.
 #[derive(Clone, Copy, Debug)]
 struct Barrier {
-    /// Arrivals of a phase, and those that are missing in this one.
+    /// Number of arrivals of a phase, and the number still pending in the current one.
     arrivals: u32,
     missing: u32,
-    /// Bytes announced and not yet written.
+    /// Expected bytes that are not yet written.
     bytes: u32,
-    /// Number of complete phases.
+    /// Number of completed phases.
     phase: u64,
     freed: bool,
 }
 
-/// A copy whose bytes nobody has waited for.
+/// A copy that no thread has waited for: its bytes are not visible yet.
 struct Copy {
     barrier: usize,
     phase: u64,
@@ -24,7 +24,7 @@ struct Copy {
     tile: Tile,
 }
 
-/// The barriers of one program instance.
+/// The mbarriers of one program.
 #[derive(Default)]
 pub(super) struct BarrierTable {
     barriers: Vec<Barrier>,
@@ -44,7 +44,7 @@ impl BarrierTable {
             let b = &mut self.barriers[i];
             if b.missing != b.arrivals || b.bytes != 0 {
                 return Err(format!(
-                    "barrier {} ends in the middle of a phase: {} arrivals and {} bytes are missing",
+                    "mbarrier {} is freed in the middle of a phase: {} arrivals and {} bytes are pending",
                     i - group.first,
                     b.missing,
                     b.bytes
@@ -57,17 +57,20 @@ impl BarrierTable {
 
     fn at(&mut self, group: &Barriers, index: i128) -> Result<(usize, &mut Barrier), String> {
         let Some(i) = usize::try_from(index).ok().filter(|&i| i < group.count) else {
-            return Err(format!("takes barrier {index} of {}", group.count));
+            return Err(format!("uses mbarrier {index} of {}", group.count));
         };
         let number = group.first + i;
         let b = &mut self.barriers[number];
-        if b.freed { Err("uses a barrier after its end".into()) } else { Ok((number, b)) }
+        if b.freed { Err("uses an mbarrier after it was freed".into()) } else { Ok((number, b)) }
     }
 
     pub fn arrive(&mut self, group: &Barriers, index: i128, count: u32) -> Result<(), String> {
         let (_, b) = self.at(group, index)?;
         if count > b.missing {
-            return Err(format!("{count} arrive, but the phase misses only {} of {}", b.missing, b.arrivals));
+            return Err(format!(
+                "{count} arrivals, but only {} of {} are pending in this phase",
+                b.missing, b.arrivals
+            ));
         }
         b.missing -= count;
         b.complete();
@@ -79,7 +82,7 @@ impl BarrierTable {
         self.arrive(group, index, 1)
     }
 
-    /// A copy that the barrier counts; its bytes are there for who waits.
+    /// A copy tracked by an mbarrier. Its bytes become visible to a wait for the phase.
     pub fn copy(
         &mut self,
         group: &Barriers,
@@ -91,7 +94,7 @@ impl BarrierTable {
         let bytes = (tile.bits.len() * to.elem.bytes()) as u32;
         let (barrier, b) = self.at(group, index)?;
         if bytes > b.bytes {
-            return Err(format!("writes {bytes} bytes, but only {} more are announced", b.bytes));
+            return Err(format!("writes {bytes} bytes, but only {} more are expected", b.bytes));
         }
         let phase = b.phase;
         b.bytes -= bytes;
@@ -101,7 +104,7 @@ impl BarrierTable {
         Ok(())
     }
 
-    /// Whether the phase of that parity is complete; then what its copies wrote is there.
+    /// Whether the phase with this parity is complete; if so, makes the bytes of its copies visible.
     pub fn wait(
         &mut self,
         group: &Barriers,
@@ -110,7 +113,7 @@ impl BarrierTable {
         memory: &mut SharedMemory,
     ) -> Result<bool, String> {
         if !(0..=1).contains(&parity) {
-            return Err(format!("waits for parity {parity}: it is 0 or 1"));
+            return Err(format!("waits for parity {parity}, expected 0 or 1"));
         }
         let (number, b) = self.at(group, index)?;
         let phase = b.phase;
@@ -127,11 +130,11 @@ impl BarrierTable {
         Ok(true)
     }
 
-    /// What a barrier waits for, for messages.
+    /// State of an mbarrier, for messages.
     pub fn describe(&mut self, group: &Barriers, index: i128) -> String {
         match self.at(group, index) {
             Ok((_, b)) => format!(
-                "phase {} misses {} of {} arrivals and {} announced bytes",
+                "in phase {}, {} of {} arrivals and {} expected bytes are pending",
                 b.phase, b.missing, b.arrivals, b.bytes
             ),
             Err(e) => e,

@@ -1,4 +1,4 @@
-//! `dot`, and the walks of `reduce` and `scan` over their axis.
+//! Contractions: `dot`, and the order in which `reduce` and `scan` combine elements along their axis.
 
 use super::value::{Tile, indices, position};
 use crate::ir::{DType, Precision};
@@ -19,7 +19,7 @@ pub(super) fn dot(a: &Tile, b: &Tile, acc: &Tile, precision: Precision) -> Tile 
     out
 }
 
-/// `acc + x·y` where x is an element of `a` and y one of `b`.
+/// `acc + x·y` for elements x of `a` and y of `b`.
 fn multiply_add(a: &Tile, x: u64, b: &Tile, y: u64, acc: u64, precision: Precision) -> u64 {
     let (da, db) = (a.dtype(), b.dtype());
     if !da.is_float() {
@@ -36,13 +36,13 @@ fn multiply_add(a: &Tile, x: u64, b: &Tile, y: u64, acc: u64, precision: Precisi
         (high, num::round_to_tf32(v - high))
     };
     let sum = match precision {
-        // `precision` is about f32; narrower operands are exact in f32 anyway.
+        // `precision` applies to f32; narrower operands are exact in f32.
         _ if da != DType::F32 => x.mul_add(y, acc),
         Precision::Ieee => x.mul_add(y, acc),
         Precision::Tf32 => split(x).0.mul_add(split(y).0, acc),
         Precision::Tf32x3 => {
             let ((xh, xl), (yh, yl)) = (split(x), split(y));
-            // The small products first, so that they are not lost one by one.
+            // The small products first, to lose less of them to rounding.
             xh.mul_add(yh, xh.mul_add(yl, xl.mul_add(yh, acc)))
         }
     };
@@ -52,8 +52,8 @@ fn multiply_add(a: &Tile, x: u64, b: &Tile, y: u64, acc: u64, precision: Precisi
 /// One element of each operand.
 pub(super) type Row = Vec<u64>;
 
-/// Positions, in each tile's bits, of the elements along `axis`: one list per index of the other dimensions, in
-/// row-major order of those.
+/// Positions in a tile's bits of the elements along `axis`: one list per index of the other dimensions, in row-major
+/// order of these.
 pub(super) fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let mut others = shape.to_vec();
     let extent = others.remove(axis);
@@ -68,7 +68,7 @@ pub(super) fn lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     indices(&others).map(line).collect()
 }
 
-/// Folds the upper half onto the lower half until one row is left.
+/// Combines the upper half with the lower half until one row is left.
 pub(super) fn fold_halves<E>(
     mut rows: Vec<Row>,
     mut combine: impl FnMut(&Row, &Row) -> Result<Row, E>,
@@ -82,7 +82,7 @@ pub(super) fn fold_halves<E>(
     Ok(rows.swap_remove(0))
 }
 
-/// Replaces each row by the combination of all up to it.
+/// Replaces each row by the combination of all rows up to it (inclusive scan).
 pub(super) fn prefix<E>(rows: &mut [Row], mut combine: impl FnMut(&Row, &Row) -> Result<Row, E>) -> Result<(), E> {
     for i in 1..rows.len() {
         rows[i] = combine(&rows[i - 1], &rows[i])?;

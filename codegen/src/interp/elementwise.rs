@@ -1,4 +1,4 @@
-//! Ops that work element by element, on whole tiles.
+//! Elementwise ops on whole tiles.
 
 use super::arith;
 use super::value::Tile;
@@ -37,9 +37,9 @@ pub(super) fn bitcast(x: &Tile, to: Elem) -> Tile {
     x.map(to, |bits| bits)
 }
 
-/// Checks the promises of a `hint`: neighbours in runs of `contiguous` along the last dimension follow each other by one
-/// (by one element for pointers), and the first of each run is a multiple of `divisible` (in bytes for pointers).
-/// Without `contiguous`, runs are as long as the values make them.
+/// Checks the facts stated by a `hint`: groups of `contiguous` neighbors along the last dimension increase by one (by
+/// one element for pointers), and the first of each run is a multiple of `divisible` (in bytes for pointers). Without
+/// `contiguous`, runs are those of the actual values.
 pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>) -> Result<(), String> {
     let values = tile.ints().unwrap_or_default();
     let unit = tile.elem.pointee().map_or(1, |d| d.bytes() as i128);
@@ -48,16 +48,19 @@ pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>) -> Resu
         let follows = i % row != 0 && value == values[i - 1] + unit;
         let starts = contiguous.map_or(!follows, |n| (i % row) as i64 % n == 0);
         if !starts && !follows {
-            return Err(format!("element {i} is {value}, which does not follow {}, against the hint", values[i - 1]));
+            return Err(format!(
+                "element {i} is {value}, not contiguous with {}, which violates the hint",
+                values[i - 1]
+            ));
         }
         if starts && value % divisible as i128 != 0 {
-            return Err(format!("element {i} is {value}, not a multiple of {divisible}, against the hint"));
+            return Err(format!("element {i} is {value}, not a multiple of {divisible}, which violates the hint"));
         }
     }
     Ok(())
 }
 
-/// A tile as `device_print` shows it: the elements of each row in brackets.
+/// The text that `device_print` prints for a tile: the elements of each row in brackets.
 pub(super) fn display(tile: &Tile) -> String {
     let element = |bits: u64| match tile.elem {
         Elem::Ptr(_) => format!("{bits:#x}"),

@@ -1,4 +1,5 @@
-//! Execution: the values of one program instance, and what each op without control flow does ([`super::strand`] has it).
+//! Execution of ops without control flow, scheduling of the programs of a grid, and their state. Control flow is in
+//! [`super::strand`].
 
 use super::barriers::BarrierTable;
 use super::contract::{self, Row};
@@ -13,10 +14,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-/// Where a run gives up.
+/// Limits of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Number of ops that all programs together may execute; those of reduction regions count each time.
+    /// Maximum number of ops that all programs together may execute. Ops of combine regions count each time.
     pub max_ops: u64,
 }
 
@@ -27,12 +28,12 @@ impl Default for Limits {
     }
 }
 
-/// In which order programs run.
+/// Order in which programs run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// One after the other, except where one waits for a later one.
+    /// One program after the other, except that a program which waits for a later one lets it run.
     OneByOne,
-    /// Interleaved at accesses of global memory, as the seed has it.
+    /// Interleaved at accesses to global memory, in an order derived from the seed.
     Interleaved(u64),
 }
 
@@ -42,15 +43,16 @@ impl Default for Order {
     }
 }
 
-/// Programs that are under way at a time, unless more have to start for others to go on: a bound on memory.
+/// Number of programs that run concurrently, unless a program waits for one that has not started: bounds the memory
+/// use.
 const RESIDENT: usize = 4;
-/// Repetitions of atomics, or of a load, while memory and the program's scalars stay what they are: a program that does so many waits for
-/// others.
+/// Number of repeated atomics, or repetitions of one load, without a change of memory or of the program's scalars,
+/// after which a program counts as spinning.
 const POLLS: u32 = 256;
-/// One in so many plain accesses of global memory lets others go on.
+/// Interleaved programs switch at one in this many plain accesses to global memory.
 const SWITCH: usize = 4;
 
-/// A program under way, while others run.
+/// A program in progress, while others run.
 struct Program {
     number: usize,
     place: [u32; 3],
@@ -62,16 +64,17 @@ struct Program {
     flow: Flow,
 }
 
-/// Accesses that told a program nothing new.
+/// Detects spin waits: accesses that repeat without any change.
 #[derive(Default)]
 struct Polls {
     count: u32,
-    /// The state of memory meanwhile.
+    /// Change count of memory at the last access.
     changes: u64,
-    /// Atomics since then, and the last load: the op and its first address, with the program's scalars when it came there again.
+    /// Atomics since that change, and the last load: the op and its first address, with a hash of the program's scalars
+    /// if it was executed before.
     atomics: HashMap<(OpId, u64), Option<u64>>,
     loaded: Option<((OpId, u64), Option<u64>)>,
-    /// The op that polls.
+    /// The op that spins.
     at: Option<OpId>,
 }
 
@@ -115,14 +118,14 @@ pub(super) struct Machine<'a> {
     trace: &'a mut dyn Trace,
     limits: Limits,
     grid: [u32; 3],
-    /// Of the program that runs: its coordinates, and what is its own.
+    /// Coordinates and state of the running program.
     program: [u32; 3],
     values: Vec<Option<Val>>,
     pub shared: SharedMemory,
     pub barriers: BarrierTable,
     pub outcome: Outcome,
     polls: Polls,
-    /// State of Marsaglia's xorshift; `None` where programs run one by one.
+    /// State of Marsaglia's xorshift; `None` if programs run one after the other.
     random: Option<u64>,
 }
 
@@ -154,7 +157,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Puts a program in the machine's place, or takes it out again.
+    /// Swaps a program's state in or out.
     fn exchange(&mut self, program: &mut Program) {
         std::mem::swap(&mut self.values, &mut program.values);
         std::mem::swap(&mut self.shared, &mut program.shared);
@@ -177,7 +180,7 @@ impl Machine<'_> {
                 self.outcome.prints = prints.into_values().flatten().collect();
                 return Ok(std::mem::take(&mut self.outcome));
             }
-            // Where programs run one by one, the first that is not only waiting.
+            // In sequential order: the first program that is not spinning.
             let changes = self.memory.changes();
             let waits = |p: &Program| p.polls.count >= POLLS && p.polls.changes == changes;
             let at = match self.random {
@@ -203,22 +206,22 @@ impl Machine<'_> {
                 continue;
             }
             if started < total {
-                // The one that they wait for may not have started.
+                // The programs may wait for one that has not started.
                 limit = resident.len() + 1;
                 continue;
             }
             let first = &resident[0];
             self.program = first.place;
-            let at = first.polls.at.expect("internal compiler error: a program that polls at no op, please report");
+            let at = first.polls.at.expect("internal compiler error: a spinning program without an op, please report");
             let message = format!(
-                "lost progress: each of the {} programs that have not ended repeats accesses of global memory that change nothing",
+                "lost progress: all {} programs that have not ended repeat accesses to global memory that change nothing",
                 resident.len()
             );
             return Err(self.error(at, message));
         }
     }
 
-    /// A hash of the scalars that the program has.
+    /// Hash of the program's scalars.
     fn scalars(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for value in &self.values {
@@ -231,7 +234,8 @@ impl Machine<'_> {
         hasher.finish()
     }
 
-    /// Whether others go on behind this op, which has been executed; keeps account of what told the program nothing new.
+    /// Whether the scheduler may switch programs after this op, which has been executed. Updates the detection of spin
+    /// waits.
     pub(super) fn lets_others_go_on(&mut self, id: OpId) -> bool {
         let func = self.func;
         let data = func.op(id);
@@ -260,7 +264,7 @@ impl Machine<'_> {
             true => self.polls.atomics.get(&here).copied(),
             false => self.polls.loaded.filter(|(place, _)| *place == here).map(|(_, scalars)| scalars),
         };
-        // With other scalars, the index of a loop among them, it is not the same again.
+        // Different scalars, such as a loop index, mean progress.
         let scalars = seen.map(|_| self.scalars());
         match atomic {
             true => _ = self.polls.atomics.insert(here, scalars),
@@ -273,7 +277,7 @@ impl Machine<'_> {
     }
 }
 
-/// Why an op failed: by itself, or in an op of its regions, which is named already.
+/// Failure of an op: in the op itself, or in an op of its regions, which the error names already.
 pub(super) enum Fault {
     Here(String),
     Inside(InterpError),
@@ -291,17 +295,17 @@ impl From<InterpError> for Fault {
     }
 }
 
-/// The result of an op that gives one value.
+/// Result of an op with one result.
 fn one(value: impl Into<Val>) -> Result<Vec<Val>, Fault> {
     Ok(vec![value.into()])
 }
 
-/// The result of an op that gives none, after what it did.
+/// Result of an op without results, given its completion.
 fn none(_done: ()) -> Result<Vec<Val>, Fault> {
     Ok(Vec::new())
 }
 
-/// Operand `i` is there and false.
+/// Whether operand `i`, a predicate, is present and false.
 fn switched_off(operands: &[Val], i: usize) -> bool {
     operands.get(i).is_some_and(|switch| switch.bits() == 0)
 }
@@ -311,7 +315,7 @@ fn wrong_type(op: &str) -> ! {
 }
 
 impl<'a> Machine<'a> {
-    /// Runs a region of pure ops with these parameters; gives the operands of its terminator.
+    /// Runs a region of pure ops with these arguments; returns the operands of its terminator.
     fn enter(&mut self, block: BlockId, params: Vec<Val>) -> Result<Vec<Val>, InterpError> {
         self.set_params(block, params);
         for &id in &self.func.block(block).ops {
@@ -346,7 +350,7 @@ impl<'a> Machine<'a> {
         self.values[v.0 as usize] = Some(val);
     }
 
-    /// Counts an op; an error at the limit.
+    /// Counts an executed op; fails at the limit.
     pub(super) fn count(&mut self) -> Result<(), Fault> {
         self.outcome.ops += 1;
         if self.outcome.ops > self.limits.max_ops {
@@ -372,7 +376,7 @@ impl<'a> Machine<'a> {
         self.func.ty(self.func.op(id).results[result])
     }
 
-    /// What an op without control flow gives.
+    /// Executes an op without control flow.
     #[expect(clippy::too_many_lines, reason = "one arm per op")]
     pub(super) fn op(&mut self, id: OpId) -> Result<Vec<Val>, Fault> {
         self.count()?;
@@ -514,14 +518,14 @@ impl<'a> Machine<'a> {
         self.ty(id, 0).dtype().expect("internal compiler error: not a number after verification, please report")
     }
 
-    /// A product whose operands may lie in shared memory.
-    /// A product of what lies before `ends` along K and N: beyond them a machine need not multiply.
+    /// A dot whose operands may be in shared memory. Ignores elements beyond `ends` along K and N, which hardware may
+    /// skip.
     fn dot_anywhere(&self, operands: &[Val], precision: Precision, ends: [Option<u32>; 2]) -> Result<Tile, String> {
         let read = |v: &Val| match v {
             Val::Shared(buffer) => self.shared.load(buffer).map(Rc::new),
             Val::Tile(tile) => Ok(tile.clone()),
             Val::View(_) | Val::Barriers(_) => {
-                unreachable!("internal compiler error: product of another value, please report")
+                unreachable!("internal compiler error: dot of a view or barrier, please report")
             }
         };
         let [k_end, n_end] = ends;
@@ -530,7 +534,7 @@ impl<'a> Machine<'a> {
         Ok(contract::dot(&a, &b, operands[2].tile(), precision))
     }
 
-    /// Runs the region of a `reduce` or `scan` on one row of each side.
+    /// Runs the combine region of a `reduce` or `scan` on two rows.
     fn combine(&mut self, region: BlockId, elems: &[Elem], left: &Row, right: &Row) -> Result<Row, InterpError> {
         let scalars = elems.iter().cycle().zip(left.iter().chain(right));
         let params = scalars.map(|(&elem, &bits)| Tile::scalar(elem, bits).into()).collect();

@@ -1,4 +1,4 @@
-//! Global memory of the interpreter: buffers with addresses, every access checked.
+//! Global memory of the interpreter: buffers with addresses; every access is checked.
 
 use super::races::{Kind, Races};
 use std::cell::Cell;
@@ -7,8 +7,7 @@ use std::cell::Cell;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(usize);
 
-/// Buffers far apart in one address space. Nothing lies between them: an access that is not wholly inside one buffer is
-/// an error.
+/// Buffers in one address space, far apart. An access that is not entirely inside one buffer is an error.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     buffers: Vec<Buffer>,
@@ -19,18 +18,18 @@ pub struct Memory {
 struct Buffer {
     address: u64,
     bytes: Vec<u8>,
-    /// Which bytes have been written; `None` where all count as written.
+    /// Initialized bytes; `None` if all bytes are initialized.
     written: Option<Vec<bool>>,
-    /// End of the bytes that anything has read, and of those that anything has written: 0 for none.
+    /// End of the bytes read so far, and of the bytes written so far: 0 for none.
     ends: [Cell<usize>; 2],
 }
 
 const READ: usize = 0;
 const WRITTEN: usize = 1;
 
-/// Distance that buffers keep, so that an index that is far off still misses every other buffer.
+/// Distance between buffers: out-of-bounds indices miss every other buffer.
 const GAP: u64 = 1 << 33;
-/// Alignment of buffers in bytes, as CUDA's allocator gives.
+/// Alignment of buffers in bytes, as in CUDA's allocator.
 const ALIGNMENT: u64 = 256;
 
 impl Memory {
@@ -50,7 +49,7 @@ impl Memory {
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Adds a buffer of `len` bytes, none of which may be read before it is written.
+    /// Adds a buffer of `len` uninitialized bytes, which must be written before they are read.
     pub fn add_uninit(&mut self, len: usize) -> BufferId {
         let id = self.add(vec![0; len]);
         self.buffers[id.0].written = Some(vec![false; len]);
@@ -70,7 +69,7 @@ impl Memory {
         &mut self.buffers[id.0].bytes
     }
 
-    /// End of the bytes of a buffer that runs have read, and of those that they have written; 0 where they have not.
+    /// End of the bytes of a buffer that runs have read, and of those that they have written; 0 for none.
     pub fn accessed(&self, id: BufferId) -> [usize; 2] {
         self.buffers[id.0].ends.each_ref().map(Cell::get)
     }
@@ -78,7 +77,7 @@ impl Memory {
     /// The `len` (at most 8) bytes at an address as a little-endian number.
     ///
     /// # Errors
-    /// Where they are not all inside one buffer, or some have not been written.
+    /// If they are not all inside one buffer, or some are uninitialized.
     pub fn read(&self, address: u64, len: usize) -> Result<u64, String> {
         let (i, offset) = self.find(address, len)?;
         let value = self.value(i, offset, len)?;
@@ -87,12 +86,12 @@ impl Memory {
         Ok(value)
     }
 
-    /// What stands at an offset of a buffer.
+    /// The bytes at an offset of a buffer.
     fn value(&self, i: usize, offset: usize, len: usize) -> Result<u64, String> {
         let buffer = &self.buffers[i];
         let range = offset..offset + len;
         if buffer.written.as_ref().is_some_and(|w| w[range.clone()].contains(&false)) {
-            return Err(format!("reads bytes of buffer {i} at offset {offset} that nothing has written"));
+            return Err(format!("reads uninitialized bytes of buffer {i} at offset {offset}"));
         }
         let mut bytes = [0; 8];
         bytes[..len].copy_from_slice(&buffer.bytes[range]);
@@ -102,7 +101,7 @@ impl Memory {
     /// Writes the low `len` (at most 8) bytes of a number to an address.
     ///
     /// # Errors
-    /// Where they are not all inside one buffer.
+    /// If they are not all inside one buffer.
     pub fn write(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
         let (i, offset) = self.find(address, len)?;
         let buffer = &mut self.buffers[i];
@@ -114,21 +113,21 @@ impl Memory {
         Ok(())
     }
 
-    /// [`Memory::read`] by the program that runs.
+    /// [`Memory::read`] by the running program; checks for data races.
     pub(super) fn load(&mut self, address: u64, len: usize) -> Result<u64, String> {
         let value = self.read(address, len)?;
         self.touch(address, len, Kind::Plain, false)?;
         Ok(value)
     }
 
-    /// [`Memory::write`] by the program that runs.
+    /// [`Memory::write`] by the running program; checks for data races.
     pub(super) fn store(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
         self.find(address, len)?;
         self.touch(address, len, Kind::Plain, true)?;
         self.change(address, len, value)
     }
 
-    /// Replaces an element by a function of it, atomically; gives the old one.
+    /// Atomically replaces an element by a function of it; returns the old value.
     pub(super) fn update(&mut self, address: u64, len: usize, f: impl Fn(u64) -> u64) -> Result<u64, String> {
         let old = self.read(address, len)?;
         self.touch(address, len, Kind::Atomic, true)?;
@@ -150,12 +149,12 @@ impl Memory {
         self.races.touch(buffer, size, offset..offset + len, kind, writes)
     }
 
-    /// The program that runs releases what it has done at an address, and acquires what others have.
+    /// Acquire-release of the running program at an address.
     pub(super) fn synchronize(&mut self, address: u64) {
         self.races.synchronize(address);
     }
 
-    /// A launch of so many programs begins.
+    /// Starts a launch of `programs` programs.
     pub(super) fn begin(&mut self, programs: usize) {
         self.races = Races::new(programs, self.buffers.len());
     }
@@ -168,7 +167,7 @@ impl Memory {
         self.races.program = number as u32;
     }
 
-    /// How often an element has changed.
+    /// Number of changes of elements so far.
     pub(super) fn changes(&self) -> u64 {
         self.races.changes
     }

@@ -1,26 +1,27 @@
-//! The interpreter: what every op of Tile IR means, in plain Rust.
+//! The interpreter: the reference semantics of all ops of Tile IR, in plain Rust.
 //!
-//! It is slow and obvious. Host code and GPU code are compared with it, and constant folding calls its [`arith`].
+//! It favors clarity over speed. Host and GPU code are tested against it, and constant folding uses its [`arith`].
 //!
-//! - Programs of a grid run interleaved: they switch at accesses of global memory, in an order drawn from a seed ([`Order`]). An op is never
-//!   interrupted; an atomic is atomic. What may be expected of other programs is what the simulated GPU expects too: atomics on one address
-//!   happen one after the other; they are relaxed, and `atomic_cas` alone releases and acquires; what another program stores may be loaded only
-//!   if an `atomic_cas` orders the two, everything else is a data race, which is an error. A program that waits for another one lets it
-//!   go on. Where all only wait, that is an error: lost progress.
-//! - Numbers keep their type: every op rounds its result to the element type, with one rounding
-//!   ([`crate::num`] has the formats). NaNs have one bit pattern per type.
-//! - A `reduce` folds the upper half of the axis onto the lower half until one element is left; a `scan` goes element
-//!   by element. A `dot` adds products to the accumulator in the order of the inner dimension, each by a fused
-//!   multiply-add in the accumulator's type.
-//! - What the IR calls undefined is an error here that names the op: access outside a buffer or beyond a view's shape,
-//!   a hint or assumption that does not hold, a loop step that is not positive.
-//! - Two things are unspecified and do not stop a program, because lanes that are masked later may do them: integer
-//!   division by zero (0 here) and shifts by the width or more (as if bit by bit here).
-//! - At the later stages layouts mean nothing: `convert_layout` is the identity. `async_copy` and products take place
-//!   at once; what `tma_load` writes is there for who has waited for its barrier. Reading shared memory that nothing has
-//!   written is an error. Roles take turns, each runs until it waits; when all wait, that is an error too.
+//! - The programs of a grid are interleaved: they switch at accesses to global memory, in an order derived from a seed
+//!   ([`Order`]). Ops are not interrupted; atomics are atomic. The memory model is that of the simulated GPU: atomics
+//!   on one address are totally ordered and relaxed; only `atomic_cas` acquires and releases. A load of another
+//!   program's store must be ordered after it by an `atomic_cas`; otherwise it is a data race, which is an error. A
+//!   program that waits for another one lets it run. If all programs only wait, that is an error: lost progress.
+//! - Every op rounds its result to the element type, with one rounding (formats: [`crate::num`]). NaNs have one bit
+//!   pattern per type.
+//! - A `reduce` combines the upper half of the axis with the lower half until one element is left; a `scan` proceeds
+//!   element by element. A `dot` accumulates products in the order of the inner dimension, each by a fused multiply-add
+//!   in the type of the accumulator.
+//! - Undefined behavior of the IR is an error that names the op: an access outside a buffer or beyond the shape of a
+//!   view, a hint or assumption that does not hold, a loop step that is not positive.
+//! - Two results are unspecified but no errors, since lanes that are masked off later may produce them: integer
+//!   division by zero (0 here) and shifts by the width or more (repeated shifts by one bit here).
+//! - At later stages, layouts have no effect: `convert_layout` is the identity. `async_copy` and asynchronous MMA
+//!   complete immediately; the bytes of a `tma_load` become visible to a wait for its mbarrier. Reading uninitialized
+//!   shared memory is an error. Warp-specialized partitions run round-robin, each until it blocks; if all block, that
+//!   is an error (deadlock).
 //!
-//! `inline_asm` has no meaning here and is an error.
+//! `inline_asm` is not supported and is an error.
 
 mod access;
 pub mod arith;
@@ -51,7 +52,7 @@ use std::fmt;
 pub enum ArgValue {
     /// A pointer to the start of a buffer.
     Buffer(BufferId),
-    /// Any address, for pointers into a buffer.
+    /// An address, e.g. inside a buffer.
     Address(u64),
     Int(i64),
     Float(f64),
@@ -64,23 +65,23 @@ impl From<BufferId> for ArgValue {
     }
 }
 
-/// What a run gives besides what it wrote to memory.
+/// Results of a run other than the contents of memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What each `device_print` printed, program by program.
+    /// Output of each `device_print`, ordered by program.
     pub prints: Vec<String>,
     /// Number of ops executed.
     pub ops: u64,
 }
 
-/// Why a run stopped.
+/// Error that stopped a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InterpError {
-    /// The op as text; the kernel's name where no op is to blame.
+    /// The op as text; the kernel's name if no op is at fault.
     pub op: String,
-    /// Its place in the user's source.
+    /// Location in the user's source.
     pub loc: Loc,
-    /// Coordinates of the program instance.
+    /// Coordinates of the program.
     pub program: [u32; 3],
     pub message: String,
 }
@@ -97,27 +98,27 @@ impl fmt::Display for InterpError {
 
 impl std::error::Error for InterpError {}
 
-/// Sees what a run computes.
+/// Observer of the values that a run computes.
 pub trait Trace {
-    /// Called with each tile and scalar that a result or a block's parameter becomes.
+    /// Called for each tile and scalar that becomes a result or block parameter.
     fn value(&mut self, v: Value, tile: &Tile);
 }
 
-/// Sees nothing.
+/// Ignores all values.
 impl Trace for () {
     fn value(&mut self, _: Value, _: &Tile) {}
 }
 
-/// Runs a kernel over a grid. Arguments go by position.
+/// Runs a kernel over a grid, with positional arguments.
 ///
 /// # Errors
-/// Where the function breaks a rule of the verifier, an argument does not fit its parameter or the promises about it,
-/// or a program does something undefined; `memory` is left as it was then.
+/// If the function violates a rule of the verifier, an argument does not match its parameter or the facts that the
+/// kernel is specialized for, or a program has undefined behavior. `memory` keeps its contents at that point.
 pub fn run(func: &Func, args: &[ArgValue], grid: [u32; 3], memory: &mut Memory) -> Result<Outcome, InterpError> {
     run_traced(func, args, grid, memory, Limits::default(), Order::default(), &mut ())
 }
 
-/// As [`run`], with programs in that order; stops with an error at a limit, and shows every value to `trace`.
+/// As [`run`], with an order of programs, limits, and an observer of all values.
 pub fn run_traced(
     func: &Func,
     args: &[ArgValue],
@@ -138,7 +139,7 @@ pub fn run_traced(
     machine::run(func, &args, grid, memory, limits, order, trace)
 }
 
-/// The arguments as scalars, checked against types and promises.
+/// The arguments as scalars, checked against types and specialization.
 fn arguments(func: &Func, args: &[ArgValue], memory: &Memory) -> Result<Vec<Tile>, String> {
     let params = &func.block(func.body).params;
     if params.len() != args.len() {
@@ -157,7 +158,7 @@ fn arguments(func: &Func, args: &[ArgValue], memory: &Memory) -> Result<Vec<Tile
             let promised = arg.equal_to.is_none_or(|n| n as i128 == i) && i % arg.divisible_by as i128 == 0;
             if !promised {
                 return Err(format!(
-                    "argument `{}` is {i}, but the kernel was specialised for {}",
+                    "argument `{}` is {i}, but the kernel was specialized for {}",
                     arg.name,
                     match arg.equal_to {
                         Some(n) => format!("the value {n}"),
@@ -191,7 +192,7 @@ fn scalar_argument(ty: &Type, value: ArgValue, memory: &Memory) -> Result<Tile, 
     Ok(Tile::scalar(elem, bits))
 }
 
-/// Storage of a constant of that type.
+/// Storage of a literal in this type.
 pub fn literal_bits(value: Literal, dtype: DType) -> u64 {
     match value {
         Literal::Bool(b) => b as u64,

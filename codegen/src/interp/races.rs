@@ -1,10 +1,11 @@
-//! Data races between programs.
+//! Data-race detection between programs, by vector clocks (happens-before).
 //!
-//! Two accesses of one byte by two programs conflict if one of them writes and not both are atomic. They are a race unless one happens
-//! before the other, which only `atomic_cas` makes sure of: it releases what its program has done, and acquires what other programs have
-//! released by an `atomic_cas` of the same address. Within a program everything happens in its order.
+//! Two accesses to a byte by different programs conflict if one of them writes and not both are atomic. They race
+//! unless one happens before the other. Only `atomic_cas` orders programs: it releases the accesses of its program, and
+//! acquires those that other programs have released by an `atomic_cas` on the same address. Accesses of one program are
+//! in program order.
 //!
-//! Of the programs that have read a byte since its last write, the latest two are kept.
+//! Of the programs that have read a byte since its last write, only the latest two are recorded.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,7 +16,7 @@ pub(super) enum Kind {
     Atomic,
 }
 
-/// An access: by which program, and when on its clock.
+/// An access: the program, and the time on its clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Event {
     program: u32,
@@ -33,13 +34,13 @@ struct Trace {
 
 const UNTOUCHED: Trace = Trace { writer: NOBODY, kind: Kind::Plain, readers: [NOBODY; 2] };
 
-/// Who has touched what in a launch.
+/// State of the detector for one launch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Races {
     pub changes: u64,
-    /// The program that runs.
+    /// The running program.
     pub program: u32,
-    /// By program: the last event of each other one that it knows of. Empty where there is one program.
+    /// Vector clock of each program. Empty if there is only one program.
     known: Vec<Vec<u32>>,
     released: HashMap<u64, Vec<u32>>,
     traces: Vec<Vec<Trace>>,
@@ -51,7 +52,7 @@ impl Races {
         Races { known, traces: vec![Vec::new(); buffers], ..Races::default() }
     }
 
-    /// The time of the program that runs: how often it has released, from 1.
+    /// Time of the running program: its number of releases so far, plus 1.
     fn time(&self) -> u32 {
         self.known[self.program as usize].get(self.program as usize).map_or(1, |&time| time.max(1))
     }

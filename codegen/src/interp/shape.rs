@@ -1,4 +1,4 @@
-//! Ops that make tiles and move elements between shapes.
+//! Ops that create tiles and rearrange elements.
 
 use super::value::{Tile, indices, position};
 use crate::ir::DType;
@@ -13,7 +13,7 @@ pub(super) fn splat(scalar: &Tile, shape: &[usize]) -> Tile {
     Tile { shape: shape.to_vec(), elem: scalar.elem, bits: vec![scalar.bits[0]; shape.iter().product()] }
 }
 
-/// The same elements in the same order under another shape: `reshape` and `expand_dims`.
+/// `reshape` and `expand_dims`: the same elements in row-major order under another shape.
 pub(super) fn reshape(tile: &Tile, shape: &[usize]) -> Tile {
     Tile { shape: shape.to_vec(), ..tile.clone() }
 }

@@ -1,9 +1,9 @@
-//! Shared memory, element by element. Layouts decide where an element lies, never which it is, so they play no part.
+//! Shared memory, by logical element. Layouts determine only the address of an element, so they are ignored.
 
 use super::value::{Shared, Tile, indices};
 use crate::ir::DType;
 
-/// The allocations of one program instance; `None` where nothing has been written.
+/// The allocations of one program; `None` for uninitialized elements.
 #[derive(Default)]
 pub(super) struct SharedMemory {
     allocations: Vec<Vec<Option<u64>>>,
@@ -14,7 +14,7 @@ fn row_major(shape: &[usize]) -> Vec<usize> {
 }
 
 impl SharedMemory {
-    /// A new buffer, filled from a tile where there is one.
+    /// Allocates a buffer, initialized from a tile if given.
     pub fn alloc(&mut self, shape: &[usize], elem: DType, initial: Option<&Tile>) -> Shared {
         self.allocations.push(vec![None; shape.iter().product()]);
         let allocation = self.allocations.len() - 1;
@@ -27,12 +27,12 @@ impl SharedMemory {
 
     pub fn load(&self, buffer: &Shared) -> Result<Tile, String> {
         let memory = &self.allocations[buffer.allocation];
-        let read = |p: usize| memory[p].ok_or("reads shared memory that nothing has written");
+        let read = |p: usize| memory[p].ok_or("reads uninitialized shared memory");
         let bits = buffer.places().map(read).collect::<Result<_, _>>()?;
         Ok(Tile { shape: buffer.shape.clone(), elem: buffer.elem.into(), bits })
     }
 
-    /// Makes the buffer as if nothing had been written to it.
+    /// Makes the buffer uninitialized.
     pub fn clear(&mut self, buffer: &Shared) {
         let memory = &mut self.allocations[buffer.allocation];
         buffer.places().for_each(|place| memory[place] = None);
@@ -47,7 +47,7 @@ impl SharedMemory {
 }
 
 impl Shared {
-    /// Place in the allocation of each element, in row-major order.
+    /// Index in the allocation of each element, in row-major order.
     fn places(&self) -> impl Iterator<Item = usize> + '_ {
         indices(&self.shape)
             .map(|index| self.start + index.iter().zip(&self.strides).map(|(i, s)| i * s).sum::<usize>())
@@ -57,7 +57,7 @@ impl Shared {
     pub fn slot(&self, index: i128) -> Result<Shared, String> {
         let count = self.shape[0];
         let Some(i) = usize::try_from(index).ok().filter(|&i| i < count) else {
-            return Err(format!("takes buffer {index} of a ring of {count}"));
+            return Err(format!("uses buffer {index} of a ring of {count}"));
         };
         Ok(Shared {
             start: self.start + i * self.strides[0],

@@ -1,4 +1,5 @@
-//! Lines of execution: a program is one, the roles of a block are two that take turns.
+//! Control flow. An execution context is a position in nested regions: a program has one for its body, and one for each
+//! partition of a warp-specialized region.
 
 use super::InterpError;
 use super::machine::{Fault, Machine};
@@ -6,12 +7,12 @@ use super::value::{Tile, Val};
 use crate::ir::{BlockId, DType, Op, OpId};
 use crate::num;
 
-/// A place in nested regions.
+/// A position in nested regions.
 pub(super) struct Strand {
     frames: Vec<Frame>,
 }
 
-/// A region that is being run.
+/// A region in execution.
 struct Frame {
     block: BlockId,
     at: usize,
@@ -19,7 +20,7 @@ struct Frame {
 }
 
 enum Kind {
-    /// The whole strand, or a side of an `if`: its values are the op's results.
+    /// The body, a partition, or a branch of an `if`: its values are the results of the op.
     Once,
     Loop {
         index: i128,
@@ -27,31 +28,31 @@ enum Kind {
         step: i128,
         ty: DType,
     },
-    /// The two regions of a `while`.
+    /// The regions of a `while`.
     Before,
     After,
 }
 
-/// Where a program is: in its body, or in the roles that its body has come to.
+/// Control state of a program: its body, and the partitions that its body has started.
 pub(super) struct Flow {
     body: Strand,
     roles: Vec<Option<Strand>>,
 }
 
-/// Why a program stands still.
+/// Why a program stopped running.
 pub(super) enum Stop {
     Ended,
-    /// Behind an access of global memory: another program may go on.
+    /// After an access to global memory, to let another program run.
     Switch,
 }
 
-/// Why a strand stands still.
+/// Why an execution context stopped running.
 enum Pause {
     End,
     Switch,
-    /// At a wait for a phase that is not complete.
+    /// At a wait for an incomplete phase.
     Blocked(OpId),
-    /// At an op whose regions run side by side.
+    /// At an op whose regions run concurrently.
     Roles(OpId),
 }
 
@@ -72,7 +73,7 @@ impl Flow {
 }
 
 impl Machine<'_> {
-    /// Runs a program until it ends or lets others go on.
+    /// Runs a program until it ends or yields to others.
     pub(super) fn resume(&mut self, flow: &mut Flow) -> Result<Stop, InterpError> {
         loop {
             if !flow.roles.is_empty() {
@@ -100,10 +101,10 @@ impl Machine<'_> {
                 self.barriers.describe(operands[0].barriers(), operands[1].int())
             })
             .collect();
-        self.error(at[0], format!("waits for ever: {}", states.join("; ")))
+        self.error(at[0], format!("deadlock: {}", states.join("; ")))
     }
 
-    /// Runs the regions of a `roles` in turns, each as far as it comes.
+    /// Runs partitions round-robin, each until it ends, blocks or yields.
     fn take_turns(&mut self, strands: &mut [Option<Strand>]) -> Result<Stop, InterpError> {
         loop {
             let before = self.outcome.ops;
@@ -114,7 +115,7 @@ impl Machine<'_> {
                     Pause::End => *slot = None,
                     Pause::Switch => switch = true,
                     Pause::Blocked(at) => blocked.push(at),
-                    Pause::Roles(at) => return Err(self.error(at, "roles inside a role".into())),
+                    Pause::Roles(at) => return Err(self.error(at, "`warp_specialize` inside a partition".into())),
                 }
             }
             if strands.iter().all(Option::is_none) {
@@ -129,7 +130,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Runs until the strand ends or cannot go on.
+    /// Runs a context until it ends, blocks or yields.
     fn advance(&mut self, strand: &mut Strand) -> Result<Pause, InterpError> {
         loop {
             let Some(frame) = strand.frames.last_mut() else { return Ok(Pause::End) };
@@ -202,7 +203,7 @@ impl Machine<'_> {
         self.set_params(block, params);
     }
 
-    /// The innermost region has come to its end with these values.
+    /// Leaves the innermost region, which has ended with these values.
     fn end_region(&mut self, strand: &mut Strand, mut values: Vec<Val>) {
         let Some(mut frame) = strand.frames.pop() else { return };
         let Some(outer) = strand.frames.last() else { return };

@@ -1,4 +1,4 @@
-//! Small programs whose results are worked out by hand or by plain Rust on f32 and f64.
+//! Small programs with results computed by hand or by plain Rust in f32 and f64.
 
 use super::{ArgValue, BufferId, InterpError, Limits, Memory, Order, Outcome, run, run_traced};
 use crate::text::parse;
@@ -20,7 +20,7 @@ fn run_text(text: &str, args: &[ArgValue], grid: [u32; 3], memory: &mut Memory) 
     run(&func, args, grid, memory)
 }
 
-/// Runs a body over one program, with a buffer of `n` i32 as `%o` to write to; gives the buffer.
+/// Runs a body as a single program that writes to a buffer of `n` i32, `%o`; returns the buffer.
 fn ints(n: usize, body: &str) -> Result<Vec<i32>, InterpError> {
     let mut memory = Memory::new();
     let out = memory.add(vec![0; 4 * n]);
@@ -29,7 +29,7 @@ fn ints(n: usize, body: &str) -> Result<Vec<i32>, InterpError> {
     Ok(read_i32s(&memory, out))
 }
 
-/// As [`ints`], storing the tile `%r: tensor<nxi32>` that the body leaves.
+/// As [`ints`]; stores the tile `%r: tensor<nxi32>` of the body to the buffer.
 fn tile(n: usize, body: &str) -> Vec<i32> {
     let store = format!(
         "%idx = arange {{start = 0, end = {n}}} : tensor<{n}xi32>
@@ -68,7 +68,7 @@ fn a_masked_loop_over_programs_adds_vectors() {
     run_text(text, &args, [3, 1, 1], &mut memory).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(read_f32s(&memory, y), input.iter().map(|v| v + v).collect::<Vec<_>>());
 
-    // One element more than there is: the error names the op, the program, the buffer and the offset.
+    // One element too many: the error names the op, the program, the buffer and the offset.
     let args = [ArgValue::Buffer(x), ArgValue::Buffer(y), ArgValue::Int(21)];
     let error = run_text(text, &args, [3, 1, 1], &mut memory).unwrap_err();
     assert_eq!(
@@ -152,7 +152,7 @@ fn reductions_and_scans_follow_their_axis() {
     };
     assert_eq!(tile(8, &scan(false)), [0, 1, 3, 6, 4, 9, 15, 22]);
     assert_eq!(tile(8, &scan(true)), [6, 6, 5, 3, 22, 18, 13, 7]);
-    // Two operands together: the largest of (7·i) mod 8 and where it is.
+    // Two operands: the largest of (7·i) mod 8 and its index.
     let argmax = "%i = arange {start = 0, end = 8} : tensor<8xi32>
         %c = constant {value = 7} : tensor<8xi32>
         %d = constant {value = 8} : tensor<8xi32>
@@ -181,7 +181,7 @@ fn loops_branches_and_whiles_carry_values() {
         %j = join %3, %4 : tensor<2xi32>
         %r = reshape %j : tensor<2xi32>";
     assert_eq!(tile(2, sum_to_ten), [18, 9]);
-    // The number of Collatz steps from 6: 6 3 10 5 16 8 4 2 1.
+    // Number of Collatz steps from 6: 6 3 10 5 16 8 4 2 1.
     let collatz = "%six = constant {value = 6} : i32
         %zero = constant {value = 0} : i32
         %one = constant {value = 1} : i32
@@ -251,6 +251,11 @@ fn integers_wrap_and_follow_their_sign() {
     assert_eq!(scalar("sub", 0, 1, "u8"), 255);
     assert_eq!(scalar("mul", 65537, 65537, "u32"), 131073);
     assert_eq!(scalar("div", -7, 2, "i32"), -3);
+    for (a, b, up) in [(7, 2, 4), (8, 2, 4), (-7, 2, -3), (7, -2, -3), (-7, -2, 4), (-8, 2, -4), (7, 0, 0)] {
+        assert_eq!(scalar("cdiv", a, b, "i32"), up, "{a}, {b}");
+    }
+    assert_eq!(scalar("cdiv", i32::MAX.into(), 64, "i32"), 1 << 25);
+    assert_eq!(scalar("cdiv", 255, 16, "u8"), 16);
     assert_eq!(scalar("rem", -7, 2, "i32"), -1);
     assert_eq!(scalar("shr", -8, 1, "i32"), -4);
     assert_eq!(scalar("shr", 248, 1, "u8"), 124);
@@ -286,7 +291,7 @@ fn atomics_give_the_old_value() {
         %q = ptr_add %o, %p : ptr<i32>
         %xy = add %x, %y : i32
         store %q, %xy {eviction = normal}";
-    // The first exchange stores 5, so the second finds 5 and stores nothing.
+    // The first `atomic_cas` stores 5, so the second finds 5 and stores nothing.
     assert_eq!(ints(2, body), Ok(vec![5, 15]));
 }
 
@@ -318,7 +323,7 @@ fn shared_memory_rings_and_transposes() {
     let outcome = run_text(&body("local_store %slot, %m"), &args, [1; 3], &mut memory);
     assert_eq!(outcome.unwrap_or_else(|e| panic!("{e}")).prints, ["r = [[0, 2], [1, 3]]"]);
     let error = run_text(&body(""), &args, [1; 3], &mut memory).unwrap_err();
-    assert_eq!(error.message, "reads shared memory that nothing has written");
+    assert_eq!(error.message, "reads uninitialized shared memory");
 }
 
 #[test]
@@ -331,16 +336,16 @@ fn undefined_programs_are_errors() {
     assert_eq!(message("%0 = constant {value = false} : bool\nassume %0"), "the assumption does not hold");
     assert_eq!(
         message("%0 = constant {value = 24} : i32\n%1 = hint %0 {divisible = 16} : i32"),
-        "element 0 is 24, not a multiple of 16, against the hint"
+        "element 0 is 24, not a multiple of 16, which violates the hint"
     );
     assert_eq!(
         message(
             "%0 = arange {start = 0, end = 8} : tensor<8xi32>\n%1 = add %0, %0 : tensor<8xi32>
             %2 = hint %1 {contiguous = 4} : tensor<8xi32>"
         ),
-        "element 1 is 2, which does not follow 0, against the hint"
+        "element 1 is 2, not contiguous with 0, which violates the hint"
     );
-    // Runs of eight from multiples of eight hold both promises.
+    // Runs of eight that start at multiples of eight satisfy both facts.
     assert!(ints(1, "%0 = arange {start = 8, end = 24} : tensor<16xi32>\n%1 = hint %0 {divisible = 8, contiguous = 8} : tensor<16xi32>").is_ok());
     assert_eq!(
         message("%0 = constant {value = 0} : i32\nfor %0, %0, %0 (%i: i32) { yield }"),
@@ -365,8 +370,8 @@ fn runs_stop_at_their_limit_and_check_their_arguments() {
             .message
     };
     assert_eq!(go(32, 1), "stopped after 100 ops");
-    assert_eq!(go(40, 1), "argument `n` is 40, but the kernel was specialised for multiples of 16");
-    assert_eq!(go(32, 2), "argument `one` is 2, but the kernel was specialised for the value 1");
+    assert_eq!(go(40, 1), "argument `n` is 40, but the kernel was specialized for multiples of 16");
+    assert_eq!(go(32, 2), "argument `one` is 2, but the kernel was specialized for the value 1");
     let error = run(&func, &[], [1; 3], &mut Memory::new()).unwrap_err();
     assert_eq!(error.message, "the kernel takes 2 arguments, found 0");
 }

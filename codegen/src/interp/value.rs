@@ -4,8 +4,8 @@ use crate::ir::{DType, Elem};
 use crate::num;
 use std::rc::Rc;
 
-/// A tile or, with an empty shape, a scalar: the bits of its elements in row-major order, as [`crate::num`] stores them.
-/// A pointer's bits are its address.
+/// A tile or, with an empty shape, a scalar: the bits of its elements in row-major order, as [`crate::num`] stores
+/// them. The bits of a pointer are its address.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tile {
     pub shape: Vec<usize>,
@@ -18,7 +18,7 @@ impl Tile {
         Tile { shape: Vec::new(), elem: elem.into(), bits: vec![bits] }
     }
 
-    /// Number type. Panics for pointers, which the verifier keeps out of arithmetic.
+    /// Number type. Panics for pointers, on which the verifier rejects arithmetic.
     pub fn dtype(&self) -> DType {
         self.elem.num().expect("internal compiler error: arithmetic on pointers passed the verifier, please report")
     }
@@ -32,19 +32,19 @@ impl Tile {
         }
     }
 
-    /// The same tile with each element's bits mapped, of another element type.
+    /// Applies a function to the bits of each element; the result has another element type.
     pub(super) fn map(&self, elem: impl Into<Elem>, f: impl Fn(u64) -> u64) -> Tile {
         Tile { shape: self.shape.clone(), elem: elem.into(), bits: self.bits.iter().map(|&b| f(b)).collect() }
     }
 
-    /// Element-by-element combination of two tiles of one shape.
+    /// Elementwise function of two tiles of one shape.
     pub(super) fn zip(&self, other: &Tile, elem: impl Into<Elem>, f: impl Fn(u64, u64) -> u64) -> Tile {
         let bits = self.bits.iter().zip(&other.bits).map(|(&a, &b)| f(a, b)).collect();
         Tile { shape: self.shape.clone(), elem: elem.into(), bits }
     }
 }
 
-/// A view: where its block lies in memory.
+/// A view: the location of its block in memory.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
     pub base: u64,
@@ -65,7 +65,7 @@ pub(super) struct Shared {
     pub strides: Vec<usize>,
 }
 
-/// Barriers in shared memory: a run of the program's.
+/// Mbarriers in shared memory: a range of those of the program.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Barriers {
     pub first: usize,
@@ -138,25 +138,25 @@ impl Val {
         }
     }
 
-    /// A scalar's bits.
+    /// Bits of a scalar.
     pub fn bits(&self) -> u64 {
         self.tile().bits[0]
     }
 
-    /// A scalar integer's (or bool's) value.
+    /// Value of an integer or bool scalar.
     pub fn int(&self) -> i128 {
         num::decode_int(self.tile().dtype(), self.bits())
     }
 }
 
-/// Every index into a shape, in row-major order.
+/// All indices of a shape, in row-major order.
 pub(super) fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
     let shape = shape.to_vec();
     let total: usize = shape.iter().product();
     (0..total).map(move |linear| index_of(linear, &shape))
 }
 
-/// The index of the element at a row-major position.
+/// Index of the element at a row-major position.
 fn index_of(mut linear: usize, shape: &[usize]) -> Vec<usize> {
     let mut index = vec![0; shape.len()];
     for d in (0..shape.len()).rev() {

@@ -1,9 +1,9 @@
-//! Attributes: the compile-time parameters of ops, and their text form.
+//! Op attributes: compile-time parameters of ops and their text form.
 
 use super::types::DType;
 use std::fmt;
 
-/// A value between `{` and `}` in the text of an op.
+/// An attribute value: what stands after `=` inside the `{…}` of an op's text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attr {
     Int(i64),
@@ -18,7 +18,8 @@ impl fmt::Display for Attr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Attr::Int(i) => write!(f, "{i}"),
-            // `{:?}` prints the shortest text that reads back as the same number, and always a point or an exponent.
+            // `{:?}` prints the shortest text that parses back to the same number, always with a decimal point or an
+            // exponent.
             Attr::Float(x) if x.is_finite() => write!(f, "{x:?}"),
             Attr::Float(x) if x.is_nan() => f.write_str("nan"),
             Attr::Float(x) if *x > 0.0 => f.write_str("inf"),
@@ -39,14 +40,14 @@ impl fmt::Display for Attr {
     }
 }
 
-/// A Rust value that can stand as an attribute.
+/// A Rust type that an op attribute can have.
 pub trait AttrValue: Sized {
     fn to_attr(&self) -> Attr;
-    /// `None` where the attribute has another form than this type needs.
+    /// The Rust value, or `None` if the attribute has the wrong form.
     fn from_attr(attr: &Attr) -> Option<Self>;
-    /// What a person should write here.
+    /// The expected form, for error messages.
     fn expected() -> String;
-    /// Value of an attribute that the text leaves out; `None` makes the attribute mandatory.
+    /// Default of an attribute that the text omits; `None` makes the attribute mandatory.
     fn missing() -> Option<Self> {
         None
     }
@@ -138,7 +139,7 @@ impl<T: AttrValue> AttrValue for Option<T> {
     }
 }
 
-/// Payload of a `constant`: integers keep their bits (a u64 above `i64::MAX` is negative here), floats are f64.
+/// Payload of a `constant`. Integers keep their bits (a u64 above `i64::MAX` is negative here); floats are f64.
 #[derive(Clone, Copy, Debug)]
 pub enum Literal {
     Bool(bool),
@@ -147,7 +148,7 @@ pub enum Literal {
 }
 
 impl Literal {
-    /// `value` as a literal that fits numbers of this type.
+    /// `value` as a literal of this number type.
     pub fn number(value: f64, dtype: Option<DType>) -> Literal {
         match dtype {
             Some(DType::Bool) => Literal::Bool(value != 0.0),
@@ -158,7 +159,7 @@ impl Literal {
 }
 
 impl PartialEq for Literal {
-    /// Bitwise for floats, so that NaN equals itself and 0.0 differs from -0.0.
+    /// Compares floats bitwise: NaN equals itself, and 0.0 differs from -0.0.
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Literal::Bool(a), Literal::Bool(b)) => a == b,
@@ -193,7 +194,7 @@ impl AttrValue for Literal {
         match attr {
             Attr::Int(i) => Some(Literal::Int(*i)),
             Attr::Float(x) => Some(Literal::Float(*x)),
-            // These are words to the parser, which cannot know whether a number or a variant is meant.
+            // The parser gives these as words: it cannot tell a number from an enum variant.
             Attr::Ident(s) => match s.as_str() {
                 "nan" => Some(Literal::Float(f64::NAN)),
                 "inf" => Some(Literal::Float(f64::INFINITY)),
@@ -208,7 +209,7 @@ impl AttrValue for Literal {
     }
 }
 
-/// Declares an enum whose variants are written as bare words in the text.
+/// Declares an enum whose variants are bare words in the text.
 macro_rules! attr_enum {
     ($(#[$meta:meta])* $name:ident { $($(#[$vmeta:meta])* $variant:ident = $text:literal),* $(,)? }) => {
         $(#[$meta])*
@@ -218,7 +219,7 @@ macro_rules! attr_enum {
         impl $name {
             pub const ALL: &'static [$name] = &[$($name::$variant),*];
 
-            /// The word that stands for it in the text.
+            /// The variant's name in the text.
             pub fn name(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }

@@ -1,7 +1,7 @@
-//! Typed constructors of ops: the one place that knows which type an op's results have.
+//! Typed constructors of ops. They alone compute the result types of ops.
 //!
-//! The constructors trust their operands: what a user may get wrong is checked before (by the language surface) or after
-//! (by the verifier). They panic only on compiler bugs.
+//! The constructors do not check their operands: the language surface checks user input before, the verifier checks the
+//! result. They panic only on compiler bugs.
 
 use super::attr::Literal;
 use super::func::{BlockId, Func, Loc, OpId, Value};
@@ -12,12 +12,12 @@ use super::types::{DType, Elem, LayoutId, Type};
 pub struct Builder<'f> {
     pub func: &'f mut Func,
     pub block: BlockId,
-    /// Given to every op made from here on.
+    /// Source location of every op that is appended from here on.
     pub loc: Loc,
 }
 
 impl<'f> Builder<'f> {
-    /// Appends to `block`.
+    /// Builder that appends to `block`.
     pub fn new(func: &'f mut Func, block: BlockId, loc: Loc) -> Builder<'f> {
         Builder { func, block, loc }
     }
@@ -65,7 +65,7 @@ impl<'f> Builder<'f> {
         self.number(0.0, ty)
     }
 
-    /// `value` as a literal that fits the type's element.
+    /// `value` as a constant of type `ty`.
     pub fn number(&mut self, value: f64, ty: Type) -> Value {
         self.constant(Literal::number(value, ty.dtype()), ty)
     }
@@ -76,7 +76,7 @@ impl<'f> Builder<'f> {
 
     // Views and pointers.
 
-    /// `base` must be a scalar pointer; shape, strides and offsets scalar i64.
+    /// `base` must be a scalar pointer; shape, strides and offsets must be scalar i64.
     pub fn make_view(
         &mut self,
         base: Value,
@@ -149,7 +149,7 @@ impl<'f> Builder<'f> {
 
     // Shape.
 
-    /// A scalar in every element of `shape`; the scalar itself for an empty shape.
+    /// Repeats a scalar to `shape`. Returns the scalar itself for an empty shape.
     pub fn splat(&mut self, scalar: Value, shape: &[usize]) -> Value {
         if shape.is_empty() {
             return scalar;
@@ -166,7 +166,7 @@ impl<'f> Builder<'f> {
         self.one(Op::ExpandDims { axis }, &[tile], Type::tensor(&shape, elem))
     }
 
-    /// Repeats a tile to `shape` (same rank); gives the tile itself where it has that shape already.
+    /// Broadcasts a tile to `shape` (same rank). Returns the tile itself if it has that shape.
     pub fn broadcast(&mut self, tile: Value, shape: &[usize]) -> Value {
         let ty = self.ty(tile);
         if ty.shape() == shape {
@@ -232,7 +232,7 @@ impl<'f> Builder<'f> {
         self.one(Op::Select, &[condition, a, b], ty)
     }
 
-    /// Numeric conversion; gives the value itself where it has that type already.
+    /// Numeric conversion. Returns the value itself if it has that type.
     pub fn cast(&mut self, x: Value, dtype: DType) -> Value {
         let ty = self.ty(x);
         if ty.dtype() == Some(dtype) {
@@ -253,7 +253,7 @@ impl<'f> Builder<'f> {
         self.one(Op::Dot { precision }, &[a, b, acc], ty)
     }
 
-    /// `combine(builder, accumulated, new)` builds the region on scalars.
+    /// Reduction along `axis`. `combine(builder, accumulated, new)` builds the region on scalars.
     pub fn reduce(
         &mut self,
         operands: &[Value],
@@ -274,7 +274,7 @@ impl<'f> Builder<'f> {
         self.func.op(id).results.clone()
     }
 
-    /// `combine(builder, left, right)` builds the region on scalars.
+    /// Scan along `axis`. `combine(builder, left, right)` builds the region on scalars.
     pub fn scan(
         &mut self,
         operands: &[Value],
@@ -307,14 +307,14 @@ impl<'f> Builder<'f> {
         region
     }
 
-    /// Reduction by one binary function.
+    /// Reduction with one binary op.
     pub fn reduce_with(&mut self, op: BinaryOp, tile: Value, axis: usize) -> Value {
         self.reduce(&[tile], axis, |b, l, r| vec![b.binary(op, l[0], r[0])])[0]
     }
 
     // Control flow.
 
-    /// `body(builder, index, carried) -> carried`.
+    /// Counted loop. `body(builder, index, carried)` returns the values carried to the next iteration.
     pub fn for_loop(
         &mut self,
         lower: Value,
@@ -344,7 +344,7 @@ impl<'f> Builder<'f> {
 
     // Layouts.
 
-    /// The same tile under another layout; gives the tile itself where it has that layout already.
+    /// Converts a tile to another layout. Returns the tile itself if it has that layout.
     pub fn convert_layout(&mut self, tile: Value, layout: LayoutId) -> Value {
         let ty = self.ty(tile);
         if ty.layout() == Some(layout) {

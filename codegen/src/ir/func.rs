@@ -1,4 +1,4 @@
-//! Functions of Tile IR: values, ops and regions in arenas.
+//! Functions of Tile IR: arenas of values, ops and blocks.
 
 use super::ops::{Effects, Op};
 use super::types::Type;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Value(pub u32);
 
-/// An op in its function.
+/// Index of an op in its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u32);
 
-/// A region: parameters and a straight line of ops, the last of which is a terminator.
+/// Index of a block, which is a region's body: parameters, then a straight line of ops that ends in a terminator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
-/// A place in the user's source.
+/// A location in the user's source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Loc {
     pub file: Arc<str>,
@@ -25,7 +25,7 @@ pub struct Loc {
 }
 
 impl Loc {
-    /// Place of ops that no source line asked for, and of functions read from text.
+    /// Location of ops that no source line produced, and of functions parsed from text.
     pub fn unknown() -> Loc {
         Loc { file: Arc::from(""), line: 0, column: 0 }
     }
@@ -51,7 +51,7 @@ impl std::fmt::Display for Loc {
     }
 }
 
-/// Where a value comes from.
+/// Definition of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Def {
     /// Result `index` of an op.
@@ -64,7 +64,7 @@ pub enum Def {
 pub struct ValueData {
     pub ty: Type,
     pub def: Def,
-    /// The user's name for it, where one is known; only for reading.
+    /// The user's name for the value, if known; only for printing.
     pub name: Option<Arc<str>>,
 }
 
@@ -83,13 +83,13 @@ pub struct BlockData {
     pub ops: Vec<OpId>,
 }
 
-/// A kernel argument: parameter `i` of the body block, with what the specialisation promises about it.
+/// A kernel argument: parameter `i` of the body block, and the facts about it that the kernel is specialized for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Arg {
     pub name: String,
-    /// The value (for pointers: the byte address) is a multiple of this; 1 promises nothing.
+    /// The value (for pointers: the byte address) is a multiple of this; 1 states nothing.
     pub divisible_by: u64,
-    /// The value is this constant.
+    /// The value equals this constant.
     pub equal_to: Option<i64>,
 }
 
@@ -101,7 +101,7 @@ pub struct Func {
     pub args: Vec<Arg>,
     pub body: BlockId,
     pub loc: Loc,
-    /// Layouts that tensor and shared types refer to by index.
+    /// Layouts, which tensor and shared types refer to by index.
     pub layouts: Vec<crate::layout::LinearLayout>,
     values: Vec<ValueData>,
     ops: Vec<OpData>,
@@ -123,7 +123,7 @@ impl Func {
         }
     }
 
-    /// Appends a kernel argument and gives the value that stands for it.
+    /// Appends a kernel argument and returns its value.
     pub fn add_arg(&mut self, arg: Arg, ty: Type) -> Value {
         let name = Arc::from(arg.name.as_str());
         self.args.push(arg);
@@ -149,7 +149,7 @@ impl Func {
         Value(self.values.len() as u32 - 1)
     }
 
-    /// Creates an op outside any block; [`Func::append`] makes one and places it.
+    /// Creates an op outside any block; [`Func::append`] also appends it to a block.
     pub fn create_op(
         &mut self,
         op: Op,
@@ -165,7 +165,7 @@ impl Func {
         id
     }
 
-    /// Gives an op one more result.
+    /// Adds a result to an op.
     pub fn add_result(&mut self, id: OpId, ty: Type) -> Value {
         let index = self.op(id).results.len();
         let v = self.new_value(ty, Def::Result(id, index));
@@ -173,7 +173,7 @@ impl Func {
         v
     }
 
-    /// Creates an op at the end of a block.
+    /// Creates an op and appends it to a block.
     pub fn append(
         &mut self,
         block: BlockId,
@@ -220,7 +220,7 @@ impl Func {
         self.values[v.0 as usize].ty = ty;
     }
 
-    /// The single result of an op. Panics where the op has none: a compiler bug.
+    /// The single result of an op. Panics if the op has none: a compiler bug.
     pub fn result(&self, id: OpId) -> Value {
         self.op(id).results[0]
     }
@@ -233,22 +233,22 @@ impl Func {
         }
     }
 
-    /// Number of values ever made; a bound for tables indexed by [`Value`].
+    /// Number of values ever created; the size of tables indexed by [`Value`].
     pub fn num_values(&self) -> usize {
         self.values.len()
     }
 
-    /// Number of ops ever made; a bound for tables indexed by [`OpId`].
+    /// Number of ops ever created; the size of tables indexed by [`OpId`].
     pub fn num_ops(&self) -> usize {
         self.ops.len()
     }
 
-    /// Number of blocks ever made; a bound for tables indexed by [`BlockId`].
+    /// Number of blocks ever created; the size of tables indexed by [`BlockId`].
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Index of a layout equal to this one, adding it where there is none.
+    /// Index of an equal layout; adds the layout if there is none.
     pub fn intern_layout(&mut self, layout: crate::layout::LinearLayout) -> super::LayoutId {
         let index = match self.layouts.iter().position(|l| *l == layout) {
             Some(i) => i,
@@ -264,14 +264,14 @@ impl Func {
         &self.layouts[id.0 as usize]
     }
 
-    /// The layout of a tensor or shared value. Panics where it has none: a compiler bug.
+    /// The layout of a tensor or shared value. Panics if it has none: a compiler bug.
     pub fn layout_of(&self, v: Value) -> &crate::layout::LinearLayout {
         let id =
             self.ty(v).layout().expect("internal compiler error: a value without a layout after layout assignment");
         self.layout(id)
     }
 
-    /// Every op in the function in text order, those of nested regions after the op that holds them.
+    /// All ops of the function in text order; ops of nested regions follow the op that holds them.
     pub fn walk(&self) -> Vec<OpId> {
         let mut order = Vec::new();
         self.walk_block(self.body, &mut order);
@@ -287,14 +287,14 @@ impl Func {
         }
     }
 
-    /// Ops of a block and everything nested in it, in text order.
+    /// Ops of a block and of its nested regions, in text order.
     pub fn walk_from(&self, block: BlockId) -> Vec<OpId> {
         let mut order = Vec::new();
         self.walk_block(block, &mut order);
         order
     }
 
-    /// The block that an op stands in. Panics where it stands in none: a compiler bug.
+    /// The block that contains an op. Panics if no block does: a compiler bug.
     pub fn parent_block(&self, id: OpId) -> BlockId {
         (0..self.blocks.len() as u32)
             .map(BlockId)
@@ -302,13 +302,13 @@ impl Func {
             .expect("internal compiler error: an op outside any block")
     }
 
-    /// The block that an op stands in, and its position there. Panics where it stands nowhere: a compiler bug.
+    /// The block that contains an op, and the op's index there. Panics if no block does: a compiler bug.
     pub fn place(&self, id: OpId) -> (BlockId, usize) {
         let regions = self.walk().into_iter().flat_map(|op| self.op(op).regions.iter().copied());
         std::iter::once(self.body)
             .chain(regions)
             .find_map(|block| Some((block, self.block(block).ops.iter().position(|&op| op == id)?)))
-            .expect("internal compiler error: an op that stands nowhere, please report")
+            .expect("internal compiler error: an op outside any block, please report")
     }
 
     /// Replaces every use of `old` by `new`.
@@ -322,7 +322,7 @@ impl Func {
         }
     }
 
-    /// How many placed ops use each value, by value number.
+    /// Number of uses of each value by ops that are in a block, indexed by value.
     pub fn use_counts(&self) -> Vec<u32> {
         let mut counts = vec![0; self.num_values()];
         for id in self.walk() {
@@ -333,7 +333,7 @@ impl Func {
         counts
     }
 
-    /// Effects of an op, regions included: the strongest of what is inside.
+    /// Effects of an op, including its regions: the strongest effect inside.
     pub fn effects(&self, id: OpId) -> Effects {
         let data = self.op(id);
         match data.op.effects() {
@@ -355,7 +355,7 @@ impl Func {
         }
     }
 
-    /// The constant that a value is, looking through `splat`.
+    /// The constant that defines a value, also through `splat`.
     pub fn constant(&self, v: Value) -> Option<super::Literal> {
         let id = self.def_op(v)?;
         match &self.op(id).op {
@@ -365,7 +365,7 @@ impl Func {
         }
     }
 
-    /// The integer constant that a value is.
+    /// The integer (or bool) constant that defines a value.
     pub fn constant_int(&self, v: Value) -> Option<i64> {
         match self.constant(v)? {
             super::Literal::Int(i) => Some(i),

@@ -1,7 +1,7 @@
 //! Tile IR: SSA over scalars, tiles and views, with structured control flow.
 //!
-//! A [`Func`] owns everything; [`Value`], [`OpId`] and [`BlockId`] are indices into it. Reading order: [`types`] (what a
-//! value is), [`ops`] (the op table), [`func`] (how they hang together), [`build`] (typed constructors).
+//! A [`Func`] owns everything; [`Value`], [`OpId`] and [`BlockId`] are indices into it. Reading order: [`types`] (types
+//! of values), [`ops`] (the op table), [`func`] (the arenas), [`build`] (typed constructors).
 
 pub mod attr;
 pub mod build;

@@ -1,40 +1,40 @@
-//! The op table: every op of Tile IR, once.
+//! The op table: one row per op of Tile IR.
 //!
-//! Each row gives an op its enum variant with its attributes, its mnemonic, how many operands and results it takes, its
-//! effects, the first stage in which it is legal, and its meaning. Printer, parser, verifier and documentation read the
-//! table; interpreter and lowerings match [`Op`] exhaustively, so that a new row shows up as compile errors in every
-//! place that owes it a meaning.
+//! A row gives the op's enum variant and attributes, its mnemonic, the number of its operands and results, its effects,
+//! the first stage in which it is legal, and its semantics. Printer, parser, verifier and documentation read the table.
+//! The interpreter and the lowerings match [`Op`] exhaustively, so that a new row is a compile error wherever its
+//! semantics have to be implemented.
 
 use super::attr::{Attr, AttrValue, Literal, attr_enum};
 
-/// What an op does besides computing its results.
+/// Side effects of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effects {
-    /// Nothing: it can be duplicated, moved, merged and dropped.
+    /// None: the op can be duplicated, moved, merged and eliminated.
     Pure,
     /// Reads memory.
     Read,
     /// Writes memory, or reads and writes it.
     Write,
-    /// Must stay where it is for another reason (control flow, synchronisation, output).
+    /// Must keep its position for another reason (control flow, synchronization, output).
     Control,
-    /// As its regions.
+    /// The effects of its regions.
     Regions,
 }
 
-/// The stages of the compiler, in order. An op is legal from its own stage on.
+/// Stages of the GPU pipeline, in order. An op is legal from its own stage on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stage {
-    /// What the language records. No layouts.
+    /// As recorded by the language. No layouts.
     Tile,
-    /// Every tensor has a layout; views are gone from loop-carried values.
+    /// Every tensor has a layout; loops carry no views.
     Laid,
-    /// Shared memory, asynchronous copies and products, and barriers are explicit.
+    /// Shared memory, asynchronous copies, asynchronous MMA and barriers are explicit.
     Async,
 }
 
 attr_enum! {
-    /// Elementwise functions of one operand. The result has the operand's type.
+    /// Elementwise functions of one operand. The result has the type of the operand.
     UnaryOp {
         /// −x.
         Neg = "neg",
@@ -59,26 +59,30 @@ attr_enum! {
 }
 
 attr_enum! {
-    /// Elementwise functions of two operands of one type, which is also the result's.
+    /// Elementwise functions of two operands of one type, which is also the result's type.
     BinaryOp {
         /// Wraps for integers.
         Add = "add",
         Sub = "sub",
         Mul = "mul",
-        /// Truncates toward zero for integers. Integer division by zero gives 0, and the same goes for `rem`; the smallest
-        /// integer by −1 wraps.
+        /// Truncates toward zero for integers. Integer division by zero gives 0, as does `rem`; the smallest integer
+        /// divided by −1 wraps.
         Div = "div",
+        /// The quotient of integers rounded up, ⌈a / b⌉, of which nothing wraps on the way; by zero 0, and the smallest integer by −1
+        /// wraps. An op of its own, because analyses bound it exactly, and because which instructions are the shortest depends on
+        /// what is known of the operands.
+        CeilDiv = "cdiv",
         /// Sign of the dividend, as in C and Rust.
         Rem = "rem",
-        /// The smaller operand; of a number and a NaN, the number.
+        /// The smaller operand. If one operand is NaN, the other one.
         Min = "min",
-        /// The larger operand; of a number and a NaN, the number.
+        /// The larger operand. If one operand is NaN, the other one.
         Max = "max",
         And = "and",
         Or = "or",
         Xor = "xor",
-        /// A shift by the width or more gives what shifting bit by bit gives: 0, or, to the right, the sign. A negative amount
-        /// counts as one of the width or more.
+        /// A shift by the bit width or more equals repeated shifts by one bit: 0, or copies of the sign for a signed
+        /// right shift. A negative amount counts as the bit width or more.
         Shl = "shl",
         /// Arithmetic for signed integers, logical for unsigned ones.
         Shr = "shr",
@@ -88,8 +92,8 @@ attr_enum! {
 }
 
 attr_enum! {
-    /// Elementwise comparisons: two operands of one type, bool result. Floats compare ordered, except `cmp_ne`,
-    /// which is true when either side is NaN.
+    /// Elementwise comparisons of two operands of one type; bool result. Floats compare ordered, except `cmp_ne`, which
+    /// is true if an operand is NaN.
     CmpOp {
         Eq = "cmp_eq",
         Ne = "cmp_ne",
@@ -101,7 +105,7 @@ attr_enum! {
 }
 
 attr_enum! {
-    /// What a read beyond the boundary of a view gives.
+    /// Value of elements that are read beyond the boundary of a view.
     Padding {
         Zero = "zero",
         Nan = "nan",
@@ -109,7 +113,7 @@ attr_enum! {
 }
 
 attr_enum! {
-    /// How long a line should stay in the L2 cache.
+    /// L2 eviction priority of an access.
     Eviction {
         Normal = "normal",
         First = "evict_first",
@@ -118,19 +122,19 @@ attr_enum! {
 }
 
 attr_enum! {
-    /// How exactly a dot of f32 operands multiplies.
+    /// Precision of a dot with f32 operands.
     Precision {
-        /// Products and sums in f32.
+        /// Multiplications and sums in f32.
         Ieee = "ieee",
         /// Operands rounded to TF32 (10 mantissa bits).
         Tf32 = "tf32",
-        /// Three TF32 products that together keep f32's accuracy.
+        /// 3xTF32: three TF32 multiplications, which together keep the accuracy of f32.
         Tf32x3 = "tf32x3",
     }
 }
 
 attr_enum! {
-    /// Read-modify-write functions.
+    /// Functions of atomic read-modify-writes.
     AtomicOp {
         Add = "add",
         Min = "min",
@@ -151,16 +155,16 @@ macro_rules! op_table {
         /// An op with its attributes. Operands, results and regions live in [`super::OpData`].
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op {
-            /// An elementwise function of one operand; the mnemonic is the function's.
+            /// Elementwise function of one operand; the mnemonic is the function's.
             Unary(UnaryOp),
-            /// An elementwise function of two operands; the mnemonic is the function's.
+            /// Elementwise function of two operands; the mnemonic is the function's.
             Binary(BinaryOp),
-            /// An elementwise comparison; the mnemonic is the comparison's.
+            /// Elementwise comparison; the mnemonic is the comparison's.
             Cmp(CmpOp),
             $( $(#[doc = $doc])* $variant $({ $($field: $fty),* })? ),*
         }
 
-        /// A row of the table, for documentation and `tile-opt --ops`.
+        /// A row of the op table, for documentation and `tile-opt --ops`.
         #[derive(Clone, Copy, Debug)]
         pub struct OpInfo {
             pub mnemonic: &'static str,
@@ -170,7 +174,7 @@ macro_rules! op_table {
         }
 
         impl Op {
-            /// The table's rows, the elementwise families apart.
+            /// Rows of the op table, without the elementwise families.
             pub const TABLE: &'static [OpInfo] = &[$(OpInfo {
                 mnemonic: $mnemonic,
                 doc: concat!($($doc, "\n"),*),
@@ -178,7 +182,7 @@ macro_rules! op_table {
                 stage: Stage::$stage,
             }),*];
 
-            /// The word that the text uses for it.
+            /// The op's name in the text.
             pub fn mnemonic(&self) -> &'static str {
                 match self {
                     Op::Unary(op) => op.name(),
@@ -188,7 +192,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// Attributes in text order; those equal to their default are left out.
+            /// Attributes in text order, without those that equal their default.
             pub fn attributes(&self) -> Vec<(&'static str, Attr)> {
                 match self {
                     Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) => Vec::new(),
@@ -205,7 +209,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// The op of that mnemonic. `Err` says which attribute is missing, unknown or malformed.
+            /// The op with this mnemonic. The error names the attribute that is missing, unknown or malformed.
             pub fn from_parts(mnemonic: &str, attributes: &[(String, Attr)]) -> Result<Op, String> {
                 let allowed: &[&str] = Op::TABLE.iter().find(|i| i.mnemonic == mnemonic).map_or(&[], |i| i.attributes);
                 if let Some((name, _)) = attributes.iter().find(|(name, _)| !allowed.contains(&name.as_str())) {
@@ -228,7 +232,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// Fewest and most operands; `None` as upper bound means any number.
+            /// Minimum and maximum number of operands; `None` means no maximum.
             pub fn operand_range(&self) -> (usize, Option<usize>) {
                 match self {
                     Op::Unary(_) => (1, Some(1)),
@@ -237,7 +241,7 @@ macro_rules! op_table {
                 }
             }
 
-            /// Number of results; `None` means that the regions or operands decide.
+            /// Number of results; `None` means that regions or operands determine it.
             pub fn result_count(&self) -> Option<usize> {
                 match self {
                     Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) => Some(1),
@@ -276,13 +280,13 @@ fn read_attribute<T: AttrValue>(mnemonic: &str, name: &str, attributes: &[(Strin
 op_table! {
     // Programs and constants.
 
-    /// Coordinate of this program instance in the grid: i32.
+    /// Coordinate of this program in the grid: i32.
     ProgramId { axis: u32 } = "program_id" (0..0) -> 1, Pure, Tile;
     /// Extent of the grid: i32.
     NumPrograms { axis: u32 } = "num_programs" (0..0) -> 1, Pure, Tile;
-    /// A number, in every element of the result.
+    /// A number in every element of the result.
     Constant { value: Literal } = "constant" (0..0) -> 1, Pure, Tile;
-    /// `start, start + 1, … end − 1` as an i32 tile of one dimension; `end − start` is a power of two.
+    /// `start, start + 1, … end − 1` as a one-dimensional i32 tile; `end − start` is a power of two.
     Arange { start: i64, end: i64 } = "arange" (0..0) -> 1, Pure, Tile;
 
     // Views (block pointers, tensor descriptors) and pointers.
@@ -290,70 +294,70 @@ op_table! {
     /// A view of memory. Operands: base pointer, then rank × shape, rank × strides, rank × offsets, all i64, in
     /// elements. `order` lists the dimensions from the fastest-varying in memory to the slowest.
     MakeView { order: Vec<usize> } = "make_view" (4..any) -> 1, Pure, Tile;
-    /// The view moved by one i64 offset per dimension.
+    /// The view moved by one i64 offset per dimension, in elements.
     Advance = "advance" (2..any) -> 1, Pure, Tile;
-    /// Reads the block that a view selects. Elements beyond the shape in a dimension of `boundary` read as
-    /// `padding`; reading beyond the shape in another dimension is undefined.
+    /// Reads the block that a view selects. Elements beyond the shape in a dimension of `boundary` read as `padding`;
+    /// reading beyond the shape in another dimension is undefined.
     LoadView { boundary: Vec<usize>, padding: Padding, eviction: Eviction } = "load_view" (1..1) -> 1, Read, Tile;
-    /// Writes a tile to the block that a view selects; elements beyond the shape in a dimension of `boundary` are
-    /// left out. Operands: view, tile.
+    /// Writes a tile to the block that a view selects. Elements beyond the shape in a dimension of `boundary` are not
+    /// written. Operands: view, tile.
     StoreView { boundary: Vec<usize>, eviction: Eviction } = "store_view" (2..2) -> 0, Write, Tile;
-    /// `view[i] = op(view[i], value[i])`, each element atomic, elements beyond the shape left out in the dimensions of
-    /// `boundary`. Operands: view, tile.
+    /// `view[i] = op(view[i], value[i])`, atomic per element. Elements beyond the shape in a dimension of `boundary`
+    /// are not updated. Operands: view, tile.
     AtomicView { op: AtomicOp, boundary: Vec<usize> } = "atomic_view" (2..2) -> 0, Write, Tile;
     /// Pointer arithmetic in elements. Operands: pointer(s), integer offset(s) of the same shape.
     PtrAdd = "ptr_add" (2..2) -> 1, Pure, Tile;
-    /// Reads through pointers. Operands: pointer(s), then optionally a bool mask, then optionally the value where the
-    /// mask is false (zero without it).
+    /// Reads through pointers. Operands: pointer(s), optionally a bool mask, optionally the value for elements whose
+    /// mask is false (default zero).
     Load { eviction: Eviction } = "load" (1..3) -> 1, Read, Tile;
     /// Writes through pointers. Operands: pointer(s), value(s), optionally a bool mask.
     Store { eviction: Eviction } = "store" (2..3) -> 0, Write, Tile;
-    /// Reads, combines and writes each element atomically (relaxed, device scope); gives the old value (zero where
-    /// masked). Operands: pointer(s), value(s), optionally a bool mask.
+    /// Atomic read-modify-write per element (relaxed, device scope). Returns the old value (zero where masked off).
+    /// Operands: pointer(s), value(s), optionally a bool mask.
     AtomicRmw { op: AtomicOp } = "atomic_rmw" (2..3) -> 1, Write, Tile;
-    /// Compare and swap (acquire-release, device scope); gives the old value. Operands: pointer(s), expected, new.
+    /// Compare and swap (acquire-release, device scope). Returns the old value. Operands: pointer(s), expected, new.
     AtomicCas = "atomic_cas" (3..3) -> 1, Write, Tile;
 
     // Shape.
 
-    /// A scalar in every element of a tile.
+    /// Repeats a scalar to every element of a tile.
     Splat = "splat" (1..1) -> 1, Pure, Tile;
     /// Inserts a dimension of extent 1 before `axis`.
     ExpandDims { axis: usize } = "expand_dims" (1..1) -> 1, Pure, Tile;
-    /// Repeats along dimensions of extent 1; the result type says how far.
+    /// Repeats along dimensions of extent 1 to the shape of the result type.
     Broadcast = "broadcast" (1..1) -> 1, Pure, Tile;
     /// `result.shape[i] = operand.shape[perm[i]]`.
     Trans { perm: Vec<usize> } = "trans" (1..1) -> 1, Pure, Tile;
     /// The same elements in row-major order under another shape.
     Reshape = "reshape" (1..1) -> 1, Pure, Tile;
-    /// Two tiles of one type side by side in a new last dimension of extent 2.
+    /// Joins two tiles of one type along a new last dimension of extent 2.
     Join = "join" (2..2) -> 1, Pure, Tile;
-    /// Takes a tile whose last extent is 2 apart.
+    /// Splits a tile along its last dimension, of extent 2.
     Split = "split" (1..1) -> 2, Pure, Tile;
 
-    // Elementwise, besides the families.
+    // Elementwise ops outside the families.
 
     /// a·b + c with one rounding.
     Fma = "fma" (3..3) -> 1, Pure, Tile;
     /// `condition ? a : b`. Operands: bool, a, b.
     Select = "select" (3..3) -> 1, Pure, Tile;
-    /// Numeric conversion to the result's element: floats round to nearest even and saturate only where the target
-    /// has no infinity, float to integer truncates and saturates, integers wrap, bool is 0 or 1, x → bool is x ≠ 0.
+    /// Numeric conversion to the element type of the result. Floats round to nearest even; only 8-bit floats saturate.
+    /// Float to integer truncates and saturates, integers wrap, bool gives 0 or 1, and conversion to bool tests x ≠ 0.
     Cast = "cast" (1..1) -> 1, Pure, Tile;
-    /// The same bits under another element of the same width.
+    /// Reinterprets the bits as another element type of the same width.
     Bitcast = "bitcast" (1..1) -> 1, Pure, Tile;
-    /// One inline PTX instruction sequence per `pack` elements. LLVM's constraint syntax.
+    /// Inline PTX, one instruction sequence per `pack` elements, with LLVM's constraint syntax.
     InlineAsm { asm: String, constraints: String, pack: usize, pure: bool } = "inline_asm" (0..any) -> any, Control, Tile;
 
     // Contractions.
 
     /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. `precision` applies to f32 operands.
     Dot { precision: Precision } = "dot" (3..3) -> 1, Pure, Tile;
-    /// Reduces all operands (of one shape) together along `axis`. Region: 2n scalars (accumulated, then new) → n.
-    /// The combination must be associative and commutative.
+    /// Reduces all operands (of one shape) together along `axis`. Region: 2n scalars (accumulated, then new) → n
+    /// scalars. The combine function must be associative and commutative.
     Reduce { axis: usize } = "reduce" (1..any) -> any, Pure, Tile;
-    /// Inclusive prefix combination of all operands along `axis`. Region: 2n scalars (left, then right) → n. The
-    /// combination must be associative.
+    /// Inclusive scan of all operands along `axis`. Region: 2n scalars (left, then right) → n scalars. The combine
+    /// function must be associative.
     Scan { axis: usize, reverse: bool } = "scan" (1..any) -> any, Pure, Tile;
 
     // Control flow.
@@ -361,107 +365,113 @@ op_table! {
     /// Counted loop. Operands: lower bound, upper bound, step (one integer type, step > 0), initial values. Region:
     /// index and carried values → carried values. Results: the carried values after the last iteration.
     For { num_stages: Option<u32>, unroll: Option<u32>, warp_specialize: Option<bool>, overlap: Option<bool> } = "for" (3..any) -> any, Regions, Tile;
-    /// Two regions without parameters that yield the results. Operand: scalar bool.
+    /// Two regions without parameters, which yield the results. Operand: scalar bool.
     If = "if" (1..1) -> any, Regions, Tile;
-    /// Regions *before* (carried → `condition`) and *after* (what `condition` forwards → carried). Operands: initial values.
+    /// Regions *before* (carried → `condition`) and *after* (values forwarded by `condition` → carried). Operands:
+    /// initial values.
     While = "while" (0..any) -> any, Regions, Tile;
-    /// Ends a region with its values.
+    /// Ends a region and gives its values.
     Yield = "yield" (0..any) -> 0, Control, Tile;
-    /// Ends the *before* region of a `while`. Operands: scalar bool, then the values forwarded to *after* or, at the end,
-    /// to the results.
+    /// Ends the *before* region of a `while`. Operands: scalar bool, then the values for *after* or, when the loop
+    /// ends, for the results.
     Condition = "condition" (1..any) -> 0, Control, Tile;
     /// Ends the kernel.
     Return = "return" (0..0) -> 0, Control, Tile;
 
     // Hints and debugging.
 
-    /// The operand, with promises: `contiguous` neighbors along the last dimension follow each other by one, and the first of
-    /// each such run is a multiple of `divisible` (for pointers: of that many bytes). Without `contiguous`, runs are as long as
-    /// the values make them; along a last dimension of extent 1 every element is a run.
+    /// The operand with facts stated by the user: groups of `contiguous` neighbors along the last dimension increase by
+    /// one, and the first of each such run is a multiple of `divisible` (for pointers: of that many bytes). Without
+    /// `contiguous`, runs are those of the actual values; along a last dimension of extent 1 each element is a run.
     Hint { divisible: Option<i64>, contiguous: Option<i64> } = "hint" (1..1) -> 1, Pure, Tile;
-    /// Promises that a scalar bool is true.
+    /// States that a scalar bool is true.
     Assume = "assume" (1..1) -> 0, Control, Tile;
     /// Prints `prefix` and the operands' elements.
     DevicePrint { prefix: String } = "device_print" (0..any) -> 0, Control, Tile;
-    /// Stops the kernel with `message` unless every element of the bool operand is true.
+    /// Stops the kernel with `message` if an element of the bool operand is false.
     DeviceAssert { message: String } = "device_assert" (1..1) -> 0, Control, Tile;
 
     // Layouts and shared memory.
 
-    /// The same tile, held by other threads.
+    /// Converts a tile to another layout: moves elements between threads.
     ConvertLayout = "convert_layout" (1..1) -> 1, Pure, Laid;
-    /// A buffer in shared memory; with an operand, filled from that tile.
+    /// Allocates a buffer in shared memory; with an operand, filled from that tile.
     LocalAlloc = "local_alloc" (0..1) -> 1, Control, Laid;
-    /// Reads a shared buffer into registers.
+    /// Loads a shared buffer into registers.
     LocalLoad = "local_load" (1..1) -> 1, Read, Laid;
-    /// Writes a tile to a shared buffer. Operands: buffer, tile.
+    /// Stores a tile to a shared buffer. Operands: buffer, tile.
     LocalStore = "local_store" (2..2) -> 0, Write, Laid;
-    /// One buffer of a ring. Operands: ring, i32 index.
+    /// One buffer of a ring buffer. Operands: ring, i32 index.
     LocalSlot = "local_slot" (2..2) -> 1, Pure, Async;
-    /// A shared buffer under permuted dimensions; moves nothing.
+    /// A shared buffer with permuted dimensions; moves no data.
     LocalTrans { perm: Vec<usize> } = "local_trans" (1..1) -> 1, Pure, Laid;
-    /// Starts copying the block that a view selects into a shared buffer (`cp.async`). Operands: view, buffer.
+    /// Starts the asynchronous copy of a view's block to a shared buffer (`cp.async`). Operands: view, buffer,
+    /// optionally a bool predicate.
     AsyncCopy { boundary: Vec<usize>, padding: Padding } = "async_copy" (2..3) -> 0, Write, Async;
-    /// Closes a group of `async_copy`s.
+    /// Closes a group of `async_copy` (`cp.async.commit_group`).
     AsyncCommit = "async_commit" (0..0) -> 0, Control, Async;
-    /// Waits until at most `pending` groups are under way.
+    /// Waits until at most `pending` groups are in flight (`cp.async.wait_group`).
     AsyncWait { pending: u32 } = "async_wait" (0..0) -> 0, Control, Async;
-    /// `acc + a × b` in f32 by `mma.sync`. Operands: a and b in shared memory or in the layouts of the instruction's
-    /// operands, accumulator. `warps` stand along M and N. From `k_end` on along K, a and b are zero, from `n_end` on along N
-    /// b is: what is multiplied there need not be.
+    /// `acc + a × b` in f32 by `mma.sync`. Operands: a and b in shared memory or in the operand layouts of the
+    /// instruction, accumulator. `warps` counts the warps along M and N. a and b are zero from `k_end` on along K, and
+    /// b from `n_end` on along N: the lowering may omit these parts.
     MmaSync { precision: Precision, warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "mma_sync" (3..3) -> 1, Read, Laid;
-    /// `acc + a × b` by multiply-adds, each thread its own elements of the accumulator. Operands: a and b in shared
+    /// `acc + a × b` by FMA; each thread computes its own elements of the accumulator. Operands: a and b in shared
     /// memory, accumulator.
     FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
-    /// Starts a `wgmma` product. Operands: a (in shared memory, or a tile in the layout of the instruction's operand),
-    /// b (in shared memory), accumulator. The result is not to be touched before a `wgmma_wait` that lists it.
-    /// `warps` stand along M and N. `late`: the next iteration of its loop is to start it, under its own arithmetic.
-    /// `open`: it may stay under way until the next iteration has started its own. (`skew_products` marks both,
-    /// `rotate_loops` and `delay_waits` do it.) `k_end` and `n_end` are those of `mma_sync`.
+    /// Issues an asynchronous `wgmma`. Operands: a (in shared memory, or in registers in the operand layout of the
+    /// instruction), b (in shared memory), accumulator. The result must not be used before a `wgmma_wait` that lists
+    /// it. `warps` counts the warps along M and N. `late`: belongs to pipeline stage 1 of its loop, so the next
+    /// iteration issues it and overlaps it with its own arithmetic. `open`: its wait is deferred until the next
+    /// iteration has issued its own MMAs. (`skew_products` sets both, `rotate_loops` and `delay_waits` implement them.)
+    /// `k_end` and `n_end` as in `mma_sync`.
     Wgmma { warps: Vec<u32>, late: Option<bool>, open: Option<bool>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Laid;
-    /// Waits until at most `pending` products are under way. Operands are passed through: results of products, and, after
-    /// them, what is to be computed before the wait, while they run.
+    /// Waits until at most `pending` asynchronous MMAs are in flight. Operands are passed through: MMA results first,
+    /// then values to compute before the wait, while the MMAs run.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;
-    /// Orders ordinary writes to shared memory before reads by `wgmma` and TMA.
+    /// Orders generic-proxy writes to shared memory before reads by `wgmma` and TMA (the async proxy).
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
-    /// `bar.sync`: all threads of the block, or `threads` of them on named barrier `id`.
+    /// `bar.sync` of all threads of the block, or of `threads` threads on named barrier `id`.
     BlockBarrier { id: u32, threads: Option<u32> } = "block_barrier" (0..0) -> 0, Control, Async;
 
-    // Bulk copies (TMA), and the barriers in shared memory (mbarriers) that count them.
+    // TMA copies, and the mbarriers in shared memory that track their completion.
     //
-    // A barrier's life is a row of phases. A phase is complete when as many have arrived as the `mbarrier_alloc` says and
-    // as many bytes as were announced have been written; the next one begins at once. Phases are told apart by parity: 0
-    // for the first, 1 for the second. A wait for the parity of the phase before the first does not wait. What a thread did
-    // before it arrived, and the bytes, are visible to whoever has waited for the phase.
+    // An mbarrier goes through a sequence of phases. A phase completes when the number of arrivals given by
+    // `mbarrier_alloc` has been reached and all expected bytes have been written; then the next phase begins. Waits
+    // name a phase by its parity: 0 for the first phase, 1 for the second. A wait for the parity of the phase before
+    // the first returns immediately. Memory accesses of a thread before its arrival, and the copied bytes, are visible
+    // to threads that have waited for the phase.
 
-    /// Barriers in shared memory, made ready by one thread: a `block_barrier` stands between this and their first use.
-    /// They live until `mbarrier_free`, or the end of the kernel. `arrivals` complete a phase.
+    /// Mbarriers in shared memory, initialized by one thread; a `block_barrier` separates this from their first use.
+    /// They live until `mbarrier_free` or the end of the kernel. `arrivals` arrivals complete a phase.
     MbarrierAlloc { arrivals: u32 } = "mbarrier_alloc" (0..0) -> 1, Control, Async;
-    /// Ends the barriers' life: nobody waits for them any more, and no copy is under way.
+    /// Invalidates mbarriers. No thread waits for them afterwards, and no copy that they track is in flight.
     MbarrierFree = "mbarrier_free" (1..1) -> 0, Control, Async;
-    /// One thread arrives, and announces that copies will write `bytes`. Operands: barriers, i32 index, optionally a bool
-    /// that turns it off.
+    /// Arrival of one thread that also expects `bytes` bytes from copies. Operands: mbarriers, i32 index, optionally a
+    /// bool predicate.
     MbarrierExpect { bytes: u32 } = "mbarrier_expect" (2..3) -> 0, Control, Async;
-    /// Each of the `warps` warps that run this arrives `lanes` times: once for all its threads when they are all there (1), or
-    /// each thread for itself (32). Operands: barriers, i32 index, then whatever has to be computed before.
+    /// Each of the `warps` warps that execute this arrives `lanes` times: once per warp after its threads have
+    /// converged (1), or once per thread (32). Operands: mbarriers, i32 index, then values to compute before the
+    /// arrival.
     MbarrierArrive { warps: u32, lanes: u32 } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
-    /// Each of the `threads` threads that run this arrives when the `async_copy`s that it has started so far are done.
-    /// Operands: barriers, i32 index.
+    /// Each of the `threads` threads that execute this arrives when its `async_copy`s so far have completed
+    /// (`cp.async.mbarrier.arrive`). Operands: mbarriers, i32 index.
     AsyncArrive { threads: u32 } = "async_arrive" (2..2) -> 0, Control, Async;
-    /// Waits until the phase of that parity is complete. Operands: barriers, i32 index, i32 parity, optionally a bool that
-    /// turns it off.
+    /// Waits until the phase of that parity is complete. Operands: mbarriers, i32 index, i32 parity, optionally a bool
+    /// predicate.
     MbarrierWait = "mbarrier_wait" (3..4) -> 0, Control, Async;
-    /// Starts copying the block that a view selects into a shared buffer (TMA), started by one thread, its bytes counted by
-    /// a barrier. Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, barriers,
-    /// i32 index, optionally a bool that turns it off.
+    /// Starts a TMA copy of a view's block to a shared buffer, issued by one thread and tracked by an mbarrier.
+    /// Elements beyond the shape in a dimension of `boundary` become zeros. Operands: view, buffer, mbarriers, i32
+    /// index, optionally a bool predicate.
     TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
-    /// The warpgroups of a role take turns: waits until the one before has passed the turn on. The first to wait is the first
-    /// warpgroup.
+    /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
+    /// to proceed.
     TakeTurn = "take_turn" (0..0) -> 0, Control, Async;
-    /// Passes the turn on to the next warpgroup of the role, from the last to the first.
+    /// Ping-pong scheduling: lets the next consumer warpgroup proceed; the last one is followed by the first.
     PassTurn = "pass_turn" (0..0) -> 0, Control, Async;
-    /// Parts of the block that run side by side: `warps` warps the first region, `producers` further warps, of four that
-    /// the block has more, the second. `registers` are what a thread of either has. In the first region
-    /// `block_barrier` and the barriers that the compiler places are for its own threads.
+    /// Warp specialization: partitions of the block that run concurrently. `warps` warps run the first region (the
+    /// consumers). The block has four more warps, of which `producers` run the second. `registers` gives the registers
+    /// per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler inserts
+    /// synchronize its own threads only.
     Roles { warps: u32, producers: u32, registers: Vec<u32> } = "roles" (0..0) -> 0, Regions, Async;
 }

@@ -1,4 +1,4 @@
-//! Element types and the types of Tile IR values.
+//! Element types, and the types of Tile IR values.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type, in declaration order.
+    /// All element types, in declaration order.
     pub const ALL: [DType; 15] = [
         DType::Bool,
         DType::I8,
@@ -65,7 +65,7 @@ impl DType {
         }
     }
 
-    /// The type of that name, if there is one.
+    /// The type with this name.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
@@ -100,7 +100,7 @@ impl DType {
         }
     }
 
-    /// Integers of either sign; `bool` is not one.
+    /// Signed and unsigned integers; `bool` is not one.
     pub fn is_int(self) -> bool {
         !self.is_float() && self != DType::Bool
     }
@@ -117,11 +117,11 @@ impl fmt::Display for DType {
     }
 }
 
-/// What one element of a tile or one scalar is: a number, or an address in global memory.
+/// Type of one element of a tile, or of a scalar: a number, or an address in global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elem {
     Num(DType),
-    /// A pointer to elements of that type in global memory.
+    /// A pointer to elements of this type in global memory.
     Ptr(DType),
 }
 
@@ -173,17 +173,17 @@ pub struct LayoutId(pub u32);
 /// Type of a Tile IR value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Type {
-    /// One number or pointer, the same for the whole program instance.
+    /// A number or pointer that is the same for the whole program.
     Scalar(Elem),
-    /// A tile. `layout` says which thread holds which element; it is there from stage *laid* on.
+    /// A tile. `layout` maps threads to elements; present from stage *laid* on.
     Tensor { shape: Vec<usize>, elem: Elem, layout: Option<LayoutId> },
     /// A block pointer or tensor descriptor: base, shape, strides, offsets, and the shape of the block it selects.
     View { block: Vec<usize>, elem: DType },
-    /// A tile in shared memory (stage *async*); a leading extent counts the buffers of a ring.
+    /// A tile in shared memory (stage *async*); an additional leading extent counts the buffers of a ring.
     Shared { shape: Vec<usize>, elem: DType, layout: LayoutId },
     /// `count` mbarriers in shared memory (stage *async*).
     Barrier { count: usize },
-    /// Orders asynchronous operations (stage *async*); carries no data.
+    /// Orders asynchronous ops (stage *async*); carries no data.
     Token,
 }
 
@@ -201,7 +201,7 @@ impl Type {
         }
     }
 
-    /// Shape of a tile, block shape of a view, `[]` for scalars, barriers and tokens.
+    /// Shape of a tile, block shape of a view; `[]` for scalars, barriers and tokens.
     pub fn shape(&self) -> &[usize] {
         match self {
             Type::Scalar(_) | Type::Barrier { .. } | Type::Token => &[],
@@ -215,7 +215,7 @@ impl Type {
         self.shape().iter().product()
     }
 
-    /// Element of a scalar or tile; `None` for everything else.
+    /// Element type of a scalar or tile; `None` otherwise.
     pub fn elem(&self) -> Option<Elem> {
         match self {
             Type::Scalar(e) | Type::Tensor { elem: e, .. } => Some(*e),
@@ -223,7 +223,7 @@ impl Type {
         }
     }
 
-    /// Number type of a scalar or tile of numbers.
+    /// Number type of a scalar or tile of numbers; `None` otherwise.
     pub fn dtype(&self) -> Option<DType> {
         self.elem().and_then(Elem::num)
     }
@@ -244,7 +244,7 @@ impl Type {
         matches!(self, Type::Tensor { .. })
     }
 
-    /// The same scalar or tile shape (and layout) with another element; other types are returned unchanged.
+    /// This scalar or tile type with another element type (same shape and layout); other types are returned unchanged.
     pub fn with_elem(&self, elem: impl Into<Elem>) -> Type {
         match self {
             Type::Scalar(_) => Type::Scalar(elem.into()),
@@ -255,7 +255,7 @@ impl Type {
         }
     }
 
-    /// The same tile with another layout; other types are returned unchanged.
+    /// This tile type with another layout; other types are returned unchanged.
     pub fn with_layout(&self, layout: Option<LayoutId>) -> Type {
         match self {
             Type::Tensor { shape, elem, .. } => Type::Tensor { shape: shape.clone(), elem: *elem, layout },

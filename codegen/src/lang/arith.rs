@@ -1,22 +1,22 @@
-//! Arithmetic: the meaning of the operators in kernel code. Comparisons are in [`super::compare`].
+//! Arithmetic: the operators in kernel code. Comparisons are in [`super::compare`].
 //!
-//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all:
-//! tile with tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; Rust numbers among
-//! themselves stay Rust numbers. `i32` and `i64` may be mixed and give `i64`.
+//! `#[kernel]` turns `a + b` into [`add`]`(a, b)` and so on, so that one rule ([`Combine`]) types them all: tile with
+//! tile, scalar, or Rust number gives a tile; scalar with scalar or number gives a scalar; two Rust numbers stay a Rust
+//! number. `i32` and `i64` may be mixed and promote to `i64`.
 
 use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
-use super::operand::{FloatLit, HostNum, IntLit, Number, Operand, Raw, broadcast, common_shape, materialise, meet_all};
+use super::operand::{FloatLit, HostNum, IntLit, Operand, Raw, broadcast, common_shape, materialise, meet_all};
 use super::record::{emit, fail, mistake, shape};
 #[doc(hidden)]
 pub use crate::ir::BinaryOp;
 use crate::ir::{DType, Value};
 
-/// Pairs that the arithmetic operators accept.
+/// Operand pairs that the arithmetic operators accept.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` and `{R}` cannot be combined",
-    label = "no operation between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+    label = "incompatible operands `{Self}` and `{R}`",
+    note = "element types are not converted implicitly: convert one side with `.to::<…>()`"
 )]
 pub trait Combine<R> {
     type Output;
@@ -24,20 +24,16 @@ pub trait Combine<R> {
     #[doc(hidden)]
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Self::Output;
-
-    /// ⌈self / rhs⌉ of integers, where `rhs` > 0. Nothing wraps on the way.
-    #[doc(hidden)]
-    #[track_caller]
-    fn cdiv(self, rhs: R) -> Self::Output;
 }
 
-/// How the source writes an operation.
+/// The operator as written in source, for messages.
 fn symbol(op: BinaryOp) -> &'static str {
     match op {
         BinaryOp::Add => "+",
         BinaryOp::Sub => "-",
         BinaryOp::Mul => "*",
         BinaryOp::Div => "/",
+        BinaryOp::CeilDiv => "cdiv",
         BinaryOp::Rem => "%",
         BinaryOp::Min => "minimum",
         BinaryOp::Max => "maximum",
@@ -50,7 +46,7 @@ fn symbol(op: BinaryOp) -> &'static str {
     }
 }
 
-/// Ends with a message where the element type has no such operation.
+/// Fails with a message if the element type does not support the operation.
 #[track_caller]
 fn check_op(op: BinaryOp, dtype: DType) {
     let (legal, what) = match op {
@@ -62,18 +58,18 @@ fn check_op(op: BinaryOp, dtype: DType) {
         | BinaryOp::Min
         | BinaryOp::Max => (dtype != DType::Bool, "numbers"),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => (!dtype.is_float(), "integers or bool"),
-        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
+        BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => (dtype.is_int(), "integers"),
     };
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
         fail(
-            mistake(format!("`{}` works on {what}, found {dtype}", symbol(op)))
+            mistake(format!("`{}` requires {what}, found {dtype}", symbol(op)))
                 .label(format!("the elements are {dtype}")),
         );
     }
     if small {
         fail(
-            mistake(format!("{dtype} is a storage type: `{}` has no meaning on it", symbol(op)))
+            mistake(format!("{dtype} is a storage type: `{}` is not supported on it", symbol(op)))
                 .label(format!("the elements are {dtype}"))
                 .help("compute in a wider type: `.to::<f32>()`"),
         );
@@ -87,40 +83,11 @@ pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.binary(op, a, b))
 }
 
-/// ⌈a / b⌉ for b > 0, where a + b − 1 may wrap in the type of a: computed in 64 bits where a shift divides, else as the quotient, and one
-/// more where the rest is positive.
-#[track_caller]
-fn ceil_div(a: Raw, b: Raw, dtype: DType) -> Value {
-    if !dtype.is_int() {
-        fail(mistake(format!("`cdiv` divides integers, found {dtype}")).label(format!("the numbers are {dtype}")));
-    }
-    let number = |n: i128| Raw::Number(Number::Int(n));
-    match (a, b) {
-        (Raw::Value(a), Raw::Number(Number::Int(n))) if dtype.bits() <= 32 && n > 0 && n.count_ones() == 1 => {
-            let wide = emit(|builder| builder.cast(a, DType::I64));
-            let sum = binary(BinaryOp::Add, Raw::Value(wide), number(n - 1), DType::I64);
-            let shifted = binary(BinaryOp::Shr, Raw::Value(sum), number(n.trailing_zeros().into()), DType::I64);
-            emit(|builder| builder.cast(shifted, dtype))
-        }
-        _ => {
-            let quotient = binary(BinaryOp::Div, a, b, dtype);
-            let rest = binary(BinaryOp::Rem, a, b, dtype);
-            let at_most_one = binary(BinaryOp::Min, Raw::Value(rest), number(1), dtype);
-            let one_more = binary(BinaryOp::Max, Raw::Value(at_most_one), number(0), dtype);
-            binary(BinaryOp::Add, Raw::Value(quotient), Raw::Value(one_more), dtype)
-        }
-    }
-}
-
 impl<T: Dtype, R: Operand<T>> Combine<R> for Tile<T> {
     type Output = Tile<T>;
     #[track_caller]
     fn combine(self, rhs: R, op: BinaryOp) -> Tile<T> {
         Tile::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: R) -> Tile<T> {
-        Tile::from_value(ceil_div(self.raw(), rhs.raw(), T::dtype()))
     }
 }
 
@@ -130,13 +97,9 @@ impl<T: Dtype, R: Operand<T>> Combine<R> for Scalar<T> {
     fn combine(self, rhs: R, op: BinaryOp) -> R::WithScalar {
         Data::from_value(binary(op, self.raw(), rhs.raw(), T::dtype()))
     }
-    #[track_caller]
-    fn cdiv(self, rhs: R) -> R::WithScalar {
-        Data::from_value(ceil_div(self.raw(), rhs.raw(), T::dtype()))
-    }
 }
 
-/// i32 beside i64: the narrower side is widened.
+/// i32 with i64: the narrower operand is widened.
 macro_rules! widening {
     ($($a:ident, $b:ident => $out:ident;)*) => { $(
         widening!(@pair $a<i32>, $b<i64>, $out);
@@ -150,11 +113,6 @@ macro_rules! widening {
                 let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
                 $out::from_value(binary(op, a.raw(), b.raw(), DType::I64))
             }
-            #[track_caller]
-            fn cdiv(self, rhs: $b) -> $out<i64> {
-                let (a, b) = (self.to::<i64>(), rhs.to::<i64>());
-                $out::from_value(ceil_div(a.raw(), b.raw(), DType::I64))
-            }
         }
     };
 }
@@ -165,11 +123,11 @@ widening! {
     Scalar, Scalar => Scalar;
 }
 
-/// Ends with a message about Rust numbers that no operation can combine.
+/// Fails with a message: the operation on these Rust numbers has no result.
 #[track_caller]
 fn host_failure(op: BinaryOp, a: impl std::fmt::Display, b: impl std::fmt::Display) -> ! {
     fail(
-        mistake(format!("`{a} {} {b}` has no value", symbol(op)))
+        mistake(format!("`{a} {} {b}` cannot be evaluated", symbol(op)))
             .label("overflow, division by zero, or an operation that this type does not have"),
     )
 }
@@ -181,6 +139,10 @@ macro_rules! host_int_operation {
             BinaryOp::Sub => $a.checked_sub($b),
             BinaryOp::Mul => $a.checked_mul($b),
             BinaryOp::Div => $a.checked_div($b),
+            BinaryOp::CeilDiv => $a.checked_div($b).zip($a.checked_rem($b)).and_then(|(quotient, rest)| {
+                // Rounded down where the rest is not 0 and has the divisor's sign.
+                quotient.checked_add((rest != 0 && (rest > 0) == ($b > 0)).into())
+            }),
             BinaryOp::Rem => $a.checked_rem($b),
             BinaryOp::Min => Some($a.min($b)),
             BinaryOp::Max => Some($a.max($b)),
@@ -203,10 +165,6 @@ macro_rules! host_left {
             fn combine(self, rhs: Tile<T>, op: BinaryOp) -> Tile<T> {
                 Tile::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
             }
-            #[track_caller]
-            fn cdiv(self, rhs: Tile<T>) -> Tile<T> {
-                Tile::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
         }
         impl<T: Dtype> Combine<Scalar<T>> for $ty where $ty: HostNum<T> {
             type Output = Scalar<T>;
@@ -214,16 +172,12 @@ macro_rules! host_left {
             fn combine(self, rhs: Scalar<T>, op: BinaryOp) -> Scalar<T> {
                 Scalar::from_value(binary(op, Operand::<T>::raw(self), rhs.raw(), T::dtype()))
             }
-            #[track_caller]
-            fn cdiv(self, rhs: Scalar<T>) -> Scalar<T> {
-                Scalar::from_value(ceil_div(Operand::<T>::raw(self), rhs.raw(), T::dtype()))
-            }
         }
     )* };
 }
 host_left!(i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
 
-/// Rust numbers among themselves: the operation happens while the kernel is specialised.
+/// Two Rust numbers: folded at specialization.
 macro_rules! host_pair {
     ($($ty:ty, $a:ident: $left:ty = $left_value:expr, $b:ident: $right:ty = $right_value:expr, $kind:ident;)*) => { $(
         impl Combine<$right> for $left {
@@ -233,12 +187,6 @@ macro_rules! host_pair {
                 let ($a, $b) = (self, rhs);
                 let (a, b): ($ty, $ty) = ($left_value, $right_value);
                 host_pair!(@$kind op, a, b)
-            }
-            #[track_caller]
-            fn cdiv(self, rhs: $right) -> $ty {
-                let ($a, $b) = (self, rhs);
-                let (a, b): ($ty, $ty) = ($left_value, $right_value);
-                host_pair!(@$kind BinaryOp::Div, host_pair!(@$kind BinaryOp::Sub, host_pair!(@$kind BinaryOp::Add, a, b), 1 as $ty), b)
             }
         }
     )* };
@@ -259,14 +207,20 @@ macro_rules! host_pair {
             BinaryOp::Rem => a % b,
             BinaryOp::Min => a.min(b),
             BinaryOp::Max => a.max(b),
-            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            BinaryOp::CeilDiv
+            | BinaryOp::And
+            | BinaryOp::Or
+            | BinaryOp::Xor
+            | BinaryOp::Shl
+            | BinaryOp::Shr
+            | BinaryOp::MulHi => {
                 host_failure($op, a, b)
             }
         }
     }};
 }
 
-/// A literal as a number of its neighbour's type.
+/// A literal as a number of the other operand's type.
 #[track_caller]
 fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
     T::try_from(lit.0)
@@ -304,22 +258,14 @@ impl Combine<bool> for bool {
             _ => host_failure(op, self, rhs),
         }
     }
-    #[track_caller]
-    fn cdiv(self, rhs: bool) -> bool {
-        host_failure(BinaryOp::Div, self, rhs)
-    }
 }
 
-/// Literals among themselves stay literals.
+/// Two literals give a literal.
 impl Combine<IntLit> for IntLit {
     type Output = IntLit;
     #[track_caller]
     fn combine(self, rhs: IntLit, op: BinaryOp) -> IntLit {
         IntLit(self.0.combine(rhs.0, op))
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: IntLit) -> IntLit {
-        IntLit(self.0.cdiv(rhs.0))
     }
 }
 
@@ -330,10 +276,6 @@ macro_rules! float_literals {
             #[track_caller]
             fn combine(self, rhs: $right, op: BinaryOp) -> FloatLit {
                 FloatLit($a(self).combine($b(rhs), op))
-            }
-            #[track_caller]
-            fn cdiv(self, rhs: $right) -> FloatLit {
-                host_failure(BinaryOp::Div, $a(self), $b(rhs))
             }
         }
     )* };
@@ -346,11 +288,11 @@ float_literals! {
 
 /// What can be added to a pointer: integers, in elements.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an offset: pointers move by integers, in elements",
+    message = "`{Self}` cannot be added to a pointer: offsets are integers, in elements",
     label = "expected an integer tile, scalar or number"
 )]
 pub trait Offset<T: Dtype> {
-    /// What a scalar pointer becomes.
+    /// The type of the moved pointer, for a scalar pointer.
     type Moved;
     #[doc(hidden)]
     fn raw_offset(self) -> Raw;
@@ -404,12 +346,12 @@ macro_rules! host_offsets {
 }
 host_offsets!(i32, i64, u32, usize, IntLit);
 
-/// `ptr ± offset`, repeated to their common shape. Offsets are i32 or i64 from here on.
+/// `ptr ± offset`, broadcast to their common shape. Offsets are i32 or i64 from here on.
 #[track_caller]
 fn move_pointer<T: Dtype, I: Offset<T>>(ptr: Value, offset: I, op: BinaryOp) -> Value {
     if !matches!(op, BinaryOp::Add | BinaryOp::Sub) {
-        let message = format!("`{}` has no meaning on a pointer", symbol(op));
-        fail(mistake(message).label("pointers can be moved with `+` and `-`"));
+        let message = format!("`{}` is not supported on pointers", symbol(op));
+        fail(mistake(message).label("pointers support only `+` and `-`"));
     }
     let dtype = I::offset_type();
     let mut offset = materialise(offset.raw_offset(), dtype);
@@ -431,10 +373,6 @@ impl<T: Dtype, I: Offset<T>> Combine<I> for Ptr<T> {
     fn combine(self, rhs: I, op: BinaryOp) -> I::Moved {
         I::moved(move_pointer(self.v, rhs, op), self.writable)
     }
-    #[track_caller]
-    fn cdiv(self, rhs: I) -> I::Moved {
-        self.combine(rhs, BinaryOp::Div)
-    }
 }
 
 impl<T: Dtype, I: Offset<T>> Combine<I> for PtrTile<T> {
@@ -442,10 +380,6 @@ impl<T: Dtype, I: Offset<T>> Combine<I> for PtrTile<T> {
     #[track_caller]
     fn combine(self, rhs: I, op: BinaryOp) -> PtrTile<T> {
         PtrTile::new(move_pointer(self.v, rhs, op), self.writable)
-    }
-    #[track_caller]
-    fn cdiv(self, rhs: I) -> PtrTile<T> {
-        self.combine(rhs, BinaryOp::Div)
     }
 }
 
@@ -467,7 +401,9 @@ operators! {
     mul, Mul;
     /// `a / b`: truncates toward zero for integers.
     div, Div;
-    /// `a % b`: the sign of `a`, as in Rust.
+    /// ⌈a / b⌉ for integers. Nothing wraps on the way.
+    cdiv, CeilDiv;
+    /// `a % b`: has the sign of `a`, as in Rust.
     rem, Rem;
     /// `a & b`.
     bitand, And;
@@ -479,18 +415,12 @@ operators! {
     shl, Shl;
     /// `a >> b`: arithmetic for signed integers.
     shr, Shr;
-    /// The smaller of two numbers, elementwise; of a number and a NaN, the number.
+    /// The smaller of two numbers, elementwise; if one is NaN, the other.
     minimum, Min;
-    /// The larger of two numbers, elementwise; of a number and a NaN, the number.
+    /// The larger of two numbers, elementwise; if one is NaN, the other.
     maximum, Max;
     /// High half of the full product of two integers.
     umulhi, MulHi;
-}
-
-/// ⌈a / b⌉ for integers that are not negative.
-#[track_caller]
-pub fn cdiv<A: Combine<B>, B>(a: A, b: B) -> A::Output {
-    a.cdiv(b)
 }
 
 /// Rust's own operators, for code outside `#[kernel]` and `#[device_fn]`.

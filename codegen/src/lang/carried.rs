@@ -1,33 +1,33 @@
-//! Values that can pass through loops and branches.
+//! Values that loops and branches can carry.
 
 use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile};
 use super::operand::{FloatLit, IntLit, Number, constant};
 use crate::ir::Value;
 
-/// A value that a loop or a branch can carry. Rust numbers become run-time scalars on the way in.
+/// A value that a loop or a branch can carry. Rust numbers are converted to run-time scalars.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be carried through a loop or a run-time branch",
     label = "not a tile, scalar, pointer, number, or a tuple or array of these",
-    note = "values that change inside `for`, `while` and run-time `if` become values of the compiled kernel"
+    note = "values that change inside `for`, `while` and run-time `if` become run-time values"
 )]
 pub trait Carried: Copy {
-    /// What it is inside.
+    /// The type inside the loop or branch.
     type Handle: Carried<Handle = Self::Handle>;
 
     #[doc(hidden)]
     #[track_caller]
     fn into_handle(self) -> Self::Handle;
 
-    /// Appends the values that it consists of.
+    /// Appends the IR values that it consists of.
     #[doc(hidden)]
     fn values(handle: &Self::Handle, out: &mut Vec<Value>);
 
-    /// The same thing made of other values of the same types.
+    /// The same structure, made of other values of the same types.
     #[doc(hidden)]
     fn rebuild(like: &Self::Handle, values: &mut dyn Iterator<Item = Value>) -> Self::Handle;
 
-    /// Appends a name for each value.
+    /// Appends a name for each IR value.
     #[doc(hidden)]
     fn names(handle: &Self::Handle, name: &str, out: &mut Vec<String>) {
         let mut values = Vec::new();

@@ -1,4 +1,4 @@
-//! Comparisons and logic: `==`, `<`, `&&` and their kin in kernel code, typed as arithmetic is.
+//! Comparison and logical operators in kernel code (`==`, `<`, `&&`, …), typed as arithmetic is.
 
 use super::arith::binary;
 use super::dtype::{Dtype, Num};
@@ -13,11 +13,11 @@ pub(crate) fn comparison(op: CmpOp, a: Raw, b: Raw, dtype: DType) -> Value {
     emit(|builder| builder.cmp(op, a, b))
 }
 
-/// Pairs that `==` and `!=` accept.
+/// Operand pairs that `==` and `!=` accept.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` and `{R}` cannot be compared",
     label = "no comparison between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+    note = "element types are not converted implicitly: convert one side with `.to::<…>()`"
 )]
 pub trait CompareEq<R> {
     type Output;
@@ -26,11 +26,11 @@ pub trait CompareEq<R> {
     fn compare_eq(self, rhs: R, op: CmpOp) -> Self::Output;
 }
 
-/// Pairs that `<`, `<=`, `>` and `>=` accept.
+/// Operand pairs that `<`, `<=`, `>` and `>=` accept.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` and `{R}` cannot be compared",
-    label = "no order between `{Self}` and `{R}`",
-    note = "element types do not mix silently: convert one side with `.to::<…>()`"
+    label = "no ordering between `{Self}` and `{R}`",
+    note = "element types are not converted implicitly: convert one side with `.to::<…>()`"
 )]
 pub trait CompareOrd<R>: CompareEq<R> {
     #[doc(hidden)]
@@ -68,7 +68,7 @@ impl<T: Num, R: Operand<T>> CompareOrd<R> for Scalar<T> {
     }
 }
 
-/// i32 beside i64: the narrower side is widened.
+/// i32 with i64: the narrower operand is widened.
 macro_rules! widening {
     ($($a:ty, $b:ty => $out:ident;)*) => { $(
         impl CompareEq<$b> for $a {
@@ -125,7 +125,7 @@ macro_rules! host_left {
 host_left!(Tile: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
 host_left!(Scalar: i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, IntLit, FloatLit);
 
-/// What a comparison says about an order; `None` (NaN) only differs.
+/// Whether a comparison is true of an ordering. With `None` (a NaN operand) only `!=` is true.
 fn holds(op: CmpOp, order: Option<std::cmp::Ordering>) -> bool {
     match op {
         CmpOp::Eq => order.is_some_and(|o| o.is_eq()),
@@ -137,7 +137,7 @@ fn holds(op: CmpOp, order: Option<std::cmp::Ordering>) -> bool {
     }
 }
 
-/// A Rust number beside a literal, which takes its type (integers compare exactly).
+/// A Rust number with a literal, which takes its type (integers compare exactly).
 macro_rules! literals {
     ($lit:ident as $wide:ty: $($ty:ty),*) => { $(
         impl CompareEq<$lit> for $ty {
@@ -168,7 +168,7 @@ literals!(IntLit as i128: i8, i16, i32, i64, u8, u16, u32, u64, usize);
 literals!(FloatLit as f32: f32);
 literals!(FloatLit as f64: f64);
 
-/// Rust values among themselves compare as in Rust.
+/// Two Rust values compare as in Rust.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! compare_host {
@@ -218,8 +218,8 @@ comparisons! {
     ge, CompareOrd, compare_ord, Ge;
 }
 
-/// Conditions that `&&` and `||` accept. The right side is always evaluated where either side is a run-time value: it
-/// has no effects.
+/// Conditions that `&&` and `||` accept. If either side is a run-time value, both sides are evaluated: they have no
+/// side effects.
 #[diagnostic::on_unimplemented(message = "`&&` and `||` need conditions, found `{Self}` and `{R}`")]
 pub trait Logic<R> {
     type Output;

@@ -1,4 +1,5 @@
-//! Loops and branches. `#[kernel]` turns Rust's own into these calls, with the assigned variables as state.
+//! Loops and branches. `#[kernel]` turns Rust's own into these calls, with the assigned variables as loop-carried
+//! state.
 
 pub use super::carried::Carried;
 use super::dtype::Int;
@@ -12,7 +13,7 @@ use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
 use std::collections::HashSet;
 
-/// A counted loop's bounds and hints: what [`range`] gives.
+/// A counted loop's bounds and hints: the result of [`range`].
 #[derive(Clone, Copy, Debug)]
 pub struct Range<T: Int> {
     start: Scalar<T>,
@@ -24,9 +25,9 @@ pub struct Range<T: Int> {
     overlap: Option<bool>,
 }
 
-/// A bound of a loop: an i32 or i64 scalar, or a Rust integer (which counts as i32, and i64 for `i64`).
+/// A loop bound: an i32 or i64 scalar, or a Rust integer (an i32, or i64 for `i64`).
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot bound a loop",
+    message = "`{Self}` cannot be a loop bound",
     label = "expected an integer scalar or a Rust integer"
 )]
 pub trait Bound: Copy {
@@ -42,7 +43,7 @@ macro_rules! scalar_bounds {
             type Elem = $elem;
             #[track_caller]
             fn bound<T: Int>(self) -> Scalar<T> {
-                expect_scalar(self.value(), "a bound of a loop");
+                expect_scalar(self.value(), "a loop bound");
                 Scalar::<$elem>::from_value(self.value()).to::<T>()
             }
         }
@@ -80,7 +81,7 @@ impl Widen<i64> for i64 {
     type Wide = i64;
 }
 
-/// A hint that may be left out.
+/// An optional hint.
 pub trait Hint<T> {
     #[doc(hidden)]
     #[track_caller]
@@ -110,10 +111,14 @@ count_hints!(usize, i32, u32, IntLit);
 
 type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide as Widen<<C as Bound>::Elem>>::Wide;
 
-/// The numbers from `start` to `end`, `end` left out, in steps of `step` > 0: for the head of a `for` loop.
-/// `num_stages` is the depth of the software pipeline, `unroll` how many iterations to join, `warp_specialize` whether
-/// loads get warps of their own, `overlap` whether products of one iteration run under the arithmetic of the next; the
-/// compiler chooses what is left out.
+/// The numbers from `start` to `end` (exclusive) in steps of `step` > 0: for the head of a `for` loop.
+///
+/// - `num_stages`: depth of the software pipeline.
+/// - `unroll`: unroll factor.
+/// - `warp_specialize`: whether dedicated producer warps do the loads.
+/// - `overlap`: whether the dots of one iteration overlap the arithmetic of the next.
+///
+/// The compiler chooses each hint that is not given.
 #[track_caller]
 pub fn range<A, B, C>(
     start: A,
@@ -137,8 +142,8 @@ where
     {
         fail(
             mistake(format!("the step of `range` must be positive, found {n}"))
-                .label("counts the wrong way")
-                .help("count upwards and compute the falling index from it: `end - 1 - i`"),
+                .label("not positive")
+                .help("count up, and compute the descending index as `end - 1 - i`"),
         );
     }
     Range {
@@ -152,8 +157,7 @@ where
     }
 }
 
-/// As [`range`], for loops that are unrolled while the kernel is specialised: the index is a Rust number and can be used
-/// in shapes.
+/// As [`range`], for loops unrolled at specialization: the index is a Rust number and can be used in shapes.
 #[track_caller]
 pub fn static_range(
     start: impl Extent,
@@ -171,7 +175,7 @@ fn types_of(values: &[Value]) -> Vec<Type> {
     values.iter().map(|&v| ty(v)).collect()
 }
 
-/// Ends with a message where a carried variable changes its type on the way. A value without a name is that of an `if`.
+/// Fails with a message if a carried variable changes its type. A value without a name is the result of an `if`.
 fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], before: &str, after: &str) {
     for (i, (want, &v)) in expected.iter().zip(found).enumerate() {
         let have = ty(v);
@@ -182,7 +186,7 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
             };
             let (want, have) = (words::with_article(&words::ty(want)), words::with_article(&words::ty(&have)));
             fail(
-                Diagnostic::new(format!("{name} must have one shape {before} and {after}"), loc.clone())
+                Diagnostic::new(format!("{name} must have the same shape {before} and {after}"), loc.clone())
                     .label(format!("{name} is {want} {before}, {have} {after}"))
                     .help(
                         "give it the same shape on every path, for example with `.broadcast_to([…])` or `zeros([…])`",
@@ -192,7 +196,7 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
     }
 }
 
-/// `for i in range(…)`: records `body` once, with `state` carried from iteration to iteration.
+/// `for i in range(…)`: records `body` once, with `state` as the loop-carried values.
 #[doc(hidden)]
 #[track_caller]
 pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
@@ -230,12 +234,13 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     S::rebuild(&state, &mut values.into_iter())
 }
 
-/// Steps from the largest number of its index's type at which a loop ends at the latest. Launches check it of ends that are
-/// made of their numbers ([`crate::analysis::reach`]).
+/// How many steps before the maximum of its index type a loop ends at the latest, so that a pipelined loop can compute
+/// indices of later iterations without overflow. A launch checks this for ends computed from its arguments
+/// ([`crate::analysis::reach`]).
 pub(crate) const STEPS_AHEAD: i128 = 16;
 
-/// The end of a loop: where it comes from memory, so that no launch can check it, cut to what the index can step beyond without
-/// overflow, with as many steps as pipelines run ahead.
+/// The end of a loop. One that no launch can check (loaded from memory) is clamped, so that the index stays at least
+/// [`STEPS_AHEAD`] steps below the maximum of its type.
 fn safe_end(end: Value, step: Value) -> Value {
     emit(|b| {
         let (dtype, step) = (b.func.ty(end).dtype(), b.func.constant_int(step));
@@ -247,7 +252,7 @@ fn safe_end(end: Value, step: Value) -> Value {
     })
 }
 
-/// Whether a scalar is computed from arguments, coordinates, extents of the grid, indices and constants.
+/// Whether a scalar is computed from arguments, program ids, grid extents, loop indices and constants.
 fn made_of_arguments(func: &Func, v: Value) -> bool {
     let (mut seen, mut rest) = (HashSet::from([v]), vec![v]);
     while let Some(v) = rest.pop() {
@@ -272,11 +277,11 @@ fn is_body_of_for(func: &Func, block: BlockId) -> bool {
     func.walk().into_iter().any(|id| matches!(func.op(id).op, Op::For { .. }) && func.op(id).regions.contains(&block))
 }
 
-/// A condition that a `while` loop tests each time.
+/// The condition of a `while` loop, tested before each iteration.
 #[diagnostic::on_unimplemented(
     message = "the condition of a `while` loop must be a run-time value, found `{Self}`",
     label = "expected a comparison of scalars",
-    note = "a loop over values that are known at specialisation is written `for i in static_range(…)`"
+    note = "for a loop over values known at specialization, write `for i in static_range(…)`"
 )]
 pub trait LoopCondition {
     #[doc(hidden)]
@@ -301,7 +306,7 @@ impl LoopCondition for Tile<bool> {
 fn check_condition(v: Value) -> Value {
     if !ty(v).shape().is_empty() {
         fail(
-            mistake(format!("a condition must be one bool, found {}", describe(v)))
+            mistake(format!("a condition must be a scalar bool, found {}", describe(v)))
                 .label("one value per element")
                 .help("choose elementwise with `where_(condition, a, b)`, or reduce the tile first"),
         );
@@ -349,11 +354,11 @@ pub fn while_loop<S: Carried, C: LoopCondition, R: Carried<Handle = S::Handle>>(
     S::rebuild(&state, &mut values.into_iter())
 }
 
-/// Conditions of `if`. A Rust `bool` decides while the kernel is specialised, and only the chosen branch is recorded; a
-/// run-time bool records both.
+/// Conditions of `if`. A Rust `bool` is decided at specialization, and only the taken branch is recorded; for a
+/// run-time bool both are recorded.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a condition for branches of types `{A}` and `{B}`",
-    label = "expected a comparison of scalars, or a constexpr `bool` with branches of one type"
+    label = "expected a comparison of scalars, or a constexpr `bool` with branches of the same type"
 )]
 pub trait Choose<A, B> {
     type Output;
@@ -397,7 +402,7 @@ impl<A: Carried, B: Carried<Handle = A::Handle>> Choose<A, B> for Scalar<bool> {
     }
 }
 
-/// A branch inside a combining function, which has no control flow: both sides are computed, and one is selected.
+/// A branch inside a combining function, which has no control flow: both sides are computed, and a `select` chooses.
 #[track_caller]
 fn select_both<A: Carried, B: Carried<Handle = A::Handle>>(
     condition: Scalar<bool>,
@@ -437,7 +442,7 @@ pub fn branch<C: Choose<A, B>, A, B>(
     condition.choose(names, then, otherwise)
 }
 
-/// Checks a rule while the kernel is specialised.
+/// Checks a condition at specialization.
 #[track_caller]
 pub fn static_assert(condition: bool, message: impl AsRef<str>) {
     if !condition {

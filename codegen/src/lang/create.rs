@@ -1,4 +1,4 @@
-//! Programs, constants and ranges of numbers.
+//! Program ids, constants and `arange`.
 
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Scalar, Tile};
@@ -14,7 +14,7 @@ fn check_grid_axis(axis: u32, what: &str) {
         fail(
             mistake(format!("`{what}({axis})`: a grid has the axes 0, 1 and 2"))
                 .label("no such axis")
-                .help("fold further dimensions into one axis, and take them apart with `/` and `%`"),
+                .help("combine further dimensions into one axis, and split it with `/` and `%`"),
         );
     }
 }
@@ -59,7 +59,7 @@ pub fn ones<T: Num>(shape: impl AsRef<[usize]>) -> Tile<T> {
     full(shape, operand::IntLit(1))
 }
 
-/// A tile with the same number everywhere.
+/// A tile with the same number in every element.
 #[track_caller]
 pub fn full<T: Dtype>(to: impl AsRef<[usize]>, value: impl Operand<T>) -> Tile<T> {
     let to = to.as_ref();
@@ -78,7 +78,7 @@ pub fn zeros_like<X: Data>(x: X) -> X {
     X::from_value(emit(|b| b.zero(ty)))
 }
 
-/// `value` everywhere, in the shape and type of another tile.
+/// `value` in every element, in the shape and type of another tile.
 #[track_caller]
 pub fn full_like<X: Data>(x: X, value: impl Operand<X::Elem>) -> X {
     let like = shape(x.value());

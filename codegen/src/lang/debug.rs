@@ -7,9 +7,9 @@ use super::operand::{Operand, broadcast, common_shape, materialise};
 use super::record::{emit, fail, mistake, print_line, shape};
 use crate::ir::{DType, Op, Type, Value};
 
-/// Says that a condition holds, for example `assume(n > 0)`. A launch whose numbers show the contrary is refused; of a condition
-/// about anything but arguments, constants and extents of the grid nothing is believed, and nothing checked but in builds with
-/// assertions and in the interpreter.
+/// States that a condition holds, for example `assume(n > 0)`. A launch whose arguments violate it is rejected.
+/// Conditions on anything but arguments, constants and grid extents do not affect code generation; they are checked in
+/// builds with assertions and by the interpreter.
 #[track_caller]
 pub fn assume(condition: impl Operand<bool>) {
     let v = materialise(condition.raw(), DType::Bool);
@@ -17,8 +17,11 @@ pub fn assume(condition: impl Operand<bool>) {
     emit(|b| b.op(Op::Assume, &[v], &[]));
 }
 
-/// Values that hints can be attached to: integers and pointers.
-#[diagnostic::on_unimplemented(message = "`{Self}` takes no such hint", label = "expected an integer or a pointer")]
+/// Values that take hints: integers and pointers.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not take this hint",
+    label = "expected an integer or a pointer"
+)]
 pub trait Hintable: Copy {
     #[doc(hidden)]
     #[track_caller]
@@ -57,22 +60,24 @@ pointer_hints!(Ptr, PtrTile);
 fn positive(n: impl Extent, what: &str) -> i64 {
     match i64::try_from(n.extent()) {
         Ok(n) if n > 0 => n,
-        _ => fail(mistake(format!("`{what}` needs a positive number")).label("not positive")),
+        _ => fail(mistake(format!("`{what}` requires a positive number")).label("not positive")),
     }
 }
 
-/// Promises that `x` (for pointers: the byte address) is a multiple of `n`; of a tile, the first of each run of neighbors along
-/// the last dimension that follow each other by one. Of numbers that are no run, each is one where the last dimension has
-/// extent 1: `multiple_of(rows.expand_dims(1), n)`.
-/// A launch checks it, and is refused where it need not be so; what no launch can check (of numbers from memory, say) is not
-/// believed.
+/// States that `x` (for pointers: the byte address) is a multiple of `n`. For a tile: the first element of each
+/// contiguous run along the last dimension. Where that dimension has extent 1, each element is such a run, so a tile of
+/// arbitrary numbers is stated as `multiple_of(rows.expand_dims(1), n)`.
+///
+/// A launch checks it and is rejected unless it provably holds. On values that no launch can check (e.g. loaded from
+/// memory) it has no effect.
 #[track_caller]
 pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(Some(positive(n, "multiple_of")), None)
 }
 
-/// Promises that groups of `n` neighbors along the last dimension of `x` follow each other by one. No launch can check that, so
-/// code does not rely on it: what follows each other is found by the compiler. The interpreter reports a broken promise.
+/// States that each group of `n` elements along the last dimension of `x` is contiguous (each is the one before plus
+/// one). No launch can check this, so it does not affect code generation, which derives contiguity itself. The
+/// interpreter reports violations.
 #[track_caller]
 pub fn max_contiguous<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(None, Some(positive(n, "max_contiguous")))
@@ -110,7 +115,7 @@ pub fn device_print(prefix: impl AsRef<str>, values: impl PrintArgs) {
     emit(|b| b.op(Op::DevicePrint { prefix: prefix.as_ref().to_string() }, &values, &[]));
 }
 
-/// Stops the kernel with a message unless all elements of the condition are true.
+/// Traps with a message unless all elements of the condition are true.
 #[track_caller]
 pub fn device_assert(condition: impl Operand<bool>, message: impl AsRef<str>) {
     let v = materialise(condition.raw(), DType::Bool);
@@ -121,7 +126,7 @@ pub fn device_assert(condition: impl Operand<bool>, message: impl AsRef<str>) {
     emit(|b| b.op(Op::DeviceAssert { message: message.to_string() }, &[v], &[]));
 }
 
-/// Prints Rust values while the kernel is specialised: `static_print("tile", rows_tile)`.
+/// Prints Rust values at specialization: `static_print("tile", rows_tile)`.
 pub fn static_print(prefix: impl AsRef<str>, values: impl StaticArgs) {
     let mut line = prefix.as_ref().to_string();
     for value in values.texts() {
@@ -131,7 +136,7 @@ pub fn static_print(prefix: impl AsRef<str>, values: impl StaticArgs) {
     print_line(line);
 }
 
-/// The values of a `static_print`: a tuple of Rust values. Of tiles and scalars, type and shape are shown.
+/// The values of a `static_print`: a tuple of Rust values. Tiles and scalars are printed as type and shape.
 pub trait StaticArgs {
     #[doc(hidden)]
     fn texts(self) -> Vec<String>;
@@ -179,8 +184,8 @@ static_args!(A 0, B 1, C 2, D 3);
 static_args!(A 0, B 1, C 2, D 3, E 4);
 static_args!(A 0, B 1, C 2, D 3, E 4, F 5);
 
-/// One inline PTX instruction sequence per `pack` elements of the operands, in LLVM's notation: `$0` is the result, `$1` …
-/// are the operands. GPU only.
+/// One inline PTX sequence per `pack` elements of the operands, in LLVM's syntax: `$0` is the result, `$1` … are the
+/// operands. GPU only.
 #[track_caller]
 pub fn inline_asm_elementwise<T: Dtype>(
     asm: impl AsRef<str>,
@@ -192,7 +197,9 @@ pub fn inline_asm_elementwise<T: Dtype>(
     let args = args.print_values();
     let pack = pack.extent();
     if args.is_empty() {
-        fail(mistake("`inline_asm_elementwise` needs at least one operand").label("decides the shape of the result"));
+        fail(
+            mistake("`inline_asm_elementwise` needs at least one operand").label("determines the shape of the result"),
+        );
     }
     if pack == 0 {
         fail(mistake("`pack` is 0").label("expected at least 1 element per instruction"));

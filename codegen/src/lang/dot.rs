@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Matrix multiplication (`dot`).
 
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Tile};
@@ -7,11 +7,11 @@ use super::record::{emit, fail, mistake, shape};
 pub use crate::ir::Precision;
 use crate::ir::{DType, Type, Value};
 
-/// The accumulator of a [`dot`]: a tile, or left out for zeros.
+/// The accumulator of a [`dot`]: a tile, or zeros if not given.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be the accumulator of this product",
+    message = "`{Self}` cannot be the accumulator of this `dot`",
     label = "expected a tile",
-    note = "products of floats accumulate in f32, products of 8-bit integers in i32"
+    note = "dots of floats accumulate in f32, dots of 8-bit integers in i32"
 )]
 pub trait Accumulator<T: Dtype> {
     type Elem: Dtype;
@@ -33,8 +33,8 @@ impl<T: Dtype, A: Num> Accumulator<T> for Tile<A> {
     }
 }
 
-/// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc` the product alone, in f32 for floats and i32 for
-/// integers. `input_precision` says how f32 operands multiply: `ieee` (exactly, the default), `tf32` or `tf32x3`.
+/// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc`, the product in f32 for floats and i32 for integers.
+/// `input_precision` selects how f32 operands are multiplied: `ieee` (exactly, the default), `tf32` or `tf32x3`.
 #[track_caller]
 pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_precision: Precision) -> Tile<A::Elem> {
     let (from, to) = (T::dtype(), A::Elem::dtype());
@@ -54,7 +54,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
     }
     check_types(from, to);
     let (va, vb) = (a.value(), b.value());
-    // Products of f64 accumulate in f64, whatever the result is.
+    // f64 operands accumulate in f64, whatever the result type.
     let inner = if from == DType::F64 { DType::F64 } else { to };
     let v = emit(|builder| {
         let start = match acc {
@@ -75,10 +75,10 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
 fn check_operands(sa: &[usize], sb: &[usize]) {
     if sa.len() != 2 || sb.len() != 2 {
         fail(
-            mistake(format!("`dot` multiplies tiles of two dimensions, found shapes {sa:?} and {sb:?}"))
+            mistake(format!("`dot` requires tiles of rank 2, found shapes {sa:?} and {sb:?}"))
                 .label("expected [M, K] and [K, N]")
                 .help(
-                    "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for products of vectors",
+                    "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for dot products of vectors",
                 ),
         );
     }
@@ -103,8 +103,8 @@ fn check_types(from: DType, to: DType) {
         DType::Bool | DType::I16 | DType::I32 | DType::I64 | DType::U16 | DType::U32 | DType::U64 => false,
     };
     if !legal {
-        let diagnostic =
-            mistake(format!("`dot` of {from} into {to} does not exist")).label(format!("{from} × {from} → {to}"));
+        let diagnostic = mistake(format!("`dot` of {from} with accumulator {to} is not supported"))
+            .label(format!("{from} × {from} → {to}"));
         let help = match from {
             d if d.is_float() => "accumulate in f32: `acc = zeros::<f32>([…])`",
             DType::I8 | DType::U8 => "accumulate in i32: `acc = zeros::<i32>([…])`",

@@ -1,4 +1,4 @@
-//! Element types as Rust types, and the classes that kernels are generic over.
+//! Element types as Rust types, and the traits that kernels are generic over.
 
 use super::record;
 use crate::ir::DType;
@@ -10,22 +10,22 @@ use half::{bf16, f16};
     note = "element types are bool, i8 to i64, u8 to u64, f16, bf16, f32, f64, F8E4M3 and F8E5M2"
 )]
 pub trait Dtype: Copy + 'static {
-    /// What a `dot` of such elements accumulates in unless an accumulator says otherwise.
+    /// The default accumulator type of a `dot` of these elements.
     type Acc: Dtype;
 
-    /// The element type; for a type parameter, the one that the kernel is being recorded for.
+    /// The element type; for a type parameter, the type it is bound to in the kernel being recorded.
     fn dtype() -> DType;
 }
 
-/// Types whose elements can be added up, and what sums and running products of them are: Triton's `_pick_sum_dtype` and
+/// Types that `sum`, `cumsum` and `cumprod` accept, and their result types: Triton's `_pick_sum_dtype` and
 /// `_promote_bfloat16_to_float32`.
-#[diagnostic::on_unimplemented(message = "elements of type `{Self}` cannot be added up")]
+#[diagnostic::on_unimplemented(message = "elements of type `{Self}` cannot be summed")]
 pub trait Summed: Dtype {
-    /// What `sum` gives: at least 32 bits of integers, with the same sign.
+    /// Result of `sum`: integers have at least 32 bits and the same signedness.
     type Sum: Num;
-    /// What `cumsum` gives: as a sum, and f32 of bf16.
+    /// Result of `cumsum`: as `Sum`, but f32 for bf16.
     type RunningSum: Num;
-    /// What `cumprod` gives: the type itself, and f32 of bf16.
+    /// Result of `cumprod`: the type itself, but f32 for bf16.
     type RunningProduct: Num;
 }
 
@@ -37,14 +37,14 @@ pub trait Num: Summed {}
 #[diagnostic::on_unimplemented(message = "bitwise operations need integers or bool, found `{Self}`")]
 pub trait Bits: Dtype {}
 
-/// Integers, signed or not.
+/// Integers, signed or unsigned.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an integer type",
     note = "convert with `.to::<i32>()`, or declare the type parameter as `T: Int`"
 )]
 pub trait Int: Num<Acc = i32> + Bits {}
 
-/// Floats of 16 bits and more.
+/// Floats of at least 16 bits.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a float type",
     note = "convert with `.to::<f32>()`, or declare the type parameter as `T: Float`"
@@ -84,7 +84,8 @@ dtypes! {
     f64 => F64, f32, (f64, f64, f64), [Num, Float];
 }
 
-/// Classes of element types by name, as the bounds of a kernel's type parameters: what the command line offers.
+/// The members of a class of element types, by the name of the trait that bounds a kernel's type parameter: what the
+/// command line offers.
 pub fn class_members(class: &str) -> Option<&'static [DType]> {
     use DType::*;
     match class {
@@ -138,8 +139,8 @@ fn promoted(d: DType) -> DType {
 }
 
 generics! {
-    /// Stands for type parameter `N` bounded by `Float` while a kernel is recorded, so that its body is compiled once for
-    /// all types.
+    /// Placeholder for a type parameter bounded by `Float` while a kernel is recorded, so that its body is compiled
+    /// once for all types.
     GenericFloat: Num Float, f32, |d| d, [GenericFloat, RunningFloat, RunningFloat];
     /// As [`GenericFloat`], for `Int`.
     GenericInt: Num Bits Int, i32, |d| d, [SumInt, SumInt, GenericInt];

@@ -1,4 +1,4 @@
-//! What kernel code holds: small `Copy` names of values under construction.
+//! Values in kernel code: small `Copy` handles of IR values under construction.
 
 use super::dtype::{Bits, Dtype, Float, Int, Num};
 use super::record::{emit, mistake, shape, ty};
@@ -6,15 +6,15 @@ use super::words;
 use crate::ir::{DType, UnaryOp, Value};
 use std::marker::PhantomData;
 
-/// A tile: a block of elements with a shape that is known while the kernel is specialised. A tile without dimensions (a
-/// full reduction) can stand wherever a scalar can.
+/// A tile: a block of elements whose shape is known at specialization. A rank-0 tile (a full reduction) can be used as
+/// a scalar.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile<T: Dtype> {
     v: Value,
     elem: PhantomData<fn() -> T>,
 }
 
-/// One run-time number, the same for the whole program instance.
+/// One run-time number, uniform across the program instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Scalar<T: Dtype> {
     v: Value,
@@ -29,7 +29,7 @@ pub struct Ptr<T: Dtype> {
     elem: PhantomData<fn() -> T>,
 }
 
-/// A tile of pointers: what `ptr + offsets` gives.
+/// A tile of pointers: the result of `ptr + offsets`.
 #[derive(Clone, Copy, Debug)]
 pub struct PtrTile<T: Dtype> {
     pub(crate) v: Value,
@@ -37,8 +37,8 @@ pub struct PtrTile<T: Dtype> {
     elem: PhantomData<fn() -> T>,
 }
 
-/// A block of a tensor in memory: base, shape, strides, offsets and the shape of the block that it selects. Block
-/// pointers and tensor descriptors are both this.
+/// A block of a tensor in memory: base, shape, strides, offsets and block shape. Block pointers and tensor descriptors
+/// are both of this type.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockPtr<T: Dtype> {
     pub(crate) v: Value,
@@ -60,12 +60,12 @@ memory_handle!(Ptr, PtrTile, BlockPtr);
 /// Tiles and scalars.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is neither a tile nor a run-time scalar",
-    note = "make one with `scalar(…)` or `full([…], …)`"
+    note = "create one with `scalar(…)` or `full([…], …)`"
 )]
 pub trait Data: Copy {
     /// Type of the elements.
     type Elem: Dtype;
-    /// The same shape with other elements.
+    /// The same shape with another element type.
     type As<U: Dtype>: Data<Elem = U>;
 
     #[doc(hidden)]
@@ -73,16 +73,16 @@ pub trait Data: Copy {
     #[doc(hidden)]
     fn from_value(v: Value) -> Self;
 
-    /// Converts the elements to another type: floats round to nearest even, float to integer truncates and saturates,
-    /// integers wrap, anything to `bool` is ≠ 0.
+    /// Converts the elements to another type: to floats rounds to nearest even, float to integer truncates and
+    /// saturates, integers wrap, to `bool` is ≠ 0.
     #[track_caller]
     fn to<U: Dtype>(self) -> Self::As<U> {
-        // Asked for first: the type that a type parameter stands for is the recorder's, which `emit` holds.
+        // `dtype` reads the recorder's type parameters, which `emit` has borrowed: called before it.
         let (v, to) = (self.value(), U::dtype());
         Self::As::from_value(emit(|b| b.cast(v, to)))
     }
 
-    /// The same bits as another element type of the same width.
+    /// Reinterprets the bits as another element type of the same width.
     #[track_caller]
     fn bitcast<U: Dtype>(self) -> Self::As<U> {
         let v = self.value();
@@ -94,7 +94,7 @@ pub trait Data: Copy {
                 to.bits()
             );
             super::record::fail(
-                mistake(message).label("widths differ").help(format!("`.to::<{to}>()` converts the numbers")),
+                mistake(message).label("widths differ").help(format!("`.to::<{to}>()` converts the values")),
             );
         }
         Self::As::from_value(emit(|b| b.bitcast(v, to)))
@@ -217,14 +217,15 @@ impl<T: Dtype> Tile<T> {
         T::dtype()
     }
 
-    /// A tile of one element as a scalar: what an `if` or an index on a reduced value needs.
+    /// A tile of one element as a scalar: needed by an `if` or an index on a reduced value.
     #[track_caller]
     pub fn scalar(self) -> Scalar<T> {
         let shape = shape(self.v);
         match shape.len() {
             0 => Scalar::from_value(self.v),
             n if shape.iter().product::<usize>() == 1 => {
-                // A reduction over axes of extent 1 takes the only element out; its function is never applied.
+                // A reduction over an axis of extent 1 extracts its only element; the combining function is never
+                // applied.
                 let v = (0..n).fold(self.v, |v, _| super::reduce::first(v, 0));
                 Scalar::from_value(v)
             }
@@ -238,7 +239,7 @@ impl<T: Dtype> Tile<T> {
 }
 
 impl<T: Dtype> BlockPtr<T> {
-    /// Shape of the selected block.
+    /// Shape of the block.
     pub fn block_shape(self) -> Vec<usize> {
         shape(self.v)
     }

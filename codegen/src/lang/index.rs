@@ -1,4 +1,4 @@
-//! Indices, extents and axes: the integers of shapes and positions.
+//! Indices, extents and axes.
 
 use super::dtype::Dtype;
 use super::handle::{Data, Scalar, Tile};
@@ -6,10 +6,10 @@ use super::operand::{IntLit, expect_scalar, to_i64};
 use super::record::{emit, fail, mistake};
 use crate::ir::{DType, Value};
 
-/// Largest number of elements of one tile.
+/// Maximum number of elements of a tile.
 pub const MAX_TILE_ELEMENTS: usize = 1 << 20;
 
-/// A place along a dimension: an i32 or i64 scalar, or a Rust integer. Becomes i64.
+/// A position along a dimension: an i32 or i64 scalar, or a Rust integer. Converted to i64.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an index",
     label = "expected an integer scalar or a Rust integer",
@@ -20,7 +20,7 @@ pub trait Index {
     #[track_caller]
     fn index(self) -> Value;
 
-    /// As a member of a list: an i64 scalar is one already.
+    /// As a member of a list: an i64 scalar is used as it is.
     #[doc(hidden)]
     #[track_caller]
     fn listed(self) -> Value
@@ -87,17 +87,17 @@ impl Index for IntLit {
     }
 }
 
-/// An index as an i64 scalar: how `#[kernel]` writes the elements of `shape`, `strides` and `offsets`.
+/// An index as an i64 scalar: how `#[kernel]` converts the elements of `shape`, `strides` and `offsets`.
 #[doc(hidden)]
 #[track_caller]
 pub fn index(i: impl Index) -> Scalar<i64> {
     Scalar::from_value(i.index())
 }
 
-/// A number that is known while the kernel is specialised: part of a tile's shape.
+/// A number that is known at specialization: part of a tile's shape.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an extent of a tile",
-    label = "expected a number that is known when the kernel is specialised",
+    label = "expected a number known at specialization",
     note = "declare the parameter as `#[constexpr] name: usize`"
 )]
 pub trait Extent {
@@ -133,7 +133,7 @@ pub fn extent(n: impl Extent) -> usize {
     n.extent()
 }
 
-/// Checks the rules of tile shapes: powers of two, and not too many elements.
+/// Checks that a tile's extents are powers of two, and its number of elements.
 #[track_caller]
 pub(crate) fn check_shape(shape: &[usize]) {
     for (axis, &n) in shape.iter().enumerate() {
@@ -142,7 +142,7 @@ pub(crate) fn check_shape(shape: &[usize]) {
                 .label(format!("dimension {axis} is {n}"));
             fail(diagnostic.help(match (n, n.checked_next_power_of_two()) {
                 (0, _) => "a tile has at least one element in each dimension".to_string(),
-                (_, Some(next)) => format!("use {next} and mask what is beyond {n}: `boundary_check` or `mask`"),
+                (_, Some(next)) => format!("use {next} and mask the elements beyond {n}: `boundary_check` or `mask`"),
                 (_, None) => "loop over smaller tiles".to_string(),
             }));
         }
@@ -177,15 +177,15 @@ pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
     wrapped as usize
 }
 
-/// An argument that the call leaves out.
+/// An optional argument that is not given.
 #[derive(Clone, Copy, Debug)]
 pub struct Unset;
 
-/// The axis of a reduction: a dimension, or left out for all of them.
+/// The axis of a reduction; all axes if not given.
 #[diagnostic::on_unimplemented(
-    message = "an axis is an `i32` that is known when the kernel is specialised, found `{Self}`",
+    message = "an axis is an `i32` known at specialization, found `{Self}`",
     label = "expected an axis",
-    note = "the larger of two values is `maximum(a, b)`, the smaller `minimum(a, b)`"
+    note = "for the extremum of two values, use `maximum(a, b)` or `minimum(a, b)`"
 )]
 pub trait AxisArg {
     /// A tile for one axis, a scalar for all.
@@ -208,11 +208,11 @@ impl AxisArg for i32 {
     }
 }
 
-/// A list of indices that is not written out in the call: an array, or a tuple whose members differ in type.
+/// A list of indices that is not a literal in the call: an array, or a tuple whose members differ in type.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a list of indices",
     label = "expected an array or a tuple of integers",
-    note = "a list in a variable is `let offsets = (row * tile, 0)`: an array where all members are of one type"
+    note = "for a list in a variable, write `let offsets = (row * tile, 0)`, or an array if all members have the same type"
 )]
 pub trait IndexList {
     #[doc(hidden)]
@@ -243,11 +243,11 @@ pub fn index_list(list: impl IndexList) -> Vec<Scalar<i64>> {
     list.indices()
 }
 
-/// A shape that is not written out in the call: an array or a tuple of extents, or another tile's shape.
+/// A shape that is not a literal in the call: an array or a tuple of extents, or another tile's shape.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a shape",
     label = "expected an array or a tuple of extents",
-    note = "extents are numbers that are known when the kernel is specialised: declare them as `#[constexpr] name: usize`"
+    note = "extents are numbers known at specialization: declare them as `#[constexpr] name: usize`"
 )]
 pub trait ExtentList {
     #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! What a kernel tells the host side: its parameters, and how to record it for given types and constants.
+//! Kernel definitions for the host: parameters, and recording for given types and constants.
 
 use super::dtype::Dtype;
 use super::handle::{Data, Ptr, Scalar};
@@ -10,7 +10,7 @@ use crate::ir::{Arg, Elem, Func, Loc, Precision, Stage, Type};
 use crate::verify::{Rule, verify};
 use std::fmt;
 
-/// A kernel as `#[kernel]` found it in the source. One static per kernel.
+/// A kernel as parsed by `#[kernel]`. One static per kernel.
 #[derive(Debug)]
 pub struct KernelDef {
     /// The function's name.
@@ -23,7 +23,7 @@ pub struct KernelDef {
     pub generics: &'static [GenericDef],
     /// All parameters, in order.
     pub params: &'static [ParamDef],
-    /// Declares the arguments and runs the body. Only [`KernelDef::record`] calls it.
+    /// Declares the arguments and runs the body. Called only by [`KernelDef::record`].
     #[doc(hidden)]
     pub body: fn(&Inputs<'_>),
 }
@@ -48,11 +48,11 @@ impl GenericDef {
 pub struct ParamDef {
     pub name: &'static str,
     pub kind: ParamKind,
-    /// Whether its alignment, and for integers the value one, are compiled in. Off with `#[no_specialize]`.
+    /// Whether its alignment, and for integers the value 1, are specialized on. Off with `#[no_specialize]`.
     pub specialize: bool,
 }
 
-/// What a parameter is.
+/// Kind of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ParamKind {
     /// Memory that is read.
@@ -61,9 +61,9 @@ pub enum ParamKind {
     Out(ElemDef),
     /// Memory that is read and written.
     InOut(ElemDef),
-    /// A number passed at each launch.
+    /// A number passed at launch.
     Scalar(ElemDef),
-    /// A number compiled in. `ty` is its Rust type; `default` is used where the caller names none.
+    /// A compile-time constant. `ty` is its Rust type; `default` is used if the caller gives none.
     Constexpr { ty: &'static str, default: Option<ConstDefault> },
 }
 
@@ -116,7 +116,7 @@ pub enum ConstValue {
 }
 
 impl ConstValue {
-    /// Reads `64`, `0.5`, `true` or a word, as a command line gives them.
+    /// Parses `64`, `0.5`, `true` or an identifier, as given on a command line.
     pub fn from_text(text: &str) -> ConstValue {
         if let Ok(n) = text.parse() {
             ConstValue::Int(n)
@@ -147,14 +147,14 @@ impl fmt::Display for ConstValue {
     note = "use usize, i32, i64, u32, u64, bool, f32, f64, or an enum declared in `constexpr_enum! {{ … }}`"
 )]
 pub trait Constexpr: Copy + 'static {
-    /// Its name for people.
+    /// Its name in messages.
     const TYPE: &'static str;
-    /// What stands for a value that is chosen later.
+    /// Placeholder for a value that is chosen later.
     const PLACEHOLDER: Self;
     fn to_const(self) -> ConstValue;
-    /// `None` where the value has another type or does not fit.
+    /// `None` if the value has another type or is out of range.
     fn from_const(value: &ConstValue) -> Option<Self>;
-    /// Different for different values: part of the specialisation key.
+    /// Distinct for distinct values: part of the specialization key.
     fn key(self) -> u64;
 }
 
@@ -238,12 +238,12 @@ impl Constexpr for Precision {
     }
 }
 
-/// Declares an enum without fields that `#[constexpr]` parameters can have as type. On the command line its variants
-/// go by their names.
+/// Declares an enum without fields that can be the type of `#[constexpr]` parameters. The command line accepts its
+/// variants by name.
 ///
 /// ```
 /// tilewright_codegen::constexpr_enum! {
-///     /// What follows the product.
+///     /// Activation function of the epilogue.
 ///     pub enum Activation { None, Relu, Gelu }
 /// }
 /// ```
@@ -283,9 +283,9 @@ macro_rules! constexpr_enum {
 /// What the compiler may assume about one argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArgSpec {
-    /// The value (for pointers: the byte address) is a multiple of this; 1 assumes nothing.
+    /// The value (for pointers: the byte address) is a multiple of this; 1 if unknown.
     pub divisible_by: u64,
-    /// The value is exactly this.
+    /// The value, if known.
     pub equal_to: Option<i64>,
 }
 
@@ -295,16 +295,16 @@ impl Default for ArgSpec {
     }
 }
 
-/// What the compiler may assume about the arguments: one entry per parameter that is not constexpr, in order. Missing
-/// entries assume nothing.
+/// What the compiler may assume about the arguments: one entry per parameter that is not constexpr, in order. Nothing
+/// is assumed of arguments without an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Specialization {
     pub args: Vec<ArgSpec>,
 }
 
 impl Specialization {
-    /// Memory is aligned to 16 bytes, what every allocator gives; nothing is known of numbers. The default of ahead-of-time
-    /// compilation, whose launches nobody checks: what is not true of every launch must be asked for.
+    /// Pointers are aligned to 16 bytes, as every allocator does; nothing is assumed of scalars. The default of
+    /// ahead-of-time compilation, which must hold for every launch since launches are not checked.
     pub fn aligned_memory(def: &KernelDef) -> Specialization {
         let args = def.params.iter().filter_map(|p| match p.kind {
             ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) if p.specialize => {
@@ -319,7 +319,7 @@ impl Specialization {
     }
 }
 
-/// What a kernel is recorded for; read by the code that `#[kernel]` generates.
+/// What a kernel is recorded for; read by code that `#[kernel]` generates.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Inputs<'a> {
@@ -336,7 +336,7 @@ impl Inputs<'_> {
         Ptr::new(add_arg(arg, Type::Scalar(Elem::Ptr(T::dtype()))), writable)
     }
 
-    /// Declares a scalar parameter. One that is known to be a certain number is a constant in the body.
+    /// Declares a scalar parameter. If its value is known, it is a constant in the body.
     #[track_caller]
     pub fn scalar<T: Dtype>(&self, name: &str, index: usize) -> Scalar<T> {
         let spec = self.args.get(index).copied().unwrap_or_default();
@@ -361,33 +361,34 @@ impl Inputs<'_> {
     }
 }
 
-/// The first op whose tile is too large, or whose attribute is out of range. The language's functions check what they are given; what
-/// follows from several of them, as the shape that two tiles are broadcast to, is checked here, where the function is whole.
+/// The first op whose tile is too large, or whose attribute is out of range. Language functions check their own
+/// arguments; what follows from several of them, such as the shape that two tiles broadcast to, is checked here on the
+/// complete function.
 fn beyond_limits(func: &Func) -> Option<Diagnostic> {
     let broken = verify(func, Stage::Tile).err()?;
     let limit = broken.into_iter().find(|error| matches!(error.rule, Rule::Extents | Rule::Attributes))?;
-    let op = format!("it is `{}` of the kernel", limit.op);
+    let op = format!("in op `{}`", limit.op);
     Some(
         Diagnostic::new(limit.message, limit.loc)
-            .label("this is out of range")
+            .label("out of range")
             .note(op)
-            .help("smaller constants make smaller tiles"),
+            .help("use smaller constants for smaller tiles"),
     )
 }
 
 impl KernelDef {
-    /// Place of the kernel in its source.
+    /// Source location of the kernel.
     pub fn loc(&self) -> Loc {
         Loc { file: self.file.into(), line: self.line, column: 1 }
     }
 
     /// Records the kernel.
     ///
-    /// `dtypes` has one entry per type parameter. `consts` names constexpr parameters; those that have a default may be
-    /// left out.
+    /// `dtypes` has one entry per type parameter. `consts` gives constexpr parameters by name; those with a default are
+    /// optional.
     ///
     /// # Errors
-    /// A type outside its bound, a constant that is missing, unknown or of the wrong type, and every mistake in the body.
+    /// A type outside its bound, a constant that is missing, unknown or of the wrong type, and any error in the body.
     pub fn record(
         &self,
         dtypes: &[DType],
@@ -397,7 +398,7 @@ impl KernelDef {
         self.record_full(dtypes, consts, specialization).map(|r| r.func)
     }
 
-    /// As [`KernelDef::record`], with the lines of `static_print`.
+    /// As [`KernelDef::record`], with the output of `static_print`.
     ///
     /// # Errors
     /// As [`KernelDef::record`].
@@ -451,7 +452,7 @@ impl KernelDef {
         Ok(())
     }
 
-    /// Values of all constexpr parameters, in order: those that are given by name, and the defaults.
+    /// Values of all constexpr parameters, in order: the given ones, and defaults for the others.
     ///
     /// # Errors
     /// A constant that is missing or unknown.

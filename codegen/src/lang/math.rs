@@ -28,7 +28,7 @@ float_functions! {
     log2, Log2;
     /// √x, elementwise.
     sqrt, Sqrt;
-    /// √x, correctly rounded; here the same as [`sqrt`].
+    /// √x, correctly rounded; the same as [`sqrt`].
     sqrt_rn, Sqrt;
     /// 1/√x, elementwise.
     rsqrt, Rsqrt;
@@ -40,9 +40,9 @@ float_functions! {
     tanh, Tanh;
     /// Gauss error function.
     erf, Erf;
-    /// Largest integer not above x.
+    /// Largest integer ≤ x.
     floor, Floor;
-    /// Smallest integer not below x.
+    /// Smallest integer ≥ x.
     ceil, Ceil;
 }
 
@@ -58,7 +58,7 @@ pub fn cast<U: Dtype, X: Data>(x: X) -> X::As<U> {
     x.to::<U>()
 }
 
-/// 1 / (1 + e⁻ˣ), elementwise. For large |x| it goes to 0 and 1 without NaN.
+/// 1 / (1 + e⁻ˣ), elementwise. Goes to 0 and 1 for large |x|, without NaN.
 #[track_caller]
 pub fn sigmoid<X: FloatData>(x: X) -> X
 where
@@ -72,7 +72,7 @@ where
     X::from_value(binary(BinaryOp::Div, one, Raw::Value(denominator), dtype))
 }
 
-/// Softmax along an axis (the first by default, as in Triton), with the maximum taken out.
+/// Softmax along an axis (by default the first, as in Triton), with the maximum subtracted for numerical stability.
 #[track_caller]
 pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
     let axis = super::index::check_axis(axis, x.rank(), "softmax") as i32;
@@ -82,7 +82,7 @@ pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
     e.combine(total, BinaryOp::Div)
 }
 
-/// `a · b + c` with one rounding. All three are of the first's element type.
+/// `a · b + c` with a single rounding (fused). All three have the element type of the first.
 #[track_caller]
 pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c: impl Operand<T>) -> X {
     let [a_, b_, c_] = meet_all([a.raw(), b.raw(), c.raw()], T::dtype(), "`fma`");
@@ -90,19 +90,19 @@ pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c
     X::from_value(emit(|builder| builder.fma(a_, b_, c_)))
 }
 
-/// A scalar first operand cannot become a tile behind rustc's back.
+/// Fails if the first operand is a scalar and another a tile: the result type is that of the first.
 #[track_caller]
 fn same_kind(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
     if shape(before).is_empty() && !shape(after).is_empty() {
         fail(
-            mistake(format!("the first operand of `{what}` is a scalar, another one a tile"))
+            mistake(format!("the first operand of `{what}` is a scalar, another is a tile"))
                 .label("expected a tile first")
-                .help("repeat the scalar: `full_like(tile, scalar)`"),
+                .help("broadcast the scalar: `full_like(tile, scalar)`"),
         );
     }
 }
 
-/// The nearest number to x in [low, high], elementwise. NaN becomes `low`.
+/// x clamped to [low, high], elementwise. NaN becomes `low`.
 #[track_caller]
 pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(x: X, low: impl Operand<T>, high: impl Operand<T>) -> X {
     let at_least = binary(BinaryOp::Max, x.raw(), low.raw(), T::dtype());
@@ -111,7 +111,7 @@ pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(x: X, low: impl Operand<T
     X::from_value(result)
 }
 
-/// What a condition of type `Self` makes of a choice between scalars.
+/// The result type of a selection between scalars by a condition of type `Self`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a condition",
     label = "expected a comparison: a bool tile or bool scalar"
@@ -132,7 +132,7 @@ impl<X: Data> Condition<X> for bool {
     type Chosen = X;
 }
 
-/// `condition ? x : y`, elementwise; all three are repeated to their common shape. Both sides are computed.
+/// `condition ? x : y`, elementwise; all three are broadcast to their common shape. Both `x` and `y` are evaluated.
 #[track_caller]
 #[allow(clippy::type_complexity)]
 pub fn where_<C, X, Y>(
@@ -163,11 +163,11 @@ where
     Data::from_value(emit(|b| b.select(condition, x, y)))
 }
 
-/// Element type of a combination of `X` and `Y`.
+/// Element type of the result of combining `X` and `Y`.
 type ElemOf<X, Y> = <<<X as Combine<Y>>::Output as Carried>::Handle as Data>::Elem;
 
-/// Group-major order of tiles, for cache reuse in matrix products: the linear index `i · size_j + j` walks through `size_g`
-/// rows of the grid column by column. Gives the new (i, j).
+/// Group-major order of a `size_i` × `size_j` grid, for L2 reuse (Triton's `swizzle2d`): maps the row-major (i, j) to
+/// the (i, j) that visits groups of `size_g` rows column by column.
 #[track_caller]
 pub fn swizzle2d(
     i: Scalar<i32>,
@@ -194,7 +194,7 @@ pub fn swizzle2d(
 /// −∞ where a literal is expected: `where_(mask, x, NEG_INF)`.
 pub const NEG_INF: FloatLit = FloatLit(f64::NEG_INFINITY);
 
-/// The functions of this file that take other operands, as methods.
+/// The functions of this file with further operands, as methods.
 pub trait MathMethods: Data + Operand<Self::Elem> {
     /// See [`super::maximum`].
     #[track_caller]

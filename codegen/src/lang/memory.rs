@@ -1,4 +1,4 @@
-//! Views of memory, loads, stores and atomics.
+//! Block pointers, tensor descriptors, loads, stores and atomics.
 
 use super::arith::Offset;
 use super::dtype::Dtype;
@@ -10,8 +10,9 @@ use super::words;
 use crate::ir::{AtomicOp, DType, Value};
 pub use crate::ir::{Eviction, Padding};
 
-/// A block of the tensor that starts at `base`. All lists have one entry per dimension; shape, strides and offsets are in
-/// elements. `order` names the dimensions from the fastest-varying in memory to the slowest (last first by default).
+/// A block of the tensor that starts at `base`. All lists have one entry per dimension; shape, strides and offsets are
+/// in elements. `order` lists the dimensions from the fastest-varying in memory to the slowest (by default the last one
+/// first).
 #[track_caller]
 pub fn make_block_ptr<T: Dtype>(
     base: Ptr<T>,
@@ -29,13 +30,13 @@ pub fn make_block_ptr<T: Dtype>(
         if len != rank {
             fail(
                 mistake(format!("`{name}` has {len} entries, `block_shape` has {rank}"))
-                    .label(format!("this view has {rank} dimensions"))
+                    .label(format!("this block pointer has {rank} dimensions"))
                     .help("give one entry per dimension in every list"),
             );
         }
     }
     if rank == 0 {
-        fail(mistake("a view needs at least one dimension").label("`block_shape` is empty"));
+        fail(mistake("a block pointer needs at least one dimension").label("`block_shape` is empty"));
     }
     check_shape(block);
     let order: Vec<usize> = if order.is_empty() { (0..rank).rev().collect() } else { order.to_vec() };
@@ -43,8 +44,8 @@ pub fn make_block_ptr<T: Dtype>(
     sorted.sort_unstable();
     if sorted != (0..rank).collect::<Vec<_>>() {
         fail(
-            mistake(format!("`order` is {order:?}, which does not name each of the {rank} dimensions once"))
-                .label("not an order of the dimensions")
+            mistake(format!("`order` {order:?} is not a permutation of the {rank} dimensions"))
+                .label("not a permutation")
                 .help("from the fastest-varying dimension in memory to the slowest: `order = [1, 0]` for row-major"),
         );
     }
@@ -54,8 +55,8 @@ pub fn make_block_ptr<T: Dtype>(
     BlockPtr::new(v, base.writable)
 }
 
-/// A tensor in memory that is read and written in blocks at any offsets: a block pointer at the origin. The strides of
-/// a row-major tensor end with 1.
+/// A tensor in memory whose blocks are read and written at any offsets: a block pointer at the origin. The last stride
+/// of a row-major tensor is 1.
 #[track_caller]
 pub fn make_tensor_descriptor<T: Dtype>(
     base: Ptr<T>,
@@ -68,7 +69,7 @@ pub fn make_tensor_descriptor<T: Dtype>(
     make_block_ptr(base, shape, strides, origin, block_shape, &[])
 }
 
-/// The block moved by `offsets`, one per dimension, in elements.
+/// The block pointer advanced by `offsets`, one per dimension, in elements.
 #[track_caller]
 pub fn advance<T: Dtype>(block: BlockPtr<T>, offsets: impl IndexList) -> BlockPtr<T> {
     let offsets = offsets.indices();
@@ -90,7 +91,7 @@ impl<T: Dtype> BlockPtr<T> {
         advance(self, offsets)
     }
 
-    /// Of a tensor descriptor: the block at `offsets`. What is beyond the shape reads as zero.
+    /// For tensor descriptors: loads the block at `offsets`. Elements out of bounds read as zero.
     #[track_caller]
     pub fn load(self, offsets: impl IndexList) -> Tile<T> {
         let at = advance(self, offsets);
@@ -98,7 +99,7 @@ impl<T: Dtype> BlockPtr<T> {
         load(at, Unset, Unset, &all, Padding::Zero, Eviction::Normal)
     }
 
-    /// Of a tensor descriptor: writes the block at `offsets`. What is beyond the shape is left out.
+    /// For tensor descriptors: stores the block at `offsets`. Elements out of bounds are not written.
     #[track_caller]
     pub fn store(self, offsets: impl IndexList, value: impl Operand<T>) {
         let at = advance(self, offsets);
@@ -106,7 +107,7 @@ impl<T: Dtype> BlockPtr<T> {
         store(at, value, Unset, &all, Eviction::Normal);
     }
 
-    /// Of a tensor descriptor: adds to the block at `offsets` atomically. What is beyond the shape is left out.
+    /// For tensor descriptors: adds atomically to the block at `offsets`. Elements out of bounds are not written.
     #[track_caller]
     pub fn atomic_add(self, offsets: impl IndexList, value: impl Operand<T>) {
         let at = advance(self, offsets);
@@ -127,7 +128,7 @@ pub fn store_tensor_descriptor<T: Dtype>(descriptor: BlockPtr<T>, offsets: impl 
     descriptor.store(offsets, value);
 }
 
-/// A mask: a bool tile or scalar, or left out.
+/// An optional mask: a bool tile or scalar.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a mask", label = "expected a bool tile or bool scalar")]
 pub trait Mask: Copy {
     #[doc(hidden)]
@@ -154,9 +155,9 @@ impl Mask for bool {
     }
 }
 
-/// The value where a mask is false: anything that can stand for an element, or left out.
+/// The value of masked-off elements: anything that converts to the element type. Optional.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot stand for elements of type `{T}`",
+    message = "`{Self}` does not convert to elements of type `{T}`",
     note = "convert with `.to::<…>()`"
 )]
 pub trait Other<T: Dtype>: Copy {
@@ -189,9 +190,9 @@ others!(Tile<T>, Scalar<T>, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f6
 )]
 pub trait Pointer: Copy {
     type Elem: Dtype;
-    /// A scalar behind one pointer, else a tile.
+    /// A scalar for one pointer, otherwise a tile.
     type Pointee: Data<Elem = Self::Elem>;
-    /// What an atomic gives: the old value; nothing on block pointers.
+    /// Result of an atomic: the old value; none for block pointers.
     type Old;
     #[doc(hidden)]
     const BLOCK: bool;
@@ -251,8 +252,8 @@ fn check_boundary(view: Value, boundary: &[usize]) {
 fn only_for_blocks(boundary: &[usize]) {
     if !boundary.is_empty() {
         fail(
-            mistake("`boundary_check` belongs to block pointers, this is a plain pointer")
-                .label("a plain pointer knows no boundary")
+            mistake("`boundary_check` applies to block pointers, this is a plain pointer")
+                .label("a plain pointer has no bounds")
                 .help("use `mask = …`, or make a block pointer with `make_block_ptr`"),
         );
     }
@@ -262,14 +263,14 @@ fn only_for_blocks(boundary: &[usize]) {
 fn not_for_blocks(given: bool, what: &str) {
     if given {
         fail(
-            mistake(format!("`{what}` belongs to plain pointers, this is a block pointer"))
-                .label("a block pointer knows its boundary")
+            mistake(format!("`{what}` applies to plain pointers, this is a block pointer"))
+                .label("a block pointer has bounds")
                 .help("use `boundary_check = [0, …]` and `padding = zero`"),
         );
     }
 }
 
-/// A mask, or the like, repeated to the shape of the pointers.
+/// A mask or `other` value, broadcast to the shape of the pointers.
 #[track_caller]
 fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Value {
     let v = match raw {
@@ -282,7 +283,7 @@ fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Va
     if !fits {
         let diagnostic =
             mistake(format!("{what} has shape {}, the pointers have {}", words::shape(&from), words::shape(pointers)))
-                .label("shapes do not fit");
+                .label("incompatible shapes");
         fail(
             diagnostic
                 .help("compute it from the same offsets as the pointers, or insert dimensions with `.expand_dims(…)`"),
@@ -291,10 +292,10 @@ fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Va
     broadcast(v, pointers)
 }
 
-/// Reads what a pointer, a tile of pointers or a block pointer points to.
+/// Loads from a pointer, a tile of pointers or a block pointer.
 ///
-/// Plain pointers: only where `mask` is true, `other` (zero when left out) elsewhere. Block pointers: what is beyond the
-/// shape in a dimension of `boundary_check` reads as `padding`.
+/// Plain pointers: where `mask` is false, the result is `other` (by default zero). Block pointers: elements out of
+/// bounds in a dimension of `boundary_check` read as `padding`.
 #[track_caller]
 pub fn load<P: Pointer>(
     pointer: P,
@@ -327,17 +328,17 @@ pub fn load<P: Pointer>(
 fn check_writable(writable: bool, what: &str) {
     if !writable {
         fail(
-            mistake(format!("`{what}` to memory that the kernel takes as `In<…>`"))
-                .label("this memory is only read")
+            mistake(format!("`{what}` to memory declared as `In<…>`"))
+                .label("this memory is read-only")
                 .help("declare the parameter as `Out<…>` or `InOut<…>`"),
         );
     }
 }
 
-/// Writes where a pointer, a tile of pointers or a block pointer points to.
+/// Stores to a pointer, a tile of pointers or a block pointer.
 ///
-/// Plain pointers: only where `mask` is true. Block pointers: what is beyond the shape in a dimension of
-/// `boundary_check` is left out.
+/// Plain pointers: only where `mask` is true. Block pointers: elements out of bounds in a dimension of `boundary_check`
+/// are not written.
 #[track_caller]
 pub fn store<P: Pointer>(
     pointer: P,
@@ -364,7 +365,7 @@ pub fn store<P: Pointer>(
     emit(|b| b.store(v, value, mask, eviction));
 }
 
-/// A value on its way to memory, repeated to the shape that is written.
+/// A value to be stored, broadcast to the shape that is written.
 #[track_caller]
 fn stored(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
     let v = match raw {
@@ -374,7 +375,7 @@ fn stored(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
     let from = shape(v);
     let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
     if !fits {
-        let message = format!("{} cannot be written through {}", describe(v), describe(pointer));
+        let message = format!("{} cannot be stored through {}", describe(v), describe(pointer));
         fail(mistake(message).label(format!("expected shape {}, found {}", words::shape(to), words::shape(&from))));
     }
     broadcast(v, to)
@@ -401,7 +402,7 @@ fn atomic<P: Pointer>(
     };
     if !legal {
         fail(
-            mistake(format!("`{what}` has no form for {dtype}"))
+            mistake(format!("`{what}` is not supported for {dtype}"))
                 .label(format!("the memory holds {dtype}"))
                 .help("use memory of i32, i64, u32, u64, f32 or f64 (`atomic_add`, `atomic_min` and `atomic_max` also f16 and bf16)"),
         );
@@ -435,7 +436,7 @@ macro_rules! atomics {
     )* };
 }
 atomics! {
-    /// `*p += value`, each element atomic (relaxed, device-wide). Gives the old value for plain pointers.
+    /// `*p += value`, each element atomic (relaxed, device scope). Returns the old value for plain pointers.
     atomic_add, Add;
     /// `*p = min(*p, value)`, atomic; see [`atomic_add`].
     atomic_min, Min;
@@ -451,7 +452,7 @@ atomics! {
     atomic_xchg, Xchg;
 }
 
-/// `if *p == expected { *p = new }`, atomic (acquire-release, device-wide). Gives the old value.
+/// `if *p == expected { *p = new }`, atomic (acquire-release, device scope). Returns the old value.
 #[track_caller]
 pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: impl Operand<P::Elem>) -> P::Old {
     let (v, writable) = pointer.address();
@@ -460,7 +461,7 @@ pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: 
     if P::BLOCK {
         fail(
             mistake("`atomic_cas` needs plain pointers, this is a block pointer")
-                .label("has no old value to give")
+                .label("returns no old value")
                 .help("compute the addresses as `ptr + offsets`"),
         );
     }
@@ -477,7 +478,7 @@ pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: 
 }
 
 impl<T: Dtype> Ptr<T> {
-    /// The pointer moved by `offset` elements, as a method: `ptr + offset` outside `#[kernel]`.
+    /// The pointer advanced by `offset` elements, as a method: `ptr + offset` outside `#[kernel]`.
     #[track_caller]
     pub fn offset<I: Offset<T>>(self, offset: I) -> I::Moved {
         use super::arith::Combine;

@@ -1,14 +1,15 @@
-//! The language that kernels are written in: typed handles that record Tile IR.
+//! The kernel language: typed handles that record Tile IR.
 //!
 //! `#[kernel]` rewrites a Rust function into calls of this module; rustc checks element types, and this module checks
-//! shapes while recording, with messages that name the user's line ([`crate::diag`]). Names are Triton's.
+//! shapes while recording, with messages at the user's source line ([`crate::diag`]). Names are Triton's.
 //!
-//! Reading order: [`record`](mod@record) (where ops go), [`dtype`] (element types), [`handle`] (tiles, scalars, pointers),
-//! [`operand`] (what may stand beside a tile, and how shapes meet), [`arith`] and [`compare`] (operators), [`carried`] and [`control`]
-//! (loops and branches), then the operations by group, and [`kernel`] (what a kernel tells the host side).
+//! Reading order: [`record`](mod@record) (where ops go), [`dtype`] (element types), [`handle`] (tiles, scalars,
+//! pointers), [`operand`] (what combines with a tile, and broadcasting), [`arith`] and [`compare`] (operators),
+//! [`carried`] and [`control`] (loops and branches), then the operations by group, and [`kernel`] (kernel definitions
+//! for the host).
 //!
-//! Functions here take all their arguments in order; kernel code may name them and leave optional ones out, which the
-//! macro fills in.
+//! Functions here take all their arguments in order; kernel code may name them and omit optional ones, which the macro
+//! fills in.
 
 pub mod arith;
 pub mod carried;

@@ -1,4 +1,4 @@
-//! What can stand beside a tile: other tiles, scalars, Rust numbers; and how their shapes meet.
+//! Operands that combine with a tile (tiles, scalars, Rust numbers), and broadcasting of their shapes.
 
 use super::dtype::{Dtype, Float, Num};
 use super::handle::{Data, Scalar, Tile};
@@ -7,15 +7,15 @@ use super::words;
 use crate::ir::{DType, Literal, Type, Value};
 use std::marker::PhantomData;
 
-/// An integer literal of the kernel's source: takes the type of its neighbour.
+/// An integer literal in kernel source: takes the type of the other operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct IntLit(pub i128);
 
-/// A float literal of the kernel's source: takes the type of its neighbour.
+/// A float literal in kernel source: takes the type of the other operand.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct FloatLit(pub f64);
 
-/// A Rust number on its way to becoming a constant.
+/// A Rust number that is to become a constant.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub enum Number {
@@ -24,10 +24,10 @@ pub enum Number {
     Bool(bool),
 }
 
-/// A Rust number that can become an element of type `T`: integers for every number type, floats for float types.
+/// A Rust number that converts to an element of type `T`: integers to every number type, floats to float types.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot stand for an element of type `{T}`",
-    note = "element types do not mix silently: convert the other side, as in `.to::<f32>()`"
+    message = "`{Self}` does not convert to an element of type `{T}`",
+    note = "element types are not converted implicitly: convert the other side, as in `.to::<f32>()`"
 )]
 pub trait HostNum<T: Dtype>: Copy {
     #[doc(hidden)]
@@ -45,11 +45,11 @@ macro_rules! host_ints {
 }
 host_ints!(i8, i16, i32, i64, u8, u16, u32, u64, usize);
 
-/// A number of Rust's own, which `as` converts to `To`.
+/// A Rust number, which `as` converts to `To`.
 #[diagnostic::on_unimplemented(
-    message = "`as` does not convert a `{Self}`",
+    message = "`as` cannot convert a `{Self}`",
     label = "write `.to::<{To}>()`",
-    note = "`as` is for Rust's own numbers, which are known when the kernel is specialised"
+    note = "`as` converts only Rust numbers, which are known at specialization"
 )]
 pub trait RustNumber<To> {
     #[doc(hidden)]
@@ -58,12 +58,12 @@ pub trait RustNumber<To> {
     fn this(self) -> Self::This;
 }
 
-/// Makes a type one that `as` may convert in a kernel.
+/// Allows `as` on a type in kernels.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! rust_numbers {
     ($($ty:ty),*) => { $(
-        // No list of numbers in messages.
+        // Keeps the list of number types out of messages.
         #[diagnostic::do_not_recommend]
         impl<To> $crate::lang::operand::RustNumber<To> for $ty {
             type This = $ty;
@@ -111,7 +111,7 @@ impl HostNum<bool> for bool {
     }
 }
 
-/// An operand on its way into an operation.
+/// An operand of an operation: an IR value or a number.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub enum Raw {
@@ -119,14 +119,14 @@ pub enum Raw {
     Number(Number),
 }
 
-/// What can stand beside elements of type `T`.
+/// What combines with elements of type `T`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be combined with elements of type `{T}`",
     label = "not of element type `{T}`",
-    note = "element types do not mix silently: convert with `.to::<{T}>()`, or the other side to this one's type"
+    note = "element types are not converted implicitly: convert with `.to::<{T}>()`, or the other side to this one's type"
 )]
 pub trait Operand<T: Dtype>: Copy {
-    /// What a scalar combined with it is.
+    /// The result type of combining it with a scalar.
     type WithScalar: Data<Elem = T>;
     #[doc(hidden)]
     fn raw(self) -> Raw;
@@ -217,20 +217,20 @@ impl AssignLiteral<FloatLit> for FloatLit {
     }
 }
 
-/// A literal on its way into a variable that has a type already.
+/// A literal assigned to a variable that already has a type.
 #[doc(hidden)]
 #[track_caller]
 pub fn literal_for<T: AssignLiteral<L>, L>(_variable: &T, literal: L) -> T {
     T::from_literal(literal)
 }
 
-/// What a variable can become by an assignment: a value of the type that it has.
+/// Values that can be assigned to a variable of type `Variable`: those of the same type.
 #[diagnostic::on_unimplemented(
-    message = "a variable that is a `{Variable}` cannot become a `{Self}`",
+    message = "cannot assign a `{Self}` to a variable of type `{Variable}`",
     label = "expected `{Variable}`",
-    note = "a variable keeps its type and shape; one that starts with `0` or `0.0` is an i32 or f32 scalar in a loop or branch",
-    note = "start it as what it will be (`zeros::<f32>([n])` for a tile, `scalar::<i64>(0)` for another number, `let mut n: usize \
-            = 0` for one that is known at specialisation), or convert the new value with `.to::<…>()`"
+    note = "a variable keeps its type and shape; initialized with `0` or `0.0`, it is an i32 or f32 scalar in a loop or branch",
+    note = "initialize it with a value of its final type (`zeros::<f32>([n])` for a tile, `scalar::<i64>(0)` for another number, `let mut n: usize \
+            = 0` for one known at specialization), or convert the new value with `.to::<…>()`"
 )]
 pub trait Becomes<Variable> {
     #[doc(hidden)]
@@ -243,7 +243,7 @@ impl<X> Becomes<X> for X {
     }
 }
 
-/// The type of a variable, without a borrow of it.
+/// The type of a variable, without borrowing it.
 #[doc(hidden)]
 pub fn type_of<X>(_variable: &X) -> PhantomData<X> {
     PhantomData
@@ -261,7 +261,7 @@ fn int_range(dtype: DType) -> (i128, i128) {
     if dtype.is_signed_int() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// A constant of that element type and shape; an integer that does not fit is the user's mistake.
+/// A constant of that element type and shape. Fails with a message if an integer is out of range.
 #[track_caller]
 pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
     let literal = match (number, dtype) {
@@ -293,10 +293,10 @@ pub(crate) fn materialise(raw: Raw, dtype: DType) -> Value {
     }
 }
 
-/// The shape that operands of these shapes meet in: equal, or scalar, or extent 1 where the other is larger.
+/// The common shape of two operands: equal, or one is a scalar, or per dimension equal extents or an extent of 1.
 ///
 /// # Errors
-/// The dimension in which they differ, or `None` where already their numbers of dimensions do.
+/// The dimension in which they differ, or `None` if their ranks differ.
 fn meet(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Option<usize>> {
     match (a.len(), b.len()) {
         (_, 0) => Ok(a.to_vec()),
@@ -316,7 +316,7 @@ fn meet(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Option<usize>> {
     }
 }
 
-/// The shape that all operands of `what` meet in.
+/// The common shape of all operands of `what`.
 #[track_caller]
 pub(crate) fn common_shape(shapes: &[Vec<usize>], what: &str) -> Vec<usize> {
     let mut common: Vec<usize> = Vec::new();
@@ -331,14 +331,14 @@ pub(crate) fn common_shape(shapes: &[Vec<usize>], what: &str) -> Vec<usize> {
 
 #[track_caller]
 fn shapes_differ(a: &[usize], b: &[usize], axis: Option<usize>, what: &str) -> ! {
-    let diagnostic = mistake(format!("shapes {a:?} and {b:?} do not fit together in {what}"));
+    let diagnostic = mistake(format!("shapes {a:?} and {b:?} cannot be broadcast together in {what}"));
     fail(match axis {
         Some(axis) => diagnostic
             .label(format!("dimension {axis} is {} on one side and {} on the other", a[axis], b[axis]))
-            .note("two dimensions fit when they are equal or one of them is 1"),
+            .note("two dimensions are compatible if they are equal or one of them is 1"),
         None => {
             let (low, high) = if a.len() < b.len() { (a, b) } else { (b, a) };
-            // Where the shorter shape matches a part of the longer one, say which axis is missing.
+            // If the shorter shape matches part of the longer one, names the axis that is missing.
             let axis = (0..=low.len()).find(|&axis| {
                 let mut wide = low.to_vec();
                 wide.insert(axis, 1);
@@ -346,21 +346,21 @@ fn shapes_differ(a: &[usize], b: &[usize], axis: Option<usize>, what: &str) -> !
             });
             let axis = axis.map_or("…".to_string(), |a| a.to_string());
             diagnostic
-                .label(format!("{} dimensions against {}", a.len(), b.len()))
-                .note("tiles are not extended with new dimensions silently")
-                .help(format!("give the tile of shape {low:?} another dimension: `.expand_dims({axis})`"))
+                .label(format!("ranks {} and {}", a.len(), b.len()))
+                .note("tiles are not extended to a higher rank implicitly")
+                .help(format!("add a dimension to the tile of shape {low:?}: `.expand_dims({axis})`"))
         }
     })
 }
 
-/// The value repeated to `shape`, which it is known to fit.
+/// The value broadcast to `shape`, with which it is known to be compatible.
 #[track_caller]
 pub(crate) fn broadcast(v: Value, to: &[usize]) -> Value {
     let from = shape(v);
     if from.is_empty() { emit(|b| b.splat(v, to)) } else { emit(|b| b.broadcast(v, to)) }
 }
 
-/// Operands of one element type, brought to their common shape.
+/// Operands of one element type, broadcast to their common shape.
 #[track_caller]
 pub(crate) fn meet_all<const N: usize>(raws: [Raw; N], dtype: DType, what: &str) -> [Value; N] {
     let shapes = raws.map(|raw| match raw {
@@ -383,13 +383,13 @@ pub(crate) fn to_i64(v: Value) -> Value {
     }
 }
 
-/// Ends with a message where a tile stands in the place of a scalar.
+/// Fails with a message if a tile is given for a scalar.
 #[track_caller]
 pub(crate) fn expect_scalar(v: Value, what: &str) -> Value {
     let found = shape(v);
     if !found.is_empty() {
         fail(
-            mistake(format!("{what} must be one number, found a tile of shape {}", words::shape(&found)))
+            mistake(format!("{what} must be a scalar, found a tile of shape {}", words::shape(&found)))
                 .label("not a scalar"),
         );
     }

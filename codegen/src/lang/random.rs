@@ -1,7 +1,7 @@
-//! Random numbers: Philox 4×32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), a pure function of
-//! seed and counter, so that the same offsets give the same numbers on every device and in every launch. The numbers are
-//! those of Triton 3.6 (`triton/language/random.py`): integers and uniform floats bit for bit, normal ones up to what
-//! logarithm, sine and cosine of the device leave out.
+//! Random numbers: Philox 4×32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11), a pure function
+//! of seed and counter, so that the same offsets give the same numbers on every device and in every launch. The numbers
+//! are those of Triton 3.6 (`triton/language/random.py`): integers and uniform floats bit for bit, normal ones up to
+//! the accuracy of the device's log, sin and cos.
 
 use super::arith::binary;
 use super::control::Bound;
@@ -49,7 +49,7 @@ fn u32_op(op: BinaryOp, a: Value, b: Value) -> Value {
     binary(op, Raw::Value(a), Raw::Value(b), DType::U32)
 }
 
-/// Ten rounds (or as many as asked for) on a counter of four words and a key of two.
+/// Ten rounds by default, on a counter of four 32-bit words and a key of two.
 #[track_caller]
 fn rounds(seed: [Value; 2], counter: [Value; 4], n_rounds: usize) -> [Value; 4] {
     const MULTIPLIER: [i128; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -71,7 +71,7 @@ fn rounds(seed: [Value; 2], counter: [Value; 4], n_rounds: usize) -> [Value; 4] 
     [c0, c1, c2, c3]
 }
 
-/// Four random u32 tiles from a seed and a counter of four words.
+/// Four random u32 tiles from a seed and a counter of four 32-bit words.
 #[track_caller]
 pub fn philox(
     seed: impl Seed,
@@ -113,13 +113,13 @@ pub fn randint<I: Int>(seed: impl Seed, offset: Tile<I>, n_rounds: usize) -> Til
     randint4x(seed, offset, n_rounds).0
 }
 
-/// Triton's `uint_to_uniform_float`: of the number or its complement, whichever has no sign, as f32, times a little less than
-/// 2⁻³¹, so that the product of the largest is below 1.
+/// Triton's `uint_to_uniform_float`: x, or its complement if the sign bit is set, as f32, times slightly less than
+/// 2⁻³¹, so that every result is below 1.
 #[track_caller]
 fn uniform(bits: Tile<u32>) -> Tile<f32> {
     const SCALE: f64 = 4.6566127342e-10;
     let signed = emit(|b| b.bitcast(bits.value(), DType::I32));
-    // −x − 1 is the complement of x, which the arithmetic shift of a negative number is the mask for.
+    // x ^ (x ≫ 31), with an arithmetic shift: the complement −x − 1 if x is negative.
     let sign = binary(BinaryOp::Shr, Raw::Value(signed), Raw::Number(Number::Int(31)), DType::I32);
     let magnitude = binary(BinaryOp::Xor, Raw::Value(signed), Raw::Value(sign), DType::I32);
     let number = emit(|b| b.cast(magnitude, DType::F32));
@@ -143,7 +143,7 @@ pub fn rand4x<I: Int>(
     (uniform(a), uniform(b), uniform(c), uniform(d))
 }
 
-/// One normally distributed f32 (mean 0, variance 1) per element of `offset`, by Box and Muller's transformation.
+/// One normally distributed f32 (mean 0, variance 1) per element of `offset`, by the Box–Muller transform.
 #[track_caller]
 pub fn randn<I: Int>(seed: impl Seed, offset: Tile<I>, n_rounds: usize) -> Tile<f32> {
     let (a, b, _, _) = randint4x(seed, offset, n_rounds);
@@ -168,7 +168,7 @@ fn normal(a: Tile<f32>, b: Tile<f32>) -> (Tile<f32>, Tile<f32>) {
     let op = |op, x: Tile<f32>, n: f64| -> Tile<f32> {
         Tile::from_value(binary(op, x.raw(), Raw::Number(Number::Float(n)), DType::F32))
     };
-    // The logarithm has to be finite.
+    // Keeps the logarithm finite.
     let a = op(BinaryOp::Max, a, 1.0e-7);
     let angle = op(BinaryOp::Mul, b, std::f64::consts::TAU);
     let radius = unary(UnaryOp::Sqrt, op(BinaryOp::Mul, a.log(), -2.0));

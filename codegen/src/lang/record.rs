@@ -1,4 +1,4 @@
-//! The recorder: a thread-local function under construction, into which every operation of the language writes.
+//! The recorder: a thread-local function under construction, to which every operation of the language appends.
 
 use crate::diag::Diagnostic;
 use crate::ir::{BlockId, Builder, DType, Func, Loc, Op, Type, Value};
@@ -8,55 +8,56 @@ use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
 
 struct Recorder {
     func: Func,
-    /// Where ops go: the innermost open region last.
+    /// Stack of open regions, innermost last: insertion points.
     blocks: Vec<BlockId>,
-    /// Lines of `static_print`.
+    /// Output lines of `static_print`.
     prints: Vec<String>,
-    /// Whether the open region combines elements: it has no control flow.
+    /// Whether the open region is a combining function, which has no control flow.
     combining: bool,
-    /// Calls of [`emit`].
+    /// Number of calls of [`emit`].
     emitted: usize,
 }
 
-/// A function that is recorded has about this many ops at most. Loops over constants are written out, and passes take time and stack by
-/// the length of chains.
+/// Limit on the number of ops of a function, approximate. Loops over constants are unrolled, and passes take time and
+/// stack proportional to the length of def-use chains.
 const MOST_OPS: usize = 1 << 15;
 
 thread_local! {
     static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
-    /// What each type parameter of the kernel stands for. Apart from the recorder, because it is read while ops are
-    /// being appended.
+    /// The element type of each type parameter of the kernel. Not part of the recorder, because it is read while ops
+    /// are being appended.
     static GENERICS: RefCell<Vec<DType>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What recording a kernel gives.
+/// A recorded kernel.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub func: Func,
-    /// What `static_print` printed, a line each.
+    /// Output of `static_print`, one entry per line.
     pub prints: Vec<String>,
 }
 
-/// Runs `body`, which calls the language, and gives the function that it recorded.
+/// Runs `body`, which calls the language, and returns the recorded function.
 ///
 /// # Errors
-/// The first mistake that `body` made. Other panics pass through.
+/// The first error in `body`. Other panics propagate.
 #[track_caller]
 pub fn record(name: &str, body: impl FnOnce()) -> Result<Func, Diagnostic> {
     record_generic(name, &[], body).map(|r| r.func)
 }
 
-/// As [`record`], with the element types that type parameters (see [`super::dtype`]) stand for.
+/// As [`record`], with the element types that type parameters (see [`super::dtype`]) are bound to.
 ///
 /// # Errors
-/// The first mistake that `body` made. Other panics pass through.
+/// The first error in `body`. Other panics propagate.
 #[track_caller]
 pub fn record_generic(name: &str, generics: &[DType], body: impl FnOnce()) -> Result<Recording, Diagnostic> {
     let mut func = Func::new(name);
     func.loc = Location::caller().into();
     let blocks = vec![func.body];
     let mine = Recorder { func, blocks, prints: Vec::new(), combining: false, emitted: 0 };
-    // A kernel recorded while another is being recorded (a host function called from it) does not disturb it.
+    // Recording a kernel inside the recording of another (a host function called from it) does not disturb the outer
+    // one.
     let outer = CURRENT.with(|c| c.borrow_mut().replace(mine));
     let outer_generics = GENERICS.replace(generics.to_vec());
     let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -84,7 +85,7 @@ fn with<R>(f: impl FnOnce(&mut Recorder) -> R) -> R {
     })
 }
 
-/// Appends ops, all placed at the caller.
+/// Appends ops, with the caller's source location.
 #[track_caller]
 pub(crate) fn emit<R>(f: impl FnOnce(&mut Builder) -> R) -> R {
     let loc = here();
@@ -96,8 +97,8 @@ pub(crate) fn emit<R>(f: impl FnOnce(&mut Builder) -> R) -> R {
         let diagnostic = Diagnostic::new(format!("the kernel has more than {MOST_OPS} operations"), loc);
         fail(
             diagnostic
-                .label("here they are too many")
-                .help("a Rust loop is written out: let `range` count, or make constants smaller"),
+                .label("this one exceeds the limit")
+                .help("a Rust loop is unrolled: use `range`, or smaller constants"),
         );
     }
     with(|r| {
@@ -108,7 +109,7 @@ pub(crate) fn emit<R>(f: impl FnOnce(&mut Builder) -> R) -> R {
     })
 }
 
-/// The caller's place.
+/// The caller's source location.
 #[track_caller]
 pub(crate) fn here() -> Loc {
     Location::caller().into()
@@ -141,7 +142,7 @@ pub(crate) fn add_arg(arg: crate::ir::Arg, ty: Type) -> Value {
     with(|r| r.func.add_arg(arg, ty))
 }
 
-/// Records what `body` does into a new region with parameters of those types.
+/// Records the ops of `body` into a new region with parameters of those types.
 pub(crate) fn region<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (BlockId, R) {
     let (block, values) = with(|r| {
         let block = r.func.add_block();
@@ -154,7 +155,7 @@ pub(crate) fn region<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (B
     (block, result)
 }
 
-/// As [`region`], for a function that combines elements.
+/// As [`region`], for a combining function.
 pub(crate) fn combining<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (BlockId, R) {
     let outer = with(|r| std::mem::replace(&mut r.combining, true));
     let result = region(params, body);
@@ -162,7 +163,7 @@ pub(crate) fn combining<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) ->
     result
 }
 
-/// Whether a function that combines elements is being recorded.
+/// Whether a combining function is being recorded.
 pub(crate) fn in_combine() -> bool {
     with(|r| r.combining)
 }
@@ -182,19 +183,19 @@ pub(crate) fn emit_in<R>(block: BlockId, f: impl FnOnce(&mut Builder) -> R) -> R
     with(|r| f(&mut Builder::new(&mut r.func, block, loc)))
 }
 
-/// Ends a region with its values.
+/// Terminates a region with the values that it yields.
 #[track_caller]
 pub(crate) fn yield_in(block: BlockId, values: &[Value]) {
     emit_in(block, |b| b.op(Op::Yield, values, &[]));
 }
 
-/// Ends the recording with a mistake. Unwinds without a word from the panic hook; [`record`] catches it.
+/// Aborts the recording with a diagnostic. Unwinds without invoking the panic hook; [`record`] catches it.
 pub(crate) fn fail(diagnostic: Diagnostic) -> ! {
     let payload: Box<dyn Any + Send> = Box::new(diagnostic);
     resume_unwind(payload)
 }
 
-/// Starts a message about the caller's place.
+/// Starts a diagnostic at the caller's source location.
 #[track_caller]
 pub(crate) fn mistake(message: impl Into<String>) -> Diagnostic {
     Diagnostic::new(message, here())

@@ -10,10 +10,10 @@ use super::record::{combining, emit, fail, mistake, ops_of, region, shape, ty, y
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Stage, Type, Value};
 
-/// One tile or several of one shape that are reduced or scanned together.
+/// One tile, or several of the same shape that are reduced or scanned together.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
 pub trait Reducible: Copy {
-    /// One element of each: what the closure combines.
+    /// One element of each: the arguments of the combining function.
     type Element: Carried<Handle = Self::Element>;
     /// The result along one axis, or over all.
     type Reduced<A: AxisArg>;
@@ -71,7 +71,7 @@ tuple_reducible!(T 0, U 1, V 2, W 3);
 tuple_reducible!(T 0, U 1, V 2, W 3, X 4);
 tuple_reducible!(T 0, U 1, V 2, W 3, X 4, Y 5);
 
-/// Checks that all operands have one shape, and gives it.
+/// Checks that all operands have the same shape, and returns it.
 #[track_caller]
 fn one_shape(tiles: &[Value], what: &str) -> Vec<usize> {
     let first = shape(tiles[0]);
@@ -81,7 +81,7 @@ fn one_shape(tiles: &[Value], what: &str) -> Vec<usize> {
             fail(
                 mistake(format!("`{what}` over tiles of different shapes: {first:?} and {found:?}"))
                     .label("expected equal shapes")
-                    .help("repeat the smaller one: `.broadcast_to([…])`"),
+                    .help("broadcast the smaller one: `.broadcast_to([…])`"),
             );
         }
     }
@@ -110,7 +110,7 @@ fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
         if op.effects() != Effects::Pure || op.stage() != Stage::Tile {
             fail(
                 Diagnostic::new(format!("a combining function cannot contain `{}`", op.mnemonic()), loc)
-                    .label("not a computation on two elements")
+                    .label("not an elementwise computation")
                     .note("it may compute with its operands, and with scalars from outside"),
             );
         }
@@ -118,7 +118,7 @@ fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
     let mut results = Vec::new();
     <R::Element as Carried>::values(&result, &mut results);
     if results.iter().map(|&v| ty(v)).ne(elements.iter().cloned()) {
-        fail(mistake("the combining function must give one element of each operand").label("gives something else"));
+        fail(mistake("the combining function must return one element per operand").label("returns something else"));
     }
     yield_in(block, &results);
     block
@@ -145,9 +145,9 @@ fn reduce_axis(tiles: &[Value], axis: usize, region: crate::ir::BlockId) -> Vec<
     })
 }
 
-/// Reduces a tile, or several together, with a combining function that is associative and commutative:
+/// Reduces a tile, or several together, with an associative and commutative combining function:
 /// `reduce(x, axis = 1, |a, b| a + b)`, or `reduce((x, i), axis = 1, |(a, i), (b, j)| …)`. Without `axis`, over all
-/// elements. With `keep_dims` the dimension stays with extent 1.
+/// elements. With `keep_dims`, the reduced dimension is kept with extent 1.
 #[track_caller]
 pub fn reduce<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
     x: R,
@@ -196,11 +196,11 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
     R::reduced::<A>(&results)
 }
 
-/// A tile: what a reduction is over.
+/// The operand of a reduction: a tile.
 #[diagnostic::on_unimplemented(
-    message = "a reduction is over a tile, found `{Self}`",
+    message = "a reduction requires a tile, found `{Self}`",
     label = "expected a tile",
-    note = "the larger of two numbers is `maximum(a, b)`, the smaller `minimum(a, b)`"
+    note = "for the extremum of two values, use `maximum(a, b)` or `minimum(a, b)`"
 )]
 pub trait OneTile<T: Dtype> {
     #[doc(hidden)]
@@ -213,7 +213,7 @@ impl<T: Dtype> OneTile<T> for Tile<T> {
     }
 }
 
-/// The same numbers in a type that holds them all.
+/// The elements converted to their result type.
 #[track_caller]
 fn widened<T: Dtype, U: Dtype>(x: Tile<T>) -> Tile<U> {
     match U::dtype() {
@@ -222,12 +222,12 @@ fn widened<T: Dtype, U: Dtype>(x: Tile<T>) -> Tile<U> {
     }
 }
 
-/// `op` of two elements of this type.
+/// A combining function that applies `op`.
 fn combine_by<T: Dtype>(op: BinaryOp) -> impl FnOnce(Scalar<T>, Scalar<T>) -> Scalar<T> {
     move |a, b| Scalar::from_value(binary(op, Raw::Value(a.value()), Raw::Value(b.value()), T::dtype()))
 }
 
-/// Sum along an axis, or of all elements. Integers of fewer than 32 bits are added up in 32 bits, bools are counted.
+/// Sum along an axis, or of all elements. Integers narrower than 32 bits are summed in 32 bits, bools are counted.
 #[track_caller]
 pub fn sum<T: Summed, A: AxisArg>(x: impl OneTile<T>, axis: A, keep_dims: bool) -> A::Reduced<T::Sum> {
     let x = widened::<T, T::Sum>(x.tile());
@@ -244,15 +244,15 @@ macro_rules! simple_reductions {
     )* };
 }
 simple_reductions! {
-    /// Largest element along an axis, or of all. NaN is passed over where there is a number.
+    /// Largest element along an axis, or of all. NaNs are ignored unless all are NaN.
     max, Max, Num;
-    /// Smallest element along an axis, or of all. NaN is passed over where there is a number.
+    /// Smallest element along an axis, or of all. NaNs are ignored unless all are NaN.
     min, Min, Num;
     /// Exclusive or along an axis, or of all elements.
     xor_sum, Xor, Int;
 }
 
-/// The extreme element along `axis` and its index there (the smallest index of equal ones).
+/// The extremum along `axis` and its index (the smallest index among equal elements).
 #[track_caller]
 fn extreme<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: CmpOp) -> (Tile<T>, Tile<i32>) {
     let from = shape(x.value());
@@ -268,7 +268,7 @@ fn extreme<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: C
     let combine = |(a, i): (Scalar<T>, Scalar<i32>), (b, j): (Scalar<T>, Scalar<i32>)| -> (Scalar<T>, Scalar<i32>) {
         let [va, vb, vi, vj] = [a.value(), b.value(), i.value(), j.value()];
         let take_a = emit(|e| {
-            // a if a is better, or equal with the smaller index; a number is better than NaN.
+            // a, if it is better, or equal with the smaller index; any number is better than NaN.
             let better = e.cmp(better, va, vb);
             let equal = e.cmp(CmpOp::Eq, va, vb);
             let b_is_nan = e.cmp(CmpOp::Ne, vb, vb);
@@ -283,13 +283,13 @@ fn extreme<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: C
     reduce_named::<_, i32, (Scalar<T>, Scalar<i32>)>(what, pair, axis, combine, keep_dims)
 }
 
-/// Index of the largest element along an axis; the first of equal ones.
+/// Index of the largest element along an axis; the smallest index among equal elements.
 #[track_caller]
 pub fn argmax<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
     extreme("argmax", x, axis, keep_dims, CmpOp::Gt).1
 }
 
-/// Index of the smallest element along an axis; the first of equal ones.
+/// Index of the smallest element along an axis; the smallest index among equal elements.
 #[track_caller]
 pub fn argmin<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
     extreme("argmin", x, axis, keep_dims, CmpOp::Lt).1
@@ -307,7 +307,7 @@ pub fn min_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile
     extreme("min_with_indices", x, axis, keep_dims, CmpOp::Lt)
 }
 
-/// Inclusive prefix combination along an axis with an associative function; from the end with `reverse`.
+/// Inclusive scan along an axis with an associative function; from the end with `reverse`.
 #[track_caller]
 pub fn associative_scan<R: Reducible, E: Carried<Handle = R::Element>>(
     x: R,
@@ -338,21 +338,21 @@ fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
     R::scanned(&results)
 }
 
-/// Running sums along an axis: integers of fewer than 32 bits in 32 bits, bf16 in f32.
+/// Inclusive prefix sum along an axis: integers narrower than 32 bits in 32 bits, bf16 in f32.
 #[track_caller]
 pub fn cumsum<T: Summed>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningSum> {
     let x = widened::<T, T::RunningSum>(x);
     scan_named::<_, Scalar<T::RunningSum>>("cumsum", x, axis, combine_by(BinaryOp::Add), reverse)
 }
 
-/// Running products along an axis: bf16 in f32.
+/// Inclusive prefix product along an axis: bf16 in f32.
 #[track_caller]
 pub fn cumprod<T: Num>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningProduct> {
     let x = widened::<T, T::RunningProduct>(x);
     scan_named::<_, Scalar<T::RunningProduct>>("cumprod", x, axis, combine_by(BinaryOp::Mul), reverse)
 }
 
-/// Takes the only element along an axis of extent 1 out.
+/// Extracts the only element along an axis of extent 1.
 #[track_caller]
 pub(crate) fn first(v: Value, axis: usize) -> Value {
     let elem = match ty(v).elem() {

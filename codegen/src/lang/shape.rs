@@ -1,4 +1,4 @@
-//! Operations that move elements and leave them as they are.
+//! Shape operations: they move elements but do not change them.
 
 use super::dtype::Dtype;
 use super::handle::{Data, PtrTile, Tile};
@@ -8,11 +8,11 @@ use super::record::{emit, fail, mistake, shape};
 use super::words;
 use crate::ir::Value;
 
-/// Tiles of numbers and tiles of pointers, which share the operations of this file. Scalars have no shape to change,
-/// except by [`broadcast_to`].
+/// Tiles of numbers and tiles of pointers, to which the operations of this file apply. Of these, scalars support only
+/// [`broadcast_to`].
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a tile", label = "expected a tile")]
 pub trait Shaped: Copy {
-    /// What it is as a tile.
+    /// The corresponding tile type.
     type Tile;
     #[doc(hidden)]
     fn raw_value(self) -> Value;
@@ -49,13 +49,13 @@ pub fn expand_dims<X: Shaped>(x: X, axis: i32) -> X::Tile {
     x.tile(expand_raw(v, axis))
 }
 
-/// A dimension of extent 1 before `axis`, for a scalar too.
+/// Inserts a dimension of extent 1 before `axis`; also for scalars.
 #[track_caller]
 pub(crate) fn expand_raw(v: Value, axis: usize) -> Value {
     if shape(v).is_empty() { emit(|b| b.splat(v, &[1])) } else { emit(|b| b.expand_dims(v, axis)) }
 }
 
-/// Repeats a scalar, or a tile along its dimensions of extent 1, to a larger shape.
+/// Broadcasts a scalar, or a tile along its dimensions of extent 1, to a larger shape.
 #[track_caller]
 pub fn broadcast_to<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let (v, to) = (x.raw_value(), to.as_ref());
@@ -64,16 +64,16 @@ pub fn broadcast_to<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
     if !fits {
         fail(
-            mistake(format!("a tile of shape {from:?} cannot be repeated to {to:?}"))
-                .label("shapes do not fit")
-                .note("only dimensions of extent 1 are repeated, and the number of dimensions stays")
+            mistake(format!("a tile of shape {from:?} cannot be broadcast to {to:?}"))
+                .label("incompatible shapes")
+                .note("only dimensions of extent 1 are broadcast, and the rank does not change")
                 .help("insert dimensions first: `.expand_dims(…)`"),
         );
     }
     x.tile(repeat(v, to))
 }
 
-/// Two tiles repeated to their common shape.
+/// Two tiles, broadcast to their common shape.
 #[track_caller]
 pub fn broadcast<A: Shaped, B: Shaped>(a: A, b: B) -> (A::Tile, B::Tile) {
     let (va, vb) = (a.raw_value(), b.raw_value());
@@ -97,8 +97,7 @@ fn permuted<X: Shaped>(x: X, dims: &[usize], what: &str) -> X::Tile {
     x.tile(emit(|b| b.trans(v, dims)))
 }
 
-/// The tile with its dimensions in another order: dimension `i` of the result is `dims[i]` of `x`. Without `dims`, the
-/// last two are swapped.
+/// Permutes the dimensions: dimension `i` of the result is `dims[i]` of `x`. Without `dims`, the last two are swapped.
 #[track_caller]
 pub fn trans<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
     if !dims.is_empty() {
@@ -119,7 +118,7 @@ pub fn permute<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
     permuted(x, dims, "permute")
 }
 
-/// The same elements in row-major order under another shape of the same size.
+/// The same elements in row-major order in another shape of the same size.
 #[track_caller]
 pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let (v, to) = (x.raw_value(), to.as_ref());
@@ -128,7 +127,7 @@ pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let (m, n): (usize, usize) = (from.iter().product(), to.iter().product());
     if m != n {
         fail(
-            mistake(format!("`reshape` from {} to {to:?}: {m} elements against {n}", words::shape(&from)))
+            mistake(format!("`reshape` from {} to {to:?}: {m} elements to {n}", words::shape(&from)))
                 .label("numbers of elements differ"),
         );
     }
@@ -141,7 +140,7 @@ pub fn view<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     reshape(x, to)
 }
 
-/// All elements in one dimension.
+/// Flattens to one dimension.
 #[track_caller]
 pub fn ravel<X: Shaped>(x: X) -> X::Tile {
     let n: usize = shape(x.raw_value()).iter().product();
@@ -158,7 +157,7 @@ fn same_shapes<T: Dtype>(a: Tile<T>, b: Tile<T>, what: &str) -> Vec<usize> {
     sa
 }
 
-/// Two tiles of one shape side by side in a new last dimension: `[…] , […]` → `[…, 2]`.
+/// Stacks two tiles of the same shape along a new last dimension: `[…] , […]` → `[…, 2]`.
 #[track_caller]
 pub fn join<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     same_shapes(a, b, "join");
@@ -166,22 +165,22 @@ pub fn join<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     Tile::from_value(emit(|builder| builder.join(va, vb)))
 }
 
-/// The two halves of a last dimension of extent 2: the inverse of [`join`].
+/// The two halves along a last dimension of extent 2: the inverse of [`join`].
 #[track_caller]
 pub fn split<T: Dtype>(x: Tile<T>) -> (Tile<T>, Tile<T>) {
     let from = shape(x.value());
     if from.last() != Some(&2) {
         fail(
             mistake(format!("`split` needs a last dimension of extent 2, found {}", words::shape(&from)))
-                .label("cannot be taken apart")
-                .help("bring the dimension to the end first: `.reshape([…, 2])` or `.permute([…])`"),
+                .label("cannot be split")
+                .help("move the dimension to the end first: `.reshape([…, 2])` or `.permute([…])`"),
         );
     }
     let (a, b) = emit(|builder| builder.split(x.value()));
     (Tile::from_value(a), Tile::from_value(b))
 }
 
-/// Two tiles one after the other along the first dimension: `[M, …], [M, …]` → `[2M, …]`.
+/// Concatenates two tiles along the first dimension: `[M, …], [M, …]` → `[2M, …]`.
 #[track_caller]
 pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     let from = same_shapes(a, b, "cat");
@@ -196,7 +195,7 @@ pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     reshape(permute(join(a, b), &order), to)
 }
 
-/// Alternating elements along the last dimension: `[…, N], […, N]` → `[…, 2N]`.
+/// Interleaves two tiles along the last dimension: `[…, N], […, N]` → `[…, 2N]`.
 #[track_caller]
 pub fn interleave<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     let mut to = same_shapes(a, b, "interleave");

@@ -1,4 +1,4 @@
-//! Types and shapes as words of a message. No name from inside the compiler may appear in one.
+//! Formatting of types and shapes for messages, without names internal to the compiler.
 
 use crate::ir::{Elem, Type};
 
@@ -19,7 +19,7 @@ pub(crate) fn ty(ty: &Type) -> String {
     }
 }
 
-/// The words with "a" or "an" before them, as they are spoken: "an f32 tile", "a bf16 tile".
+/// The text with its indefinite article: "an f32 tile", "a bf16 tile".
 pub(crate) fn with_article(words: &str) -> String {
     let spoken_vowel = words.starts_with(['f', 'i']) && words[1..].starts_with(|c: char| c.is_ascii_digit());
     format!("{} {words}", if spoken_vowel { "an" } else { "a" })

@@ -1,15 +1,15 @@
-//! How many elements a thread reads or writes at once.
+//! Vector widths: how many elements a thread reads or writes per access.
 
 use super::gf2::{self, Span};
 use super::linear::{Dim, Index, LinearLayout};
 
-/// The registers of a thread, cut into vectors of neighbouring memory elements.
+/// The registers of a thread, partitioned into vectors of neighboring memory elements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VectorAccess {
     /// Elements of each vector, a power of two.
     pub elements: usize,
-    /// For each access its registers in memory order. Every register occurs once. The memory offset of the
-    /// first one is a multiple of `elements` in every thread.
+    /// Registers of each access in memory order. Every register occurs once. The memory offset of the first one is a
+    /// multiple of `elements` in every thread.
     pub groups: Vec<Vec<usize>>,
 }
 
@@ -35,8 +35,8 @@ impl LinearLayout {
         leading_run(&places, |_| true)
     }
 
-    /// The widest accesses, of at most `max_elements`, by which threads reach `memory` (a shared layout, or
-    /// global memory as [`LinearLayout::shared_row_major`] sees it), whichever registers they need.
+    /// The widest accesses, of at most `max_elements`, between the registers of all threads and `memory` (a shared
+    /// layout, or global memory described by [`LinearLayout::shared_row_major`]). An access may combine any registers.
     pub fn vector_access(&self, memory: &LinearLayout, max_elements: usize) -> VectorAccess {
         let map = self.locate_in(memory);
         let offsets =
@@ -45,7 +45,7 @@ impl LinearLayout {
         let span = Span::of_columns(&registers);
         let threads = [Dim::Lane, Dim::Warp, Dim::Block].iter().flat_map(|&dim| offsets(dim));
         let moved_by_threads = threads.fold(0, |sum, offset| sum | offset);
-        // steps[i]: the register change that moves the offset by exactly 1 << i.
+        // steps[i]: the register bits that advance the offset by exactly 1 << i.
         let mut steps: Vec<u64> = Vec::new();
         while 2 << steps.len() <= max_elements && moved_by_threads >> steps.len() & 1 == 0 {
             match span.solve(1 << steps.len()) {
@@ -67,8 +67,8 @@ impl LinearLayout {
     }
 }
 
-/// The length of the run of leading register bits that move `places` by 1, 2, 4, …, each bit moved by nothing
-/// else. `places` has one list per dim.
+/// Length of the run of leading register bits that advance `places` by 1, 2, 4, …, where no other bit changes the same
+/// place bit. `places` has one list per dim.
 fn leading_run(places: &[Vec<u32>], holds: impl Fn(usize) -> bool) -> usize {
     let register = Dim::Register as usize;
     let alone = |bit: usize| {

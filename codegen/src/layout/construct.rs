@@ -1,18 +1,18 @@
-//! Distributed layouts: blocked, and the fragments of the tensor-core instructions.
+//! Constructors of distributed layouts: blocked layouts, and the fragments of tensor-core instructions.
 //!
 //! Fragment formulas are those of the PTX ISA ("Matrix Fragments for mma.m16n8k…", "Register Fragments for
-//! wgmma.m64k…"); the tests spell them out one element at a time.
+//! wgmma.m64k…"); the tests spell them out per element.
 
 use super::linear::{Basis, Dim, LinearLayout, bug};
 
-/// Lanes of a warp, as bits.
+/// log2 of the lanes of a warp.
 const LANE_BITS: usize = 5;
 
 /// Builds a distributed layout from the inside out: each step covers a larger box of the tensor.
 #[derive(Clone, Debug)]
 pub struct LayoutBuilder {
     shape: Vec<u32>,
-    /// Extent that the bits so far cover along each axis.
+    /// Extent covered by the bits so far, along each axis.
     covered: Vec<u32>,
     bases: [Vec<Basis>; 4],
 }
@@ -23,8 +23,8 @@ impl LayoutBuilder {
         LayoutBuilder { shape: shape.to_vec(), covered: vec![1; shape.len()], bases: Default::default() }
     }
 
-    /// The next bits of `dim` run along `axis`, over `extent` copies of the box so far. Bits that lead out of
-    /// the tensor wrap to its start: lanes and warps then hold copies, and registers are left out.
+    /// Adds bits of `dim` along `axis`, for `extent` copies of the box so far. Bits that exceed the tensor wrap to its
+    /// start: lanes and warps then hold replicas, and such register bits are omitted.
     #[must_use]
     pub fn along(mut self, dim: Dim, axis: usize, extent: u32) -> Self {
         if !extent.is_power_of_two() || axis >= self.shape.len() || dim == Dim::Offset {
@@ -44,7 +44,7 @@ impl LayoutBuilder {
         self
     }
 
-    /// The next `extent` values of `dim` hold copies.
+    /// Adds bits of `dim` whose `extent` values hold replicas.
     #[must_use]
     pub fn copies(mut self, dim: Dim, extent: u32) -> Self {
         let zero = vec![0; self.shape.len()];
@@ -52,7 +52,7 @@ impl LayoutBuilder {
         self
     }
 
-    /// The layout, after further registers have covered what is left of the tensor, axes in `order`.
+    /// Completes the layout: additional registers cover the rest of the tensor, axes in `order`.
     pub fn wrap(mut self, order: &[usize]) -> LinearLayout {
         for &axis in order {
             let rest = self.shape[axis] / self.covered[axis];
@@ -64,9 +64,9 @@ impl LayoutBuilder {
 }
 
 impl LinearLayout {
-    /// Every thread holds a box of `size_per_thread`; `threads_per_warp` of them tile a warp's box and
-    /// `warps_per_cta` of those the program's box. `order` lists the axes, fastest first. A larger tensor
-    /// repeats the program's box in further registers; on a smaller one lanes and warps hold copies.
+    /// Triton's blocked layout. Each thread holds a box of `size_per_thread`; `threads_per_warp` boxes tile the box of
+    /// a warp, and `warps_per_cta` of those the box of the program. `order` lists the axes, fastest first. For a larger
+    /// tensor, the program's box repeats in additional registers; for a smaller one, lanes and warps hold replicas.
     pub fn blocked(
         shape: &[u32],
         size_per_thread: &[u32],
@@ -89,8 +89,8 @@ impl LinearLayout {
         builder.wrap(order)
     }
 
-    /// The blocked layout that spreads `num_warps` warps over a tensor with this box per thread: lanes, then
-    /// warps, fill the axes in `order`; what is left over runs along the slowest axis, as copies.
+    /// The blocked layout that distributes `num_warps` warps over a tensor with this box per thread. Lanes, then warps,
+    /// fill the axes in `order`; the rest goes along the slowest axis, as replicas.
     pub fn blocked_filling(shape: &[u32], size_per_thread: &[u32], num_warps: u32, order: &[usize]) -> Self {
         if shape.is_empty() {
             return LayoutBuilder::new(shape).copies(Dim::Lane, 32).copies(Dim::Warp, num_warps).wrap(order);
@@ -111,8 +111,9 @@ impl LinearLayout {
         Self::blocked(shape, size_per_thread, &lanes, &warps, order)
     }
 
-    /// A layout of `[k, n]` between memory along `n` and memory along `k`: every thread has boxes of 4×4, and the lanes that are
-    /// served at once stand in both directions, so that neither side's banks clash under a swizzle.
+    /// A layout of `[k, n]` for transposition between memory that is contiguous along `n` and along `k`. Each thread
+    /// holds 4×4 boxes, and the lanes of one wavefront cover both directions, so that accesses to either side of a
+    /// swizzled buffer are free of bank conflicts.
     pub fn transposing(shape: &[u32], num_warps: u32) -> Self {
         let small = |axis: usize, most: u32| most.min(shape[axis]);
         LayoutBuilder::new(shape)
@@ -125,9 +126,9 @@ impl LinearLayout {
             .wrap(&[0, 1])
     }
 
-    /// The accumulator of `mma.sync.m16n8` with 32-bit elements over a tensor `[m, n]`: c0, c1 in row lane/4,
-    /// columns 2·(lane%4)+{0,1}; c2, c3 eight rows below. Warps tile `[m, n]`, those along m first; further
-    /// instructions run along n, then m, four registers each.
+    /// The accumulator of `mma.sync.m16n8` with 32-bit elements over a tensor `[m, n]`: c0, c1 in row lane/4, columns
+    /// 2·(lane%4)+{0,1}; c2, c3 eight rows below. Warps tile `[m, n]`, along m first; additional instructions cover n,
+    /// then m, with four registers each.
     pub fn mma_m16n8(shape: &[u32], warps_per_cta: [u32; 2]) -> Self {
         check_matrix(shape, [16, 8]);
         accumulator_tile(LayoutBuilder::new(shape))
@@ -136,11 +137,12 @@ impl LinearLayout {
             .wrap(&[1, 0])
     }
 
-    /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k8 for tf32, k32 for 8-bit. The
-    /// warps along n hold copies. Instructions run along k, then m.
+    /// The A operand `[m, k]` of `mma.sync.m16n8`: k16 for 16-bit elements, k8 for tf32, k32 for 8-bit. Warps along n
+    /// hold replicas. Instructions cover k, then m.
     ///
-    /// The words of 32-bit elements are neighbours along k too, where the manual has them four apart: a product sums over k in any order
-    /// that both operands share. Loads take two then, banks clash less, and an accumulator is an operand as it is.
+    /// The 32-bit elements of a lane are neighbors along k, where the PTX ISA has them four apart. This is valid
+    /// because a dot sums over k in any order that both operands share. Loads then take two elements at a time with
+    /// fewer bank conflicts, and an accumulator is an A operand without conversion.
     pub fn mma_m16n8_a(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [16, 8 * per_word]);
@@ -151,12 +153,13 @@ impl LinearLayout {
         tile.along(Dim::Warp, 0, warps_per_cta[0]).copies(Dim::Warp, warps_per_cta[1]).wrap(&[1, 0])
     }
 
-    /// The B operand `[k, n]` of `mma.sync.m16n8`, see [`Self::mma_m16n8_a`]. The warps along m hold copies.
-    /// Instructions run along k, then n.
+    /// The B operand `[k, n]` of `mma.sync.m16n8`, see [`Self::mma_m16n8_a`]. Warps along m hold replicas. Instructions
+    /// cover k, then n.
     pub fn mma_m16n8_b(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [8 * per_word, 8]);
-        // Each lane holds words of neighbouring k in column lane/4; the second word four words further on, or the next one.
+        // Each lane holds words of neighboring k in column lane/4; its second word is four words further, or the next
+        // one.
         let (together, apart) = if per_word == 1 { (2, 1) } else { (per_word, 2) };
         LayoutBuilder::new(shape)
             .along(Dim::Register, 0, together)
@@ -168,10 +171,10 @@ impl LinearLayout {
             .wrap(&[0, 1])
     }
 
-    /// The accumulator of `wgmma.m64nN` with 32-bit elements over a tensor `[m, n]`. Four warps stand along m,
-    /// sixteen rows each, and each holds the columns as `mma_m16n8` does, N/2 registers per instruction.
-    /// `warps_per_cta[0]` is a multiple of four: further warpgroups stand along m, `warps_per_cta[1]` along n.
-    /// Further instructions run along n, then m.
+    /// The accumulator of `wgmma.m64nN` with 32-bit elements over a tensor `[m, n]`. Four warps lie along m, with
+    /// sixteen rows each; the columns of a warp are as in `mma_m16n8`, with N/2 registers per instruction.
+    /// `warps_per_cta[0]` is a multiple of four: additional warpgroups lie along m, `warps_per_cta[1]` along n.
+    /// Additional instructions cover n, then m.
     pub fn wgmma_acc(shape: &[u32], n_instr: u32, warps_per_cta: [u32; 2]) -> Self {
         check_matrix(shape, [64, n_instr]);
         if !(8..=256).contains(&n_instr) || !n_instr.is_power_of_two() {
@@ -184,7 +187,7 @@ impl LinearLayout {
             .wrap(&[1, 0])
     }
 
-    /// The A operand `[m, k]` of `wgmma` in registers, element widths as for [`Self::mma_m16n8_a`].
+    /// The A operand `[m, k]` of `wgmma` in registers; element widths as in [`Self::mma_m16n8_a`].
     pub fn wgmma_a_operand(shape: &[u32], element_bits: u32, warps_per_cta: [u32; 2]) -> Self {
         let per_word = elements_per_word(element_bits);
         check_matrix(shape, [64, 8 * per_word]);
@@ -200,8 +203,8 @@ fn accumulator_tile(builder: LayoutBuilder) -> LayoutBuilder {
     builder.along(Dim::Register, 1, 2).along(Dim::Lane, 1, 4).along(Dim::Lane, 0, 8).along(Dim::Register, 0, 2)
 }
 
-/// The box of an A operand: a word of neighbouring k per lane, eight rows of four lanes, the lower half, and
-/// then the second half of k.
+/// The box of an A operand: a word of neighboring k per lane, eight rows of four lanes, the lower half, then the second
+/// half of k.
 fn a_tile(builder: LayoutBuilder, per_word: u32) -> LayoutBuilder {
     builder
         .along(Dim::Register, 1, per_word)

@@ -1,23 +1,23 @@
-//! What it takes to go from one distributed layout to another: the quotient of two maps.
+//! Conversions between distributed layouts, classified by the quotient of the two maps.
 
 use super::gf2::{self, Span};
 use super::linear::{Dim, LinearLayout, bug};
 
-/// Most shuffles that a conversion inside a warp may take before shared memory is the better way.
+/// Maximum number of shuffles of a conversion inside a warp; with more, shared memory is faster.
 const MAX_SHUFFLES: usize = 64;
-/// Most selects per shuffle. Shared memory costs a store, a load and a share of two barriers per value.
+/// Maximum number of selects per shuffle. Shared memory costs a store, a load and a share of two barriers per value.
 const MAX_SELECTS_PER_SHUFFLE: usize = 8;
 
 /// The cheapest way to convert a tensor from one layout to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Conversion {
-    /// Both layouts have every value in the same place.
+    /// Both layouts hold every value in the same place.
     Identity,
     /// Every thread already holds its values: result register `r` is source register `map[r]`.
     Registers(Vec<usize>),
-    /// Values stay inside their warp.
+    /// Values stay in their warp.
     Lanes(LanePlan),
-    /// Values change warps (or shuffling would cost more): write to shared memory, barrier, read back. See
+    /// Values move between warps (or shuffles would cost more): write to shared memory, barrier, read back. See
     /// [`LinearLayout::conversion_scratch`].
     Shared,
     /// A block needs values that only another block of the cluster holds.
@@ -28,8 +28,8 @@ impl Conversion {
     /// Classifies the conversion of a tensor from layout `src` to layout `dst`.
     ///
     /// # Panics
-    /// Where the two are not distributed layouts of one shape with as many lanes, warps and blocks: a mistake
-    /// of the compiler.
+    /// If the two are not distributed layouts of one shape with the same numbers of lanes, warps and blocks: a compiler
+    /// bug.
     #[track_caller]
     pub fn between(src: &LinearLayout, dst: &LinearLayout) -> Conversion {
         let alike = [Dim::Lane, Dim::Warp, Dim::Block].iter().all(|&dim| src.bits(dim) == dst.bits(dim));
@@ -55,7 +55,7 @@ impl Conversion {
     }
 }
 
-/// Each block holds all that it needs.
+/// Whether each block holds all values that it needs.
 fn stays_in_block(src: &LinearLayout, dst: &LinearLayout) -> bool {
     let dims = [Dim::Register, Dim::Lane, Dim::Warp];
     let held: Vec<u64> = dims.iter().flat_map(|&dim| src.columns(dim)).collect();
@@ -67,14 +67,14 @@ fn stays_in_block(src: &LinearLayout, dst: &LinearLayout) -> bool {
 /// One shuffle of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shuffle {
-    /// The (rotated) register that every lane offers.
+    /// The (rotated) register that every lane provides.
     pub register: usize,
-    /// XORed to the lane to read from.
+    /// XORed into the number of the lane to read from.
     pub lane: u32,
 }
 
-/// A conversion inside each warp, in three steps. Masks belong to lane bits and warp bits: a thread XORs the
-/// masks of the bits that are set in its lane and warp number, written `⊕mask` here.
+/// A conversion inside each warp, in three steps. Masks are per lane bit and warp bit: a thread XORs the masks of the
+/// bits that are set in its lane and warp number, written `⊕mask` here.
 ///
 /// 1. Rotate: `offer[s] = source[s ^ ⊕rotate_in]` — per set mask one select per register.
 /// 2. Shuffle: `taken[k] = shfl.idx(offer[shuffles[k].register], ⊕from ^ shuffles[k].lane)`.
@@ -85,23 +85,23 @@ pub struct Shuffle {
 pub struct LanePlan {
     /// Register masks of the first rotation, per lane bit.
     pub rotate_in_lane: Vec<u32>,
-    /// The same per warp bit.
+    /// Register masks of the first rotation, per warp bit.
     pub rotate_in_warp: Vec<u32>,
     /// One shuffle per distinct result register.
     pub shuffles: Vec<Shuffle>,
-    /// Masks of the lane to read from, per lane bit (`1 << bit` everywhere: a lane starts from itself).
+    /// Masks of the lane to read from, per lane bit (`1 << bit` in all if each lane reads from itself).
     pub from_lane: Vec<u32>,
-    /// The same per warp bit.
+    /// Masks of the lane to read from, per warp bit.
     pub from_warp: Vec<u32>,
     /// Register masks of the second rotation, per lane bit.
     pub rotate_out_lane: Vec<u32>,
-    /// Which distinct value each result register is.
+    /// Index into `value` of each result register.
     pub registers: Vec<usize>,
-    /// Registers of the source.
+    /// Number of registers of the source.
     pub source_registers: usize,
 }
 
-/// Which (register, lane) of the source holds what a bit of the result stands for.
+/// The (register, lane) of the source that holds the image of one bit of the result.
 #[derive(Clone, Copy, Default)]
 struct Source {
     register: u64,
@@ -109,12 +109,12 @@ struct Source {
 }
 
 impl LanePlan {
-    /// A plan, if every value is already in the right warp and shuffles can bring it to its lane.
+    /// A plan, if every value is already in the right warp and shuffles can move it to its lane.
     ///
-    /// Let the element wanted in register `r` of lane `l` lie in source register `A·r + B·l`, lane `C·r + D·l`.
-    /// A shuffle needs each lane to offer one register to all who read from it. Numbering the shuffles
-    /// `k = r + E·l` makes the lane read `C·k + M·l` with `M = D + C·E`, where `E` (and among copies `D`) is
-    /// chosen to make `M` injective; the register offered is then a function of the offering lane and `k` alone.
+    /// Let the element of register `r` of lane `l` of the result lie in source register `A·r + B·l`, lane `C·r + D·l`.
+    /// In a shuffle, each lane provides the same register to all lanes that read from it. With shuffles numbered
+    /// `k = r + E·l`, a lane reads from lane `C·k + M·l` with `M = D + C·E`. `E` (and, among replicas, `D`) is chosen to make
+    /// `M` injective; the register that a lane provides is then a function of that lane and `k` alone.
     pub fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<LanePlan> {
         let distinct = dst.without_redundant_registers().layout;
         let registers = distinct.registers_of(dst)?;
@@ -131,8 +131,8 @@ impl LanePlan {
         let after = |outer: &[u64], inner: &[u64]| -> Vec<u64> {
             inner.iter().map(|&vector| gf2::image(outer, vector)).collect()
         };
-        // M, and the register N·l = (A·E + B)·l that lane l wants of shuffle 0, as a function of the lane
-        // M·l that offers it.
+        // M, and the register N·l = (A·E + B)·l that lane l needs from shuffle 0, as a function of the lane M·l that
+        // provides it.
         let m = xor(&d, after(&c, &e));
         let n = xor(&b, after(&a, &e));
         let inverse = Span::of_columns(&m);
@@ -159,43 +159,43 @@ impl LanePlan {
         })
     }
 
-    /// Every shuffle reads from the lane itself XOR a constant (`shfl.bfly`; no shuffle where it is zero).
+    /// Whether every shuffle reads from the own lane XOR a constant (`shfl.bfly`; no shuffle if the constant is zero).
     pub fn is_butterfly(&self) -> bool {
         let own = |(bit, &mask): (usize, &u32)| mask == 1 << bit;
         self.from_lane.iter().enumerate().all(own) && self.from_warp.iter().all(|&mask| mask == 0)
     }
 
-    /// Shuffle instructions per 32-bit value.
+    /// Number of shuffle instructions per 32-bit value.
     pub fn num_shuffles(&self) -> usize {
         let needed = |shuffle: &&Shuffle| shuffle.lane != 0 || !self.is_butterfly();
         self.shuffles.iter().filter(needed).count()
     }
 
-    /// Select instructions of the two rotations.
+    /// Number of select instructions of the two rotations.
     pub fn num_selects(&self) -> usize {
         let set = |masks: &[u32]| masks.iter().filter(|&&mask| mask != 0).count();
         (set(&self.rotate_in_lane) + set(&self.rotate_in_warp)) * self.source_registers
             + set(&self.rotate_out_lane) * self.shuffles.len()
     }
 
-    /// Whether the plan beats a round trip through shared memory.
+    /// Whether the plan is faster than a round trip through shared memory.
     pub fn is_cheap(&self) -> bool {
         self.num_shuffles() <= MAX_SHUFFLES
             && self.num_selects() <= MAX_SELECTS_PER_SHUFFLE * self.shuffles.len().max(1)
     }
 }
 
-/// Where the source keeps what each bit of the result stands for.
+/// Location in the source of the image of each bit of the result.
 struct Sources {
     register: Vec<Source>,
     lane: Vec<Source>,
     warp: Vec<Source>,
-    /// Moves between copies: they change the place, not the value.
+    /// Moves between replicas: they change the place, not the value.
     idle: Vec<Source>,
 }
 
 impl Sources {
-    /// `None` where some value lies in another warp or block.
+    /// `None` if some value lies in another warp or block.
     fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<Sources> {
         if src.bases(Dim::Block) != dst.bases(Dim::Block) {
             return None;
@@ -209,7 +209,7 @@ impl Sources {
 
         let register = dst.columns(Dim::Register).into_iter().map(solve).collect::<Option<_>>()?;
         let lane_pairs = src.columns(Dim::Lane).into_iter().zip(dst.columns(Dim::Lane)).enumerate();
-        // Best from the lane itself.
+        // Prefers the own lane.
         let lane_source = |(bit, (held, wanted))| match in_thread.solve(held ^ wanted) {
             Some(register) => Some(Source { register, lane: 1u64 << bit }),
             None => solve(wanted),
@@ -221,16 +221,16 @@ impl Sources {
         Some(Sources { register, lane, warp, idle })
     }
 
-    /// Chooses `E`, per lane bit, and redirects lanes to copies, such that lanes that read from one lane in one
-    /// shuffle (`(D + C·E)·l = 0`) want the same register of it: such an `l` ends with `B·l = 0` and `E·l = 0`.
-    /// `None` where neither copies nor the registers of the result reach enough other lanes.
+    /// Chooses `E`, per lane bit, and redirects lanes to replicas, such that lanes that read from one lane in one
+    /// shuffle (`(D + C·E)·l = 0`) need the same register of it: afterwards, such `l` satisfy `B·l = 0` and `E·l = 0`.
+    /// `None` if neither replicas nor the registers of the result give access to enough other lanes.
     fn spread(&mut self) -> Option<Vec<u64>> {
         let column = |list: &[Source], part: fn(&Source) -> u64| -> Vec<u64> { list.iter().map(part).collect() };
         let reads = column(&self.lane, |source| source.lane);
         let wants = column(&self.lane, |source| source.register);
         let mut read = Span::of_columns(&reads);
-        // Directions to other lanes. Going to a copy costs nothing, so these come first; a bit below `registers`
-        // of a choice is a result register, one from there on a move between copies.
+        // Directions to other lanes. Moves to replicas are free, so these come first. In a choice, a bit below
+        // `registers` is a result register, a higher one a move between replicas.
         let registers = self.register.len();
         let copies = self.idle.iter().enumerate().map(|(i, source)| (registers + i, source.lane));
         let directions = copies.chain(self.register.iter().map(|source| source.lane).enumerate());
@@ -239,9 +239,9 @@ impl Sources {
         let mut spare = spare.into_iter();
 
         let mut e = vec![0; self.lane.len()];
-        // Tags are the choices for the steps inserted so far, so that the choice is a linear function.
+        // Tags are the choices for the steps inserted so far, which makes the choice a linear function.
         let mut wanted = Span::default();
-        // Lanes that differ by a kernel step read from one lane. The choice for a step goes to its highest bit,
+        // Lanes that differ by a kernel step read from one lane. The choice for a step is assigned to its highest bit,
         // which no other step has.
         for step in gf2::kernel(&reads) {
             let bit = step.ilog2() as usize;

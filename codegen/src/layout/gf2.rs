@@ -1,7 +1,7 @@
 //! Linear algebra over GF(2): vectors are the bits of a `u64`, addition is XOR.
 
-/// A basis in echelon form: every stored vector has its own leading bit. Each vector remembers which of the
-/// inserted vectors sum to it (`tag`), so membership in the span comes with a witness.
+/// A basis in echelon form: stored vectors have distinct leading bits. Each vector has a `tag`, the set of inserted
+/// vectors that sum to it, so that membership in the span comes with a witness.
 #[derive(Clone, Default)]
 pub(crate) struct Span {
     /// (vector, tag), leading bits strictly descending.
@@ -9,9 +9,9 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The span of `columns`; column `j` carries tag `1 << j`. Columns that depend on earlier ones never occur
-    /// in a witness, so `solve` returns the numerically smallest preimage: every kernel vector has its highest
-    /// bit at such a column.
+    /// The span of `columns`; column `j` has tag `1 << j`. Columns that depend on earlier ones never occur in a
+    /// witness, so `solve` returns the numerically smallest preimage: every kernel vector has its highest bit at such a
+    /// column.
     pub(crate) fn of_columns(columns: &[u64]) -> Span {
         let mut span = Span::default();
         for (j, &column) in columns.iter().enumerate() {
@@ -20,7 +20,7 @@ impl Span {
         span
     }
 
-    /// Adds a vector; false where it already lay in the span.
+    /// Adds a vector; returns false if it was in the span.
     pub(crate) fn insert(&mut self, vector: u64, tag: u64) -> bool {
         let (rest, combination) = self.reduce(vector);
         if rest == 0 {
@@ -66,8 +66,9 @@ pub(crate) fn dependent_columns(columns: &[u64]) -> u64 {
     kernel(columns).iter().fold(0, |mask, step| mask | 1 << step.ilog2())
 }
 
-/// A basis of the inputs that the map with these columns sends to zero. Each basis vector has its highest bit at
-/// a dependent column, each dependent column is the highest bit of one, and the other bits are independent ones.
+/// A basis of the inputs that the map with these columns sends to zero. The highest bit of each basis vector is a
+/// dependent column, each dependent column is the highest bit of one of them, and the other bits are independent
+/// columns.
 pub(crate) fn kernel(columns: &[u64]) -> Vec<u64> {
     let mut span = Span::default();
     let mut basis = Vec::new();
@@ -87,15 +88,15 @@ pub(crate) fn image(columns: &[u64], input: u64) -> u64 {
     columns.iter().enumerate().filter(|&(j, _)| input >> j & 1 == 1).fold(0, |sum, (_, &column)| sum ^ column)
 }
 
-/// A basis of the intersection of two spans (Zassenhaus: a combination of `left` that `right` can undo).
+/// A basis of the intersection of two spans (Zassenhaus algorithm).
 pub(crate) fn intersection(left: &[u64], right: &[u64]) -> Vec<u64> {
     let right_span = Span::of_columns(right);
     let mut remainders = Span::default();
     let mut common = Span::default();
     let mut basis = Vec::new();
     for &vector in left {
-        // The tag carries the combination of left vectors itself, so a dependency among the remainders names
-        // a vector of `left` that lies in the span of `right`.
+        // The tag is the combination of left vectors itself, so a dependency among the remainders yields a vector of
+        // `left` that lies in the span of `right`.
         let (rest, inner) = remainders.reduce(right_span.reduce(vector).0);
         if rest != 0 {
             remainders.insert(rest, vector ^ inner);

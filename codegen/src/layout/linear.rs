@@ -1,42 +1,42 @@
-//! The map itself: what it is, how to apply it, invert it, and compose it.
+//! The linear map: definition, application, inversion and composition.
 
 use std::ops::BitXor;
 
 use super::gf2::{self, Span};
 
-/// The highest tensor rank that a layout may have.
+/// Maximum tensor rank of a layout.
 pub const MAX_RANK: usize = 5;
 
 /// A named group of input bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Dim {
-    /// Which of a thread's values.
+    /// Register of a thread.
     Register,
-    /// Which lane of a warp.
+    /// Lane of a warp.
     Lane,
-    /// Which warp of a program.
+    /// Warp of a program.
     Warp,
-    /// Which thread block of a cluster.
+    /// Thread block of a cluster.
     Block,
     /// Element offset in a shared-memory buffer.
     Offset,
 }
 
 impl Dim {
-    /// Every dimension, from the one whose bits a preimage uses first to the one used last.
+    /// All dims. A preimage prefers the bits of earlier ones.
     pub const ALL: [Dim; 5] = [Dim::Register, Dim::Lane, Dim::Warp, Dim::Block, Dim::Offset];
 }
 
-/// Whether a layout says where threads hold values, or where memory holds them.
+/// Domain of a layout: places in registers, or in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Space {
-    /// From (register, lane, warp, block).
+    /// Domain (register, lane, warp, block).
     Distributed,
-    /// From an element offset in shared memory.
+    /// Domain: element offset in shared memory.
     Shared,
 }
 
-/// One input of a layout: a place that holds one element.
+/// A place: one input of a layout, which holds one element.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash, Debug)]
 pub struct Index {
     pub register: u32,
@@ -52,7 +52,7 @@ impl Index {
         Index { register, lane, warp, block, offset: 0 }
     }
 
-    /// The index with a single bit set.
+    /// The index with only this bit set.
     pub fn unit(dim: Dim, bit: usize) -> Index {
         let mut index = Index::default();
         *index.get_mut(dim) = 1 << bit;
@@ -95,10 +95,10 @@ impl BitXor for Index {
     }
 }
 
-/// The image of one input bit: a coordinate along each axis.
+/// The image of one input bit: its coordinate along each axis.
 pub type Basis = Vec<u32>;
 
-/// Why a layout could not be built from its parts.
+/// Error of a layout built from its bases.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
     #[error("a layout has at most {MAX_RANK} axes, found {0}")]
@@ -115,16 +115,16 @@ pub enum LayoutError {
     Syntax { at: usize, expected: String, found: String },
 }
 
-/// A linear map over GF(2) from the bits of a place to tensor coordinates. See the module's page.
+/// A linear map over GF(2) from the bits of a place to tensor coordinates; see [`crate::layout`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct LinearLayout {
     space: Space,
     shape: Vec<u32>,
-    /// One list per `Dim`, in the order of `Dim::ALL`; the dims of the other space are empty.
+    /// Bases per dim, in the order of [`Dim::ALL`]; empty for the dims of the other space.
     bases: [Vec<Basis>; 5],
 }
 
-/// A panic that says whose fault it is.
+/// Panics with an internal compiler error.
 #[track_caller]
 pub(super) fn bug(message: impl std::fmt::Display) -> ! {
     panic!("internal compiler error: {message}, please report")
@@ -142,10 +142,10 @@ impl LinearLayout {
         Self::checked(Space::Distributed, shape, [register, lane, warp, block, Vec::new()])
     }
 
-    /// As [`Self::try_distributed`], for parts that a pass made itself.
+    /// As [`Self::try_distributed`], for bases computed by a pass.
     ///
     /// # Panics
-    /// Where the parts do not fit each other: a mistake of the compiler.
+    /// If the bases are inconsistent: a compiler bug.
     #[track_caller]
     pub fn distributed(
         shape: &[u32],
@@ -163,10 +163,10 @@ impl LinearLayout {
         Self::checked(Space::Shared, shape, [a, b, c, d, offset])
     }
 
-    /// As [`Self::try_shared`], for parts that a pass made itself.
+    /// As [`Self::try_shared`], for bases computed by a pass.
     ///
     /// # Panics
-    /// Where the parts do not fit each other: a mistake of the compiler.
+    /// If the bases are inconsistent: a compiler bug.
     #[track_caller]
     pub fn shared(shape: &[u32], offset: Vec<Basis>) -> Self {
         Self::try_shared(shape, offset).unwrap_or_else(|error| bug(error))
@@ -182,7 +182,7 @@ impl LinearLayout {
         }
         for dim in Dim::ALL {
             let list = &bases[dim as usize];
-            // A preimage packs the bits of all dims into one word, so each dim keeps to its share.
+            // A preimage packs the bits of all dims into one word, which limits the bits of each.
             let limit = if dim == Dim::Offset { 31 } else { 15 };
             if list.len() > limit {
                 return Err(LayoutError::Bits { dim, found: list.len(), limit });
@@ -204,7 +204,7 @@ impl LinearLayout {
         Ok(LinearLayout { space, shape: shape.to_vec(), bases })
     }
 
-    /// The same space with other coordinates; every basis goes through `image`.
+    /// A layout of the same space with other coordinates: maps every basis by `image`.
     pub(super) fn map_bases(&self, shape: &[u32], image: impl Fn(&Basis) -> Basis) -> Self {
         let bases = self.bases.each_ref().map(|list| list.iter().map(&image).collect());
         Self::checked(self.space, shape, bases).unwrap_or_else(|error| bug(error))
@@ -238,7 +238,7 @@ impl LinearLayout {
         self.space == Space::Shared
     }
 
-    /// Elements of the tensor.
+    /// Number of elements of the tensor.
     pub fn num_elements(&self) -> usize {
         self.shape.iter().map(|&extent| extent as usize).product()
     }
@@ -248,17 +248,17 @@ impl LinearLayout {
         &self.bases[dim as usize]
     }
 
-    /// Input bits of `dim`.
+    /// Number of input bits of `dim`.
     pub fn bits(&self, dim: Dim) -> usize {
         self.bases(dim).len()
     }
 
-    /// Input values of `dim`: two to the power of its bits.
+    /// Number of input values of `dim`: two to the power of its bits.
     pub fn size(&self, dim: Dim) -> usize {
         1 << self.bits(dim)
     }
 
-    /// Values that each thread holds.
+    /// Number of registers per thread.
     pub fn num_registers(&self) -> usize {
         self.size(Dim::Register)
     }
@@ -267,7 +267,7 @@ impl LinearLayout {
         self.size(Dim::Warp)
     }
 
-    /// The coordinates of the value in this register of this thread.
+    /// The coordinates of the value in a register of a thread.
     pub fn apply(&self, register: u32, lane: u32, warp: u32, block: u32) -> Vec<u32> {
         self.apply_index(Index::thread(register, lane, warp, block))
     }
@@ -277,7 +277,7 @@ impl LinearLayout {
         self.apply_index(Index { offset, ..Index::default() })
     }
 
-    /// The coordinates of the element at this place. Bits beyond a dim's own bits are ignored.
+    /// The coordinates of the element at a place. Bits that a dim does not have are ignored.
     pub fn apply_index(&self, index: Index) -> Vec<u32> {
         let mut coordinates = vec![0; self.rank()];
         for dim in Dim::ALL {
@@ -290,8 +290,7 @@ impl LinearLayout {
         coordinates
     }
 
-    /// Row-major position of coordinates. Extents are powers of two, so this only sets bits side by side and
-    /// is itself linear.
+    /// Row-major position of coordinates. Extents are powers of two, so it concatenates their bits and is linear.
     pub(super) fn flatten(&self, coordinates: &[u32]) -> u64 {
         flatten(&self.shape, coordinates)
     }
@@ -306,33 +305,33 @@ impl LinearLayout {
         Dim::ALL.iter().flat_map(|&dim| self.columns(dim)).collect()
     }
 
-    /// Two to the power of this many elements lie somewhere in the layout.
+    /// log2 of the number of distinct elements in the layout.
     fn image_bits(&self) -> usize {
         Span::of_columns(&self.all_columns()).rank()
     }
 
-    /// No element is held twice.
+    /// Whether no element is held twice.
     pub fn is_injective(&self) -> bool {
         self.image_bits() == self.all_columns().len()
     }
 
-    /// Every element is held somewhere.
+    /// Whether every element is held somewhere.
     pub fn is_surjective(&self) -> bool {
         1usize << self.image_bits() == self.num_elements()
     }
 
-    /// Bits of `dim` that repeat what lower bits (of this dim, or of a dim before it in [`Dim::ALL`]) already
-    /// reach: the places that differ only in such a bit, and in bits below, hold the same elements.
+    /// Bits of `dim` that are redundant: their bases depend on those of lower bits (of this dim, or of an earlier one
+    /// in [`Dim::ALL`]), so places that differ only in such a bit and in lower bits hold the same elements.
     pub fn free_mask(&self, dim: Dim) -> u32 {
         let free = gf2::dependent_columns(&self.all_columns());
         let before: usize = Dim::ALL.iter().take(dim as usize).map(|&dim| self.bits(dim)).sum();
         (free >> before) as u32 & ((1u64 << self.bits(dim)) - 1) as u32
     }
 
-    /// The smallest place of every element.
+    /// The map from each element to its smallest place.
     ///
     /// # Panics
-    /// Where the layout does not cover the tensor ([`Self::is_surjective`]): a mistake of the compiler.
+    /// If the layout does not cover the tensor ([`Self::is_surjective`]): a compiler bug.
     #[track_caller]
     pub fn pseudo_invert(&self) -> InverseLayout {
         let span = Span::of_columns(&self.all_columns());
@@ -350,16 +349,16 @@ impl LinearLayout {
         InverseLayout { shape: self.shape.clone(), bases: axes.collect() }
     }
 
-    /// The inverse of a map that holds every element exactly once, else `None`.
+    /// The inverse, if the layout holds every element exactly once.
     pub fn invert(&self) -> Option<InverseLayout> {
         (self.is_injective() && self.is_surjective()).then(|| self.pseudo_invert())
     }
 
-    /// Where `other` keeps the element that `self` has at each place: `other⁻¹ ∘ self`. With `other` a shared
-    /// layout this is the address computation of a load or store.
+    /// For each place of `self`, the place where `other` holds the same element: `other⁻¹ ∘ self`. If `other` is a
+    /// shared layout, this is the address computation of a load or store.
     ///
     /// # Panics
-    /// Where the shapes differ or `other` does not cover the tensor: a mistake of the compiler.
+    /// If the shapes differ or `other` does not cover the tensor: a compiler bug.
     #[track_caller]
     pub fn locate_in(&self, other: &LinearLayout) -> IndexMap {
         self.compose(&other.pseudo_invert())
@@ -375,7 +374,7 @@ impl LinearLayout {
         IndexMap { space: self.space, images }
     }
 
-    /// Splits a number whose bits run through the dims in order.
+    /// Splits a packed number into the bits of the dims, in order.
     fn unpack(&self, mut packed: u64) -> Index {
         let mut index = Index::default();
         for dim in Dim::ALL {
@@ -403,7 +402,7 @@ pub(super) fn unflatten(shape: &[u32], mut flat: u64) -> Vec<u32> {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct InverseLayout {
     shape: Vec<u32>,
-    /// Per axis, per coordinate bit.
+    /// By axis and coordinate bit.
     bases: Vec<Vec<Index>>,
 }
 
@@ -453,12 +452,12 @@ impl IndexMap {
         sum
     }
 
-    /// The shared-memory element offset of a thread's register, where the map leads into a shared layout.
+    /// The shared-memory element offset of a register of a thread; the map must lead to a shared layout.
     pub fn offset(&self, register: u32, lane: u32, warp: u32, block: u32) -> u32 {
         self.apply(Index::thread(register, lane, warp, block)).offset
     }
 
-    /// `layout ∘ self`: the coordinates that `layout` gives to the places that this map leads to.
+    /// `layout ∘ self`: a layout of the places that this map starts from.
     pub fn then(&self, layout: &LinearLayout) -> LinearLayout {
         let list = |dim| -> Vec<Basis> { self.images(dim).iter().map(|&image| layout.apply_index(image)).collect() };
         LinearLayout::checked(self.space, layout.shape(), Dim::ALL.map(list)).unwrap_or_else(|error| bug(error))

@@ -1,18 +1,18 @@
-//! Layouts: where each element of a tensor lives, as linear maps over GF(2).
+//! Linear layouts: where each element of a tensor is stored, as linear maps over GF(2) (as in Triton's `LinearLayout`).
 //!
 //! # The map
 //!
-//! A tensor is spread over the registers of many threads, or over bytes of shared memory. Its layout is the
-//! function from a *place* to the coordinates of the element that lies there. A place in a **distributed**
-//! layout is (register, lane, warp, block): which of a thread's values, in which thread. A place in a
-//! **shared** layout is an element offset. All extents are powers of two, so places and coordinates are bit
-//! strings, and every layout that hardware or we care for has one property: flipping a bit of the place always
-//! flips the same bits of the coordinates, whatever the other bits are. So a layout is a short table, one row
-//! (a *basis*) per bit of the place, and the coordinates of a place are the XOR of the rows of its set bits.
+//! A tensor is distributed over the registers of many threads, or over bytes of shared memory. Its layout maps a
+//! *place* to the coordinates of the element stored there. A place of a **distributed** layout is (register, lane,
+//! warp, block): a register of a thread. A place of a **shared** layout is an element offset. All extents are powers of
+//! two, so places and coordinates are bit strings, and every layout that matters in hardware has one property: flipping
+//! a bit of the place flips the same bits of the coordinates, whatever the other bits are. So a layout is a short table
+//! with one row (a *basis*) per bit of the place, and the coordinates of a place are the XOR of the rows of its set
+//! bits.
 //!
-//! # An example
+//! # Example
 //!
-//! One warp holds an 8×8 tensor, two neighbouring columns per thread, four threads to a row. That is
+//! One warp holds an 8×8 tensor, two neighboring columns per thread, four threads per row. That is
 //! `LinearLayout::blocked(&[8, 8], &[1, 2], &[8, 4], &[1, 1], &[1, 0])`:
 //!
 //! ```text
@@ -25,40 +25,40 @@
 //! linear<reg=[[0,1]], lane=[[0,2],[0,4],[1,0],[2,0],[4,0]], warp=[], block=[], shape=[8,8]>
 //! ```
 //!
-//! Register 1 of lane 6 = 0b00110: the XOR of `[0,1]`, `[0,4]` and `[1,0]` is row 1, column 5. It is also the
-//! accumulator fragment of `mma.m16n8`, upper half: the tensor-core instructions need no case of their own.
+//! Register 1 of lane 6 = 0b00110: the XOR of `[0,1]`, `[0,4]` and `[1,0]` is row 1, column 5. This is also the upper
+//! half of the accumulator fragment of `mma.m16n8`: tensor-core instructions need no special case.
 //!
-//! A swizzled shared layout is a table too. With 16-byte chunks, a 128-byte row of eight chunks, and the chunk
-//! XORed with the row, an offset bit that advances the row by one also flips the chunk: its basis is
-//! `[1, 8]` where a plain row-major layout has `[1, 0]` (for two-byte elements).
+//! A swizzled shared layout is such a table too. With 16-byte chunks, a 128-byte row of eight chunks, and the chunk
+//! XORed with the row, an offset bit that advances the row by one also flips the chunk: its basis is `[1, 8]` where a
+//! plain row-major layout has `[1, 0]` (for two-byte elements).
 //!
-//! # Copies
+//! # Replication
 //!
-//! A zero basis means that its bit does not matter: the places on both sides hold the same element. That is
-//! what a tensor smaller than its program looks like, and a sum along the rows, of which every lane of a row
-//! holds a copy. More generally a bit is *free* ([`LinearLayout::free_mask`]) where its basis is a XOR of the
-//! bases before it. Whoever writes to memory once, or combines each element once, skips free bits. Broadcasting
-//! along an axis moves nothing either: the operand's layout is the result's with that coordinate forgotten
+//! A zero basis means that its bit does not matter: both places hold the same element. It occurs if a tensor is smaller
+//! than its program, and in the result of a reduction along the rows, of which every lane of a row holds a replica.
+//! More generally, a bit is *free* ([`LinearLayout::free_mask`]) if its basis is a XOR of earlier bases. Code that
+//! writes each element to memory once, or combines each element once, skips free bits. Broadcasting along an axis moves
+//! no data either: the layout of the operand is that of the result without this coordinate
 //! ([`LinearLayout::unbroadcast`]).
 //!
 //! # Conversion is a quotient
 //!
-//! Let `src` and `dst` be layouts of one tensor. The thread that needs the element of place `p` of `dst` finds
-//! it at `src⁻¹(dst(p))`, once more a linear map on bits, from places to places. Which bits it changes says
-//! what moving the tensor costs ([`Conversion::between`]): none, nothing; registers only, other names for the
-//! same values; lanes, shuffles; warps, a trip through shared memory. Elements with copies have several
-//! preimages, and the classification takes the nearest. With a shared layout in place of `src` the same
-//! quotient ([`LinearLayout::locate_in`]) is the address that each thread reads: the images of lane and warp bits
-//! are XORed at run time, those of registers are constants.
+//! Let `src` and `dst` be layouts of one tensor. The thread that needs the element of place `p` of `dst` finds it at
+//! `src⁻¹(dst(p))`, which is again a linear map, from places to places. The bits that it changes determine the cost of
+//! the conversion ([`Conversion::between`]): no bits, no cost; only register bits, a renaming of registers; lane bits,
+//! shuffles; warp bits, a round trip through shared memory. Replicated elements have several preimages; the
+//! classification takes the nearest. If `src` is a shared layout, the same quotient ([`LinearLayout::locate_in`]) is
+//! the address that each thread reads: the images of lane and warp bits are XORed at run time, those of register bits
+//! are constants.
 //!
-//! # Renaming
+//! # Shape operations
 //!
-//! Transpose, reshape, slices, broadcasts, join and split change coordinates, not places. Each gives the layout
-//! of its result and, for each register of the result, the register of the operand that it is.
+//! Transpose, reshape, slice, broadcast, join and split change coordinates, not places. Each gives the layout of its
+//! result and maps the registers of the result to those of the operand.
 //!
-//! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (the layouts we
-//! use), `rename` (shape operations), `convert` (the quotient), `reduce`, `access` (vector widths), `text`, and `gf2`, the
-//! elimination under all of them.
+//! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (constructors), `rename`
+//! (shape operations), `convert` (conversions), `reduce`, `access` (vector widths), `text`, and `gf2`, the Gaussian
+//! elimination that they build on.
 
 mod access;
 mod construct;

@@ -1,4 +1,4 @@
-//! How a reduction runs over a layout: inside each thread, between lanes, between warps.
+//! Reductions over a layout: inside each thread, across lanes, across warps.
 
 use super::gf2::{self, Span};
 use super::linear::{Dim, LinearLayout};
@@ -8,33 +8,33 @@ use super::linear::{Dim, LinearLayout};
 pub struct Reduction {
     /// The layout of the result: `slice(axis)`.
     pub layout: LinearLayout,
-    /// First, result register `r` of each thread combines these registers of the operand.
+    /// Step 1: result register `r` of each thread combines these registers of the operand.
     pub registers: Vec<Vec<usize>>,
-    /// Then, for each mask in turn, each lane combines with the same register of lane `lane ^ mask`.
+    /// Step 2: for each mask, in order, each lane combines with the same register of lane `lane ^ mask`.
     pub lanes: Vec<u32>,
-    /// Then the partial results of warps that differ by these masks (and their XORs) combine, through shared
-    /// memory. Empty where no warp splits the axis.
+    /// Step 3: the partial results of warps that differ by these masks (and their XORs) are combined through shared
+    /// memory. Empty if no warp splits the axis.
     pub warps: Vec<u32>,
 }
 
 impl Reduction {
-    /// Warps that share each result.
+    /// Number of warps that contribute to each result.
     pub fn warps_per_result(&self) -> usize {
         1 << self.warps.len()
     }
 }
 
 impl LinearLayout {
-    /// How to reduce along `axis` so that each element counts once, however many copies there are. `None` where
-    /// lanes or warps mix the axis with others and the operand must be converted first; that never happens to
-    /// blocked layouts and fragments.
+    /// How to reduce along `axis` so that each element counts once, however often it is replicated. `None` if lanes or
+    /// warps mix the axis with others, and the operand must be converted first; never for blocked layouts and
+    /// fragments.
     pub fn reduction(&self, axis: usize) -> Option<Reduction> {
         let layout = self.slice(axis).layout;
         let along = |dim| -> Vec<u64> { self.bases(dim).iter().map(|basis| u64::from(basis[axis])).collect() };
         // Coordinates of the axis that the steps so far have combined.
         let mut combined = Span::default();
         let mut steps = |dim: Dim| -> Vec<u64> {
-            // Steps that change nothing but the coordinate along the axis.
+            // Steps that change only the coordinate along the axis.
             let others: Vec<u64> = self.bases(dim).iter().map(|basis| layout.flatten(&without(basis, axis))).collect();
             let images = along(dim);
             gf2::kernel(&others).into_iter().filter(|&step| combined.insert(gf2::image(&images, step), 0)).collect()

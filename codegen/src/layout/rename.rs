@@ -1,13 +1,13 @@
-//! What shape operations do to a layout. None of them moves data between threads: each gives the layout of the
-//! result and says which register of the operand every register of the result is.
+//! Layouts of shape operations. None of them moves data between threads: each gives the layout of the result, and the
+//! register of the operand that each register of the result is.
 //!
-//! An axis of a rank-`r` layout is `0..r`. Passing an axis or shape that does not fit is a mistake of the
-//! compiler (the verifier has checked the program by then) and panics.
+//! The axes of a rank-`r` layout are `0..r`. An axis or shape out of range is a compiler bug (the verifier has checked
+//! the program before) and panics.
 
 use super::gf2::{self, Span};
 use super::linear::{Basis, Dim, LinearLayout, bug, unflatten};
 
-/// The outcome of an operation that only renames registers.
+/// Result of an operation that only renames registers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Renaming {
     /// The layout of the result.
@@ -16,7 +16,7 @@ pub struct Renaming {
     pub registers: Vec<usize>,
 }
 
-/// The outcome of splitting a last axis of extent two.
+/// Result of splitting a last axis of extent two.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Split {
     /// The layout of both results.
@@ -25,7 +25,7 @@ pub struct Split {
     pub registers: [Vec<usize>; 2],
 }
 
-/// The outcome of joining two tensors along a new last axis of extent two.
+/// Result of joining two tensors along a new last axis of extent two.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Join {
     /// The layout of the result.
@@ -39,8 +39,8 @@ impl LinearLayout {
         Renaming { layout, registers: (0..self.num_registers()).collect() }
     }
 
-    /// For each register of `target`, the register of `self` that holds the same element in the same thread
-    /// (which must be in the same place in both layouts). `None` where some register is not there.
+    /// For each register of `target`, the register of `self` that holds the same element in the same thread (whose
+    /// place must be the same in both layouts). `None` if some register has none.
     pub fn registers_of(&self, target: &LinearLayout) -> Option<Vec<usize>> {
         let span = Span::of_columns(&self.columns(Dim::Register));
         let sources: Option<Vec<u64>> =
@@ -49,7 +49,7 @@ impl LinearLayout {
         Some((0..target.num_registers()).map(|r| gf2::image(&sources, r as u64) as usize).collect())
     }
 
-    /// Drops the register bits that repeat what lower register bits hold in the same thread.
+    /// Drops redundant register bits: those that depend on lower register bits of the same thread.
     pub fn without_redundant_registers(&self) -> Renaming {
         let free = gf2::dependent_columns(&self.columns(Dim::Register));
         let kept: Vec<usize> = (0..self.bits(Dim::Register)).filter(|bit| free >> bit & 1 == 0).collect();
@@ -57,8 +57,8 @@ impl LinearLayout {
         Renaming { layout: self.with_bases(Dim::Register, list), registers: spread(&kept) }
     }
 
-    /// Drops the bits of `dim` that hold nothing new at all (zero bases). For registers the values stay where
-    /// they are; for the other dims the result describes fewer lanes or warps.
+    /// Drops the bits of `dim` with zero bases. For registers, the values stay where they are; for other dims, the
+    /// result describes fewer lanes or warps.
     pub fn remove_zero_bases(&self, dim: Dim) -> Renaming {
         let kept: Vec<usize> =
             (0..self.bits(dim)).filter(|&bit| self.bases(dim)[bit].iter().any(|&coordinate| coordinate != 0)).collect();
@@ -81,23 +81,23 @@ impl LinearLayout {
         self.unchanged(self.map_bases(&pick(self.shape()), |basis| pick(basis)))
     }
 
-    /// The layout of a reduction over `axis`: that coordinate is forgotten. Registers that then repeat others
-    /// are dropped (each result register names the first of the operand registers that meet in it, see
-    /// [`Self::registers_meeting`]); lanes and warps along the axis stay, holding copies.
+    /// The layout of a reduction over `axis`: drops that coordinate. Registers that become redundant are dropped (each
+    /// result register names the first of the operand registers that it combines, see [`Self::registers_meeting`]).
+    /// Lanes and warps along the axis remain and hold replicas.
     pub fn slice(&self, axis: usize) -> Renaming {
         self.check_axis(axis, self.rank());
         let drop = |list: &[u32]| without(list, axis);
         self.map_bases(&drop(self.shape()), |basis| drop(basis)).without_redundant_registers()
     }
 
-    /// For each register of `self.slice(axis)`, the operand registers of the thread that fall together in it,
-    /// each element once, in ascending order of the coordinate along `axis` relative to the first.
+    /// For each register of `self.slice(axis)`, the operand registers of the thread that it combines, each element
+    /// once, in ascending order of the coordinate along `axis` relative to the first.
     pub fn registers_meeting(&self, axis: usize) -> Vec<Vec<usize>> {
         let sliced = self.slice(axis);
         let distinct = self.without_redundant_registers();
         let mut groups: Vec<Vec<usize>> = vec![Vec::new(); sliced.registers.len()];
         let operand = distinct.layout.map_bases(&without(self.shape(), axis), |basis| without(basis, axis));
-        // `operand` may hold more registers than the slice: each lands on the slice's register of the same
+        // `operand` may hold more registers than the slice. Each maps to the register of the slice with the same
         // coordinates, which exists because the slice spans the same coordinates.
         match sliced.layout.registers_of(&operand) {
             Some(targets) => {
@@ -122,9 +122,9 @@ impl LinearLayout {
         self.unchanged(self.map_bases(&insert(self.shape(), 1), |basis| insert(basis, 0)))
     }
 
-    /// The layout that a tensor of extent one along `axis` must have so that broadcasting it along the axis
-    /// gives `self` without moving data. Here `registers` leads from the result of the broadcast to the
-    /// operand: register `r` of `self` is register `registers[r]` of the returned layout.
+    /// The layout of a tensor of extent one along `axis` for which broadcasting along the axis gives `self` without
+    /// moving data. Here `registers` maps from the result of the broadcast to the operand: register `r` of `self` is
+    /// register `registers[r]` of the returned layout.
     pub fn unbroadcast(&self, axis: usize) -> Renaming {
         self.check_axis(axis, self.rank());
         let mut shape = self.shape().to_vec();
@@ -141,7 +141,7 @@ impl LinearLayout {
         }
     }
 
-    /// Row-major reinterpretation as another shape of as many elements.
+    /// Row-major reshape to another shape with the same number of elements.
     pub fn reshape(&self, shape: &[u32]) -> Renaming {
         let elements: usize = shape.iter().map(|&extent| extent as usize).product();
         if elements != self.num_elements() {
@@ -150,8 +150,8 @@ impl LinearLayout {
         self.unchanged(self.map_bases(shape, |basis| unflatten(shape, self.flatten(basis))))
     }
 
-    /// The layout of two tensors of this layout, joined along a new last axis of extent two: the lowest
-    /// register bit chooses the operand.
+    /// The layout of two tensors of this layout, joined along a new last axis of extent two: the lowest register bit
+    /// selects the operand.
     pub fn join(&self) -> Join {
         let mut shape = self.shape().to_vec();
         shape.push(2);
@@ -163,8 +163,8 @@ impl LinearLayout {
         Join { layout, registers }
     }
 
-    /// Splits a last axis of extent two, where each thread holds both halves of every pair; `None` where it
-    /// does not, and the operand must first be converted (to [`Self::splittable`], for one).
+    /// Splits a last axis of extent two, if each thread holds both halves of every pair. Otherwise `None`: the operand
+    /// must first be converted (e.g. to [`Self::splittable`]).
     pub fn split(&self) -> Option<Split> {
         let last = self.rank().checked_sub(1)?;
         let threads = [Dim::Lane, Dim::Warp, Dim::Block, Dim::Offset];
@@ -175,7 +175,7 @@ impl LinearLayout {
         let layout = self.slice(last).layout;
         let half = |side: u64| {
             let span = Span::of_columns(&self.columns(Dim::Register));
-            // The result's coordinates, with the half put back as the last coordinate bit.
+            // The coordinates of the result, with the half appended as the last coordinate bit.
             let source = |r: usize| {
                 let flat = gf2::image(&layout.columns(Dim::Register), r as u64);
                 span.solve(flat << 1 | side).map(|register| register as usize)
@@ -186,8 +186,8 @@ impl LinearLayout {
         Some(Split { layout, registers })
     }
 
-    /// A layout of the same tensor that [`Self::split`] accepts: the halves of each pair side by side in a
-    /// thread's registers, everything else where this layout has it.
+    /// A layout of the same tensor that [`Self::split`] accepts: each thread holds both halves of a pair in neighboring
+    /// registers; otherwise as this layout.
     pub fn splittable(&self) -> LinearLayout {
         match self.shape() {
             [.., 2] => self.slice(self.rank() - 1).layout.join().layout,
@@ -216,7 +216,7 @@ fn without(list: &[u32], axis: usize) -> Vec<u32> {
     list
 }
 
-/// The values of the numbers whose bit `i` is moved to bit `bits[i]`.
+/// All numbers below `2^bits.len()` with bit `i` moved to bit `bits[i]`.
 fn spread(bits: &[usize]) -> Vec<usize> {
     (0..1usize << bits.len())
         .map(|r| bits.iter().enumerate().fold(0, |sum, (i, &bit)| sum | (r >> i & 1) << bit))

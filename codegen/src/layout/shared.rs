@@ -1,12 +1,12 @@
-//! Shared-memory layouts: from the bits of an element offset to tensor coordinates.
+//! Shared-memory layouts: linear maps from the bits of an element offset to tensor coordinates.
 
 use super::gf2::{self, Span};
 use super::linear::{Basis, Dim, LinearLayout, bug, unflatten};
 
-/// Bytes that shared memory serves at once: 32 banks of four bytes.
+/// log2 of the bytes of a shared-memory wavefront: 32 banks of four bytes.
 const WAVEFRONT_BYTES_LOG2: u32 = 7;
 
-/// The swizzle modes of TMA and wgmma: 16-byte chunks change places inside a span of this width.
+/// Swizzle modes of TMA and wgmma: they permute 16-byte chunks inside a span of this width.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Swizzle {
     None,
@@ -16,7 +16,7 @@ pub enum Swizzle {
 }
 
 impl Swizzle {
-    /// The modes, widest first.
+    /// All modes, widest first.
     pub const ALL: [Swizzle; 4] = [Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32, Swizzle::None];
 
     /// Width of the span in bytes; without a swizzle, the 16 bytes of one chunk.
@@ -24,7 +24,7 @@ impl Swizzle {
         16 << self.chunk_bits()
     }
 
-    /// Bits of the chunk number that change: address bits 4.. are XORed with address bits 7.. .
+    /// Number of bits of the chunk index that are swizzled: address bits 4.. are XORed with address bits 7.. .
     fn chunk_bits(self) -> u32 {
         match self {
             Swizzle::None => 0,
@@ -34,24 +34,24 @@ impl Swizzle {
         }
     }
 
-    /// Alignment of the buffer that the address bits assume: the period of the pattern.
+    /// Required alignment of the buffer in bytes: the period of the pattern.
     pub fn alignment(self) -> u32 {
         128 << self.chunk_bits()
     }
 
-    /// The mode of this width: 32, 64 or 128.
+    /// The mode with this span: 32, 64 or 128 bytes.
     pub fn of_bytes(bytes: u32) -> Option<Swizzle> {
         Swizzle::ALL.into_iter().find(|&swizzle| swizzle != Swizzle::None && swizzle.bytes() == bytes)
     }
 
-    /// The widest mode whose span a row of this many bytes fills.
+    /// The widest mode whose span fits into a row of this many bytes.
     pub fn widest_for(row_bytes: u32) -> Swizzle {
         Swizzle::ALL.into_iter().find(|swizzle| swizzle.bytes() <= row_bytes).unwrap_or(Swizzle::None)
     }
 }
 
 impl LinearLayout {
-    /// Offsets run along the axes in `order`, fastest first, without padding or swizzle.
+    /// Row-major order with the axes in `order`, fastest first, without padding or swizzle.
     pub fn shared_row_major(shape: &[u32], order: &[usize]) -> Self {
         let mut offset = Vec::new();
         for &axis in order {
@@ -60,17 +60,17 @@ impl LinearLayout {
         LinearLayout::shared(shape, offset)
     }
 
-    /// What TMA boxes with this swizzle leave in memory, and what wgmma descriptors expect.
+    /// The layout that TMA boxes with this swizzle produce, and that wgmma descriptors expect.
     ///
-    /// The contiguous axis `order[0]` is cut into panels `swizzle_bytes` (32, 64 or 128) wide; each panel holds
-    /// all rows (the other axes in `order`), one span after another, and panels follow each other. Within that,
-    /// bits 4.. of the byte address (the 16-byte chunk of a span) are XORed with bits 7.. : three bits for 128,
-    /// two for 64, one for 32. So with 128-byte spans the chunk moves with the row modulo 8, with 64-byte spans
-    /// with half the row modulo 4, with 32-byte spans with a quarter of the row modulo 2. The buffer must be
-    /// aligned to [`Swizzle::alignment`].
+    /// The contiguous axis `order[0]` is divided into panels `swizzle_bytes` (32, 64 or 128) wide. Each panel holds all
+    /// rows (the other axes in `order`), one span after another; panels follow each other. Inside a panel, bits 4.. of
+    /// the byte address (the 16-byte chunk of a span) are XORed with bits 7..: three bits for 128, two for 64, one
+    /// for 32. So the chunk index is XORed with the row modulo 8 for 128-byte spans, with half the row modulo 4 for 64-byte
+    /// spans, and with a quarter of the row modulo 2 for 32-byte spans. The buffer must be aligned to
+    /// [`Swizzle::alignment`].
     ///
     /// # Panics
-    /// Where the contiguous axis is narrower than the span ([`Swizzle::widest_for`]).
+    /// If the contiguous axis is narrower than the span ([`Swizzle::widest_for`]).
     pub fn shared_swizzled(shape: &[u32], order: &[usize], element_bytes: u32, swizzle_bytes: u32) -> Self {
         let Some(swizzle) = Swizzle::of_bytes(swizzle_bytes) else {
             bug(format!("a swizzle of {swizzle_bytes} bytes"));
@@ -87,7 +87,7 @@ impl LinearLayout {
             offset.extend(axis_bases(shape, axis, 1, shape[axis]));
         }
         offset.extend(axis_bases(shape, inner, panel, shape[inner]));
-        // An offset with bit `row` set lies in the chunk that differs from its logical one in bit `chunk`.
+        // An offset with bit `row` set lies in the chunk whose index differs from the logical one in bit `chunk`.
         let element_bits = element_bytes.ilog2();
         for bit in 0..swizzle.chunk_bits() {
             let (chunk, row) = (4 + bit - element_bits, 7 + bit - element_bits);
@@ -98,14 +98,13 @@ impl LinearLayout {
         LinearLayout::shared(shape, offset)
     }
 
-    /// A shared layout through which a tensor goes from layout `src` to layout `dst` without bank conflicts
-    /// and without padding (as far as the two allow).
+    /// A shared layout for converting a tensor from layout `src` to layout `dst` without bank conflicts and without
+    /// padding (as far as the layouts permit).
     ///
-    /// In terms of subspaces of coordinates: the lowest offset bits are registers that both sides hold
-    /// together, up to 16 bytes (vector accesses). The highest offset bits do not change the bank, so no
-    /// combination of them may be the distance between two lanes that are served at once, on either side. They
-    /// are taken from what no lane reaches, then from sums of a lane of one side and a lane of the other. What
-    /// remains are the bank bits.
+    /// In terms of subspaces of coordinates: the lowest offset bits are register bits common to both sides, up to 16
+    /// bytes (vector accesses). The highest offset bits do not change the bank, so no combination of them may be the
+    /// difference of two lanes of one wavefront, on either side. They are taken from the complement of all lanes, then
+    /// from sums of a lane of one side and a lane of the other. The remaining ones are the bank bits.
     pub fn conversion_scratch(src: &LinearLayout, dst: &LinearLayout, element_bytes: u32) -> Self {
         let shape = src.shape();
         if dst.shape() != shape || !src.is_distributed() || !dst.is_distributed() {
@@ -116,8 +115,8 @@ impl LinearLayout {
         let mut vector = gf2::intersection(&src.columns(Dim::Register), &dst.columns(Dim::Register));
         vector.truncate(4u32.saturating_sub(element_bits) as usize);
 
-        // Elements that share a four-byte word share its bank, so a word is filled before anything else counts,
-        // from the registers of one side where both have none in common.
+        // Elements of one four-byte word share its bank, so a word is filled first, with registers of one side if both
+        // have none in common.
         let word = 2u32.saturating_sub(element_bits) as usize;
         let mut filled = Span::of_columns(&vector);
         let units = || (0..total).map(|bit| 1 << bit);
@@ -128,7 +127,7 @@ impl LinearLayout {
             }
         }
 
-        // Accesses wider than four bytes are served in groups of 16 or 8 consecutive lanes.
+        // Accesses wider than four bytes are processed in groups of 16 or 8 consecutive lanes.
         let access_bits = element_bits + vector.len() as u32;
         let served = WAVEFRONT_BYTES_LOG2.saturating_sub(access_bits).min(5) as usize;
         let lanes = |layout: &LinearLayout| {
@@ -148,7 +147,7 @@ impl LinearLayout {
         }
         let rest = src_lanes.iter().chain(&dst_lanes).copied().chain(units());
         let bank: Vec<u64> = rest.filter(|&basis| chosen.insert(basis, 0)).collect();
-        // Where `high` came out short the banks spill over behind it: conflicts that no layout avoids.
+        // If `high` has too few vectors, bank bits are appended after it: unavoidable conflicts.
         let (bank, spill) = bank.split_at(bank_bits.min(bank.len()));
         let flat = [&vector, bank, &high, spill].concat();
         LinearLayout::shared(shape, flat.iter().map(|&basis| unflatten(shape, basis)).collect())
@@ -166,13 +165,13 @@ fn axis_bases(shape: &[u32], axis: usize, from: u32, to: u32) -> Vec<Basis> {
         .collect()
 }
 
-/// Independent vectors whose span meets neither that of `vector` and `src_lanes` nor that of `vector` and
-/// `dst_lanes`: as many as there are.
+/// A maximal set of independent vectors whose span intersects neither that of `vector` and `src_lanes` nor that of
+/// `vector` and `dst_lanes` (except in zero).
 fn same_bank_vectors(vector: &[u64], src_lanes: &[u64], dst_lanes: &[u64], total: usize) -> Vec<u64> {
     let src_side = [vector, src_lanes].concat();
     let dst_side = [vector, dst_lanes].concat();
     let both = gf2::intersection(&src_side, &dst_side);
-    // Each side's lanes that the other does not reach, modulo what both reach.
+    // Lanes of one side that the other side does not span, modulo the common subspace.
     let beyond = |lanes: &[u64]| -> Vec<u64> {
         let mut span = Span::of_columns(&both);
         lanes.iter().copied().filter(|&lane| span.insert(lane, 0)).collect()

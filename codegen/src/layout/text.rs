@@ -1,12 +1,12 @@
-//! The text form: `linear<reg=[[0,1]], lane=[], warp=[], block=[], shape=[64,64]>` for distributed layouts,
-//! `shared<offset=[[0,1]], shape=[64,64]>` for shared ones. Lists run from the lowest bit up; spaces are free.
+//! Text form: `linear<reg=[[0,1]], lane=[], warp=[], block=[], shape=[64,64]>` for distributed layouts,
+//! `shared<offset=[[0,1]], shape=[64,64]>` for shared ones. Lists start with the lowest bit; spaces are optional.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::linear::{Basis, Dim, LayoutError, LinearLayout};
 
-/// The dims of a distributed layout under their names in text.
+/// The dims of a distributed layout, with their names in the text.
 const THREAD_DIMS: [(&str, Dim); 4] =
     [("reg", Dim::Register), ("lane", Dim::Lane), ("warp", Dim::Warp), ("block", Dim::Block)];
 
@@ -46,7 +46,7 @@ impl FromStr for LinearLayout {
 }
 
 impl LinearLayout {
-    /// Reads a layout at the start of `text` and returns it with what follows.
+    /// Parses a layout at the start of `text`; returns it and the rest of the text.
     pub fn parse_prefix(text: &str) -> Result<(Self, &str), LayoutError> {
         let mut reader = Reader { text, at: 0 };
         let layout = if reader.take("linear") {

@@ -1,4 +1,4 @@
-//! The four ways out of LLVM: PTX, a native object, native assembly, optimised IR.
+//! The outputs of LLVM: PTX, a native object, native assembly, optimized IR.
 
 use std::time::Instant;
 
@@ -8,25 +8,27 @@ use super::module::{Loaded, on_llvm_thread, with_module};
 use super::{Emitted, LlvmError, Machine, Opt, Timings};
 use crate::target::{GpuArch, HostCpu};
 
-/// PTX text of `ir_text` for `arch`.
+/// Compiles `ir_text` to PTX text for `arch`.
 ///
-/// `ptx_version` is major × 10 + minor (83 is PTX 8.3); the newest version that LLVM can write and that is not above it
-/// is used. Entries are functions with calling convention `ptx_kernel`. Triple and data layout in the text are replaced.
+/// `ptx_version` is major × 10 + minor (83 is PTX 8.3); LLVM emits the newest version that it supports and that is not
+/// above it. Entries are functions with the calling convention `ptx_kernel`. The triple and data layout in the text are
+/// replaced.
 pub fn ptx(ir_text: &str, arch: GpuArch, ptx_version: u32, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
     emit_text(ir_text, Machine::Gpu { arch, ptx_version }, opt)
 }
 
-/// Native assembly of `ir_text`, for people to read.
+/// Compiles `ir_text` to native assembly, for people to read.
 pub fn asm(ir_text: &str, cpu: &HostCpu, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
     emit_text(ir_text, Machine::Host(cpu), opt)
 }
 
-/// A relocatable, position-independent native object of `ir_text`, as [`JitModule::load`](super::JitModule::load) wants.
+/// Compiles `ir_text` to a relocatable, position-independent native object, for
+/// [`JitModule::load`](super::JitModule::load).
 pub fn object(ir_text: &str, cpu: &HostCpu, opt: &Opt) -> Result<Emitted<Vec<u8>>, LlvmError> {
     emit(ir_text, Machine::Host(cpu), opt, FileType::Object)
 }
 
-/// `ir_text` after LLVM's pipeline for `machine`, as text.
+/// The text of `ir_text` after LLVM's optimization pipeline for `machine`.
 pub fn optimised_ir(ir_text: &str, machine: Machine<'_>, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
     with_loaded(ir_text, machine, opt, |loaded| Ok(loaded.print()))
 }
@@ -40,7 +42,7 @@ fn emit(ir_text: &str, machine: Machine<'_>, opt: &Opt, file_type: FileType) -> 
     with_loaded(ir_text, machine, opt, move |loaded| loaded.emit(file_type))
 }
 
-/// What `code` makes of the optimized module, with the time of each phase.
+/// Optimizes the module, applies `code` to it, and measures each phase.
 fn with_loaded<T: Send + 'static>(
     ir_text: &str,
     machine: Machine<'_>,
@@ -61,7 +63,7 @@ fn with_loaded<T: Send + 'static>(
     })
 }
 
-/// A [`Machine`] that another thread can have.
+/// An owned [`Machine`], to pass to another thread.
 enum OwnedMachine {
     Gpu { arch: GpuArch, ptx_version: u32 },
     Host(HostCpu),

@@ -1,4 +1,4 @@
-//! Which CPU this is, in LLVM's words.
+//! Detects the CPU of this process, in LLVM's terms.
 
 use inkwell::targets::TargetMachine;
 
@@ -6,7 +6,7 @@ use super::module::initialise_targets;
 use crate::target::HostCpu;
 
 impl HostCpu {
-    /// The CPU that this process runs on, with every feature that it and its operating system offer.
+    /// The CPU that this process runs on, with every feature that it and its operating system support.
     pub fn native() -> HostCpu {
         initialise_targets();
         HostCpu {

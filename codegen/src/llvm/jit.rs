@@ -1,4 +1,4 @@
-//! Native objects linked into this process (LLVM's ORC).
+//! Links native objects into this process (LLVM's ORC).
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::NonNull;
@@ -21,41 +21,41 @@ use super::builtins;
 use super::module::initialise_targets;
 use crate::target::HostEntry;
 
-/// An object could not be linked into this process.
+/// Linking an object into this process failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "internal compiler error: cannot link the compiled code of `{entry}` into this process: {message}\n  \
      this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source"
 )]
 pub struct JitError {
-    /// Symbol of the entry point that was asked for.
+    /// The symbol of the requested entry point.
     pub entry: String,
-    /// LLVM's own words.
+    /// LLVM's message.
     pub message: String,
 }
 
-/// One native object, linked into this process. Dropping it unmaps the code.
+/// A native object that is linked into this process. Dropping it unmaps the code.
 ///
-/// The object may call what the process exports (libm and `memcpy` and its like), and the conversions of 16-bit floats that
-/// LLVM expects of a runtime library.
+/// The object may call symbols that the process exports (libm, `memcpy` and the like), and the 16-bit float conversions
+/// that LLVM expects from a runtime library.
 pub struct JitModule {
     jit: NonNull<LLVMOrcOpaqueLLJIT>,
     entry: HostEntry,
-    /// What the linker has to say; the JIT holds a pointer to it, so it is freed after the JIT.
+    /// Messages of the linker. The JIT holds a pointer to them, so they are freed after the JIT.
     _messages: Box<Messages>,
 }
 
 type Messages = Mutex<Vec<String>>;
 
-// SAFETY: the JIT's own state is locked by LLVM and is only touched on load and drop; the code that it holds is read-only.
+// SAFETY: LLVM locks the JIT's state, which is only accessed on load and drop; the code is read-only.
 unsafe impl Send for JitModule {}
 // SAFETY: a shared reference gives access to the entry address only.
 unsafe impl Sync for JitModule {}
 
 impl JitModule {
-    /// Links `object` (as made by [`object`](super::object) for this machine) and looks up `entry`.
+    /// Links `object` (as compiled by [`object`](super::object) for this machine) and looks up `entry`.
     ///
-    /// The caller answers for `object`: code that was damaged or made for another CPU links without complaint and fails
+    /// The caller is responsible for `object`: damaged code, or code for another CPU, links without an error and fails
     /// when it runs.
     pub fn load(object: &[u8], entry: &str) -> Result<JitModule, JitError> {
         initialise_targets();
@@ -89,7 +89,7 @@ impl Drop for JitModule {
     }
 }
 
-/// A JIT that sends its complaints to `messages` and resolves symbols in this process.
+/// Creates a JIT that reports errors to `messages` and resolves symbols in this process.
 fn create(messages: &Messages) -> Result<NonNull<LLVMOrcOpaqueLLJIT>, String> {
     let mut raw = std::ptr::null_mut();
     // SAFETY: a null builder asks for the defaults of this machine; `raw` is valid for the write.
@@ -117,14 +117,14 @@ fn create(messages: &Messages) -> Result<NonNull<LLVMOrcOpaqueLLJIT>, String> {
     Ok(jit)
 }
 
-/// Gives the JIT the functions of [`builtins`]; they go before what the process exports.
+/// Defines the functions of [`builtins`] in the JIT; they take precedence over symbols of the process.
 fn define_builtins(jit: NonNull<LLVMOrcOpaqueLLJIT>) -> Result<(), String> {
     let (exported, callable) = (
         LLVMJITSymbolGenericFlags::LLVMJITSymbolGenericFlagsExported as u8,
         LLVMJITSymbolGenericFlags::LLVMJITSymbolGenericFlagsCallable as u8,
     );
-    // SAFETY: `jit` is live and the names are zero-terminated; the interned names, and then the unit that holds them, pass
-    // to the library; the addresses are of functions that live as long as the process.
+    // SAFETY: `jit` is live and the names are zero-terminated; ownership of the interned names, and then of the unit
+    // that holds them, passes to the library; the functions live as long as the process.
     unsafe {
         let mut symbols = builtins::table().map(|(name, address)| LLVMOrcCSymbolMapPair {
             Name: LLVMOrcLLJITMangleAndIntern(jit.as_ptr(), name.as_ptr()),
@@ -152,12 +152,12 @@ fn link(jit: NonNull<LLVMOrcOpaqueLLJIT>, object: &[u8], symbol: &CStr) -> Resul
     if address == 0 {
         return Err("the entry resolved to address zero".to_string());
     }
-    // SAFETY: the symbol is a function that our host lowering gave the signature of `HostEntry`.
+    // SAFETY: the host lowering emits this symbol as a function with the signature of `HostEntry`.
     Ok(unsafe { std::mem::transmute::<usize, HostEntry>(address as usize) })
 }
 
 fn dispose(jit: NonNull<LLVMOrcOpaqueLLJIT>) {
-    // SAFETY: called once for each JIT, by `Drop` or on the way out of a failed load.
+    // SAFETY: called once per JIT, by `Drop` or after a failed load.
     unsafe {
         let error = LLVMOrcDisposeLLJIT(jit.as_ptr());
         if !error.is_null() {
@@ -166,12 +166,12 @@ fn dispose(jit: NonNull<LLVMOrcOpaqueLLJIT>) {
     }
 }
 
-/// An LLVM error as its message; the error is consumed.
+/// Converts an LLVM error to its message, and consumes it.
 fn check(error: LLVMErrorRef) -> Result<(), String> {
     if error.is_null() {
         return Ok(());
     }
-    // SAFETY: a non-null error is ours; taking its message consumes it, and the message is freed once.
+    // SAFETY: a non-null error is owned; taking its message consumes it, and the message is freed once.
     unsafe {
         let raw = LLVMGetErrorMessage(error);
         let text = CStr::from_ptr(raw).to_string_lossy().into_owned();

@@ -1,15 +1,15 @@
-//! LLVM: from the textual IR of our lowerings to PTX, native objects and running code.
+//! LLVM: compiles the textual IR of the lowerings to PTX, native objects and executable code.
 //!
-//! The lowerings write LLVM IR as *text*; this room parses it, verifies it, optimises it for one machine and emits
-//! code. Nothing here knows about tiles.
+//! The lowerings emit LLVM IR as *text*. This module parses it, verifies it, optimizes it for a machine and emits code.
+//! It knows nothing about tiles.
 //!
-//! - [`ptx`], [`object`], [`asm`] and [`optimised_ir`] are pure functions of their arguments. They may run on any
-//!   number of threads at once: every call has an LLVM context and a thread of its own, so that a fatal error of LLVM is an
-//!   [`LlvmError`] and not the end of the process.
-//! - [`JitModule`] links one object into this process and hands out its entry point.
+//! - [`ptx`], [`object`], [`asm`] and [`optimised_ir`] are pure functions of their arguments, and may run on any number
+//!   of threads concurrently. Each call has its own LLVM context and thread, so that a fatal error of LLVM becomes an
+//!   [`LlvmError`] instead of ending the process.
+//! - [`JitModule`] links an object into this process and returns its entry point.
 //! - [`HostCpu::native`](crate::target::HostCpu::native) asks LLVM which CPU this is.
 //!
-//! An error here is always a bug of the compiler, not of the person who wrote the kernel; [`LlvmError`] says so.
+//! An error here is always a bug of the compiler, never of the kernel's author; the message of [`LlvmError`] says so.
 
 mod builtins;
 mod emit;
@@ -36,7 +36,7 @@ pub enum Machine<'a> {
     Host(&'a HostCpu),
 }
 
-/// Knobs of LLVM's middle end. [`Opt::gpu`] and [`Opt::host`] are what the pipelines use.
+/// Options of LLVM's middle end. The pipelines use [`Opt::gpu`] and [`Opt::host`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opt {
     /// 0 to 3, as in `default<O3>`. Code generation uses the same level.
@@ -50,12 +50,12 @@ pub struct Opt {
 }
 
 impl Opt {
-    /// O3 for a GPU: threads are the vector lanes, so loops stay scalar.
+    /// O3 for a GPU. Loops stay scalar, since threads are the vector lanes.
     pub fn gpu() -> Opt {
         Opt { level: 3, vectorize_loops: false, vectorize_slp: true, unroll_loops: true }
     }
 
-    /// O3 for a CPU, with both vectorisers.
+    /// O3 for a CPU, with both vectorizers.
     pub fn host() -> Opt {
         Opt { level: 3, vectorize_loops: true, vectorize_slp: true, unroll_loops: true }
     }
@@ -66,20 +66,20 @@ impl Opt {
 pub struct Timings {
     /// Reading and verifying the text.
     pub parse: Duration,
-    /// Running the optimisation pipeline.
+    /// Running the optimization pipeline.
     pub opt: Duration,
     /// Instruction selection, register allocation and printing.
     pub codegen: Duration,
 }
 
-/// What an emission returns: the code and what it cost.
+/// The result of an emission: the code, and the time of each phase.
 #[derive(Clone, Debug)]
 pub struct Emitted<T> {
     pub code: T,
     pub timings: Timings,
 }
 
-/// Where in an emission LLVM refused.
+/// The phase of an emission in which LLVM failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     Parse,
@@ -95,22 +95,22 @@ impl fmt::Display for Phase {
             Phase::Parse => "reading",
             Phase::Verify => "verifying",
             Phase::Target => "preparing the target for",
-            Phase::Optimise => "optimising",
+            Phase::Optimise => "optimizing",
             Phase::Codegen => "generating code for",
         })
     }
 }
 
-/// LLVM refused IR that our own lowering wrote.
+/// LLVM rejected IR that a lowering emitted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.render())]
 pub struct LlvmError {
     pub phase: Phase,
-    /// LLVM's own words.
+    /// LLVM's message.
     pub message: String,
-    /// Line of the IR text, from 1, where LLVM names one or quotes an instruction that is found in the text.
+    /// The line of the IR text, from 1, if LLVM names one or quotes an instruction that is found in the text.
     pub line: Option<usize>,
-    /// That line's text.
+    /// The text of that line.
     pub excerpt: Option<String>,
 }
 
@@ -131,7 +131,7 @@ impl LlvmError {
     }
 }
 
-/// Version of the LLVM that is linked in: major, minor, patch.
+/// The version of the linked LLVM: major, minor, patch.
 pub fn version() -> (u32, u32, u32) {
     let (mut major, mut minor, mut patch) = (0, 0, 0);
     // SAFETY: the three pointers are valid for one write each.

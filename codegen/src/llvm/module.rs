@@ -1,4 +1,4 @@
-//! One IR text inside LLVM: parsed, verified, optimised. The unsafe border to LLVM's C interface for modules.
+//! A module inside of LLVM: parsed, verified, optimized. Contains the unsafe calls of LLVM's C interface for modules.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
@@ -29,12 +29,12 @@ use super::{LlvmError, Machine, Opt, Phase};
 /// PTX versions that LLVM 22 has a feature for (`NVPTX.td`).
 pub(super) const PTX_VERSIONS: [u32; 19] = [70, 71, 72, 73, 74, 75, 76, 77, 78, 80, 81, 82, 83, 84, 85, 86, 87, 88, 90];
 
-/// The newest PTX version that LLVM can write and that is not above `wanted`; the oldest if all are.
+/// The newest PTX version that LLVM supports and that is not above `wanted`; the oldest if all are above.
 pub(super) fn supported_ptx_version(wanted: u32) -> u32 {
     PTX_VERSIONS.iter().rev().copied().find(|&v| v <= wanted).unwrap_or(PTX_VERSIONS[0])
 }
 
-/// Makes NVPTX and the native target known to LLVM, once in a process.
+/// Initializes the NVPTX and native targets of LLVM, once per process.
 pub(super) fn initialise_targets() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -49,30 +49,31 @@ pub(super) fn initialise_targets() {
     });
 }
 
-/// Turns off LLVM's pass "X86 Avoid Store Forwarding Blocks". In LLVM 22 it takes masked vector loads, whose size in
-/// memory is unknown, for accesses of a known size: it then aborts ("cannot implicitly convert a scalable size") or
-/// splits copies wrongly.
+/// Disables LLVM's pass "X86 Avoid Store Forwarding Blocks". In LLVM 22 it treats masked vector loads, whose size in
+/// memory is unknown, as accesses of a known size: it then aborts ("cannot implicitly convert a scalable size") or
+/// splits copies incorrectly.
 #[cfg(target_arch = "x86_64")]
 fn disable_store_forwarding_pass() {
     let args = [c"tilewright".as_ptr(), c"-x86-disable-avoid-SFB".as_ptr()];
     // SAFETY: both arrays hold zero-terminated strings that live for the whole process; the option exists since the x86
-    // target is initialised.
+    // target was initialized.
     unsafe { LLVMParseCommandLineOptions(args.len() as i32, args.as_ptr(), std::ptr::null()) };
 }
 
-/// Stack of a thread that LLVM runs on. LLVM recurses over long dependence chains, and the thread that asks for a compilation may have
-/// little stack left; only pages that are touched cost memory.
+/// Stack size of a thread that runs LLVM, in bytes. LLVM recurses over long dependence chains, and the calling thread
+/// may have little stack left; only touched pages cost memory.
 const LLVM_STACK_BYTES: usize = 64 << 20;
 
 thread_local! {
-    /// Where a fatal error of LLVM on this thread goes.
+    /// The receiver of fatal LLVM errors of this thread.
     static FATAL: RefCell<Option<Sender<String>>> = const { RefCell::new(None) };
 }
 
-/// Runs `f` on a thread of its own, which LLVM's fatal errors (for example an instruction that it cannot select) end.
+/// Runs `f` on a new thread, which ends on a fatal LLVM error (for example an instruction that it cannot select).
 ///
-/// LLVM expects its fatal-error handler not to return. Unwinding would skip the destructors of LLVM's frames, so the handler sends the
-/// message and parks the thread for good: its stack and its LLVM context leak, and everything else in the process goes on.
+/// LLVM requires that its fatal-error handler does not return. Unwinding would skip the destructors of LLVM's frames,
+/// so the handler sends the message and parks the thread forever: its stack and its LLVM context leak, and the rest of
+/// the process continues.
 pub(super) fn on_llvm_thread<R: Send + 'static>(
     f: impl FnOnce() -> Result<R, LlvmError> + Send + 'static,
 ) -> Result<R, LlvmError> {
@@ -90,13 +91,13 @@ pub(super) fn on_llvm_thread<R: Send + 'static>(
     };
     let thread = match thread::Builder::new().name("llvm".into()).stack_size(LLVM_STACK_BYTES).spawn(run) {
         Ok(thread) => thread,
-        // A system without threads has this one.
+        // Without threads, runs on the calling one.
         Err(_) => match take(&task) {
             Some(f) => return f(),
             None => panic!("internal compiler error: a thread that was not started has run"),
         },
     };
-    // Ends when a message arrives, or when `f` is done and the sender is dropped.
+    // Returns when a message arrives, or when `f` is done and the sender is dropped.
     if let Ok(message) = message.recv() {
         return Err(plain_error(Phase::Codegen, message));
     }
@@ -107,7 +108,7 @@ pub(super) fn on_llvm_thread<R: Send + 'static>(
     }
 }
 
-/// See [`on_llvm_thread`]. A fatal error elsewhere ends the process, as LLVM would end it.
+/// See [`on_llvm_thread`]. A fatal error on another thread aborts the process, as LLVM would.
 extern "C" fn report_fatal_error(reason: *const c_char) {
     // SAFETY: LLVM passes a zero-terminated string that lives during the call.
     let reason = unsafe { CStr::from_ptr(reason) }.to_string_lossy().into_owned();
@@ -118,12 +119,12 @@ extern "C" fn report_fatal_error(reason: *const c_char) {
             thread::park();
         }
     }
-    eprintln!("internal compiler error: LLVM cannot go on: {reason}");
+    eprintln!("internal compiler error: fatal error in LLVM: {reason}");
     eprintln!("  this is a bug in Tilewright, not in the kernel: please report it together with the kernel's source");
     std::process::abort();
 }
 
-/// Messages that LLVM gives to a context instead of returning them. Without a handler LLVM would print them and, for
+/// Messages that LLVM reports to a context instead of returning them. Without a handler LLVM would print them and, for
 /// errors, end the process.
 #[derive(Default)]
 struct Diagnostics {
@@ -145,7 +146,7 @@ extern "C" fn collect_diagnostic(info: LLVMDiagnosticInfoRef, sink: *mut c_void)
     }
 }
 
-/// A parsed and verified module, with the machine that it will run on.
+/// A parsed and verified module, with its target machine.
 pub(super) struct Loaded<'ctx> {
     module: Module<'ctx>,
     machine: TargetMachine,
@@ -153,7 +154,7 @@ pub(super) struct Loaded<'ctx> {
     diagnostics: &'ctx Diagnostics,
 }
 
-/// Parses and verifies `ir_text` in a context of its own, sets triple and data layout of `machine`, and calls `f`.
+/// Parses and verifies `ir_text` in a new context, sets the triple and data layout of `machine`, and calls `f`.
 pub(super) fn with_module<R>(
     ir_text: &str,
     machine: Machine<'_>,
@@ -251,7 +252,7 @@ fn target_machine(machine: Machine<'_>, opt: &Opt) -> Result<TargetMachine, Llvm
     Ok(machine)
 }
 
-/// Parses `ir_text`. The C interface is called directly, because inkwell never frees the buffer that it parses.
+/// Parses `ir_text`. Calls the C interface directly, because inkwell never frees the buffer that it parses.
 fn parse<'ctx>(context: &'ctx Context, ir_text: &str) -> Result<Module<'ctx>, LlvmError> {
     let mut module = std::ptr::null_mut();
     let mut message = std::ptr::null_mut();
@@ -286,8 +287,8 @@ fn verifier_error(message: String, ir_text: &str) -> LlvmError {
     error_at(Phase::Verify, message, line, ir_text)
 }
 
-/// The verifier has no line numbers, but it quotes instructions: finds the first line of its message that is also a line
-/// of the IR.
+/// Finds the first line of a verifier message that is also a line of the IR: the verifier reports no line numbers, but
+/// quotes instructions.
 fn quoted_line(message: &str, ir_text: &str) -> Option<usize> {
     let quoted = message.lines().map(str::trim).filter(|l| l.len() > 3);
     quoted.into_iter().find_map(|q| ir_text.lines().position(|l| l.trim() == q)).map(|index| index + 1)

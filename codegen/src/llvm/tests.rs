@@ -1,4 +1,4 @@
-//! Small hand-written IR through every exit of the room.
+//! Compiles small hand-written IR to every output of the module.
 
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use super::module::{PTX_VERSIONS, supported_ptx_version};
 use super::*;
 use crate::target::HostHooks;
 
-/// `out[i] = a[i] + b[i]`, one element a thread.
+/// `out[i] = a[i] + b[i]`, one element per thread.
 const ADD_KERNEL: &str = r#"
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 define ptx_kernel void @add(ptr addrspace(1) %a, ptr addrspace(1) %b, ptr addrspace(1) %out) {
@@ -56,7 +56,7 @@ done:
 }
 "#;
 
-/// `ptxas`, from the variable TILEWRIGHT_PTXAS or PATH.
+/// Finds `ptxas` by the variable TILEWRIGHT_PTXAS or on PATH.
 fn find_ptxas() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("TILEWRIGHT_PTXAS") {
         return Some(PathBuf::from(path));
@@ -285,7 +285,7 @@ fn linked_llvm_is_22() {
     assert_eq!(version().0, 22);
 }
 
-/// LLVM 22's pass against blocked store forwarding aborts on this; see `disable_store_forwarding_pass`.
+/// LLVM 22's pass against blocked store forwarding aborts on this IR; see `disable_store_forwarding_pass`.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn masked_loads_compile_without_avx512() {
@@ -306,7 +306,7 @@ define void @f(ptr %p, i64 %x, ptr %o) {
     assert!(assembly.contains("vmaskmovpd"), "{assembly}");
 }
 
-/// sm_80 has no proxy fence: LLVM cannot select it, which ends a process unless the handler of fatal errors prevents it.
+/// sm_80 has no proxy fence: LLVM cannot select it, which would end the process without the fatal-error handler.
 #[test]
 fn fatal_errors_of_llvm_are_errors() {
     let text = r#"

@@ -1,17 +1,17 @@
-//! Lowerings: from Tile IR to LLVM IR, as text.
+//! Lowers Tile IR to LLVM IR text: [`nvptx`] for NVIDIA GPUs, [`host`] for CPUs.
 
 pub mod host;
 pub mod nvptx;
 
 use crate::ir::Loc;
 
-/// Something that the kernel asks for and the target (or this compiler, for it) does not have.
+/// A feature that the kernel uses and the target, or this compiler for it, does not support.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsupported {
     pub loc: Loc,
-    /// What is not supported, and on which target.
+    /// The unsupported feature, and the target.
     pub message: String,
-    /// What to do instead.
+    /// A suggestion for what to do instead.
     pub help: Option<String>,
 }
 

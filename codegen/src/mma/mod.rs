@@ -1,9 +1,10 @@
-//! The matrix instructions of NVIDIA GPUs: one table, which planning, the verifier, the lowering, the simulator and random programs
-//! read. What is legal is said here and nowhere else.
+//! The MMA instructions of NVIDIA GPUs: one table for planning, the verifier, the lowering, the simulator and the
+//! random programs. It is the only definition of what is legal.
 //!
-//! - [`TABLE`] has a row for each family, operand type and accumulator type (PTX ISA, "Matrix Multiply-Accumulate Instructions").
-//! - [`plan`] says how a block's warps share a product of one shape, [`Plan`] where its operands and results are.
-//! - [`shared`] says which layouts of shared memory `wgmma` reads, and how a matrix descriptor names them.
+//! - [`TABLE`] has a row per family, operand type and accumulator type (PTX ISA, "Matrix Multiply-Accumulate
+//!   Instructions").
+//! - [`plan`] distributes a dot over the warps of a block; [`Plan`] gives the layouts of operands and results.
+//! - [`shared`] gives the shared-memory layouts that `wgmma` can read, and their matrix descriptors.
 
 pub mod shared;
 
@@ -12,37 +13,37 @@ use crate::ir::{DType, Precision};
 use crate::layout::LinearLayout;
 use crate::target::GpuArch;
 
-/// Instructions of one syntax, whose operands are in the same places.
+/// Instructions with one syntax and one assignment of operands to registers or shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// `mma.sync`, by a warp: all operands in registers.
+    /// `mma.sync`, executed by a warp: all operands in registers.
     MmaSync,
-    /// `wgmma.mma_async`, by a warpgroup: b in shared memory, a in shared memory or registers.
+    /// `wgmma.mma_async`, executed by a warpgroup: b in shared memory, a in shared memory or registers.
     Wgmma,
 }
 
-/// Columns of an instruction come in steps of this.
+/// Granularity of N.
 pub const COLUMNS: u32 = 8;
 
-/// One row: an instruction that adds a [m, k] · b [k, n] to [m, n].
+/// A row of the table: an instruction that computes a [m, k] · b [k, n] + acc [m, n].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Instruction {
     pub family: Family,
-    /// Element type of a and b; f32 is multiplied as tf32.
+    /// Element type of a and b; f32 is rounded to tf32.
     pub operands: DType,
     /// Element type of the accumulator.
     pub acc: DType,
-    /// PTX's name of the operands' type.
+    /// Name of the operand type in PTX.
     pub name: &'static str,
     pub m: u32,
     pub k: u32,
-    /// Fewest and most columns; all multiples of [`COLUMNS`] between them are legal.
+    /// Minimum and maximum N; all multiples of [`COLUMNS`] in between are legal.
     pub n: [u32; 2],
-    /// Warps that execute it together.
+    /// Number of warps that execute it together.
     pub warps: u32,
-    /// First architecture that has it.
+    /// First architecture that supports it.
     pub since: GpuArch,
-    /// Whether a shared operand may have M or N, not K, fastest in memory.
+    /// Whether an operand in shared memory may be MN-major, i.e. have M or N instead of K contiguous.
     pub transposes: bool,
 }
 
@@ -52,13 +53,13 @@ const fn mma_sync(operands: DType, name: &'static str, k: u32) -> Instruction {
     Instruction { family, operands, acc: DType::F32, name, m: 16, k, n: [8, 8], warps: 1, since, transposes: false }
 }
 
-/// A `wgmma` of operands of which k elements are 32 bytes.
+/// A `wgmma` with `k` operand elements per 32 bytes.
 const fn wgmma(operands: DType, name: &'static str, k: u32, transposes: bool) -> Instruction {
     let (family, since) = (Family::Wgmma, GpuArch::Sm90a);
     Instruction { family, operands, acc: DType::F32, name, m: 64, k, n: [8, 256], warps: 4, since, transposes }
 }
 
-/// Every instruction that products are made of.
+/// All MMA instructions.
 pub const TABLE: &[Instruction] = &[
     mma_sync(DType::F16, "f16", 16),
     mma_sync(DType::BF16, "bf16", 16),
@@ -74,7 +75,7 @@ impl Instruction {
         TABLE.iter().find(|i| (i.family, i.operands, i.acc) == (family, operands, acc))
     }
 
-    /// Its PTX mnemonic, for `n` columns.
+    /// PTX mnemonic for `n` columns.
     pub fn mnemonic(&self, n: u32) -> String {
         let Instruction { family, name, m, k, .. } = self;
         match family {
@@ -83,17 +84,17 @@ impl Instruction {
         }
     }
 
-    /// The row, and the columns, of the mnemonic that a text begins with.
+    /// Parses the mnemonic at the start of a text; returns the row and N.
     pub fn in_text(text: &str) -> Option<(&'static Instruction, u32)> {
         let mnemonic = text.split([' ', '{']).next()?;
         let columns = |i: &'static Instruction| (i.n[0]..=i.n[1]).step_by(COLUMNS as usize).map(move |n| (i, n));
         TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
     }
 
-    /// How `num_warps` warps share a product [m, k] · [k, n]; `None` where the shape is too small for the instruction.
+    /// Distributes a dot [m, k] · [k, n] over `num_warps` warps; `None` if the shape is too small for the instruction.
     ///
-    /// Warps stand along M as far as the instruction's rows go, so that a row of the result (and with it a softmax over the row, and
-    /// the next product in a chain) stays inside one warp.
+    /// Warps lie along M as far as the rows of the instruction permit. So a row of the result (and with it a row-wise
+    /// softmax, and the next dot of a chain) stays in one warp.
     pub fn plan(&'static self, [m, n, k]: [u32; 3], num_warps: u32) -> Option<Plan> {
         let whole = m.is_multiple_of(self.m) && k.is_multiple_of(self.k) && num_warps.is_multiple_of(self.warps);
         if !whole || n < self.n[0] {
@@ -106,7 +107,7 @@ impl Instruction {
         while columns > self.n[0] && self.fewest_registers(columns, true) > registers::available(32 * num_warps) {
             columns /= 2;
         }
-        // Warps of `mma.sync` for which no columns are left compute copies; a warpgroup's columns are its own.
+        // If there are more `mma.sync` warps than columns, the rest compute replicas; warpgroups do not replicate.
         (self.family == Family::MmaSync || columns >= self.n[0]).then_some(Plan {
             instruction: self,
             warps,
@@ -115,7 +116,7 @@ impl Instruction {
     }
 }
 
-/// Element type in which a dot multiplies operands of this type: the 8-bit floats are exact in f16.
+/// Element type in which a dot multiplies operands of this type: f16 for 8-bit floats, which it represents exactly.
 pub fn multiplied_as(operands: DType) -> DType {
     match operands {
         DType::F8E4M3 | DType::F8E5M2 => DType::F16,
@@ -129,24 +130,24 @@ pub struct DotShape {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// As what it multiplies, [`multiplied_as`].
+    /// As multiplied, see [`multiplied_as`].
     pub operands: DType,
     pub acc: DType,
     pub precision: Precision,
 }
 
-/// How a block multiplies tiles of one shape.
+/// How a block computes a dot of one shape.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     pub instruction: &'static Instruction,
     /// Warps along M and N.
     pub warps: [u32; 2],
-    /// Columns of one instruction.
+    /// N of one instruction.
     pub n: u32,
 }
 
-/// The instruction for a dot: warpgroups' where there is one, and products of f32 only where `wgmma_f32` says so; `None` where it
-/// takes multiply-adds.
+/// The instruction for a dot: `wgmma` if possible (for f32 operands only with `wgmma_f32`), else `mma.sync`. `None` if
+/// no MMA instruction applies and the dot is computed by FMA.
 pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Option<Plan> {
     let DotShape { m, n, k, operands, acc, precision } = dot;
     let f32 = operands == DType::F32;
@@ -162,8 +163,8 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
 }
 
 impl Instruction {
-    /// Registers that a thread has to have for one of `n` columns, whose operand a is in registers or in shared memory: those of its
-    /// accumulator and of a, and what `ptxas` (13.0) wants beside them. With fewer it gives up.
+    /// Minimum registers per thread for an instruction with `n` columns, whose operand a is in registers or in shared
+    /// memory: accumulator, a, and what `ptxas` (13.0) needs in addition. `ptxas` fails with fewer.
     pub fn fewest_registers(&self, n: u32, a_in_registers: bool) -> u32 {
         match self.family {
             Family::Wgmma => n / 2 + if a_in_registers { 30 } else { 26 },
@@ -173,7 +174,7 @@ impl Instruction {
 }
 
 impl Plan {
-    /// Layout of accumulator and result [m, n].
+    /// Layout of the accumulator and the result [m, n].
     pub fn acc_layout(&self, shape: &[u32]) -> LinearLayout {
         match self.instruction.family {
             Family::Wgmma => LinearLayout::wgmma_acc(shape, self.n, self.warps),
@@ -190,7 +191,7 @@ impl Plan {
         }
     }
 
-    /// Layout of operand b [k, n] in registers; `None` where it has to be in shared memory.
+    /// Layout of operand b [k, n] in registers; `None` if it must be in shared memory.
     pub fn b_layout(&self, shape: &[u32]) -> Option<LinearLayout> {
         let bits = self.instruction.operands.bits() as u32;
         match self.instruction.family {
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(Instruction::in_text("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {$0}"), None);
     }
 
-    /// Every shape that a plan takes has layouts, and all elements of the result are somebody's.
+    /// Every shape with a plan has layouts, and the plan uses all warps.
     #[test]
     fn plans_have_layouts() {
         let extents = [8u32, 16, 32, 64, 128, 256];

@@ -1,14 +1,14 @@
 //! Operands of `wgmma` in shared memory (PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout").
 //!
-//! The fastest dimension is cut into panels as wide as the swizzle span; each holds all rows, one span after another, and panels follow
-//! each other. Without a swizzle the span is one chunk of 16 bytes.
+//! The contiguous dimension is divided into panels as wide as the swizzle span. Each panel holds all rows, one span
+//! after another; panels follow each other. Without a swizzle, the span is one chunk of 16 bytes.
 
 use crate::layout::{LinearLayout, Swizzle};
 
 /// A matrix operand in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matrix {
-    /// K runs fastest in memory.
+    /// Whether K is contiguous in memory.
     pub k_major: bool,
     pub swizzle: Swizzle,
     pub element_bytes: u32,
@@ -19,7 +19,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// How `wgmma` reads a buffer of this layout, whose dimension `k_axis` is K; `None` where it cannot.
+    /// How `wgmma` reads a buffer of this layout, in which dimension `k_axis` is K; `None` if it cannot.
     pub fn of(layout: &LinearLayout, k_axis: usize, element_bytes: u32, transposes: bool) -> Option<Matrix> {
         let shape = layout.shape();
         let matrix = |inner: usize, swizzle| Matrix {
@@ -32,7 +32,7 @@ impl Matrix {
         let fits = |inner: usize, swizzle: Swizzle| {
             let row = shape[inner] * element_bytes;
             match swizzle {
-                // One panel: the rows of a chunk each are all there is.
+                // A single panel: each row is one chunk.
                 Swizzle::None => {
                     row == swizzle.bytes()
                         && inner != k_axis
@@ -65,16 +65,16 @@ impl Matrix {
         (inner / self.panel()) * rows * span + outer * span + (inner % self.panel()) * self.element_bytes
     }
 
-    /// The constant part of a descriptor (PTX ISA, "Matrix Descriptor Format"): leading and stride byte offsets in units
-    /// of 16 bytes, and the swizzle mode.
+    /// The constant part of a matrix descriptor (PTX ISA, "Matrix Descriptor Format"): leading and stride byte offsets
+    /// in units of 16 bytes, and the swizzle mode.
     pub fn descriptor(&self) -> u64 {
         let span = u64::from(self.swizzle.bytes());
         let (eight_rows, next_panel) = (8 * span, u64::from(self.k) * span);
         let (leading, stride) = match (self.k_major, self.swizzle) {
-            // Without a swizzle the two change places.
+            // Without a swizzle, the two are exchanged.
             (false, Swizzle::None) => (eight_rows, next_panel),
             (false, _) => (next_panel, eight_rows),
-            // K-major: the leading offset is not used under a swizzle.
+            // K-major: with a swizzle, the leading offset is ignored.
             (true, _) => (16, eight_rows),
         };
         let mode: u64 = match self.swizzle {

@@ -1,18 +1,20 @@
-//! Values that loops and branches carry without need.
+//! Removes redundant loop-carried values and branch results.
 //!
-//! Does: where a loop gives a carried value back unchanged, its initial value takes the place of parameter and result;
-//! where two values of a `for` start equal and take the same step, one takes the place of the other; where both sides of an `if` yield the same value, that value takes the place of the result. Inner ops go first, so
-//! that what they pass through becomes visible outside.
-//! Requires: a verified function. Keeps: every computed value. Does not: look further than one op for equal steps, nor
-//! find other equal values (`cse` does), nor drop values that nobody reads (`dce` does).
+//! Does: replaces a carried value that a loop yields unchanged by its initial value; replaces one of two carried values
+//! of a `for` that start equal and take the same step by the other; replaces a result of an `if` whose branches yield
+//! the same value by that value. Visits inner ops first, so that values that pass through them become visible outside.
+//! Requires: a verified function.
+//! Keeps: every computed value.
+//! Does not: compare more than one op for equal steps, nor find other equal values (`cse` does), nor remove unused
+//! values (`dce` does).
 
 use super::edit::{defined_inside, retain_operands, retain_params, retain_results, terminator};
 use crate::ir::{Effects, Func, Op, OpId, Value};
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut changed = false;
-    // Ops of regions follow the op that holds them, so the reverse order meets inner ones first.
+    // In a walk, an op precedes the ops of its regions: the reverse order visits inner ops first.
     for id in func.walk().into_iter().rev() {
         changed |= match func.op(id).op {
             Op::For { .. } => for_loop(func, id),
@@ -53,8 +55,8 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
     drop_for(func, id, &keep)
 }
 
-/// Whether carried values `i` and `j` start equal and are made from themselves by the same op on the same other values:
-/// offsets of two views that advance together, for example.
+/// Whether carried values `i` and `j` start equal and their next values are the same op on themselves and the same
+/// other operands, for example the offsets of two views that advance together.
 fn twins(func: &Func, id: OpId, i: usize, j: usize) -> bool {
     let data = func.op(id);
     let body = data.regions[0];
@@ -70,7 +72,7 @@ fn twins(func: &Func, id: OpId, i: usize, j: usize) -> bool {
     data.operands[3 + i] == data.operands[3 + j] && func.ty(first) == func.ty(second) && same_step
 }
 
-/// Takes the carried values that `keep` refuses out of a `for`, where nothing uses them any more. Says whether any.
+/// Removes the carried values of a `for` that `keep` excludes. They must be unused. Returns whether there are any.
 pub(super) fn drop_for(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
     if !keep.contains(&false) {
         return false;
@@ -85,7 +87,7 @@ pub(super) fn drop_for(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
 
 fn branch(func: &mut Func, id: OpId) -> bool {
     let [yes, no] = [0, 1].map(|side| func.op(terminator(func, func.op(id).regions[side])).operands.clone());
-    // The two sides see no common values but those from outside.
+    // The branches share only values from outside.
     let keep: Vec<bool> = yes.iter().zip(&no).map(|(a, b)| a != b).collect();
     for i in (0..keep.len()).filter(|&i| !keep[i]) {
         func.replace_uses(func.op(id).results[i], yes[i]);
@@ -93,7 +95,7 @@ fn branch(func: &mut Func, id: OpId) -> bool {
     drop_if(func, id, &keep)
 }
 
-/// Takes the results that `keep` refuses out of an `if`. Says whether any.
+/// Removes the results of an `if` that `keep` excludes. Returns whether there are any.
 pub(super) fn drop_if(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
     if !keep.contains(&false) {
         return false;
@@ -134,7 +136,7 @@ fn while_loop(func: &mut Func, id: OpId) -> bool {
     drop_while(func, id, &keep_in, &keep_out)
 }
 
-/// Takes initial values (`keep_in`) and forwarded values (`keep_out`) out of a `while`. Says whether any.
+/// Removes initial values (`keep_in`) and forwarded values (`keep_out`) of a `while`. Returns whether there are any.
 pub(super) fn drop_while(func: &mut Func, id: OpId, keep_in: &[bool], keep_out: &[bool]) -> bool {
     if !keep_in.contains(&false) && !keep_out.contains(&false) {
         return false;

@@ -1,15 +1,17 @@
-//! Pointer and index tiles that loops move by one amount for all elements.
+//! Replaces loop-carried pointer and index tiles by scalar offsets.
 //!
-//! Does: where a `for` carries a tile of pointers or integers to which each iteration adds the same number everywhere,
-//! carries that number's sum as a scalar, and adds it to the initial tile where the tile is used. How the elements of the
-//! tile follow each other is then visible inside the loop. Requires: a verified function of stage *tile*. Keeps: every
-//! computed value. Does not: look through anything but one `ptr_add` or `add` of a `splat` or constant.
+//! Does: where a `for` carries a tile of pointers or integers to which each iteration adds the same number for all
+//! elements, carries the sum of these numbers as a scalar instead, and adds it to the initial tile where the tile is
+//! used. This exposes the contiguity of the tile inside the loop.
+//! Requires: a verified function of stage *tile*.
+//! Keeps: every computed value.
+//! Does not: look through more than one `ptr_add` or `add` of a `splat` or constant.
 
 use super::carried::drop_for;
 use super::edit::terminator;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, Literal, Op, OpId, Type, Value};
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut changed = false;
     for id in func.walk().into_iter().rev() {
@@ -20,19 +22,19 @@ pub fn run(func: &mut Func) -> bool {
     changed
 }
 
-/// What an iteration adds to a carried tile.
+/// The number that an iteration adds to a carried tile.
 #[derive(Clone, Copy)]
 enum Step {
     Constant(i64),
     Scalar(Value),
 }
 
-/// A carried tile that moves: its place among the carried values, the op that moves it, and by how much.
+/// A carried tile with a uniform step: its index among the carried values, the op that adds the step, and the step.
 struct Moving {
     index: usize,
     op: Op,
     step: Step,
-    /// Type of the sum of steps.
+    /// The type of the scalar sum of steps.
     sum: DType,
 }
 
@@ -99,14 +101,14 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
     true
 }
 
-/// `init` with `sum` added everywhere, in front of the op at place `at`.
+/// Emits `init` plus `sum` for all elements at position `at` of a block.
 fn moved(func: &mut Func, block: BlockId, at: usize, loc: OpId, m: &Moving, init: Value, sum: Value) -> Value {
     let ty = func.ty(init).clone();
     let spread = insert(func, block, at, loc, Op::Splat, &[sum], ty.with_elem(m.sum));
     insert(func, block, at + 1, loc, m.op.clone(), &[init, spread], ty)
 }
 
-/// Adds a step to the sum at the end of the body.
+/// Adds a step to the sum at the end of the loop body.
 fn advance(func: &mut Func, body: BlockId, loc: OpId, m: &Moving, sum: Value) {
     let ty = Type::scalar(m.sum);
     let end = |func: &Func| func.block(body).ops.len() - 1;
@@ -127,7 +129,7 @@ fn advance(func: &mut Func, body: BlockId, loc: OpId, m: &Moving, sum: Value) {
     func.op_mut(last).operands.push(next);
 }
 
-/// A new op with one result at a place of a block, from the same source line as `like`.
+/// Inserts an op with one result at a position of a block, with the source location of `like`.
 fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operands: &[Value], ty: Type) -> Value {
     let loc = func.op(like).loc.clone();
     let id = func.create_op(op, operands.to_vec(), vec![ty], Vec::new(), loc);
@@ -137,12 +139,12 @@ fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operan
 
 fn place_of(func: &Func, block: BlockId, id: OpId) -> usize {
     let place = func.block(block).ops.iter().position(|&op| op == id);
-    place.expect("internal compiler error: an op left its block, please report")
+    place.expect("internal compiler error: an op is not in its block, please report")
 }
 
 fn block_of(func: &Func, id: OpId) -> BlockId {
     let inner = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
     let mut blocks = std::iter::once(func.body).chain(inner);
     let found = blocks.find(|&block| func.block(block).ops.contains(&id));
-    found.expect("internal compiler error: an op stands in no block, please report")
+    found.expect("internal compiler error: an op is in no block, please report")
 }

@@ -1,22 +1,23 @@
 //! Common subexpression elimination.
 //!
-//! Does: where an op without effects and regions stands again in the same block or deeper, with the same attributes,
-//! operands and result types, the first one's results take its place.
-//! Requires: a verified function. Keeps: every computed value. Does not: merge loads, nor ops in sister regions, nor
-//! `reduce` and `scan`.
+//! Does: replaces an op without effects and regions by an earlier op of the same block or of an enclosing one with the
+//! same attributes, operands and result types.
+//! Requires: a verified function.
+//! Keeps: every computed value.
+//! Does not: merge loads, nor ops in sibling regions, nor `reduce` and `scan`.
 
 use crate::ir::{BlockId, Effects, Func, OpId, Type, Value};
 use std::collections::HashMap;
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut pass = Pass { func, seen: HashMap::new(), changed: false };
     pass.block(pass.func.body);
     pass.changed
 }
 
-/// What makes two ops the same. The first part is the op with its attributes; their `Debug` form tells −0 from 0, which
-/// `==` on floats would not.
+/// The identity of an op. The first part is the op with its attributes: their `Debug` form distinguishes −0 from 0,
+/// which `==` on floats does not.
 type Key = (String, Vec<Value>, Vec<Type>);
 
 struct Pass<'f> {

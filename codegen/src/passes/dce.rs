@@ -1,14 +1,16 @@
 //! Dead code elimination.
 //!
-//! Does: drops ops whose results nobody needs, and values that loops and branches carry for nobody, also where they
-//! only feed themselves. Requires: a verified function. Keeps: every write, output and synchronisation, and what they
-//! need. Does not: drop a loop that does something, nor keep a loop for not ending.
+//! Does: removes ops whose results are unused, and unused loop-carried values and branch results, including those that
+//! only feed themselves.
+//! Requires: a verified function.
+//! Keeps: every write, output and synchronization, and the values that they use.
+//! Does not: remove a loop with effects. It does remove a loop without effects that may not terminate.
 
 use super::carried::{drop_for, drop_if, drop_while};
 use super::edit::terminator;
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Value};
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut live = Live {
         func,
@@ -42,13 +44,13 @@ pub fn run(func: &mut Func) -> bool {
 
 struct Live<'f> {
     func: &'f Func,
-    /// For each block, the op that holds it.
+    /// For each block, the op that contains it.
     owners: Vec<Option<OpId>>,
-    /// For each op, the op whose region holds it.
+    /// For each op, the op whose region contains it.
     holder: Vec<Option<OpId>>,
     ops: Vec<bool>,
     values: Vec<bool>,
-    /// Needed values that have not been followed yet.
+    /// Live values whose definitions have not been visited.
     todo: Vec<Value>,
 }
 
@@ -63,22 +65,21 @@ impl<'f> Live<'f> {
         values.iter().for_each(|&v| self.need(v));
     }
 
-    /// An op must stay, with the operands that it needs whichever of its results are needed, and with the ops that
-    /// hold it.
+    /// Marks an op as live, with the operands that it needs for any of its results, and the ops that contain it.
     fn op(&mut self, id: OpId) {
         let data = self.func.op(id);
         if std::mem::replace(&mut self.ops[id.0 as usize], true) {
             return;
         }
         match data.op {
-            // Their operands are needed one by one, as the op that holds them needs them.
+            // Their operands are live one by one, as results of the containing op are.
             Op::Yield | Op::Condition => return,
             Op::For { .. } => self.need_all(&data.operands[..3]),
             Op::While => self.need(self.end(data.regions[0])[0]),
             _ => {
                 self.need_all(&data.operands);
                 if data.op != Op::If {
-                    // The region of `reduce` and `scan` gives all results together.
+                    // The region of `reduce` and `scan` yields all results together.
                     data.regions.iter().for_each(|&region| self.need_all(self.end(region)));
                 }
             }
@@ -88,12 +89,12 @@ impl<'f> Live<'f> {
         }
     }
 
-    /// Operands of the terminator of a region.
+    /// The operands of the terminator of a region.
     fn end(&self, region: BlockId) -> &'f [Value] {
         &self.func.op(terminator(self.func, region)).operands
     }
 
-    /// Follows a needed value to what it is made from.
+    /// Marks the definition of a live value.
     fn value(&mut self, v: Value) {
         match self.func.value(v).def {
             Def::Result(id, i) => {
@@ -127,7 +128,7 @@ impl<'f> Live<'f> {
     }
 }
 
-/// Takes away everything that is not needed.
+/// Removes all ops and values that are not live.
 fn sweep(func: &mut Func, ops: &[bool], values: &[bool]) -> bool {
     let mut changed = false;
     let walk = func.walk();

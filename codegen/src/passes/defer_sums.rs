@@ -1,24 +1,26 @@
-//! Adds up what a loop sums inside its threads, so that warps meet once behind the loop.
+//! Moves cross-warp sum reductions out of loops.
 //!
-//! Does: where a `for` carries a value to which each iteration adds the sum of a tile across warps, and nothing else sees either, the loop
-//! carries the sum of those tiles, element by element, and the `reduce` goes behind it. (An inner product of long rows: warps would wait for
-//! each other at every tile, and no loads would be on their way meanwhile.)
-//! Requires: stage laid.
-//! Keeps: what is summed and the order of effects; floats are added in another order.
-//! Does not: sum numbers of fewer than 32 bits, nor tiles that would take many registers for as long as the loop runs; nor look for sums that
-//! something scales in between.
+//! Does: where a `for` carries a value to which each iteration adds the sum of a tile across warps, and neither has
+//! another use, the loop carries the elementwise sum of the tiles instead, and the `reduce` moves behind the loop. The
+//! warps then synchronize once instead of in each iteration. (Example: an inner product of long rows, where all warps
+//! would wait at every tile, with no loads in flight.)
+//! Requires: stage *laid*.
+//! Keeps: the set of summands and the order of effects. Floats are added in another order.
+//! Does not: move sums of types below 32 bits, of tiles that would occupy more than 16 registers per thread during the
+//! loop, or sums that are scaled in between.
 
 use super::edit::{rewrite, terminator};
 use super::join_reductions::crosses_warps;
 use crate::analysis::combine::single_function;
 use crate::ir::{BinaryOp, Func, Literal, Op, OpId};
 
-/// The most registers of a thread for one such sum: it stays as long as the loop runs, and takes room from other blocks.
+/// Maximum registers per thread of one such sum: they stay live for the whole loop, and reduce the number of resident
+/// blocks.
 const MOST_REGISTERS: usize = 16;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
-    // Inner loops first: what they leave behind them may be what the loop around them sums.
+    // Inner loops first: a reduction that leaves an inner loop may be a sum of the outer one.
     for id in func.walk().into_iter().rev() {
         if matches!(func.op(id).op, Op::For { .. }) {
             for carried in 0..func.op(id).results.len() {
@@ -30,7 +32,7 @@ pub fn run(func: &mut Func) {
     }
 }
 
-/// A carried value's sum: the carried value is `add` of itself and `reduce`.
+/// A sum over iterations: the carried value is `add` of itself and of `reduce`.
 struct Sum {
     add: OpId,
     reduce: OpId,
@@ -53,7 +55,8 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Sum> {
     let here = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
     let tile = func.op(reduce).operands[0];
     let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
-    // Not `registers::of_tile`: what is made where it is used takes none, but sums of it do.
+    // Not `registers::of_tile`: it counts no registers for values that are rematerialized at their use, but their sums
+    // need registers.
     let registers = func.layout_of(tile).num_registers() * bits / 32;
     (is_sum && only_here && here && bits >= 32 && registers <= MOST_REGISTERS).then_some(Sum { add, reduce })
 }
@@ -68,7 +71,7 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Sum) {
     let none = func.result(zeros);
     let first = std::mem::replace(&mut func.op_mut(id).operands[3 + carried], none);
 
-    // In the loop: the tile, element by element.
+    // In the loop: adds the tile elementwise.
     let (param, next) = (func.block(body).params[1 + carried], func.result(add));
     rewrite(func, add, Op::Binary(BinaryOp::Add), vec![param, tile]);
     let total = func.op(id).results[carried];
@@ -77,7 +80,7 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Sum) {
     }
     func.block_mut(body).ops.retain(|&op| op != reduce);
 
-    // Behind it: the reduction, and what the loop began with.
+    // Behind the loop: the reduction, plus the initial value.
     let part = func.result(reduce);
     let part_ty = func.ty(part).clone();
     let whole = func.create_op(Op::Binary(BinaryOp::Add), vec![first, part], vec![part_ty], vec![], loc);

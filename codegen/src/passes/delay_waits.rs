@@ -1,25 +1,26 @@
-//! Keeps products in flight: waits for a `wgmma` where its result is first needed.
+//! Keeps `wgmma` in flight until their results are needed.
 //!
-//! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that computes what will take
-//! the registers of an operand (the block's terminator at the latest), and lets it leave the products that were started
-//! later under way. Waits that meet become one. A wait takes along what was computed since the product before it: ptxas
-//! moves waits up past arithmetic that nothing ties to them. The wait for an open product leaves this iteration's under way
-//! and completes the one before; after the loop comes another wait, for the last.
-//! Requires: stage laid; each `wgmma` is followed by a wait for it alone, in its block.
-//! Keeps: meaning. Every product but the open ones is waited for in the block that starts it.
-//! Does not: leave an open product under way that reads a buffer which the loop itself fills; it drops the mark.
+//! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
+//! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
+//! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
+//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (marked by
+//! `skew_products`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
+//! another wait behind the loop completes the last.
+//! Requires: stage *laid*; each `wgmma` is followed by its own wait in the same block.
+//! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
+//! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
 
 use super::edit::{terminator, uses};
 use super::late;
 use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func) {
     run_for(func, true);
 }
 
-/// As [`run`]; without `f32_in_flight`, waits for products of f32 stay where they are. The sums of those are added outside the tensor
-/// cores: each that is under way takes the registers of an accumulator more.
+/// Like [`run`]; without `f32_in_flight`, waits for f32 `wgmma` stay in place. FP32 adds outside of the tensor cores
+/// accumulate these, so each one in flight takes the registers of one more accumulator.
 pub fn run_for(func: &mut Func, f32_in_flight: bool) {
     for id in func.walk() {
         if let Op::For { .. } = func.op(id).op {
@@ -31,19 +32,19 @@ pub fn run_for(func: &mut Func, f32_in_flight: bool) {
     }
 }
 
-/// Whether a wait is for a product of f32.
+/// Whether a wait is for an f32 `wgmma`.
 fn is_of_f32(func: &Func, wait: OpId) -> bool {
     let b = |id: OpId| func.ty(func.op(id).operands[1]);
     product(func, wait).is_some_and(|id| matches!(b(id), Type::Shared { elem: DType::F32, .. }))
 }
 
-/// Waits after a loop for its open products.
+/// Inserts waits behind a loop for its deferred `wgmma`.
 fn wait_after(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
     late::close(func, region);
     for product in late::open(func, region) {
-        let (_, number) =
-            late::sum_of(func, region, product).expect("internal compiler error: an open product of no sum");
+        let (_, number) = late::sum_of(func, region, product)
+            .expect("internal compiler error: a deferred wgmma without an accumulator");
         let result = func.op(id).results[number];
         let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
         let wait = func.create_op(Op::WgmmaWait { pending: 0 }, vec![], vec![ty], vec![], loc);
@@ -60,19 +61,19 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
     let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
     let waits: Vec<OpId> = waits.into_iter().filter(|&id| f32_in_flight || !is_of_f32(func, id)).collect();
-    // From the last to the first, so that a wait does not move past one that has moved already.
+    // From the last to the first, so that a wait does not move past another that has already moved.
     for &wait in waits.iter().rev() {
         let results = func.op(wait).results.clone();
         let rewritten = rewritten(func, block, wait);
         let ops = &func.block(block).ops;
-        let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+        let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
         let needed = (from + 1..ops.len())
             .find(|&i| {
                 let data = func.op(ops[i]);
                 let end = i + 1 == ops.len();
-                // A loop or branch may start products of its own: nothing stays in flight across it.
+                // A loop or branch may issue `wgmma` too: none stays in flight across it.
                 let region = matches!(data.op, Op::For { .. } | Op::While | Op::If);
-                // Someone may write to the buffers that the product reads.
+                // Other warps may then overwrite the buffers that the `wgmma` reads.
                 let writes = match data.op {
                     Op::BlockBarrier { .. } => true,
                     Op::MbarrierArrive { .. } => data.operands.len() == 2,
@@ -106,8 +107,8 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
     }
 }
 
-/// Takes out what gives buffers back after a product: it asks for no early wait. It comes back at the block's end, from
-/// where `early_arrivals` brings it to the wait.
+/// Removes the arrivals that release buffers after a `wgmma`, so that they do not force an early wait. The caller
+/// appends them to the block, and `early_arrivals` moves them up to the wait.
 fn take_returns(func: &mut Func, block: BlockId) -> Vec<OpId> {
     let ops = func.block(block).ops.clone();
     let tied = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
@@ -116,11 +117,11 @@ fn take_returns(func: &mut Func, block: BlockId) -> Vec<OpId> {
     returns
 }
 
-/// Tiles computed between the last product or wait and this wait that no other op there uses: with them, all that is
-/// computed there is computed before the wait.
+/// The f32 tiles computed between the last `wgmma` or wait and this wait that no other op there uses: all arithmetic
+/// there feeds them.
 fn computed_before(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
     let ops = &func.block(block).ops;
-    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
     let asynchronous = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. });
     let from = ops[..until].iter().rposition(asynchronous).map_or(until, |at| at + 1);
     let used: Vec<Value> = ops[from..until].iter().flat_map(|&op| uses(func, op)).collect();
@@ -133,13 +134,13 @@ fn computed_before(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
         .collect()
 }
 
-/// The product that a wait waits for.
+/// The `wgmma` that a wait completes.
 fn product(func: &Func, wait: OpId) -> Option<OpId> {
     let id = func.def_op(*func.op(wait).operands.first()?)?;
     matches!(func.op(id).op, Op::Wgmma { .. }).then_some(id)
 }
 
-/// Values that take over the registers which the product under way reads: what the loop carries next in the place of its
+/// The value that overwrites the registers of an operand in flight: the next value of the carried tile that is the
 /// operand.
 fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
     let tile = func.op(product(func, wait)?).operands[0];
@@ -151,21 +152,21 @@ fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
     }
 }
 
-/// How many products start between the one that is waited for and the wait.
+/// The number of `wgmma` issued between the one that a wait completes and the wait.
 fn started_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let ops = &func.block(block).ops;
     let product = product(func, wait);
-    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a lost wait");
+    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
     let from = ops.iter().position(|&op| Some(op) == product).map_or(until, |at| at + 1);
     let products = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
     match product.map(|id| &func.op(id).op) {
-        // It waits for the one of the iteration before.
+        // It completes the `wgmma` of the previous iteration.
         Some(Op::Wgmma { open: Some(true), .. }) => products(ops) + products(&ops[from..until]),
         _ => products(&ops[from..until]),
     }
 }
 
-/// Makes one wait of neighbours: it waits for as much as the strictest of them.
+/// Merges adjacent waits into one with the smallest `pending`.
 fn merge(func: &mut Func, block: BlockId) {
     let ops = func.block(block).ops.clone();
     let is_wait = |func: &Func, id: OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
@@ -188,7 +189,7 @@ fn merge(func: &mut Func, block: BlockId) {
             func.replace_uses(old, new);
         }
         let ops = &mut func.block_mut(block).ops;
-        let at = ops.iter().position(|&op| op == run[0]).expect("internal compiler error: a lost wait");
+        let at = ops.iter().position(|&op| op == run[0]).expect("internal compiler error: a wait is not in its block");
         ops.splice(at..at + run.len(), [one]);
     }
 }

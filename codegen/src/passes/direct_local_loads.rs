@@ -1,15 +1,16 @@
-//! Reads shared buffers straight into the layout that is wanted.
+//! Folds layout conversions into loads from shared memory.
 //!
-//! Does: where a `local_load`, perhaps with dimensions inserted, is used by nothing but a `convert_layout`, loads in the
-//! layout that the conversion asks for, and drops the conversion, which would go through shared memory again. Moves such
-//! a load down to where it is used, so that its registers are free until then, unless something on the way may change
-//! shared memory.
-//! Requires: stage laid. Keeps: meaning. Does not: touch loads that are used in several layouts.
+//! Does: where a `local_load`, perhaps behind `expand_dims`, has a `convert_layout` as its only use, loads in the
+//! layout of the conversion and removes the conversion, which would go through shared memory again. Moves the load down
+//! to its use, which shortens the live range of its registers, unless an op in between may change shared memory.
+//! Requires: stage *laid*.
+//! Keeps: results.
+//! Does not: change loads that are used in several layouts.
 
 use crate::ir::{Effects, Func, Op, OpId};
 use crate::layout::LinearLayout;
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func) {
     for id in func.walk() {
         if func.op(id).op == Op::ConvertLayout {
@@ -42,10 +43,10 @@ fn fold(func: &mut Func, convert: OpId) {
     };
 }
 
-/// The ops from a `local_load` to the conversion, all in its block, each used once; `None` where it is something else.
+/// The ops from a `local_load` to the conversion, all in one block and with one use each; `None` for other definitions.
 fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
     let mut uses = func.use_counts();
-    // Who gives the buffer back only waits for the load.
+    // An `mbarrier_arrive` that releases the buffer uses the value only to order itself behind the load.
     for id in func.walk() {
         if matches!(func.op(id).op, Op::MbarrierArrive { .. }) {
             func.op(id).operands.iter().for_each(|v| uses[v.0 as usize] -= 1);
@@ -65,7 +66,7 @@ fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
     }
 }
 
-/// The layouts of the chain's results by which the last one is `wanted`.
+/// The layouts of the results of the chain for which the last one is `wanted`.
 fn layouts(func: &Func, chain: &[OpId], wanted: LinearLayout) -> Option<Vec<LinearLayout>> {
     let mut layouts = vec![wanted];
     for &id in chain[1..].iter().rev() {
@@ -80,7 +81,7 @@ fn layouts(func: &Func, chain: &[OpId], wanted: LinearLayout) -> Option<Vec<Line
     Some(layouts)
 }
 
-/// Whether shared memory holds the same before and after the op.
+/// Whether the op leaves shared memory unchanged.
 fn leaves_shared_memory(func: &Func, id: OpId) -> bool {
     match func.op(id).op {
         Op::Wgmma { .. } | Op::WgmmaWait { .. } => true,

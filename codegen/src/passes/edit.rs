@@ -1,9 +1,9 @@
-//! Small edits of a function that several passes need.
+//! Small edits of a function that several passes share.
 
 use crate::ir::{BlockId, Def, Func, Op, OpId, Value};
 use std::collections::{HashMap, HashSet};
 
-/// Takes away the results of an op that `keep` refuses.
+/// Removes the results of an op that `keep` excludes.
 pub fn retain_results(func: &mut Func, id: OpId, keep: &[bool]) {
     let results = kept(&func.op(id).results, keep);
     for (i, &v) in results.iter().enumerate() {
@@ -12,13 +12,13 @@ pub fn retain_results(func: &mut Func, id: OpId, keep: &[bool]) {
     func.op_mut(id).results = results;
 }
 
-/// Takes away the parameters of a block that `keep` refuses.
+/// Removes the parameters of a block that `keep` excludes.
 pub fn retain_params(func: &mut Func, block: BlockId, keep: &[bool]) {
     let params = kept(&func.block(block).params, keep);
     set_params(func, block, params);
 }
 
-/// Takes away the operands of an op that `keep` refuses.
+/// Removes the operands of an op that `keep` excludes.
 pub fn retain_operands(func: &mut Func, id: OpId, keep: &[bool]) {
     let operands = kept(&func.op(id).operands, keep);
     func.op_mut(id).operands = operands;
@@ -28,7 +28,7 @@ fn kept(values: &[Value], keep: &[bool]) -> Vec<Value> {
     values.iter().zip(keep).filter_map(|(&v, &k)| k.then_some(v)).collect()
 }
 
-/// Makes these values the parameters of a block.
+/// Sets the parameters of a block.
 pub fn set_params(func: &mut Func, block: BlockId, params: Vec<Value>) {
     for (i, &v) in params.iter().enumerate() {
         func.value_mut(v).def = Def::Param(block, i);
@@ -36,12 +36,15 @@ pub fn set_params(func: &mut Func, block: BlockId, params: Vec<Value>) {
     func.block_mut(block).params = params;
 }
 
-/// The op that ends a region. Panics where there is none: a compiler bug.
+/// The terminator of a region.
+///
+/// # Panics
+/// If the region is empty: a compiler bug.
 pub fn terminator(func: &Func, region: BlockId) -> OpId {
     *func.block(region).ops.last().expect("internal compiler error: an empty region, please report")
 }
 
-/// Every value defined in the regions of an op, at any depth.
+/// All values defined in the regions of an op, at any depth.
 pub fn defined_inside(func: &Func, id: OpId) -> HashSet<Value> {
     let mut inside = HashSet::new();
     for &region in &func.op(id).regions {
@@ -55,14 +58,14 @@ pub fn defined_inside(func: &Func, id: OpId) -> HashSet<Value> {
     inside
 }
 
-/// Turns an op without regions into another one that gives the same results.
+/// Replaces an op without regions by another with the same results.
 pub fn rewrite(func: &mut Func, id: OpId, op: Op, operands: Vec<Value>) {
     let data = func.op_mut(id);
     data.op = op;
     data.operands = operands;
 }
 
-/// What an op uses from outside itself, what its regions use included.
+/// The values from outside that an op and its regions use.
 pub fn uses(func: &Func, id: OpId) -> HashSet<Value> {
     let own = defined_inside(func, id);
     let nested = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region));
@@ -70,7 +73,7 @@ pub fn uses(func: &Func, id: OpId) -> HashSet<Value> {
     operands.filter(|v| !own.contains(v)).collect()
 }
 
-/// Replaces what an op and its regions use, by `map`; other values stay.
+/// Replaces values that an op and its regions use by `map`; other values stay.
 pub fn replace_in(func: &mut Func, id: OpId, map: &HashMap<Value, Value>) {
     let nested: Vec<OpId> = func.op(id).regions.iter().flat_map(|&region| func.walk_from(region)).collect();
     for op in std::iter::once(id).chain(nested) {
@@ -80,8 +83,8 @@ pub fn replace_in(func: &mut Func, id: OpId, map: &HashMap<Value, Value>) {
     }
 }
 
-/// Copies an op with its regions to the end of a block. `map` says what stands for the values that it uses, and learns
-/// what stands for its results.
+/// Appends a copy of an op with its regions to a block. `map` maps used values to their replacements, and receives the
+/// results of the copy.
 pub fn copy_op(func: &mut Func, id: OpId, block: BlockId, map: &mut HashMap<Value, Value>) {
     let data = func.op(id).clone();
     let mut regions = Vec::new();

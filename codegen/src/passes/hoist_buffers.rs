@@ -1,16 +1,18 @@
-//! Moves shared buffers that hold loop-invariant tiles out of loops.
+//! Hoists shared buffers of loop-invariant tiles out of loops.
 //!
-//! Does: `local_alloc` of a tile from outside the loop, and `local_trans` of a buffer from outside, move before the loop.
-//! Requires: stage laid.
-//! Keeps: meaning: such a buffer is written once and never again (`local_store` goes only to buffers made empty).
-//! Does not: move anything else.
+//! Does: moves `local_alloc` of a tile from outside of a loop, and `local_trans` of a buffer from outside, before the
+//! loop.
+//! Requires: stage *laid*.
+//! Keeps: results: such a buffer is written only once (`local_store` writes only to buffers allocated without a tile).
+//! Does not: move other ops.
 
 use crate::ir::{Func, Op, OpId, Value};
 use std::collections::HashSet;
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func) {
-    // Inner loops come after the loops around them in `walk`: from the last to the first, a buffer climbs all the way.
+    // In a walk, inner loops follow the loops that contain them: in reverse order, a buffer leaves all loops in which
+    // it is invariant.
     let loops: Vec<OpId> =
         func.walk().into_iter().rev().filter(|&id| matches!(func.op(id).op, Op::For { .. } | Op::While)).collect();
     for id in loops {
@@ -51,6 +53,6 @@ fn hoist(func: &mut Func, id: OpId) {
     }
     let parent = func.parent_block(id);
     let ops = &mut func.block_mut(parent).ops;
-    let at = ops.iter().position(|&op| op == id).expect("internal compiler error: a lost loop");
+    let at = ops.iter().position(|&op| op == id).expect("internal compiler error: a loop is not in its block");
     ops.splice(at..at, moved);
 }

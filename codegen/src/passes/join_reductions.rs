@@ -1,12 +1,12 @@
-//! Joins reductions that stand side by side, so that warps meet once for all of them.
+//! Fuses cross-warp reductions that can share a barrier.
 //!
-//! Does: where two `reduce`s of a block go along the same axis of tiles in the same layout, across warps, and neither needs
-//! the other's result, makes one `reduce` of more operands of them, where the first one was. What the second one needs and
-//! stands between them is computed before. (A mean and a mean of products of the same row, say: each would wait for all
-//! warps twice.)
-//! Requires: stage laid.
+//! Does: where two `reduce` of a block have the same axis and the same operand layout, cross warps, and do not depend
+//! on each other, merges them into one `reduce` with the operands of both, at the position of the first. Moves the pure
+//! ops in between that the second depends on before it. (Example: the mean and the mean of squares of a row, each of
+//! which would synchronize all warps.)
+//! Requires: stage *laid*.
 //! Keeps: every value, bit for bit, and the order of effects.
-//! Does not: join what no warps share, as such reductions do not wait; nor move anything but arithmetic.
+//! Does not: fuse reductions within warps, which need no barrier, nor move ops with effects.
 
 use super::edit::{copy_op, terminator, uses};
 use crate::ir::{BlockId, Effects, Func, LayoutId, Op, OpId, Type, Value};
@@ -25,14 +25,14 @@ fn join_in(func: &mut Func, block: BlockId) {
     while at < func.block(block).ops.len() {
         let first = func.block(block).ops[at];
         match crosses_warps(func, first).then(|| partner(func, block, at)).flatten() {
-            // The joined one stands where the first was, or behind what was moved: it may have a third partner.
+            // Looks again at the same position: the merged reduction may have a third candidate.
             Some((second, moved)) => join(func, block, first, second, &moved),
             None => at += 1,
         }
     }
 }
 
-/// Whether an op is a reduction for which warps have to meet.
+/// Whether an op is a reduction across warps, which needs a barrier.
 pub(super) fn crosses_warps(func: &Func, id: OpId) -> bool {
     let data = func.op(id);
     let Op::Reduce { axis } = data.op else { return false };
@@ -40,13 +40,13 @@ pub(super) fn crosses_warps(func: &Func, id: OpId) -> bool {
     func.layout(layout).reduction(axis).is_some_and(|steps| !steps.warps.is_empty())
 }
 
-/// The layout of an op's first operand; none before layouts are assigned.
+/// The layout of the first operand of an op; `None` before layouts are assigned.
 fn layout(func: &Func, id: OpId) -> Option<LayoutId> {
     func.ty(func.op(id).operands[0]).layout()
 }
 
-/// A reduction behind the one at a place of a block that can be joined with it, and what has to be computed before for
-/// that.
+/// A later reduction that can merge with the one at position `at` of a block, and the ops in between that have to move
+/// before it.
 fn partner(func: &Func, block: BlockId, at: usize) -> Option<(OpId, Vec<OpId>)> {
     let ops = &func.block(block).ops;
     let first = ops[at];
@@ -69,12 +69,12 @@ fn partner(func: &Func, block: BlockId, at: usize) -> Option<(OpId, Vec<OpId>)> 
     })
 }
 
-/// Makes one of two reductions, behind `moved`.
+/// Merges two reductions into one, placed behind `moved`.
 fn join(func: &mut Func, block: BlockId, first: OpId, second: OpId, moved: &[OpId]) {
     let parts = [func.op(first).clone(), func.op(second).clone()];
     let region = func.add_block();
     let mut map: HashMap<Value, Value> = HashMap::new();
-    // What is accumulated, of both; then the next values of both.
+    // The parameters are the accumulated values of both reductions, then the next values of both.
     for half in [0, 1] {
         for part in &parts {
             let n = part.operands.len();

@@ -1,23 +1,27 @@
-//! What moves with a product that is started one iteration late.
+//! Analyses of the two-stage software pipelining of loops: which ops run in stage 1, one iteration after stage 0.
+//!
+//! `skew_products` marks the `wgmma` of stage 1, and `rotate_loops` moves them with all ops that depend on them. A
+//! second mark defers only the wait for a `wgmma` to the next iteration.
 
 use super::edit::{terminator, uses};
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
-/// Products of a block that are marked late, in order.
+/// The `wgmma` of a block that are marked for stage 1, in order.
 pub fn marked(func: &Func, region: BlockId) -> Vec<OpId> {
     let late = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { late: Some(true), .. });
     func.block(region).ops.iter().copied().filter(late).collect()
 }
 
-/// Products of a block that are marked open, in order.
+/// The `wgmma` of a block whose wait is deferred to the next iteration, in order.
 pub fn open(func: &Func, region: BlockId) -> Vec<OpId> {
     let open = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { open: Some(true), .. });
     func.block(region).ops.iter().copied().filter(open).collect()
 }
 
-/// Drops the mark of open products that cannot be: those that read a buffer which the loop itself fills, and those of which more than the
-/// next state of a sum is needed. Once a loop is rotated, copies of its products stand before it: marks have to be dropped before.
+/// Drops the deferred-wait mark where it is not safe: where a `wgmma` reads a buffer that the loop itself fills, or
+/// where its result has another use than the next value of its accumulator. Must run before a loop is rotated, because
+/// copies of its `wgmma` then stand before the loop.
 pub fn close(func: &mut Func, region: BlockId) {
     for product in open(func, region) {
         let outside = func.op(product).operands[..2].iter().all(|&v| filled_outside(func, region, v));
@@ -27,14 +31,14 @@ pub fn close(func: &mut Func, region: BlockId) {
     }
 }
 
-/// The product is waited for in the iteration that starts it.
+/// Drops the deferred-wait mark: the iteration that issues the `wgmma` waits for it.
 pub fn drop_mark(func: &mut Func, product: OpId) {
     if let Op::Wgmma { open, .. } = &mut func.op_mut(product).op {
         *open = None;
     }
 }
 
-/// Whether a shared operand lies in a buffer from outside the loop.
+/// Whether a shared operand is in a buffer allocated outside of the loop.
 fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
     match func.def_op(v) {
         Some(id) if matches!(func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. }) => {
@@ -45,9 +49,9 @@ fn filled_outside(func: &Func, region: BlockId, v: Value) -> bool {
     }
 }
 
-/// The ops of a loop's block that must be late where these products are: all that needs their results, in the same
-/// iteration or through a carried value. `None` where that is more than arithmetic and giving buffers back, includes another product, or where
-/// carried values change places.
+/// The ops of a loop body that have to run in stage 1 if these `wgmma` do: all that depend on their results, in the
+/// same iteration or through a carried value. `None` where these include other ops than arithmetic and buffer releases,
+/// include another `wgmma`, or where carried values are swapped.
 pub fn follow(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet<OpId>> {
     let end = terminator(func, region);
     let ops: Vec<OpId> = func.block(region).ops.iter().copied().filter(|&id| id != end).collect();
@@ -80,8 +84,8 @@ pub fn follow(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet
     arithmetic.then_some(late)
 }
 
-/// Where a product adds to a carried value, and is needed for nothing else than that value's next state (and for giving
-/// buffers back): the wait for it, and the number of the carried value.
+/// For a `wgmma` that accumulates into a carried value, with no other use than that value's next state (and buffer
+/// releases): the wait for it, and the index of the carried value.
 pub fn sum_of(func: &Func, region: BlockId, product: OpId) -> Option<(OpId, usize)> {
     let Def::Param(of, i) = func.value(func.op(product).operands[2]).def else { return None };
     let end = terminator(func, region);
@@ -100,8 +104,8 @@ pub fn sum_of(func: &Func, region: BlockId, product: OpId) -> Option<(OpId, usiz
     (carried && once && users.next().is_none() && others.count() == 0).then_some((wait, i - 1))
 }
 
-/// Adds to the late ops those that only they need and that cost nothing to hold back: they give the same numbers under
-/// another shape, or name a part of shared memory. What names shared memory for other ops too is copied.
+/// Adds ops that only stage 1 uses and that cost nothing to defer: ops that change the shape of a value, or that name a
+/// part of shared memory. Copies ops that name shared memory for both stages.
 pub fn sink(func: &mut Func, region: BlockId, late: &mut HashSet<OpId>) {
     let end = terminator(func, region);
     for id in func.block(region).ops.clone().into_iter().rev() {
@@ -123,7 +127,7 @@ pub fn sink(func: &mut Func, region: BlockId, late: &mut HashSet<OpId>) {
     }
 }
 
-/// The wait for a buffer to be filled, which stands right before the op that names the buffer.
+/// The wait on the full barrier of a buffer, directly before the `local_slot` that names the buffer.
 fn filled(func: &Func, region: BlockId, slot: OpId) -> Option<OpId> {
     let ops = &func.block(region).ops;
     let at = ops.iter().position(|&op| op == slot)?.checked_sub(1)?;
@@ -131,12 +135,17 @@ fn filled(func: &Func, region: BlockId, slot: OpId) -> Option<OpId> {
     (waits && func.op(ops[at]).operands[1] == func.op(slot).operands[1]).then_some(ops[at])
 }
 
-/// A second op of the same kind after the first, which the late ones of the users use from now on.
+/// Inserts a copy of an op after it, and lets its users in stage 1 use the copy.
 fn duplicate(func: &mut Func, region: BlockId, id: OpId, users: &[OpId], late: &HashSet<OpId>) -> OpId {
     let data = func.op(id).clone();
     let ty = func.ty(data.results[0]).clone();
     let copy = func.create_op(data.op, data.operands, vec![ty], Vec::new(), data.loc);
-    let at = func.block(region).ops.iter().position(|&op| op == id).expect("internal compiler error: a lost op");
+    let at = func
+        .block(region)
+        .ops
+        .iter()
+        .position(|&op| op == id)
+        .expect("internal compiler error: an op is not in its block");
     func.block_mut(region).ops.insert(at + 1, copy);
     let map = HashMap::from([(data.results[0], func.result(copy))]);
     for &user in users.iter().filter(|op| late.contains(op)) {
@@ -152,8 +161,7 @@ fn free(func: &Func, id: OpId) -> bool {
     )
 }
 
-/// What late ops use of the other ops of their block and of the parameters that those compute, in order of first use:
-/// the next iteration has to be given these.
+/// The values of stage 0 that stage 1 uses, in order of first use: the loop has to carry them to the next iteration.
 pub fn crossing(func: &Func, region: BlockId, late: &HashSet<OpId>) -> Vec<Value> {
     let end = terminator(func, region);
     let params = &func.block(region).params;

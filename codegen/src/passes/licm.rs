@@ -1,17 +1,19 @@
 //! Loop-invariant code motion.
 //!
-//! Does: moves ops without effects out of `for` and `while` where nothing that they use is defined in the loop, through
-//! all loops that this holds for.
-//! Requires: a verified function. Keeps: every computed value; an op may run though the loop does not, which no op
-//! without effects minds. Does not: move loads, nor whole loops and branches.
+//! Does: moves ops without effects out of each `for` and `while` that defines none of the values that they use.
+//! Requires: a verified function.
+//! Keeps: every computed value. A moved op runs even if the loop has no iterations, which is harmless for ops without
+//! effects.
+//! Does not: move loads, nor whole loops and branches.
 
 use super::edit::{defined_inside, uses};
 use crate::ir::{Effects, Func, Op, OpId};
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut changed = false;
-    // Inner loops come after outer ones in the walk: what leaves an inner loop is then looked at again further out.
+    // In a walk, inner loops follow the loops that contain them: in reverse order, an op that leaves an inner loop is
+    // considered again in the outer one.
     for id in func.walk().into_iter().rev() {
         if matches!(func.op(id).op, Op::For { .. } | Op::While) {
             changed |= hoist(func, id);

@@ -1,4 +1,5 @@
-//! Passes: each a function from one function to another, in a file of its own.
+//! Passes: functions that transform one function of Tile IR in place, each in a file of its own whose page says what it
+//! does, requires and keeps.
 
 pub mod assign_layouts;
 pub mod canonicalize;
@@ -27,77 +28,73 @@ pub mod take_turns;
 use crate::ir::Func;
 use crate::target::CompileOptions;
 
-/// A pass that needs nothing but the function, by its name.
+/// A pass that takes only the function.
 #[derive(Clone, Copy)]
 pub struct Pass {
     pub name: &'static str,
-    /// One line for people.
+    /// One line for lists of passes.
     pub summary: &'static str,
     pub run: fn(&mut Func),
 }
 
-/// The passes that tools can name.
+/// The passes that tools such as `tile-opt` can run by name.
 pub const PASSES: &[Pass] = &[
     Pass {
         name: "canonicalize",
-        summary: "compute constants, drop ops that change nothing",
+        summary: "fold constants, simplify ops and control flow",
         run: |f| {
             canonicalize::run(f);
         },
     },
     Pass {
         name: "carried",
-        summary: "take values out of loops and branches that carry them without need",
+        summary: "remove redundant loop-carried values and branch results",
         run: |f| {
             carried::run(f);
         },
     },
     Pass {
         name: "carried_offsets",
-        summary: "carry how far a tile of pointers has moved instead of the tile",
+        summary: "carry a scalar offset through loops instead of a tile of pointers",
         run: |f| {
             carried_offsets::run(f);
         },
     },
     Pass {
         name: "cse",
-        summary: "compute equal expressions once",
+        summary: "eliminate common subexpressions",
         run: |f| {
             cse::run(f);
         },
     },
     Pass {
         name: "dce",
-        summary: "drop what nobody needs",
+        summary: "eliminate dead code",
         run: |f| {
             dce::run(f);
         },
     },
-    Pass { name: "defer_sums", summary: "let warps meet behind a loop for what it sums up", run: defer_sums::run },
-    Pass { name: "delay_waits", summary: "wait for products where their results are needed", run: delay_waits::run },
+    Pass { name: "defer_sums", summary: "move cross-warp sum reductions out of loops", run: defer_sums::run },
+    Pass { name: "delay_waits", summary: "keep wgmma in flight until its result is used", run: delay_waits::run },
     Pass {
         name: "delay_waits_in_turn",
-        summary: "the same, but products of f32 are waited for one after the other",
+        summary: "delay_waits, without keeping f32 wgmma in flight",
         run: |f| delay_waits::run_for(f, false),
     },
     Pass {
         name: "direct_local_loads",
-        summary: "read shared buffers in the layout that is wanted",
+        summary: "fold layout conversions into loads from shared memory",
         run: direct_local_loads::run,
     },
     Pass {
         name: "early_arrivals",
-        summary: "give buffers back as soon as they have been read",
+        summary: "arrive at empty barriers right after the last read",
         run: early_arrivals::run,
     },
-    Pass {
-        name: "hoist_buffers",
-        summary: "fill shared buffers before the loops that only read them",
-        run: hoist_buffers::run,
-    },
+    Pass { name: "hoist_buffers", summary: "hoist loop-invariant shared buffers", run: hoist_buffers::run },
     Pass {
         name: "join_reductions",
-        summary: "let warps meet once for reductions that stand side by side",
+        summary: "fuse cross-warp reductions that can share a barrier",
         run: join_reductions::run,
     },
     Pass {
@@ -107,36 +104,32 @@ pub const PASSES: &[Pass] = &[
             licm::run(f);
         },
     },
-    Pass {
-        name: "order_products",
-        summary: "start products as early as their operands allow",
-        run: order_products::run,
-    },
+    Pass { name: "order_products", summary: "schedule wgmma as early as its operands allow", run: order_products::run },
     Pass {
         name: "resolve_views",
-        summary: "make views where they are used; carry only the offsets that change",
+        summary: "rebuild views at their uses; loops carry only offsets that change",
         run: resolve_views::run,
     },
     Pass {
         name: "rotate_loops",
-        summary: "start late products under the next iteration's arithmetic",
+        summary: "software-pipeline loops in two stages, as marked on wgmma",
         run: rotate_loops::run,
     },
     Pass {
         name: "skew_products",
-        summary: "choose the products that start an iteration late",
+        summary: "choose the wgmma of pipeline stage 1",
         run: |f| skew_products::run(f, &CompileOptions::default()),
     },
     Pass {
         name: "split_masks",
-        summary: "split loops where a mask begins or ends to matter",
+        summary: "split loops at mask boundaries",
         run: |f| {
             split_masks::run(f);
         },
     },
 ];
 
-/// The pass of that name.
+/// Finds a pass by its name.
 pub fn by_name(name: &str) -> Option<&'static Pass> {
     PASSES.iter().find(|pass| pass.name == name)
 }

@@ -1,17 +1,17 @@
-//! Starts products as early as their operands allow.
+//! Schedules `wgmma` as early as their operands allow.
 //!
-//! Does: puts, for each product of a block in turn, what it is computed from and then itself before everything that it
-//! does not need. Products whose operands are there then start side by side, and the arithmetic for one runs under
-//! another.
-//! Requires: stage laid.
-//! Keeps: meaning, the order of the products, and the order of whatever writes memory or branches: nothing moves across it.
-//! Does not: look at registers; what nothing needs yet moves behind the products in the order it had.
+//! Does: for each `wgmma` of a block in order, places the ops that it depends on and then the `wgmma` itself before all
+//! ops that it does not depend on. Independent `wgmma` are then issued back to back, and arithmetic overlaps with them.
+//! Requires: stage *laid*.
+//! Keeps: results, the order of the `wgmma`, and the order of memory writes, loops and branches: nothing moves across
+//! these.
+//! Does not: consider registers. Other ops keep their order behind the `wgmma`.
 
 use super::edit::uses;
 use crate::ir::{BlockId, Effects, Func, Op, OpId};
 use std::collections::HashSet;
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func) {
     for b in 0..func.num_blocks() as u32 {
         let block = BlockId(b);
@@ -35,7 +35,7 @@ fn order(func: &Func, segment: &[OpId]) -> Vec<OpId> {
     let mut ordered = Vec::new();
     for &id in segment.iter().filter(|&&id| matches!(func.op(id).op, Op::Wgmma { .. })) {
         let mut needed = HashSet::from([id]);
-        // From the last to the first: what an op needs stands before it.
+        // In reverse order: definitions precede uses.
         for &op in segment.iter().rev() {
             if needed.contains(&op) {
                 needed.extend(uses(func, op).into_iter().filter_map(|v| func.def_op(v)));

@@ -1,17 +1,17 @@
-//! Software pipelines: loads that feed products run some iterations ahead, into rings of shared buffers.
+//! Software-pipelines loads: prefetches the operands of dots into multi-buffered shared memory.
 //!
-//! Does: in each loop with a product of loaded tiles, and in each that asks for stages itself (`num_stages` of `range`), finds
-//! the loads whose address depends only on scalars; replaces them by
-//! `async_copy` into a ring of as many buffers as the loop has stages. The copies of the first iterations come before the
-//! loop, each iteration then starts those of the iteration `stages − 1` further on and waits for its own. Products read
-//! the ring where it is; other users get their tile from it by `local_load`. Where the options ask for it, the bulk copy
-//! engine fetches what a tensor map describes, all of an iteration counted by one barrier. What a late or open product reads is kept
-//! for one iteration more: its ring has one buffer more.
-//! Requires: stage laid.
-//! Keeps: meaning; barriers of everything but the rings are still to be placed.
-//! Does not: pipeline loads whose address comes from memory, nor loads that `cp.async` cannot express (accesses under four
-//! bytes, padding other than zero), nor loads of memory that the kernel writes: an iteration may need what the one before
-//! has written.
+//! Does: selects the loads whose addresses depend only on scalars, in loops that contain a dot of loaded tiles and in
+//! loops with their own `num_stages`. Replaces them by `async_copy` into a ring of as many buffers as the loop has
+//! stages. The copies of the first iterations come before the loop (prologue); each iteration then issues the copies of
+//! the iteration `stages − 1` ahead and waits for its own. Dots read the ring directly; other users read it by
+//! `local_load`. With the option `bulk_copies`, TMA copies what a tensor map describes, with one mbarrier per stage.
+//! Buffers that a `wgmma` of stage 1 or one with a deferred wait reads have to live one iteration longer: their rings
+//! have one more buffer.
+//! Requires: stage *laid*.
+//! Keeps: results. Barriers other than those of the rings are placed later.
+//! Does not: pipeline loads whose address comes from memory, loads that `cp.async` cannot express (accesses below four
+//! bytes, padding other than zero), or loads of memory that the kernel writes, because an iteration may need what the
+//! previous one wrote.
 
 use super::assign_layouts::{copied_at_once, copy_layout, view_parts};
 use crate::analysis::axis::AxisAnalysis;
@@ -21,32 +21,32 @@ use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
-/// Fewest bytes that one `cp.async` copies.
+/// The minimum size of one `cp.async`, in bytes.
 const MIN_COPY_BYTES: usize = 4;
 
-/// A load to run ahead.
+/// A load to prefetch.
 pub(super) struct Candidate {
     pub load: OpId,
-    /// The buffer that products read the tile from.
+    /// The `local_alloc` from which dots read the tile.
     pub alloc: Option<OpId>,
-    /// Something else needs the tile in registers.
+    /// The tile has users in registers too.
     pub in_registers: bool,
-    /// One buffer of the ring.
+    /// The type of one buffer of the ring.
     pub buffer: Type,
-    /// A product of the next iteration reads it.
+    /// A `wgmma` in flight still reads the buffer in the next iteration.
     held: bool,
-    /// Fetched by the bulk copy engine.
+    /// Loaded by TMA.
     bulk: bool,
 }
 
 impl Candidate {
-    /// Buffers of the ring.
+    /// The number of buffers of the ring.
     fn depth(&self, stages: u32) -> u32 {
         stages + u32::from(self.held)
     }
 }
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
@@ -72,16 +72,16 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
     Pipeline::new(func, id, stages).build(&candidates);
 }
 
-/// The bulk copy engine can fetch it.
+/// Whether TMA can perform the load.
 fn by_engine(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
     let data = func.op(c.load);
     let Op::LoadView { boundary, .. } = &data.op else { return false };
     tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
 }
 
-/// Loads of the loop's own block that can run ahead; none where no product reads any of them, unless the loop itself says
-/// how many stages it wants: what is fetched for other ends than products may be used too soon after, or too rarely, to pay
-/// for its way through shared memory.
+/// The loads of the loop body, without nested blocks, that can be prefetched. None if no dot reads any of them, unless
+/// the loop sets its own `num_stages`: other loads may be used too soon after, or too rarely, to pay for the way
+/// through shared memory.
 pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
     let region = func.op(id).regions[0];
     let uses = func.use_counts();
@@ -115,7 +115,7 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
             }
         };
         let Type::Shared { layout, .. } = buffer else { continue };
-        // As many warps as there are copy the same vectors.
+        // The copied vectors do not depend on the number of warps.
         let copies = copy_layout(func, &axis, view, &boundary, 1);
         let inner = view_parts(func, view).order[0];
         if copied_at_once(&copies, inner, func.layout(layout)) * elem.bytes() < MIN_COPY_BYTES {
@@ -128,7 +128,7 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
     if asked || found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
 
-/// A buffer (or a view of it) is an operand of a product that starts or ends in the next iteration.
+/// Whether a buffer (or a view of it) is an operand of a `wgmma` that is issued or completes in the next iteration.
 fn read_longer(func: &Func, region: BlockId, buffer: Value) -> bool {
     let mut derived = vec![buffer];
     func.block(region).ops.iter().any(|&id| {
@@ -141,7 +141,7 @@ fn read_longer(func: &Func, region: BlockId, buffer: Value) -> bool {
     })
 }
 
-/// Everything in the loop that the value is computed from is pure and scalar, carried values included.
+/// Whether all ops in the loop that the value depends on, also through carried values, are pure and scalar.
 fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
     let mut seen = vec![v];
     let mut next = 0;
@@ -174,8 +174,8 @@ fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
     true
 }
 
-/// The most stages, up to those wanted, whose rings fit into shared memory beside the buffers that are there during the
-/// loop and what its ops need while they run.
+/// The maximum number of stages, up to `wanted`, whose rings fit into shared memory together with the buffers that are
+/// live during the loop and the scratch memory of its ops.
 fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
     let size = |ty: &Type, depth: u32| match ty {
         Type::Shared { elem, .. } => (ty.numel() * elem.bytes() * depth as usize).next_multiple_of(1024) as u64,
@@ -186,7 +186,7 @@ fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: G
         .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))
         .map(|alloc| size(func.ty(func.result(alloc)), 1))
         .sum();
-    // Barriers take some bytes, too.
+    // Space for the mbarriers.
     let barriers = if candidates.iter().any(|c| c.bulk) { 1024 } else { 0 };
     let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
     let buffers = |stages| candidates.iter().map(|c| size(&c.buffer, 1) * u64::from(c.depth(stages))).sum::<u64>();
@@ -197,7 +197,7 @@ fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: G
     (1..=wanted).rev().find(fits).unwrap_or(0)
 }
 
-/// Changes the layout of a tile from a ring and of nothing else: it will be read in the other layout.
+/// Whether an op only converts the layout of a tile from a ring: the load will use that layout directly.
 pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> bool {
     let mut at = Some(id).filter(|&id| func.op(id).op == Op::ConvertLayout);
     while let Some(id) = at {
@@ -211,11 +211,11 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
     false
 }
 
-/// Buffers that are needed while the loop runs: all but those made after it and those used for the last time before it.
+/// The buffers that are live during the loop: all but those allocated behind it and those last used before it.
 fn beside(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
     let place = |op: OpId| order.iter().position(|&o| o == op);
-    let first = place(id).expect("internal compiler error: a lost loop");
+    let first = place(id).expect("internal compiler error: a loop is not in its block");
     let last = first + func.walk_from(func.op(id).regions[0]).len();
     let loops: Vec<(usize, usize)> = order
         .iter()
@@ -234,7 +234,7 @@ fn beside(func: &Func, id: OpId) -> Vec<OpId> {
                 end = at;
             }
         }
-        // Used in a loop that it was made before: needed until that loop ends.
+        // Allocated before a loop and used in it: live until the end of the loop.
         let end = loops
             .iter()
             .filter(|&&(from, to)| made < from && from <= end && end <= to)
@@ -251,11 +251,12 @@ struct Pipeline<'f> {
     id: OpId,
     region: BlockId,
     stages: u32,
-    /// Carried values that addresses depend on, by number of the carried value.
+    /// The carried values that addresses depend on, by index.
     ahead: Vec<usize>,
-    /// The different depths of the rings: those of one depth share their counters.
+    /// The distinct depths of the rings: rings of the same depth share their slot counters.
     depths: Vec<u32>,
-    /// Barriers that count the bulk copies of an iteration, one for each buffer of the shallowest ring.
+    /// The full mbarriers, which count the bytes of the TMA copies of an iteration, one per buffer of the shallowest
+    /// ring.
     full: Option<Value>,
 }
 
@@ -265,7 +266,7 @@ impl<'f> Pipeline<'f> {
         Pipeline { func, id, region, stages, ahead: Vec::new(), depths: Vec::new(), full: None }
     }
 
-    /// Numbers of the carried values that the views depend on.
+    /// The indices of the carried values that the views depend on.
     fn carried_by(&self, candidates: &[Candidate]) -> Vec<usize> {
         let mut seen: Vec<Value> = candidates.iter().map(|c| self.func.op(c.load).operands[0]).collect();
         let mut carried = Vec::new();
@@ -300,14 +301,14 @@ impl<'f> Pipeline<'f> {
         &self.func.op(last).operands
     }
 
-    /// After the loop: whoever takes over the rings' memory waits for the last reads.
+    /// Behind the loop: a barrier, so that later buffers can reuse the memory of the rings after the last reads.
     fn give_up_rings(&mut self, parent: BlockId) {
         let loc = self.func.op(self.id).loc.clone();
         let barrier = Op::BlockBarrier { id: 0, threads: None };
         let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
         after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
         let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
         ops.splice(at + 1..at + 1, after);
     }
 
@@ -321,7 +322,8 @@ impl<'f> Pipeline<'f> {
         let [_, upper, step] = [0, 1, 2].map(|i| self.func.op(self.id).operands[i]);
         let by_wgmma = self.feeds_wgmma(candidates);
 
-        // Rings, and the copies of the first iterations, into a scratch block that is then spliced before the loop.
+        // The prologue: rings and the copies of the first iterations, built in a scratch block that is spliced before
+        // the loop.
         let scratch = self.func.add_block();
         let rings = self.rings(scratch, candidates);
         let by_cp_async = candidates.iter().any(|c| !c.bulk);
@@ -341,12 +343,12 @@ impl<'f> Pipeline<'f> {
         let write = b.int(i64::from(self.stages - 1), DType::I32);
         self.splice_before(parent, scratch);
 
-        // The loop carries: the index and values that run ahead, the slots to read, and those to write.
+        // The loop carries the index and values of the prefetched iteration, the slots to read, and the slots to write.
         let mut inits = vec![index];
         inits.extend(carried);
         inits.extend(vec![read; self.depths.len()]);
         inits.extend(vec![write; self.depths.len()]);
-        // The parity of the phase to wait for: 0 at first, as the slots to read.
+        // The parity of the mbarrier phase to wait for: initially 0, as the slots to read are.
         inits.extend(self.full.map(|_| read));
         let params: Vec<Value> = inits
             .iter()
@@ -362,7 +364,7 @@ impl<'f> Pipeline<'f> {
         let (slots, parity) = slots.split_at(2 * self.depths.len());
         let (reads, writes) = slots.split_at(self.depths.len());
 
-        // At the top of the body: wait for this iteration's copies, and start later ones.
+        // At the top of the body: waits for the copies of this iteration, and issues later ones.
         let top = self.func.add_block();
         let mut b = Builder::new(self.func, top, loc.clone());
         if by_cp_async {
@@ -412,7 +414,7 @@ impl<'f> Pipeline<'f> {
         self.give_up_rings(parent);
     }
 
-    /// A ring for each load.
+    /// Allocates a ring for each load.
     fn rings(&mut self, block: BlockId, candidates: &[Candidate]) -> Vec<Value> {
         let loc = self.func.op(self.id).loc.clone();
         let mut b = Builder::new(self.func, block, loc);
@@ -430,7 +432,7 @@ impl<'f> Pipeline<'f> {
             .collect()
     }
 
-    /// Barriers for the bulk copies, ready for use.
+    /// Allocates and initializes the full mbarriers of the TMA copies.
     fn barriers(&mut self, block: BlockId) -> Value {
         let loc = self.func.op(self.id).loc.clone();
         let mut b = Builder::new(self.func, block, loc);
@@ -440,7 +442,8 @@ impl<'f> Pipeline<'f> {
         b.func.result(made)
     }
 
-    /// Copies of one iteration, if it exists; gives the next iteration's index and carried values.
+    /// Issues the copies of one iteration, predicated on its existence. Returns the index and carried values of the
+    /// next iteration.
     fn issue(
         &mut self,
         block: BlockId,
@@ -471,7 +474,7 @@ impl<'f> Pipeline<'f> {
         for (c, &ring) in candidates.iter().zip(rings) {
             let load = self.func.op(c.load).clone();
             let Op::LoadView { boundary, padding, .. } = load.op else {
-                panic!("internal compiler error: a candidate that is no load")
+                panic!("internal compiler error: a candidate that is not a load")
             };
             let view = self.clone_slice(block, load.operands[0], &mut map);
             let mut b = Builder::new(self.func, block, load.loc);
@@ -492,7 +495,7 @@ impl<'f> Pipeline<'f> {
         (b.binary(BinaryOp::Add, index, step), next)
     }
 
-    /// Computes a value of the loop's body again, for the iteration that `map` describes.
+    /// Clones the computation of a value of the loop body, for the iteration that `map` describes.
     fn clone_slice(&mut self, block: BlockId, v: Value, map: &mut HashMap<Value, Value>) -> Value {
         if let Some(&known) = map.get(&v) {
             return known;
@@ -511,11 +514,11 @@ impl<'f> Pipeline<'f> {
     fn splice_before(&mut self, parent: BlockId, scratch: BlockId) {
         let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
         let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a lost loop");
+        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
         ops.splice(at..at, new);
     }
 
-    /// A buffer (or a view of it) that threads copy to is an operand of `wgmma`.
+    /// Whether a buffer (or a view of it) that `cp.async` fills is an operand of `wgmma`.
     fn feeds_wgmma(&self, candidates: &[Candidate]) -> bool {
         let mut derived: Vec<Value> =
             candidates.iter().filter(|c| !c.bulk).filter_map(|c| c.alloc).map(|id| self.func.result(id)).collect();
@@ -530,12 +533,12 @@ impl<'f> Pipeline<'f> {
     }
 }
 
-/// Which counter the rings of that depth have.
+/// The index of the slot counter of the rings of a depth.
 fn counter(depths: &[u32], depth: u32) -> usize {
     depths.iter().position(|&d| d == depth).expect("internal compiler error: a ring of unknown depth")
 }
 
-/// `slot + 1`, back to zero at the end of the ring.
+/// `slot + 1`, wrapping to zero at the end of the ring.
 fn next_slot(b: &mut Builder, slot: Value, depth: u32) -> Value {
     let (one, zero) = (b.int(1, DType::I32), b.int(0, DType::I32));
     let next = b.binary(BinaryOp::Add, slot, one);
@@ -544,7 +547,7 @@ fn next_slot(b: &mut Builder, slot: Value, depth: u32) -> Value {
     b.select(wraps, zero, next)
 }
 
-/// The other parity where the next slot is the first again.
+/// Flips the parity where the next slot is the first.
 fn next_parity(b: &mut Builder, parity: Value, next_slot: Value) -> Value {
     let (zero, one) = (b.int(0, DType::I32), b.int(1, DType::I32));
     let over = b.cmp(CmpOp::Eq, next_slot, zero);

@@ -1,11 +1,12 @@
-//! Views made where they are used.
+//! Decomposes views into scalars, and rebuilds them at their uses.
 //!
-//! Does: takes views apart into base, shape, strides and offsets. Loops and branches carry those of these scalars that
-//! change (in the common case one or two i64 offsets), `advance` becomes additions, and every use of a view is of a
-//! `make_view` in the same block or in one around it.
-//! Requires: a verified function at stage tile. Keeps: every value read and written. Does not: say anything about the
-//! scalars; a loop that swaps two views carries their bases. Where the sides of a branch give views of different
-//! `order`, which is only a hint, the first side's is taken.
+//! Does: decomposes each view into base, shape, strides and offsets. Loops and branches carry only those of these
+//! scalars that change (typically one or two i64 offsets), `advance` becomes additions, and every use of a view refers
+//! to a `make_view` in the same block or in an enclosing one.
+//! Requires: a verified function at stage *tile*.
+//! Keeps: every value read and written.
+//! Does not: analyze the scalars: a loop that swaps two views carries their bases. Where the branches of an `if` yield
+//! views of different `order`, which is only a hint, uses that of the first branch.
 
 use super::edit::{set_params, terminator};
 use super::{carried, dce};
@@ -20,11 +21,11 @@ pub fn run(func: &mut Func) {
     dce::run(func);
 }
 
-/// What a view is made of.
+/// The decomposition of a view.
 #[derive(Clone)]
 struct Parts {
     order: Vec<usize>,
-    /// Operands of `make_view`.
+    /// The operands of `make_view`.
     scalars: Vec<Value>,
 }
 
@@ -33,7 +34,7 @@ struct Pass<'f> {
     views: HashMap<Value, Parts>,
 }
 
-/// Types of the parts of a view; `None` for other types.
+/// The types of the components of a view; `None` for other types.
 fn part_types(ty: &Type) -> Option<Vec<Type>> {
     let Type::View { block, elem } = ty else { return None };
     let mut types = vec![Type::scalar(crate::ir::Elem::Ptr(*elem))];
@@ -88,7 +89,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A region whose terminator passes views on.
+    /// Processes a region whose terminator yields views.
     fn region(&mut self, region: BlockId) {
         self.block(region);
         self.expand_operands(terminator(self.func, region));
@@ -98,13 +99,13 @@ impl Pass<'_> {
         self.func.block_mut(block).ops.push(id);
     }
 
-    /// Turns an `advance` into a `make_view` of moved offsets.
+    /// Replaces an `advance` by a `make_view` with new offsets.
     fn advance(&mut self, block: BlockId, id: OpId) {
         let data = self.func.op(id).clone();
         let mut parts = self.views[&data.operands[0]].clone();
         let first = parts.scalars.len() - (data.operands.len() - 1);
         for (i, &delta) in data.operands[1..].iter().enumerate() {
-            // An offset that does not move stays the same value, so that loops need not carry it.
+            // An offset that does not change stays the same value, so that loops need not carry it.
             if self.func.constant_int(delta) != Some(0) {
                 let operands = vec![parts.scalars[first + i], delta];
                 let types = vec![Type::scalar(DType::I64)];
@@ -120,12 +121,12 @@ impl Pass<'_> {
         self.push(block, id);
     }
 
-    /// The order of each view among these values.
+    /// The `order` of each view among these values.
     fn orders(&self, values: &[Value]) -> Vec<Option<Vec<usize>>> {
         values.iter().map(|v| self.views.get(v).map(|parts| parts.order.clone())).collect()
     }
 
-    /// Puts the parts of views in place of the views among the operands of an op.
+    /// Replaces views among the operands of an op by their components.
     fn expand_operands(&mut self, id: OpId) {
         let operands = &self.func.op(id).operands;
         let parts = |v: &Value| self.views.get(v).map_or_else(|| vec![*v], |parts| parts.scalars.clone());
@@ -133,8 +134,8 @@ impl Pass<'_> {
         self.func.op_mut(id).operands = expanded;
     }
 
-    /// Puts the parts of views in place of the views among the parameters of a region, from parameter `first` on, and
-    /// makes the views at the region's start.
+    /// Replaces views among the parameters of a region, from parameter `first` on, by their components, and rebuilds
+    /// the views at the start of the region.
     fn expand_params(&mut self, region: BlockId, first: usize, orders: &[Option<Vec<usize>>]) {
         let old = self.func.block(region).params.clone();
         let mut params = old[..first].to_vec();
@@ -153,7 +154,7 @@ impl Pass<'_> {
         self.func.block_mut(region).ops = made;
     }
 
-    /// Places an op with the parts of views in place of the views among its results, then makes those views.
+    /// Appends an op whose results that are views are replaced by their components, then rebuilds the views.
     fn expand_results(&mut self, block: BlockId, id: OpId, orders: &[Option<Vec<usize>>]) {
         if orders.iter().all(Option::is_none) {
             return self.push(block, id);
@@ -174,7 +175,7 @@ impl Pass<'_> {
                     self.push(block, view);
                 }
                 _ => {
-                    let result = results.next().expect("internal compiler error: results ran out, please report");
+                    let result = results.next().expect("internal compiler error: too few results, please report");
                     let name = self.func.value(v).name.clone();
                     self.func.value_mut(result).name = name;
                     self.func.replace_uses(v, result);
@@ -183,7 +184,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Creates a `make_view` that takes the place of the view `v`.
+    /// Creates a `make_view` that replaces the view `v`.
     fn make(&mut self, v: Value, parts: Parts, loc: Loc) -> OpId {
         let op = Op::MakeView { order: parts.order.clone() };
         let ty = self.func.ty(v).clone();

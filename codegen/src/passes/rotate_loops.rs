@@ -1,23 +1,25 @@
-//! Rotates loops so that late products run under the arithmetic of the next iteration.
+//! Software-pipelines loops in two stages, so that `wgmma` of stage 1 overlap with the arithmetic of the next
+//! iteration.
 //!
-//! Does: where a loop has products that are marked late, gives each iteration two stages. The second one is these products
-//! and everything that needs their results; the first is the rest. The first stage of the first iteration comes before
-//! the loop; in the loop, each iteration runs its own first stage and the second stage of the iteration before; the last
-//! second stage comes after the loop. What the second stage uses of the first is carried. All of it stands in an `if`,
-//! since the loop might have no iteration at all.
-//! In the loop, the second stage stands before the first wait of the first stage, so that the products of both are under
-//! way together. Where buffers are given back after an open product, that alone is the second stage, at the end.
-//! Requires: rings that hold each buffer of a late or open product for one iteration more (`pipeline_loads` makes them so),
-//! or that are given back (`specialize_warps`).
-//! Keeps: meaning. Does not: rotate where a late product reads a buffer that the loop itself fills, or where a ring of one
-//! buffer would have to hold two; it drops the mark.
+//! Does: in a loop with `wgmma` marked for stage 1, splits each iteration in two stages. Stage 1 consists of these
+//! `wgmma` and all ops that depend on them, stage 0 of the other ops. Stage 0 of the first iteration moves before the
+//! loop (prologue); the loop runs stage 0 of its own iteration and stage 1 of the previous one; stage 1 of the last
+//! iteration moves behind the loop (epilogue). Values that stage 1 uses of stage 0 become loop-carried. An `if` guards
+//! all of it, since the loop may have no iterations. In the loop, stage 1 precedes the first wait of stage 0, so that
+//! the `wgmma` of both are in flight together. Where buffers are released behind a `wgmma` with a deferred wait, the
+//! releases alone are stage 1, at the end of the body.
+//! Requires: rings that keep each buffer of such a `wgmma` for one more iteration (`pipeline_loads` allocates them), or
+//! whose buffers are released by arrivals (`specialize_warps`).
+//! Keeps: results.
+//! Does not: rotate where a `wgmma` of stage 1 reads a buffer that the loop itself fills, or where a ring of one buffer
+//! would have to hold two; it drops the mark.
 
 use super::edit::{copy_op, replace_in, terminator};
 use super::late;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func) {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
@@ -42,19 +44,19 @@ pub fn run(func: &mut Func) {
         if crossing.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::Tensor { .. })) {
             let wait = |op: &OpId| matches!(func.op(*op).op, Op::WgmmaWait { .. }) && !ops.contains(op);
             let before = func.block(region).ops.iter().copied().find(wait);
-            let before = before.expect("internal compiler error: late products without earlier ones");
+            let before = before.expect("internal compiler error: stage 1 without a wait in stage 0");
             Rotation { id, region, late: ops, crossing, before }.build(func);
         }
     }
 }
 
-/// Rotates what gives back the buffers of open products.
+/// Moves the releases of the buffers of deferred `wgmma` to the next iteration.
 fn rotate_returns(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
     late::close(func, region);
     let products = late::open(func, region);
     let wait = |&product: &OpId| {
-        late::sum_of(func, region, product).expect("internal compiler error: an open product that is no sum").0
+        late::sum_of(func, region, product).expect("internal compiler error: a deferred wgmma without an accumulator").0
     };
     let waited: Vec<Value> = products.iter().map(|product| func.result(wait(product))).collect();
     let after = |op: &OpId| {
@@ -75,19 +77,19 @@ fn rotate_returns(func: &mut Func, id: OpId) {
     let crossing = late::crossing(func, region, &returns);
     let before = terminator(func, region);
     Rotation { id, region, late: returns.clone(), crossing, before }.build(func);
-    // The waits leave this iteration's products under way: whose buffers are given back here are complete.
+    // The waits leave the `wgmma` of this iteration in flight: those whose buffers are released here are complete.
     for op in returns {
         func.op_mut(op).operands.extend(&waited);
     }
 }
 
-/// Whether each ring whose buffers are given back late has a second one meanwhile.
+/// Whether each ring whose buffers stage 1 releases has a second buffer to fill meanwhile.
 fn enough_buffers(func: &Func, late: &HashSet<OpId>) -> bool {
     let returns = late.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. }));
     returns.map(|&op| func.ty(func.op(op).operands[0])).all(|ty| !matches!(ty, Type::Barrier { count: 1 }))
 }
 
-/// What gives buffers back late need not wait for anything of the first stage: that was an iteration ago.
+/// A release in stage 1 need not depend on stage 0, which ran an iteration earlier.
 fn forget_first_stage(func: &mut Func, late: &HashSet<OpId>) {
     for &op in late.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. })).collect::<Vec<_>>() {
         let operands = func.op(op).operands.clone();
@@ -101,11 +103,11 @@ fn forget_first_stage(func: &mut Func, late: &HashSet<OpId>) {
 struct Rotation {
     id: OpId,
     region: BlockId,
-    /// The second stage.
+    /// The ops of stage 1.
     late: HashSet<OpId>,
-    /// What it uses of the first.
+    /// The values of stage 0 that stage 1 uses.
     crossing: Vec<Value>,
-    /// The op of the first stage that the second one stands before.
+    /// The op of stage 0 before which stage 1 is inserted.
     before: OpId,
 }
 
@@ -124,7 +126,7 @@ impl Rotation {
         let some = func.add_block();
         let none = func.add_block();
 
-        // The first stage of the first iteration.
+        // Prologue: stage 0 of the first iteration.
         let params = func.block(self.region).params.clone();
         let mut map: HashMap<Value, Value> = HashMap::from([(params[0], lower)]);
         map.extend(params[1..].iter().copied().zip(inits.iter().copied()));
@@ -140,13 +142,13 @@ impl Rotation {
         operands.extend(carried.map(|((y, &init), &second)| if second { init } else { at_first(y) }));
         operands.extend(self.crossing.iter().map(at_first));
 
-        // Whoever used the loop's results now uses the branch's.
+        // Users of the loop's results now use those of the `if`.
         let branch = func.create_op(Op::If, Vec::new(), types, vec![some, none], loc.clone());
         for (&old, &new) in results.iter().zip(&func.op(branch).results.clone()) {
             func.replace_uses(old, new);
         }
         let at = func.block(parent).ops.iter().position(|&op| op == self.id);
-        let at = at.expect("internal compiler error: a lost loop");
+        let at = at.expect("internal compiler error: a loop is not in its block");
         let scratch = func.add_block();
         let exists = Builder::new(func, scratch, loc.clone()).cmp(CmpOp::Lt, lower, upper);
         let mut new = std::mem::take(&mut func.block_mut(scratch).ops);
@@ -162,8 +164,8 @@ impl Rotation {
         b.op(Op::Yield, &inits, &[]);
     }
 
-    /// Makes the loop's body: the first stage, and the second stage of the iteration before, whose values are given by
-    /// new carried values. Gives those, by what they were one iteration earlier.
+    /// Rebuilds the loop body: stage 0, and stage 1 of the previous iteration, which takes its values from new carried
+    /// values. Returns these, keyed by the value of stage 0 that they carry.
     fn rotate_body(&self, func: &mut Func, end: OpId) -> HashMap<Value, Value> {
         let mut before = HashMap::new();
         for &v in &self.crossing {
@@ -179,13 +181,13 @@ impl Rotation {
         }
         self.hand_over_last(func, &mut first);
         let at = first.iter().position(|&op| op == self.before);
-        let at = at.expect("internal compiler error: a stage without its place");
+        let at = at.expect("internal compiler error: no insertion point for stage 1");
         first.splice(at..at, second);
         func.block_mut(self.region).ops = first;
         before
     }
 
-    /// Moves what is computed for the next iteration alone to the end: its registers are those that the product under way
+    /// Moves values that only the next iteration uses to the end: they take the registers that the `wgmma` in flight
     /// still reads.
     fn hand_over_last(&self, func: &Func, first: &mut Vec<OpId>) {
         let uses = func.use_counts();
@@ -201,7 +203,7 @@ impl Rotation {
         first.splice(first.len() - 1..first.len() - 1, moved);
     }
 
-    /// The second stage of the last iteration, after the loop.
+    /// Epilogue: stage 1 of the last iteration, behind the loop.
     fn finish(&self, func: &mut Func, block: BlockId, yields: &[Value], before: &HashMap<Value, Value>) {
         let params = func.block(self.region).params.clone();
         let results = func.op(self.id).results.clone();

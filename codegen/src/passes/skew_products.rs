@@ -1,14 +1,15 @@
-//! Chooses the products of a loop that start or end one iteration late, under the work of the next iteration.
+//! Chooses the `wgmma` of a loop that run in pipeline stage 1, or whose wait is deferred, so that they overlap with the
+//! next iteration.
 //!
-//! Does: in a loop where a product is computed from another one's result (in attention, P V from the scores), marks the
-//! later ones `late`, as many of them, from the last one back, as registers allow. `rotate_loops` then moves them.
-//! Where nothing but the next iteration's sum needs a product (a plain matrix product), marks it `open`: the next iteration
-//! starts its own before it waits for this one. `delay_waits` does that.
-//! A late or open product and what needs its result must be arithmetic that the rest of the loop does not need, and its shared
-//! operands must come from outside the loop or from memory, so that `pipeline_loads` can keep them longer.
-//! Requires: stage laid, products ordered by `order_products`.
-//! Keeps: everything; marks are hints.
-//! Does not: look into loops inside the loop, nor at products by `mma.sync`, which do not run asynchronously.
+//! Does: in a loop where one `wgmma` depends on the result of another (in attention, P V depends on the scores), marks
+//! the dependent ones for stage 1: as many of them, from the last one back, as registers allow. `rotate_loops` then
+//! moves them. Where only the next iteration's accumulation depends on a `wgmma` (a plain matmul), marks its wait as
+//! deferred: the next iteration issues its own `wgmma` before it waits for this one (`delay_waits`). Dependents of a
+//! marked `wgmma` must be arithmetic that the rest of the loop does not use, and its shared operands must come from
+//! outside of the loop or from memory, so that `pipeline_loads` can keep them longer.
+//! Requires: stage *laid*, `wgmma` scheduled by `order_products`.
+//! Keeps: everything: marks are hints.
+//! Does not: consider loops inside of the loop, nor `mma.sync`, which is synchronous.
 
 use super::edit::{terminator, uses};
 use super::late;
@@ -17,11 +18,11 @@ use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
 use crate::target::CompileOptions;
 use std::collections::{HashMap, HashSet};
 
-/// Registers of a thread that addresses, counters and ptxas's alignment take beside the tiles: between 25 and 70 in the
-/// attention kernels.
+/// Registers per thread for addresses, counters and alignment in addition to tiles: between 25 and 70 in the attention
+/// kernels.
 const RESERVED_REGISTERS: u32 = 52;
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func, options: &CompileOptions) {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
@@ -30,7 +31,7 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         if wanted == Some(false) {
             continue;
         }
-        // Who asks for it gets it, whatever it costs.
+        // An explicit request ignores the register limit.
         let limit = if wanted == Some(true) { u32::MAX } else { limit(options) };
         let region = func.op(id).regions[0];
         let chosen = choose(func, region, limit);
@@ -48,13 +49,13 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
     }
 }
 
-/// Registers of a thread that the tiles of a loop may take.
+/// Registers per thread available to the tiles of a loop.
 fn limit(options: &CompileOptions) -> u32 {
     let share = registers::available(options.num_warps * 32);
     share.min(options.max_registers.unwrap_or(share)).saturating_sub(RESERVED_REGISTERS)
 }
 
-/// The products to start late.
+/// The `wgmma` to run in stage 1.
 fn choose(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
     let mut chained = chained(func, region);
     while !chained.is_empty() {
@@ -70,7 +71,8 @@ fn choose(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
     Vec::new()
 }
 
-/// The products of a loop's block that only add to a carried sum, from shared memory that outlasts the iteration.
+/// The `wgmma` of a loop body that only accumulate into a carried value, with operands in shared memory that outlives
+/// the iteration.
 fn sums(func: &Func, region: BlockId) -> Vec<OpId> {
     let uses = func.use_counts();
     let adds = |&id: &OpId| {
@@ -82,7 +84,7 @@ fn sums(func: &Func, region: BlockId) -> Vec<OpId> {
     func.block(region).ops.iter().copied().filter(adds).collect()
 }
 
-/// The products of a block that are computed from others of the same iteration.
+/// The `wgmma` of a block that depend on others of the same iteration.
 fn chained(func: &Func, region: BlockId) -> Vec<OpId> {
     let mut from_products: HashSet<Value> = HashSet::new();
     let mut found = Vec::new();
@@ -99,8 +101,8 @@ fn chained(func: &Func, region: BlockId) -> Vec<OpId> {
     found
 }
 
-/// Whether an operand of a product is there in the next iteration too: a tile in registers, or a buffer that is filled
-/// outside the loop or can be kept in a ring.
+/// Whether an operand is still available in the next iteration: a tile in registers, or a buffer that is filled outside
+/// of the loop or can be kept in a ring.
 fn outlasts(func: &Func, region: BlockId, v: Value) -> bool {
     if !matches!(func.ty(v), Type::Shared { .. }) {
         return true;
@@ -117,15 +119,15 @@ fn outlasts(func: &Func, region: BlockId, v: Value) -> bool {
     }
 }
 
-/// A value in the loop's body after rotation.
+/// A value in the loop body after rotation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Live {
     This(Value),
-    /// What the iteration before computed.
+    /// A value of the previous iteration.
     Before(Value),
 }
 
-/// The most registers of a thread that tiles take at any point of the loop, once the late ops are moved.
+/// The maximum number of registers per thread that tiles take at any point of the loop, after rotation.
 fn pressure(func: &Func, region: BlockId, late: &HashSet<OpId>) -> u32 {
     let end = terminator(func, region);
     let (second, first): (Vec<OpId>, Vec<OpId>) =
@@ -133,7 +135,7 @@ fn pressure(func: &Func, region: BlockId, late: &HashSet<OpId>) -> u32 {
     let wait = first.iter().position(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).unwrap_or(first.len());
     let order = [&first[..wait], &second[..], &first[wait..]].concat();
     let is_late = |v: Value| func.def_op(v).is_some_and(|id| late.contains(&id));
-    // Late ops use what the iteration before computed, unless it is late itself.
+    // Ops of stage 1 use values of stage 0 of the previous iteration.
     let live = |op: OpId, v: Value| {
         let inside = func.def_op(v).is_some_and(|id| func.block(region).ops.contains(&id));
         if late.contains(&op) && inside && !is_late(v) { Live::Before(v) } else { Live::This(v) }
@@ -173,9 +175,9 @@ fn pressure(func: &Func, region: BlockId, late: &HashSet<OpId>) -> u32 {
     most
 }
 
-/// What an op reads from registers; through ops that only give another shape to the same numbers.
+/// The values that an op reads from registers, looking through ops that only change the shape.
 fn sources(func: &Func, id: OpId) -> Vec<Value> {
-    // Shapes are given where they are used.
+    // Shape ops are rematerialized at their uses.
     if registers::is_shape(&func.op(id).op) {
         return Vec::new();
     }

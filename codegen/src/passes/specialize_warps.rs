@@ -1,15 +1,16 @@
-//! Warp specialisation: loads that feed products become the work of warps of their own.
+//! Warp specialization: a producer warp loads the operands of dots for consumer warpgroups.
 //!
-//! Does: where loops ask for it, and everything that their products read from memory can be fetched by the bulk copy
-//! engine, makes `roles` of the kernel's body. The consumers run the body as it is, but that they wait for a *full*
-//! barrier before they use a buffer, and arrive at its *empty* barrier when they have. The producer runs through the same
-//! loops with nothing in them but the addresses: it waits for *empty*, and fetches. Loops with buffers of equal types,
-//! one after the other, share their rings, so that the producer runs ahead from one loop into the next.
-//! Requires: stage laid. Keeps: meaning.
-//! Does not: touch a kernel whose addresses or loop bounds come from memory or from a `while`.
+//! Does: where loops ask for it, and TMA can load everything that their dots read from memory, splits the body of the
+//! kernel into two partitions. The consumer partition runs the body, except that it waits for the *full* mbarrier of a
+//! buffer before its first use and arrives at its *empty* mbarrier after the last. The producer partition runs the same
+//! loops with only the addresses: it waits for *empty*, and loads. Consecutive loops with buffers of equal types share
+//! their rings, so that the producer runs ahead from one loop into the next.
+//! Requires: stage *laid*.
+//! Keeps: results.
+//! Does not: change a kernel whose addresses or loop bounds come from memory or from a `while`.
 //!
-//! A ring's state is the slot that comes next and the parity of its phase. It is carried through loops and branches, in
-//! both roles alike; for the producer, who waits for the phase *before*, parities are the other way round.
+//! The state of a ring is its next slot and the parity of the slot's phase, carried through loops and branches in both
+//! partitions. The producer waits for the *previous* phase, so its parities are inverted.
 
 mod build;
 mod slice;
@@ -21,51 +22,53 @@ use crate::ir::{Func, Op, OpId, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
-/// Registers of a multiprocessor, and of one thread at most under `setmaxnreg` with room for the driver's own.
+/// Registers of a streaming multiprocessor (SM), and the maximum per thread with `setmaxnreg`, which leaves space for
+/// the driver.
 const REGISTERS: u32 = 65536;
 const MOST_REGISTERS: u32 = 248;
 
-/// Warps that compute, beside the four of the producer's warpgroup: whole warpgroups, and no more than a block has room for.
+/// Supported numbers of consumer warps, in addition to the four warps of the producer warpgroup: whole warpgroups,
+/// within the limit of a block.
 pub const WARPS: [u32; 3] = [4, 8, 16];
 
-/// One ring of buffers.
+/// A ring of buffers.
 struct Ring {
     buffer: Type,
     bytes: u32,
-    /// Fetched by the bulk copy engine; else by `cp.async`.
+    /// Loaded by TMA; otherwise by `cp.async`.
     bulk: bool,
 }
 
 impl Ring {
-    /// How many of each warp's threads say that a buffer has been read. One for all does, by the memory model; but
-    /// compute-sanitizer does not follow it from there to what a `cp.async` writes, and would report a race.
+    /// The number of threads per warp that arrive at the empty mbarrier. By the memory model one suffices, but
+    /// compute-sanitizer does not follow the order from there to the writes of a `cp.async`, and would report a race.
     fn lanes(&self) -> u32 {
         if self.bulk { 1 } else { 32 }
     }
 }
 
-/// Rings that fill together.
+/// The rings that one loop fills.
 struct Group {
     rings: Vec<Ring>,
 }
 
-/// What becomes of the kernel.
+/// The plan of the transformation.
 struct Plan {
     groups: Vec<Group>,
-    /// Group and loads of each loop that has some.
+    /// The ring group and the loads of each loop that has loads.
     loops: HashMap<OpId, (usize, Vec<Candidate>)>,
     stages: u32,
     warps: u32,
-    /// How many blocks a multiprocessor has shared memory for.
+    /// The number of blocks per SM by shared memory.
     blocks: u32,
-    /// The most registers that a thread may have at its launch.
+    /// The maximum number of registers per thread at launch.
     max_registers: Option<u32>,
 }
 
-/// See the module's page.
+/// Runs the pass.
 ///
 /// # Errors
-/// Why a kernel that asks for it is left as it is.
+/// The reason why a kernel that asks for warp specialization stays unchanged.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<(), String> {
     if !wanted(func, options) {
         return Ok(());
@@ -74,16 +77,16 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<(
         return Err(format!("{} has no TMA", arch.name()));
     }
     if !WARPS.contains(&options.num_warps) {
-        return Err(format!("{} warps that compute are not 4, 8 or 16", options.num_warps));
+        return Err(format!("num_warps is {}: expected 4, 8 or 16 consumer warps", options.num_warps));
     }
     let plan = Plan::new(func, arch, options)?;
     let slice = slice::Slice::new(func, &plan);
-    let slice = slice.ok_or("an address or a loop's bound comes from memory, from a tile or from a `while`")?;
+    let slice = slice.ok_or("an address or a loop bound depends on memory, a tile or a `while`")?;
     build::build(func, &plan, &slice);
     Ok(())
 }
 
-/// A loop asks for it, or the options do and no loop objects.
+/// Whether a loop asks for warp specialization, or the options do and no loop forbids it.
 pub fn wanted(func: &Func, options: &CompileOptions) -> bool {
     let hints: Vec<bool> = func
         .walk()
@@ -107,8 +110,7 @@ impl Plan {
                 continue;
             }
             let rings = rings(func, &candidates, options.schedule.bulk_copies != Some(false));
-            let rings =
-                rings.ok_or("TMA cannot fetch an operand: no tensor map describes it, or bulk_copies is off")?;
+            let rings = rings.ok_or("TMA cannot load an operand: no tensor map describes it, or bulk_copies is off")?;
             let same = |g: &Group| {
                 let pairs = || g.rings.iter().zip(&rings);
                 g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.bulk == b.bulk)
@@ -127,23 +129,23 @@ impl Plan {
             inside.iter().any(|inner| plan.loops.contains_key(inner))
         });
         if plan.loops.is_empty() {
-            return Err("no loop loads operands of products through block pointers or descriptors".into());
+            return Err("no loop loads operands of dots through block pointers or descriptors".into());
         }
         if nested {
-            return Err("a loop that loads operands of products stands in another one that does".into());
+            return Err("a loop that loads operands of dots contains another one".into());
         }
         let (fixed, rings) = plan.shared_bytes(func);
         plan.stages = plan.stages.min(arch.max_shared_bytes().saturating_sub(fixed) / rings.max(1));
-        // A multiprocessor reserves 1 KB for each block, of which one block alone is told nothing.
+        // An SM reserves 1 KB for each block; `max_shared_bytes` excludes the 1 KB of one block.
         plan.blocks = (arch.max_shared_bytes() + 1024) / (fixed + plan.stages * rings + 1024);
         match plan.stages {
-            0 => Err(format!("there is no room for a stage of {rings} bytes beside {fixed} bytes of shared memory")),
+            0 => Err(format!("a stage of {rings} bytes does not fit into shared memory in addition to {fixed} bytes")),
             _ => Ok(plan),
         }
     }
 
-    /// Bytes of shared memory: of buffers that are in no ring, and what single ops need, as a change of layout does; and of one buffer of each
-    /// ring. Rings are there until the kernel ends.
+    /// Bytes of shared memory: of buffers outside of rings plus the scratch memory of ops such as layout conversions,
+    /// and of one buffer of each ring. Rings live until the kernel ends.
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
         let ours = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
         let size = |ty: &Type| match ty {
@@ -160,16 +162,16 @@ impl Plan {
         let steps = func.walk().into_iter().filter(|&id| !of_ring(id));
         let scratch = steps.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
         let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
-        // Barriers, and the padding between small buffers.
+        // Space for mbarriers, and for the padding between small buffers.
         (others + scratch + 1024, rings)
     }
 
-    /// Registers of a thread of the consumers and of the producers: what the block has at its launch, handed over. `setmaxnreg.inc`
-    /// waits until the block has that many, for ever where it asks for more than the block was launched with. Empty where a launch has
-    /// no registers to hand over.
+    /// Registers per thread of consumers and producer: the registers of the launched block, redistributed by
+    /// `setmaxnreg`. `setmaxnreg.inc` waits until the block has enough free registers, forever if it requests more than
+    /// the block was launched with. Empty if the launch leaves nothing to redistribute.
     fn registers(&self) -> Vec<u32> {
         let groups = self.warps / 4 + 1;
-        // Two blocks of one group that computes have as many registers for each thread as one of two groups.
+        // Two blocks with one consumer warpgroup have as many registers per thread as one block with two.
         let blocks = if groups == 2 { self.blocks.clamp(1, 2) } else { 1 };
         let each = (REGISTERS / (128 * groups * blocks)).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
         let bulk = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.bulk);
@@ -182,7 +184,7 @@ impl Plan {
     }
 }
 
-/// The rings for a loop's loads; `None` where a product reads what the engine cannot fetch, or may not.
+/// The rings for the loads of a loop; `None` where a dot reads what TMA cannot load, or may not.
 fn rings(func: &Func, candidates: &[Candidate], engine: bool) -> Option<Vec<Ring>> {
     let axis = AxisAnalysis::new(func);
     candidates
@@ -193,7 +195,7 @@ fn rings(func: &Func, candidates: &[Candidate], engine: bool) -> Option<Vec<Ring
             let bulk = engine && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
             let Type::Shared { elem, .. } = c.buffer else { return None };
             let bytes = (c.buffer.numel() * elem.bytes()) as u32;
-            // Bytes that `cp.async` writes are not there for `wgmma` without a fence by the writers.
+            // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
             (bulk || c.alloc.is_none()).then(|| Ring { buffer: c.buffer.clone(), bytes, bulk })
         })
         .collect()

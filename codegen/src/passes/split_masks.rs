@@ -1,16 +1,17 @@
-//! Splits loops where a mask begins or ends to matter.
+//! Splits loops at mask boundaries (index-set splitting), so that most iterations run without masks.
 //!
-//! Does: where a `for` with products selects by comparing integers, and from some iteration on, or up to one, the comparison
-//! comes out alike for all elements (a causal mask away from the diagonal, the end of a sequence before its last tile),
-//! makes two loops of it, one after the other. In the one where it is known, the comparison is a constant, and the `select`
-//! is gone; boundary checks of loads that have nothing to cut off there go with it. Where the loops meet is computed before
-//! them. Both carry what the one did, and have its hints.
-//! Requires: stage tile, views made where they are used (`resolve_views`), loops without what is invariant (`licm`).
-//! Keeps: every value, bit for bit, and the order of effects. Arithmetic of 32 bits may wrap, and comparisons with it; no
-//! sum of ours does (64 bits). Where a wrap would make a difference, all iterations run in the loop with the mask.
-//! Does not: split a loop without a product directly in it: the work around a product is what it waits for, whereas loops
-//! without one wait for memory, and would only become longer. Nor split any loop twice, nor follow comparisons of numbers
-//! that are not `factor · index + scalars + arange`, nor drop what has become dead (`dce` does).
+//! Does: where a `for` with dots selects by an integer comparison that, from some iteration on or up to one, has the
+//! same outcome for all elements (a causal mask away from the diagonal, the end of a sequence before its last tile),
+//! splits it into two consecutive loops. In the loop where the outcome is known, the comparison becomes a constant, the
+//! `select` disappears, and so do boundary checks of loads that are always in bounds there. The split index is computed
+//! before the loops. Both loops keep the carried values and hints of the original.
+//! Requires: stage *tile*, views rebuilt at their uses (`resolve_views`), invariant ops outside of loops (`licm`).
+//! Keeps: every value, bit for bit, and the order of effects. 32-bit arithmetic may wrap, and so may comparisons with
+//! it; the 64-bit sums of this pass cannot. Where a wrap would make a difference, all iterations run in the loop with
+//! the mask.
+//! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are bound by
+//! memory, and would only become longer. Nor split a loop twice, nor follow comparisons of values other than `factor ·
+//! index + scalars + arange`, nor remove dead ops (`dce` does).
 
 mod affine;
 mod bound;
@@ -24,10 +25,10 @@ use affine::{Affine, Loop, add_test};
 use bound::{Conditions, Side};
 use std::collections::HashMap;
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut changed = false;
-    // Inner loops first: one that holds another and a product of its own copies it as it is then.
+    // Inner loops first: an outer loop with its own dot copies them as they are then.
     for id in func.walk().into_iter().rev() {
         if let Some(plan) = plan(func, id) {
             split(func, &plan);
@@ -40,18 +41,18 @@ pub fn run(func: &mut Func) -> bool {
     changed
 }
 
-/// A comparison that comes out alike for all elements.
+/// A comparison whose outcome is the same for all elements in the iterations of one side.
 struct Leaf {
     comparison: Value,
     outcome: bool,
 }
 
-/// What to do with one loop.
+/// The plan for one loop.
 struct Plan {
     range: Loop,
     conditions: Conditions,
     leaves: Vec<Leaf>,
-    /// Loads, by their results, with the dimensions that need no check.
+    /// Loads, by their results, with the dimensions whose bounds check is redundant.
     loads: Vec<(Value, Vec<usize>)>,
 }
 
@@ -74,7 +75,7 @@ fn plan(func: &Func, id: OpId) -> Option<Plan> {
         let mut tests = Vec::new();
         let Some(sum) = slack(func, &plan.range, &leaf, &mut tests) else { continue };
         let side = if sum.index < 0 { Side::First } else { Side::Last };
-        // The first comparison decides which end of the loop is without masks.
+        // The first comparison determines which end of the loop runs without masks.
         if plan.leaves.is_empty() || side == plan.conditions.side {
             plan.conditions.side = side;
             add(&mut plan.conditions.sums, sum);
@@ -97,13 +98,13 @@ fn add(sums: &mut Vec<Affine>, sum: Affine) {
     }
 }
 
-/// The comparisons of tiles that decide what `select`s of a loop give, with the outcomes that decide them for good.
+/// The tile comparisons that determine the conditions of `select` in a loop, with the outcomes for which they do.
 fn leaves(func: &Func, range: &Loop) -> Vec<Leaf> {
     let mut found = Vec::new();
     for &op in &func.block(range.region).ops {
         let data = func.op(op);
         if data.op == Op::Select && func.ty(data.operands[0]).is_tensor() {
-            // A mask puts a number in the place of others: wanted is where it does not.
+            // A mask replaces elements by a constant: the wanted outcome keeps the elements.
             let [then, otherwise] = [1, 2].map(|i| func.constant(data.operands[i]).is_some());
             decide(func, range, data.operands[0], !then || otherwise, &mut found);
         }
@@ -111,7 +112,7 @@ fn leaves(func: &Func, range: &Loop) -> Vec<Leaf> {
     found
 }
 
-/// Adds the comparisons that have to come out right for `condition` to be `outcome`.
+/// Adds the comparisons, with outcomes, that together make `condition` equal to `outcome`.
 fn decide(func: &Func, range: &Loop, condition: Value, outcome: bool, found: &mut Vec<Leaf>) {
     let Some(id) = func.def_op(condition) else { return };
     let data = func.op(id);
@@ -134,13 +135,13 @@ fn decide(func: &Func, range: &Loop, condition: Value, outcome: bool, found: &mu
     }
 }
 
-/// A sum that changes with the index, and of which no element is below zero exactly where all elements of the comparison
-/// come out as they should.
+/// A sum that depends on the index, and whose elements are all non-negative exactly where all elements of the
+/// comparison have the wanted outcome.
 fn slack(func: &Func, range: &Loop, leaf: &Leaf, tests: &mut Vec<Affine>) -> Option<Affine> {
     let data = func.op(func.def_op(leaf.comparison)?);
     let Op::Cmp(op) = data.op else { return None };
     let [x, y] = [data.operands[0], data.operands[1]];
-    // small + strict ≤ large.
+    // The condition is small + strict ≤ large.
     let (small, large, strict) = match (op, leaf.outcome) {
         (CmpOp::Lt, true) | (CmpOp::Ge, false) => (x, y, 1),
         (CmpOp::Le, true) | (CmpOp::Gt, false) => (x, y, 0),
@@ -159,7 +160,7 @@ fn slack(func: &Func, range: &Loop, leaf: &Leaf, tests: &mut Vec<Affine>) -> Opt
     (sum.index != 0).then_some(sum)
 }
 
-/// Adds the checks of a load that the loop without masks can do without, with the conditions for that.
+/// Adds the bounds checks of a load that are redundant in the loop without masks, with the conditions for that.
 fn unchecked(func: &Func, op: OpId, plan: &mut Plan) {
     let data = func.op(op);
     let Op::LoadView { boundary, .. } = &data.op else { return };
@@ -177,7 +178,7 @@ fn unchecked(func: &Func, op: OpId, plan: &mut Plan) {
         let size = block[d] as i64;
         let size = Affine { low: size, high: size, ..Affine::default() };
         let room = shape.plus(&offset, -1).and_then(|a| a.plus(&size, -1));
-        // Offsets that grow: they stay inside up to some iteration, if the first is not negative.
+        // Offsets grow with the index: they stay in bounds up to some iteration, if the first is not negative.
         let Some(room) = room.filter(|room| room.index < 0 && offset.index > 0) else { continue };
         if plan.conditions.side == Side::First {
             free.push(d);

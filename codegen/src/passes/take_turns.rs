@@ -1,17 +1,21 @@
-//! Warpgroups take turns at the tensor cores, so that the arithmetic of one runs under the products of another.
+//! Ping-pong scheduling: consumer warpgroups alternate on the tensor cores, so that the arithmetic of one overlaps with
+//! the `wgmma` of another.
 //!
-//! Does: in loops of a role with several warpgroups, waits for the turn before the first product of an iteration, and passes
-//! it on when the products before the first wait have started.
-//! Requires: stage async, waits for products in their places. Keeps: meaning; all warpgroups run the same iterations.
-//! Does not: touch loops without products of their own, nor those where all warpgroups would meet between the two, for a buffer that they
-//! fill together or for an exchange; nor roles of more than four warpgroups.
+//! Does: in loops of a consumer partition with several warpgroups, inserts a wait on the warpgroup's named barrier
+//! before the first `wgmma` of an iteration, and an arrival at the next warpgroup's barrier once the `wgmma` before the
+//! first `wgmma_wait` have been issued.
+//! Requires: stage *async*, with `wgmma_wait` in final position (`delay_waits`).
+//! Keeps: results. All warpgroups run the same iterations.
+//! Does not: change loops without `wgmma` in their own body, loops in which all warpgroups would synchronize between
+//! the two barriers (to fill a buffer together, or to exchange values), or partitions of more than four warpgroups.
+//! Source: FlashAttention-3 (Shah et al., 2024), section 3.1.
 
 use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Value};
 use crate::target::CompileOptions;
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func, options: &CompileOptions) {
     if options.schedule.take_turns != Some(true) {
         return;
@@ -44,8 +48,8 @@ fn turns(func: &mut Func, id: OpId) {
     ops.insert(first, take);
 }
 
-/// Whether threads may have to meet before or in an op of a loop's block, or in one inside it: where they write shared memory (others
-/// may still read what is there), read what they wrote in this loop, exchange values, or write global memory.
+/// Whether an op of a loop body, or an op inside of it, may need a barrier: where threads write shared memory (others
+/// may still read it), read shared memory written in this loop, exchange values, or write global memory.
 fn meets(func: &Func, region: BlockId, op: OpId) -> bool {
     let inside = func.op(op).regions.iter().flat_map(|&inner| func.walk_from(inner));
     std::iter::once(op).chain(inside).any(|id| {
@@ -62,7 +66,7 @@ fn meets(func: &Func, region: BlockId, op: OpId) -> bool {
     })
 }
 
-/// Whether threads fill the buffer of a value in a loop.
+/// Whether the loop writes the buffer of a value.
 fn is_filled_in(func: &Func, region: BlockId, v: Value) -> bool {
     let Some(buffer) = buffer_of(func, v) else { return false };
     func.walk_from(region).into_iter().any(|id| match func.op(id).op {

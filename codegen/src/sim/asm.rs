@@ -1,4 +1,4 @@
-//! Intrinsics, and the PTX that the lowering writes as inline assembly.
+//! Executes LLVM intrinsics and the PTX that the GPU lowering writes as inline assembly.
 
 use super::Global;
 use super::error::What;
@@ -11,13 +11,14 @@ use crate::mma::Instruction;
 use crate::num;
 use std::collections::HashMap;
 
-/// The largest head of a `wait_group` text that is no number.
+/// Prefixes of assembly texts whose last part varies.
 const WAIT_WGMMA: &str = "wgmma.wait_group.sync.aligned ";
 const WAIT_COPY: &str = "cp.async.wait_group ";
 const CREATE_POLICY: &str = "createpolicy.fractional.L2::";
 const GRID_SIZE: &str = "mov.u32 $0, %nctaid.";
 
-/// Whether the lowering may have written an assembly text: memory, synchronization, matrices, and what only they need.
+/// Whether the lowering may have written an assembly text: accesses of memory, synchronization, MMAs, and the
+/// instructions that only these need.
 pub fn is_lowerings(text: &str) -> bool {
     const NAMES: [&str; 16] = [
         "ld.global",
@@ -40,13 +41,13 @@ pub fn is_lowerings(text: &str) -> bool {
     NAMES.iter().any(|name| text.contains(name))
 }
 
-/// The axis, from 0, that a text names behind a prefix and in front of `;`.
+/// The axis (0 to 2) named by the text between `prefix` and `;`.
 pub fn axis_of(text: &str, prefix: &str) -> Option<usize> {
     let axis = text.strip_prefix(prefix)?.trim_end_matches(';');
     ["x", "y", "z"].iter().position(|name| *name == axis)
 }
 
-/// Functions that are more than arithmetic: [`Block::call`] runs them.
+/// Whether a function is an intrinsic that needs the state of the block: [`Block::call`] executes it.
 pub fn is_special(name: &str) -> bool {
     let names = [
         "llvm.nvvm.shfl.sync.bfly.i32",
@@ -63,7 +64,7 @@ pub fn is_special(name: &str) -> bool {
     names.contains(&name) || sizes.iter().any(|prefix| axis_of(name, prefix).is_some())
 }
 
-/// A function of LLVM's that only computes.
+/// Executes an LLVM intrinsic that computes from its arguments alone.
 pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, What> {
     let unknown = || What::Function(name.into());
     let parts: Vec<&str> = name.split('.').collect();
@@ -104,27 +105,27 @@ pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, What
     }))
 }
 
-/// A float as an integer of so many bits, the nearest one where it does not fit; NaN gives zero.
+/// Converts a float to an integer of `bits` bits, saturating; NaN gives zero.
 fn saturate(signed: bool, bits: u32, x: f64) -> u64 {
     let (low, high) =
         if signed { (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1) } else { (0, (1i128 << bits) - 1) };
     (x as i128).clamp(low, high) as u64 & mask(bits)
 }
 
-/// Row and column of a warpgroup's product that register `r` of a thread holds.
+/// Row and column of the warpgroup's accumulator tile that register `r` of a thread holds.
 fn accumulator(thread: usize, r: usize) -> (usize, usize) {
     let (row, col) = matrix::accumulator(thread % 32, r);
     (row + 16 * (thread / 32), col)
 }
 
-/// `name, $n, number` of a sum.
+/// Parses the operands `name, $n, number` of an addition.
 fn sum_of(operands: &str) -> Result<(&str, usize, u64), String> {
-    let wrong = || format!("a sum of an operand and a number was expected: {operands}");
+    let wrong = || format!("expected an operand and a number, found `{operands}`");
     let [name, base, units] = operands.split(", ").collect::<Vec<_>>()[..] else { return Err(wrong()) };
     Ok((name, number(base), units.parse().map_err(|_| wrong())?))
 }
 
-/// `$n` of an assembly text: an output below `outputs`, else an argument.
+/// The index `n` of `$n` in an assembly text: an output if it is below `outputs`, else an argument.
 fn number(token: &str) -> usize {
     token
         .trim()
@@ -135,22 +136,25 @@ fn number(token: &str) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// The input that an assembly text calls `$number`, with so many outputs in front of the inputs.
+/// The input that an assembly text calls `$number`; the first `outputs` numbers are outputs.
 fn input(args: &[(Ty, Operand)], number: usize, outputs: usize) -> Result<&Operand, String> {
-    number.checked_sub(outputs).ok_or_else(|| format!("`${number}` is an output")).and_then(|i| operand(args, i))
+    number
+        .checked_sub(outputs)
+        .ok_or_else(|| format!("expected an input, found the output `${number}`"))
+        .and_then(|i| operand(args, i))
 }
 
 fn little_endian(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
-/// The matrix instruction that a text names first, and its columns.
+/// The first MMA instruction that a text names, and its number of columns (N).
 fn matrix_instruction(text: &str) -> Result<(&'static Instruction, u32), String> {
     let named = text.find("wgmma.mma_async").map_or(text, |at| &text[at..]);
-    Instruction::in_text(named).ok_or_else(|| format!("no such matrix instruction: `{text}`"))
+    Instruction::in_text(named).ok_or_else(|| format!("unsupported MMA instruction: `{text}`"))
 }
 
-/// The type that elements of a product's operands have in LLVM.
+/// The LLVM type of the elements of an MMA's operands.
 fn operand_type(instruction: &Instruction) -> Ty {
     match instruction.operands {
         DType::F16 => Ty::Half,
@@ -164,7 +168,7 @@ fn outputs(constraints: &[String]) -> usize {
 }
 
 impl Block<'_> {
-    /// Assembly of one thread. `None` where the thread waits for others.
+    /// Executes inline assembly for one thread. `None` if the thread waits for other threads.
     #[expect(clippy::too_many_lines, reason = "one arm per instruction")]
     pub(super) fn asm(
         &mut self,
@@ -216,10 +220,10 @@ impl Block<'_> {
             return Ok(Some(Value::Bits(u64::from(self.launch.grid[axis]))));
         }
         let n = outputs(constraints);
-        // Memory: an optional fill, an optional guard, the instruction.
+        // Accesses of memory: an optional fill value, an optional guard, and the instruction.
         let (guard, body) = match text.find('@') {
             Some(at) => {
-                let (g, rest) = text[at..].split_once(' ').ok_or("a guard without instruction")?;
+                let (g, rest) = text[at..].split_once(' ').ok_or("a guard without an instruction")?;
                 (Some(number(g)), rest)
             }
             None => (None, text),
@@ -233,14 +237,14 @@ impl Block<'_> {
             op.rsplit('.').next().and_then(|s| s.strip_prefix('b')).and_then(|b| b.parse::<usize>().ok()).unwrap_or(32)
                 / 8;
         if op.starts_with("ld.global") {
-            // What follows the address is the cache's policy.
+            // The cache policy follows the address.
             let address = operands.split(['[', ']']).nth(1).map(number).ok_or("no address")?;
             let words: Vec<Value> = if on {
                 let p = self.bits(t, input(args, address, n)?)?;
                 let bytes = self.read_global(t, global, p, width * n)?;
                 bytes.chunks(width).map(|w| super::machine::from_bytes(&Ty::Int(width as u32 * 8), w)).collect()
             } else {
-                // The fills are the arguments tied to the outputs: right after the address.
+                // The fill values are the arguments tied to the outputs; they follow the address.
                 (1..=n)
                     .map(|i| Ok(self.get(t, input(args, address.saturating_add(i), n)?)))
                     .collect::<Result<_, String>>()?
@@ -301,10 +305,10 @@ impl Block<'_> {
             }
             return Ok(Some(Value::Undef));
         }
-        Err(format!("assembly `{text}`"))
+        Err(format!("unsupported assembly `{text}`"))
     }
 
-    /// All but the last `pending` groups of copies arrive.
+    /// Completes all but the last `pending` `cp.async` groups of a thread.
     pub(super) fn wait_copies(&mut self, t: usize, pending: usize) -> Result<(), String> {
         let done = self.threads[t].groups.len().saturating_sub(pending);
         let groups: Vec<_> = self.threads[t].groups.drain(..done).collect();
@@ -356,7 +360,7 @@ impl Block<'_> {
     fn mma(&mut self, members: &[usize], text: &str, args: &[(Ty, Operand)]) -> Result<Vec<Value>, String> {
         let (instruction, _) = matrix_instruction(text)?;
         if members.len() != 32 {
-            return Err(format!("mma.sync by {} threads", members.len()));
+            return Err(format!("mma.sync is executed by {} threads: expected 32", members.len()));
         }
         let element = operand_type(instruction);
         let (tf32, depth) = (element == Ty::Float, instruction.k as usize);
@@ -406,7 +410,7 @@ impl Block<'_> {
         Ok(results)
     }
 
-    /// The K steps of one statement: `{.reg …; setp …; setp …; wgmma …; wgmma …; }`.
+    /// Executes one statement, which has an MMA for each step along K: `{.reg …; setp …; setp …; wgmma …; wgmma …; }`.
     fn wgmma(
         &mut self,
         members: &[usize],
@@ -416,14 +420,14 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
     ) -> Result<(), String> {
         if members.len() != 128 {
-            return Err(format!("wgmma by {} threads", members.len()));
+            return Err(format!("wgmma is executed by {} threads: expected 128", members.len()));
         }
         self.registers_are_fenced(members)?;
         let n_out = outputs(constraints);
         let (instruction, columns) = matrix_instruction(text)?;
         let (n, element) = (columns as usize, operand_type(instruction));
         if n != n_out * 2 {
-            return Err(format!("{n_out} registers for {n} columns"));
+            return Err(format!("wgmma has {n_out} accumulator registers for {n} columns"));
         }
         let (bytes, depth) = (element.bytes() as u64, instruction.k as usize);
         let number_of =
@@ -443,7 +447,7 @@ impl Block<'_> {
         }
         let reader = members[0] as u32;
         let mut reads = Vec::new();
-        // Descriptors that the statement makes: of which operand, and how far from it.
+        // Descriptors that the statement computes: the operand they start from, and the offset.
         let mut made: HashMap<&str, (usize, u64)> = HashMap::new();
         for step in text.trim_matches(['{', '}']).split(';') {
             if let Some(sum) = step.trim().strip_prefix("add.s64 ") {
@@ -457,7 +461,7 @@ impl Block<'_> {
                 let (base, units) = made.get(name).copied().unwrap_or_else(|| (number(name), 0));
                 Descriptor::decode(this.bits(members[0], input(args, base, n_out)?)?.wrapping_add(units))
             };
-            // Output list, a, b, scale, 1, 1, flags.
+            // Output list, a, b, scale-d, 1, 1, transposes.
             let after = step.split_once("}, ").ok_or("a wgmma without outputs")?.1;
             let (a_text, rest) = match after.strip_prefix('{') {
                 Some(r) => r.split_once("}, ").ok_or("a wgmma without operand b")?,
@@ -473,7 +477,7 @@ impl Block<'_> {
             let mut a = vec![vec![0f64; depth]; 64];
             if from_registers {
                 let words: Vec<usize> = a_text.split(',').map(number).collect();
-                (words.len() == 4).then_some(()).ok_or("operand A has four registers")?;
+                (words.len() == 4).then_some(()).ok_or("expected four registers for operand A")?;
                 for (m, &t) in members.iter().enumerate() {
                     for (w, &word) in words.iter().enumerate() {
                         let bits = self.bits(t, input(args, word, n_out)?)?;
@@ -519,18 +523,18 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// That all members have executed a `wgmma.fence` since their last commit.
+    /// Checks that all members have executed a `wgmma.fence` since their last commit.
     fn registers_are_fenced(&self, members: &[usize]) -> Result<(), String> {
         let fenced = self.flights.get(&(members[0] as u32 / 128)).map_or(&[][..], |flights| &flights.fenced);
         match !fenced.is_empty() && fenced.iter().all(|&f| f) {
             true => Ok(()),
             false => {
-                Err("a wgmma without a wgmma.fence since the last commit: its registers may still be written".into())
+                Err("wgmma without a wgmma.fence since the last commit: its registers may still be written".into())
             }
         }
     }
 
-    /// The bits of a matrix's elements, K fastest; what is read is added to `reads`.
+    /// The bits of a matrix's elements, K fastest. Appends the addresses and lengths read to `reads`.
     fn shared_matrix(
         &mut self,
         matrix: Descriptor,
@@ -549,7 +553,7 @@ impl Block<'_> {
         Ok(elements)
     }
 
-    /// All but the last `pending` committed groups of products are complete.
+    /// Completes all but the last `pending` committed wgmma groups.
     fn wait_products(
         &mut self,
         members: &[usize],
@@ -562,7 +566,7 @@ impl Block<'_> {
         let done = flights.committed.len().saturating_sub(pending);
         let finished: Vec<Flight> = flights.committed.drain(..done).flatten().collect();
         let open: Vec<u64> = flights.committed.iter().flatten().chain(&flights.open).map(|f| f.number).collect();
-        // Each warp knows of its own part; its first thread stands for it.
+        // Each warp learns of the completion; its first thread represents it.
         let warps: Vec<u32> = members.iter().step_by(32).map(|&t| t as u32).collect();
         for flight in &finished {
             for &(p, len) in &flight.reads {

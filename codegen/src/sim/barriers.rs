@@ -1,4 +1,4 @@
-//! Barriers with phases in shared memory, the bulk copies that they count, and named barriers.
+//! Mbarriers, the TMA loads that they track, and named barriers (`bar.sync` and `bar.arrive` with a thread count).
 
 use super::Global;
 use super::clock::Knowledge;
@@ -7,25 +7,25 @@ use super::parse::{Operand, Ty};
 use crate::ir::DType;
 use crate::target::{HostExpr, TensorMapDesc};
 
-/// Handles of tensor maps, as kernels get them.
+/// Base of the handles that kernels get for tensor maps.
 pub const MAP_BASE: u64 = 0x7A90_0000_0000_0000;
 
-/// One mbarrier.
+/// State of one mbarrier.
 pub(super) struct Mbarrier {
     arrivals: u32,
     missing: u32,
-    /// Bytes announced and not written; of these, those that copies under way will write.
+    /// Expected bytes (`expect_tx`) that have not been written yet; of these, the bytes of copies in flight.
     bytes: u64,
     under_way: u64,
     phase: u32,
-    /// Its number among the sources of events.
+    /// Its index among the sources of events (see [`super::clock`]).
     source: u32,
-    /// What those know that have arrived, in this phase and up to the last complete one.
+    /// Clocks of the threads that have arrived: in the current phase, and up to the last complete phase.
     told: Knowledge,
     complete: Knowledge,
     made: (u32, u32),
     fenced: bool,
-    /// The last phase (from 1) that counts a copy, and the last one whose end a thread has waited for.
+    /// The last phase (from 1) that tracks a copy, and the last phase whose end a thread has waited for.
     copied: u32,
     awaited: u32,
 }
@@ -47,33 +47,34 @@ impl Mbarrier {
 }
 
 impl Mbarrier {
-    /// That a thread has waited for the last copy: else nobody knows when it ends.
+    /// Checks that a thread has waited for the last copy. Without a wait, nothing orders the end of the copy.
     fn no_copy_is_lost(&self) -> Result<(), String> {
         match self.copied > self.awaited {
-            true => Err("the block may end before a bulk copy does: nobody waits for its barrier".into()),
+            true => Err("the block may end before a bulk copy completes: no thread waits for its mbarrier".into()),
             false => Ok(()),
         }
     }
 }
 
-/// A named barrier that some have come to.
+/// A named barrier at which some threads have arrived.
 #[derive(Default)]
 pub(super) struct Named {
     told: Knowledge,
-    /// How many it is for, as the first said.
+    /// The thread count that the first arrival gave.
     count: usize,
     come: usize,
     waiting: Vec<usize>,
 }
 
-/// A bulk copy whose bytes its barrier has not counted yet.
+/// A TMA load whose bytes its mbarrier has not counted yet.
 pub(super) struct Bulk {
     barrier: u64,
     bytes: u64,
 }
 
 impl Block<'_> {
-    /// Assembly on barriers and bulk copies; `None` where it is other assembly, `Some(false)` where the thread waits.
+    /// Executes assembly on barriers and TMA loads. `None` if the assembly is something else, `Some(false)` if the
+    /// thread waits.
     pub(super) fn barrier_asm(
         &mut self,
         t: usize,
@@ -88,7 +89,7 @@ impl Block<'_> {
                 let arrivals = last_number(text)?;
                 let at = arg(self, 0)?;
                 if self.mbarriers.contains_key(&at) {
-                    return Err("a barrier is made where one is".into());
+                    return Err("mbarrier.init at the address of a live mbarrier".into());
                 }
                 let source = self.threads.len() as u32 + self.next_barrier;
                 self.next_barrier += 1;
@@ -113,7 +114,7 @@ impl Block<'_> {
                 let at = arg(self, 0)?;
                 let b = self.mbarrier(t, at)?;
                 if b.missing != b.arrivals || b.bytes != 0 {
-                    return Err("a barrier ends in the middle of a phase".into());
+                    return Err("mbarrier.inval in the middle of a phase".into());
                 }
                 b.no_copy_is_lost()?;
                 self.mbarriers.remove(&at);
@@ -159,7 +160,11 @@ impl Block<'_> {
             "bar.sync" | "bar.arrive" if text.contains(',') => {
                 let count = last_number(text)? as usize;
                 let id = match args.is_empty() {
-                    true => text.split([' ', ',']).nth(1).and_then(|s| s.parse().ok()).ok_or("no barrier")?,
+                    true => text
+                        .split([' ', ','])
+                        .nth(1)
+                        .and_then(|s| s.parse().ok())
+                        .ok_or("expected the number of a barrier")?,
                     false => arg(self, 0)? as usize,
                 };
                 return self.named_barrier(t, id, count, op == "bar.sync");
@@ -171,11 +176,11 @@ impl Block<'_> {
 
     fn mbarrier(&mut self, t: usize, at: u64) -> Result<&mut Mbarrier, String> {
         let Some(b) = self.mbarriers.get_mut(&at) else {
-            return Err(format!("no barrier was made at {at}"));
+            return Err(format!("no mbarrier is initialized at {at}"));
         };
         if !self.shared.clocks.knows(t as u32, b.made.0, b.made.1) {
             return Err(format!(
-                "race: thread {t} uses a barrier that thread {} has made, with no barrier of the block in between",
+                "race: thread {t} uses an mbarrier that thread {} initialized, without a block barrier in between",
                 b.made.0
             ));
         }
@@ -187,10 +192,11 @@ impl Block<'_> {
             let b = self.mbarrier(t, at)?;
             (b.source, b.phase)
         };
-        // Else the arrive could as well have counted for the phase before: how many arrive in a phase is left to chance.
+        // Without this order, the arrive could have counted for the previous phase: the number of arrivals per phase
+        // would depend on timing.
         if phase > 0 && !self.shared.clocks.knows(t as u32, source, phase) {
             return Err(format!(
-                "thread {t} arrives in phase {phase} of a barrier and does not know that phase {} is complete: one arrive too many, or a \
+                "thread {t} arrives in phase {phase} of an mbarrier without having seen that phase {} is complete: one arrive too many, or a \
                  missing wait",
                 phase - 1
             ));
@@ -198,7 +204,7 @@ impl Block<'_> {
         let told = self.shared.clocks.release(t as u32);
         let b = self.mbarrier(t, at)?;
         if b.missing == 0 {
-            return Err(format!("one too many arrives: a phase takes {}", b.arrivals));
+            return Err(format!("one arrive too many: a phase takes {}", b.arrivals));
         }
         b.missing -= 1;
         b.told.join(&told);
@@ -207,7 +213,7 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Threads that wait for a phase that is complete go on.
+    /// Wakes the threads that wait for a phase that is now complete.
     fn wake(&mut self, at: u64) {
         let parity = u64::from(self.mbarriers[&at].phase % 2);
         for thread in &mut self.threads {
@@ -220,7 +226,7 @@ impl Block<'_> {
         }
     }
 
-    /// The bytes of one copy under way are counted; `false` where there is none.
+    /// Counts the bytes of one copy in flight; `false` if there is none.
     pub(super) fn land(&mut self, which: usize) -> bool {
         if self.bulk.is_empty() {
             return false;
@@ -246,15 +252,18 @@ impl Block<'_> {
     ) -> Result<(), String> {
         let launch = self.launch;
         let map =
-            map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("no such tensor map")?;
+            map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("unknown tensor map")?;
         let bytes = fetch(map, launch.args, at, |address, len| self.read_global(t, global, address, len))?;
         let n = bytes.len() as u64;
         let b = self.mbarrier(t, barrier)?;
         if !b.fenced {
-            return Err("a copy is counted by a barrier that was made without a fence".into());
+            return Err("a bulk copy completes on an mbarrier that was initialized without a fence".into());
         }
         if b.bytes - b.under_way < n {
-            return Err(format!("a copy writes {n} bytes, but only {} more are announced", b.bytes - b.under_way));
+            return Err(format!(
+                "a bulk copy writes {n} bytes, but only {} more are expected by expect_tx",
+                b.bytes - b.under_way
+            ));
         }
         b.under_way += n;
         b.copied = b.phase + 1;
@@ -263,7 +272,7 @@ impl Block<'_> {
         let span = u64::from(map.swizzle_bytes);
         let rows = (span / 16).saturating_sub(1);
         if !to.is_multiple_of(if span > 0 { 8 * span } else { 128 }) {
-            return Err(format!("a copy to shared address {to}, which the swizzle pattern does not start at"));
+            return Err(format!("a bulk copy to shared address {to}, which is not aligned to the swizzle pattern"));
         }
         for (i, chunk) in bytes.chunks(16).enumerate() {
             let linear = to + 16 * i as u64;
@@ -281,7 +290,7 @@ impl Block<'_> {
             named.count = count;
         }
         if named.count != count {
-            return Err(format!("barrier {id} is for {count} threads here, and for {} elsewhere", named.count));
+            return Err(format!("barrier {id} has a count of {count} threads here, and of {} elsewhere", named.count));
         }
         named.come += 1;
         if waits {
@@ -289,7 +298,7 @@ impl Block<'_> {
             self.threads[t].waiting = Some(Waiting::Named(id));
         }
         if named.come > count {
-            return Err(format!("more than {count} threads come to barrier {id}"));
+            return Err(format!("more than {count} threads arrive at barrier {id}"));
         }
         if named.come == count {
             let done = std::mem::take(named);
@@ -305,22 +314,25 @@ impl Block<'_> {
         Ok(Some(!waits))
     }
 
-    /// What must hold when all threads have ended.
+    /// Checks what must hold when all threads have exited.
     pub(super) fn barriers_at_end(&self) -> Result<(), String> {
         if !self.bulk.is_empty() {
-            return Err(format!("the block ends while {} bulk copies are under way", self.bulk.len()));
+            return Err(format!("the block ends while {} bulk copies are in flight", self.bulk.len()));
         }
         self.mbarriers.values().try_for_each(Mbarrier::no_copy_is_lost)
     }
 
-    /// What the barriers are waiting for, for the report of a deadlock.
+    /// The barriers that are in an incomplete phase, for the report of a deadlock.
     pub(super) fn open_phases(&self) -> String {
         let mut list: Vec<String> = self
             .mbarriers
             .iter()
             .filter(|(_, b)| b.missing != b.arrivals || b.bytes != 0)
             .map(|(at, b)| {
-                format!("; the barrier at {at} misses {} of {} arrivals and {} bytes", b.missing, b.arrivals, b.bytes)
+                format!(
+                    "; the mbarrier at {at} is missing {} of {} arrivals and {} bytes",
+                    b.missing, b.arrivals, b.bytes
+                )
             })
             .collect();
         list.sort();
@@ -333,7 +345,7 @@ pub(super) fn last_number(text: &str) -> Result<u32, String> {
     word.parse().map_err(|_| format!("`{text}`"))
 }
 
-/// The bytes of one box; zeros beyond the tensor.
+/// Reads the elements of one box; elements outside of the tensor are zero.
 fn fetch(
     map: &TensorMapDesc,
     args: &[u64],
@@ -342,7 +354,7 @@ fn fetch(
 ) -> Result<Vec<u8>, String> {
     let value = |e: &HostExpr| match *e {
         HostExpr::Const(c) => Ok(c),
-        HostExpr::Arg(i) => args.get(i).map(|&bits| bits as i64).ok_or("a map of an argument that is not there"),
+        HostExpr::Arg(i) => args.get(i).map(|&bits| bits as i64).ok_or("a tensor map of a missing argument"),
     };
     let size = DType::from_name(&map.elem).map_or(0, DType::bytes);
     let shape: Vec<i64> = map.shape.iter().map(value).collect::<Result<_, _>>()?;
@@ -351,16 +363,19 @@ fn fetch(
         strides.push(value(stride)?);
     }
     if [at.len(), strides.len(), map.block.len()] != [shape.len(); 3] {
-        return Err(format!("{} coordinates of a map of {} dimensions", at.len(), shape.len()));
+        return Err(format!("{} coordinates for a tensor map of {} dimensions", at.len(), shape.len()));
     }
-    let base = *args.get(map.base).ok_or("a map of an argument that is not there")?;
+    let base = *args.get(map.base).ok_or("a tensor map of a missing argument")?;
     for (i, &s) in strides.iter().enumerate().skip(1) {
         if shape[i] > 1 && s.wrapping_mul(size as i64) % 16 != 0 {
-            return Err(format!("a map with a stride of {} bytes", s.wrapping_mul(size as i64)));
+            return Err(format!(
+                "a tensor map with a stride of {} bytes: expected a multiple of 16",
+                s.wrapping_mul(size as i64)
+            ));
         }
     }
     if !base.is_multiple_of(16) {
-        return Err("a map of a tensor that is not aligned".into());
+        return Err("a tensor map of a tensor that is not aligned to 16 bytes".into());
     }
     let total: u32 = map.block.iter().product();
     let mut bytes = Vec::with_capacity(total as usize * size);

@@ -1,5 +1,5 @@
-//! Additions by the bulk copy engine. It reads shared memory from when it is asked to until the thread that asked has waited for it, and
-//! adds to global memory at some time between then and the end of the kernel.
+//! Bulk reductions (`cp.reduce.async.bulk`). A bulk reduction reads shared memory from its issue until the issuing
+//! thread has waited for it, and adds to global memory at any time between its issue and the end of the kernel.
 
 use super::Global;
 use super::global::{Kind, Who};
@@ -7,7 +7,8 @@ use super::machine::{Block, atomic, from_bytes, operand};
 use super::memory::Shared;
 use super::parse::{Operand, Ty};
 
-/// What a thread has asked for: in the open group, and in groups that it has committed.
+/// Bulk reductions of one thread, as addresses and lengths in shared memory: those not committed yet, and the committed
+/// groups.
 #[derive(Default)]
 pub(super) struct Additions {
     open: Vec<(u64, usize)>,
@@ -20,7 +21,7 @@ impl Additions {
     }
 }
 
-/// Numbers that the engine has read and not added yet.
+/// Values that have been read from shared memory and not been added to global memory yet.
 pub(super) struct Addition {
     to: u64,
     numbers: Vec<u8>,
@@ -28,7 +29,7 @@ pub(super) struct Addition {
 }
 
 impl Addition {
-    /// Adds to global memory.
+    /// Adds the values to global memory.
     pub fn land(self, shared: &Shared, program: u32, global: &mut Global) -> Result<(), String> {
         let who = Who { program, thread: self.thread, clocks: &shared.clocks };
         for (i, number) in self.numbers.chunks(4).enumerate() {
@@ -43,7 +44,7 @@ impl Addition {
 }
 
 impl Block<'_> {
-    /// Assembly on additions; `false` where it is other assembly.
+    /// Executes assembly on bulk reductions; `false` if the assembly is something else.
     pub(super) fn bulk_add_asm(
         &mut self,
         t: usize,
@@ -57,7 +58,7 @@ impl Block<'_> {
                 let (to, from) = (self.bits(t, operand(args, 0)?)?, self.bits(t, operand(args, 1)?)?);
                 if !to.is_multiple_of(16) || !from.is_multiple_of(16) || !bytes.is_multiple_of(16) {
                     return Err(format!(
-                        "an addition of {bytes} bytes from {from} to {to:#x}: all should be multiples of 16"
+                        "a bulk reduction of {bytes} bytes from {from} to {to:#x}: expected multiples of 16"
                     ));
                 }
                 let numbers = self.shared.read_async(from, bytes, t as u32)?;

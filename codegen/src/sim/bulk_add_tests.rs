@@ -1,11 +1,11 @@
-//! Additions by the bulk copy engine: what they add, and what is said where one of their waits is missing.
+//! Bulk reductions: their results, and the errors reported if one of their waits is missing.
 
 use super::{Global, Launch, run};
 use crate::lower::nvptx::{GpuModule, lower};
 use crate::target::{CompileOptions, GpuArch};
 use crate::text::parse;
 
-/// Adds tiles of 64 rows to the same rows, each 32 rows after the one before: most rows are added twice.
+/// Adds tiles of 64 rows that each start 32 rows after the previous one: most rows belong to two tiles.
 const ADD: &str = include_str!("programs/add_rows.tile");
 const ROWS: usize = 150;
 const COLUMNS: usize = 32;
@@ -21,7 +21,7 @@ fn module(text: &str, arch: GpuArch) -> GpuModule {
     lower(&func, arch, &CompileOptions { num_warps: 4, ..CompileOptions::default() }).unwrap()
 }
 
-/// What is added to ones.
+/// Runs the module; gives `y`, which starts as ones.
 fn simulate(llvm_ir: &str, module: &GpuModule, seed: u64) -> Result<Vec<f32>, String> {
     let bytes = |numbers: Vec<f32>| numbers.into_iter().flat_map(f32::to_le_bytes).collect::<Vec<u8>>();
     let mut global = Global::default();
@@ -42,7 +42,7 @@ fn simulate(llvm_ir: &str, module: &GpuModule, seed: u64) -> Result<Vec<f32>, St
 
 #[test]
 fn rows_are_added_as_often_as_tiles_have_them() {
-    // The first 32 rows are in one tile, the others in two; all programs add the same.
+    // The first 32 rows belong to one tile, all others to two; every program adds the same.
     let times = |i: usize| PROGRAMS as f32 * if i / COLUMNS < 32 { 1.0 } else { 2.0 };
     let expected: Vec<f32> = (0..ROWS * COLUMNS).map(|i| 1.0 + times(i) * number(i)).collect();
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
@@ -59,11 +59,11 @@ fn a_missing_wait_is_noticed() {
     let module = module(ADD, GpuArch::Sm90a);
     let lines: Vec<&str> = module.llvm_ir.lines().collect();
     for (gone, which, complaint) in [
-        ("cp.async.bulk.wait_group.read", 0, "while a product under way was reading it"),
-        ("cp.async.bulk.wait_group.read", 2, "ends before"),
-        ("cp.async.bulk.commit_group", 0, "while a product under way was reading it"),
+        ("cp.async.bulk.wait_group.read", 0, "asynchronous read of it"),
+        ("cp.async.bulk.wait_group.read", 2, "exits before"),
+        ("cp.async.bulk.commit_group", 0, "asynchronous read of it"),
         ("bar.sync", 0, "race"),
-        ("bar.sync", 1, "which nothing wrote"),
+        ("bar.sync", 1, "which is uninitialized"),
         ("fence.proxy.async.shared_cta()", 0, "without a proxy fence"),
     ] {
         let found = (0..lines.len()).filter(|&i| lines[i].contains(gone) && lines[i].contains("call")).nth(which);
@@ -85,13 +85,13 @@ fn memory_that_the_kernel_also_reads_is_added_to_by_threads() {
     let sign = ADD.replace("  return", "  %old = atomic_rmw %y, %five {op = add} : f32\n  return");
     let sign = sign.replace("  %none =", "  %five = constant {value = 5.0} : f32\n  %none =");
     assert!(sign != ADD && !module(&sign, GpuArch::Sm90a).llvm_ir.contains(INSTRUCTION));
-    // 33 numbers from row to row: rows do not start at multiples of 16 bytes.
+    // A row stride of 33 elements: rows do not start at multiples of 16 bytes.
     let stride = ADD.replace("%columns, %columns, %unit", "%columns, %up64, %unit");
     let stride = stride.replace("  %zero =", "  %up64 = constant {value = 33} : i64\n  %zero =");
     assert!(stride != ADD && !module(&stride, GpuArch::Sm90a).llvm_ir.contains(INSTRUCTION));
 }
 
-/// Rows of 8 bytes: the engine takes whole multiples of 16.
+/// Rows of 8 bytes: the instruction takes multiples of 16 bytes.
 #[test]
 fn narrow_tiles_are_added_by_threads() {
     let layout = "reg=[[0,1]], lane=[[1,0],[2,0],[4,0],[8,0],[16,0]], warp=[[32,0],[64,0],[128,0],[256,0]], block=[], shape=[512,2]";

@@ -1,4 +1,5 @@
-//! Bulk copies, barriers and roles: what they do, and what is said where one of them is missing.
+//! TMA loads, barriers and warp-specialized partitions: their results, and the errors reported if one of them is
+//! missing.
 
 use super::{Global, Launch, run};
 use crate::interp::{self, ArgValue, Memory};
@@ -6,17 +7,17 @@ use crate::lower::nvptx::lower;
 use crate::target::{CompileOptions, GpuArch};
 use crate::text::{parse, print};
 
-/// Copies a matrix of 64 columns through a ring of two buffers: one role fetches, the other stores.
+/// Copies a matrix of 64 columns through a ring of two buffers: one partition loads, the other stores.
 const COPY: &str = include_str!("programs/roles.tile");
 const ROWS: usize = 300;
-/// Elements from a row to the next.
+/// Row stride in elements.
 const STRIDE: usize = 80;
 
 fn input() -> Vec<u8> {
     (0..ROWS * STRIDE).flat_map(|i| (i as u16).to_le_bytes()).collect()
 }
 
-/// The copy where it ought to be, in memory full of ones elsewhere.
+/// The expected output: the copied columns, and bytes of ones elsewhere.
 fn expected() -> Vec<u8> {
     let mut out = vec![0xFF; ROWS * STRIDE * 2];
     for row in 0..ROWS {
@@ -63,7 +64,7 @@ fn roles_copy_through_a_ring() {
     }
 }
 
-/// Where threads copy, each of them arrives, and each of those that read gives the buffer back.
+/// If threads copy instead of TMA, each producer thread arrives, and each consumer thread releases the buffer.
 #[test]
 fn a_ring_that_threads_fill_is_given_back_by_each_thread() {
     let mut text = COPY.to_string();
@@ -84,9 +85,9 @@ fn a_ring_that_threads_fill_is_given_back_by_each_thread() {
     for seed in 0..4 {
         assert_eq!(simulate(&text, seed).unwrap_or_else(|e| panic!("{e}")), expected(), "seed {seed}");
     }
-    // One thread of each warp is too few for such a barrier, and nobody waits for none.
+    // One arriving thread per warp is too few for this barrier, and a missing wait is an error.
     let few = text.replace("lanes = 32", "lanes = 1");
-    assert!(simulate(&few, 0).is_err_and(|e| e.contains("for ever")));
+    assert!(simulate(&few, 0).is_err_and(|e| e.contains("forever")));
     let wait = "      mbarrier_wait %empty, %slot2, %parity2\n";
     assert!(text.contains(wait) && simulate(&text.replace(wait, ""), 0).is_err());
 }
@@ -99,7 +100,8 @@ fn the_module_says_what_the_launch_must_pass() {
     assert_eq!((module.tensor_maps[0].arg, module.tensor_maps[0].swizzle_bytes), (4, 128));
 }
 
-/// The program without the `which`-th line that contains `text`, or with it replaced.
+/// The program without the `which`-th line that contains `text`; with `replacement` in place of `text` if it is not
+/// empty.
 fn without(text: &str, which: usize, replacement: &str) -> String {
     let mut seen = 0;
     let lines: Vec<String> = COPY
@@ -115,21 +117,21 @@ fn without(text: &str, which: usize, replacement: &str) -> String {
     lines.join("\n")
 }
 
-/// Each of these is a bug that a GPU might hide, or hang on.
+/// Each of these bugs might go unnoticed on a GPU, or hang it.
 #[test]
 fn what_is_missing_is_noticed_on_the_simulated_gpu() {
     for (text, which, replacement, complaint) in [
-        ("mbarrier_wait %full, %slot, %parity", 0, "", "which nothing wrote"),
+        ("mbarrier_wait %full, %slot, %parity", 0, "", "which is uninitialized"),
         ("mbarrier_wait %empty, %slot2, %parity2", 0, "", "or a missing wait"),
-        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", 0, "", "wait for each other for ever"),
-        ("mbarrier_expect %full, %slot2 {bytes = 8192}", 0, "", "only 0 more are announced"),
+        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", 0, "", "wait for each other forever"),
+        ("mbarrier_expect %full, %slot2 {bytes = 8192}", 0, "", "only 0 more are expected"),
         ("bytes = 8192", 0, "bytes = 8200", "and 8 bytes"),
-        ("bytes = 8192", 0, "bytes = 4096", "only 4096 more are announced"),
+        ("bytes = 8192", 0, "bytes = 4096", "only 4096 more are expected"),
         ("tma_load %v, %buffer2, %full, %slot2 {boundary = [0]}", 0, "", "8192 bytes"),
-        ("block_barrier {id = 0}", 0, "", "no barrier was made"),
-        ("arrivals = 4", 0, "arrivals = 5", "wait for each other for ever"),
+        ("block_barrier {id = 0}", 0, "", "no mbarrier is initialized"),
+        ("arrivals = 4", 0, "arrivals = 5", "wait for each other forever"),
     ] {
-        // A missing order shows in most of the schedules, not in each.
+        // A missing synchronization shows in most schedules, not in all.
         let broken = without(text, which, replacement);
         let found: Vec<String> = (0..4).filter_map(|seed| simulate(&broken, seed).err()).collect();
         assert!(found.iter().any(|e| e.contains(complaint)), "without `{text}`: {found:?}");
@@ -139,12 +141,12 @@ fn what_is_missing_is_noticed_on_the_simulated_gpu() {
 #[test]
 fn what_is_missing_is_noticed_by_the_interpreter() {
     for (text, replacement, complaint) in [
-        ("mbarrier_wait %full, %slot, %parity", "", "nothing has written"),
-        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", "", "waits for ever"),
-        ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are announced"),
-        ("bytes = 8192", "bytes = 8200", "waits for ever"),
-        ("bytes = 8192", "bytes = 4096", "only 4096 more are announced"),
-        ("{warps = 4, lanes = 1}", "{warps = 5, lanes = 1}", "5 arrive"),
+        ("mbarrier_wait %full, %slot, %parity", "", "uninitialized shared memory"),
+        ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", "", "deadlock"),
+        ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are expected"),
+        ("bytes = 8192", "bytes = 8200", "deadlock"),
+        ("bytes = 8192", "bytes = 4096", "only 4096 more are expected"),
+        ("{warps = 4, lanes = 1}", "{warps = 5, lanes = 1}", "5 arrivals"),
     ] {
         let broken = without(text, 0, replacement);
         match interpret(&broken) {

@@ -1,4 +1,5 @@
-//! Whether the simulated GPU knows every instruction of a module, which does not depend on numbers: each runs on zeros.
+//! Checks that the simulator supports every instruction of a module. Support does not depend on operand values, so each
+//! instruction is executed on zeros.
 
 use super::asm;
 use super::error::{SimError, Unknown, What};
@@ -7,7 +8,7 @@ use super::parse::{Inst, Line, Module, Ty};
 use super::value;
 
 /// # Errors
-/// The first instruction that is not known.
+/// The first instruction that is not supported.
 pub fn check(module: &Module) -> Result<(), SimError> {
     for (name, function) in &module.functions {
         for line in function.blocks.iter().flatten() {
@@ -38,7 +39,7 @@ fn instruction(module: &Module, inst: &Inst) -> Result<(), What> {
             let zeros: Vec<(&Ty, u64)> = args.iter().map(|(ty, _)| (ty, 0)).collect();
             asm::intrinsic(name, ty, &zeros).map(drop)
         }
-        // Assembly is checked as it is read.
+        // Assembly is checked when it is parsed.
         Inst::Asm { .. }
         | Inst::Select { .. }
         | Inst::ExtractElement { .. }
@@ -52,7 +53,7 @@ fn instruction(module: &Module, inst: &Inst) -> Result<(), What> {
     }
 }
 
-/// What a register of 64 bits holds.
+/// Accepts types that fit a 64-bit register.
 fn scalar(ty: &Ty) -> Result<(), What> {
     match ty {
         Ty::Int(..=64) | Ty::Half | Ty::BFloat | Ty::Float | Ty::Double | Ty::Ptr(_) => Ok(()),
@@ -60,7 +61,7 @@ fn scalar(ty: &Ty) -> Result<(), What> {
     }
 }
 
-/// Scalars, and vectors of whole bytes.
+/// Accepts scalars and vectors whose elements are whole bytes.
 fn in_memory(ty: &Ty) -> Result<(), What> {
     match ty {
         Ty::Vector(n, element) if *n > 0 && !matches!(**element, Ty::Int(bits) if bits % 8 != 0) => scalar(element),

@@ -1,22 +1,23 @@
 //! Happens-before by vector clocks.
 //!
-//! Every thread has a clock that ticks whenever it releases what it has done (at a barrier, at an arrive, at a proxy fence). An event is
-//! known to a thread if a chain of releases and acquires leads from the one to the other. Besides threads there are sources without code:
-//! barriers in shared memory, whose clock is the number of their complete phases, and which stand for the copies that they count.
+//! Every thread has a clock that ticks at each release (a barrier, an arrive, a proxy fence). An event is known to a
+//! thread if a chain of releases and acquires leads from the event to the thread. Mbarriers are sources of events, too:
+//! their clock is the number of their complete phases, and it stands for the copies that they track.
 //!
-//! A second vector is about proxies: which writes of each thread a proxy fence follows. `fence.proxy.async` makes the writes that the
-//! fencing thread knows of visible to TMA and `wgmma`, whoever wrote them; who learns of the fence (by a barrier) learns of that too. So a
-//! fence by the writer before it arrives counts, and so does one by the reader after it has waited, and a fence by the writer after it has
-//! arrived does not (PTX ISA, "Memory Consistency Model", proxies).
+//! A second vector clock tracks proxies: the events of each thread that are visible to the asynchronous proxy.
+//! `fence.proxy.async` makes all writes that are known to the fencing thread visible to TMA and `wgmma`, whichever
+//! thread wrote them; a thread that acquires the fence (at a barrier) acquires this visibility. A fence by the writer
+//! before its arrive counts, and so does a fence by the reader after its wait; a fence by the writer after its arrive
+//! does not (PTX ISA, "Memory Consistency Model", proxies).
 
-/// For each source, the last of its events.
+/// A vector clock: for each source, the last known event.
 pub type Snapshot = Vec<u32>;
 
-/// What somebody knows.
+/// The vector clocks that a release passes to an acquire.
 #[derive(Clone, Debug, Default)]
 pub struct Knowledge {
     pub events: Snapshot,
-    /// Of each thread's events, the last one that is visible to the asynchronous proxy.
+    /// For each thread, the last event that is visible to the asynchronous proxy.
     proxied: Snapshot,
 }
 
@@ -46,27 +47,27 @@ impl Clocks {
         Clocks { known, threads: n }
     }
 
-    /// The thread's time: what it does now happens then.
+    /// The current time of a thread: the time stamp of its next action.
     pub fn now(&self, t: u32) -> u32 {
         self.known[t as usize].events[t as usize]
     }
 
-    /// Whether the source's event at that time happened before what thread `t` does now.
+    /// Whether the event of `source` at time `when` happens before the next action of thread `t`.
     pub fn knows(&self, t: u32, source: u32, when: u32) -> bool {
         source == t || self.known[t as usize].events.get(source as usize).is_some_and(|&last| last >= when)
     }
 
-    /// Whether what `writer` wrote at that time is visible to asynchronous reads that thread `t` asks for now.
+    /// Whether what `writer` wrote at time `when` is visible to asynchronous reads that thread `t` issues now.
     pub fn proxy_knows(&self, t: u32, writer: u32, when: u32) -> bool {
         self.known[t as usize].proxied.get(writer as usize).is_some_and(|&last| last >= when)
     }
 
-    /// Whether a source is a thread.
+    /// Whether a source is a thread, not an mbarrier.
     pub fn is_thread(&self, source: u32) -> bool {
         (source as usize) < self.threads
     }
 
-    /// What thread `t` releases; what it does later is not part of it.
+    /// Releases all events known to thread `t`; its later events are not included.
     pub fn release(&mut self, t: u32) -> Knowledge {
         let known = &mut self.known[t as usize];
         let released = known.clone();
@@ -78,14 +79,14 @@ impl Clocks {
         self.known[t as usize].join(from);
     }
 
-    /// `fence.proxy.async` by thread `t`.
+    /// Executes `fence.proxy.async` for thread `t`.
     pub fn fence(&mut self, t: u32) {
         let known = &mut self.known[t as usize];
         join(&mut known.proxied, &known.events[..self.threads]);
         known.events[t as usize] += 1;
     }
 
-    /// All of these threads wait for each other.
+    /// A barrier: every member acquires the events of all members.
     pub fn meet(&mut self, members: &[usize]) {
         let mut all = Knowledge::default();
         for &t in members {
@@ -98,7 +99,7 @@ impl Clocks {
     }
 }
 
-/// The later of both, source by source.
+/// The element-wise maximum of two vector clocks.
 pub fn join(into: &mut Snapshot, from: &[u32]) {
     if into.len() < from.len() {
         into.resize(from.len(), 0);

@@ -1,66 +1,66 @@
-//! What the simulated GPU reports, and where it found it.
+//! Errors of the simulator, with their location.
 
 use std::fmt;
 
-/// Why a run stopped.
+/// Why a simulation stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SimError {
-    /// The code has something that the simulated GPU does not know. Nothing has run.
+    /// The code contains something that the simulator does not support. Nothing has run.
     Unknown(Box<Unknown>),
-    /// The launch does not fit the code: another number of arguments, or no kernel. Nothing has run.
+    /// The launch does not match the code: a wrong number of arguments, or no kernel. Nothing has run.
     Launch(String),
-    /// A thread did what no correct kernel does.
+    /// A thread executed an action that no correct kernel executes.
     Fault(Box<Fault>),
 }
 
-/// What the simulated GPU does not know, and where it stands.
+/// Code that the simulator does not support, with its location.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unknown {
     pub what: What,
-    /// The function without `@`.
+    /// Name of the function, without `@`.
     pub function: String,
-    /// The line of the LLVM IR, from 1.
+    /// Line of the LLVM IR, from 1.
     pub line: usize,
-    /// The text of that line.
+    /// Text of this line.
     pub instruction: String,
-    /// The line of the kernel's source that it comes from (`file:line:column`); empty where it is not known.
+    /// Source location of the kernel (`file:line:column`) that the line was compiled from; empty if unknown.
     pub place: String,
 }
 
-/// A thing that the simulated GPU does not know.
+/// The kind of code that the simulator does not support.
 #[derive(Clone, Debug, PartialEq)]
 pub enum What {
-    /// A type of LLVM.
+    /// An LLVM type.
     Type(String),
-    /// An instruction of LLVM, or one of these types.
+    /// An LLVM instruction, or an instruction with these types.
     Instruction(String),
-    /// A function that is called and not defined.
+    /// A function that is called but not defined.
     Function(String),
-    /// Text that is no LLVM IR, or that is written in another way than the lowering writes it.
+    /// Text that is not LLVM IR, or that is not written in the form that the lowering emits.
     Syntax(String),
-    /// A statement of inline assembly whose instruction, type or modifier is not known.
+    /// A statement of inline assembly with an unsupported instruction, type or modifier.
     Assembly { statement: String },
-    /// A statement of inline assembly that is none, and why.
+    /// A malformed statement of inline assembly, and the reason.
     MalformedAssembly { statement: String, reason: String },
 }
 
-/// A thread's mistake.
+/// An error that a kernel made while it ran.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fault {
-    /// Coordinates of the program.
+    /// Block index of the program.
     pub block: [u32; 3],
-    /// `tid.x` of the thread; `None` where several threads or a whole program are to blame.
+    /// `tid.x` of the thread; `None` if the error belongs to several threads or to the whole program.
     pub thread: Option<u32>,
-    /// The LLVM IR instruction; empty where none is to blame.
+    /// The LLVM IR instruction; empty if the error does not belong to one.
     pub instruction: String,
-    /// The line of the kernel's source that the instruction comes from (`file:line:column`); empty where it is not known.
+    /// Source location of the kernel (`file:line:column`) that the instruction was compiled from; empty if unknown.
     pub place: String,
     pub message: String,
 }
 
 impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const KNOWN: &str = "the simulated GPU does not know";
+        const KNOWN: &str = "the simulated GPU does not support";
         const OURS: &str = "this is a limit of the simulator: please report it";
         match self {
             What::Type(ty) => write!(f, "{KNOWN} the type `{ty}`; {OURS}"),
@@ -71,12 +71,12 @@ impl fmt::Display for What {
                 let known = Vec::from_iter(super::ptx::known()).join(", ");
                 write!(
                     f,
-                    "{KNOWN} the instruction of the inline assembly `{statement}`, or one of its types or modifiers. It knows \
-                     instructions on registers alone, of integers, f16, bf16, f32 and f64: {known}. Use these, or run the kernel on a GPU"
+                    "{KNOWN} the instruction of the inline assembly `{statement}`, or one of its types or modifiers. It supports \
+                     instructions on registers only, of integers, f16, bf16, f32 and f64: {known}. Use these, or run the kernel on a GPU"
                 )
             }
             What::MalformedAssembly { statement, reason } => {
-                write!(f, "the inline assembly `{statement}` cannot be read: {reason}")
+                write!(f, "cannot parse the inline assembly `{statement}`: {reason}")
             }
         }
     }
@@ -122,7 +122,7 @@ impl fmt::Display for SimError {
 
 impl std::error::Error for SimError {}
 
-/// Inside of a run: where it happens says [`Fault`].
+/// Inside of a run, where [`Fault`] holds the location.
 impl From<What> for String {
     fn from(what: What) -> String {
         what.to_string()

@@ -1,4 +1,5 @@
-//! Blocks that lie far outside of their tensors, by more than a coordinate of the bulk copy engine has bits: against the interpreter.
+//! Blocks far outside of their tensors, at offsets that exceed the 32 bits of a TMA coordinate, compared with the
+//! interpreter.
 
 use crate::ir::DType;
 use crate::lower::nvptx::{GpuModule, lower};
@@ -8,7 +9,7 @@ use crate::target::{CompileOptions, GpuArch, Schedule};
 use crate::testgen::check::simulate;
 use crate::testgen::{Argument, Program};
 
-/// Sums products of tiles of `x`, whose place moves from (`o`, `p`) by a step, with tiles of ones.
+/// Accumulates dots of tiles of `x`, whose offset starts at (`o`, `p`) and moves by a step, with tiles of `w`.
 const PRODUCT: &str = "kernel @k(%x: ptr<bf16> {divisible_by = 16}, %w: ptr<bf16> {divisible_by = 16}, %y: ptr<f32>, %rows: i32, %columns: i32 {divisible_by = 16}, %o: i64, %p: i64 {divisible_by = 16}, %s: i64) {
   %zero = constant {value = 0} : i64
   %one = constant {value = 1} : i64
@@ -35,7 +36,7 @@ const PRODUCT: &str = "kernel @k(%x: ptr<bf16> {divisible_by = 16}, %w: ptr<bf16
 }
 ";
 
-/// Adds ones to the rows of `y` from `o`.
+/// Adds ones to rows of `y`, starting at row `o`.
 const ADD: &str = "kernel @k(%y: ptr<f32> {divisible_by = 16}, %rows: i32, %o: i64) {
   %zero = constant {value = 0} : i64
   %one = constant {value = 1} : i64
@@ -68,7 +69,7 @@ fn module(program: &Program, specialize: bool) -> GpuModule {
 #[test]
 fn loads_read_padding() {
     const I32: i64 = 1 << 31;
-    // Of an offset that is taken modulo 2^32 the block would lie inside.
+    // Modulo 2^32, these offsets would lie inside of the tensor.
     let near = [0, -20, 30, 63, 64, -64];
     let turns = [0, 1, -1, 2, -2, 1 << 20, -(1 << 20)];
     let mut places: Vec<[i64; 3]> = turns.iter().flat_map(|t| near.map(|n| [2 * I32 * t + n, 0, 16])).collect();
@@ -77,7 +78,7 @@ fn loads_read_padding() {
         places.extend([-65, -64, -1, 0, 1, 64].map(|n| [edge + n, 0, 1]));
         places.extend([-80, -64, -16, 0, 16, 64].map(|n| [0, edge + n, 0]));
     }
-    // Steps from one side of i32 to the other, and from far away into the tensor.
+    // Steps from one end of the i32 range to the other, and from far outside into the tensor.
     places.extend([[-3 * I32, 0, I32], [2 * I32, 0, -I32], [0, 0, 2 * I32], [16, 0, -2 * I32 + 1]]);
     places.extend([[i64::MAX - 300, 0, 64], [i64::MIN, 0, 64], [0, i64::MAX - 127, 0], [0, i64::MIN, 0]]);
     let x = bytes(DType::BF16, (0..100 * 128).map(|i| f64::from(i % 17)));
@@ -118,7 +119,7 @@ fn additions_add_nothing() {
     }
 }
 
-/// Where offsets are known to be i32, nothing is spent on others.
+/// If offsets are known to be i32, no clamps are generated.
 #[test]
 fn offsets_of_32_bits_are_taken_as_they_are() {
     let far = module(&program(PRODUCT, Vec::new()), false);

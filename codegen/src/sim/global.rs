@@ -1,35 +1,38 @@
-//! Global memory in buffers, with a record of which program and thread touched which byte.
+//! Global memory in buffers, with shadow state that records which program and thread accessed each byte.
 //!
-//! Two accesses of one byte of which at least one writes, and not both are atomic, conflict. They are a data race unless one happens before
-//! the other: within a program by its barriers (see [`super::clock`]), between programs only by `atomic_cas`, which releases what its
-//! program has done and acquires what programs have released at that address. Other atomics are relaxed: they order nothing. Bulk
-//! reductions are complete when the kernel is: until then every other access of their bytes but an atomic one is a race.
+//! Two accesses of one byte conflict if at least one is a write and not both are atomic. Conflicting accesses are a
+//! data race unless one happens before the other: within a program by its barriers (see [`super::clock`]), between
+//! programs only by `atomic_cas`, which releases what its program has done and acquires what other programs have
+//! released at this address. Other atomics are relaxed and order nothing. Bulk reductions complete at the end of the
+//! kernel: until then, every non-atomic access of their bytes is a race.
 //!
-//! Of the readers of a byte since its last write the latest ones of two programs are kept, and the last thread: enough to report a write
-//! that any of two programs has not been waited for, and within a program the latest reader.
+//! Of the reads since the last write of a byte, the latest of two programs are kept, each with its last thread. This
+//! suffices to report a write that is not ordered after the reads of two programs, or, within one program, after the
+//! latest read.
 
 use super::clock::{Clocks, Snapshot, join};
 use std::collections::HashMap;
 
-/// Buffers at made-up addresses, far enough apart that no access runs from one into the next.
+/// Buffers at synthetic addresses, far enough apart that no access runs from one buffer into the next.
 #[derive(Clone, Debug, Default)]
 pub struct Global {
     buffers: Vec<Buffer>,
     traces: Vec<Vec<Trace>>,
-    /// By program: what it knows of the others.
+    /// Per program: its vector clock over the programs.
     programs: Vec<Snapshot>,
-    /// What has been released at an address.
+    /// Per address: what programs have released there.
     released: HashMap<u64, Snapshot>,
-    /// Number of writes that changed something: how lost progress is told from progress.
+    /// Number of writes that changed a value; tells progress from livelock.
     pub(super) changes: u64,
 }
 
-/// Memory that one argument points to.
+/// Memory of one argument.
 #[derive(Clone, Debug)]
 struct Buffer {
-    /// For messages.
+    /// Name for messages.
     name: String,
-    /// Its address is so many bytes behind the middle between two multiples of [`SPACING`]: what lies before it is its own, too.
+    /// Offset of the buffer's first byte from the middle between two multiples of [`SPACING`]. The bytes before it
+    /// belong to no other buffer.
     low: u64,
     bytes: Vec<u8>,
 }
@@ -37,7 +40,7 @@ struct Buffer {
 const SPACING: u64 = 1 << 40;
 const NOBODY: u32 = u32::MAX;
 
-/// Who accesses memory.
+/// The program and thread that access memory.
 pub(super) struct Who<'a> {
     pub program: u32,
     pub thread: u32,
@@ -48,11 +51,11 @@ pub(super) struct Who<'a> {
 pub(super) enum Kind {
     Plain,
     Atomic,
-    /// By the bulk copy engine, at no time that anybody knows.
+    /// A bulk reduction, whose time is unknown.
     Bulk,
 }
 
-/// An access: the program with its time, and the thread with its own.
+/// An access: the program with its time, and the thread with its time.
 #[derive(Clone, Copy, Debug)]
 struct Event {
     program: u32,
@@ -63,7 +66,7 @@ struct Event {
 
 const NO_EVENT: Event = Event { program: NOBODY, time: 0, thread: 0, when: 0 };
 
-/// The last write of a byte, and reads since.
+/// Shadow state of one byte: its last write, and the reads since.
 #[derive(Clone, Copy, Debug)]
 struct Trace {
     writer: Event,
@@ -74,23 +77,23 @@ struct Trace {
 const UNTOUCHED: Trace = Trace { writer: NO_EVENT, kind: Kind::Plain, readers: [NO_EVENT; 2] };
 
 impl Global {
-    /// Adds a buffer; gives its address.
+    /// Adds a buffer; returns its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
         self.add_at(format!("buffer {}", self.buffers.len()), bytes, 0)
     }
 
-    /// Adds a buffer that messages call by this name; gives its address, which is `low` more than a multiple of 2³⁹.
+    /// Adds a buffer with a name for messages; returns its address, which is `low` more than a multiple of 2³⁹.
     pub fn add_at(&mut self, name: String, bytes: Vec<u8>, low: u64) -> u64 {
         self.buffers.push(Buffer { name, low, bytes });
         self.buffers.len() as u64 * SPACING + SPACING / 2 + low
     }
 
-    /// Contents of the buffer at an address that [`Global::add`] gave.
+    /// Contents of the buffer at an address returned by [`Global::add`].
     pub fn bytes(&self, address: u64) -> &[u8] {
         &self.buffers[(address / SPACING - 1) as usize].bytes
     }
 
-    /// A launch begins: all that was done before is known.
+    /// Starts a launch: all earlier accesses happen before it.
     pub(super) fn begin(&mut self, programs: usize) {
         self.traces = vec![Vec::new(); self.buffers.len()];
         self.programs = vec![Snapshot::new(); programs];
@@ -100,7 +103,7 @@ impl Global {
     fn locate(&self, address: u64, len: usize) -> Result<(usize, usize), String> {
         let index = (address / SPACING) as usize;
         let Some(b) = index.checked_sub(1).and_then(|i| self.buffers.get(i)) else {
-            return Err(format!("global access of {len} bytes at {address:#x}, where no buffer is"));
+            return Err(format!("global access of {len} bytes at {address:#x}, outside of all buffers"));
         };
         let offset = (address % SPACING) as i64 - (SPACING / 2 + b.low) as i64;
         if offset < 0 || offset as usize + len > b.bytes.len() {
@@ -129,7 +132,7 @@ impl Global {
         Ok(())
     }
 
-    /// Reads and writes in one: `f` gives the new bytes, or `None` where nothing is to be written. Gives the old bytes.
+    /// Atomic read-modify-write: `f` gives the new bytes, or `None` if nothing is to be written. Returns the old bytes.
     pub(super) fn update(
         &mut self,
         address: u64,
@@ -155,7 +158,7 @@ impl Global {
         }
     }
 
-    /// A program releases what it has done at an address, and acquires what others have.
+    /// Releases what a program has done at an address, and acquires what other programs have released there.
     pub(super) fn synchronize(&mut self, address: u64, program: u32) {
         let own = program as usize;
         let time = self.time(program);
@@ -170,12 +173,12 @@ impl Global {
         known[own] += 1;
     }
 
-    /// A program's time: how often it has released, from 1.
+    /// A program's time: the number of its releases, from 1.
     fn time(&self, program: u32) -> u32 {
         self.programs[program as usize].get(program as usize).map_or(1, |&time| time.max(1))
     }
 
-    /// Whether an event happened before what `who` does now.
+    /// Whether an event happens before the current action of `who`.
     fn before(&self, event: &Event, who: &Who) -> bool {
         if event.program == NOBODY {
             return true;
@@ -186,7 +189,7 @@ impl Global {
         self.programs[who.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
     }
 
-    /// Records an access of these bytes, and reports a race with one before.
+    /// Records an access of these bytes; reports a race with an earlier access.
     fn touch(&mut self, b: usize, at: usize, len: usize, who: &Who, kind: Kind, writes: bool) -> Result<(), String> {
         let now = Event {
             program: who.program,
@@ -210,7 +213,7 @@ impl Global {
                     match t.kind {
                         Kind::Plain => "wrote",
                         Kind::Atomic => "changed by an atomic",
-                        Kind::Bulk => "changes by a bulk reduction, which is complete when the kernel is",
+                        Kind::Bulk => "changes by a bulk reduction, which completes with the kernel",
                     },
                 ));
             }
@@ -235,7 +238,7 @@ fn race(buffer: &str, byte: usize, now: &Event, does: &str, before: &Event, did:
         false => format!("program {} (thread {})", before.program, before.thread),
     };
     let remedy = match before.program == now.program {
-        true => "no barrier lies in between",
+        true => "there is no barrier in between",
         false => "nothing orders the two (only `atomic_cas` does)",
     };
     format!("data race: {does} byte {byte} of {buffer}, which {other} {did}: {remedy}")

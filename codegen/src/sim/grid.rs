@@ -1,19 +1,21 @@
-//! Programs of a grid, interleaved.
+//! Runs the programs of a grid, interleaved.
 //!
-//! # What holds between programs
+//! # Memory model between programs
 //!
-//! - All programs may run at the same time, in any order, and switch at every access of global memory. A seed draws one such
-//!   interleaving; [`run_in_order`] is the one in which each program starts when the one before has ended.
-//! - Atomics on one address happen one after the other, for all programs (device scope). Those that give the old value see what the last
-//!   one left. They are relaxed: that another program's atomic has been seen says nothing about its other writes. `atomic_cas` alone
-//!   releases and acquires: what a program did before its `atomic_cas` is visible to whoever executes one on the same address later.
-//! - A load sees other programs' plain stores only if they happened before it in that sense. Everything else is a data race, and an error
-//!   that names both sides ([`super::global`]).
-//! - What the bulk copy engine adds is complete when the kernel ends, not before, whatever its threads have waited for.
-//! - A program that waits for another one (by atomics in a loop) lets it go on: nobody is starved. Where every program that has not ended
-//!   only repeats atomics or loads that change nothing, nobody can go on: that is reported as lost progress.
+//! - All programs may run concurrently, in any order, and switch at every access of global memory. A seed chooses one
+//!   interleaving; [`run_in_order`] starts each program when the previous one has ended.
+//! - Atomics on one address are totally ordered across all programs (device scope). An atomic that returns the old
+//!   value sees the result of the previous atomic. Atomics are relaxed: observing another program's atomic says nothing
+//!   about its other writes. Only `atomic_cas` releases and acquires: what a program did before its `atomic_cas` is
+//!   visible to every program that executes one on the same address later.
+//! - A load sees another program's plain stores only if they happen before it in this sense. All other conflicting
+//!   accesses are data races: errors that name both sides ([`super::global`]).
+//! - Bulk reductions complete at the end of the kernel, whatever its threads have waited for.
+//! - A program that spins on atomics in a loop yields to other programs: scheduling is fair. If every program that has
+//!   not ended only repeats atomics or loads that change nothing, the grid is livelocked, which is reported.
 //!
-//! On a GPU only as many programs run at the same time as fit: a grid whose programs wait for programs of higher numbers must be that small.
+//! A GPU runs only as many programs concurrently as fit: a grid whose programs wait for programs with higher indices
+//! must be that small.
 
 use super::Global;
 use super::error::SimError;
@@ -22,43 +24,44 @@ use super::parse::parse;
 use super::random::Random;
 use crate::target::TensorMapDesc;
 
-/// What to run.
+/// A launch to simulate.
 pub struct Launch<'a> {
-    /// The lowering's LLVM IR.
+    /// The LLVM IR that the lowering emitted.
     pub llvm_ir: &'a str,
     pub grid: [u32; 3],
     pub threads: u32,
     pub shared_bytes: u32,
-    /// The kernel's arguments as bits, in order.
+    /// Bits of the kernel's arguments, in order.
     pub args: &'a [u64],
-    /// What follows them: maps that the bulk copy engine takes.
+    /// Tensor maps, which follow the arguments.
     pub tensor_maps: &'a [TensorMapDesc],
-    /// Draws the order in which programs and threads run.
+    /// Chooses the order in which programs and threads run.
     pub seed: u64,
 }
 
-/// Registers of all programs that run at a time, unless more programs have to start for others to go on: a bound on memory.
+/// Bounds the memory use: registers of all resident programs, unless more programs must start for others to make
+/// progress.
 const RESIDENT_REGISTERS: usize = 1 << 24;
-/// As many programs as run at a time where they are small.
+/// Maximum number of resident programs, if they are small.
 const RESIDENT: usize = 8;
-/// Turns of a program before it may be another one's.
+/// Maximum number of time slices of one program in a row.
 const BURST: usize = 64;
 
-/// Runs the programs of the grid, interleaved as the seed has it.
+/// Runs the programs of the grid in the interleaving that the seed chooses.
 ///
 /// # Errors
-/// What the simulated GPU does not know ([`SimError::Unknown`]), a launch that does not fit the code, and what no correct kernel does:
-/// races, deadlocks, accesses outside of memory, and so on. `global` is left as it was then.
+/// Unsupported code ([`SimError::Unknown`]), a launch that does not match the code, and errors of the kernel: races,
+/// deadlocks, out-of-bounds accesses and others. `global` is left in the state at the time of the error.
 pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
     let code = Code::new(parse(launch.llvm_ir)?, launch)?;
     let fit = RESIDENT_REGISTERS / (code.registers() * launch.threads as usize).max(1);
     run_grid(launch, &code, fit.clamp(2, RESIDENT), global)
 }
 
-/// Runs the programs of the grid one after the other, except where one waits for a later one.
+/// Runs the programs of the grid one after the other, except if one waits for a later one.
 ///
 /// # Errors
-/// As [`run`].
+/// As for [`run`].
 pub fn run_in_order(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
     run_grid(launch, &Code::new(parse(launch.llvm_ir)?, launch)?, 1, global)
 }
@@ -96,7 +99,7 @@ fn run_grid(launch: &Launch, code: &Code, mut limit: usize, global: &mut Global)
             if (started as usize) == total {
                 return Err(resident[0].lost_progress(resident.len()));
             }
-            // The one that they wait for may not have started.
+            // The program that they wait for may not have started yet.
             limit = resident.len() + 1;
         }
     }

@@ -1,4 +1,4 @@
-//! Programs of one grid: what one may expect of another, in the interpreter and on the simulated GPU.
+//! Synchronization between programs of one grid, in the interpreter and in the simulator.
 
 use super::{Global, Launch, SimError, run, run_in_order};
 use crate::interp::{self, Limits, Memory, Order};
@@ -7,7 +7,7 @@ use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch};
 use crate::text::parse;
 
-/// How programs are put in an order.
+/// What executes the programs, and in which order.
 #[derive(Clone, Copy, Debug)]
 enum On {
     Interpreter(Order),
@@ -25,7 +25,7 @@ const EVERYWHERE: [On; 8] = [
     On::Simulator { seed: Some(2), num_warps: 2 },
 ];
 
-/// Runs a kernel of two pointers to i32, and gives their memory.
+/// Runs a kernel with two pointers to i32; returns their memory.
 fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i32>; 2], String> {
     let text = format!("kernel @k(%flag: ptr<i32>, %data: ptr<i32>) {{\n{body}\n  return\n}}");
     let func = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
@@ -64,7 +64,8 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i
     }
 }
 
-/// Each program waits until the flag is its turn, changes the number, and sets the flag to the next turn.
+/// Body of a kernel: each program spins until the flag equals its index, updates the number, and sets the flag to the
+/// next index.
 fn turns(turn: &str, wait: &str, pass: &str) -> String {
     format!(
         "  %pid = program_id {{axis = 0}} : i32
@@ -102,7 +103,7 @@ fn a_program_waits_for_the_flag_of_another() {
         let up = (0..PROGRAMS).fold(0i32, |x, pid| x.wrapping_mul(3).wrapping_add(pid));
         let found = launch(&cas("%pid"), PROGRAMS as u32, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
         assert_eq!(found, [vec![PROGRAMS], vec![up]], "{on:?}");
-        // Programs wait for such as start later.
+        // Programs wait for programs that start later.
         let down = (0..PROGRAMS).rev().fold(0i32, |x, pid| x.wrapping_mul(3).wrapping_add(pid));
         let found = launch(&cas("%other"), PROGRAMS as u32, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
         assert_eq!(found, [vec![PROGRAMS], vec![down]], "{on:?}");
@@ -128,7 +129,7 @@ fn lost_progress_is_reported() {
       } () { yield }";
     for on in EVERYWHERE {
         for programs in [1, 5] {
-            let error = launch(never, programs, [1, 1], on).expect_err("nobody sets the flag");
+            let error = launch(never, programs, [1, 1], on).expect_err("no program sets the flag");
             assert!(
                 error.contains("lost progress") && error.contains(&format!("{programs} programs")),
                 "{on:?}: {error}"
@@ -137,7 +138,7 @@ fn lost_progress_is_reported() {
     }
 }
 
-/// Loops that count make progress, however often memory says the same.
+/// Counted loops make progress even if memory does not change.
 #[test]
 fn loops_that_count_do_not_wait() {
     let same = "  %zero = constant {value = 0} : i32
@@ -174,7 +175,7 @@ fn stores_to_one_place_by_two_programs_are_a_race() {
         for body in [store, store_and_load] {
             let error = launch(body, 4, [1, 8], on).expect_err("a race");
             assert!(error.contains("data race"), "{on:?}: {error}");
-            // One program alone is none.
+            // A single program has no race.
             launch(body, 1, [1, 8], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
         }
     }
@@ -195,7 +196,7 @@ fn atomics_of_all_programs_add_up() {
         tickets.sort_unstable();
         assert_eq!(tickets, (0..20).collect::<Vec<i32>>(), "{on:?}");
     }
-    // Where programs run one by one, in their own order; and others in others.
+    // In order, the tickets equal the program indices; other interleavings give other orders.
     assert_eq!((&orders[0], &orders[4]), (&(0..20).collect(), &(0..20).collect()));
     assert!(orders[1] != orders[0] && orders[2] != orders[1] && orders[5] != orders[4] && orders[6] != orders[5]);
 }

@@ -1,16 +1,18 @@
-//! Synchronization done right and wrong, in small programs: the scenarios of Triton's concurrency sanitizer that Hopper can have (triton-lang/triton,
-//! `python/test/gluon/test_consan.py`), in terms of the PTX that this compiler writes. Scenarios of clusters, of Blackwell and of arrivals
-//! by more than one are left out: nothing here makes such code.
+//! Correct and incorrect synchronization in small programs: the scenarios of Triton's concurrency sanitizer
+//! (triton-lang/triton, `python/test/gluon/test_consan.py`) that apply to Hopper, in the PTX that this compiler emits.
+//! Scenarios with clusters, Blackwell features and arrive counts above one are left out: this compiler does not emit
+//! such code.
 //!
-//! A program is a script for each of its partitions (ranges of warps): steps by each of its threads, separated by `;`. Buffer `b` has 4 KB.
+//! A program is a script per partition (a range of warps). The steps of a script are separated by `;` and executed by
+//! every thread of the partition. Buffer `b` has 4 KB.
 
 use super::{Global, Launch, run};
 use crate::target::{HostExpr, TensorMapDesc};
 use std::fmt::Write;
 
-/// Bytes of a buffer.
+/// Size of a buffer in bytes.
 const BUFFER: u32 = 4096;
-/// Where barriers lie.
+/// Offset of the mbarriers in shared memory.
 const BARRIERS: u32 = 4 * BUFFER;
 
 /// Writes LLVM IR.
@@ -45,7 +47,7 @@ impl Script {
         self.line(&format!("call void asm sideeffect \"{text}\", \"{constraints}{separator}~{{memory}}\"({args}) #1"));
     }
 
-    /// One step, by all threads of a partition or, with `first` in front, by its first thread.
+    /// Emits one step, for all threads of a partition, or, after `first`, for its first thread.
     fn step(&mut self, step: &str, partition: &Partition) {
         let words: Vec<&str> = step.split_whitespace().collect();
         if let Some(rest) = step.trim().strip_prefix("first ") {
@@ -82,7 +84,7 @@ impl Script {
                 let args = format!("ptr addrspace(3) {to}, ptr %map0, i32 0, i32 0, ptr addrspace(3) {barrier}");
                 self.asm(text, "r,l,r,r,r", &args);
             }
-            // Each thread has the word of its number; it reads that of another warp.
+            // Each thread writes the word of its own index, and reads a word that another warp writes.
             "read" => {
                 let other = self.value(&format!("xor i32 %word{}, 128", partition.number));
                 let at = self.value(&format!("add i32 {other}, {}", BUFFER * number(1)));
@@ -123,7 +125,7 @@ impl Script {
         self.asm(text, "r", &format!("ptr addrspace(3) {p}"));
     }
 
-    /// A product of 64×16 by 16×8, of the first bytes of two buffers, rows of 32 bytes.
+    /// An MMA of 64×16 by 16×8 on the first bytes of two buffers, with rows of 32 bytes.
     fn product(&mut self, a: u32, b: u32) {
         let start = self.value("ptrtoint ptr addrspace(3) @smem to i32");
         let descriptors = [a, b].map(|buffer| {
@@ -149,7 +151,7 @@ struct Partition {
     warps: u32,
 }
 
-/// What a program of partitions does: warps and script of each. All synchronize when `setup` is done.
+/// Simulates a program: the number of warps and the script of each partition. All threads synchronize after `setup`.
 fn simulate(setup: &str, partitions: &[(u32, &str)], seed: u64) -> Result<(), String> {
     let mut script = Script::default();
     let mut warps = 0;
@@ -206,7 +208,7 @@ fn simulate(setup: &str, partitions: &[(u32, &str)], seed: u64) -> Result<(), St
     Ok(run(&launch, &mut global)?)
 }
 
-/// With every interleaving the program is fine, or with every one the report says that.
+/// Checks that every interleaving succeeds, or that every interleaving reports one of the expected errors.
 fn check(setup: &str, partitions: &[(u32, &str)], expected: Result<(), &[&str]>) {
     for seed in 0..6 {
         let found = simulate(setup, partitions, seed);
@@ -221,26 +223,26 @@ fn check(setup: &str, partitions: &[(u32, &str)], expected: Result<(), &[&str]>)
 
 const INIT: &str = "first init 0 1; first init 1 1; first init 2 1; first init 3 1; first fence_init";
 
-/// A thread may be earlier than the copy, too.
-const EARLY: &[&str] = &["has not waited for", "nothing wrote"];
+/// A thread may also run before the copy.
+const EARLY: &[&str] = &["has not waited for", "is uninitialized"];
 
 #[test]
 fn tma_is_visible_to_who_has_waited_for_its_barrier() {
     let load = "first expect 0 4096; first tma 0 0";
     check(INIT, &[(4, &format!("{load}; wait 0 0; read 0"))], Ok(()));
     check(INIT, &[(4, &format!("{load}; read 0; wait 0 0"))], Err(EARLY));
-    check(INIT, &[(4, load)], Err(&["nobody waits for its barrier", "bulk copies are under way"]));
-    // Two buffers and one barrier.
+    check(INIT, &[(4, load)], Err(&["no thread waits for its mbarrier", "bulk copies are in flight"]));
+    // Two buffers on one mbarrier.
     let both = "first expect 0 8192; first tma 0 0; first tma 1 0";
     check(INIT, &[(4, &format!("{both}; wait 0 0; read 0; read 1"))], Ok(()));
     check(INIT, &[(4, &format!("{both}; read 0; read 1; wait 0 0"))], Err(EARLY));
-    // Two barriers: each is for its own copy.
+    // Two mbarriers, each for its own copy.
     let two = "first expect 0 4096; first expect 1 4096; first tma 0 0; first tma 1 1";
     check(INIT, &[(4, &format!("{two}; wait 0 0; wait 1 0; read 0; read 1"))], Ok(()));
     check(INIT, &[(4, &format!("{two}; wait 0 0; read 0; read 1; wait 1 0"))], Err(EARLY));
     check(INIT, &[(4, &format!("{two}; wait 1 0; read 1; wait 0 0"))], Ok(()));
     check(INIT, &[(4, &format!("{two}; wait 1 0; read 0; wait 0 0"))], Err(EARLY));
-    // Copies to one buffer have no order, whichever is waited for.
+    // Copies to the same buffer are unordered, whichever mbarrier is waited for.
     let same = "first expect 0 4096; first tma 0 0; first expect 1 4096; first tma 0 1";
     check(INIT, &[(4, &format!("{same}; wait 0 0; wait 1 0; read 0"))], Err(&["race: a bulk copy overwrites"]));
 }
@@ -249,9 +251,9 @@ fn tma_is_visible_to_who_has_waited_for_its_barrier() {
 fn announced_bytes_must_be_those_that_come() {
     let load = |bytes: u32| format!("first expect 0 {bytes}; first tma 0 0; wait 0 0; read 0");
     check(INIT, &[(4, &load(4096))], Ok(()));
-    check(INIT, &[(4, &load(4080))], Err(&["only 4080 more are announced"]));
+    check(INIT, &[(4, &load(4080))], Err(&["only 4080 more are expected"]));
     check(INIT, &[(4, &load(4112))], Err(&["deadlock"]));
-    check(INIT, &[(4, "first tma 0 0; first expect 0 4096; wait 0 0; read 0")], Err(&["only 0 more are announced"]));
+    check(INIT, &[(4, "first tma 0 0; first expect 0 4096; wait 0 0; read 0")], Err(&["only 0 more are expected"]));
 }
 
 #[test]
@@ -263,9 +265,9 @@ fn copies_by_threads_are_waited_for_by_groups() {
     };
     check("", &[(4, &program(1))], Ok(()));
     check("", &[(4, &program(2))], Err(&["may still write"]));
-    check("", &[(4, "copy 0; commit; wait_copies 0; read 0")], Err(&["race", "nothing wrote"]));
+    check("", &[(4, "copy 0; commit; wait_copies 0; read 0")], Err(&["race", "is uninitialized"]));
     check("", &[(4, "copy 0; wait_copies 0; sync; read 0")], Err(&["may still write"]));
-    // Another partition sees what has been waited for before the arrive.
+    // A copy that was waited for before the arrive is visible to the other partition.
     let init = "first init 0 128; first fence_init";
     for (buffer, expected) in [(0, Ok(())), (1, Err(&["may still write"][..]))] {
         let producer = "copy 0; commit; copy 1; commit; wait_copies 1; arrive 0; wait_copies 0";
@@ -273,16 +275,20 @@ fn copies_by_threads_are_waited_for_by_groups() {
             init,
             &[(4, producer), (4, &format!("wait 0 0; read {buffer}"))],
             match expected {
-                // What the wait at the end has made of it depends on the order.
-                Err(_) => Err(&["may still write", "race", "nothing wrote"]),
+                // The result of the wait at the end depends on the order.
+                Err(_) => Err(&["may still write", "race", "is uninitialized"]),
                 ok => ok,
             },
         );
     }
-    // Buffers of another partition.
+    // Two partitions with separate buffers.
     let own = |b: u32| format!("copy {b}; commit; wait_copies 0; copy {}; commit; wait_copies 0", b + 1);
     check("", &[(4, &own(0)), (4, &own(2))], Ok(()));
-    check("", &[(4, &own(0)), (4, &format!("{}; read 0", own(2)))], Err(&["race", "may still write", "nothing wrote"]));
+    check(
+        "",
+        &[(4, &own(0)), (4, &format!("{}; read 0", own(2)))],
+        Err(&["race", "may still write", "is uninitialized"]),
+    );
 }
 
 #[test]
@@ -293,35 +299,43 @@ fn bulk_reductions_read_until_they_are_waited_for() {
         )
     };
     check("", &[(4, &program("first wait_adds 0; sync"))], Ok(()));
-    check("", &[(4, &program("sync"))], Err(&["while a product under way was reading it", "another thread read"]));
-    check("", &[(4, "write 0; fence; sync; first add 0")], Err(&["ends before"]));
-    // What is added is there when the kernel is complete.
+    check("", &[(4, &program("sync"))], Err(&["asynchronous read of it", "another thread read"]));
+    check("", &[(4, "write 0; fence; sync; first add 0")], Err(&["exits before"]));
+    // The added values are available after the kernel.
     let peek = "write 0; fence; sync; first add 0; first wait_adds 0; sync; peek";
-    check("", &[(4, peek)], Err(&["complete when the kernel is"]));
+    check("", &[(4, peek)], Err(&["completes with the kernel"]));
 }
 
 #[test]
 fn products_read_until_they_are_waited_for() {
     let load = "first expect 0 8192; first tma 0 0; first tma 1 0; wait 0 0";
     check(INIT, &[(4, &format!("{load}; product 0 1; wait_products 0; sync; write 0"))], Ok(()));
-    check(INIT, &[(4, &format!("{load}; product 0 1; write 0; wait_products 0"))], Err(&["was reading it", "race"]));
-    check(INIT, &[(4, &format!("{load}; product 0 1; sync; write 0; wait_products 0"))], Err(&["was reading it"]));
-    // Of two products one may go on.
+    check(
+        INIT,
+        &[(4, &format!("{load}; product 0 1; write 0; wait_products 0"))],
+        Err(&["asynchronous read of it", "race"]),
+    );
+    check(
+        INIT,
+        &[(4, &format!("{load}; product 0 1; sync; write 0; wait_products 0"))],
+        Err(&["asynchronous read of it"]),
+    );
+    // One of two MMAs may stay in flight.
     let two = format!("{load}; product 0 1; product 0 1; wait_products 1; sync");
     check(INIT, &[(4, &format!("{two}; wait_products 0; sync; write 0"))], Ok(()));
-    check(INIT, &[(4, &format!("{two}; write 0; wait_products 0"))], Err(&["was reading it"]));
-    check(INIT, &[(4, &format!("{load}; product 0 1"))], Err(&["products are under way"]));
-    // Another partition may write what the arrive says is read.
+    check(INIT, &[(4, &format!("{two}; write 0; wait_products 0"))], Err(&["asynchronous read of it"]));
+    check(INIT, &[(4, &format!("{load}; product 0 1"))], Err(&["wgmma instructions are in flight"]));
+    // Another partition may overwrite the buffers that the arrive releases.
     let init = "first init 0 1; first init 1 128; first fence_init";
     let load = "first expect 0 16384; first tma 0 0; first tma 1 0; first tma 2 0; first tma 3 0; wait 0 0";
     let reader = format!("{load}; product 0 1; product 2 3; wait_products 1; arrive 1; wait_products 0");
     check(init, &[(4, &reader), (4, "wait 1 0; write 0")], Ok(()));
-    check(init, &[(4, &reader), (4, "wait 1 0; write 2")], Err(&["was reading it", "another thread read"]));
+    check(init, &[(4, &reader), (4, "wait 1 0; write 2")], Err(&["asynchronous read of it", "another thread read"]));
 }
 
 #[test]
 fn rings_need_a_buffer_more_than_products_in_flight() {
-    for (buffers, expected) in [(3, Ok(())), (2, Err(&["was reading it", "may still be reading"][..]))] {
+    for (buffers, expected) in [(3, Ok(())), (2, Err(&["asynchronous read of it", "may still be reading"][..]))] {
         let init: Vec<String> = (0..buffers).map(|b| format!("first init {b} 1")).collect();
         let load = |i: usize| {
             let slot = i % buffers;
@@ -329,7 +343,7 @@ fn rings_need_a_buffer_more_than_products_in_flight() {
         };
         let mut steps = vec![load(0)];
         for i in 0..8 {
-            // Whoever loads knows that all have waited for the product before the last one.
+            // The loading thread happens after all threads have waited for the second to last MMA.
             steps.push("sync".into());
             if i < 7 {
                 steps.push(load(i + 1));
@@ -345,21 +359,21 @@ fn rings_need_a_buffer_more_than_products_in_flight() {
 #[test]
 fn partitions_pass_buffers_on_by_barriers() {
     const ALL: &str = "first init 0 128; first init 1 128; first init 2 128; first init 3 128";
-    let race = Err(&["race", "nothing wrote", "one arrive too many"][..]);
-    // Store, wait, load.
+    let race = Err(&["race", "is uninitialized", "one arrive too many"][..]);
+    // Write-wait-read.
     let store = "write 0; arrive 0";
     check(ALL, &[(4, "wait 0 0; read 0"), (4, store)], Ok(()));
     check(ALL, &[(4, "read 0; wait 0 0"), (4, store)], race);
-    // Load, wait, store.
+    // Read-wait-write.
     let setup = &format!("{ALL}; write 0; sync");
     check(setup, &[(4, "wait 0 0; write 0"), (4, "read 0; arrive 0")], Ok(()));
     check(setup, &[(4, "write 0; wait 0 0"), (4, "read 0; arrive 0")], race);
-    // Two loads, two barriers.
+    // Two readers on two mbarriers.
     let (a, b) = ((4, "read 0; arrive 0"), (4, "read 0; arrive 1"));
     check(setup, &[a, b, (4, "wait 0 0; wait 1 0; write 0")], Ok(()));
     check(setup, &[a, b, (4, "wait 0 0; write 0")], race);
     check(setup, &[a, b, (4, "wait 1 0; write 0")], race);
-    // Two loads, one barrier; partitions of different sizes.
+    // Two readers on one mbarrier, in partitions of different sizes.
     let setup = &"first init 0 192; first init 1 128; write 0; sync";
     let (a, b) = ((4, "read 0; arrive 0"), (2, "read 0; arrive 0"));
     check(setup, &[a, b, (4, "wait 0 0; write 0")], Ok(()));
@@ -370,8 +384,8 @@ fn partitions_pass_buffers_on_by_barriers() {
 fn partitions_pass_buffers_on_in_loops() {
     const ROUNDS: usize = 6;
     let rounds = |step: &dyn Fn(usize) -> String| (0..ROUNDS).map(step).collect::<Vec<_>>().join("; ");
-    let broken = Err(&["race", "nothing wrote", "deadlock", "one arrive too many"][..]);
-    // One writes, two read: barriers 0 and 1 say that they have read, 2 and 3 that it has written.
+    let broken = Err(&["race", "is uninitialized", "deadlock", "one arrive too many"][..]);
+    // One writer and two readers: barriers 0 and 1 signal that a reader is done, 2 and 3 that the writer is done.
     let setup = "first init 0 128; first init 1 128; first init 2 128; first init 3 128";
     for missing in [None, Some(0), Some(1), Some(2), Some(3)] {
         let wait = |barrier: usize, parity: usize| match missing == Some(barrier) {
@@ -386,13 +400,13 @@ fn partitions_pass_buffers_on_in_loops() {
         let expected = if missing.is_some() { broken } else { Ok(()) };
         check(setup, &[(4, &writer), (4, &first), (4, &second)], expected);
     }
-    // Two buffers, in order; reading the second one after the first one's barrier is too early.
+    // Two buffers, in order: reading the second after the first one's barrier is too early.
     for (buffer, expected) in [(0, Ok(())), (1, broken)] {
         let writer = rounds(&|i| format!("wait 2 {}; write 0; arrive 0; write 1; arrive 1", (i + 1) % 2));
         let reader = rounds(&|i| format!("wait 0 {}; read {buffer}; wait 1 {}; arrive 2", i % 2, i % 2));
         check(setup, &[(4, &writer), (4, &reader)], expected);
     }
-    // Two write, two read, each barrier for two.
+    // Two writers and two readers; each barrier counts two partitions.
     let setup = "first init 0 256; first init 2 256";
     for missing in [None, Some(0), Some(1)] {
         let writer = |buffer: usize| rounds(&|i| format!("wait 2 {}; write {buffer}; arrive 0", (i + 1) % 2));
@@ -427,14 +441,14 @@ fn who_waits_for_ever_is_told() {
     let dead = Err(&["deadlock"][..]);
     check(INIT, &[(4, "wait 0 0"), (4, "wait 1 0")], dead);
     check(INIT, &[(1, ""), (1, "wait 0 0"), (1, "wait 0 0"), (1, "wait 0 0")], dead);
-    // Others have ended.
+    // The other partitions have exited.
     check(INIT, &[(4, ""), (4, "wait 0 0"), (4, "first arrive 1")], dead);
-    // One arrive too many: the next phase is complete, too.
+    // One arrive too many completes the next phase as well.
     check(INIT, &[(4, "first arrive 0; first arrive 0; sync; wait 0 0")], Err(&["one arrive too many"]));
-    // One too few.
+    // One arrive too few.
     let two = "first init 0 2; first init 1 2";
     check(two, &[(4, "first arrive 1; wait 0 0"), (4, "first arrive 0; wait 1 0")], dead);
-    // Phases of one barrier, one after the other.
+    // Consecutive phases of one mbarrier.
     let arrived = &format!("{INIT}; first arrive 0");
     check(arrived, &[(4, "first wait 0 0; first arrive 0"), (4, "wait 0 1")], Ok(()));
     // Copies complete phases as well.
@@ -444,7 +458,7 @@ fn who_waits_for_ever_is_told() {
 
 #[test]
 fn barriers_are_used_between_init_and_inval() {
-    let none = Err(&["no barrier was made"][..]);
+    let none = Err(&["no mbarrier is initialized"][..]);
     for step in ["wait 0 0", "first arrive 0", "first inval 0", "first expect 0 4096"] {
         check("", &[(4, step)], none);
     }
@@ -452,16 +466,16 @@ fn barriers_are_used_between_init_and_inval() {
         check("first init 0 1; first inval 0", &[(4, step)], none);
     }
     check("first init 0 1; first inval 0; first init 0 1; first inval 0", &[(4, "")], Ok(()));
-    check("first init 0 1; first init 0 1", &[(4, "")], Err(&["made where one is"]));
+    check("first init 0 1; first init 0 1", &[(4, "")], Err(&["at the address of a live mbarrier"]));
     check("first init 0 2; first arrive 0; first inval 0", &[(4, "")], Err(&["in the middle of a phase"]));
-    // Made by one thread, used by others: a barrier of the block lies in between.
-    check("", &[(4, "first init 0 128; arrive 0")], Err(&["no barrier of the block", "no barrier was made"]));
-    // TMA wants its barrier fenced.
+    // An mbarrier that one thread initializes and others use needs a block barrier in between.
+    check("", &[(4, "first init 0 128; arrive 0")], Err(&["without a block barrier", "no mbarrier is initialized"]));
+    // TMA needs a fence after the mbarrier's initialization.
     let load = "first expect 0 4096; first tma 0 0; wait 0 0";
     check("first init 0 1", &[(4, load)], Err(&["without a fence"]));
 }
 
-/// Two buffers in one piece of memory.
+/// Two buffers at the same address.
 #[test]
 fn buffers_that_overlap_are_one() {
     let setup = "first init 0 128";

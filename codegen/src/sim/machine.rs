@@ -1,4 +1,5 @@
-//! Threads of one program, one at a time, until they need each other.
+//! Executes the threads of one program. A thread runs alone until it executes a collective instruction, waits or
+//! yields.
 
 use super::Global;
 use super::barriers::{Bulk, MAP_BASE, Mbarrier, Named};
@@ -14,14 +15,15 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-/// Instructions of one thread before it is taken for a run-away.
+/// Maximum number of instructions per thread; a thread beyond it is taken to run forever.
 const MAX_STEPS: u64 = 50_000_000;
-/// Repetitions of atomics, or loads of one place in a row, while memory stays what it is: a thread that does so many waits for others.
+/// A thread that repeats an atomic, or the same load, this many times while memory does not change is taken to wait for
+/// other programs.
 const POLLS: u32 = 256;
-/// One in so many plain accesses of global memory lets other threads and programs go on.
+/// One in this many plain accesses of global memory switches to other threads and programs.
 const SWITCH: usize = 8;
 
-/// What all programs of a launch share.
+/// State shared by all programs of a launch.
 pub(super) struct Code {
     functions: HashMap<String, Rc<Function>>,
     entry: Rc<Function>,
@@ -30,7 +32,7 @@ pub(super) struct Code {
 
 impl Code {
     /// # Errors
-    /// Where the module has no kernel, or one with other arguments.
+    /// The module has no kernel, or its kernel has other arguments.
     pub fn new(module: Module, launch: &Launch) -> Result<Code, SimError> {
         let functions: HashMap<String, Rc<Function>> =
             module.functions.into_iter().map(|(name, f)| (name, Rc::new(f))).collect();
@@ -40,51 +42,51 @@ impl Code {
         let args: Vec<u64> = launch.args.iter().copied().chain(maps).collect();
         if entry.params.len() != args.len() {
             let (takes, has) = (entry.params.len(), args.len());
-            let message = format!("the kernel takes {takes} arguments with its tensor maps, and the launch has {has}");
+            let message = format!("the kernel takes {takes} arguments, tensor maps included, and the launch has {has}");
             return Err(SimError::Launch(message));
         }
         Ok(Code { functions, entry, args })
     }
 
-    /// Registers of one thread.
+    /// Number of registers per thread.
     pub fn registers(&self) -> usize {
         self.entry.registers
     }
 }
 
-/// How a turn of a program ended.
+/// How a time slice of a program ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Turn {
     On,
-    /// At an access of global memory, after which others may go on.
+    /// At an access of global memory, where other programs may run.
     Yield,
     Ended,
 }
 
-/// Why a thread stands still.
+/// What a thread waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Waiting {
-    /// For the threads of its block, of its warpgroup, or of its warp, at this instruction.
+    /// The other threads of its block, warpgroup or warp, at this instruction.
     Block,
     Group,
     Warp,
-    /// For a phase of the barrier at this address, by its parity.
+    /// A phase of the mbarrier at this address, by its parity.
     Phase(u64, u64),
-    /// At the barrier of this number.
+    /// The named barrier of this number.
     Named(usize),
     Done,
 }
 
-/// A place in a function.
+/// A call frame: a position in a function, and its registers.
 #[derive(Clone, Debug)]
 struct Frame {
     function: Rc<Function>,
     block: usize,
     at: usize,
-    /// The block that control came from, for phis.
+    /// The predecessor block, for phis.
     from: usize,
     registers: Vec<Value>,
-    /// Register of the caller that the result goes to.
+    /// Register of the caller that receives the result.
     result: Option<usize>,
 }
 
@@ -92,7 +94,7 @@ pub(super) struct Thread {
     pub id: u32,
     frames: Vec<Frame>,
     pub waiting: Option<Waiting>,
-    /// Copies in the open group, and groups that are committed.
+    /// `cp.async` copies that are not committed yet, and committed groups.
     pub open: Vec<(u64, Vec<u8>)>,
     pub groups: Vec<Vec<(u64, Vec<u8>)>>,
     pub additions: Additions,
@@ -100,31 +102,31 @@ pub(super) struct Thread {
     polls: Polls,
 }
 
-/// Accesses of global memory that told a thread nothing new.
+/// Accesses of global memory that showed a thread nothing new.
 #[derive(Default)]
 struct Polls {
     count: u32,
-    /// The state of memory meanwhile.
+    /// The value of `Global::changes` during these accesses.
     changes: u64,
-    /// Atomics since then, and the last load: block and line of the instruction, and the address.
-    /// With a hash of the thread's registers when it came there again.
+    /// The atomics since then, and the last load: block and line of the instruction, and the address, with a hash of
+    /// the thread's registers at the last repetition.
     atomics: HashMap<(usize, usize, u64), Option<u64>>,
     loaded: Option<((usize, usize, u64), Option<u64>)>,
 }
 
-/// A product under way: shared addresses that it reads.
+/// An MMA in flight, and the shared memory that it reads.
 pub(super) struct Flight {
     pub number: u64,
     /// Addresses and lengths.
     pub reads: Vec<(u64, usize)>,
 }
 
-/// Products of a warpgroup.
+/// The wgmma groups of a warpgroup.
 #[derive(Default)]
 pub(super) struct Flights {
     pub committed: Vec<Vec<Flight>>,
     pub open: Vec<Flight>,
-    /// By member: a `wgmma.fence` lies behind the last commit.
+    /// Per member: whether a `wgmma.fence` follows the last commit.
     pub fenced: Vec<bool>,
 }
 
@@ -132,25 +134,25 @@ pub(super) struct Block<'a> {
     pub launch: &'a Launch<'a>,
     code: &'a Code,
     place: [u32; 3],
-    /// Its number in the grid.
+    /// Linear index of the program in the grid.
     pub number: u32,
     pub threads: Vec<Thread>,
     pub shared: Shared,
     pub random: Random,
-    /// Products under way, by warpgroup.
+    /// MMAs in flight, per warpgroup.
     pub flights: HashMap<u32, Flights>,
     pub next_flight: u64,
     /// By shared address.
     pub mbarriers: HashMap<u64, Mbarrier>,
     pub next_barrier: u32,
     pub named: HashMap<usize, Named>,
-    /// Bulk copies under way.
+    /// TMA loads in flight.
     pub bulk: Vec<Bulk>,
-    /// Additions that the engine has read and not made yet.
+    /// Bulk reductions that have read their values and not applied them yet.
     pub landing: Vec<Addition>,
-    /// The running thread lets others go on.
+    /// Whether the running thread yields.
     yields: bool,
-    /// A thread that only polls, and the state of memory then.
+    /// A thread that only polls, and the value of `Global::changes` then.
     polling: Option<(u32, u64)>,
 }
 
@@ -196,7 +198,8 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// One thread runs until it waits or lets others go on, or threads that wait for each other go on.
+    /// Runs one thread until it waits or yields; if no thread can run, executes the collective instructions that are
+    /// complete.
     pub fn turn(&mut self, global: &mut Global) -> Result<Turn, SimError> {
         let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
         if ready.is_empty() {
@@ -209,7 +212,7 @@ impl<'a> Block<'a> {
             }
             return Ok(Turn::On);
         }
-        // Copies and additions land when they like.
+        // Copies and reductions complete at random times.
         if !self.bulk.is_empty() && self.random.below(4) == 0 {
             let which = self.random.below(usize::MAX);
             self.land(which);
@@ -230,10 +233,10 @@ impl<'a> Block<'a> {
         Ok(Turn::On)
     }
 
-    /// All threads have ended.
+    /// Ends the program when all threads have exited.
     fn end(&mut self, global: &mut Global) -> Result<(), String> {
         if self.flights.values().any(|f| !f.open.is_empty() || f.committed.iter().any(|group| !group.is_empty())) {
-            return Err("the block ends while products are under way".into());
+            return Err("the block ends while wgmma instructions are in flight".into());
         }
         self.barriers_at_end()?;
         for addition in std::mem::take(&mut self.landing) {
@@ -242,7 +245,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// An error of a thread at the instruction where it is, or of the block.
+    /// An error of a thread at its current instruction, or of the whole block.
     fn error(&self, thread: Option<usize>, message: String) -> SimError {
         let at = thread.and_then(|t| self.here(t));
         let (instruction, place) = at.map_or_else(Default::default, |l| (l.text.clone(), l.place.to_string()));
@@ -254,7 +257,7 @@ impl<'a> Block<'a> {
         SimError::Fault(Box::new(Fault { block: self.place, thread, instruction, place, message }))
     }
 
-    /// The instruction that a thread is at.
+    /// The current instruction of a thread.
     fn here(&self, thread: usize) -> Option<&Line> {
         let f = self.threads[thread].frames.last()?;
         f.function.blocks[f.block].get(f.at)
@@ -273,25 +276,25 @@ impl<'a> Block<'a> {
         let open = self.open_phases();
         let first = self.threads.iter().position(|t| t.waiting != Some(Waiting::Done));
         let place = first.and_then(|t| self.here(t)).map_or_else(String::new, |l| l.place.to_string());
-        let message = format!("deadlock: threads wait for each other for ever: {}{open}", stuck.join("; "));
+        let message = format!("deadlock: threads wait for each other forever: {}{open}", stuck.join("; "));
         self.fault(None, String::new(), place, message)
     }
 
-    /// Whether it only waits for other programs, in this state of memory.
+    /// Whether the program only waits for other programs, in this state of memory.
     pub fn polls(&self, changes: u64) -> bool {
         self.polling.is_some_and(|(_, when)| when == changes)
     }
 
-    /// Every program polls, and memory stays what it is.
+    /// The error if every program polls and memory does not change.
     pub fn lost_progress(&self, programs: usize) -> SimError {
         let thread = self.polling.map(|(t, _)| t as usize);
         let message = format!(
-            "lost progress: each of the {programs} programs that have not ended repeats accesses of global memory that change nothing"
+            "lost progress: all {programs} programs that have not ended repeat accesses to global memory that change nothing"
         );
         self.error(thread, message)
     }
 
-    /// An access of global memory by thread `t`; others may go on.
+    /// Notes an access of global memory by thread `t`, at which other threads may run.
     fn accessed(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
         let Thread { frames, polls, .. } = &mut self.threads[t];
         let f = frames.last().expect("internal error: no running thread");
@@ -303,7 +306,7 @@ impl<'a> Block<'a> {
             true => polls.atomics.get(&here).copied(),
             false => polls.loaded.filter(|(place, _)| *place == here).map(|(_, state)| state),
         };
-        // With other registers, the index of a loop among them, it is not the same again.
+        // With other register values, such as a loop index, it is not a repetition.
         let state = seen.map(|_| {
             let mut hasher = DefaultHasher::new();
             f.registers.hash(&mut hasher);
@@ -340,7 +343,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// An atomic: gives the old value.
+    /// Executes an atomic; returns the old value.
     pub(super) fn atomic_global(
         &mut self,
         t: usize,
@@ -358,7 +361,7 @@ impl<'a> Block<'a> {
         from_bytes(ty, &old).bits()
     }
 
-    /// Lets the threads go on that wait for each other and are all there.
+    /// Executes the collective instructions at which all participating threads have arrived.
     fn meet(&mut self, global: &mut Global) -> Result<bool, SimError> {
         let n = self.threads.len();
         let mut any = false;
@@ -372,7 +375,8 @@ impl<'a> Block<'a> {
                 }
                 let at = self.text(alive[0]);
                 if let Some(&t) = alive.iter().find(|&&t| self.text(t) != at) {
-                    let message = format!("threads of one {kind:?} meet at different instructions, one of them `{at}`");
+                    let message =
+                        format!("threads of one {kind:?} are at different collective instructions, one of them `{at}`");
                     return Err(self.error(Some(t), message));
                 }
                 self.together(&alive, global).map_err(|e| self.error(Some(alive[0]), e))?;
@@ -397,7 +401,7 @@ impl<'a> Block<'a> {
         self.get(t, o).bits()
     }
 
-    /// Stores the result of the current instruction and goes on to the next.
+    /// Stores the result of the current instruction and advances to the next.
     pub(super) fn finish(&mut self, t: usize, result: Option<usize>, v: Value) {
         let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
         if let Some(r) = result {
@@ -411,14 +415,14 @@ impl<'a> Block<'a> {
         f.from = f.block;
         f.block = to;
         f.at = 0;
-        // Phis read their values at once.
+        // All phis of a block read their operands before any is written.
         let function = f.function.clone();
         let mut values = Vec::new();
         for line in &function.blocks[to] {
             let Inst::Phi { edges } = &line.inst else { break };
             let from = self.threads[t].frames.last().expect("internal error: no running thread").from;
             let (v, _) =
-                edges.iter().find(|(_, b)| *b == from).ok_or("a phi without an edge for where control came from")?;
+                edges.iter().find(|(_, b)| *b == from).ok_or("a phi without an edge for the predecessor block")?;
             values.push((line.result, self.get(t, v)));
         }
         let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
@@ -433,7 +437,7 @@ impl<'a> Block<'a> {
     fn step(&mut self, t: usize, global: &mut Global) -> Result<(), String> {
         self.threads[t].steps += 1;
         if self.threads[t].steps > MAX_STEPS {
-            return Err("a thread that does not end".into());
+            return Err("the thread exceeds the limit of instructions: does it loop forever?".into());
         }
         let f = self.threads[t].frames.last().expect("internal error: no running thread");
         let (function, block, at) = (f.function.clone(), f.block, f.at);
@@ -475,7 +479,7 @@ impl<'a> Block<'a> {
                 let p = self.bits(t, p)?;
                 match space {
                     3 => self.shared.write(p, &bytes, t as u32)?,
-                    // The thread's own stack holds only what `vprintf` would print.
+                    // The thread's stack only holds arguments of `vprintf`.
                     0 => {}
                     _ => self.write_global(t, global, p, &bytes)?,
                 }
@@ -515,7 +519,7 @@ impl<'a> Block<'a> {
                 let frame = self.threads[t].frames.pop().expect("internal error: no running thread");
                 if self.threads[t].frames.is_empty() {
                     if !self.threads[t].additions.is_empty() {
-                        return Err(format!("thread {t} ends before the bulk copy engine has read what it is to add"));
+                        return Err(format!("thread {t} exits before its bulk reductions have read shared memory"));
                     }
                     self.threads[t].waiting = Some(Waiting::Done);
                 } else {
@@ -546,7 +550,7 @@ impl<'a> Block<'a> {
         let x = self.get(t, x);
         match (from, to) {
             (Ty::Vector(..), _) | (_, Ty::Vector(..)) => {
-                // Parts that are undefined read as zeros: only defined ones are looked at later.
+                // Undefined parts read as zeros: only the defined parts are used later.
                 let bytes = to_bytes_lenient(from, &x)?;
                 Ok(from_bytes(to, &bytes))
             }
@@ -562,7 +566,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// A call: an intrinsic, or a function of the module. `None` where control has moved or the thread waits.
+    /// Executes a call of an intrinsic or of a function of the module. `None` if control has moved or the thread waits.
     fn call(
         &mut self,
         t: usize,
@@ -590,7 +594,7 @@ impl<'a> Block<'a> {
             }
             "llvm.nvvm.read.ptx.sreg.tid.x" => return Ok(Some(Value::Bits(t as u64))),
             "llvm.assume" | "vprintf" => return Ok(Some(Value::Bits(0))),
-            "llvm.trap" => return Err("the kernel stops by a trap".into()),
+            "llvm.trap" => return Err("the kernel executes a trap".into()),
             "__assertfail" => return Err("a device_assert failed".into()),
             _ => {}
         }
@@ -606,7 +610,7 @@ impl<'a> Block<'a> {
         Ok(Some(super::asm::intrinsic(name, ty, &values)?))
     }
 
-    /// An instruction that several threads execute as one.
+    /// Executes an instruction collectively for several threads.
     fn together(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
         let f = self.threads[members[0]].frames.last().expect("internal error: no running thread");
         let (function, block, at) = (f.function.clone(), f.block, f.at);
@@ -629,7 +633,7 @@ impl<'a> Block<'a> {
                 for (i, &t) in members.iter().enumerate() {
                     let lane = offered[i].1 as usize;
                     let from = if exchanges { i ^ lane } else { lane };
-                    let v = offered.get(from).ok_or("a shuffle from a lane that is not there")?.0.clone();
+                    let v = offered.get(from).ok_or("a shuffle from a lane that does not exist")?.0.clone();
                     self.finish(t, line.result, v);
                     self.threads[t].waiting = None;
                 }
@@ -638,14 +642,16 @@ impl<'a> Block<'a> {
             Inst::Asm { text, constraints, args, .. } => {
                 self.asm_together(members, line.result, text, constraints, args, global)
             }
-            other => Err(format!("{other:?} does not bring threads together")),
+            other => Err(format!("{other:?} is not a collective instruction")),
         }
     }
 }
 
-/// The operand of that number.
+/// Operand number `i`.
 pub(super) fn operand(args: &[(Ty, Operand)], i: usize) -> Result<&Operand, String> {
-    args.get(i).map(|(_, operand)| operand).ok_or_else(|| format!("there is no operand {i} of {}", args.len()))
+    args.get(i)
+        .map(|(_, operand)| operand)
+        .ok_or_else(|| format!("operand {i} does not exist: there are {}", args.len()))
 }
 
 fn wide(v: &Value) -> Result<u128, String> {
@@ -676,7 +682,7 @@ pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, What> {
 pub(super) fn from_bytes(ty: &Ty, bytes: &[u8]) -> Value {
     match ty {
         Ty::Vector(n, t) | Ty::Array(n, t) => {
-            // Vectors of i1 are packed, but nothing makes them.
+            // Vectors of i1 would be packed; the lowering does not emit them.
             let size = bytes.len() / n;
             Value::many((0..*n).map(|i| from_bytes(t, &bytes[i * size..(i + 1) * size])).collect())
         }

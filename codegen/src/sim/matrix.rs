@@ -1,20 +1,20 @@
-//! Matrix fragments and shared-memory matrix descriptors, element by element, as the PTX ISA states them.
+//! Layouts of MMA fragments and shared-memory matrix descriptors, element by element, as the PTX ISA defines them.
 
-/// What the tensor cores read of an f32 as tf32.
+/// Mask of the bits of an f32 that tensor cores read as tf32.
 pub const TF32: u64 = crate::num::TF32_KEPT as u64;
 
-/// An operand of one `wgmma`: 64×n×16 for 16-bit elements, 64×n×8 for tf32.
+/// Descriptor of a `wgmma` operand in shared memory (64×n×16 for 16-bit elements, 64×n×8 for tf32).
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor {
     start: u64,
     leading: u64,
     stride: u64,
-    /// Bytes of a swizzle span.
+    /// Width of the swizzle pattern in bytes.
     span: u64,
 }
 
 impl Descriptor {
-    /// PTX ISA, "Matrix Descriptor Format".
+    /// Decodes the 64 bits of a descriptor (PTX ISA, "Matrix Descriptor Format").
     pub fn decode(bits: u64) -> Result<Descriptor, String> {
         let field = |from: u32| ((bits >> from) & 0x3FFF) << 4;
         let span = match bits >> 62 {
@@ -24,15 +24,16 @@ impl Descriptor {
             _ => 16,
         };
         if (bits >> 49) & 7 != 0 {
-            return Err("a descriptor with a base offset".into());
+            return Err("unsupported matrix descriptor: its base offset is not zero".into());
         }
         Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), span })
     }
 
-    /// Address of the element (`at` along M or N, `k`) of so many bytes.
+    /// Address of the element (`at` along M or N, `k`), whose size is `bytes`.
     pub fn address(&self, [at, k]: [u64; 2], k_major: bool, bytes: u64) -> u64 {
         let per_span = self.span / bytes;
-        // Without a swizzle, core matrices of eight chunks of 16 bytes lie `leading` apart along K, `stride` apart along M or N.
+        // Without a swizzle, core matrices of eight 16-byte chunks lie `leading` apart along K and `stride` apart along
+        // M or N.
         let offset = if self.span == 16 {
             let (row, column) = if k_major { (at, k) } else { (k, at) };
             let (along_k, along_at) = if k_major { (column / per_span, row / 8) } else { (row / 8, column / per_span) };
@@ -53,27 +54,27 @@ impl Descriptor {
     }
 }
 
-/// Row and column of accumulator register `r` of lane `lane` in a 16-row slab of `m16n8` tiles side by side.
+/// Row and column of accumulator register `r` of lane `lane`, in a 16-row slab of adjacent `m16n8` tiles.
 pub fn accumulator(lane: usize, r: usize) -> (usize, usize) {
     (lane / 4 + 8 * ((r / 2) % 2), 8 * (r / 4) + 2 * (lane % 4) + r % 2)
 }
 
-/// Row and K index of half `h` of word `w` of an A fragment of 16-bit elements (m16k16).
+/// Row and K index of half `h` of word `w` of an A fragment with 16-bit elements (m16k16).
 pub fn a16(lane: usize, w: usize, h: usize) -> (usize, usize) {
     (lane / 4 + 8 * (w % 2), 2 * (lane % 4) + h + 8 * (w / 2))
 }
 
-/// K index and column of half `h` of word `w` of a B fragment of 16-bit elements (k16n8).
+/// K index and column of half `h` of word `w` of a B fragment with 16-bit elements (k16n8).
 pub fn b16(lane: usize, w: usize, h: usize) -> (usize, usize) {
     (2 * (lane % 4) + h + 8 * w, lane / 4)
 }
 
-/// Row and K index of word `w` of an A fragment of tf32 (m16k8).
+/// Row and K index of word `w` of an A fragment in tf32 (m16k8).
 pub fn a32(lane: usize, w: usize) -> (usize, usize) {
     (lane / 4 + 8 * (w % 2), lane % 4 + 4 * (w / 2))
 }
 
-/// K index and column of word `w` of a B fragment of tf32 (k8n8).
+/// K index and column of word `w` of a B fragment in tf32 (k8n8).
 pub fn b32(lane: usize, w: usize) -> (usize, usize) {
     (lane % 4 + 4 * w, lane / 4)
 }

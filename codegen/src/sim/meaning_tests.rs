@@ -1,4 +1,4 @@
-//! Values at the ends of their ranges, of which host, interpreter and GPU have to make the same.
+//! Values at the limits of their ranges, for which the host, the interpreter and the GPU must agree.
 
 use crate::ir::DType;
 use crate::lower::nvptx::lower;
@@ -17,7 +17,7 @@ fn bits_of(dtype: DType, bytes: &[u8]) -> Vec<u64> {
     bytes.chunks(dtype.bytes()).map(|c| c.iter().rev().fold(0, |all, &b| all << 8 | u64::from(b))).collect()
 }
 
-/// What a kernel writes to its only output.
+/// Runs a kernel; returns its only output.
 fn output(text: &str, args: Vec<Argument>, arch: GpuArch) -> Vec<u8> {
     let func = crate::text::parse(text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let program = Program { func, args, grid: [1; 3] };
@@ -29,7 +29,7 @@ fn output(text: &str, args: Vec<Argument>, arch: GpuArch) -> Vec<u8> {
     found[0].clone()
 }
 
-/// `y[i] = body(x[i])` of 1024 elements at a time.
+/// Computes `y[i] = body(x[i])`, 1024 elements at a time.
 fn elementwise(from: DType, to: DType, body: &str, x: &[u64], arch: GpuArch) -> Vec<u64> {
     let n = 1024;
     let text = format!(
@@ -88,7 +88,7 @@ fn views_without_elements_are_not_touched() {
         ] {
             let input = Argument::Input { dtype: DType::F32, bytes: vec![0; 4] };
             let out = Argument::Output { dtype: DType::F32, bytes: vec![0; 16 * 32 * 4] };
-            // From memory: launches refuse arguments that are negative extents.
+            // Loaded from memory: a launch rejects negative extents in arguments.
             let bytes = [n, m].iter().flat_map(|n| n.to_le_bytes()).collect();
             let extents = Argument::Input { dtype: DType::I64, bytes };
             let numbers = [32, o, p].map(Argument::Int);
@@ -155,7 +155,7 @@ fn eight_bit_floats_round_and_saturate_as_the_interpreter_says() {
                 DType::F16 | DType::BF16 => (0..1 << 16).collect(),
                 _ => edges.iter().flat_map(|&x| [x, -x]).map(|x| num::encode(from, x)).collect(),
             };
-            // Around the ties of neighbors, where a rounding too many shows.
+            // Near ties between adjacent values, where double rounding shows.
             let ties = (0..0x100u64).map(|bits| (num::decode(to, bits) + num::decode(to, bits ^ 1)) / 2.0);
             for tie in ties.filter(|tie| tie.is_finite()) {
                 let bits = num::encode(from, tie);

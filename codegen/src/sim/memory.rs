@@ -1,22 +1,22 @@
-//! One block's shared memory with a record of who touched which byte.
+//! Shared memory of one block, with shadow state that records which thread accessed each byte.
 
 use super::clock::Clocks;
 use super::parse::SMEM_BASE;
 use std::collections::HashMap;
 
-/// Who wrote a byte last, and who has read it since.
+/// Shadow state of one byte: its last write, and the reads since.
 #[derive(Clone, Copy, Debug, Default)]
 struct Trace {
-    /// The source of the write, and its time.
+    /// Source and time of the write.
     writer: Option<(u32, u32)>,
-    /// One more than the thread whose `cp.async` may write the byte at any time; 0 where there is none.
+    /// One more than the thread whose `cp.async` may write the byte at any time; 0 if there is none.
     copying: u32,
-    /// Readers since the last write: the last one's number in the list of all.
+    /// Reads since the last write: index of the latest in `Shared::readers`.
     readers: u32,
     defined: bool,
 }
 
-/// A reader, and those before it.
+/// A read, linked to the previous one.
 #[derive(Clone, Copy, Debug)]
 struct Reader {
     before: u32,
@@ -28,12 +28,12 @@ struct Reader {
 pub struct Shared {
     bytes: Vec<u8>,
     trace: Vec<Trace>,
-    /// Per byte: products under way that read it.
+    /// Per byte: number of asynchronous reads in flight.
     reading: Vec<u16>,
     pub clocks: Clocks,
-    /// Lists of readers, each linked to the one before; number 0 is nobody.
+    /// Linked lists of reads; index 0 is the end of a list.
     readers: Vec<Reader>,
-    /// What the reader of the last access added to which list.
+    /// For the thread and time of the last read: the list that each list became by adding it.
     added: ((u32, u32), HashMap<u32, u32>),
 }
 
@@ -55,7 +55,7 @@ impl Shared {
                 Ok(at as usize)
             }
             _ => Err(format!(
-                "shared access of {len} bytes at {address}: the block has bytes {SMEM_BASE} to {}, or misaligned",
+                "out-of-bounds or misaligned shared access of {len} bytes at {address}: the block has bytes {SMEM_BASE} to {}",
                 SMEM_BASE as usize + self.bytes.len()
             )),
         }
@@ -77,7 +77,7 @@ impl Shared {
                 ));
             }
             if !t.defined {
-                return Err(format!("read of shared byte {i}, which nothing wrote"));
+                return Err(format!("read of shared byte {i}, which is uninitialized"));
             }
             if let Some((writer, when)) = t.writer
                 && !self.clocks.knows(thread, writer, when)
@@ -103,7 +103,7 @@ impl Shared {
         Ok(self.bytes[at..at + len].to_vec())
     }
 
-    /// A reader of a byte of whom `thread` does not know that it is done.
+    /// A reader of the byte whose read does not happen before the next action of `thread`.
     fn open_reader(&self, byte: usize, thread: u32) -> Option<u32> {
         let mut at = self.trace[byte].readers;
         while at != 0 {
@@ -122,7 +122,7 @@ impl Shared {
         let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
             let t = &self.trace[i];
-            // Even of equal values: of a copy that several threads hold, one is to be written.
+            // Races of equal values count as well: of a replicated value, one thread must be chosen to write.
             if let Some((writer, when)) = t.writer
                 && !self.clocks.knows(thread, writer, when)
             {
@@ -139,18 +139,20 @@ impl Shared {
         Ok(())
     }
 
-    /// A write by the bulk copy engine that `thread` asked for. It is known by the source `by` at the time `when`.
+    /// A write by a TMA load that `thread` issued. Its completion is the event of source `by` at time `when`.
     pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
         self.not_busy(at, bytes.len())?;
         for (i, &b) in (at..).zip(bytes) {
             if let Some((writer, time)) = self.trace[i].writer {
                 if !self.clocks.knows(thread, writer, time) {
-                    return Err(format!("race: a bulk copy overwrites shared byte {i} while its last writer is at it"));
+                    return Err(format!(
+                        "race: a bulk copy overwrites shared byte {i}, whose last write is not ordered before it"
+                    ));
                 }
                 if self.clocks.is_thread(writer) && !self.clocks.proxy_knows(thread, writer, time) {
                     return Err(format!(
-                        "a bulk copy overwrites shared byte {i}, which thread {writer} wrote without a proxy fence since"
+                        "a bulk copy overwrites shared byte {i}, which thread {writer} wrote without a proxy fence in between"
                     ));
                 }
             }
@@ -165,32 +167,32 @@ impl Shared {
         Ok(())
     }
 
-    /// A read by the tensor cores or the bulk copy engine on behalf of `thread`.
+    /// A read by wgmma or a bulk reduction that `thread` issued.
     pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         for i in at..at + len {
             if let Some((writer, when)) = self.trace[i].writer
                 && self.clocks.is_thread(writer)
-                // Whether a barrier lies in between says `read`.
+                // `read` checks whether a barrier lies in between.
                 && self.clocks.knows(thread, writer, when)
                 && !self.clocks.proxy_knows(thread, writer, when)
             {
                 return Err(format!(
-                    "the asynchronous proxy reads shared byte {i}, which thread {writer} wrote without a proxy fence since"
+                    "the asynchronous proxy reads shared byte {i}, which thread {writer} wrote without a proxy fence in between"
                 ));
             }
         }
         self.read(address, len, thread)
     }
 
-    /// A product under way reads these bytes from now on.
+    /// An asynchronous read of these bytes starts.
     pub fn begin_product(&mut self, address: u64, len: usize) -> Result<(), String> {
         let at = self.locate(address, len)?;
         self.reading[at..at + len].iter_mut().for_each(|n| *n += 1);
         Ok(())
     }
 
-    /// The product that these threads waited for has read these bytes. Each knows of it, and nobody else.
+    /// The asynchronous read that these threads waited for is complete. Only these threads know about it.
     pub fn end_product(&mut self, address: u64, len: usize, threads: &[u32]) -> Result<(), String> {
         let at = self.locate(address, len)?;
         self.reading[at..at + len].iter_mut().for_each(|n| *n -= 1);
@@ -200,15 +202,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Neither does a product under way read these bytes, nor may a copy still write them.
+    /// Checks that no asynchronous read or copy of these bytes is in flight.
     fn not_busy(&self, at: usize, len: usize) -> Result<(), String> {
         for i in at..at + len {
             if self.reading[i] > 0 {
-                return Err(format!("shared byte {i} was overwritten while a product under way was reading it"));
+                return Err(format!("shared byte {i} is overwritten while an asynchronous read of it is in flight"));
             }
             if self.trace[i].copying > 0 {
                 return Err(format!(
-                    "race: shared byte {i} is overwritten, which a copy by thread {} may still write",
+                    "race: shared byte {i} is overwritten while a copy by thread {} may still write it",
                     self.trace[i].copying - 1
                 ));
             }
@@ -216,7 +218,7 @@ impl Shared {
         Ok(())
     }
 
-    /// `thread` starts a copy to these bytes, which may arrive at any time until it has waited for it.
+    /// Starts a `cp.async` by `thread` to these bytes, which may arrive at any time until the thread has waited for it.
     pub fn start_copy(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
         let at = self.locate(address, len)?;
         self.not_busy(at, len)?;
@@ -238,7 +240,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The thread that started it has waited for the copy.
+    /// Completes the copy: the issuing thread has waited for it.
     pub fn end_copy(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
         self.trace[at..at + bytes.len()].iter_mut().for_each(|t| t.copying = 0);

@@ -1,19 +1,21 @@
-//! A GPU made of plain Rust: runs the LLVM IR that the GPU lowering writes, thread by thread.
+//! A simulator of NVIDIA GPUs: executes the LLVM IR that the GPU lowering emits, thread by thread.
 //!
-//! This is how the lowering is tested without a GPU. It knows nothing of tiles or layouts, only of the instructions:
-//! every thread runs on its own until it needs others (a shuffle or `mma.sync` its warp, `wgmma` its warpgroup, a barrier
-//! the block), in an order drawn from a seed. On the way it reports what a real GPU would only sometimes show: two
-//! threads meeting in a byte of shared memory between two barriers, a product whose result is touched before it is
-//! waited for, shared memory that `wgmma` reads without a proxy fence, copies that were not waited for, that overwrite
-//! what may still be read, or that are not announced as they come, accesses outside their buffer, and threads that wait
-//! for each other for ever.
+//! It tests the lowering without a GPU. It interprets instructions and does not know tiles or layouts. A thread runs
+//! until it reaches a collective instruction (a shuffle or `mma.sync` of its warp, `wgmma` of its warpgroup, a barrier
+//! of the block), in an order chosen by a seed.
 //!
-//! Programs of the grid run interleaved: [`grid`] says what one may expect of another.
+//! It reports errors that a GPU shows only sometimes: data races in shared memory between two barriers, accumulators
+//! that are used before their `wgmma` was waited for, shared memory that `wgmma` reads without a proxy fence, copies
+//! that are not waited for, that overwrite data still being read, or whose bytes differ from the expected transaction
+//! count, out-of-bounds accesses, and deadlocks.
 //!
-//! Reading order: [`parse`] (text to instructions), [`check`] (which of them are known), [`value`] (arithmetic on bits), [`clock`] (happens-before), [`memory`] (shared memory,
-//! races), [`global`] (global memory, races), [`grid`] (programs), [`machine`] (threads and scheduling), [`barriers`] (phases, bulk copies),
-//! [`bulk_add`], [`asm`] (the PTX that the lowering writes), [`ptx`] (the PTX that users write), [`matrix`] (matrix fragments, descriptors),
-//! [`mutate`] (faults for tests of the simulator).
+//! The programs of the grid run interleaved: [`grid`] defines the memory model between them.
+//!
+//! Reading order: [`parse`] (text to instructions), [`check`] (unsupported instructions), [`value`] (arithmetic on
+//! bits), [`clock`] (happens-before), [`memory`] (shared memory, races), [`global`] (global memory, races), [`grid`]
+//! (programs), [`machine`] (threads and scheduling), [`barriers`] (mbarriers, TMA loads), [`bulk_add`] (bulk
+//! reductions), [`asm`] (PTX of the lowering), [`ptx`] (PTX of users), [`matrix`] (fragments and descriptors),
+//! [`mutate`] (fault injection for tests of the simulator).
 
 mod asm;
 mod barriers;

@@ -1,18 +1,19 @@
-//! Faults in synchronization, planted in lowered code: what tests of the simulated GPU run, to see that it reports them.
+//! Fault injection into the synchronization of lowered code (mutation testing): tests run the mutants on the simulator,
+//! which must report them.
 //!
-//! [`mutants`] takes the LLVM IR of a kernel and changes one synchronizing instruction at a time: without it, with it on the other side of
-//! the next or the last access of shared memory, with another parity, count, number of bytes or barrier. Each mutant is well-formed LLVM IR:
-//! a value is used only behind its definition.
+//! [`mutants`] takes the LLVM IR of a kernel and changes one synchronizing instruction at a time: it removes it, moves
+//! it across the next or the previous access of shared memory, or changes its parity, count, number of bytes or
+//! barrier. Each mutant is well-formed LLVM IR: every value is defined before its uses.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What kind of instruction is changed.
+/// The kind of instruction that is changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// `bar.sync` of the block.
     BlockBarrier,
-    /// `bar.sync` and `bar.arrive` with a number of threads.
+    /// `bar.sync` and `bar.arrive` with a thread count.
     NamedBarrier,
     /// `bar.warp.sync`.
     WarpBarrier,
@@ -22,7 +23,7 @@ pub enum Class {
     InitFence,
     /// `mbarrier.arrive.expect_tx`.
     Expect,
-    /// `mbarrier.arrive`, and that of `cp.async`.
+    /// `mbarrier.arrive`, and `cp.async.mbarrier.arrive`.
     Arrive,
     /// `mbarrier.try_wait`.
     Wait,
@@ -38,7 +39,7 @@ pub enum Class {
     CopyCommit,
     /// `cp.async.wait_group`.
     CopyWait,
-    /// A load by TMA.
+    /// A TMA load.
     Tma,
     /// `cp.async.bulk.commit_group`.
     BulkCommit,
@@ -46,17 +47,17 @@ pub enum Class {
     BulkWait,
 }
 
-/// How it is changed.
+/// The change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Change {
     Removed,
-    /// Twice instead of once.
+    /// Executed twice.
     Repeated,
-    /// Behind the next access of shared memory.
+    /// After the next access of shared memory.
     Later,
-    /// In front of the last access of shared memory.
+    /// Before the previous access of shared memory.
     Earlier,
-    /// It waits for the other parity.
+    /// Waits for the other parity.
     Parity,
     /// One more or fewer: groups, arrivals, or a warp of threads.
     CountUp,
@@ -64,20 +65,20 @@ pub enum Change {
     /// 16 bytes more or fewer.
     BytesUp,
     BytesDown,
-    /// At the next barrier.
+    /// At the adjacent barrier.
     Neighbour,
 }
 
-/// A kernel with one fault.
+/// A kernel with one injected fault.
 #[derive(Clone, Debug)]
 pub struct Mutant {
     pub class: Class,
     pub change: Change,
-    /// Which line of the module is changed, from 1.
+    /// The changed line of the module, from 1.
     pub line: usize,
-    /// Whether it stands in a loop.
+    /// Whether the line is in a loop.
     pub in_loop: bool,
-    /// What the line was.
+    /// The original line.
     pub instruction: String,
     pub llvm_ir: String,
 }
@@ -120,7 +121,7 @@ fn class(line: &str) -> Option<Class> {
     })
 }
 
-/// An access of shared memory, by threads or asynchronously.
+/// Whether a line accesses shared memory, synchronously or asynchronously.
 fn accesses_shared(line: &str) -> bool {
     let has = |text: &str| line.contains(text);
     let direct = has("ptr addrspace(3)") && (has("= load ") || line.trim_start().starts_with("store "));
@@ -151,14 +152,14 @@ pub fn mutants(llvm_ir: &str) -> Vec<Mutant> {
     found
 }
 
-/// The module with a failing call in front of a line: it runs without an error if and only if the line never runs.
+/// The module with a trap in front of a line: it runs without an error if and only if the line is never executed.
 pub fn with_trap(llvm_ir: &str, line: usize) -> String {
     let mut lines: Vec<&str> = llvm_ir.lines().collect();
     lines.insert(line - 1, "  call void @llvm.trap()");
     lines.join("\n")
 }
 
-/// Whether a line stands between the labels `bodyN` and `exitM` that the lowering gives loops.
+/// Whether a line lies between the labels `bodyN` and `exitM` that the lowering gives to loops.
 fn in_loop(lines: &[&str], at: usize) -> bool {
     let mut depth = 0;
     for line in &lines[..at] {
@@ -224,7 +225,7 @@ fn owned(lines: &[&str]) -> Lines {
     lines.iter().map(|line| line.to_string()).collect()
 }
 
-/// A wait that passes values on lets go of nothing instead.
+/// The module without the instruction. A wait that forwards values waits for nothing instead.
 fn removed(lines: &[&str], at: usize) -> Option<Lines> {
     if result(lines[at]).is_some() {
         return counted(lines, at, WGMMA_WAIT, 1000);
@@ -240,20 +241,20 @@ fn repeated(lines: &[&str], at: usize) -> Option<Lines> {
     Some(changed)
 }
 
-/// With another number behind the text `before`, in the assembly.
+/// Adds `by` to the number that follows `before` in the assembly.
 fn counted(lines: &[&str], at: usize, before: &str, by: i64) -> Option<Lines> {
     let line = lines[at];
     let start = line.find(before)? + before.len();
     let digits = line[start..].find(|c: char| !c.is_ascii_digit())?;
     let number: i64 = line[start..start + digits].parse().ok()?;
-    // No barrier is for nobody.
+    // A barrier has at least one arrival.
     let changed = Some(number + by).filter(|&n| n > 0)?;
     let mut list = owned(lines);
     list[at] = format!("{}{changed}{}", &line[..start], &line[start + digits..]);
     Some(list)
 }
 
-/// With an operand of the call computed from the one that it has.
+/// Replaces an operand of the call by a value computed from it.
 fn other_operand(lines: &[&str], at: usize, before: &str, compute: impl Fn(&str) -> String) -> Option<Lines> {
     let line = lines[at];
     let call = line.rfind("\"(")?;
@@ -289,13 +290,13 @@ fn is_label(line: &str) -> bool {
     line.ends_with(':') && !line.starts_with(' ')
 }
 
-/// A branch around a few instructions: `br i1 …, label %whenN, label %afterN`. Gives the label behind them.
+/// The label after a branch around a few instructions: `br i1 …, label %whenN, label %afterN`.
 fn around(line: &str) -> Option<&str> {
     let (_, labels) = line.trim_start().strip_prefix("br i1 ")?.split_once(", label %when")?;
     labels.split_once(", label %").map(|(_, after)| after)
 }
 
-/// The lines from the branch to the label behind, if a line stands in such instructions.
+/// The lines from the branch to the label after it, if a line is in such a conditional region.
 fn conditional(lines: &[&str], at: usize) -> Option<(usize, usize)> {
     let label = (0..at).rev().find(|&i| is_label(lines[i]))?;
     let after = around(lines[label.checked_sub(1)?])?;
@@ -303,8 +304,8 @@ fn conditional(lines: &[&str], at: usize) -> Option<(usize, usize)> {
     Some((label - 1, end))
 }
 
-/// Whether a line is what an instruction must not come after: of most an access, of a commit the wait, of a fence between proxies the
-/// asynchronous access, or the arrive that releases what was written.
+/// Whether an instruction of class `moved` must not be moved behind a line: for most classes an access; for a commit,
+/// the wait; for a proxy fence, an asynchronous access or the arrive that releases the written data.
 fn must_come_before(moved: Class, line: &str) -> bool {
     match moved {
         Class::WgmmaCommit => class(line) == Some(Class::WgmmaWait),
@@ -318,7 +319,8 @@ fn must_come_before(moved: Class, line: &str) -> bool {
     }
 }
 
-/// Behind the next lines that it must come before, up to the next line that waits: as far as they run whenever the line runs, or may.
+/// Moves the line behind the next lines that it must precede, up to the next wait, and only across lines that run, or
+/// may run, whenever the line runs.
 fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     if result(lines[at]).is_some() || conditional(lines, at).is_some() {
         return None;
@@ -365,7 +367,7 @@ fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     Some(changed)
 }
 
-/// In front of the last access that has run whenever the line runs.
+/// Moves the line in front of the last access that has run whenever the line runs.
 fn earlier(lines: &[&str], at: usize) -> Option<Lines> {
     let (first, last) = conditional(lines, at).unwrap_or((at, at));
     let mut i = first;
@@ -373,7 +375,7 @@ fn earlier(lines: &[&str], at: usize) -> Option<Lines> {
         i -= 1;
         let line = lines[i];
         if let Some(name) = line.strip_suffix(':').filter(|_| is_label(line)) {
-            // Instructions that some threads run: in front of the branch around them.
+            // A conditional region: continue in front of the branch around it.
             let branch = (0..i).rev().find(|&k| around(lines[k]) == Some(name))?;
             if (branch..i).any(|k| accesses_shared(lines[k])) {
                 return moved_up(lines, (first, last), branch, at);
@@ -391,7 +393,7 @@ fn earlier(lines: &[&str], at: usize) -> Option<Lines> {
     None
 }
 
-/// The line itself moves up, if what it needs is defined there, and it stands in no condition.
+/// Moves the line itself up, if its operands are defined there and it is not in a conditional region.
 fn moved_up(lines: &[&str], (first, last): (usize, usize), to: usize, at: usize) -> Option<Lines> {
     let needed = registers(lines[at]);
     let defined_between = (to..at).any(|i| result(lines[i]).is_some_and(|r| needed.contains(r)));
@@ -404,7 +406,7 @@ fn moved_up(lines: &[&str], (first, last): (usize, usize), to: usize, at: usize)
     Some(changed)
 }
 
-/// An access, with what is computed from it, moves down behind lines that synchronize.
+/// Moves an access, with the values computed from it, down behind the synchronizing lines.
 fn access_moved_down(lines: &[&str], access: usize, (first, last): (usize, usize)) -> Option<Lines> {
     let mut moved: BTreeSet<usize> = [access].into();
     let mut values: BTreeSet<&str> = result(lines[access]).into_iter().collect();

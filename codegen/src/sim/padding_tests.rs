@@ -1,11 +1,13 @@
-//! Products of tiles that reach beyond their matrices: what is multiplied is enough, against sums in f64.
+//! Dots of tiles that extend beyond their matrices: the padding is not multiplied. Results are compared with sums in
+//! f64.
 
 use super::tests::{of_two_inputs, relative_error, uniform};
 use crate::ir::{DType, Func};
 use crate::num;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
-/// c [m, n] = a [m, k] · b [k, n] by one program, in tiles [m, k_tile] and [k_tile, n_tile] with zeros beyond k and n.
+/// A GEMM c [m, n] = a [m, k] · b [k, n] by one program, in tiles [m, k_tile] and [k_tile, n_tile], padded with zeros
+/// beyond k and n.
 struct Product {
     dtype: DType,
     shape: [usize; 3],
@@ -18,7 +20,7 @@ impl Product {
         let [m, n, k] = self.shape;
         let (t, kt, nt) = (self.dtype, self.k_tile, self.n_tile);
         let precision = if t == DType::F32 { "tf32x3" } else { "ieee" };
-        // Where one tile has all of K, its place is known.
+        // If one tile covers all of K, its offset is constant.
         let (open, next, close) = match k.div_ceil(kt) {
             1 => ("", "", String::new()),
             steps => (
@@ -63,7 +65,7 @@ impl Product {
         crate::text::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
     }
 
-    /// Numbers in memory, and what they are.
+    /// Random elements: their bytes, and their values.
     fn numbers(&self, count: usize, seed: u32) -> (Vec<u8>, Vec<f64>) {
         let bytes = self.dtype.bytes();
         let bits: Vec<u64> = uniform(seed).take(count).map(|x| num::encode(self.dtype, f64::from(x))).collect();
@@ -71,7 +73,7 @@ impl Product {
         (memory, bits.iter().map(|&bits| num::decode(self.dtype, bits)).collect())
     }
 
-    /// The relative error of the simulated GPU's result, and its code.
+    /// Runs the GEMM on the simulator; returns the relative error and the code.
     fn error(&self, arch: GpuArch, options: &CompileOptions) -> (f64, String) {
         let [m, n, k] = self.shape;
         let ((a, a_values), (b, b_values)) = (self.numbers(m * k, 1), self.numbers(k * n, 2));
@@ -87,7 +89,7 @@ fn options(num_warps: u32) -> CompileOptions {
     CompileOptions { num_warps, num_stages: 2, schedule, ..CompileOptions::default() }
 }
 
-/// One tile along K, which ends before the tile does: fewer instructions, and narrower ones.
+/// A single tile along K that exceeds the matrix: fewer and narrower instructions.
 #[test]
 fn what_lies_beyond_is_not_multiplied() {
     for (dtype, k, k_instruction) in [(DType::F32, 40, 8), (DType::BF16, 48, 16)] {
@@ -98,17 +100,17 @@ fn what_lies_beyond_is_not_multiplied() {
             let products = |name: &str| code.matches(name).count();
             let (parts, steps) = (if dtype == DType::F32 { 3 } else { 1 }, k / k_instruction);
             match (arch, num_warps) {
-                // Three tiles of 8 columns of the 8 that a warp has.
+                // Three of the eight n8 tiles of a warp.
                 (GpuArch::Sm80, _) => assert_eq!(products("mma.sync.aligned.m16n8"), parts * steps * 3, "{dtype}"),
                 (_, 4) => assert_eq!(products("wgmma.mma_async.sync.aligned.m64n24k"), parts * steps, "{dtype}"),
-                // Two warpgroups along N have one instruction.
+                // Two warpgroups along N share one instruction shape.
                 _ => assert_eq!(products("wgmma.mma_async.sync.aligned.m64n32k"), parts * steps, "{dtype}"),
             }
         }
     }
 }
 
-/// Sums over many tiles, whose last columns nothing is added to, with products under way from one iteration into the next.
+/// Accumulation over many tiles whose last columns are padding, with asynchronous MMAs in flight across iterations.
 #[test]
 fn columns_that_nothing_is_added_to_stay_zero() {
     for dtype in [DType::F32, DType::BF16] {

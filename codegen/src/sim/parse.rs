@@ -1,4 +1,4 @@
-//! LLVM IR text, as far as the GPU lowering writes it, to instructions.
+//! Parses the subset of LLVM IR that the GPU lowering emits.
 
 use super::error::{SimError, Unknown, What};
 use super::ptx::Program;
@@ -18,7 +18,7 @@ pub enum Ty {
     BFloat,
     Float,
     Double,
-    /// With its address space.
+    /// A pointer, with its address space.
     Ptr(u32),
     Vector(usize, Box<Ty>),
     Struct(Vec<Ty>),
@@ -142,7 +142,8 @@ pub enum Inst {
     },
     Asm {
         text: String,
-        /// The text as arithmetic on registers; `None` for what the lowering writes besides: memory, synchronization, matrices.
+        /// The text as arithmetic on registers; `None` for other assembly of the lowering: memory, synchronization,
+        /// MMAs.
         program: Option<Program>,
         constraints: Vec<String>,
         ty: Ty,
@@ -168,7 +169,7 @@ pub enum Inst {
         ty: Ty,
         v: Operand,
     },
-    /// With acquire and release, or relaxed.
+    /// Acquire-release if `synchronizes`, else relaxed.
     CompareExchange {
         p: Operand,
         ty: Ty,
@@ -190,9 +191,9 @@ pub struct Line {
     pub result: Option<usize>,
     pub inst: Inst,
     pub text: String,
-    /// From 1, in the module's text.
+    /// Line number in the module's text, from 1.
     pub number: usize,
-    /// The line of the kernel's source that it comes from, as the last comment says; empty where there is none.
+    /// Source location of the kernel, from the last location comment; empty if there is none.
     pub place: Rc<str>,
 }
 
@@ -210,13 +211,13 @@ pub struct Module {
     pub entry: String,
 }
 
-/// Where the dynamic shared memory starts in the shared window; other than zero, so that nobody relies on it.
+/// Offset of the dynamic shared memory in the shared window; not zero, so that no code relies on zero.
 pub const SMEM_BASE: u64 = 1024;
 
-/// Reads a module.
+/// Parses a module.
 ///
 /// # Errors
-/// What is not known, and where it stands.
+/// The unsupported code, and its location.
 pub fn parse(text: &str) -> Result<Module, SimError> {
     let mut module = Module::default();
     let mut lines = (1..).zip(text.lines());
@@ -242,7 +243,7 @@ pub fn parse(text: &str) -> Result<Module, SimError> {
 #[derive(Default)]
 struct FunctionParser<'a> {
     name: String,
-    /// The line that is read, with its number.
+    /// The current line, with its number.
     line: (usize, &'a str),
     registers: HashMap<String, usize>,
     labels: HashMap<String, usize>,
@@ -276,12 +277,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Something else stands here than what was expected.
+    /// The error if the text is not what was expected.
     fn wrong(&self, expected: &str) -> What {
-        What::Syntax(format!("{expected} was expected at `{}`", self.rest.trim()))
+        What::Syntax(format!("expected {expected} at `{}`", self.rest.trim()))
     }
 
-    /// Goes on behind the first of these.
+    /// Skips past the first of these characters; returns the skipped text.
     fn skip_past(&mut self, end: &[char]) -> Parsed<&'a str> {
         let (skipped, rest) = self.rest.split_once(end).ok_or_else(|| self.wrong(&format!("one of {end:?}")))?;
         self.rest = rest;
@@ -293,7 +294,7 @@ impl<'a> Cursor<'a> {
         self.word().parse().map_err(|_| Cursor { rest: here }.wrong("a number"))
     }
 
-    /// A word of letters, digits and what names are made of.
+    /// Reads a word of letters, digits and the punctuation of names.
     fn word(&mut self) -> &'a str {
         self.skip();
         let end = self.rest.find(|c: char| !(c.is_alphanumeric() || "._-+%@$".contains(c))).unwrap_or(self.rest.len());
@@ -348,7 +349,7 @@ impl<'a> FunctionParser<'a> {
         *self.registers.entry(name.to_string()).or_insert(next)
     }
 
-    /// A definition, from behind `define`.
+    /// Parses a function from the text after `define`.
     fn function(&mut self, definition: &'a str, body: &[(usize, &'a str)]) -> Parsed<Function> {
         let mut f = Function::default();
         let mut c = Cursor { rest: definition };
@@ -373,7 +374,7 @@ impl<'a> FunctionParser<'a> {
             }
             c.eat(",");
         }
-        // Labels first: branches go forward. Code before the first label is the entry.
+        // Collects the labels first, because branches go forward. The code before the first label is the entry block.
         let mut count = 0;
         for (_, line) in body {
             if let Some(label) = label(line) {
@@ -404,7 +405,7 @@ impl<'a> FunctionParser<'a> {
             }
         }
         if let Some(open) = f.blocks.iter().position(|block| !block.last().is_some_and(|line| line.inst.ends_block())) {
-            return Err(What::Syntax(format!("block {open} of the function has no `br` or `ret` at its end")));
+            return Err(What::Syntax(format!("block {open} of the function has no terminator (`br` or `ret`)")));
         }
         f.registers = self.registers.len();
         Ok(f)
@@ -462,7 +463,7 @@ impl<'a> FunctionParser<'a> {
 
     fn label(&self, name: &str) -> Parsed<usize> {
         let found = name.strip_prefix('%').and_then(|name| self.labels.get(name));
-        found.copied().ok_or_else(|| What::Syntax(format!("there is no label `{name}`")))
+        found.copied().ok_or_else(|| What::Syntax(format!("unknown label `{name}`")))
     }
 
     fn target(&self, c: &mut Cursor) -> Parsed<usize> {
@@ -634,7 +635,7 @@ impl<'a> FunctionParser<'a> {
         }
         let Some((text, constraints)) = asm else { return Ok(Inst::Call { name, ty, args }) };
         let constraints: Vec<String> = constraints.split(',').map(String::from).collect();
-        // What a user writes is arithmetic, whatever the lowering may write the same text for.
+        // Assembly written by users is arithmetic, even if the lowering could emit the same text.
         let program = match super::asm::is_lowerings(&text) && !c.rest.contains(USER_ASM) {
             true => None,
             false => Some(Program::parse(&text, &constraints, &ty, args.iter().map(|(ty, _)| ty))?),
@@ -650,7 +651,7 @@ fn label(line: &str) -> Option<&str> {
 fn space(ty: &Ty) -> Parsed<u32> {
     match ty {
         Ty::Ptr(n) => Ok(*n),
-        other => Err(What::Syntax(format!("an address of type {other}"))),
+        other => Err(What::Syntax(format!("expected an address, found a value of type {other}"))),
     }
 }
 

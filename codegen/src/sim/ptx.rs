@@ -1,10 +1,10 @@
-//! Scalar PTX that users write as inline assembly: registers, arithmetic, bits, comparisons and conversions, instruction by instruction as
-//! the PTX ISA says. Memory and whatever needs other threads is not here.
+//! Executes scalar PTX that users write as inline assembly: registers, arithmetic, bit operations, comparisons and
+//! conversions, as the PTX ISA defines them. Memory accesses and collective instructions are not supported.
 //!
-//! Rounding to the nearest number and in directions, `.ftz`, `.sat` and other modifiers do what the ISA says; `.ftz` flushes results that
-//! are subnormal once they are rounded, as LLVM does where it folds constants. Results of `.approx` and
-//! `.full` instructions are the exact ones rounded to the type: a GPU's may differ in the last bits; so may the payload of a NaN. An
-//! instruction, type or modifier that is not known is an error when the code is read, before anything runs.
+//! Rounding modes, `.ftz`, `.sat` and other modifiers follow the ISA. `.ftz` flushes results that are subnormal after
+//! rounding, as LLVM does when it folds constants. Results of `.approx` and `.full` instructions are the exact results
+//! rounded to the type: a GPU's results may differ in the last bits, and so may NaN payloads. An unsupported
+//! instruction, type or modifier is an error when the code is parsed, before anything runs.
 
 mod float;
 mod integer;
@@ -21,26 +21,27 @@ use crate::ir::DType;
 use crate::num;
 use std::collections::{BTreeSet, HashMap};
 
-/// Instructions, the types that each takes, and modifiers: in their order groups of which one is there; `?` marks groups of which none may be.
+/// Instruction names, the types that each takes, and its modifiers: groups in order, of which exactly one member is
+/// present; `?` marks optional groups.
 type Form = (&'static str, &'static str, &'static str);
 
-/// Names of the instructions that are known, in order.
+/// Names of the supported instructions, sorted.
 pub fn known() -> BTreeSet<&'static str> {
     let forms = float::FORMS.iter().chain(integer::FORMS).flat_map(|(ops, ..)| ops.split(' '));
     forms.chain(OTHERS).collect()
 }
 
-/// Instructions whose types and modifiers are not in a table.
+/// Instructions whose types and modifiers are checked in code.
 const OTHERS: [&str; 4] = ["cvt", "mov", "selp", "setp"];
 
-/// The type in an instruction's name.
+/// A type in an instruction's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Bits(u32),
     Unsigned(u32),
     Signed(u32),
     Float(DType),
-    /// Two elements of 16 bits in a word.
+    /// Two 16-bit elements in a 32-bit word.
     Pair(DType),
     Pred,
 }
@@ -78,13 +79,13 @@ impl Kind {
     }
 }
 
-/// An instruction's name: the operation, what modifies it, and its types.
+/// A parsed instruction name: operation, modifiers and types.
 #[derive(Clone, Debug)]
 struct Name {
     op: String,
     modifiers: Vec<String>,
     kinds: Vec<Kind>,
-    /// As they are written.
+    /// As written.
     types: Vec<String>,
 }
 
@@ -109,7 +110,7 @@ impl Name {
         self.modifiers.iter().any(|m| m == modifier)
     }
 
-    /// Whether its modifiers are these (see [`Form`]).
+    /// Whether the modifiers match a pattern (see [`Form`]).
     fn takes(&self, modifiers: &str) -> bool {
         let mut own = self.modifiers.iter().peekable();
         let groups = modifiers.split_whitespace().all(|group| {
@@ -119,7 +120,7 @@ impl Name {
         groups && own.next().is_none()
     }
 
-    /// Whether one of the forms is this instruction with these types and modifiers.
+    /// Whether one of the forms matches this instruction with its types and modifiers.
     fn is_one_of(&self, forms: &[Form]) -> bool {
         let types = if self.op == "dp4a" { 2 } else { 1 };
         self.types.len() == types
@@ -130,43 +131,43 @@ impl Name {
             })
     }
 
-    /// The last type, which most instructions have alone.
+    /// The last type; most instructions have only one.
     fn kind(&self) -> Option<Kind> {
         self.kinds.last().copied()
     }
 }
 
-/// An assembly text.
+/// A parsed assembly text.
 #[derive(Clone, Debug)]
 pub struct Program {
     statements: Vec<Statement>,
-    /// Names of what it declares.
+    /// Names of the declared registers.
     registers: Vec<String>,
-    /// Types of `$0`, `$1`, …: the outputs and then the inputs.
+    /// Types of `$0`, `$1`, …: the outputs, then the inputs.
     operands: Vec<Ty>,
     outputs: usize,
-    /// Outputs that begin as an input, and that input.
+    /// Outputs tied to an input, with that input.
     ties: Vec<(usize, usize)>,
 }
 
 #[derive(Clone, Debug)]
 struct Statement {
     text: String,
-    /// A predicate, and the value at which the statement is skipped.
+    /// The guard predicate, and the value at which the statement is skipped.
     guard: Option<(String, u64)>,
     name: Name,
-    /// It is one of the forms of its operation.
+    /// Whether a form of a table matches the instruction.
     fits: bool,
     operands: Vec<String>,
 }
 
-/// Registers by name, and the operands `$0`, `$1`, …; `None` where nothing has been written.
+/// Declared registers by name, and the operands `$0`, `$1`, …; `None` before the first write.
 struct Machine {
     registers: HashMap<String, Option<u64>>,
     operands: Vec<Option<u64>>,
 }
 
-/// Why a statement cannot run.
+/// Why a statement cannot be executed.
 #[derive(Clone, Debug, PartialEq)]
 enum Stop {
     NotKnown,
@@ -190,10 +191,11 @@ impl Stop {
 }
 
 impl Program {
-    /// Reads a text of LLVM's inline assembly; `ty` is the type of its result, or a structure of its results' types.
+    /// Parses the text of LLVM inline assembly; `ty` is the type of its result, or a struct with the types of its
+    /// results.
     ///
     /// # Errors
-    /// At an instruction that is not known, and at text that is none.
+    /// An unsupported instruction, and malformed text.
     pub fn parse<'a>(
         text: &str,
         constraints: &[String],
@@ -210,7 +212,10 @@ impl Program {
         };
         let malformed = |reason: String| Stop::Malformed(reason).of(&text);
         if outputs.len() != count {
-            return Err(malformed(format!("{count} outputs in its constraints, and {} results", outputs.len())));
+            return Err(malformed(format!(
+                "its constraints have {count} outputs, but it has {} results",
+                outputs.len()
+            )));
         }
         let of_inputs = constraints.iter().filter(|c| !c.starts_with(['=', '~']));
         let ties: Vec<(usize, usize)> =
@@ -232,7 +237,7 @@ impl Program {
                 None => program.statements.push(Statement::parse(&text).map_err(|stop| stop.of(&text))?),
             }
         }
-        // Whether an instruction is known does not depend on numbers, so that it can be tried on any.
+        // Whether an instruction is supported does not depend on operand values, so each is tried on zeros.
         let mut machine = program.start(&vec![0; program.operands.len() - count]);
         for statement in &program.statements {
             let guard = statement.guard.as_ref().map_or(Ok(0), |(name, _)| machine.value(name, Kind::Pred));
@@ -242,10 +247,10 @@ impl Program {
         Ok(program)
     }
 
-    /// Runs the statements on the bits of inputs; gives the results.
+    /// Executes the statements on the bits of the inputs; returns the results.
     ///
     /// # Errors
-    /// A register that is read and not written.
+    /// A register that is read before it is written.
     pub fn run(&self, ty: &Ty, inputs: &[u64]) -> Result<Value, String> {
         let mut machine = self.start(inputs);
         for statement in &self.statements {
@@ -273,7 +278,7 @@ impl Program {
         Machine { registers: self.registers.iter().map(|name| (name.clone(), None)).collect(), operands }
     }
 
-    /// `.b32 a, b<4>`.
+    /// Declares registers: `.b32 a, b<4>`.
     fn declare(&mut self, text: &str) -> Result<(), String> {
         let (_, names) = text.split_once(char::is_whitespace).ok_or("a declaration without names")?;
         for name in names.split(',') {
@@ -281,7 +286,7 @@ impl Program {
                 Some((base, count)) => {
                     let count =
                         count.trim_end_matches('>').trim().parse().ok().filter(|&n: &usize| n <= MOST_REGISTERS);
-                    let count = count.ok_or_else(|| format!("the number of registers `{}`", name.trim()))?;
+                    let count = count.ok_or_else(|| format!("invalid number of registers: `{}`", name.trim()))?;
                     self.registers.extend((0..count).map(|i| format!("{base}{i}")));
                 }
                 None => self.registers.push(name.trim().into()),
@@ -291,7 +296,7 @@ impl Program {
     }
 }
 
-/// Registers of one declaration.
+/// Maximum number of registers per declaration.
 const MOST_REGISTERS: usize = 1 << 16;
 
 impl Statement {
@@ -315,7 +320,7 @@ impl Statement {
     }
 }
 
-/// LLVM's `\0A` and the like, as the characters that they are.
+/// Replaces LLVM's escapes, such as `\0A`, by their characters.
 fn unescape(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -335,7 +340,7 @@ fn unescape(text: &str) -> String {
     out + rest
 }
 
-/// Without comments and the braces of scopes; those of vectors stay.
+/// The statements, without comments and the braces of scopes; braces of vectors stay.
 fn statements(text: &str) -> Vec<String> {
     let mut clean = String::new();
     let mut rest = text;
@@ -348,7 +353,7 @@ fn statements(text: &str) -> Vec<String> {
     let mut list = Vec::new();
     for statement in lines.join("\n").split(';') {
         let mut s = statement.trim();
-        // A scope begins or ends where a statement would begin.
+        // Braces of scopes start or end where a statement would start.
         while let Some(rest) = s.strip_prefix(['{', '}']) {
             s = rest.trim_start();
         }
@@ -369,7 +374,7 @@ impl Machine {
         self.instruction(statement)
     }
 
-    /// The value of an operand of that type: a register, an operand of the assembly, or a number.
+    /// The value of a source operand of this type: a register, an operand of the assembly, or a literal.
     fn value(&self, token: &str, kind: Kind) -> Result<u64, String> {
         if let Some(token) = token.strip_prefix('!') {
             return Ok(1 - (self.value(token, Kind::Pred)? & 1));
@@ -379,8 +384,9 @@ impl Machine {
             None => self.registers.get(token),
         };
         let bits = match register {
-            Some(bits) => bits.ok_or_else(|| format!("`{token}` is read and nothing has been written to it"))?,
-            None => literal(token, kind).ok_or_else(|| format!("`{token}` is no operand, register or number"))?,
+            Some(bits) => bits.ok_or_else(|| format!("`{token}` is read before it is written"))?,
+            None => literal(token, kind)
+                .ok_or_else(|| format!("`{token}` is not an operand, a register or a literal of this type"))?,
         };
         Ok(bits & mask(kind.bits()))
     }
@@ -424,12 +430,12 @@ impl Machine {
         Ok(self.set(to, result.ok_or(Stop::NotKnown)?)?)
     }
 
-    /// `mov`, which also packs and unpacks vectors in braces.
+    /// Executes `mov`, which also packs and unpacks vectors in braces.
     fn mov(&mut self, kind: Kind, to: &str, from: &[String]) -> Result<(), String> {
-        let [from] = from else { return Err("one source is expected".into()) };
+        let [from] = from else { return Err("expected one source".into()) };
         let width = |parts: &[String]| match parts.len() as u32 {
             n @ (2 | 4) if kind.bits() / n >= 8 => Ok(kind.bits() / n),
-            n => Err(format!("{} bits in {n} parts", kind.bits())),
+            n => Err(format!("cannot pack {} bits in {n} parts", kind.bits())),
         };
         let list = |text: &str| -> Option<Vec<String>> {
             let inner = text.strip_prefix('{')?.strip_suffix('}')?;
@@ -455,7 +461,7 @@ impl Machine {
         self.set(to, bits)
     }
 
-    /// `setp.CMP{.and|.or|.xor}{.ftz}.TYPE p{|q}, a, b{, c}`.
+    /// Executes `setp.CMP{.and|.or|.xor}{.ftz}.TYPE p{|q}, a, b{, c}`.
     fn set_predicate(&mut self, name: &Name, kind: Kind, to: &str, from: &[String]) -> Result<(), Stop> {
         let (comparison, modifiers) = name.modifiers.split_first().ok_or(Stop::NotKnown)?;
         let rest = Name { modifiers: modifiers.to_vec(), ..name.clone() };
@@ -467,9 +473,7 @@ impl Machine {
             (false, false) => "",
         };
         let ([a, b] | [a, b, _]) = from else {
-            return Err(Stop::Malformed(
-                "two operands are expected, and a predicate after `.and`, `.or` or `.xor`".into(),
-            ));
+            return Err(Stop::Malformed("expected two operands, and a predicate after `.and`, `.or` or `.xor`".into()));
         };
         if !rest.takes(wanted) || name.kinds.len() != 1 {
             return Err(Stop::NotKnown);
@@ -498,13 +502,13 @@ impl Machine {
     }
 }
 
-/// `$n` or `${n}`.
+/// Parses `$n` or `${n}`.
 fn operand_number(token: &str) -> Option<usize> {
     let number = token.strip_prefix('$')?;
     number.strip_prefix('{').and_then(|n| n.strip_suffix('}')).unwrap_or(number).parse().ok()
 }
 
-/// The type of a source operand, where it is not the instruction's.
+/// The type of source operand `i`, if it differs from the instruction's type.
 fn operand_kind(name: &Name, kind: Kind, i: usize) -> Kind {
     match (name.op.as_str(), i) {
         ("selp", 2) => Kind::Pred,
@@ -514,7 +518,7 @@ fn operand_kind(name: &Name, kind: Kind, i: usize) -> Kind {
     }
 }
 
-/// Operands between commas, vectors in one piece.
+/// Splits operands at commas; vectors stay in one piece.
 fn split_operands(text: &str) -> Vec<&str> {
     let (mut list, mut depth, mut start) = (Vec::new(), 0, 0);
     for (i, c) in text.char_indices() {
@@ -535,7 +539,7 @@ fn split_operands(text: &str) -> Vec<&str> {
     list
 }
 
-/// A number as PTX writes it: `0f3F800000`, `0d…`, hexadecimal, binary, octal or decimal, or a decimal fraction.
+/// Parses a PTX literal: `0f3F800000`, `0d…`, hexadecimal, binary, octal or decimal, or a decimal fraction.
 fn literal(token: &str, kind: Kind) -> Option<u64> {
     let (negative, digits) = token.strip_prefix('-').map_or((false, token), |digits| (true, digits));
     let lower = digits.to_ascii_lowercase();
@@ -569,7 +573,7 @@ fn literal(token: &str, kind: Kind) -> Option<u64> {
             let x: f64 = lower.parse().ok()?;
             Some(num::encode(d, if negative { -x } else { x }))
         }
-        // Floats are written with a point, or as bits behind `0f` and `0d`.
+        // Float literals have a point, or are bits after `0f` or `0d`.
         (Kind::Float(_) | Kind::Pair(_), _) => None,
         (_, Some(n)) => Some(if negative { n.wrapping_neg() } else { n }),
         _ => None,

@@ -1,4 +1,4 @@
-//! Numbers drawn from a seed.
+//! Random numbers from a seed.
 
 /// Marsaglia's xorshift, 64 bits.
 #[derive(Clone, Debug)]

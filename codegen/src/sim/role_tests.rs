@@ -1,9 +1,9 @@
-//! Roles on the simulated GPU: attention whose loads are the work of warps of their own.
+//! Warp specialization on the simulator: attention whose loads are executed by producer warps.
 
 use super::tests::{Attention, relative_error};
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
-/// With a length that the host knows as an i32, and of one head: what a tensor map can say.
+/// Attention with a length that the host passes as i32, and a single head: a tensor map can describe its tensors.
 fn attention64_in_bulk() -> Attention {
     in_bulk(include_str!("programs/attention64.tile"), 112)
 }
@@ -15,7 +15,7 @@ fn in_bulk(text: &str, queries: usize) -> Attention {
     Attention::new(&format!("{head}) {{\n  %n = cast %length : i64\n{body}"), queries, 64, 64)
 }
 
-/// The options of roles with this many warps that compute.
+/// Options for warp specialization with this many consumer warps.
 fn roles(num_warps: u32, take_turns: bool) -> CompileOptions {
     let schedule = Schedule { warp_specialize: Some(true), take_turns: Some(take_turns), ..Schedule::default() };
     CompileOptions { num_warps, num_stages: 2, schedule, ..CompileOptions::default() }
@@ -34,7 +34,8 @@ fn attention_in_roles_gives_what_the_interpreter_gives() {
     }
 }
 
-/// Threads that meet for a buffer while one group has the turn would wait for ever.
+/// Ping-pong scheduling must not apply if threads synchronize for a shared buffer: one warpgroup would wait for the
+/// other forever.
 #[test]
 fn nobody_takes_a_turn_whose_products_read_what_all_have_computed() {
     let text = include_str!("programs/attention64.tile");
@@ -44,7 +45,7 @@ fn nobody_takes_a_turn_whose_products_read_what_all_have_computed() {
         let sum = format!("%{i}kd = add %{i}kt, %{i}kt : tensor<64x64xbf16>\n    %{i}ktt = trans %{i}kd {{");
         text.replace(&trans, &sum)
     });
-    // So many that loops run more than once.
+    // Enough queries that loops run more than once.
     let case = in_bulk(&doubled, 240);
     let module = case.llvm_ir(GpuArch::Sm90a, &roles(8, true));
     assert_eq!(module.threads, 384);
@@ -56,19 +57,19 @@ fn nobody_takes_a_turn_whose_products_read_what_all_have_computed() {
 #[test]
 fn missing_synchronisation_between_roles_is_noticed() {
     let case = attention64_in_bulk();
-    // One buffer for several tiles, so that it has to be given back.
+    // One buffer for several tiles, so that it must be released.
     let options = CompileOptions { num_stages: 1, ..roles(8, true) };
     let module = case.llvm_ir(GpuArch::Sm90a, &options);
     let mut unnoticed = Vec::new();
     for (gone, complaint) in [
         ("mbarrier.try_wait", "or a missing wait"),
-        ("mbarrier.arrive.shared", "for ever"),
-        ("mbarrier.arrive.expect_tx", "announced"),
+        ("mbarrier.arrive.shared", "forever"),
+        ("mbarrier.arrive.expect_tx", "expect_tx"),
         ("cp.async.bulk.tensor", "bytes"),
         ("fence.proxy.async", "without a proxy fence"),
         ("fence.mbarrier_init", "without a fence"),
-        ("bar.sync 0;", "no barrier was made"),
-        ("bar.arrive", "for ever"),
+        ("bar.sync 0;", "no mbarrier is initialized"),
+        ("bar.arrive", "forever"),
     ] {
         let broken: Vec<&str> = module.llvm_ir.lines().filter(|l| !l.contains(gone)).collect();
         assert!(broken.len() < module.llvm_ir.lines().count(), "{gone} is not there");

@@ -1,4 +1,4 @@
-//! The lowering against the interpreter, without a GPU. (Random programs: `testgen/tests.rs`.)
+//! Compares the lowering with the interpreter, without a GPU. (Random programs: `testgen/tests.rs`.)
 
 use super::{Global, Launch, run};
 use crate::ir::Func;
@@ -6,7 +6,7 @@ use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
-/// The attention of `programs/`: its inputs, and its output O as the interpreter and the simulated GPU compute it.
+/// The attention kernel of `programs/`: its inputs, and its output O from the interpreter and from the simulator.
 pub(super) struct Attention {
     func: Func,
     queries: usize,
@@ -80,8 +80,7 @@ impl Attention {
     }
 }
 
-/// ‖found − expected‖ / ‖expected‖; NaN where anything is NaN.
-/// Numbers in [−1, 1), the same for a seed.
+/// Uniform numbers in [−1, 1), determined by the seed.
 pub(super) fn uniform(seed: u32) -> impl Iterator<Item = f32> {
     let mut x = seed;
     std::iter::repeat_with(move || {
@@ -90,7 +89,7 @@ pub(super) fn uniform(seed: u32) -> impl Iterator<Item = f32> {
     })
 }
 
-/// Runs one program on two inputs and an output of `count` f32; gives what it wrote, and the kernel's code.
+/// Runs one program on two inputs and an output of `count` f32; returns the output and the kernel's code.
 pub(super) fn of_two_inputs(
     func: &Func,
     arch: GpuArch,
@@ -117,6 +116,7 @@ pub(super) fn of_two_inputs(
     (found.collect(), module.llvm_ir)
 }
 
+/// ‖found − expected‖ / ‖expected‖; NaN if any element is NaN.
 pub(super) fn relative_error(expected: &[f64], found: &[f64]) -> f64 {
     let square = |x: f64| x * x;
     let difference: f64 = expected.iter().zip(found).map(|(a, b)| square(a - b)).sum();
@@ -146,7 +146,7 @@ fn attention_on_tensor_cores_gives_what_the_interpreter_gives() {
     }
 }
 
-/// Each of these is a bug that a GPU might hide: the simulator must not.
+/// Each of these bugs might go unnoticed on a GPU: the simulator must report it.
 #[test]
 fn missing_synchronisation_is_noticed() {
     let case = attention64();
@@ -160,7 +160,7 @@ fn missing_synchronisation_is_noticed() {
     ] {
         let broken: Vec<&str> =
             module.llvm_ir.lines().filter(|l| gone == "wgmma.wait_group" || !l.contains(gone)).collect();
-        // A wait passes values on, so that it cannot just go: let it wait for nothing.
+        // A wgmma wait forwards values, so it cannot be removed: it waits for nothing instead.
         let broken = broken.join("\n").replace("wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 9");
         let broken = if gone == "wgmma.wait_group" { broken } else { broken.replace("aligned 9", "aligned 0") };
         match case.simulate(&broken, &module, 1) {
@@ -179,7 +179,8 @@ fn overlapped(num_warps: u32, num_stages: u32, overlap: bool) -> CompileOptions 
     CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
-/// The second product of an iteration runs under the arithmetic of the next one, or it does not: the result is the same.
+/// The second MMA of an iteration overlaps the arithmetic of the next iteration, or it does not: the result is the
+/// same.
 #[test]
 fn products_under_the_next_iterations_arithmetic_give_the_same() {
     let case = long_attention64();
@@ -206,7 +207,7 @@ fn a_product_that_is_not_waited_for_in_the_next_iteration_is_noticed() {
     }
 }
 
-/// Rings without the one buffer more: copies meet the product that still reads.
+/// A ring without the one additional buffer: copies overwrite data that an MMA still reads.
 #[test]
 fn a_buffer_that_is_not_kept_long_enough_is_noticed() {
     use crate::ir::{Op, Type};
@@ -227,10 +228,10 @@ fn a_buffer_that_is_not_kept_long_enough_is_noticed() {
     delay_waits::run(&mut func);
     let module = lower(&func, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
     let e = case.simulate(&module.llvm_ir, &module, 1).expect_err("nothing was noticed");
-    assert!(e.contains("race") || e.contains("under way"), "{e}");
+    assert!(e.contains("race") || e.contains("in flight"), "{e}");
 }
 
-/// Keeps the function as it is before loads get rings.
+/// Keeps the function before `pipeline_loads`.
 #[derive(Default)]
 struct BeforeRings(Option<Func>);
 

@@ -1,4 +1,4 @@
-//! Products of f32 by warpgroups, against sums in f64.
+//! GEMMs in f32 on wgmma, compared with sums in f64.
 
 use super::tests::{of_two_inputs, relative_error, uniform};
 use crate::ir::Func;
@@ -6,11 +6,11 @@ use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
-/// c [m, n] = a [m, k] · b [k, n], all of it by one program, `k_tile` of k at a time.
+/// A GEMM c [m, n] = a [m, k] · b [k, n] by one program, `k_tile` of k per iteration.
 struct Product {
     shape: [usize; 3],
     k_tile: usize,
-    /// Whether the first dimension of a and of b is the contiguous one.
+    /// Whether the first dimension of a and of b is contiguous (column-major).
     columns: [bool; 2],
     precision: &'static str,
 }
@@ -68,7 +68,7 @@ impl Product {
         (0..m * n).map(|at| sum(at / n, at % n)).collect()
     }
 
-    /// The relative error of the simulated GPU's result, and its code.
+    /// Runs the GEMM on the simulator; returns the relative error and the code.
     fn error(&self, options: &CompileOptions) -> (f64, String) {
         let [m, n, k] = self.shape;
         let numbers = |count: usize, seed: u32| uniform(seed).take(count).collect::<Vec<f32>>();
@@ -109,7 +109,7 @@ fn tiles_of_several_instructions_and_warpgroups() {
     }
 }
 
-/// What single warps make of it is as exact: an odd number of steps along K, and tiles of several instructions.
+/// `mma.sync` is as accurate as wgmma: an odd number of steps along K, and tiles of several instructions.
 #[test]
 fn warps_and_warpgroups_agree() {
     for columns in [[false, true], [false, false], [true, true], [true, false]] {
@@ -124,7 +124,8 @@ fn warps_and_warpgroups_agree() {
     }
 }
 
-/// The assembler is told where shared memory has no room for a second block: it would save registers for it.
+/// If shared memory has room for one block per SM only, `minctasm` tells the assembler, which otherwise saves registers
+/// for a second block.
 #[test]
 fn a_block_that_is_alone_may_have_all_registers() {
     let code = |k_tile| {
@@ -138,7 +139,7 @@ fn a_block_that_is_alone_may_have_all_registers() {
     assert!(large > 114 << 10 && alone && small < 114 << 10 && !together, "{large} {alone}, {small} {together}");
 }
 
-/// A number that is none reaches the rows that it is in, whatever its bits are, and only those.
+/// A NaN reaches its own row, whatever its bits are, and no other row.
 #[test]
 fn what_is_not_a_number_stays_so() {
     let product = Product { shape: [64, 32, 32], k_tile: 32, columns: [false, true], precision: "tf32x3" };

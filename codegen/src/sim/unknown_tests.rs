@@ -1,4 +1,4 @@
-//! What the simulated GPU does not know is an error that says what and where, and never a panic.
+//! Unsupported code is an error with its kind and location, never a panic.
 
 use super::{Global, Launch, SimError, Unknown, What, run, run_in_order};
 use std::panic::catch_unwind;
@@ -17,7 +17,7 @@ fn simulate(llvm_ir: &str) -> Result<(), SimError> {
     run_in_order(&launch, &mut global.clone()).and(run(&launch, &mut global))
 }
 
-/// What is not known of a kernel with this line.
+/// The error for a kernel with this line.
 fn unknown(line: &str) -> Unknown {
     let text = kernel(&format!("  %known = add i32 %n, 1\n  {line}\n"));
     match catch_unwind(|| simulate(&text)).unwrap_or_else(|_| panic!("a panic at {line}")) {
@@ -54,7 +54,7 @@ fn each_kind_is_told_with_its_place() {
         let last = line.lines().last().unwrap().trim();
         assert_eq!((found.instruction.as_str(), found.line), (last, 4 + line.lines().count()), "{line}");
         let message = found.to_string();
-        assert!(message.starts_with("src/user.rs:7:5: the simulated GPU does not know"), "{message}");
+        assert!(message.starts_with("src/user.rs:7:5: the simulated GPU does not support"), "{message}");
         assert!(message.contains("please report"), "{message}");
     }
 }
@@ -106,7 +106,7 @@ fn assembly(text: &str) -> String {
     format!("%a = call i32 asm \"{text}\", \"=r,r\"(i32 %n) \"user-asm\"")
 }
 
-/// What users write is arithmetic on registers or refused, even where the lowering writes the same for something else.
+/// Assembly of users is arithmetic on registers, or it is refused, even if the lowering emits the same text.
 #[test]
 fn inline_assembly() {
     for text in [
@@ -127,7 +127,7 @@ fn inline_assembly() {
         match found.what {
             What::Assembly { statement } => {
                 assert!(text.contains(&statement), "{statement}");
-                // With the list of what may be used instead.
+                // The message lists the supported instructions.
                 assert!(message.contains("abs, add, and,") && message.contains("setp"), "{message}");
             }
             What::MalformedAssembly { statement, .. } => assert!(text.contains("%nctaid"), "{statement}"),
@@ -143,7 +143,7 @@ fn inline_assembly() {
     simulate(&kernel(&format!("  {}\n", assembly("add.rz.f32 $0, $1, $1;")))).unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// The lowering's own assembly, cut short or with wrong operands: an error of the thread that runs it, if not before.
+/// Truncated assembly of the lowering, or with wrong operands: an error when it is parsed or executed.
 #[test]
 fn assembly_of_the_lowering_that_is_malformed() {
     let texts = [
@@ -190,7 +190,7 @@ fn assembly_of_the_lowering_that_is_malformed() {
     }
 }
 
-/// Kernels with a part of a line cut out or copied to another place, as they might come from a broken lowering: an error, or a run.
+/// Kernels with a part of a line removed or replaced, as a faulty lowering might emit them: an error, or a run.
 #[test]
 fn damaged_kernels_never_panic() {
     use crate::lower::nvptx::lower;

@@ -6,18 +6,18 @@ use crate::ir::DType;
 use crate::num;
 use std::rc::Rc;
 
-/// What a register of a thread holds.
+/// The value of a thread's register.
 #[derive(Clone, Debug, Hash)]
 pub enum Value {
     Bits(u64),
     Many(Rc<Vec<Value>>),
-    /// An accumulator of a product that is under way: its number, and the bits that it will have.
+    /// An accumulator of an MMA in flight: the index of the MMA, and the bits of the result.
     Pending(u64, u64),
     Undef,
 }
 
 impl Value {
-    /// The bits of a scalar; an error text where they are not there to be used.
+    /// The bits of a scalar; an error if the value cannot be used.
     pub fn bits(&self) -> Result<u64, String> {
         match self {
             Value::Bits(b) => Ok(*b),
@@ -64,7 +64,7 @@ pub fn dtype(ty: &Ty) -> Result<DType, What> {
     }
 }
 
-/// The bits of an integer type.
+/// The width of an integer type in bits.
 pub fn int_bits(ty: &Ty) -> Result<u32, What> {
     match ty {
         Ty::Int(bits) => Ok(*bits),
@@ -72,7 +72,7 @@ pub fn int_bits(ty: &Ty) -> Result<u32, What> {
     }
 }
 
-/// The number that a float's bits stand for.
+/// The value of a float's bits.
 pub fn float(bits: u64, ty: &Ty) -> Result<f64, What> {
     Ok(match ty {
         Ty::Float => f64::from(f32_of(bits)),
@@ -81,7 +81,7 @@ pub fn float(bits: u64, ty: &Ty) -> Result<f64, What> {
     })
 }
 
-/// The nearest float's bits, rounded once.
+/// The bits of the nearest float, rounded once.
 pub fn float_bits(x: f64, ty: &Ty) -> Result<u64, What> {
     Ok(match ty {
         Ty::Float => u64::from((x as f32).to_bits()),
@@ -153,7 +153,7 @@ pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> Result<u64, What> {
     Ok(r & mask(bits))
 }
 
-/// Arithmetic on i128, of which the lowering needs little: double-width products.
+/// Arithmetic on i128: only what double-width products need.
 pub fn wide_binary(op: &str, a: u128, b: u128) -> Result<u128, What> {
     Ok(match op {
         "mul" => a.wrapping_mul(b),
@@ -208,7 +208,7 @@ pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> Result<bool, What> {
     })
 }
 
-/// A cast of one scalar of 64 bits at most; bitcasts between vectors are the caller's.
+/// Casts a scalar of at most 64 bits; the caller handles bitcasts between vectors.
 pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, What> {
     let int = |t: &Ty| match t {
         Ty::Ptr(_) => Ok(64),
@@ -219,7 +219,7 @@ pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, What> {
         "sext" => signed(x, int(from)?) as u64 & mask(int(to)?),
         "trunc" => x & mask(int(to)?) & mask(int(from)?),
         "fpext" | "fptrunc" => float_bits(float(x, from)?, to)?,
-        // By way of f64 the narrow ones would round twice.
+        // Narrow floats would be rounded twice by way of f64.
         "sitofp" => num::convert(DType::I64, dtype(to)?, signed(x, int(from)?) as u64),
         "uitofp" => num::convert(DType::U64, dtype(to)?, x & mask(int(from)?)),
         "fptosi" => float(x, from)? as i64 as u64 & mask(int(to)?),

@@ -1,29 +1,29 @@
-//! What a compilation aims at, which options it takes, and what comes out of it.
+//! Targets, options and artifacts of a compilation.
 //!
-//! These types are the contract between the compiler and the runtime: the compiler fills an [`Artifact`], the runtime
-//! caches it, loads it and launches it, and knows nothing else about how it was made.
+//! These types are the contract between the compiler and the runtime: the compiler produces an [`Artifact`]; the
+//! runtime caches, loads and launches it, and depends on nothing else.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// The machine that code is generated for.
+/// The machine to generate code for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Target {
     /// An NVIDIA GPU, by compute capability.
     Nvptx(GpuArch),
-    /// The CPU that LLVM is asked to generate native code for.
+    /// A CPU, as LLVM describes it.
     Host(HostCpu),
 }
 
-/// GPU architectures with a pipeline of their own.
+/// GPU architectures that the compiler distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum GpuArch {
     /// Ampere: `mma.sync`, `cp.async`.
     Sm80,
-    /// Ampere of workstations and desktops: as `Sm80`, with less shared memory.
+    /// Ampere of workstations and desktops: like `Sm80`, with less shared memory.
     Sm86,
-    /// Ada: as `Sm86`, with conversions of 8-bit floats.
+    /// Ada: like `Sm86`, with conversions of 8-bit floats.
     Sm89,
     /// Hopper with its architecture-specific instructions: `wgmma`, TMA, `setmaxnreg`.
     Sm90a,
@@ -41,7 +41,7 @@ pub struct HostCpu {
 }
 
 impl GpuArch {
-    /// LLVM's and ptxas's name of the architecture.
+    /// The name of the architecture in LLVM and ptxas.
     pub fn name(self) -> &'static str {
         match self {
             GpuArch::Sm80 => "sm_80",
@@ -51,7 +51,7 @@ impl GpuArch {
         }
     }
 
-    /// Largest dynamic shared memory of one block, in bytes (CUDA C Programming Guide, "Technical Specifications").
+    /// Maximum dynamic shared memory of one block, in bytes (CUDA C Programming Guide, "Technical Specifications").
     pub fn max_shared_bytes(self) -> u32 {
         match self {
             GpuArch::Sm80 => 163 * 1024,
@@ -60,8 +60,8 @@ impl GpuArch {
         }
     }
 
-    /// The best pipeline for a device of this compute capability, or `None` where there is none. Later devices run code for
-    /// earlier ones; those for desktops have the shared memory of `Sm89`.
+    /// The best architecture for a device of this compute capability, or `None` where there is none. Later devices run
+    /// code for earlier architectures; later desktop devices have the shared memory of `Sm89`.
     pub fn for_compute_capability(major: i32, minor: i32) -> Option<GpuArch> {
         match (major, minor) {
             (8, 6) => Some(GpuArch::Sm86),
@@ -72,8 +72,8 @@ impl GpuArch {
         }
     }
 
-    /// Whether a device of this compute capability can run code for the architecture: architecture-specific code on its
-    /// own alone, other code on everything later (PTX ISA, `.target`).
+    /// Whether a device of this compute capability runs code for the architecture: architecture-specific code runs only
+    /// there, other code on all later devices too (PTX ISA, `.target`).
     pub fn runs_on(self, (major, minor): (i32, i32)) -> bool {
         match self {
             GpuArch::Sm80 => (major, minor) >= (8, 0),
@@ -107,20 +107,20 @@ impl FromStr for GpuArch {
     }
 }
 
-/// Choices of one compilation that are not part of the kernel's text. All of them are part of the cache key.
+/// Options of one compilation that are not part of the kernel's text. All of them are part of the cache key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CompileOptions {
-    /// Warps of 32 threads in a block (GPU only): a power of two.
+    /// Warps per block, of 32 threads each (GPU only): a power of two from 1 to 32.
     pub num_warps: u32,
-    /// Depth of software pipelines in loops that do not name their own (GPU only).
+    /// Number of software pipeline stages in loops that do not set their own (GPU only).
     pub num_stages: u32,
-    /// PTX version as major × 10 + minor, for example 83; the runtime lowers it to what the driver knows.
+    /// PTX version as major × 10 + minor, for example 83; the runtime lowers it to what the driver supports.
     pub ptx_version: u32,
-    /// Check `device_assert`s; without it they vanish.
+    /// Compile `device_assert`s to checks; otherwise they are removed.
     pub debug_asserts: bool,
-    /// Upper bound of registers per thread that ptxas may use; `None` leaves it to the block size.
+    /// Maximum registers per thread for ptxas; `None` derives it from the block size.
     pub max_registers: Option<u32>,
-    /// Choices of how loops with products run.
+    /// Scheduling options of loops with dots.
     #[serde(flatten)]
     pub schedule: Schedule,
 }
@@ -138,31 +138,31 @@ impl Default for CompileOptions {
     }
 }
 
-/// How loops with products run on a GPU. What is `None` is the compiler's choice.
+/// Scheduling options of loops with dots on a GPU. `None` leaves the choice to the compiler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Schedule {
-    /// Whether loads that run ahead in software pipelines are the work of the bulk copy engine (TMA, Hopper only) where a
-    /// tensor map describes them; `None` leaves it to the compiler, which has the threads copy, but for loads that are the work
-    /// of warps of their own. With `Some(false)` the code takes no tensor map; a launch on
-    /// tensors that the engine cannot fetch (an extent of 0, a negative stride) is such a one.
+    /// Whether TMA performs the prefetching loads of software pipelines where a tensor map describes them (Hopper
+    /// only). With `None`, `cp.async` performs them, except in warp-specialized loops, which use TMA. With
+    /// `Some(false)` the code takes no tensor map: a launch recompiles so for tensors that TMA does not support (an
+    /// extent of 0, a negative stride).
     pub bulk_copies: Option<bool>,
-    /// Whether loads that run ahead are the work of warps of their own (Hopper only), in kernels whose loops do not say so
-    /// themselves; `None` leaves it to the compiler, which does not do it yet.
+    /// Whether a producer warp performs the prefetching loads (warp specialization, Hopper only), in kernels whose
+    /// loops do not set it themselves. With `None` the compiler does not do it yet.
     pub warp_specialize: Option<bool>,
-    /// Whether products of one iteration of a loop run under the arithmetic of the next (Hopper only), in loops that do not
-    /// say so themselves; `None` leaves it to the compiler, which looks at how many registers it takes. With `Some(false)`
-    /// products of f32 do not run under each other's arithmetic either: the least registers.
+    /// Whether `wgmma` of one iteration of a loop overlap with the arithmetic of the next (Hopper only), in loops that
+    /// do not set it themselves. With `None` the compiler decides by the number of registers. With `Some(false)`, f32
+    /// `wgmma` do not overlap with each other's arithmetic either, which takes the fewest registers.
     pub overlap: Option<bool>,
-    /// Whether the warpgroups that compute take turns at the tensor cores, where loads are the work of others; `None` leaves
-    /// it to the compiler, which does not do it yet.
+    /// Whether consumer warpgroups of a warp-specialized kernel alternate on the tensor cores (ping-pong scheduling).
+    /// With `None` the compiler does not do it yet.
     pub take_turns: Option<bool>,
-    /// Whether warpgroups make products of f32 in tf32 and tf32x3 (`wgmma`, Hopper only), where tiles are large enough; `None`
-    /// leaves it to the compiler, which has single warps make them.
+    /// Whether `wgmma` computes f32 dots in tf32 and tf32x3, where tiles are large enough (Hopper only). With `None`
+    /// the compiler uses `mma.sync`.
     pub wgmma_f32: Option<bool>,
 }
 
 impl Schedule {
-    /// All of them, by name.
+    /// All options, by name.
     pub fn named(self) -> [(&'static str, Option<bool>); 5] {
         let Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = self;
         [
@@ -174,7 +174,7 @@ impl Schedule {
         ]
     }
 
-    /// The choice of that name.
+    /// The option of a name; `None` if there is none.
     pub fn choice(&mut self, name: &str) -> Option<&mut Option<bool>> {
         Some(match name {
             "bulk_copies" => &mut self.bulk_copies,
@@ -186,7 +186,7 @@ impl Schedule {
         })
     }
 
-    /// These choices, and where one is left open that of `others`.
+    /// These options, with those of `others` where one is `None`.
     pub fn or(mut self, others: Schedule) -> Schedule {
         for (name, value) in others.named() {
             if let Some(choice) = self.choice(name) {
@@ -197,7 +197,7 @@ impl Schedule {
     }
 }
 
-/// Type of one kernel argument as the launch passes it.
+/// The type of a kernel argument as the launch passes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ArgType {
@@ -214,7 +214,7 @@ pub enum ArgType {
 }
 
 impl ArgType {
-    /// Size in the parameter buffer, in bytes.
+    /// The size in the parameter buffer, in bytes.
     pub fn size(self) -> usize {
         match self {
             ArgType::I8 => 1,
@@ -226,18 +226,18 @@ impl ArgType {
     }
 }
 
-/// One argument of the compiled entry, in order.
+/// An argument of the compiled entry. Arguments are listed in order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArgDesc {
     pub name: String,
     pub ty: ArgType,
-    /// The compiler assumed that the value (a byte address for pointers) is a multiple of this; 1 assumes nothing.
+    /// The compiler assumes that the value (a byte address for pointers) is a multiple of this; 1 assumes nothing.
     pub divisible_by: u64,
-    /// The compiler assumed exactly this value (specialisation on one).
+    /// The compiler assumes exactly this value (specialization on 1).
     pub equal_to: Option<i64>,
 }
 
-/// A number that the launch computes from the kernel's arguments: a constant or an argument, by index.
+/// A number that the launch evaluates: a constant, or a kernel argument by index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HostExpr {
@@ -245,10 +245,10 @@ pub enum HostExpr {
     Arg(usize),
 }
 
-/// How to encode one tensor map (`cuTensorMapEncodeTiled`). Dimensions are listed innermost first, as CUDA wants them.
+/// Describes how to encode a tensor map (`cuTensorMapEncodeTiled`). Dimensions are listed innermost first, as in CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorMapDesc {
-    /// Index into [`Manifest::args`] of the `TensorMap` argument that this fills.
+    /// Index into [`Manifest::args`] of the `TensorMap` argument to fill.
     pub arg: usize,
     /// Index of the pointer argument that is the base address.
     pub base: usize,
@@ -258,13 +258,13 @@ pub struct TensorMapDesc {
     pub shape: Vec<HostExpr>,
     /// Stride of each dimension but the innermost (which is 1), in elements.
     pub strides: Vec<HostExpr>,
-    /// Box copied by one instruction, in elements.
+    /// The box that one instruction copies, in elements.
     pub block: Vec<u32>,
     /// Shared-memory swizzle span in bytes: 0 (none), 32, 64 or 128.
     pub swizzle_bytes: u32,
 }
 
-/// Everything a launch needs to know about compiled code.
+/// Everything that a launch needs to know about compiled code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// The kernel's name in its source.
@@ -278,10 +278,10 @@ pub struct Manifest {
     pub threads: u32,
     /// Dynamic shared memory of one block in bytes (GPU).
     pub shared_bytes: u32,
-    /// Scratch memory that one running program instance needs, in bytes, 64-byte aligned (host).
+    /// Scratch memory of one running program instance, in bytes, 64-byte aligned (host).
     pub arena_bytes: u64,
     pub tensor_maps: Vec<TensorMapDesc>,
-    /// Source place of the kernel, `file:line`, for messages.
+    /// Source location of the kernel, `file:line`, for messages.
     pub source: String,
 }
 
@@ -301,12 +301,12 @@ pub enum Code {
     Object(Vec<u8>),
 }
 
-/// Entry point of host code: runs one program instance.
+/// Entry point of host code. Runs one program instance.
 ///
-/// - `args[i]` points at the value of argument `i` (as `cuLaunchKernel` takes them);
+/// - `args[i]` points to the value of argument `i` (as in `cuLaunchKernel`);
 /// - `pid` and `num_programs` are the instance's three coordinates and the grid's three extents;
-/// - `arena` is [`Manifest::arena_bytes`] of scratch memory, 64-byte aligned, owned by this call;
-/// - `hooks` carries output of `device_print` and `device_assert` back.
+/// - `arena` is [`Manifest::arena_bytes`] of scratch memory, 64-byte aligned, exclusive to this call;
+/// - `hooks` receives the output of `device_print` and `device_assert`.
 ///
 /// Returns 0, or 1 after a failed `device_assert` (already reported through the hooks).
 pub type HostEntry = unsafe extern "C" fn(
@@ -323,7 +323,7 @@ pub struct HostHooks {
     /// `device_print`: a zero-terminated prefix, then `len` values as f64.
     pub print:
         unsafe extern "C" fn(prefix: *const std::ffi::c_char, values: *const f64, len: u64, pid: *const [i32; 3]),
-    /// A failed `device_assert`: a zero-terminated message that already names the source place.
+    /// A failed `device_assert`: a zero-terminated message that includes the source location.
     pub assert_failed: unsafe extern "C" fn(message: *const std::ffi::c_char, pid: *const [i32; 3]),
 }
 

@@ -1,5 +1,5 @@
-//! Everything that a generated program can be checked against, in one function: the interpreter says what it means; facts that
-//! analyses claim, the passes, native code and the simulated GPU have to agree, and PTX has to assemble.
+//! Checks a generated program on all targets. The interpreter defines the semantics; results of the analyses, passes,
+//! native code and the simulator must agree with it, and PTX must assemble.
 
 use super::{Argument, Case, Program, difference};
 use crate::ir::{Elem, Func, Stage};
@@ -15,17 +15,17 @@ use crate::verify::verify;
 use std::ffi::{c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Takes PTX for an architecture; says what is wrong with it.
+/// Assembles PTX for an architecture; returns the error message of the assembler.
 pub type Assembler<'a> = &'a (dyn Fn(&str, GpuArch) -> Result<(), String> + Sync);
 
 /// What to check.
 #[derive(Clone, Copy, Default)]
 pub struct Checks<'a> {
-    /// What analyses claim, of the program and of what becomes of it on each architecture.
+    /// Results of the analyses, for the program and for the function after the passes of each architecture.
     pub claims: bool,
-    /// Each pass alone, and the function after each pass of the pipelines; else that after the last alone.
+    /// Each pass alone, and the function after each pass of the pipelines; otherwise only after the last pass.
     pub each_pass: bool,
-    /// Native code for these machines, which this one has to be able to run.
+    /// CPUs to compile native code for; this machine must be able to execute it.
     pub hosts: &'a [HostCpu],
     /// GPUs to simulate.
     pub simulated: &'a [GpuArch],
@@ -34,18 +34,18 @@ pub struct Checks<'a> {
     pub assemble: Option<Assembler<'a>>,
 }
 
-/// How much was checked.
+/// Number of checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub programs: u64,
     /// Runs of native code.
     pub host: u64,
-    /// Runs on a simulated GPU.
+    /// Runs on the simulator.
     pub simulated: u64,
-    /// PTX files that were made, and those that were assembled.
+    /// PTX files that were generated, and those that were assembled.
     pub compiled: u64,
     pub assembled: u64,
-    /// Compilations that were refused as more than the target has.
+    /// Compilations that were refused because they exceed the target's resources.
     pub refused: u64,
 }
 
@@ -60,10 +60,10 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// What went wrong, and where.
+/// A failed check.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Which check found it, the same for all programs that fail alike: `host`, `simulated sm_80`.
+    /// The check that failed, such as `host` or `simulated sm_80`; the same for all programs that fail in the same way.
     pub check: String,
     pub message: String,
 }
@@ -74,7 +74,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Checks a case. A panic is a failure too.
+/// Checks a case. A panic is a failure.
 ///
 /// # Errors
 /// The first check that fails.
@@ -82,7 +82,7 @@ pub fn check(case: &Case, checks: &Checks) -> Result<Counts, Failure> {
     check_function(case, &case.program.func, checks)
 }
 
-/// As [`check`], for another function of the case's arguments.
+/// As [`check`], for another function with the case's arguments.
 ///
 /// # Errors
 /// The first check that fails.
@@ -109,7 +109,7 @@ pub fn check_function(case: &Case, func: &Func, checks: &Checks) -> Result<Count
     Ok(run.counts)
 }
 
-/// Runs a check; a panic in it is its failure.
+/// Runs a check; turns a panic into its failure.
 fn guarded<T>(check: &str, run: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
     let failure = |message| Failure { check: check.into(), message };
     match catch_unwind(AssertUnwindSafe(run)) {
@@ -131,10 +131,10 @@ struct Run<'c> {
     counts: Counts,
 }
 
-/// Keeps functions as passes leave them.
+/// Collects the functions that passes leave.
 #[derive(Default)]
 struct AfterPasses {
-    /// All of them, not the last alone.
+    /// Whether all functions are collected, not only the last.
     each: bool,
     functions: Vec<(&'static str, Func)>,
 }
@@ -160,7 +160,7 @@ impl Run<'_> {
         self.compare(&self.program.interpret_as(func).map_err(|e| e.to_string())?)
     }
 
-    /// The passes of the table, one after the other.
+    /// Checks the passes of the table, one after the other.
     fn passes(&self) -> Result<(), String> {
         let mut func = self.func.clone();
         for pass in PASSES {
@@ -183,11 +183,10 @@ impl Run<'_> {
         }
     }
 
-    /// Counts programs that are too large for a target, or for warp specialization. Any other refusal is a failure: what is generated,
-    /// every target has.
+    /// Counts programs that exceed the resources of a target or of warp specialization. Any other refusal is a failure,
+    /// because generated programs only use features that every target has.
     fn refused(&mut self, e: &Unsupported) -> Result<(), String> {
-        let limits =
-            ["bytes of shared memory", "registers of each thread", "elements for each of", "expected 4, 8 or 16"];
+        let limits = ["shared memory", "registers per thread", "elements for each of", "expected 4, 8 or 16"];
         if !limits.iter().any(|limit| e.message.contains(limit)) {
             return Err(format!("refused: {e}"));
         }
@@ -201,7 +200,7 @@ impl Run<'_> {
             return self.refused(&e);
         }
         let laid = pipeline::gpu_ir(&self.gpu_func, arch, &self.case.options, &mut after);
-        // The interpreter knows no assembly.
+        // The interpreter does not support inline assembly.
         let interpreted = self.case.assembly.is_none();
         for (pass, func) in after.functions.iter().filter(|_| interpreted) {
             self.same_in_interpreter(func).map_err(|e| format!("after {pass}: {e}"))?;
@@ -236,7 +235,7 @@ impl Run<'_> {
     }
 }
 
-/// Bits of the scalar arguments, by position; `buffer` gives those of the others.
+/// Bits of the arguments, by position; `buffer` gives those of the buffers.
 fn slots(program: &Program, func: &Func, mut buffer: impl FnMut(&[u8]) -> u64) -> Vec<u64> {
     let params = &func.block(func.body).params;
     let number = |i: usize| match func.ty(params[i]).elem() {
@@ -255,10 +254,10 @@ fn is_output(arg: &Argument) -> bool {
     matches!(arg, Argument::Output { .. })
 }
 
-/// Runs a lowered module on the simulated GPU; gives the outputs. The order of threads follows the seed.
+/// Runs a lowered module on the simulator; returns the outputs. The seed determines the order of threads.
 ///
 /// # Errors
-/// What the simulator reports: races, accesses outside, waiting for ever.
+/// Errors that the simulator reports: races, out-of-bounds accesses, deadlocks.
 pub fn simulate(program: &Program, func: &Func, module: &nvptx::GpuModule, seed: u64) -> Result<Vec<Vec<u8>>, String> {
     let mut global = sim::Global::default();
     let args = slots(program, func, |bytes| global.add(bytes.to_vec()));
@@ -280,31 +279,31 @@ unsafe extern "C" fn ignore_print(_: *const c_char, _: *const f64, _: u64, _: *c
 
 unsafe extern "C" fn ignore_failure(_: *const c_char, _: *const [i32; 3]) {}
 
-/// A cache line of the arena, which native code wants aligned.
+/// A cache line: native code expects an arena with this alignment.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-/// Runs native code for the whole grid; gives the outputs. The interpreter has to have run the same program before, without an
-/// access outside its buffers.
+/// Runs native code for the whole grid; returns the outputs. The interpreter must have run the same program before,
+/// without an out-of-bounds access.
 ///
 /// # Errors
-/// Code that does not link, a failed assertion, and a write behind the arena.
+/// Code that does not link, a failed assertion, and a write past the arena.
 pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result<Vec<Vec<u8>>, String> {
     let Code::Object(object) = &artifact.code else { return Err("PTX instead of an object file".into()) };
     let module = JitModule::load(object, &artifact.manifest.entry).map_err(|e| e.to_string())?;
-    // Words, so that every element is aligned.
+    // In words, so that every element is aligned.
     let mut memory: Vec<Vec<u64>> = Vec::new();
     let args = slots(program, func, |bytes| {
         let mut words = vec![0u64; bytes.len().div_ceil(8) + 32];
-        // Buffers begin at multiples of 256 bytes, as the interpreter's do: arguments promise it.
+        // Buffers start at multiples of 256 bytes, as in the interpreter: arguments promise this alignment.
         let first = (words.as_ptr() as usize).next_multiple_of(256) - words.as_ptr() as usize;
         for (i, &byte) in bytes.iter().enumerate() {
             let (word, shift) = ((first + i) / 8, 8 * (i % 8));
             words[word] |= u64::from(byte) << shift;
         }
         let address = words.as_mut_ptr() as u64 + first as u64;
-        // The words stay where they are when the list of buffers grows.
+        // The words do not move when the list of buffers grows.
         memory.push(words);
         address
     });
@@ -316,8 +315,8 @@ pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result
     for z in 0..extents[2] {
         for y in 0..extents[1] {
             for x in 0..extents[0] {
-                // SAFETY: arguments are those of the program, whose buffers live in `memory`; the interpreter has shown that
-                // accesses stay inside them.
+                // SAFETY: arguments are those of the program, whose buffers live in `memory`; the interpreter has shown
+                // that accesses stay inside them.
                 let status = unsafe {
                     (module.entry())(pointers.as_ptr(), &[x, y, z], &extents, arena.as_mut_ptr().cast(), &hooks)
                 };
@@ -328,7 +327,7 @@ pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result
         }
     }
     if arena.last().is_some_and(|line| line.0 != guard.0) {
-        return Err("the code wrote behind its arena".into());
+        return Err("the code wrote past its arena".into());
     }
     let of_output = |(arg, &address): (&Argument, &u64)| match arg {
         Argument::Output { bytes, .. } => {

@@ -1,10 +1,10 @@
-//! Loops and branches of generated programs.
+//! Control flow of generated programs.
 
 use super::generate::{Gen, INPUT_ELEMENTS, region, with_regions};
 use crate::ir::{BinaryOp, Builder, CmpOp, DType, Op, Type, Value};
 
 impl Gen<'_> {
-    /// Makes a loop or a branch and puts its results into the pool.
+    /// Generates a loop or a branch; appends its results to the pool.
     pub(super) fn control(&mut self, b: &mut Builder) {
         self.depth += 1;
         match self.rng.below(6) {
@@ -17,7 +17,7 @@ impl Gen<'_> {
         self.depth -= 1;
     }
 
-    /// Types of one to three values of the pool, with the values.
+    /// One to three values of the pool, with their types.
     fn some(&mut self, b: &Builder) -> (Vec<Value>, Vec<Type>) {
         let count = self.rng.range(1, 3) as usize;
         let values: Vec<Value> = (0..count).map(|_| self.rng.pick(&self.pool)).collect();
@@ -25,7 +25,8 @@ impl Gen<'_> {
         (values, types)
     }
 
-    /// A few ops in a region that sees the pool and `params`; then values of these types. The pool is as before after.
+    /// Generates a few ops in a region that sees the pool and `params`; returns values of these types. Restores the
+    /// pool.
     fn inside(&mut self, b: &mut Builder, params: &[Value], types: &[Type]) -> Vec<Value> {
         let outer = self.pool.len();
         self.pool.extend(params);
@@ -39,7 +40,7 @@ impl Gen<'_> {
         results
     }
 
-    /// A value of this type: often one of the pool that has it, else made to measure.
+    /// A value of this type: often one of the pool, otherwise a generated one.
     fn of_type(&mut self, b: &mut Builder, ty: &Type) -> Value {
         let fitting: Vec<Value> = self.pool.iter().copied().filter(|&v| b.func.ty(v) == ty).collect();
         if !fitting.is_empty() && !self.rng.one_in(3) {
@@ -49,11 +50,11 @@ impl Gen<'_> {
         self.value(b, ty.shape(), dtype)
     }
 
-    /// Lower bound, upper bound and step of a loop of at most five iterations, sometimes none.
+    /// Lower bound, upper bound and step of a loop with at most five iterations, possibly none.
     fn bounds(&mut self, b: &mut Builder) -> [Value; 3] {
         let lower = b.int(self.rng.range(-1, 1), DType::I32);
         let upper = if self.rng.one_in(3) {
-            // The argument `n`, which the pool starts with.
+            // The argument `n`, which is first in the pool.
             self.pool[0]
         } else {
             b.int(self.rng.range(-1, 4), DType::I32)
@@ -73,7 +74,7 @@ impl Gen<'_> {
         self.pool.extend(results);
     }
 
-    /// Sometimes says how a loop should run.
+    /// Sometimes sets the attributes of a loop (`num_stages`, `unroll`).
     fn hint_at_loop(&mut self, b: &mut Builder, results: &[Value]) {
         let (stages, times) = (self.rng.range(1, 4) as u32, self.rng.range(1, 4) as u32);
         let (pipeline, repeat) = (self.rng.one_in(4), self.rng.one_in(4));
@@ -84,13 +85,13 @@ impl Gen<'_> {
         }
     }
 
-    /// A loop that loads through pointers, or through an index, which it moves, as Triton's kernels do.
+    /// A loop that loads through pointers or through an index and advances them, as Triton's kernels do.
     fn walking_pointers(&mut self, b: &mut Builder) {
         let input = self.rng.pick(&self.inputs);
         let shape: &[usize] = self.rng.pick(&[&[8][..], &[16], &[4, 8], &[8, 2]]);
         let elements: usize = shape.iter().product();
         let [lower, upper, step] = self.bounds(b);
-        // At most five iterations, each of which moves by at most this, stay inside the buffer.
+        // At most five iterations that advance by at most this stay inside of the buffer.
         let delta = b.int(self.rng.range(0, ((INPUT_ELEMENTS - elements) / 5) as i64), DType::I32);
         let range = b.arange(0, elements as i64);
         let index = if shape.len() == 1 { range } else { b.reshape(range, shape) };
@@ -117,7 +118,7 @@ impl Gen<'_> {
         }
     }
 
-    /// A loop that loads through a view, adds up what it finds and moves the view.
+    /// A loop that loads through a view and advances it.
     fn walking_view(&mut self, b: &mut Builder) {
         let input = self.rng.pick(&self.inputs);
         let block: &[usize] = self.rng.pick(&[&[8][..], &[4, 8], &[8, 4]]);
@@ -151,7 +152,7 @@ impl Gen<'_> {
         self.pool.extend(results);
     }
 
-    /// A `while` that counts down from at most four.
+    /// A `while` loop that counts down from at most four.
     fn bounded_while(&mut self, b: &mut Builder) {
         let (init, types) = self.some(b);
         let count = b.int(self.rng.range(0, 4), DType::I32);

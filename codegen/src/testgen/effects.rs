@@ -1,23 +1,23 @@
-//! Elementary functions, and what programs do beside computing: atomics whose old values they use, prints, assertions, promises.
+//! Elementary functions, and ops with side effects: atomics whose old values are used, prints, assertions, assumptions.
 
 use super::generate::{Gen, literal};
 use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, Op, Type, UnaryOp, Value};
 
 impl Gen<'_> {
-    /// An elementary function of multiples of a quarter, in f32 or f64, rounded down to multiples of an eighth: implementations differ
-    /// in last bits, and [`the test of it`](self::tests) shows that no last bit reaches the result.
+    /// An elementary function of multiples of 1/4, in f32 or f64, rounded down to multiples of 1/8. Implementations
+    /// differ in their last bits; [`the test of it`](self::tests) shows that the last bits do not reach the result.
     pub(super) fn function(&mut self, b: &mut Builder) -> Value {
         let v = self.rng.pick(&self.pool);
         let op = self.rng.pick(FUNCTIONS);
-        // GPUs have elementary functions of f32 alone.
+        // GPUs implement elementary functions for f32 only.
         let ty = b.func.ty(v).with_elem(DType::F32);
         let x = b.cast(v, DType::F32);
-        // The compiler sees the bound, or it does not.
+        // The compiler sees the bound of the argument, or it does not.
         let hidden = self.rng.one_in(2);
         rounded_function(b, op, x, &ty, hidden)
     }
 
-    /// A read-modify-write of elements that no other program and no other op touches; gives what was there.
+    /// A read-modify-write of elements that no other program and no other op accesses; returns the old values.
     pub(super) fn own_atomic(&mut self, b: &mut Builder) -> Value {
         let (pointer, dtype) = self.own.pop().expect("there is one");
         let shape = self.rng.pick(&[&[][..], &[8], &[32], &[4, 8], &[8, 2]]).to_vec();
@@ -43,7 +43,7 @@ impl Gen<'_> {
         b.atomic_rmw(op, pointers, value, mask)
     }
 
-    /// A print, an assertion or a promise that holds. Adds no value.
+    /// A print, an assertion or an assumption that holds. Adds no value.
     pub(super) fn debug(&mut self, b: &mut Builder) {
         let v = self.rng.pick(&self.pool);
         let dtype = self.dtype(b, v);
@@ -52,7 +52,7 @@ impl Gen<'_> {
             b.op(Op::DevicePrint { prefix: "100% \"v\" ".into() }, &values, &[]);
             return;
         }
-        // Not below the least of its elements; a NaN is not below anything.
+        // The value is not both below and not below the constant; a NaN is not below anything.
         let least = self.one_number(b, v);
         let holds = if dtype == DType::Bool {
             let yes = b.constant(literal(dtype, 1), Type::scalar(dtype));
@@ -87,7 +87,7 @@ const FUNCTIONS: &[UnaryOp] = &[
     UnaryOp::Erf,
 ];
 
-/// `floor(8 · f(floor(4 · clamp(x)) / 4) + 0.37) / 8`, with x moved above zero for logarithms and roots.
+/// `floor(8 · f(floor(4 · clamp(x)) / 4) + 0.37) / 8`, with x above zero for logarithms and roots.
 fn rounded_function(b: &mut Builder, op: UnaryOp, x: Value, ty: &Type, hidden: bool) -> Value {
     let number = |b: &mut Builder, n: f64| b.number(n, ty.clone());
     let positive = matches!(op, UnaryOp::Log | UnaryOp::Log2 | UnaryOp::Rsqrt);
@@ -110,7 +110,7 @@ fn rounded_function(b: &mut Builder, op: UnaryOp, x: Value, ty: &Type, hidden: b
 mod tests {
     use super::*;
 
-    /// Exact values of the functions keep away from where rounding down would depend on a last bit.
+    /// The exact values of the functions stay away from the points where rounding down would depend on the last bit.
     #[test]
     fn elementary_functions_stay_away_from_the_edges_of_eighths() {
         for &op in FUNCTIONS {
@@ -133,7 +133,7 @@ mod tests {
                 }
                 let scaled = 8.0 * y + 0.37;
                 let away = (scaled - scaled.round()).abs();
-                // 2^-18 of the value, and some for functions that are near 0.
+                // A margin of 2^-18 of the value, and an absolute one for functions near 0.
                 assert!(away > scaled.abs() / 262_144.0 + 1e-5, "{}({x}) = {y} is {away} from an edge", op.name());
             }
         }

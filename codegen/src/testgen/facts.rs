@@ -1,4 +1,4 @@
-//! What analyses claim against what the interpreter computes.
+//! Checks the results of the analyses against the values that the interpreter computes.
 
 use super::{Argument, Program};
 use crate::analysis::axis::{AxisAnalysis, AxisInfo};
@@ -9,10 +9,10 @@ use crate::ir::{Func, Stage, Value};
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
 use crate::verify::stage_of;
 
-/// Compares every value of a run with what is claimed of it.
+/// Compares every value of a run with the analysis results for it.
 struct Claims {
     axis: Vec<AxisInfo>,
-    /// Per value: the dimension and the index from which on it is zero.
+    /// Per value: dimensions, with the index from which on the value is zero.
     zero_from: Vec<Vec<(usize, usize)>>,
     broken: Option<String>,
 }
@@ -22,7 +22,7 @@ impl Claims {
         let analysis = AxisAnalysis::new(func);
         let values = || (0..func.num_values() as u32).map(Value);
         let zero_from = |v: Value| {
-            // Views stand where they are used from the stage of layouts on.
+            // From the stage of layouts on, views are created next to their uses.
             let rank = if stage_of(func) == Stage::Tile { 0 } else { func.ty(v).shape().len() };
             let known = |dim| Some((dim, padding::zero_from(func, &analysis, v, dim)?));
             (0..rank).filter_map(known).collect()
@@ -36,12 +36,14 @@ impl Claims {
 
     fn check(&self, v: Value, tile: &Tile) -> Result<(), String> {
         let info = &self.axis[v.0 as usize];
-        info.check(tile).map_err(|e| format!("{e}, against {info:?}"))?;
+        info.check(tile).map_err(|e| format!("{e}, but the analysis gives {info:?}"))?;
         for &(dim, from) in &self.zero_from[v.0 as usize] {
             let inner: usize = tile.shape[dim + 1..].iter().product();
             let zero = |(i, &bits): (usize, &u64)| i / inner % tile.shape[dim] < from || bits == 0;
             if let Some(i) = tile.bits.iter().enumerate().position(|element| !zero(element)) {
-                return Err(format!("element {i} is not zero, although dimension {dim} ends at {from}"));
+                return Err(format!(
+                    "element {i} is not zero, but the analysis gives zeros from index {from} of dimension {dim}"
+                ));
             }
         }
         Ok(())
@@ -58,7 +60,7 @@ impl Trace for Claims {
     }
 }
 
-/// The numbers of a run, with these sizes of memory.
+/// The arguments of a launch, with hypothetical buffer sizes.
 struct Sizes<'p> {
     args: &'p [Argument],
     bytes: Vec<u64>,
@@ -82,17 +84,18 @@ impl reach::Launch for Sizes<'_> {
     }
 }
 
-/// Runs a function of the program's arguments and compares what analyses claim with what happens: contiguity, divisibility,
-/// constancy and ranges of every value, zeros behind the end of padded tiles, which arguments are read and written, and how far.
+/// Runs a function with the program's arguments and compares analysis results with the run: contiguity, divisibility,
+/// constancy and ranges of every value, zeros beyond the end of padded tiles, which arguments are read and written, and
+/// their access bounds.
 ///
 /// # Errors
-/// Says which claim is wrong, or why the function does not run.
+/// The result that is wrong, or why the function does not run.
 pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     run(program, func)?;
     if stage_of(func) != Stage::Tile {
         return Ok(());
     }
-    // How far a kernel reaches is said of what is left of it: nobody loads what nobody needs.
+    // The bounds analysis sees the function after dead code is removed, so unused loads do not count.
     let mut left = func.clone();
     carried_offsets::run(&mut left);
     resolve_views::run(&mut left);
@@ -102,18 +105,18 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     let (ends, addresses) = run(program, &left)?;
     let reach = reach::Reach::of(func);
     for (arg, &end) in ends.iter().enumerate().filter(|&(_, &end)| end > 0) {
-        // With a byte less, somebody has to object.
+        // If the buffer were one byte smaller, the bounds check must fail.
         let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
         let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
         if reach.check(&sizes, program.grid).is_ok() {
-            return Err(format!("argument `{}` is accessed up to byte {end}, beyond its reach", func.args[arg].name));
+            return Err(format!("argument `{}` is accessed up to byte {end}, beyond its bounds", func.args[arg].name));
         }
     }
     Ok(())
 }
 
-/// Runs a function, checks what is claimed of its values and of which memory it accesses, and gives the end of the bytes that
-/// it accesses of each argument's, with their addresses.
+/// Runs a function and compares the analysis results of its values and of the memory that it accesses. Returns, per
+/// argument, the end of the bytes that are accessed, and the address.
 fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
     let mut memory = Memory::new();
     let (values, buffers) = program.arguments(&mut memory);
@@ -132,7 +135,10 @@ fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
         let [read, wrote] = memory.accessed(id);
         for (end, through, what) in [(read, &reads, "read"), (wrote, &writes, "written")] {
             if end > 0 && !through.contains(&params[arg]) {
-                return Err(format!("argument `{}` is {what}, although nothing seems to", func.args[arg].name));
+                return Err(format!(
+                    "argument `{}` is {what}, although the analysis says that it is not",
+                    func.args[arg].name
+                ));
             }
         }
         ends[arg] = read.max(wrote) as u64;

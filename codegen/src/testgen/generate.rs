@@ -1,4 +1,4 @@
-//! The straight-line part of generated programs.
+//! Straight-line code of generated programs.
 
 use super::{Argument, Options, Program, Rng, dtype_of};
 use crate::ir::{
@@ -7,33 +7,33 @@ use crate::ir::{
 };
 use crate::num;
 
-/// Elements of each input buffer: a power of two, so that a mask keeps indices inside.
+/// Elements of each input buffer: a power of two, so that a mask keeps indices in bounds.
 pub(super) const INPUT_ELEMENTS: usize = 64;
-/// Elements of a program's part of an output.
+/// Elements per program in a buffer that is divided among the programs.
 pub(super) const OWN: usize = 64;
-/// Tiles have one of these shapes; the first is a scalar.
+/// Shapes of tiles; the first is a scalar.
 const SHAPES: &[&[usize]] = &[&[], &[1], &[8], &[16], &[32], &[1, 8], &[4, 8], &[8, 4], &[16, 2], &[8, 8], &[2, 4, 4]];
 
-/// An input buffer: its pointer and what it holds.
+/// An input buffer: its pointer and element type.
 #[derive(Clone)]
 pub(super) struct Input {
     pub pointer: Value,
     pub dtype: DType,
 }
 
-/// The state of generation. `pool` holds the values (scalars and tiles of numbers) that are visible now.
+/// The state of the generator. `pool` holds the visible values (scalars and tiles of numbers).
 pub(super) struct Gen<'o> {
     pub rng: Rng,
     pub options: &'o Options,
     pub pool: Vec<Value>,
     pub inputs: Vec<Input>,
-    /// Ops still to make.
+    /// Number of ops left to generate.
     pub budget: usize,
     pub depth: usize,
     /// The program's linear index, i32.
     pub program: Value,
     atomics: Vec<(Value, DType, AtomicOp)>,
-    /// Buffers with [`OWN`] elements for each program, each for one op that reads and writes them.
+    /// Buffers with [`OWN`] elements per program; a single op reads and writes each.
     pub own: Vec<(Value, DType)>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
     let x_value = add(&mut func, &mut args, "x".into(), Type::scalar(DType::F32), Argument::Float(x));
     let grid = [rng.range(1, 3) as u32, rng.range(1, 2) as u32, 1];
 
-    // Outputs are arguments too, but what they hold is known only at the end: some of each type, used or not.
+    // Outputs are arguments, but their types are needed before their values exist: some of each type, used or not.
     let mut outputs = Vec::new();
     for i in 0..4 {
         let dtype = rng.pick(&options.dtypes);
@@ -105,7 +105,7 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
     Program { func, args, grid }
 }
 
-/// Assumes what holds of an argument.
+/// Assumes bounds that hold for an argument.
 fn assume_range(b: &mut Builder, argument: Value, n: i64) {
     let [low, high] = [n - 1, n].map(|n| b.constant(Literal::Int(n), Type::scalar(DType::I32)));
     let (above, most) = (b.cmp(CmpOp::Lt, low, argument), b.cmp(CmpOp::Le, argument, high));
@@ -113,7 +113,7 @@ fn assume_range(b: &mut Builder, argument: Value, n: i64) {
     b.op(Op::Assume, &[both], &[]);
 }
 
-/// Storage of `n` random elements: small round numbers, with some that are special.
+/// The bytes of `n` random elements: small round numbers, and some special values.
 fn random_bytes(rng: &mut Rng, dtype: DType, n: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..n {
@@ -132,7 +132,7 @@ fn random_bytes(rng: &mut Rng, dtype: DType, n: usize) -> Vec<u8> {
 }
 
 impl Gen<'_> {
-    /// Makes one op, or a few that belong together, and puts the result into the pool.
+    /// Generates one op, or a few related ones, and appends the result to the pool.
     pub fn step(&mut self, b: &mut Builder) {
         self.budget = self.budget.saturating_sub(1);
         if self.options.control_flow && self.depth < 3 && self.rng.one_in(8) {
@@ -164,14 +164,14 @@ impl Gen<'_> {
         dtype_of(b.func.ty(v).elem())
     }
 
-    /// A value of this shape and type, made from one of the pool.
+    /// A value of this shape and type, computed from one of the pool.
     pub fn value(&mut self, b: &mut Builder, shape: &[usize], dtype: DType) -> Value {
         let v = self.any();
         let v = b.cast(v, dtype);
         self.shaped(b, v, shape)
     }
 
-    /// A value of this shape from one of any shape: as it is, repeated, or cut down to one number.
+    /// Reshapes a value to this shape: as it is, broadcast, or reduced to one number.
     fn shaped(&mut self, b: &mut Builder, v: Value, shape: &[usize]) -> Value {
         let from = b.func.ty(v).shape().to_vec();
         if from == shape {
@@ -189,7 +189,7 @@ impl Gen<'_> {
         b.splat(scalar, shape)
     }
 
-    /// One number from a tile: its largest or smallest.
+    /// Reduces a tile to one number: its maximum or minimum.
     pub fn one_number(&mut self, b: &mut Builder, v: Value) -> Value {
         let elements = b.func.ty(v).numel();
         let dtype = self.dtype(b, v);
@@ -270,14 +270,14 @@ impl Gen<'_> {
         let v = self.any();
         let dtype = self.rng.pick(&self.options.dtypes);
         let from = self.dtype(b, v);
-        // Integers of one width change their sign in place. Floats do not become bits: a NaN has many.
+        // Bitcasts change the sign of integers of one width. Floats are not cast to bits: NaN has many encodings.
         if from.is_int() && dtype.is_int() && from.bits() == dtype.bits() && from != dtype {
             return b.bitcast(v, dtype);
         }
         b.cast(v, dtype)
     }
 
-    /// Indices of this shape below `INPUT_ELEMENTS`, i32, no two alike where `distinct`.
+    /// Indices of this shape below `INPUT_ELEMENTS`, i32; pairwise different if `distinct`.
     fn indices(&mut self, b: &mut Builder, shape: &[usize], distinct: bool) -> Value {
         let elements: usize = shape.iter().product();
         let flat = if shape.is_empty() { b.int(0, DType::I32) } else { b.arange(0, elements as i64) };
@@ -303,7 +303,7 @@ impl Gen<'_> {
         b.load(pointers, mask, other, eviction)
     }
 
-    /// Bools of this shape, seldom all alike.
+    /// A mask of this shape, rarely constant.
     fn mask(&mut self, b: &mut Builder, shape: &[usize]) -> Value {
         if self.rng.one_in(12) {
             let all = b.constant(Literal::Bool(self.rng.one_in(2)), Type::scalar(DType::Bool));
@@ -316,8 +316,8 @@ impl Gen<'_> {
         self.rng.pick(&[Eviction::Normal, Eviction::Normal, Eviction::First, Eviction::Last])
     }
 
-    /// A view of an input as a matrix of `rows` by `cols`, with a block of this shape at random offsets that may reach
-    /// beyond it on every side.
+    /// A view of an input as a matrix of `rows` by `cols`, with a block of this shape at random offsets that may exceed
+    /// the matrix on every side.
     pub fn view(&mut self, b: &mut Builder, input: &Input, block: &[usize]) -> Value {
         let scalar = |b: &mut Builder, n: i64| b.int(n, DType::I64);
         let (rows, cols) = (self.rng.range(1, 7), self.rng.range(1, 8));
@@ -354,7 +354,7 @@ impl Gen<'_> {
         b.load_view(view, &boundary, padding, eviction)
     }
 
-    /// One op that changes a shape, or two in turn.
+    /// One or two ops that change the shape.
     fn reshape(&mut self, b: &mut Builder) -> Value {
         let v = self.any();
         let v = self.reshaped(b, v);
@@ -416,7 +416,7 @@ impl Gen<'_> {
         }
     }
 
-    /// Index of the largest element along an axis, the smaller index of equal ones.
+    /// Index of the largest element along an axis; the smallest index of equal elements.
     fn arg_reduce(&mut self, b: &mut Builder, v: Value, axis: usize) -> Value {
         let shape = b.func.ty(v).shape().to_vec();
         let mut index = b.arange(0, shape[axis] as i64);
@@ -466,7 +466,7 @@ impl Gen<'_> {
         b.dot(x, y, acc, precision)
     }
 
-    /// An atomic on a buffer that all programs share. Adds no value.
+    /// An atomic on a buffer shared by all programs. Adds no value.
     fn atomic(&mut self, b: &mut Builder) {
         let (pointer, dtype, op) = self.rng.pick(&self.atomics);
         let shape = self.shape();
@@ -489,7 +489,7 @@ impl Gen<'_> {
             let start = b.ptr_add(pointer, first);
             let [rows, cols] = [shape[0], shape[1]].map(|n| b.int(n as i64, DType::I64));
             let (zero, one) = (b.int(0, DType::I64), b.int(1, DType::I64));
-            // One row less than the tile has: the boundary keeps the last one out.
+            // One row less than the tile has: the boundary check masks the last one.
             let fewer = b.binary(BinaryOp::Sub, rows, one);
             let view = b.make_view(start, &[fewer, cols], &[cols, one], &[zero, zero], &shape, &[1, 0]);
             let eviction = self.eviction();
@@ -509,7 +509,7 @@ impl Gen<'_> {
         b.binary(BinaryOp::Mul, self.program, size)
     }
 
-    /// Pointers to elements of this program's part of an output, no two alike.
+    /// Pairwise different pointers to elements of this program's part of an output.
     pub fn own_pointers(&mut self, b: &mut Builder, pointer: Value, shape: &[usize]) -> Value {
         let first = self.own_part(b);
         let index = self.indices(b, shape, true);
@@ -525,12 +525,12 @@ pub(super) fn literal(dtype: DType, value: i64) -> Literal {
     match dtype {
         DType::Bool => Literal::Bool(value > 0),
         d if d.is_float() => Literal::Float(value as f64),
-        // Wrapped into range, as the verifier wants it.
+        // Wrapped into the range of the type, as the verifier requires.
         d => Literal::Int(num::decode_int(d, num::encode_int(d, value as i128)) as i64),
     }
 }
 
-/// A region that `fill` fills and `end` ends, with the values that `fill` gives.
+/// A region that `fill` fills and `end` terminates, with the values that `fill` returns as operands.
 pub(super) fn region(
     b: &mut Builder,
     params: &[Type],
@@ -546,7 +546,7 @@ pub(super) fn region(
     region
 }
 
-/// An op with regions.
+/// Creates an op with regions; returns its results.
 pub(super) fn with_regions(
     b: &mut Builder,
     op: Op,

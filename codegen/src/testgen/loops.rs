@@ -1,37 +1,39 @@
-//! Loops of matrix programs as people write them: a loop carries what it loads through and moves it, or carries a sum of rows beside
-//! the accumulator; loops stand in branches, and branches say how far they go.
+//! Loops of matrix programs in the forms that people write: a loop carries and advances the pointers or views that it
+//! loads through, or carries a sum of rows in addition to the accumulator; loops in branches; trip counts that depend
+//! on branches.
 
 use super::generate::{region, with_regions};
 use super::matrix::{Gen, Matrix};
 use crate::ir::{BinaryOp, Builder, CmpOp, DType, Literal, Op, Type, Value};
 
-/// How a loop finds the next block of a matrix.
+/// How a loop addresses the next block of a matrix.
 #[derive(Clone, Copy)]
 enum Carried {
     /// A block pointer.
     View,
     /// A tile of pointers.
     Pointers,
-    /// Indices along the dimension in which it moves.
+    /// Indices along the dimension in which it advances.
     Indices,
 }
 
-/// A matrix that a loop walks over: blocks of `shape`, along dimension `along`.
+/// A matrix that a loop loads block by block: blocks of `shape`, along dimension `along`.
 struct Walk {
     matrix: Matrix,
     shape: [usize; 2],
     along: usize,
     carried: Carried,
-    /// Where it begins.
+    /// Initial value of the carried view, pointers or indices.
     start: Value,
-    /// Dimensions of a view to check.
+    /// Dimensions of a view with boundary checks.
     boundary: Vec<usize>,
-    /// Index of each element in the other dimension, and which of them the matrix has: tiles of the whole shape.
+    /// For the dimension that stays: the index of each element, and the mask of those in bounds, as tiles of the whole
+    /// shape.
     across: Option<(Value, Option<Value>)>,
 }
 
 impl Gen {
-    /// A tile of one dimension, repeated along the other one.
+    /// Broadcasts a tile of one dimension along the other one.
     fn spread(b: &mut Builder, v: Value, d: usize, shape: [usize; 2]) -> Value {
         let v = b.expand_dims(v, 1 - d);
         b.broadcast(v, &shape)
@@ -44,7 +46,7 @@ impl Gen {
         b.binary(BinaryOp::Mul, index, stride)
     }
 
-    /// Begins a walk over a matrix of these extents, at index `first` (i32) of the dimension that stays.
+    /// Sets up the loads of a matrix, at index `first` (i32) of the dimension that stays.
     fn walk(&mut self, b: &mut Builder, m: Matrix, shape: [usize; 2], along: usize, first: Value) -> Walk {
         let carried = match self.rng.below(3) {
             0 if !self.regular => Carried::Pointers,
@@ -73,7 +75,7 @@ impl Gen {
         Walk { matrix: m, shape, along, carried, start, boundary: Vec::new(), across: Some(across) }
     }
 
-    /// The block at step `k` (i32), and where the next one is.
+    /// Loads the block of step `k` (i32); returns it, and the carried value of the next step.
     fn step(&mut self, b: &mut Builder, walk: &Walk, place: Value, k: Value) -> (Value, Value) {
         let Walk { matrix: m, shape, along, .. } = walk;
         let by = shape[*along] as i64;
@@ -94,7 +96,7 @@ impl Gen {
                 (b.ptr_add(base, offset), inside, b.binary(BinaryOp::Add, place, step))
             }
             _ => {
-                // As Triton's matmul has it: what is left of the dimension against indices within the block.
+                // As in Triton's matmul: the remaining extent is compared with indices within the block.
                 let done = self.times(b, k, shape[*along]);
                 let left = b.binary(BinaryOp::Sub, m.sizes[*along], done);
                 let (range, left) = (b.arange(0, by), b.splat(left, &[shape[*along]]));
@@ -114,8 +116,8 @@ impl Gen {
         (b.load(pointers, Some(mask), None, eviction), next)
     }
 
-    /// One of the accumulators with the products of a few steps added, by a loop that moves what it loads through. Sometimes it sums
-    /// rows or columns of what it computes, too.
+    /// Adds the dots of a few steps to one of the accumulators, by a loop that advances what it loads through.
+    /// Sometimes also sums rows or columns of the result.
     pub fn walking(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
         self.dots = self.dots.saturating_sub(1);
         let [m, n, inner] = self.tile;
@@ -132,7 +134,7 @@ impl Gen {
         });
         let which = self.rng.below(acc.len());
         let mut init = vec![acc[which], walks[0].start, walks[1].start];
-        // Along which a sum is taken, if one is.
+        // The axis of an additional sum, if there is one.
         let axis = self.rng.one_in(3).then(|| self.rng.below(2));
         if let Some(axis) = axis {
             init.push(b.zero(Type::tensor(&[[m, n][1 - axis]], self.acc)));
@@ -159,14 +161,14 @@ impl Gen {
         acc
     }
 
-    /// Some programs of the grid, not all: whether the first coordinate is even.
+    /// A condition that holds in some programs of the grid: whether the first coordinate is even.
     fn some_programs(&self, b: &mut Builder) -> Value {
         let (two, zero) = (b.int(2, DType::I32), b.int(0, DType::I32));
         let parity = b.binary(BinaryOp::Rem, self.program[0], two);
         b.cmp(CmpOp::Eq, parity, zero)
     }
 
-    /// How many steps a loop of at most `steps` takes: that many, or, in some programs, one less.
+    /// The trip count of a loop with at most `steps` iterations: `steps`, or one less in some programs.
     pub fn upper(&mut self, b: &mut Builder, steps: usize) -> Value {
         let upper = self.number(b, steps as i64, DType::I32);
         if !self.rng.one_in(6) {
@@ -181,7 +183,7 @@ impl Gen {
         with_regions(b, Op::If, &[condition], &[Type::scalar(DType::I32)], &[all, fewer])[0]
     }
 
-    /// A loop in some programs, in others arithmetic or another loop.
+    /// A loop in some programs, and arithmetic or another loop in the others.
     pub fn loop_in_branch(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
         let condition = self.some_programs(b);
         let types: Vec<Type> = acc.iter().map(|&v| b.func.ty(v).clone()).collect();

@@ -1,8 +1,8 @@
-//! Programs with dots of tiles that tensor cores take, and with what kernels put around them.
+//! Programs with dots for tensor cores, and the code that kernels put around them.
 //!
 //! Matrices hold small integers, so that every sum is exact in the accumulator's type: the order of additions, which
-//! instructions choose, does not matter, and whoever executes the program must give the same bits. Operands are at most
-//! [`OPERAND`] in magnitude, a program adds at most 2^24 / [`OPERAND`]^2 products to one element.
+//! depends on the instruction, does not matter, and every target must give the same bits. Operands are at most
+//! [`OPERAND`] in magnitude, and a program adds at most 2^24 / [`OPERAND`]^2 products to one element.
 
 use super::generate::{region, with_regions};
 use super::{Argument, Case, Program, Rng};
@@ -16,10 +16,10 @@ use crate::target::{CompileOptions, Schedule};
 
 /// Largest magnitude of an element of a dot's operands.
 const OPERAND: i64 = 2;
-/// Multiply-adds of all program instances together, so that a program takes a simulated GPU less than a second or two.
+/// Multiply-adds of all programs together, such that simulating them takes at most one or two seconds.
 const MOST_WORK: usize = 3 << 20;
 
-/// Options that a GPU compilation can have.
+/// Random options of a GPU compilation.
 pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
     let mut choice = |yes: usize| match rng.below(8) {
         n if n < yes => Some(true),
@@ -47,17 +47,17 @@ pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
 pub(super) struct Matrix {
     pub pointer: Value,
     extents: [usize; 2],
-    /// The same as scalars, i32.
+    /// The extents as scalars, i32.
     pub sizes: [Value; 2],
     pub strides: [Value; 2],
-    /// The dimension whose elements are neighbors.
+    /// The contiguous dimension.
     inner: usize,
 }
 
 pub(super) struct Gen {
     pub rng: Rng,
     args: Vec<Argument>,
-    /// Rows, columns and inner extent of the tiles of dots.
+    /// M, N and K of the tiles of dots.
     pub tile: [usize; 3],
     /// Index of the program's tile along rows and columns, i32.
     pub program: [Value; 2],
@@ -67,10 +67,10 @@ pub(super) struct Gen {
     operands: [DType; 2],
     pub acc: DType,
     pub precision: Precision,
-    /// Dots still to make.
+    /// Number of dots left to generate.
     pub dots: usize,
     pub depth: usize,
-    /// Everything is as the bulk copy engine wants it, so that loads can be the work of warps of their own.
+    /// Extents, strides and alignments meet the requirements of TMA, so that loads can be warp-specialized.
     pub regular: bool,
 }
 
@@ -92,11 +92,11 @@ pub(super) fn case(mut rng: Rng) -> Case {
     }
 }
 
-/// A program, or nothing where it would take too long.
+/// A program; `None` if it would take too long.
 fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
     let regular_only = |i: &&&Instruction| !regular || matches!(i.operands, DType::F16 | DType::BF16);
     let (operands, acc, mut tile) = if regular || rng.one_in(2) {
-        // What an instruction multiplies, and tiles from its own shape on.
+        // Operand types of an MMA instruction, and tiles that are multiples of its shape.
         let rows: Vec<&Instruction> = mma::TABLE.iter().filter(|i| regular_only(&i)).collect();
         let i = rng.pick(&rows);
         let times = |rng: &mut Rng, n: u32, most: u32| (n << rng.range(0, i64::from(most))) as usize;
@@ -123,7 +123,7 @@ fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
     let tiles = [rng.range(1, 2) as usize, rng.range(1, 2) as usize];
     let slow = !matches!(operands[0], DType::F16 | DType::BF16 | DType::F32);
     let work = tile.iter().product::<usize>() * tiles[0] * tiles[1] * if slow { 8 } else { 1 };
-    // As many dots as the budget of work allows, each of which may run a few times.
+    // The number of dots that fit the work budget; each may run a few times.
     let most = MOST_WORK / work / 4;
     if most == 0 {
         return None;
@@ -157,7 +157,7 @@ fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
         depth: 0,
         regular,
     };
-    // What follows draws from a generator of its own.
+    // The following code draws from its own generator.
     rng.next_u64();
     g.body(&mut b);
     b.ret();
@@ -172,7 +172,7 @@ impl Gen {
         b.func.add_arg(Arg { name, divisible_by, equal_to: None }, ty)
     }
 
-    /// A number that the kernel knows, or gets.
+    /// A number as a constant, or as an argument.
     pub fn number(&mut self, b: &mut Builder, n: i64, dtype: DType) -> Value {
         if self.rng.one_in(2) {
             return b.int(n, dtype);
@@ -192,11 +192,11 @@ impl Gen {
         v
     }
 
-    /// A matrix of small integers, or one to write to.
+    /// A matrix of small integers, or an output.
     pub fn matrix(&mut self, b: &mut Builder, dtype: DType, extents: [usize; 2], output: bool) -> Matrix {
         let inner = if !self.regular && self.rng.one_in(4) { 0 } else { 1 };
         let pad = if self.rng.one_in(3) { self.rng.range(0, 9) as usize } else { 0 };
-        // Strides that are multiples of 16 bytes, which bulk copies want, or any.
+        // Strides that are multiples of 16 bytes, as TMA requires, or any.
         let pitch = if !self.regular && self.rng.one_in(3) {
             extents[inner] + pad
         } else {
@@ -224,7 +224,7 @@ impl Gen {
         b.binary(BinaryOp::Mul, index, n)
     }
 
-    /// A view of the block of this shape that begins at these indices (i32), and the dimensions to check.
+    /// A view of the block of this shape at these indices (i32), and the dimensions to check.
     pub fn view(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> (Value, Vec<usize>) {
         let sizes = m.sizes.map(|v| b.cast(v, DType::I64));
         let offsets = at.map(|v| b.cast(v, DType::I64));
@@ -233,7 +233,7 @@ impl Gen {
         (view, boundary)
     }
 
-    /// Indices `first .. first + n` along a dimension as a tile of this shape, and which of them the matrix has.
+    /// Indices `first .. first + n` along a dimension, as a tile of this shape, and the mask of those in bounds.
     pub fn indices(
         &mut self,
         b: &mut Builder,
@@ -247,7 +247,7 @@ impl Gen {
         let (first, range) = (b.splat(at[d], &[n]), b.arange(0, n as i64));
         let mut index = b.binary(BinaryOp::Add, first, range);
         if self.rng.one_in(6) {
-            // Blocks begin at multiples of their extent.
+            // Blocks start at multiples of their extent.
             let promise = Op::Hint { divisible: Some(n as i64), contiguous: Some(n as i64) };
             let ty = b.func.ty(index).clone();
             let id = b.op(promise, &[index], &[ty]);
@@ -281,7 +281,7 @@ impl Gen {
         (spread(index), mask.map(&mut spread))
     }
 
-    /// Indices read from memory.
+    /// Indices loaded from memory (a gather).
     fn gathered(&mut self, b: &mut Builder, n: usize, index: Value, mask: Option<Value>) -> Value {
         let bytes = (0..n).flat_map(|_| (self.rng.below(n) as i32).to_le_bytes()).collect();
         let value = Argument::Input { dtype: DType::I32, bytes };
@@ -333,7 +333,7 @@ impl Gen {
         b.load_view(view, boundary, padding, eviction)
     }
 
-    /// The block of this shape that begins at these indices.
+    /// Loads the block of this shape at these indices.
     fn read(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> Value {
         if self.regular || !self.rng.one_in(3) {
             let (view, boundary) = self.view(b, m, shape, at);
@@ -344,12 +344,12 @@ impl Gen {
         b.load(pointers, mask, None, eviction)
     }
 
-    /// Element type in memory of operand a (0) or b (1) of a dot: its own, or one that is cast.
+    /// Element type in memory of operand a (0) or b (1) of a dot: the operand's type, or another one that is cast.
     pub fn stored(&mut self, side: usize) -> DType {
         if self.rng.one_in(5) { self.rng.pick(&[DType::F32, DType::BF16, DType::I8]) } else { self.operands[side] }
     }
 
-    /// What is loaded as operand a (0) or b (1) of a dot.
+    /// Converts a loaded tile to operand a (0) or b (1) of a dot.
     pub fn as_operand(&mut self, b: &mut Builder, tile: Value, side: usize) -> Value {
         let mut tile = b.cast(tile, self.operands[side]);
         if self.rng.one_in(if self.regular { 12 } else { 4 }) {
@@ -358,7 +358,7 @@ impl Gen {
         tile
     }
 
-    /// Operand a (0) or b (1) of a dot, `shape` of a new matrix from these indices on, of which the loop sees `extents`.
+    /// Operand a (0) or b (1) of a dot: `shape` of a new matrix at these indices, of which the loop covers `extents`.
     fn operand(
         &mut self,
         b: &mut Builder,
@@ -379,7 +379,7 @@ impl Gen {
         self.as_operand(b, tile, side)
     }
 
-    /// Arithmetic that keeps numbers integers, and as small.
+    /// Elementwise arithmetic that keeps values small integers.
     pub fn computed(&mut self, b: &mut Builder, x: Value) -> Value {
         let ty = b.func.ty(x).clone();
         let unsigned = ty.dtype().is_some_and(|d| d.is_int() && !d.is_signed_int());
@@ -400,7 +400,7 @@ impl Gen {
         }
     }
 
-    /// Cuts numbers down to operands a of a dot.
+    /// Clamps values to the range of operand a of a dot.
     pub fn clamped(&mut self, b: &mut Builder, v: Value) -> Value {
         let ty = b.func.ty(v).clone();
         let (low, high) = (b.number(-OPERAND as f64, ty.clone()), b.number(OPERAND as f64, ty));
@@ -420,7 +420,7 @@ impl Gen {
         let at = self.times(b, k, inner);
         let x = self.operand(b, 0, [m, inner], [self.extents[0], depth], [rows, at]);
         let y = if self.rng.one_in(4) {
-            // A chain: what one dot gives is the operand of the next.
+            // Chained dots: the result of one is an operand of the next.
             let between = self.rng.pick(&[8, 16, 32, 64]).min(self.tile[2].max(16));
             let zero = b.int(0, DType::I32);
             let w = self.operand(b, 1, [inner, between], [depth, between], [at, zero]);
@@ -435,7 +435,7 @@ impl Gen {
         b.dot(x, y, acc, self.precision)
     }
 
-    /// What attention does between its two dots, with integers.
+    /// The part of attention between its two dots, with integers.
     fn softmax(&mut self, b: &mut Builder, s: Value) -> Value {
         let mut s = s;
         if self.rng.one_in(2) {
@@ -448,7 +448,7 @@ impl Gen {
         self.clamped(b, s)
     }
 
-    /// A loop of `steps` iterations, with hints.
+    /// A loop of `steps` iterations, with attributes.
     pub fn counted(
         &mut self,
         b: &mut Builder,
@@ -476,7 +476,7 @@ impl Gen {
         results
     }
 
-    /// One to three things that loops do with their accumulators, at step `k` of `steps`.
+    /// One to three updates of the accumulators, at step `k` of `steps`.
     fn statements(&mut self, b: &mut Builder, acc: &[Value], k: Value, steps: usize) -> Vec<Value> {
         let mut acc = acc.to_vec();
         for i in 0..self.rng.range(1, 2) {
@@ -502,7 +502,7 @@ impl Gen {
         self.counted(b, acc, steps, |g, b, k, carried| g.statements(b, carried, k, steps.max(1)))
     }
 
-    /// Every second time something else.
+    /// Alternates between two computations.
     fn branch(&mut self, b: &mut Builder, acc: &[Value], k: Value, steps: usize) -> Vec<Value> {
         let (two, zero) = (b.int(2, DType::I32), b.int(0, DType::I32));
         let parity = b.binary(BinaryOp::Rem, k, two);
@@ -521,7 +521,7 @@ impl Gen {
         with_regions(b, Op::If, &[condition], &types, &sides)
     }
 
-    /// A `while` that counts down, with a dot in it.
+    /// A `while` loop that counts down, with a dot in it.
     fn bounded_while(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
         let steps = self.rng.range(1, 3);
         let count = b.int(steps, DType::I32);
@@ -562,7 +562,7 @@ impl Gen {
         }
     }
 
-    /// Stores a result or what follows from it, or adds it to memory.
+    /// Stores a result or a function of it, or adds it to memory.
     fn write(&mut self, b: &mut Builder, v: Value) {
         let mut v = v;
         let (acc, shape) = (self.acc, [self.tile[0], self.tile[1]]);

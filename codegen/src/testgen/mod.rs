@@ -1,11 +1,11 @@
-//! Random valid tile programs, with inputs, for tests.
+//! Random valid tile programs with inputs, for tests.
 //!
-//! [`program`] gives the same program for the same seed and options on every machine. Programs never do what the IR
-//! leaves undefined: indices are kept inside their buffers. Program instances write to places of their own, or combine by one atomic function per buffer, so that the order in
-//! which they run does not matter.
+//! [`program`] gives the same program for the same seed and options on every machine. Programs have no undefined
+//! behavior: indices stay in bounds. Each program instance writes its own elements, or uses one commutative atomic per
+//! buffer, so that the order of programs does not matter.
 //!
 //! With [`Options::exact`], a program uses only operations that IEEE 754 or the IR defines to the last bit, in any
-//! order that the IR allows: whoever executes it must give [`Program::interpret`]'s outputs, as [`difference`] compares
+//! order that the IR allows: every target must give the outputs of [`Program::interpret`], as [`difference`] compares
 //! them.
 
 mod asm;
@@ -31,14 +31,14 @@ use crate::target::CompileOptions;
 /// What programs may contain.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// About how many ops, not counting constants and those that keep indices in range.
+    /// Approximate number of ops, without constants and the ops that keep indices in bounds.
     pub size: usize,
     /// Element types to choose from.
     pub dtypes: Vec<DType>,
-    /// Leave out what may differ in the last bits: elementary functions, float sums, products of float matrices, fused
+    /// Exclude ops whose last bits may differ: elementary functions, float sums, dots of float matrices, fused
     /// multiply-adds of narrow floats.
     pub exact: bool,
-    /// Loops and branches.
+    /// Include loops and branches.
     pub control_flow: bool,
 }
 
@@ -56,7 +56,7 @@ pub enum Argument {
         dtype: DType,
         bytes: Vec<u8>,
     },
-    /// A buffer to compare afterwards; it holds these bytes before.
+    /// A buffer that is compared afterwards, with its initial bytes.
     Output {
         dtype: DType,
         bytes: Vec<u8>,
@@ -65,7 +65,7 @@ pub enum Argument {
     Float(f64),
 }
 
-/// A program and everything that a run needs. Arguments go by position.
+/// A program with everything that a run needs. Arguments are positional.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub func: Func,
@@ -78,17 +78,17 @@ pub fn program(seed: u64, options: &Options) -> Program {
     generate::program(Rng::new(seed), options)
 }
 
-/// A program with options to compile it with.
+/// A program with compile options.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub program: Program,
     pub options: CompileOptions,
-    /// GPUs get some of its ops as inline assembly, which ones follows from this number.
+    /// If set, GPU targets get some ops as inline assembly, chosen by this seed.
     pub assembly: Option<u64>,
 }
 
 impl Case {
-    /// The program's function as GPUs get it.
+    /// The program's function for GPU targets.
     pub fn gpu_func(&self) -> Func {
         self.gpu_func_of(&self.program.func)
     }
@@ -103,8 +103,8 @@ impl Case {
     }
 }
 
-/// The case of a seed: of two seeds one is a program of small tiles with every op, the other has dots of tiles that tensor cores
-/// take, in loops. All are exact ([`Options::exact`]).
+/// The case of a seed. Even seeds give programs of small tiles with all ops; odd seeds give programs with loops of dots
+/// for tensor cores. All are exact ([`Options::exact`]).
 pub fn case(seed: u64) -> Case {
     let mut rng = Rng::new(seed ^ 0x7469_6c65);
     let assembly = rng.one_in(8).then_some(seed);
@@ -117,12 +117,12 @@ pub fn case(seed: u64) -> Case {
 }
 
 impl Program {
-    /// Runs the program's function in the interpreter; gives the outputs in the order of arguments.
+    /// Runs the program's function in the interpreter; returns the outputs in the order of arguments.
     pub fn interpret(&self) -> Result<Vec<Vec<u8>>, InterpError> {
         self.interpret_as(&self.func)
     }
 
-    /// As [`Program::interpret`], for another function with the same arguments: what a pass made of the program's.
+    /// As [`Program::interpret`], for another function with the same arguments, such as the result of a pass.
     pub fn interpret_as(&self, func: &Func) -> Result<Vec<Vec<u8>>, InterpError> {
         let mut memory = Memory::new();
         let (values, buffers) = self.arguments(&mut memory);
@@ -134,7 +134,7 @@ impl Program {
         Ok(self.args.iter().zip(&buffers).filter_map(output).collect())
     }
 
-    /// The arguments as the interpreter takes them, and their buffers.
+    /// The arguments for the interpreter, and their buffers.
     fn arguments(&self, memory: &mut Memory) -> (Vec<ArgValue>, Vec<Option<BufferId>>) {
         let argument = |arg: &Argument| match arg {
             Argument::Input { bytes, .. } | Argument::Output { bytes, .. } => {
@@ -157,7 +157,7 @@ impl Program {
     }
 }
 
-/// The first difference between two lists of outputs, in words. NaNs are equal to each other, and so are both zeros.
+/// Describes the first difference between two lists of outputs. NaNs are equal to each other, and so are both zeros.
 pub fn difference(dtypes: &[DType], expected: &[Vec<u8>], found: &[Vec<u8>]) -> Option<String> {
     if expected.len() != found.len() {
         return Some(format!("expected {} outputs, found {}", expected.len(), found.len()));
@@ -177,7 +177,7 @@ pub fn difference(dtypes: &[DType], expected: &[Vec<u8>], found: &[Vec<u8>]) -> 
     None
 }
 
-/// An element's bytes as [`crate::num`] stores it.
+/// The bits of an element in the encoding of [`crate::num`].
 fn storage(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |n, &b| n << 8 | b as u64)
 }
@@ -198,7 +198,7 @@ fn show(dtype: DType, bits: u64) -> String {
     }
 }
 
-/// Number type of a scalar or tile of numbers; generated values are nothing else.
+/// Element type of a scalar or tile of numbers; generated values are nothing else.
 fn dtype_of(elem: Option<Elem>) -> DType {
     elem.and_then(Elem::num).expect("internal error of the generator: a pool of numbers holds something else")
 }

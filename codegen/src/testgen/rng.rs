@@ -1,4 +1,4 @@
-//! A small random generator, so that a seed means the same program everywhere.
+//! A small random number generator that gives the same numbers on every machine.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, which is not zero.
+    /// A number below `n`, which must not be zero.
     pub fn below(&mut self, n: usize) -> usize {
         (self.next_u64() % n as u64) as usize
     }
@@ -27,12 +27,12 @@ impl Rng {
         low + self.below((high - low + 1) as usize) as i64
     }
 
-    /// True once in `n` times.
+    /// True with probability 1/n.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// One of a list, which is not empty.
+    /// A random element of a list, which must not be empty.
     pub fn pick<T: Clone>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())].clone()
     }

@@ -1,4 +1,4 @@
-//! Properties that hold for every program: text, verifier, interpreter and passes agree.
+//! Properties of all programs: text, verifier, interpreter and passes agree.
 
 use super::check::{Checks, Counts, check};
 use super::{Options, case, difference, program};
@@ -9,7 +9,7 @@ use crate::text::{parse, print};
 use crate::verify::verify;
 use proptest::prelude::*;
 
-/// The passes in an order that a pipeline could have, each alone after the ones before.
+/// A possible order of the passes of a pipeline; each runs on the result of the previous ones.
 const PIPELINE: &[&str] = &["canonicalize", "cse", "licm", "resolve_views", "canonicalize", "cse", "carried", "dce"];
 
 proptest! {
@@ -58,7 +58,7 @@ proptest! {
     }
 }
 
-/// A generator that never makes an op tests nothing about it.
+/// The generator must cover every op.
 #[test]
 fn programs_have_every_kind_of_op() {
     let mut seen = std::collections::BTreeSet::new();
@@ -106,7 +106,7 @@ fn programs_have_every_kind_of_op() {
     }
 }
 
-/// Outputs would otherwise agree by saying nothing.
+/// Otherwise outputs would agree because they are empty.
 #[test]
 fn most_programs_write_something() {
     let wrote = |seed| {
@@ -117,7 +117,7 @@ fn most_programs_write_something() {
     assert!((0..100).filter(|&seed| wrote(seed)).count() > 80);
 }
 
-/// Types of a and b of the dots that cases have, by kind of instruction: all rows of the table, and pairs of different types.
+/// Operand types of the generated dots: all rows of the instruction table, and mixed pairs.
 #[test]
 fn cases_multiply_every_pair_of_types() {
     use crate::ir::{DType, Op};
@@ -134,10 +134,11 @@ fn cases_multiply_every_pair_of_types() {
     }
 }
 
-/// Cases of the test below.
+/// Number of cases of the test below.
 const CASES: u64 = 160;
 
-/// A share of what `tile-fuzz` checks: facts that analyses claim, native code and two simulated GPUs against the interpreter.
+/// A sample of what `tile-fuzz` checks: results of the analyses, native code and two simulated GPUs against the
+/// interpreter.
 #[test]
 fn cases_agree_on_every_target() {
     let hosts = [HostCpu::native()];
@@ -148,7 +149,7 @@ fn cases_agree_on_every_target() {
     let work = || {
         loop {
             let Some(seed) = seeds.lock().unwrap().next() else { return };
-            // Every pass is worth more where something went wrong; here one in eight shows that they can be asked for.
+            // `each_pass` is slow, so it is on for some of the seeds only.
             let result = check(&case(seed), &Checks { each_pass: seed % 8 < 2, ..checks });
             let mut results = results.lock().unwrap();
             match result {
@@ -167,7 +168,7 @@ fn cases_agree_on_every_target() {
     assert!(counts.simulated + counts.refused >= 2 * CASES && counts.refused < CASES / 4, "{counts:?}");
 }
 
-/// The dots of cases are of every kind that there is.
+/// The generated dots cover every MMA instruction.
 #[test]
 fn cases_reach_every_matrix_instruction() {
     use crate::ir::{Op, Type};

@@ -9,9 +9,9 @@
 //! }
 //! ```
 //!
-//! Every op has the same form: `results = mnemonic operands {attributes} : result types (params) { region }`, with each
-//! part left out where it is empty. Values are numbered in text order, so that two functions print alike exactly when they
-//! are alike; `parse(print(f))` is `f`. Source places are not part of the text.
+//! All ops have the form `results = mnemonic operands {attributes} : result types (params) { region }`, without the
+//! parts that are empty. Values are numbered in text order, so that equal functions have equal text; `parse(print(f))`
+//! is `f`. The text contains no source locations.
 
 mod parse;
 mod print;

@@ -1,11 +1,11 @@
-//! Parser: a tokenizer and one function per piece of the grammar in the module's documentation.
+//! Parser: a tokenizer, and one function per rule of the grammar in [`super`].
 
 use crate::ir::{Arg, Attr, BlockId, DType, Elem, Func, LayoutId, Loc, Op, Type, Value};
 use crate::layout::LayoutError;
 use std::collections::HashMap;
 use std::fmt;
 
-/// What the text has wrong, and where.
+/// A syntax error and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// 1-based.
@@ -23,7 +23,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// Reads one function. Never panics, whatever the text.
+/// Parses one function. Never panics.
 pub fn parse(text: &str) -> Result<Func, ParseError> {
     let mut func = Func::new("");
     let header = layouts(text, &mut func)?;
@@ -32,7 +32,7 @@ pub fn parse(text: &str) -> Result<Func, ParseError> {
     Ok(p.func)
 }
 
-/// Reads the lines `#l0 = linear<…>` before the kernel; gives the number of lines up to it.
+/// Parses the lines `#l0 = linear<…>` before the kernel; returns the number of lines before it.
 fn layouts(text: &str, func: &mut Func) -> Result<usize, ParseError> {
     for (row, line) in text.lines().enumerate() {
         let trimmed = line.trim();
@@ -44,16 +44,19 @@ fn layouts(text: &str, func: &mut Func) -> Result<usize, ParseError> {
         let (number, layout) =
             rest.split_once('=').ok_or_else(|| error("expected a layout, as `#l0 = linear<…>`".into()))?;
         if number.trim().parse() != Ok(func.layouts.len()) {
-            return Err(error(format!("layouts are numbered in order: expected `#l{}`", func.layouts.len())));
+            return Err(error(format!(
+                "expected the layout `#l{}`: layouts are numbered in order",
+                func.layouts.len()
+            )));
         }
         func.layouts.push(layout.trim().parse().map_err(|e: LayoutError| error(e.to_string()))?);
     }
     Ok(0)
 }
 
-/// Regions nested deeper than this are refused, so that no text can overflow the stack.
+/// Maximum nesting of regions, so that no text overflows the stack.
 const MAX_DEPTH: usize = 64;
-/// Tiles larger than this are refused (also Triton's limit on a tile's elements).
+/// Maximum number of elements of a tile (Triton's limit too).
 const MAX_ELEMENTS: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -177,7 +180,7 @@ fn number_end(chars: &[char], from: usize) -> usize {
     end
 }
 
-/// Reads after the opening quote; gives the text and the index after the closing one. Escapes are Rust's.
+/// Reads a string after the opening quote, with Rust's escapes; returns it and the index after the closing quote.
 fn string_literal(chars: &[char], mut i: usize) -> Result<(String, usize), String> {
     let mut s = String::new();
     while let Some(&c) = chars.get(i) {
@@ -232,7 +235,7 @@ impl Parser {
         token
     }
 
-    /// An error at the token before the cursor when `back`, else at the cursor.
+    /// An error at the cursor.
     fn error<T>(&self, message: impl Into<String>) -> Result<T> {
         let t = &self.tokens[self.at];
         Err(ParseError { line: t.line, column: t.column, message: message.into() })
@@ -325,7 +328,7 @@ impl Parser {
     fn block(&mut self, block: BlockId) -> Result<()> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return self.error(format!("regions nested deeper than {MAX_DEPTH}"));
+            return self.error(format!("regions are nested deeper than {MAX_DEPTH}"));
         }
         self.punct('{')?;
         while !self.eat('}') {
@@ -348,7 +351,7 @@ impl Parser {
         let start = self.at;
         let mnemonic = self.word("an op")?;
         let mut operands = Vec::new();
-        // Operands start on the mnemonic's line: a value on the next one is a result of the next op.
+        // Operands start on the line of the mnemonic: a value on the next line is a result of the next op.
         while let Token::Value(name) = self.peek()
             && (!operands.is_empty() || self.tokens[self.at].line == self.tokens[start].line)
         {
@@ -411,7 +414,7 @@ impl Parser {
 
     fn attributes(&mut self) -> Result<Vec<(String, Attr)>> {
         let mut list = Vec::new();
-        // A brace that opens a region follows `)`, so that one here always opens attributes.
+        // The brace of a region follows `)`, so a brace here opens attributes.
         if !self.eat('{') {
             return Ok(list);
         }
@@ -443,7 +446,7 @@ impl Parser {
                         self.next();
                         Ok(attr)
                     }
-                    None => self.error(format!("`{n}` does not fit in 64 bits")),
+                    None => self.error(format!("`{n}` does not fit into 64 bits")),
                 }
             }
             Token::Str(s) => {
@@ -483,7 +486,7 @@ impl Parser {
                 self.punct('>')?;
                 match elem {
                     Elem::Num(elem) => Ok(Type::View { block, elem }),
-                    Elem::Ptr(_) => self.error("a view's element is a number type"),
+                    Elem::Ptr(_) => self.error("the element type of a view should be a number type"),
                 }
             }
             "shared" => {
@@ -493,7 +496,7 @@ impl Parser {
                 self.punct('>')?;
                 match elem {
                     Elem::Num(elem) => Ok(Type::Shared { shape, elem, layout }),
-                    Elem::Ptr(_) => self.error("shared memory holds number types"),
+                    Elem::Ptr(_) => self.error("the element type of shared memory should be a number type"),
                 }
             }
             "barrier" => {
@@ -523,8 +526,8 @@ impl Parser {
         }
     }
 
-    /// `<64x128xf32`, up to but without the closing bracket. The tokenizer gives `64` and then the word `x128xf32`, so
-    /// extents are cut out of words.
+    /// `<64x128xf32`, without the closing bracket. The tokenizer gives `64` and the word `x128xf32`, so extents are
+    /// split off words.
     fn shaped(&mut self) -> Result<(Vec<usize>, Elem)> {
         self.punct('<')?;
         let mut shape = vec![self.integer("an extent")?];
@@ -540,7 +543,7 @@ impl Parser {
                 let elements = shape.iter().try_fold(1usize, |n, &s| n.checked_mul(s));
                 return match elements {
                     Some(1..=MAX_ELEMENTS) => Ok((shape, elem)),
-                    _ => self.error(format!("a tile has from 1 to {MAX_ELEMENTS} elements")),
+                    _ => self.error(format!("a tile should have 1 to {MAX_ELEMENTS} elements")),
                 };
             }
             match after[..digits].parse() {

@@ -11,10 +11,10 @@ pub fn print(func: &Func) -> String {
     p.out
 }
 
-/// The line of one op as [`print()`] writes it, without indentation and regions. For messages.
+/// The line of one op as in [`print()`], without indentation and regions. For messages.
 pub fn print_op(func: &Func, op: OpId) -> String {
     let mut p = Printer { func, names: HashMap::new(), next: 0, out: String::new() };
-    // The whole function is printed first, so that values have the numbers they have there.
+    // Prints the whole function first, so that values have the same numbers.
     p.function();
     p.out.clear();
     p.op_line(op);
@@ -62,7 +62,7 @@ impl Printer<'_> {
         format!("%{name}")
     }
 
-    /// The braces and what is between them.
+    /// A block with its braces.
     fn block(&mut self, block: BlockId, depth: usize) {
         self.out.push_str("{\n");
         for &op in &self.func.block(block).ops {
@@ -84,11 +84,11 @@ impl Printer<'_> {
         self.out.push('\n');
     }
 
-    /// Everything of an op but its regions.
+    /// An op without its regions.
     fn op_line(&mut self, id: OpId) {
         let data = self.func.op(id);
-        // Operands are named before results: a use of a value that is not defined yet (a bug that the verifier
-        // reports) then still prints.
+        // Operands are named before results, so that a use before its definition (a bug that the verifier reports)
+        // prints too.
         let operands: Vec<String> = data.operands.iter().map(|&v| self.name(v)).collect();
         let results: Vec<String> = data.results.iter().map(|&v| self.name(v)).collect();
         if !results.is_empty() {

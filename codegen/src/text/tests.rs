@@ -1,7 +1,7 @@
 use super::{parse, print};
 use crate::ir::*;
 
-/// A kernel with every kind of text: attributes, several regions, several results, literals of each kind.
+/// A kernel with all kinds of text: attributes, several regions, several results, literals of each kind.
 fn sample() -> Func {
     let mut f = Func::new("sample");
     let x = f.add_arg(Arg { name: "x".into(), divisible_by: 16, equal_to: None }, Type::Scalar(Elem::Ptr(DType::F32)));
@@ -54,7 +54,7 @@ fn errors_name_the_place_and_what_was_expected() {
 
 #[test]
 fn words_and_lines_that_could_mean_two_things() {
-    // `nan` is a number in one op and a variant in the other; `%1` is a result, not an operand of the op before.
+    // `nan` is a number in one op and a variant in the other; `%1` is a result, not an operand of the previous op.
     let text = "kernel @f(%p: ptr<f32>, %n: i64) {
   %0 = make_view %p, %n, %n, %n {order = [0]} : view<4xf32>
   async_commit

@@ -1,4 +1,4 @@
-//! Type rules of barriers in shared memory, bulk copies, and roles.
+//! Type rules of mbarriers, TMA copies and warp specialization.
 
 use super::shared::buffer;
 use super::{Check, OpCx, Rule, memory, require, same_types};
@@ -8,29 +8,29 @@ pub(super) fn alloc(cx: &OpCx, arrivals: u32) -> Check {
     cx.attribute(arrivals >= 1, || "`arrivals` should be at least 1".into())?;
     let found = cx.result(0);
     require(matches!(found, Type::Barrier { .. }), Rule::ResultTypes, || {
-        format!("the result should be barriers, found {found}")
+        format!("the result should be mbarriers, found {found}")
     })
 }
 
-/// Operand `i` is barriers; where there is one more operand, it is the index of one of them.
+/// Operand `i` is mbarriers; the next operand, if there is one, is an index into them.
 pub(super) fn barrier(cx: &OpCx, i: usize) -> Check {
-    cx.operand_where(i, &format!("operand {i}"), "barriers", |ty| matches!(ty, Type::Barrier { .. }))?;
+    cx.operand_where(i, &format!("operand {i}"), "mbarriers", |ty| matches!(ty, Type::Barrier { .. }))?;
     match cx.data.operands.len() > i + 1 {
         true => cx.operand_is(i + 1, "the index", &Type::scalar(DType::I32)),
         false => Ok(()),
     }
 }
 
-/// Operand `i`, where there is one, turns the op off.
+/// Operand `i`, if there is one, is a predicate.
 fn switch(cx: &OpCx, i: usize) -> Check {
     match cx.data.operands.len() > i {
-        true => cx.operand_is(i, "the switch", &Type::scalar(DType::Bool)),
+        true => cx.operand_is(i, "the predicate", &Type::scalar(DType::Bool)),
         false => Ok(()),
     }
 }
 
 pub(super) fn expect(cx: &OpCx, bytes: u32) -> Check {
-    // PTX ISA, "mbarrier": the count of bytes is at most 2^20 - 1.
+    // PTX ISA, "mbarrier": at most 2^20 - 1 expected bytes.
     cx.attribute((1..1 << 20).contains(&bytes), || format!("`bytes` should be 1 to 2^20 - 1, found {bytes}"))?;
     barrier(cx, 0)?;
     switch(cx, 2)
@@ -65,7 +65,7 @@ pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
 
 pub(super) fn roles(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) -> Check {
     cx.attribute(warps >= 4 && warps.is_multiple_of(4), || {
-        format!("`warps` should be whole groups of four, found {warps}")
+        format!("`warps` should be a multiple of four, found {warps}")
     })?;
     cx.attribute((1..=4).contains(&producers), || format!("`producers` should be 1 to 4, found {producers}"))?;
     // PTX ISA, "setmaxnreg".
@@ -75,8 +75,8 @@ pub(super) fn roles(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) ->
         format!("`registers` should be two multiples of 8 from 24 to 256, or empty, found {registers:?}")
     })?;
     for i in 0..2 {
-        same_types(Rule::RegionParams, "the parameters of a role", &[], &cx.params(i))?;
-        same_types(Rule::RegionResults, "the values that a role yields", &[], &cx.ends(i))?;
+        same_types(Rule::RegionParams, "the parameters of a partition", &[], &cx.params(i))?;
+        same_types(Rule::RegionResults, "the values that a partition yields", &[], &cx.ends(i))?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use super::{Check, OpCx, Rule, require, same_types};
 use crate::ir::{DType, Effects, Elem, Op, Type};
 
-/// The accumulator's element for operands of these elements; `None` where `dot` does not take them.
+/// Element type of the accumulator for operands of these types; `None` if `dot` does not support them.
 pub(super) fn accumulator(a: DType, b: DType) -> Option<DType> {
     let fp8 = |d| matches!(d, DType::F8E4M3 | DType::F8E5M2);
     let byte = |d| matches!(d, DType::I8 | DType::U8);
@@ -20,7 +20,7 @@ pub(super) fn dot(cx: &OpCx) -> Check {
     dot_types(cx, cx.operand(0), cx.operand(1))
 }
 
-/// The rule of `dot` and `wgmma`: a [M, K] × b [K, N] + operand 2 [M, N], whatever holds a and b.
+/// Rule of `dot` and `wgmma`: a [M, K] × b [K, N] + operand 2 [M, N], with a and b in registers or shared memory.
 pub(super) fn dot_types(cx: &OpCx, a: &Type, b: &Type) -> Check {
     let elem = |ty: &Type| match ty {
         Type::Shared { elem, .. } => Some(*elem),
@@ -35,7 +35,7 @@ pub(super) fn dot_types(cx: &OpCx, a: &Type, b: &Type) -> Check {
     let Some(acc) = accumulator(ea, eb) else {
         return require(false, Rule::OperandTypes, || {
             format!(
-                "no product of {ea} and {eb}: use two of f16, bf16, f32 or f64, any 8-bit floats, or 8-bit integers"
+                "no dot of {ea} and {eb}: expected two of f16, bf16, f32 or f64, any 8-bit floats, or 8-bit integers"
             )
         });
     };
@@ -59,7 +59,8 @@ pub(super) fn scan(cx: &OpCx, axis: usize) -> Check {
     same_types(Rule::ResultTypes, "the results of `scan`", &cx.operands(), &cx.results())
 }
 
-/// Operands, axis, number of results and region, which `reduce` and `scan` share. Gives the operands' elements.
+/// Rules that `reduce` and `scan` share: operands, axis, number of results, and region. Returns the element types of
+/// the operands.
 fn combined(cx: &OpCx, axis: usize) -> Result<Vec<Elem>, super::Broken> {
     let shape = cx.operand(0).shape();
     for (i, ty) in cx.operands().into_iter().enumerate() {
@@ -67,9 +68,9 @@ fn combined(cx: &OpCx, axis: usize) -> Result<Vec<Elem>, super::Broken> {
             ty.is_tensor() && ty.shape() == shape && ty.layout() == cx.operand(0).layout()
         })?;
     }
-    cx.attribute(axis < shape.len(), || format!("`axis` is below the rank {}, found {axis}", shape.len()))?;
+    cx.attribute(axis < shape.len(), || format!("`axis` should be below the rank {}, found {axis}", shape.len()))?;
     let (n, found) = (cx.data.operands.len(), cx.data.results.len());
-    require(n == found, Rule::ResultTypes, || format!("{n} operands give as many results, found {found}"))?;
+    require(n == found, Rule::ResultTypes, || format!("{n} operands should give {n} results, found {found}"))?;
 
     let elems: Vec<Elem> = cx.operands().into_iter().filter_map(Type::elem).collect();
     let scalars: Vec<Type> = elems.iter().map(|&e| Type::Scalar(e)).collect();
@@ -87,7 +88,7 @@ fn pure_scalars(cx: &OpCx) -> Check {
         let scalars = data.operands.iter().chain(&data.results).all(|&v| cx.func.ty(v).is_scalar());
         let fine = scalars && (data.op == Op::Yield || data.op.effects() == Effects::Pure);
         require(fine, Rule::CombineRegion, || {
-            format!("the region should hold pure ops on scalars only, found `{}`", data.op.mnemonic())
+            format!("the region should contain only pure ops on scalars, found `{}`", data.op.mnemonic())
         })?;
     }
     Ok(())

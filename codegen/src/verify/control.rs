@@ -3,13 +3,13 @@
 use super::{Check, OpCx, Rule, same_types};
 use crate::ir::{DType, Type};
 
-/// Most stages of a software pipeline.
+/// Maximum number of pipeline stages.
 const MOST_STAGES: u32 = 16;
-/// Most iterations that are joined.
+/// Maximum unroll factor.
 const MOST_UNROLLED: u32 = 256;
 
 pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) -> Check {
-    // Code grows with both.
+    // Both increase code size.
     for (what, most, n) in [("num_stages", MOST_STAGES, num_stages), ("unroll", MOST_UNROLLED, unroll)] {
         let n = n.unwrap_or(1);
         cx.attribute((1..=most).contains(&n), || format!("{what} of a loop is 1 to {most}, found {n}"))?;

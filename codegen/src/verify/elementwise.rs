@@ -1,16 +1,16 @@
-//! Type rules of ops that work element by element.
+//! Type rules of elementwise ops.
 
 use super::{Check, OpCx, Rule, require};
 use crate::ir::{BinaryOp, CmpOp, DType, Elem, Type, UnaryOp};
 
-/// Operand `i` is a scalar or tile of numbers that `wanted` accepts.
+/// Operand `i` is a scalar or tile of a number type that `wanted` accepts.
 fn numbers(cx: &OpCx, i: usize, described: &str, wanted: impl Fn(DType) -> bool) -> Check {
     cx.operand_where(i, &format!("operand {i}"), &format!("a scalar or tile of {described}"), |ty| {
         ty.dtype().is_some_and(wanted)
     })
 }
 
-/// Operands from the second on have the type of the first.
+/// All operands have the type of the first.
 fn like_first(cx: &OpCx) -> Check {
     (1..cx.data.operands.len()).try_for_each(|i| cx.operand_is(i, &format!("operand {i}"), cx.operand(0)))
 }
@@ -45,7 +45,9 @@ pub(super) fn binary(cx: &OpCx, op: BinaryOp) -> Check {
         | BinaryOp::Min
         | BinaryOp::Max => numbers(cx, 0, "integers or floats", |d| d != DType::Bool)?,
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => numbers(cx, 0, "bool or integers", |d| !d.is_float())?,
-        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => numbers(cx, 0, "integers", DType::is_int)?,
+        BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            numbers(cx, 0, "integers", DType::is_int)?;
+        }
     }
     like_first(cx)?;
     cx.result_is(0, cx.operand(0))
@@ -109,7 +111,7 @@ pub(super) fn hint(cx: &OpCx, divisible: Option<i64>, contiguous: Option<i64>) -
     let integral = |e: Elem| e.num().is_none_or(DType::is_int);
     cx.operand_where(0, "the operand", "integers or pointers", |ty| ty.elem().is_some_and(integral))?;
     for n in [divisible, contiguous].into_iter().flatten() {
-        cx.attribute(n >= 1, || format!("promises are at least 1, found {n}"))?;
+        cx.attribute(n >= 1, || format!("`divisible` and `contiguous` should be at least 1, found {n}"))?;
     }
     cx.result_is(0, cx.operand(0))
 }

@@ -1,10 +1,10 @@
-//! Type rules of views, pointers, loads, stores and atomics on global memory.
+//! Type rules of views, pointers, and accesses to global memory.
 
 use super::shape::permutation;
 use super::{Check, OpCx, Rule, require};
 use crate::ir::{AtomicOp, DType, Elem, Padding, Type};
 
-/// Operand 0 is a view; gives its block shape and element.
+/// Operand 0 is a view; returns its block shape and element type.
 pub(super) fn view<'f>(cx: &OpCx<'f>) -> Result<(&'f [usize], DType), super::Broken> {
     match cx.operand(0) {
         Type::View { block, elem } => Ok((block, *elem)),
@@ -40,7 +40,7 @@ pub(super) fn advance(cx: &OpCx) -> Check {
     let (block, _) = view(cx)?;
     let n = cx.data.operands.len();
     require(n == 1 + block.len(), Rule::OperandTypes, || {
-        format!("a view of rank {} moves by as many offsets, found {}", block.len(), n - 1)
+        format!("a view of rank {0} takes {0} offsets, found {1}", block.len(), n - 1)
     })?;
     offsets(cx, 1)?;
     cx.result_is(0, cx.operand(0))
@@ -55,7 +55,7 @@ fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
     })
 }
 
-/// Boundary and padding of a read through a view.
+/// Boundary and padding of a load through a view.
 pub(super) fn padded(cx: &OpCx, boundary: &[usize], padding: Padding, rank: usize, elem: DType) -> Check {
     boundary_of(cx, boundary, rank)?;
     cx.attribute(padding == Padding::Zero || elem.is_float(), || format!("{elem} has no NaN to pad with"))
@@ -79,8 +79,7 @@ pub(super) fn atomic_view(cx: &OpCx, op: AtomicOp, boundary: &[usize]) -> Check 
     atomic(op, view(cx)?.1)
 }
 
-/// Element types on which an atomic function is defined: those that the targets have or that a loop of
-/// compare-and-swap gives.
+/// Element types that an atomic supports: by an instruction of the target, or by a compare-and-swap loop.
 fn atomic(op: AtomicOp, elem: DType) -> Check {
     let wide = elem.bits() >= 32;
     let (fine, wanted) = match op {
@@ -93,7 +92,7 @@ fn atomic(op: AtomicOp, elem: DType) -> Check {
     require(fine, Rule::OperandTypes, || format!("atomic {} works on {wanted}, found {elem}", op.name()))
 }
 
-/// Operand 0 is a pointer or a tile of them; gives the type pointed to.
+/// Operand 0 is a pointer or a tile of pointers; returns the type that they point to.
 fn pointers(cx: &OpCx) -> Result<DType, super::Broken> {
     let ty = cx.operand(0);
     ty.elem().and_then(Elem::pointee).ok_or_else(|| super::Broken {
@@ -110,7 +109,7 @@ pub(super) fn ptr_add(cx: &OpCx) -> Check {
     cx.result_is(0, cx.operand(0))
 }
 
-/// Operand `i`, where there is one, is a mask for the pointers.
+/// Operand `i`, if there is one, is a mask for the pointers.
 fn mask(cx: &OpCx, i: usize) -> Check {
     if cx.data.operands.len() <= i {
         return Ok(());

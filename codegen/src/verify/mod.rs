@@ -1,9 +1,9 @@
-//! The verifier: what every function of Tile IR must satisfy.
+//! The verifier: invariants of every function of Tile IR.
 //!
-//! The rules, in the order in which they are checked, are the variants of [`Rule`] below. The rules on structure
-//! come first; where one of them is broken, types are not looked at, because the rules on types index operands and
-//! regions freely. A function that the language surface or a pass gives and that breaks a rule is a bug of the compiler
-//! (the surface reports a user's mistakes before); a function read from text may simply be wrong.
+//! The rules are the variants of [`Rule`], in the order in which they are checked. Structural rules come first. If one
+//! of them is violated, types are not checked, because type rules index operands and regions without bounds checks. A
+//! violation in a function from the language surface or a pass is a compiler bug (the surface reports user errors
+//! before); a function parsed from text may simply be invalid.
 
 mod barriers;
 mod contract;
@@ -24,61 +24,63 @@ use crate::text::print_op;
 use std::fmt;
 
 attr_enum! {
-    /// The rules.
+    /// The rules of the verifier.
     Rule {
         // Structure.
 
-        /// Every op stands in one block, every block belongs to one op, and every value records where it is defined.
+        /// Every op is in one block, every block belongs to one op, and the definition that a value records is its
+        /// actual one.
         Placement = "placement",
-        /// A kernel has one `Arg` per parameter, with a name of its own. Arguments are scalars; `divisible_by` (at
-        /// least 1) and `equal_to` are for integers and pointers, integers.
+        /// A kernel has one `Arg` per parameter, with a unique name. Arguments are scalars. `divisible_by` (at least 1)
+        /// is for integers and pointers, `equal_to` for integers.
         Arguments = "arguments",
-        /// An op has as many operands and results as the op table says.
+        /// The numbers of operands and results match the op table.
         Arity = "arity",
         /// `for`, `reduce` and `scan` have one region, `if`, `while` and `roles` two, other ops none.
         Regions = "regions",
-        /// The kernel ends in `return`, the first region of `while` in `condition`, every other region in `yield`;
-        /// these ops stand nowhere else.
+        /// The kernel ends with `return`, the first region of `while` with `condition`, every other region with
+        /// `yield`; these ops occur nowhere else.
         Terminator = "terminator",
-        /// An op uses only values defined before it in its own block or in a block around it.
+        /// Operands are defined before the op, in its block or an enclosing one.
         Dominance = "dominance",
-        /// An op is legal from its own stage on. Shared memory, barriers and tokens come after stage tile. From stage
-        /// laid on, views are not carried by loops or given by branches.
+        /// Ops are legal from their own stage on. Shared memory, mbarriers and tokens are not legal at stage tile. From
+        /// stage laid on, loops carry no views and branches yield none.
         StageLegal = "stage",
 
         // Types.
 
-        /// Extents of tiles and of the blocks of views are powers of two, with at most 2^20 elements; so are the
-        /// extents of shared buffers, but for the first, which may count buffers.
+        /// Extents of tiles and view blocks are powers of two, with at most 2^20 elements. The same holds for shared
+        /// buffers, except for the first extent, which may count buffers.
         Extents = "extents",
-        /// Tiles have no layout at stage tile, and a distributed one of their shape that reaches each element from
-        /// stage laid on; shared buffers have a shared one of their shape, or of one buffer's where they are a ring.
+        /// At stage tile, tiles have no layout. From stage laid on, they have a distributed layout of their shape that
+        /// covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape of one
+        /// buffer.
         Layouts = "layouts",
-        /// Attributes are in range: axes below the rank, permutations complete, boundaries ascending, literals in the
+        /// Attributes are in range: axes below the rank, complete permutations, ascending boundaries, literals in the
         /// range of their type.
         Attributes = "attributes",
-        /// Operands have the types that the op wants.
+        /// Operands have the types that the op requires.
         OperandTypes = "operand types",
         /// Results have the types that follow from operands and attributes.
         ResultTypes = "result types",
-        /// Parameters of a region have the types that its op passes.
+        /// Region parameters have the types of the values that the op passes.
         RegionParams = "region parameters",
-        /// A region ends with values of the types that its op wants.
+        /// A region's terminator has operands of the types that the op requires.
         RegionResults = "region results",
-        /// The region of `reduce` and `scan` holds only pure ops on scalars.
+        /// The region of `reduce` and `scan` contains only pure ops on scalars.
         CombineRegion = "combine region",
     }
 }
 
-/// A broken rule.
+/// A violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VerifyError {
     pub rule: Rule,
-    /// The op as text, without regions; the kernel's name where no op is to blame.
+    /// The op as text, without regions; the kernel's name if no op is at fault.
     pub op: String,
-    /// Place in the user's source that the op came from.
+    /// Location in the user's source.
     pub loc: Loc,
-    /// What was expected and what was found.
+    /// What was expected and found.
     pub message: String,
 }
 
@@ -93,7 +95,7 @@ impl fmt::Display for VerifyError {
 
 impl std::error::Error for VerifyError {}
 
-/// Checks a function against all rules of a stage. Gives the broken rules in text order, at most one per op and kind.
+/// Checks a function against all rules of a stage. Returns the violations in text order, at most one per op and kind.
 pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
     let mut broken = structure::check(func, stage);
     if broken.is_empty() {
@@ -109,7 +111,7 @@ pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
     if broken.is_empty() {
         return Ok(());
     }
-    // Where regions do not nest, printing might not end.
+    // Printing might not terminate if regions are not properly nested.
     let printable = broken.iter().all(|(_, b)| b.rule != Rule::Placement);
     let text = |id| if printable { print_op(func, id) } else { func.op(id).op.mnemonic().into() };
     let error = |(op, Broken { rule, message }): (Option<OpId>, Broken)| match op {
@@ -132,7 +134,7 @@ pub fn stage_of(func: &Func) -> Stage {
     stage
 }
 
-/// A broken rule before its op is known.
+/// A violation without its op.
 struct Broken {
     rule: Rule,
     message: String,
@@ -140,12 +142,12 @@ struct Broken {
 
 type Check = Result<(), Broken>;
 
-/// `Err` with this rule and message unless the condition holds.
+/// Fails with this rule and message unless the condition holds.
 fn require(condition: bool, rule: Rule, message: impl FnOnce() -> String) -> Check {
     if condition { Ok(()) } else { Err(Broken { rule, message: message() }) }
 }
 
-/// One op under the rules on types.
+/// An op whose types are checked.
 struct OpCx<'f> {
     func: &'f Func,
     data: &'f OpData,
@@ -179,13 +181,13 @@ impl<'f> OpCx<'f> {
         last.map_or_else(Vec::new, |&id| self.func.op(id).operands.iter().map(|&v| self.func.ty(v)).collect())
     }
 
-    /// Operand `i`, called `what`, is of type `expected`.
+    /// Operand `i`, described by `what`, has type `expected`.
     fn operand_is(&self, i: usize, what: &str, expected: &Type) -> Check {
         let found = self.operand(i);
         require(found == expected, Rule::OperandTypes, || format!("{what} should be {expected}, found {found}"))
     }
 
-    /// Operand `i`, called `what`, satisfies `wanted`, which is `described`.
+    /// Operand `i`, described by `what`, satisfies `wanted`, described by `described`.
     fn operand_where(&self, i: usize, what: &str, described: &str, wanted: impl FnOnce(&Type) -> bool) -> Check {
         let found = self.operand(i);
         require(wanted(found), Rule::OperandTypes, || format!("{what} should be {described}, found {found}"))
@@ -196,8 +198,7 @@ impl<'f> OpCx<'f> {
         require(found == expected, Rule::ResultTypes, || format!("the result should be {expected}, found {found}"))
     }
 
-    /// As [`OpCx::result_is`], but whatever the layouts: for ops that relate the layouts of operand and result by
-    /// more than equality.
+    /// As [`OpCx::result_is`], ignoring layouts: for ops whose operand and result layouts may differ.
     fn result_is_but_for_layout(&self, i: usize, expected: &Type) -> Check {
         let found = self.result(i);
         let same = found.with_layout(None) == expected.with_layout(None);
@@ -209,13 +210,13 @@ impl<'f> OpCx<'f> {
     }
 }
 
-/// `expected` and `found` are the same list of types.
+/// `expected` and `found` are equal lists of types.
 fn same_types(rule: Rule, what: &str, expected: &[&Type], found: &[&Type]) -> Check {
     let list = |types: &[&Type]| types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
     require(expected == found, rule, || format!("{what} should be ({}), found ({})", list(expected), list(found)))
 }
 
-/// The rules on types, by op family.
+/// The type rules, by op family.
 fn op_types(cx: &OpCx) -> Check {
     match &cx.data.op {
         Op::Unary(op) => elementwise::unary(cx, *op),
@@ -257,9 +258,9 @@ fn op_types(cx: &OpCx) -> Check {
         Op::For { num_stages, unroll, warp_specialize: _, overlap: _ } => control::for_loop(cx, *num_stages, *unroll),
         Op::If => control::if_else(cx),
         Op::While => control::while_loop(cx),
-        // Checked with the op whose region they end.
+        // Checked with the op that owns the region.
         Op::Yield | Op::Condition | Op::Return => Ok(()),
-        Op::Assume => cx.operand_is(0, "the promise", &Type::scalar(crate::ir::DType::Bool)),
+        Op::Assume => cx.operand_is(0, "the condition", &Type::scalar(crate::ir::DType::Bool)),
         Op::DevicePrint { prefix: _ } => control::device_print(cx),
         Op::DeviceAssert { message: _ } => control::device_assert(cx),
 

@@ -1,18 +1,18 @@
-//! Type rules of ops that make tiles and change their shape.
+//! Type rules of ops that create and reshape tiles.
 
 use super::{Check, OpCx, Rule, require};
 use crate::ir::{DType, Literal, Type};
 use crate::num;
 
 pub(super) fn program(cx: &OpCx, axis: u32) -> Check {
-    cx.attribute(axis < 3, || format!("a grid has axes 0 to 2, found {axis}"))?;
+    cx.attribute(axis < 3, || format!("`axis` should be 0, 1 or 2, found {axis}"))?;
     cx.result_is(0, &Type::scalar(DType::I32))
 }
 
 pub(super) fn constant(cx: &OpCx, value: Literal) -> Check {
     let ty = cx.result(0);
     let Some(dtype) = ty.dtype() else {
-        return require(false, Rule::ResultTypes, || format!("a constant is a number or a tile of them, not {ty}"));
+        return require(false, Rule::ResultTypes, || format!("a constant should be a number or a tile, found {ty}"));
     };
     let fits = match value {
         Literal::Bool(_) => dtype == DType::Bool,
@@ -35,13 +35,13 @@ pub(super) fn arange(cx: &OpCx, start: i64, end: i64) -> Check {
     cx.result_is_but_for_layout(0, &Type::tensor(&[(end - start) as usize], DType::I32))
 }
 
-/// The operand is a tile; gives its shape.
+/// The operand is a tile; returns its shape.
 fn tile<'f>(cx: &OpCx<'f>) -> Result<&'f [usize], super::Broken> {
     cx.operand_where(0, "the operand", "a tile", Type::is_tensor)?;
     Ok(cx.operand(0).shape())
 }
 
-/// The result has this shape and the operand's element.
+/// Result `i` has this shape and the operand's element type.
 fn reshaped(cx: &OpCx, i: usize, shape: &[usize]) -> Check {
     match cx.operand(0).elem() {
         Some(elem) => cx.result_is_but_for_layout(i, &Type::tensor(shape, elem)),
@@ -63,7 +63,7 @@ pub(super) fn splat(cx: &OpCx) -> Check {
 
 pub(super) fn expand_dims(cx: &OpCx, axis: usize) -> Check {
     let mut shape = tile(cx)?.to_vec();
-    cx.attribute(axis <= shape.len(), || format!("`axis` is at most the rank {}, found {axis}", shape.len()))?;
+    cx.attribute(axis <= shape.len(), || format!("`axis` should be at most the rank {}, found {axis}", shape.len()))?;
     shape.insert(axis, 1);
     reshaped(cx, 0, &shape)
 }
@@ -73,14 +73,14 @@ pub(super) fn broadcast(cx: &OpCx) -> Check {
     result_is_tile(cx)?;
     let to = cx.result(0).shape();
     let fits = from.len() == to.len() && from.iter().zip(to).all(|(&f, &t)| f == t || f == 1);
-    require(fits, Rule::ResultTypes, || format!("{from:?} does not repeat to {to:?}: only extents of 1 do"))?;
+    require(fits, Rule::ResultTypes, || format!("{from:?} does not broadcast to {to:?}: only extents of 1 do"))?;
     reshaped(cx, 0, to)
 }
 
-/// `perm` has every number below `rank` once.
+/// `perm` contains every number below `rank` once.
 pub(super) fn permutation(cx: &OpCx, what: &str, perm: &[usize], rank: usize) -> Check {
     let complete = perm.len() == rank && (0..rank).all(|d| perm.contains(&d));
-    cx.attribute(complete, || format!("`{what}` should have each of the {rank} dimensions once, found {perm:?}"))
+    cx.attribute(complete, || format!("`{what}` should contain each of the {rank} dimensions once, found {perm:?}"))
 }
 
 pub(super) fn trans(cx: &OpCx, perm: &[usize]) -> Check {
@@ -94,7 +94,7 @@ pub(super) fn reshape(cx: &OpCx) -> Check {
     let from = tile(cx)?;
     result_is_tile(cx)?;
     let (old, new): (usize, usize) = (from.iter().product(), cx.result(0).numel());
-    require(old == new, Rule::ResultTypes, || format!("{old} elements do not become {new}"))?;
+    require(old == new, Rule::ResultTypes, || format!("the result should have {old} elements, found {new}"))?;
     reshaped(cx, 0, cx.result(0).shape())
 }
 

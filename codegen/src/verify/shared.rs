@@ -1,4 +1,4 @@
-//! Type rules of layouts, shared memory, asynchronous copies and products.
+//! Type rules of layouts, shared memory, asynchronous copies and MMA.
 
 use super::shape::permutation;
 use super::{Check, OpCx, Rule, contract, memory, require};
@@ -6,7 +6,7 @@ use crate::ir::{DType, Padding, Type};
 use crate::mma::shared::Matrix;
 use crate::mma::{Family, Instruction};
 
-/// Operand `i` is a shared buffer; gives its shape and element.
+/// Operand `i` is a shared buffer; returns its shape and element type.
 pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Broken> {
     shared(cx.operand(i)).ok_or_else(|| super::Broken {
         rule: Rule::OperandTypes,
@@ -21,7 +21,7 @@ fn shared(ty: &Type) -> Option<(&[usize], DType)> {
     }
 }
 
-/// The result is a shared buffer of this shape and element.
+/// The result is a shared buffer of this shape and element type.
 fn gives_buffer(cx: &OpCx, shape: &[usize], elem: DType) -> Check {
     require(shared(cx.result(0)) == Some((shape, elem)), Rule::ResultTypes, || {
         format!("the result should be a shared buffer of {shape:?} {elem}, found {}", cx.result(0))
@@ -77,11 +77,11 @@ pub(super) fn async_copy(cx: &OpCx, boundary: &[usize], padding: Padding) -> Che
     })?;
     match cx.data.operands.len() {
         2 => Ok(()),
-        _ => cx.operand_is(2, "the switch", &Type::scalar(DType::Bool)),
+        _ => cx.operand_is(2, "the predicate", &Type::scalar(DType::Bool)),
     }
 }
 
-/// Products whose operands a and b are tiles or shared buffers.
+/// Dots whose operands a and b are tiles or shared buffers.
 pub(super) fn dot(cx: &OpCx) -> Check {
     for i in 0..2 {
         let what = format!("operand {i}");
@@ -90,7 +90,7 @@ pub(super) fn dot(cx: &OpCx) -> Check {
     contract::dot_types(cx, cx.operand(0), cx.operand(1))
 }
 
-/// As [`dot`], for a matrix instruction of the table ([`crate::mma`]), which `warps` share along M and N.
+/// As [`dot`], for an MMA instruction of the table ([`crate::mma`]) and `warps` warps along M and N.
 pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 2]) -> Check {
     let fine = warps.len() == 2 && warps.iter().all(|n| n.is_power_of_two());
     cx.attribute(fine, || format!("`warps` should be two powers of two, along M and N, found {warps:?}"))?;
@@ -105,10 +105,7 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
     let (m, [k, n]) = (cx.operand(0).shape()[0], [0, 1].map(|axis| cx.operand(1).shape()[axis]));
     let plan = instruction.plan([m, n, k].map(|extent| extent as u32), warps[0] * warps[1]);
     require(plan.is_some_and(|plan| plan.warps == *warps), Rule::OperandTypes, || {
-        format!(
-            "{warps:?} warps do not share [{m}, {k}] times [{k}, {n}] by {}",
-            instruction.mnemonic(instruction.n[0])
-        )
+        format!("{warps:?} warps cannot compute [{m}, {k}] × [{k}, {n}] by {}", instruction.mnemonic(instruction.n[0]))
     })?;
     if family == Family::Wgmma {
         for (i, k_axis) in [(0, 1), (1, 0)] {
@@ -118,20 +115,20 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
             };
             let layout = cx.func.layout(*layout);
             let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.transposes).is_some();
-            require(readable, Rule::OperandTypes, || format!("wgmma cannot read operand {i}, which lies as {layout}"))?;
+            require(readable, Rule::OperandTypes, || format!("wgmma cannot read operand {i} of layout {layout}"))?;
         }
     }
     for (end, (name, &extent)) in ends.iter().zip(["k_end", "n_end"].iter().zip(cx.operand(1).shape())) {
         let inside = end.is_none_or(|end| (end as usize) < extent);
         cx.attribute(inside, || {
-            format!("`{name}` should be inside of the second operand, which ends at {extent}, found {end:?}")
+            format!("`{name}` should be below the extent {extent} of the second operand, found {end:?}")
         })?;
     }
     Ok(())
 }
 
 pub(super) fn block_barrier(cx: &OpCx, id: u32, threads: Option<u32>) -> Check {
-    cx.attribute(id < 16, || format!("a block has barriers 0 to 15, found {id}"))?;
+    cx.attribute(id < 16, || format!("`id` should be 0 to 15, found {id}"))?;
     let whole_warps = threads.is_none_or(|n| n > 0 && n % 32 == 0);
     cx.attribute(whole_warps, || format!("`threads` should be a multiple of 32, found {threads:?}"))
 }

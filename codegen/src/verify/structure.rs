@@ -1,9 +1,9 @@
-//! Rules on how a function hangs together: placement, arguments, arity, regions, terminators, dominance, stages.
+//! Structural rules: placement, arguments, arity, regions, terminators, dominance, stages.
 
 use super::{Broken, Check, Rule, require, types};
 use crate::ir::{BlockId, Def, Elem, Func, Op, OpId, Stage, Type, Value};
 
-/// The op that must end a region.
+/// Terminator of a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Return,
@@ -20,7 +20,7 @@ impl End {
         }
     }
 
-    /// Which end an op is.
+    /// The terminator that an op is, if it is one.
     fn of(op: &Op) -> Option<End> {
         [(Op::Return, End::Return), (Op::Yield, End::Yield), (Op::Condition, End::Condition)]
             .into_iter()
@@ -28,7 +28,7 @@ impl End {
     }
 }
 
-/// How the regions of an op end; one entry per region.
+/// Required terminators of an op's regions, one per region.
 fn region_ends(op: &Op) -> &'static [End] {
     match op {
         Op::For { .. } | Op::Reduce { .. } | Op::Scan { .. } => &[End::Yield],
@@ -98,7 +98,7 @@ fn region_ends(op: &Op) -> &'static [End] {
     }
 }
 
-/// Checks the structure. The op is `None` where the function as a whole is to blame.
+/// Checks the structure. The op is `None` if the function as a whole is at fault.
 pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Broken)> {
     let mut s = Structure {
         func,
@@ -119,20 +119,20 @@ pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Broken)> {
 fn arguments(func: &Func) -> Check {
     let params = &func.block(func.body).params;
     require(params.len() == func.args.len(), Rule::Arguments, || {
-        format!("{} arguments are described, but the body has {} parameters", func.args.len(), params.len())
+        format!("the function has {} arguments, but its body has {} parameters", func.args.len(), params.len())
     })?;
     for (i, (arg, &v)) in func.args.iter().zip(params).enumerate() {
         let (name, ty) = (&arg.name, func.ty(v));
         let unique = !name.is_empty() && func.args[..i].iter().all(|other| other.name != *name);
-        require(unique, Rule::Arguments, || format!("argument {i} needs a name of its own, found `{name}`"))?;
+        require(unique, Rule::Arguments, || format!("argument {i} should have a unique name, found `{name}`"))?;
         require(ty.is_scalar(), Rule::Arguments, || format!("argument `{name}` should be a scalar, found {ty}"))?;
         let integer = ty.dtype().is_some_and(|d| d.is_int());
         let pointer = ty.elem().is_some_and(|e| matches!(e, Elem::Ptr(_)));
         require(arg.divisible_by >= 1 && (arg.divisible_by == 1 || integer || pointer), Rule::Arguments, || {
-            format!("argument `{name}`: divisible_by is at least 1, and 1 for {ty}; found {}", arg.divisible_by)
+            format!("argument `{name}`: divisible_by should be at least 1, and 1 for {ty}; found {}", arg.divisible_by)
         })?;
         require(arg.equal_to.is_none() || integer, Rule::Arguments, || {
-            format!("argument `{name}`: equal_to is for integers, not for {ty}")
+            format!("argument `{name}`: equal_to requires an integer, found {ty}")
         })?;
     }
     Ok(())
@@ -143,7 +143,7 @@ struct Structure<'f> {
     stage: Stage,
     block_seen: Vec<bool>,
     op_seen: Vec<bool>,
-    /// Values defined before the current op in its block or around it.
+    /// Values defined before the current op, in its block or an enclosing one.
     visible: Vec<bool>,
     broken: Vec<(Option<OpId>, Broken)>,
 }
@@ -155,12 +155,12 @@ impl Structure<'_> {
         fine
     }
 
-    /// Checks a block that `owner` holds and that should end in `end`.
+    /// Checks a block of `owner`, which should have the terminator `end`.
     fn block(&mut self, block: BlockId, end: End, owner: Option<OpId>) {
         let known = (block.0 as usize) < self.block_seen.len();
         let first = known && !std::mem::replace(&mut self.block_seen[block.0 as usize], true);
-        // A block seen before could be around this one: going in again might not end.
-        if !self.report(owner, require(first, Rule::Placement, || "the region stands in two places".into())) {
+        // A block seen before may enclose this one: visiting it again might not terminate.
+        if !self.report(owner, require(first, Rule::Placement, || "the region belongs to two ops".into())) {
             return;
         }
         let data = self.func.block(block);
@@ -175,7 +175,7 @@ impl Structure<'_> {
             break;
         }
         let ended = require(!data.ops.is_empty(), Rule::Terminator, || {
-            format!("an empty region; it should end in `{}`", end.name())
+            format!("the region is empty, expected `{}` at its end", end.name())
         });
         self.report(owner, ended);
         for v in defined {
@@ -186,17 +186,19 @@ impl Structure<'_> {
     fn define(&mut self, op: Option<OpId>, v: Value, def: Def, defined: &mut Vec<Value>) {
         let data = self.func.value(v);
         let check = require(data.def == def, Rule::Placement, || {
-            format!("a value says that it is {:?}, but stands as {def:?}", data.def)
+            format!("a value records the definition {:?}, but is defined as {def:?}", data.def)
         });
         self.report(op, check);
         self.visible[v.0 as usize] = true;
         defined.push(v);
     }
 
-    /// Checks an op of a block; `false` where the block cannot be followed further.
+    /// Checks an op of a block; `false` if the rest of the block cannot be checked.
     fn op(&mut self, id: OpId, last: bool, end: End, defined: &mut Vec<Value>) -> bool {
         let first = !std::mem::replace(&mut self.op_seen[id.0 as usize], true);
-        if !self.report(Some(id), require(first, Rule::Placement, || "the op stands in two places".into())) {
+        if !self
+            .report(Some(id), require(first, Rule::Placement, || "the op is in a block twice, or in two blocks".into()))
+        {
             return false;
         }
         let data = self.func.op(id);
@@ -206,13 +208,13 @@ impl Structure<'_> {
         for (i, &v) in data.operands.iter().enumerate() {
             let seen = self.visible[v.0 as usize];
             let check = require(seen, Rule::Dominance, || {
-                format!("operand {i} is used where it is not defined (or no longer: its region has ended)")
+                format!("operand {i} is not defined here: its definition comes later, or is in another region")
             });
             self.report(Some(id), check);
         }
         let ends = region_ends(&data.op);
         let check = require(data.regions.len() == ends.len(), Rule::Regions, || {
-            format!("`{}` has {} regions, found {}", data.op.mnemonic(), ends.len(), data.regions.len())
+            format!("`{}` takes {} regions, found {}", data.op.mnemonic(), ends.len(), data.regions.len())
         });
         self.report(Some(id), check);
         for (&region, &end) in data.regions.iter().zip(ends) {
@@ -228,9 +230,9 @@ impl Structure<'_> {
 fn terminator(op: &Op, last: bool, end: End) -> Check {
     let found = End::of(op);
     require(found == last.then_some(end), Rule::Terminator, || match found {
-        None => format!("the region ends here, but not in `{}`", end.name()),
-        Some(_) if last => format!("this region should end in `{}`", end.name()),
-        Some(found) => format!("`{}` stands before the end of its region", found.name()),
+        None => format!("expected `{}` at the end of the region", end.name()),
+        Some(_) if last => format!("the region should end with `{}`", end.name()),
+        Some(found) => format!("`{}` before the end of its region", found.name()),
     })
 }
 
@@ -259,7 +261,7 @@ fn stage_legal(func: &Func, id: OpId, stage: Stage) -> Check {
     for &v in carried {
         let view = matches!(func.ty(v), Type::View { .. });
         require(stage == Stage::Tile || !view, Rule::StageLegal, || {
-            format!("a view goes into or out of a region at stage {stage:?}")
+            format!("a region has a view as parameter or result at stage {stage:?}")
         })?;
     }
     Ok(())

@@ -1,13 +1,13 @@
-//! One function that every rule accepts, and for each rule functions that break it.
+//! A function that satisfies all rules, and functions that violate each of them.
 
 use super::{Rule, verify};
 use crate::ir::{Arg, Builder, DType, Func, Loc, Op, Stage, Type};
 use crate::text::parse;
 
-/// A kernel with arguments of several types around `body`; `return` is added unless the body has one.
+/// A kernel with arguments of several types and this body; `return` is appended unless the body has one.
 fn kernel(body: &str) -> Func {
     let end = if body.contains("return") { "" } else { "return" };
-    // One warp's tile of four, a matrix, and buffers of them; declared only where they are used.
+    // A layout of a tile of four, a buffer of it, and a layout that misses elements; declared only if used.
     let layouts = if body.contains('#') {
         "#l0 = shared<offset=[[1],[2]], shape=[4]>
 #l1 = linear<reg=[[1],[2]], lane=[[0],[0],[0],[0],[0]], warp=[], block=[], shape=[4]>
@@ -20,7 +20,7 @@ fn kernel(body: &str) -> Func {
     parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// The rules that a kernel breaks.
+/// The rules that a kernel violates.
 fn broken(func: &Func, stage: Stage) -> Vec<(Rule, String)> {
     verify(func, stage).err().unwrap_or_default().into_iter().map(|e| (e.rule, e.to_string())).collect()
 }
@@ -72,7 +72,7 @@ fn a_kernel_with_every_op_family_passes() {
     assert_eq!(super::stage_of(&func), Stage::Tile);
 }
 
-/// Every function here breaks the rule beside it, and no other.
+/// Each function violates exactly this rule.
 const BREAKS: &[(Rule, Stage, &str)] = &[
     (Rule::Arity, Stage::Tile, "%0 = add %x : f32"),
     (Rule::Arity, Stage::Tile, "%0, %1 = neg %x : f32, f32"),
@@ -230,7 +230,7 @@ fn each_rule_refuses_what_breaks_it() {
 
 #[test]
 fn every_rule_has_a_function_that_breaks_it() {
-    // What text cannot say is built by hand in the tests below.
+    // Violations that text cannot express are built by the tests below.
     let by_hand = [Rule::Placement, Rule::Arguments];
     for rule in Rule::ALL {
         assert!(by_hand.contains(rule) || BREAKS.iter().any(|(r, _, _)| r == rule), "{rule:?}");
@@ -265,7 +265,7 @@ fn ops_and_regions_stand_in_one_place() {
     f.block_mut(body).ops.insert(1, first);
     assert_eq!(broken(&f, Stage::Tile)[0].0, Rule::Placement);
 
-    // A region that holds itself must not send the verifier around for ever.
+    // A region that contains itself must not make the verifier loop forever.
     let mut f = kernel("if %c () { yield } () { yield }");
     let branch = f.block(f.body).ops[0];
     let body = f.body;

@@ -1,12 +1,12 @@
-//! Rules on types themselves.
+//! Rules on single types.
 
 use super::{Check, Rule, require};
 use crate::ir::{Func, Stage, Type};
 
-/// Largest number of elements of a tile.
+/// Maximum number of elements of a tile.
 const MAX_ELEMENTS: usize = 1 << 20;
 
-/// A type by itself: its extents, its layout, and whether its stage has come.
+/// Checks the extents and layout of a type, and that it is legal at this stage.
 pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
     match ty {
         Type::Scalar(_) => Ok(()),
@@ -23,29 +23,29 @@ pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
         }
         Type::Barrier { count } => {
             after_tile(ty, stage)?;
-            require(*count >= 1, Rule::Extents, || format!("{ty} holds no barrier"))
+            require(*count >= 1, Rule::Extents, || format!("{ty} has no mbarriers"))
         }
         Type::Token => after_tile(ty, stage),
     }
 }
 
 fn after_tile(ty: &Type, stage: Stage) -> Check {
-    require(stage > Stage::Tile, Rule::StageLegal, || format!("{ty} comes after stage Tile"))
+    require(stage > Stage::Tile, Rule::StageLegal, || format!("{ty} is not legal at stage Tile"))
 }
 
 fn extents(ty: &Type, shape: &[usize]) -> Check {
     for &n in shape {
         require(n.is_power_of_two(), Rule::Extents, || {
-            format!("extents are powers of two, found {n} in {ty}; pad the tile and mask what is too much")
+            format!("extents should be powers of two, found {n} in {ty}; pad the tile and mask the padding")
         })?;
     }
     let elements = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
     require(elements.is_some_and(|n| n <= MAX_ELEMENTS), Rule::Extents, || {
-        format!("a tile has at most {MAX_ELEMENTS} elements, found {ty}")
+        format!("a tile should have at most {MAX_ELEMENTS} elements, found {ty}")
     })
 }
 
-/// Tensors and shared buffers have layouts of their kind exactly from stage laid on.
+/// Tensors and shared buffers have layouts of their kind from stage laid on, and none before.
 fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
     let broken = |message: String| require(false, Rule::Layouts, || message);
     let id = match (ty.layout(), stage) {

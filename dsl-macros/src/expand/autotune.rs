@@ -1,4 +1,4 @@
-//! `#[autotune]`: the static with the configurations, and the launch that chooses one.
+//! Expands `#[autotune]`: the static with the configurations, and `launch_tuned`.
 
 use super::host::{Lists, pascal_case};
 use super::kernel::{const_default, def_name};
@@ -16,12 +16,12 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     };
     let is_kernel = |a: &syn::Attribute| a.path().segments.last().is_some_and(|s| s.ident == "kernel");
     if !f.attrs.iter().any(is_kernel) {
-        let message = "`#[autotune]` goes above `#[kernel]`, which is missing here";
+        let message = "`#[autotune]` must be above `#[kernel]`, which is missing";
         let error = Error::new(f.sig.ident.span(), message).into_compile_error();
         return quote!(#error #item);
     }
     let (signature, mistakes) = signature::parse(&f);
-    // `#[kernel]` tells about its signature, and about syntax.
+    // `#[kernel]` reports errors of the signature and of the syntax.
     if !mistakes.is_empty() {
         return item;
     }
@@ -87,7 +87,7 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
     }
 }
 
-/// What sets the constants that a configuration chooses.
+/// Statements that set the constants of a configuration.
 fn setters(signature: &Signature, autotune: &Autotune, chosen: &Ident) -> Vec<TokenStream> {
     let set_one = |name: &Ident| {
         let text = name.to_string();
@@ -95,7 +95,7 @@ fn setters(signature: &Signature, autotune: &Autotune, chosen: &Ident) -> Vec<To
     };
     match autotune.shared {
         None => autotune.tuned.iter().map(set_one).collect(),
-        // Which ones the other kernel's configurations choose is not known here.
+        // The constants of the other kernel's configurations are not known at expansion.
         Some(_) => {
             let set_chosen = |p: &signature::Param| {
                 let (text, set) = (p.name.to_string(), set_one(&p.name));
@@ -136,15 +136,15 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
 
         #[allow(non_snake_case, unused_parens)]
         impl<#lifetime #(#params),*> #name<#lifetime #(#names),*> {
-            /// The configurations, and what the best one depends on.
+            /// The configurations, and the key on which the best one depends.
             #vis const AUTOTUNE: &'static #private::autotune::Autotune = &#static_name;
 
-            /// Runs the kernel with the configuration that is best for these arguments, as far as anybody knows. `grid` is
-            /// called with the arguments after the configuration's constants are set; it may set constants that follow from
-            /// them, and gives the grid.
+            /// Launches the kernel with the best known configuration for these arguments. `grid` is called with the
+            /// arguments after the configuration's constants are set; it may set constants that follow from them, and
+            /// returns the grid.
             ///
             /// # Errors
-            /// As `launch`; where tuning was asked for, also that no configuration works.
+            /// As for `launch`; with tuning enabled, also if no configuration runs.
             #[allow(dead_code)]
             #vis fn launch_tuned<Shape: ::core::convert::Into<#private::Grid>>(
                 &mut self,
@@ -154,10 +154,10 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                 self.launch_tuned_with(#device, &#private::LaunchConfig::new(0), #grid)
             }
 
-            /// As `launch_tuned`, with options; grid, warps, stages and registers in them do not count.
+            /// As `launch_tuned`, with options; grid, warps, stages and registers in them are ignored.
             ///
             /// # Errors
-            /// As `launch_tuned`.
+            /// As for `launch_tuned`.
             #[allow(dead_code)]
             #vis fn launch_tuned_with<Shape: ::core::convert::Into<#private::Grid>>(
                 &mut self,
@@ -176,11 +176,11 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                 }
             }
 
-            /// The configuration that `launch_tuned_with` would use, and where it comes from. Runs nothing but what tuning
-            /// runs, where it was asked for.
+            /// The configuration that `launch_tuned_with` would use, and its source. Launches nothing except for
+            /// tuning, if it is enabled.
             ///
             /// # Errors
-            /// As `launch_tuned`.
+            /// As for `launch_tuned`.
             #[allow(dead_code)]
             #vis fn choose<Shape: ::core::convert::Into<#private::Grid>>(
                 &mut self,
@@ -212,10 +212,10 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                 )
             }
 
-            /// Sets the constants that a configuration chooses.
+            /// Sets the constants of a configuration.
             ///
             /// # Errors
-            /// A value that is none of the constant's type.
+            /// A value that does not have the constant's type.
             #[allow(dead_code)]
             #vis fn set_configuration(&mut self, #chosen: &#private::autotune::Config) -> #private::Result<()> {
                 #(#set)*

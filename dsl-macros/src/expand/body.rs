@@ -1,4 +1,4 @@
-//! Bodies of kernels and device functions: statements and expressions.
+//! Expands statements and expressions of kernels and device functions.
 
 use super::{lang, returns};
 use crate::parse::assigned::{assigned_in_expr, bound_names, is_compound};
@@ -13,43 +13,43 @@ use syn::{
     Pat, Stmt, Type, UnOp,
 };
 
-/// Rewrites one body; collects what cannot be translated.
+/// Rewrites one body; collects errors for code that cannot be translated.
 #[derive(Default)]
 pub struct Body {
     pub errors: Vec<Error>,
-    /// Names that the function's patterns bind: a `tl` of its own is no module of Triton's.
+    /// Names bound by the function's patterns: a local variable `tl` is not Triton's module.
     bound: HashSet<String>,
 }
 
-/// A name that the user's code cannot see.
+/// An identifier with mixed-site hygiene, which the user's code cannot see.
 pub fn hidden(name: &str) -> Ident {
     Ident::new(name, Span::mixed_site())
 }
 
 impl Body {
-    /// For the body of this function.
+    /// A rewriter for the body of this function.
     pub fn of(f: &ItemFn) -> Body {
         Body { errors: Vec::new(), bound: triton::bound(&f.block, f.sig.inputs.iter().cloned()) }
     }
 
-    /// The `tl` that an expression starts with.
+    /// The module name, such as `tl`, that an expression starts with.
     pub fn triton_module<'a>(&self, expr: &'a Expr) -> Option<&'a Ident> {
         triton::module(expr).filter(|name| !self.bound.contains(&name.to_string()))
     }
 
     pub fn reject(&mut self, span: Span, message: impl std::fmt::Display) -> TokenStream {
         self.errors.push(Error::new(span, message));
-        // Of any type, so that rustc reports nothing on top.
+        // `unreachable!()` has any type, so that rustc reports no further error.
         quote_spanned!(span=> ::core::unreachable!())
     }
 
-    /// The whole body of a function, with its early returns resolved.
+    /// Rewrites the whole body of a function, with early returns resolved.
     pub fn function(&mut self, block: &Block) -> TokenStream {
         let stmts = returns::lower(block.stmts.clone(), &mut self.errors);
         self.tail(&stmts)
     }
 
-    /// Statements at the end of a function: nothing that they assign is used afterwards.
+    /// Rewrites statements at the end of a function: nothing that they assign is used afterwards.
     pub fn tail(&mut self, stmts: &[Stmt]) -> TokenStream {
         match stmts.split_last() {
             Some((Stmt::Expr(Expr::If(branch), None), before)) => {
@@ -97,7 +97,9 @@ impl Body {
             let name = names.first().map_or("it", String::as_str);
             return self.reject(
                 local.span(),
-                format!("give `{name}` a value here: `let {name} = if … {{ … }} else {{ … }};` where it depends on a condition"),
+                format!(
+                    "`{name}` has no value: initialize it here, for example `let {name} = if … {{ … }} else {{ … }};`"
+                ),
             );
         };
         if let Some((token, _)) = &init.diverge {
@@ -107,7 +109,7 @@ impl Body {
         self.bind(pat.to_token_stream(), ty, &init.expr, literals)
     }
 
-    /// `let pat: ty = expr;`, where the expression may assign variables around it.
+    /// `let pat: ty = expr;`, where the expression may assign variables of its surroundings.
     pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
         let ty = ty.map(|ty| quote!(: #ty));
         if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {
@@ -161,13 +163,14 @@ impl Body {
         }
     }
 
-    /// The left side of an assignment.
+    /// Rewrites the left side of an assignment.
     fn place(&mut self, expr: &Expr) -> TokenStream {
         match expr {
             Expr::Path(path) if path.path.get_ident().is_some_and(|name| !self.bound.contains(&name.to_string())) => {
                 let name = path.to_token_stream();
-                let message =
-                    format!("`{name}` is new: `let {name} = …`, or `let mut {name} = …` where it changes later");
+                let message = format!(
+                    "`{name}` is not declared: write `let {name} = …`, or `let mut {name} = …` if it changes later"
+                );
                 self.reject(path.span(), message)
             }
             Expr::Path(_) | Expr::Infer(_) => expr.to_token_stream(),
@@ -188,13 +191,13 @@ impl Body {
                 quote!((#(#elems,)*))
             }
             Expr::Unary(unary) if matches!(unary.op, UnOp::Deref(_)) => {
-                self.reject(unary.op.span(), "memory is written with `store(pointer, value)`")
+                self.reject(unary.op.span(), "write memory with `store(pointer, value)`")
             }
             other => self.reject(other.span(), "cannot assign to this: expected a variable, or a tuple of variables"),
         }
     }
 
-    /// An expression whose literals take the type of their neighbour.
+    /// Rewrites an expression; literals take the type of the other operand.
     pub fn operand(&mut self, expr: &Expr) -> TokenStream {
         let span = expr.span();
         let lang = lang(span);
@@ -210,7 +213,7 @@ impl Body {
             Expr::Path(path) => {
                 let name = path.path.get_ident().filter(|name| !self.bound.contains(&name.to_string()));
                 if let Some(name @ ("True" | "False")) = name.map(Ident::to_string).as_deref() {
-                    return self.reject(path.span(), format!("Rust writes `{}`", name.to_lowercase()));
+                    return self.reject(path.span(), format!("in Rust, write `{}`", name.to_lowercase()));
                 }
                 expr.to_token_stream()
             }
@@ -223,7 +226,7 @@ impl Body {
             Expr::Group(g) => self.expr(&g.expr),
             Expr::Binary(binary) if is_compound(&binary.op) => self.reject(
                 binary.op.span(),
-                "an assignment is a statement of its own: it cannot be part of an expression",
+                "an assignment is a statement: it cannot be used as part of another expression",
             ),
             Expr::Binary(binary) => {
                 if literal::kind(expr).is_some() {
@@ -239,7 +242,7 @@ impl Body {
                 if let UnOp::Deref(star) = &unary.op {
                     return self.reject(
                         star.span(),
-                        "memory is read with `load(pointer)` and written with `store(pointer, value)`",
+                        "pointers cannot be dereferenced: use `load(pointer)` and `store(pointer, value)`",
                     );
                 }
                 let op = &unary.op;
@@ -297,7 +300,7 @@ impl Body {
         quote!(#base.#member)
     }
 
-    /// `as`, which is for Rust's own numbers.
+    /// Rewrites `as`, which only applies to Rust's own number types.
     fn cast(&mut self, cast: &ExprCast) -> TokenStream {
         let (value, ty, token) = (self.expr(&cast.expr), &cast.ty, &cast.as_token);
         if literal::kind(&cast.expr).is_some() {
@@ -309,12 +312,12 @@ impl Body {
         };
         let span = token.span;
         let lang = lang(span);
-        // A name at `as`, so that rustc marks that where the value is no number.
+        // A name with the span of `as`, so that rustc points there if the value is not a number.
         let name = Ident::new("value", Span::mixed_site().located_at(span));
         quote_spanned!(span=> ({ let #name = #value; #lang::operand::rust_number::<#to, _>(#name) } #token #ty))
     }
 
-    /// A list. Literals take the type of the elements that are none.
+    /// Rewrites an array. Literals take the type of the elements that are not literals.
     fn array(&mut self, array: &ExprArray) -> TokenStream {
         let is_literal = |e: &Expr| literal::kind(e).is_some();
         let Some(first) = array.elems.iter().position(|e| !is_literal(e)) else {
@@ -342,17 +345,17 @@ impl Body {
         quote!({ let (#(#names,)*) = (#(#values,)*); [#(#list),*] })
     }
 
-    /// What kernel code cannot contain, with what to write instead.
+    /// Rejects an expression that kernels cannot contain; the message says what to write instead.
     fn untranslatable(&mut self, expr: &Expr) -> TokenStream {
         let (span, message) = match expr {
             Expr::Assign(a) => (
                 a.eq_token.span(),
-                "an assignment is a statement of its own; as a named argument, `name = value` stands directly in a call of the \
+                "an assignment is a statement; a named argument `name = value` must be an argument of a function of the \
                  language",
             ),
             Expr::Reference(r) => (
                 r.and_token.span(),
-                "kernels have no references: tiles, scalars and pointers are copied freely, so write the value itself",
+                "kernels have no references: tiles, scalars and pointers are `Copy`, so write the value itself",
             ),
             Expr::Return(r) => (
                 r.return_token.span(),
@@ -360,18 +363,18 @@ impl Body {
             ),
             Expr::Break(b) => (
                 b.break_token.span(),
-                "`break` cannot be translated: write the condition into the head of a `while` loop",
+                "`break` cannot be translated: put the exit condition into the head of a `while` loop",
             ),
             Expr::Continue(c) => (
                 c.continue_token.span(),
                 "`continue` cannot be translated: put the rest of the loop's body into an `if`",
             ),
             Expr::Loop(l) => {
-                (l.loop_token.span(), "`loop` has no end that can be translated: use `while condition { … }`")
+                (l.loop_token.span(), "`loop` has no exit condition to translate: use `while condition { … }`")
             }
-            Expr::ForLoop(f) => (f.for_token.span(), "a loop has no value: make it a statement of its own"),
-            Expr::While(w) => (w.while_token.span(), "a loop has no value: make it a statement of its own"),
-            Expr::Try(t) => (t.question_token.span(), "`?` cannot be translated: kernels have no errors to pass on"),
+            Expr::ForLoop(f) => (f.for_token.span(), "a loop has no value: write it as a statement"),
+            Expr::While(w) => (w.while_token.span(), "a loop has no value: write it as a statement"),
+            Expr::Try(t) => (t.question_token.span(), "`?` cannot be translated: kernels have no errors to propagate"),
             Expr::Await(a) => {
                 (a.await_token.span(), "`await` cannot be translated: a kernel does not wait for futures")
             }
@@ -387,7 +390,7 @@ impl Body {
         self.reject(span, message)
     }
 
-    /// An operator, plain or compound, as a call at the operator's place.
+    /// Rewrites an operator, plain or compound, to a call with the operator's span.
     fn binary(&mut self, binary: &ExprBinary) -> TokenStream {
         let span = binary.op.span();
         let lang = lang(span);
@@ -417,7 +420,7 @@ impl Body {
             BinOp::Or(_) => return quote_spanned!(span=> #lang::compare::or(#left, || #right)),
             _ => return self.reject(span, "this operator cannot be translated"),
         };
-        // The trait's own function: rustc then tells once, and without the bounds of a function between, what does not fit.
+        // Calls the trait's function directly: rustc then reports a type error once, without the bounds of a wrapper.
         let op = format_ident!("{name}", span = span);
         quote_spanned!(span=> #lang::arith::Combine::combine(#left, #right, #lang::arith::BinaryOp::#op))
     }
@@ -436,7 +439,7 @@ impl Body {
         if let Some(name) = outer.first() {
             return self.reject(
                 name.span(),
-                format!("a closure cannot change `{name}` of its surroundings: give the value back instead"),
+                format!("a closure cannot assign `{name}`, which is declared outside: return the value instead"),
             );
         }
         let (or1, inputs, or2) = (&closure.inputs_begin, &closure.inputs, &closure.inputs_end);
@@ -462,11 +465,11 @@ impl Body {
                 return mac.to_token_stream();
             }
             "println" | "print" | "eprintln" | "eprint" | "dbg" => {
-                "use `device_print(\"text\", value)` while the kernel runs, or `static_print(\"text\", value)` while it is specialised"
+                "use `device_print(\"text\", value)` while the kernel runs, or `static_print(\"text\", value)` while it is specialized"
             }
             "assert" | "assert_eq" | "assert_ne" | "debug_assert" | "debug_assert_eq" => {
                 "use `device_assert(condition, \"text\")` while the kernel runs, or `static_assert(condition, \"text\")` while it \
-                 is specialised"
+                 is specialized"
             }
             "vec" => "use an array: `[a, b, c]`",
             _ => "macros hide their code from `#[kernel]`: use a function marked `#[device_fn]`",
@@ -475,7 +478,7 @@ impl Body {
     }
 }
 
-/// `place = value;`, with a message of the language where the types differ.
+/// `place = value;`, with the language's error message if the types differ.
 fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span) -> TokenStream {
     if !matches!(place, Expr::Path(_) | Expr::Field(_)) {
         return quote!(#left = #value;);
@@ -484,16 +487,16 @@ fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span)
     quote_spanned!(span=> #left = #lang::operand::assigned(#lang::operand::type_of(&#left), #value);)
 }
 
-/// What happens to literals that have no neighbour.
+/// How literals without another operand are treated.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Literals {
-    /// They wait for one.
+    /// They adapt to a later operand.
     Adapt,
-    /// rustc decides.
+    /// rustc infers their type.
     Keep,
 }
 
-/// Expressions that stand as statements without a value.
+/// Expressions that are statements without a value.
 pub fn is_statement_like(expr: &Expr) -> bool {
     matches!(expr, Expr::If(_) | Expr::ForLoop(_) | Expr::While(_) | Expr::Block(_) | Expr::Match(_))
 }

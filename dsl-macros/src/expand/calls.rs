@@ -1,4 +1,4 @@
-//! Calls with named arguments.
+//! Expands calls with named arguments.
 
 use super::body::Body;
 use super::lang;
@@ -42,10 +42,8 @@ impl Body {
 
     fn plain_arguments<'a>(&mut self, args: impl Iterator<Item = &'a Expr>) -> Vec<TokenStream> {
         args.map(|arg| match named_argument(arg) {
-            Some((name, _)) => self.reject(
-                name.span(),
-                "only functions of the language take named arguments: give this one by its position",
-            ),
+            Some((name, _)) => self
+                .reject(name.span(), "only functions of the language take named arguments: pass this one by position"),
             None => self.expr(arg),
         })
         .collect()
@@ -84,9 +82,9 @@ impl Body {
             .map(|(i, arg)| match (named_argument(arg), kinds.get(i)) {
                 (Some((name, _)), _) => self.reject(
                     name.span(),
-                    "only functions of the language take named arguments: give this one by its position",
+                    "only functions of the language take named arguments: pass this one by position",
                 ),
-                // A list that is no literal, or a lone number, may belong to a method of Rust's.
+                // A list that is not a literal, or a single number, may belong to one of Rust's own methods.
                 (None, Some(Kind::Indices | Kind::Extents)) if !matches!(arg, Expr::Array(_)) => self.expr(arg),
                 (None, Some(kind)) => self.argument(*kind, arg),
                 (None, None) => self.expr(arg),
@@ -98,7 +96,7 @@ impl Body {
         quote!(#receiver #dot #method #turbofish #args)
     }
 
-    /// A call of the language with every argument in its place.
+    /// Expands a call of a function of the language, with every argument in its position.
     fn bound_call(&mut self, f: &Function, name: &Ident, generics: &PathArguments, args: &[&Expr]) -> TokenStream {
         let mut given: Vec<Option<TokenStream>> = vec![None; f.params.len()];
         let mut positional = Vec::new();
@@ -121,7 +119,7 @@ impl Body {
             });
         }
         let mut next = 0;
-        // `range(n)` counts from zero, as in Python.
+        // `range(n)` starts at zero, as in Python.
         let end = f.params.iter().position(|p| p.name == "end");
         if let (1, Some(end), "range" | "static_range") = (positional.len(), end, f.name)
             && given[end].is_none()
@@ -143,11 +141,13 @@ impl Body {
                     given[next] = Some(quote!(#so_far #value,));
                 }
                 Some(_) if is_none(arg) => {
-                    let message =
-                        format!("there is no `None`: leave `{}` out, and name what follows", f.params[next].name);
+                    let message = format!(
+                        "there is no `None`: leave `{}` out, and pass the following arguments by name",
+                        f.params[next].name
+                    );
                     given[next] = Some(self.reject(arg.span(), message));
                 }
-                // A closure goes to the parameter that takes one, over optional ones that are left out.
+                // A closure binds to the parameter that takes one, and skips optional parameters that are left out.
                 Some(_) => {
                     if matches!(arg, Expr::Closure(_))
                         && let Some(i) = f.params.iter().position(|p| p.name == "combine")
@@ -194,7 +194,7 @@ impl Body {
                     let list = self.expr(value);
                     quote_spanned!(span=> &#list)
                 }
-                // `(0)` is no tuple.
+                // `(0)` is not a tuple.
                 number if literal::kind(number) == Some(LiteralKind::Int) => quote_spanned!(span=> &[#number]),
                 Expr::Tuple(tuple) => {
                     let list: Vec<TokenStream> = tuple.elems.iter().map(|e| self.expr(e)).collect();
@@ -205,14 +205,14 @@ impl Body {
                     quote_spanned!(span=> &(#list)[..])
                 }
             },
-            // A bare number would leave rustc the choice between the integer types that an axis may have.
+            // For a bare number, rustc could not infer the integer type of the axis.
             Kind::Axis if literal::kind(value) == Some(LiteralKind::Int) => quote_spanned!(span=> (#value as i32)),
             Kind::Axis => self.expr(value),
             Kind::Word(words) => self.word(words, value),
         }
     }
 
-    /// A list whose elements are each converted.
+    /// A list with a conversion of each element.
     fn list(&mut self, value: &Expr, each: TokenStream, whole: &str) -> TokenStream {
         let span = value.span();
         if let Expr::Array(array) = value {
@@ -221,7 +221,7 @@ impl Body {
                 .iter()
                 .map(|e| {
                     let item = self.operand(e);
-                    // Placed at the element, so that a message about it points there.
+                    // With the span of the element, so that error messages point there.
                     let each: TokenStream = each
                         .clone()
                         .into_iter()
@@ -242,7 +242,7 @@ impl Body {
         quote_spanned!(span=> #lang::index::#whole(#value))
     }
 
-    /// A word of a fixed set, or an expression of the enum's type.
+    /// A keyword of a fixed set, or an expression of the enum's type.
     fn word(&mut self, words: &'static Words, value: &Expr) -> TokenStream {
         let span = value.span();
         let lang = lang(span);
@@ -276,14 +276,14 @@ fn unknown_argument(f: &Function, name: &str) -> String {
     let names: Vec<&str> = f.params.iter().map(|p| p.name).collect();
     let hint = match (f.name, name) {
         ("load" | "store", "cache_modifier" | "volatile") => {
-            ": caching is the compiler's; `eviction` takes evict_first or evict_last"
+            ": the compiler controls caching; `eviction` takes evict_first or evict_last"
         }
         ("dot", "out_dtype") => {
-            ": the result has the accumulator's type, f32 for floats and i32 for integers without one"
+            ": the result has the type of the accumulator; without one, f32 for floats and i32 for integers"
         }
         ("dot", "allow_tf32") => ": write `input_precision = tf32`",
         (atomic, "sem" | "scope") if atomic.starts_with("atomic") => {
-            ": atomics are relaxed and of the whole device, but `atomic_cas`, which acquires and releases"
+            ": atomics are relaxed and device-scope, except `atomic_cas`, which is acquire-release"
         }
         ("arange" | "sum" | "cumsum", "dtype") => ": convert with `.to::<f32>()`",
         ("max" | "min", "return_indices") => ": use `max_with_indices` or `min_with_indices`",

@@ -1,4 +1,4 @@
-//! Loops and branches, with the variables that they assign as state.
+//! Expands loops and branches: the variables that they assign become loop-carried values and results.
 
 use super::body::{Body, hidden};
 use super::lang;
@@ -8,28 +8,28 @@ use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Block, Expr, ExprForLoop, ExprIf, ExprMatch, ExprWhile, Pat, Stmt};
 
-/// How a piece of code hands its results on.
+/// What a block yields.
 #[derive(Clone, Copy)]
 struct Yield<'a> {
-    /// Variables that it assigns, last.
+    /// The variables that it assigns, which come last.
     vars: &'a [Ident],
     /// Whether the value of its last expression comes first.
     value: bool,
 }
 
-/// More than this many carried variables have no tuple type.
+/// Tuples with more than this number of carried variables have no impl.
 const MAX_CARRIED: usize = 19;
 
 impl Body {
-    /// A control expression as statements: the variables that it assigns are declared again, with their new values, and
-    /// `value` with its value where one is wanted.
+    /// Expands a control expression as statements: the assigned variables are redeclared with their new values, and so
+    /// is `value`, if one is wanted.
     pub fn control(&mut self, expr: &Expr, value: Option<&Ident>) -> TokenStream {
         let vars = assigned_in_expr(expr);
         if vars.len() > MAX_CARRIED {
             return self.reject(
                 expr.span(),
                 format!(
-                    "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                    "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
                     vars.len()
                 ),
             );
@@ -58,7 +58,7 @@ impl Body {
         }
     }
 
-    /// A control expression inside another expression.
+    /// Expands a control expression inside of another expression.
     pub fn nested_control(&mut self, expr: &Expr) -> TokenStream {
         if let Some(name) = assigned_in_expr(expr).first() {
             return self.reject(
@@ -89,7 +89,7 @@ impl Body {
         }
     }
 
-    /// Statements and last expression of a block that assigns nothing outside.
+    /// The statements and last expression of a block that assigns nothing outside.
     fn value_of(&mut self, block: &Block) -> TokenStream {
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
@@ -101,7 +101,7 @@ impl Body {
         }
     }
 
-    /// A block that ends with the tuple of what it yields. Assigned variables are copied first, so that branches do not
+    /// A block that ends with the tuple of yielded values. Assigned variables are copied first, so that branches do not
     /// see each other's assignments.
     fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
         let vars = result.vars;
@@ -124,12 +124,12 @@ impl Body {
         }
     }
 
-    /// Statements whose last expression, if any, has no value of interest.
+    /// Statements whose last expression has no value, or an unused one.
     fn unit_statements(&mut self, stmts: &[Stmt]) -> TokenStream {
         self.statements(stmts)
     }
 
-    /// `if` as a call that gives the tuple of what its branches yield.
+    /// `if` as a call that returns the tuple of yielded values.
     fn branch(&mut self, e: &ExprIf, result: Yield) -> TokenStream {
         let condition = self.condition(&e.cond);
         let then = self.yielding(&e.then_branch, result);
@@ -148,7 +148,7 @@ impl Body {
         call_branch(e.if_token.span(), &condition, &names, &then, &otherwise)
     }
 
-    /// `if` as a call that gives the value of its branches, which assign nothing.
+    /// `if` as a call that returns the value of its branches, which assign nothing.
     fn branch_value(&mut self, e: &ExprIf) -> TokenStream {
         let condition = self.condition(&e.cond);
         let then = self.value_of(&e.then_branch);
@@ -159,7 +159,7 @@ impl Body {
         call_branch(e.if_token.span(), &condition, &[String::new()], &then, &otherwise)
     }
 
-    /// `if` at the end of a function: its branches may assign, but nobody looks.
+    /// `if` at the end of a function: its branches may assign, but the values are unused.
     pub fn tail_if(&mut self, e: &ExprIf) -> TokenStream {
         let condition = self.condition(&e.cond);
         let vars = assigned_in_expr(&Expr::If(e.clone()));
@@ -175,7 +175,7 @@ impl Body {
 
     fn condition(&mut self, cond: &Expr) -> TokenStream {
         if let Some(name) = assigned_in_expr(cond).first() {
-            return self.reject(name.span(), "a condition cannot assign: do it in a statement before");
+            return self.reject(name.span(), "a condition cannot assign a variable: assign it in a statement before");
         }
         self.expr(cond)
     }
@@ -213,7 +213,7 @@ impl Body {
         let pat = match &*e.pat {
             Pat::Ident(p) if p.by_ref.is_none() && p.subpat.is_none() => p.to_token_stream(),
             Pat::Wild(w) => w.to_token_stream(),
-            other => return self.reject(other.span(), "the index of a loop is one name, or `_`"),
+            other => return self.reject(other.span(), "a loop index must be a single name, or `_`"),
         };
         let kind = match &*e.expr {
             Expr::Call(call) => match &*call.func {
@@ -227,7 +227,7 @@ impl Body {
         vars.retain(|v| !own.contains(v));
         if vars.len() > MAX_CARRIED {
             let message = format!(
-                "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
                 vars.len()
             );
             return self.reject(e.for_token.span(), message);
@@ -264,7 +264,7 @@ impl Body {
             }
             _ => self.reject(
                 e.expr.span(),
-                "a loop runs over `range(start, end)`, or over `static_range(start, end)` to be unrolled",
+                "expected `range(start, end)`, or `static_range(start, end)` for an unrolled loop",
             ),
         }
     }
@@ -276,7 +276,7 @@ impl Body {
         let vars = assigned_in([&e.body]);
         if vars.len() > MAX_CARRIED {
             let message = format!(
-                "{} variables are assigned here, at most {MAX_CARRIED} can be: group some into tuples",
+                "{} variables are assigned here, the maximum is {MAX_CARRIED}: group some into tuples",
                 vars.len()
             );
             return self.reject(e.while_token.span(), message);
@@ -307,7 +307,7 @@ fn call_branch(
     quote_spanned!(span=> #lang::control::branch(#condition, &[#(#names),*], || { #then }, || { #otherwise }))
 }
 
-/// What follows `else`, as a block.
+/// The block after `else`.
 fn else_block(otherwise: &Expr) -> Block {
     match otherwise {
         Expr::Block(block) => block.block.clone(),

@@ -1,4 +1,4 @@
-//! The arguments of a kernel without the constants that have defaults.
+//! Expands the struct of the arguments that have no defaults.
 
 use super::body::hidden;
 use super::host::{Lists, field, pascal_case};
@@ -9,7 +9,7 @@ use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, ExprUnary, ItemFn, Lit, LitFloat, UnOp};
 
-/// The struct `NameRequired`, and how the kernel's own struct is made of it; nothing where no parameter has a default.
+/// The struct `NameRequired`, and its conversion to the kernel's own struct; nothing if no parameter has a default.
 pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
     let (optional, needed): (Vec<&Param>, Vec<&Param>) = signature.params.iter().partition(|p| p.default.is_some());
     if optional.is_empty() {
@@ -35,8 +35,8 @@ pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
 
         #[allow(non_snake_case)]
         impl<#lifetime #(#params),*> #name<#lifetime #(#names),*> {
-            /// All arguments, with the constants at their defaults. Other values are given in a struct around it, as in
-            /// `Kernel { constant: 3, ..KernelRequired { … }.with_defaults() }`.
+            /// All arguments, with the constants at their defaults. Other values are set with struct update syntax, as
+            /// in `Kernel { constant: 3, ..KernelRequired { … }.with_defaults() }`.
             #[allow(dead_code)]
             #vis fn with_defaults(self) -> #full<#lifetime #(#names),*> {
                 let #this = self;
@@ -46,7 +46,7 @@ pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
     }
 }
 
-/// A default in the words of rustc, which checks it.
+/// A default as an expression that rustc checks.
 fn value(p: &Param, default: &Expr) -> TokenStream {
     let ty = &p.ty;
     let span = default.span();
@@ -66,7 +66,7 @@ fn value(p: &Param, default: &Expr) -> TokenStream {
     }
 }
 
-/// A number for a float: `1` stands for 1.0 too.
+/// A number as a float: `1` stands for 1.0.
 fn float(number: &Expr) -> TokenStream {
     match number {
         Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) if int.suffix().is_empty() => {

@@ -1,4 +1,4 @@
-//! `#[device_fn]`.
+//! Expands `#[device_fn]`.
 
 use super::body::Body;
 use proc_macro2::TokenStream;

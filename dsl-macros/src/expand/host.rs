@@ -1,4 +1,4 @@
-//! The host side of a kernel: the struct of its arguments, with `launch`.
+//! Expands the host side of a kernel: the struct of its arguments, with `launch`.
 
 use super::body::hidden;
 use super::private;
@@ -17,16 +17,16 @@ pub fn pascal_case(name: &str) -> String {
         .collect()
 }
 
-/// What the methods of the struct are written from.
+/// Token lists from which the methods of the struct are generated.
 pub struct Lists<'s> {
-    /// `'a,` where there is memory.
+    /// `'a,` if a parameter is memory.
     pub lifetime: Option<TokenStream>,
-    /// Type parameters with their bounds, and without.
+    /// Type parameters with and without their bounds.
     pub params: Vec<TokenStream>,
     pub names: Vec<&'s Ident>,
-    /// A `KernelArg` for each parameter that is passed.
+    /// A `KernelArg` per parameter that is passed at a launch.
     pub args: Vec<TokenStream>,
-    /// A word for each constant, and its value from a variable of the constant's name.
+    /// A key word per constant, and its value from a variable with the constant's name.
     pub keys: Vec<TokenStream>,
     pub values: Vec<TokenStream>,
     pub constants: Vec<&'s Ident>,
@@ -69,7 +69,7 @@ impl Lists<'_> {
     }
 }
 
-/// The declaration of a parameter's field.
+/// The field of a parameter.
 pub fn field(p: &Param, vis: &Visibility) -> TokenStream {
     let private = private();
     let (field, ty, docs) = (&p.name, &p.ty, &p.docs);
@@ -86,7 +86,7 @@ pub fn field(p: &Param, vis: &Visibility) -> TokenStream {
     quote!(#(#docs)* #vis #field: #field_type)
 }
 
-/// The struct and its methods. `def` is the static that holds the kernel's definition.
+/// The struct and its methods. `def` is the static with the kernel's definition.
 pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream {
     let private = private();
     let lang = quote!(#private::lang);
@@ -97,7 +97,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
     let fields = signature.params.iter().map(|p| field(p, vis));
     let summary = format!("Arguments of the kernel `{}`, by name.", f.sig.ident);
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
-    // Constants keep the user's names, so ours must be of another kind.
+    // Constants keep the user's names, so generated names need other hygiene.
     let [key_list, value_list, consts, arg_list, device, config, grid] =
         ["keys", "values", "consts", "args", "device", "config", "grid"].map(hidden);
     let start = |function: TokenStream| {
@@ -121,14 +121,14 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
 
         #[allow(non_snake_case, unused_parens)]
         impl<#lifetime #(#params),*> #name<#lifetime #(#names),*> {
-            /// The kernel: its parameters, and how to record it.
+            /// The kernel's definition: its parameters, and how to record it.
             #vis const DEF: &'static #lang::kernel::KernelDef = &#def;
 
-            /// Runs the kernel on `grid` program instances, with the compiler's default options. On a GPU the launch is
-            /// queued; on the CPU it is done when this returns.
+            /// Launches the kernel on `grid` program instances, with the compiler's default options. On a GPU the
+            /// launch is asynchronous; on the CPU it is complete when this returns.
             ///
             /// # Errors
-            /// Mistakes in the kernel, arguments on another device, and everything that a launch can say.
+            /// Errors in the kernel, arguments on another device, and all errors of a launch.
             #[allow(dead_code)]
             #vis fn launch(
                 &mut self,
@@ -141,7 +141,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
             /// As `launch`, with options.
             ///
             /// # Errors
-            /// As `launch`.
+            /// As for `launch`.
             #[allow(dead_code)]
             #vis fn launch_with(
                 &mut self,
@@ -151,10 +151,10 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
                 #launch
             }
 
-            /// Compiles the variant that `launch_with` would run, and does not run it.
+            /// Compiles the variant that `launch_with` would launch, without launching it.
             ///
             /// # Errors
-            /// As `launch`.
+            /// As for `launch`.
             #[allow(dead_code)]
             #vis fn compile(
                 &mut self,

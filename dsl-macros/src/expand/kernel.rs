@@ -1,4 +1,4 @@
-//! `#[kernel]`: the definition, and the host side.
+//! Expands `#[kernel]`: the definition, and the host side.
 
 use super::body::Body;
 use super::private;
@@ -18,7 +18,7 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
         errors.push(Error::new(attribute.span(), "`#[kernel]` takes no arguments"));
     }
     if let Some(a) = f.attrs.iter().find(|a| a.path().segments.last().is_some_and(|s| s.ident == "autotune")) {
-        errors.push(Error::new(a.span(), "`#[autotune]` goes above `#[kernel]`"));
+        errors.push(Error::new(a.span(), "`#[autotune]` must be above `#[kernel]`"));
     }
     let signature_failed = !errors.is_empty();
     let mut body = Body::of(&f);
@@ -29,18 +29,18 @@ pub fn expand(attribute: TokenStream, item: TokenStream) -> TokenStream {
     let errors: Vec<TokenStream> = errors.into_iter().map(Error::into_compile_error).collect();
     let definition = definition(&f, &signature, (!failed).then_some(inner));
     let def = def_name(&f);
-    // With mistakes in the signature the struct would have mistakes of its own.
+    // With errors in the signature, the struct would cause further errors.
     let host = (!signature_failed).then(|| super::host::arguments(&f, &signature, &def));
     let required = (!signature_failed).then(|| super::defaults::required(&f, &signature));
     quote!(#(#errors)* #definition #host #required)
 }
 
-/// Name of the static: the function's in capitals.
+/// Name of the static: the function's name in upper case.
 pub fn def_name(f: &ItemFn) -> Ident {
     format_ident!("{}", f.sig.ident.to_string().to_uppercase(), span = f.sig.ident.span())
 }
 
-/// The static `KernelDef`. Without a body (there were mistakes) it still names the parameters, for the editor.
+/// The static `KernelDef`. Without a body (after errors) it still names the parameters, for the editor.
 fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> TokenStream {
     let private = private();
     let lang = quote!(#private::lang);
@@ -87,7 +87,7 @@ fn elem_def(elem: &Elem, lang: &TokenStream) -> TokenStream {
     }
 }
 
-/// A constant as the definition of a kernel holds it.
+/// A constant as an expression in the kernel's definition.
 pub fn const_default(d: &Default, lang: &TokenStream) -> TokenStream {
     let value = match d {
         Default::Int(n) => quote!(Int(#n)),
@@ -131,7 +131,7 @@ fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
 
 /// Declares the arguments, then runs the rewritten body on their handles.
 fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenStream) -> TokenStream {
-    // Not the kernel's own name: the body may call a function of the language that is called the same.
+    // Not the kernel's name: the body may call a function of the language with the same name.
     let name = super::body::hidden("kernel_body");
     let generics = &f.sig.generics;
     let (mut inputs, mut types, mut args) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! What the user's code means, in calls of the language module.
+//! Expands the user's code to calls of the language module.
 
 pub mod autotune;
 pub mod body;
@@ -14,11 +14,11 @@ use proc_macro_crate::{FoundCrate, crate_name};
 use proc_macro2::{Span, TokenStream};
 use quote::{format_ident, quote, quote_spanned};
 
-/// The module `__private` of whichever crate of ours the caller depends on.
+/// The module `__private` of the Tilewright crate that the caller depends on.
 pub fn private() -> TokenStream {
     for name in ["tilewright", "tilewright-runtime"] {
         match crate_name(name) {
-            // Examples and tests of the crate itself see it by its name, and so does its library (`extern crate self`).
+            // Examples and tests of the crate refer to it by name, and so does its library (`extern crate self`).
             Ok(FoundCrate::Itself) => {
                 let name = format_ident!("{}", name.replace('-', "_"));
                 return quote!(::#name::__private);
@@ -33,7 +33,7 @@ pub fn private() -> TokenStream {
     quote!(::tilewright::__private)
 }
 
-/// The language module, with every token at a place of the user's source: rustc and the recorder then report that place.
+/// The language module, with all tokens at a span of the user's source: rustc and the recorder report that location.
 pub fn lang(span: Span) -> TokenStream {
     let private: TokenStream = private()
         .into_iter()

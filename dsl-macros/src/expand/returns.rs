@@ -1,4 +1,4 @@
-//! Early `return`: what follows an `if` that returns moves into the branches that do not.
+//! Lowers early `return`s: the statements after an `if` that returns move into the branches that do not return.
 
 use proc_macro2::{Ident, TokenStream, TokenTree};
 use quote::ToTokens;
@@ -8,7 +8,7 @@ use syn::{Block, Error, Expr, ExprIf, Stmt};
 
 use crate::parse::assigned::bound_names;
 
-/// Statements without `return`, of a function whose value is that of the last one.
+/// Lowers the statements of a function to statements without `return`; the last expression is the function's value.
 pub fn lower(stmts: Vec<Stmt>, errors: &mut Vec<Error>) -> Vec<Stmt> {
     let mut done = Vec::new();
     let mut rest = stmts.into_iter();
@@ -32,7 +32,7 @@ pub fn lower(stmts: Vec<Stmt>, errors: &mut Vec<Error>) -> Vec<Stmt> {
     done
 }
 
-/// The `if` with `rest` at the end of every branch that goes on.
+/// Appends `rest` to every branch that does not return.
 fn with_rest(mut branch: ExprIf, rest: &[Stmt], errors: &mut Vec<Error>) -> ExprIf {
     branch.then_branch = continued(branch.then_branch, rest, errors);
     let (token, otherwise) = match branch.else_branch.take() {
@@ -55,7 +55,7 @@ fn as_block(otherwise: Expr) -> Block {
 fn continued(mut block: Block, rest: &[Stmt], errors: &mut Vec<Error>) -> Block {
     if !diverges(&block.stmts) {
         check_names(&block, rest, errors);
-        // The last expression of the branch is a statement now.
+        // The last expression of the branch becomes a statement.
         if let Some(Stmt::Expr(_, semi @ None)) = block.stmts.last_mut()
             && !rest.is_empty()
         {
@@ -67,7 +67,7 @@ fn continued(mut block: Block, rest: &[Stmt], errors: &mut Vec<Error>) -> Block 
     block
 }
 
-/// Names declared in the branch would capture those of the code that moves into it.
+/// Names declared in the branch would capture names in the moved statements.
 fn check_names(block: &Block, rest: &[Stmt], errors: &mut Vec<Error>) {
     let mut used = HashSet::new();
     for stmt in rest {
@@ -79,7 +79,7 @@ fn check_names(block: &Block, rest: &[Stmt], errors: &mut Vec<Error>) {
             if used.contains(&name.to_string()) {
                 errors.push(Error::new(
                     name.span(),
-                    format!("another `{name}` is used after this `if`, which returns: give this one a name of its own"),
+                    format!("another `{name}` is used after this `if`, which returns: rename this one"),
                 ));
             }
         }
@@ -114,7 +114,7 @@ fn diverges(stmts: &[Stmt]) -> bool {
     })
 }
 
-/// Whether a `return` lies in the branches, loops and closures apart (those are rejected where they are).
+/// Whether a branch contains `return`; loops and closures, where `return` is rejected, do not count.
 fn returns(branch: &ExprIf) -> bool {
     struct Finder(bool);
     impl<'ast> Visit<'ast> for Finder {

@@ -1,4 +1,4 @@
-//! Which variables of its surroundings a piece of code assigns: the state of a loop or a branch.
+//! Finds the variables of its surroundings that a piece of code assigns: the state of a loop or a branch.
 
 use super::calls::named_argument;
 use proc_macro2::Ident;
@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use syn::visit::{self, Visit};
 use syn::{Arm, BinOp, Block, Expr, ExprAssign, ExprBinary, ExprClosure, ExprForLoop, Item, Local, Pat, PatIdent};
 
-/// Variables that the code assigns and that it does not declare itself, in order of first assignment.
+/// Variables that the code assigns but does not declare, in order of first assignment.
 pub fn assigned_in<'a>(code: impl IntoIterator<Item = &'a Block>) -> Vec<Ident> {
     let mut visitor = Assigned::default();
     for block in code {
@@ -49,7 +49,7 @@ pub fn targets(left: &Expr, out: &mut Vec<Ident>) {
     }
 }
 
-/// Whether the operator is `+=` or one of its kin.
+/// Whether the operator is a compound assignment, such as `+=`.
 pub fn is_compound(op: &BinOp) -> bool {
     matches!(
         op,

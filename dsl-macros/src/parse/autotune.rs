@@ -1,4 +1,4 @@
-//! The arguments of `#[autotune]`.
+//! Parses the arguments of `#[autotune]`.
 
 use super::calls::named_argument;
 use super::kernel::{self, Default, Elem, Param, ParamKind, Signature};
@@ -8,20 +8,20 @@ use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprArray, ExprCall, ExprPath, Ident, MetaNameValue, Token};
 
-/// What `#[autotune]` says, checked against the kernel's signature.
+/// The arguments of `#[autotune]`, checked against the kernel's signature.
 pub struct Autotune {
-    /// The constants that every configuration gives, in the order of the first one.
+    /// The constants that every configuration sets, in the order of the first one.
     pub tuned: Vec<Ident>,
     pub configs: Vec<Config>,
-    /// Instead of both: the static of another kernel's configurations.
+    /// Instead of `tuned` and `configs`: the static of another kernel's configurations.
     pub shared: Option<ExprPath>,
     pub key: Vec<Key>,
-    /// A function that makes the default, and tables.
+    /// The function that computes the default configuration, and the shipped tables.
     pub default: Option<Expr>,
     pub tables: Option<Expr>,
 }
 
-/// What a configuration chooses of the compiler's schedule, by the names that it has there.
+/// Options of the compiler's schedule that a configuration may set, by the names of their fields.
 pub const CHOICES: [&str; 5] = ["bulk_copies", "warp_specialize", "take_turns", "overlap", "wgmma_f32"];
 
 pub struct Config {
@@ -37,13 +37,13 @@ pub struct Config {
 /// An entry of the key.
 pub struct Key {
     pub name: Ident,
-    /// Whether it counts by its size.
+    /// Whether its size counts (the next power of two), not its value.
     pub size: bool,
 }
 
 const HELP: &str = "expected `#[autotune(configs = [Config(tile = 64, num_warps = 4), …], key = [n, …])]`";
 
-/// Reads the arguments; collects every mistake.
+/// Parses the arguments; collects all errors.
 pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>, Vec<Error>) {
     let pairs = match Punctuated::<MetaNameValue, Token![,]>::parse_terminated.parse2(attribute) {
         Ok(pairs) => pairs,
@@ -64,7 +64,7 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
             }
         };
         if slot.replace(pair.value).is_some() {
-            errors.push(Error::new(pair.path.span(), "this argument is there twice"));
+            errors.push(Error::new(pair.path.span(), "duplicate argument"));
         }
     }
     let shared = match &configs {
@@ -75,7 +75,7 @@ pub fn parse(attribute: TokenStream, signature: &Signature) -> (Option<Autotune>
         Some(Expr::Path(_)) => (Vec::new(), Vec::new()),
         Some(list) => read_configs(list, signature, &mut errors),
         None => {
-            errors.push(Error::new(Span::call_site(), format!("there are no configurations: {HELP}")));
+            errors.push(Error::new(Span::call_site(), format!("no configurations: {HELP}")));
             (Vec::new(), Vec::new())
         }
     };
@@ -91,13 +91,13 @@ fn elements<'a>(list: &'a Expr, what: &str, errors: &mut Vec<Error>) -> Vec<&'a 
     match list {
         Expr::Array(array) => array.elems.iter().collect(),
         other => {
-            errors.push(Error::new(other.span(), format!("{what} is a list: {HELP}")));
+            errors.push(Error::new(other.span(), format!("{what} must be a list: {HELP}")));
             Vec::new()
         }
     }
 }
 
-/// The parameters that configurations can choose.
+/// The parameters that configurations can set.
 pub fn constants(signature: &Signature) -> impl Iterator<Item = &Param> {
     signature.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr(_)))
 }
@@ -111,7 +111,7 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
     let list_span = list.span();
     let list = elements(list, "`configs`", errors);
     if list.is_empty() && errors.is_empty() {
-        errors.push(Error::new(list_span, format!("there are no configurations: {HELP}")));
+        errors.push(Error::new(list_span, format!("no configurations: {HELP}")));
     }
     let mut tuned: Option<Vec<Ident>> = None;
     let mut configs = Vec::new();
@@ -131,20 +131,20 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
         }
         let count = lists(call).map(|(_, list)| list.elems.len()).product::<usize>();
         if count > MOST_COMBINATIONS {
-            let message = format!("these lists make {count} configurations: {MOST_COMBINATIONS} are the most");
+            let message = format!("these lists expand to {count} configurations: {MOST_COMBINATIONS} is the maximum");
             errors.push(Error::new(call.func.span(), message));
             continue;
         }
         for call in combinations(call) {
             let known = errors.len();
             let config = read_config(&call, signature, &mut tuned, errors);
-            // The other combinations have the same mistakes.
+            // The other combinations have the same errors.
             if errors.len() > known {
                 break;
             }
             let text = config.text();
             if texts.contains(&text) {
-                errors.push(Error::new(call.func.span(), "this configuration is there twice"));
+                errors.push(Error::new(call.func.span(), "duplicate configuration"));
                 break;
             }
             texts.push(text);
@@ -154,10 +154,11 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
     (tuned.unwrap_or_default(), configs)
 }
 
-/// Configurations that one `Config` with lists may make: a slip of the pen should not compile for hours.
+/// Maximum number of configurations that one `Config` with lists may expand to: a typo should not cause hours of
+/// compilation.
 const MOST_COMBINATIONS: usize = 256;
 
-/// Arguments that are lists, with their places. An empty one is told as a value that is none.
+/// Arguments that are lists, with their positions. An empty list is reported as an invalid value.
 fn lists(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
     call.args.iter().enumerate().filter_map(|(place, arg)| match named_argument(arg) {
         Some((_, Expr::Array(list))) if !list.elems.is_empty() => Some((place, list)),
@@ -165,7 +166,7 @@ fn lists(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
     })
 }
 
-/// The calls that a call with lists stands for, one for each combination of their elements; the last list changes fastest.
+/// Expands a call with lists to one call per combination of their elements; the last list varies fastest.
 fn combinations(call: &ExprCall) -> Vec<ExprCall> {
     let with = |call: &ExprCall, place: usize, value: &Expr| {
         let mut call = call.clone();
@@ -179,7 +180,7 @@ fn combinations(call: &ExprCall) -> Vec<ExprCall> {
     })
 }
 
-/// One configuration; `tuned` are the constants of the first one.
+/// Parses one configuration; `tuned` holds the constants of the first one.
 fn read_config(
     call: &ExprCall,
     signature: &Signature,
@@ -202,17 +203,18 @@ fn read_config(
             Err(error) => errors.push(error),
         }
     }
-    // What it would have chosen is not known, and no measure for the others.
+    // An erroneous configuration is not compared with the others.
     if errors.len() > known {
         return config;
     }
     let order = tuned.get_or_insert_with(|| given.iter().map(|(name, _)| name.clone()).collect());
     if let Some((extra, _)) = given.iter().find(|(name, _)| !order.contains(name)) {
-        let message = format!("the first configuration has no `{extra}`: all choose the same constants");
+        let message =
+            format!("the first configuration has no `{extra}`: all configurations must set the same constants");
         errors.push(Error::new(extra.span(), message));
     }
     if let Some(missing) = order.iter().find(|name| !given.iter().any(|(n, _)| n == *name)) {
-        let message = format!("`{missing}` is missing: all configurations choose the same constants");
+        let message = format!("`{missing}` is missing: all configurations must set the same constants");
         errors.push(Error::new(call.func.span(), message));
     }
     for name in order.iter() {
@@ -237,7 +239,7 @@ impl Config {
     }
 }
 
-/// One argument of a `Config`: a constant of the kernel, or a choice of the compiler.
+/// Parses one argument of a `Config`: a constant of the kernel, or an option of the compiler.
 fn read_argument(
     arg: &Expr,
     signature: &Signature,
@@ -254,7 +256,7 @@ fn read_argument(
     let (slot, range, expected) = match name.to_string().as_str() {
         _ if known => {
             if given.iter().any(|(other, _)| other == name) {
-                return Err(Error::new(name.span(), format!("`{name}` is there twice")));
+                return Err(Error::new(name.span(), format!("`{name}` is given twice")));
             }
             let value = kernel::constant(value).ok_or_else(|| {
                 Error::new(value.span(), "a constant is a number, `true`, `false`, or the name of an enum's variant")
@@ -266,9 +268,9 @@ fn read_argument(
         "max_registers" => (&mut config.max_registers, 16..=255, "16 to 255"),
         _ => {
             let message = match signature.params.iter().any(|p| p.name == *name) {
-                true => format!("`{name}` is passed at each launch: a configuration chooses `#[constexpr]` parameters"),
+                true => format!("`{name}` is passed at each launch: a configuration sets `#[constexpr]` parameters"),
                 false => format!(
-                    "the kernel has no constant `{name}`: a configuration chooses among {}, and num_warps, num_stages, \
+                    "the kernel has no constant `{name}`: a configuration can set {}, and num_warps, num_stages, \
                      max_registers, {}",
                     names(constants(signature)),
                     CHOICES.join(", ")
@@ -282,21 +284,21 @@ fn read_argument(
         _ => None,
     };
     let number = number.filter(|n| name != "num_warps" || n.is_power_of_two());
-    let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` is {expected}")))?;
+    let number = number.ok_or_else(|| Error::new(value.span(), format!("`{name}` must be {expected}")))?;
     match slot.replace(number) {
         None => Ok(None),
-        Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
+        Some(_) => Err(Error::new(name.span(), format!("`{name}` is given twice"))),
     }
 }
 
-/// A choice of the compiler that is made or not.
+/// Parses a boolean option of the compiler.
 fn read_flag(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Option<(Ident, Default)>, Error> {
     let Some(Default::Bool(flag)) = kernel::constant(value) else {
-        return Err(Error::new(value.span(), format!("`{name}` is true or false")));
+        return Err(Error::new(value.span(), format!("`{name}` must be true or false")));
     };
     match slot.replace(flag) {
         None => Ok(None),
-        Some(_) => Err(Error::new(name.span(), format!("`{name}` is there twice"))),
+        Some(_) => Err(Error::new(name.span(), format!("`{name}` is given twice"))),
     }
 }
 
@@ -308,34 +310,40 @@ fn read_key(list: &Expr, tuned: &[Ident], signature: &Signature, errors: &mut Ve
             _ => None,
         };
         let Some(name) = name else {
-            errors.push(Error::new(expr.span(), "a key is the name of a parameter"));
+            errors.push(Error::new(expr.span(), "expected the name of a parameter"));
             continue;
         };
         if key.iter().any(|other| other.name == *name) {
-            errors.push(Error::new(name.span(), format!("`{name}` is there twice")));
+            errors.push(Error::new(name.span(), format!("`{name}` is given twice")));
             continue;
         }
         let found = signature.params.iter().find(|p| p.name == *name);
         let size = match found.map(|p| &p.kind) {
             Some(ParamKind::Constexpr(_)) if tuned.contains(name) => {
-                errors.push(Error::new(name.span(), format!("`{name}` is chosen: the choice cannot depend on it")));
+                errors.push(Error::new(
+                    name.span(),
+                    format!("`{name}` is set by the configurations: it cannot be part of the key"),
+                ));
                 continue;
             }
             Some(ParamKind::Constexpr(_)) => false,
             Some(ParamKind::Scalar(Elem::Fixed("Bool"))) => false,
             Some(ParamKind::Scalar(Elem::Fixed("F32" | "F64"))) => {
-                let message = "a key is an integer argument, a bool or a constant: no choice depends on this number";
+                let message = "a key is an integer argument, a bool or a constant: floats are not supported";
                 errors.push(Error::new(name.span(), message));
                 continue;
             }
             Some(ParamKind::Scalar(_)) => true,
             Some(ParamKind::Memory(..)) => {
-                errors.push(Error::new(name.span(), "element types always count: a key names numbers"));
+                errors.push(Error::new(
+                    name.span(),
+                    "element types are always part of the key: name an integer argument, a bool or a constant",
+                ));
                 continue;
             }
             None => {
                 let keys = signature.params.iter().filter(|p| !matches!(p.kind, ParamKind::Memory(..)));
-                let message = format!("the kernel has no parameter `{name}`: there are {}", names(keys));
+                let message = format!("the kernel has no parameter `{name}`: expected one of {}", names(keys));
                 errors.push(Error::new(name.span(), message));
                 continue;
             }

@@ -1,15 +1,15 @@
-//! The functions of the language that take named arguments, with the names.
+//! The functions of the language that take named arguments, with their parameters.
 
 use syn::{Expr, Ident};
 
-/// What a parameter takes; decides how an argument is written into the call.
+/// The kind of a parameter; decides how an argument is expanded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// As it stands.
+    /// Unchanged.
     Plain,
-    /// A tile, scalar or number: literals take the neighbour's type.
+    /// A tile, scalar or number: literals take the type of the other operand.
     Operand,
-    /// A list of positions or strides: integers of different kinds may be mixed.
+    /// A list of positions or strides: integer types may be mixed.
     Indices,
     /// A shape.
     Extents,
@@ -17,16 +17,16 @@ pub enum Kind {
     Dims,
     /// One dimension.
     Axis,
-    /// One of a few words.
+    /// One of a set of keywords.
     Word(&'static Words),
-    /// All arguments that are left, as a tuple.
+    /// All remaining arguments, as a tuple.
     Rest,
 }
 
-/// Words that stand for the variants of an enum.
+/// Keywords that stand for the variants of an enum.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Words {
-    /// The enum, in the language module.
+    /// Name of the enum in the language module.
     pub of: &'static str,
     pub words: &'static [(&'static str, &'static str)],
 }
@@ -44,11 +44,11 @@ pub static PRECISION: Words =
 pub struct Param {
     pub name: &'static str,
     pub kind: Kind,
-    /// What stands for a missing argument, in the language module; `None` makes the argument mandatory.
+    /// The default of an optional argument, in the language module; `None` makes the argument mandatory.
     pub default: Option<Missing>,
 }
 
-/// A missing argument.
+/// Defaults of optional arguments.
 #[derive(Clone, Copy, Debug)]
 pub enum Missing {
     Unset,
@@ -58,7 +58,7 @@ pub enum Missing {
     One,
     /// Zero, as an index.
     Start,
-    /// Rounds of the random generator.
+    /// Rounds of the random number generator.
     Ten,
     Zero,
     Text,
@@ -74,7 +74,7 @@ pub struct Function {
 
 macro_rules! functions {
     ($($name:ident($($param:ident : $kind:tt $(($($kind_arg:tt)*))? $(= $default:ident $(($($arg:tt)*))?)?),*);)*) => {
-        /// Every function of the language whose arguments the macro looks at.
+        /// All functions of the language whose arguments the macro expands.
         pub static FUNCTIONS: &[Function] = &[$(Function {
             name: stringify!($name),
             params: &[$(Param {
@@ -172,7 +172,7 @@ functions! {
     inline_asm_elementwise(asm: Plain, constraints: Plain, args: Plain, is_pure: Plain = True, pack: Operand = One);
 }
 
-/// Methods whose list arguments need the same care as those of the functions: kinds of the arguments in order.
+/// Kinds of the arguments of methods whose lists need the same expansion as those of the functions.
 pub fn method_kinds(name: &str) -> &'static [Kind] {
     match name {
         "advance" | "load" => &[Kind::Indices],
@@ -184,7 +184,7 @@ pub fn method_kinds(name: &str) -> &'static [Kind] {
     }
 }
 
-/// The function of that name.
+/// The function with this name.
 pub fn function(name: &Ident) -> Option<&'static Function> {
     FUNCTIONS.iter().find(|f| name == f.name)
 }
@@ -196,7 +196,7 @@ pub fn named_argument(arg: &Expr) -> Option<(&Ident, &Expr)> {
     path.path.get_ident().map(|name| (name, &*assign.right))
 }
 
-/// Other spellings of argument names, as Triton has them.
+/// Maps Triton's argument names to those of the language.
 pub fn canonical(name: &str) -> &str {
     match name {
         "padding_option" => "padding",

@@ -1,11 +1,11 @@
-//! The function under an attribute.
+//! Parses the function below an attribute.
 
 use super::triton;
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use syn::{Error, ItemFn};
 
-/// The function, and what is wrong with its syntax. Where that lies in the body, the function has an empty one: callers and
-/// the editor still see it. `None` where the signature is no Rust.
+/// The function, and its syntax errors. If the errors are in the body, the function has an empty body, so that callers
+/// and the editor still see it. `None` if the signature is not valid Rust.
 pub fn parse(item: TokenStream) -> (Option<ItemFn>, Vec<Error>) {
     let error = match syn::parse2(item.clone()) {
         Ok(f) => return (Some(f), Vec::new()),

@@ -1,4 +1,4 @@
-//! The signature of a kernel.
+//! Parses the signature of a kernel.
 
 use proc_macro2::Span;
 use syn::spanned::Spanned;
@@ -14,7 +14,7 @@ pub struct Signature {
     pub doc: String,
 }
 
-/// A type parameter and the name of its class.
+/// A type parameter and the name of its bound.
 pub struct Generic {
     pub name: Ident,
     pub bound: Ident,
@@ -22,7 +22,7 @@ pub struct Generic {
 
 pub struct Param {
     pub name: Ident,
-    /// Whether the body may assign it.
+    /// Whether it is declared `mut`.
     pub mutable: bool,
     pub kind: ParamKind,
     /// The default of a constexpr parameter, as written.
@@ -46,13 +46,13 @@ pub enum Access {
     InOut,
 }
 
-/// An element type: a type parameter by index, or a Rust type by name of its variant.
+/// An element type: a type parameter by index, or a Rust type by the name of its variant.
 pub enum Elem {
     Generic(usize),
     Fixed(&'static str),
 }
 
-/// The default of a constexpr parameter: a literal, or a variant's name.
+/// The default of a constexpr parameter: a literal, or the name of a variant.
 pub enum Default {
     Int(i64),
     Float(f64),
@@ -79,10 +79,10 @@ const ELEMS: &[(&str, &str)] = &[
     ("f64", "F64"),
 ];
 
-/// Types that a scalar argument can be passed as.
+/// Types of scalar arguments.
 const SCALARS: &[&str] = &["bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64"];
 
-/// Reads the signature; collects every mistake.
+/// Parses the signature; collects all errors.
 pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     let mut errors = Vec::new();
     let mut signature = Signature { generics: Vec::new(), params: Vec::new(), doc: doc_text(&f.attrs) };
@@ -104,7 +104,7 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
         if !used && errors.is_empty() {
             errors.push(Error::new(
                 g.name.span(),
-                format!("no parameter holds `{}`: the launch could not know it", g.name),
+                format!("no parameter has elements of type `{}`: a launch cannot infer it", g.name),
             ));
         }
     }
@@ -121,7 +121,7 @@ fn check_modifiers(f: &ItemFn, errors: &mut Vec<Error>) {
         reject(token.span(), "a kernel cannot be `const`");
     }
     if let Some(abi) = &sig.abi {
-        reject(abi.span(), "a kernel has no ABI of its own: remove `extern`");
+        reject(abi.span(), "a kernel has no ABI: remove `extern`");
     }
     if let syn::ReturnType::Type(_, ty) = &sig.output {
         reject(ty.span(), "a kernel returns nothing: take an `Out<…>` parameter and `store` to it");
@@ -153,7 +153,7 @@ fn generic(param: &GenericParam) -> Result<Generic, Error> {
         GenericParam::Lifetime(l) => Err(Error::new(l.span(), "a kernel has no lifetimes: remove this parameter")),
         GenericParam::Const(c) => Err(Error::new(
             c.span(),
-            format!("write a number that is known at specialisation as a parameter: `#[constexpr] {}: usize`", c.ident),
+            format!("write a number that is known at specialization as a parameter: `#[constexpr] {}: usize`", c.ident),
         )),
     }
 }
@@ -203,7 +203,7 @@ fn parameter(input: &FnArg, generics: &[Generic]) -> Result<Param, Error> {
 /// `In<T>`, `Out<T>`, `InOut<T>`, or a number type.
 fn run_time_kind(ty: &Type, generics: &[Generic]) -> Result<ParamKind, Error> {
     const HELP: &str = "a parameter is `In<T>`, `Out<T>` or `InOut<T>` for memory, a number type such as `i32` or `f32` for a \
-                        scalar, or `#[constexpr] name: usize` for a number known at specialisation";
+                        scalar, or `#[constexpr] name: usize` for a number known at specialization";
     let Type::Path(path) = ty else {
         return Err(Error::new(ty.span(), HELP));
     };
@@ -299,7 +299,7 @@ pub fn constant(expr: &Expr) -> Option<Default> {
     }
 }
 
-/// The text of doc comments, with the space after `///` taken off.
+/// The text of doc comments, without the space after `///`.
 fn doc_text(attrs: &[Attribute]) -> String {
     let mut lines = Vec::new();
     for attr in attrs {

@@ -1,8 +1,8 @@
-//! Number literals, which take the type of their neighbours.
+//! Finds number literals, which take the type of the other operand.
 
 use syn::{BinOp, Expr, Lit, UnOp};
 
-/// What kind of literal an expression is.
+/// The kind of a literal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Int,

@@ -1,4 +1,4 @@
-//! What the user wrote.
+//! Parses the user's code.
 
 pub mod assigned;
 pub mod autotune;

@@ -1,7 +1,7 @@
-//! What Triton spells otherwise: found in code, with what to write here.
+//! Detects Triton syntax, and suggests what to write instead.
 //!
-//! Some of it is no Rust (`x[:, None]`, `where(…)`). rustc tells that first, in its own words; attribute macros still get the
-//! tokens, so that the right spelling can be told beside it.
+//! Some of it is not valid Rust (`x[:, None]`, `where(…)`). rustc reports its own syntax error first; attribute macros
+//! still get the tokens, so that the suggestion can be reported as well.
 
 use super::calls::function;
 use proc_macro2::{Delimiter, Group, Ident, Span, TokenStream, TokenTree};
@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use syn::visit::{self, Visit};
 use syn::{Error, Expr, Member, PatIdent};
 
-/// Functions of the language without named arguments, which [`function`] does not know.
+/// Functions of the language without named arguments, which [`function`] does not list.
 const PLAIN: &[&str] = &[
     "abs", "ceil", "cos", "erf", "exp", "exp2", "floor", "log", "log2", "rsqrt", "sigmoid", "sin", "sqrt", "sqrt_rn",
     "tanh",
@@ -35,10 +35,10 @@ const TYPES: &[(&str, &str)] = &[
     ("uint64", "u64"),
 ];
 
-/// Triton's modules, and those of Python beside it.
+/// Triton's modules, and Python modules that are used with them.
 const MODULES: &[&str] = &["tl", "triton", "libdevice", "math", "torch"];
 
-/// Names that patterns of the code bind.
+/// Names that the patterns of the code bind.
 pub fn bound(block: &syn::Block, inputs: impl IntoIterator<Item = syn::FnArg>) -> HashSet<String> {
     struct Names(HashSet<String>);
     impl Visit<'_> for Names {
@@ -53,7 +53,7 @@ pub fn bound(block: &syn::Block, inputs: impl IntoIterator<Item = syn::FnArg>) -
     names.0
 }
 
-/// The `tl` at the start of `tl.sum`, `tl.math.exp` or `tl.float32`.
+/// The module `tl` at the start of `tl.sum`, `tl.math.exp` or `tl.float32`.
 pub fn module(expr: &Expr) -> Option<&Ident> {
     match expr {
         Expr::Path(path) => path.path.get_ident().filter(|name| MODULES.iter().any(|module| name == module)),
@@ -62,7 +62,7 @@ pub fn module(expr: &Expr) -> Option<&Ident> {
     }
 }
 
-/// What to write for `tl.name(arguments)`.
+/// The suggestion for `tl.name(arguments)`.
 pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
     let text = name.to_string();
     let dtype = |arg: &&Expr| match named(arg, "dtype") {
@@ -86,7 +86,7 @@ pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
             let to = args.get(1).and_then(|arg| type_name(named(arg, "dtype").unwrap_or(arg)));
             format!("write `.to::<{}>()`", to.unwrap_or_else(|| "f32".into()))
         }
-        "debug_barrier" => "remove this: the compiler places barriers where they are needed".into(),
+        "debug_barrier" => "remove this: the compiler inserts barriers".into(),
         _ if function(name).is_some() || PLAIN.contains(&text.as_str()) => {
             let source =
                 source.map(|args| args.replace("tl.", "")).filter(|args| args.len() < 60 && !args.contains('\n'));
@@ -96,12 +96,12 @@ pub fn call(name: &Ident, args: &[&Expr], source: Option<String>) -> String {
     }
 }
 
-/// What to write for `tl.float32`.
+/// The suggestion for `tl.float32`.
 pub fn name(member: &Member) -> String {
     let text = member.to_token_stream().to_string();
     match TYPES.iter().find(|(triton, _)| *triton == text) {
         Some((_, rust)) => format!("the type is `{rust}` here, as in `.to::<{rust}>()`"),
-        None => "names stand alone here: `sum(x, axis = 1)`, `f32`".into(),
+        None => "names have no module prefix here: `sum(x, axis = 1)`, `f32`".into(),
     }
 }
 
@@ -116,14 +116,14 @@ pub fn type_name(expr: &Expr) -> Option<String> {
             let text = field.member.to_token_stream().to_string();
             TYPES.iter().find(|(triton, _)| *triton == text).map(|(_, rust)| (*rust).to_string())
         }
-        // Of a pointer or tile: whatever the kernel calls that type.
+        // The element type of a pointer or tile: the name of the kernel's type parameter is not known here.
         Expr::Field(_) => Some("T".into()),
         Expr::Path(path) => path.path.get_ident().map(Ident::to_string),
         _ => None,
     }
 }
 
-/// Mistakes in the tokens of a function that does not parse; none where all that is known is right.
+/// Errors for Triton syntax in the tokens of a function that does not parse; empty if none is recognized.
 pub fn in_tokens(tokens: TokenStream) -> Vec<Error> {
     let mut errors = Vec::new();
     scan(&tokens.clone().into_iter().collect::<Vec<_>>(), &mut errors);
@@ -148,7 +148,7 @@ fn scan(tokens: &[TokenTree], errors: &mut Vec<Error>) {
             TokenTree::Ident(ident) if ident == "is" && before.is_some_and(is_value) && next.is_some_and(is_value) => {
                 errors.push(Error::new(
                     ident.span(),
-                    "there is no `None`: let a `#[constexpr] flag: bool` tell, as in `if flag { … }`",
+                    "there is no `None`: use a `#[constexpr] flag: bool`, as in `if flag { … }`",
                 ));
             }
             TokenTree::Ident(ident)
@@ -165,7 +165,7 @@ fn scan(tokens: &[TokenTree], errors: &mut Vec<Error>) {
     }
 }
 
-/// What to write for an index such as `[None, :]` or `[0:4]`; nothing where it is one that Rust has.
+/// The suggestion for an index such as `[None, :]` or `[0:4]`; `None` if Rust has such an index.
 fn index(group: &Group) -> Option<String> {
     if group.delimiter() != Delimiter::Bracket {
         return None;
@@ -177,8 +177,8 @@ fn index(group: &Group) -> Option<String> {
         let axes = parts.iter().enumerate().filter(|(_, part)| is_none(part));
         let calls: String = axes.map(|(axis, _)| format!(".expand_dims({axis})")).collect();
         return Some(match calls.is_empty() {
-            true => "an index of whole dimensions changes nothing: remove it".into(),
-            false => format!("write `{calls}`: a tile gets dimensions by name"),
+            true => "an index of full dimensions has no effect: remove it".into(),
+            false => format!("write `{calls}`: tiles have no index syntax"),
         });
     }
     let slices = parts.iter().any(|part| {
@@ -226,7 +226,7 @@ fn has_arrow(tokens: &[TokenTree]) -> bool {
     tokens.windows(2).any(|pair| punct(&pair[0], '=') && punct(&pair[1], '>'))
 }
 
-/// Parameters without a type, and `tl.constexpr`.
+/// Reports parameters without a type, and `tl.constexpr`.
 fn parameters(tokens: TokenStream, errors: &mut Vec<Error>) {
     let is_list = |t: &TokenTree| is_group(Some(t), Delimiter::Parenthesis);
     let Some(TokenTree::Group(list)) = tokens.into_iter().skip_while(|t| !is_fn(t)).find(is_list) else {
@@ -239,8 +239,8 @@ fn parameters(tokens: TokenStream, errors: &mut Vec<Error>) {
             ([TokenTree::Ident(name), ..], None) if part.len() == 1 || is_punct(&part[1], '=') => errors.push(Error::new(
                 name.span(),
                 format!(
-                    "a parameter has a type: `{name}: In<f32>` or `Out<f32>` for memory, `{name}: i32` for a number, \
-                     `#[constexpr] {name}: usize` for one known at specialisation"
+                    "a parameter needs a type: `{name}: In<f32>` or `Out<f32>` for memory, `{name}: i32` for a number, \
+                     `#[constexpr] {name}: usize` for a constant known at specialization"
                 ),
             )),
             ([TokenTree::Ident(name), ..], Some(at)) => {
@@ -261,7 +261,7 @@ fn is_punct(token: &TokenTree, c: char) -> bool {
     matches!(token, TokenTree::Punct(p) if p.as_char() == c)
 }
 
-/// Where `tl.constexpr` stands.
+/// The span of `tl.constexpr`.
 fn triton_constexpr(ty: &[TokenTree]) -> Option<Span> {
     match ty {
         [TokenTree::Ident(module), dot, TokenTree::Ident(name), ..] if is_punct(dot, '.') && name == "constexpr" => {

@@ -1,39 +1,39 @@
-//! What buckets cost in data-parallel training.
+//! Cost model of gradient buckets in data-parallel training.
 //!
-//! A call takes o + b / w for a bucket of b bytes: an overhead o, and a bandwidth w. If the gradients of a bucket take as long to compute
-//! as to send, all buckets but the last are hidden, and what is left after backward is T(n) = s / (n w) + n o for s bytes in n buckets. It
-//! is least at n = √(s / (o w)), that is at buckets of √(s o w) bytes.
+//! A collective of b bytes takes o + b / w: overhead o, bandwidth w. If the gradients of a bucket take as long to
+//! compute as to send, all buckets but the last overlap with backward, and the exposed time after backward is T(n) = s
+//! / (n w) + n o for s bytes in n buckets. Its minimum is at n = √(s / (o w)), that is at buckets of √(s o w) bytes.
 
-/// What a call costs.
+/// Cost of a collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// o, in seconds.
+    /// o: overhead in seconds.
     pub overhead: f64,
-    /// w, in bytes a second.
+    /// w: bandwidth in bytes per second.
     pub bandwidth: f64,
 }
 
-/// Why records give no link.
+/// Why a fit fails.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum FitError {
-    #[error("a fit needs times of at least two sizes")]
+    #[error("a fit requires times of at least two sizes")]
     TooFew,
     #[error("the times do not grow with the sizes")]
     NotGrowing,
 }
 
 impl Link {
-    /// Fits t = o + b / w to pairs of bytes and seconds, with relative errors of equal weight: Σ ((o + b / w − t) / t)² is least.
-    /// An overhead below zero, which noise can give, counts as zero.
+    /// Fits t = o + b / w to pairs of bytes and seconds by least squares of relative errors: minimizes Σ ((o + b / w −
+    /// t) / t)². A negative overhead, which noise can cause, is set to zero.
     ///
     /// # Errors
-    /// Fewer than two sizes, or times that do not grow.
+    /// Fewer than two sizes, or times that do not increase.
     pub fn fit(times: &[(f64, f64)]) -> Result<Link, FitError> {
         let first = times.first().ok_or(FitError::TooFew)?.0;
         if times.iter().all(|(bytes, _)| *bytes == first) {
             return Err(FitError::TooFew);
         }
-        // Weighted by 1 / t, the unknowns are o and 1 / w: normal equations of two unknowns.
+        // With weights 1 / t, these are the normal equations of the unknowns o and 1 / w.
         let sum = |f: &dyn Fn(f64, f64) -> f64| times.iter().map(|&(b, t)| f(b, t) / (t * t)).sum::<f64>();
         let (one, b, bb) = (sum(&|_, _| 1.0), sum(&|b, _| b), sum(&|b, _| b * b));
         let (t, bt) = (sum(&|_, t| t), sum(&|b, t| b * t));
@@ -49,17 +49,17 @@ impl Link {
         }
     }
 
-    /// Seconds of a call of `bytes`.
+    /// Time in seconds of a collective of `bytes`.
     pub fn time(&self, bytes: f64) -> f64 {
         self.overhead + bytes / self.bandwidth
     }
 
-    /// T(n): seconds after backward for `bytes` in `n` buckets.
+    /// T(n): exposed time in seconds after backward, for `bytes` in `n` buckets.
     pub fn left_over(&self, bytes: f64, n: f64) -> f64 {
         bytes / (n * self.bandwidth) + n * self.overhead
     }
 
-    /// √(s o w): the bucket size that leaves least over.
+    /// √(s o w): the bucket size with the least exposed time.
     pub fn best_bucket(&self, bytes: f64) -> f64 {
         (bytes * self.overhead * self.bandwidth).sqrt()
     }
@@ -76,7 +76,7 @@ mod tests {
         let found = Link::fit(&times).unwrap();
         assert!((found.overhead / link.overhead - 1.0).abs() < 1e-6, "{found:?}");
         assert!((found.bandwidth / link.bandwidth - 1.0).abs() < 1e-6, "{found:?}");
-        // Noise of a few percent moves neither far.
+        // Noise of a few percent changes neither by much.
         let noisy: Vec<_> = times.iter().zip([1.03, 0.98, 1.02, 0.97]).map(|(&(b, t), f)| (b, t * f)).collect();
         let found = Link::fit(&noisy).unwrap();
         assert!((found.overhead / link.overhead - 1.0).abs() < 0.1, "{found:?}");
@@ -99,7 +99,7 @@ mod tests {
         for factor in [0.5, 0.9, 1.1, 2.0] {
             assert!(link.left_over(s, s / (best * factor)) > least);
         }
-        // At the best size half of what is left over is overhead, half bandwidth.
+        // At the optimum half of the exposed time is overhead, half is transfer.
         assert!((s / best * link.overhead / least - 0.5).abs() < 1e-12);
     }
 }

@@ -1,44 +1,46 @@
-//! State shared out over N devices (FSDP), also beside tensor parallelism.
+//! Fully sharded data parallelism (FSDP) over N devices, also combined with tensor parallelism.
 //!
-//! Notation of Austin et al., "How to scale your model" (2025), part 5: B tokens in all, D = width, F = hidden, X devices along the
-//! FSDP axis of the mesh and Y along the tensor axis, of which M_X and M_Y are the numbers of hardware axes; C floating-point
-//! operations a second and W bytes a second of one axis, for each device. Elements of 2 bytes.
+//! Notation of Austin et al., "How to scale your model" (2025), part 5: B tokens in total, D = width, F = hidden, X
+//! devices along the FSDP axis of the mesh and Y along the tensor axis, with M_X and M_Y hardware axes each; per
+//! device, C FLOP per second, and W bytes per second of one axis. Elements have 2 bytes.
 
 use super::memory::{Bytes, Ffn};
 
-/// What is on each device.
+/// Memory model of one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sharing {
     pub bytes: Bytes,
-    /// Bytes of an activation's element.
+    /// Bytes per element of an activation.
     pub element: f64,
-    /// The part of the activations that is shared out too.
+    /// The fraction of activations that is sharded.
     pub shared_activations: f64,
 }
 
 impl Sharing {
-    /// The assignment's: state in f32, activations in bf16, every second layer's shared out.
+    /// The case of the assignment: state in f32, activations in bf16, those of every second layer sharded.
     pub const ASSIGNMENT: Sharing = Sharing { bytes: Bytes::F32, element: 2.0, shared_activations: 0.5 };
 
-    /// Bytes on each of `n` devices with `tokens` tokens: (state + s · A) / n + (1 − s) · A, where A are the activations.
+    /// Bytes per device on `n` devices with `tokens` tokens: (state + s · A) / n + (1 − s) · A, where A are the
+    /// activations.
     pub fn per_device(&self, ffn: &Ffn, n: f64, tokens: f64) -> f64 {
         let activations = ffn.activations(self.element) * tokens;
         let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
         shared / n + (1.0 - self.shared_activations) * activations
     }
 
-    /// The fewest devices with which each needs less than `limit` bytes; `None` where no number is enough, or none below 2⁵³.
+    /// The smallest number of devices that need less than `limit` bytes each; `None` if no number does, or none below
+    /// 2⁵³.
     pub fn fewest(&self, ffn: &Ffn, limit: f64, tokens: f64) -> Option<u64> {
         let activations = ffn.activations(self.element) * tokens;
         let room = limit - (1.0 - self.shared_activations) * activations;
         let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
-        // Less, not at most: one more where it divides.
+        // The limit is exclusive: one more device if it divides evenly.
         let fewest = (shared / room).floor() + 1.0;
         (room > 0.0 && fewest < (1_u64 << 53) as f64).then_some(fewest as u64)
     }
 }
 
-/// Devices in a mesh, and what each can do.
+/// A mesh of devices, and the rates of each device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mesh {
     /// Devices along the FSDP axis, and along the tensor axis.
@@ -47,23 +49,23 @@ pub struct Mesh {
     /// Hardware axes of each.
     pub m_x: f64,
     pub m_y: f64,
-    /// FLOP/s of a device.
+    /// FLOP per second of a device.
     pub flops: f64,
-    /// Bytes a second of one hardware axis, both directions together.
+    /// Bytes per second of one hardware axis, both directions together.
     pub bandwidth: f64,
 }
 
-/// What a forward pass of one block takes, in seconds.
+/// Time of a forward pass of one block, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Times {
     pub compute: f64,
-    /// Gathering the weights along X.
+    /// All-gather of the weights along X.
     pub weights: f64,
-    /// Gathering and scattering the activations along Y.
+    /// All-gather and reduce-scatter of the activations along Y.
     pub activations: f64,
 }
 
-/// The fewest tokens with which a forward pass is bound by computing.
+/// The smallest number of tokens with which a forward pass is compute-bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Batch {
     pub per_device: f64,
@@ -71,19 +73,19 @@ pub struct Batch {
 }
 
 impl Mesh {
-    /// The assignment's: TPU v5p, 16 × 4.
+    /// The mesh of the assignment: TPU v5p, 16 × 4.
     pub const ASSIGNMENT: Mesh = Mesh { x: 16.0, y: 4.0, m_x: 2.0, m_y: 1.0, flops: 4.6e14, bandwidth: 2.0 * 9e10 };
 
-    /// α = C / W: operations that a device can do while a byte travels.
+    /// α = C / W: FLOP of a device per byte sent.
     pub fn alpha(&self) -> f64 {
         self.flops / self.bandwidth
     }
 
-    /// A block with `tokens` tokens in all.
+    /// Times of a block with `tokens` tokens in total:
     ///
     /// - compute: 2 · 2BDF / (XY C)
-    /// - weights: 2 · 2DF / (Y W M_X): both layers' weights, of which each device's part along Y is gathered along X
-    /// - activations: 2 · 2BD / (X W M_Y): the input is gathered and the output scattered along Y
+    /// - weights: 2 · 2DF / (Y W M_X): both layers' weights; the shard of each device along Y is gathered along X
+    /// - activations: 2 · 2BD / (X W M_Y): the input is gathered and the output reduce-scattered along Y
     pub fn times(&self, ffn: &Ffn, tokens: f64) -> Times {
         let (d, f) = (ffn.width, ffn.hidden);
         Times {
@@ -93,19 +95,19 @@ impl Mesh {
         }
     }
 
-    /// Whether communication along Y takes less than computing: Y < M_Y F / α. It does not depend on the batch.
+    /// Whether communication along Y takes less time than compute: Y < M_Y F / α. Independent of the batch.
     pub fn tensor_axis_fits(&self, ffn: &Ffn) -> bool {
         self.y < self.m_y * ffn.hidden / self.alpha()
     }
 
-    /// Where the axes communicate at the same time, as they have links of their own: compute ≥ weights, so B / (XY) ≥ α / (Y M_X).
-    /// `None` where the tensor axis is the bottleneck with every batch.
+    /// The smallest batch if the axes communicate concurrently on separate links: compute ≥ weights, so B / (XY) ≥ α /
+    /// (Y M_X). `None` if the tensor axis is the bottleneck for every batch.
     pub fn batch(&self, ffn: &Ffn) -> Option<Batch> {
         self.tensor_axis_fits(ffn).then(|| self.of_device(self.alpha() / (self.y * self.m_x)))
     }
 
-    /// Where they communicate one after the other: compute ≥ weights + activations, so
-    /// B / (XY) ≥ α / (Y M_X) / (1 − α Y / (M_Y F)).
+    /// The smallest batch if the axes communicate one after the other: compute ≥ weights + activations, so B / (XY) ≥ α
+    /// / (Y M_X) / (1 − α Y / (M_Y F)).
     pub fn batch_in_turn(&self, ffn: &Ffn) -> Option<Batch> {
         let left = 1.0 - self.alpha() * self.y / (self.m_y * ffn.hidden);
         (left > 0.0).then(|| self.of_device(self.alpha() / (self.y * self.m_x) / left))
@@ -125,7 +127,7 @@ mod tests {
         let (sharing, ffn) = (Sharing::ASSIGNMENT, Ffn::XXL);
         assert_eq!(sharing.fewest(&ffn, 95e9, 0.0), Some(38));
         assert!(sharing.per_device(&ffn, 38.0, 0.0) < 95e9 && sharing.per_device(&ffn, 37.0, 0.0) >= 95e9);
-        // With tokens it is more, until half of their activations alone are too much.
+        // Tokens need more devices, until the unsharded half of their activations alone exceeds the limit.
         let more = sharing.fewest(&ffn, 95e9, 1000.0).unwrap();
         assert!(sharing.per_device(&ffn, more as f64, 1000.0) < 95e9);
         assert!(sharing.per_device(&ffn, more as f64 - 1.0, 1000.0) >= 95e9 && more > 38);
@@ -135,11 +137,11 @@ mod tests {
     #[test]
     fn fewest_means_less_than_the_limit() {
         let ffn = Ffn { width: 1.0, hidden: 1.0, blocks: 1.0 };
-        // 32 bytes of state: 4 devices have exactly 8 each.
+        // 32 bytes of state: on 4 devices each holds exactly 8.
         assert_eq!(Sharing::ASSIGNMENT.fewest(&ffn, 8.0, 0.0), Some(5));
     }
 
-    /// The batch is where the times are equal: found here by bisection over the times.
+    /// Finds the batch at which the times are equal by bisection over the times.
     #[test]
     fn batches_are_where_times_meet() {
         let (mesh, ffn) = (Mesh::ASSIGNMENT, Ffn::XXL);

@@ -1,6 +1,6 @@
-//! Memory of a stack of feed-forward layers, which is nearly all of a very large model.
+//! Memory of a stack of feed-forward layers, which dominate very large models.
 
-/// `blocks` times two linear layers: `width` to `hidden`, and back.
+/// `blocks` times two linear layers: `width` → `hidden` → `width`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ffn {
     pub width: f64,
@@ -9,7 +9,7 @@ pub struct Ffn {
 }
 
 impl Ffn {
-    /// The assignment's XXL.
+    /// The XXL model of the assignment.
     pub const XXL: Ffn = Ffn { width: 16384.0, hidden: 53248.0, blocks: 126.0 };
 
     /// P = blocks · 2 · width · hidden.
@@ -17,23 +17,24 @@ impl Ffn {
         self.blocks * 2.0 * self.width * self.hidden
     }
 
-    /// Bytes for each token of what backward needs: each linear layer's input, in `element` bytes. blocks · (width + hidden) · element.
+    /// Bytes per token of the activations saved for backward: the input of each linear layer, `element` bytes per
+    /// element. blocks · (width + hidden) · element.
     pub fn activations(&self, element: f64) -> f64 {
         self.blocks * (self.width + self.hidden) * element
     }
 }
 
-/// Bytes of each parameter in training.
+/// Bytes per parameter in training.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bytes {
     pub weights: f64,
     pub gradients: f64,
-    /// Of AdamW: two moments.
+    /// AdamW state: two moments.
     pub optimizer: f64,
 }
 
 impl Bytes {
-    /// Everything in f32: 4 + 4 + 8.
+    /// All f32: 4 + 4 + 8.
     pub const F32: Bytes = Bytes { weights: 4.0, gradients: 4.0, optimizer: 8.0 };
 
     pub fn sum(&self) -> f64 {
@@ -41,7 +42,7 @@ impl Bytes {
     }
 }
 
-/// Devices of `capacity` bytes that hold `bytes`, as a fraction.
+/// Number of devices of `capacity` bytes that hold `bytes`, as a fraction.
 pub fn devices(bytes: f64, capacity: f64) -> f64 {
     bytes / capacity
 }
@@ -50,7 +51,7 @@ pub fn devices(bytes: f64, capacity: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// The figures of the assignment's part (a).
+    /// The numbers of part (a) of the assignment.
     #[test]
     fn xxl_needs_three_and_a_half_terabytes() {
         let p = Ffn::XXL.parameters();

@@ -1,8 +1,10 @@
-//! What training on many devices costs, from formulas: memory, communication, batch sizes. `docs/distributed.md` derives them.
+//! Formulas for the cost of training on many devices: memory, communication, batch sizes. `docs/distributed.md` derives
+//! them.
 //!
-//! - [`memory`]: bytes of a model's state and activations, and how many devices hold them.
-//! - [`fsdp`]: bytes on each of N devices that share them, and the batch from which computing takes longer than communicating.
-//! - [`ddp`]: what buckets cost, from the time of a call and the bandwidth.
+//! - [`memory`]: bytes of model state and activations, and the number of devices that hold them.
+//! - [`fsdp`]: bytes per device when N devices shard the state, and the batch size from which training is
+//!   compute-bound.
+//! - [`ddp`]: cost of gradient buckets, from latency and bandwidth of a collective.
 
 pub mod ddp;
 pub mod fsdp;

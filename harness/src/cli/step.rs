@@ -1,4 +1,4 @@
-//! A training step on tokens drawn at random, for the commands that look into one.
+//! A training step on random tokens, for `profile` and `memory`.
 
 use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
@@ -7,7 +7,7 @@ use super::model_options::{ModelOptions, model_device};
 use super::run::{Choice, device};
 use super::{CliError, Result};
 use crate::memory::residual::Sizes;
-use crate::model::{Config, Kind, Transformer};
+use crate::model::{Attention, Config, Kind, Transformer};
 use crate::numerics::autocast::uniform;
 use crate::ops::memory::kernel_device;
 use crate::optim::{AdamWOptions, Schedule};
@@ -15,30 +15,30 @@ use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
 use crate::train::{Learner, LearnerOptions, Team, TeamOptions, gradient_dtype};
 
-/// Which step, and of which model.
+/// Command-line arguments of the model and its batch.
 #[derive(Args, Clone, Debug)]
 pub struct StepOptions {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Windows of a step, of all ranks together
+    /// Global batch size: sequences per step, over all ranks (the default of `train` is 16)
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
-    /// Number of tokens that there are
-    #[arg(long, value_name = "TOKENS", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(2..))]
-    pub vocabulary: u32,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Vocabulary size. Default: 1024, or 10000 with --size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub vocab: Option<u32>,
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
 }
 
-/// How much of a step runs.
+/// The part of a training step to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// Inference: nothing is kept for a backward pass
+    /// Forward pass only, with nothing saved for a backward pass
     Forward,
-    /// Loss and gradients
+    /// Forward and backward pass
     ForwardBackward,
-    /// Loss, gradients, clipping and AdamW
+    /// Forward pass, backward pass, gradient clipping and AdamW
     TrainStep,
 }
 
@@ -53,15 +53,16 @@ impl Work {
 }
 
 impl StepOptions {
-    /// The model for windows of `context` tokens.
+    /// Returns the model's configuration for sequences of `context` tokens.
     ///
     /// # Errors
-    /// Sizes that do not exist or do not fit together.
+    /// An unknown size, or hyperparameters that contradict each other.
     pub fn config(&self, context: usize) -> Result<Config> {
-        self.model.config(Config { context, vocabulary: self.vocabulary as usize, ..Config::default() })
+        let vocabulary = self.vocab.map_or(self.model.usual_vocabulary(), |vocab| vocab as usize);
+        self.model.config(Config { context, vocabulary, ..Config::default() })
     }
 
-    /// The device of the step.
+    /// Opens the device of the step.
     ///
     /// # Errors
     /// As [`model_device`].
@@ -69,17 +70,17 @@ impl StepOptions {
         model_device(self.device)
     }
 
-    /// Bytes that so much of a step takes at least.
+    /// Returns a lower bound on the memory of `work`, in bytes.
     pub fn least_bytes(&self, config: &Config, work: Work) -> f64 {
         let kind = match work {
             Work::Forward => Kind::Forward,
             Work::ForwardBackward => Kind::ForwardBackward,
             Work::TrainStep => Kind::TrainStep,
         };
-        config.step_bytes(self.batch as usize, kind)
+        config.step_bytes(self.batch as usize, 1, kind).total()
     }
 
-    /// What the arithmetic of tensors' sizes takes.
+    /// Returns the sizes from which the sizes of tensors are computed.
     pub fn sizes(&self, config: &Config) -> Sizes {
         Sizes {
             batch: self.batch as usize,
@@ -94,7 +95,7 @@ impl StepOptions {
     }
 }
 
-/// A model with what its steps need.
+/// A model with its inputs, and an optimizer if the work needs one.
 pub struct Step {
     model: Transformer,
     learner: Option<Learner>,
@@ -105,10 +106,11 @@ pub struct Step {
 }
 
 impl Step {
-    /// A model with starting values, tokens for it, and an optimizer where the work asks for one; in a team, one rank's.
+    /// Initializes a model, random tokens, and an optimizer if `work` needs one. With data parallelism, they are those
+    /// of one rank.
     ///
     /// # Errors
-    /// No memory for them, ranks that do not divide the batch.
+    /// Out of memory, or a batch that the number of ranks does not divide.
     pub fn new(
         options: &StepOptions,
         config: &Config,
@@ -117,17 +119,23 @@ impl Step {
         team: Option<&TeamOptions>,
     ) -> Result<Step> {
         let needed = options.least_bytes(config, work);
+        let stopped = |error: crate::train::Error| stopped(config, &error);
         kernel_device(device)?.expect_memory(needed).map_err(|error| stopped(error.into()))?;
         let model = {
             let _span = span("model");
-            Transformer::new(config, device, 0).map_err(explained)?
+            let made = match work {
+                Work::Forward => Transformer::for_inference(config, device, 0),
+                Work::ForwardBackward | Work::TrainStep => Transformer::new(config, device, 0),
+            };
+            made.map_err(|error| stopped(error.into()))?
         };
         let rates = LearnerOptions {
             adamw: AdamWOptions::default(),
             schedule: Schedule::constant(1e-4),
             weight_decay: 0.1,
             decay_embeddings: false,
-            // Ranks update parameters while gradients travel, as in `bench ddp`: clipping would wait for all of them.
+            // As in `bench ddp`, ranks update parameters while other gradients are in flight. Clipping would need all
+            // gradients first.
             clip: if team.is_none() { Some(1.0) } else { None },
         };
         let batch = options.batch as usize;
@@ -155,12 +163,14 @@ impl Step {
         Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, learner, team, work })
     }
 
-    /// Runs it once, in phases, and waits for the device. Setting gradients to zero counts as the optimizer's, since the
-    /// learner says so.
+    /// Runs the step once, with a span for each phase, and synchronizes the device. Zeroing the gradients belongs to
+    /// the optimizer phase.
     ///
     /// # Errors
-    /// No memory, or whatever else a kernel says.
+    /// Out of memory, or the error of a kernel.
     pub fn run(&mut self) -> Result<()> {
+        let config = self.model.config().clone();
+        let stopped = |error: crate::train::Error| stopped(&config, &error);
         if let Some(learner) = &self.learner {
             learner.begin().map_err(stopped)?;
         }
@@ -170,11 +180,11 @@ impl Step {
                 Work::Forward => no_grad(|| self.model.loss(&self.tokens, &self.targets)),
                 Work::ForwardBackward | Work::TrainStep => self.model.loss(&self.tokens, &self.targets),
             }
-            .map_err(explained)?
+            .map_err(|error| stopped(error.into()))?
         };
         if let Some(learner) = &mut self.learner {
             {
-                // What backward kept is given up in it: a measured step has no time outside of its phases.
+                // The graph is dropped inside of the phase, so that no time of the step is outside of its phases.
                 let _phase = phase(Phase::Backward);
                 learner.backward(&loss, 1.0).map_err(stopped)?;
                 drop(loss);
@@ -192,20 +202,28 @@ impl Step {
     }
 }
 
-fn stopped(error: crate::train::Error) -> CliError {
-    match error.is_out_of_memory() {
-        true => out_of_memory(&error),
-        false => CliError::Failure(error.to_string()),
+/// Converts a training error to a command's error; an out-of-memory error gets a hint on what to reduce.
+fn stopped(config: &Config, error: &crate::train::Error) -> CliError {
+    if !error.is_out_of_memory() {
+        return CliError::Failure(error.to_string());
     }
+    let less = ["a smaller --batch", "a smaller --context", "a smaller model"].map(str::to_string);
+    let less = words(&[options_for_less(config), less.to_vec()].concat());
+    CliError::Failure(format!("{}\n  help: use {less}", error.out_of_memory_text()))
 }
 
-fn explained(error: candle_core::Error) -> CliError {
-    stopped(error.into())
+/// Returns the options that reduce the memory of a step and that this model does not use yet.
+pub fn options_for_less(config: &Config) -> Vec<String> {
+    let naive = config.attention == Attention::Naive;
+    let long = config.precision.dtype().size_in_bytes() > 2;
+    let options = [(!config.checkpoint, "--recompute"), (naive, "--attention flash"), (long, "--precision bf16")];
+    options.iter().filter(|(helps, _)| *helps).map(|(_, option)| option.to_string()).collect()
 }
 
-fn out_of_memory(error: &crate::train::Error) -> CliError {
-    CliError::Failure(format!(
-        "out of memory: {error}\n  help: a smaller --batch, --context or --size needs less; --recompute keeps less between forward and \
-         backward, --precision bf16 halves what is kept"
-    ))
+/// Joins alternatives: `a`, `a or b`, `a, b or c`.
+pub fn words(parts: &[String]) -> String {
+    match parts.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => parts.concat(),
+    }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with data, in words for whoever brought it.
+//! Errors of texts, tokenizers and token files, with a remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::escape::printable;
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What is wrong with a text, a tokenizer or a token file.
+/// Error of a text, a tokenizer or a token file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,26 +15,31 @@ pub enum Error {
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "{} is not UTF-8 text: byte {offset} (0x{byte:02x}) starts no character\n  \
-         help: convert it, as with `iconv -f latin1 -t utf-8`",
+        "{} is not UTF-8 text: byte {offset} (0x{byte:02x}) does not start a character\n  \
+         help: convert it, for example with `iconv -f latin1 -t utf-8`",
         printable(name)
     )]
     NotUtf8 { name: String, offset: usize, byte: u8 },
 
-    #[error("{} is empty\n  help: --data names a file of plain text", printable(name))]
+    #[error("{} is empty\n  help: pass a file of plain text to --data", printable(name))]
     Empty { name: String },
 
     #[error(
-        "{} is too short: its {part} part has {found} tokens, a window of context {context} takes {needed}\n  \
-         help: a longer text, a smaller --context, or a smaller --vocab",
+        "{} is too short: its {part} part has {found} tokens, and a sequence of context {context} needs {needed}\n  \
+         help: use a longer text, a smaller --context, or a smaller --vocab",
         printable(name)
     )]
     TooShort { name: String, part: &'static str, found: usize, context: usize, needed: usize },
 
-    #[error("a vocabulary of {found} is too small: {least} entries are the bytes themselves\n  help: --vocab 1024")]
+    #[error(
+        "expected a vocabulary of at least {least} entries (one per byte), found {found}\n  help: try --vocab 1024"
+    )]
     VocabularyTooSmall { found: usize, least: usize },
 
-    #[error("{what} is damaged: {}\n  help: remove it, and it will be made again from the text", printable(reason))]
+    #[error(
+        "{what} is damaged: {}\n  help: remove it, and the next run creates it again from the text",
+        printable(reason)
+    )]
     Damaged { what: String, reason: String },
 
     #[error("the tokenizer: {}", printable(_0))]
@@ -44,9 +49,9 @@ pub enum Error {
 fn hint(source: &std::io::Error) -> &'static str {
     match source.kind() {
         std::io::ErrorKind::NotFound => {
-            "\n  help: --data names a file of plain text; without it the shipped book is used"
+            "\n  help: pass a file of plain text to --data, or leave --data out to use the shipped book"
         }
-        std::io::ErrorKind::StorageFull => "\n  help: the disk is full",
+        std::io::ErrorKind::StorageFull => "\n  help: free space on the disk, which is full",
         _ => "",
     }
 }

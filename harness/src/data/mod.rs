@@ -1,12 +1,12 @@
-//! Text to batches: what a model learns from.
+//! Text to batches.
 //!
 //! ```text
 //! text ──▶ tokenizer (byte-pair encoding) ──▶ token file ──▶ sampler ──▶ batches
 //! ```
 //!
-//! [`prepare`] does all of it up to the token file, and keeps tokenizer and token file in a folder for the next run.
-//! A [`Sampler`] is a function of its seed and of how many windows were drawn: that is all its state, so that a run which is resumed goes
-//! on with the windows that it would have drawn.
+//! [`prepare`] runs the pipeline up to the token file, and caches tokenizer and token file in a folder. A [`Sampler`]
+//! is a function of its seed and of the number of sequences drawn so far. That is its whole state, so a resumed run
+//! continues with the sequences that an uninterrupted run would draw.
 
 mod error;
 mod prepare;

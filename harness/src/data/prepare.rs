@@ -1,4 +1,4 @@
-//! From a text to tokens on disk, once.
+//! Trains a tokenizer and tokenizes a text, once: caches both on disk.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use super::{Bpe, Error, Result, Text, TokenFile, write_tokens};
 use crate::tensor_file::checksum;
 
-/// A tokenizer, and the tokens of a text in two parts.
+/// A tokenizer, and the tokens of a text, split into training and validation.
 pub struct Dataset {
-    /// What the text is called.
+    /// Name of the text in messages.
     pub name: String,
     pub tokenizer: Bpe,
     pub tokens: TokenFile,
-    /// How many tokens are for training; the rest is for validation.
+    /// Number of training tokens; the rest is for validation.
     split: usize,
 }
 
-/// Consecutive tokens of a file.
+/// A range of the tokens of a file.
 #[derive(Clone)]
 pub struct Part<'a> {
     file: &'a TokenFile,
@@ -44,7 +44,7 @@ impl<'a> Part<'a> {
         self.range.is_empty()
     }
 
-    /// Appends the tokens of `range`, counted from this part's start, to `to`.
+    /// Appends the tokens of `range`, relative to the start of this part, to `to`.
     ///
     /// # Errors
     /// As [`TokenFile::read`].
@@ -54,24 +54,24 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Of a text's tokens, one in this many is for validation: the last ones.
+/// One in this many tokens is for validation: the last ones of the text.
 const VALIDATION_SHARE: usize = 10;
 
 impl Dataset {
-    /// The first nine tenths: for training.
+    /// Training split: the first nine tenths.
     pub fn train(&self) -> Part<'_> {
         Part::new(&self.tokens, 0..self.split)
     }
 
-    /// The last tenth: for validation.
+    /// Validation split: the last tenth.
     pub fn validation(&self) -> Part<'_> {
         Part::new(&self.tokens, self.split..self.tokens.len())
     }
 
-    /// Fails unless both parts hold a window of `context` tokens and the token after it.
+    /// Fails unless both splits hold a sequence of `context` tokens and the token after it.
     ///
     /// # Errors
-    /// A text that is too short, with both lengths.
+    /// The text is too short; the message gives both lengths.
     pub fn check_context(&self, context: usize) -> Result<()> {
         for (part, found) in [("training", self.train().len()), ("validation", self.validation().len())] {
             let needed = context.saturating_add(1);
@@ -83,11 +83,11 @@ impl Dataset {
     }
 }
 
-/// The tokenizer and the tokens of `text`, from `folder` if an earlier run left them there, else made and kept there. `vocabulary` is
-/// the most entries that the tokenizer may have.
+/// Returns tokenizer and tokens of `text`, from `folder` if an earlier run cached them there, else computes and caches
+/// them. `vocabulary` is the largest number of entries of the tokenizer.
 ///
 /// # Errors
-/// A folder that cannot be written, files in it that are damaged, and what [`Bpe::train`] says.
+/// A folder that cannot be written, damaged files in it, and errors of [`Bpe::train`].
 pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset> {
     let text_hash = *blake3::hash(text.as_str().as_bytes()).as_bytes();
     let path = path_of(folder, &text_hash, &format!("{vocabulary}.tokenizer"));
@@ -103,8 +103,8 @@ pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset>
     read_or_make(text, tokenizer, folder)
 }
 
-/// What the first line of a kept tokenizer begins with. The BLAKE3 hash of all other lines follows it, as hexadecimal digits; they are its
-/// `tokenizer.json`.
+/// Start of the first line of a cached tokenizer. The BLAKE3 hash of all other lines follows it in hexadecimal; those
+/// lines are the `tokenizer.json`.
 const TOKENIZER: &str = "tilewright tokenizer 1 ";
 
 fn write_tokenizer(path: &Path, tokenizer: &Bpe) -> Result<()> {
@@ -116,16 +116,17 @@ fn write_tokenizer(path: &Path, tokenizer: &Bpe) -> Result<()> {
 fn read_tokenizer(path: &Path) -> Result<Bpe> {
     let bytes = crate::files::read(path).map_err(Error::file("read", path))?;
     let damaged = |reason: &str| Error::damaged(path, reason);
-    let text = String::from_utf8(bytes).map_err(|_| damaged("it is no UTF-8 text"))?;
+    let text = String::from_utf8(bytes).map_err(|_| damaged("it is not UTF-8 text"))?;
     let (first, json) = text.split_once('\n').ok_or_else(|| damaged("it was cut short"))?;
-    let stated = first.strip_prefix(TOKENIZER).ok_or_else(|| damaged("it does not begin as a tokenizer does"))?;
+    let stated =
+        first.strip_prefix(TOKENIZER).ok_or_else(|| damaged("its first line is not that of a tokenizer file"))?;
     if stated != checksum(json.as_bytes()) {
-        return Err(damaged("its checksum is wrong"));
+        return Err(damaged("its checksum does not match"));
     }
     Bpe::from_json(json.to_string()).map_err(|error| damaged(&error.to_string()))
 }
 
-/// As [`prepare`], with a tokenizer that is there already, as a checkpoint's.
+/// As [`prepare`], with an existing tokenizer, for example that of a checkpoint.
 ///
 /// # Errors
 /// As [`prepare`].
@@ -139,7 +140,7 @@ pub fn read_or_make(text: &Text, tokenizer: Bpe, folder: &Path) -> Result<Datase
     }
     let tokens = TokenFile::open(&path)?;
     if tokens.tokenizer_hash() != tokenizer.hash() || tokens.text_hash() != text_hash {
-        return Err(Error::damaged(&path, "it was made from another text or by another tokenizer"));
+        return Err(Error::damaged(&path, "it is the result of another text or another tokenizer"));
     }
     let split = tokens.len() - tokens.len() / VALIDATION_SHARE;
     Ok(Dataset { name: text.name().to_string(), tokenizer, tokens, split })
@@ -149,7 +150,7 @@ fn path_of(folder: &Path, text: &[u8; 32], rest: &str) -> PathBuf {
     folder.join(format!("{}-{rest}", short(text)))
 }
 
-/// The first 16 digits of a hash: enough for names; the whole hash is compared after opening.
+/// The first 16 hexadecimal digits of a hash: enough for file names; the whole hash is compared after opening.
 fn short(hash: &[u8; 32]) -> String {
     hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -173,7 +174,7 @@ mod tests {
         second.validation().read(0..second.validation().len(), &mut tokens).unwrap();
         assert_eq!(second.tokenizer.decode(&tokens).unwrap(), text.as_str());
         assert!(second.validation().len() >= tokens.len() / 10);
-        // Another vocabulary, and another text, are other files.
+        // Another vocabulary size and another text use other files.
         prepare(&text, 260, &folder).unwrap();
         prepare(&Text::of("u", "abc ".repeat(9)).unwrap(), 280, &folder).unwrap();
         assert_eq!(modified(&folder).len(), 6);
@@ -202,7 +203,7 @@ mod tests {
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         let message = prepare(&text, 256, dir.path()).err().unwrap().to_string();
         assert!(message.contains("damaged") && message.contains("remove it"), "{message}");
-        // A tokenizer that was changed might still be one: another one.
+        // A changed tokenizer may still be a valid one, but another one.
         let kept = modified(dir.path())
             .into_iter()
             .map(|(path, _)| path)

@@ -1,25 +1,25 @@
-//! Which windows of the tokens a step sees.
+//! Draws the token sequences of each step.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Part, Result};
 
-/// All there is to know about a sampler: with the same state it draws the same windows.
+/// The whole state of a sampler: equal states draw equal sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     pub seed: u64,
-    /// How many windows were drawn, by all processes together.
+    /// Number of sequences drawn so far, by all processes together.
     pub drawn: u64,
 }
 
-/// Draws windows at random places, each place as likely as any other. The place of a window follows from the seed and the window's
-/// number alone, so that a process can draw its share without the others'.
+/// Draws sequences at uniformly random positions. The position of a sequence is a function of the seed and the number
+/// of the sequence only, so a process can draw its shard without the others.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     state: SamplerState,
 }
 
-/// The share of one process in a batch: windows `rank · n / world` to `(rank + 1) · n / world`.
+/// The shard of one process in a batch: sequences `rank · n / world` to `(rank + 1) · n / world`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub rank: usize,
@@ -27,11 +27,12 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// One process that sees everything.
+    /// A single process.
     pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
 }
 
-/// Windows of one step: `windows` rows of `context` tokens, row after row, and beside each token the one that follows it.
+/// Sequences of one step: `windows` rows of `context` tokens, row-major, and for each token the one that follows it as
+/// its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub inputs: Vec<u32>,
@@ -42,7 +43,7 @@ pub struct Batch {
 
 impl Batch {
     fn with_room(windows: usize, context: usize) -> Batch {
-        // A window is read with the token after it.
+        // A sequence is read with the token after it.
         let room = windows * context + 1;
         Batch { inputs: Vec::with_capacity(room), targets: Vec::with_capacity(room), windows: 0, context }
     }
@@ -56,7 +57,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Consecutive parts of at most `windows` windows each: micro-batches.
+    /// Splits into micro-batches of at most `windows` sequences each, in order.
     pub fn split(&self, windows: usize) -> impl Iterator<Item = Batch> {
         let tokens = windows.max(1).saturating_mul(self.context);
         self.inputs.chunks(tokens).zip(self.targets.chunks(tokens)).map(|(inputs, targets)| Batch {
@@ -74,7 +75,7 @@ impl Sampler {
         Sampler::from_state(SamplerState { seed, drawn: 0 })
     }
 
-    /// A sampler that goes on from `state`.
+    /// A sampler that continues from `state`.
     pub fn from_state(state: SamplerState) -> Sampler {
         Sampler { state }
     }
@@ -83,20 +84,20 @@ impl Sampler {
         self.state
     }
 
-    /// Draws `windows` windows for all processes, and reads those of `shard`.
+    /// Draws `windows` sequences for all processes, and reads those of `shard`.
     ///
     /// # Errors
     /// As [`TokenFile::read`](super::TokenFile::read).
     ///
     /// # Panics
-    /// `part` holds no window of this context (checked when a [`Dataset`](super::Dataset) hands parts out), or `windows` is no
-    /// multiple of the number of processes.
+    /// `part` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `windows` is
+    /// not a multiple of the number of processes.
     pub fn draw(&mut self, part: &Part<'_>, windows: usize, context: usize, shard: Shard) -> Result<Batch> {
         assert!(part.len() > context, "internal error: {} tokens for a context of {context}", part.len());
         assert_eq!(windows % shard.world, 0, "internal error: {windows} windows for {} processes", shard.world);
         let places = (part.len() - context) as u64;
         let share = windows / shard.world;
-        // A checkpoint may say any number, and after the last one comes 0.
+        // A checkpoint can contain any number: wrap around.
         let first = self.state.drawn.wrapping_add((shard.rank * share) as u64);
         let mut batch = Batch::with_room(share, context);
         for number in 0..share as u64 {
@@ -107,8 +108,8 @@ impl Sampler {
     }
 }
 
-/// The first `windows` windows of `part` that do not overlap, for an evaluation that is the same every time. Fewer where the part
-/// ends before; none where it is shorter than one.
+/// Returns the first `windows` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if the
+/// part ends before, none if it is shorter than one sequence.
 ///
 /// # Errors
 /// As [`TokenFile::read`](super::TokenFile::read).
@@ -121,14 +122,14 @@ pub fn consecutive(part: &Part<'_>, windows: usize, context: usize) -> Result<Ba
     Ok(batch)
 }
 
-/// A number below `n`: the upper half of the product of n with 64 random bits (Lemire, "Fast random integer generation in an
-/// interval", 2019, without the rejection: its bias is below n / 2⁶⁴).
+/// A random number below `n`: the upper half of the product of n and 64 random bits (Lemire, "Fast random integer
+/// generation in an interval", 2019, without the rejection step: the bias is below n / 2⁶⁴).
 fn below(n: u64, seed: u64, number: u64) -> u64 {
     ((u128::from(random(seed, number)) * u128::from(n)) >> 64) as u64
 }
 
-/// 64 bits for each pair: two rounds of SplitMix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
-/// generators", 2014).
+/// 64 random bits per (seed, number): two rounds of the finalizer of SplitMix64 (Steele, Lea and Flood, "Fast
+/// splittable pseudorandom number generators", 2014).
 fn random(seed: u64, number: u64) -> u64 {
     let mix = |mut z: u64| {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -144,7 +145,7 @@ mod tests {
     use super::super::{TokenFile, write_tokens};
     use super::*;
 
-    /// A file in which the token at place i is i.
+    /// A file in which token i has the value i.
     fn counting(len: usize) -> (tempfile::TempDir, TokenFile) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.tokens");
@@ -164,7 +165,7 @@ mod tests {
             assert!(row.iter().zip(next).all(|(a, b)| a + 1 == *b));
         }
         let starts: std::collections::BTreeSet<u32> = batch.inputs.iter().step_by(7).copied().collect();
-        assert_eq!((starts.first(), starts.last()), (Some(&10), Some(&32)), "both ends are reached");
+        assert_eq!((starts.first(), starts.last()), (Some(&10), Some(&32)), "both ends are drawn");
         assert!(starts.len() >= 20, "{starts:?}");
     }
 

@@ -1,16 +1,16 @@
-//! Plain text: a file of the user's, or the book that ships.
+//! Plain text: a file, or the book that ships with the program.
 
 use std::path::Path;
 
 use super::{Error, Result};
 
-/// The shipped text (`harness/data/README.md` says what it is).
+/// The shipped text (source: `harness/data/README.md`).
 static SHIPPED: &str = include_str!("../../data/around-the-world.txt");
 
-/// What the shipped text is called in messages and logs.
+/// Name of the shipped text in messages and logs.
 pub const SHIPPED_NAME: &str = "the shipped book (Around the World in Eighty Days)";
 
-/// Text that a tokenizer can read: the whole of it is UTF-8 and not empty.
+/// Text for a tokenizer: valid UTF-8, not empty.
 pub struct Text {
     name: String,
     contents: Contents,
@@ -27,10 +27,10 @@ impl Text {
         Text { name: SHIPPED_NAME.to_string(), contents: Contents::Static(SHIPPED) }
     }
 
-    /// Text that the program has already, called `name` in messages.
+    /// Text from memory, called `name` in messages.
     ///
     /// # Errors
-    /// Nothing in it.
+    /// The text is empty.
     pub fn of(name: impl Into<String>, text: impl Into<String>) -> Result<Text> {
         let (name, text) = (name.into(), text.into());
         match text.is_empty() {
@@ -39,11 +39,11 @@ impl Text {
         }
     }
 
-    /// The text in a file, read into memory: what others do to the file later does not matter.
+    /// Reads a file into memory: later changes of the file have no effect.
     ///
     /// # Errors
-    /// A file that is missing, cannot be read, is empty, changes while it is read, or is not UTF-8 (with the place of the first wrong byte);
-    /// too little memory.
+    /// A file that is missing, cannot be read, is empty, changes while it is read, or is not UTF-8 (the message gives
+    /// the offset of the first invalid byte); out of memory.
     pub fn open(path: &Path) -> Result<Text> {
         let name = path.display().to_string();
         let bytes = crate::files::read_unchanged(path).map_err(Error::file("read", path))?;
@@ -58,12 +58,12 @@ impl Text {
         )
     }
 
-    /// A path, or what else the text is called.
+    /// Path of the file, or another name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// All of it.
+    /// The whole text.
     pub fn as_str(&self) -> &str {
         match &self.contents {
             Contents::Static(text) => text,
@@ -71,7 +71,7 @@ impl Text {
         }
     }
 
-    /// Consecutive pieces of about `bytes` bytes each, which end at the ends of lines where there are any. Together they are the text.
+    /// Splits into pieces of about `bytes` bytes, at ends of lines where possible. Their concatenation is the text.
     pub fn pieces(&self, bytes: usize) -> impl Iterator<Item = &str> {
         let mut rest = self.as_str();
         std::iter::from_fn(move || {
@@ -80,7 +80,7 @@ impl Text {
             }
             let aim = rest.ceil_char_boundary(bytes.min(rest.len()));
             let end = rest[aim..].find('\n').map_or(rest.len(), |newline| aim + newline + 1);
-            // A text without lines would be one piece.
+            // Split a text without line breaks at any character.
             let end = if end - aim > bytes { aim } else { end };
             let (piece, tail) = rest.split_at(end.max(1).min(rest.len()));
             rest = tail;

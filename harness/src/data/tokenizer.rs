@@ -1,4 +1,4 @@
-//! Byte-pair encoding over bytes, so that every text has an encoding and decodes to itself.
+//! Byte-level byte-pair encoding (BPE): every text has an encoding, which decodes to the same text.
 
 use rayon::prelude::*;
 use serde_json::Value;
@@ -9,30 +9,31 @@ use tokenizers::{Tokenizer, TokenizerBuilder, TokenizerImpl};
 
 use super::{Error, Result, Text};
 
-/// Size of the pieces that are encoded by themselves. They are a function of the text, so that its encoding is too.
+/// Size of the pieces that are encoded independently. The pieces depend on the text only, so the encoding does too.
 const PIECE_BYTES: usize = 1 << 16;
 
-/// A tokenizer: bytes, and pairs that were merged because they are frequent.
+/// A BPE tokenizer: the 256 bytes, and merges of frequent pairs.
 pub struct Bpe {
     inner: Tokenizer,
     json: String,
 }
 
 impl Bpe {
-    /// Learns at most `vocabulary` entries from `text`: the 256 bytes, and the most frequent merges. A short text has
-    /// fewer. The same text gives the same tokenizer.
+    /// Trains at most `vocabulary` entries on `text`: the 256 bytes, and the most frequent merges. A short text gives
+    /// fewer. Deterministic: the same text gives the same tokenizer.
     ///
     /// # Errors
-    /// A vocabulary that does not even hold the bytes.
+    /// A vocabulary of less than 256 entries.
     pub fn train(text: &Text, vocabulary: usize) -> Result<Bpe> {
         let alphabet: std::collections::HashSet<char> = ByteLevel::alphabet().into_iter().collect();
         if vocabulary < alphabet.len() {
             return Err(Error::VocabularyTooSmall { found: vocabulary, least: alphabet.len() });
         }
         let mut trainer = BpeTrainerBuilder::new()
-            // The library takes memory for all of them at once; each merge leaves a text shorter by a byte at least.
+            // The library allocates memory for all entries at the start. Each merge shortens a text by at least one
+            // byte, which bounds their number.
             .vocab_size(vocabulary.min(alphabet.len() + text.as_str().len()))
-            // A pair that occurs once teaches nothing.
+            // Ignore pairs that occur once.
             .min_frequency(2)
             .initial_alphabet(alphabet)
             .show_progress(false)
@@ -42,13 +43,13 @@ impl Bpe {
         Bpe::from_json(tokenizer.to_string(false)?)
     }
 
-    /// A tokenizer from the JSON that [`Bpe::json`] gave.
+    /// Parses the JSON of [`Bpe::json`].
     ///
     /// # Errors
-    /// JSON that is no tokenizer of the kind that [`Bpe::train`] makes, or one that was changed: entries that are missing, doubled or
-    /// have other numbers than 0 to their count, merges of what is no entry.
+    /// JSON that is not a tokenizer of the kind that [`Bpe::train`] creates, or a modified one: missing or duplicate
+    /// entries, token ids other than 0 to the number of entries, merges of unknown entries.
     pub fn from_json(json: String) -> Result<Bpe> {
-        // The library panics at some of what does not fit together.
+        // The library panics on some inconsistencies.
         check(&json)?;
         Ok(Bpe { inner: Tokenizer::from_bytes(json.as_bytes())?, json })
     }
@@ -58,25 +59,25 @@ impl Bpe {
         &self.json
     }
 
-    /// Tells tokenizers apart.
+    /// Hash that identifies the tokenizer.
     pub fn hash(&self) -> [u8; 32] {
         *blake3::hash(self.json.as_bytes()).as_bytes()
     }
 
-    /// Number of entries: tokens are below it.
+    /// Vocabulary size: token ids are below it.
     pub fn vocabulary(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// The tokens of a short text.
+    /// Encodes a short text.
     ///
     /// # Errors
-    /// None for tokenizers that [`Bpe::train`] made.
+    /// None for tokenizers that [`Bpe::train`] created.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         Ok(self.inner.encode_fast(text, false)?.get_ids().to_vec())
     }
 
-    /// The tokens of a whole text, in pieces on all cores.
+    /// Encodes a whole text, in pieces on all cores.
     ///
     /// # Errors
     /// As [`Bpe::encode`].
@@ -86,7 +87,7 @@ impl Bpe {
         Ok(tokens.concat())
     }
 
-    /// The text of tokens. Bytes that make no UTF-8 character, as at a cut through one, become �.
+    /// Decodes tokens. Bytes that are not valid UTF-8, for example at a cut through a character, become �.
     ///
     /// # Errors
     /// As [`Bpe::encode`].
@@ -97,7 +98,7 @@ impl Bpe {
 
 type Untrained = TokenizerImpl<BPE, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// Bytes, and nothing learnt yet.
+/// A byte-level tokenizer before training.
 fn untrained() -> Result<Untrained> {
     let bytes = ByteLevel::new(false, false, true);
     let builder =
@@ -111,9 +112,9 @@ fn untrained() -> Result<Untrained> {
         .build()?)
 }
 
-/// Fails unless `json` is a tokenizer of the kind that [`Bpe::train`] makes, whose entries and merges fit together.
+/// Fails unless `json` is a tokenizer of the kind that [`Bpe::train`] creates, with consistent entries and merges.
 fn check(json: &str) -> Result<()> {
-    let wrong = |reason: String| Error::Tokenizer(format!("it is no tokenizer as `train` makes it: {reason}"));
+    let wrong = |reason: String| Error::Tokenizer(format!("it is not a tokenizer of `tilewright train`: {reason}"));
     crate::tensor_file::check_unique(json.as_bytes()).map_err(|problem| wrong(problem.to_string()))?;
     let parse = |json: &str| serde_json::from_str::<Value>(json).map_err(|error| wrong(error.to_string()));
     let (mut found, mut expected) = (parse(json)?, parse(&untrained()?.to_string(false)?)?);
@@ -128,7 +129,7 @@ fn check(json: &str) -> Result<()> {
     if let Some(difference) = difference("", &expected, &found) {
         return Err(wrong(difference));
     }
-    let vocabulary = vocabulary.as_object().ok_or_else(|| wrong("its `vocab` is no object".to_string()))?;
+    let vocabulary = vocabulary.as_object().ok_or_else(|| wrong("its `vocab` is not an object".to_string()))?;
     let mut taken = vec![false; vocabulary.len()];
     for (entry, number) in vocabulary {
         let place = number.as_u64().and_then(|number| taken.get_mut(usize::try_from(number).ok()?));
@@ -136,7 +137,7 @@ fn check(json: &str) -> Result<()> {
             Some(taken) if !*taken => *taken = true,
             _ => {
                 return Err(wrong(format!(
-                    "the entry `{entry}` has the number {number}, expected each of 0 to {} once",
+                    "the entry `{entry}` has the number {number}, expected each of 0 to {} exactly once",
                     vocabulary.len() - 1
                 )));
             }
@@ -145,7 +146,7 @@ fn check(json: &str) -> Result<()> {
     if let Some(byte) = ByteLevel::alphabet().into_iter().find(|byte| !vocabulary.contains_key(&byte.to_string())) {
         return Err(wrong(format!("it has no entry for the byte `{byte}`")));
     }
-    let merges = merges.as_array().ok_or_else(|| wrong("its `merges` are no list".to_string()))?;
+    let merges = merges.as_array().ok_or_else(|| wrong("its `merges` are not a list".to_string()))?;
     for merge in merges {
         let pair = merge.as_array().map(Vec::as_slice);
         let known = match pair {
@@ -155,13 +156,13 @@ fn check(json: &str) -> Result<()> {
             _ => false,
         };
         if !known {
-            return Err(wrong(format!("the merge {merge} is not of its entries")));
+            return Err(wrong(format!("the merge {merge} is of unknown entries")));
         }
     }
     Ok(())
 }
 
-/// Where JSON differs from what is expected. What is missing in it is as the library has it.
+/// The first difference of JSON from the expected value. Missing keys have the default of the library.
 fn difference(name: &str, expected: &Value, found: &Value) -> Option<String> {
     match (expected.as_object(), found.as_object()) {
         (Some(expected), Some(found)) => found.iter().find_map(|(key, found)| {
@@ -205,12 +206,12 @@ mod tests {
         let text = Text::of("t", "abc").unwrap();
         let message = Bpe::train(&text, 100).err().unwrap().to_string();
         assert!(message.contains("100") && message.contains("256"), "{message}");
-        // More entries than any text has merges: all that there are.
+        // A vocabulary larger than the number of merges gives all merges.
         assert_eq!(Bpe::train(&text, usize::MAX).unwrap().vocabulary(), 256);
         assert!(Bpe::from_json("{}".to_string()).is_err());
     }
 
-    /// Of these some are another tokenizer that works, which checksums tell apart where tokenizers are kept.
+    /// Some corruptions give another valid tokenizer; cached tokenizers have checksums for that case.
     #[test]
     fn a_corrupted_tokenizer_is_refused_or_works() {
         use rand::rngs::StdRng;

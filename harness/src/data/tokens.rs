@@ -1,4 +1,4 @@
-//! Token files: a header that says what is inside, then the tokens. They are read from the file as they are needed: it may be larger than
+//! Token files: a header, then the tokens. Tokens are read from the file on demand, because the file can be larger than
 //! memory.
 //!
 //! | bytes | what |
@@ -13,8 +13,8 @@
 //! | 96..128 | BLAKE3 of the tokens' bytes |
 //! | 128..160 | BLAKE3 of bytes 0..128 |
 //!
-//! Numbers are little-endian. A file that was cut short, changed or mixed up with another is refused when it is opened. One that is changed
-//! later gives an error, as far as its length and the time of its last change say.
+//! Integers are little-endian. Opening a file verifies all of it: a truncated, modified or mismatched file is refused.
+//! A later modification is an error as far as file length and modification time show it.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -45,10 +45,10 @@ fn width_for(vocabulary: usize) -> usize {
     if vocabulary <= 1 << 16 { 2 } else { 4 }
 }
 
-/// Writes `tokens` to `path`, which is there whole or not at all.
+/// Writes `tokens` to `path` atomically.
 ///
 /// # Errors
-/// What the file system says.
+/// Those of the file system.
 ///
 /// # Panics
 /// A token outside of the vocabulary.
@@ -78,10 +78,10 @@ pub fn write_tokens(path: &Path, tokens: &[u32], vocabulary: usize, tokenizer: [
 }
 
 impl TokenFile {
-    /// Opens a file and checks all of it.
+    /// Opens a file and verifies all of it.
     ///
     /// # Errors
-    /// A file that cannot be read, is no token file, or is damaged.
+    /// A file that cannot be read, is not a token file, or is damaged.
     pub fn open(path: &Path) -> Result<TokenFile> {
         let read = Error::file("read", path);
         let (file, version, header, payload) = hashed(path).map_err(read)?;
@@ -93,14 +93,14 @@ impl TokenFile {
         let u64_at = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
         let hash_at = |at: usize| -> [u8; 32] { header[at..at + 32].try_into().expect("32 bytes") };
         if &header[..8] != MAGIC {
-            return Err(Error::damaged(path, "it does not begin as a token file does"));
+            return Err(Error::damaged(path, "it does not start with the magic number of a token file"));
         }
         if u32_at(8) != VERSION {
             let found = u32_at(8);
-            return Err(Error::damaged(path, format!("expected version {VERSION} of the format, found {found}")));
+            return Err(Error::damaged(path, format!("expected format version {VERSION}, found {found}")));
         }
         if *blake3::hash(&header[..128]).as_bytes() != hash_at(128) {
-            return Err(Error::damaged(path, "its header was changed"));
+            return Err(Error::damaged(path, "the checksum of its header does not match"));
         }
         let (width, vocabulary, len) = (u32_at(12) as usize, u64_at(16) as usize, u64_at(24) as usize);
         let expected = len.checked_mul(width).and_then(|bytes| bytes.checked_add(HEADER));
@@ -110,7 +110,7 @@ impl TokenFile {
             return Err(Error::damaged(path, reason));
         }
         if *payload.as_bytes() != hash_at(96) {
-            return Err(Error::damaged(path, "the checksum of its tokens is wrong"));
+            return Err(Error::damaged(path, "the checksum of its tokens does not match"));
         }
         let (tokenizer, text) = (hash_at(32), hash_at(64));
         Ok(TokenFile { path: path.to_path_buf(), file, version, width, vocabulary, len, tokenizer, text })
@@ -129,17 +129,17 @@ impl TokenFile {
         self.len == 0
     }
 
-    /// Size of the vocabulary: tokens are below it.
+    /// Vocabulary size: token ids are below it.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// Hash of the tokenizer that made them ([`Bpe::hash`](super::Bpe::hash)).
+    /// Hash of the tokenizer ([`Bpe::hash`](super::Bpe::hash)).
     pub fn tokenizer_hash(&self) -> [u8; 32] {
         self.tokenizer
     }
 
-    /// Hash of the text that they stand for.
+    /// Hash of the text.
     pub fn text_hash(&self) -> [u8; 32] {
         self.text
     }
@@ -147,7 +147,7 @@ impl TokenFile {
     /// Appends the tokens of `range` to `to`.
     ///
     /// # Errors
-    /// A file that cannot be read any more, or was changed since it was opened.
+    /// A file that cannot be read any more, or was modified since it was opened.
     ///
     /// # Panics
     /// A range beyond the end.
@@ -155,7 +155,7 @@ impl TokenFile {
         assert!(range.start <= range.end && range.end <= self.len, "internal error: {range:?} of {} tokens", self.len);
         let mut bytes = vec![0; range.len() * self.width];
         let place = (HEADER + range.start * self.width) as u64;
-        // Before what was read is believed.
+        // Check the version before the result is used.
         let read = self.file.read_exact_at(&mut bytes, place).and_then(|()| self.version.check(&self.file));
         read.map_err(Error::file("read", &self.path))?;
         match self.width {
@@ -166,7 +166,7 @@ impl TokenFile {
     }
 }
 
-/// An open file with its header, if it is as long as one, and the hash of what comes after it.
+/// Opens a file; returns it with its header, if it is long enough for one, and the hash of the rest.
 fn hashed(path: &Path) -> io::Result<(File, Version, Option<[u8; HEADER]>, blake3::Hash)> {
     let mut file = crate::files::open_ordinary(path)?;
     let version = Version::of(&file)?;
@@ -223,7 +223,7 @@ mod tests {
         file.read(99_000..100_000, &mut found).unwrap();
         let other = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         other.write_all_at(&[6], 1000).unwrap();
-        // Clocks of file systems are coarse.
+        // File systems have coarse clocks.
         other.set_modified(std::time::UNIX_EPOCH).unwrap();
         let message = file.read(0..10, &mut found).unwrap_err().to_string();
         assert!(message.contains("x.tokens") && message.contains("changed"), "{message}");

@@ -11,6 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::OnceLock;
 use std::thread;
 
+use super::comm::{CommError, Result};
+
 /// Says which descriptor is the socket, and its inode: `7:12345`. The number alone could be another file by now.
 pub const VARIABLE: &str = "TILEWRIGHT_LIFELINE";
 
@@ -20,9 +22,14 @@ const ENDS: u8 = b'-';
 static LIFELINE: OnceLock<Option<UnixStream>> = OnceLock::new();
 
 /// Ends this process when the launcher does, if one started it. For the beginning of a program, before it opens files.
-pub fn attach() {
-    let line = LIFELINE.get_or_init(|| std::env::var(VARIABLE).ok().and_then(|value| inherited(&value)));
-    let Some(mut reading) = line.as_ref().and_then(|line| line.try_clone().ok()) else { return };
+///
+/// # Errors
+/// The variable does not say what launchers say. That the socket is not there (any more) is none.
+pub fn attach() -> Result<()> {
+    let value = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+    let named = value.map(|value| named(&value.to_string_lossy())).transpose()?;
+    let line = LIFELINE.get_or_init(|| named.and_then(inherited));
+    let Some(mut reading) = line.as_ref().and_then(|line| line.try_clone().ok()) else { return Ok(()) };
     let watch = move || {
         // Launchers send nothing.
         while reading.read(&mut [0_u8; 16]).is_ok_and(|n| n > 0) {}
@@ -31,16 +38,25 @@ pub fn attach() {
     };
     // Without a thread for it, the guard has to do.
     let _ = thread::Builder::new().name("lifeline".into()).spawn(watch);
+    Ok(())
 }
 
-/// The socket that `value` names, if it is there.
-fn inherited(value: &str) -> Option<UnixStream> {
-    let (descriptor, inode) = value.split_once(':')?;
-    let descriptor: i32 = descriptor.parse().ok().filter(|number| *number > 2)?;
+/// The descriptor and the inode that `value` names.
+fn named(value: &str) -> Result<(i32, u64)> {
+    let read = || {
+        let (descriptor, inode) = value.split_once(':')?;
+        Some((descriptor.parse().ok().filter(|number| *number > 2)?, inode.parse().ok()?))
+    };
+    let expected = "DESCRIPTOR:INODE, as `tilewright launch` sets it; unset it elsewhere";
+    read().ok_or_else(|| CommError::Setup(format!("{VARIABLE} is `{value}`, expected {expected}")))
+}
+
+/// The socket of that descriptor and inode, if it is there.
+fn inherited((descriptor, inode): (i32, u64)) -> Option<UnixStream> {
     // SAFETY: asks what the number is; the handle is neither used nor closed unless it is the launcher's socket, which nobody else in
     // this process knows of.
     let socket = unsafe { ManuallyDrop::new(UnixStream::from_raw_fd(descriptor)) };
-    (inode_of(&socket)? == inode.parse::<u64>().ok()?).then(|| ManuallyDrop::into_inner(socket))
+    (inode_of(&socket)? == inode).then(|| ManuallyDrop::into_inner(socket))
 }
 
 fn inode_of(socket: &UnixStream) -> Option<u64> {
@@ -130,21 +146,17 @@ mod tests {
     #[test]
     fn only_the_socket_itself_is_taken() {
         let (_held, given, name) = pair().unwrap();
-        let (descriptor, inode) = name.split_once(':').unwrap();
-        let inode: u64 = inode.parse().unwrap();
+        let (descriptor, inode) = named(&name).unwrap();
         let other = std::fs::File::open("/dev/null").unwrap();
-        for wrong in [
-            "",
-            ":",
-            "x:1",
-            &format!("1:{inode}"),
-            &format!("{}:{inode}", other.as_raw_fd()),
-            &format!("{descriptor}:{}", inode + 1),
-        ] {
-            assert!(inherited(wrong).is_none(), "{wrong}");
+        for wrong in [(other.as_raw_fd(), inode), (descriptor, inode + 1)] {
+            assert!(inherited(wrong).is_none(), "{wrong:?}");
+        }
+        for nonsense in ["zz", ":", "x:1", "7", "7:", &format!("1:{inode}")] {
+            let message = named(nonsense).unwrap_err().to_string();
+            assert!(message.contains(&format!("{VARIABLE} is `{nonsense}`, expected DESCRIPTOR")), "{message}");
         }
         // Closed by whom it was given to, as by its program.
-        let taken = inherited(&name).unwrap();
+        let taken = inherited((descriptor, inode)).unwrap();
         assert_eq!(taken.as_raw_fd(), given.as_raw_fd());
         std::mem::forget(given);
     }

@@ -12,7 +12,7 @@
 //! | variable | values | meaning |
 //! |---|---|---|
 //! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the back end; without it, `mpi` under mpirun where it is built in, else `tcp` |
-//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300 |
+//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Which one hangs ranks find out in 3 s more |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
 //! | `TILEWRIGHT_LIFELINE` | a descriptor and its inode | the socket to `tilewright launch`, which sets it ([`super::lifeline`]) |
@@ -82,28 +82,46 @@ impl Environment {
     /// # Errors
     /// Names the variable whose value makes no sense, and what was expected.
     pub fn get() -> Result<Environment> {
-        expect_secret_is_text(|name| std::env::var_os(name))?;
+        expect_text(|name| std::env::var_os(name))?;
         Environment::read(|name| std::env::var(name).ok())
     }
 
     /// Reads the variables through `lookup`.
     pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Environment> {
         let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        let default = Options::default();
-        let back_end = match lookup("TILEWRIGHT_COMM").as_deref() {
-            None => None,
-            Some("tcp") => Some(BackEnd::Tcp),
-            Some("mpi") => Some(BackEnd::Mpi),
-            Some("nccl") => Some(BackEnd::Nccl),
-            Some(other) => return bad("TILEWRIGHT_COMM", other, "tcp, mpi or nccl"),
-        };
-        let options = Options {
-            timeout: duration(&lookup, "TILEWRIGHT_COMM_TIMEOUT")?.unwrap_or(default.timeout),
-            start_timeout: duration(&lookup, "TILEWRIGHT_START_TIMEOUT")?.unwrap_or(default.start_timeout),
-        };
+        let (back_end, options) = communication(&lookup)?;
         let job = Job { word: lookup("TILEWRIGHT_JOB").unwrap_or_default(), access: access(&lookup)? };
         Ok(Environment { place: place(&lookup)?, back_end, options, job })
     }
+}
+
+/// Checks our own variables, those of this process, whether or not it is a rank; a secret is looked at when it is needed.
+///
+/// # Errors
+/// Names the variable whose value makes no sense, and what was expected.
+pub fn check_own() -> Result<()> {
+    expect_text(|name| std::env::var_os(name))?;
+    let lookup = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    communication(&lookup)?;
+    unauthenticated(&lookup)?;
+    Ok(())
+}
+
+/// What carries collectives, and how long they wait.
+fn communication(lookup: &impl Fn(&str) -> Option<String>) -> Result<(Option<BackEnd>, Options)> {
+    let default = Options::default();
+    let back_end = match lookup("TILEWRIGHT_COMM").as_deref() {
+        None => None,
+        Some("tcp") => Some(BackEnd::Tcp),
+        Some("mpi") => Some(BackEnd::Mpi),
+        Some("nccl") => Some(BackEnd::Nccl),
+        Some(other) => return bad("TILEWRIGHT_COMM", other, "tcp, mpi or nccl"),
+    };
+    let options = Options {
+        timeout: duration(lookup, "TILEWRIGHT_COMM_TIMEOUT")?.unwrap_or(default.timeout),
+        start_timeout: duration(lookup, "TILEWRIGHT_START_TIMEOUT")?.unwrap_or(default.start_timeout),
+    };
+    Ok((back_end, options))
 }
 
 fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
@@ -122,6 +140,11 @@ fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     if let Some(path) = lookup("TILEWRIGHT_SECRET_FILE") {
         return Ok(Access::Secret(Secret::from_file(path.as_ref()).map_err(CommError::Setup)?));
     }
+    unauthenticated(lookup)
+}
+
+/// Who may take part where there is no secret.
+fn unauthenticated(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     match lookup("TILEWRIGHT_UNAUTHENTICATED").as_deref() {
         None | Some("0") => Ok(Access::Loopback),
         Some("1") => Ok(Access::Anybody),
@@ -134,20 +157,32 @@ fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
 /// # Errors
 /// As there.
 pub fn own_access() -> Result<Access> {
-    expect_secret_is_text(|name| std::env::var_os(name))?;
+    expect_text(|name| std::env::var_os(name))?;
     access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
 
-/// Fails for a secret that is no text: taken for none, it would let in whoever comes.
-fn expect_secret_is_text(lookup: impl Fn(&str) -> Option<OsString>) -> Result<()> {
-    for name in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE"] {
-        if lookup(name).is_some_and(|value| value.to_str().is_none()) {
-            return Err(CommError::Setup(format!(
-                "{name} is no UTF-8 text\n  help: `head -c 32 /dev/urandom | base64` makes a secret that is"
-            )));
-        }
-    }
-    Ok(())
+/// Our own variables; of the last two, nobody is told the values.
+const OWN: [&str; 8] = [
+    "TILEWRIGHT_COMM",
+    "TILEWRIGHT_COMM_TIMEOUT",
+    "TILEWRIGHT_START_TIMEOUT",
+    "TILEWRIGHT_JOB",
+    "TILEWRIGHT_LIFELINE",
+    "TILEWRIGHT_UNAUTHENTICATED",
+    "TILEWRIGHT_SECRET",
+    "TILEWRIGHT_SECRET_FILE",
+];
+
+/// Fails for a value that is no text, which would be taken for none: a secret that is none lets in whoever comes.
+fn expect_text(lookup: impl Fn(&str) -> Option<OsString>) -> Result<()> {
+    let Some(name) = OWN.iter().find(|name| lookup(name).is_some_and(|value| value.to_str().is_none())) else {
+        return Ok(());
+    };
+    let help = match name.starts_with("TILEWRIGHT_SECRET") {
+        true => "\n  help: `head -c 32 /dev/urandom | base64` makes a secret that is",
+        false => "",
+    };
+    Err(CommError::Setup(format!("{name} is no UTF-8 text{help}")))
 }
 
 fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
@@ -164,7 +199,7 @@ fn duration(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
     let Some(value) = lookup(name) else { return Ok(None) };
     match value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds < 1e9) {
         Some(seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
-        None => bad(name, &value, "a number of seconds above 0"),
+        None => bad(name, &value, "a number of seconds above 0, below 10⁹"),
     }
 }
 
@@ -399,12 +434,44 @@ mod tests {
     fn a_secret_that_is_no_text_is_not_taken_for_none() {
         use std::os::unix::ffi::OsStringExt;
 
-        for variable in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE"] {
+        for variable in OWN {
             let bytes = |name: &str| (name == variable).then(|| OsString::from_vec(vec![0xff; 32]));
-            let message = expect_secret_is_text(bytes).unwrap_err().to_string();
+            let message = expect_text(bytes).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{variable} is no UTF-8 text")), "{message}");
         }
-        expect_secret_is_text(|_| Some("0123456789abcdef".into())).unwrap();
+        expect_text(|_| Some("0123456789abcdef".into())).unwrap();
+    }
+
+    /// Of every variable in the table of this page.
+    #[test]
+    fn every_own_variable_refuses_nonsense() {
+        let refused = [
+            ("TILEWRIGHT_COMM", "x", "tcp, mpi or nccl"),
+            ("TILEWRIGHT_COMM_TIMEOUT", "soon", "a number of seconds"),
+            ("TILEWRIGHT_START_TIMEOUT", "0", "a number of seconds"),
+            ("TILEWRIGHT_UNAUTHENTICATED", "yes", "expected 1, or nothing"),
+            ("TILEWRIGHT_SECRET", "short", "16"),
+            ("TILEWRIGHT_SECRET_FILE", "/no/such/file", "/no/such/file"),
+        ];
+        // Any word; and what is tested in `lifeline`.
+        let others = ["TILEWRIGHT_JOB", super::super::lifeline::VARIABLE];
+        let rows: Vec<&str> = include_str!("rank.rs")
+            .lines()
+            .filter_map(|line| line.strip_prefix("//! | `TILEWRIGHT")?.split('`').next())
+            .collect();
+        assert_eq!(rows.len(), OWN.len(), "{rows:?}");
+        for name in OWN {
+            assert!(rows.iter().any(|row| name.ends_with(row)), "{name} is not in the table");
+            assert!(
+                others.contains(&name) || refused.iter().any(|(other, ..)| *other == name),
+                "what does {name} refuse?"
+            );
+        }
+        for (name, value, expected) in refused {
+            let message = environment(&[(name, value)]).unwrap_err().to_string();
+            assert!(message.contains(name) || name == "TILEWRIGHT_SECRET_FILE", "{message}");
+            assert!(message.contains(expected), "{message}");
+        }
     }
 
     #[test]

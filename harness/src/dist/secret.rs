@@ -56,10 +56,14 @@ impl Secret {
     /// The secret that somebody wrote down.
     ///
     /// # Errors
-    /// It is short enough to be guessed.
+    /// It is short enough to be guessed, or no environment can hold it.
     pub fn new(text: &str) -> Result<Secret, String> {
         let text = text.trim();
         match text.len() {
+            _ if text.contains('\0') => Err(
+                "the job's secret has a NUL byte, which no environment variable can hold\n  help: `head -c 32 /dev/urandom | base64` makes one that is text"
+                    .into(),
+            ),
             length if length < SHORTEST => Err(format!(
                 "the job's secret has {length} bytes, expected at least {SHORTEST}\n  help: `head -c 32 /dev/urandom | base64` makes one"
             )),
@@ -164,6 +168,7 @@ mod tests {
         assert_eq!(secret.text().len(), 64);
         assert_ne!(secret, Secret::fresh().unwrap());
         assert!(!format!("{:?}", Access::Secret(secret.clone())).contains(&secret.text()[..8]));
+        assert!(Secret::new("0123456789\0abcdef").unwrap_err().contains("NUL byte"));
         assert!(Secret::new("short").unwrap_err().contains("has 5 bytes, expected at least 16"));
     }
 

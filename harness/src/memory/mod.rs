@@ -1,7 +1,8 @@
-//! Where the memory of a training step goes.
+//! Attributes the memory of a training step to phases and spans.
 //!
-//! [`Timeline`] turns the events of a recording into blocks with a birth, an end and a place; [`snapshot`] writes them for
-//! PyTorch's memory viewer; [`residual`] is the arithmetic of the residual stream.
+//! [`Timeline`] converts the events of a recording to blocks with an allocation time, a release time and a span;
+//! [`snapshot`] writes them for the memory viewer of PyTorch; [`residual`] computes the sizes of activations from the
+//! model configuration.
 
 pub mod residual;
 pub mod snapshot;
@@ -13,33 +14,33 @@ use tilewright::trace::{NodeId, Phase, ROOT, Trace};
 
 pub use tables::{by_phase, largest, timeline_plot};
 
-/// Memory from its allocation to its release. Times are in nanoseconds since the recording started.
+/// A block of memory from its allocation to its release. Times are in nanoseconds since the start of the recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub address: u64,
     pub bytes: u64,
-    /// The span that asked for it.
+    /// The span that allocated it.
     pub node: NodeId,
     pub from_ns: u64,
-    /// None where it lived at the end.
+    /// None if it was live at the end.
     pub to_ns: Option<u64>,
 }
 
-/// All blocks of a recording. Releases of what was allocated before the recording are left out.
+/// All blocks of a recording. Releases of memory that was allocated before the recording are ignored.
 #[derive(Debug)]
 pub struct Timeline<'a> {
     pub trace: &'a Trace,
-    /// In the order of their allocation.
+    /// In order of allocation.
     pub blocks: Vec<Block>,
-    /// Blocks as they begin (true) and end, in the order of the events.
+    /// (block index, true for allocation and false for release), in order of the events.
     changes: Vec<(usize, bool)>,
-    /// (time, bytes that live from then on), in order.
+    /// (time, live bytes from then on), in order.
     live: Vec<(u64, u64)>,
-    /// The most by which all events together, releases of older memory included, raised what lives.
+    /// Largest net increase of live bytes by all events, including releases of memory that is older than the recording.
     net_peak: i64,
 }
 
-/// The most that lived at once.
+/// Largest number of live bytes, and its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
     pub bytes: u64,
@@ -84,7 +85,7 @@ impl<'a> Timeline<'a> {
         self.peak_between(0, u64::MAX)
     }
 
-    /// The peak from one time to another, both included. What lived when it began counts.
+    /// The peak from one time to another, both inclusive. Blocks that were live at the start count.
     pub fn peak_between(&self, from_ns: u64, to_ns: u64) -> Peak {
         let mut peak = Peak { bytes: self.live_at(from_ns), time_ns: from_ns };
         for &(time_ns, bytes) in self.live.iter().filter(|(time, _)| (from_ns..=to_ns).contains(time)) {
@@ -95,31 +96,32 @@ impl<'a> Timeline<'a> {
         peak
     }
 
-    /// Bytes that live at a time, what was allocated then included.
+    /// Live bytes at a time, including blocks allocated at that time.
     pub fn live_at(&self, time_ns: u64) -> u64 {
         let next = self.live.partition_point(|&(time, _)| time <= time_ns);
         next.checked_sub(1).map_or(0, |last| self.live[last].1)
     }
 
-    /// The blocks that live at a time.
+    /// The live blocks at a time.
     pub fn blocks_at(&self, time_ns: u64) -> impl Iterator<Item = &Block> {
         self.blocks.iter().filter(move |block| block.from_ns <= time_ns && block.to_ns.is_none_or(|to| to > time_ns))
     }
 
-    /// The peak while a phase was open, over all times that it was. None where it never was.
+    /// The peak during all spans of a phase. None if the phase did not occur.
     pub fn peak_of(&self, phase: Phase) -> Option<Peak> {
         let open = self.trace.spans.iter().filter(|span| self.trace.begins_phase(span.node) == Some(phase));
         open.map(|span| self.peak_between(span.start_ns, span.end_ns)).max_by_key(|peak| peak.bytes)
     }
 
-    /// When the first phase began: what lived before is the model's, its gradients' and the optimizer's.
+    /// Start of the first phase: what was live before belongs to the model, its gradients and the optimizer.
     pub fn first_phase(&self) -> Option<u64> {
         let phases = self.trace.spans.iter().filter(|span| self.trace.nodes[span.node as usize].phase.is_some());
         phases.map(|span| span.start_ns).min()
     }
 
-    /// By how much the events explain less than the peak that the allocator counted itself, as a share of it. They leave
-    /// small blocks out. The allocator counts from the start, so that what is released of older memory is taken off here too.
+    /// The share of the peak counted by the allocator that the events do not explain, because small blocks have no
+    /// events. The allocator counts from the start of the recording, so releases of older memory are subtracted here
+    /// too.
     pub fn unaccounted(&self) -> f64 {
         match self.trace.peak_bytes {
             0 => 0.0,
@@ -128,15 +130,15 @@ impl<'a> Timeline<'a> {
     }
 }
 
-/// The phase of a node in words: `setup` where there is none.
+/// Name of the phase of a node: `setup` outside of all phases.
 pub fn phase_name(trace: &Trace, node: NodeId) -> &'static str {
     trace.phase(node).map_or(SETUP, Phase::name)
 }
 
-/// What is allocated outside of all phases.
+/// Name for allocations outside of all phases.
 pub const SETUP: &str = "setup";
 
-/// The names inside of the phase, for people: `block > attention`.
+/// Names of the enclosing spans inside the phase, for display: `block > attention`.
 pub fn place(trace: &Trace, node: NodeId) -> String {
     let mut at = node;
     let mut names = Vec::new();

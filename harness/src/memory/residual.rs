@@ -1,8 +1,8 @@
-//! The arithmetic of the residual stream and of the tensors beside it, without running anything.
+//! Sizes of the residual stream and of other activations, computed without running a model.
 
 use crate::report::{Cell, Column, Table};
 
-/// Sizes that tensors of a step are made of.
+/// Dimensions of the tensors of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     pub batch: usize,
@@ -12,11 +12,11 @@ pub struct Sizes {
     pub heads: usize,
     pub layers: usize,
     pub vocabulary: usize,
-    /// Bytes of an element of the activations.
+    /// Bytes per element of the activations.
     pub bytes: usize,
 }
 
-/// A tensor with its formula, its elements, and the bytes of each.
+/// A tensor with its formula, its number of elements, and the bytes per element.
 pub struct Entry {
     pub name: &'static str,
     pub formula: &'static str,
@@ -24,11 +24,11 @@ pub struct Entry {
     pub bytes: usize,
 }
 
-/// Bytes of an element of the residual stream: it is f32 in every precision.
+/// Bytes per element of the residual stream: it is f32 in every precision.
 pub const STREAM_BYTES: usize = 4;
 
 impl Sizes {
-    /// The tensors of one layer that decide how much memory a step needs.
+    /// The tensors that dominate the memory of a step.
     pub fn entries(&self) -> Vec<Entry> {
         let [b, t, d, f, h, l, v] =
             [self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary]
@@ -37,14 +37,14 @@ impl Sizes {
         let stream = |name, formula, elements| Entry { name, formula, elements, bytes: STREAM_BYTES };
         vec![
             stream("residual stream", "batch × context × width", b * t * d),
-            stream("residual streams kept, one a layer", "layers × batch × context × width", l * b * t * d),
-            entry("feed-forward, inner", "batch × context × hidden", b * t * f),
-            entry("attention scores, if they are materialised", "batch × heads × context²", b * h * t * t),
+            stream("residual streams saved, one per layer", "layers × batch × context × width", l * b * t * d),
+            entry("feed-forward, inner activation", "batch × context × hidden", b * t * f),
+            entry("attention scores, if materialized", "batch × heads × context²", b * h * t * t),
             entry("logits", "batch × context × vocabulary", b * t * v),
         ]
     }
 
-    /// The residual stream in units of 1024² bytes.
+    /// Size of the residual stream in MiB (1024² bytes).
     pub fn residual_mib(&self) -> f64 {
         (self.batch * self.context * self.width * STREAM_BYTES) as f64 / (1 << 20) as f64
     }
@@ -52,7 +52,7 @@ impl Sizes {
     pub fn table(&self) -> Table {
         let mut table = Table::new(
             "residual-stream",
-            &format!("Sizes of tensors, at {} bytes an element, {STREAM_BYTES} in the residual stream", self.bytes),
+            &format!("Sizes of tensors, at {} bytes per element, {STREAM_BYTES} in the residual stream", self.bytes),
             [
                 Column::text("tensor"),
                 Column::text("elements").key("formula"),

@@ -1,22 +1,22 @@
-//! A snapshot that PyTorch's memory viewer (pytorch.org/memory_viz) opens.
+//! Writes a snapshot for the memory viewer of PyTorch (pytorch.org/memory_viz).
 //!
-//! The viewer reads a pickle of a dictionary: `segments` are regions with their blocks at the end, `device_traces` the events
-//! of each device in order. An allocation is `alloc`; a release is `free_requested` and `free_completed`. An event's
-//! `frames` are the innermost first; its `category` decides its colour. Dropped into the viewer, "Active Memory Timeline"
-//! shows blocks over events.
+//! The viewer reads a pickle of a dictionary: `segments` are regions with their blocks at the end, `device_traces` the
+//! events of each device in order. An allocation is an `alloc` event; a release is `free_requested` and
+//! `free_completed`. The `frames` of an event start with the innermost; its `category` selects its color. In the
+//! viewer, "Active Memory Timeline" shows blocks over events.
 
 use serde::Serialize;
 
 use super::{Block, Timeline, phase_name};
 
-/// What the file holds.
+/// Content of the file.
 #[derive(Serialize)]
 pub struct Snapshot {
     segments: Vec<Segment>,
     device_traces: Vec<Vec<Event>>,
 }
 
-/// A region of memory and what lies in it at the end, without gaps.
+/// A memory region and its blocks at the end, without gaps.
 #[derive(Serialize)]
 struct Segment {
     device: u32,
@@ -50,7 +50,8 @@ struct Event {
     frames: Vec<Frame>,
 }
 
-/// A line of a stack trace. Ours are spans: the phase stands where a file would, the depth where its line would.
+/// A frame of a stack trace. Here frames are spans: the phase takes the place of the file name, the depth that of the
+/// line.
 #[derive(Clone, Serialize)]
 struct Frame {
     filename: &'static str,
@@ -58,7 +59,7 @@ struct Frame {
     name: String,
 }
 
-/// Regions that lie closer together than this are one.
+/// Regions closer together than this are merged.
 const GAP: u64 = 1 << 20;
 
 impl Snapshot {
@@ -66,10 +67,10 @@ impl Snapshot {
         Snapshot { segments: segments(timeline), device_traces: vec![events(timeline)] }
     }
 
-    /// The file's bytes.
+    /// Serializes the file.
     ///
     /// # Errors
-    /// None is known: all keys are strings and all values numbers, strings and lists.
+    /// None known: all keys are strings, and all values are numbers, strings and lists.
     pub fn to_pickle(&self) -> Result<Vec<u8>, serde_pickle::Error> {
         serde_pickle::to_vec(self, serde_pickle::SerOptions::new())
     }
@@ -82,14 +83,14 @@ fn frames(timeline: &Timeline<'_>, block: &Block) -> Vec<Frame> {
         path.iter().enumerate().map(|(line, name)| Frame { filename, line, name: (*name).to_string() }).collect();
     frames.reverse();
     if frames.is_empty() {
-        // Without any frame the viewer takes a block for one from before the recording.
+        // The viewer treats a block without frames as older than the recording.
         frames.push(Frame { filename, line: 0, name: filename.to_string() });
     }
     frames
 }
 
 fn events(timeline: &Timeline<'_>) -> Vec<Event> {
-    // The viewer wants a category `unknown` where there are categories at all.
+    // The viewer requires a category `unknown` if there are categories.
     let first =
         Event { action: "snapshot", addr: 0, size: 0, stream: 0, time_us: 0, category: "unknown", frames: Vec::new() };
     let mut events = vec![first];
@@ -111,7 +112,7 @@ fn events(timeline: &Timeline<'_>) -> Vec<Event> {
     events
 }
 
-/// Regions around all addresses that were ever used.
+/// Regions that cover all addresses ever used.
 fn segments(timeline: &Timeline<'_>) -> Vec<Segment> {
     let mut ranges: Vec<(u64, u64)> = timeline.blocks.iter().map(|b| (b.address, b.address + b.bytes)).collect();
     ranges.sort_unstable();

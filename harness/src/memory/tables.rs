@@ -11,13 +11,13 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / (1 << 20) as f64
 }
 
-/// The peak of each phase and of the whole recording, and what lived then, by the phase that allocated it.
+/// Table: the peak of each phase and of the whole recording, split by the phase that allocated the live blocks.
 pub fn by_phase(timeline: &Timeline<'_>) -> Table {
     let names: Vec<&str> = std::iter::once(SETUP).chain(Phase::ALL.map(Phase::name)).collect();
     let columns = names.iter().map(|name| Column::number(&format!("of {name}")).unit("MiB").decimals(2));
     let mut table = Table::new(
         "memory-peaks",
-        "Most memory that lived at once, and which phase had allocated it",
+        "Peak memory, by the phase that allocated it",
         [Column::text("during"), Column::number("peak").unit("MiB").decimals(2)].into_iter().chain(columns),
     );
     let mut row = |during: &str, peak: super::Peak| {
@@ -42,14 +42,14 @@ pub fn by_phase(timeline: &Timeline<'_>) -> Table {
     row("all", timeline.peak());
     let counted = timeline.trace.peak_bytes;
     let note = format!(
-        "By its own count the allocator rose by {:.2} MiB at most; the events explain {:.2} % of that.",
+        "The allocator counted a peak of {:.2} MiB; the events explain {:.2} % of it.",
         mib(counted),
         100.0 * (1.0 - timeline.unaccounted())
     );
     table.note(note).without_empty_columns()
 }
 
-/// The largest blocks, equal ones of one place together.
+/// Table: the largest blocks. Blocks of equal size and span share a row.
 pub fn largest(timeline: &Timeline<'_>, count: usize) -> Table {
     let mut kinds: BTreeMap<(u64, &'static str, String), Vec<&Block>> = BTreeMap::new();
     for block in &timeline.blocks {
@@ -67,7 +67,7 @@ pub fn largest(timeline: &Timeline<'_>, count: usize) -> Table {
             Column::text("place"),
         ],
     )
-    .note("Equal blocks of one place stand in one row: how often they were allocated, and how many lived at the peak.");
+    .note("Blocks of equal size and place share a row: how often they were allocated, and how many were live at the peak.");
     let peak = timeline.peak().time_ns;
     let at_peak =
         |blocks: &[&Block]| blocks.iter().filter(|b| b.from_ns <= peak && b.to_ns.is_none_or(|to| to > peak)).count();
@@ -83,9 +83,9 @@ pub fn largest(timeline: &Timeline<'_>, count: usize) -> Table {
     table
 }
 
-/// Bytes over time, on top of each other by the phase that allocated them.
+/// Plot: live bytes over time, stacked by the phase that allocated them.
 pub fn timeline_plot(timeline: &Timeline<'_>) -> Plot {
-    // Every change, thinned to what a picture can show: the peak is among them.
+    // Subsample the changes to the resolution of a plot; keep the peak.
     let mut times: Vec<u64> = timeline.live.iter().map(|&(time, _)| time).collect();
     times.dedup();
     let every = times.len().div_ceil(700).max(1);
@@ -103,7 +103,7 @@ pub fn timeline_plot(timeline: &Timeline<'_>) -> Plot {
     let names = std::iter::once(SETUP).chain(Phase::ALL.map(Phase::name));
     let series = names.filter_map(|name| {
         let changes = changes_of(timeline, name);
-        // Memory changes in steps: each time has what lived before it and what lived from it on.
+        // Memory is a step function: each time has the value before it and the value from it on.
         let points = shown.iter().flat_map(|&time| {
             [live(&changes, time.saturating_sub(1)), live(&changes, time)]
                 .map(|b| Point::from((time as f64 / 1e6, mib(b))))
@@ -119,7 +119,7 @@ pub fn timeline_plot(timeline: &Timeline<'_>) -> Plot {
     )
 }
 
-/// (time, bytes from then on) of the blocks that a phase allocated.
+/// (time, live bytes from then on) of the blocks that a phase allocated.
 fn changes_of(timeline: &Timeline<'_>, phase: &str) -> Vec<(u64, u64)> {
     let of = timeline.blocks.iter().filter(|block| phase_name(timeline.trace, block.node) == phase);
     let mut changes: Vec<(u64, i64)> = Vec::new();

@@ -8,7 +8,7 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// Setup keeps 4 MiB; forward keeps 2 and uses 3 for a while; backward releases the 2 and needs 1.
+/// Setup keeps 4 MiB; forward keeps 2 and uses 3 temporarily; backward releases the 2 and uses 1.
 fn trace() -> Trace {
     let node = |parent, name: &str, phase| Node { parent, name: name.to_string(), phase };
     let nodes = vec![
@@ -37,14 +37,14 @@ fn trace() -> Trace {
 fn peaks_are_found_in_their_phases() {
     let trace = trace();
     let timeline = Timeline::new(&trace);
-    assert_eq!(timeline.blocks.len(), 4, "what was there before the recording is left out");
+    assert_eq!(timeline.blocks.len(), 4, "releases of older memory are ignored");
     assert_eq!(timeline.peak(), Peak { bytes: 9 * MIB, time_ns: 30 });
     assert_eq!(timeline.peak_of(Phase::Forward), Some(Peak { bytes: 9 * MIB, time_ns: 30 }));
     assert_eq!(timeline.peak_of(Phase::Backward), Some(Peak { bytes: 7 * MIB, time_ns: 60 }));
     assert_eq!(timeline.peak_of(Phase::Optimizer), None);
     assert_eq!((timeline.live_at(14), timeline.live_at(100)), (4 * MIB, 4 * MIB));
     assert_eq!(timeline.first_phase(), Some(15));
-    // Since 7 MiB of older memory were released, what lives never rose by more than 2.
+    // 7 MiB of older memory were released first, so live memory never rose by more than 2 MiB.
     assert!((timeline.unaccounted() - 0.05 / 2.05).abs() < 1e-6);
     for time in [10, 20, 30, 45, 60, 95] {
         let sum: u64 = timeline.blocks_at(time).map(|block| block.bytes).sum();
@@ -87,7 +87,7 @@ fn the_residual_stream_of_the_assignment() {
     assert!(sizes.table().rows.iter().any(|row| row[2] == crate::report::Cell::Integer(4 * 32 * 128 * 128)));
 }
 
-/// The pickle is read back by another implementation's rules, and replayed as the viewer does.
+/// Reads the pickle back with another implementation, and replays it as the viewer does.
 #[test]
 fn the_snapshot_reads_back() {
     let trace = trace();
@@ -123,7 +123,7 @@ fn the_snapshot_reads_back() {
     assert!(categories.contains(&"unknown") && categories.contains(&"forward"), "{categories:?}");
 }
 
-/// Python's own reader, where there is one.
+/// Reads the pickle with Python, if there is one.
 #[test]
 fn python_reads_the_snapshot() {
     let trace = trace();

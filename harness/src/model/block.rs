@@ -1,7 +1,8 @@
-//! A block with a backward pass written out, off the tape: see [`super::stack`].
+//! A transformer block with a hand-written backward pass, outside of the autograd graph: see [`super::stack`].
 //!
-//! Gradients of the residual stream are made once, by the kernel that also makes the norm's, and what a block kept is freed as soon as
-//! backward has used it. The ops are those of [`super::layers`], in the same order; products with a residual add to the stream in f32.
+//! One kernel writes the gradient of the residual stream together with that of the norm. Backward frees each saved
+//! tensor after its last use. The ops and their order are those of [`super::layers`]; matmuls with a residual
+//! accumulate into the residual stream in f32.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
@@ -18,30 +19,31 @@ use crate::ops::stream_norm::{self, Gradient};
 use crate::params::{Lent, Param, Use};
 use crate::profile::span;
 
-/// What a norm keeps of each row.
+/// Row statistics that a norm saves.
 pub(super) enum Moments {
     Rms(Tensor),
     Layer([Tensor; 2]),
 }
 
-/// What backward reads. The norms' results and SwiGLU's are made again by the kernels that make their gradients.
+/// Tensors saved for backward. The outputs of the norms and of SwiGLU are recomputed by the kernels that compute their
+/// gradients.
 pub(super) struct Saved {
     x: Tensor,
     moments: Moments,
     qkv: Lent,
     o: Tensor,
     kept: Kept,
-    /// The stream between attention and feed-forward.
+    /// The residual stream between attention and feed-forward.
     middle: Tensor,
     middle_moments: Moments,
     gate_up: Lent,
 }
 
-/// What all blocks of a backward pass work with.
+/// State of a backward pass that all blocks share.
 pub(super) struct Pass<'a> {
-    /// Uses of the blocks' parameters and of the last norm.
+    /// Uses of the parameters of all blocks and of the last norm.
     pub uses: &'a [Use],
-    /// Partial sums of the gradients of RMSNorms' weights: f32 [norms, sums, width].
+    /// Partial sums of the gradients of the RMSNorm weights: f32 [norms, sums, width].
     pub norm_sums: Option<Tensor>,
 }
 
@@ -63,7 +65,7 @@ impl Pass<'_> {
 }
 
 impl NormWeights {
-    /// The norm of a stream x, f32, in the type of products.
+    /// The norm of the residual stream x, f32, in the compute dtype.
     pub(super) fn fresh<T: Elem + FloatElement>(&self, x: &Tensor, eps: f64) -> Result<(Tensor, Moments)> {
         let _span = span("norm");
         let w = self.weight.value()?;
@@ -79,8 +81,9 @@ impl NormWeights {
         }
     }
 
-    /// The gradient of the stream x before the norm, given those of the norm's result and of the stream behind its branch; and that
-    /// result, if it `repeats` it. The gradients of the weights are added, but for those of an RMSNorm: their sums become row `norm` of
+    /// Returns the gradient of the residual stream x before the norm, and, if `repeats`, the recomputed output of the
+    /// norm. The inputs are the gradient of that output and the gradient of the residual stream after the branch.
+    /// Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row `norm` of
     /// the pass.
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
@@ -98,7 +101,7 @@ impl NormWeights {
                 stream_norm::backward::<T>(x, &w, rstd, grad, behind, (sums, norm), repeats)
             }
             (Moments::Rms(_), None) => {
-                Err(candle_core::Error::Msg("internal compiler error: an RMSNorm without sums, please report".into()))
+                Err(candle_core::Error::Msg("internal error: an RMSNorm has no partial sums, please report".into()))
             }
             (Moments::Layer(moments), _) => {
                 let grad = cast_to::<T, f32>(grad)?.into_tensor(grad.shape());
@@ -118,7 +121,7 @@ impl NormWeights {
     }
 }
 
-/// x, f32, in the type of products.
+/// Rounds x, f32, to the compute dtype.
 pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
     match <T as candle_core::WithDType>::DTYPE {
         candle_core::DType::F32 => Ok(x.clone()),
@@ -126,8 +129,8 @@ pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// x·Wᵀ, where W's gradient will be if it fits there, else where that of `later` will: backward is done with it before it makes
-/// these gradients.
+/// x·Wᵀ, stored in the gradient buffer of W if it fits there, else in that of `later`, else in memory of its own.
+/// Backward reads the result for the last time before it writes these gradients.
 fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<Lent> {
     let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
     let mut shape = x.dims().to_vec();
@@ -143,12 +146,12 @@ fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<
     Ok(Lent::own(fresh_product::<T>(&rows, &w.t()?)?.into_tensor(shape)))
 }
 
-/// stream + x·Wᵀ.
+/// stream + x·Wᵀ in f32.
 fn linear_plus(stream: &Tensor, x: &Tensor, weight: &Param) -> Result<Tensor> {
     product_plus(stream, &as_rows(x)?, &weight.compute(x.dtype())?.t()?)
 }
 
-/// ∂L/∂x of x·Wᵀ, given ∂L/∂y, in the shape of x.
+/// ∂L/∂x of y = x·Wᵀ, given ∂L/∂y, in the shape of x.
 pub(super) fn input_gradient(weight: &Param, grad: &Tensor) -> Result<Tensor> {
     let w = weight.compute(grad.dtype())?;
     let mut shape = grad.dims().to_vec();
@@ -158,7 +161,7 @@ pub(super) fn input_gradient(weight: &Param, grad: &Tensor) -> Result<Tensor> {
     product(&as_rows(grad)?, &w)?.reshape(shape)
 }
 
-/// Adds the gradient of W in x·Wᵀ, given ∂L/∂y, if W has a use.
+/// Accumulates the gradient of W in y = x·Wᵀ, given ∂L/∂y, if W has a use.
 pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&Use>) -> Result<()> {
     match using {
         None => Ok(()),
@@ -169,8 +172,8 @@ pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, usi
     }
 }
 
-/// The stream behind the block, of the stream x before it, both f32 [batch, length, width]. `earlier` is the block before it, whose
-/// gradients are made when backward is done with this one.
+/// Forward pass: maps the residual stream x before the block to the one after it, both f32 [batch, length, width].
+/// `earlier` is the previous block, whose gradients are computed after those of this block.
 pub(super) fn forward<T: Elem + FloatElement>(
     block: &Block,
     x: &Tensor,
@@ -192,7 +195,7 @@ pub(super) fn forward<T: Elem + FloatElement>(
     Ok((y, Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up }))
 }
 
-/// The gradient of the stream before the block, given that behind it.
+/// Backward pass: maps the gradient of the residual stream after the block to the one before it.
 pub(super) fn backward<T: Elem + FloatElement>(
     block: &Block,
     saved: Saved,
@@ -203,9 +206,9 @@ pub(super) fn backward<T: Elem + FloatElement>(
     let Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up } = saved;
     let eps = block.config.eps;
     let add = |x: &Tensor, weight: &Param, grad: &Tensor| add_weight_gradient(x, weight, grad, pass.use_of(weight));
-    // What a norm made, which it was asked to make again.
+    // Unwraps the norm output that was recomputed on request.
     let again = |y: Option<Tensor>| {
-        y.ok_or_else(|| candle_core::Error::Msg("internal compiler error: a norm made nothing, please report".into()))
+        y.ok_or_else(|| candle_core::Error::Msg("internal error: a norm recomputed nothing, please report".into()))
     };
     let [norm, middle_norm] = [(pass, 2 * block.index), (pass, 2 * block.index + 1)];
 

@@ -1,5 +1,5 @@
-//! Blocks that keep their input alone, and are computed again when backward comes to them (Chen et al., "Training deep nets
-//! with sublinear memory cost", 2016).
+//! Activation checkpointing: blocks save only their input and recompute the rest in the backward pass (Chen et al.,
+//! "Training deep nets with sublinear memory cost", 2016).
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::ops::memory::{Fresh, for_float_type};
 use crate::ops::tape::{record1, record2};
 use crate::params::{Use, no_grad};
 
-/// The block's result, with the block itself as the only thing kept.
+/// Runs the block, and saves nothing but its input and the block itself.
 pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
-    // Taken now: until these are finished, uses of the second computation are not the last ones.
+    // Taken before the recomputation: until these finish, its uses are not the last ones.
     let uses: Vec<Use> = block.params().filter_map(|param| param.begin_use()).collect();
     let input = x.detach();
     let y = no_grad(|| block.forward(&input))?;
@@ -31,7 +31,7 @@ pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// A number on the tape of y whose backward gives y the gradient `grad`.
+/// A scalar of the autograd graph whose backward gives y the gradient `grad`.
 fn seed(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let grad = grad.clone();
     let number = Fresh::<f32>::copy_of(&Tensor::zeros((), DType::F32, y.device())?)?;

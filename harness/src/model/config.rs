@@ -1,4 +1,4 @@
-//! What a model is: sizes, parts, precision.
+//! Model configuration: sizes, architecture, precision.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,39 +8,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::attention::{Heads, Tiling};
 
-/// Everything that a model's shape and arithmetic depend on, beside its weights.
+/// Hyperparameters that determine the shape and the arithmetic of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Number of tokens.
+    /// Vocabulary size.
     pub vocabulary: usize,
-    /// Largest number of tokens in a sequence.
+    /// Context length: largest number of tokens in a sequence.
     pub context: usize,
-    /// Elements of the residual stream.
+    /// Size of the residual stream.
     pub width: usize,
-    /// Elements inside a feed-forward layer.
+    /// Inner size of the feed-forward layers.
     pub hidden: usize,
     pub layers: usize,
     pub heads: usize,
-    /// Heads of keys and values: a divisor of `heads`, and equal to it by default.
+    /// Number of key/value heads (grouped-query attention): a divisor of `heads`, equal to it by default.
     pub heads_kv: usize,
-    /// Base of the positions' angles.
+    /// θ base of the rotary position embedding.
     pub rope_base: f64,
     /// ε of the norms.
     pub eps: f64,
     pub norm: Norm,
     pub attention: Attention,
-    /// Tiles of [`Attention::Tiled`].
+    /// Tile sizes of [`Attention::Tiled`].
     pub tiling: Tiling,
     pub fusion: Fusion,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the weights of the embedding.
     pub tied: bool,
-    /// Whether blocks keep only their input, and compute the rest again backward.
+    /// Activation checkpointing: blocks save only their input, and recompute the rest in the backward pass.
     pub checkpoint: bool,
     pub precision: Precision,
 }
 
-/// How much of a step runs, for [`Config::step_bytes`].
+/// Which parts of a training step run, for [`Config::step_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Forward,
@@ -48,7 +48,23 @@ pub enum Kind {
     TrainStep,
 }
 
-/// Which norm stands before attention, feed-forward and head.
+/// Lower bound in bytes of the memory of a step, by purpose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepBytes {
+    /// f32 parameters, and the compute weights where matmuls take a shorter type.
+    pub weights: f64,
+    pub gradients: f64,
+    pub moments: f64,
+    pub activations: f64,
+}
+
+impl StepBytes {
+    pub fn total(&self) -> f64 {
+        self.weights + self.gradients + self.moments + self.activations
+    }
+}
+
+/// The norm before attention, feed-forward and head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Norm {
@@ -56,52 +72,52 @@ pub enum Norm {
     Layer,
 }
 
-/// How attention is computed.
+/// Implementation of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attention {
-    /// The whole matrix of scores, in candle's ops.
+    /// Materializes the matrix of scores, in candle ops.
     Naive,
-    /// FlashAttention-2 in candle's ops.
+    /// FlashAttention-2 in candle ops.
     Tiled,
-    /// FlashAttention-2 by our kernels.
+    /// FlashAttention-2 by Tilewright kernels.
     Flash,
 }
 
-/// How much is computed by our kernels at once, beside attention.
+/// How much of the model, apart from attention, Tilewright kernels compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fusion {
-    /// Norms, positions, activations and loss in candle's own ops.
+    /// Norms, rotary embedding, activations and loss in candle ops.
     None,
-    /// A kernel for each of them.
+    /// One kernel for each of them.
     Ops,
-    /// These kernels, and a whole block as one op with a backward pass of its own: nothing is added or kept needlessly. Needs
-    /// [`Attention::Flash`].
+    /// The same kernels, and each block as one op with a hand-written backward pass, without redundant additions and
+    /// saved tensors. Requires [`Attention::Flash`].
     Blocks,
 }
 
-/// What products, and what is kept between them, are in. Parameters, their gradients, sums, and the insides of norms, softmax
-/// and loss are f32 in all of them.
+/// The dtype of matmuls and of activations between them. In every precision parameters, their gradients, sums, and the
+/// internals of norms, softmax and loss are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     F32,
-    /// f32 whose products are three products of tf32 each on a GPU (<https://arxiv.org/abs/2203.03341>): about as exact as f32, on
-    /// tensor cores, by our own kernel. The CPU multiplies exactly.
+    /// f32; on a GPU each matmul is three tf32 matmuls (3xTF32, <https://arxiv.org/abs/2203.03341>) on tensor cores, by
+    /// a Tilewright kernel, about as accurate as f32. The CPU multiplies in f32.
     Tf32x3,
-    /// f32 whose products round their operands to 10 bits on a GPU. The CPU multiplies exactly.
+    /// f32; on a GPU matmuls round their operands to tf32 (10 bits of mantissa). The CPU multiplies in f32.
     Tf32,
     Bf16,
-    /// Needs a scaled loss: see [`crate::train::LossScale`].
+    /// Requires loss scaling: see [`crate::train::LossScale`].
     F16,
 }
 
-/// The words of an enum on a command line.
+/// Implements the names of an enum on the command line.
 macro_rules! words {
     ($ty:ident, $what:literal, $($word:literal => $variant:ident),*) => {
         impl $ty {
-            /// What can be chosen.
+            /// All values.
             pub const ALL: &'static [$ty] = &[$($ty::$variant),*];
         }
 
@@ -131,7 +147,7 @@ words!(Fusion, "fusion", "none" => None, "ops" => Ops, "blocks" => Blocks);
 words!(Precision, "precision", "f32" => F32, "tf32x3" => Tf32x3, "tf32" => Tf32, "bf16" => Bf16, "f16" => F16);
 
 impl Precision {
-    /// The type of products and of what is kept between them.
+    /// The dtype of matmuls and of activations.
     pub fn dtype(self) -> DType {
         match self {
             Precision::F32 | Precision::Tf32x3 | Precision::Tf32 => DType::F32,
@@ -140,7 +156,7 @@ impl Precision {
         }
     }
 
-    /// Sets how f32 products round on a GPU in this process from now on. Without meaning on the CPU.
+    /// Sets how f32 matmuls round on a GPU, for this process. Has no effect on the CPU.
     pub fn apply(self) {
         #[cfg(feature = "cuda")]
         {
@@ -150,7 +166,7 @@ impl Precision {
     }
 }
 
-/// The sizes of the assignment's table 1: name, width, hidden, layers, heads.
+/// The model sizes of table 1 of the assignment: name, width, hidden, layers, heads.
 pub const SIZES: [(&str, usize, usize, usize, usize); 5] = [
     ("small", 768, 3072, 12, 12),
     ("medium", 1024, 4096, 24, 16),
@@ -160,7 +176,7 @@ pub const SIZES: [(&str, usize, usize, usize, usize); 5] = [
 ];
 
 impl Default for Config {
-    /// A model that trains on a CPU in minutes: 4 layers of 128, for contexts of 128 tokens.
+    /// A model that trains on a CPU in minutes: 4 layers, 128 wide, for a context of 128 tokens.
     fn default() -> Config {
         Config {
             vocabulary: 10_000,
@@ -184,13 +200,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Names of what changes no bit of a loss or a gradient: a run may go on with other values.
+    /// Fields that do not change any bit of losses or gradients: a resumed run may change them.
     pub const FREE: [&str; 1] = ["checkpoint"];
 
-    /// A size of [`SIZES`], with its vocabulary of 10 000.
+    /// Returns a size of [`SIZES`], with a vocabulary of 10 000.
     ///
     /// # Errors
-    /// An unknown name; says which one is nearest.
+    /// An unknown name; the message suggests the nearest one.
     pub fn named(size: &str, context: usize) -> Result<Config> {
         let wanted = size.to_lowercase();
         let found = SIZES.iter().find(|(name, ..)| name.to_lowercase() == wanted);
@@ -208,23 +224,23 @@ impl Config {
         Ok(Config { context, width, hidden, layers, heads, heads_kv: heads, ..Config::default() })
     }
 
-    /// The name of this size, if it is one of [`SIZES`].
+    /// The name of this size in [`SIZES`], if it has one.
     pub fn size_name(&self) -> Option<&'static str> {
         let size = (self.width, self.hidden, self.layers, self.heads);
         SIZES.iter().find(|&&(_, width, hidden, layers, heads)| (width, hidden, layers, heads) == size).map(|s| s.0)
     }
 
-    /// How attention's columns are divided.
+    /// Layout of the packed queries, keys and values.
     pub fn head_columns(&self) -> Heads {
         Heads { heads: self.heads, heads_kv: self.heads_kv, d: self.width / self.heads.max(1) }
     }
 
-    /// Number of parameters, as papers count them, of a config that [`Config::check`] accepts.
+    /// Number of parameters of a config that [`Config::check`] accepts.
     pub fn parameters(&self) -> usize {
         self.count() as usize
     }
 
-    /// The same of any numbers. Exact below 2⁵³.
+    /// Number of parameters of any config. Exact below 2⁵³.
     fn count(&self) -> f64 {
         let of = |n: usize| n as f64;
         let (width, hidden, heads, heads_kv) = (of(self.width), of(self.hidden), of(self.heads), of(self.heads_kv));
@@ -235,15 +251,18 @@ impl Config {
         of(self.layers) * block + heads * of(self.vocabulary) * width + norm
     }
 
-    /// Bytes of host or device memory that the model takes at least: f32 values and gradients, and what is known of each tensor.
+    /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights and the
+    /// metadata of each tensor.
     pub fn model_bytes(&self) -> f64 {
-        8.0 * self.count() + 128.0 * 6.0 * self.layers as f64
+        let shorter = if self.precision.dtype().size_in_bytes() < 4 { 2.0 } else { 0.0 };
+        (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
-    /// Bytes that a step of `windows` windows takes at least: the parameters with what training keeps for each, the logits, and what
-    /// the blocks keep for backward. Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer
-    /// models" (2023), section 4.1. What is refused by it would not have fitted.
-    pub fn step_bytes(&self, windows: usize, kind: Kind) -> f64 {
+    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `windows` sequences: parameters with
+    /// gradients and optimizer state, logits, and the activations that blocks save for backward. Activations follow
+    /// Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023), section 4.1. A step that
+    /// this bound rejects would not fit.
+    pub fn step_bytes(&self, windows: usize, micro_batches: usize, kind: Kind) -> StepBytes {
         let of = |n: usize| n as f64;
         let element = self.precision.dtype().size_in_bytes() as f64;
         let tokens = of(windows) * of(self.context);
@@ -260,12 +279,18 @@ impl Config {
             (_, true) => of(self.layers) * stream + logits,
             (_, false) => of(self.layers) * block + logits,
         };
-        let moments = if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 };
-        self.model_bytes() + moments + activations
+        // Gradients accumulate over several micro-batches in f32.
+        let gradient = if self.precision == Precision::Bf16 && micro_batches <= 1 { 2.0 } else { 4.0 };
+        StepBytes {
+            weights: self.model_bytes(),
+            gradients: if kind == Kind::Forward { 0.0 } else { gradient * self.count() },
+            moments: if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 },
+            activations,
+        }
     }
 
-    /// Multiplications and additions of a training step per token: 6 per weight of a product, and attention's two products of
-    /// rows that see half of the `length` keys on average, three times (Kaplan et al., "Scaling laws for neural language
+    /// FLOP of a training step per token: 6 per weight of a matmul, plus three times the two matmuls of attention,
+    /// whose rows attend to half of the `length` keys on average (Kaplan et al., "Scaling laws for neural language
     /// models", 2020, section 2.1).
     pub fn flops_per_token(&self, length: usize) -> f64 {
         let of = |n: usize| n as f64;
@@ -276,10 +301,10 @@ impl Config {
         6.0 * (layers * block + head) + 3.0 * layers * attention
     }
 
-    /// Checks that the numbers fit together.
+    /// Checks that the sizes are consistent.
     ///
     /// # Errors
-    /// Says which number does not, and to which.
+    /// Names the inconsistent sizes.
     pub fn check(&self) -> Result<()> {
         let fail = |message: String| Err(Error::Msg(message));
         for (name, n) in [
@@ -291,10 +316,10 @@ impl Config {
             ("heads_kv", self.heads_kv),
         ] {
             if n == 0 {
-                return fail(format!("a model's {name} is at least 1, found 0"));
+                return fail(format!("expected a {name} of at least 1, found 0"));
             }
         }
-        // What follows computes with these numbers, and none of it may leave an integer.
+        // The checks below compute with these sizes: none may overflow an integer.
         if self.count() > MOST_PARAMETERS {
             return fail(format!(
                 "a model with layers {}, width {}, hidden {}, heads {}, heads_kv {} and vocabulary {} has {:.1e} parameters: \
@@ -309,36 +334,33 @@ impl Config {
             ));
         }
         if self.context > MOST_TOKENS {
-            return fail(format!("a model's context is at most {MOST_TOKENS} tokens, found {}", self.context));
+            return fail(format!("expected a context of at most {MOST_TOKENS} tokens, found {}", self.context));
         }
         if !self.width.is_multiple_of(self.heads) {
             let near = nearest_divisors(self.width, self.heads);
-            return fail(format!("{} heads do not divide a width of {}: {near}", self.heads, self.width));
+            return fail(format!("{} heads do not divide the width {}: {near}", self.heads, self.width));
         }
         if !self.heads.is_multiple_of(self.heads_kv) {
             let near = nearest_divisors(self.heads, self.heads_kv);
-            return fail(format!(
-                "{} heads of keys and values do not divide {} heads: {near}",
-                self.heads_kv, self.heads
-            ));
+            return fail(format!("{} key/value heads do not divide {} heads: {near}", self.heads_kv, self.heads));
         }
         let d = self.width / self.heads;
         if d % 2 == 1 || d > 256 {
             return fail(format!(
-                "{} heads of a width of {} have {d} columns each: positions turn pairs, and attention takes up to 256, so \
-                 expected an even number up to 256",
+                "{} heads of a width of {} have a head dimension of {d}: expected an even number up to 256, since rope \
+                 rotates pairs and attention takes up to 256",
                 self.heads, self.width
             ));
         }
         if !(self.eps > 0.0 && self.rope_base > 0.0) {
-            return fail(format!("eps and rope_base are positive, found {} and {}", self.eps, self.rope_base));
+            return fail(format!("expected a positive eps and rope_base, found {} and {}", self.eps, self.rope_base));
         }
         if self.attention == Attention::Tiled && (self.tiling.queries == 0 || self.tiling.keys == 0) {
-            return fail(format!("tiles of attention have at least one row, found {:?}", self.tiling));
+            return fail(format!("expected tiles of attention with at least one row, found {:?}", self.tiling));
         }
         if self.fusion == Fusion::Blocks && self.attention != Attention::Flash {
             return fail(format!(
-                "whole blocks run with flash attention: choose fusion `ops` or `none` for {} attention",
+                "fusion `blocks` requires flash attention: choose fusion `ops` or `none` for {} attention",
                 self.attention
             ));
         }
@@ -346,13 +368,13 @@ impl Config {
     }
 }
 
-/// Far beyond any memory, and small enough that sums of sizes stay exact: 2⁴⁸.
+/// Far beyond any memory, and small enough for exact sums of sizes: 2⁴⁸.
 const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
 
-/// Positions are 32-bit numbers.
+/// Positions are 32-bit integers.
 const MOST_TOKENS: usize = i32::MAX as usize;
 
-/// "8 and 16 do", for numbers of heads around `count` that divide `n`.
+/// Names the numbers of heads around `count` that divide `n`, such as "8 and 16 do".
 fn nearest_divisors(n: usize, count: usize) -> String {
     let below = (1..count.min(n)).rev().find(|h| n.is_multiple_of(*h));
     let above = (count.saturating_add(1)..=n).find(|h| n.is_multiple_of(*h));
@@ -360,5 +382,25 @@ fn nearest_divisors(n: usize, count: usize) -> String {
         (Some(a), Some(b)) => format!("{a} and {b} do"),
         (Some(a), None) | (None, Some(a)) => format!("{a} does"),
         (None, None) => "1 does".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_step_are_those_of_its_tensors() {
+        let of = |precision, micro_batches, kind| {
+            let config = Config { precision, ..Config::default() };
+            let StepBytes { weights, gradients, moments, .. } = config.step_bytes(4, micro_batches, kind);
+            // Without what is known of each tensor.
+            [weights - 768.0 * config.layers as f64, gradients, moments].map(|bytes| bytes / config.parameters() as f64)
+        };
+        assert_eq!(of(Precision::F32, 1, Kind::TrainStep), [4.0, 4.0, 8.0]);
+        assert_eq!(of(Precision::Bf16, 1, Kind::TrainStep), [6.0, 2.0, 8.0]);
+        assert_eq!(of(Precision::Bf16, 2, Kind::TrainStep), [6.0, 4.0, 8.0], "micro-batches add up in f32");
+        assert_eq!(of(Precision::F16, 1, Kind::ForwardBackward), [6.0, 4.0, 0.0]);
+        assert_eq!(of(Precision::F32, 1, Kind::Forward), [4.0, 0.0, 0.0]);
     }
 }

@@ -1,5 +1,5 @@
-//! The last norm, the head and the loss with a backward pass written out, off the tape: see [`super::stack`]. The largest tensors
-//! of a small model, logits and their gradient, are made once each.
+//! Final norm, head and loss with a hand-written backward pass, outside of the autograd graph: see [`super::stack`].
+//! The largest tensors of a small model, the logits and their gradient, are allocated once each.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
@@ -14,7 +14,7 @@ use crate::ops::stream_norm::Gradient;
 use crate::params::Use;
 use crate::profile::span;
 
-/// What backward reads.
+/// Tensors saved for backward.
 pub(super) struct Saved {
     x: Tensor,
     targets: Tensor,
@@ -24,7 +24,8 @@ pub(super) struct Saved {
     lse: Tensor,
 }
 
-/// The mean cross-entropy, f32, of head(norm(x)) for a stream x [batch, length, width] and targets [batch · length].
+/// The mean cross-entropy, f32, of head(norm(x)) for a residual stream x [batch, length, width] and targets
+/// [batch · length].
 pub(super) fn forward<T: Elem + FloatElement>(
     model: &Transformer,
     x: &Tensor,
@@ -39,7 +40,7 @@ pub(super) fn forward<T: Elem + FloatElement>(
     Ok((mean, Saved { x: x.clone(), targets: targets.clone(), moments, normed, logits, lse }))
 }
 
-/// The gradient of the stream, given that of the loss: a number.
+/// The gradient of the residual stream, given that of the loss, a scalar.
 pub(super) fn backward<T: Elem + FloatElement>(
     model: &Transformer,
     saved: Saved,

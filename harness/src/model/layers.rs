@@ -1,4 +1,4 @@
-//! A block as ops on the tape.
+//! A block as separate ops of the autograd graph ([`Fusion::None`] and [`Fusion::Ops`]).
 
 use candle_core::{D, DType, Result, Tensor};
 
@@ -8,7 +8,7 @@ use crate::ops::{self};
 use crate::profile::span;
 
 impl NormWeights {
-    /// The norm of a stream x, f32, over its last dimension, in the precision's type.
+    /// The norm of the residual stream x, f32, over its last dimension, in the dtype of the precision.
     pub(super) fn apply(&self, config: &Config, x: &Tensor) -> Result<Tensor> {
         let _span = span("norm");
         let dtype = config.precision.dtype();
@@ -33,7 +33,7 @@ impl NormWeights {
 }
 
 impl Block {
-    /// A stream x, f32 [batch, length, width], with what attention and feed-forward add to it.
+    /// Adds attention and feed-forward to the residual stream x, f32 [batch, length, width].
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = span("block");
         let qkv = ops::linear(&self.attention_norm.apply(&self.config, x)?, &self.qkv)?;
@@ -46,7 +46,7 @@ impl Block {
         x + self.widened(ops::linear(&inner, &self.down)?)?
     }
 
-    /// What is added to the stream, in the stream's type.
+    /// Converts a branch output to f32, the dtype of the residual stream.
     fn widened(&self, x: Tensor) -> Result<Tensor> {
         match self.config.fusion {
             Fusion::None => x.to_dtype(DType::F32),
@@ -54,7 +54,7 @@ impl Block {
         }
     }
 
-    /// O [batch, length, width] of qkv [batch, length, columns].
+    /// Computes O [batch, length, width] from qkv [batch, length, columns].
     fn attention(&self, qkv: &Tensor) -> Result<Tensor> {
         let heads = self.config.head_columns();
         if (self.config.attention, self.config.fusion) == (Attention::Flash, Fusion::Ops) {
@@ -81,7 +81,7 @@ impl Block {
         o.transpose(1, 2)?.reshape((batch, length, heads.heads * heads.d))
     }
 
-    /// Heads of keys or values [batch, heads_kv, length, d], each as often as it has heads of queries.
+    /// Repeats the key or value heads [batch, heads_kv, length, d] to one per query head.
     fn repeat(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, heads_kv, length, d) = x.dims4()?;
         let group = self.config.heads / heads_kv;

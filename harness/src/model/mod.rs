@@ -1,4 +1,5 @@
-//! The assignment's Transformer: pre-norm blocks of causal attention with rotary positions and a SwiGLU feed-forward.
+//! The assignment's Transformer: pre-norm blocks of causal attention with rotary position embedding and a SwiGLU
+//! feed-forward.
 //!
 //! ```text
 //! x = embedding[tokens]
@@ -7,15 +8,15 @@
 //! logits = head(norm(x))
 //! ```
 //!
-//! The same model runs in several ways, so that they can be compared: see [`Attention`], [`Fusion`] and
-//! [`Config::checkpoint`]. None of them changes what is computed.
+//! The same model has several implementations for comparison: see [`Attention`], [`Fusion`] and [`Config::checkpoint`].
+//! All of them compute the same function.
 //!
-//! x, the residual stream, is f32 in every precision, as sums of many small parts should be; what is multiplied is of the precision's
-//! type.
+//! The residual stream x is f32 in every precision, because it sums many small terms; matmul operands have the dtype of
+//! the precision.
 //!
-//! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops on the tape), `stack.rs` (the model as one op),
-//! `block.rs` and `head.rs` (its parts), `checkpoint.rs` (blocks on the tape that are computed again backward), `replay.rs` (passes
-//! that are replayed).
+//! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops of the autograd graph), `stack.rs` (the
+//! model as one op), `block.rs` and `head.rs` (its parts), `checkpoint.rs` (activation checkpointing of blocks in the
+//! autograd graph), `replay.rs` (forward and backward as a CUDA graph).
 
 mod block;
 mod checkpoint;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub use config::{Attention, Config, Fusion, Kind, Norm, Precision, SIZES};
+pub use config::{Attention, Config, Fusion, Kind, Norm, Precision, SIZES, StepBytes};
 pub use replay::Replay;
 
 use crate::ops::{self, Rope};
@@ -59,7 +60,7 @@ struct Block {
     down: Param,
 }
 
-/// A norm's weight, and its shift if it has one.
+/// A norm's weight, and its bias if it has one.
 #[derive(Clone)]
 struct NormWeights {
     weight: Param,
@@ -82,11 +83,12 @@ impl NormWeights {
 }
 
 impl Config {
-    /// The parameters that the model needs, in the order of memory: matrices first, in the order of use, then what weight decay
-    /// leaves alone.
+    /// Describes the parameters of the model in memory order: matrices first, in order of use, then the vectors, which
+    /// have no weight decay.
     ///
-    /// Matrices start normal with variance 2 / (inputs + outputs) (Glorot and Bengio, "Understanding the difficulty of training
-    /// deep feedforward neural networks", 2010), embeddings with variance 1, or 1/width where they are the head too.
+    /// Initialization: matrices normal with variance 2 / (inputs + outputs) (Glorot and Bengio, "Understanding the
+    /// difficulty of training deep feedforward neural networks", 2010); embeddings with variance 1, or 1/width if they
+    /// are the head too.
     pub fn specs(&self) -> Vec<ParamSpec> {
         let matrix = |name: String, outputs: usize, inputs: usize, fan_out: usize| {
             ParamSpec::matrix(name, &[outputs, inputs], (2.0 / (inputs + fan_out) as f64).sqrt())
@@ -120,18 +122,37 @@ impl Config {
 }
 
 impl Transformer {
-    /// A model with starting values that depend on `seed`.
+    /// Creates a model with initial values that depend on `seed`.
     ///
     /// # Errors
-    /// A config whose numbers do not fit together, or no memory.
+    /// An inconsistent config, or out of memory.
     pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
-        config.check()?;
-        ops::memory::kernel_device(device)?.expect_memory(config.model_bytes()).map_err(ops::memory::kernel_error)?;
-        let params = Params::new(config.specs(), device, seed)?;
-        Transformer::with_params(config, params)
+        // Gradients begin in f32, whatever becomes of them.
+        let bytes = config.step_bytes(0, 2, Kind::ForwardBackward).total();
+        Transformer::made(config, device, bytes, || Params::new(config.specs(), device, seed))
     }
 
-    /// A model of existing parameters, with their values. The copy for computing is made if it is not there.
+    /// As [`Transformer::new`], without memory for gradients: to run forward only.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn for_inference(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
+        Transformer::made(config, device, config.model_bytes(), || Params::without_grads(config.specs(), device, seed))
+    }
+
+    /// A model of the parameters that `make` makes, which take at least `bytes`.
+    fn made(
+        config: &Config,
+        device: &Device,
+        bytes: f64,
+        make: impl FnOnce() -> Result<Params>,
+    ) -> Result<Transformer> {
+        config.check()?;
+        ops::memory::kernel_device(device)?.expect_memory(bytes).map_err(ops::memory::kernel_error)?;
+        Transformer::with_params(config, make()?)
+    }
+
+    /// Creates a model from existing parameters and their values. Creates the compute weights if they are missing.
     ///
     /// # Errors
     /// As [`Transformer::new`]; also parameters of another model.
@@ -172,23 +193,23 @@ impl Transformer {
         &self.params
     }
 
-    /// Logits [batch, length, vocabulary] of tokens u32 [batch, length], in the precision's type.
+    /// Returns logits [batch, length, vocabulary] of tokens u32 [batch, length], in the dtype of the precision.
     ///
     /// # Errors
-    /// More tokens than the context, tokens beyond the vocabulary, and everything that a launch can say.
+    /// More tokens than the context length, tokens outside of the vocabulary, and those of the launches.
     pub fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
         let x = self.stream(tokens)?;
         ops::linear(&self.norm.apply(&self.config, &x)?, &self.head)
     }
 
-    /// The mean cross-entropy of the logits of `tokens` with `targets`, both u32 [batch, length]: f32, a number.
+    /// Returns the mean cross-entropy of the logits of `tokens` with `targets`, both u32 [batch, length]: an f32
+    /// scalar.
     ///
     /// # Errors
     /// As [`Transformer::logits`]; also targets of another shape.
     pub fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
         if tokens.dims() != targets.dims() {
-            let message =
-                format!("there is a target for each token: found {:?} and {:?}", tokens.dims(), targets.dims());
+            let message = format!("expected one target per token: found {:?} and {:?}", tokens.dims(), targets.dims());
             return Err(Error::Msg(message));
         }
         let targets = targets.flatten_all()?.contiguous()?;
@@ -203,8 +224,8 @@ impl Transformer {
         }
     }
 
-    /// Runs forward, and shows what the embedding, each block and the head made of `tokens`, in order: for finding where a number
-    /// went wrong.
+    /// Runs forward, and calls `see` with the outputs of the embedding, each block, the last norm and the head, in
+    /// order: for locating numerical errors.
     ///
     /// # Errors
     /// As [`Transformer::logits`], and those of `see`.
@@ -215,7 +236,8 @@ impl Transformer {
         see("head", &ops::linear(&normed, &self.head)?)
     }
 
-    /// What the blocks make of tokens [batch, length]: [batch, length, width], before the last norm.
+    /// Returns the residual stream after the blocks for tokens [batch, length]: [batch, length, width], before the last
+    /// norm.
     fn stream(&self, tokens: &Tensor) -> Result<Tensor> {
         self.stream_seen(tokens, &mut |_, _| Ok(()))
     }
@@ -240,8 +262,8 @@ impl Transformer {
             return Ok(());
         }
         let message = format!(
-            "{length} tokens are more than the context of {} that the model was made for: shorten the input, or make a model \
-             with a larger context",
+            "expected at most {} tokens, the context length of the model, found {length}: shorten the input, or use a \
+             model with a larger context",
             self.config.context
         );
         Err(Error::Msg(message))
@@ -265,7 +287,7 @@ impl Block {
         })
     }
 
-    /// All parameters of the block, in the order of use.
+    /// All parameters of the block, in order of use.
     fn params(&self) -> impl Iterator<Item = &Param> {
         let attention = self.attention_norm.params().chain([&self.qkv, &self.out]);
         attention.chain(self.mlp_norm.params()).chain([&self.gate_up, &self.down])

@@ -1,12 +1,12 @@
-//! Forward and backward of a model again and again, by replay where that is possible.
+//! Repeats forward and backward of a model, as a CUDA graph if possible.
 
 use candle_core::{DType, Result, Tensor};
 
 use super::Transformer;
 use crate::ops::replay::Replay as Recorded;
 
-/// Runs forward and backward of a model, on a GPU as a CUDA graph. Whole training steps are those of
-/// [`WholeStep`](crate::train::WholeStep).
+/// Runs forward and backward of a model, on a GPU as a CUDA graph. [`WholeStep`](crate::train::WholeStep) does so for
+/// whole training steps.
 pub struct Replay {
     model: Transformer,
     recorded: Recorded,
@@ -15,20 +15,21 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// For this model. Nothing runs yet.
+    /// Creates a runner for this model. Runs nothing yet.
     pub fn new(model: &Transformer) -> Replay {
         Replay { model: model.clone(), recorded: Recorded::new(model.params().device()), loss: None }
     }
 
-    /// Why passes are not replayed, if they are not: on the CPU, and where recording has failed.
+    /// Why passes run without a CUDA graph, if they do: on the CPU, and after a failed capture.
     pub fn why_not(&self) -> Option<&str> {
         self.recorded.why_not()
     }
 
-    /// Adds the gradient of factor · loss to the model's gradients, and returns the loss: see [`Transformer::loss`].
+    /// Accumulates the gradient of factor · loss into the gradients of the model, and returns the loss: see
+    /// [`Transformer::loss`].
     ///
-    /// While someone listens for finished gradients ([`crate::params::Params::on_grad_ready`]), nothing is replayed: a
-    /// recording calls nobody.
+    /// Does not use a graph while a callback of [`crate::params::Params::on_grad_ready`] is registered, because a graph
+    /// launch does not run callbacks.
     ///
     /// # Errors
     /// As [`Transformer::loss`].
@@ -41,17 +42,18 @@ impl Replay {
             None => self.loss.insert(Tensor::zeros(1, DType::F32, tokens.device())?).clone(),
         };
         let model = &self.model;
-        // A pass writes over blank gradients and adds to others: a recording does always the same, which is to add.
+        // A pass overwrites lazily zeroed gradients and accumulates into others. A captured graph must do the same each
+        // time: it accumulates.
         model.params().settle_grads()?;
         self.recorded.run(&[factor.to_bits(), model.params.generation()], &[tokens, targets], |inputs| {
             kept.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0)
         })?;
-        // The next replay writes over it.
+        // The next launch of the graph overwrites `kept`, so return a copy.
         kept.force_contiguous()?.reshape(())
     }
 }
 
-/// One pass as it always runs.
+/// Forward and backward without a graph.
 fn pass(model: &Transformer, tokens: &Tensor, targets: &Tensor, factor: f64) -> Result<Tensor> {
     let loss = model.loss(tokens, targets)?;
     let scaled = if factor == 1.0 { loss.clone() } else { (&loss * factor)? };

@@ -1,8 +1,9 @@
-//! A model as one op on the tape: embedding, blocks, head and loss, forward and backward by hand.
+//! The model as one op of the autograd graph: embedding, blocks, head and loss with hand-written forward and backward
+//! passes.
 //!
-//! Candle's walk adds every gradient to a zeroed one and keeps every intermediate until the end. Here nothing is added but what the
-//! formulas add, and everything is freed as soon as it has been used. The gradients of all norms' weights are added up at once, at the
-//! end.
+//! Candle's backward pass adds every gradient to a zeroed tensor and keeps every intermediate until its end. This
+//! module performs only the additions of the formulas and frees each tensor after its last use. One launch at the end
+//! sums the gradients of all norm weights.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,17 +19,17 @@ use crate::ops::tape::record1;
 use crate::params::{Param, Use, grad_enabled};
 use crate::profile::span;
 
-/// What is kept of a block for backward.
+/// What a block saves for backward.
 enum Kept {
     All(Box<block::Saved>),
-    /// The stream before it: the rest is computed again.
+    /// The residual stream before it (activation checkpointing): the rest is recomputed.
     Input(Tensor),
 }
 
-/// The uses of a model's parameters by one pass. A table that is embedding and head has two.
+/// The parameter uses of one pass. A table that is both embedding and head has two.
 struct Uses {
     embedding: Option<Use>,
-    /// Of blocks and the last norm.
+    /// Of the blocks and the last norm.
     inner: Vec<Use>,
     head: Option<Use>,
 }
@@ -45,14 +46,14 @@ impl Uses {
     }
 }
 
-/// The mean cross-entropy of the model's logits of tokens [batch, length] with targets [batch · length].
+/// The mean cross-entropy of the logits of tokens [batch, length] with targets [batch · length].
 pub(super) fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Result<Tensor> {
     for_float_type!(model.config.precision.dtype(), "a model", T => {
         let uses = Uses::begin(model, true);
         let ids = tokens.flatten_all()?.contiguous()?;
         let (x, kept) = forward::<T>(model, tokens, &ids, &mut |_, _| Ok(()))?;
         let (mean, of_head) = head::forward::<T>(model, &x, targets)?;
-        // Taken by backward, which frees it on its way.
+        // Backward takes these, and frees them as it goes.
         let saved = Mutex::new(grad_enabled().then_some((kept, of_head)));
         let model = model.clone();
         record1("model", &model.embedding.anchor().clone(), Fresh::<f32>::copy_of(&mean)?, (), move |_, _, grad| {
@@ -65,7 +66,7 @@ pub(super) fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Re
     })
 }
 
-/// What the blocks make of tokens [batch, length]: f32 [batch, length, width], before the last norm.
+/// The residual stream after the blocks for tokens [batch, length]: f32 [batch, length, width], before the last norm.
 pub(super) fn stream(
     model: &Transformer,
     tokens: &Tensor,
@@ -93,7 +94,7 @@ pub(super) fn stream(
 
 fn take<S>(saved: &Mutex<Option<S>>) -> Result<S> {
     let saved = saved.lock().unwrap_or_else(PoisonError::into_inner).take();
-    saved.ok_or_else(|| Error::Msg("backward ran twice through one result: compute it again".into()))
+    saved.ok_or_else(|| Error::Msg("backward ran twice on one result: run forward again".into()))
 }
 
 fn forward<T: Elem + FloatElement>(
@@ -120,12 +121,12 @@ fn forward<T: Elem + FloatElement>(
     Ok((x, kept))
 }
 
-/// The block before a block.
+/// The previous block.
 fn before(model: &Transformer, index: usize) -> Option<&Block> {
     model.blocks.get(index.checked_sub(1)?).map(|block| &**block)
 }
 
-/// A backward pass over as many tokens, with `more` norms than those of the blocks.
+/// Creates the backward pass for `ids`, with `more` norms in addition to those of the blocks.
 fn pass_of<'a>(model: &Transformer, ids: &Tensor, uses: &'a Uses, more: usize) -> Result<Pass<'a>> {
     let norm_sums = match model.config.norm {
         Norm::Layer => None,
@@ -138,7 +139,7 @@ fn pass_of<'a>(model: &Transformer, ids: &Tensor, uses: &'a Uses, more: usize) -
     Ok(Pass { uses: &uses.inner, norm_sums })
 }
 
-/// From the gradient of the stream behind the blocks to everything before.
+/// Propagates the gradient of the residual stream after the blocks to all blocks and the embedding.
 fn backward<T: Elem + FloatElement>(
     model: &Transformer,
     ids: &Tensor,
@@ -150,7 +151,7 @@ fn backward<T: Elem + FloatElement>(
         let saved = match kept.pop() {
             Some(Kept::All(saved)) => *saved,
             Some(Kept::Input(x)) => block::forward::<T>(block, &x, before(model, block.index))?.1,
-            None => return Err(Error::Msg("internal compiler error: a block kept nothing, please report".into())),
+            None => return Err(Error::Msg("internal error: a block saved nothing for backward, please report".into())),
         };
         grad = block::backward::<T>(block, saved, grad, pass)?;
     }
@@ -165,7 +166,7 @@ fn backward<T: Elem + FloatElement>(
     Ok(())
 }
 
-/// Adds up what the backward pass left of the RMSNorms' gradients. Their weights lie one behind the other.
+/// Sums the partial sums of the RMSNorm weight gradients. The weights have equal distances in the flat tensor.
 fn add_norm_gradients(model: &Transformer, sums: &Tensor, pass: &Pass<'_>) -> Result<()> {
     let _span = span("norm");
     let weights = model.blocks.iter().flat_map(|block| [&block.attention_norm.weight, &block.mlp_norm.weight]);
@@ -173,9 +174,9 @@ fn add_norm_gradients(model: &Transformer, sums: &Tensor, pass: &Pass<'_>) -> Re
     let starts: Vec<usize> = weights.iter().map(|weight| weight.range().start).collect();
     let apart = if starts.len() < 2 { 0 } else { starts[1] - starts[0] };
     if starts.windows(2).any(|pair| pair[1] - pair[0] != apart) {
-        return Err(Error::Msg("internal compiler error: norms lie apart, please report".into()));
+        return Err(Error::Msg("internal error: norm weights are not equally spaced, please report".into()));
     }
-    // All of them are blank, or none is: one pass writes them together.
+    // All of them are lazily zeroed, or none is: one launch writes them together.
     let mut adds = false;
     for weight in &weights {
         adds |= weight.grad_to_write()?.1;

@@ -1,10 +1,10 @@
-//! Adding a small number many times, in several precisions.
+//! Accumulates a small number many times, in several precisions.
 
 use half::{bf16, f16};
 
 use crate::report::{Axis, Cell, Column, Plot, Point, Report, Series, Table};
 
-/// A type of floating-point numbers.
+/// A floating-point type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     F64,
@@ -23,7 +23,7 @@ impl Format {
         }
     }
 
-    /// The nearest number of this type.
+    /// Rounds to the nearest number of this type.
     pub fn round(self, x: f64) -> f64 {
         match self {
             Format::F64 => x,
@@ -33,15 +33,14 @@ impl Format {
         }
     }
 
-    /// `a + b` where both are numbers of this type: the sum in f64 is exact or keeps far more digits than the type has,
-    /// and is then rounded once.
+    /// `a + b` of two numbers of this type, rounded once: the f64 sum is exact or has far more digits than the type.
     pub fn add(self, a: f64, b: f64) -> f64 {
         self.round(a + b)
     }
 
-    /// The distance from `x` to the next larger number.
+    /// The distance from `x` to the next larger number (ULP).
     pub fn spacing(self, x: f64) -> f64 {
-        // Digits of the fraction.
+        // Bits of the fraction.
         let digits = match self {
             Format::F64 => 52,
             Format::F32 => 23,
@@ -52,14 +51,14 @@ impl Format {
     }
 }
 
-/// One way of adding.
+/// One combination of types, with its running sums.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Accumulation {
     /// Type of the running sum.
     pub sum: Format,
-    /// Type in which the small number is stored before each addition.
+    /// Type of the stored addend.
     pub addend: Format,
-    /// Whether the addend is cast to the sum's type by the program rather than by the addition.
+    /// Whether the program casts the addend to the type of the sum, instead of the addition.
     pub cast: bool,
     /// The sum after each addition.
     pub sums: Vec<f64>,
@@ -68,7 +67,7 @@ pub struct Accumulation {
 impl Accumulation {
     /// Adds `addend` to zero `steps` times.
     pub fn run(sum: Format, addend: Format, cast: bool, value: f64, steps: usize) -> Accumulation {
-        // A cast to a wider type changes nothing, and to a narrower one the addition's own conversion does the same.
+        // A cast to a wider type is exact; a cast to a narrower one equals the conversion of the addition.
         let value = sum.round(addend.round(value));
         let next = |total: &mut f64, _| {
             *total = sum.add(*total, value);
@@ -81,7 +80,7 @@ impl Accumulation {
         self.sums.last().copied().unwrap_or(0.0)
     }
 
-    /// The first step that changed nothing.
+    /// The first addition that did not change the sum.
     pub fn stalled_at(&self) -> Option<usize> {
         self.sums.windows(2).position(|pair| pair[0] == pair[1]).map(|i| i + 2)
     }
@@ -92,7 +91,7 @@ impl Accumulation {
     }
 }
 
-/// The assignment's four sums, then two more that bfloat16 users should see.
+/// The four sums of the assignment, and two with bfloat16.
 pub fn experiment(value: f64, steps: usize) -> Vec<Accumulation> {
     let run = |sum, addend, cast| Accumulation::run(sum, addend, cast, value, steps);
     vec![
@@ -105,7 +104,7 @@ pub fn experiment(value: f64, steps: usize) -> Vec<Accumulation> {
     ]
 }
 
-/// Table, plot and words.
+/// Table, plot and explanation.
 pub fn report(value: f64, steps: usize) -> Report {
     let exact = value * steps as f64;
     let runs = experiment(value, steps);
@@ -131,7 +130,7 @@ pub fn report(value: f64, steps: usize) -> Report {
             Cell::from(result),
             Cell::from(result - exact),
             Cell::from(of_addend),
-            // What is left of an exact sum is the rounding of this line's own arithmetic.
+            // The rest of the error is the rounding of the additions of this row.
             Cell::from(if (result - exact - of_addend).abs() < 1e-12 { 0.0 } else { result - exact - of_addend }),
             Cell::from(if result == 0.0 { 0.0 } else { run.sum.spacing(result) }),
             Cell::from(stalls),
@@ -152,23 +151,23 @@ pub fn report(value: f64, steps: usize) -> Report {
     Report::new("accumulation", "Accumulation in mixed precision").text(words(value, &runs)).table(table).plot(plot)
 }
 
-/// What the numbers show.
+/// Explains the results.
 fn words(value: f64, runs: &[Accumulation]) -> String {
     let stored = |format: Format| format.round(value);
     let stall = runs.iter().find(|run| run.sum == Format::Bf16).and_then(Accumulation::stalled_at);
     let stall = stall.map_or(String::new(), |step| {
         format!(
-            " With bfloat16's 8 digits the sum stops moving at step {step}: half the distance to the next number is more \
-             than what is added."
+            " With the 8 significant bits of bfloat16 the sum stalls at step {step}: half the distance to the next number \
+             exceeds the addend."
         )
     });
     format!(
-        "Two errors are at work. The addend itself is rounded once when it is stored: {value} becomes {:.9} in f32, {:.9} in \
-         f16 and {:.9} in bf16, and that error grows in proportion to the steps. Then each sum is rounded to the distance \
-         between neighbouring numbers, which grows with the sum: near 10 it is {:.1e} in f32, {:.4} in f16 and {:.4} in \
-         bf16.{stall}\n\nSo what matters is the type of the sum: an f32 sum of f16 numbers has only the error of the stored \
-         addend (with 11 digits, a thousand of them add up exactly within 24), and it makes no difference whether the program casts the addend or the addition does. This is why matrix \
-         products, reductions and optimizer states accumulate in f32 even where their operands have 16 bits.",
+        "The result has two errors. First, the stored addend is rounded once: {value} becomes {:.9} in f32, {:.9} in f16 and \
+         {:.9} in bf16, and this error is proportional to the number of steps. Second, each sum is rounded to the spacing \
+         of the type, which grows with the sum: near 10 it is {:.1e} in f32, {:.4} in f16 and {:.4} in bf16.{stall}\n\n\
+         The type of the sum matters most: an f32 sum of f16 numbers has only the error of the stored addend (a thousand \
+         numbers of 11 significant bits add up exactly in 24), whether the program casts the addend or the addition \
+         does. Matmuls, reductions and optimizer states therefore accumulate in f32 even if their operands have 16 bits.",
         stored(Format::F32),
         stored(Format::F16),
         stored(Format::Bf16),
@@ -178,7 +177,7 @@ fn words(value: f64, runs: &[Accumulation]) -> String {
     )
 }
 
-/// Without the noise of a product of binary fractions.
+/// Formats without the noise of binary fractions.
 fn short(x: f64) -> String {
     let text = format!("{x:.9}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()
@@ -188,7 +187,7 @@ fn short(x: f64) -> String {
 mod tests {
     use super::*;
 
-    /// The assignment's values, to four digits after the point.
+    /// The values of the assignment, to four decimals.
     #[test]
     fn the_four_sums() {
         let results: Vec<String> = experiment(0.01, 1000).iter().map(|run| format!("{:.4}", run.result())).collect();

@@ -1,16 +1,17 @@
-//! Mixed precision as PyTorch's `autocast` does it: parameters stay in f32, each operation decides what it computes in.
+//! Mixed precision in the manner of PyTorch's `autocast`: parameters stay f32, and each operation selects its compute
+//! dtype.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 
 use crate::report::{Cell, Column, Report, Table};
 
-/// Which operations compute in 16 bits.
+/// Selects the compute dtype of each operation.
 ///
-/// Matrix products take 16-bit operands, add up in f32 and give a 16-bit result, as tensor cores do. Normalisations,
-/// softmax and losses compute in f32 whatever they get. Everything else follows its operand.
+/// Matmuls take 16-bit operands, accumulate in f32 and return a 16-bit result, as tensor cores do. Normalizations,
+/// softmax and losses compute in f32 for any input. All other operations use the dtype of their operand.
 #[derive(Clone, Copy, Debug)]
 pub struct Autocast {
-    /// F16, BF16, or none for f32 everywhere.
+    /// F16, BF16, or none for f32 throughout.
     pub low: Option<DType>,
 }
 
@@ -26,12 +27,12 @@ impl Autocast {
         }
     }
 
-    /// Over the last dimension, in f32.
+    /// LayerNorm over the last dimension, in f32.
     pub fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
         layer_norm(&x.to_dtype(DType::F32)?, weight, bias)
     }
 
-    /// In the operand's type.
+    /// ReLU, in the dtype of the operand.
     pub fn relu(&self, x: &Tensor) -> Result<Tensor> {
         x.relu()
     }
@@ -46,7 +47,7 @@ impl Autocast {
     }
 }
 
-/// (x − mean) / √(variance + 1e-5) · weight + bias, every step in x's own type.
+/// (x − mean) / √(variance + 1e-5) · weight + bias, with every step in the dtype of x.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let last = x.rank() - 1;
     let centred = x.broadcast_sub(&x.mean_keepdim(last)?)?;
@@ -54,12 +55,12 @@ pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> 
     centred.broadcast_div(&(variance + 1e-5)?.sqrt()?)?.broadcast_mul(weight)?.broadcast_add(bias)
 }
 
-/// The assignment's toy model: fc1 (in → 10, no bias), ReLU, LayerNorm, fc2 (10 → out, no bias).
+/// The toy model of the assignment: fc1 (in → 10, no bias), ReLU, LayerNorm, fc2 (10 → out, no bias).
 pub struct ToyModel {
     parameters: Vec<(&'static str, Var)>,
 }
 
-/// A tensor of the model and its type.
+/// A tensor of the model and its dtype.
 pub struct Seen {
     pub what: String,
     pub dtype: DType,
@@ -68,7 +69,7 @@ pub struct Seen {
 const HIDDEN: usize = 10;
 
 impl ToyModel {
-    /// With f32 parameters, drawn from a fixed sequence.
+    /// Creates f32 parameters from a fixed pseudo-random sequence.
     pub fn new(inputs: usize, outputs: usize) -> Result<ToyModel> {
         let matrix = |rows: usize, columns: usize, seed: u64| {
             let scale = 1.0 / (columns as f32).sqrt();
@@ -84,11 +85,11 @@ impl ToyModel {
         Ok(ToyModel { parameters })
     }
 
-    /// Runs a step on made-up data under `autocast`, and looks at the type of every tensor on the way. Gradients are
-    /// those of the parameters.
+    /// Runs a step on synthetic data under `autocast`, and returns the dtype of every intermediate tensor. Gradients
+    /// are those of the parameters.
     ///
     /// # Errors
-    /// What candle refuses, or a parameter without a gradient.
+    /// Errors of candle, or a parameter without a gradient.
     pub fn step(&self, autocast: Autocast) -> Result<Vec<Seen>> {
         let [fc1, ln_weight, ln_bias, fc2] = [0, 1, 2, 3].map(|i| self.parameters[i].1.as_tensor());
         let (inputs, outputs) = (fc1.dim(1)?, fc2.dim(0)?);
@@ -127,7 +128,7 @@ impl ToyModel {
     }
 }
 
-/// Numbers from −1 to 1, the same for a seed everywhere (xorshift64*, S. Vigna 2014).
+/// Numbers from −1 to 1, a function of the seed only (xorshift64*, S. Vigna 2014).
 pub fn uniform(seed: u64) -> impl Iterator<Item = f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     std::iter::repeat_with(move || {
@@ -139,10 +140,10 @@ pub fn uniform(seed: u64) -> impl Iterator<Item = f32> {
     })
 }
 
-/// The types in f32, and under autocast to f16 and bf16.
+/// Table of dtypes in f32, and under autocast to f16 and bf16.
 ///
 /// # Errors
-/// What candle refuses.
+/// Errors of candle.
 pub fn report() -> Result<Report> {
     let model = ToyModel::new(16, 5)?;
     let runs = [None, Some(DType::F16), Some(DType::BF16)]
@@ -165,11 +166,11 @@ pub fn report() -> Result<Report> {
     }
     Ok(Report::new("autocast", "Types under autocast")
         .text(
-            "Autocast leaves the parameters alone: they are f32, and each matrix product casts what it needs to 16 bits on \
-             the way in. Its result stays in 16 bits until an operation comes that is known to need more: LayerNorm, whose \
-             mean and variance are sums, and the loss, whose exponentials and logarithms span a wide range, compute in f32 \
-             and give f32. Casts are part of the graph, so that the gradient of a cast parameter is cast back: gradients \
-             have the parameters' type, and the optimizer works in f32 throughout.",
+            "Autocast does not change the parameters: they are f32, and each matmul casts its operands to 16 bits. Its result \
+             stays in 16 bits until an operation that needs more: LayerNorm, whose mean and variance are sums, and the \
+             loss, whose exponentials and logarithms span a wide range, compute in f32 and return f32. Casts are part of \
+             the autograd graph, so the gradient of a cast parameter is cast back: gradients have the dtype of the \
+             parameters, and the optimizer works in f32 throughout.",
         )
         .table(table))
 }
@@ -183,7 +184,7 @@ mod tests {
         seen.into_iter().map(|seen| (seen.what, seen.dtype)).collect()
     }
 
-    /// What PyTorch's documentation of autocast says of these operations.
+    /// The dtypes that the documentation of PyTorch autocast states for these operations.
     #[test]
     fn products_are_narrow_and_the_rest_is_wide() {
         for low in [DType::F16, DType::BF16] {

@@ -1,12 +1,12 @@
-//! Experiments with precision: what accumulation, mixed precision and layer normalisation do in 16 bits.
+//! Experiments with floating-point precision: accumulation, mixed precision and layer normalization in 16 bits.
 //!
-//! Everything is computed when it is asked for, with real values of the types; the sentences are about what the numbers
-//! of the assignment show.
+//! All results are computed on demand with real values of the types. The explanatory texts describe the results for the
+//! values of the assignment.
 //!
-//! - [`accumulate`]: a thousand times 0.01;
-//! - [`autocast`]: which types a toy model's tensors have under mixed precision;
-//! - [`norm`]: what of layer normalisation needs 32 bits;
-//! - [`scaling`]: gradients too small for f16, and the scale that saves them.
+//! - [`accumulate`]: adding 0.01 a thousand times;
+//! - [`autocast`]: the dtypes of a toy model's tensors under mixed precision;
+//! - [`norm`]: which parts of layer normalization need 32 bits;
+//! - [`scaling`]: gradients too small for f16, and loss scaling.
 
 pub mod accumulate;
 pub mod autocast;

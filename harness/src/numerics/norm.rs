@@ -1,16 +1,16 @@
-//! What of layer normalisation needs 32 bits: the same rows in several precisions, at several scales.
+//! Which parts of layer normalization need 32 bits: the same rows in several precisions, at several scales.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::autocast::{layer_norm, uniform};
 use crate::report::{Cell, Column, Report, Table};
 
-/// How a row is computed.
+/// Precision of a row: storage and arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way {
-    /// Type of the row.
+    /// Dtype of the stored row.
     pub stored: DType,
-    /// Type of every step between.
+    /// Dtype of every intermediate step.
     pub computed: DType,
 }
 
@@ -24,11 +24,11 @@ pub const WAYS: [Way; 4] = [
 const ROWS: usize = 16;
 const WIDTH: usize = 1024;
 
-/// Largest error of normalised rows against f64, where the rows are `scale` times numbers from −1 to 1, with a mean of
-/// `offset` times the scale. The f64 result is that of the rows as they are stored. NaN where a row has no finite result.
+/// Largest error of normalized rows against f64, for rows of `scale` times numbers from −1 to 1, with a mean of
+/// `offset` times the scale. The f64 reference uses the rows as stored. NaN if a row has no finite result.
 ///
 /// # Errors
-/// What candle refuses.
+/// Errors of candle.
 pub fn error(way: Way, scale: f32, offset: f32) -> Result<f64> {
     let values: Vec<f32> = uniform(9).take(ROWS * WIDTH).map(|v| scale * (v + offset)).collect();
     let x = Tensor::from_vec(values, (ROWS, WIDTH), &Device::Cpu)?.to_dtype(way.stored)?;
@@ -41,10 +41,10 @@ pub fn error(way: Way, scale: f32, offset: f32) -> Result<f64> {
     Ok(errors.fold(0.0, |worst: f64, e| if e.is_nan() || worst.is_nan() { f64::NAN } else { worst.max(e) }))
 }
 
-/// A table over scales.
+/// Table over scales.
 ///
 /// # Errors
-/// What candle refuses.
+/// Errors of candle.
 pub fn report() -> Result<Report> {
     const CASES: [(&str, f32, f32); 4] = [
         ("numbers around 1", 1.0, 0.0),
@@ -58,7 +58,9 @@ pub fn report() -> Result<Report> {
         &format!("LayerNorm over {WIDTH} numbers: largest error against f64"),
         [Column::text("rows in"), Column::text("computed in")].into_iter().chain(columns),
     )
-    .note("An error of 1.7 or more, the size of the result itself, is that of rows that became zero: their variance was infinite.");
+    .note(
+        "An error of 1.7 or more, the magnitude of the result, means that rows became zero: their variance overflowed.",
+    );
     for way in WAYS {
         let errors = CASES.iter().map(|&(_, scale, offset)| error(way, scale, offset).map(Cell::from));
         let errors = errors.collect::<Result<Vec<_>>>()?;
@@ -67,12 +69,12 @@ pub fn report() -> Result<Report> {
     }
     Ok(Report::new("layer-norm", "LayerNorm in 16 bits")
         .text(
-            "The sensitive parts are the reductions: mean and variance add up as many terms as a row is wide, and the \
-             variance squares them first. In f16 the sum of squares passes 65504, the largest number, for quite ordinary \
-             activations. bfloat16 has f32's range, so that nothing overflows, but 8 digits: each of a thousand additions \
-             is rounded to them, and where the mean is large against the deviation, x − mean has hardly a digit left. So \
-             the statistics stay in f32 with either type; only the rows need 16 bits, and their rounding is then all that \
-             the result suffers from.",
+            "The sensitive parts are the reductions: mean and variance sum over a whole row, and the variance squares its \
+             terms first. In f16 the sum of squares exceeds 65504, the largest number, for ordinary activations. bfloat16 \
+             has the range of f32, so nothing overflows, but only 8 significant bits: each of a thousand additions is \
+             rounded to them, and if the mean is large against the deviation, x − mean has hardly a significant bit left. \
+             The statistics therefore stay in f32 with either type; only the rows have 16 bits, and their rounding is then \
+             the only error of the result.",
         )
         .table(table))
 }
@@ -87,7 +89,7 @@ mod tests {
             let (narrow, wide) = (error(pair[0], 1.0, 16.0).unwrap(), error(pair[1], 1.0, 16.0).unwrap());
             assert!(wide < 1e-4 && !(narrow < 1e-2), "{pair:?}: {narrow} {wide}");
         }
-        // Squares of 1000 are beyond f16 and not beyond bf16.
+        // The squares of 1000 overflow f16 but not bf16.
         assert!(!(error(WAYS[0], 1000.0, 0.0).unwrap() < 0.5));
         assert!(error(WAYS[2], 1000.0, 0.0).unwrap() < 0.5);
     }

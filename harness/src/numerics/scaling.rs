@@ -1,24 +1,25 @@
-//! Gradients that f16 cannot hold, and the scale of the loss that saves them.
+//! Gradients outside of the range of f16, and loss scaling.
 
 use super::accumulate::Format;
 use super::autocast::uniform;
 use crate::report::{Axis, Cell, Column, Plot, Report, Series, Table};
 
-/// Share of `values` that become zero in a type, where they are multiplied by `scale` before and divided by it after.
+/// Fraction of `values` that a type flushes to zero, if they are multiplied by `scale` before rounding and divided by
+/// it after.
 pub fn flushed(values: &[f64], format: Format, scale: f64) -> f64 {
     let zeros = values.iter().filter(|&&v| v != 0.0 && format.round(v * scale) / scale == 0.0).count();
     zeros as f64 / values.len() as f64
 }
 
-/// Share of `values` that become infinite in a type when they are multiplied by `scale`.
+/// Fraction of `values` that overflow a type if multiplied by `scale`.
 pub fn overflown(values: &[f64], format: Format, scale: f64) -> f64 {
     values.iter().filter(|&&v| format.round(v * scale).is_infinite()).count() as f64 / values.len() as f64
 }
 
-/// The scale that the loss is multiplied by at the start of a training in f16.
+/// Initial loss scale of f16 training.
 const SCALE: f64 = 65536.0;
 
-/// A table over magnitudes of gradients.
+/// Table over magnitudes of gradients.
 pub fn report() -> Report {
     let magnitudes: Vec<i32> = (-11..=2).collect();
     let values =
@@ -62,10 +63,10 @@ pub fn report() -> Report {
     Report::new("loss-scaling", "Loss scaling")
         .text(format!(
             "f16 has no number between 0 and 6·10⁻⁸, and none above 65504: small gradients become zero, and training \
-             stops without a sign. Multiplying the loss by {SCALE} moves all gradients up by as much, since the backward \
-             pass is linear in it; the optimizer divides by it again, in f32. Too large a scale overflows, which is why \
-             trainers halve it when they see an infinity and double it after a while without one. bfloat16 has f32's range \
-             and needs no scale."
+             stalls silently. Multiplying the loss by {SCALE} scales all gradients by the same factor, because the \
+             backward pass is linear in it; the optimizer divides by it in f32. Too large a scale overflows; trainers \
+             therefore halve it after a non-finite gradient and double it after a number of finite steps. bfloat16 has \
+             the range of f32 and needs no loss scaling."
         ))
         .table(table)
         .plot(plot)

@@ -1,12 +1,12 @@
-//! Flat slices in another element type.
+//! Dtype conversion of flat slices.
 
 use tilewright::kernels::{FloatElement, Tensor, TensorMut, cast};
 use tilewright::{Device, Result, View, ViewMut};
 
-/// Elements of one launch: a kernel counts them in 32 bits.
+/// Elements per launch: the kernel indexes with 32 bits.
 const PIECE: usize = 1 << 30;
 
-/// y = x, rounded to the nearest value of y's type; of any length, and in one pass over memory.
+/// Computes y = x, rounded to the nearest value of the dtype of y; for any length, in one pass over memory.
 ///
 /// # Errors
 /// Slices of different lengths, and those of the launches.

@@ -1,9 +1,9 @@
-//! Matrix products of cuBLAS on candle's stream: d = a·b + c, where c may be d itself, another matrix, or nothing.
+//! cuBLAS matmuls on candle's stream: d = a·b + c, where c is d itself, another matrix, or zero.
 //!
-//! cublasLt rather than cuBLAS: it adds to one matrix and writes another, so that a residual stream is read and written once; and what
-//! it works with is given to it, so that a recording allocates nothing of its own. What it chooses for a product depends on the
-//! product and on how many multiprocessors are left to others ([`leave_multiprocessors`](super::leave_multiprocessors)): the same numbers
-//! have the same bits in every run.
+//! Uses cublasLt instead of cuBLAS for two reasons: c and d may differ, so a residual stream is read and written once;
+//! and the caller passes the workspace, so a CUDA graph capture allocates nothing. The chosen algorithm depends only on
+//! the problem and on the number of reserved SMs ([`leave_multiprocessors`](super::leave_multiprocessors)): equal
+//! inputs give equal bits in every run.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -19,24 +19,25 @@ use super::memory::Elem;
 use super::parts;
 use super::product::left_multiprocessors;
 
-/// What a product is added to.
+/// The matrix c of d = a·b + c.
 #[derive(Clone, Copy)]
 pub enum Base<'a, C: Elem> {
-    /// Nothing: the result is written.
+    /// Zero: the result overwrites d.
     Zero,
-    /// What is there.
+    /// d itself: the result accumulates into d.
     Itself,
-    /// Another matrix, row by row as the result.
+    /// Another matrix, row-major as d.
     Other(View<'a, C>),
 }
 
-/// d [m, n] = a·b + base, row by row, for a [m, k] and b [k, n] that lie by rows or by columns.
+/// Computes d [m, n] = a·b + base, row-major, for a [m, k] and b [k, n] that are row-major or column-major.
 ///
-/// f32 operands multiply as `candle_core::cuda::gemm_reduced_precision_f32` says: exactly, or rounded to tf32; or by our own kernel in
-/// three parts, if [`multiply_by_parts`](super::multiply_by_parts) said so.
+/// The precision of f32 matmuls follows `candle_core::cuda::gemm_reduced_precision_f32`: f32, or operands rounded to
+/// tf32; or 3xTF32 by a Tilewright kernel, if [`multiply_by_parts`](super::multiply_by_parts) selected it.
 ///
 /// # Errors
-/// A matrix that lies neither by rows nor by columns, one with 2³¹ rows or columns, a base of another length, and those of cuBLAS.
+/// A matrix that is neither row-major nor column-major, one with 2³¹ rows or columns, a base of another length, and
+/// those of cuBLAS.
 pub fn multiply<T: Elem, C: Elem>(
     device: &CudaDevice,
     a: &kernels::Tensor<'_, T, 2>,
@@ -52,21 +53,22 @@ pub fn multiply<T: Elem, C: Elem>(
         return parts::multiply(device, a, b, base, d, [m, n]);
     }
     let failed = |error: result::CublasError| {
-        candle_core::Error::Msg(format!("cuBLAS failed at a product of {m} x {k} and {k} x {n}: {error}"))
+        candle_core::Error::Msg(format!("cuBLAS failed at a matmul of {m} x {k} and {k} x {n}: {error}"))
     };
     let (c_address, beta) = match base {
         Base::Zero => (d.address(), 0.0_f32),
         Base::Itself => (d.address(), 1.0),
         Base::Other(other) if other.len() == m * n => (other.address(), 1.0),
         Base::Other(other) => {
-            let message = format!("a product of shape {:?} cannot be added to {} numbers", [m, n], other.len());
+            let message =
+                format!("cannot accumulate a matmul result of shape {:?} into {} elements", [m, n], other.len());
             return Err(candle_core::Error::Msg(message));
         }
     };
     let (a_op, a_ld) = leading(a.strides(), a.shape())?;
     let (b_op, b_ld) = leading(b.strides(), b.shape())?;
     let addresses = [b.view().address(), a.view().address(), c_address, d.address()];
-    // cuBLAS counts by columns: our d by rows is its dᵀ = bᵀ·aᵀ.
+    // cuBLAS is column-major: the row-major d is its dᵀ = bᵀ·aᵀ.
     let product = Product {
         sizes: [int(n)?, int(m)?, int(k)?],
         ops: [b_op, a_op],
@@ -98,8 +100,8 @@ pub fn multiply<T: Elem, C: Elem>(
     let alpha = 1.0_f32;
     let (workspace, _) = lt.workspace.device_ptr(&stream);
     let at = addresses.map(|address| address as *mut c_void);
-    // SAFETY: the operands borrow memory of this device in the sizes and strides that the plan was made for, d exclusively; the
-    // base has as many elements as d; the workspace is as large as said, and used on this stream alone.
+    // SAFETY: the operands borrow memory of this device in the sizes and strides of the plan, d exclusively; the base
+    // has as many elements as d; the workspace has the stated size, and is used on this stream only.
     unsafe {
         result::matmul(
             lt.handle,
@@ -123,30 +125,31 @@ pub fn multiply<T: Elem, C: Elem>(
     .map_err(failed)
 }
 
-/// Bytes to work with, as cuBLAS's documentation asks for on Hopper GPUs.
+/// Workspace in bytes, as the cuBLAS documentation recommends for Hopper GPUs.
 const WORKSPACE: usize = 32 << 20;
 
-/// One for each stream in use, for good.
+/// One per stream in use, never freed.
 static OPEN: Mutex<Vec<Lt>> = Mutex::new(Vec::new());
 
-/// cublasLt on a stream.
+/// A cublasLt handle for one stream.
 struct Lt {
     stream: Arc<CudaStream>,
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
-    /// Of the GPU.
+    /// Number of SMs of the GPU.
     multiprocessors: i32,
     plans: HashMap<Product, Plan>,
 }
 
-// SAFETY: the handle and what plans point to may be used by any thread, one at a time, which the lock sees to.
+// SAFETY: any thread may use the handle and the objects that plans point to, one at a time, which the lock ensures.
 unsafe impl Send for Lt {}
 
 impl Lt {
     fn new(stream: &Arc<CudaStream>) -> Result<Lt> {
-        let failed = |error: &dyn std::fmt::Display| candle_core::Error::Msg(format!("cuBLAS does not start: {error}"));
+        let failed =
+            |error: &dyn std::fmt::Display| candle_core::Error::Msg(format!("cannot initialize cuBLAS: {error}"));
         let handle = result::create_handle().map_err(|error| failed(&error))?;
-        // SAFETY: cuBLAS writes it before it reads it.
+        // SAFETY: cuBLAS writes the workspace before it reads it.
         let workspace = unsafe { stream.alloc::<u8>(WORKSPACE) }.map_err(|error| failed(&error))?;
         let multiprocessors = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
         let multiprocessors = multiprocessors.map_err(|error| failed(&error))?;
@@ -154,10 +157,10 @@ impl Lt {
     }
 }
 
-/// All that the choice of an algorithm depends on, as cuBLAS counts: by columns.
+/// Cache key: everything that the choice of an algorithm depends on, in column-major terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Product {
-    /// Rows of the result, its columns, and what is summed over.
+    /// m, n and k.
     sizes: [c_int; 3],
     /// Of both operands.
     ops: [Op; 2],
@@ -166,13 +169,13 @@ struct Product {
     result: sys::cudaDataType,
     tf32: bool,
     adds: bool,
-    /// Bytes, of both operands, what is added, and the result.
+    /// Alignment in bytes of both operands, the base and the result.
     alignments: [u32; 4],
-    /// Multiprocessors that others use.
+    /// SMs that are reserved for other work.
     left: u32,
 }
 
-/// What cuBLAS wants to know again at each call.
+/// Arguments of a cublasLt call, created once per key.
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
     /// Of both operands and the result.
@@ -181,7 +184,7 @@ struct Plan {
 }
 
 impl Plan {
-    /// For a GPU of so many multiprocessors.
+    /// Creates a plan for a GPU with this number of SMs.
     fn new(
         handle: sys::cublasLtHandle_t,
         multiprocessors: i32,
@@ -197,7 +200,7 @@ impl Plan {
         let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)?;
         let attributes = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, op) in attributes.into_iter().zip(&product.ops) {
-            // SAFETY: the description lives, and these attributes are of that type.
+            // SAFETY: the description is alive, and these attributes have that type.
             unsafe {
                 result::set_matmul_desc_attribute(
                     description,
@@ -243,13 +246,13 @@ impl Plan {
             names.into_iter().zip(product.alignments).map(|(name, bytes)| (name, bytes.into(), size_of::<u32>())),
         );
         if product.result != sys::cudaDataType_t::CUDA_R_32F {
-            // Parts of a sum that is split up would be added in the result's type: they are to be added in f32.
+            // Split-K partial sums would be reduced in the dtype of the result: require f32.
             let mask = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u64;
             let name = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
             limits.push((name, mask, size_of::<u32>()));
         }
-        // SAFETY: everything was made above. The limit of the workspace is a size_t, the others are u32, of which a little-endian
-        // u64 begins with the bytes.
+        // SAFETY: everything was created above. The limit of the workspace is a size_t; the others are u32, which equal
+        // the first bytes of a little-endian u64.
         unsafe {
             for (name, number, bytes) in limits {
                 result::set_matmul_pref_attribute(preference, name, (&raw const number).cast(), bytes)?;
@@ -257,13 +260,13 @@ impl Plan {
             let [a, b, d] = layouts;
             let found = result::get_matmul_algo_heuristic(handle, description, a, b, d, d, preference)?;
             result::destroy_matmul_pref(preference)?;
-            tracing::debug!("{product:?}: {:.2} waves, {} bytes to work with", found.wavesCount, found.workspaceSize);
+            tracing::debug!("{product:?}: {:.2} waves, {} bytes of workspace", found.wavesCount, found.workspaceSize);
             Ok(Plan { description, layouts, algorithm: found.algo })
         }
     }
 }
 
-/// How many of so many multiprocessors a product is made for if others use `left` of them: one at least.
+/// Number of SMs that a matmul is planned for if some are reserved: at least one.
 fn target(multiprocessors: i32, left: u32) -> i32 {
     multiprocessors.saturating_sub_unsigned(left).max(1)
 }
@@ -273,23 +276,23 @@ fn alignment(address: u64) -> u32 {
     1 << address.trailing_zeros().min(8)
 }
 
-/// A cublasOperation_t: as it is, or transposed.
+/// A cublasOperation_t: none or transpose.
 type Op = i32;
 const AS_IS: Op = 0;
 const TRANSPOSED: Op = 1;
 
-/// How a matrix by rows reads as one by columns, and the distance of its rows (or columns, if it lies by those).
+/// The operation that reads a row-major matrix as a column-major one, and its leading dimension.
 fn leading(strides: [i64; 2], shape: [usize; 2]) -> Result<(Op, usize)> {
     match strides {
         [row, 1] => Ok((AS_IS, (row as usize).max(shape[1]))),
         [1, column] => Ok((TRANSPOSED, (column as usize).max(shape[0]))),
-        _ => Err(candle_core::Error::RequiresContiguous { op: "matrix product" }.bt()),
+        _ => Err(candle_core::Error::RequiresContiguous { op: "matmul" }.bt()),
     }
 }
 
 fn int(n: usize) -> Result<c_int> {
     c_int::try_from(n)
-        .map_err(|_| candle_core::Error::Msg(format!("a product with {n} rows or columns is too large for cuBLAS")))
+        .map_err(|_| candle_core::Error::Msg(format!("a matmul with {n} rows or columns is too large for cuBLAS")))
 }
 
 fn data_type<T: WithDType>() -> Result<sys::cudaDataType> {

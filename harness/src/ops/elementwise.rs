@@ -1,4 +1,4 @@
-//! SiLU, SwiGLU and casts, by our kernels.
+//! SiLU, SwiGLU and casts, by Tilewright kernels.
 
 use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::{self, FloatElement, swiglu as kernel};
@@ -7,10 +7,10 @@ use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::{record1, record2};
 use crate::profile::span;
 
-/// y = x · σ(x).
+/// SiLU: y = x · σ(x).
 ///
 /// # Errors
-/// An x that is not contiguous and not a matrix.
+/// An x that is neither contiguous nor a matrix.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
     for_float_type!(x.dtype(), "silu", T => {
         let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
@@ -29,7 +29,8 @@ pub fn silu(x: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// y [.., d] = silu(a) · b, where a and b are the halves of x [.., 2d]: gate and value, as one product makes them.
+/// SwiGLU: y [.., d] = silu(a) · b, where a (gate) and b (value) are the halves of x [.., 2d], as one projection
+/// computes them.
 ///
 /// # Errors
 /// An odd last dimension, or an x that is not contiguous.
@@ -38,7 +39,8 @@ pub fn swiglu(x: &Tensor) -> Result<Tensor> {
     match shape.last_mut() {
         Some(last) if last.is_multiple_of(2) => *last /= 2,
         _ => {
-            let message = format!("swiglu takes gate and value side by side: the shape {:?} has no halves", x.dims());
+            let message =
+                format!("swiglu expects an even last dimension (gate and value), found the shape {:?}", x.dims());
             return Err(candle_core::Error::Msg(message));
         }
     }
@@ -65,7 +67,7 @@ pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<Fresh
     Ok(y)
 }
 
-/// ∂L/∂x in x's shape.
+/// ∂L/∂x in the shape of x.
 pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
@@ -78,7 +80,7 @@ pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor)
     Ok(grad_x.into_tensor(shape))
 }
 
-/// y = silu(a) · b for two tensors of one shape.
+/// SwiGLU of two tensors of the same shape: y = silu(a) · b.
 ///
 /// # Errors
 /// Shapes or types that differ.
@@ -102,10 +104,10 @@ pub fn swiglu_of(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// x in another float type, rounded to the nearest. The gradient comes back in x's type.
+/// Converts x to another float dtype, with round-to-nearest. The gradient is converted to the dtype of x.
 ///
 /// # Errors
-/// Types that our kernels do not know.
+/// Dtypes that Tilewright kernels do not support.
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
@@ -126,12 +128,12 @@ pub(crate) fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor
     Ok(y)
 }
 
-/// x · σ(x) in candle's own ops: what [`silu`] is compared with.
+/// x · σ(x) in candle ops: the baseline for [`silu`].
 pub fn silu_unfused(x: &Tensor) -> Result<Tensor> {
     x.silu()
 }
 
-/// silu(a) · b of the halves of x in candle's own ops: what [`swiglu`] is compared with.
+/// silu(a) · b of the halves of x in candle ops: the baseline for [`swiglu`].
 pub fn swiglu_unfused(x: &Tensor) -> Result<Tensor> {
     let _span = span("swiglu");
     let d = x.dim(D::Minus1)? / 2;

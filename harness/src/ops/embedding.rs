@@ -1,4 +1,4 @@
-//! Embeddings: rows of a table, whose gradient goes straight into the flat gradient.
+//! Embedding lookup, whose gradient accumulates directly into the flat gradient.
 
 use candle_core::{DType, Result, Tensor};
 use half::bf16;
@@ -10,14 +10,16 @@ use super::tape::record1;
 use crate::params::Param;
 use crate::profile::span;
 
-/// y [.., d] in `dtype`: the rows of a table [vocabulary, d] that ids (u32, of any shape) choose.
+/// Returns y [.., d] in `dtype`: the rows of a table [vocabulary, d] that ids (u32, of any shape) select.
 ///
 /// # Errors
-/// An id beyond the vocabulary (on the CPU; a GPU would have to be asked), ids of another type.
+/// An id outside of the vocabulary (checked on the CPU only: on a GPU the check would synchronize), ids of another
+/// dtype.
 pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     let _span = span("embedding");
     let [_, d] = table.shape() else {
-        let message = format!("an embedding is a matrix: `{}` has the shape {:?}", table.name(), table.shape());
+        let message =
+            format!("expected a matrix as an embedding: `{}` has the shape {:?}", table.name(), table.shape());
         return Err(candle_core::Error::Msg(message));
     };
     let shape: Vec<usize> = ids.dims().iter().chain([d]).copied().collect();
@@ -40,7 +42,7 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     })
 }
 
-/// The gradient of the table's row ids[t] += grad[t, :].
+/// Accumulates grad[t, :] into the gradient of row ids[t] of the table.
 pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, table: &Param) -> Result<()> {
     let (grad_table, adds) = table.grad_to_write()?;
     if grad_table.dtype() == DType::F32 {
@@ -49,7 +51,7 @@ pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, 
         }
         return add_in_f32::<T>(ids, grad, &grad_table);
     }
-    // Rows are added up in f32, and all of the table is rounded once.
+    // Accumulate rows in f32, and round the whole table once.
     let sums = match adds {
         true => grad_table.to_dtype(DType::F32)?,
         false => Tensor::zeros(grad_table.shape(), DType::F32, grad_table.device())?,
@@ -64,8 +66,8 @@ fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &
     let (ids, grad) = (Read::<u32>::new(ids)?, Read::<T>::new(grad)?);
     let (id_list, grad_rows) = (ids.view()?, grad.rows()?);
     write::<f32, ()>(grad_table, |device, mut target| {
-        // The kernel looks through all tokens for each row. On the CPU, where one thread may go through them, a loop adds in the same
-        // order and looks at each token once.
+        // The kernel scans all tokens for each row. On the CPU a single-threaded loop visits each token once and
+        // accumulates in the same order.
         if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {
             let rows = grad_rows.view().as_slice().unwrap_or_default();
             add_in_order(ids, rows, d, sums);

@@ -1,4 +1,4 @@
-//! SwiGLU backward that also makes the forward pass's result again, so that nobody keeps it.
+//! SwiGLU backward that also recomputes the forward result, so that it need not be saved.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
@@ -6,10 +6,10 @@ use tilewright::prelude::*;
 
 use super::memory::{Elem, Fresh, Read, kernel_error};
 
-/// For gate a and value b, the halves of each row of `gate_up` [rows, 2d], and the gradient of y = silu(a) · b: the gradients of both,
-/// side by side in `grads`, and y. All dense, computed in f32.
+/// For gate a and value b, the halves of each row of `gate_up` [rows, 2d], and the gradient of y = silu(a) · b: writes
+/// the gradients of a and b, concatenated, to `grads`, and y. All tensors are dense; the arithmetic is f32.
 ///
-/// One program per tile: (tiles of columns, tiles of rows).
+/// Grid: (tiles of columns, tiles of rows), one program per tile.
 #[kernel]
 pub fn swiglu_bwd_again<T: Float>(
     gate_up: In<T>,
@@ -83,7 +83,8 @@ pub fn swiglu_bwd_again<T: Float>(
     store(result, (silu * b).to::<T>(), boundary_check = [0, 1]);
 }
 
-/// (∂L/∂x in x's shape, y), for x [.., 2d] with gate and value side by side, y = silu(gate) · value and ∂L/∂y [.., d].
+/// Returns (∂L/∂x in the shape of x, y), for x [.., 2d] with gate and value concatenated, y = silu(gate) · value and
+/// ∂L/∂y [.., d].
 ///
 /// # Errors
 /// An x that is not contiguous, a gradient of another size, and those of the launch.
@@ -91,7 +92,8 @@ pub(crate) fn swiglu_backward_again<T: Elem + FloatElement>(x: &Tensor, grad: &T
     let d = grad.dims().last().copied().unwrap_or(0);
     let rows = grad.elem_count() / d.max(1);
     if x.elem_count() != 2 * rows * d || rows > i32::MAX as usize / 2 {
-        let message = format!("gate and value {:?} have no gradient of the shape {:?}", x.dims(), grad.dims());
+        let message =
+            format!("expected a gradient of half the size of gate and value {:?}, found {:?}", x.dims(), grad.dims());
         return Err(candle_core::Error::Msg(message));
     }
     let mut grad_x = Fresh::<T>::new(x.device(), 2 * rows * d)?;

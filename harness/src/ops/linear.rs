@@ -1,4 +1,4 @@
-//! Linear layers: y = x·Wᵀ, whose weight gradient goes straight into the flat gradient.
+//! Linear layers y = x·Wᵀ, whose weight gradient accumulates directly into the flat gradient.
 
 use candle_core::{Result, Tensor};
 
@@ -8,12 +8,13 @@ use super::tape::record2;
 use crate::params::Param;
 use crate::profile::span;
 
-/// y [.., n] = x·Wᵀ for x [.., k] of any float type and a weight W [n, k], which computes in x's type.
+/// Returns y [.., n] = x·Wᵀ for x [.., k] of any float dtype and a weight W [n, k], which is used in the dtype of x.
 ///
-/// The weight's gradient, (∂L/∂y)ᵀ·x, is summed in f32 and added to its flat gradient, and its use is finished there.
+/// Backward computes the weight gradient (∂L/∂y)ᵀ·x in f32, accumulates it into the flat gradient, and finishes the use
+/// of the weight.
 ///
 /// # Errors
-/// A weight whose columns are not x's last dimension.
+/// A weight whose number of columns is not the last dimension of x.
 pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
     let _span = span("linear");
     let (rows, shape) = rows_and_shape(x, weight)?;
@@ -38,18 +39,18 @@ pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
     })
 }
 
-/// W's gradient += gradᵀ·x, for x [rows, k] and grad [rows, n].
+/// Accumulates gradᵀ·x into the gradient of W, for x [rows, k] and grad [rows, n].
 pub(crate) fn weight_gradient(weight: &Param, x: &Tensor, grad: &Tensor) -> Result<()> {
     let (target, adds) = weight.grad_to_write()?;
     product_into(&target, &grad.t()?, x, adds)
 }
 
-/// All dimensions but the last as one.
+/// Flattens all dimensions but the last.
 pub(crate) fn as_rows(x: &Tensor) -> Result<Tensor> {
     let x = x.detach();
     match x.rank() {
         2 => Ok(x),
-        0 => Err(candle_core::Error::Msg("expected a tensor with at least one dimension, found a number".into())),
+        0 => Err(candle_core::Error::Msg("expected a tensor with at least one dimension, found a scalar".into())),
         rank => {
             let d = x.dims()[rank - 1];
             x.reshape((x.elem_count() / d.max(1), d))
@@ -59,7 +60,8 @@ pub(crate) fn as_rows(x: &Tensor) -> Result<Tensor> {
 
 fn rows_and_shape(x: &Tensor, weight: &Param) -> Result<(Tensor, Vec<usize>)> {
     let [n, k] = weight.shape() else {
-        let message = format!("the weight of a linear layer is a matrix: `{}` is {:?}", weight.name(), weight.shape());
+        let message =
+            format!("expected a matrix as the weight of a linear layer: `{}` is {:?}", weight.name(), weight.shape());
         return Err(candle_core::Error::Msg(message));
     };
     let mut shape = x.dims().to_vec();
@@ -67,7 +69,7 @@ fn rows_and_shape(x: &Tensor, weight: &Param) -> Result<(Tensor, Vec<usize>)> {
         Some(last) if *last == *k => *last = *n,
         _ => {
             let message = format!(
-                "`{}` {:?} multiplies rows of {k} elements: found a tensor of shape {:?}",
+                "`{}` {:?} expects rows of {k} elements: found a tensor of shape {:?}",
                 weight.name(),
                 weight.shape(),
                 x.dims()

@@ -1,4 +1,4 @@
-//! Cross-entropy over a vocabulary, by our kernel, which walks over the logits once.
+//! Cross-entropy over a vocabulary, by a Tilewright kernel that reads the logits once.
 
 use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::cross_entropy as kernel;
@@ -8,15 +8,15 @@ use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::record1;
 use crate::profile::span;
 
-/// No target is ignored: this is no token.
+/// An ignore index that no target has.
 const NONE_IGNORED: i64 = -1;
 
-/// The mean over all rows of −log softmax(logits)[target], f32: a number.
+/// The mean over all rows of −log softmax(logits)[target]: an f32 scalar.
 ///
-/// logits are [rows, vocabulary] of any float type, targets u32 [rows]. A target beyond the vocabulary gives NaN.
+/// logits: [rows, vocabulary] of any float dtype; targets: u32 [rows]. A target outside of the vocabulary gives NaN.
 ///
 /// # Errors
-/// Shapes that do not fit each other, or targets of another type.
+/// Shapes that do not match, or targets of another dtype.
 pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let rows = logits.dim(0)?;
     let targets = targets.clone();
@@ -29,7 +29,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// −log softmax(logits)[target] of every row, f32 [rows].
+/// −log softmax(logits)[target] per row: f32 [rows].
 ///
 /// # Errors
 /// As [`cross_entropy`].
@@ -44,7 +44,7 @@ pub fn cross_entropy_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// (losses [rows], lse [rows]).
+/// Returns (losses [rows], log-sum-exp [rows]).
 pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(Fresh<f32>, Tensor)> {
     let _span = span("cross_entropy");
     let rows = logits.dim(0)?;
@@ -62,7 +62,7 @@ pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor)
     Ok((losses, lse.into_tensor(rows)))
 }
 
-/// The gradient of the logits, given that of the losses: one per row, or one for their mean.
+/// The gradient of the logits, given the gradient of the losses: one per row, or with `mean` one scalar for their mean.
 pub(crate) fn backward<T: Elem + FloatElement>(
     logits: &Tensor,
     targets: &Tensor,
@@ -74,7 +74,7 @@ pub(crate) fn backward<T: Elem + FloatElement>(
     let mut grad_logits = Fresh::<T>::new(logits.device(), rows * d)?;
     let (logits, targets) = (Read::<T>::new(logits)?, Read::<u32>::new(targets)?);
     let (lse, grad) = (Read::<f32>::new(lse)?, Read::<f32>::new(grad)?);
-    // The gradient of a mean is the same for every row.
+    // The gradient of a mean is the same for every row: stride 0.
     let grad_rows = kernels::Tensor::strided(grad.view()?, [rows], [if mean { 0 } else { 1 }]).map_err(kernel_error)?;
     let scale = if mean { 1.0 / rows.max(1) as f32 } else { 1.0 };
     kernel::backward(
@@ -91,11 +91,11 @@ pub(crate) fn backward<T: Elem + FloatElement>(
     Ok(grad_logits.into_tensor((rows, d)))
 }
 
-/// As [`cross_entropy`], in candle's own ops, in f32: what it is compared with.
+/// As [`cross_entropy`], in candle ops, in f32: the baseline.
 pub fn cross_entropy_unfused(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let _span = span("cross_entropy");
     let logits = logits.to_dtype(DType::F32)?;
-    // The maximum only keeps exp in range: its gradient cancels.
+    // The maximum only keeps exp in range; its gradient cancels.
     let shifted = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
     let lse = shifted.exp()?.sum_keepdim(D::Minus1)?.log()?;
     let chosen = shifted.gather(&targets.unsqueeze(1)?, 1)?;

@@ -1,10 +1,10 @@
-//! Candle's tensors as memory that our kernels run on, without copies.
+//! Gives Tilewright kernels access to the memory of candle tensors, without copies.
 //!
 //! - [`Read`] borrows a tensor's elements for a kernel that reads them.
-//! - [`Fresh`] is memory that a kernel fills and that then becomes a tensor.
-//! - [`write()`] lends a tensor's elements to a kernel that changes them in place.
+//! - [`Fresh`] is a new allocation that a kernel fills and that then becomes a tensor.
+//! - [`write()`] borrows a tensor's elements mutably, for in-place kernels.
 //!
-//! Kernels run on the CPU, or on candle's own stream of a GPU, so they are in order with candle's work.
+//! Kernels run on the CPU, or on candle's own CUDA stream: they are ordered with candle's work.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -17,28 +17,28 @@ use candle_core::{
 use half::slice::HalfFloatSliceExt;
 use tilewright::{Device as KernelDevice, Element, View, ViewMut, kernels};
 
-/// Element types that candle and our kernels share.
+/// Element types that candle and Tilewright kernels share.
 pub trait Elem: WithDType + Element + bytemuck::Pod + CudaElem {
     #[doc(hidden)]
     fn cpu_slice_mut(storage: &mut CpuStorage) -> Result<&mut [Self]>;
 
-    /// Converts as many elements as both slices have.
+    /// Converts as many elements as the shorter slice has.
     fn to_f32s(from: &[Self], to: &mut [f32]) {
         to.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_f64() as f32);
     }
 
-    /// Converts as many elements as both slices have, rounding to the nearest.
+    /// Converts as many elements as the shorter slice has, with round-to-nearest.
     fn from_f32s(from: &[f32], to: &mut [Self]) {
         to.iter_mut().zip(from).for_each(|(to, x)| *to = Self::from_f64(*x as f64));
     }
 }
 
-/// What candle's CUDA back end asks of an element type.
+/// Requirements of candle's CUDA back end on an element type.
 #[cfg(feature = "cuda")]
 pub trait CudaElem: candle_core::cuda::CudaDType + candle_core::cuda::cudarc::driver::DeviceRepr {}
 #[cfg(feature = "cuda")]
 impl<T: candle_core::cuda::CudaDType + candle_core::cuda::cudarc::driver::DeviceRepr> CudaElem for T {}
-/// What candle's CUDA back end asks of an element type: nothing in a build without it.
+/// Requirements of candle's CUDA back end on an element type: none in a build without it.
 #[cfg(not(feature = "cuda"))]
 pub trait CudaElem {}
 #[cfg(not(feature = "cuda"))]
@@ -82,12 +82,12 @@ fn wrong_dtype(expected: impl std::fmt::Display, found: DType) -> candle_core::E
     candle_core::Error::Msg(format!("expected a tensor of {expected}, found {}", found.as_str()))
 }
 
-/// An error of the runtime or of a kernel's checks, as candle carries it.
+/// Wraps an error of the runtime or of a kernel's argument checks as a candle error.
 pub fn kernel_error(error: tilewright::Error) -> candle_core::Error {
     candle_core::Error::wrap(error)
 }
 
-/// Runs an expression with a type name that stands for the element type, one of f32, bf16 and f16.
+/// Evaluates an expression with a type alias for the element type, one of f32, bf16 and f16.
 macro_rules! for_float_type {
     ($dtype:expr, $what:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -104,7 +104,7 @@ macro_rules! for_float_type {
                 $body
             }
             other => Err(::candle_core::Error::Msg(format!(
-                "{} computes on f32, bf16 and f16, found a tensor of {}: convert it with to_dtype",
+                "{} takes f32, bf16 and f16, found a tensor of {}: convert it with to_dtype",
                 $what,
                 other.as_str()
             ))),
@@ -113,7 +113,7 @@ macro_rules! for_float_type {
 }
 pub(crate) use for_float_type;
 
-/// A flat tensor of zeros in memory that other processes may open: see [`Fresh::exposable`].
+/// Returns a flat tensor of zeros in memory that other processes can map (CUDA IPC): see [`Fresh::exposable`].
 ///
 /// # Errors
 /// The device is out of memory.
@@ -123,25 +123,26 @@ pub fn exposable_zeros<T: Elem>(device: &Device, len: usize) -> Result<Tensor> {
     Ok(tensor)
 }
 
-/// The device that our kernels know a candle device by. Cheap after the first call.
+/// Returns the Tilewright device for a candle device. Cheap after the first call.
 ///
 /// # Errors
-/// A GPU that our kernels do not run on, or a back end that they do not know.
+/// A GPU or a back end that Tilewright kernels do not support.
 pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
     static CPU: OnceLock<KernelDevice> = OnceLock::new();
     match device {
         Device::Cpu => Ok(CPU.get_or_init(KernelDevice::cpu)),
         #[cfg(feature = "cuda")]
         Device::Cuda(cuda) => cuda::kernel_device(cuda),
-        other => Err(candle_core::Error::Msg(format!("our kernels do not run on {:?}", other.location()))),
+        other => Err(candle_core::Error::Msg(format!("Tilewright kernels do not run on {:?}", other.location()))),
     }
 }
 
-/// GPU `ordinal` for candle and our kernels, with a stream of its own: the same one whenever it is asked for, since streams do not
-/// wait for each other.
+/// Opens GPU `ordinal` for candle and Tilewright, with its own stream. Returns the same device on every call, because
+/// different streams do not wait for each other.
 ///
-/// cudarc would record events around every use of every slice, in case streams share memory. All work of ours on this
-/// device goes to its one stream; whoever uses another one (collectives do) orders it with events of their own.
+/// Disables the event tracking of cudarc, which records events around every use of every slice for the case of several
+/// streams. All work of this program on the device uses its one stream; other users of it (collectives) order their
+/// streams with events themselves.
 ///
 /// # Errors
 /// No such GPU.
@@ -153,7 +154,7 @@ pub fn open_cuda(ordinal: usize) -> Result<Device> {
         return Ok(device.clone());
     }
     let device = Device::new_cuda_with_stream(ordinal)?;
-    // SAFETY: nothing was allocated yet, and memory of this device is used on its stream alone, or ordered explicitly.
+    // SAFETY: nothing was allocated yet, and memory of this device is used on its stream only, or ordered explicitly.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     open.push((ordinal, device.clone()));
     Ok(device)
@@ -169,10 +170,10 @@ pub struct Read<'t, T: Elem> {
 }
 
 impl<'t, T: Elem> Read<'t, T> {
-    /// Borrows `tensor` for as long as this lives: meanwhile nothing can write it.
+    /// Borrows `tensor`: nothing can write it while the borrow lives.
     ///
     /// # Errors
-    /// The tensor holds another type.
+    /// The tensor has another dtype.
     pub fn new(tensor: &'t Tensor) -> Result<Read<'t, T>> {
         if tensor.dtype() != <T as WithDType>::DTYPE {
             return Err(wrong_dtype(<T as Element>::DTYPE, tensor.dtype()));
@@ -182,7 +183,7 @@ impl<'t, T: Elem> Read<'t, T> {
         Ok(Read { storage, layout, candle_device: tensor.device(), device, elements: PhantomData })
     }
 
-    /// Everything from the tensor's first element to the end of its memory.
+    /// The memory from the first element of the tensor to the end of its storage.
     fn reach(&self) -> Result<View<'_, T>> {
         let start = self.layout.start_offset();
         match &*self.storage {
@@ -191,11 +192,14 @@ impl<'t, T: Elem> Read<'t, T> {
             }
             #[cfg(feature = "cuda")]
             Storage::Cuda(storage) => cuda::view(self.device, storage, start),
-            other => Err(candle_core::Error::Msg(format!("our kernels do not run on {:?}", other.device().location()))),
+            other => Err(candle_core::Error::Msg(format!(
+                "Tilewright kernels do not run on {:?}",
+                other.device().location()
+            ))),
         }
     }
 
-    /// The elements, which must lie densely one behind the other.
+    /// The elements. The tensor must be contiguous.
     pub fn view(&self) -> Result<View<'_, T>> {
         if !self.layout.is_contiguous() {
             return Err(candle_core::Error::RequiresContiguous { op: "kernel" }.bt());
@@ -203,18 +207,18 @@ impl<'t, T: Elem> Read<'t, T> {
         self.reach()?.slice(..self.layout.shape().elem_count()).map_err(kernel_error)
     }
 
-    /// The elements in the tensor's own shape and strides.
+    /// The elements in the shape and strides of the tensor.
     pub fn strided<const R: usize>(&self) -> Result<kernels::Tensor<'_, T, R>> {
         let (shape, strides) = (array::<R>(self.layout.dims())?, array::<R>(self.layout.stride())?);
         kernels::Tensor::strided(self.reach()?, shape, strides.map(|s| s as i64)).map_err(kernel_error)
     }
 
-    /// The elements in another shape of as many: the tensor must be contiguous.
+    /// The elements in another shape with the same number of elements. The tensor must be contiguous.
     pub fn dense<const R: usize>(&self, shape: [usize; R]) -> Result<kernels::Tensor<'_, T, R>> {
         kernels::Tensor::dense(self.view()?, shape).map_err(kernel_error)
     }
 
-    /// The last dimension as columns, all others together as rows.
+    /// The tensor as a matrix: the last dimension is the columns, all others are flattened to rows.
     pub fn rows(&self) -> Result<kernels::Tensor<'_, T, 2>> {
         match self.layout.dims() {
             [_, _] => self.strided(),
@@ -225,12 +229,12 @@ impl<'t, T: Elem> Read<'t, T> {
         }
     }
 
-    /// The device that kernels run on.
+    /// The device on which kernels run.
     pub fn device(&self) -> &'static KernelDevice {
         self.device
     }
 
-    /// The same device as candle knows it.
+    /// The same device in candle.
     pub fn candle_device(&self) -> &'t Device {
         self.candle_device
     }
@@ -241,7 +245,7 @@ fn array<const R: usize>(values: &[usize]) -> Result<[usize; R]> {
         .map_err(|_| candle_core::Error::Msg(format!("expected a tensor of rank {R}, found rank {}", values.len())))
 }
 
-/// New memory that a kernel fills, and that then becomes a tensor.
+/// An allocation for the output of a kernel, which then becomes a tensor.
 pub struct Fresh<T: Elem> {
     memory: FreshMemory<T>,
     device: &'static KernelDevice,
@@ -254,7 +258,7 @@ enum FreshMemory<T: Elem> {
 }
 
 impl<T: Elem> Fresh<T> {
-    /// `len` elements with unspecified values.
+    /// Allocates `len` elements with unspecified values.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -268,13 +272,17 @@ impl<T: Elem> Fresh<T> {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => FreshMemory::Cuda(cuda::allocate(cuda, len)?, cuda.clone()),
             other => {
-                return Err(candle_core::Error::Msg(format!("our kernels do not run on {:?}", other.location())));
+                return Err(candle_core::Error::Msg(format!(
+                    "Tilewright kernels do not run on {:?}",
+                    other.location()
+                )));
             }
         };
         Ok(Fresh { memory, device: on })
     }
 
-    /// The same in memory that other processes may open, where the device is a GPU: of no pool, and given back when no tensor has it any more.
+    /// As [`Fresh::new`]; on a GPU the memory can be mapped by other processes (CUDA IPC): it belongs to no memory
+    /// pool, and is freed when no tensor uses it any more.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -289,7 +297,7 @@ impl<T: Elem> Fresh<T> {
         }
     }
 
-    /// All elements, to be written.
+    /// All elements, writable.
     pub fn view(&mut self) -> Result<ViewMut<'_, T>> {
         match &mut self.memory {
             FreshMemory::Cpu(elements) => ViewMut::of_slice(self.device, elements).map_err(kernel_error),
@@ -298,12 +306,13 @@ impl<T: Elem> Fresh<T> {
         }
     }
 
-    /// All elements in a shape of as many, to be written.
+    /// All elements in a shape with that number of elements, writable.
     pub fn dense<const R: usize>(&mut self, shape: [usize; R]) -> Result<kernels::TensorMut<'_, T, R>> {
         kernels::TensorMut::dense(self.view()?, shape).map_err(kernel_error)
     }
 
-    /// Ranges of columns of the elements as a dense matrix [rows, d]: matrices side by side, which one kernel writes.
+    /// Splits the elements, a dense matrix [rows, d], into matrices by ranges of columns, for one kernel that writes
+    /// all of them.
     ///
     /// # Errors
     /// Ranges that overlap or leave the matrix.
@@ -315,11 +324,11 @@ impl<T: Elem> Fresh<T> {
         self.parts([rows, d], ranges.map(|range| ([rows, range.len()], [d as i64, 1], range)))
     }
 
-    /// Tensors (shape, strides, columns), each of which lies in a range of columns of the elements as a dense matrix
-    /// [rows, d]: such as the gradients of queries, keys and values that one product made. One kernel writes them all.
+    /// Splits the elements, a dense matrix [rows, d], into tensors given by (shape, strides, range of columns), for one
+    /// kernel that writes all of them: for example the gradients of queries, keys and values of one packed projection.
     ///
     /// # Errors
-    /// Ranges that overlap or leave the matrix, tensors that leave their range.
+    /// Ranges that overlap or leave the matrix, and tensors that leave their range.
     pub fn parts<const N: usize, const R: usize>(
         &mut self,
         [rows, d]: [usize; 2],
@@ -328,7 +337,7 @@ impl<T: Elem> Fresh<T> {
         let device = self.device;
         let whole = self.view()?;
         let inside = |(shape, strides, range): &([usize; R], [i64; R], Range<usize>)| {
-            // A stride of whole rows moves down, any other one along a row.
+            // A stride that is a multiple of d moves to another row, any other stride along a row.
             let (mut down, mut along) = (0, 0);
             for (&n, &stride) in shape.iter().zip(strides) {
                 let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
@@ -340,28 +349,30 @@ impl<T: Elem> Fresh<T> {
             (0..N).all(|i| (0..i).all(|j| parts[i].2.end <= parts[j].2.start || parts[j].2.end <= parts[i].2.start));
         let fits = rows * d <= whole.len() && apart && parts.iter().all(inside);
         if !fits && !whole.is_empty() {
-            let message = format!("{parts:?} are no separate parts of a matrix of {rows} rows and {d} columns");
+            let message = format!("{parts:?} are not disjoint parts of a matrix of {rows} rows and {d} columns");
             return Err(candle_core::Error::Msg(message));
         }
         let mut made = Vec::with_capacity(N);
         for (shape, strides, range) in parts {
             let address = whole.address() + (range.start * size_of::<T>()) as u64;
-            // SAFETY: `whole` borrows these elements exclusively for as long as the parts live, and no element is in two of
-            // them, as was checked above: rows and columns are those of one matrix, and the ranges of columns are apart.
+            // SAFETY: `whole` borrows these elements exclusively while the parts live, and the check above ensures that
+            // no element is in two of them: rows and columns are those of one matrix, and the ranges of columns are
+            // disjoint.
             let view = unsafe { ViewMut::from_address(device, address, whole.len() - range.start) };
             made.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
         }
-        <[_; N]>::try_from(made).map_err(|_| candle_core::Error::Msg("expected as many parts as were asked for".into()))
+        <[_; N]>::try_from(made)
+            .map_err(|_| candle_core::Error::Msg("internal error: expected one tensor per range, please report".into()))
     }
 
-    /// A copy of a contiguous tensor's elements.
+    /// Copies the elements of a contiguous tensor.
     pub fn copy_of(tensor: &Tensor) -> Result<Fresh<T>> {
         let mut copy = Fresh::new(tensor.device(), tensor.elem_count())?;
         copy.view()?.copy_from(Read::<T>::new(tensor)?.view()?).map_err(kernel_error)?;
         Ok(copy)
     }
 
-    /// As candle stores it.
+    /// Converts to candle storage.
     pub fn into_storage(self) -> Storage {
         match self.memory {
             FreshMemory::Cpu(elements) => Storage::Cpu(T::to_cpu_storage_owned(elements)),
@@ -370,17 +381,17 @@ impl<T: Elem> Fresh<T> {
         }
     }
 
-    /// As a tensor of this shape, off the tape.
+    /// Converts to a tensor of this shape, outside of the autograd graph.
     pub fn into_tensor(self, shape: impl Into<Shape>) -> Tensor {
         Tensor::from_storage(self.into_storage(), shape, candle_core::op::BackpropOp::none(), false)
     }
 }
 
-/// Lends the elements of a contiguous tensor to `f`, which may change them. The tensor's whole memory is locked meanwhile:
-/// `f` must not touch another view of it.
+/// Calls `f` with a mutable view of the elements of a contiguous tensor. The whole storage of the tensor is locked
+/// during the call: `f` must not access another view of it.
 ///
 /// # Errors
-/// A tensor of another type or one with gaps, and those of `f`.
+/// A tensor of another dtype, a tensor that is not contiguous, and those of `f`.
 pub fn write<T: Elem, R>(
     tensor: &Tensor,
     f: impl FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>,
@@ -388,7 +399,9 @@ pub fn write<T: Elem, R>(
     let device = kernel_device(tensor.device())?;
     let op = Write { f: RefCell::new(Some(f)), result: RefCell::new(None), device, elements: PhantomData::<T> };
     tensor.inplace_op1(&op)?;
-    op.result.into_inner().ok_or_else(|| candle_core::Error::Msg("a write ran on no device".into()))
+    op.result
+        .into_inner()
+        .ok_or_else(|| candle_core::Error::Msg("internal error: an in-place op did not run, please report".into()))
 }
 
 struct Write<T, F, R> {
@@ -432,7 +445,7 @@ impl<T: Elem, R, F: FnOnce(&'static KernelDevice, ViewMut<'_, T>) -> Result<R>> 
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    //! The same on candle's CUDA back end: addresses of its slices, and its stream.
+    //! CUDA part: addresses of candle's slices, on candle's stream.
 
     use std::collections::HashMap;
     use std::sync::{Mutex, PoisonError};
@@ -446,7 +459,7 @@ mod cuda {
 
     use super::{Elem, kernel_error};
 
-    /// One of our devices per candle stream, kept for good: there are as many as GPUs in use.
+    /// One Tilewright device per candle stream, never freed: there are as many as GPUs in use.
     pub(super) fn kernel_device(device: &CudaDevice) -> Result<&'static KernelDevice> {
         static DEVICES: Mutex<Option<HashMap<usize, &'static KernelDevice>>> = Mutex::new(None);
         let stream = device.cuda_stream();
@@ -456,7 +469,7 @@ mod cuda {
         if let Some(known) = devices.get(&key) {
             return Ok(known);
         }
-        // The device holds the stream, so that its address stays its own.
+        // The device holds the stream, so no other stream gets its address.
         let made: &'static KernelDevice =
             Box::leak(Box::new(KernelDevice::from_cuda_stream(stream).map_err(kernel_error)?));
         devices.insert(key, made);
@@ -464,14 +477,15 @@ mod cuda {
     }
 
     pub(super) fn allocate<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
-        // SAFETY: every bit pattern is a value of these types, and kernels write the memory before anyone reads it.
+        // SAFETY: every bit pattern is a value of these types, and kernels write the memory before it is read.
         unsafe { device.alloc::<T>(len) }
     }
 
     pub(super) fn allocate_exposable<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
         let stream = device.cuda_stream();
         stream.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
-        // SAFETY: as above; the slice is the only one that has this memory, and gives it back (cuMemFreeAsync takes what cuMemAlloc gave).
+        // SAFETY: as above; the slice is the only owner of this memory, and frees it (cuMemFreeAsync accepts memory of
+        // cuMemAlloc).
         unsafe {
             let address = malloc_sync((len * size_of::<T>()).max(1)).map_err(candle_core::Error::wrap)?;
             Ok(stream.upgrade_device_ptr(address, len))
@@ -486,7 +500,7 @@ mod cuda {
         let slice = storage.as_cuda_slice::<T>()?;
         let (address, _) = slice.device_ptr(&storage.device().cuda_stream());
         let address = address + (start * size_of::<T>()) as u64;
-        // SAFETY: the slice is borrowed as long as the view, and candle and we use one stream.
+        // SAFETY: the view borrows the slice, and candle and Tilewright use one stream.
         Ok(unsafe { View::from_address(device, address, slice.len() - start) })
     }
 

@@ -1,12 +1,13 @@
-//! Our kernels as differentiable operations on candle tensors.
+//! Tilewright kernels as differentiable operations on candle tensors.
 //!
-//! Each op runs forward at once, on candle's own memory and stream, and is recorded with a backward of ours: what our kernels
-//! compute, not what candle would derive. Gradients of parameters go straight into the flat gradient of [`crate::params`].
-//! Nothing here drops a gradient: where an op has none to give, it says so.
+//! Each op runs forward eagerly, on the memory and stream of candle, and is recorded with a backward pass by Tilewright
+//! kernels instead of the one that candle would derive. Gradients of parameters go directly to the flat gradient of
+//! [`crate::params`]. Every op returns or accumulates the gradients of all inputs that require one; where it has none,
+//! its documentation says so.
 //!
-//! Files in reading order: `memory.rs` (tensors as kernels' memory), `tape.rs` (recording), then an op each;
-//! `replay.rs` repeats work of any ops. Functions named
-//! `…_unfused` are the same formulas in candle's own ops: what fusion is measured against, and what tests compare with.
+//! Files in reading order: `memory.rs` (tensors as kernel memory), `tape.rs` (recording in the autograd graph), one
+//! file per op, `replay.rs` (CUDA graphs of any ops). Functions named `…_unfused` compute the same formulas in candle
+//! ops: the baseline for benchmarks and tests.
 
 pub mod attention;
 mod convert;

@@ -1,4 +1,4 @@
-//! RMSNorm and LayerNorm over the last dimension, by our kernels.
+//! RMSNorm and LayerNorm over the last dimension, by Tilewright kernels.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::{FloatElement, layer_norm as layer, rms_norm as rms};
@@ -8,10 +8,10 @@ use super::tape::record2;
 use crate::params::Param;
 use crate::profile::span;
 
-/// y = x / √(mean(x²) + ε) · w over the last dimension of x, for a weight w [d].
+/// RMSNorm: y = x / √(mean(x²) + ε) · w over the last dimension of x, for a weight w [d].
 ///
 /// # Errors
-/// A weight of another length, or an x that is not contiguous and not a matrix.
+/// A weight of another length, or an x that is neither contiguous nor a matrix.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
     let w = weight.compute(x.dtype())?;
     let using = weight.begin_use();
@@ -28,7 +28,7 @@ pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
     })
 }
 
-/// (y, rstd [rows]) of x and w.
+/// Returns (y, rstd [rows]) for x and w.
 pub(crate) fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Fresh<T>, Tensor)> {
     let _span = span("rms_norm");
     let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
@@ -41,7 +41,7 @@ pub(crate) fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f
     Ok((y, rstd.into_tensor(rows)))
 }
 
-/// (∂L/∂x in x's shape, ∂L/∂w [d] in f32), given what [`rms_forward`] kept.
+/// Returns (∂L/∂x in the shape of x, ∂L/∂w [d] in f32), given the rstd of [`rms_forward`].
 pub(crate) fn rms_backward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
@@ -67,7 +67,7 @@ pub(crate) fn rms_backward<T: Elem + FloatElement>(
     Ok((grad_x.into_tensor(shape), grad_w.into_tensor(d)))
 }
 
-/// y = (x − mean(x)) / √(var(x) + ε) · w + b over the last dimension of x, for w and b [d].
+/// LayerNorm: y = (x − mean(x)) / √(var(x) + ε) · w + b over the last dimension of x, for w and b [d].
 ///
 /// # Errors
 /// As [`rms_norm`].
@@ -89,7 +89,7 @@ pub fn layer_norm(x: &Tensor, weight: &Param, bias: &Param, eps: f64) -> Result<
     })
 }
 
-/// (y, [mean, rstd], both [rows]) of x, w and b.
+/// Returns (y, [mean, rstd], both [rows]) for x, w and b.
 pub(crate) fn layer_forward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,
@@ -116,7 +116,7 @@ pub(crate) fn layer_forward<T: Elem + FloatElement>(
     Ok((y, [mean.into_tensor(rows), rstd.into_tensor(rows)]))
 }
 
-/// (∂L/∂x in x's shape, [∂L/∂w, ∂L/∂b], both [d] in f32), given what [`layer_forward`] kept.
+/// Returns (∂L/∂x in the shape of x, [∂L/∂w, ∂L/∂b], both [d] in f32), given the mean and rstd of [`layer_forward`].
 pub(crate) fn layer_backward<T: Elem + FloatElement>(
     x: &Tensor,
     w: &Tensor,

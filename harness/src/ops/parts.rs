@@ -1,5 +1,5 @@
-//! Products of f32 by our own kernel, as three products of tf32 parts: about as exact as f32, on tensor cores, which cuBLAS does not
-//! offer on Hopper.
+//! 3xTF32 matmuls: f32 matmuls as three tf32 matmuls, by a Tilewright kernel. About as accurate as f32, on tensor
+//! cores, which cuBLAS does not offer on Hopper.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,17 +14,17 @@ use super::memory::{Elem, kernel_device, kernel_error};
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 
-/// Whether GPUs multiply f32 by parts from now on, in this process.
+/// Selects 3xTF32 for f32 matmuls on GPUs, for this process.
 pub fn multiply_by_parts(wanted: bool) {
     WANTED.store(wanted, Ordering::Relaxed);
 }
 
-/// What [`multiply_by_parts`] said last.
+/// Whether [`multiply_by_parts`] selected 3xTF32.
 pub fn are_wanted() -> bool {
     WANTED.load(Ordering::Relaxed)
 }
 
-/// As [`super::cublas::multiply`], where T and C are f32.
+/// As [`super::cublas::multiply`], for T and C = f32.
 ///
 /// # Errors
 /// Those of the launch.
@@ -46,7 +46,8 @@ pub fn multiply<T: Elem, C: Elem>(
         Base::Zero => matmul::multiply(device, a, b, d, options),
         Base::Itself => matmul::accumulate(device, a, b, d, options),
         Base::Other(other) => {
-            // SAFETY: C is f32, and `other` is borrowed until the launch is queued, after which its memory is used in the stream's order.
+            // SAFETY: C is f32, and `other` is borrowed until the launch is queued; later uses of its memory are
+            // ordered by the stream.
             let other = unsafe { View::<f32>::from_address(device, other.address(), other.len()) };
             Tensor::dense(other, shape).and_then(|other| matmul::multiply_add(device, a, b, other, d, options))
         }
@@ -54,10 +55,10 @@ pub fn multiply<T: Elem, C: Elem>(
     done.map_err(kernel_error)
 }
 
-/// A matrix under its element type's name.
+/// Casts a matrix whose element type T is f32.
 fn of_f32<'a, T: Elem>(x: &Tensor<'a, T, 2>) -> tilewright::Result<Tensor<'a, f32, 2>> {
     let view = x.view();
-    // SAFETY: T is f32, and the memory is borrowed as long as `x`'s.
+    // SAFETY: T is f32, and the result borrows the memory as long as `x` does.
     let same = unsafe { View::<f32>::from_address(view.device(), view.address(), view.len()) };
     Tensor::strided(same, x.shape(), x.strides())
 }

@@ -1,7 +1,7 @@
-//! Matrix products off the tape: c = a·b, and c += a·b for gradients that add up.
+//! Matmuls outside of the autograd graph: c = a·b, and c += a·b to accumulate gradients.
 //!
-//! On the CPU they are those of the `gemm` crate, on a GPU those of cuBLAS: both take operands in any order of rows and columns,
-//! so that no product copies a transposed matrix. Half types multiply exactly and sum in f32; the result is rounded once.
+//! Uses the `gemm` crate on the CPU and cuBLAS on a GPU. Both take row-major and column-major operands, so no matmul
+//! copies a transposed matrix. bf16 and f16 products are exact and accumulate in f32; the result is rounded once.
 
 use std::cell::Cell;
 
@@ -14,30 +14,30 @@ thread_local! {
     static LEFT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// From now on products of this thread are made for a GPU of which `count` multiprocessors do something else, such as carrying gradients
-/// to other ranks; 0 for all of them. A product whose blocks fill the GPU just once takes twice as long where some have no room. The bits
-/// of sums may depend on it. The CPU's do not.
+/// Reserves `count` SMs of the GPU for other work, such as collectives: later matmuls of this thread are planned for
+/// the remaining SMs. 0 releases them. A matmul whose thread blocks fill the GPU exactly once takes twice as long if
+/// some SMs are occupied. On a GPU the bits of the results may depend on `count`.
 pub fn leave_multiprocessors(count: u32) {
     LEFT.set(count);
 }
 
-/// What [`leave_multiprocessors`] said last on this thread.
+/// The number of SMs that [`leave_multiprocessors`] reserved on this thread.
 pub fn left_multiprocessors() -> u32 {
     LEFT.get()
 }
 
-/// a·b of a [m, k] and b [k, n], both of one float type, which is that of the result [m, n].
+/// Returns a·b for a [m, k] and b [k, n] of one float dtype, which is also that of the result [m, n].
 ///
 /// # Errors
-/// Shapes that do not fit each other, and matrices that lie neither by rows nor by columns.
+/// Shapes that do not match, and matrices that are neither row-major nor column-major.
 pub fn product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (m, _, n) = sizes(a, b)?;
-    for_float_type!(a.dtype(), "a matrix product", T => Ok(fresh_product::<T>(a, b)?.into_tensor((m, n))))
+    for_float_type!(a.dtype(), "a matmul", T => Ok(fresh_product::<T>(a, b)?.into_tensor((m, n))))
 }
 
-/// As [`product`], as memory that can be put onto the tape.
+/// As [`product`], but returns an allocation that can be recorded in the autograd graph.
 pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;
     let device = a.device();
     let mut c = Fresh::<T>::new(device, m * n)?;
@@ -53,20 +53,20 @@ pub fn fresh_product<T: Elem>(a: &Tensor, b: &Tensor) -> Result<Fresh<T>> {
     Ok(c)
 }
 
-/// base + a·b in f32, for a contiguous f32 base of m·n elements, and a [m, k] and b [k, n] of any one float type.
+/// Returns base + a·b in f32, for a contiguous f32 base of m·n elements, and a [m, k] and b [k, n] of one float dtype.
 ///
 /// # Errors
-/// As [`product`]; also a base of another size.
+/// As [`product`]; also a base with another number of elements.
 pub fn product_plus(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;
     if base.elem_count() != m * n {
-        let message = format!("a product of shape {:?} cannot be added to {:?}", [m, n], base.dims());
+        let message = format!("cannot accumulate a matmul result of shape {:?} into {:?}", [m, n], base.dims());
         return Err(candle_core::Error::Msg(message));
     }
     #[cfg(feature = "cuda")]
     let device = a.device();
-    for_float_type!(a.dtype(), "a matrix product", T => {
+    for_float_type!(a.dtype(), "a matmul", T => {
         let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
         let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
         #[cfg(feature = "cuda")]
@@ -83,7 +83,8 @@ pub fn product_plus(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// c += a·b for a contiguous c [m, n] in f32 or the type of a and b, and a [m, k] and b [k, n] of any float type.
+/// Computes c += a·b for a contiguous c [m, n] in f32 or the dtype of a and b, and a [m, k] and b [k, n] of one float
+/// dtype.
 ///
 /// # Errors
 /// As [`product`].
@@ -91,25 +92,25 @@ pub fn add_product(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     product_into(c, a, b, true)
 }
 
-/// c = a·b, or with `adds` c += a·b: see [`add_product`].
+/// Computes c = a·b, or with `adds` c += a·b: see [`add_product`].
 ///
 /// # Errors
 /// As [`product`].
 pub fn product_into(c: &Tensor, a: &Tensor, b: &Tensor, adds: bool) -> Result<()> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;
     if c.dims() != [m, n] {
         return Err(candle_core::Error::Msg(format!(
-            "a product of shape {:?} cannot be added to {:?}",
+            "cannot accumulate a matmul result of shape {:?} into {:?}",
             [m, n],
             c.dims()
         )));
     }
-    for_float_type!(a.dtype(), "a matrix product", T => match c.dtype() {
+    for_float_type!(a.dtype(), "a matmul", T => match c.dtype() {
         DType::F32 => write_product::<T, f32>(c, a, b, [m, k, n], adds),
         same if same == a.dtype() => write_product::<T, T>(c, a, b, [m, k, n], adds),
         other => Err(candle_core::Error::Msg(format!(
-            "a product of {} is added to f32 or {0}, not to {}",
+            "expected f32 or {0} as the target of a {0} matmul, found {1}",
             a.dtype().as_str(),
             other.as_str()
         ))),
@@ -135,7 +136,7 @@ fn sizes(a: &Tensor, b: &Tensor) -> Result<(usize, usize, usize)> {
     let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
     if k != l || a.dtype() != b.dtype() {
         let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
-        return Err(candle_core::Error::Msg(format!("{} and {} cannot be multiplied", say(a), say(b))));
+        return Err(candle_core::Error::Msg(format!("cannot multiply {} by {}", say(a), say(b))));
     }
     Ok((m, k, n))
 }
@@ -150,7 +151,7 @@ mod cpu {
 
     type Matrix<'a, T> = kernels::Tensor<'a, T, 2>;
 
-    /// c = a·b, or with `adds` c += a·b, rounded to c's type once.
+    /// Computes c = a·b, or with `adds` c += a·b, rounded to the dtype of c once.
     pub fn multiply<T: Elem, C: Elem>(
         a: &Matrix<T>,
         b: &Matrix<T>,
@@ -177,7 +178,7 @@ mod cpu {
     /// Elements that a thread converts at a time.
     const CHUNK: usize = 1 << 14;
 
-    /// An operand in f32 with its strides: as it is, or converted.
+    /// An operand in f32 with its strides: borrowed, or converted.
     enum Operand<'a> {
         Same(&'a [f32], [isize; 2]),
         Converted(Vec<f32>, [isize; 2]),
@@ -192,7 +193,7 @@ mod cpu {
             {
                 return Operand::Same(same, strides);
             }
-            // What is viewed may go on behind the matrix, as far as all parameters do.
+            // The view may extend beyond the matrix, up to the end of all parameters.
             let [m, n] = matrix.shape();
             let last =
                 m.saturating_sub(1) * strides[0].unsigned_abs() + n.saturating_sub(1) * strides[1].unsigned_abs();
@@ -218,11 +219,15 @@ mod cpu {
         }
         let (a, b) = (Operand::new(a), Operand::new(b));
         let ((a_at, a_strides), (b_at, b_strides)) = (a.parts(), b.parts());
-        // Below this many multiplications threads cost more than they save.
+        // Below this number of multiplications threads cost more time than they save.
         let parallelism = if m * k * n < 1 << 18 { Parallelism::None } else { Parallelism::Rayon(0) };
-        assert!(c.len() >= m * n, "internal compiler error: a product of {m} x {n} into {} elements", c.len());
-        // SAFETY: a and b are [m, k] and [k, n] in their strides, which `Tensor::strided` checked against their memory; c has
-        // m·n elements, row by row, borrowed exclusively. With `read_dst` unset, c is only written.
+        assert!(
+            c.len() >= m * n,
+            "internal error: a matmul result of {m} x {n} for {} elements, please report",
+            c.len()
+        );
+        // SAFETY: a and b are [m, k] and [k, n] in their strides, which `Tensor::strided` checked against their memory;
+        // c has m·n elements, row-major, borrowed exclusively. With `read_dst` unset, c is only written.
         unsafe {
             gemm::gemm(
                 m,

@@ -1,4 +1,4 @@
-//! Rotary position embedding, by our kernel and in candle's ops.
+//! Rotary position embedding (RoPE), by a Tilewright kernel and in candle ops.
 
 use candle_core::{DType, Device, Result, Tensor};
 use tilewright::Device as KernelDevice;
@@ -9,7 +9,7 @@ use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
 use super::tape::record1;
 use crate::profile::span;
 
-/// Turns pairs of neighbours in each head by angles that grow with the position.
+/// Rotates pairs of adjacent elements in each head by angles proportional to the position.
 #[derive(Clone, Debug)]
 pub struct Rope {
     /// θᵢ = base^(−2i/d): f64 [d/2].
@@ -27,13 +27,15 @@ impl Rope {
     /// An odd `d`.
     pub fn new(d: usize, base: f64, max_length: usize, device: &Device) -> Result<Rope> {
         if !d.is_multiple_of(2) {
-            return Err(candle_core::Error::Msg(format!("rope turns pairs of elements: heads of {d} have no pairs")));
+            return Err(candle_core::Error::Msg(format!(
+                "rope rotates pairs of elements: expected an even head dimension, found {d}"
+            )));
         }
         let frequencies = Tensor::from_vec(frequencies(d, base), d / 2, device)?;
         Ok(Rope { frequencies, d, tables: None, max_length })
     }
 
-    /// Keeps tables of cosines and sines, for [`Rope::apply_unfused`].
+    /// Computes tables of cosines and sines, for [`Rope::apply_unfused`].
     pub fn with_tables(self) -> Result<Rope> {
         let positions =
             Tensor::arange(0_u32, self.max_length as u32, self.frequencies.device())?.to_dtype(DType::F64)?;
@@ -49,21 +51,21 @@ impl Rope {
 
     fn check(&self, x: &Tensor, start: usize) -> Result<[usize; 4]> {
         let dims = <[usize; 4]>::try_from(x.dims()).map_err(|_| {
-            candle_core::Error::Msg(format!("rope takes [batch, length, heads, d], found the shape {:?}", x.dims()))
+            candle_core::Error::Msg(format!("rope expects [batch, length, heads, d], found the shape {:?}", x.dims()))
         })?;
         let [_, length, _, d] = dims;
         if d != self.d {
-            return Err(candle_core::Error::Msg(format!("rope was made for heads of {} elements, found {d}", self.d)));
+            return Err(candle_core::Error::Msg(format!("rope expects heads of {} elements, found {d}", self.d)));
         }
         self.check_positions(start, length)?;
         Ok(dims)
     }
 
-    /// x [batch, length, heads, d] turned, where the first of the `length` positions is `start`. x may be a part of a larger
-    /// tensor, as long as batches lie behind each other.
+    /// Rotates x [batch, length, heads, d], where the first of the `length` positions is `start`. x may be a view of a
+    /// larger tensor, as long as batches are contiguous.
     ///
     /// # Errors
-    /// Positions beyond the largest one, or heads of another size.
+    /// Positions of `max_length` or more, or heads of another size.
     pub fn apply(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let _span = span("rope");
         self.check(x, start)?;
@@ -76,7 +78,7 @@ impl Rope {
         })
     }
 
-    /// The rotation off the tape: a dense result.
+    /// The rotation outside of the autograd graph, with a dense result.
     pub(crate) fn turn<T: Elem + FloatElement>(
         &self,
         x: &Tensor,
@@ -92,7 +94,7 @@ impl Rope {
         Ok(y)
     }
 
-    /// Turns sequences of `length` tokens that start at position 0: x and y are [tokens, heads, d].
+    /// Rotates sequences of `length` tokens that start at position 0: x and y are [tokens, heads, d].
     pub(crate) fn turn_into<T: Elem + FloatElement>(
         &self,
         device: &KernelDevice,
@@ -111,17 +113,14 @@ impl Rope {
             return Ok(());
         }
         let end = start + length;
-        let message = format!(
-            "positions {start}..{end} are beyond the context of {} that the model was made for",
-            self.max_length
-        );
+        let message = format!("positions {start}..{end} exceed the context length of {}", self.max_length);
         Err(candle_core::Error::Msg(message))
     }
 
-    /// As [`Rope::apply`], in candle's own ops: what it is compared with.
+    /// As [`Rope::apply`], in candle ops: the baseline.
     ///
     /// # Errors
-    /// As there; also [`Rope::with_tables`] was not called.
+    /// As [`Rope::apply`]; also [`Rope::with_tables`] was not called.
     pub fn apply_unfused(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         let _span = span("rope");
         let [batch, length, heads, d] = self.check(x, start)?;
@@ -140,7 +139,7 @@ impl Rope {
     }
 }
 
-/// [batch, length, heads, d] as [batch · length, heads, d]: batches must lie one behind the other.
+/// Flattens [batch, length, heads, d] to [batch · length, heads, d]: batches must be contiguous.
 fn tokens_of<'a, T: Elem>(x: &'a Read<'_, T>) -> Result<kernels::Tensor<'a, T, 3>> {
     let x = x.strided::<4>()?;
     let ([batch, length, heads, d], [by_batch, by_token, by_head, by_element]) = (x.shape(), x.strides());

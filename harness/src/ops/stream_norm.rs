@@ -1,16 +1,16 @@
-//! RMSNorm beside a residual stream, by kernels of its own.
+//! RMSNorm fused with the residual addition and dtype conversion of its backward pass.
 //!
-//! A residual stream x is added to by every block: it is f32, so that many small additions are not rounded away, while what blocks
-//! compute with is of a shorter type. [`forward`] reads the stream and writes its norm y[r, j] = x[r, j] · sᵣ · w[j], with
-//! sᵣ = 1/√(meanⱼ x[r, j]² + ε), in that type. [`backward`] takes the gradient g of y, and the gradient h of the stream behind the norm's
-//! branch, and writes
+//! The residual stream x is f32, because every block adds to it and small additions must not be rounded away; blocks
+//! compute in a shorter dtype. [`forward`] reads x and writes its norm y[r, j] = x[r, j] · sᵣ · w[j], with sᵣ =
+//! 1/√(meanⱼ x[r, j]² + ε), in that dtype. [`backward`] takes the gradient g of y, and the gradient h of the residual
+//! stream after the branch of the norm, and writes
 //!
-//! - ∂L/∂x = h + s · (g·w − x̂ · meanⱼ(g·w·x̂)) with x̂ = x·s, in f32 and rounded, for the products that come next;
-//! - where it is asked for, y again, so that nobody keeps it for the gradient of the product that reads it;
-//! - for each program, one row of what adds up to ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j].
+//! - ∂L/∂x = h + s · (g·w − x̂ · meanⱼ(g·w·x̂)) with x̂ = x·s, in f32 and rounded to the compute dtype;
+//! - on request, the recomputed y, so that it need not be saved for the weight gradient of the next linear layer;
+//! - one row per program of the partial sums of ∂L/∂w[j] = Σᵣ g[r, j] · x̂[r, j].
 //!
-//! So norm, residual addition and conversions are one launch. [`add_weight_gradients`] adds up the rows of all norms of a model at once,
-//! always in the same order.
+//! Norm, residual addition and conversions are one launch. [`add_weight_gradients`] reduces the partial sums of all
+//! norms of a model in one launch, in a fixed order.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
@@ -18,7 +18,7 @@ use tilewright::prelude::*;
 
 use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error, write};
 
-/// The block of `tile` = (rows, columns) of a dense matrix with rows of `d` elements, from row `first` on.
+/// The block of `tile` = (rows, columns) of a dense matrix with rows of `d` elements, starting at row `first`.
 #[device_fn]
 fn block<T: Dtype>(
     base: Ptr<T>,
@@ -37,7 +37,7 @@ fn block<T: Dtype>(
     )
 }
 
-/// The block of `tile` numbers of a vector of `n`, from `first` on.
+/// The block of `tile` elements of a vector of `n`, starting at `first`.
 #[device_fn]
 fn part<T: Dtype>(base: Ptr<T>, n: Scalar<i32>, first: Scalar<i32>, tile: usize) -> BlockPtr<T> {
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [tile], order = [0])
@@ -45,7 +45,7 @@ fn part<T: Dtype>(base: Ptr<T>, n: Scalar<i32>, first: Scalar<i32>, tile: usize)
 
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), for dense x and y [rows, d].
 ///
-/// One program per tile of rows; `d_tile` ≥ d.
+/// Grid: one program per tile of rows; `d_tile` ≥ d.
 #[kernel]
 pub fn stream_norm_fwd<S: Float, T: Float>(
     x: In<S>,
@@ -68,11 +68,11 @@ pub fn stream_norm_fwd<S: Float, T: Float>(
     store(block(y, rows, d, first, tile), yt.to::<T>(), boundary_check = [0, 1]);
 }
 
-/// grad_x = grad_sum + ∂L/∂x of the norm (with `adds`; else without the first), the same rounded in `copy` (with `copies`), and
-/// partial\[p, j\] = Σ grad_y\[r, j\] · x\[r, j\] · rstd\[r\] over the rows r of program p. With `repeats`, y as the forward pass
-/// made it.
+/// grad_x = ∂L/∂x of the norm, plus grad_sum with `adds`; the same rounded in `copy` with `copies`; and partial\[p, j\]
+/// = Σ grad_y\[r, j\] · x\[r, j\] · rstd\[r\] over the rows r of program p. With `repeats`, also the y of the forward
+/// pass.
 ///
-/// Each program goes through `steps` tiles of rows; `d_tile` ≥ d.
+/// Each program processes `steps` tiles of rows; `d_tile` ≥ d.
 #[kernel]
 pub fn stream_norm_bwd<S: Float, T: Float>(
     x: In<S>,
@@ -121,9 +121,9 @@ pub fn stream_norm_bwd<S: Float, T: Float>(
     store(block(partial, num_programs(0), d, program, (1, d_tile)), total, boundary_check = [1]);
 }
 
-/// grad_w\[n · apart + j\] = Σᵢ partial\[n, i, j\], or with `adds` += that, for the norms n.
+/// grad_w\[n · apart + j\] = Σᵢ partial\[n, i, j\], or with `adds` += that sum, for the norms n.
 ///
-/// Programs: (tiles of columns, norms).
+/// Grid: (tiles of columns, norms).
 #[kernel]
 pub fn stream_norm_weights<G: Float>(
     partial: In<f32>,
@@ -151,25 +151,26 @@ pub fn stream_norm_weights<G: Float>(
     store(target, gradient.to::<G>(), boundary_check = [0]);
 }
 
-/// Widest row: it is kept in registers.
+/// Largest d: a row is kept in registers.
 pub const MAX_WIDTH: usize = 16_384;
 
-/// How rows are shared out.
+/// How rows are distributed over programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Plan {
     rows_tile: usize,
     d_tile: usize,
-    /// Tiles of a program.
+    /// Tiles per program.
     steps: usize,
     programs: usize,
     num_warps: u32,
 }
 
 impl Plan {
-    /// Tiles of up to 2048 elements, 16 a thread, and at most so many programs.
+    /// Tiles of up to 2048 elements, 16 per thread, and at most `most` programs.
     fn new([rows, d]: [usize; 2], most: usize) -> Result<Plan> {
         if d == 0 || d > MAX_WIDTH || rows > i32::MAX as usize / 2 {
-            let message = format!("a stream of {rows} rows of {d} elements: rows are at most {MAX_WIDTH} wide");
+            let message =
+                format!("expected rows of 1 to {MAX_WIDTH} elements and less than 2^30 rows, found {rows} rows of {d}");
             return Err(candle_core::Error::Msg(message));
         }
         let d_tile = d.next_power_of_two().max(16);
@@ -185,14 +186,14 @@ impl Plan {
     }
 }
 
-/// Programs of a backward pass, at most: as many partial sums for each weight. About three for each processor of a large GPU, all of
-/// which run at once.
+/// Largest number of programs of a backward pass, and of partial sums per weight. About three per SM of a large GPU,
+/// which are all resident.
 const MOST_SUMS: usize = 384;
 
-/// Partial sums for each weight that [`backward`] makes of a stream [rows, d].
+/// Number of partial sums per weight that [`backward`] writes for a residual stream [rows, d].
 ///
 /// # Errors
-/// Rows that are too wide.
+/// A d above [`MAX_WIDTH`].
 pub fn sums(shape: [usize; 2]) -> Result<usize> {
     Plan::new(shape, MOST_SUMS).map(|plan| plan.programs)
 }
@@ -202,10 +203,10 @@ fn shape_of(x: &Tensor) -> Result<[usize; 2]> {
     Ok([x.elem_count() / d.max(1), d])
 }
 
-/// (y, rstd [rows]) of a stream x [.., d] and weights w [d], both f32.
+/// Returns (y, rstd [rows]) for a residual stream x [.., d] and weights w [d], both f32.
 ///
 /// # Errors
-/// Rows that are too wide, and those of the launch.
+/// A d above [`MAX_WIDTH`], and those of the launch.
 pub fn forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let [rows, d] = shape_of(x)?;
     let plan = Plan::new([rows, d], usize::MAX)?;
@@ -230,15 +231,15 @@ pub fn forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Resu
     Ok((y.into_tensor(x.shape()), rstd.into_tensor(rows)))
 }
 
-/// The gradient of a stream: f32, and the same rounded to the type of products.
+/// The gradient of the residual stream: f32, and rounded to the compute dtype.
 #[derive(Clone)]
 pub struct Gradient {
     pub stream: Tensor,
     pub rounded: Tensor,
 }
 
-/// ∂L/∂x [.., d] with what `behind`, the gradient of the stream behind the norm's branch, adds; and y, if it `repeats` that. The partial
-/// sums of ∂L/∂w become row `norm` of `partial` [norms, sums, d].
+/// Returns ∂L/∂x [.., d] plus `behind`, the gradient of the residual stream after the branch of the norm; and with
+/// `repeats` the recomputed y. Writes the partial sums of ∂L/∂w to row `norm` of `partial` [norms, sums, d].
 ///
 /// # Errors
 /// As [`forward`].
@@ -259,7 +260,7 @@ pub fn backward<T: Elem + FloatElement>(
     let mut y = Fresh::<T>::new(x.device(), if repeats { rows * d } else { 1 })?;
     let shape = x.shape();
     {
-        // Where nothing adds to the gradient, the kernel reads nothing of it.
+        // Without a gradient to accumulate, the kernel does not read this argument.
         let (adds, behind) = (behind.is_some(), Read::<f32>::new(behind.unwrap_or(x))?);
         let (x, w, rstd) = (Read::<f32>::new(x)?, Read::<f32>::new(w)?, Read::<f32>::new(rstd)?);
         let grad_y = Read::<T>::new(grad_y)?;
@@ -292,11 +293,12 @@ pub fn backward<T: Elem + FloatElement>(
     Ok((Gradient { stream, rounded }, repeats.then(|| y.into_tensor(shape))))
 }
 
-/// Adds the gradients of the weights of `norms` norms, of which [`backward`] left the sums in `partial` [norms, sums, d], to `grads`, a
-/// flat tensor: those of norm n to the d numbers from `first` + n · `apart` on. Without `adds` they are written over what is there.
+/// Reduces the partial sums that [`backward`] wrote to `partial` [norms, sums, d], and accumulates the weight gradients
+/// into `grads`, a flat tensor: those of norm n into the d elements from `first` + n · `apart` on. Without `adds` it
+/// overwrites them.
 ///
 /// # Errors
-/// Norms that leave the flat tensor, and those of the launch.
+/// Ranges outside of the flat tensor, and those of the launch.
 pub fn add_weight_gradients(partial: &Tensor, grads: &Tensor, [first, apart]: [usize; 2], adds: bool) -> Result<()> {
     let (norms, rows, d) = partial.dims3()?;
     if norms == 0 {
@@ -417,7 +419,7 @@ mod tests {
         }
     }
 
-    /// As the passes for GPUs leave them they compile, for what a model launches them with.
+    /// The kernels compile for GPUs with the constants of a model's launches.
     #[test]
     fn gpus_take_them() {
         use tilewright::codegen::ir::DType;

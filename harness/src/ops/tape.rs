@@ -1,8 +1,9 @@
-//! How an op gets onto candle's tape.
+//! Records ops in candle's autograd graph.
 //!
-//! Our ops compute first, into memory of their own, and are recorded afterwards: [`record1`] and its like make a tensor of the result, whose
-//! backward is a closure. What backward needs beside inputs and result, such as the log-sum-exp of an attention, the closure
-//! owns. This way an op may have several results inside, any number of parameters, and the same code on every device.
+//! Ops compute first, into their own memory, and are recorded afterwards: [`record1`], [`record2`] and [`record3`] turn
+//! the result into a tensor whose backward is a closure. The closure owns what backward needs besides inputs and
+//! result, such as the log-sum-exp of an attention. This way an op may have several internal results and any number of
+//! parameters, and the same code serves every device.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -13,12 +14,12 @@ use super::memory::{Elem, Fresh};
 use crate::params::grad_enabled;
 use crate::profile::span;
 
-/// Gradients of the inputs, given the inputs, the result and its gradient, which is contiguous. `None` for an input that
-/// takes none.
+/// Computes the gradients of the inputs from the inputs, the result and its gradient, which is contiguous. `None` for
+/// an input without a gradient.
 pub trait Backward<const N: usize>: Fn([&Tensor; N], &Tensor, &Tensor) -> Result<[Option<Tensor>; N]> {}
 impl<const N: usize, F: Fn([&Tensor; N], &Tensor, &Tensor) -> Result<[Option<Tensor>; N]>> Backward<N> for F {}
 
-/// The result of an op of one input as a tensor, on the tape if the input is.
+/// Turns the result of an op of one input into a tensor, which is recorded if the input is tracked.
 pub fn record1<T: Elem>(
     name: &'static str,
     x: &Tensor,
@@ -32,7 +33,7 @@ pub fn record1<T: Elem>(
     x.apply_op1(Op::new(name, result, shape.into(), backward))
 }
 
-/// As [`record1`], for two inputs: on the tape if one of them is.
+/// As [`record1`], for two inputs: recorded if one of them is tracked.
 pub fn record2<T: Elem>(
     name: &'static str,
     [a, b]: [&Tensor; 2],
@@ -46,7 +47,7 @@ pub fn record2<T: Elem>(
     a.apply_op2(b, Op::new(name, result, shape.into(), backward))
 }
 
-/// As [`record1`], for three inputs: on the tape if one of them is.
+/// As [`record1`], for three inputs: recorded if one of them is tracked.
 pub fn record3<T: Elem>(
     name: &'static str,
     [a, b, c]: [&Tensor; 3],
@@ -63,7 +64,7 @@ pub fn record3<T: Elem>(
 struct Op<B> {
     name: &'static str,
     shape: Shape,
-    /// Taken when candle asks for the result, which it does once.
+    /// Taken when candle asks for the result, which happens once.
     result: Mutex<Option<Storage>>,
     backward: B,
 }
@@ -94,13 +95,16 @@ impl<B> Op<B> {
     }
 
     fn elsewhere(&self, storage: &Storage) -> candle_core::Error {
-        let message =
-            format!("the result of {} lies on {:?}, its input elsewhere", self.name, storage.device().location());
+        let message = format!(
+            "the result of {} is on {:?}, and its input on another device",
+            self.name,
+            storage.device().location()
+        );
         candle_core::Error::Msg(message)
     }
 }
 
-/// Gradients of the inputs that ask for one.
+/// Drops the gradients of inputs that are not tracked.
 fn wanted<const N: usize>(inputs: [&Tensor; N], gradients: [Option<Tensor>; N]) -> [Option<Tensor>; N] {
     let mut tracked = inputs.iter().map(|input| input.track_op());
     gradients.map(|gradient| gradient.filter(|_| tracked.next().unwrap_or(false)))
@@ -145,7 +149,7 @@ custom_op!(CustomOp3, 3, (a, b, c), (la, lb, lc), (Option<Tensor>, Option<Tensor
     gradients.into()
 });
 
-/// A tensor without a past.
+/// Wraps storage as a tensor outside of the autograd graph.
 pub fn untracked(storage: Storage, shape: impl Into<Shape>) -> Tensor {
     Tensor::from_storage(storage, shape, BackpropOp::none(), false)
 }

@@ -1,4 +1,4 @@
-//! AdamW with the fused kernel, one launch for each group.
+//! AdamW with the fused kernel: one launch per parameter group.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use tilewright::{View, ViewMut};
 use super::judge::Pieces;
 use super::judge::told::{PER_GROUP, RATES};
 
-/// What is the same for all parameters and steps.
+/// Options that hold for all parameters and steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamWOptions {
     #[serde(with = "crate::train::exact")]
@@ -24,23 +24,23 @@ pub struct AdamWOptions {
 }
 
 impl Default for AdamWOptions {
-    /// As language models are usually trained (Brown et al., "Language models are few-shot learners", 2020, appendix B).
+    /// The usual values for language models (Brown et al., "Language models are few-shot learners", 2020, appendix B).
     fn default() -> AdamWOptions {
         AdamWOptions { beta1: 0.9, beta2: 0.95, eps: 1e-8 }
     }
 }
 
-/// Parameters that share options: consecutive elements of the flat slice.
+/// A parameter group: consecutive elements of the flat slice with the same options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     pub range: Range<usize>,
-    /// λ: each step takes learning rate · λ of every parameter away.
+    /// λ: each step subtracts learning rate · λ · p from every parameter p.
     pub weight_decay: f64,
-    /// Factor of the learning rate.
+    /// Factor on the learning rate.
     pub rate_factor: f64,
 }
 
-/// Neighbours with the same options, joined: fewer launches.
+/// Merges adjacent groups with the same options, which saves launches.
 pub fn merge_groups(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
     let mut merged: Vec<Group> = Vec::new();
     for group in groups {
@@ -58,14 +58,14 @@ pub fn merge_groups(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
     merged
 }
 
-/// Where a step also writes the new parameters, rounded.
+/// Compute weights that a step writes: the new parameters, rounded.
 pub enum Copy<'a> {
     None,
     Bf16(ViewMut<'a, bf16>),
     F16(ViewMut<'a, f16>),
 }
 
-/// The optimizer's state for the parameters of one range of the flat slice: all of them, or one process's share.
+/// Optimizer state for the parameters of one range of the flat slice: all of them, or the shard of one process.
 pub struct AdamW {
     options: AdamWOptions,
     range: Range<usize>,
@@ -74,7 +74,7 @@ pub struct AdamW {
     second: Buffer<f32>,
 }
 
-/// `$step` with a range of a [`Copy`], of whatever type it is.
+/// Evaluates `$step` with a range of a [`Copy`], for each of its dtypes.
 macro_rules! with_part {
     ($copy:ident, $range:expr, |$part:ident| $step:expr) => {
         match &mut $copy {
@@ -98,7 +98,7 @@ impl AdamW {
     /// State for the parameters in `range`, before the first step.
     ///
     /// # Errors
-    /// The device is out of memory: 8 bytes for each parameter.
+    /// The device is out of memory: the state takes 8 bytes per parameter.
     pub fn new(device: &Device, range: Range<usize>, options: AdamWOptions) -> Result<AdamW> {
         let (first, second) = (Buffer::zeros(device, range.len())?, Buffer::zeros(device, range.len())?);
         Ok(AdamW { options, range, step: 0, first, second })
@@ -108,22 +108,22 @@ impl AdamW {
         &self.options
     }
 
-    /// The parameters that this updates.
+    /// The range of parameters that this updates.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
 
-    /// How many steps were made.
+    /// Number of applied steps.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// First and second moments, an element for each parameter of the range.
+    /// First and second moments: one element per parameter of the range.
     pub fn moments(&self) -> (View<'_, f32>, View<'_, f32>) {
         (self.first.view(), self.second.view())
     }
 
-    /// As [`AdamW::moments`], for reading a checkpoint: writes what `read` gives, and the number of steps.
+    /// Restores the state from a checkpoint: `read` writes both moments, `step` is the number of applied steps.
     ///
     /// # Errors
     /// Those of `read`.
@@ -142,12 +142,12 @@ impl AdamW {
         2 * size_of::<f32>() * self.range.len()
     }
 
-    /// One step. `values` and `gradients` are the whole flat slices, of which this reads and writes its range; `groups` say what holds
-    /// where (parameters in no group stay as they are); `gradient_scale` is what clipping, averaging and loss scaling make of
-    /// the gradient.
+    /// Applies one step. `values` and `gradients` are the whole flat slices, of which this reads and writes its range.
+    /// Parameters in no group of `groups` do not change. `gradient_scale` is the factor on the gradient from clipping,
+    /// averaging and loss scaling.
     ///
     /// # Errors
-    /// Slices that do not hold the range, and those of the launches. A failed step may have updated some groups.
+    /// Slices that do not contain the range, and those of the launches. A failed step may have updated some groups.
     pub fn step(
         &mut self,
         mut values: ViewMut<'_, f32>,
@@ -190,8 +190,8 @@ impl AdamW {
         Ok(())
     }
 
-    /// What [`AdamW::step_by`] has to find among the numbers of [`judge::tell`](super::judge::tell) in step `t` (from 1): the rates of
-    /// each group.
+    /// Computes the rates of each group in step `t` (from 1), which [`judge::tell`](super::judge::tell) writes for
+    /// [`AdamW::step_by`].
     ///
     /// # Errors
     /// Betas outside [0, 1).
@@ -206,8 +206,9 @@ impl AdamW {
         rates.collect()
     }
 
-    /// As [`AdamW::step`], told by memory of the device: `told` and `found` are those of [`judge`](super::judge). Whoever knows what was
-    /// found counts the step with [`AdamW::set_steps`].
+    /// As [`AdamW::step`], with rates, gradient factor and the decision to apply the step read from device memory:
+    /// `told` and `found` are those of [`judge`](super::judge). The caller counts applied steps with
+    /// [`AdamW::set_steps`].
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -224,7 +225,7 @@ impl AdamW {
         self.step_part_by(&all, values, gradients, copy, groups, [told, found])
     }
 
-    /// [`AdamW::step_by`] of the parameters in `part` alone. In a step each has its turn once.
+    /// [`AdamW::step_by`] of the parameters in `part` only. In a step each parameter is updated once.
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -250,8 +251,8 @@ impl AdamW {
         Ok(())
     }
 
-    /// As [`AdamW::step_part_by`], with the averages of two ranks' gradients, whose squares it leaves with `pieces`
-    /// ([`AdamW::sums_of_two`]). What is not finite is left out.
+    /// As [`AdamW::step_part_by`], with the average of the gradients of two ranks, whose sums of squares it writes to
+    /// `pieces` ([`AdamW::sums_of_two`]). Skips non-finite elements.
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -280,19 +281,20 @@ impl AdamW {
         Ok(())
     }
 
-    /// How many sums of squares [`AdamW::step_part_of_two`] makes of `part`.
+    /// Number of sums of squares that [`AdamW::step_part_of_two`] writes for `part`.
     pub fn sums_of_two(&self, part: &Range<usize>, groups: &[Group]) -> usize {
         self.ranges(part, groups).iter().map(|(_, range)| adamw::squares_of_two(range.len())).sum()
     }
 
-    /// What of `part` is this optimizer's: ranges of one group each, with its number.
+    /// Splits the intersection of `part` and the range of this optimizer into ranges of one group each, with the
+    /// group's index.
     fn ranges(&self, part: &Range<usize>, groups: &[Group]) -> Vec<(usize, Range<usize>)> {
         let part = part.start.max(self.range.start)..part.end.min(self.range.end);
         let ranges = groups.iter().map(|group| group.range.start.max(part.start)..group.range.end.min(part.end));
         ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect()
     }
 
-    /// Counts steps that were made by [`AdamW::step_by`].
+    /// Sets the number of applied steps, after [`AdamW::step_by`].
     pub fn set_steps(&mut self, steps: u64) {
         self.step = steps;
     }
@@ -312,7 +314,7 @@ mod tests {
             .collect()
     }
 
-    /// Algorithm 2 of the paper for one parameter, in f64, written out by itself.
+    /// AdamW for one parameter in f64, after algorithm 2 of the paper (Loshchilov and Hutter, 2019).
     struct Plain {
         p: f64,
         m: f64,
@@ -373,7 +375,7 @@ mod tests {
         assert!(moved > 0.01, "the test sees movement far above its tolerance: {moved}");
     }
 
-    /// Steps that the device is told of have the same bits, and those that it is told to leave out change nothing.
+    /// Steps controlled from device memory have the same bits, and skipped steps change nothing.
     #[test]
     fn told_steps_are_the_same_as_called_ones() {
         use crate::optim::judge::{self, told};

@@ -1,8 +1,9 @@
-//! What decides about a step on the device, so that nobody has to wait for its gradient.
+//! Step control: computes on the device whether a step is applied, and by what factor the gradient is scaled.
 //!
-//! [`tell`] puts numbers of the step into the device's memory, from the arguments of a launch. [`judge`] takes the gradient's norm and
-//! says there by what the gradient is multiplied, and whether the step is made. [`AdamW::step_by`](super::AdamW::step_by) reads both. All
-//! of it may be queued before the gradient is known, and what [`judge`] found is read when somebody wants to know.
+//! [`tell`] writes the inputs of a step (loss scale, norm limit, learning rates) to device memory, as arguments of a
+//! launch. [`judge`] reduces the gradient to its norm and writes the gradient factor (clip factor and inverse loss
+//! scale) and whether the step is applied. [`AdamW::step_by`](super::AdamW::step_by) reads both. All of it can be
+//! queued before the gradient is known; the host reads the outputs later.
 
 use std::ops::Range;
 
@@ -11,35 +12,35 @@ use tilewright::prelude::*;
 
 use super::norm::{partial_squares, parts_of, squares_of};
 
-/// Where things are among the numbers that [`tell`] puts down.
+/// Layout of the inputs that [`tell`] writes.
 pub mod told {
-    /// What the loss was multiplied by.
+    /// Loss scale.
     pub const FACTOR: usize = 0;
-    /// Largest norm; infinity for none.
+    /// Largest norm of the gradient; infinity disables clipping.
     pub const LIMIT: usize = 1;
-    /// 1 if a gradient that is not finite stops all later steps, too.
+    /// 1 if a non-finite gradient also halts all later steps.
     pub const STRICT: usize = 2;
-    /// The rates of the first group: see [`tilewright::kernels::adamw::Options::rates_of`].
+    /// Rates of the first group: see [`tilewright::kernels::adamw::Options::rates_of`].
     pub const RATES: usize = 4;
-    /// Numbers for each group.
+    /// Elements per group.
     pub const PER_GROUP: usize = 4;
 }
 
-/// Where things are in what [`judge`] writes.
+/// Layout of the outputs that [`judge`] writes.
 pub mod found {
-    /// Factor of the gradient: clipping, and what undoes loss scaling.
+    /// Factor on the gradient: clip factor divided by the loss scale.
     pub const SCALE: usize = 0;
-    /// 1 if the step is made, else 0.
+    /// 1 if the step is applied, 0 if it is skipped.
     pub const MADE: usize = 1;
-    /// Norm of the gradient, without loss scaling.
+    /// Norm of the gradient, without the loss scale.
     pub const NORM: usize = 2;
-    /// 1 after a step that stopped all later ones.
+    /// 1 after a step that halted all later ones.
     pub const HALTED: usize = 3;
-    /// The losses of the step, one behind the other.
+    /// The losses of the step, contiguous.
     pub const LOSSES: usize = 4;
 }
 
-/// target\[i\] = the i-th number.
+/// target\[i\] = nᵢ: passes scalars as kernel arguments to device memory.
 #[kernel]
 pub fn put_numbers(target: Out<f64>, n0: f64, n1: f64, n2: f64, n3: f64, n4: f64, n5: f64, n6: f64, n7: f64) {
     store(target, n0);
@@ -52,10 +53,10 @@ pub fn put_numbers(target: Out<f64>, n0: f64, n1: f64, n2: f64, n3: f64, n4: f64
     store(target + 7, n7);
 }
 
-/// Numbers of a launch of [`PUT_NUMBERS`]: the length of what [`tell`] writes is a multiple of it.
+/// Scalars per launch of [`PUT_NUMBERS`]: the target of [`tell`] is a multiple of it long.
 pub const AT_ONCE: usize = 8;
 
-/// target = numbers, in order with the device's work, and without waiting for it.
+/// Writes `numbers` to `target` in stream order, without waiting for the device.
 ///
 /// # Errors
 /// Those of the launches.
@@ -79,9 +80,9 @@ pub fn tell(device: &Device, mut target: ViewMut<'_, f64>, numbers: &[f64]) -> R
     Ok(())
 }
 
-/// From the partial sums of squares of a gradient and the losses: what [`found`] lists.
+/// Computes the elements of [`found`] from the partial sums of squares of a gradient and from the losses.
 ///
-/// One program.
+/// Grid: one program.
 #[kernel]
 pub fn judge_step(
     partials: In<f32>,
@@ -103,7 +104,7 @@ pub fn judge_step(
     let norm = sqrt(sum(total)) / factor;
     let which = arange(0, losses_tile);
     let loss = load(losses + which, mask = which < count, other = 0.0).to::<f64>();
-    // NaN is not below infinity either.
+    // NaN fails this comparison too.
     let finite = all(abs(loss) < f64::INFINITY) && (norm < f64::INFINITY);
     let halted_before = load(found + 3);
     let halted = if finite { halted_before } else { maximum(halted_before, strict) };
@@ -117,16 +118,16 @@ pub fn judge_step(
     store(found + (which + 4), loss, mask = which < count);
 }
 
-/// Tile and warps of [`JUDGE_STEP`], which is one program: wide where it has much to add up.
+/// Tile and warps of [`JUDGE_STEP`], for short and for long lists of partial sums: it is one program.
 const FEW: (usize, u32) = (1024, 4);
 const MANY: (usize, u32) = (8192, 32);
 
-/// Most losses of a step: micro-batches.
+/// Largest number of losses of a step: one per micro-batch.
 pub const MAX_LOSSES: usize = 4096;
 
-/// Judges a step by its whole gradient and its losses: `told` has what [`told`] lists, `found` gets what [`found`] lists.
+/// Decides a step from its whole gradient and its losses: reads the elements of [`told`], writes those of [`found`].
 ///
-/// The same gradient gives the same bits. Clipping is that of [`clip`](super::clip).
+/// Deterministic: the same gradient gives the same bits. Clips as [`clip`](super::clip) does.
 ///
 /// # Errors
 /// More than 4096 losses, memory that is too short, and those of the launches.
@@ -141,11 +142,11 @@ pub fn judge<G: FloatElement>(
     judge_partials(device, partials.view(), losses, told, found)
 }
 
-/// The norm of a gradient as [`judge`] finds it, bit for bit: for who decides on the host what others decide on the device. Waits for the
-/// device.
+/// Returns the norm of a gradient with the bits that [`judge`] computes, for a host that decides what other ranks
+/// decide on the device. Waits for the device.
 ///
 /// # Errors
-/// No memory, and those of the launches.
+/// Out of memory, and those of the launches.
 pub fn norm_of<G: FloatElement>(device: &Device, gradients: View<'_, G>) -> Result<f64> {
     let mut numbers = [0.0; told::RATES];
     (numbers[told::FACTOR], numbers[told::LIMIT]) = (1.0, f64::INFINITY);
@@ -156,7 +157,7 @@ pub fn norm_of<G: FloatElement>(device: &Device, gradients: View<'_, G>) -> Resu
     Ok(found.to_vec()?[found::NORM])
 }
 
-/// [`judge`] from the sums of squares of the gradient's parts.
+/// [`judge`] from partial sums of squares.
 fn judge_partials(
     device: &Device,
     partials: View<'_, f32>,
@@ -186,32 +187,32 @@ fn judge_partials(
     .launch_with(device, &LaunchConfig::new(1).num_warps(num_warps))
 }
 
-/// Judges a gradient that comes in pieces, one after the other: each piece by itself, so that its parameters may be updated before
-/// the next one is there, then all of it.
+/// Step control for a gradient that arrives in pieces (buckets): decides each piece by itself, so that its parameters
+/// can be updated before the next piece arrives, then the whole gradient.
 ///
-/// A piece that is not finite is not made, and no later one, as with [`told::STRICT`]; what has been made before it stays.
-/// ([`Pieces::with_sums`] leaves that to who makes them.)
+/// A non-finite piece is skipped, and so are all later ones, as with [`told::STRICT`]; updates of earlier pieces stay.
+/// (With [`Pieces::with_sums`] the caller decides that.)
 pub struct Pieces {
     partials: Buffer<f32>,
     judged: usize,
-    /// Of the last piece: what [`found`] lists.
+    /// Outputs for the last piece, as [`found`] lists them.
     found: Buffer<f64>,
 }
 
 impl Pieces {
-    /// Of a gradient in pieces of these lengths.
+    /// For a gradient in pieces of these lengths.
     ///
     /// # Errors
-    /// No memory.
+    /// Out of memory.
     pub fn new(device: &Device, lengths: impl IntoIterator<Item = usize>) -> Result<Pieces> {
         Pieces::of(device, lengths.into_iter().map(parts_of).sum())
     }
 
-    /// For who makes steps of what is finite and adds up squares on the way, so many sums: nothing is judged before all of it is
-    /// ([`Pieces::end`]), and the verdict until then is that steps are made.
+    /// For an update kernel that skips non-finite elements and writes `count` sums of squares itself: nothing is
+    /// decided before [`Pieces::end`], and until then the outputs say that steps are applied.
     ///
     /// # Errors
-    /// No memory, and those of the launch.
+    /// Out of memory, and those of the launch.
     pub fn with_sums(device: &Device, count: usize, told: View<'_, f64>) -> Result<Pieces> {
         let mut pieces = Pieces::of(device, count)?;
         let nothing = pieces.partials.slice(0..0)?;
@@ -224,11 +225,11 @@ impl Pieces {
         Ok(Pieces { partials, judged: 0, found: Buffer::zeros(device, found::LOSSES + 1)? })
     }
 
-    /// Judges the next piece: gives what [`found`] lists of it, for [`AdamW::step_by`](super::AdamW::step_by). There is no limit of
-    /// the norm.
+    /// Decides the next piece, and returns its [`found`] elements for [`AdamW::step_by`](super::AdamW::step_by). The
+    /// norm is not limited.
     ///
     /// # Errors
-    /// More pieces than there are, and those of the launches.
+    /// More pieces than announced, and those of the launches.
     pub fn judge<G: FloatElement>(&mut self, gradients: View<'_, G>, told: View<'_, f64>) -> Result<View<'_, f64>> {
         let device = self.partials.device().clone();
         let parts = self.next(parts_of(gradients.len()));
@@ -238,23 +239,23 @@ impl Pieces {
         Ok(self.found.view())
     }
 
-    /// The verdict of [`Pieces::with_sums`], and a place for the next `count` sums of squares.
+    /// Returns the outputs of [`Pieces::with_sums`], and a view for the next `count` sums of squares.
     ///
     /// # Errors
-    /// More sums than there are.
+    /// More sums than announced.
     pub fn sums(&mut self, count: usize) -> Result<(View<'_, f64>, ViewMut<'_, f32>)> {
         let parts = self.next(count);
         Ok((self.found.view(), self.partials.slice_mut(parts)?))
     }
 
-    /// The places of the next `count` sums.
+    /// Reserves the indices of the next `count` sums.
     fn next(&mut self, count: usize) -> Range<usize> {
         let start = self.judged;
         self.judged += count;
         start..self.judged
     }
 
-    /// Judges all pieces together, as [`judge`] does.
+    /// Decides the whole gradient, as [`judge`] does.
     ///
     /// # Errors
     /// As [`judge`].
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(verdict(&good, &[1.0], 1.0, 1.0), (0.0, 1.0));
     }
 
-    /// As the passes for GPUs leave it, in the interpreter; and it becomes PTX.
+    /// Interprets the IR after the GPU passes, and compiles it to PTX.
     #[test]
     fn gpus_judge_the_same() {
         use tilewright::codegen::interp::{self, ArgValue, Memory};
@@ -340,7 +341,7 @@ mod tests {
         let partials: Vec<f32> = (0..2500).map(|i| (i % 7) as f32).collect();
         let norm = partials.iter().map(|&x| f64::from(x)).sum::<f64>().sqrt() / 2.0;
         let put = PUT_NUMBERS.record(&[], &[], &Specialization::default()).unwrap();
-        // For few sums, and for many.
+        // For a short and a long list of partial sums.
         for (arch, (tile, num_warps)) in [GpuArch::Sm80, GpuArch::Sm90a].into_iter().zip([FEW, MANY]) {
             let consts = [("tile", ConstValue::Int(tile as i64)), ("losses_tile", ConstValue::Int(16))];
             let func = JUDGE_STEP.record(&[], &consts, &Specialization::default()).unwrap();

@@ -1,9 +1,9 @@
-//! From gradients to new parameters, over flat slices of f32.
+//! Optimizer: updates parameters from gradients, over flat slices of f32.
 //!
-//! A step is [`norm`] and [`clip`] (how large the gradient is, and by what it is shrunk), [`Schedule`] (the learning rate), and
-//! [`AdamW`] (the update). Nothing here knows of models: parameters are a flat slice, and [`Group`]s say what holds for which part of
-//! it. So one process can update all of the slice, or a share of it. [`judge`] does the first part on the device, for steps that nobody
-//! waits for.
+//! A step consists of [`norm`] and [`clip`] (gradient norm and clip factor), [`Schedule`] (learning rate) and [`AdamW`]
+//! (update). This module knows no models: parameters are a flat slice, and each [`Group`] gives the options of one
+//! range. One process can update all of the slice or a shard of it. [`judge`] computes norm, clip factor and the
+//! decision to apply or skip a step on the device, so that the host does not wait.
 
 mod adamw;
 pub mod judge;

@@ -1,4 +1,4 @@
-//! How large a gradient is, and whether all of it is a number.
+//! Gradient norm, clip factor, and detection of non-finite gradients.
 
 use std::ops::Range;
 
@@ -6,10 +6,10 @@ use tilewright::kernels::FloatElement;
 use tilewright::prelude::*;
 use tilewright::{View, ViewMut};
 
-/// Elements of a tile, of which one program adds up several.
+/// Elements per tile.
 const TILE: usize = 1024;
 
-/// Tiles of a program: enough programs to fill a GPU, and few partial sums.
+/// Tiles per program: enough programs to fill a GPU, and few partial sums.
 fn tiles(n: usize) -> usize {
     if n < 1 << 26 { 16 } else { 128 }
 }
@@ -33,8 +33,8 @@ pub fn sum_squares<T: Float>(
     store(partials + program_id(0), sum(acc, axis = 0));
 }
 
-/// Σᵢ xᵢ². Waits for the device. The same x gives the same sum, bit for bit: what programs found is added up in order, in f64.
-/// Where an element is not finite the sum is not either; finite elements above 10¹⁹ give infinity too.
+/// Returns Σᵢ xᵢ². Waits for the device. Deterministic: the partial sums of the programs are summed in order, in f64. A
+/// non-finite element makes the sum non-finite; so do finite elements above 10¹⁹, whose squares overflow f32.
 ///
 /// # Errors
 /// Those of the launch and of earlier work on the device.
@@ -42,7 +42,7 @@ pub fn sum_of_squares<T: FloatElement>(device: &Device, x: View<'_, T>) -> Resul
     sum_of_squares_of(device, &[x])
 }
 
-/// [`sum_of_squares`] of several slices together, for which the device is waited for once.
+/// [`sum_of_squares`] of several slices together, with one wait for the device.
 ///
 /// # Errors
 /// As [`sum_of_squares`].
@@ -50,7 +50,7 @@ pub fn sum_of_squares_of<T: FloatElement>(device: &Device, slices: &[View<'_, T>
     Ok(partial_squares(device, slices)?.to_vec()?.into_iter().map(f64::from).sum())
 }
 
-/// Sums of squares of the parts of the slices, in order: few enough to add up.
+/// Partial sums of squares of the slices, in order.
 pub(super) fn partial_squares<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<Buffer<f32>> {
     let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(|x| parts_of(x.len())).sum())?;
     let mut at = 0;
@@ -62,12 +62,12 @@ pub(super) fn partial_squares<T: FloatElement>(device: &Device, slices: &[View<'
     Ok(partials)
 }
 
-/// How many sums [`squares_of`] makes of `n` elements.
+/// Number of partial sums that [`squares_of`] writes for `n` elements.
 pub(super) fn parts_of(n: usize) -> usize {
     n.div_ceil(TILE * tiles(n))
 }
 
-/// The sums of squares of the [`parts_of`] parts of x.
+/// Writes the [`parts_of`] partial sums of squares of x.
 pub(super) fn squares_of<T: FloatElement>(
     device: &Device,
     x: View<'_, T>,
@@ -88,20 +88,20 @@ pub fn norm<T: FloatElement>(device: &Device, x: View<'_, T>) -> Result<f64> {
     sum_of_squares(device, x).map(f64::sqrt)
 }
 
-/// What a gradient of this norm is multiplied by so that its norm is at most `most` (Pascanu, Mikolov and Bengio, "On the difficulty of
-/// training recurrent neural networks", 2013, algorithm 1). Without a limit, 1.
+/// Factor on a gradient of this norm that limits its norm to `most` (Pascanu, Mikolov and Bengio, "On the difficulty of
+/// training recurrent neural networks", 2013, algorithm 1). 1 without a limit.
 pub fn clip(norm: f64, most: Option<f64>) -> f64 {
     match most {
-        // A little above the norm, so that rounding leaves it below the limit.
+        // The divisor is slightly above the norm, so that the rounded result stays below the limit.
         Some(most) if norm > most => most / (norm + 1e-6),
         _ => 1.0,
     }
 }
 
-/// The first of the named parts of x in which something is not finite.
+/// Returns the name of the first range of x with a non-finite element.
 ///
 /// # Errors
-/// As [`sum_of_squares`]; parts that leave x.
+/// As [`sum_of_squares`]; ranges outside of x.
 pub fn first_not_finite<'n, T: FloatElement + Into<f64>>(
     device: &Device,
     x: View<'_, T>,
@@ -109,7 +109,7 @@ pub fn first_not_finite<'n, T: FloatElement + Into<f64>>(
 ) -> Result<Option<&'n str>> {
     for (name, range) in parts {
         let part = x.slice(range)?;
-        // The sum may overflow where the elements do not.
+        // The sum can overflow although all elements are finite.
         if !sum_of_squares(device, part)?.is_finite() && part.to_vec()?.into_iter().any(|x| !x.into().is_finite()) {
             return Ok(Some(name));
         }
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn short_types_are_squared_in_f32() {
         let device = Device::cpu();
-        // Squares of bf16 that bf16 does not have, and a sum that it would stop at.
+        // Squares that bf16 cannot represent, and a sum at which bf16 accumulation would stall.
         let x: Vec<half::bf16> =
             (0..40_000).map(|i| half::bf16::from_f32((i * 37 % 101) as f32 * 0.01 + 1.0)).collect();
         let expected = x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
@@ -165,7 +165,7 @@ mod tests {
             first_not_finite(&device, buffer.view(), parts.clone()).unwrap()
         };
         assert_eq!(first(&x), None);
-        // Its square overflows, and yet it is a number.
+        // Its square overflows; the element is finite.
         x[3] = 1e30;
         assert_eq!(first(&x), None);
         x[39_999] = f32::NEG_INFINITY;
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(first(&x), Some("b"));
     }
 
-    /// As the passes for GPUs leave it, in the interpreter; and it becomes PTX.
+    /// Interprets the IR after the GPU passes, and compiles it to PTX.
     #[test]
     fn gpus_add_up_the_same() {
         use tilewright::codegen::interp::{self, ArgValue, Memory};

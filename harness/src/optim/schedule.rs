@@ -1,29 +1,30 @@
-//! The learning rate of each step.
+//! Learning-rate schedule.
 
 use serde::{Deserialize, Serialize};
 
-/// A linear warm-up, then half a cosine down to a floor (Loshchilov and Hutter, "SGDR", 2017, without restarts), then the floor.
+/// Linear warm-up, cosine decay to a floor (Loshchilov and Hutter, "SGDR", 2017, without restarts), then constant at
+/// the floor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Schedule {
     /// Highest learning rate, reached at the end of the warm-up.
     #[serde(with = "crate::train::exact")]
     pub peak: f64,
-    /// Lowest, reached in step `total`.
+    /// Lowest learning rate, reached in step `total`.
     #[serde(with = "crate::train::exact")]
     pub floor: f64,
-    /// Steps of the warm-up.
+    /// Number of warm-up steps.
     pub warmup: u64,
-    /// Steps until the floor.
+    /// The step that reaches the floor.
     pub total: u64,
 }
 
 impl Schedule {
-    /// The same rate in every step.
+    /// Constant learning rate.
     pub fn constant(rate: f64) -> Schedule {
         Schedule { peak: rate, floor: rate, warmup: 0, total: 0 }
     }
 
-    /// The rate of step `step`, counted from 1: the first step learns something already.
+    /// Learning rate of step `step`, counted from 1. The rate of the first step is above zero.
     pub fn rate(&self, step: u64) -> f64 {
         if step <= self.warmup {
             return self.peak * step as f64 / self.warmup as f64;
@@ -44,7 +45,7 @@ mod tests {
     fn it_rises_falls_and_stays() {
         let schedule = Schedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
         assert_eq!((schedule.rate(1), schedule.rate(5), schedule.rate(10)), (0.1, 0.5, 1.0));
-        assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "half of the way down");
+        assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "halfway down");
         assert_eq!((schedule.rate(110), schedule.rate(10_000)), (0.1, 0.1));
         assert!((10..110).all(|step| schedule.rate(step + 1) < schedule.rate(step)));
         assert!((1..10).all(|step| schedule.rate(step + 1) > schedule.rate(step)));

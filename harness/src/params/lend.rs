@@ -1,8 +1,9 @@
-//! The memory of gradients before there are any, for what forward leaves to backward.
+//! Stores activations in gradient buffers that are not written yet.
 //!
-//! A gradient that is blank is written late in a step, and its memory lies idle until then. What a layer made of its input is read for
-//! the last time before the gradient of its weight is written: so it may lie there, as long as it is not larger than the weight. PyTorch,
-//! which allocates gradients on its way backward, uses that memory as often.
+//! A lazily zeroed gradient ([`Params::blank_grads`](super::Params::blank_grads)) is first written late in the backward
+//! pass; its buffer is unused until then. Backward reads the output of a linear layer for the last time before it
+//! writes the gradient of the weight, so that output may alias the gradient buffer if it is no larger than the weight.
+//! This saves as much memory as allocating gradients during backward, as PyTorch does.
 
 use std::sync::atomic::Ordering;
 
@@ -10,15 +11,16 @@ use candle_core::{DType, Error, Result, Shape, Tensor};
 
 use super::{Param, grad_enabled};
 
-/// A tensor, in memory of its own or in that of a gradient. Whoever writes that gradient drops this before.
+/// An activation saved for backward. It owns its memory or aliases the gradient buffer of a parameter. In the second
+/// case it must be dropped before that gradient is written.
 pub struct Lent {
     tensor: Tensor,
-    /// Whose gradient's memory it is, if it is any's.
+    /// The parameter whose gradient buffer the tensor aliases, if any.
     of: Option<Param>,
 }
 
 impl Lent {
-    /// A tensor in memory of its own.
+    /// Wraps a tensor that owns its memory.
     pub fn own(tensor: Tensor) -> Lent {
         Lent { tensor, of: None }
     }
@@ -41,13 +43,14 @@ impl Param {
         &self.params.lent[self.id.0]
     }
 
-    /// Whether something lies where its gradient will be.
+    /// Whether a saved activation aliases the gradient buffer.
     pub(super) fn is_lent(&self) -> bool {
         self.lent().load(Ordering::Acquire)
     }
 
-    /// A tensor with unspecified values where the gradient will be. `None` where that is no memory to lend: inside
-    /// [`no_grad`](super::no_grad), for a gradient that is not blank, is lent already, of another type or too small.
+    /// Returns a tensor of unspecified values that aliases the gradient buffer. Returns `None` inside
+    /// [`no_grad`](super::no_grad), and if the gradient is not lazily zeroed, is aliased already, has another dtype or
+    /// is too small.
     pub fn lend_grad(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Option<Lent>> {
         let (shape, grads) = (shape.into(), self.params.grads());
         let fits = shape.elem_count() <= self.numel() && grads.dtype() == dtype;
@@ -57,20 +60,20 @@ impl Param {
         if self.lent().swap(true, Ordering::AcqRel) {
             return Ok(None);
         }
-        // From here on the memory is given back whatever happens.
+        // From here on, `Drop` releases the buffer on every path.
         let mut lent = Lent { tensor: grads, of: Some(self.clone()) };
         lent.tensor = lent.tensor.narrow(0, self.range().start, shape.elem_count())?.reshape(shape)?;
         Ok(Some(lent))
     }
 
-    /// Fails while something lies where the gradient is to be written.
+    /// Fails while a saved activation aliases the gradient buffer.
     pub(super) fn check_free(&self) -> Result<()> {
         if !self.is_lent() {
             return Ok(());
         }
         Err(Error::Msg(format!(
-            "the gradient of `{}` is asked for, and a forward pass whose backward pass is to come keeps something in its memory\n  \
-             help: run backward before the next forward, or begin with zero_grads instead of blank_grads",
+            "cannot access the gradient of `{}`: its buffer holds an activation for a pending backward pass\n  \
+             help: run backward before the next forward, or start the step with zero_grads instead of blank_grads",
             self.name()
         )))
     }

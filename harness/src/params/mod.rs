@@ -1,22 +1,22 @@
-//! All parameters of a model in two flat tensors: one of values, one of gradients.
+//! Stores all parameters of a model in two flat tensors: values and gradients.
 //!
-//! AdamW, clipping, reductions over ranks and sharding then work on slices of memory, whatever the model looks like, and no
-//! gradient is ever allocated. A [`Param`] is a handle: its [`value`](Param::value) and [`grad`](Param::grad) are views of the
-//! flat tensors.
+//! AdamW, clipping, all-reduce and sharding work on slices of these tensors, independent of the model. No gradient is
+//! allocated during training. A [`Param`] is a handle; its [`value`](Param::value) and [`grad`](Param::grad) are views
+//! of the flat tensors.
 //!
-//! Gradients are f32, or bf16 where nothing is added up in them: see [`Params::keep_grads`].
+//! Gradients are f32, or bf16 if nothing accumulates into them: see [`Params::keep_grads`].
 //!
-//! Candle's own walk has no place for that, so gradients reach the flat tensor from inside custom ops:
+//! Candle's backward pass cannot write gradients to a given buffer, so custom ops do it:
 //!
-//! - [`Param::leaf`] puts a parameter on the tape; its backward adds the gradient of that use.
-//! - Ops that know their parameter's gradient, such as [`crate::ops`]' linear layer, take a [`Use`] when they run forward, add
-//!   into the flat gradient when they run backward, and call [`Use::finish`].
+//! - [`Param::leaf`] adds a parameter to the autograd graph; its backward accumulates the gradient of that use.
+//! - Ops that compute their parameter's gradient, as the linear layer of [`crate::ops`] does, take a [`Use`] in the
+//!   forward pass, accumulate into the flat gradient in the backward pass, and call [`Use::finish`].
 //!
-//! Uses are counted. When the last one of a backward pass is finished, the callbacks of [`Params::on_grad_ready`] hear of it:
-//! once per pass, however often a parameter is used or shared.
+//! Uses are counted. When the last use of a parameter in a backward pass finishes, the callbacks of
+//! [`Params::on_grad_ready`] run: once per pass and parameter, even if the parameter is shared.
 //!
-//! Files in reading order: this one, `spec.rs` (what a parameter starts as), `tape.rs` (uses and leaves), `lend.rs` (what lies in the
-//! memory of gradients before they are made), `state.rs` (values by name).
+//! Files in reading order: this one, `spec.rs` (name, shape and initial values of a parameter), `tape.rs` (uses and
+//! leaves), `lend.rs` (activations that alias gradient buffers), `state.rs` (values by name).
 
 mod lend;
 mod spec;
@@ -38,38 +38,38 @@ use spec::Start;
 pub use spec::{Init, ParamSpec};
 pub use tape::{Use, grad_enabled, no_grad};
 
-/// Parameters start at multiples of this many elements: 256 bytes in f32, 128 bytes in the half types.
+/// Alignment of parameters in the flat tensors, in elements: 256 bytes in f32, 128 bytes in bf16 and f16.
 pub const ALIGNMENT: usize = 64;
 
-/// A parameter among those of its [`Params`]: its place in the order of registration.
+/// Identifies a parameter of a [`Params`] by its index in registration order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub usize);
 
-/// The parameters of one model on one device. Clones are handles to the same parameters.
+/// The parameters of one model on one device. Clones share the parameters.
 #[derive(Clone)]
 pub struct Params(Arc<Inner>);
 
-/// One parameter. Clones are handles to the same one.
+/// Handle to one parameter. Clones refer to the same parameter.
 #[derive(Clone)]
 pub struct Param {
     params: Arc<Inner>,
     id: ParamId,
 }
 
-/// Parameters that an optimizer treats alike.
+/// A parameter group: parameters with the same optimizer options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
     /// Whether weight decay applies.
     pub decay: bool,
-    /// Factor of the learning rate.
+    /// Factor on the learning rate.
     pub lr_scale: f64,
-    /// The parameters, in order.
+    /// The parameters, in registration order.
     pub ids: Vec<ParamId>,
-    /// Their elements in the flat tensors, in order; neighbours are merged, gaps for alignment included.
+    /// Their elements in the flat tensors, in order. Adjacent ranges are merged, including the padding between them.
     pub ranges: Vec<Range<usize>>,
 }
 
-/// Stops the callbacks of [`Params::on_grad_ready`] when it is dropped.
+/// Removes a callback of [`Params::on_grad_ready`] when dropped.
 #[must_use = "the callback is removed when this is dropped"]
 pub struct ReadyHook {
     params: Arc<Inner>,
@@ -85,30 +85,40 @@ struct Inner {
     ranges: Vec<Range<usize>>,
     values: Tensor,
     grads: RwLock<Tensor>,
-    /// Whether other processes may open their memory.
+    /// Whether other processes can map the gradient memory (CUDA IPC).
     exposed: AtomicBool,
-    /// Gradients that count as zeros, whatever lies in their memory.
+    /// Per parameter: the gradient counts as zeros, whatever its memory contains.
     blank: Vec<AtomicBool>,
-    /// Gradients in whose memory something else lies.
+    /// Per parameter: a saved activation aliases the gradient buffer.
     lent: Vec<AtomicBool>,
-    /// The values in a shorter type, for products.
+    /// The compute weights: values rounded to bf16 or f16, which matmuls read.
     copy: RwLock<Option<Tensor>>,
-    /// How often `grads` or `copy` became other tensors.
+    /// How often `grads` or `copy` was replaced by another tensor.
     exchanged: AtomicU64,
-    /// Puts ops on the tape whose only gradient is a parameter's.
+    /// Tracked input of ops whose only gradient is that of a parameter, so that candle records them.
     anchor: Var,
-    /// Uses of each parameter that have run forward and not yet backward.
+    /// Per parameter: uses that ran forward and have not finished backward.
     pending: Vec<AtomicUsize>,
     callbacks: RwLock<Vec<(u64, Callback)>>,
 }
 
 impl Params {
-    /// Makes the parameters that `specs` describe, in that order, with starting values that depend on `seed` and the order
-    /// alone: not on the device.
+    /// Creates the parameters that `specs` describe, in that order. Initial values depend on `seed` and the order only,
+    /// not on the device. Gradients are f32 zeros.
     ///
     /// # Errors
-    /// Two parameters of one name, or no memory on the device.
+    /// Two parameters have the same name; the device is out of memory.
     pub fn new(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
+        let params = Params::without_grads(specs, device, seed)?;
+        params.keep_grads(DType::F32)?;
+        Ok(params)
+    }
+
+    /// Like [`Params::new`], but allocates no gradients until [`Params::keep_grads`]: for inference.
+    ///
+    /// # Errors
+    /// Those of [`Params::new`].
+    pub fn without_grads(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
         let mut by_name = HashMap::new();
         let mut ranges = Vec::with_capacity(specs.len());
         let mut end = 0_usize;
@@ -120,7 +130,7 @@ impl Params {
             end = (end + spec.numel()).next_multiple_of(ALIGNMENT);
         }
         let values = starting_values(&Start::new(&specs, &ranges, seed), end, device)?;
-        let grads = Tensor::zeros(end, DType::F32, device)?;
+        let anchor = Var::zeros(1, DType::F32, device)?;
         let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
         let [blank, lent] = [0; 2].map(|_| specs.iter().map(|_| AtomicBool::new(false)).collect());
         Ok(Params(Arc::new(Inner {
@@ -129,22 +139,22 @@ impl Params {
             by_name,
             ranges,
             values,
-            grads: RwLock::new(grads),
+            grads: RwLock::new(anchor.as_detached_tensor()),
             exposed: AtomicBool::new(false),
             blank,
             lent,
             copy: RwLock::new(None),
             exchanged: AtomicU64::new(0),
-            anchor: Var::zeros(1, DType::F32, device)?,
+            anchor,
             pending,
             callbacks: RwLock::default(),
         })))
     }
 
-    /// New parameters of the same names, shapes and values, on this or another device: a replica for another rank.
+    /// Copies names, shapes and values to new parameters on this or another device: a replica for another rank.
     ///
     /// # Errors
-    /// No memory on the device.
+    /// The device is out of memory.
     pub fn replicate(&self, device: &Device) -> Result<Params> {
         let zeros = self.0.specs.iter().cloned().map(|spec| ParamSpec { init: Init::Zeros, ..spec });
         let replica = Params::new(zeros.collect(), device, 0)?;
@@ -169,48 +179,54 @@ impl Params {
         self.0.specs.is_empty()
     }
 
-    /// Number of parameters as papers count them: elements, without the gaps between tensors.
+    /// Number of elements without padding: the parameter count that papers report.
     pub fn numel(&self) -> usize {
         self.0.ranges.iter().map(Range::len).sum()
     }
 
-    /// Elements of the flat tensors, gaps included: a multiple of [`ALIGNMENT`].
+    /// Number of elements of the flat tensors with padding: a multiple of [`ALIGNMENT`].
     pub fn flat_len(&self) -> usize {
         self.0.values.elem_count()
     }
 
-    /// All values: f32 [flat_len]. Gaps are zeros, and stay so under any update that maps (0, gradient 0) to 0.
+    /// All values (master weights): f32 [flat_len]. Padding is zero, and stays zero under any update that maps (value
+    /// 0, gradient 0) to 0.
     pub fn values(&self) -> &Tensor {
         &self.0.values
     }
 
-    /// All gradients: [flat_len], f32 unless [`Params::keep_grads`] said otherwise. Gaps are zeros. After [`Params::blank_grads`] they
-    /// are what this says once [`Params::settle_grads`] was called.
+    /// All gradients: [flat_len], f32 unless [`Params::keep_grads`] changed the dtype. Padding is zero. After
+    /// [`Params::blank_grads`] the contents are valid only after [`Params::settle_grads`].
     pub fn grads(&self) -> Tensor {
         self.0.grads()
     }
 
-    /// Keeps gradients in `dtype` from now on, f32 or bf16: all are zeros then, unless they were of that type already.
+    /// Changes the dtype of gradients to f32 or bf16. This sets all gradients to zero unless they have that dtype
+    /// already.
     ///
-    /// In bf16 a gradient takes half of the memory, and every op rounds its part when it is added: that is for passes in which
-    /// each parameter has one part, not for gradients that several micro-batches or ranks add up.
+    /// In bf16 gradients take half of the memory, and every op rounds what it accumulates. This is for steps in which
+    /// each parameter gets one contribution, not for accumulation over micro-batches or ranks.
     ///
     /// # Errors
-    /// Another type, someone who listens for finished gradients and knows where they lie, or no memory.
+    /// Another dtype; a callback of [`Params::on_grad_ready`] is registered, because it may hold the address of the
+    /// gradients; out of memory.
     pub fn keep_grads(&self, dtype: DType) -> Result<()> {
-        if self.grads().dtype() == dtype {
+        let now = self.grads();
+        if now.dtype() == dtype && now.elem_count() == self.flat_len() {
             return Ok(());
         }
+        drop(now);
         if !matches!(dtype, DType::F32 | DType::BF16) {
-            let message = format!("gradients are kept in f32 or bf16, not in {}", dtype.as_str());
+            let message = format!("expected gradients in f32 or bf16, found {}", dtype.as_str());
             return Err(candle_core::Error::Msg(message));
         }
         if self.has_listeners() {
-            let message = "gradients that ranks exchange stay in the type that they had: choose it before";
+            let message =
+                "cannot change the dtype of gradients that ranks exchange: set it before communication starts";
             return Err(candle_core::Error::Msg(message.into()));
         }
         let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);
-        // The old ones go before the new ones come.
+        // Free the old tensor before the new one is allocated.
         *grads = self.0.anchor.as_detached_tensor();
         *grads = Tensor::zeros(self.flat_len(), dtype, self.device())?;
         self.0.exposed.store(false, Ordering::Release);
@@ -219,18 +235,19 @@ impl Params {
         Ok(())
     }
 
-    /// Keeps gradients in memory that other processes may open, from now on, where the device is a GPU; all are zeros then, unless they were
-    /// there already. Where somebody listens for finished gradients and knows where they lie, they stay: then it is false.
+    /// On a GPU, moves the gradients to memory that other processes can map (CUDA IPC), and sets them to zero unless
+    /// they are there already. Returns false and changes nothing if a callback of [`Params::on_grad_ready`] is
+    /// registered, because it may hold the address of the gradients.
     ///
     /// # Errors
-    /// No memory.
+    /// The device is out of memory.
     pub(crate) fn expose_grads(&self) -> Result<bool> {
         if self.0.exposed.load(Ordering::Acquire) || self.has_listeners() {
             return Ok(self.0.exposed.load(Ordering::Acquire));
         }
         let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);
         let dtype = grads.dtype();
-        // The old ones go before the new ones come.
+        // Free the old tensor before the new one is allocated.
         *grads = self.0.anchor.as_detached_tensor();
         *grads = match dtype {
             DType::BF16 => memory::exposable_zeros::<bf16>(self.device(), self.flat_len())?,
@@ -242,25 +259,25 @@ impl Params {
         Ok(true)
     }
 
-    /// A number that is another one when gradients or the copy for computing lie in other memory than before. A recording of work on
-    /// them is good for one such number.
+    /// Version of the storage: changes whenever the gradients or the compute weights move to other memory. A captured
+    /// CUDA graph is valid for one version only.
     pub fn generation(&self) -> u64 {
         self.0.exchanged.load(Ordering::Acquire)
     }
 
-    /// The parameter of this place in the order of registration.
+    /// Returns the parameter with this index in registration order.
     ///
     /// # Panics
-    /// There are fewer parameters: ids come from these parameters.
+    /// The index is out of range: ids come from these parameters.
     pub fn param(&self, id: ParamId) -> Param {
         assert!(id.0 < self.len(), "parameter {} of {}", id.0, self.len());
         Param { params: self.0.clone(), id }
     }
 
-    /// The parameter of this name.
+    /// Returns the parameter with this name.
     ///
     /// # Errors
-    /// There is none; says which name is nearest.
+    /// No parameter has this name; the message suggests the nearest one.
     pub fn get(&self, name: &str) -> Result<Param> {
         match self.0.by_name.get(name) {
             Some(&id) => Ok(self.param(id)),
@@ -281,22 +298,22 @@ impl Params {
         (0..self.len()).map(|i| self.param(ParamId(i)))
     }
 
-    /// Sets all gradients to zero. Those in whose memory something lies are blank.
+    /// Sets all gradients to zero. Gradients whose buffers are aliased by saved activations are zeroed lazily.
     pub fn zero_grads(&self) -> Result<()> {
         self.blank_grads();
         self.set_blank_to_zero(|param| !param.is_lent())
     }
 
-    /// As [`Params::zero_grads`], without touching memory: what comes first to a gradient is written over what lies there. Whoever reads
-    /// [`Params::grads`] calls [`Params::settle_grads`] before.
+    /// Marks all gradients as zero without writing memory (lazy `zero_grad`): the first contribution to a gradient
+    /// overwrites its buffer. Call [`Params::settle_grads`] before reading [`Params::grads`].
     pub fn blank_grads(&self) {
         self.0.blank.iter().for_each(|blank| blank.store(true, Ordering::Release));
     }
 
-    /// Sets the gradients to zero that nothing has come to since [`Params::blank_grads`].
+    /// Writes zeros to the gradients that got no contribution since [`Params::blank_grads`].
     ///
     /// # Errors
-    /// A gradient in whose memory something lies for a backward pass that is to come.
+    /// A saved activation of a pending backward pass aliases the buffer of a gradient.
     pub fn settle_grads(&self) -> Result<()> {
         self.iter().filter(Param::is_blank).try_for_each(|param| param.check_free())?;
         self.set_blank_to_zero(|_| true)
@@ -314,8 +331,7 @@ impl Params {
         ranges.into_iter().try_for_each(|range| grads.narrow(0, range.start, range.len())?.zero_set())
     }
 
-    /// The parameters that are trained, grouped by decay and factor of the learning rate, in the order in which groups first
-    /// appear.
+    /// The trainable parameters, grouped by weight decay and learning-rate factor, in order of first appearance.
     pub fn groups(&self) -> Vec<Group> {
         let mut groups: Vec<Group> = Vec::new();
         for param in self.iter().filter(Param::requires_grad) {
@@ -329,16 +345,17 @@ impl Params {
         groups
     }
 
-    /// Keeps a copy of all values in `dtype`, one of bf16 and f16, that [`Param::compute`] gives views of. f32 drops the copy.
+    /// Creates the compute weights: all values rounded to `dtype`, bf16 or f16, of which [`Param::compute`] returns
+    /// views. f32 drops them.
     ///
     /// # Errors
-    /// Another type, or no memory.
+    /// Another dtype; out of memory.
     pub fn keep_copy(&self, dtype: DType) -> Result<()> {
         let copy = match dtype {
             DType::F32 => None,
             DType::BF16 | DType::F16 => Some(self.0.values.to_dtype(dtype)?),
             other => {
-                let message = format!("parameters compute in f32, bf16 or f16, not in {}", other.as_str());
+                let message = format!("expected compute weights in f32, bf16 or f16, found {}", other.as_str());
                 return Err(candle_core::Error::Msg(message));
             }
         };
@@ -347,13 +364,13 @@ impl Params {
         Ok(())
     }
 
-    /// The copy that [`Params::keep_copy`] made: [flat_len]. An optimizer either writes it with the values, or calls
-    /// [`Params::refresh_copy`] afterwards.
+    /// The compute weights that [`Params::keep_copy`] created: [flat_len]. An optimizer either writes them with the
+    /// values, or calls [`Params::refresh_copy`] after its update.
     pub fn copy(&self) -> Option<Tensor> {
         self.0.copy.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Brings the copy, if there is one, up to date with the values.
+    /// Rounds the values to the compute weights, if there are any.
     pub fn refresh_copy(&self) -> Result<()> {
         match self.copy() {
             None => Ok(()),
@@ -367,11 +384,11 @@ impl Params {
         memory::write::<T, ()>(copy, |device, copy| convert(device, values.view()?, copy).map_err(memory::kernel_error))
     }
 
-    /// Calls `callback` during backward with each parameter whose gradient of this pass is complete: no use of it is left.
-    /// It runs on the thread that walks backward, and its errors end the walk.
+    /// Registers `callback`, which runs during backward with each parameter whose gradient of this pass is complete:
+    /// its last use has finished. It runs on the thread that executes the backward pass; an error aborts the pass.
     ///
-    /// A parameter that the loss does not depend on is never reported: whoever waits for all of them looks at the rest when
-    /// the walk is over.
+    /// Parameters that the loss does not depend on are never reported. A caller that needs all gradients must check for
+    /// the rest after backward.
     pub fn on_grad_ready(&self, callback: impl Fn(ParamId) -> Result<()> + Send + Sync + 'static) -> ReadyHook {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -392,10 +409,11 @@ impl Inner {
     }
 }
 
-/// Elements that are made on the host at a time for another device.
+/// Elements that the host initializes at a time for another device.
 const PIECE: usize = 1 << 24;
 
-/// The flat tensor of values. For a GPU, the next piece is made while one is on its way.
+/// Returns the flat tensor of initial values. For a GPU, the host generates the next piece while the previous one is
+/// copied.
 fn starting_values(start: &Start<'_>, len: usize, device: &Device) -> Result<Tensor> {
     if start.is_zero() {
         return Tensor::zeros(len, DType::F32, device);
@@ -423,7 +441,8 @@ fn starting_values(start: &Start<'_>, len: usize, device: &Device) -> Result<Ten
 }
 
 impl Group {
-    /// Adds a parameter behind the others; what lies between two neighbours is a gap.
+    /// Appends a parameter. Space between parameters that are adjacent in registration order is padding, and becomes
+    /// part of the range.
     fn push(&mut self, id: ParamId, range: Range<usize>) {
         let next_to = |before: &ParamId| before.0 + 1 == id.0;
         match self.ranges.last_mut() {
@@ -443,7 +462,7 @@ impl Param {
         &self.params.specs[self.id.0]
     }
 
-    /// Its name: `blocks.3.attention.out.weight`.
+    /// Its name, such as `blocks.3.attention.out.weight`.
     pub fn name(&self) -> &str {
         &self.spec().name
     }
@@ -463,12 +482,12 @@ impl Param {
         self.params.ranges[self.id.0].clone()
     }
 
-    /// The parameters that this is one of.
+    /// The [`Params`] that contain it.
     pub fn params(&self) -> Params {
         Params(self.params.clone())
     }
 
-    /// Whether it is trained. Frozen ones get no gradient.
+    /// Whether it is trained. Frozen parameters get no gradient.
     pub fn requires_grad(&self) -> bool {
         !self.spec().frozen
     }
@@ -478,7 +497,7 @@ impl Param {
         self.spec().decay
     }
 
-    /// Factor of the learning rate.
+    /// Factor on the learning rate.
     pub fn lr_scale(&self) -> f64 {
         self.spec().lr_scale
     }
@@ -496,7 +515,7 @@ impl Param {
     /// Its gradient: a view of [`Params::grads`].
     ///
     /// # Errors
-    /// Something lies in its memory for a backward pass that is to come: see [`Param::lend_grad`].
+    /// A saved activation of a pending backward pass aliases its buffer: see [`Param::lend_grad`].
     pub fn grad(&self) -> Result<Tensor> {
         self.check_free()?;
         let grad = self.view(&self.params.grads())?;
@@ -506,7 +525,8 @@ impl Param {
         Ok(grad)
     }
 
-    /// Where to put a part of its gradient, and whether that is added to what is there: if not, all of it is to be written over.
+    /// Returns the gradient view to write a contribution to, and whether to accumulate. If false, the caller must
+    /// overwrite all of it.
     ///
     /// # Errors
     /// As [`Param::grad`].
@@ -515,18 +535,18 @@ impl Param {
         Ok((self.view(&self.params.grads())?, !self.take_blank()))
     }
 
-    /// Whether its gradient counts as zeros, whatever lies in its memory.
+    /// Whether the gradient counts as zeros, whatever its memory contains.
     fn is_blank(&self) -> bool {
         self.params.blank[self.id.0].load(Ordering::Acquire)
     }
 
-    /// Whether its gradient counts as zeros; from now on it is what lies there.
+    /// Returns whether the gradient counts as zeros, and clears that state: the memory contents count from now on.
     fn take_blank(&self) -> bool {
         self.params.blank[self.id.0].swap(false, Ordering::AcqRel)
     }
 
-    /// Its value for computing in `dtype`, off the tape: a view of the values or of their copy where there is one of this
-    /// type, else a conversion.
+    /// Its value in `dtype`, outside of the autograd graph: a view of the values, or of the compute weights if they
+    /// have this dtype, else a conversion.
     pub fn compute(&self, dtype: DType) -> Result<Tensor> {
         if dtype == DType::F32 {
             return self.value();
@@ -537,7 +557,8 @@ impl Param {
         }
     }
 
-    /// Adds `gradient`, of any float type and of its shape, to its gradient: in f32, rounded to the gradient's type afterwards.
+    /// Accumulates `gradient`, of any float dtype and of its shape. The sum is f32 and is rounded to the dtype of
+    /// gradients once.
     pub fn add_grad(&self, gradient: &Tensor) -> Result<()> {
         let gradient = gradient.to_dtype(DType::F32)?;
         let (before, adds) = self.grad_to_write()?;

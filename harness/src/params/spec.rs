@@ -1,37 +1,37 @@
-//! What a parameter is before it has a device: name, shape, starting values.
+//! Describes parameters before they are allocated: name, shape, initial values.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-/// A parameter to be made.
+/// Description of a parameter to create.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
-    /// Unique among the model's parameters; dots for the place in the model.
+    /// Unique among the model's parameters; dots separate the path in the model.
     pub name: String,
     pub shape: Vec<usize>,
     pub init: Init,
-    /// Whether weight decay applies: for matrices, not for norms and biases.
+    /// Whether weight decay applies: true for matrices, false for norms and biases.
     pub decay: bool,
-    /// Factor of the learning rate.
+    /// Factor on the learning rate.
     pub lr_scale: f64,
-    /// Not trained.
+    /// Whether the parameter is excluded from training.
     pub frozen: bool,
 }
 
-/// Starting values.
+/// Distribution of the initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     Zeros,
     Ones,
-    /// Normal with mean 0 and standard deviation `std`, cut at three standard deviations: none lie beyond.
+    /// Normal with mean 0 and standard deviation `std`, truncated at three standard deviations.
     Normal {
         std: f64,
     },
 }
 
 impl ParamSpec {
-    /// A trained matrix with weight decay.
+    /// A trainable matrix with weight decay.
     pub fn matrix(name: impl Into<String>, shape: &[usize], std: f64) -> ParamSpec {
         ParamSpec {
             name: name.into(),
@@ -43,7 +43,7 @@ impl ParamSpec {
         }
     }
 
-    /// A trained vector without weight decay: a norm's weight or a bias.
+    /// A trainable vector without weight decay: a norm's weight or a bias.
     pub fn vector(name: impl Into<String>, len: usize, init: Init) -> ParamSpec {
         ParamSpec { name: name.into(), shape: vec![len], init, decay: false, lr_scale: 1.0, frozen: false }
     }
@@ -54,8 +54,8 @@ impl ParamSpec {
     }
 }
 
-/// Starting values of any piece of the flat tensor. Each element is a function of the seed, its parameter's place in the order and its
-/// own place in the parameter, so that pieces can be made in any order and at the same time.
+/// Generates the initial values of any range of the flat tensor. Each element is a function of the seed, the index of
+/// its parameter and its index in the parameter, so ranges can be generated in any order and in parallel.
 pub(super) struct Start<'a> {
     specs: &'a [ParamSpec],
     ranges: &'a [Range<usize>],
@@ -63,7 +63,7 @@ pub(super) struct Start<'a> {
     quantiles: Vec<f32>,
 }
 
-/// Elements that one thread makes at a time.
+/// Elements that one thread generates at a time.
 const AT_ONCE: usize = 1 << 16;
 
 impl<'a> Start<'a> {
@@ -71,19 +71,19 @@ impl<'a> Start<'a> {
         Start { specs, ranges, seed, quantiles: quantiles() }
     }
 
-    /// Whether all values are zeros.
+    /// Whether all values are zero.
     pub(super) fn is_zero(&self) -> bool {
         self.specs.iter().all(|spec| spec.init == Init::Zeros)
     }
 
-    /// Writes the elements of the flat tensor from `first` on, as many as `values` has.
+    /// Writes the elements `first..first + values.len()` of the flat tensor.
     pub(super) fn fill(&self, first: usize, values: &mut [f32]) {
         values.par_chunks_mut(AT_ONCE).enumerate().for_each(|(i, part)| self.fill_part(first + i * AT_ONCE, part));
     }
 
     fn fill_part(&self, first: usize, values: &mut [f32]) {
         let end = first + values.len();
-        // Gaps are zeros.
+        // Padding is zero.
         values.fill(0.0);
         let from = self.ranges.partition_point(|range| range.end <= first);
         for (i, range) in self.ranges.iter().enumerate().skip(from).take_while(|(_, range)| range.start < end) {
@@ -104,7 +104,7 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// The inverse of the distribution function, at random places.
+    /// Inverse transform sampling: the quantile function at random points, interpolated linearly in a table.
     fn fill_normal(&self, values: &mut [f32], std: f32, mut counter: u64) {
         for value in values {
             counter = counter.wrapping_add(GOLDEN);
@@ -117,8 +117,8 @@ impl<'a> Start<'a> {
     }
 }
 
-/// SplitMix64 of Steele, Lea and Flood ("Fast splittable pseudorandom number generators", 2014): a counter goes up by [`GOLDEN`], and this
-/// makes random bits of it.
+/// The mixing function of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014):
+/// maps a counter that advances by [`GOLDEN`] to random bits.
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -129,12 +129,12 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 const CELL_BITS: u32 = 12;
 
-/// The quantiles k / 2^CELL_BITS, for all k, of a standard normal that is cut at three standard deviations.
+/// The quantiles k / 2^CELL_BITS, for all k, of a standard normal truncated at three standard deviations.
 ///
-/// The quantile x(u) has the slope dx/du = 1 / density(x), from x(1/2) = 0 on: steps of Runge and Kutta's fourth order. The other half is
-/// its mirror image.
+/// Integrates dx/du = 1 / density(x) from x(1/2) = 0 with the fourth-order Runge–Kutta method. The other half follows
+/// by symmetry.
 fn quantiles() -> Vec<f32> {
-    /// Share of a normal within three standard deviations: erf(3 / √2).
+    /// Probability of a normal variable within three standard deviations: erf(3 / √2).
     const WITHIN: f64 = 0.997_300_203_936_739_8;
     let cells = 1_usize << CELL_BITS;
     let h = 1.0 / cells as f64;
@@ -178,11 +178,11 @@ mod tests {
         for (first, len) in [(0, 1), (17, 90_000), (90_299, 3), (90_301, 200), (90_500, 60)] {
             assert_eq!(values(&specs, &ranges, first, len), whole[first..first + len], "{len} from {first}");
         }
-        // Parameters do not share their values.
+        // Parameters have different values.
         assert_ne!(whole[0].to_bits(), (whole[90_432] / 4.0).to_bits());
     }
 
-    /// Kolmogorov and Smirnov's statistic, against a distribution function by Simpson's rule.
+    /// Kolmogorov–Smirnov test against a distribution function integrated by Simpson's rule.
     #[test]
     fn values_follow_a_normal_that_is_cut_at_three_standard_deviations() {
         let n = 1 << 20;
@@ -199,7 +199,7 @@ mod tests {
         };
         let worst =
             (0..n).step_by(1024).map(|i| (below(found[i].into()) - i as f64 / n as f64).abs()).fold(0.0, f64::max);
-        // 1.63 / √n is exceeded by chance once in a hundred times.
+        // The statistic exceeds 1.63 / √n with a probability of 1 %.
         assert!(worst < 1.63 / (n as f64).sqrt() + 1.0 / n as f64, "{worst}");
     }
 }

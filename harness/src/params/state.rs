@@ -1,4 +1,4 @@
-//! Values by name, for checkpoints and for weights from elsewhere.
+//! Parameter values by name, for checkpoints and for imported weights.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,17 +7,17 @@ use candle_core::{DType, Result, Tensor};
 use super::{Param, Params};
 
 impl Params {
-    /// Every parameter's value by name: views, so that saving copies nothing on the CPU.
+    /// Returns every parameter's value by name. The tensors are views, so saving copies nothing on the CPU.
     pub fn state(&self) -> Result<BTreeMap<String, Tensor>> {
         self.iter().map(|param| Ok((param.name().to_string(), param.value()?))).collect()
     }
 
-    /// Sets the parameters to the tensors of their names, of any float type and on any device. Either all are set, or none:
-    /// everything is checked first.
+    /// Sets all parameters from tensors of their names, of any float dtype and on any device. Checks everything first:
+    /// sets all parameters or none.
     ///
     /// # Errors
-    /// A parameter without a tensor, a tensor without a parameter, or another shape: names the first of each kind, and how
-    /// many there are.
+    /// A parameter without a tensor, a tensor without a parameter, or another shape. The message names the first of
+    /// each kind and their number.
     pub fn load_state(&self, tensors: &HashMap<String, Tensor>) -> Result<()> {
         self.check_state(tensors)?;
         for param in self.iter() {
@@ -41,7 +41,7 @@ impl Params {
                 parts.push(format!("{} are unknown, such as `{first}`", unknown.len()));
             }
             let message = format!(
-                "these are the weights of another model: of {} parameters, {}",
+                "the weights are of another model: expected {} parameters, {}",
                 self.len(),
                 parts.join(", and ")
             );
@@ -57,10 +57,11 @@ impl Params {
 }
 
 impl Param {
-    /// Sets the value, from a tensor of any float type, on any device, of the same shape; the copy for computing too.
+    /// Sets the value, and the compute weights with it, from a tensor of any float dtype, on any device, of the same
+    /// shape.
     ///
     /// # Errors
-    /// Another shape.
+    /// The shape differs.
     pub fn set_value(&self, tensor: &Tensor) -> Result<()> {
         self.check_shape(tensor)?;
         self.set_value_alone(tensor)?;
@@ -75,7 +76,7 @@ impl Param {
 
     fn set_value_alone(&self, tensor: &Tensor) -> Result<()> {
         let tensor = tensor.to_dtype(DType::F32)?.to_device(&self.params.device)?.flatten_all()?.contiguous()?;
-        // A view of the same memory cannot be copied onto it.
+        // A view of the same memory cannot be copied onto itself.
         let tensor = tensor.force_contiguous()?;
         self.params.values.slice_set(&tensor, 0, self.range().start)
     }
@@ -84,8 +85,12 @@ impl Param {
         if tensor.dims() == self.shape() {
             return Ok(());
         }
-        let message =
-            format!("the parameter `{}` has the shape {:?}, found {:?}", self.name(), self.shape(), tensor.dims());
+        let message = format!(
+            "expected the shape {1:?} for the parameter `{0}`, found {2:?}",
+            self.name(),
+            self.shape(),
+            tensor.dims()
+        );
         Err(candle_core::Error::Msg(message))
     }
 }

@@ -1,4 +1,4 @@
-//! How gradients reach the flat tensor: uses, which are counted, and leaves.
+//! Connects parameters to the autograd graph: counted uses, and leaves.
 
 use std::cell::Cell;
 use std::sync::PoisonError;
@@ -13,7 +13,7 @@ thread_local! {
     static GRAD_DISABLED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f` with nothing on the tape: for evaluation and generation, which then keep no activations.
+/// Runs `f` without recording ops for backward: for evaluation and generation, which then keep no activations.
 pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
@@ -25,13 +25,14 @@ pub fn no_grad<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Whether this thread records ops for backward: not inside [`no_grad`].
+/// Whether this thread records ops for backward: false inside [`no_grad`].
 pub fn grad_enabled() -> bool {
     !GRAD_DISABLED.get()
 }
 
-/// One use of a parameter by an op that ran forward. The op adds its part of the gradient when it runs backward, then calls
-/// [`Use::finish`]. Dropping an unfinished use, as the end of an evaluation does, takes it back.
+/// One use of a parameter by an op that ran forward. The op accumulates its contribution to the gradient when it runs
+/// backward, then calls [`Use::finish`]. Dropping an unfinished use, for example at the end of an evaluation, cancels
+/// it.
 pub struct Use {
     param: Param,
     finished: AtomicBool,
@@ -43,7 +44,7 @@ impl Use {
         &self.param
     }
 
-    /// Says that this use's gradient has been added. The last use of a pass calls the callbacks of
+    /// Marks the contribution of this use as accumulated. The last use of a pass runs the callbacks of
     /// [`Params::on_grad_ready`](super::Params::on_grad_ready).
     ///
     /// # Errors
@@ -55,7 +56,7 @@ impl Use {
         if self.param.pending().fetch_sub(1, Ordering::AcqRel) != 1 {
             return Ok(());
         }
-        // Called on copies: a callback may add or remove callbacks.
+        // Call clones of the list, because a callback may add or remove callbacks.
         let callbacks: Vec<Callback> = {
             let callbacks = self.param.params.callbacks.read().unwrap_or_else(PoisonError::into_inner);
             callbacks.iter().map(|(_, callback)| callback.clone()).collect()
@@ -78,7 +79,7 @@ impl Param {
         &self.params.pending[id]
     }
 
-    /// Counts a use that will add to the gradient; `None` for a frozen parameter, or without a tape.
+    /// Counts a use that will contribute to the gradient; `None` for a frozen parameter or inside [`no_grad`].
     pub fn begin_use(&self) -> Option<Use> {
         if !self.requires_grad() || !grad_enabled() {
             return None;
@@ -87,15 +88,16 @@ impl Param {
         Some(Use { param: self.clone(), finished: AtomicBool::new(false) })
     }
 
-    /// A variable that ops take as an input to be on the tape even where no other input is. They return no gradient for it.
+    /// A tracked variable that an op takes as an input if none of its other inputs is tracked, so that candle records
+    /// the op. Ops return no gradient for it.
     pub fn anchor(&self) -> &Var {
         &self.params.anchor
     }
 
-    /// The value in `dtype` on the tape, as a tensor of its own: its backward adds the gradient of this use to
-    /// [`Param::grad`]. For layers without an op that does so itself.
+    /// Returns the value in `dtype` as a tensor of the autograd graph. Its backward accumulates the gradient of this
+    /// use into [`Param::grad`]. For layers whose ops do not write the gradient themselves.
     ///
-    /// A frozen parameter, or one inside [`no_grad`], comes without a tape, and for f32 without a copy.
+    /// For a frozen parameter, and inside [`no_grad`], the result is not recorded, and in f32 it is a view.
     pub fn leaf(&self, dtype: DType) -> Result<Tensor> {
         match self.begin_use() {
             None => self.compute(dtype),
@@ -104,7 +106,7 @@ impl Param {
     }
 }
 
-/// The identity on a parameter. Its input is the anchor, which takes no gradient.
+/// The identity on a parameter. Its input is the anchor, which gets no gradient.
 struct Leaf {
     using: Use,
     dtype: DType,
@@ -148,5 +150,8 @@ impl CustomOp1 for Leaf {
 }
 
 fn elsewhere(storage: &Storage) -> candle_core::Error {
-    candle_core::Error::Msg(format!("a parameter lies on {:?}, its anchor elsewhere", storage.device().location()))
+    candle_core::Error::Msg(format!(
+        "a parameter is on {:?}, and its anchor on another device",
+        storage.device().location()
+    ))
 }

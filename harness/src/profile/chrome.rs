@@ -1,5 +1,5 @@
-//! A recording as Chrome and Perfetto (ui.perfetto.dev) show it: the "Trace Event Format", JSON of complete events (`X`),
-//! counters (`C`) and names (`M`), with times in microseconds.
+//! Exports a recording for Chrome and Perfetto (ui.perfetto.dev) in the "Trace Event Format": JSON of complete events
+//! (`X`), counters (`C`) and metadata (`M`), with times in microseconds.
 
 use serde_json::{Value, json};
 use tilewright::trace::Trace;
@@ -7,20 +7,20 @@ use tilewright::trace::cupti::ActivityKind;
 
 use super::ranks::communication_streams;
 
-/// Where a recording's lines stand among others'.
+/// Process ids and time offset of a recording in a combined trace.
 #[derive(Clone, Copy, Debug)]
 pub struct Placement {
-    /// The numbers ("processes") of what its host and its GPU did.
+    /// Process ids for host and GPU events.
     pub host: u32,
     pub gpu: u32,
-    /// Whose recording it is, if there are several.
+    /// Rank of the recording, if there are several.
     pub rank: Option<usize>,
-    /// Nanoseconds that are added to its times.
+    /// Nanoseconds added to its times.
     pub offset: i64,
 }
 
 impl Placement {
-    /// Of a recording that is shown by itself.
+    /// For a recording shown alone.
     pub const ALONE: Placement = Placement { host: 1, gpu: 2, rank: None, offset: 0 };
 
     pub(super) fn microseconds(&self, ns: u64) -> f64 {
@@ -32,17 +32,17 @@ impl Placement {
     }
 }
 
-/// The content of the file of one recording.
+/// Content of the trace file of one recording.
 pub fn trace(trace: &Trace) -> Value {
     file(events(trace, &Placement::ALONE))
 }
 
-/// The content of a file with these events.
+/// Content of a trace file with these events.
 pub fn file(events: Vec<Value>) -> Value {
     json!({ "traceEvents": events, "displayTimeUnit": "ms" })
 }
 
-/// What a file has of one recording.
+/// The events of one recording.
 pub fn events(trace: &Trace, placement: &Placement) -> Vec<Value> {
     let host = placement.host;
     let mut events = process(host, &placement.named("host"));
@@ -71,7 +71,7 @@ pub fn events(trace: &Trace, placement: &Placement) -> Vec<Value> {
     events
 }
 
-/// What the GPU did, a line for each stream.
+/// GPU activities, one track per stream.
 fn device_events(trace: &Trace, placement: &Placement) -> Vec<Value> {
     let gpu = placement.gpu;
     if trace.activities.is_empty() {
@@ -111,7 +111,7 @@ fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// Names a group of lines, which stands where its number says.
+/// Names a process. Processes are sorted by id.
 fn process(pid: u32, called: &str) -> Vec<Value> {
     let order = json!({ "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid } });
     vec![name("process_name", pid, 0, called), order]

@@ -1,10 +1,11 @@
-//! A flame graph: width is time, height is depth.
+//! Flame graphs: horizontal extent is time, height is stack depth.
 
 use std::collections::BTreeMap;
 
 use super::{Profile, STEP};
 
-/// Stacks with their own time in microseconds, as flame-graph tools read them: `forward;block;attention 123`.
+/// Folded stacks with exclusive times in microseconds, the input format of flame-graph tools:
+/// `forward;block;attention 123`.
 pub fn folded(profile: &Profile<'_>) -> Vec<String> {
     let mut stacks: BTreeMap<String, u64> = BTreeMap::new();
     for item in &profile.items {
@@ -12,7 +13,7 @@ pub fn folded(profile: &Profile<'_>) -> Vec<String> {
         if profile.on_gpu() && names.last() != Some(&item.name.as_str()) {
             names.push(&item.name);
         }
-        // What the step does between its phases is no frame of its own.
+        // Skip the time between the phases of a step.
         if names.is_empty() {
             continue;
         }
@@ -22,7 +23,7 @@ pub fn folded(profile: &Profile<'_>) -> Vec<String> {
     stacks.into_iter().filter(|(_, us)| *us > 0).map(|(stack, us)| format!("{stack} {us}")).collect()
 }
 
-/// The graph as SVG, which zooms where a browser shows it. None where nothing took a microsecond.
+/// The flame graph as SVG, which can be zoomed in a browser. None if no stack took a microsecond.
 pub fn svg(profile: &Profile<'_>) -> Option<String> {
     let lines = folded(profile);
     let mut options = inferno::flamegraph::Options::default();

@@ -1,9 +1,9 @@
-//! Sets of moments, as intervals from a start to an end in nanoseconds.
+//! Sets of times, as intervals from start to end in nanoseconds.
 
-/// From and until; sorted and without overlap where a function returns them.
+/// (start, end) pairs. Functions of this module return them sorted and disjoint.
 pub type Intervals = Vec<(u64, u64)>;
 
-/// All moments of the intervals, each once.
+/// Union of the intervals.
 pub fn union(mut intervals: Intervals) -> Intervals {
     intervals.retain(|(start, end)| start < end);
     intervals.sort_unstable();
@@ -17,7 +17,7 @@ pub fn union(mut intervals: Intervals) -> Intervals {
     all
 }
 
-/// The moments of `a` that are in `b` too; both as [`union`] gives them.
+/// Intersection of `a` and `b`, both sorted and disjoint as [`union`] returns them.
 pub fn both(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
     let (mut i, mut j) = (0, 0);
     let mut common = Vec::new();
@@ -34,7 +34,7 @@ pub fn both(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
     common
 }
 
-/// The moments of `a` that are not in `b`; both as [`union`] gives them.
+/// Difference: the times in `a` but not in `b`, both sorted and disjoint as [`union`] returns them.
 pub fn without(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
     let mut rest = Vec::new();
     for &(start, end) in a {
@@ -49,7 +49,7 @@ pub fn without(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
     rest
 }
 
-/// Nanoseconds of intervals without overlap.
+/// Total length of disjoint intervals in nanoseconds.
 pub fn total(intervals: &[(u64, u64)]) -> u64 {
     intervals.iter().map(|(start, end)| end - start).sum()
 }
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn sets_are_those_of_their_moments() {
-        // By trying every moment, over pseudo-random intervals.
+        // Brute force over every time, on pseudo-random intervals.
         let mut state = 1_u64;
         let mut number = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

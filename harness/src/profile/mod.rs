@@ -1,13 +1,13 @@
-//! Where the time of a training step goes.
+//! Attributes the time of a training step to phases, spans and kernels.
 //!
-//! Code that a profile should name opens a [`span`] around it; a step opens a [`phase`] around each of its parts. Both cost
-//! one load of an atomic while nobody records. [`Profile`] reads a recording of some steps:
+//! Code opens a [`span`] to appear in profiles; a step opens a [`phase`] around each of its parts. Both cost one atomic
+//! load while nothing is recorded. [`Profile`] reads a recording of some steps:
 //!
-//! - [`tables`]: times by phase and by name, the share of matrix products, attention's softmax against its products;
+//! - [`tables`]: times by phase and by name, the share of matmuls, attention's softmax against its matmuls;
 //! - [`chrome`]: a trace for Perfetto and Chrome;
 //! - [`flame`]: a flame graph.
 //!
-//! [`ranks`] puts the recordings of many ranks together, by the arithmetic of [`intervals`].
+//! [`ranks`] combines the recordings of many ranks with the interval arithmetic of [`intervals`].
 
 pub mod chrome;
 pub mod flame;
@@ -18,7 +18,7 @@ pub mod tables;
 use tilewright::trace::{NodeId, SpanEvent, Trace};
 pub use tilewright::trace::{Phase, Span, outermost, phase, span};
 
-/// The span around each step that is measured.
+/// Name of the span around each measured step.
 pub const STEP: &str = "step";
 
 /// A recording of steps, read as a profile.
@@ -26,11 +26,11 @@ pub struct Profile<'a> {
     pub trace: &'a Trace,
     /// The spans of [`STEP`], in order.
     pub steps: Vec<SpanEvent>,
-    /// What the device did, or, on the CPU, what spans spent outside of the spans inside them.
+    /// GPU activities; on the CPU, the exclusive times of spans: without the spans inside them.
     pub items: Vec<Item>,
 }
 
-/// Time that one thing took, on the device.
+/// Total time and count of one kernel or span.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Item {
     pub node: NodeId,
@@ -48,17 +48,17 @@ impl<'a> Profile<'a> {
         Profile { trace, steps, items }
     }
 
-    /// Whether the items are a GPU's.
+    /// Whether the items are GPU activities.
     pub fn on_gpu(&self) -> bool {
         !self.trace.activities.is_empty()
     }
 
-    /// Seconds of all steps together.
+    /// Total time of all steps in seconds.
     pub fn seconds(&self) -> f64 {
         self.steps.iter().map(|span| seconds(span.end_ns - span.start_ns)).sum()
     }
 
-    /// Spans of a phase that lie inside a step, in order.
+    /// Spans of a phase inside a step, in order.
     pub fn phase_spans(&self, phase: Phase) -> impl Iterator<Item = &SpanEvent> {
         self.trace.spans.iter().filter(move |span| {
             self.trace.begins_phase(span.node) == Some(phase)
@@ -76,12 +76,11 @@ impl<'a> Profile<'a> {
         self.steps.iter().map(time).collect()
     }
 
-    /// Milliseconds in which the device did something, while spans of this phase were what it worked for: activities that
-    /// overlap count once.
+    /// Milliseconds in which the GPU was busy with activities of this phase. Overlapping activities count once.
     pub fn busy(&self, phase: Phase) -> f64 {
         let of_phase = self.trace.activities.iter().filter(|a| self.trace.phase(a.node) == Some(phase));
         let (mut busy, mut until) = (0, 0);
-        // In the order of their starts.
+        // Activities are sorted by start.
         for activity in of_phase {
             busy += activity.end_ns.saturating_sub(activity.start_ns.max(until));
             until = until.max(activity.end_ns);
@@ -89,7 +88,7 @@ impl<'a> Profile<'a> {
         milliseconds(busy)
     }
 
-    /// Whether a node lies inside one with this name, or is it.
+    /// Whether a node or one of its ancestors has this name.
     pub fn inside(&self, node: NodeId, name: &str) -> bool {
         self.trace.path(node).contains(&name)
     }
@@ -103,7 +102,7 @@ fn milliseconds(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// For each node, the time of its spans without that of the spans inside them.
+/// Exclusive time per node: the time of its spans without that of the spans inside them.
 fn own_times(trace: &Trace) -> Vec<Item> {
     let mut total = vec![0_u64; trace.nodes.len()];
     let mut inside = vec![0_u64; trace.nodes.len()];
@@ -117,14 +116,14 @@ fn own_times(trace: &Trace) -> Vec<Item> {
     let item = |(i, node): (usize, &tilewright::trace::Node)| Item {
         node: i as NodeId,
         name: node.name.clone(),
-        // Threads that work side by side can take longer together than the span around them.
+        // Concurrent threads can take longer in total than the span around them.
         ns: total[i].saturating_sub(inside[i]),
         count: count[i],
     };
     trace.nodes.iter().enumerate().skip(1).map(item).collect()
 }
 
-/// For each node and name, the time of what the device did for it.
+/// GPU time per node and activity name.
 fn device_times(trace: &Trace) -> Vec<Item> {
     let mut items: std::collections::BTreeMap<(NodeId, String), (u64, u64)> = std::collections::BTreeMap::new();
     for activity in &trace.activities {

@@ -1,12 +1,13 @@
-//! A profile of many ranks: what each computed, what each sent, and how much of the sending lay under computing.
+//! Profiles many ranks: compute time, communication time, and the overlap of both per rank.
 //!
 //! | | computes | communicates |
 //! |---|---|---|
-//! | on the CPU | its phases, without the time in which it waits for other ranks ([`WAIT`]) | collectives, from their turn to their end, waiting for the slowest rank included |
-//! | on a GPU | kernels, copies and fills of all streams | the streams on which NCCL's kernels run |
+//! | on the CPU | its phases, without waits for other ranks ([`WAIT`]) | collectives, from start to end, including the wait for the slowest rank |
+//! | on a GPU | activities of all other streams | activities of the streams of collectives (NCCL, copy engines) |
 //!
-//! What is *hidden* is the time in which a rank does both. Only what lies inside the measured steps counts. Each rank makes its own
-//! [`RankProfile`] and sends it to the first one; times are on the first rank's clock, by what all see when they leave a barrier.
+//! *Hidden* communication is the time in which a rank computes and communicates. Only times inside the measured steps
+//! count. Each rank creates its own [`RankProfile`] and sends it to rank 0. Times are on the clock of rank 0; clocks
+//! are aligned by the common end of barriers.
 
 use std::time::Instant;
 
@@ -24,31 +25,31 @@ use crate::dist::comm::{Communicator, Record, Result};
 use crate::report::plot::Bar;
 use crate::report::{Axis, Cell, Column, Plot, Table};
 
-/// What one rank did in the measured steps. Nanoseconds.
+/// Totals of one rank over the measured steps, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankProfile {
     pub rank: usize,
-    /// How long each step took.
+    /// Time of each step.
     pub steps: Vec<u64>,
     pub computing: u64,
     pub communicating: u64,
-    /// Of `communicating`, what lay under computing.
+    /// The part of `communicating` that overlaps with compute.
     pub hidden: u64,
-    /// Collectives of all steps, and bytes of their buffers.
+    /// Number of collectives of all steps, and bytes of their buffers.
     pub collectives: usize,
     pub bytes: usize,
-    /// For [`chrome::file`].
+    /// Events for [`chrome::file`].
     pub events: Vec<Value>,
 }
 
 impl RankProfile {
-    /// The share of communication that lay under computing; none without communication.
+    /// Share of communication that overlaps with compute; none without communication.
     pub fn hidden_share(&self) -> Option<f64> {
         (self.communicating > 0).then(|| self.hidden as f64 / self.communicating as f64)
     }
 
-    /// From the rank's own recording, and the collectives since `started`, which is where the recording's times begin. `offset` (ns) is what
-    /// the first rank's clock shows more than this one's.
+    /// Creates the profile from the recording of the rank and its collectives. `started` is the time 0 of the
+    /// recording. `offset` (ns) is the clock of rank 0 minus the clock of this rank.
     pub fn new(rank: usize, trace: &Trace, records: &[Record], started: Instant, offset: i64) -> RankProfile {
         let since = |at: Instant| at.saturating_duration_since(started).as_nanos() as u64;
         let named = |name: &'static str| trace.spans.iter().filter(move |s| trace.nodes[s.node as usize].name == name);
@@ -89,8 +90,8 @@ impl RankProfile {
     }
 }
 
-/// Streams of a GPU that carry collectives: NCCL's, and those on which copy engines carry and ranks' parts are added up. (The stream
-/// that computes may average gradients, too.)
+/// GPU streams of collectives: those with NCCL kernels, those with peer-to-peer copies of copy engines, and those that
+/// only reduce the contributions of ranks. (The compute stream may average gradients too.)
 pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
     let carries = |name: &str| name.to_lowercase().contains("nccl") || name == "copy between GPUs";
     let is_kernel = |activity: &&Activity| matches!(activity.kind, ActivityKind::Kernel { .. });
@@ -106,16 +107,16 @@ pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
     streams
 }
 
-/// Collectives as a line of the trace. On a GPU the line has what the host did for them.
+/// Trace events of collectives, as one track. On a GPU the track shows the host side.
 fn collectives(
     records: &[&Record],
     placement: &Placement,
     times: impl Fn(&Record) -> (u64, u64),
     on_gpu: bool,
 ) -> Vec<Value> {
-    /// Behind all threads.
+    /// Sorts the track after all threads.
     const LINE: u32 = 10_000;
-    let line = if on_gpu { "communication: agreeing and queueing" } else { "communication" };
+    let line = if on_gpu { "communication: agreement and queueing" } else { "communication" };
     let mut events = vec![chrome::name("thread_name", placement.host, LINE, line)];
     for record in records {
         let (start, end) = times(record);
@@ -129,8 +130,9 @@ fn collectives(
     events
 }
 
-/// What the first rank's clock shows more than this one's, in nanoseconds: the middle of several looks at both when a barrier ends. `started`
-/// is each rank's own moment 0. For ranks whose clocks are one it gives what the barriers' ends differ by, so do not ask then.
+/// Measures the clock of rank 0 minus the clock of this rank, in nanoseconds: the median over several barriers of the
+/// difference of both clocks when the barrier ends. `started` is time 0 of each rank. Do not call it for ranks that
+/// share a clock: the result is then the difference of the barrier exits.
 ///
 /// # Errors
 /// Those of communication.
@@ -148,14 +150,14 @@ pub fn clock_offset(comm: &Communicator, started: Instant) -> Result<i64> {
     Ok(differences[LOOKS / 2])
 }
 
-/// Every rank's profile, by rank. All ranks call it, and all get all.
+/// All-gathers the profiles of all ranks, in rank order. Every rank calls it.
 ///
 /// # Errors
 /// Those of communication.
 pub fn gather(comm: &Communicator, own: &RankProfile) -> Result<Vec<RankProfile>> {
     use crate::dist::comm::CommError;
 
-    let unreadable = |error: serde_json::Error| CommError::Setup(format!("a rank's profile makes no sense: {error}"));
+    let unreadable = |error: serde_json::Error| CommError::Setup(format!("cannot read the profile of a rank: {error}"));
     let bytes = serde_json::to_vec(own).map_err(unreadable)?;
     let (rank, world) = (comm.rank(), comm.world());
     let mut lengths = vec![0_u64; world];
@@ -171,7 +173,7 @@ pub fn gather(comm: &Communicator, own: &RankProfile) -> Result<Vec<RankProfile>
     lengths.iter().enumerate().map(read).collect()
 }
 
-/// Computing and communication of every rank; `how` says how they work together.
+/// Table: compute and communication of every rank; `how` describes the parallelism.
 pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
     let columns = [
         Column::integer("rank"),
@@ -184,7 +186,7 @@ pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
         Column::number("collectives").decimals(1),
         Column::number("sent").unit("MB").decimals(2),
     ];
-    let title = format!("Communication under computing, of a step: {how}");
+    let title = format!("Overlap of communication and compute, per step: {how}");
     let mut table = Table::new("overlap", &title, columns);
     for profile in profiles {
         let steps = profile.steps.len().max(1) as f64;
@@ -204,17 +206,17 @@ pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
     }
     table.note(match on_gpu {
         true => {
-            "Communication is the time of the stream of NCCL's kernels, which includes waiting for the slowest rank; computing is that of \
-             all other streams. Hidden is the time of both at once."
+            "Communication is the busy time of the streams of collectives, including the wait for the slowest rank; computing is that \
+             of all other streams. Hidden is the time of both."
         }
         false => {
-            "Communication is the time of collectives, which includes waiting for the slowest rank; computing is that of forward, backward \
-             and optimizer, without waiting for other ranks. Hidden is the time of both at once."
+            "Communication is the time of collectives, including the wait for the slowest rank; computing is the time of forward, \
+             backward and optimizer without waits for other ranks. Hidden is the time of both."
         }
     })
 }
 
-/// Hidden communication, and what is left over, as bars.
+/// Bar plot: hidden and exposed communication.
 pub fn plot(profiles: &[RankProfile]) -> Plot {
     let bars = profiles.iter().flat_map(|profile| {
         let steps = profile.steps.len().max(1) as f64;
@@ -226,10 +228,10 @@ pub fn plot(profiles: &[RankProfile]) -> Plot {
             error: None,
         })
     });
-    Plot::bars("overlap", "Communication of a step", Axis::linear("ms"), bars.collect())
+    Plot::bars("overlap", "Communication per step", Axis::linear("ms"), bars.collect())
 }
 
-/// The part of a recording that one thread made, for ranks that are threads of one process.
+/// The part of a recording that one thread wrote, for ranks that are threads of one process.
 pub fn of_thread(trace: &Trace, thread: u32) -> Trace {
     Trace {
         nodes: trace.nodes.clone(),
@@ -250,7 +252,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A step of 100 ms: forward until 20, backward until 60, the optimizer from 80 to 100, of which it waits for 5.
+    /// A step of 100 ms: forward until 20, backward until 60, the optimizer from 80 to 100, of which it waits 5.
     fn step() -> Trace {
         let node = |parent, name: &str, phase| Node { parent, name: name.to_string(), phase };
         let nodes = vec![
@@ -268,7 +270,7 @@ mod tests {
         Trace { nodes, spans, end_ns: 120 * MS, ..Trace::default() }
     }
 
-    /// Collectives as they would have been at these times.
+    /// Records of collectives at these times.
     fn records(times: &[(u64, u64)]) -> (Vec<Record>, Instant) {
         let comm = threads::threads(1, Options::default()).unwrap().remove(0);
         comm.start_trace();
@@ -289,7 +291,7 @@ mod tests {
 
     #[test]
     fn what_lies_under_computing_is_hidden() {
-        // Two under backward and beyond, one while the optimizer waits, one after the step.
+        // Two overlap with backward, one partly with a wait of the optimizer, one is after the step.
         let found = profile(&step(), &[(30, 50), (40, 70), (88, 96), (105, 115)]);
         assert_eq!(found.steps, [100 * MS]);
         assert_eq!(found.computing, (60 + 15) * MS);
@@ -297,7 +299,7 @@ mod tests {
         assert_eq!(found.hidden, (30 + 3) * MS);
         assert_eq!(found.hidden_share(), Some(33.0 / 48.0));
         assert_eq!((found.collectives, found.bytes), (3, 3000));
-        // What is sent after backward, while the rank waits, is not hidden at all.
+        // Communication after backward, while the rank waits, is not hidden.
         assert_eq!(profile(&step(), &[(60, 65), (65, 80)]).hidden_share(), Some(0.0));
         assert_eq!(profile(&step(), &[(200, 300)]).hidden_share(), None);
     }
@@ -325,7 +327,7 @@ mod tests {
             activity("rank_sum_bf16", 7, 41, 42),
             activity("adamw", 7, 50, 60),
         ];
-        // When the host queued them says nothing.
+        // The times at which the host queued them do not matter.
         let found = profile(&Trace { activities, ..step() }, &[(60, 61)]);
         assert_eq!((found.computing, found.communicating, found.hidden), (41 * MS, 32 * MS, 23 * MS));
         let lines: Vec<String> =
@@ -372,7 +374,7 @@ mod tests {
         let worlds = threads::threads(2, Options::default()).unwrap();
         let offsets: Vec<i64> = std::thread::scope(|scope| {
             let run = |comm: Communicator| {
-                // Rank 1 counts from a second later.
+                // Rank 1 starts its clock one second later.
                 clock_offset(&comm, began + Duration::from_secs(comm.rank() as u64)).unwrap()
             };
             std::thread::sleep(Duration::from_millis(1100));

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use super::{Item, Phase, Profile, milliseconds};
 use crate::report::{Axis, Bar, Cell, Column, Plot, Table};
 
-/// What kind of work a name stands for.
+/// Kind of work of a kernel or span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     MatrixProduct,
-    /// A kernel that does all of attention: products and softmax in one.
+    /// A fused attention kernel: matmuls and softmax.
     Attention,
     Softmax,
     Norm,
@@ -23,7 +23,7 @@ pub enum Class {
 impl Class {
     pub fn name(self) -> &'static str {
         match self {
-            Class::MatrixProduct => "matrix products",
+            Class::MatrixProduct => "matmuls",
             Class::Attention => "attention kernels",
             Class::Softmax => "softmax",
             Class::Norm => "norms",
@@ -35,7 +35,7 @@ impl Class {
         }
     }
 
-    /// By the words that kernels of this repository, of candle and of cuBLAS have in their names.
+    /// Classifies by substrings of the names of kernels of this repository, of candle and of cuBLAS.
     pub fn of(name: &str) -> Class {
         const WORDS: [(Class, &[&str]); 8] = [
             (Class::Attention, &["flash", "attention_fwd", "attention_bwd"]),
@@ -59,14 +59,14 @@ impl Class {
     }
 }
 
-/// Each phase's time in a step, and how the sum agrees with the measured steps.
+/// Table: time of each phase per step, and the sum against the measured time of the step.
 pub fn phases(profile: &Profile<'_>) -> Table {
     let steps = profile.steps.len().max(1) as f64;
     let step_ms: Vec<f64> = profile.steps.iter().map(|span| milliseconds(span.end_ns - span.start_ns)).collect();
     let mean = step_ms.iter().sum::<f64>() / steps;
     let mut table = Table::new(
         "phases",
-        "Time of a step by phase",
+        "Time per step by phase",
         [
             Column::text("phase"),
             Column::number("time").unit("ms").decimals(3),
@@ -98,20 +98,20 @@ pub fn phases(profile: &Profile<'_>) -> Table {
     table.push([Cell::from("step, measured"), Cell::statistics(&step_ms), Cell::from(100.0), Cell::Empty, Cell::Empty]);
     let note = match profile.on_gpu() {
         true => {
-            "Time is the host's, from a phase's begin until the GPU has done its work; where the GPU is busy for much less \
-                 of it, the host does not keep up."
+            "Time is measured on the host, from the start of a phase until the GPU has finished it. A GPU that is busy for \
+                 much less is launch-bound."
         }
-        false => "Time of the calling thread, which waits for the threads that help it.",
+        false => "Time of the calling thread, including waits for its worker threads.",
     };
     table.note(note).without_empty_columns()
 }
 
-/// Names by their time, in each phase.
+/// Table: names by time, in each phase.
 pub fn names(profile: &Profile<'_>, count: usize) -> Table {
     let steps = profile.steps.len().max(1) as f64;
     let (title, what) = match profile.on_gpu() {
-        true => ("Kernels and copies by their time on the GPU", "kernel"),
-        false => ("Operations by their own time, without that of operations inside them", "operation"),
+        true => ("Kernels and copies by GPU time", "kernel"),
+        false => ("Operations by exclusive time", "operation"),
     };
     let mut table = Table::new(
         "names",
@@ -119,8 +119,8 @@ pub fn names(profile: &Profile<'_>, count: usize) -> Table {
         [
             Column::text("phase"),
             Column::text(what).key("name"),
-            Column::number("calls a step").key("calls").decimals(1),
-            Column::number("time a step").unit("ms").key("time_ms").decimals(3),
+            Column::number("calls per step").key("calls").decimals(1),
+            Column::number("time per step").unit("ms").key("time_ms").decimals(3),
             Column::number("of the phase").unit("%").key("share_percent").decimals(1),
         ],
     );
@@ -144,10 +144,10 @@ pub fn names(profile: &Profile<'_>, count: usize) -> Table {
             ]);
         }
     }
-    table.note("What is not named is the phase's own: in the backward pass, what candle's own ops do in its walk.")
+    table.note("(not named) is the time of a phase outside of all spans: in the backward pass, that of candle ops.")
 }
 
-/// The phase's own time is what no span inside it names.
+/// The exclusive time of a phase is the time outside of all named spans.
 fn shown(item: &Item, phase: Phase) -> &str {
     if item.name == phase.name() { "(not named)" } else { &item.name }
 }
@@ -156,7 +156,7 @@ fn of_phase<'p>(profile: &'p Profile<'_>, phase: Phase) -> impl Iterator<Item = 
     profile.items.iter().filter(move |item| profile.trace.phase(item.node) == Some(phase))
 }
 
-/// Shares of matrix products and of the other kinds of work in each phase.
+/// Table: time by kind of work in each phase.
 pub fn classes(profile: &Profile<'_>) -> Table {
     let steps = profile.steps.len().max(1) as f64;
     let phases: Vec<Phase> = Phase::ALL.into_iter().filter(|&p| of_phase(profile, p).any(|item| item.ns > 0)).collect();
@@ -168,7 +168,7 @@ pub fn classes(profile: &Profile<'_>) -> Table {
     });
     let whole = [Column::number("step").unit("ms").decimals(3), Column::number("of step").unit("%").decimals(1)];
     let mut table =
-        Table::new("classes", "Kinds of work", [Column::text("work")].into_iter().chain(columns).chain(whole));
+        Table::new("classes", "Time by kind of work", [Column::text("work")].into_iter().chain(columns).chain(whole));
     let mut sums: BTreeMap<Class, Vec<u64>> = BTreeMap::new();
     for (p, &phase) in phases.iter().enumerate() {
         for item in of_phase(profile, phase) {
@@ -190,7 +190,7 @@ pub fn classes(profile: &Profile<'_>) -> Table {
     table
 }
 
-/// Floating-point operations of the parts of attention by definition, in one forward pass.
+/// FLOP of the parts of unfused attention in one forward pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionFlop {
     pub scores: f64,
@@ -199,8 +199,8 @@ pub struct AttentionFlop {
 }
 
 impl AttentionFlop {
-    /// For `layers` layers of [batch, heads, n, d]: two operations for each product of elements; for the softmax of a row
-    /// maximum, difference, exponential, sum and quotient of each element. The masked half is computed too.
+    /// For `layers` layers of [batch, heads, n, d]: two per multiply-add; for the softmax five per element (row
+    /// maximum, difference, exponential, sum, quotient). The masked half is computed too.
     pub fn new(layers: usize, batch: usize, heads: usize, n: usize, d: usize) -> AttentionFlop {
         let rows = (layers * batch * heads * n) as f64;
         let (n, d) = (n as f64, d as f64);
@@ -208,7 +208,7 @@ impl AttentionFlop {
     }
 }
 
-/// Attention's softmax against its products, forward; none where attention is one kernel.
+/// Table: softmax against matmuls in forward attention; none if attention is one kernel.
 pub fn attention(profile: &Profile<'_>, flop: AttentionFlop) -> Option<Table> {
     let steps = profile.steps.len().max(1) as f64;
     let forward = |name: &str| -> f64 {
@@ -226,17 +226,17 @@ pub fn attention(profile: &Profile<'_>, flop: AttentionFlop) -> Option<Table> {
     }
     let mut table = Table::new(
         "attention",
-        "Attention, forward: softmax against products",
+        "Attention, forward: softmax against matmuls",
         [
             Column::text("part"),
-            Column::number("time a step").unit("ms").key("time_ms").decimals(3),
+            Column::number("time per step").unit("ms").key("time_ms").decimals(3),
             Column::number("operations").unit("GFLOP").key("gflop").significant(4),
             Column::number("rate").unit("GFLOP/s").significant(3),
         ],
     )
     .note(format!(
-        "The softmax takes {:.2} times as long as the products for {:.3} times the operations: it moves the matrix of scores \
-         through memory several times and computes little with it.",
+        "The softmax takes {:.2} times as long as the matmuls for {:.3} times the FLOP: it is memory-bound, because it reads \
+         and writes the matrix of scores several times.",
         parts[1].1 / (parts[0].1 + parts[2].1),
         flop.softmax / (flop.scores + flop.values),
     ));
@@ -246,7 +246,7 @@ pub fn attention(profile: &Profile<'_>, flop: AttentionFlop) -> Option<Table> {
     Some(table)
 }
 
-/// The longest names of all phases as bars.
+/// Bar plot: the names with the most time over all phases.
 pub fn plot(profile: &Profile<'_>, count: usize) -> Plot {
     let steps = profile.steps.len().max(1) as f64;
     let mut by_name: BTreeMap<(&str, Phase), u64> = BTreeMap::new();
@@ -258,13 +258,13 @@ pub fn plot(profile: &Profile<'_>, count: usize) -> Plot {
     let mut rows: Vec<((&str, Phase), u64)> = by_name.into_iter().collect();
     rows.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
     let bar = |((name, phase), ns): ((&str, Phase), u64)| Bar {
-        // Names of C++ kernels are longer than a page is wide.
+        // Names of C++ kernels exceed the page width.
         name: name.chars().take(48).collect(),
         group: phase.name().to_string(),
         value: milliseconds(ns) / steps,
         error: None,
     };
     let bars = rows.into_iter().filter(|(_, ns)| *ns > 0).take(count).map(bar).collect();
-    let title = if profile.on_gpu() { "Time on the GPU in a step" } else { "Own time of operations in a step" };
+    let title = if profile.on_gpu() { "GPU time per step" } else { "Exclusive time of operations per step" };
     Plot::bars("names", title, Axis::linear("ms"), bars)
 }

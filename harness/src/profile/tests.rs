@@ -14,12 +14,12 @@ fn trace() -> Trace {
         node(1, "forward", Some(Phase::Forward)),
         node(2, "attention", None),
         node(3, "scores", None),
-        node(4, "matrix product", None),
+        node(4, "matmul", None),
         node(3, "softmax", None),
         node(3, "values", None),
         node(1, "backward", Some(Phase::Backward)),
         node(8, "linear", None),
-        node(9, "matrix product", None),
+        node(9, "matmul", None),
     ];
     let ms = |ms: u64| ms * 1_000_000;
     let span = |node, start, end| SpanEvent { node, thread: 0, start_ns: ms(start), end_ns: ms(end) };
@@ -49,7 +49,7 @@ fn phases_add_up_to_the_steps() {
     assert_eq!(profile.phase_times(Phase::Backward), [40.0, 50.0]);
     assert_eq!(profile.phase_times(Phase::Optimizer), [0.0, 0.0]);
     assert!((profile.seconds() - 0.142).abs() < 1e-12);
-    // The own times of all spans are the time of the outermost ones.
+    // The exclusive times of all spans sum to the time of the outermost ones.
     let own: u64 = profile.items.iter().map(|item| item.ns).sum();
     assert!((own as f64 / 1e9 - profile.seconds()).abs() < 1e-12);
 }
@@ -67,7 +67,7 @@ fn tables_on_the_cpu() {
     insta::assert_snapshot!(report.to_text());
 }
 
-/// The same spans, with a GPU that works for them.
+/// The same spans, with GPU activities.
 fn on_gpu() -> Trace {
     let kernel = |node, name: &str, start_ns, end_ns| {
         let name = name.to_string();
@@ -87,7 +87,7 @@ fn on_gpu() -> Trace {
 fn tables_on_a_gpu() {
     let trace = on_gpu();
     let profile = Profile::new(&trace);
-    // Kernels that overlap keep the GPU busy once.
+    // Overlapping kernels count once.
     assert_eq!(profile.busy(Phase::Forward), 9.0);
     let report = Report::new("p", "P")
         .table(tables::phases(&profile))
@@ -139,7 +139,7 @@ fn the_flame_graph_has_the_stacks() {
     let profile = Profile::new(&trace);
     let lines = flame::folded(&profile);
     assert!(lines.contains(&"forward;attention;softmax 7000".to_string()), "{lines:?}");
-    assert!(lines.contains(&"backward;linear;matrix product 30000".to_string()), "{lines:?}");
+    assert!(lines.contains(&"backward;linear;matmul 30000".to_string()), "{lines:?}");
     let svg = flame::svg(&profile).unwrap();
     assert!(svg.contains("softmax") && svg.contains("backward"));
     assert!(

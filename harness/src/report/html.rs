@@ -1,4 +1,4 @@
-//! One page with everything in it: style, tables, plots as inline SVG.
+//! HTML output: one page with style, tables, and plots as inline SVG.
 
 use std::fmt::Write;
 
@@ -22,7 +22,7 @@ svg, img { max-width: 100%; height: auto; }
 nav ul { columns: 2; }
 ";
 
-/// Title, machine, contents where there are several reports, then the reports.
+/// A page with title, machine, table of contents (for several reports), and the reports.
 pub fn page(title: &str, reports: &[Report]) -> String {
     let mut out = String::new();
     let title = escaped(title);
@@ -68,12 +68,12 @@ fn part(part: &Part) -> String {
     }
 }
 
-/// An SVG file without what only stands at the start of a file.
+/// An SVG file without its XML prolog.
 fn inline(svg: &str) -> &str {
     svg.find("<svg").map_or(svg, |start| &svg[start..])
 }
 
-/// An image from elsewhere may have scripts and names of its own, which an address keeps apart from the page.
+/// Percent-encodes an image for a data URL, which isolates its scripts and ids from the page.
 fn percent_encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len() * 5 / 4);
     for byte in text.bytes() {
@@ -123,7 +123,7 @@ fn table(table: &Table) -> String {
     out
 }
 
-/// Text in which nothing has a meaning for HTML.
+/// Escapes text for HTML.
 pub fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,32 +1,32 @@
-//! The machine behind a measurement.
+//! Describes the machine of a measurement.
 
 use serde::{Deserialize, Serialize};
 use tilewright::probe;
 
-/// What a reader must know to repeat a measurement.
+/// Everything needed to reproduce a measurement.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The vendor's name of the CPU.
+    /// CPU model name.
     pub cpu: String,
-    /// Threads that kernels use on the CPU.
+    /// Number of threads of CPU kernels.
     pub threads: u32,
-    /// In bytes; 0 where the system does not tell.
+    /// In bytes; 0 if unknown.
     pub memory_bytes: u64,
     pub gpus: Vec<Gpu>,
-    /// Version of the GPU's driver, 580.159 for example.
+    /// GPU driver version, for example 580.159.
     pub driver: Option<String>,
-    /// The newest CUDA version that the driver knows, 13.0 for example.
+    /// Newest CUDA version that the driver supports, for example 13.0.
     pub cuda: Option<String>,
     pub os: String,
     /// Version of Tilewright.
     pub version: String,
-    /// What the program was built from; `-changed` after it says that files differed from it.
+    /// Commit that the program was built from; the suffix `-changed` marks uncommitted changes.
     pub commit: Option<String>,
-    /// Time of the measurement in UTC, as 2026-01-31T12:34:56Z.
+    /// Time of the measurement in UTC, for example 2026-01-31T12:34:56Z.
     pub date: String,
 }
 
-/// A GPU that our kernels can use.
+/// A GPU that Tilewright supports.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Gpu {
     pub name: String,
@@ -35,7 +35,8 @@ pub struct Gpu {
 }
 
 impl Machine {
-    /// Asks this machine, now. `commit` is what the user said; without it, the repository that the program lies in.
+    /// Queries this machine. `commit` is what the user passed; without it, the commit of the repository that contains
+    /// the program.
     pub fn ask(commit: Option<&str>) -> Machine {
         let facts = probe::machine();
         let gpus = facts.gpus.iter().map(|gpu| {
@@ -57,7 +58,7 @@ impl Machine {
         }
     }
 
-    /// Names and values, for people.
+    /// Names and values for display.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64);
         let mut facts = vec![
@@ -88,15 +89,16 @@ impl Machine {
     }
 }
 
-/// Date and time in UTC as ISO 8601 writes them. The calendar is Gregorian: 400 years have 146 097 days.
+/// Formats seconds since 1970 as an ISO 8601 date and time in UTC, in the Gregorian calendar: 400 years have 146 097
+/// days.
 pub fn date(seconds_since_1970: u64) -> String {
     let (days, seconds) = (seconds_since_1970 / 86_400, seconds_since_1970 % 86_400);
-    // Years that start in March have their leap day at the end. 719 468 days lie between 0000-03-01 and 1970-01-01.
+    // Years that start in March end with their leap day. 719 468 days lie between 0000-03-01 and 1970-01-01.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // Months from March have 31, 30, 31, 30, 31 days, again and again: 153 in five.
+    // Months from March have 31, 30, 31, 30, 31 days, repeatedly: 153 days in five.
     let month = (5 * day + 2) / 153;
     let day_of_month = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };

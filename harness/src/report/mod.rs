@@ -1,7 +1,7 @@
-//! What a measurement hands to people and to other programs: tables, plots, and the machine that they come from.
+//! Reports of measurements: tables, plots, and the machine that they come from.
 //!
-//! A command makes a [`Report`] of [`Table`]s and [`Plot`]s, and takes [`Outputs`] among its arguments; those print the
-//! tables and write the files that were asked for. A table knows nothing of formats, a format nothing of benchmarks.
+//! A command builds a [`Report`] of [`Table`]s and [`Plot`]s, and takes [`Outputs`] among its arguments; these print
+//! the tables and write the requested files. Tables do not depend on formats, and formats do not depend on benchmarks.
 //!
 //! ```
 //! use tilewright_harness::report::{Cell, Column, Report, Table};
@@ -30,25 +30,25 @@ pub use outputs::{Error, Outputs};
 pub use plot::{Axis, Bar, Plot, Point, Scale, Series};
 pub use table::{Cell, Column, Table};
 
-/// Everything that one command found.
+/// The results of one command.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Start of the names of files in a folder of outputs: words joined by `-`.
+    /// Stem of the file names in an output folder: words joined by `-`.
     pub name: String,
     pub title: String,
-    /// Where it was measured; commands fill it in through [`Outputs::write`].
+    /// The machine of the measurement; [`Outputs::write`] fills it in.
     pub machine: Option<Machine>,
     pub parts: Vec<Part>,
 }
 
-/// One thing of a [`Report`], in the order in which it is read.
+/// One element of a [`Report`], in reading order.
 #[derive(Clone, Debug)]
 pub enum Part {
     Table(Table),
     Plot(Plot),
-    /// A paragraph: what the next table shows, or what follows from the last one.
+    /// A paragraph: introduces the next table or interprets the last one.
     Text(String),
-    /// A whole SVG image made elsewhere, a flame graph for example: its name and its source.
+    /// A complete SVG image from elsewhere, for example a flame graph.
     Image {
         name: String,
         title: String,
@@ -102,20 +102,21 @@ impl Report {
         self.parts.iter().filter_map(image).collect()
     }
 
-    /// For a terminal: the texts and tables. The machine is one line at the top.
+    /// For a terminal: a line for the machine, then texts and tables.
     pub fn to_text(&self) -> String {
         format::text::report(self)
     }
 
-    /// An object with `title`, `machine`, `tables`, `plots` and `texts`; numbers are numbers, whatever has none is a string (`"OOM"`).
+    /// JSON object with `name`, `title`, `machine`, `tables`, `plots` and `texts`. Numbers are JSON numbers; cells
+    /// without a number are strings (`"OOM"`).
     pub fn to_json(&self) -> serde_json::Value {
         format::data::json(self)
     }
 
-    /// Reads what [`Report::to_json`] gave: texts, then tables, then plots.
+    /// Parses the output of [`Report::to_json`]: texts, then tables, then plots.
     ///
     /// # Errors
-    /// What is missing in it.
+    /// Names the missing part.
     pub fn from_json(value: &serde_json::Value) -> Result<Report, String> {
         format::data::from_json(value)
     }
@@ -124,18 +125,18 @@ impl Report {
         format::markdown::report(self)
     }
 
-    /// Tables for LaTeX with the package `booktabs`.
+    /// Tables for LaTeX, with the package `booktabs`.
     pub fn to_latex(&self) -> String {
         format::latex::report(self)
     }
 
-    /// One page that needs no other file.
+    /// A self-contained HTML page.
     pub fn to_html(&self) -> String {
         html::page(&self.title, std::slice::from_ref(self))
     }
 }
 
-/// Several reports on one HTML page that needs no other file. The machine stands at the top, once.
+/// Several reports on one self-contained HTML page, with one description of the machine at the top.
 pub fn to_html_page(title: &str, reports: &[Report]) -> String {
     html::page(title, reports)
 }

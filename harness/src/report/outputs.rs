@@ -1,4 +1,4 @@
-//! The files that a command can write, as arguments that commands share.
+//! Command-line arguments for the output files of measuring commands.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,67 +9,67 @@ use clap::Args;
 use super::{Machine, Report, format};
 use crate::files;
 
-/// Files for what a command finds. Flatten it into a command's arguments; call [`Outputs::check`] before a long
+/// Output files of a command. Flatten it into the arguments of a command; call [`Outputs::check`] before a long
 /// measurement and [`Outputs::write`] after it.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Files")]
 pub struct Outputs {
-    /// Write tables and machine as JSON
+    /// Write tables, plots and machine as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the table as CSV; where a command has several, the later ones go to FILE with their name in it
+    /// Write the table as CSV; if there are several, later ones go to FILE with their name appended
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// Write the tables in Markdown
+    /// Write the tables as Markdown
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Write the tables for LaTeX, with the package booktabs
+    /// Write the tables as LaTeX, for the package booktabs
     #[arg(long, value_name = "FILE")]
     pub latex: Option<PathBuf>,
-    /// Write the plot as SVG; where a command has several, the later ones go to FILE with their name in it
+    /// Write the plot as SVG; if there are several, later ones go to FILE with their name appended
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
     /// Write tables and plots as one HTML page
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
-    /// Write all of these into a folder, which is made where there is none
+    /// Write all of these formats to a folder, which is created if needed
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// The commit that this program was built from; without it, that of the repository that the program lies in
+    /// Commit to record for this program [default: that of the repository that contains the program]
     #[arg(long, value_name = "ID")]
     pub commit: Option<String>,
-    /// Files that the command reads, which it must not write: see [`Outputs::apart_from`].
+    /// Input files of the command, which it must not overwrite: see [`Outputs::apart_from`].
     #[arg(skip)]
     pub inputs: Vec<PathBuf>,
 }
 
-/// Why a file was not written.
+/// Error of writing a file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("cannot make the folder {}: {source}", path.display())]
+    #[error("cannot create the folder {}: {source}", path.display())]
     Folder { path: PathBuf, source: io::Error },
-    #[error("{0}\n  help: name another file")]
+    #[error("{0}\n  help: choose another file")]
     Clash(#[from] files::Clash),
     #[error("cannot write the output: {0}")]
     Print(#[from] io::Error),
 }
 
 impl Outputs {
-    /// Whether any file is asked for.
+    /// Whether any file is requested.
     pub fn any(&self) -> bool {
         let files = [&self.json, &self.csv, &self.markdown, &self.latex, &self.plot, &self.html, &self.out];
         files.into_iter().any(Option::is_some)
     }
 
-    /// The same files of a command that reads `inputs`: none of them may be written.
+    /// The same outputs, with `inputs` protected: none of them may be overwritten.
     pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Outputs {
         Outputs { inputs: inputs.into_iter().cloned().collect(), ..self.clone() }
     }
 
-    /// Finds out before a measurement that a file's folder is missing, that nothing can be written there, or that one file has
-    /// two purposes. Makes the folder of `--out`.
+    /// Checks before a measurement that all folders exist, that files can be written, and that no file is used twice.
+    /// Creates the folder of `--out`.
     ///
     /// # Errors
     /// The first file or folder that cannot be written.
@@ -77,10 +77,10 @@ impl Outputs {
         self.check_beside([])
     }
 
-    /// As [`Outputs::check`], for a command that writes `others` too.
+    /// As [`Outputs::check`], for a command that also writes `others`.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Outputs::check`].
     pub fn check_beside<'a>(&'a self, others: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Error> {
         if let Some(folder) = &self.out {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
@@ -97,10 +97,10 @@ impl Outputs {
         self.inputs.iter().map(PathBuf::as_path).collect()
     }
 
-    /// Prints the report for people to `out`, then writes the files that were asked for and names them.
+    /// Prints the report to `out`, then writes the requested files and prints their names.
     ///
     /// # Errors
-    /// A file or `out` cannot be written. Every file is there as a whole or as it was before.
+    /// A file or `out` cannot be written. Each file is either complete or as it was before.
     pub fn write(&self, report: Report, out: &mut dyn Write) -> Result<(), Error> {
         let report = self.with_machine(report);
         write!(out, "{}", report.to_text())?;
@@ -110,13 +110,13 @@ impl Outputs {
         Ok(())
     }
 
-    /// The report with this machine in it, unless it has one.
+    /// Adds this machine to the report, unless it has one.
     pub fn with_machine(&self, mut report: Report) -> Report {
         report.machine.get_or_insert_with(|| Machine::ask(self.commit.as_deref()));
         report
     }
 
-    /// Writes the files without a word, and returns their names in the order in which they were written.
+    /// Writes the files without printing, and returns their names in order.
     ///
     /// # Errors
     /// As [`Outputs::write`].
@@ -126,7 +126,7 @@ impl Outputs {
         }
         let mut written = Vec::new();
         for (path, text) in self.files(report) {
-            // Names inside a folder are known only now.
+            // File names in a folder are known only here.
             files::check_distinct(&[&path], &self.inputs())?;
             files::replace(&path, |file| file.write_all(text.as_bytes()))
                 .map_err(|source| Error::Write { path: path.clone(), source })?;
@@ -135,7 +135,7 @@ impl Outputs {
         Ok(written)
     }
 
-    /// Every file with its content.
+    /// Paths and contents of all files.
     fn files(&self, report: &Report) -> Vec<(PathBuf, String)> {
         let named = |file: &Option<PathBuf>, extension: &str| {
             let in_folder = self.out.as_ref().map(|folder| folder.join(format!("{}.{extension}", report.name)));
@@ -159,8 +159,8 @@ fn check(path: &Path) -> Result<(), Error> {
     files::check_writable(path).map_err(|source| Error::Write { path: path.to_path_buf(), source })
 }
 
-/// Places for several things of one format. The first gets the file that was named, later ones that file with their own
-/// name in it; in a folder each is named after itself.
+/// Paths for several outputs of one format. The first one gets the named file, later ones the named file with their own
+/// name appended; in a folder each has its own name.
 fn several(
     file: Option<&Path>,
     folder: Option<&Path>,

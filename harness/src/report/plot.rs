@@ -1,4 +1,4 @@
-//! Plots as SVG: lines over a linear or logarithmic axis, horizontal bars, and areas on top of each other.
+//! SVG plots: lines over linear or logarithmic axes, horizontal bars, and stacked areas.
 
 use std::ops::Range;
 
@@ -8,42 +8,42 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde::{Deserialize, Serialize};
 
-/// What one picture shows.
+/// A plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
-    /// For file names: words joined by `-`.
+    /// Stem of file names: words joined by `-`.
     pub name: String,
     pub title: String,
     pub kind: Kind,
 }
 
-/// The shapes that a plot can have.
+/// Kind and data of a plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Kind {
-    /// One line for each series.
+    /// One line per series.
     Lines { x: Axis, y: Axis, series: Vec<Series> },
-    /// A bar for each entry, from left to right, the first entry at the top.
+    /// Horizontal bars, the first entry at the top.
     Bars { x: Axis, bars: Vec<Bar> },
-    /// Areas on top of each other, the first series at the bottom. All series have the same x, in rising order.
+    /// Stacked areas, the first series at the bottom. All series have the same x, in ascending order.
     Stack { x: Axis, y: Axis, series: Vec<Series> },
 }
 
-/// What an axis means and how it is divided.
+/// Label and scale of an axis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Axis {
-    /// With its unit.
+    /// Label with unit.
     pub label: String,
     pub scale: Scale,
 }
 
-/// How an axis maps values to places.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scale {
-    /// From zero, unless all values are far from it.
+    /// Linear. Starts at zero unless all values are far from it.
     Linear,
-    /// Marks at powers of two.
+    /// Logarithmic, with ticks at powers of two.
     Log2,
-    /// Marks at powers of ten.
+    /// Logarithmic, with ticks at powers of ten.
     Log10,
 }
 
@@ -54,7 +54,7 @@ pub struct Series {
     pub points: Vec<Point>,
 }
 
-/// A point of a line; `error` is the half length of its error bar.
+/// A point of a line; `error` is half the length of its error bar.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
     pub x: f64,
@@ -62,13 +62,13 @@ pub struct Point {
     pub error: Option<f64>,
 }
 
-/// A bar with its name. Bars of one `group` have one colour and an entry in the legend; an empty group has none.
+/// A bar with its name. Bars of the same `group` share a color and an entry in the legend; an empty group has no entry.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bar {
     pub name: String,
     pub group: String,
     pub value: f64,
-    /// Half the length of its error bar.
+    /// Half the length of the error bar.
     pub error: Option<f64>,
 }
 
@@ -111,7 +111,7 @@ impl Plot {
         Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Stack { x, y, series } }
     }
 
-    /// Without points and bars that have no place, as JSON needs it: it has no NaN and no infinities.
+    /// Drops non-finite points and bars, because JSON has no NaN and no infinities.
     #[must_use]
     pub fn finite(mut self) -> Plot {
         match &mut self.kind {
@@ -127,8 +127,8 @@ impl Plot {
         self
     }
 
-    /// The picture, on white, with fonts that every viewer has. Values that an axis cannot show (NaN, infinities, and on a
-    /// logarithmic axis whatever is not positive) are left out; a plot without any value says so.
+    /// Renders the plot on white, with generic fonts. Values that an axis cannot show (NaN, infinities, non-positive
+    /// values on a logarithmic axis) are skipped; a plot without values says so.
     pub fn to_svg(&self) -> String {
         let height = match &self.kind {
             Kind::Bars { bars, .. } => 110 + 26 * bars.len().max(2) as u32,
@@ -159,7 +159,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// Colours that people with any colour vision tell apart (after Okabe and Ito), then shades of them.
+/// A palette for all color vision types (after Okabe and Ito), then darker shades of it.
 fn colour(index: usize) -> RGBColor {
     const COLOURS: [RGBColor; 8] = [
         RGBColor(0, 114, 178),
@@ -176,7 +176,7 @@ fn colour(index: usize) -> RGBColor {
     RGBColor(dimmed(r), dimmed(g), dimmed(b))
 }
 
-/// An axis with its range and marks decided.
+/// An axis with its range and ticks.
 #[derive(Clone)]
 struct Divided {
     scale: Scale,
@@ -186,7 +186,7 @@ struct Divided {
 }
 
 impl Divided {
-    /// Around the values that can be shown; `from_zero` where areas or bars start there.
+    /// Covers the values that can be shown; `from_zero` for areas and bars, which start at zero.
     fn around(scale: Scale, values: impl Iterator<Item = f64>, from_zero: bool) -> Option<Divided> {
         let (low, high) = values
             .filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0))
@@ -210,7 +210,7 @@ impl Divided {
     }
 
     fn logarithmic(scale: Scale, base: f64, low: f64, high: f64) -> Divided {
-        // A value that is a power of the base up to rounding is on its mark.
+        // A value that is a power of the base up to rounding lies on its tick.
         let first = (low.log(base) + 1e-9).floor() as i32;
         let last = ((high.log(base) - 1e-9).ceil() as i32).max(first + 1);
         let every = ((last - first) / 12 + 1) as usize;
@@ -230,7 +230,7 @@ impl Divided {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, at least `step`.
+/// The smallest 1, 2 or 5 times a power of ten that is at least `step`.
 fn round_step(step: f64) -> f64 {
     let power = 10_f64.powf(step.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= step * (1.0 - 1e-9)).unwrap_or(step)
@@ -241,7 +241,7 @@ impl Ranged for Divided {
     type ValueType = f64;
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        // What lies far outside, an end of an error bar say, need not be drawn true: coordinates are small integers.
+        // Clamp points far outside, such as ends of error bars, because coordinates are small integers.
         limit.0 + (self.place(*value).clamp(-1.0, 2.0) * f64::from(limit.1 - limit.0)).round() as i32
     }
 
@@ -260,7 +260,7 @@ impl ValueFormatter<f64> for Divided {
     }
 }
 
-/// A number beside an axis: short, without the noise of binary fractions.
+/// Formats a tick label without the noise of binary fractions.
 fn mark(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_string(),
@@ -302,14 +302,14 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
     for (i, s) in series.iter().enumerate() {
         let colour = colour(i);
         let shown: Vec<&Point> = s.points.iter().filter(|p| xs.shows(p.x) && ys.shows(p.y)).collect();
-        // Many points are a curve, few are measurements that one wants to see.
+        // Draw the points only if they are few: many points are a curve.
         let radius = if shown.len() <= 40 { 3 } else { 0 };
         chart
             .draw_series(LineSeries::new(shown.iter().map(|p| (p.x, p.y)), colour.stroke_width(2)).point_size(radius))?
             .label(&s.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(3)));
         let bars = shown.iter().filter_map(|p| p.error.map(|e| (p.x, p.y, e)));
-        // On a logarithmic axis a bar that reaches below zero ends at the foot of the plot.
+        // On a logarithmic axis an error bar that reaches below zero ends at the bottom of the plot.
         let low = |y: f64, e: f64| if ys.shows(y - e) { y - e } else { ys.low };
         chart.draw_series(
             bars.map(|(x, y, e)| ErrorBar::new_vertical(x, low(y, e), y, y + e, colour.stroke_width(1), 6)),
@@ -319,12 +319,12 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
     legend(&mut chart, series.len(), emptiest_corner(places))
 }
 
-/// The corner with the fewest points near it. Places are from 0 to 1, from the left and from below.
+/// The corner with the fewest points near it. Positions are from 0 to 1, from the left and from the bottom.
 fn emptiest_corner(places: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosition {
     use SeriesLabelPosition::{LowerLeft, LowerRight, UpperLeft, UpperRight};
     let mut counts = [0_usize; 4];
     for (x, y) in places {
-        // The legend takes about a third of the width and of the height.
+        // The legend covers about a third of each dimension.
         let near = [(x < 0.35, y > 0.6), (x > 0.65, y > 0.6), (x < 0.35, y < 0.4), (x > 0.65, y < 0.4)];
         for (count, (x, y)) in counts.iter_mut().zip(near) {
             *count += usize::from(x && y);
@@ -341,7 +341,7 @@ fn emptiest_corner(places: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosit
 
 fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
     let ends = bars.iter().flat_map(|bar| [0.0, bar.value, bar.value + bar.error.unwrap_or(0.0)]);
-    // A length on a logarithmic axis means nothing: bars are linear, from zero.
+    // Bars are linear from zero: a length on a logarithmic axis is meaningless.
     let Some(xs) = Divided::around(Scale::Linear, ends, true) else { return nothing_to_show(area) };
     if bars.is_empty() {
         return nothing_to_show(area);
@@ -379,7 +379,7 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
             drawn.label(*group).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
         }
     }
-    // The chart tells places of the whole picture, the area below the title takes its own.
+    // Chart coordinates are those of the whole image; those of the area start below the title.
     let (area_left, area_top) = area.get_base_pixel();
     let place = |chart: &Chart<'_>, x: f64, row: f64| {
         let (x, y) = chart.backend_coord(&(x, row));
@@ -408,7 +408,7 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
         let text = super::table::Precision::Significant(3).show(bar.value);
         area.draw_text(&text, &value, (end + 4, middle))?;
     }
-    // Later bars are as a rule no longer than the first ones.
+    // The last bars are usually the shortest.
     let entries = groups.iter().filter(|group| !group.is_empty()).count();
     legend(&mut chart, entries, SeriesLabelPosition::LowerRight)
 }
@@ -436,7 +436,7 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
         .y_desc(&y.label)
         .label_style((FONT, 13))
         .draw()?;
-    // From the top down: each area covers the foot of the one above it.
+    // Draw from the top down: each area covers the bottom of the one above it.
     for (i, s) in series.iter().enumerate().rev() {
         let colour = colour(i);
         let top = tops[i].iter().enumerate().map(|(j, &sum)| (at(j), sum));
@@ -448,7 +448,7 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
     legend(&mut chart, series.len(), SeriesLabelPosition::UpperLeft)
 }
 
-/// Names of the series; one series needs none.
+/// Draws the legend, except for a single series.
 fn legend<'a>(chart: &mut Chart<'a>, entries: usize, position: SeriesLabelPosition) -> Drawn {
     if entries < 2 {
         return Ok(());

@@ -1,53 +1,53 @@
-//! A table of measurements, apart from any format.
+//! A table of measurements, independent of output formats.
 
-/// What one column holds.
+/// Description of one column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Column {
-    /// For people.
+    /// Name for display.
     pub name: String,
-    /// For programs: the field's name in JSON and CSV.
+    /// Key for programs: the field's name in JSON and CSV.
     pub key: String,
-    /// For example `ms`; it stands in the heading, never in the cells.
+    /// For example `ms`. Shown in the heading, never in the cells.
     pub unit: Option<String>,
     pub precision: Precision,
-    /// Numbers stand at the right.
+    /// Whether the column is numeric: right-aligned.
     pub numeric: bool,
 }
 
-/// How many digits a number is shown with. Files for programs have all digits.
+/// Number of digits for display. Files for programs have all digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// After the point.
+    /// Digits after the decimal point.
     Decimals(usize),
-    /// Digits that matter; large and small numbers get a power of ten.
+    /// Significant digits; large and small numbers use scientific notation.
     Significant(usize),
 }
 
-/// What stands in one place of a table.
+/// Content of one cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
     Text(String),
     Integer(i64),
     Number(f64),
-    /// A mean and the standard deviation of what it is the mean of.
+    /// A mean and its sample standard deviation.
     MeanStd(f64, f64),
-    /// There is nothing to say.
+    /// No value.
     Empty,
-    /// The question makes no sense here.
+    /// Not applicable.
     NotApplicable,
-    /// It did not fit into the device's memory.
+    /// Out of device memory.
     OutOfMemory,
 }
 
-/// Rows of cells under columns.
+/// A table: columns, rows of cells, notes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
-    /// For file names: words joined by `-`.
+    /// Stem of file names: words joined by `-`.
     pub name: String,
     pub title: String,
     pub columns: Vec<Column>,
     pub rows: Vec<Vec<Cell>>,
-    /// Sentences below the table.
+    /// Notes below the table.
     pub notes: Vec<String>,
 }
 
@@ -56,22 +56,22 @@ impl Column {
         Column { name: name.to_string(), key: slug(name), unit: None, precision, numeric }
     }
 
-    /// A column of words.
+    /// A text column.
     pub fn text(name: &str) -> Column {
         Column::new(name, Precision::Significant(4), false)
     }
 
-    /// A column of numbers, with four digits that matter unless told otherwise.
+    /// A column of numbers, with four significant digits by default.
     pub fn number(name: &str) -> Column {
         Column::new(name, Precision::Significant(4), true)
     }
 
-    /// A column of counts.
+    /// A column of integers.
     pub fn integer(name: &str) -> Column {
         Column::new(name, Precision::Decimals(0), true)
     }
 
-    /// In `unit`, which becomes the end of the key too: `forward` in `ms` is `forward_ms`.
+    /// Sets the unit and appends it to the key: `forward` in `ms` has the key `forward_ms`.
     #[must_use]
     pub fn unit(mut self, unit: &str) -> Column {
         self.key = slug(&format!("{} {}", self.name, unit.replace('%', "percent").replace('µ', "u")));
@@ -79,21 +79,21 @@ impl Column {
         self
     }
 
-    /// With so many digits after the point.
+    /// Sets the number of digits after the decimal point.
     #[must_use]
     pub fn decimals(mut self, digits: usize) -> Column {
         self.precision = Precision::Decimals(digits);
         self
     }
 
-    /// With so many digits that matter.
+    /// Sets the number of significant digits.
     #[must_use]
     pub fn significant(mut self, digits: usize) -> Column {
         self.precision = Precision::Significant(digits);
         self
     }
 
-    /// Another name for programs.
+    /// Sets the key.
     #[must_use]
     pub fn key(mut self, key: &str) -> Column {
         self.key = key.to_string();
@@ -108,7 +108,7 @@ impl Column {
         }
     }
 
-    /// What a cell of this column shows.
+    /// Formats a cell of this column.
     pub fn show(&self, cell: &Cell) -> String {
         match cell {
             Cell::Text(text) => text.clone(),
@@ -125,7 +125,7 @@ impl Column {
 }
 
 impl Precision {
-    /// The number as text; infinities and NaN as words.
+    /// Formats a number; infinities and NaN as words.
     pub fn show(self, x: f64) -> String {
         match self {
             _ if !x.is_finite() => x.to_string().replace("inf", "infinite"),
@@ -134,7 +134,7 @@ impl Precision {
         }
     }
 
-    /// A deviation with as many digits after the point as its mean has.
+    /// Formats a deviation with as many decimals as its mean.
     fn beside(self, mean: f64, std: f64) -> String {
         match self {
             Precision::Decimals(_) => self.show(std),
@@ -150,14 +150,14 @@ impl Precision {
     }
 }
 
-/// `digits` digits that matter: in plain notation from 0.001 to a million, with a power of ten beyond.
+/// Formats with `digits` significant digits: plain notation from 0.001 to a million, else scientific.
 fn significant(x: f64, digits: usize) -> String {
     let last = digits.max(1) - 1;
     if x == 0.0 {
         return "0".to_string();
     }
     let scientific = format!("{x:.last$e}");
-    // Read after rounding: 9.996 with three digits is 10.0.
+    // The exponent after rounding: 9.996 with three digits is 10.0.
     let exponent: i64 = scientific.split_once('e').and_then(|(_, e)| e.parse().ok()).unwrap_or(0);
     match exponent {
         -3..=6 => format!("{x:.*}", usize::try_from(last as i64 - exponent).unwrap_or(0)),
@@ -171,7 +171,7 @@ impl Cell {
         Cell::MeanStd(mean, std)
     }
 
-    /// Mean and sample standard deviation of some values: empty without values, no deviation with one.
+    /// Mean and sample standard deviation of values: empty without values, only a mean for one value.
     pub fn statistics(values: &[f64]) -> Cell {
         let n = values.len() as f64;
         let mean = values.iter().sum::<f64>() / n;
@@ -182,7 +182,7 @@ impl Cell {
         }
     }
 
-    /// The number in it, a mean where it is one.
+    /// The number of the cell, or its mean.
     pub fn value(&self) -> Option<f64> {
         match self {
             Cell::Number(x) | Cell::MeanStd(x, _) => Some(*x),
@@ -191,7 +191,7 @@ impl Cell {
         }
     }
 
-    /// The deviation of a mean.
+    /// The standard deviation, if the cell has one.
     pub fn deviation(&self) -> Option<f64> {
         match self {
             Cell::MeanStd(_, std) => Some(*std),
@@ -242,7 +242,7 @@ impl From<i64> for Cell {
 }
 
 impl<T: Into<Cell>> From<Option<T>> for Cell {
-    /// Nothing is an empty cell.
+    /// None is an empty cell.
     fn from(value: Option<T>) -> Cell {
         value.map_or(Cell::Empty, Into::into)
     }
@@ -261,7 +261,7 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// It has not one cell for each column: a mistake of the command that makes the table.
+    /// The number of cells is not the number of columns: a bug of the command.
     pub fn push(&mut self, row: impl IntoIterator<Item = Cell>) {
         let row: Vec<Cell> = row.into_iter().collect();
         let (cells, columns) = (row.len(), self.columns.len());
@@ -273,14 +273,14 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// With a sentence below it.
+    /// Adds a note below the table.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Table {
         self.notes.push(note.into());
         self
     }
 
-    /// Without the columns in which every cell is empty: they only make a table wide. A table without rows keeps all.
+    /// Removes columns whose cells are all empty. A table without rows keeps all columns.
     #[must_use]
     pub fn without_empty_columns(mut self) -> Table {
         let used: Vec<bool> = (0..self.columns.len())
@@ -299,12 +299,12 @@ impl Table {
         self
     }
 
-    /// For a terminal.
+    /// Formats for a terminal.
     pub fn to_text(&self) -> String {
         super::format::text::table(self)
     }
 
-    /// Which columns hold a deviation somewhere: they are two fields for programs.
+    /// Whether any cell of a column has a deviation: such columns are two fields in files for programs.
     pub(super) fn has_deviation(&self, column: usize) -> bool {
         self.rows.iter().any(|row| row[column].deviation().is_some())
     }

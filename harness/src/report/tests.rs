@@ -2,7 +2,7 @@ use std::path::Path;
 
 use super::*;
 
-/// Everything that a cell can hold, and text that every format must escape.
+/// Every kind of cell, and text that every format must escape.
 fn sample() -> Table {
     let mut table = Table::new(
         "model-steps",
@@ -160,7 +160,7 @@ fn dates_follow_the_calendar() {
     assert_eq!(date(4_107_542_400), "2100-03-01T00:00:00Z");
 }
 
-/// The places of the circles of a plot, in the order of the points.
+/// Centers of the circles of a plot, in the order of the points.
 fn circles(svg: &str) -> Vec<(i32, i32)> {
     let number = |tag: &str, name: &str| -> i32 {
         let start = tag.find(&format!("{name}=\"")).unwrap() + name.len() + 2;
@@ -174,7 +174,7 @@ fn logarithmic_axes_space_factors_evenly() {
     let series = Series::new("s", [(256.0, 0.1), (1024.0, 1.0), (4096.0, 10.0), (16384.0, 0.0)].map(Point::from));
     let svg = Plot::lines("p", "P", Axis::log2("length"), Axis::log10("ms"), vec![series]).to_svg();
     let places = circles(&svg);
-    // Zero has no place on a logarithmic axis.
+    // A logarithmic axis cannot show zero.
     assert_eq!(places.len(), 3, "{svg}");
     let (dx, dy) = (places[1].0 - places[0].0, places[0].1 - places[1].1);
     assert!(dx > 50 && (places[2].0 - places[1].0 - dx).abs() <= 1, "{places:?}");
@@ -262,6 +262,6 @@ fn what_cannot_be_written_is_known_before_the_measurement() {
     let file = folder.path().join("file");
     std::fs::write(&file, b"old").unwrap();
     let under_a_file = Outputs { out: Some(file.join("x")), ..Outputs::default() };
-    assert!(under_a_file.check().unwrap_err().to_string().starts_with("cannot make the folder"));
+    assert!(under_a_file.check().unwrap_err().to_string().starts_with("cannot create the folder"));
     assert_eq!(std::fs::read(&file).unwrap(), b"old");
 }

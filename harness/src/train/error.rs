@@ -47,8 +47,8 @@ pub enum Error {
     #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), full(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
-    /// `last` is the step of the newest checkpoint that is on the disk.
-    #[error("cannot write {}: {source}{}{}", path.display(), full(source), kept(*last))]
+    /// Of a checkpoint, the log or the curve; `last` is the step of the newest checkpoint that is on the disk.
+    #[error("cannot write {}: {source}{}{}", printable(&path.display().to_string()), full(source), kept(*last))]
     Save { path: PathBuf, source: std::io::Error, last: Option<u64> },
 
     #[error("{0}\n  a checkpoint is copied to host memory before it is written, so that training goes on meanwhile")]
@@ -85,8 +85,9 @@ fn hint(saved: Option<&Path>) -> String {
 fn full(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     match source.kind() {
-        StorageFull | QuotaExceeded | FileTooLarge => {
-            "\n  help: there is no room for it; make some, or name another place with --out"
+        StorageFull | QuotaExceeded => "\n  help: there is no room for it; make some, or name another place with --out",
+        FileTooLarge => {
+            "\n  help: a file may not be so large here; raise the limit (`ulimit -f`), or name another place with --out"
         }
         _ => "",
     }
@@ -94,7 +95,7 @@ fn full(source: &std::io::Error) -> &'static str {
 
 fn kept(last: Option<u64>) -> String {
     match last {
-        Some(step) => format!("\n  the last checkpoint, of step {step}, is still whole"),
+        Some(step) => format!("\n  the last checkpoint, of step {step}, is still whole: --resume goes on from it"),
         None => "\n  no checkpoint of this run is on the disk".to_string(),
     }
 }
@@ -103,6 +104,17 @@ impl Error {
     pub(crate) fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
         let path = path.to_path_buf();
         move |source| Error::File { doing, path, source }
+    }
+
+    /// The message, which begins with "out of memory" whoever found that.
+    pub(crate) fn out_of_memory_text(&self) -> String {
+        let text = self.to_string();
+        if text.starts_with("out of memory") { text } else { format!("out of memory: {text}") }
+    }
+
+    /// Whether a checkpoint, or one of its files, cannot be used.
+    pub fn is_of_a_checkpoint(&self) -> bool {
+        matches!(self, Error::Damaged { .. } | Error::File { doing: "read", .. })
     }
 
     /// Whether the device had no memory left.
@@ -155,6 +167,7 @@ mod tests {
             Error::Save { path: "a/b".into(), source, last }.to_string()
         };
         let (first, later) = (error(None), error(Some(40)));
+        assert!(later.contains("--resume") && !first.contains("--resume"), "{first} {later}");
         assert!(first.contains("a/b") && first.contains("no checkpoint of this run"), "{first}");
         assert!(later.contains("no room") && later.contains("of step 40, is still whole"), "{later}");
     }

@@ -30,8 +30,7 @@ impl RunFolder {
     /// # Errors
     /// Another run that has the lock, with its process and host; what the file system says.
     pub fn lock(path: &Path) -> Result<RunFolder> {
-        let made = !path.exists();
-        fs::create_dir_all(path).map_err(Error::file("make", path))?;
+        let made = make(path).map_err(Error::file("make", path))?;
         let place = path.join(LOCK);
         let lock = loop {
             let mut options = OpenOptions::new();
@@ -108,6 +107,19 @@ impl Drop for RunFolder {
     }
 }
 
+/// Makes a folder, and those that it is in, where it is not there; true if it was not. The new names are on the disk then.
+fn make(path: &Path) -> std::io::Result<bool> {
+    let missing = missing(path);
+    fs::create_dir_all(path)?;
+    missing.iter().try_for_each(|folder| crate::files::sync_folder(crate::files::folder_of(folder)))?;
+    Ok(!missing.is_empty())
+}
+
+/// A folder that is not there, and those that it is in, outwards.
+fn missing(path: &Path) -> Vec<&Path> {
+    path.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists()).collect()
+}
+
 /// Whether the file at `path` is this one.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
@@ -159,6 +171,17 @@ mod tests {
         assert!(message.contains(r"\u{1b}[2J") && !message.contains('\u{1b}'), "{message}");
         drop(second);
         RunFolder::lock(&path).unwrap();
+    }
+
+    /// Those whose names are new are those that are synchronized.
+    #[test]
+    fn a_new_folder_is_known_with_those_that_it_is_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let (outer, inner) = (dir.path().join("a"), dir.path().join("a/b"));
+        assert_eq!(missing(&inner), [inner.as_path(), &outer]);
+        assert!(make(&inner).unwrap() && inner.is_dir());
+        assert!(missing(&inner).is_empty() && !make(&inner).unwrap());
+        assert_eq!(missing(Path::new("no such folder/b")).len(), 2);
     }
 
     #[test]

@@ -80,12 +80,25 @@ fn beside(folder: &Path) -> io::Result<Beside> {
     Ok(found)
 }
 
-/// The older checkpoints in the folder, the newest of them first, in words for whoever cannot use the newest.
+/// The name and step of the newest of the older checkpoints in the folder, as far as headers show that they can be used.
+pub fn second(folder: &Path) -> Option<(String, u64)> {
+    let older = beside(folder).ok()?.older.into_iter().max_by_key(|older| older.step)?;
+    Some((older_name(older.step), older.step))
+}
+
+/// The newest of the older checkpoints in the folder, in words for whoever cannot use the newest of all.
 pub fn help(folder: &Path) -> Option<String> {
-    let mut older = beside(folder).ok()?.older;
-    older.sort_by_key(|older| std::cmp::Reverse(older.step));
-    let newest = older.first()?.path.file_name()?.to_str()?.to_string();
-    Some(format!("a copy of {newest} as {CHECKPOINT} is where the run goes on after step {}", older[0].step))
+    let (name, step) = second(folder)?;
+    Some(format!("a copy of {name} as {CHECKPOINT} is where the run goes on after step {step}"))
+}
+
+/// The name, step and validation loss of the checkpoint in the folder that has the lowest one, of those that have one.
+pub fn best(folder: &Path) -> Option<(String, u64, f64)> {
+    let newest = Checkpoint::open(&folder.join(CHECKPOINT)).ok().map(|newest| newest.header);
+    let newest = newest.and_then(|header| Some((CHECKPOINT.to_string(), header.step, header.validation?)));
+    let older = beside(folder).unwrap_or_default().older.into_iter();
+    let older = older.filter_map(|older| Some((older_name(older.step), older.step, older.validation?)));
+    newest.into_iter().chain(older).min_by(|a, b| a.2.total_cmp(&b.2))
 }
 
 /// How many checkpoints are in the folder.

@@ -1,7 +1,7 @@
 //! The log of a run: a JSON object a line.
 
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -57,25 +57,28 @@ impl Log {
     /// again.
     ///
     /// # Errors
-    /// What the file system says.
+    /// What the file system says; a file that is no log, which stays as it is.
     pub fn after(path: &Path, step: u64) -> Result<Log> {
         // The text of what is kept stays as it is.
         let text = read_text(path)?;
-        let is_kept = |line: &&str| parse(line).is_some_and(|line| line.step() <= step);
-        let kept: Vec<&str> = text.lines().filter(is_kept).collect();
+        let lines = parse(&text).map_err(Error::file("use", path))?;
+        let kept: Vec<&str> = lines.iter().filter(|(_, line)| line.step() <= step).map(|(text, _)| *text).collect();
         crate::files::replace(path, |file| kept.iter().try_for_each(|line| writeln!(file, "{line}")))
-            .map_err(Error::file("write", path))?;
-        let file = OpenOptions::new().append(true).open(path).map_err(Error::file("write", path))?;
-        Ok(Log { path: path.to_path_buf(), file })
+            .and_then(|()| crate::files::append(path))
+            .map(|file| Log { path: path.to_path_buf(), file })
+            .map_err(Error::file("write", path))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// Appends a line: whole, and at once.
     ///
     /// # Errors
     /// What the file system says.
-    pub fn push(&mut self, line: &Line) -> Result<()> {
-        let write = |file: &mut File| file.write_all(format!("{}\n", serde_json::to_string(line)?).as_bytes());
-        write(&mut self.file).map_err(Error::file("write", &self.path))
+    pub fn push(&mut self, line: &Line) -> io::Result<()> {
+        self.file.write_all(format!("{}\n", serde_json::to_string(line)?).as_bytes())
     }
 }
 
@@ -83,18 +86,35 @@ impl Log {
 /// were logged in their last digit.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file that cannot be read, or is no log.
 pub fn read(path: &Path) -> Result<Vec<Line>> {
-    Ok(read_text(path)?.lines().filter_map(parse).collect())
+    let text = read_text(path)?;
+    let lines = parse(&text).map_err(Error::file("use", path))?;
+    Ok(lines.into_iter().map(|(_, line)| line).collect())
 }
 
-fn parse(line: &str) -> Option<Line> {
-    serde_json::from_str(line).ok()
+/// The lines, each with its text. What is behind the last newline was cut short, and what a loss of power leaves behind the text is zeros.
+fn parse(text: &str) -> io::Result<Vec<(&str, Line)>> {
+    let text = text.trim_end_matches('\0');
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let parse = |(number, line)| match serde_json::from_str(line) {
+        Ok(parsed) => Ok((line, parsed)),
+        Err(_) => Err(no_log(&format!("line {} is none of a log", number + 1))),
+    };
+    whole.lines().enumerate().map(parse).collect()
+}
+
+fn no_log(why: &str) -> io::Error {
+    let help = "\n  help: move the file away; a run goes on without its log, and its curve begins anew";
+    io::Error::new(io::ErrorKind::InvalidData, format!("{why}{help}"))
 }
 
 fn read_text(path: &Path) -> Result<String> {
     match crate::files::read_to_string(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(Error::file("use", path)(no_log(&error.to_string())))
+        }
         other => other.map_err(Error::file("read", path)),
     }
 }
@@ -149,7 +169,47 @@ mod tests {
         assert_eq!(read(&path).unwrap(), lines);
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 5);
 
+        // A loss of power.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, format!("{text}\0\0\0")).unwrap();
+        assert_eq!(read(&path).unwrap(), lines);
+
         let svg = curve(&lines).to_svg();
         assert!(svg.contains("validation") && svg.contains("nats per token"));
+    }
+
+    #[test]
+    fn what_is_no_log_is_refused_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.jsonl");
+        let line = serde_json::to_string(&step(1)).unwrap();
+        for (bytes, why) in [
+            (format!("{line}\nsomebody's notes\n{line}\n").into_bytes(), "line 2 is none of a log"),
+            (b"a\xff\n".to_vec(), "byte 1 is no UTF-8 text"),
+        ] {
+            std::fs::write(&path, &bytes).unwrap();
+            for outcome in [Log::after(&path, 9).map(drop), read(&path).map(drop)] {
+                let message = outcome.unwrap_err().to_string();
+                assert!(
+                    message.contains("log.jsonl") && message.contains(why) && message.contains("help: move"),
+                    "{message}"
+                );
+            }
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+    }
+
+    /// As other files that are written: through the link.
+    #[test]
+    fn a_log_may_be_a_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log.jsonl");
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        let mut log = Log::after(&path, 0).unwrap();
+        log.push(&step(1)).unwrap();
+        let mut log = Log::after(&path, 1).unwrap();
+        log.push(&step(2)).unwrap();
+        assert!(std::fs::symlink_metadata(&path).unwrap().is_symlink());
+        assert_eq!(read(&dir.path().join("elsewhere")).unwrap(), [step(1), step(2)]);
     }
 }

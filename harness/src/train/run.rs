@@ -222,10 +222,13 @@ impl<'a> Run<'a> {
     /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
     /// files that cannot be written.
     pub fn go(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
-        let outcome = self.go_on(stop, observer);
+        let mut outcome = self.go_on(stop, observer);
         // What is being written is whole before the lock ends.
         if outcome.is_err() && !self.learner.is_shared() {
             let _ = self.saver.settle(None, true);
+        }
+        if let Err(Error::Save { last, .. }) = &mut outcome {
+            *last = self.saver.last();
         }
         if let (Err(error), Some(team)) = (&outcome, &self.team) {
             // The others must not wait for us.
@@ -294,7 +297,7 @@ impl<'a> Run<'a> {
         let line = StepLine { loss: vote.loss, ..line };
         if let Some(log) = &mut self.log {
             observer.step(&line);
-            log.push(&Line::Step(line))?;
+            log.push(&Line::Step(line)).map_err(|error| self.saver.error_of(log.path(), error))?;
         }
         // Whoever is alone may be told by what has just been shown; ranks all have to hear of it before they stop.
         if vote.stop || (self.team.is_none() && stop.load(Ordering::Relaxed)) {
@@ -496,7 +499,7 @@ impl<'a> Run<'a> {
             None => Ok(()),
             Some(log) => {
                 observer.evaluated(step, loss);
-                log.push(&Line::Evaluation { step, loss })
+                log.push(&Line::Evaluation { step, loss }).map_err(|error| self.saver.error_of(log.path(), error))
             }
         }
     }
@@ -599,7 +602,7 @@ impl<'a> Run<'a> {
         }
         let svg = log::curve(&log::read(&self.folder.join(LOG))?).to_svg();
         let path = self.folder.join(CURVE);
-        files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(Error::file("write", &path))
+        files::replace(&path, |file| file.write_all(svg.as_bytes())).map_err(|error| self.saver.error_of(&path, error))
     }
 }
 

@@ -4,10 +4,9 @@ use super::*;
 
 #[test]
 fn a_newest_checkpoint_that_cannot_be_read_now_is_not_replaced() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let model = Bigrams::of(&data);
     let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
     run.step().unwrap();
     // Opening it is an error of the file system, and not that there is none.
@@ -20,15 +19,14 @@ fn a_newest_checkpoint_that_cannot_be_read_now_is_not_replaced() {
 /// Rank 1 takes longer to write than a collective waits, and then rank 0 does, which alone writes where nothing is shared.
 #[test]
 fn a_save_may_take_longer_than_a_collective_waits() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    for (shard, slow) in [(Some(crate::dist::sharded::Mode::Zero1), 1), (None, 0)] {
+    let (dir, data) = set_up();
+    for (shard, slow) in [(Some(Mode::Zero1), 1), (None, 0)] {
         let folder = dir.path().join(slow.to_string());
         let limits = crate::dist::comm::Options { timeout: Duration::from_secs(4), ..Default::default() };
         let outcomes = ranks_with(2, limits, |comm| {
             let rank = comm.rank();
-            let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
-            let model = Bigrams::new(data.tokenizer.vocabulary());
+            let team = team(comm, shard);
+            let model = Bigrams::of(&data);
             let options = RunOptions { save_every: Some(0), ..options(9) };
             let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
             run.step().unwrap();
@@ -51,13 +49,11 @@ fn a_save_may_take_longer_than_a_collective_waits() {
 
 #[test]
 fn ranks_that_write_into_one_folder_need_room_for_all() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
     let messages = ranks(2, |comm| {
-        let shard = Some(crate::dist::sharded::Mode::Zero1);
-        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
-        let model = Bigrams::new(data.tokenizer.vocabulary());
+        let team = team(comm, Some(Mode::Zero1));
+        let model = Bigrams::of(&data);
         let run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
         let share = files::free_bytes(&folder).unwrap() / 10 * 7;
         run.saver.expect_room_for_all(share, None).unwrap();
@@ -70,13 +66,11 @@ fn ranks_that_write_into_one_folder_need_room_for_all() {
 /// Moments of a save that was killed may be what a disk is full of.
 #[test]
 fn moments_that_no_checkpoint_names_go_when_a_run_begins() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
     ranks(2, |comm| {
-        let shard = Some(crate::dist::sharded::Mode::Zero1);
-        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard };
-        let model = Bigrams::new(data.tokenizer.vocabulary());
+        let team = team(comm, Some(Mode::Zero1));
+        let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
         let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
         run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
@@ -101,14 +95,13 @@ fn moments_that_no_checkpoint_names_go_when_a_run_begins() {
 
 #[test]
 fn a_run_whose_lock_was_removed_writes_nothing_more() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
     let folder = dir.path().join("run");
     let mut first = Run::begin(&model, &data, options(20), &folder, None).unwrap();
     first.save().unwrap();
     std::fs::remove_file(folder.join(crate::train::folder::LOCK)).unwrap();
-    let other = Bigrams::new(data.tokenizer.vocabulary());
+    let other = Bigrams::of(&data);
     let mut second = Run::begin(&other, &data, options(3), &folder, None).unwrap();
     go(&mut second);
     let message = first.save().unwrap_err().to_string();

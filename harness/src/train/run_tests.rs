@@ -1,5 +1,7 @@
 //! Runs of a model that is a table: for each token, scores of the next one.
 
+use std::sync::Arc;
+
 use candle_core::{D, DType};
 use serde_json::json;
 
@@ -8,6 +10,7 @@ use crate::data::{Text, prepare};
 use crate::dist::comm::Communicator;
 use crate::dist::comm::threads::threads;
 use crate::dist::ddp::{DdpOptions, Form};
+use crate::dist::sharded::Mode;
 use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Init, ParamSpec, Params};
 use crate::train::{Sampling, generate};
@@ -27,6 +30,10 @@ impl Bigrams {
         let spec = ParamSpec { init: Init::Zeros, ..ParamSpec::matrix("table", &[vocabulary, vocabulary], 0.0) };
         let params = Params::new(vec![spec], &Device::Cpu, 0).unwrap();
         Bigrams { params, vocabulary, poison: None }
+    }
+
+    fn of(data: &Dataset) -> Bigrams {
+        Bigrams::new(data.tokenizer.vocabulary())
     }
 }
 
@@ -93,9 +100,22 @@ fn options(steps: u64) -> RunOptions {
     }
 }
 
-fn data(folder: &Path) -> Dataset {
+/// A folder that goes with the test, and data of which the files are in it.
+fn set_up() -> (tempfile::TempDir, Dataset) {
+    let dir = tempfile::tempdir().unwrap();
     let text = Text::of("cats", "the cat sat on the mat. the dog sat on the cat. ".repeat(60)).unwrap();
-    prepare(&text, 270, folder).unwrap()
+    let data = prepare(&text, 270, &dir.path().join("data")).unwrap();
+    (dir, data)
+}
+
+/// One rank of a team as it is by default.
+fn team(comm: impl Into<Arc<Communicator>>, shard: Option<Mode>) -> TeamOptions {
+    TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard }
+}
+
+/// A world of one.
+fn alone() -> Communicator {
+    threads(1, Default::default()).unwrap().remove(0)
 }
 
 #[derive(Default)]
@@ -104,7 +124,7 @@ struct Heard<'a> {
     evaluations: Vec<(u64, f64)>,
     /// Called with the number of steps so far.
     then: Option<Box<dyn FnMut(usize) + 'a>>,
-    stop_after: Option<(usize, std::sync::Arc<AtomicBool>)>,
+    stop_after: Option<(usize, Arc<AtomicBool>)>,
 }
 
 impl Observer for Heard<'_> {
@@ -131,9 +151,8 @@ fn go(run: &mut Run<'_>) -> (Ending, Heard<'static>) {
 
 #[test]
 fn the_loss_falls_and_the_model_writes_what_it_read() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options(60), &folder, None).unwrap();
     let (ending, heard) = go(&mut run);
@@ -167,14 +186,9 @@ fn the_loss_falls_and_the_model_writes_what_it_read() {
 
 #[test]
 fn gradients_are_bf16_where_nothing_is_added_to_them() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
-    let ranks = || TeamOptions {
-        comm: std::sync::Arc::new(threads(1, Default::default()).unwrap().remove(0)),
-        ddp: DdpOptions::default(),
-        shard: None,
-    };
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
+    let ranks = || team(alone(), None);
     for (copy, micro_batch, team, expected) in [
         (DType::F32, 6, None, DType::F32),
         (DType::BF16, 6, None, DType::BF16),
@@ -205,11 +219,9 @@ fn shares_of_a_step_need_gradients_in_f32() {
 
 #[test]
 fn a_run_that_was_stopped_goes_on_bit_for_bit() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let vocabulary = data.tokenizer.vocabulary();
+    let (dir, data) = set_up();
     let whole = {
-        let model = Bigrams::new(vocabulary);
+        let model = Bigrams::of(&data);
         go(&mut Run::begin(&model, &data, options(20), &dir.path().join("a"), None).unwrap()).1
     };
     // After step 10 the whole run was evaluated.
@@ -218,7 +230,7 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
         let (ending, heard) = stopped_after(steps, &data, &folder);
         assert_eq!((ending, heard.losses.len()), (Ending::Stopped, steps));
 
-        let model = Bigrams::new(vocabulary);
+        let model = Bigrams::of(&data);
         let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
         checkpoint.check_model(&model.hyperparameters(), &[]).unwrap();
         let again: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).unwrap();
@@ -231,17 +243,17 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
 
 /// A run of 20 steps that is told to stop after so many.
 fn stopped_after(steps: usize, data: &Dataset, folder: &Path) -> (Ending, Heard<'static>) {
-    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     let mut heard = Heard { stop_after: Some((steps, stop.clone())), ..Heard::default() };
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let model = Bigrams::of(data);
     let ending = Run::begin(&model, data, options(20), folder, None).unwrap().go(&stop, &mut heard).unwrap();
     (ending, heard)
 }
 
 #[test]
 fn a_run_that_is_told_to_stop_in_its_last_step_is_done() {
-    let dir = tempfile::tempdir().unwrap();
-    let (ending, heard) = stopped_after(20, &data(&dir.path().join("data")), &dir.path().join("run"));
+    let (dir, data) = set_up();
+    let (ending, heard) = stopped_after(20, &data, &dir.path().join("run"));
     assert_eq!(ending, Ending::Done);
     assert_eq!(heard.evaluations.last().map(|(step, _)| *step), Some(20));
 }
@@ -249,9 +261,8 @@ fn a_run_that_is_told_to_stop_in_its_last_step_is_done() {
 /// The last step's weights are seen by the evaluation alone.
 #[test]
 fn a_validation_loss_that_is_no_number_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
     let mut options = options(1);
     options.learner.schedule = Schedule { peak: 3e38, floor: 3e38, warmup: 0, total: 1 };
     options.learner.clip = None;
@@ -264,9 +275,8 @@ fn a_validation_loss_that_is_no_number_is_an_error() {
 
 #[test]
 fn exported_batches_are_those_that_the_run_sees() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
     let run = Run::begin(&model, &data, options(3), &dir.path().join("run"), None).unwrap();
     let folder = dir.path().join("export");
     run.export(&folder).unwrap();
@@ -289,11 +299,10 @@ fn exported_batches_are_those_that_the_run_sees() {
 
 #[test]
 fn a_loss_that_is_no_number_stops_the_run_with_its_state_saved() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     // Two micro-batches a step: the first one of step 4 fails.
     let poison = Some(std::cell::Cell::new(6));
-    let model = Bigrams { poison, ..Bigrams::new(data.tokenizer.vocabulary()) };
+    let model = Bigrams { poison, ..Bigrams::of(&data) };
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options(20), &folder, None).unwrap();
     let message = run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap_err().to_string();
@@ -305,7 +314,7 @@ fn a_loss_that_is_no_number_stops_the_run_with_its_state_saved() {
     drop(run);
 
     // Where a parameter is not finite, it is the first.
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let model = Bigrams::of(&data);
     let table = model.params.get("table").unwrap();
     table.set_value(&(table.value().unwrap() + f64::INFINITY).unwrap()).unwrap();
     let message = Run::begin(&model, &data, options(20), &folder, None).unwrap().step().unwrap_err().to_string();
@@ -349,8 +358,7 @@ impl LanguageModel for Steep {
 /// The state before a step is saved unless parameters may have had a part of it.
 #[test]
 fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_whole() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     for (form, clip, saves) in [
         (Form::Naive, None, true),
         (Form::Flat, None, true),
@@ -358,12 +366,8 @@ fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_w
         (Form::Overlap, None, false),
         (Form::Bucketed, None, false),
     ] {
-        let model = Steep(Bigrams::new(data.tokenizer.vocabulary()));
-        let team = TeamOptions {
-            comm: std::sync::Arc::new(threads(1, Default::default()).unwrap().remove(0)),
-            ddp: DdpOptions { form, ..DdpOptions::default() },
-            shard: None,
-        };
+        let model = Steep(Bigrams::of(&data));
+        let team = TeamOptions { ddp: DdpOptions { form, ..DdpOptions::default() }, ..team(alone(), None) };
         let options = RunOptions { learner: LearnerOptions { clip, ..options(2).learner }, ..options(2) };
         let folder = dir.path().join(format!("{form:?} {clip:?}"));
         let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
@@ -384,9 +388,8 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn steps_go_on_while_a_checkpoint_is_written() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
     let folder = dir.path().join("run");
     let options = RunOptions { save_every: Some(5), evaluate_every: 0, ..options(9) };
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
@@ -407,7 +410,7 @@ fn steps_go_on_while_a_checkpoint_is_written() {
     let five = Checkpoint::open(&folder.join("checkpoint-00000005.safetensors")).unwrap();
     assert_eq!((five.header.step, Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step), (5, 9));
 
-    let short = Bigrams::new(data.tokenizer.vocabulary());
+    let short = Bigrams::of(&data);
     let expected = dir.path().join("five");
     let options = RunOptions { steps: 5, ..options };
     go(&mut Run::begin(&short, &data, options, &expected, None).unwrap());
@@ -418,9 +421,8 @@ fn steps_go_on_while_a_checkpoint_is_written() {
 
 #[test]
 fn an_error_of_a_save_comes_with_the_next_step() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let (dir, data) = set_up();
+    let model = Bigrams::of(&data);
     let folder = dir.path().join("run");
     let options = RunOptions { save_every: Some(5), evaluate_every: 0, ..options(1_000_000) };
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
@@ -446,10 +448,9 @@ fn an_error_of_a_save_comes_with_the_next_step() {
 
 #[test]
 fn weights_that_are_not_finite_take_no_checkpoints_place() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let model = Bigrams::of(&data);
     let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
     run.step().unwrap();
     run.save().unwrap();
@@ -467,14 +468,12 @@ fn weights_that_are_not_finite_take_no_checkpoints_place() {
 /// Where nobody says how often: after step 100, and at the end.
 #[test]
 fn a_run_saves_now_and_then_by_itself() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
-    let vocabulary = data.tokenizer.vocabulary();
+    let (dir, data) = set_up();
     for world in [1, 2] {
         let folder = dir.path().join(format!("run {world}"));
         ranks(world, |comm| {
-            let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard: None };
-            let model = Bigrams::new(vocabulary);
+            let team = team(comm, None);
+            let model = Bigrams::of(&data);
             let options = RunOptions { save_every: None, evaluate_every: 0, ..options(110) };
             let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
             run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
@@ -485,10 +484,9 @@ fn a_run_saves_now_and_then_by_itself() {
 
 #[test]
 fn files_of_others_stay() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let model = Bigrams::of(&data);
     let options = RunOptions { keep: Keep { last: 1, best: 0 }, ..options(9) };
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
     run.step().unwrap();
@@ -515,18 +513,13 @@ fn files_of_others_stay() {
 /// Moments in folders that no other rank looks into would be missed when the run goes on.
 #[test]
 fn ranks_that_write_moments_see_one_folder() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folders = [0, 1, 0].map(|number| dir.path().join(number.to_string()));
     folders[..2].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
     let begin = |comm: Communicator, folders: &[std::path::PathBuf]| {
         let folder = &folders[comm.rank()];
-        let team = TeamOptions {
-            comm: comm.into(),
-            ddp: DdpOptions::default(),
-            shard: Some(crate::dist::sharded::Mode::Zero1),
-        };
-        let model = Bigrams::new(data.tokenizer.vocabulary());
+        let team = team(comm, Some(Mode::Zero1));
+        let model = Bigrams::of(&data);
         let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&team), None);
         begun.map(drop).map_err(|error| error.to_string())
     };
@@ -543,10 +536,9 @@ fn ranks_that_write_moments_see_one_folder() {
 /// The last two, and the best; a newer one is whole before an older one goes.
 #[test]
 fn the_last_and_the_best_checkpoints_are_kept() {
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let model = Bigrams::new(data.tokenizer.vocabulary());
+    let model = Bigrams::of(&data);
     let options = RunOptions { save_every: Some(0), ..options(100) };
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
     let mut kept = Vec::new();
@@ -634,10 +626,7 @@ fn whole(states: &[State]) -> [Vec<f32>; 2] {
 /// What ranks have saved of a shared optimizer any number of ranks loads: each the same bits, in the file of one rank or of many.
 #[test]
 fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
-    use crate::dist::sharded::Mode;
-
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let vocabulary = data.tokenizer.vocabulary();
     // Buckets of less than a row: shares that begin anywhere.
     let ddp = DdpOptions { bucket_bytes: Some(1000), ..DdpOptions::default() };
@@ -647,8 +636,8 @@ fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
                  folder: &Path,
                  resume: bool,
                  then: &mut dyn FnMut(&mut Run<'_>)| {
-        let team = TeamOptions { comm: std::sync::Arc::new(comm), ddp, shard };
-        let model = Bigrams::new(vocabulary);
+        let team = TeamOptions { ddp, ..team(comm, shard) };
+        let model = Bigrams::of(&data);
         let from = resume.then(|| Checkpoint::open(&folder.join(CHECKPOINT)).unwrap());
         let options = RunOptions { steps, micro_batch: 6, save_every: Some(3), evaluate_every: 0, ..options(6) };
         let mut run = Run::begin_with(&model, &data, options, folder, from.as_ref(), Some(&team), None).unwrap();
@@ -712,15 +701,11 @@ fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
 /// A part that is missing, damaged, or of another checkpoint.
 #[test]
 fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
-    use crate::dist::sharded::Mode;
-
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let vocabulary = data.tokenizer.vocabulary();
     ranks(2, |comm| {
-        let team = TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard: Some(Mode::Zero1) };
-        let model = Bigrams::new(vocabulary);
+        let team = team(comm, Some(Mode::Zero1));
+        let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
         Run::begin_with(&model, &data, options, &folder, None, Some(&team), None)
             .unwrap()
@@ -731,7 +716,7 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
         names(&folder).iter().filter(|name| name.starts_with("moments-")).map(|name| folder.join(name)).collect();
     assert_eq!(parts.len(), 4, "two checkpoints of two ranks");
     let load = || {
-        let model = Bigrams::new(vocabulary);
+        let model = Bigrams::of(&data);
         let mut learner = Learner::new(model.params(), options(2).learner).unwrap();
         Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner)
     };
@@ -762,16 +747,12 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
 /// A rank that cannot save its part ends all ranks, and nothing is committed.
 #[test]
 fn a_part_that_cannot_be_saved_commits_nothing() {
-    use crate::dist::sharded::Mode;
-
-    let dir = tempfile::tempdir().unwrap();
-    let data = data(&dir.path().join("data"));
+    let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let vocabulary = data.tokenizer.vocabulary();
     let messages = ranks(2, |comm| {
-        let comm = std::sync::Arc::new(comm);
-        let team = TeamOptions { comm: comm.clone(), ddp: DdpOptions::default(), shard: Some(Mode::Zero1) };
-        let model = Bigrams::new(vocabulary);
+        let comm = Arc::new(comm);
+        let team = team(comm.clone(), Some(Mode::Zero1));
+        let model = Bigrams::of(&data);
         let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
         run.step().unwrap();
         run.save().unwrap();
@@ -791,7 +772,7 @@ fn a_part_that_cannot_be_saved_commits_nothing() {
     assert!(messages[1].contains("`optimizer.first.table") && messages[1].contains("is not finite"), "{}", messages[1]);
     assert!(messages[0].contains("rank 1"), "{}", messages[0]);
     assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
-    let model = Bigrams::new(vocabulary);
+    let model = Bigrams::of(&data);
     let mut learner = Learner::new(model.params(), options(9).learner).unwrap();
     Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner).unwrap();
 }

@@ -5,7 +5,7 @@
 //! checkpoint its name. An error comes with the next step.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -75,6 +75,11 @@ impl Saver {
         }
     }
 
+    /// Step of the newest checkpoint that is on the disk.
+    pub fn last(&self) -> Option<u64> {
+        self.last
+    }
+
     /// Whether files are being written.
     pub fn is_running(&self) -> bool {
         self.running.is_some()
@@ -122,7 +127,12 @@ impl Saver {
     }
 
     fn error(&self, source: io::Error) -> Error {
-        Error::Save { path: self.folder.join(CHECKPOINT), source, last: self.last }
+        self.error_of(&self.folder.join(CHECKPOINT), source)
+    }
+
+    /// Of a file of the run that cannot be written: also says what is on the disk.
+    pub fn error_of(&self, path: &Path, source: io::Error) -> Error {
+        Error::Save { path: path.to_path_buf(), source, last: self.last }
     }
 
     /// Starts to write files. The save before is settled. Ranks whose moments are in files of their own all call it together.

@@ -1,5 +1,5 @@
-//! What must end in one message and an exit code, and never in a panic, an abort, a wait or lost data: absurd numbers, odd files, full
-//! streams, a system that gives no threads.
+//! Failures that must end in one error message and an exit code, and never in a panic, an abort, a hang or lost data:
+//! absurd numbers, unusual files, full streams, a system without threads.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use crate::run::{file, tensor};
 use crate::{Ran, tilewright};
 
-/// Longest time for one command: far more than any of these takes.
+/// Timeout of one command, far longer than any of these takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const MOST: &str = "18446744073709551615";
 
-/// A folder with the files that commands read: a kernel's inputs, and a text.
+/// Creates a folder with the input files of commands: a kernel's inputs, and a text.
 fn folder() -> tempfile::TempDir {
-    // Not named as temporary files are, which messages must not name.
+    // Without the prefix of temporary files, which messages must not contain.
     let dir = tempfile::Builder::new().prefix("faults").tempdir().unwrap();
     fs::write(dir.path().join("in.st"), inputs()).unwrap();
     fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(400)).unwrap();
@@ -31,18 +31,18 @@ fn inputs() -> Vec<u8> {
     file(&[tensor("x", &[64, 16], &x), tensor("w", &[16], &[1.0; 16])])
 }
 
-/// A run that works, in 8 programs: the words of options that follow come on top of these.
+/// A valid `run` of 8 programs; tests append options to it.
 const RUN: &str =
     "run weighted_sum_fwd -i in.st -o out.st --grid rows/rows_tile --set rows_tile=8,d_tile=16 --shape y=rows";
 
-/// A training that works.
+/// A valid `train`.
 const TRAIN: &str = "train --data text --out run --steps 1 --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300";
 
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').filter(|word| !word.is_empty()).collect()
 }
 
-/// A command in `dir`, on the CPU.
+/// Returns a command that runs in `dir`, on the CPU.
 fn command(dir: &Path, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", dir.join("cache")).env_remove("TILEWRIGHT_LOG");
@@ -50,7 +50,7 @@ fn command(dir: &Path, line: &str) -> Command {
     command
 }
 
-/// Runs to the end, which must come by itself and in time.
+/// Runs a command, which must exit by itself and in time.
 #[track_caller]
 fn finish(mut command: Command) -> Ran {
     let began = Instant::now();
@@ -65,11 +65,11 @@ fn finish(mut command: Command) -> Ran {
     Ran { code, out, err }
 }
 
-/// Runs what must fail with one message that has all of `parts`.
+/// Runs a command that must fail with one message that contains all of `parts`.
 #[track_caller]
 fn refused(dir: &Path, line: &str, parts: &[&str]) {
     let ran = finish(command(dir, line));
-    assert!(matches!(ran.code, 1 | 2), "`{line}` ends with {}: {}{}", ran.code, ran.out, ran.err);
+    assert!(matches!(ran.code, 1 | 2), "`{line}` exits with {}: {}{}", ran.code, ran.out, ran.err);
     assert_eq!(
         ran.err.lines().filter(|line| line.starts_with("error")).count(),
         1,
@@ -84,7 +84,7 @@ fn refused(dir: &Path, line: &str, parts: &[&str]) {
 #[test]
 fn absurd_numbers_are_refused_with_their_option() {
     let dir = folder();
-    // What comes after `train` and its usual options, and what the message says.
+    // Options after `train`, and parts of the message.
     let train: &[(&str, &[&str])] = &[
         ("--minutes inf", &["'inf'", "--minutes", "a number of minutes from 0"]),
         ("--minutes NaN", &["'NaN'", "--minutes"]),
@@ -108,7 +108,7 @@ fn absurd_numbers_are_refused_with_their_option() {
     let others: &[(&str, &[&str])] = &[
         (&format!("memory {model} --context 2147483647 --work forward-backward"), &[]),
         (&format!("profile {model} --batch 4294967295"), &["out of memory", "--batch"]),
-        (&format!("profile {model} --vocabulary 4294967295"), &["out of memory"]),
+        (&format!("profile {model} --vocab 4294967295"), &["out of memory"]),
         (&format!("bench ddp {model} --batch 4294967294"), &["out of memory"]),
         (&format!("bench kernels --only softmax --rows {MOST} --d 16"), &[MOST, "more elements than"]),
         ("bench kernels --only softmax --rows 1099511627776 --d 16", &["out of memory"]),
@@ -137,13 +137,13 @@ fn absurd_numbers_are_refused_with_their_option() {
         ("generate --temperature NaN", &["--temperature", "'NaN'", "a number from 0"]),
     ];
     for (line, parts) in others {
-        // A context that does not fit is a row of the table of `memory`.
+        // In the table of `memory`, a context that runs out of memory is a row.
         match line.starts_with("memory") {
             true => assert!(finish(command(dir.path(), line)).ok().contains("OOM")),
             false => refused(dir.path(), line, parts),
         }
     }
-    // Far beyond what there is to count, and right all the same.
+    // The number of devices overflows; the output is still correct.
     let text = finish(command(dir.path(), "account fsdp --limit-gb 1e-300")).ok();
     assert!(text.contains("No N is enough"), "{text}");
 }
@@ -159,7 +159,7 @@ fn absurd_worlds_are_refused_with_their_variable() {
     }
 }
 
-/// What is refused for want of memory would have wanted more than the estimate: here beside what steps take in fact.
+/// Steps are refused by a lower bound of their memory: compares the bound with the measured peak.
 #[test]
 fn estimates_of_memory_are_below_what_steps_take() {
     use tilewright_harness::model::{Attention, Config, Fusion, Kind};
@@ -172,7 +172,7 @@ fn estimates_of_memory_are_below_what_steps_take() {
         (Attention::Naive, Fusion::None, false),
     ] {
         let line = format!(
-            "memory --layers 2 --width 64 --hidden 128 --heads 2 --vocabulary 300 --batch 2 --context 64 --attention {attention} \
+            "memory --layers 2 --width 64 --hidden 128 --heads 2 --vocab 300 --batch 2 --context 64 --attention {attention} \
              --fusion {fusion} --work forward,forward-backward,train-step --json m.json {}",
             if recompute { "--recompute" } else { "" }
         );
@@ -197,7 +197,7 @@ fn estimates_of_memory_are_below_what_steps_take() {
         {
             let key = row.keys().find(|key| key.replace(['_', ' '], "-").contains(&format!("peak-of-{work}-mi")));
             let peak = row[key.unwrap_or_else(|| panic!("no peak of {work} in {row:?}"))].as_f64().unwrap();
-            let estimate = config.step_bytes(2, kind) / f64::from(1 << 20);
+            let estimate = config.step_bytes(2, 1, kind).total() / f64::from(1 << 20);
             found.push((estimate <= peak, format!("{attention} {fusion} {work}: {estimate:.3} MiB of {peak:.3}")));
         }
     }
@@ -208,13 +208,13 @@ fn estimates_of_memory_are_below_what_steps_take() {
 fn what_chooses_nothing_is_refused() {
     let dir = folder();
     let cases: &[(&str, &[&str])] = &[
-        ("--dtype zzz", &["`zzz` is no element type", "bf16"]),
-        ("--dtype T=zzz", &["`zzz` is no element type"]),
+        ("--dtype zzz", &["`zzz` is not an element type", "bf16"]),
+        ("--dtype T=zzz", &["`zzz` is not an element type"]),
         ("--dtype Q=f32", &["no type parameter `Q`"]),
         ("--dtype bf16", &["--dtype bf16 is unused", "`x`", "f32"]),
         ("--set zzz=1", &["--set zzz is unused", "the constants are"]),
         ("--arg zzz=1", &["--arg zzz is unused", "the arguments are"]),
-        ("--shape zzz=1", &["--shape zzz is unused", "its memory is"]),
+        ("--shape zzz=1", &["--shape zzz is unused", "the tensors are"]),
         ("--shape x=1,1", &["--shape x is unused", "[64, 16]"]),
         ("--shape y=64", &["--shape names `y` twice"]),
         ("--arg rows=8,rows=9", &["--arg names `rows` twice"]),
@@ -224,7 +224,7 @@ fn what_chooses_nothing_is_refused() {
     for (more, parts) in cases {
         refused(dir.path(), &format!("{RUN} {more}"), parts);
     }
-    refused(dir.path(), &RUN.replace("y=rows", "y=-1"), &["--shape y=-1", "no extent"]);
+    refused(dir.path(), &RUN.replace("y=rows", "y=-1"), &["--shape y=-1", "expected an extent"]);
     refused(dir.path(), &RUN.replace("--grid rows/rows_tile", "--grid=-1"), &["--grid -1", "cannot be -1"]);
     refused(dir.path(), "compile adamw --target sm_80 --dtype zzz -o o", &["zzz"]);
     refused(dir.path(), "explain adamw --dtype zzz", &["zzz"]);
@@ -264,7 +264,7 @@ fn odd_inputs_are_refused_and_nothing_waits() {
     ] {
         refused(dir.path(), &format!("{line} {input}"), &[input]);
     }
-    // What another program writes is an input like others.
+    // A pipe from another program is a valid input.
     let (mut piped, child) = (command(dir.path(), &RUN.replace("in.st", "/dev/stdin")), inputs());
     let (reader, mut writer) = io::pipe().unwrap();
     piped.stdin(reader);
@@ -275,7 +275,7 @@ fn odd_inputs_are_refused_and_nothing_waits() {
 
 fn fifo(path: &Path) {
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the name is a string that ends with a zero.
+    // SAFETY: the name is a NUL-terminated string.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
 }
 
@@ -323,7 +323,7 @@ fn outputs_keep_links_and_permissions_and_are_never_inputs() {
     assert!(!left.into_iter().any(|name| name.starts_with(".tilewright-")), "a temporary file was left");
 }
 
-/// `/dev/full` to write to.
+/// Opens `/dev/full` for writing.
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
@@ -344,11 +344,11 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
     ];
     for line in lines {
         let usual = finish(command(dir.path(), line));
-        // Standard error: what is said there is lost.
+        // A full standard error: messages are lost.
         let mut silent = command(dir.path(), line);
         silent.stderr(full()).env("TILEWRIGHT_LOG", "trace");
         assert_eq!(silent.output().unwrap().status.code(), Some(usual.code), "`{line}` with a full standard error");
-        // Standard output: an error, if there was something to say.
+        // A full standard output: an error, if there is output.
         let mut lost = command(dir.path(), line);
         lost.stdout(full());
         let lost = finish(lost);
@@ -356,10 +356,25 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
             true => assert_eq!(lost.code, usual.code, "`{line}`"),
             false => assert!(lost.code == 1 && lost.err.contains("cannot write the output"), "`{line}`: {}", lost.err),
         }
+        // A standard output that is closed from the start, as by `>&-`: an error too, except for a launcher, whose ranks
+        // continue without it.
+        let mut closed = command(dir.path(), line);
+        closed.stdout(Stdio::inherit());
+        // SAFETY: close is safe to call between fork and exec.
+        unsafe { closed.pre_exec(|| if libc::close(1) == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }) };
+        let closed = finish(closed);
+        match usual.out.is_empty() || line.starts_with("launch") {
+            true => assert_eq!((closed.code, closed.err), (usual.code, usual.err.clone()), "`{line}`, closed"),
+            false => assert!(
+                closed.code == 1 && closed.err.contains("cannot write the output: standard output is closed"),
+                "`{line}`, closed: {}",
+                closed.err
+            ),
+        }
         let mut both = command(dir.path(), line);
         both.stdout(full()).stderr(full());
         assert_eq!(both.output().unwrap().status.code(), Some(lost.code), "`{line}` with both full");
-        // A reader that has seen enough: a quiet end, as by SIGPIPE where there was something to say. A launcher's ranks go on.
+        // A closed pipe: a silent exit, as by SIGPIPE if there is output. The ranks of a launcher continue.
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let mut unread = command(dir.path(), line);
@@ -370,11 +385,60 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
     }
 }
 
-/// Limits of a child, set between fork and exec.
+/// Tokens and compiled kernels share one cache folder, so that there is one warning.
+#[test]
+fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
+    let dir = folder();
+    let open = dir.path().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let mut training = command(dir.path(), TRAIN);
+    training.env("TILEWRIGHT_CACHE", &open);
+    let ran = finish(training);
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    assert_eq!(ran.err.matches("the cache folder is not used").count(), 1, "{}", ran.err);
+}
+
+/// Every command checks its environment variables before it starts, also those that it does not use.
+#[test]
+fn variables_of_nonsense_end_every_command() {
+    let dir = folder();
+    for (name, value, expected) in [
+        ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),
+        ("TILEWRIGHT_CACHE_MAX_SIZE", "lots", "2G"),
+        ("TILEWRIGHT_DUMP", "nonsense", "assign_layouts"),
+        ("TILEWRIGHT_TUNE", "soon", "a number of seconds"),
+        ("TILEWRIGHT_LOG", "wran", "off, error, warn"),
+        ("TILEWRIGHT_LOG", "tilewright=loud", "MODULE=LEVEL"),
+        ("TILEWRIGHT_LOG", "a=b=c", "MODULE=LEVEL"),
+        ("TILEWRIGHT_COMM", "x", "tcp, mpi or nccl"),
+        ("TILEWRIGHT_COMM_TIMEOUT", "-1", "a number of seconds"),
+        ("TILEWRIGHT_START_TIMEOUT", "soon", "a number of seconds"),
+        ("TILEWRIGHT_UNAUTHENTICATED", "yes", "expected 1, or nothing"),
+        ("TILEWRIGHT_LIFELINE", "zz", "DESCRIPTOR:INODE"),
+    ] {
+        let mut listing = command(dir.path(), "list");
+        listing.env(name, value);
+        let ran = finish(listing);
+        assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{name}={value}: {}", ran.err);
+        for part in [name, value, expected] {
+            assert!(ran.err.contains(part), "`{part}` is missing for {name}={value}: {}", ran.err);
+        }
+    }
+    for (name, value) in
+        [("TILEWRIGHT_LOG", "info"), ("TILEWRIGHT_LOG", "warn,tilewright=TRACE"), ("TILEWRIGHT_COMM", "")]
+    {
+        let mut listing = command(dir.path(), "list");
+        listing.env(name, value);
+        assert_eq!(finish(listing).code, 0, "{name}={value}");
+    }
+}
+
+/// Sets a resource limit of a child, between fork and exec.
 fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) {
     let set = move || {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-        // SAFETY: passes a struct that lives.
+        // SAFETY: the struct is valid during the call.
         if unsafe { libc::setrlimit(resource, &limit) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
     // SAFETY: setrlimit is safe to call between fork and exec.
@@ -384,11 +448,11 @@ fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64)
 #[test]
 fn a_system_without_threads_is_slower_or_an_error() {
     let dir = folder();
-    // SAFETY: asks for a number.
+    // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     let limited = |line: &str| {
         let mut command = command(dir.path(), line);
-        // Limits on processes do not bind root.
+        // Limits on processes do not apply to root.
         if is_root {
             command.uid(65534).gid(65534);
         }
@@ -427,7 +491,7 @@ fn limits_on_memory_and_files_are_errors() {
     assert!(message.contains("limited.st") && !dir.path().join("limited.st").exists(), "{message}");
     let mut tight = command(
         dir.path(),
-        "profile --layers 1 --width 64 --hidden 64 --heads 1 --vocabulary 8000000 --batch 1 --context 8",
+        "profile --layers 1 --width 64 --hidden 64 --heads 1 --vocab 8000000 --batch 1 --context 8",
     );
     limit(&mut tight, libc::RLIMIT_AS, 4 << 30);
     let message = finish(tight).fails(1);
@@ -435,7 +499,53 @@ fn limits_on_memory_and_files_are_errors() {
     assert!(tilewright(dir.path(), &["version"]).ok().contains("tilewright"));
 }
 
-/// A model whose step takes far more than what is known of it beforehand: about ten times the scores, of 64 MiB at 1024 tokens.
+/// Returns the numbers in front of `GiB` in a text.
+fn gib(text: &str) -> Vec<f64> {
+    let words: Vec<&str> = text.split([' ', '\n', ',', ';', ':']).collect();
+    words.windows(2).filter(|pair| pair[1] == "GiB").map(|pair| pair[0].parse().unwrap()).collect()
+}
+
+#[test]
+fn a_step_that_does_not_fit_says_what_its_parts_take() {
+    let dir = folder();
+    let train = "train --data text --vocab 300 --out run --layers 1000000";
+    for (options, less) in [
+        ("--precision bf16 --recompute --batch 4 --micro-batch 1", "help: use a smaller --context or a smaller model"),
+        (
+            "--attention naive --batch 4",
+            "help: use --micro-batch 2 (the batch size does not change), --recompute, --attention flash, ",
+        ),
+    ] {
+        let message = finish(command(dir.path(), &format!("{train} {options}"))).fails(1);
+        assert_eq!(message.matches("out of memory").count(), 1, "{message}");
+        let numbers = gib(&message);
+        let [needed, available, total, parts @ ..] = numbers.as_slice() else { panic!("{message}") };
+        assert!(needed > available && parts.len() == 5, "{message}");
+        let sum: f64 = parts.iter().sum();
+        assert!((needed - total).abs() <= 0.06 && (total - sum).abs() <= 0.03, "{message}");
+        assert!(message.contains(less), "{message}");
+    }
+    // Gradients of several micro-batches are accumulated in f32; those of a single one have the dtype of the matmuls.
+    let gradients = |options: &str| {
+        let ran = finish(command(dir.path(), &format!("{train} --precision bf16 --batch 4 {options}")));
+        gib(&ran.fails(1))[4]
+    };
+    let (one, two) = (gradients(""), gradients("--micro-batch 2"));
+    assert!((two - 2.0 * one).abs() <= 0.02, "{one} {two}");
+}
+
+#[test]
+fn forward_alone_has_no_gradients() {
+    let dir = folder();
+    let line = "memory --layers 1 --width 64 --hidden 64 --heads 1 --vocab 40000 --batch 1 --context 8 --work forward,forward-backward";
+    let table = finish(command(dir.path(), line)).ok();
+    let row = table.lines().find(|line| line.starts_with("│       8 │")).unwrap_or_else(|| panic!("{table}"));
+    let cells: Vec<f64> = row.split('│').filter_map(|cell| cell.trim().parse().ok()).collect();
+    let [_, parameters, forward, backward] = cells.as_slice() else { panic!("{table}") };
+    assert!(*forward < 1.3 * parameters && *backward > 2.0 * parameters, "{table}");
+}
+
+/// A model whose step needs far more memory than the estimate: about ten score matrices, of 64 MiB each at 1024 tokens.
 const SCORES: &str = "--layers 1 --width 16 --hidden 16 --heads 4 --batch 4 --attention naive --fusion none";
 
 #[test]
@@ -446,16 +556,21 @@ fn steps_that_do_not_fit_say_so_and_sweeps_go_on() {
         limit(&mut command, libc::RLIMIT_AS, 900 << 20);
         finish(command)
     };
-    let ran = limited(&format!("memory {SCORES} --vocabulary 300 --context 64,1024,32 --work train-step"));
+    let ran = limited(&format!("memory {SCORES} --vocab 300 --context 64,1024,32 --work train-step"));
     let table = ran.ok();
     let row =
         |context: &str| table.lines().find(|line| line.starts_with(&format!("│ {context:>7} │"))).unwrap_or_default();
     assert!(row("1024").contains("OOM"), "{table}");
+    let why = table.split("context 1024, train-step: out of memory on the CPU: ").nth(1);
+    assert!(
+        why.is_some_and(|why| why.lines().next().unwrap_or_default().contains(|c: char| c.is_ascii_digit())),
+        "{table}"
+    );
     assert!(row("64").contains('.') && !row("64").contains("OOM") && !row("32").contains("OOM"), "{table}");
     let norm = limited("bench norm --rows 8000 --widths 64,1536,32 --runs 1").ok();
     assert!(norm.contains("OOM") && norm.contains("more are needed at once"), "{norm}");
     for line in [
-        format!("profile {SCORES} --vocabulary 300 --context 1024 --warmup 0 --steps 1"),
+        format!("profile {SCORES} --vocab 300 --context 1024 --warmup 0 --steps 1"),
         format!("train {SCORES} --data text --vocab 300 --out run --context 1024 --steps 1 --evaluate-windows 1"),
     ] {
         std::fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(6000)).unwrap();

@@ -15,6 +15,8 @@ mod settings;
 mod sharded;
 mod stops;
 mod strangers;
+#[path = "../support/tensors.rs"]
+mod tensors;
 mod training;
 mod update;
 mod world;

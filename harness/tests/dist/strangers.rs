@@ -204,7 +204,7 @@ fn a_rank_waits_until_whoever_else_is_at_the_address_has_gone() {
     assert_eq!(met, (2, Ok(2)));
 }
 
-/// A rank that has proved itself and then ends is missed at once.
+/// A rank that has proved itself and then ends is missed at once, with its reason.
 #[test]
 fn a_rank_that_ends_while_others_come_is_named() {
     let (port, job) = (free_port(), job());
@@ -216,7 +216,8 @@ fn a_rank_that_ends_while_others_come_is_named() {
         assert!(one.join().unwrap().is_err());
         text
     });
-    assert_eq!(text, "rank 1 has ended before all ranks had come");
+    let why = format!("rank 0 at 127.0.0.1:{port} does not answer rank 1 any more");
+    assert_eq!(text, format!("rank 1 gave up: {why}"));
     assert!(began.elapsed() < IN_TIME);
 }
 
@@ -360,5 +361,5 @@ fn a_launcher_makes_a_secret_of_its_own_for_its_ranks() {
 
     let several = ["--hosts", "2", "--master-addr", "127.0.0.1"];
     let (good, text) = launch(&several, say, &[]);
-    assert!(!good && text.contains("the ranks of several hosts need a secret") && !text.contains("secret="), "{text}");
+    assert!(!good && text.contains("ranks on several hosts need a secret") && !text.contains("secret="), "{text}");
 }

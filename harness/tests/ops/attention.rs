@@ -1,4 +1,4 @@
-//! Attention in its three forms.
+//! Tests of the three implementations of attention.
 
 use candle_core::{D, DType, Device, Result, Tensor};
 use tilewright_harness::ops::Rope;
@@ -8,7 +8,7 @@ use tilewright_harness::ops::attention::{
 
 use crate::check::{TYPES, assert_close, check, random};
 
-/// By the definition, with heads of keys repeated.
+/// Attention by its definition, with repeated key/value heads.
 fn formula(x: &[Tensor], causal: bool) -> Result<Tensor> {
     let (batch, heads, n_q, d) = x[0].dims4()?;
     let (_, heads_kv, n_k, _) = x[1].dims4()?;
@@ -61,7 +61,7 @@ fn naive_and_tiled() {
     }
 }
 
-/// Rows that see no key give zeros and take no gradient.
+/// Rows that attend to no key give zeros and get no gradient.
 #[test]
 fn more_queries_than_keys() {
     let x = inputs([1, 1, 9, 8], 1, 4, DType::F32).map(|x| x.to_dtype(DType::F32).unwrap());

@@ -1,9 +1,9 @@
-//! Comparing an op with its formula in f64.
+//! Compares an op with its formula in f64.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use tilewright_harness::params::{Init, ParamSpec, Params};
 
-/// Relative error allowed for an op that computes in this type.
+/// Tolerance of the relative error of an op in this dtype.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 1e-2,
@@ -12,7 +12,7 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Numbers between −1 and 1 that depend on the seed, already rounded to `dtype`, in f64.
+/// Random numbers that depend on the seed, rounded to `dtype`, in f64. Normal with σ 0.5, truncated at 3σ.
 pub fn random(shape: &[usize], dtype: DType, seed: u64) -> Tensor {
     let spec = ParamSpec { init: Init::Normal { std: 0.5 }, ..ParamSpec::matrix("x", shape, 0.5) };
     let values = Params::new(vec![spec], &Device::Cpu, seed).unwrap().get("x").unwrap().value().unwrap();
@@ -38,7 +38,7 @@ pub fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f6
     assert!(error < tolerance, "{what}: relative error {error:.2e}, at most {tolerance:.0e} expected");
 }
 
-/// Parameters as both sides take them.
+/// Parameters for the op, and the same values in f64 for the formula.
 pub struct Weights {
     pub params: Params,
     pub exact: Vec<Var>,
@@ -58,7 +58,7 @@ impl Weights {
     }
 }
 
-/// Compares an op with its formula: results, and the gradients of Σ result · r for a random r, of inputs and of weights.
+/// Compares results, and the gradients of Σ result · r for a random r, of inputs and of weights.
 pub fn check(
     what: &str,
     dtype: DType,
@@ -77,7 +77,7 @@ pub fn check(
     let expected = formula(&tensors(&exact), &tensors(&weights.exact)).unwrap();
     assert_close(what, &found, &expected, tolerance);
 
-    // A gradient that comes transposed and in pieces, as a model's may.
+    // The upstream gradient may be transposed or sliced, as in a model.
     let r = random(found.dims(), found.dtype(), 5);
     let r_ours = r.to_dtype(found.dtype()).unwrap();
     let grads = (&found * &r_ours).unwrap().sum_all().unwrap().backward().unwrap();
@@ -91,7 +91,7 @@ pub fn check(
         let what = format!("{what}: gradient of {}", param.name());
         assert_close(&what, &param.grad().unwrap(), expected, tolerance);
     }
-    // Gradients add up: a second backward pass doubles them.
+    // Gradients accumulate: a second backward pass doubles them.
     let again = op(&tensors(&ours), &weights.params).unwrap();
     (again * &r_ours).unwrap().sum_all().unwrap().backward().unwrap();
     for (param, exact) in weights.params.iter().zip(&weights.exact) {

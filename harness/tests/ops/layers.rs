@@ -1,4 +1,4 @@
-//! Norms, linear layers, embeddings, elementwise ops, rope, losses.
+//! Tests of norms, linear layers, embeddings, elementwise ops, rope and losses.
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use tilewright_harness::ops::{self, Rope};
@@ -61,7 +61,7 @@ fn linear() {
     }
 }
 
-/// A layer whose input has no gradient, as the first one of a model, still gets its own.
+/// The weight of a layer gets a gradient even if the input of the layer has none, as in the first layer of a model.
 #[test]
 fn weights_of_the_first_layer_get_their_gradient() {
     let weights = Weights::new(&[&[3, 4]], DType::F32);
@@ -118,7 +118,7 @@ fn silu_and_swiglu() {
 #[test]
 fn casts() {
     for (from, to) in [(DType::F32, DType::BF16), (DType::BF16, DType::F32), (DType::F16, DType::F32)] {
-        // Numbers that both types have, and so do their gradients.
+        // Numbers that both dtypes represent exactly, and so are their gradients.
         let x = random(&[4, 7], DType::BF16, 1).to_dtype(from).unwrap().to_dtype(DType::F64).unwrap();
         check("cast", from, &[x], &[], |x, _| ops::cast(&x[0], to), |x, _| Ok(x[0].clone()));
     }

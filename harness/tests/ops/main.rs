@@ -1,4 +1,5 @@
-//! Every op against the same formula in f64, differentiated by candle: results, gradients of inputs and of parameters.
+//! Compares every op with the same formula in f64, differentiated by candle: results, and gradients of inputs and
+//! parameters.
 
 mod attention;
 mod check;

@@ -1,13 +1,14 @@
-//! The backward kernels that multiply; those that go over rows before and after are in [`super::backward_rows`].
+//! The backward kernels with dots (MMA); the row-wise kernels before and after them are in [`super::backward_rows`].
 //!
 //! FlashAttention-2 (Dao, 2023), Algorithm 2, in one of two forms:
 //!
-//! - Two passes over the scores: one program per tile of keys makes dK and dV, one per tile of queries makes dQ. Nothing is
-//!   added atomically, so results are the same in every run.
-//! - One pass: the programs that make dK and dV also add their parts of dQ, atomically and in f32. Five products instead of
-//!   seven, and each exponential once; the order of the additions, and so the last bits of dQ, change from run to run.
+//! - Two passes over the scores: one program per tile of keys computes dK and dV, one per tile of queries computes dQ.
+//!   There are no atomic additions, so results have the same bits in every run.
+//! - One pass: the programs that compute dK and dV also add their contributions to dQ, atomically and in f32. This
+//!   takes five dots instead of seven, and each exponential once. The order of the additions, and so the last bits of
+//!   dQ, change from run to run.
 //!
-//! With S = scale · Q Kᵀ and P = exp(S − L) computed again from what the forward pass kept, and D = rowsum(dO ∘ O):
+//! With S = scale · Q Kᵀ, P = exp(S − L) recomputed from the L of the forward pass, and D = rowsum(dO ∘ O):
 //! dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = scale · dS K, dK = scale · dSᵀ Q.
 //!
 //! Shapes, strides, causal mask and `d_tile` are those of [`flash_attention_fwd`](super::forward). dO and dQ have the
@@ -18,18 +19,18 @@ use super::forward::{key_tiles, part_of, row_offset, tiles_of_part, visible};
 use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
-/// dK and dV: a program per tile of keys walks over the queries that see it. With `one_pass`, it also adds dS K to
+/// dK and dV: a program per tile of keys loops over the queries that see it. With `one_pass`, it also adds dS K to
 /// `dq_sum`, dense f32 [batch, heads, n_q, d].
 ///
-/// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ then are left operands of the products that sum up
-/// dV and dK. Query heads of a group share keys, so the program walks over all of them.
+/// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ are then left operands of the dots that
+/// accumulate dV and dK. Query heads of a group share keys, so the program loops over all of them.
 ///
-/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / part_rows⌉, is what part p of the
-/// queries adds.
+/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / part_rows⌉, is the
+/// contribution of split p of the queries.
 ///
-/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`, `even_keys` that
-/// n_k is one of `k_tile`, which matters to `one_pass` alone. Queries beyond n_q read as zeros, which add nothing; keys beyond
-/// n_k get gradients that nobody stores: only the diagonal, and dQ, need a mask.
+/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`,
+/// `even_keys` that n_k is one of `k_tile`, which matters only for `one_pass`. Queries beyond n_q are loaded as zeros,
+/// which add nothing; gradients of keys beyond n_k are not stored. So only the diagonal, and dQ, need a mask.
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -144,18 +145,18 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
 
     // Query tiles from `first_tile` on see some of the keys.
-    // Not `cdiv`, whose 64 bits are two registers too many here: 8 to 56 bytes were spilled in f32.
+    // Not `cdiv`: in 64 bits it spills 8 to 56 bytes in f32, and in 32 bits, which `assume(n_q >= 0)` allows, 8 bytes where causal.
     let tiles = (n_q + (q_tile - 1)) / q_tile;
     let mut first_tile = scalar::<i32>(0);
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
     let (first_tile, tiles) = tiles_of_part(part, part_rows, first_tile, tiles, q_tile);
-    // Rows of L and D then start at multiples of 16 bytes, as bulk copies want them.
+    // Rows of L and D then start at multiples of 16 bytes, as bulk async copies require.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
         let head = kv_head * group + member;
-        // Not `row_offset`: the grid counts heads of keys here.
+        // Not `row_offset`: the grid has key/value heads here.
         let head_rows = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>() * n_q;
         let mut q_block = make_block_ptr(
             q + (batch * q_stride_batch + head * q_stride_head),
@@ -227,9 +228,10 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     store(dv_block, dv_sum.to::<R>(), boundary_check = checked(true, padded));
 }
 
-/// dQ: a program per tile of queries walks over the keys that they see, as the forward pass does.
+/// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
 ///
-/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / part_rows⌉, is what part p of the keys adds.
+/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / part_rows⌉, is the contribution
+/// of split p of the keys.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `even_keys` promises that n_k is a multiple of `k_tile`.
 #[autotune(
@@ -388,7 +390,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     store(dq_block, (sum * scale).to::<R>(), boundary_check = checked(true, padded));
 }
 
-/// Adds a tile of queries to (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].
+/// Accumulates a tile of queries into (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].
 #[device_fn]
 fn add_key_gradients<T: Float>(
     sums: (Tile<f32>, Tile<f32>),

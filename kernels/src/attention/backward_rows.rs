@@ -1,13 +1,14 @@
-//! The backward pass before and after its products: what it needs of each query row, and dQ from the sums of one pass.
+//! The row-wise kernels of the backward pass: preprocessing of each query row, and postprocessing of f32 sums into
+//! gradients.
 
 use super::forward::row_offset;
 use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
-/// What both passes need of each query row: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
+/// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
 /// 2^(scale · log₂ e · (q · k) − lse2). Both are dense f32 [batch, heads, n_q].
 ///
-/// With `one_pass`, also zeros `dq_sum`, dense f32 [batch, heads, n_q, d], for the programs that add to it.
+/// With `one_pass`, also zeros `dq_sum`, dense f32 [batch, heads, n_q, d], to which programs add atomically.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
 #[kernel]
@@ -63,8 +64,8 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     }
 }
 
-/// A gradient, grad = scale · Σₚ sums[b · parts + p], in its type and strides: dQ from the sums of one pass, which
-/// are one part, and gradients from those of walks in [`parts`](super::parts).
+/// A gradient in its type and strides: grad = scale · Σₚ sums[b · parts + p]. For dQ of one pass, the number of sums is
+/// one; for split loops ([`parts`](super::parts)), it is the number of splits.
 ///
 /// `sums` is dense f32 [batch · parts, heads, n, d], `grad` [batch, heads, n, d].
 ///
@@ -107,13 +108,13 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     store(grad_block, (total * scale).to::<T>(), boundary_check = checked(true, padded));
 }
 
-/// `len` numbers of a dense vector, from `first` on.
+/// A block pointer to `len` elements of a dense vector, from `first` on.
 #[device_fn]
 pub(super) fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> BlockPtr<f32> {
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
 }
 
-/// A tile of rows in f32 sums, from row `first` on.
+/// A block pointer to a tile of rows of f32 sums, from row `first` on.
 #[device_fn]
 pub(super) fn sum_block(
     base: Ptr<f32>,

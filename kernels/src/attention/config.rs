@@ -1,51 +1,51 @@
-//! Tile sizes, warps and pipeline depth: the defaults per head dimension, element type and target. The configurations that
-//! tuning tries stand beside the kernels.
+//! Default tile sizes, warps and stages by head dimension, element type and target. The configurations that the
+//! autotuner tries are listed at the kernels.
 
 use tilewright_codegen::lang::Precision;
 use tilewright_codegen::target::{GpuArch, Schedule, Target};
 use tilewright_runtime::autotune::{Config, Problem};
 
-/// The parts of an attention that are kernels with tiles of their own.
+/// The kernels of attention that have tile sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
     Forward,
-    /// dK and dV.
+    /// The kernel that computes dK and dV.
     Keys,
-    /// dQ.
+    /// The kernel that computes dQ.
     Queries,
 }
 
-/// How one kernel is cut into tiles and compiled.
+/// Tile sizes and compile options of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tiles {
     /// Query rows of a tile: a power of two, at least 16.
     pub q_tile: usize,
     /// Keys of a tile: a power of two, at least 16.
     pub k_tile: usize,
-    /// Warps of 32 threads per program (GPU).
+    /// Warps per program (GPU).
     pub num_warps: u32,
-    /// Depth of the loops' pipelines (GPU).
+    /// Stages of the software pipelines (GPU).
     pub num_stages: u32,
-    /// What is left open is the compiler's choice.
+    /// Schedule choices; `None` leaves a choice to the compiler.
     pub schedule: Schedule,
 }
 
 impl Tiles {
-    /// Tiles whose schedule is the compiler's choice.
+    /// Tile sizes that leave the schedule to the compiler.
     pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
         const OPEN: Schedule =
             Schedule { bulk_copies: None, warp_specialize: None, overlap: None, take_turns: None, wgmma_f32: None };
         Tiles { q_tile, k_tile, num_warps, num_stages, schedule: OPEN }
     }
 
-    /// As the autotuner has it.
+    /// Converts to a configuration of the autotuner.
     pub fn config(self) -> Config {
         let config = Config::default().set("q_tile", self.q_tile).set("k_tile", self.k_tile);
         let config = config.num_warps(self.num_warps).num_stages(self.num_stages);
         Config { schedule: self.schedule, ..config }
     }
 
-    /// From a configuration of one of the three kernels.
+    /// Converts a configuration of one of the three kernels; `None` where it has no tile sizes.
     pub fn of(config: &Config) -> Option<Tiles> {
         let (q_tile, k_tile) = (config.get("q_tile")?, config.get("k_tile")?);
         let Config { num_warps, num_stages, schedule, .. } = *config;
@@ -53,15 +53,15 @@ impl Tiles {
     }
 }
 
-/// Whether an attention of so many batch entries and heads, with so many rows each, has programs too few to keep a large GPU's
-/// multiprocessors busy: small tiles, of which there are more, are better then.
+/// Whether the grid is sub-wave: too few programs, for this many batch entries and heads and rows of each, to keep the
+/// SMs of a large GPU busy. Smaller tiles, which give more programs, are faster then.
 pub fn few(batch_and_heads: usize, rows: usize) -> bool {
-    /// Two programs for each of some 130 multiprocessors.
+    /// Two programs for each of some 130 SMs.
     const MANY: usize = 256;
     batch_and_heads * rows.div_ceil(64) < MANY
 }
 
-/// [`default_tiles`] for a problem of the autotuner.
+/// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
 fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
@@ -76,7 +76,7 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
 }
 
-/// The tiles of few programs of bf16 or f16 on Hopper: smaller ones, of which there are more.
+/// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
 fn tiles_of_few(pass: Pass) -> Tiles {
     roles(match pass {
         Pass::Forward => Tiles::new(64, 128, 4, 2),
@@ -84,15 +84,15 @@ fn tiles_of_few(pass: Pass) -> Tiles {
     })
 }
 
-/// The tiles of tf32x3 on Hopper where programs are many: with their operands split once for a whole block, the products of
-/// warpgroups take half of the time. `None` where nobody has measured it, and where registers would spill.
+/// Tiles of tf32x3 on Hopper for grids of more than a wave: with wgmma, operands are split (3xTF32) once per block, and
+/// the dots take half of the time. `None` where this was not measured, and where registers would spill.
 fn tiles_by_warpgroups(pass: Pass, d: usize) -> Option<Tiles> {
     let tiles = match (pass, d_tile(d)) {
         (Pass::Forward, 64) => Tiles::new(64, 32, 4, 2),
         (Pass::Forward, 128) if d <= 80 => Tiles::new(128, 32, 8, 2),
         (Pass::Forward, 128) => Tiles::new(64, 32, 8, 2),
         (Pass::Keys, 64) => in_turn(Tiles::new(32, 128, 8, 2)),
-        // Wider ones spill.
+        // Wider tiles spill.
         (Pass::Keys, 128) if d <= 80 => in_turn(Tiles::new(16, 64, 8, 2)),
         (Pass::Queries, 64) => Tiles::new(128, 32, 8, 2),
         (Pass::Queries, 128) if d <= 80 => Tiles::new(64, 32, 4, 2),
@@ -101,46 +101,46 @@ fn tiles_by_warpgroups(pass: Pass, d: usize) -> Option<Tiles> {
     Some(Tiles { schedule: Schedule { wgmma_f32: Some(true), ..tiles.schedule }, ..tiles })
 }
 
-/// The default of the forward kernel.
+/// The default configuration of the forward kernel.
 pub fn forward_default(problem: &Problem) -> Config {
     default_config(Pass::Forward, problem)
 }
 
-/// The default of the kernel that makes dK and dV.
+/// The default configuration of the kernel that computes dK and dV.
 pub fn keys_default(problem: &Problem) -> Config {
     default_config(Pass::Keys, problem)
 }
 
-/// The default of the kernel that makes dQ.
+/// The default configuration of the kernel that computes dQ.
 pub fn queries_default(problem: &Problem) -> Config {
     default_config(Pass::Queries, problem)
 }
 
-/// The tile's extent along the head dimension: a power of two that the products' instructions can take.
+/// The tile's extent along the head dimension: a power of two that the MMA instructions support.
 pub fn d_tile(d: usize) -> usize {
     d.next_power_of_two().max(16)
 }
 
-/// Loads by warps of their own.
+/// Enables warp specialization (producer warps).
 fn roles(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { warp_specialize: Some(true), ..tiles.schedule }, ..tiles }
 }
 
-/// No products in flight.
+/// Disables overlap: no asynchronous MMA stays in flight.
 fn in_turn(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
 }
 
-/// The tiles that are used where the caller names none.
+/// The tiles that are used where neither the caller nor the autotuner gives any.
 pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
     let wide = element_bytes > 2;
-    // The GPUs of desktops have 99 KB of shared memory in a block, others 163 and more.
+    // Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
     let little_memory = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10);
-    // Operands of f32 with 128 columns in a pipeline take 170 KB.
+    // f32 operands of 128 columns in a pipeline take 170 KB.
     let no_room_for_f32 = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 200 << 10);
     match (target, pass) {
         (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
-        // Products of f32 keep their operands in shared memory in twice the room.
+        // f32 dots keep their operands in shared memory at twice the size.
         (Target::Nvptx(_), Pass::Forward) if wide => match d_tile(d) {
             ..=128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(32, 16, 4, 2),
@@ -158,7 +158,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },
-        // Hopper fetches through the bulk copy engine with warps of their own.
+        // Hopper loads by TMA from producer warps.
         (Target::Nvptx(arch), Pass::Forward) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
             roles(Tiles::new(128, 128, 8, 2))
         }
@@ -167,12 +167,12 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         }
         (Target::Nvptx(arch), Pass::Queries) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
             ..=64 => roles(Tiles::new(128, 64, 8, 4)),
-            // With products in flight it spills.
+            // Spills with asynchronous MMAs in flight.
             _ => in_turn(roles(Tiles::new(128, 128, 8, 2))),
         },
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
             ..=64 => Tiles::new(64, 128, 4, 2),
-            // FlashAttention-2's for such GPUs: larger ones leave no room for the next tiles.
+            // The tile sizes of FlashAttention-2 for such GPUs: larger ones leave no shared memory for the next stage.
             128 if little_memory => Tiles::new(64, 64, 4, 2),
             128 => Tiles::new(128, 128, 8, 2),
             _ if little_memory => Tiles::new(128, 32, 8, 2),
@@ -180,7 +180,7 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         },
         (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
-            // Four warps and 64 × 64 spill, and so do sums that stay in flight.
+            // Four warps and 64 × 64 spill, and so do accumulators that stay in flight.
             128 => in_turn(Tiles::new(32, 128, 8, 2)),
             _ if little_memory => Tiles::new(32, 32, 8, 2),
             _ => Tiles::new(32, 64, 8, 2),

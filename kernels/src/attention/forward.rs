@@ -1,9 +1,9 @@
-//! The forward kernel.
+//! The forward kernel of FlashAttention-2.
 
 use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
-/// Attention forward, tile by tile with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
+/// Attention forward with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
 ///
 /// For each batch entry and head, with S = scale · Q Kᵀ:
 ///
@@ -16,20 +16,20 @@ use tilewright_runtime::prelude::*;
 /// | k, v | [batch, heads / group, n_k, d] |
 /// | lse (L) | [batch, heads, n_q], dense |
 ///
-/// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends in
-/// the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
+/// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends
+/// in the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
 ///
-/// `few` says that programs are few (`config::few`): the code is the same, but tuning tells such problems apart.
+/// `few` marks a sub-wave grid (`config::few`): the code is the same, but the autotuner keys on it.
 ///
-/// `R` is O's type: the inputs', or f32 for parts. With `part_rows` above 0, each walk over keys is cut into parts of so many keys, P = ⌈n_k / part_rows⌉, a program for each: entry
-/// b · P + p of o and lse is what part p of the keys gives batch entry b, and [`flash_attention_fwd_join`](super::parts) makes one
-/// result of them.
+/// `R` is the element type of O: that of the inputs, or f32 for split results. With `part_rows` above 0, each loop over
+/// keys is split into P = ⌈n_k / part_rows⌉ splits, one program each: entry b · P + p of o and lse is the result of
+/// split p for batch entry b, and [`flash_attention_fwd_join`](super::parts) combines them.
 ///
-/// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a multiple of
-/// `k_tile`. `scale` is positive.
+/// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
+/// multiple of `k_tile`. `scale` is positive.
 ///
-/// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler gives them a loop of their own
-/// (its pass `split_masks`).
+/// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler peels them into a separate
+/// loop (index-set splitting, pass `split_masks`).
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
@@ -105,7 +105,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = 0] part_rows: usize,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
-    // Under a causal mask the last query tiles have the most work: they start first.
+    // Under a causal mask the last query tiles have the most work, so they are scheduled first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
     let (batch, part) = part_of(entry, n_k, part_rows);
@@ -142,7 +142,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
 
     let qt = load(q_block, boundary_check = checked(true, padded), padding = zero);
     let scale2 = scale * std::f32::consts::LOG2_E;
-    // The maximum starts at a number: −∞ − (−∞) has no value, and against a number every exponent of −∞ is −∞.
+    // The maximum starts at a finite number: −∞ − (−∞) would be NaN; against a finite number every score of −∞ has the
+    // exponent −∞.
     let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
 
     let rows = first_row + arange(0, q_tile);
@@ -161,7 +162,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     }
 
     let (acc, highest, total) = softmax;
-    // A row that saw no key has a total of 0: O = 0 / 1, L = log₂ 0 = −∞.
+    // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = make_block_ptr(
         o + (entry * o_stride_batch + head * o_stride_head),
@@ -183,14 +184,14 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     store(lse_block, (highest + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
 }
 
-/// Offset of a head's first row in a dense [batch, heads, n] tensor.
+/// The offset of a head's first row in a dense [batch, heads, n] tensor.
 #[device_fn]
 pub(super) fn row_offset(head: Scalar<i32>, batch: Scalar<i32>, n: Scalar<i32>) -> Scalar<i64> {
     (batch * num_programs(1) + head).to::<i64>() * n
 }
 
-/// Which keys a query row sees: [rows, 1] and [1, keys] (or transposed) make a mask of the scores' shape, or one that
-/// repeats to it.
+/// The attention mask: [rows, 1] and [1, keys] (or transposed) give a mask of the scores' shape, or one that broadcasts
+/// to it.
 #[device_fn]
 pub(super) fn visible(
     rows: Tile<i32>,
@@ -203,7 +204,7 @@ pub(super) fn visible(
     if causal { keys - (n_k - n_q) <= rows } else { keys < n_k }
 }
 
-/// How many tiles of keys, from the first on, some row of a query tile sees.
+/// The number of tiles of keys, from the first on, that some row of a query tile sees.
 #[device_fn]
 pub(super) fn key_tiles(
     first_row: Scalar<i32>,
@@ -220,7 +221,7 @@ pub(super) fn key_tiles(
     cdiv(seen, k_tile)
 }
 
-/// The batch entry and the part of its walk, over `walked` rows, that an entry of the grid's third axis is.
+/// The batch entry and the split index of an entry of the grid's third axis, where the loop runs over `walked` rows.
 #[device_fn]
 pub(super) fn part_of(entry: Scalar<i32>, walked: Scalar<i32>, part_rows: usize) -> (Scalar<i32>, Scalar<i32>) {
     if part_rows > 0 {
@@ -231,7 +232,7 @@ pub(super) fn part_of(entry: Scalar<i32>, walked: Scalar<i32>, part_rows: usize)
     }
 }
 
-/// Which of the tiles `first..last` lie in a part of `part_rows` rows: from the first one of these up to, but without, the second.
+/// The range (first, end) of those tiles in `first..last` that lie in a split of `part_rows` rows.
 #[device_fn]
 pub(super) fn tiles_of_part(
     part: Scalar<i32>,
@@ -241,7 +242,7 @@ pub(super) fn tiles_of_part(
     tile: usize,
 ) -> (Scalar<i32>, Scalar<i32>) {
     if part_rows > 0 {
-        static_assert(part_rows.is_multiple_of(tile), "the rows of a part are a multiple of a tile's");
+        static_assert(part_rows.is_multiple_of(tile), "the rows of a split are a multiple of the tile size");
         let each = part_rows / tile;
         let begin = minimum(maximum(first, part * each), last);
         (begin, maximum(begin, minimum(last, (part + 1) * each)))
@@ -250,9 +251,10 @@ pub(super) fn tiles_of_part(
     }
 }
 
-/// Takes one more tile of scores and values into (Σ p V, running maximum, Σ p) with p = 2^(scale2 · score − maximum).
+/// One step of the online softmax: adds a tile of scores and values to (Σ p V, running maximum, Σ p), where p =
+/// 2^(scale2 · score − maximum).
 ///
-/// The maximum is kept in the scaled units, so that each exponent is one multiply-add. It is never −∞, which scores may be.
+/// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be.
 #[device_fn]
 fn online_softmax<T: Float>(
     state: (Tile<f32>, Tile<f32>, Tile<f32>),

@@ -1,4 +1,4 @@
-//! Attention from the host: checks, memory, and which kernels run in which order ([`super::passes`] launches them).
+//! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
 use super::config::{Pass, Tiles};
 use super::parts::Parts;
@@ -7,54 +7,57 @@ use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
 
-/// A tensor [batch, heads, rows, d] that is read.
+/// A read-only tensor [batch, heads, rows, d].
 pub type Tensor<'a, T> = tensor::Tensor<'a, T, 4>;
-/// A tensor [batch, heads, rows, d] that is written.
+/// A writable tensor [batch, heads, rows, d].
 pub type TensorMut<'a, T> = tensor::TensorMut<'a, T, 4>;
 
-/// How the backward pass makes dQ.
+/// How the backward pass computes dQ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Backward {
-    /// A kernel of its own computes the scores again. The same inputs give the same bits in every run.
+    /// A separate kernel recomputes the scores. The same inputs give the same bits in every run.
     #[default]
     TwoPass,
-    /// The kernel that makes dK and dV also adds to dQ, atomically in f32: two products of seven fewer, but the last bits of
-    /// dQ change from run to run.
+    /// The kernel that computes dK and dV also adds to dQ, atomically in f32: two of seven dots are saved, but the last
+    /// bits of dQ change from run to run.
     OnePass,
 }
 
-/// What an attention computes, and how.
+/// Options of attention.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Row i sees the keys j ≤ i + (n_k − n_q) only.
+    /// Causal mask: row i sees only the keys j ≤ i + (n_k − n_q).
     pub causal: bool,
     /// Factor of the scores, positive; 1/√d by default.
     pub scale: Option<f32>,
-    /// How f32 operands multiply: by default tf32x3 on a GPU, exactly on the CPU. Other types multiply exactly.
+    /// Precision of dots of f32 operands: by default tf32x3 on a GPU and IEEE on the CPU. Dots of other types are exact
+    /// before accumulation.
     pub precision: Option<Precision>,
-    /// Tiles of the forward kernel; without them, as for the next two, what the autotuner knows
+    /// Tiles of the forward kernel. Without them, as for the next two fields, the autotuner's
     /// ([`tilewright_runtime::autotune`]) and else [`config::default_tiles`](super::config::default_tiles).
     pub forward_tiles: Option<Tiles>,
-    /// Tiles of the kernel that makes dK and dV.
+    /// Tiles of the kernel that computes dK and dV.
     pub key_tiles: Option<Tiles>,
-    /// Tiles of the kernel that makes dQ.
+    /// Tiles of the kernel that computes dQ.
     pub query_tiles: Option<Tiles>,
-    /// How the backward pass makes dQ.
+    /// How the backward pass computes dQ.
     pub backward: Backward,
-    /// In how many parts, at most, each walk over keys or queries is cut; by default in more than one on a GPU that has few
-    /// programs otherwise. All parts but the last have the same number of rows, a power of two from 256 on.
+    /// Largest number of splits of the loop over keys or queries (split-KV); by default more than one on a GPU whose
+    /// grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power of two from 256
+    /// on.
     pub parts: Option<usize>,
-    /// Where launches queue; the device's own stream by default.
+    /// The stream of the launches; the device's own by default.
     pub stream: Option<Stream>,
 }
 
 impl Options {
-    /// Causal attention, or attention to all keys.
+    /// The default options, with or without the causal mask.
     pub fn new(causal: bool) -> Options {
         Options { causal, ..Options::default() }
     }
 
-    /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`.
+    /// The splits of the loops over `walked` rows, for each of `heads` heads (of all batch entries) and each tile of
+    /// `rows`.
     fn parts_of<T: Element>(
         &self,
         device: &Device,
@@ -70,7 +73,7 @@ impl Options {
         }
     }
 
-    /// A launch whose tiles are not chosen yet.
+    /// A launch configuration without tile sizes.
     pub(super) fn untiled(&self) -> LaunchConfig {
         LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::new(0) }
     }
@@ -80,7 +83,7 @@ impl Options {
     }
 }
 
-/// The sizes of one attention, checked.
+/// The checked sizes of one attention.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub batch: usize,
@@ -94,7 +97,7 @@ pub(super) struct Sizes {
     pub precision: Precision,
 }
 
-/// Largest number of rows: tile indices and causal differences stay far inside i32.
+/// Largest number of rows: tile indices and causal differences stay well within i32.
 const MAX_ROWS: usize = 1 << 30;
 /// Largest head dimension: a tile holds a whole row.
 const MAX_D: usize = 256;
@@ -116,7 +119,11 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
     expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
     expect_shape("v", v.shape(), k.shape())?;
     if heads_kv == 0 && heads > 0 || heads_kv > 0 && !heads.is_multiple_of(heads_kv) {
-        return mistake("k", "a number of heads that divides q's", format!("{heads_kv} heads where q has {heads}"));
+        return mistake(
+            "k",
+            "a number of heads that divides the number of heads of q",
+            format!("{heads_kv} heads; q has {heads}"),
+        );
     }
     if n_q.max(n_k) > MAX_ROWS {
         return mistake("q", format!("at most {MAX_ROWS} rows, as for k"), format!("{n_q} rows, and {n_k} of k"));
@@ -134,11 +141,12 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
     Ok(Sizes { batch, heads, heads_kv, n_q, n_k, d, group, scale, precision })
 }
 
-/// O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d]: see
-/// [`flash_attention_fwd`](super::forward::FlashAttentionFwd). O is dense, in q's shape; L is [batch, heads, n_q].
+/// Computes O and L of q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d], as
+/// [`flash_attention_fwd`](super::forward::FlashAttentionFwd) defines them. O is dense, in q's shape; L is
+/// [batch, heads, n_q].
 ///
 /// # Errors
-/// Shapes that do not fit together, and everything that a launch can say.
+/// Shapes that do not match; launch errors.
 pub fn forward<T: FloatElement>(
     device: &Device,
     q: Tensor<T>,
@@ -155,8 +163,8 @@ pub fn forward<T: FloatElement>(
     Ok((o, lse))
 }
 
-/// Number of f32 that [`forward_into`] needs to work with, for a q and a k of these shapes: none, unless keys are cut into parts,
-/// which leave O and L each.
+/// The number of f32 in the workspace of [`forward_into`], for q and k of these shapes: 0, unless the keys are split;
+/// then O and L of each split.
 pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let [batch, heads, n_q, d] = q;
     let parts = options.parts_of::<T>(device, Pass::Forward, d, batch * heads, n_q, k[2]);
@@ -164,7 +172,7 @@ pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 
 }
 
 /// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q]. `workspace` has at least
-/// [`forward_workspace`] numbers.
+/// [`forward_workspace`] elements.
 ///
 /// # Errors
 /// As [`forward`].
@@ -198,7 +206,7 @@ fn expect_workspace(needed: usize, found: usize) -> Result<()> {
     if found >= needed {
         return Ok(());
     }
-    mistake("workspace", format!("at least {needed} numbers"), format!("{found}"))
+    mistake("workspace", format!("at least {needed} elements"), format!("{found}"))
 }
 
 fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
@@ -206,10 +214,10 @@ fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
     if found >= expected {
         return Ok(());
     }
-    mistake(name, format!("{expected} numbers, one per row of q"), format!("{found}"))
+    mistake(name, format!("{expected} elements, one per row of q"), format!("{found}"))
 }
 
-/// What the backward pass reads: the forward pass's inputs and outputs, and the gradient of O.
+/// The inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of O.
 #[derive(Clone, Copy, Debug)]
 pub struct Saved<'a, T: Element> {
     pub q: Tensor<'a, T>,
@@ -221,8 +229,8 @@ pub struct Saved<'a, T: Element> {
     pub d_o: Tensor<'a, T>,
 }
 
-/// Number of f32 that [`backward_into`] needs to work with, for a q and a k of these shapes: two for each row, with
-/// [`Backward::OnePass`] the sums of dQ, and the gradients of parts where walks are cut.
+/// The number of f32 in the workspace of [`backward_into`], for q and k of these shapes: two per query row; with
+/// [`Backward::OnePass`] the sums of dQ; and the gradients of each split, where loops are split.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let (keys, queries) = backward_parts::<T>(device, q, k, options);
     let of =
@@ -235,7 +243,7 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
         }
 }
 
-/// In which parts the walks are cut that make dK and dV, and those that make dQ.
+/// The splits of the loops of the dK/dV kernel and of the dQ kernel.
 fn backward_parts<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (Parts, Parts) {
     let [batch, heads, n_q, d] = q;
     let [_, heads_kv, n_k, _] = k;
@@ -243,20 +251,20 @@ fn backward_parts<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], opt
     (keys, options.parts_of::<T>(device, Pass::Queries, d, batch * heads, n_q, n_k))
 }
 
-/// Numbers of the sums of dQ, rounded up as [`workspace_rows`] is.
+/// The number of f32 of the sums of dQ, rounded up as in [`workspace_rows`].
 fn sum_numbers(q_shape: [usize; 4]) -> usize {
     q_shape.iter().product::<usize>().next_multiple_of(64)
 }
 
-/// Rows of one workspace vector, rounded up so that the second one is aligned as the first.
+/// Rows of one workspace vector, rounded up so that the second vector is aligned like the first.
 fn workspace_rows(q_shape: [usize; 4]) -> usize {
     q_shape[..3].iter().product::<usize>().next_multiple_of(64)
 }
 
-/// Gradients dq, dk and dv, dense, in the shapes of q, k and v.
+/// Computes dq, dk and dv, dense, in the shapes of q, k and v.
 ///
 /// # Errors
-/// Shapes that do not fit together, and everything that a launch can say.
+/// Shapes that do not match; launch errors.
 pub fn backward<T: FloatElement>(
     device: &Device,
     saved: Saved<T>,
@@ -280,7 +288,7 @@ pub fn backward<T: FloatElement>(
     Ok((dq, dk, dv))
 }
 
-/// As [`backward`], into memory of the caller. `workspace` has at least [`backward_workspace`] numbers.
+/// As [`backward`], into memory of the caller. `workspace` has at least [`backward_workspace`] elements.
 ///
 /// # Errors
 /// As [`backward`].
@@ -324,7 +332,7 @@ pub fn backward_into<T: FloatElement>(
     }
     match options.backward {
         Backward::TwoPass if of_queries.split() => {
-            // In the place of what is summed up by now.
+            // Reuses the memory of the dK and dV sums, which are complete.
             let shape = [s.batch * of_queries.count, s.heads, s.n_q, s.d];
             let mut part_dq = rest.slice(..shape.iter().product::<usize>())?;
             let mut all_dq = TensorMut::dense(part_dq.reborrow(), shape)?;

@@ -1,12 +1,15 @@
-//! Attention without the matrix of scores: FlashAttention-2 (Dao, 2023), forward and backward.
+//! FlashAttention-2 (Dao, 2023), forward and backward: attention without a materialized score matrix.
 //!
-//! O = softmax(scale · Q Kᵀ) V per batch entry and head, with the rows' log-sum-exp L, which the backward pass needs.
-//! [`forward()`] and [`backward()`] run it; the kernels are in [`mod@forward`], [`mod@backward`] and [`backward_rows`], their tiles are chosen in
-//! [`config`], [`parts`] has what few programs with long walks need, and [`mod@reference`] is the definition that they are tested against.
+//! O = softmax(scale · Q Kᵀ) V for each batch entry and head, with the row-wise log-sum-exp L, which the backward pass
+//! reads. [`forward()`] and [`backward()`] launch the kernels of [`mod@forward`], [`mod@backward`] and
+//! [`backward_rows`]. [`config`] chooses tile sizes. [`parts`] splits the loop over keys or queries (split-KV,
+//! FlashDecoding) where the grid is sub-wave. [`mod@reference`] is the definition in f64, against which the kernels are
+//! tested.
 //!
-//! Queries may be more heads than keys (each group of `heads / heads_kv` shares one), rows of q and k may differ in
-//! number, strides are free, head dimensions go from 1 to 256. The causal mask lets row i see the keys
-//! j ≤ i + (n_k − n_q): its diagonal ends in the bottom right corner, so that the last query sees every key.
+//! Grouped-query attention: the number of query heads is a multiple of the number of key/value heads (groups of
+//! `heads / heads_kv`). q and k may have different numbers of rows and any strides; head dimensions are 1 to 256. The
+//! causal mask is aligned to the bottom right corner: row i sees the keys j ≤ i + (n_k − n_q), so that the last query
+//! sees every key.
 
 pub mod backward;
 pub mod backward_rows;

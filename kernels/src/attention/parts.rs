@@ -1,7 +1,10 @@
-//! Walks that are cut into parts, for attention with few programs: one head of a few thousand rows has a tile of rows for every
-//! fourth multiprocessor, each with a long walk over the other rows. A program for each part of the walk leaves a result of
-//! f32 of its own (FlashDecoding, Dao and others, 2023, for the forward pass). [`flash_attention_fwd_join`](FlashAttentionFwdJoin) makes one of
-//! them, and for gradients [`backward_rows`](super::backward_rows), always in the same order: the same inputs give the same bits.
+//! Split-KV for sub-wave grids (fewer programs than SMs).
+//!
+//! One head of a few thousand rows gives a program for every fourth SM, each with a long loop over the other rows. With
+//! splits, one program per split of the loop writes its own f32 result (FlashDecoding, Dao and others, 2023, for the
+//! forward pass). [`flash_attention_fwd_join`](FlashAttentionFwdJoin) combines those of the forward pass,
+//! [`backward_rows`](super::backward_rows) sums the gradients, both in a fixed order: the same inputs give the same
+//! bits.
 
 use super::backward_rows::{row_block, sum_block};
 use super::config::{Pass, d_tile};
@@ -9,22 +12,23 @@ use super::forward::row_offset;
 use crate::blocks::checked;
 use tilewright_runtime::prelude::*;
 
-/// How each walk is cut.
+/// The split of each program's loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts {
     pub count: usize,
-    /// Rows of each part but the last: a power of two, at least [`UNIT`]; 0 where walks are whole.
+    /// Rows of every split but the last: a power of two, at least [`UNIT`]; 0 where the loop is not split.
     pub rows: usize,
 }
 
-/// The fewest rows of a part, a multiple of every tile's.
+/// Fewest rows of a split: a multiple of every tile size that tuning uses.
 pub(super) const UNIT: usize = 256;
 
 impl Parts {
     pub const WHOLE: Parts = Parts { count: 1, rows: 0 };
 
-    /// For `heads` walks (of all batch entries) over `walked` rows for each tile of `rows`, with rows of `d` elements of so many
-    /// bytes; with `wanted`, at most so many parts.
+    /// Chooses the splits of the loops over `walked` rows, one loop for each of `heads` heads (of all batch entries)
+    /// and each tile of the `rows` rows, with `d` elements of `bytes` bytes per row. `wanted` is the largest number of
+    /// splits, where the caller gives one.
     pub fn new(
         (pass, causal): (Pass, bool),
         (d, bytes): (usize, usize),
@@ -39,7 +43,7 @@ impl Parts {
             _ => usual(pass, d, programs),
         });
         let count = count.max(1);
-        // Few different ones: each is another variant of a kernel.
+        // A power of two keeps the number of kernel variants small: `rows` is a constexpr.
         let rows = walked.div_ceil(count).next_power_of_two().max(UNIT);
         match walked.div_ceil(rows.max(1)) {
             0 | 1 => Parts::WHOLE,
@@ -52,20 +56,22 @@ impl Parts {
     }
 }
 
-/// In how many parts so many programs with a tile of 64 rows each cut their walks. Measured on an H200, causal, with tf32x3.
+/// The default number of splits of f32 for `programs` programs with a tile of 64 rows each. Measured on an H200,
+/// causal, with tf32x3.
 fn usual(pass: Pass, d: usize, programs: usize) -> usize {
     match (pass, programs) {
-        // Each program has a multiprocessor to itself, and writes its results for all of its rows: one head of 4096 rows takes
-        // 0.35 ms in two parts, 0.43 in four and 0.45 in eight (d = 128); one of 8192 rows 0.61 in two, 0.71 in one (d = 64).
+        // Each program has an SM to itself, and writes results for all of its rows: one head of 4096 rows takes 0.35 ms
+        // in two splits, 0.43 in four and 0.45 in eight (d = 128); one of 8192 rows takes 0.61 in two and 0.71 unsplit
+        // (d = 64).
         (Pass::Keys | Pass::Queries, ..=128) if d_tile(d) >= 64 => (128 / programs).max(2),
-        // Programs that keep a large GPU busy to the end of the longest walk. Twice as many, of 8192 rows of one head, are 5 to 20 % slower
-        // in parts.
+        // This many programs keep a large GPU busy until the longest loop ends. With twice as many, 8192 rows of one
+        // head are 5 to 20 % slower when split.
         (_, ..=64) => 512 / programs,
         _ => 1,
     }
 }
 
-/// O and L of all keys from those of each part. With mᵣ = maxₚ L[p, r] and weights w[p, r] = exp(L[p, r] − mᵣ):
+/// Combines O and L of the splits. With mᵣ = maxₚ L[p, r] and weights w[p, r] = exp(L[p, r] − mᵣ):
 /// L[r] = mᵣ + ln Σₚ w[p, r] and O[r] = Σₚ w[p, r] · O[p, r] / Σₚ w[p, r]. A row that saw no key gets O = 0 and L = −∞.
 ///
 /// `part_o` is dense f32 [batch · parts, heads, n_q, d], `part_lse` dense [batch · parts, heads, n_q].
@@ -90,7 +96,7 @@ pub fn flash_attention_fwd_join<T: Float>(
     let (head, batch) = (program_id(1), program_id(2));
     let first_row = program_id(0) * q_tile;
     let padded = d != d_tile;
-    // The maximum starts at a number, as in the forward pass: weights of parts that saw no key are 0 then.
+    // The maximum starts at a finite number, as in the forward pass: weights of splits that saw no key are 0.
     let mut highest = full::<f32>([q_tile], f32::MIN);
     for part in range(0, parts) {
         let rows = row_offset(head, batch * parts + part, n_q);
@@ -125,16 +131,17 @@ pub fn flash_attention_fwd_join<T: Float>(
     store(lse_block, highest + log(total), boundary_check = [0]);
 }
 
-/// The same of bf16 and f16: one head of 4096 rows takes 0.116 ms in the backward pass whole, 0.084 in two parts and 0.105 in eight
-/// (d = 128); with d = 64 0.082, 0.060 and, in four, 0.056. The forward pass likes as many: 0.045, 0.032 and 0.039 ms.
+/// The default number of splits of bf16 and f16. One head of 4096 rows takes 0.116 ms in the backward pass unsplit,
+/// 0.084 in two splits and 0.105 in eight (d = 128); with d = 64 it takes 0.082 unsplit, 0.060 in two and 0.056 in
+/// four. The forward pass prefers the same numbers: 0.045, 0.032 and 0.039 ms.
 fn usual_of_two_bytes(causal: bool, d: usize, programs: usize, walked: usize) -> usize {
     let few = match (causal, d_tile(d)) {
-        // Programs have walks of one length, and a multiprocessor each.
+        // All loops have the same length, and each program has an SM.
         (false, _) if programs > 64 => 1,
         (_, 128..) => 2,
         _ => 4,
     };
-    // Short walks end sooner than what joins them begins, and more programs keep a large GPU busy as they are.
+    // Short loops end before the combine kernel would begin, and more programs keep a large GPU busy without splits.
     if walked < 2048 || programs > 128 { 1 } else { (128 / programs).max(few) }
 }
 
@@ -157,7 +164,7 @@ mod tests {
         assert_eq!([1024, 2048, 4096, 8192, 8193].map(|n| shorter(true, 128, n)), [1, 4, 2, 2, 1]);
         assert_eq!([1024, 2048, 4096, 8192, 8193].map(|n| shorter(true, 64, n)), [1, 4, 4, 4, 1]);
         assert_eq!([2048, 4096, 8192].map(|n| shorter(false, 64, n)), [4, 4, 1]);
-        // Enough programs, walks of one part, and nothing to walk over.
+        // Enough programs; loops of one split; and empty loops.
         assert_eq!([4097, 256, 0].map(|n| cut(1, n, n, None)), [(1, 0); 3]);
         assert_eq!((cut(3, 2048, 2048, None), cut(1, 0, 0, None), cut(0, 64, 600, None)), ((1, 0), (1, 0), (3, 256)));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Each kernel of an attention with its arguments: what [`super::launch`] has checked goes in.
+//! One function per kernel, which fills in the arguments that [`super::launch`] has checked, and launches it.
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
@@ -9,7 +9,7 @@ use super::parts::{FlashAttentionFwdJoin, Parts, UNIT};
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
-/// O and L, or those of each part.
+/// Launches the forward kernel: O and L, or those of each split.
 pub(super) fn outputs<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
@@ -71,7 +71,7 @@ pub(super) fn outputs<T: FloatElement, R: FloatElement>(
     }
 }
 
-/// O and L from those of parts, which are dense.
+/// Launches the combine kernel: O and L from the dense results of the splits.
 pub(super) fn join<T: FloatElement>(
     device: &Device,
     s: &Sizes,
@@ -101,23 +101,23 @@ pub(super) fn join<T: FloatElement>(
     .launch_with(device, &config)
 }
 
-/// A part has whole tiles.
+/// Fails unless tile sizes divide the rows of a split.
 fn expect_whole_tiles(tiles: Tiles, parts: Parts) -> Result<()> {
     let Tiles { q_tile, k_tile, .. } = tiles;
     if !parts.split() || [q_tile, k_tile].iter().all(|tile| UNIT.is_multiple_of(*tile)) {
         return Ok(());
     }
-    mistake("tiles", format!("tiles whose rows divide {UNIT}, for walks in parts"), format!("{q_tile} × {k_tile}"))
+    mistake("tiles", format!("tile sizes that divide {UNIT}, since the loop is split"), format!("{q_tile} × {k_tile}"))
 }
 
-/// What preprocessing makes of each query row.
+/// The results of preprocessing, each with one value per query row.
 #[derive(Clone, Copy)]
 pub(super) struct RowVectors<'a> {
     pub lse2: View<'a, f32>,
     pub delta: View<'a, f32>,
 }
 
-/// Tiles of the kernels before and after the products, which only read, sum and write.
+/// Tiles of the row-wise kernels.
 const ROW_TILES: Tiles = Tiles::new(32, 32, 4, 1);
 
 pub(super) fn preprocess<T: FloatElement>(
@@ -157,7 +157,7 @@ pub(super) fn preprocess<T: FloatElement>(
     .launch_with(device, &config)
 }
 
-/// A gradient, `scale` times the sum of what each of `parts` left in `sums`, which is dense.
+/// Launches postprocessing: a gradient, `scale` times the sum of the dense `sums` over the splits.
 pub(super) fn postprocess<T: FloatElement>(
     device: &Device,
     s: &Sizes,

@@ -1,6 +1,6 @@
-//! Attention in plain Rust and f64, by its definition: what the kernels are compared with.
+//! Attention in f64 by its definition: the reference of the kernels.
 
-/// Sizes of an attention, and its scores' scale.
+/// Sizes of an attention problem, and the scale of the scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Problem {
     pub batch: usize,
@@ -15,7 +15,7 @@ pub struct Problem {
     pub scale: f64,
 }
 
-/// Gradients of [`forward`]'s inputs, in their shapes.
+/// Gradients of the inputs of [`forward`], in their shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
     pub dq: Vec<f64>,
@@ -24,23 +24,24 @@ pub struct Gradients {
 }
 
 impl Problem {
-    /// Where the [n_q, d] matrix of a query head starts in a dense tensor.
+    /// The offset of a query head's [n_q, d] matrix in a dense tensor.
     fn query_matrix(&self, batch: usize, head: usize) -> usize {
         (batch * self.heads_q + head) * self.n_q * self.d
     }
 
-    /// Where the [n_k, d] matrix that a query head reads starts in a dense tensor.
+    /// The offset of the [n_k, d] matrix that a query head reads in a dense tensor.
     fn key_matrix(&self, batch: usize, head: usize) -> usize {
         let group = self.heads_q / self.heads_kv;
         (batch * self.heads_kv + head / group) * self.n_k * self.d
     }
 
-    /// Number of keys that a row sees: they are the first ones.
+    /// The number of keys that a row sees, from the first one on.
     fn seen(&self, row: usize) -> usize {
         if self.causal { (row + 1 + self.n_k).saturating_sub(self.n_q).min(self.n_k) } else { self.n_k }
     }
 
-    /// Every (batch, head, row), with the offsets of its q row and of its k matrix.
+    /// Calls `f` for every (batch, head, row): index of the row among all, row, offset of its q row, offset of its k
+    /// matrix.
     fn for_each_row(&self, mut f: impl FnMut(usize, usize, usize, usize)) {
         for batch in 0..self.batch {
             for head in 0..self.heads_q {
@@ -62,7 +63,7 @@ impl Problem {
     }
 }
 
-/// log Σ exp; −∞ for no numbers.
+/// log Σ exp; −∞ for an empty slice.
 fn log_sum_exp(scores: &[f64]) -> f64 {
     let highest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if highest == f64::NEG_INFINITY {
@@ -71,7 +72,8 @@ fn log_sum_exp(scores: &[f64]) -> f64 {
     highest + scores.iter().map(|s| (s - highest).exp()).sum::<f64>().ln()
 }
 
-/// O and L of dense inputs: O = softmax(scale · Q Kᵀ) V, L the rows' log-sum-exp. A row that sees no key has O = 0, L = −∞.
+/// O and L of dense inputs: O = softmax(scale · Q Kᵀ) V, L the rows' log-sum-exp. A row that sees no key has O = 0 and
+/// L = −∞.
 pub fn forward(p: &Problem, q: &[f64], k: &[f64], v: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let rows = p.batch * p.heads_q * p.n_q;
     let (mut o, mut lse) = (vec![0.0; rows * p.d], vec![0.0; rows]);

@@ -1,4 +1,4 @@
-//! From a launch without a configuration to one.
+//! Selects a configuration for a launch that names none.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,12 +21,12 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::kernel::{LaunchConfig, explain};
 
-/// Where a configuration comes from.
+/// Origin of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Measured on this machine, by this process or an earlier one.
     Measured,
-    /// A table that ships with the kernel, for this device and key.
+    /// From a table that ships with the kernel, for this device and key.
     Shipped,
     /// Measured or shipped for other sizes.
     Nearest,
@@ -38,7 +38,7 @@ pub enum Source {
 #[derive(Clone, Debug)]
 pub struct Choice {
     pub kernel: &'static str,
-    /// As [`Problem::key`] writes it.
+    /// In the format of [`Problem::key`].
     pub key: String,
     pub config: Config,
     pub source: Source,
@@ -46,18 +46,18 @@ pub struct Choice {
     default: Config,
 }
 
-/// How tuning is done where it is asked for.
+/// Options of a tuning run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long one kernel and key may take.
+    /// Time limit for one kernel and key.
     pub budget: Duration,
-    /// Measure again what is known already.
+    /// Measure again even if a result is stored.
     pub again: bool,
-    /// Only this kernel; `None` means all that are launched.
+    /// Only this kernel; `None` means every launched kernel.
     pub kernel: Option<String>,
-    /// How long one run of a candidate may take (GPU).
+    /// Time limit for one run of a candidate (GPU).
     pub limit: Duration,
-    /// Where the log goes; `None` means beside what is remembered.
+    /// Path of the log; `None` means next to the stored choices.
     pub log: Option<std::path::PathBuf>,
 }
 
@@ -68,13 +68,13 @@ impl Options {
 }
 
 thread_local! {
-    /// What [`tuning`] asks for on this thread, and what came of it.
+    /// The options of [`tuning`] on this thread, and its results.
     static ASKED: RefCell<Option<(Options, Vec<Report>)>> = const { RefCell::new(None) };
 }
 
-/// Runs `f`; launches in it, on this thread, tune their kernel first. Gives also what was measured.
+/// Runs `f`; launches in it, on this thread, tune their kernel first. Also returns the measurements.
 pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
-    /// Puts back what was asked for before, after a panic too.
+    /// Restores the previous request, after a panic too.
     struct Restore(Option<(Options, Vec<Report>)>);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -90,7 +90,7 @@ pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
     (result, reports)
 }
 
-/// What is asked for: by [`tuning`], else by the environment.
+/// The options of [`tuning`], else those of the environment.
 fn asked(kernel: &str) -> Result<Option<Options>> {
     let scoped = ASKED.with(|asked| asked.borrow().as_ref().map(|(options, _)| options.clone()));
     let options = match scoped {
@@ -100,7 +100,7 @@ fn asked(kernel: &str) -> Result<Option<Options>> {
     Ok(options.filter(|options| options.kernel.as_deref().is_none_or(|only| only == kernel)))
 }
 
-/// Everything that tells choices apart: kernel, device, element types, key.
+/// Key of the stored choices: kernel, device, element types, key.
 type Place = SmallVec<[u64; 16]>;
 
 /// Choices of this process.
@@ -112,7 +112,7 @@ fn place(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[
     place.push(match device.inner() {
         Inner::Cpu(_) => 0,
         Inner::Simulated(simulated) => std::ptr::from_ref(simulated) as u64,
-        // GPUs are told apart by their context, which lives as long as the driver.
+        // Identifies a GPU by its context, which lives as long as the driver.
         Inner::Cuda(cuda) => cuda.context.cu_ctx() as u64,
     });
     place.extend(dtypes.iter().map(|&dtype| dtype as u64));
@@ -126,7 +126,7 @@ fn keep(choice: Choice) -> Arc<Choice> {
     choice
 }
 
-/// What this process launches with, of each kernel and key, in the order of both.
+/// The configuration that this process uses for each kernel and key, sorted by both.
 pub fn chosen() -> Vec<Arc<Choice>> {
     let choices = CHOICES.read().unwrap_or_else(|e| e.into_inner());
     let mut list: Vec<Arc<Choice>> = choices.values().cloned().collect();
@@ -134,10 +134,11 @@ pub fn chosen() -> Vec<Arc<Choice>> {
     list
 }
 
-/// The configuration for a launch. `key` differs where `parts` do; `attempt` makes what a launch with a configuration needs.
+/// Returns the configuration for a launch. `key` must differ if `parts` differ; `attempt` prepares what a launch with a
+/// configuration needs.
 ///
 /// # Errors
-/// A bad `TILEWRIGHT_TUNE`; of tuning that was asked for, that nothing works, or that the device is lost.
+/// An invalid `TILEWRIGHT_TUNE`; during requested tuning: no candidate runs, or the device is lost.
 pub fn choose(
     autotune: &'static Autotune,
     device: &Device,
@@ -167,16 +168,17 @@ pub fn choose(
 }
 
 impl Choice {
-    /// What to launch with after this choice failed: the default, where the choice was made for other sizes or elsewhere.
+    /// Returns the configuration to launch after this choice failed: the default, if the choice was made for other
+    /// sizes or on another machine.
     ///
     /// # Errors
-    /// `error`, where there is nothing else to try or it is not about the configuration.
+    /// `error`, if there is nothing else to try or the error does not depend on the configuration.
     pub fn after(&self, error: Error) -> Result<Arc<Choice>> {
         let about_it = matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
         if !about_it || self.source == Source::Default {
             return Err(error);
         }
-        tracing::warn!("the configuration {} does not fit and is left out for {}: {error}", self.config, self.default);
+        tracing::warn!("the configuration {} does not run, and {} is used instead: {error}", self.config, self.default);
         Ok(keep(Choice { config: self.default.clone(), source: Source::Default, ..self.clone() }))
     }
 }
@@ -197,10 +199,10 @@ impl Search<'_> {
         attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
     ) -> Result<(Config, Source)> {
         let (kernel, key) = (self.autotune.def.name, self.problem.key());
-        let cache = Cache::shared()?;
+        let cache = Cache::from_env()?;
         let remembered = store::recall(cache, kernel, &self.id);
         let shipped = self.shipped();
-        // Recording the kernel is for those who need it: whoever tunes, and whoever has something to hold against it.
+        // Recording the kernel is only needed to tune, or to compare with a stored choice.
         let wanted = match options.is_some() || remembered.exact(kernel, &key).is_some() {
             true => Some(self.entry(key.clone(), attempt)?),
             false => None,
@@ -236,7 +238,7 @@ impl Search<'_> {
         Ok((self.default.clone(), Source::Default))
     }
 
-    /// The configuration of an entry, where it is one of this kernel.
+    /// The configuration of an entry, if it is one of this kernel's.
     fn usable(&self, entry: &Entry) -> Option<Config> {
         let parsed = self.autotune.parse_config(&entry.config);
         if let Err(why) = &parsed {
@@ -245,7 +247,7 @@ impl Search<'_> {
         parsed.ok()
     }
 
-    /// The entries for this device of the tables that ship with the kernel.
+    /// The entries for this device in the tables that ship with the kernel.
     fn shipped(&self) -> Table {
         let mut found = Table::new(self.id.clone(), Vec::new());
         for text in self.autotune.tables {
@@ -258,11 +260,11 @@ impl Search<'_> {
         found
     }
 
-    /// What a choice for this problem is remembered as, without the choice.
+    /// The table entry under which a choice for this problem is stored, without the configuration.
     fn entry(&self, key: String, attempt: &mut dyn FnMut(&Config) -> Result<Attempt>) -> Result<Entry> {
         let def = self.autotune.def;
         let attempt = attempt(&self.default)?;
-        // Not this launch's facts about alignment, which the key does not have.
+        // Without the alignment facts of this launch, which the key does not contain.
         let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned_memory(def));
         let func = recorded.map_err(|d| Error::Kernel(explain(&d)))?;
         let ir = blake3::hash(text::print(&func).as_bytes()).to_hex()[..16].to_string();
@@ -311,7 +313,7 @@ impl Search<'_> {
         let report = tuner::tune(&job, candidates, &mut journal)?;
         let (config, median_ms) = report.chosen.clone();
         let entry = Entry { config: config.to_string(), median_ms: Some(median_ms), ..wanted.clone() };
-        store::remember(Cache::shared()?, &self.id, &entry);
+        store::remember(Cache::from_env()?, &self.id, &entry);
         ASKED.with(|asked| {
             if let Some((_, reports)) = asked.borrow_mut().as_mut() {
                 reports.push(report);
@@ -321,7 +323,7 @@ impl Search<'_> {
     }
 }
 
-/// Whether a log is there that came to no end.
+/// Whether there is a log of an unfinished run.
 fn is_unfinished(log: Option<std::path::PathBuf>) -> bool {
     let events = log.map(|path| Journal::read(&path)).unwrap_or_default();
     !events.is_empty() && !events.iter().any(|event| matches!(event, Event::Chosen { .. }))

@@ -1,4 +1,4 @@
-//! Whether two runs of a kernel wrote the same.
+//! Compares the outputs of two runs of a kernel.
 
 use std::ops::Range;
 
@@ -6,36 +6,38 @@ use rayon::prelude::*;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::num;
 
-/// Elements whose error is looked at together. A wrong row of a large output changes its overall error by little, that of
-/// its own part by much.
+/// Elements per part, for which errors are computed separately. A wrong row of a large output changes the overall error
+/// by little, the error of its part by much.
 const PART: usize = 256;
 
-/// Bytes of an output that are looked at. Fetching and comparing more would take longer than the runs that are to be timed.
+/// Maximum number of bytes compared per output. Fetching and comparing more would take longer than the runs to be
+/// timed.
 const MOST: usize = 64 << 20;
 
-/// Bytes of a window: several rows, or tiles, of most outputs.
+/// Bytes of a window: several rows or tiles of most outputs.
 const WINDOW: usize = 64 << 10;
 
-/// The bytes of an output of `len` bytes that are compared: all, or where those are too many windows at equal distances, of which
-/// the first begins and the last ends with it. A candidate that gets some of its tiles wrong gets them wrong all over an output.
+/// The byte ranges of an output of `len` bytes that are compared: all of it, or, if that exceeds the limit, windows at
+/// equal distances, including the first and the last bytes. A candidate that computes some tiles wrong usually does so
+/// all over an output.
 pub(super) fn windows(len: usize) -> Vec<Range<usize>> {
     if len <= MOST {
         return std::iter::once(0..len).collect();
     }
     let count = MOST / WINDOW;
-    // Elements of all types, in whole parts of such.
+    // A multiple of the bytes of a part, for every element type.
     let aligned = |start: usize| start / (8 * PART) * (8 * PART);
     let start = |i: usize| if i + 1 == count { len - WINDOW } else { aligned((len - WINDOW) / (count - 1) * i) };
     (0..count).map(|i| start(i)..start(i) + WINDOW).collect()
 }
 
-/// Largest relative error between outputs that differ by the order of sums alone. `types` are those of all the kernel's
-/// memory: what is rounded to a small type on the way shows in large ones too.
+/// Maximum relative error between outputs that differ only in the order of summation. `types` are those of all the
+/// kernel's memory: rounding to a small type in an intermediate result shows in large types too.
 pub(super) fn tolerance(types: impl Iterator<Item = DType>) -> f64 {
     let of = |dtype: DType| match dtype {
         DType::F8E4M3 | DType::F8E5M2 => 0.2,
         DType::F16 | DType::BF16 => 2e-2,
-        // Products may be of tf32.
+        // f32 dots may use tf32.
         DType::F32 => 5e-3,
         DType::F64 => 1e-6,
         _ => 0.0,
@@ -43,8 +45,8 @@ pub(super) fn tolerance(types: impl Iterator<Item = DType>) -> f64 {
     types.map(of).fold(0.0, f64::max)
 }
 
-/// The largest relative error of any part of an output, against the root mean square of the whole where the part itself is
-/// small. Infinite where one is NaN and the other is not, and where integers differ.
+/// The maximum relative error of any part of an output, relative to the root mean square of the whole output if the
+/// part's is smaller. Infinite if one value is NaN and the other is not, and if integers differ.
 pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
     let bytes = dtype.bytes();
     let read = |memory: &[u8], i: usize| {
@@ -56,7 +58,8 @@ pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
         return if want == found { 0.0 } else { f64::INFINITY };
     }
     let value = |memory: &[u8], i: usize| num::decode(dtype, read(memory, i));
-    // A candidate's outputs may be gigabytes; sums of pieces are added in their order, so that they are the same every time.
+    // A candidate's outputs may be gigabytes: pieces run in parallel, and their sums are added in order, so that the
+    // result is deterministic.
     let squares = |memory: &[u8]| {
         let finite = (0..memory.len() / bytes).map(|i| value(memory, i)).filter(|x| x.is_finite());
         finite.fold((0.0_f64, 0_usize), |(total, count), x| (total + x * x, count + 1))
@@ -72,7 +75,7 @@ pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
         let n = want.len() / bytes;
         for i in 0..n {
             let (x, y) = (value(want, i), value(found, i));
-            // Infinities and what neither wrote are equal as bits.
+            // Infinities, and elements that neither run wrote, have equal bits.
             if read(want, i) == read(found, i) || x.is_nan() && y.is_nan() {
                 continue;
             }
@@ -114,7 +117,7 @@ mod tests {
     fn large_outputs_are_looked_at_all_over() {
         assert!(windows(0).len() == 1 && windows(0)[0].is_empty());
         assert_eq!((windows(MOST).len(), windows(MOST)[0].clone()), (1, 0..MOST));
-        // Bytes of an odd number of f32, f64, or bf16.
+        // An odd number of bytes of f32, f64 or bf16.
         for len in [MOST + 4, MOST + WINDOW + 8, 10 * MOST + 2] {
             let windows = windows(len);
             assert_eq!(windows.iter().map(Range::len).sum::<usize>(), MOST);

@@ -1,7 +1,8 @@
-//! Configurations and keys, and how they are written.
+//! Configurations and keys, and their text form.
 //!
-//! Both are lists of words as on the command line: a configuration `q_tile=64,k_tile=128,num_warps=4,num_stages=2`, a key
-//! `T=bf16,d=64,causal=true,n_q<=16384`. `=` is exact; `<=` is a size, which stands for all sizes above half of it.
+//! Both are comma-separated lists, as on the command line: a configuration
+//! `q_tile=64,k_tile=128,num_warps=4,num_stages=2`, a key `T=bf16,d=64,causal=true,n_q<=16384`. `=` is an exact value;
+//! `<=` is a size bucket, which covers all sizes above half of it.
 
 use std::fmt;
 
@@ -13,26 +14,26 @@ use super::table::Table;
 use crate::error::{Error, Result};
 use crate::kernel::{Grid, LaunchConfig};
 
-/// What `#[autotune]` found beside a kernel. One static per kernel.
+/// The `#[autotune]` attribute of a kernel. One static per kernel.
 #[derive(Debug)]
 pub struct Autotune {
     pub def: &'static KernelDef,
-    /// The constants that a configuration chooses, in the order of the first one.
+    /// The constants that a configuration sets, in the order of the first configuration.
     pub tuned: &'static [&'static str],
     pub configs: &'static [ConfigDef],
-    /// Names of the arguments and constants on which the choice depends; element types always count.
+    /// Names of the arguments and constants in the key; element types are always part of the key.
     pub key: &'static [&'static str],
-    /// What is used where nothing is known; without it the first configuration.
+    /// The default configuration; without it the first one.
     pub default: Option<fn(&Problem) -> Config>,
     /// Texts of [`Table`](super::Table)s that ship with the kernel.
     pub tables: &'static [&'static str],
 }
 
-/// For `#[autotune(configs = OTHER_AUTOTUNE)]` above a kernel with these constants and this key: `other`, whose configurations it
-/// has too.
+/// For `#[autotune(configs = OTHER_AUTOTUNE)]` above a kernel with these constants and this key: `other`, whose
+/// configurations the kernel shares.
 ///
 /// # Panics
-/// Those configurations do not fit the kernel; evaluated when it is compiled.
+/// Those configurations do not fit the kernel; evaluated at compile time.
 #[doc(hidden)]
 pub const fn shared(other: &'static Autotune, constants: &[&str], key: &[&str]) -> &'static Autotune {
     let mut i = 0;
@@ -63,7 +64,7 @@ const fn is_among(name: &str, names: &[&str]) -> bool {
     false
 }
 
-/// One configuration as it stands in the source.
+/// A configuration in the source.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConfigDef {
     /// One value for each of [`Autotune::tuned`].
@@ -74,7 +75,7 @@ pub struct ConfigDef {
     pub schedule: Schedule,
 }
 
-/// One configuration: constants of the kernel, and choices of its compilation.
+/// A configuration: constants of the kernel, and compiler options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     pub constants: Vec<(&'static str, ConstValue)>,
@@ -115,19 +116,19 @@ impl Config {
         self.constants.iter().find(|(other, _)| *other == name).map(|(_, value)| value)
     }
 
-    /// The value of a constant as the type that the kernel declares; `None` where it has none of that type.
+    /// The value of a constant as the type that the kernel declares; `None` if it has no value of that type.
     pub fn get<T: Constexpr>(&self, name: &str) -> Option<T> {
         self.constant(name).and_then(T::from_const)
     }
 
-    /// As [`Config::get`], for the argument struct of `def`.
+    /// Like [`Config::get`], for the argument struct of `def`.
     #[doc(hidden)]
     pub fn value<T: Constexpr>(&self, def: &'static KernelDef, name: &'static str) -> Result<T> {
         self.get(name).ok_or_else(|| Error::Argument {
             kernel: format!("`{}` ({}:{})", def.name, def.file, def.line),
             name,
             expected: T::TYPE.trim_end().to_string(),
-            found: self.constant(name).map_or("nothing in the configuration".to_string(), ConstValue::to_string),
+            found: self.constant(name).map_or("no value in the configuration".to_string(), ConstValue::to_string),
         })
     }
 
@@ -177,14 +178,14 @@ impl Autotune {
         })
     }
 
-    /// What is used where nothing is known.
+    /// The default configuration.
     pub fn default_config(&self, problem: &Problem) -> Config {
         let declared = self.default.map(|default| default(problem));
         declared.or_else(|| self.configs().next()).unwrap_or_default()
     }
 
     /// The configuration of the nearest entry of the tables that ship with the kernel, for any GPU of this compute
-    /// capability; the default where there is none. For those who compile without the GPU.
+    /// capability; the default if there is none. For compilation without a GPU.
     pub fn shipped_for(&self, compute_capability: &str, problem: &Problem) -> Config {
         let tables = self.tables.iter().filter_map(|text| Table::parse(text).ok());
         let same = tables.filter(|table| table.device.compute_capability.as_deref() == Some(compute_capability));
@@ -207,17 +208,18 @@ impl Autotune {
         entries.filter_map(|entry| Some((entry.key, self.parse_config(&entry.config).ok()?))).collect()
     }
 
-    /// Reads what a [`Config`] writes.
+    /// Parses the text form of a [`Config`].
     ///
     /// # Errors
-    /// What is no configuration of this kernel, in words.
+    /// Why the text is no configuration of this kernel.
     pub fn parse_config(&self, text: &str) -> Result<Config, String> {
         let mut config = Config::default();
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
-            let (name, value) = word.split_once('=').ok_or_else(|| format!("`{word}` is not name=value"))?;
-            let number = || value.parse::<u32>().map_err(|_| format!("{name} cannot be `{value}`"));
+            let (name, value) =
+                word.split_once('=').ok_or_else(|| format!("`{word}` is not of the form name=value"))?;
+            let number = || value.parse::<u32>().map_err(|_| format!("{name} must be a number, not `{value}`"));
             if let Some(choice) = config.schedule.choice(name) {
-                *choice = Some(value.parse().map_err(|_| format!("{name} is true or false, not `{value}`"))?);
+                *choice = Some(value.parse().map_err(|_| format!("{name} must be true or false, not `{value}`"))?);
                 continue;
             }
             match name {
@@ -226,9 +228,9 @@ impl Autotune {
                 "max_registers" => config.max_registers = Some(number()?),
                 _ => {
                     let known = self.tuned.iter().find(|tuned| **tuned == name);
-                    let name = known.ok_or_else(|| format!("`{}` chooses no `{name}`", self.def.name))?;
+                    let name = known.ok_or_else(|| format!("`{}` has no tuned constant `{name}`", self.def.name))?;
                     if config.constant(name).is_some() {
-                        return Err(format!("`{name}` is there twice"));
+                        return Err(format!("`{name}` is given twice"));
                     }
                     config.constants.push((name, ConstValue::from_text(value)));
                 }
@@ -238,7 +240,7 @@ impl Autotune {
             return Err(format!("`{missing}` has no value"));
         }
         if !config.num_warps.is_power_of_two() || config.num_warps > 32 || config.num_stages == 0 {
-            return Err("num_warps is a power of two up to 32, num_stages at least 1".into());
+            return Err("num_warps must be a power of two up to 32, and num_stages at least 1".into());
         }
         let place = |name: &str| self.tuned.iter().position(|tuned| *tuned == name);
         config.constants.sort_by_key(|(name, _)| place(name));
@@ -246,17 +248,17 @@ impl Autotune {
     }
 }
 
-/// Stands in the argument struct for a constant that `launch_tuned` chooses.
+/// Placeholder in the argument struct for a constant that `launch_tuned` sets.
 pub fn tuned<T: Constexpr>() -> T {
     T::PLACEHOLDER
 }
 
-/// The size that stands for all that share its choice: the power of two at or above `n`; 0 for what is not positive.
+/// The size bucket of `n`: the smallest power of two that is at least `n`; 0 if `n` is not positive.
 pub fn size_bucket(n: i64) -> u64 {
     u64::try_from(n).ok().filter(|&n| n > 0).map_or(0, |n| n.checked_next_power_of_two().unwrap_or(1 << 63))
 }
 
-/// One word of a key.
+/// One entry of a key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyPart {
     pub name: &'static str,
@@ -267,7 +269,7 @@ pub struct KeyPart {
 pub enum KeyValue {
     /// A constant of the kernel, or a `bool`.
     Exact(ConstValue),
-    /// An integer argument, as [`size_bucket`] gives it.
+    /// The [`size_bucket`] of an integer argument.
     Size(u64),
 }
 
@@ -280,10 +282,10 @@ impl fmt::Display for KeyPart {
     }
 }
 
-/// What a configuration is chosen for.
+/// The problem that a configuration is selected for.
 #[derive(Debug)]
 pub struct Problem<'a> {
-    /// What the compiler aims at.
+    /// The compilation target.
     pub target: Target,
     pub def: &'static KernelDef,
     /// One per type parameter.
@@ -296,8 +298,8 @@ impl Problem<'_> {
         matches!(self.target, Target::Nvptx(_))
     }
 
-    /// Whether a configuration can differ here from the same one without its choices: who multiplies f32 is one on Hopper, in kernels
-    /// of f32.
+    /// Whether a configuration can differ from the same one without its schedule options on this target: `wgmma_f32`
+    /// has an effect only on Hopper, in kernels with f32.
     pub fn is_for(&self, config: &Config) -> bool {
         let hopper = matches!(self.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
         config.schedule.wgmma_f32 != Some(true) || (hopper && self.dtypes.contains(&DType::F32))
@@ -310,7 +312,7 @@ impl Problem<'_> {
         types.chain(self.parts.iter().map(KeyPart::to_string)).collect::<Vec<_>>().join(",")
     }
 
-    /// The integer of that name in the key; a size is the bucket's.
+    /// The integer of that name in the key; for a size, its bucket.
     pub fn int(&self, name: &str) -> Option<i64> {
         match &self.parts.iter().find(|part| part.name == name)?.value {
             KeyValue::Exact(ConstValue::Int(n)) => Some(*n),
@@ -328,8 +330,8 @@ impl Problem<'_> {
     }
 }
 
-/// How far apart two keys are: the sum of the sizes' differences in powers of two. `None` where they differ in more than
-/// sizes, or a size is more than 16 times the other: tiles that fit rows of 8192 numbers are no choice for rows of 16.
+/// The distance of two keys: the sum of the differences of their sizes, in powers of two. `None` if they differ in more
+/// than sizes, or if one size is more than 16 times the other: tiles for rows of 8192 numbers do not suit rows of 16.
 pub(super) fn distance(a: &str, b: &str) -> Option<u32> {
     let (mut left, mut right) = (a.split(','), b.split(','));
     let mut sum = 0;

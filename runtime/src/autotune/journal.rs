@@ -1,8 +1,8 @@
-//! The log of a tuning run: a JSON object a line, each on disk before the next step begins.
+//! The log of a tuning run: one JSON object per line, each on disk before the next step begins.
 //!
-//! What a later run of the same job reads from it: candidates that were dropped stay so, times count, and a candidate at
-//! which the log ends (so did the process) gets one more try. Lines that make no sense, such as a last one cut short, are
-//! passed over. A log that somebody else can write is neither read nor written.
+//! A later run of the same job reads it: dropped candidates stay dropped, times count, and a candidate at which the log
+//! ends (and so the process ended) gets one more try. Lines that do not parse, for example a last one that was cut
+//! short, are skipped. A log that another user can write is neither read nor written.
 
 use std::fs::File;
 use std::path::Path;
@@ -15,27 +15,27 @@ use crate::cache::owned::{self, Unusable};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// What is tuned: device, kernel, key, and the versions of both. A log of another job is started over.
+    /// The job: device, kernel, key, and the versions of both. A log of another job is overwritten.
     Job(String),
     /// A candidate is about to run for the first time.
     Start(String),
-    /// It ended and agrees with the first candidate: its largest relative error.
+    /// It ran and agrees with the first candidate: its maximum relative error.
     Agrees { config: String, error: f64 },
     /// It is not tried again.
     Dropped { config: String, why: String },
     /// Times of one round, in milliseconds.
     Times { config: String, ms: Vec<f64> },
-    /// The end.
+    /// The run is complete.
     Chosen { config: String, median_ms: f64 },
 }
 
-/// No log is as large as this.
+/// Maximum size of a log; larger files are not read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How often a candidate may be the last thing that a process did.
+/// How often a process may end while it runs a candidate.
 const TRIES: usize = 2;
 
-/// A log on disk, or in memory alone where there is no place for it.
+/// A log on disk, or only in memory if it cannot be stored.
 #[derive(Debug)]
 pub struct Journal {
     file: Option<File>,
@@ -43,7 +43,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Goes on with the log at `path` if it is of this job and has not come to an end, else starts it.
+    /// Continues the log at `path` if it is of this job and incomplete; otherwise starts a new one.
     pub fn open(path: Option<&Path>, job: &str) -> Journal {
         let Some(path) = path else { return Journal { file: None, events: Vec::new() } };
         let mut events = Journal::read(path);
@@ -55,7 +55,7 @@ impl Journal {
         let mut journal = Journal { file: None, events: Vec::new() };
         match start(path, events.is_empty()) {
             Ok(file) => journal.file = Some(file),
-            Err(error) => tracing::warn!("no log of the tuning run in {}: {error}", path.display()),
+            Err(error) => tracing::warn!("the tuning run is not logged: cannot open {}: {error}", path.display()),
         }
         match events.is_empty() {
             true => journal.add(Event::Job(job.to_string())),
@@ -68,7 +68,7 @@ impl Journal {
         journal
     }
 
-    /// The events of a log; none where there is no log.
+    /// The events of a log; empty if there is none.
     pub fn read(path: &Path) -> Vec<Event> {
         let read = || -> Result<Vec<u8>, Unusable> { Ok(owned::read(&owned::open(path, owned::user())?, MAX_BYTES)?) };
         let bytes = read().unwrap_or_else(|why| {
@@ -80,17 +80,17 @@ impl Journal {
         String::from_utf8_lossy(&bytes).lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
 
-    /// Adds one event to a log that no process is writing.
+    /// Appends one event to a log that no process is writing.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn append(path: &Path, event: &Event) -> std::io::Result<()> {
         let file = owned::open_to_append(path, false, owned::user()).map_err(into_io)?;
-        // The process before may have been stopped within a line.
+        // The previous process may have stopped in the middle of a line.
         owned::append(&file, &format!("\n{}\n", line(event)))
     }
 
-    /// The candidate that was started last, if nothing is known of how it ended.
+    /// The candidate that was started last, if its outcome is unknown.
     pub fn running(events: &[Event]) -> Option<&str> {
         match events.iter().rev().find(|event| !matches!(event, Event::Times { .. }))? {
             Event::Start(config) => Some(config),
@@ -102,12 +102,12 @@ impl Journal {
         }
     }
 
-    /// Writes an event down before anything else happens.
+    /// Appends an event and syncs it to disk.
     pub fn add(&mut self, event: Event) {
         if let Some(file) = &mut self.file
             && let Err(error) = owned::append(file, &format!("{}\n", line(&event)))
         {
-            tracing::warn!("the log of the tuning run ends here: {error}");
+            tracing::warn!("the log of the tuning run cannot be continued: {error}");
             self.file = None;
         }
         self.events.push(event);
@@ -130,12 +130,12 @@ impl Journal {
         self.events.iter().flat_map(of).collect()
     }
 
-    /// How many rounds a candidate was timed in.
+    /// The number of rounds in which a candidate was timed.
     pub fn rounds(&self, config: &str) -> usize {
         self.events.iter().filter(|event| matches!(event, Event::Times { config: c, .. } if c == config)).count()
     }
 
-    /// Candidates that were started at least `tries` times and never ended.
+    /// Candidates that were started at least `tries` times without an outcome.
     fn unfinished(&self, tries: usize) -> Vec<String> {
         let mut found: Vec<(String, usize)> = Vec::new();
         for event in &self.events {
@@ -153,7 +153,7 @@ impl Journal {
 }
 
 fn line(event: &Event) -> String {
-    // Numbers that JSON lacks do not occur: times and errors are finite.
+    // JSON has no NaN or infinity; times and errors are finite.
     serde_json::to_string(event).unwrap_or_default()
 }
 

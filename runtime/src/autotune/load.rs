@@ -1,4 +1,4 @@
-//! Compiling and loading candidates, beside the thread that measures them.
+//! Compiles and loads candidates, in parallel with the thread that measures them.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,10 +19,10 @@ use crate::error::Error;
 use crate::kernel::{LaunchConfig, compile_func, explain_failure, record};
 use crate::launch::CompiledKernel;
 
-/// Scratch memory of one running program on the CPU beyond which no cache holds its tiles.
+/// Scratch memory of one program on the CPU above which its tiles do not fit any cache.
 const MAX_ARENA_BYTES: u64 = 4 << 20;
 
-/// How large a candidate's code is, against others of its kernel: the elements of its tiles for each warp.
+/// The relative code size of a candidate among those of its kernel: the elements of its tiles per warp.
 pub(super) fn size(config: &Config) -> u64 {
     let extents = config.constants.iter().filter_map(|(_, value)| match value {
         ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
@@ -31,23 +31,23 @@ pub(super) fn size(config: &Config) -> u64 {
     extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
 }
 
-/// Where compiled candidates wait to be loaded: one at a time, as the driver has it anyway, so that at most one is under way
-/// when time is over.
+/// Queue of compiled candidates to load. They load one at a time, as the driver serializes loads anyway; so at most one
+/// load is in progress when the deadline passes.
 pub(super) struct Gate {
     pub until: Instant,
-    /// Whether a candidate is loaded: until then time is not over.
+    /// Whether a candidate is loaded: before that, the deadline does not apply.
     pub anything: AtomicBool,
-    /// Held during a load. The slowest so far, in seconds for each byte of code: what the next one may take.
+    /// Locked during a load. The slowest load so far, in seconds per byte of code: an estimate for the next one.
     pub loading: Mutex<f64>,
 }
 
 impl Gate {
-    /// Whether a candidate comes too late. The default never does: who launches the kernel loads it anyway.
+    /// Whether a candidate is past the deadline. The default never is: a launch of the kernel loads it anyway.
     fn is_closed(&self, index: usize) -> bool {
         self.is_too_late(index, 0.0)
     }
 
-    /// Whether a load of so many seconds would end too late.
+    /// Whether a load of this many seconds would end after the deadline.
     fn is_too_late(&self, index: usize, seconds: f64) -> bool {
         let end = Instant::now() + Duration::from_secs_f64(seconds);
         index != 0 && self.anything.load(Ordering::Relaxed) && end >= self.until
@@ -67,7 +67,7 @@ pub(super) struct Task {
 }
 
 impl Task {
-    /// The loaded kernel; `None` where time is over.
+    /// The loaded kernel; `None` past the deadline.
     fn run(&self) -> Result<Option<CompiledKernel>, String> {
         if self.gate.is_closed(self.index) {
             return Ok(None);
@@ -77,7 +77,8 @@ impl Task {
         let options = self.device.fit_options(&self.config.options());
         let func = record(self.def, &self.dtypes, constants, specialization).map_err(words)?;
         if let Target::Nvptx(arch) = self.device.target() {
-            // What no thread can hold takes the driver minutes, in which it loads nothing else.
+            // If the code needs more registers than a thread has, the driver takes minutes, during which it loads
+            // nothing else.
             let demand = pipeline::demand(&func, arch, &options);
             let demand = demand.map_err(|error| explain_failure(&func, error).to_string())?;
             if let Some(why) = demand.excess() {
@@ -113,7 +114,7 @@ impl Task {
     }
 }
 
-/// Runs the tasks on as many threads as there are processors. The threads end by themselves.
+/// Runs the tasks on as many threads as there are CPUs. The threads end by themselves.
 pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<CompiledKernel>, String>)> {
     let (sender, receiver) = channel();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
@@ -124,8 +125,8 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
             loop {
                 let Some(task) = tasks.lock().unwrap_or_else(|e| e.into_inner()).pop_front() else { return };
                 let outcome = catch_unwind(AssertUnwindSafe(|| task.run()));
-                let result = outcome.unwrap_or_else(|_| Err("the compiler failed: please report".into()));
-                // Nobody waits any more: neither do the tasks that are left.
+                let result = outcome.unwrap_or_else(|_| Err("the compiler panicked: please report".into()));
+                // The receiver is gone: the remaining tasks are not needed.
                 if sender.send((task.index, result)).is_err() {
                     return;
                 }
@@ -134,7 +135,7 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
         let work = Arc::new(work);
         let on_thread = work.clone();
         if std::thread::Builder::new().spawn(move || on_thread()).is_err() {
-            // The system has no more threads: this one does what no other does.
+            // The system has no more threads: this thread runs the tasks that no other thread takes.
             if running == 0 {
                 work();
             }
@@ -144,7 +145,8 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
     receiver
 }
 
-/// Whether a compiled candidate is worth a run. Registers that spill speak against all but the default, which others are held against.
+/// Whether a compiled candidate is worth a run. A candidate that spills registers is not, except the default, which is
+/// the reference for the others.
 pub(super) fn fits(kernel: &CompiledKernel, is_default: bool) -> Result<(), String> {
     let arena = kernel.manifest().arena_bytes;
     match kernel.resources() {
@@ -152,7 +154,7 @@ pub(super) fn fits(kernel: &CompiledKernel, is_default: bool) -> Result<(), Stri
             Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
         }
         Some(resources) if resources.local_bytes > 0 && !is_default => {
-            Err(format!("{} bytes of registers spill per thread, or lie in local memory", resources.local_bytes))
+            Err(format!("{} bytes of local memory per thread: spills or local arrays", resources.local_bytes))
         }
         None if arena > MAX_ARENA_BYTES => {
             Err(format!("a program needs {arena} bytes of scratch memory, above {MAX_ARENA_BYTES}"))

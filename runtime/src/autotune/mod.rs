@@ -1,18 +1,19 @@
-//! Configurations of a kernel that are chosen by measurement.
+//! Autotuning: configurations of a kernel that are selected by measurement.
 //!
-//! `#[autotune]` beside `#[kernel]` lists configurations (tile sizes, warps, stages) and names the arguments on which the best
-//! one depends, the *key*. A launch without a configuration then takes, in this order,
+//! `#[autotune]` above `#[kernel]` lists configurations (tile sizes, warps, stages) and names the arguments on which
+//! the best one depends, the *key*. A launch without a configuration uses the first of these that exists:
 //!
-//! 1. what this machine found before, for the same device, key, kernel and compiler (on disk, `store.rs`);
+//! 1. what this machine measured before, for the same device, key, kernel and compiler (on disk, `store.rs`);
 //! 2. the entry of a table that ships with the kernel (`table.rs`), for the same device and key;
-//! 3. what it measures now, if somebody asked for that ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
-//! 4. the nearest entry of 1 and 2: all the same but the sizes, of which none is more than 16 times the other;
+//! 3. a measurement now, if it was requested ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
+//! 4. the nearest entry of 1 and 2: equal except for the sizes, none of which is more than 16 times the other;
 //! 5. the kernel's default.
 //!
-//! Measuring (`tuner.rs`) compiles the candidates in parallel (`load.rs`), drops those that cannot fit, checks each one's outputs against
-//! those of the first, on scratch memory so that nothing of the caller's changes, and times what is left in rounds that take
-//! turns, with a cold L2 cache. Every step goes to a log on disk (`journal.rs`): a run that is interrupted goes on where it
-//! was, and a candidate during which the process ended twice is not tried again.
+//! A measurement (`tuner.rs`) compiles the candidates in parallel (`load.rs`), drops those that cannot fit, checks each
+//! candidate's outputs against those of the first, on scratch memory so that the caller's memory does not change, and
+//! times the remaining ones in interleaved rounds with a cold L2 cache. Every step goes to a log on disk
+//! (`journal.rs`): an interrupted run resumes where it stopped, and a candidate during which the process ended twice is
+//! not tried again.
 
 mod choose;
 mod compare;

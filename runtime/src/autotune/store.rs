@@ -1,7 +1,8 @@
-//! Choices that this machine remembers: a file each, in `tuned/KERNEL` of the cache's folder.
+//! Stores the choices of this machine: one file each, in `tuned/KERNEL` of the cache directory.
 //!
-//! A file is a [`Table`] with one entry, written to a temporary file and renamed. What is wrong with one, it is ignored with
-//! a warning; another device's is passed over. As the cache's entries, they count only if nobody else can write them.
+//! A file is a [`Table`] with one entry, written to a temporary file and renamed. Invalid files are ignored with a
+//! warning; files of another device are skipped. Like the cache's entries, a file counts only if no other user can
+//! write it.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,19 +13,19 @@ use super::table::{Entry, Table};
 use crate::cache::{Cache, owned};
 use crate::device::Device;
 
-/// A kind of device: choices are the same for all of a kind.
+/// A device model: all devices of a model share choices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceId {
-    /// The vendor's name of a GPU; a CPU by its model and threads.
+    /// The vendor's name of a GPU; the model and number of threads of a CPU.
     pub device: String,
-    /// `9.0`, on a GPU.
+    /// `9.0`; only for a GPU.
     pub compute_capability: Option<String>,
 }
 
 impl DeviceId {
     pub fn of(device: &Device) -> DeviceId {
         let info = device.info();
-        // Of CPUs, what decides is the model that code is compiled for and the number of its threads.
+        // For CPUs, the choice depends on the model that code is compiled for and on the number of threads.
         let cpu = device.host_cpu().map(|host| format!("{} with {} threads", host.cpu, info.processors));
         DeviceId {
             device: cpu.unwrap_or_else(|| info.name.clone()),
@@ -42,14 +43,14 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// A name for the files about one problem.
+/// The file name for a problem.
 fn name(device: &DeviceId, entry: &Entry) -> String {
     let text = |part: &Option<String>| part.clone().unwrap_or_default();
     let parts = [device.to_string(), text(&entry.compiler), text(&entry.ir), entry.key.clone()];
     blake3::hash(parts.join("\n").as_bytes()).to_hex()[..32].to_string()
 }
 
-/// Keeps a choice. A failure is no error: the next process chooses again.
+/// Stores a choice. A failure is not an error: the next process selects again.
 pub(super) fn remember(cache: &Cache, device: &DeviceId, entry: &Entry) {
     let Some(folder) = cache.make(&[FOLDER, &entry.kernel]) else { return };
     let name = name(device, entry) + EXTENSION;
@@ -59,31 +60,31 @@ pub(super) fn remember(cache: &Cache, device: &DeviceId, entry: &Entry) {
     }
 }
 
-/// The folder in the cache's with a folder for each kernel.
+/// The directory below the cache's that has one directory per kernel.
 const FOLDER: &str = "tuned";
 const EXTENSION: &str = ".json";
 
-/// No table is as large as this.
+/// Maximum size of a table; larger files are not read.
 const MAX_BYTES: u64 = 16 << 20;
 
-/// Where the log of tuning a problem is; `None` where none can be kept.
+/// Path of the log of tuning a problem; `None` if nothing can be stored.
 pub(super) fn log(cache: &Cache, device: &DeviceId, entry: &Entry) -> Option<PathBuf> {
     let folder = cache.make(&[FOLDER, &entry.kernel])?;
     Some(folder.path().join(name(device, entry)).with_extension("log.jsonl"))
 }
 
-/// Everything that is remembered about a kernel on a device, from any compiler.
+/// All stored entries of a kernel on a device, from any compiler version.
 pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
     let mut found = Table::new(device.clone(), Vec::new());
     let Some(folder) = cache.open(&[FOLDER, kernel]) else { return found };
     let mut names = folder.names().unwrap_or_default();
-    // The same order in every process, whatever the file system says.
+    // Sorted, so that the order does not depend on the file system.
     names.sort();
     for name in names.iter().filter(|name| name.ends_with(EXTENSION)) {
         let read = || -> Result<Table, String> {
             let file = folder.open_file(name).map_err(|why| why.to_string())?;
             let bytes = owned::read(&file, MAX_BYTES).map_err(|error| error.to_string())?;
-            Table::parse(std::str::from_utf8(&bytes).map_err(|_| "it is no text")?)
+            Table::parse(std::str::from_utf8(&bytes).map_err(|_| "it is not UTF-8")?)
         };
         match read() {
             Ok(table) if table.device == *device => found.entries.extend(table.entries),
@@ -94,10 +95,10 @@ pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
     found
 }
 
-/// What this machine remembers about a kernel: for `tilewright tune --export`.
+/// The stored entries of a kernel, for `tilewright tune --export`.
 pub fn remembered(kernel: &str, device: &Device) -> Table {
     let id = DeviceId::of(device);
-    match Cache::shared() {
+    match Cache::from_env() {
         Ok(cache) => recall(cache, kernel, &id),
         Err(_) => Table::new(id, Vec::new()),
     }

@@ -1,6 +1,6 @@
-//! Tables of choices: what ships with a kernel, what `tilewright tune --export` writes, and what is remembered.
+//! Tables of choices: shipped with kernels, written by `tilewright tune --export`, and stored on this machine.
 //!
-//! A table is JSON: the device, and entries of kernel, key and configuration.
+//! A table is JSON: the device, and one entry per kernel and key with the configuration.
 //!
 //! ```json
 //! {"format": "tilewright tuning table", "version": 1, "device": "NVIDIA H200", "compute_capability": "9.0",
@@ -29,17 +29,17 @@ pub struct Table {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub kernel: String,
-    /// As [`Problem::key`](super::Problem::key) writes it.
+    /// In the format of [`Problem::key`](super::Problem::key).
     pub key: String,
-    /// As [`Config`](super::Config) writes it.
+    /// In the format of [`Config`](super::Config).
     pub config: String,
-    /// Its time when it was chosen.
+    /// The time measured when it was chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub median_ms: Option<f64>,
-    /// The compiler that it was measured with.
+    /// Version of the compiler that it was measured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compiler: Option<String>,
-    /// A hash of the kernel's IR then.
+    /// Hash of the kernel's IR that it was measured with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ir: Option<String>,
 }
@@ -49,12 +49,12 @@ impl Table {
         Table { format: FORMAT.into(), version: VERSION, device, entries }
     }
 
-    /// Reads a table.
+    /// Parses a table.
     ///
     /// # Errors
-    /// Why the text is none, in words.
+    /// Why the text is no table.
     pub fn parse(text: &str) -> Result<Table, String> {
-        let table: Table = serde_json::from_str(text).map_err(|error| format!("it is no tuning table: {error}"))?;
+        let table: Table = serde_json::from_str(text).map_err(|error| format!("it is not a tuning table: {error}"))?;
         if table.format != FORMAT {
             return Err(format!("its format is `{}`, not `{FORMAT}`", table.format));
         }
@@ -64,7 +64,7 @@ impl Table {
         Ok(table)
     }
 
-    /// The table as text, an entry a line.
+    /// The table as text, one entry per line.
     pub fn text(&self) -> String {
         let json = |value: &dyn erased::Json| value.json();
         let mut text = format!(
@@ -86,7 +86,7 @@ impl Table {
         self.entries.iter().find(|entry| entry.kernel == kernel && entry.key == key)
     }
 
-    /// The entry of this kernel whose key is nearest, with its distance; none where all differ in more than sizes.
+    /// The entry of this kernel with the nearest key, and its distance; `None` if all differ in more than sizes.
     pub fn nearest(&self, kernel: &str, key: &str) -> Option<(&Entry, u32)> {
         let near = |entry: &'_ Entry| distance(&entry.key, key);
         let of_kernel = self.entries.iter().filter(|entry| entry.kernel == kernel);
@@ -94,7 +94,7 @@ impl Table {
     }
 }
 
-/// JSON of parts of a table; they are strings and numbers, which always have one.
+/// JSON of parts of a table: strings and numbers, whose serialization cannot fail.
 mod erased {
     use serde::Serialize;
 

@@ -1,4 +1,5 @@
-//! Words, tables and logs. Tuning runs in `runtime/tests/autotune.rs`, in processes with a cache of their own.
+//! Text forms, tables and logs. Tuning itself is tested in `runtime/tests/autotune.rs`, in processes with separate
+//! caches.
 
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -86,10 +87,10 @@ fn configurations_read_as_they_are_written() {
     assert_eq!(reordered.to_string(), texts[0]);
     for (bad, reason) in [
         ("tile=64", "`twice` has no value"),
-        ("tile=64,twice=true,depth=3", "chooses no `depth`"),
+        ("tile=64,twice=true,depth=3", "no tuned constant `depth`"),
         ("tile=64,tile=64,twice=true", "twice"),
         ("tile=64,twice=true,num_warps=3", "power of two"),
-        ("tile=64,twice", "not name=value"),
+        ("tile=64,twice", "not of the form name=value"),
     ] {
         let message = autotune.parse_config(bad).unwrap_err();
         assert!(message.contains(reason), "{bad}: {message}");
@@ -141,11 +142,11 @@ fn tables_are_read_as_they_are_written() {
     assert_eq!(near("T=f32,n<=4096"), Some(("tile=128", 2)));
     assert_eq!((near("T=bf16,n<=64"), table.nearest("other", "T=f32,n<=64")), (None, None));
     for (text, reason) in [
-        ("", "no tuning table"),
-        ("{}", "no tuning table"),
+        ("", "not a tuning table"),
+        ("{}", "not a tuning table"),
         (&*table.text().replace("tilewright tuning table", "song list"), "`song list`"),
         (&*table.text().replace("\"version\": 1", "\"version\": 9"), "version 9"),
-        (&table.text()[..100], "no tuning table"),
+        (&table.text()[..100], "not a tuning table"),
     ] {
         let message = Table::parse(text).unwrap_err();
         assert!(message.contains(reason), "{message}");
@@ -165,7 +166,7 @@ fn what_is_damaged_or_of_another_device_is_not_recalled() {
     assert_eq!(
         found.entries,
         [entry("T=f32,n<=64", "tile=256")],
-        "the last choice for a problem replaces the one before"
+        "a new choice for a problem replaces the previous one"
     );
 }
 
@@ -190,7 +191,7 @@ fn choices_that_others_can_write_are_not_recalled() {
     rustix::fs::mknodat(CWD, folder.join("fifo.json"), FileType::Fifo, Mode::RWXU, 0).unwrap();
     symlink(&table, folder.join("link.json")).unwrap();
     assert_eq!(count(), 1, "a FIFO and a link");
-    // A FIFO or a link in place of the table gives way to a new table.
+    // A FIFO or a link in place of the table is replaced by a new table.
     std::fs::rename(folder.join("fifo.json"), &table).unwrap();
     remember(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
     assert_eq!(count(), 1);
@@ -202,7 +203,7 @@ fn a_log_that_others_can_write_is_neither_read_nor_written() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log.jsonl");
     let text = "{\"job\":\"job\"}\n{\"start\":\"a\"}\n{\"start\":\"a\"}\n";
-    // What the candidate `a` is said to have done twice.
+    // The reason for dropping candidate `a`, during which the process ended twice.
     let dropped = || Journal::open(Some(&path), "job").dropped("a").is_some();
     std::fs::write(&path, text).unwrap();
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
@@ -219,7 +220,7 @@ fn a_log_that_others_can_write_is_neither_read_nor_written() {
     assert_eq!(std::fs::read_to_string(&target).unwrap(), text, "nothing is written through a link");
     std::fs::remove_file(&path).unwrap();
     rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    assert!(!dropped() && Journal::read(&path).is_empty(), "a FIFO holds nothing up");
+    assert!(!dropped() && Journal::read(&path).is_empty(), "a FIFO does not block");
 }
 
 #[test]
@@ -239,7 +240,7 @@ fn logs_go_on_where_they_were() {
 
     let mut journal = Journal::open(Some(&path), "job");
     assert_eq!((journal.times("a"), journal.rounds("a")), (vec![1.0, 2.0], 1));
-    assert_eq!((journal.dropped("a"), journal.dropped("b")), (None, None), "one more try");
+    assert_eq!((journal.dropped("a"), journal.dropped("b")), (None, None), "the candidate gets one more try");
     journal.add(Event::Start("b".into()));
     drop(journal);
     let journal = Journal::open(Some(&path), "job");
@@ -251,7 +252,7 @@ fn logs_go_on_where_they_were() {
 
     journal.add(Event::Chosen { config: "a".into(), median_ms: 1.5 });
     drop(journal);
-    assert_eq!(Journal::open(Some(&path), "job").rounds("a"), 0, "a log that came to its end starts over");
+    assert_eq!(Journal::open(Some(&path), "job").rounds("a"), 0, "a complete log is started over");
     Journal::open(Some(&path), "job").add(Event::Start("a".into()));
     assert_eq!(Journal::open(Some(&path), "other").dropped("a"), None);
     assert_eq!(Journal::read(&path), [Event::Job("other".into())]);

@@ -1,4 +1,4 @@
-//! Measuring candidates: compile, drop what cannot fit, compare outputs, time.
+//! Measures candidates: compiles them, drops those that cannot fit, compares outputs, and times them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +31,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// From what the argument struct lists: constants and arguments in the kernel's order.
+    /// Built from the fields of the argument struct: constants and arguments in the kernel's order.
     #[doc(hidden)]
     pub fn new(def: &'static KernelDef, grid: Grid, constants: Vec<ConstValue>, args: &[KernelArg]) -> Attempt {
         let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
@@ -44,16 +44,16 @@ impl Attempt {
     }
 }
 
-/// What became of a candidate.
+/// Outcome of a candidate.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     Timed {
         median_ms: f64,
         runs: usize,
     },
-    /// It does not fit, does not run, or computes something else.
+    /// It does not fit, does not run, or computes a different result.
     Dropped(String),
-    /// The budget ended before it was timed.
+    /// The time limit was reached before it was timed.
     Unfinished,
 }
 
@@ -64,18 +64,18 @@ pub struct Candidate {
     pub outcome: Outcome,
 }
 
-/// What a tuning run found.
+/// Result of a tuning run.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub kernel: &'static str,
     pub key: String,
     pub candidates: Vec<Candidate>,
-    /// The best, and its median in milliseconds.
+    /// The best configuration, and its median in milliseconds.
     pub chosen: (Config, f64),
     pub seconds: f64,
 }
 
-/// What is tuned, and how.
+/// The problem, and the options of the run.
 pub(super) struct Job<'a> {
     pub def: &'static KernelDef,
     pub device: &'a Device,
@@ -86,29 +86,29 @@ pub(super) struct Job<'a> {
     pub limit: Duration,
 }
 
-/// The part of the budget that compiling and loading may take, where something is loaded: the rest is for timing.
+/// The fraction of the time limit for compiling and loading, once something is loaded: the rest is for timing.
 const LOADING: f64 = 0.7;
-/// Rounds of timing; in each, every candidate that is still in the race runs for [`ROUND_MS`].
+/// Rounds of timing; in each, every remaining candidate runs for [`ROUND_MS`].
 const ROUNDS: usize = 5;
 const ROUND_MS: f64 = 20.0;
 /// Runs of one candidate in one round.
 const RUNS: (usize, usize) = (3, 200);
-/// A candidate this much slower than the best is out of the race.
+/// A candidate slower than the best one by this factor is dropped.
 const RACE: f64 = 1.25;
-/// A candidate on its way.
+/// A candidate and its state.
 struct Trial {
     config: Config,
     name: String,
     attempt: Option<Attempt>,
     kernel: Option<CompiledKernel>,
-    /// Why it is out.
+    /// Why it was dropped.
     dropped: Option<String>,
     agrees: bool,
 }
 
-/// Why a run did not end well.
+/// Why a run failed.
 enum Stop {
-    /// The candidate is at fault, and the next one can run.
+    /// The candidate caused it, and the next one can run.
     Failed(String),
     /// Nothing can run in this process any more.
     Lost(String),
@@ -126,7 +126,8 @@ impl From<Error> for Stop {
 /// Measures the candidates, the default first.
 ///
 /// # Errors
-/// No candidate runs; the first one disagrees with others that agree; the device is lost to this process.
+/// No candidate runs; the first one disagrees with others that agree with each other; the device is lost to this
+/// process.
 pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journal: &mut Journal) -> Result<Report> {
     let start = Instant::now();
     let mut run = Run { job, journal, trials: Vec::new(), start, scratch: None };
@@ -137,7 +138,7 @@ pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journa
         let last = run.trials.len() - 1;
         match attempt {
             Err(error) => run.drop_trial(last, error.to_string()),
-            Ok(_) if threads > 1024 => run.drop_trial(last, format!("{threads} threads per block: the most is 1024")),
+            Ok(_) if threads > 1024 => run.drop_trial(last, format!("{threads} threads per block: the limit is 1024")),
             Ok(attempt) => run.trials[last].attempt = Some(attempt),
         }
     }
@@ -186,7 +187,7 @@ impl Run<'_> {
         }
     }
 
-    /// What the caller queued comes before what the scratch memory is filled from.
+    /// Work that the caller queued must end before the scratch memory is filled from its results.
     fn synchronize_caller(&self) -> Result<()> {
         if let Some(stream) = &self.job.base.stream {
             stream.synchronize()?;
@@ -194,12 +195,12 @@ impl Run<'_> {
         self.job.device.synchronize()
     }
 
-    /// Compiles all candidates on all processors and loads them, the default and small ones first. When its part of the
-    /// budget is over, the default is done and something is loaded, no further load begins, and nobody waits for the one that
-    /// is under way; nor does one begin that would take too long by what others took.
+    /// Compiles all candidates on all CPUs and loads them, the default and small ones first. When its part of the time
+    /// limit is over, the default is done and something is loaded, no further load begins, and the load in progress is
+    /// not waited for. A load does not begin either if, estimated from earlier loads, it would take too long.
     fn compile(&mut self) {
         let mut order: Vec<usize> = (0..self.trials.len()).collect();
-        // The first one is the default. Equal ones stay in their order.
+        // The first one is the default. The sort is stable.
         order.sort_by_key(|&index| (index != 0, size(&self.trials[index].config)));
         let until = self.start + self.job.budget.mul_f64(LOADING);
         let gate = Arc::new(Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(0.0) });
@@ -230,7 +231,7 @@ impl Run<'_> {
         }
         let count = |is: fn(&Trial) -> bool| self.trials.iter().filter(|trial| is(trial)).count();
         tracing::info!(
-            "{}: after {:.1} s {} candidates are loaded, {} dropped, {} left behind",
+            "{}: after {:.1} s {} candidates are loaded, {} dropped, {} not loaded in time",
             self.job.def.name,
             self.start.elapsed().as_secs_f64(),
             count(|trial| trial.kernel.is_some()),
@@ -292,7 +293,7 @@ impl Run<'_> {
             {
                 let names = [*reference, *earlier, index].map(|i| self.trials[i].name.clone());
                 return Err(self.error(format!(
-                    "the first configuration, {}, computes something else than {} and {}, which agree: nothing is chosen",
+                    "the first configuration, {}, disagrees with {} and {}, which agree with each other: no configuration is selected",
                     names[0], names[1], names[2],
                 )));
             }
@@ -320,7 +321,7 @@ impl Run<'_> {
         self.journal.add(Event::Agrees { config: self.trials[index].name.clone(), error });
     }
 
-    /// Drops a candidate that did not end well; an error where nothing else can run.
+    /// Drops a candidate that failed; returns an error if nothing else can run.
     fn stopped(&mut self, index: usize, stop: Stop) -> Result<()> {
         match stop {
             Stop::Failed(why) => {
@@ -331,7 +332,7 @@ impl Run<'_> {
                 let name = self.trials[index].name.clone();
                 self.drop_trial(index, why.clone());
                 Err(self.error(format!(
-                    "{name} took the device along: {why}\n  help: start the program again; it goes on without that configuration"
+                    "the device was lost while {name} ran: {why}\n  help: restart the program, which continues without that configuration"
                 )))
             }
         }
@@ -342,8 +343,8 @@ impl Run<'_> {
             let args = self.trials[index].attempt.as_ref().map(|attempt| &attempt.args[..]).unwrap_or_default();
             self.scratch = Some(Scratch::new(self.job.device, args, types)?);
         }
-        // Just made; every attempt has the same memory.
-        self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory is gone; please report"))
+        // Just allocated; every attempt uses the same memory.
+        self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report"))
     }
 
     fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Outputs, Stop> {
@@ -363,12 +364,13 @@ impl Run<'_> {
             return Err(Stop::Failed("it was not compiled".into()));
         };
         let grid = attempt.grid.extents(self.job.def)?;
-        // SAFETY: outputs point at scratch memory of the same size, inputs at memory that the caller of the launch borrows for
-        // as long as tuning takes; all of it is of this device, and this thread queues on its stream alone.
+        // SAFETY: outputs point at scratch memory of the same size, inputs at memory that the caller of the launch
+        // borrows for as long as tuning takes; all of it is of this device, and only this thread queues work on its
+        // stream.
         unsafe { kernel.launch(grid, &scratch.redirect(&attempt.args)) }.map_err(Stop::from)
     }
 
-    /// Waits for what is queued; not for ever.
+    /// Waits for the queued work, up to the time limit.
     fn wait(&self) -> Result<(), Stop> {
         let event = self.job.device.stream().record()?;
         let start = Instant::now();
@@ -414,7 +416,7 @@ impl Run<'_> {
         if let Some(scratch) = &mut self.scratch {
             scratch.fill()?;
         }
-        // The first run tells how many make a round, and wakes caches and clocks up.
+        // The first run determines the number of runs per round, and warms up caches and clocks.
         let once = self.time_runs(index, l2, 1)?[0];
         let runs = ((ROUND_MS / once.max(1e-3)) as usize).clamp(RUNS.0, RUNS.1);
         self.time_runs(index, l2, runs)
@@ -458,7 +460,7 @@ impl Run<'_> {
             .map(|index| Candidate { config: self.trials[index].config.clone(), outcome: outcome(index) })
             .collect();
         let chosen = self.trials[best].config.clone();
-        // With candidates left, a later run goes on with this log.
+        // If candidates remain, a later run resumes this log.
         if candidates.iter().all(|candidate| candidate.outcome != Outcome::Unfinished) {
             self.journal.add(Event::Chosen { config: chosen.to_string(), median_ms });
         }
@@ -467,7 +469,7 @@ impl Run<'_> {
     }
 }
 
-/// Memory among the passed arguments.
+/// The memory arguments among the passed arguments.
 #[derive(Clone, Copy)]
 struct MemoryType {
     dtype: DType,
@@ -490,7 +492,7 @@ fn memory_types(job: &Job) -> Vec<Option<MemoryType>> {
     job.def.params.iter().filter_map(|p| of(p.kind)).collect()
 }
 
-/// What a run wrote, as far as it is compared, one entry per passed argument that is written.
+/// The compared bytes of a run's outputs, one entry per passed argument that is written.
 type Outputs = Vec<(usize, DType, Vec<u8>)>;
 
 /// The largest error of any output, and that output's name.
@@ -503,10 +505,10 @@ fn worst(want: &Outputs, found: &Outputs, def: &KernelDef) -> (f64, &'static str
     errors.max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((0.0, "output"))
 }
 
-/// Memory that stands in for what the kernel writes.
+/// Scratch memory in place of the memory that the kernel writes.
 struct Scratch {
     device: Device,
-    /// Of each written argument: its index, type, the caller's address, and the memory.
+    /// For each written argument: its index, type, the caller's address, and the scratch memory.
     parts: Vec<(usize, MemoryType, u64, Buffer<u8>)>,
 }
 
@@ -523,11 +525,12 @@ impl Scratch {
         Ok(Scratch { device: device.clone(), parts })
     }
 
-    /// What is read becomes a copy of the caller's; what is only written, no number.
+    /// Copies of the caller's memory for what the kernel reads; NaN for what it only writes.
     fn fill(&mut self) -> Result<()> {
         for (_, memory, source, buffer) in &mut self.parts {
             match memory.reads {
-                // SAFETY: the caller of the launch borrows that memory while we tune, and scratch memory is elsewhere.
+                // SAFETY: the caller of the launch borrows that memory during tuning, and scratch memory does not
+                // overlap it.
                 true => unsafe { self.device.copy(buffer.address(), *source, buffer.len()) }?,
                 false => buffer.poison()?,
             }
@@ -544,7 +547,7 @@ impl Scratch {
         args
     }
 
-    /// What is compared of the outputs.
+    /// The compared bytes of the outputs.
     fn download(&self) -> Result<Outputs> {
         let fetch = |buffer: &Buffer<u8>| -> Result<Vec<u8>> {
             let windows = compare::windows(buffer.len());

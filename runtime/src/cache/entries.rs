@@ -1,7 +1,8 @@
-//! All entries of a cache: how much room they take, and which of them go.
+//! All entries of a cache: their total size, and which are evicted.
 //!
-//! An entry's time of modification is when it was used last: a hit sets it. Several processes may use, write and remove
-//! entries at once: a file that is gone is a miss for whoever wanted it, and removing it twice is no mistake.
+//! The modification time of an entry is the time of its last use: a hit sets it. Several processes may use, write and
+//! remove entries at the same time: a removed file is a miss for a process that wants it, and removing it twice is not
+//! an error.
 
 use std::io;
 use std::time::{Duration, SystemTime};
@@ -13,7 +14,7 @@ use super::owned::{Folder, TEMPORARY, Unusable};
 /// File name extension of entries.
 pub(super) const EXTENSION: &str = ".tile";
 
-/// A temporary file that is as old as this has lost its process.
+/// A temporary file of this age was left behind by a process that ended.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
 pub(super) struct Entry {
@@ -24,7 +25,7 @@ pub(super) struct Entry {
     used: (i64, i64),
 }
 
-/// The entries below a cache's folder, and temporary files that processes left behind.
+/// The entries below a cache directory, and temporary files that processes left behind.
 pub(super) struct Entries {
     shards: Vec<Folder>,
     pub list: Vec<Entry>,
@@ -32,7 +33,7 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    /// Reads the folder. What is in the way of an entry or shard, and belongs to others, is passed over.
+    /// Reads the directory. Files in place of an entry or shard that belong to other users are skipped.
     pub fn of(root: &Folder) -> io::Result<Entries> {
         let mut entries = Entries { shards: Vec::new(), list: Vec::new(), abandoned: Vec::new() };
         let is_shard = |name: &String| name.len() == 2 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -51,7 +52,7 @@ impl Entries {
         for name in shard.names()? {
             let (entry, temporary) = (name.ends_with(EXTENSION), name.starts_with(TEMPORARY));
             let Some(stat) = shard.stat(&name).ok().filter(|_| entry || temporary) else { continue };
-            // Others are no files that a cache made: they stay, and are misses.
+            // Other kinds of files do not come from a cache: they stay, and are misses.
             if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
                 continue;
             }
@@ -71,10 +72,10 @@ impl Entries {
         self.list.iter().map(|entry| entry.bytes).sum()
     }
 
-    /// Removes one; gives whether this call did it.
+    /// Removes one; returns whether this call did it.
     ///
     /// # Errors
-    /// What the file system says, with the file's path.
+    /// The file system's error, with the file's path.
     fn remove(&self, entry: &Entry) -> Result<bool, (String, io::Error)> {
         let shard = &self.shards[entry.shard];
         match shard.remove(&entry.name) {
@@ -84,13 +85,13 @@ impl Entries {
         }
     }
 
-    /// Removes all; gives how many entries there were.
+    /// Removes all; returns the number of entries.
     pub fn clear(&self) -> Result<usize, (String, io::Error)> {
         self.abandoned.iter().try_for_each(|file| self.remove(file).map(drop))?;
         self.list.iter().try_fold(0, |count, entry| Ok(count + usize::from(self.remove(entry)?)))
     }
 
-    /// Removes those that were used longest ago, until the others have at most `limit` bytes together.
+    /// Removes the least recently used entries until the others have at most `limit` bytes in total.
     pub fn evict(mut self, limit: u64) -> Result<usize, (String, io::Error)> {
         self.abandoned.iter().try_for_each(|file| self.remove(file).map(drop))?;
         let mut list = std::mem::take(&mut self.list);

@@ -12,7 +12,7 @@
 //! 32  blake3 of everything before
 //! ```
 //!
-//! Numbers are little-endian. The length of the whole is checked first, then the checksum, so nothing below it reads
+//! Numbers are little-endian. The total length is checked first, then the checksum, so later fields are not read from
 //! damaged bytes.
 
 use tilewright_codegen::target::{Artifact, Code};
@@ -20,14 +20,14 @@ use tilewright_codegen::target::{Artifact, Code};
 use super::Key;
 
 const MAGIC: &[u8; 8] = b"TILEWRT\n";
-/// Raised with every change of the layout above or of the manifest's fields.
+/// Incremented with every change of the layout above or of the manifest's fields.
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 8 + 4 + 4 + 32 + 8 + 8;
 const CHECKSUM_BYTES: usize = 32;
 
 pub(super) fn encode(artifact: &Artifact, key: &Key) -> Vec<u8> {
     let manifest = serde_json::to_vec(&artifact.manifest)
-        .unwrap_or_else(|error| panic!("internal compiler error: a manifest has no JSON form: {error}; please report"));
+        .unwrap_or_else(|error| panic!("internal compiler error: cannot serialize a manifest: {error}; please report"));
     let (kind, code): (u32, &[u8]) = match &artifact.code {
         Code::Ptx(text) => (0, text.as_bytes()),
         Code::Object(bytes) => (1, bytes),
@@ -46,11 +46,11 @@ pub(super) fn encode(artifact: &Artifact, key: &Key) -> Vec<u8> {
     bytes
 }
 
-/// The artifact in `bytes`, or why there is none.
+/// Decodes the artifact in `bytes`, or returns why there is none.
 pub(super) fn decode(bytes: &[u8], key: &Key) -> Result<Artifact, &'static str> {
     let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or("it is shorter than a header")?;
     if header[..8] != MAGIC[..] {
-        return Err("it is no Tilewright cache entry");
+        return Err("it is not a Tilewright cache entry");
     }
     let number = |at: usize, size: usize| header[at..at + size].iter().rev().fold(0, |n, &b| n << 8 | b as u64);
     if number(8, 4) != VERSION as u64 {
@@ -71,7 +71,7 @@ pub(super) fn decode(bytes: &[u8], key: &Key) -> Result<Artifact, &'static str> 
     let (manifest, code) = content[HEADER_BYTES..].split_at(manifest_len as usize);
     let manifest = serde_json::from_slice(manifest).map_err(|_| "its manifest has other fields")?;
     let code = match number(12, 4) {
-        0 => Code::Ptx(String::from_utf8(code.to_vec()).map_err(|_| "its PTX is no text")?),
+        0 => Code::Ptx(String::from_utf8(code.to_vec()).map_err(|_| "its PTX is not UTF-8")?),
         1 => Code::Object(code.to_vec()),
         _ => return Err("its kind of code is unknown"),
     };

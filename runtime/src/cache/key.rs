@@ -1,4 +1,4 @@
-//! Names of artifacts.
+//! Cache keys of artifacts.
 
 use std::fmt;
 
@@ -6,30 +6,30 @@ use tilewright_codegen::ir::{Func, Op};
 use tilewright_codegen::target::{CompileOptions, Target};
 use tilewright_codegen::{compiler_id, text};
 
-/// Name of an artifact: a hash of everything that its code is made from.
+/// Cache key of an artifact: a hash of all inputs of its code.
 ///
-/// That is the compiler with the LLVM in it, target (a CPU with all its features), options, the function's text, and the
-/// source places that are in the code. The text has no places: a kernel that moves in its file keeps its entry, unless it
-/// asserts something. (The one place in the manifest is the kernel's own, which whoever takes an artifact from the cache
-/// puts there.)
+/// The inputs are the compiler with its LLVM, the target (a CPU with all its features), options, the function's text,
+/// and the source locations that are in the code. The text has no locations: a kernel that moves in its file keeps its
+/// entry, unless it contains an assertion. (The one location in the manifest is the kernel's own; the reader of the
+/// cache sets it.)
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(pub(super) [u8; 32]);
 
 impl Key {
-    /// Key of what this compiler makes of `func` for `target` under `options`.
+    /// Key of the code that this compiler generates from `func` for `target` under `options`.
     pub fn new(func: &Func, target: &Target, options: &CompileOptions) -> Key {
         Key::of(compiler_id(), func, target, options)
     }
 
     pub(super) fn of(compiler: &str, func: &Func, target: &Target, options: &CompileOptions) -> Key {
         let mut hasher = blake3::Hasher::new();
-        // Each part's length goes first, so that no two different lists of parts give the same bytes.
+        // Each part is preceded by its length, so that different lists of parts have different bytes.
         let mut part = |bytes: &[u8]| {
             hasher.update(&(bytes.len() as u64).to_le_bytes());
             hasher.update(bytes);
         };
         part(compiler.as_bytes());
-        // The derived text has every field of both, with its name.
+        // The derived text contains every field of both, by name.
         part(format!("{target:?}").as_bytes());
         part(format!("{options:?}").as_bytes());
         part(text::print(func).as_bytes());
@@ -38,7 +38,7 @@ impl Key {
     }
 }
 
-/// The places that are in the code: an assertion or an assumption that fails names its own.
+/// The locations that are in the code: a failing assertion or assumption reports its location.
 fn places(func: &Func) -> impl Iterator<Item = String> {
     let asserts = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::DeviceAssert { .. } | Op::Assume));
     asserts.map(|id| func.op(id).loc.to_string())

@@ -1,15 +1,15 @@
 //! Compiled kernels on disk, shared by all processes of a user.
 //!
-//! One file holds one artifact; `format.rs` has its layout, `key.rs` what its name is made of. An entry is written to a
-//! temporary file beside its place and then renamed, so a reader sees all of it or nothing. Whatever is wrong with an entry,
-//! it is a miss: damage, another format, another key, somebody else's file. Whatever is wrong with the folder, the program
-//! goes on without a cache, and says so once.
+//! One file holds one artifact; `format.rs` defines its layout, `key.rs` its name. An entry is written to a temporary
+//! file in the same directory and then renamed, so a reader sees all of it or nothing. Any invalid entry is a miss:
+//! damage, another format, another key, another user's file. If the directory cannot be used, the program continues
+//! without a cache, and warns once.
 //!
-//! What is in the cache is run. It is trusted because nobody else can write it: folder and entry belong to the user of the
-//! process, who alone can write them (`owned.rs`), else they are not used. The checksum of an entry finds damage; it says nothing
-//! of who wrote it.
+//! The code in the cache is executed. It is trusted because no other user can write it: directory and entry belong to
+//! the user of the process, and only this user can write them (`owned.rs`); otherwise they are not used. The checksum
+//! of an entry detects damage; it does not authenticate the writer.
 //!
-//! The entries take a limited room (`entries.rs`): those go first that were used longest ago.
+//! The total size of the entries is limited (`entries.rs`): the least recently used ones are evicted first.
 
 mod entries;
 mod format;
@@ -30,62 +30,57 @@ use entries::{EXTENSION, Entries};
 pub use key::Key;
 use owned::{Folder, Unusable};
 
-/// How much room entries take unless the environment says otherwise: some thousands of kernels.
+/// Default limit of the total size of entries: some thousands of kernels.
 const DEFAULT_MAX_BYTES: u64 = 1 << 30;
 
-/// No kernel is as large as this: a larger file is none of ours, and is not read.
+/// Maximum size of an entry: a larger file is not an entry, and is not read.
 const MAX_ENTRY_BYTES: u64 = 256 << 20;
 
-/// A folder of compiled kernels, or none.
+/// A directory of compiled kernels, or none.
 #[derive(Debug)]
 pub struct Cache {
     dir: Option<PathBuf>,
     max_bytes: u64,
-    /// Whose files are used.
+    /// The user whose files are used.
     user: u32,
-    /// Bytes that this process kept since it last looked at how much there is; `None` before that.
+    /// Bytes that this process stored since it last computed the total size; `None` before that.
     kept: Mutex<Option<u64>>,
-    /// What was warned about, and in which words.
+    /// The warnings so far: their subject and text.
     warnings: Mutex<Vec<(About, String)>>,
 }
 
-/// What warnings are about: of each there is one.
+/// Subjects of warnings: there is at most one warning for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
-    /// The folder is not used.
+    /// The directory is not used.
     Folder,
     /// An entry is not used.
     Entry,
-    /// Something cannot be written, or removed to make room.
+    /// Something cannot be written, or cannot be removed to free space.
     Write,
 }
 
 impl Cache {
-    /// The cache that the environment asks for: see [`env`](crate::env).
+    /// The cache of the environment variables: see [`env`](crate::env). A process has one, so that it warns once.
     ///
     /// # Errors
-    /// A variable with a bad value.
-    pub fn from_env() -> Result<Cache> {
-        let env = Env::get()?;
-        let cache = env.cache_dir.as_ref().map_or_else(Cache::disabled, Cache::at);
-        Ok(cache.max_bytes(env.cache_max_bytes.unwrap_or(DEFAULT_MAX_BYTES)))
-    }
-
-    /// The one of [`from_env`](Cache::from_env) that all of this process shares.
-    ///
-    /// # Errors
-    /// A variable with a bad value.
-    pub(crate) fn shared() -> Result<&'static Cache> {
+    /// A variable with an invalid value.
+    pub fn from_env() -> Result<&'static Cache> {
         static CACHE: OnceLock<Result<Cache>> = OnceLock::new();
-        CACHE.get_or_init(Cache::from_env).as_ref().map_err(Clone::clone)
+        let open = || {
+            let env = Env::get()?;
+            let cache = env.cache_dir.as_ref().map_or_else(Cache::disabled, Cache::at);
+            Ok(cache.max_bytes(env.cache_max_bytes.unwrap_or(DEFAULT_MAX_BYTES)))
+        };
+        CACHE.get_or_init(open).as_ref().map_err(Clone::clone)
     }
 
-    /// A cache in `dir`, which is made at the first write.
+    /// A cache in `dir`, which is created by the first write.
     pub fn at(dir: impl Into<PathBuf>) -> Cache {
         Cache { dir: Some(dir.into()), ..Cache::disabled() }
     }
 
-    /// A cache that keeps nothing.
+    /// A cache that stores nothing.
     pub fn disabled() -> Cache {
         Cache {
             dir: None,
@@ -96,14 +91,15 @@ impl Cache {
         }
     }
 
-    /// Lets the entries take at most so many bytes whenever one is kept; `u64::MAX` is no limit. Each further process that writes at the same time
-    /// may add a sixteenth of it, or one entry, before one of them looks again.
+    /// Limits the total size of the entries after each write; `u64::MAX` is no limit. Each further process that writes
+    /// at the same time may exceed it by a sixteenth of it, or by one entry, before one of them computes the size
+    /// again.
     pub fn max_bytes(mut self, max_bytes: u64) -> Cache {
         self.max_bytes = max_bytes;
         self
     }
 
-    /// Where the entries are; `None` where nothing is kept.
+    /// The directory of the entries; `None` if nothing is stored.
     pub fn dir(&self) -> Option<&Path> {
         self.dir.as_deref()
     }
@@ -128,7 +124,7 @@ impl Cache {
         let bytes = owned::read(&file, MAX_ENTRY_BYTES).map_err(|error| error.to_string());
         match bytes.and_then(|bytes| format::decode(&bytes, key).map_err(str::to_string)) {
             Ok(artifact) => {
-                // Where the folder cannot be written, nothing is removed for want of room either.
+                // If the directory cannot be written, nothing is evicted either.
                 let _ = file.set_modified(SystemTime::now());
                 Some(artifact)
             }
@@ -139,14 +135,14 @@ impl Cache {
         }
     }
 
-    /// Keeps `artifact` under `key`. A failure is no error: the next process compiles again.
+    /// Stores `artifact` under `key`. A failure is not an error: the next process compiles again.
     pub fn put(&self, key: &Key, artifact: &Artifact) {
         let name = file_name(key);
         let Some(folder) = self.make(&[shard(&name)]) else { return };
         let bytes = format::encode(artifact, key);
         if !self.make_room(bytes.len() as u64) {
             tracing::debug!(
-                "{} is not kept: {} bytes are too many for the cache",
+                "{} is not cached: its {} bytes exceed the limit of the cache",
                 artifact.manifest.kernel,
                 bytes.len()
             );
@@ -155,33 +151,33 @@ impl Cache {
         }
     }
 
-    /// What was warned about so far.
+    /// The warnings so far.
     pub fn warnings(&self) -> Vec<String> {
         let warnings = self.warnings.lock().unwrap_or_else(|e| e.into_inner());
         warnings.iter().map(|(_, message)| message.clone()).collect()
     }
 
-    /// The folder `below` the cache's, one name after the other, for other things that this user keeps; it is made if need be.
-    /// `None` where there is no cache, or none that can be used. What is in it does not count towards the limit.
+    /// The directory `below` the cache's, a list of path components, for other files that this user stores; it is
+    /// created if missing. `None` if there is no usable cache. Its contents do not count towards the limit.
     pub fn folder(&self, below: &[&str]) -> Option<PathBuf> {
         Some(self.make(below)?.path().to_path_buf())
     }
 
-    /// Number of entries, and their size in bytes together.
+    /// Number of entries, and their total size in bytes.
     ///
     /// # Errors
-    /// Why the folder is not used.
+    /// Why the directory is not used.
     pub fn usage(&self) -> Result<(usize, u64)> {
-        let entries = self.entries("read the cache folder")?;
+        let entries = self.entries("read the cache directory")?;
         Ok(entries.map_or((0, 0), |entries| (entries.list.len(), entries.bytes())))
     }
 
-    /// Removes every entry; returns how many there were. Other files in the folder stay.
+    /// Removes every entry; returns how many there were. Other files in the directory stay.
     ///
     /// # Errors
-    /// Why the folder is not used, or which entry could not be removed.
+    /// Why the directory is not used, or which entry could not be removed.
     pub fn clear(&self) -> Result<usize> {
-        let Some(entries) = self.entries("clear the cache folder")? else { return Ok(0) };
+        let Some(entries) = self.entries("clear the cache directory")? else { return Ok(0) };
         entries.clear().map_err(|(path, error)| Error::Io {
             doing: "remove the cache entry",
             path,
@@ -189,14 +185,14 @@ impl Cache {
         })
     }
 
-    /// Tries a write in the folder, for `doctor`.
+    /// Tests a write in the directory, for `doctor`.
     ///
     /// # Errors
     /// Why nothing can be written there.
     pub fn check_writable(&self) -> Result<()> {
         let Some(dir) = &self.dir else { return Ok(()) };
         let outcome = Folder::make(dir, &[], self.user).and_then(|folder| Ok(folder.check_writable()?));
-        outcome.map_err(|why| self.error("write to the cache folder", &why))
+        outcome.map_err(|why| self.error("write to the cache directory", &why))
     }
 
     fn entries(&self, doing: &'static str) -> Result<Option<Entries>> {
@@ -214,12 +210,12 @@ impl Cache {
         Error::Io { doing, path: dir.display().to_string(), message: why.to_string() }
     }
 
-    /// The folder `below` the cache's; `None`, with a warning, where it cannot be used.
+    /// The directory `below` the cache's; `None`, with a warning, if it cannot be used.
     pub(crate) fn open(&self, below: &[&str]) -> Option<Folder> {
         self.usable(Folder::open(self.dir.as_deref()?, below, self.user))
     }
 
-    /// As [`open`](Cache::open); makes what is missing.
+    /// Like [`open`](Cache::open); creates missing directories.
     pub(crate) fn make(&self, below: &[&str]) -> Option<Folder> {
         self.usable(Folder::make(self.dir.as_deref()?, below, self.user))
     }
@@ -231,8 +227,8 @@ impl Cache {
             Err(refused @ Unusable::Refused { .. }) => self.warn(
                 About::Folder,
                 format!(
-                    "the cache folder is not used: {refused} (TILEWRIGHT_CACHE names another folder, or `off`); kernels are \
-                     compiled again"
+                    "the cache directory is not used: {refused} (set TILEWRIGHT_CACHE to another directory, or to `off`); \
+                     kernels are compiled again"
                 ),
             ),
             Err(Unusable::Failed(error)) => {
@@ -243,10 +239,10 @@ impl Cache {
         None
     }
 
-    /// Makes room for an entry of so many bytes; gives whether there can be enough.
+    /// Evicts entries so that one of this size fits; returns whether there can be enough space.
     ///
-    /// Looking at all entries takes a while where there are many. So it is done at the first entry of a process, and when
-    /// the process has kept a sixteenth of the limit since.
+    /// Listing all entries takes time if there are many. So it is done at the first entry of a process, and when the
+    /// process has stored a sixteenth of the limit since.
     fn make_room(&self, bytes: u64) -> bool {
         if self.max_bytes == u64::MAX {
             return true;
@@ -265,7 +261,7 @@ impl Cache {
         });
         match removed {
             None | Some(Ok(0)) => {}
-            Some(Ok(removed)) => tracing::debug!("{removed} cache entries were removed to make room"),
+            Some(Ok(removed)) => tracing::debug!("{removed} cache entries were evicted"),
             Some(Err((path, error))) => self.warn_unwritable(&path, &error),
         }
         true
@@ -275,8 +271,8 @@ impl Cache {
         self.warn(
             About::Write,
             format!(
-                "compiled and tuned kernels cannot be kept in {path}: {error}; going on without (TILEWRIGHT_CACHE names another folder, or \
-                 `off`)"
+                "compiled and tuned kernels cannot be stored in {path}: {error}; continuing without a cache (set TILEWRIGHT_CACHE to \
+                 another directory, or to `off`)"
             ),
         );
     }
@@ -296,7 +292,7 @@ fn file_name(key: &Key) -> String {
     format!("{key}{EXTENSION}")
 }
 
-/// The folder of an entry: two levels, so that no folder grows large.
+/// The directory of an entry: two levels, so that no directory grows large.
 fn shard(file_name: &str) -> &str {
     &file_name[..2]
 }

@@ -1,12 +1,13 @@
-//! Folders and files that nobody but this user can write: what the cache is made of.
+//! Directories and files that only this user can write: the storage of the cache.
 //!
-//! Compiled code is run, so it has to come from this user. A folder or file counts as this user's own if it belongs to the
-//! effective user of the process and its mode lets neither group nor others write (an access control list that lets somebody
-//! write shows in the group's bits). Folders are made with mode 0700 and files with mode 0600, whatever the umask.
+//! Compiled code is executed, so it must come from this user. A directory or file is owned by this user if it belongs
+//! to the effective user of the process and its mode lets neither group nor others write (an access control list that
+//! permits writing shows in the group's bits). Directories are created with mode 0700 and files with mode 0600,
+//! whatever the umask.
 //!
-//! Every check is made on an open descriptor, and what is below a folder is opened relative to its descriptor: nothing can
-//! be exchanged between check and use. Symbolic links are not followed, except above the folder that the caller names. A
-//! FIFO, device or socket in place of a file is refused without waiting for its other end.
+//! Every check is made on an open descriptor, and paths below a directory are opened relative to its descriptor:
+//! nothing can be exchanged between check and use (TOCTOU). Symbolic links are not followed, except above the directory
+//! that the caller names. A FIFO, device or socket in place of a file is rejected without waiting for its other end.
 
 use std::fmt;
 use std::fs::File;
@@ -19,17 +20,17 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-/// The user that this process acts for.
+/// The effective user of this process.
 pub(crate) fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Why a folder or file is not used.
+/// Why a directory or file is not used.
 #[derive(Debug)]
 pub(crate) enum Unusable {
-    /// It is not there.
+    /// It does not exist.
     Missing,
-    /// Somebody else may have written it, or it is no folder or file at all: the reason, and what to do about it.
+    /// Another user may have written it, or it is neither a file nor a directory: the reason, and what to do.
     Refused { reason: String, remedy: String },
     /// The operating system's error.
     Failed(io::Error),
@@ -38,7 +39,7 @@ pub(crate) enum Unusable {
 impl fmt::Display for Unusable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::Missing => f.write_str("it is not there"),
+            Unusable::Missing => f.write_str("it does not exist"),
             Unusable::Refused { reason, remedy } => write!(f, "{reason}: {remedy}"),
             Unusable::Failed(error) => error.fmt(f),
         }
@@ -60,10 +61,10 @@ impl From<io::Error> for Unusable {
     }
 }
 
-/// What speaks against something of this owner and mode as `user`'s own.
+/// Why something of this owner and mode is not owned by `user`; `None` if it is.
 fn objection(owner: u32, mode: u32, user: u32) -> Option<String> {
     if owner != user {
-        return Some(format!("belongs to user {owner}, and this process acts for user {user}"));
+        return Some(format!("belongs to user {owner}, but this process runs as user {user}"));
     }
     (mode & 0o022 != 0).then(|| format!("can be written by others (mode {:04o})", mode & 0o7777))
 }
@@ -75,23 +76,23 @@ fn check(stat: &Stat, wanted: FileType, path: &Path, user: u32) -> Result<(), Un
     }
     let Some(objection) = objection(stat.st_uid, stat.st_mode, user) else { return Ok(()) };
     let remedy = match (is_folder, stat.st_uid == user) {
-        (true, false) => "use a folder of your own".to_string(),
-        (true, true) => format!("remove what you did not put there, then `chmod 700 {}`", path.display()),
+        (true, false) => "use a directory that you own".to_string(),
+        (true, true) => format!("remove files that are not yours, then `chmod 700 {}`", path.display()),
         (false, _) => "remove it".to_string(),
     };
     Err(Unusable::Refused { reason: format!("{} {objection}", path.display()), remedy })
 }
 
 fn no_folder(path: &Path) -> Unusable {
-    let reason = format!("{} is no folder, or a symbolic link, which is not followed", path.display());
-    Unusable::Refused { reason, remedy: "name the folder itself".into() }
+    let reason = format!("{} is not a directory, or is a symbolic link, which is not followed", path.display());
+    Unusable::Refused { reason, remedy: "use the path of the directory itself".into() }
 }
 
 fn no_file(path: &Path) -> Unusable {
-    Unusable::Refused { reason: format!("{} is no regular file", path.display()), remedy: "remove it".into() }
+    Unusable::Refused { reason: format!("{} is not a regular file", path.display()), remedy: "remove it".into() }
 }
 
-/// An open folder of this user's own.
+/// An open directory that is owned by this user.
 #[derive(Debug)]
 pub(crate) struct Folder {
     descriptor: OwnedFd,
@@ -99,13 +100,13 @@ pub(crate) struct Folder {
     user: u32,
 }
 
-/// Names of files that are being written begin so.
+/// Prefix of the names of files that are being written.
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
 impl Folder {
-    /// The folder `below` the folder `root`, one name after the other; each of them has to be `user`'s own.
+    /// Opens the directory `below` the directory `root`, component by component; each of them must be owned by `user`.
     pub fn open(root: &Path, below: &[&str], user: u32) -> Result<Folder, Unusable> {
-        // Without a slash at the end, which would have a link followed.
+        // Without a trailing slash, which would make the system follow a link.
         let root: PathBuf = root.components().collect();
         let mut folder = open_folder(CWD, &root, root.clone(), user)?;
         for name in below {
@@ -114,9 +115,10 @@ impl Folder {
         Ok(folder)
     }
 
-    /// As [`open`](Folder::open); makes what is missing, folders above `root` too. Never [`Unusable::Missing`].
+    /// Like [`open`](Folder::open); creates missing directories, including those above `root`. Never
+    /// [`Unusable::Missing`].
     pub fn make(root: &Path, below: &[&str], user: u32) -> Result<Folder, Unusable> {
-        // Some file systems, such as /proc, say so of what they cannot make.
+        // Some file systems, such as /proc, return this error for a directory that they cannot create.
         Folder::make_or_open(root, below, user).map_err(|why| match why {
             Unusable::Missing => Unusable::Failed(Errno::NOENT.into()),
             other => other,
@@ -148,20 +150,20 @@ impl Folder {
         open_folder(&self.descriptor, Path::new(name), self.path.join(name), self.user)
     }
 
-    /// Where it is, for messages and for those who go there by themselves.
+    /// Its path, for messages and for access by path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file of that name, for reading.
+    /// Opens the file of that name for reading.
     pub fn open_file(&self, name: &str) -> Result<File, Unusable> {
         open_file(&self.descriptor, Path::new(name), OFlags::RDONLY, &self.path.join(name), self.user)
     }
 
-    /// Puts a file with these bytes in its place at once: whoever reads sees the file before or this one.
+    /// Replaces a file atomically by one with these bytes: a reader sees the old file or the new one.
     ///
     /// # Errors
-    /// What the file system says. Nothing is left then.
+    /// The file system's error. No temporary file is left then.
     pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         check_file_size(bytes.len() as u64)?;
         let temporary = Temporary::new(self)?;
@@ -170,15 +172,15 @@ impl Folder {
         Ok(())
     }
 
-    /// Tries whether something can be written.
+    /// Tests whether something can be written.
     ///
     /// # Errors
-    /// What the file system says.
+    /// The file system's error.
     pub fn check_writable(&self) -> io::Result<()> {
         (&Temporary::new(self)?.file).write_all(b"tilewright")
     }
 
-    /// The names of everything in it that have text.
+    /// All names in it that are valid UTF-8.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.descriptor)? {
@@ -191,18 +193,18 @@ impl Folder {
         Ok(names)
     }
 
-    /// What the file system says of a name in it, links not followed.
+    /// Metadata of a name in it, without following links.
     pub fn stat(&self, name: &str) -> io::Result<Stat> {
         Ok(rustix::fs::statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Removes what is not a folder.
+    /// Removes a name that is not a directory.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.descriptor, name, AtFlags::empty())?)
     }
 }
 
-/// A file that is being written; dropping it removes it, unless it was renamed.
+/// A file that is being written; dropping it removes the file, unless it was renamed.
 struct Temporary<'a> {
     folder: &'a Folder,
     name: String,
@@ -237,7 +239,7 @@ fn open_folder(at: impl AsFd, name: &Path, path: PathBuf, user: u32) -> Result<F
     Ok(Folder { descriptor, path, user })
 }
 
-/// Makes a folder and those above it that are missing.
+/// Creates a directory and its missing ancestors.
 fn make_path(path: &Path) -> Result<(), Unusable> {
     if path.as_os_str().is_empty() || path.is_dir() {
         return Ok(());
@@ -246,13 +248,14 @@ fn make_path(path: &Path) -> Result<(), Unusable> {
     make_folder(CWD, path)
 }
 
-/// Makes a folder, unless another process has just done so.
+/// Creates a directory, unless another process has just created it.
 fn make_folder(at: impl AsFd, name: &Path) -> Result<(), Unusable> {
     match rustix::fs::mkdirat(&at, name, Mode::RWXU) {
         Err(Errno::EXIST) => return Ok(()),
         outcome => outcome?,
     }
-    // The umask may have taken bits of the owner: then the folder cannot be opened for reading, but it can be named.
+    // The umask may have cleared bits of the owner: then the directory cannot be opened for reading, but its path can
+    // be used.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = rustix::fs::openat(&at, name, flags, Mode::empty())?;
     if rustix::fs::fstat(&made)?.st_mode & 0o777 != 0o700 {
@@ -262,7 +265,7 @@ fn make_folder(at: impl AsFd, name: &Path) -> Result<(), Unusable> {
 }
 
 fn open_file(at: impl AsFd, name: &Path, flags: OFlags, path: &Path, user: u32) -> Result<File, Unusable> {
-    // Without NONBLOCK, a FIFO would wait for somebody at its other end.
+    // Without NONBLOCK, opening a FIFO would wait for its other end.
     let always = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let private = Mode::RUSR | Mode::WUSR;
     let descriptor = match rustix::fs::openat(at, name, flags | always, private) {
@@ -273,12 +276,12 @@ fn open_file(at: impl AsFd, name: &Path, flags: OFlags, path: &Path, user: u32) 
     Ok(descriptor.into())
 }
 
-/// The file at `path`, for reading; the folder that it is in may be anyone's.
+/// Opens the file at `path` for reading; its directory may belong to any user.
 pub(crate) fn open(path: &Path, user: u32) -> Result<File, Unusable> {
     open_file(CWD, path, OFlags::RDONLY, path, user)
 }
 
-/// The file at `path`, for [`append`]; it is made if `make` says so, with the folder that it is in.
+/// Opens the file at `path` for [`append`]; creates it and its directory if `make` is set.
 pub(crate) fn open_to_append(path: &Path, make: bool, user: u32) -> Result<File, Unusable> {
     let flags = OFlags::WRONLY | OFlags::APPEND;
     if !make {
@@ -286,38 +289,38 @@ pub(crate) fn open_to_append(path: &Path, make: bool, user: u32) -> Result<File,
     }
     path.parent().map_or(Ok(()), make_path)?;
     let file = open_file(CWD, path, flags | OFlags::CREATE, path, user)?;
-    // As of folders, the umask may have taken bits of the owner.
+    // As for directories, the umask may have cleared bits of the owner.
     if rustix::fs::fstat(&file)?.st_mode & 0o600 != 0o600 {
         rustix::fs::fchmod(&file, Mode::RUSR | Mode::WUSR)?;
     }
     Ok(file)
 }
 
-/// Adds a text to a file, on the disk before this returns.
+/// Appends a text to a file and syncs it to disk.
 ///
 /// # Errors
-/// What the file system says.
+/// The file system's error.
 pub(crate) fn append(mut file: &File, text: &str) -> io::Result<()> {
     check_file_size(file.metadata()?.len().saturating_add(text.len() as u64))?;
     file.write_all(text.as_bytes())?;
     file.sync_data()
 }
 
-/// All bytes of a file that has at most `limit`.
+/// All bytes of a file of at most `limit` bytes.
 ///
 /// # Errors
-/// What the file system says, and a file that is larger.
+/// The file system's error, and a larger file.
 pub(crate) fn read(file: &File, limit: u64) -> io::Result<Vec<u8>> {
     if file.metadata()?.len() > limit {
         return Err(Errno::FBIG.into());
     }
     let mut bytes = Vec::new();
-    // It may be growing.
+    // The file may be growing.
     file.take(limit).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Refuses files beyond the limit of the process (`ulimit -f`): writing there would end it with SIGXFSZ.
+/// Rejects files beyond the file size limit of the process (`ulimit -f`): writing there would end it with SIGXFSZ.
 pub(crate) fn check_file_size(bytes: u64) -> io::Result<()> {
     match rustix::process::getrlimit(Resource::Fsize).current {
         Some(limit) if bytes > limit => Err(Errno::FBIG.into()),

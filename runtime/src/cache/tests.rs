@@ -1,4 +1,4 @@
-//! Whatever happens to an entry or its directory, the answer is right or missing.
+//! Whatever happens to an entry or its directory, a lookup returns the correct artifact or none.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -128,7 +128,7 @@ fn the_key_names_the_llvm_that_makes_the_code() {
     assert_ne!(key(compiler_id()), key(&other));
 }
 
-/// A kernel with an assertion and all else that has a place, as if it stood at that line.
+/// A kernel with an assertion and all other ops that have a location, as if it were at that line.
 fn at_line(line: u32) -> Func {
     let mut func = function(
         "kernel @k(%x: ptr<f32>, %n: i32) {\n  %0 = constant {value = 0} : i32\n  %1 = cmp_gt %n, %0 : bool\n  \
@@ -142,7 +142,7 @@ fn at_line(line: u32) -> Func {
     func
 }
 
-/// The place of an assertion is in the code, and so in the key; nothing else that has a place is in either.
+/// The location of an assertion is in the code, and so in the key; other locations are in neither.
 #[test]
 fn kernels_that_differ_in_the_place_of_an_assertion_have_keys_of_their_own() {
     let options = CompileOptions::default();
@@ -151,7 +151,7 @@ fn kernels_that_differ_in_the_place_of_an_assertion_have_keys_of_their_own() {
     let host = Target::Host(tilewright_codegen::target::HostCpu::native());
     for target in [SM90, host] {
         let code = |func: &Func| pipeline::compile(func, &target, &options, &mut ()).unwrap().code;
-        assert_ne!(code(&here), code(&there), "an assertion that fails says where it stands");
+        assert_ne!(code(&here), code(&there), "a failing assertion reports its location");
         assert_ne!(Key::new(&here, &target, &options), Key::new(&there, &target, &options));
         let without = |mut func: Func| {
             let is_assert = |id: &_| matches!(func.op(*id).op, Op::DeviceAssert { .. });
@@ -177,7 +177,7 @@ fn damage_anywhere_is_a_miss() {
             let mut damaged = intact.clone();
             damaged[position] ^= flip;
             fs::write(&path, &damaged).unwrap();
-            assert_eq!(cache.get(&key), None, "byte {position} changed by {flip:#x} went unnoticed");
+            assert_eq!(cache.get(&key), None, "byte {position} changed by {flip:#x} was not detected");
         }
     }
     fs::write(&path, &intact).unwrap();
@@ -193,7 +193,7 @@ fn every_truncation_and_any_tail_is_a_miss() {
     let intact = fs::read(&path).unwrap();
     for length in 0..intact.len() {
         fs::write(&path, &intact[..length]).unwrap();
-        assert_eq!(cache.get(&key), None, "{length} of {} bytes went for the whole", intact.len());
+        assert_eq!(cache.get(&key), None, "{length} of {} bytes were accepted as a complete entry", intact.len());
     }
     fs::write(&path, [&intact[..], b"x"].concat()).unwrap();
     assert_eq!(cache.get(&key), None);
@@ -208,8 +208,8 @@ fn foreign_entries_are_misses() {
     let (a, b) = (path_of(&cache, &key("a")), path_of(&cache, &key("b")));
     fs::create_dir_all(b.parent().unwrap()).unwrap();
     fs::copy(a, &b).unwrap();
-    assert_eq!(cache.get(&key("b")), None, "an entry under another key's name");
-    // A whole entry of another format version, checksum and all.
+    assert_eq!(cache.get(&key("b")), None, "an entry of another key");
+    // A complete entry of another format version, with a correct checksum.
     let mut bytes = format::encode(&ptx(), &key("b"));
     bytes[8] += 1;
     let content = bytes.len() - 32;
@@ -219,7 +219,7 @@ fn foreign_entries_are_misses() {
     assert_eq!(cache.get(&key("b")), None, "another format version");
     fs::remove_file(&b).unwrap();
     fs::create_dir(&b).unwrap();
-    assert_eq!(cache.get(&key("b")), None, "a directory in the entry's place");
+    assert_eq!(cache.get(&key("b")), None, "a directory in place of the entry");
     cache.put(&key("b"), &ptx());
     assert_eq!(cache.warnings().len(), 2, "{:?}", cache.warnings());
 }
@@ -244,7 +244,7 @@ fn threads_that_write_the_same_entry_never_show_half_of_it() {
                         assert!(candidates.contains(&artifact));
                         found += 1;
                     }
-                    None => assert_eq!(found, 0, "an entry that was there is gone"),
+                    None => assert_eq!(found, 0, "an existing entry was lost"),
                 }
             }
         });
@@ -259,7 +259,7 @@ fn a_directory_that_cannot_be_made_is_no_failure() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "in the way").unwrap();
-    // Below a file nobody can make a directory, not even root.
+    // No user can create a directory below a file, not even root.
     let cache = Cache::at(file.join("kernels"));
     assert_eq!(cache.get(&key("a")), None);
     cache.put(&key("a"), &ptx());
@@ -292,7 +292,7 @@ fn a_hit_takes_less_than_five_milliseconds() {
     assert!(best.as_millis() < 5, "a hit on a 460 kB entry took {best:?}");
 }
 
-/// As a process of another user sees it: folder and entry are intact, but not its own.
+/// As seen by a process of another user: directory and entry are intact, but belong to a different user.
 #[test]
 fn what_belongs_to_another_user_is_not_used() {
     let (_dir, own) = fresh();
@@ -303,11 +303,11 @@ fn what_belongs_to_another_user_is_not_used() {
     let message = stranger.check_writable().unwrap_err().to_string();
     assert!(message.contains("belongs to user"), "{message}");
     for outcome in [stranger.usage().map(drop), stranger.clear().map(drop)] {
-        assert!(outcome.unwrap_err().to_string().contains("a folder of your own"));
+        assert!(outcome.unwrap_err().to_string().contains("a directory that you own"));
     }
     let warnings = stranger.warnings();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
-    for part in ["belongs to user", "a folder of your own", "TILEWRIGHT_CACHE"] {
+    for part in ["belongs to user", "a directory that you own", "TILEWRIGHT_CACHE"] {
         assert!(warnings[0].contains(part), "`{part}` is missing in: {}", warnings[0]);
     }
     assert_eq!(own.usage().unwrap().0, 1, "nothing was written or removed");
@@ -340,7 +340,7 @@ fn what_others_can_write_is_not_used() {
     }
 }
 
-/// What others may read is no harm: folders of earlier versions have mode 0755.
+/// Read permission of others is accepted: directories of earlier versions have mode 0755.
 #[test]
 fn what_others_can_read_is_used() {
     let (_dir, cache) = fresh();
@@ -382,13 +382,13 @@ fn links_are_not_followed() {
         fs::remove_file(place).unwrap();
         fs::rename(&elsewhere, place).unwrap();
     }
-    // Folders above the one that the user names are the user's affair.
+    // Directories above the one that the user names are not checked.
     let link = dir.path().join("link");
     symlink(dir.path(), &link).unwrap();
     assert_eq!(Cache::at(link.join("kernels")).get(&key("a")), Some(ptx()));
 }
 
-/// The check and the read are of one open file: exchanging what is in its place in between changes nothing.
+/// The check and the read use the same open file: replacing the path in between changes nothing.
 #[test]
 fn what_is_exchanged_while_it_is_read_is_not_used() {
     let (dir, cache) = fresh();
@@ -417,12 +417,12 @@ fn what_is_exchanged_while_it_is_read_is_not_used() {
         let (mut hits, start) = (0, std::time::Instant::now());
         while hits < 200 && start.elapsed() < Duration::from_secs(20) {
             if let Some(found) = cache.get(&key) {
-                assert_eq!(found, ptx(), "somebody else's code");
+                assert_eq!(found, ptx(), "another user's code");
                 hits += 1;
             }
         }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(hits > 0, "the honest entry was never seen");
+        assert!(hits > 0, "the honest entry was never read");
     });
 }
 
@@ -437,7 +437,7 @@ fn a_huge_file_is_not_read() {
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
-/// Lengths that are as large as can be, or wrap around when they are added, with a checksum that is right.
+/// Lengths of the largest value, or whose sum overflows, with a correct checksum.
 #[test]
 fn lengths_that_lie_are_misses() {
     let (_dir, cache) = fresh();
@@ -476,7 +476,7 @@ fn those_used_longest_ago_go_first() {
     }
     let size = fs::metadata(path_of(&cache, &key("a"))).unwrap().len();
     assert_eq!(cache.get(&key("a")), Some(artifact.clone()), "the oldest is used now");
-    // A sixteenth is left for what this process adds before it looks again.
+    // A sixteenth is reserved for what this process adds before it computes the size again.
     let small = Cache::at(cache.dir().unwrap()).max_bytes(4 * size * 16 / 15 + 16);
     small.put(&key("e"), &artifact);
     let left = ["a", "b", "c", "d", "e"].map(|name| small.get(&key(name)).is_some());
@@ -496,10 +496,10 @@ fn the_limit_holds_whatever_is_put() {
         let (_, bytes) = cache.usage().unwrap();
         assert!(bytes <= limit, "{bytes} bytes after {n}");
     }
-    assert!(cache.usage().unwrap().1 > limit / 2, "the room is used");
+    assert!(cache.usage().unwrap().1 > limit / 2, "the limit is used up");
     cache.put(&key("large"), &artifact(Code::Ptx("x".repeat(limit as usize))));
     assert_eq!(cache.get(&key("large")), None, "larger than the cache");
-    assert!(cache.usage().unwrap().0 > 1, "and nothing went for its sake");
+    assert!(cache.usage().unwrap().0 > 1, "and nothing was evicted for it");
     assert!(cache.warnings().is_empty());
 }
 

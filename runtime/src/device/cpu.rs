@@ -26,14 +26,14 @@ impl Cpu {
         Cpu { info }
     }
 
-    /// Asked of LLVM at the first use: a device that only holds buffers needs no compiler.
+    /// Queried from LLVM at the first use: a device that only holds buffers needs no compiler.
     pub(super) fn host_cpu(&self) -> &HostCpu {
         static HOST_CPU: OnceLock<HostCpu> = OnceLock::new();
         HOST_CPU.get_or_init(HostCpu::native)
     }
 }
 
-/// Memory of the machine.
+/// The machine's memory in bytes.
 fn memory_bytes() -> Option<u64> {
     kib_line(&std::fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
 }

@@ -21,11 +21,11 @@ pub(crate) struct Cuda {
     /// `GPU 0 (NVIDIA H200)`.
     pub(crate) label: String,
     recent: Mutex<VecDeque<Arc<str>>>,
-    /// The peak of memory before its pools were trimmed last, since counting began.
+    /// Maximum of the peaks of the intervals before the last trim of the pools, since counting began.
     peak_before: AtomicU64,
 }
 
-/// How many launches a failure names.
+/// Number of launches that an error message names.
 const RECENT_LAUNCHES: usize = 6;
 
 impl Cuda {
@@ -36,16 +36,16 @@ impl Cuda {
             return Err(Error::NoSuchGpu { ordinal, count });
         }
         let context = CudaContext::new(ordinal).doing(&format!("opening GPU {ordinal}"))?;
-        // SAFETY: our buffers are ordered by their stream, not by cudarc's events: nothing here relies on its tracking.
+        // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().doing(&format!("making a stream on GPU {ordinal}"))?;
+        let stream = context.new_stream().doing(&format!("opening a stream on GPU {ordinal}"))?;
         Cuda::from_stream(stream)
     }
 
     pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
         let context = stream.context().clone();
         let ordinal = context.ordinal();
-        let info = query_info(&context).doing(&format!("asking GPU {ordinal} about itself"))?;
+        let info = query_info(&context).doing(&format!("querying the properties of GPU {ordinal}"))?;
         let info = DeviceInfo { driver_version: Some(driver_version()?), ..info };
         let label = format!("GPU {ordinal} ({})", info.name);
         let (major, minor) = info.compute_capability.unwrap_or((0, 0));
@@ -65,7 +65,7 @@ impl Cuda {
         self.context.bind_to_thread().map_err(|error| Error::cuda(format!("selecting {}", self.label), error))
     }
 
-    /// Remembers a launch, so that a later failure can name it.
+    /// Records a launch, so that a later failure can name it.
     pub(crate) fn note_launch(&self, kernel: &Arc<str>) {
         let mut recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
         if recent.len() == RECENT_LAUNCHES {
@@ -74,7 +74,7 @@ impl Cuda {
         recent.push_back(kernel.clone());
     }
 
-    /// `error` with the launches that may have caused it, where it comes from running code.
+    /// `error` with the launches that may have caused it, if it comes from running code.
     pub(crate) fn failure(&self, doing: &str, error: DriverError) -> Error {
         let failure = CudaFailure::from(error);
         let recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
@@ -89,11 +89,11 @@ impl Cuda {
         stream.synchronize().map_err(|error| self.failure(&format!("running kernels on {}", self.label), error))
     }
 
-    /// Allocates on the device's stream. Waits for pending frees and tries again before it gives up.
+    /// Allocates on the device's stream. If memory is exhausted, waits for pending frees and tries once more.
     pub(super) fn allocate(&self, bytes: usize) -> Result<u64> {
         self.bind()?;
         let attempt = || {
-            // SAFETY: the stream is live; the memory's contents are never read as anything but plain bytes.
+            // SAFETY: the stream is live; the memory's contents are only read as plain bytes.
             unsafe {
                 match self.context.has_async_alloc() {
                     true => result::malloc_async(self.stream.cu_stream(), bytes),
@@ -120,7 +120,7 @@ impl Cuda {
         })
     }
 
-    /// Frees what [`Cuda::allocate`] returned, after the work that is queued on the stream now.
+    /// Frees memory of [`Cuda::allocate`] after the work that is queued on the stream now.
     pub(super) fn free(&self, address: u64) {
         let outcome = self.bind().and_then(|()| {
             // SAFETY: `address` came from `allocate` and its only owner is being dropped.
@@ -138,13 +138,14 @@ impl Cuda {
     }
 
     pub(super) fn free_and_total(&self) -> Result<(u64, u64)> {
-        let (free, total) = self.context.mem_get_info().doing(&format!("asking {} for its memory", self.label))?;
+        let (free, total) = self.context.mem_get_info().doing(&format!("querying the memory of {}", self.label))?;
         Ok((free as u64, total as u64))
     }
 
     pub(super) fn trim_pool(&self) -> Result<()> {
         let Some(pool) = self.pool()? else { return Ok(()) };
-        // What was freed before is not there when something else has its peak: pools and graphs are added up only between trims.
+        // Ends the interval over which the peaks of the pool and of graphs are added: memory freed before a trim is not
+        // in use at a later peak.
         let peak = self.pool_peak()?;
         self.restart_pool_peak()?;
         self.peak_before.store(peak, Ordering::Relaxed);
@@ -153,10 +154,10 @@ impl Cuda {
         // SAFETY: the device is that of a live context.
         unsafe { sys::cuDeviceGraphMemTrim(self.context.cu_device()) }
             .result()
-            .doing(&format!("giving back memory of graphs on {}", self.label))
+            .doing(&format!("trimming the graph memory of {}", self.label))
     }
 
-    /// Bytes that the pool has given out now, graphs' included; from now on the peaks of both count anew.
+    /// Returns the bytes that the pool has in use now, including those of graphs, and restarts the peaks of both.
     pub(crate) fn restart_pool_peak(&self) -> Result<u64> {
         let Some(pool) = self.pool()? else { return Ok(0) };
         let mut zero = 0_u64;
@@ -175,16 +176,16 @@ impl Cuda {
         Ok(of_pool + of_graphs)
     }
 
-    /// Bytes that the pool has given out now, and those of graphs.
+    /// Bytes in use now: of the pool, and of graphs.
     fn used_now(&self) -> Result<[u64; 2]> {
         let of_pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
         Ok([of_pool, self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)?])
     }
 
-    /// Most bytes that the pool had given out at once since [`Cuda::restart_pool_peak`], with the most that graphs had: they have memory
-    /// of their own, and between two trims both peaks need not have been at once.
+    /// Peak number of bytes that the pool had in use since [`Cuda::restart_pool_peak`], plus the peak of graphs, which
+    /// have separate memory: the two peaks need not coincide, so the sum is an upper bound.
     pub(crate) fn pool_peak(&self) -> Result<u64> {
-        // Peaks that were set to zero stay there until the next allocation.
+        // Peaks that were set to zero stay zero until the next allocation.
         let [pool_now, graphs_now] = self.used_now()?;
         let pool = self.pool_bytes(sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_HIGH)?.max(pool_now);
         let graphs = self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_HIGH)?.max(graphs_now);
@@ -194,25 +195,26 @@ impl Cuda {
     fn graph_bytes(&self, attribute: GraphMemory) -> Result<u64> {
         self.bind()?;
         let mut bytes = 0_u64;
-        // SAFETY: all attributes of graphs' memory give a u64 (CUDA Driver API, cuDeviceGetGraphMemAttribute).
+        // SAFETY: all attributes of graph memory are a u64 (CUDA Driver API, cuDeviceGetGraphMemAttribute).
         unsafe {
             sys::cuDeviceGetGraphMemAttribute(self.context.cu_device(), attribute, &raw mut bytes as *mut c_void)
         }
         .result()
-        .doing(&format!("asking {} for the memory of graphs", self.label))?;
+        .doing(&format!("querying the graph memory of {}", self.label))?;
         Ok(bytes)
     }
 
     fn pool_bytes(&self, attribute: sys::CUmemPool_attribute) -> Result<u64> {
         let Some(pool) = self.pool()? else { return Ok(0) };
         let mut bytes = 0_u64;
-        // SAFETY: the attributes that count bytes give a u64 (CUDA Driver API, cuMemPoolGetAttribute).
+        // SAFETY: the attributes that count bytes are a u64 (CUDA Driver API, cuMemPoolGetAttribute).
         unsafe { result::mem_pool::get_attribute(pool, attribute, &raw mut bytes as *mut c_void) }
-            .doing(&format!("asking the memory pool of {}", self.label))?;
+            .doing(&format!("querying the memory pool of {}", self.label))?;
         Ok(bytes)
     }
 
-    /// By default the pool returns freed memory at every synchronisation, which makes the next allocation slow.
+    /// Sets the pool's release threshold: by default the pool returns freed memory to the system at every
+    /// synchronization, which makes the next allocation slow.
     fn keep_freed_memory(&self) -> Result<()> {
         let Some(pool) = self.pool()? else { return Ok(()) };
         let mut threshold = u64::MAX;
@@ -229,7 +231,7 @@ impl Cuda {
         self.bind()?;
         // SAFETY: the device handle is that of a live context.
         let pool = unsafe { result::device::get_mem_pool(self.context.cu_device()) };
-        pool.doing(&format!("finding the memory pool of {}", self.label)).map(Some)
+        pool.doing(&format!("getting the memory pool of {}", self.label)).map(Some)
     }
 }
 

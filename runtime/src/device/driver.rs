@@ -1,4 +1,4 @@
-//! Whether a CUDA driver answers, and what it can do.
+//! Whether a CUDA driver is present, and what it supports.
 
 use std::sync::OnceLock;
 
@@ -12,10 +12,10 @@ const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(windows)]
 const LIBRARY_NAMES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
 
-/// The newest function of the driver that we call: it came with CUDA 12.0.
+/// The newest driver function that this crate calls: it came with CUDA 12.0.
 const NEWEST_SYMBOL: &[u8] = b"cuTensorMapEncodeTiled\0";
 
-/// Loads and initialises the driver at the first call. Returns its CUDA version as major × 1000 + minor × 10.
+/// Loads and initializes the driver at the first call. Returns its CUDA version as major × 1000 + minor × 10.
 pub(crate) fn driver_version() -> Result<i32> {
     static VERSION: OnceLock<Result<i32>> = OnceLock::new();
     VERSION.get_or_init(initialise).clone()
@@ -32,7 +32,7 @@ fn initialise() -> Result<i32> {
     check_library()?;
     let no_driver = |error| {
         let failure = CudaFailure::from(error);
-        Error::NoDriver { reason: format!("the driver does not start: {failure}") }
+        Error::NoDriver { reason: format!("the driver does not initialize: {failure}") }
     };
     result::init().map_err(no_driver)?;
     let mut version = 0;
@@ -41,9 +41,9 @@ fn initialise() -> Result<i32> {
     Ok(version)
 }
 
-/// cudarc panics where the library or one of its functions is missing, so look first.
+/// cudarc panics if the library or one of its functions is missing, so this checks first.
 fn check_library() -> Result<()> {
-    // SAFETY: loading the driver's library runs its initialisers, which is what using CUDA means.
+    // SAFETY: loading the driver's library runs its initializers, as any use of CUDA does.
     let library = LIBRARY_NAMES.iter().find_map(|name| unsafe { libloading::Library::new(*name) }.ok());
     let Some(library) = library else {
         return Err(Error::NoDriver {
@@ -52,7 +52,7 @@ fn check_library() -> Result<()> {
     };
     // SAFETY: the symbol is only looked up, never called through this type.
     let found = unsafe { library.get::<*const ()>(NEWEST_SYMBOL) }.is_ok();
-    // The library stays loaded: cudarc opens it again and expects the same one.
+    // The library stays loaded: cudarc opens it again and gets the same one.
     std::mem::forget(library);
     if found {
         return Ok(());

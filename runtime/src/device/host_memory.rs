@@ -1,8 +1,9 @@
-//! How much memory the host can still give, and what happens to allocations that are more.
+//! Available host memory, and the handling of allocations that exceed it.
 //!
-//! Linux promises more memory than it has, and ends a process (not always the one at fault) when it is used. So large allocations are
-//! compared with what there is before they are made: MemAvailable and free swap, what the limits of the process's control groups leave,
-//! and what its limit on address space (`ulimit -v`) leaves. Where the system does not say, everything fits.
+//! Linux overcommits memory, and kills a process (not always the one that allocated) when memory runs out. So large
+//! allocations are compared with the available memory first: MemAvailable and free swap, the remainder of the limits of
+//! the process's control groups, and the remainder of its address space limit (`ulimit -v`). If the system does not
+//! report them, every allocation is accepted.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -10,18 +11,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Allocations from here on are compared with what there is: asking takes less time than their first use.
+/// Minimum size of allocations that are checked: for these, reading the limits takes less time than touching the
+/// memory.
 const LARGE: usize = 32 << 20;
 
-/// What allocations have to leave.
+/// Bytes that allocations have to leave available.
 static RESERVE: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on, large allocations are refused that would leave less than `bytes`.
+/// From now on, large allocations that would leave less than `bytes` available fail.
 pub fn reserve_host_memory(bytes: usize) {
     RESERVE.store(bytes, Ordering::Relaxed);
 }
 
-/// Fails unless the system can give `bytes` bytes of host memory now.
+/// Checks that the system can provide `bytes` bytes of host memory now.
 ///
 /// # Errors
 /// Both numbers.
@@ -32,7 +34,7 @@ pub fn expect_host_memory(bytes: f64) -> Result<()> {
     }
 }
 
-/// Whether the system has so many times `bytes` to give: far from any limit.
+/// Whether the system has `times` × `bytes` available: far from any limit.
 pub fn is_plenty(bytes: f64, times: f64) -> bool {
     available_bytes().is_none_or(|available| times * bytes < available)
 }
@@ -52,7 +54,7 @@ pub(super) fn kib_line(text: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// What `RLIMIT_AS` leaves; `None` without a limit.
+/// The remainder of `RLIMIT_AS`; `None` without a limit.
 fn address_space_left() -> Option<u64> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
@@ -61,11 +63,11 @@ fn address_space_left() -> Option<u64> {
     Some(limit.saturating_sub(used))
 }
 
-/// Names of one version's files.
+/// File names of one cgroup version.
 struct Names {
     limit: &'static str,
     usage: &'static str,
-    /// What the kernel takes back when memory is short.
+    /// Memory that the kernel reclaims under memory pressure.
     reclaimable: &'static str,
 }
 
@@ -73,8 +75,8 @@ const V1: Names =
     Names { limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes", reclaimable: "total_inactive_file " };
 const V2: Names = Names { limit: "memory.max", usage: "memory.current", reclaimable: "inactive_file " };
 
-/// What the limits of this process's control groups leave, those above them included. `groups` is `/proc/self/cgroup`: a line
-/// `N:controllers:path` for each hierarchy of version 1, `0::path` for version 2.
+/// The remainder of the limits of this process's control groups and their ancestors. `groups` is `/proc/self/cgroup`: a
+/// line `N:controllers:path` for each hierarchy of version 1, `0::path` for version 2.
 fn left_of_groups(root: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let mut words = line.splitn(3, ':').skip(1);
@@ -85,7 +87,8 @@ fn left_of_groups(root: &Path, groups: &str) -> Option<u64> {
             _ => return None,
         };
         let own = Path::new(path.trim_start_matches('/'));
-        // Inside of a container the path may be the host's, which is not there; the root then is the container's own.
+        // In a container the path may be the host's, which does not exist there; the root then is the container's
+        // group.
         own.ancestors().filter_map(|group| left_of_group(&root.join(group), &names)).min()
     });
     lines.min()
@@ -93,7 +96,7 @@ fn left_of_groups(root: &Path, groups: &str) -> Option<u64> {
 
 fn left_of_group(folder: &Path, names: &Names) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
-    // `max` where there is no limit.
+    // `max` means no limit.
     let limit: u64 = read(names.limit)?.trim().parse().ok()?;
     let usage: u64 = read(names.usage)?.trim().parse().ok()?;
     let stat = read("memory.stat").unwrap_or_default();
@@ -103,11 +106,11 @@ fn left_of_group(folder: &Path, names: &Names) -> Option<u64> {
 }
 
 thread_local! {
-    /// This thread makes an error of an allocation that fails.
+    /// This thread returns an error if an allocation fails.
     static HANDLED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs an allocation whose failure is an error of the caller's.
+/// Runs an allocation whose failure the caller reports as an error.
 pub(super) fn handled<R>(allocate: impl FnOnce() -> R) -> R {
     let before = HANDLED.replace(true);
     let result = allocate();
@@ -115,8 +118,9 @@ pub(super) fn handled<R>(allocate: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Whether an allocation of so many bytes may be tried. Where it may not, and nobody makes an error of it, the process ends with exit code 1
-/// and a message: what fails otherwise aborts it, or has it killed when the memory is used.
+/// Whether an allocation of `bytes` may be tried. If not, and no caller on this thread reports it as an error, the
+/// process ends with exit code 1 and a message: otherwise a failed allocation aborts, and an overcommitted one gets the
+/// process killed when the memory is used.
 pub(crate) fn may_allocate(bytes: usize) -> bool {
     if bytes < LARGE {
         return true;
@@ -130,16 +134,16 @@ pub(crate) fn may_allocate(bytes: usize) -> bool {
     }
 }
 
-/// Ends the process for want of `bytes`, unless the caller makes an error of it.
+/// Ends the process after a failed allocation of `bytes`, unless the caller reports it as an error.
 #[cold]
 pub(crate) fn refuse(bytes: usize, available: Option<f64>) {
     if HANDLED.try_with(Cell::get).unwrap_or(false) {
         return;
     }
-    // What fails meanwhile does not come here again.
+    // Prevents recursion if formatting the message allocates.
     HANDLED.set(true);
     let available = available.or_else(available_bytes).unwrap_or(0.0);
-    // There may be no memory for the words either: they are put together on the stack.
+    // There may be no memory for the message: it is formatted on the stack.
     let mut text = [0_u8; 320];
     let mut rest = &mut text[..];
     let (bytes, available) = (gib(bytes as f64), gib(available));
@@ -147,9 +151,9 @@ pub(crate) fn refuse(bytes: usize, available: Option<f64>) {
         "error: out of memory on the CPU: {bytes:.3} GiB more are needed at once, {available:.3} GiB are available"
     );
     let _ = write_to(&mut rest, words);
-    let _ = write_to(&mut rest, format_args!("\n  help: smaller sizes or fewer of them at a time need less\n"));
+    let _ = write_to(&mut rest, format_args!("\n  help: use smaller sizes, or fewer at a time\n"));
     let len = 320 - rest.len();
-    // SAFETY: the bytes live through the call; then the process ends, without anything that may want memory.
+    // SAFETY: the bytes live through the call; then the process ends without allocating.
     unsafe {
         libc::write(2, text.as_ptr().cast(), len);
         libc::_exit(1);

@@ -1,4 +1,4 @@
-//! Raw memory of a device: allocation, fills and copies by address.
+//! Untyped device memory: allocation, fills and copies by address.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -11,13 +11,13 @@ use crate::error::{Error, Result};
 /// Alignment of host memory: a cache line, and the widest vector register.
 const HOST_ALIGN: usize = 64;
 
-/// Host memory, 64-byte aligned, zeroed when it is made (by the operating system, lazily, where it is large).
+/// Host memory, 64-byte aligned, zeroed at allocation (by the operating system, lazily, if it is large).
 pub(crate) struct HostMemory {
     pointer: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: this is plain memory with one owner; `&self` gives its address only.
+// SAFETY: this is plain memory with one owner; `&self` only exposes its address.
 unsafe impl Send for HostMemory {}
 // SAFETY: as above.
 unsafe impl Sync for HostMemory {}
@@ -48,7 +48,7 @@ impl HostMemory {
 }
 
 impl Default for HostMemory {
-    /// No memory, at a well-aligned address that is never read.
+    /// No memory: a well-aligned address that is never read.
     fn default() -> Self {
         #[repr(align(64))]
         struct Aligned;
@@ -61,14 +61,14 @@ impl Drop for HostMemory {
         if self.bytes > 0
             && let Some(layout) = HostMemory::layout(self.bytes)
         {
-            // SAFETY: allocated with this layout, and dropped once.
+            // SAFETY: allocated with this layout, and freed once.
             unsafe { dealloc(self.pointer.as_ptr(), layout) };
         }
     }
 }
 
-/// Memory of a device, freed on drop. On a GPU it is ordered by the device's stream: usable by work queued after it was
-/// made, freed after the work queued before its drop.
+/// Device memory, freed on drop. On a GPU it is ordered by the device's stream: work queued after the allocation can
+/// use it, and it is freed after the work queued before its drop.
 pub(crate) struct Memory {
     device: Device,
     address: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// `bytes` bytes: zeros on the CPU, anything on a GPU.
+    /// Allocates `bytes` bytes: zeros on the CPU, unspecified contents on a GPU.
     pub(crate) fn new(device: &Device, bytes: usize) -> Result<Memory> {
         let (address, host) = match device.inner() {
             Inner::Cpu(_) | Inner::Simulated(_) => {
@@ -119,7 +119,7 @@ impl Device {
     /// Sets `bytes` bytes to `value`.
     ///
     /// # Safety
-    /// `address..address + bytes` is live memory of this device, and nobody else accesses it before this is done.
+    /// `address..address + bytes` is live memory of this device, and nothing else accesses it before this is done.
     pub(crate) unsafe fn fill(&self, address: u64, value: u8, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -155,7 +155,7 @@ impl Device {
             }
             Inner::Cuda(cuda) => {
                 cuda.bind()?;
-                // SAFETY: the caller's promise; the copy is over before `source` can be freed, since we wait for it.
+                // SAFETY: the caller's promise; this waits for the copy, so it ends before `source` can be freed.
                 unsafe { result::memcpy_htod_async(address, source, cuda.stream.cu_stream()) }
                     .map_err(|error| cuda.failure(&format!("copying to {}", cuda.label), error))?;
                 cuda.synchronize(&cuda.stream)
@@ -166,7 +166,7 @@ impl Device {
     /// Copies device memory to `target`, after the work queued on the device's stream, and waits for it.
     ///
     /// # Safety
-    /// `address..address + target.len()` is live memory of this device, and nobody writes it meanwhile.
+    /// `address..address + target.len()` is live memory of this device, and nothing writes it meanwhile.
     pub(crate) unsafe fn read(&self, address: u64, target: &mut [u8]) -> Result<()> {
         if target.is_empty() {
             return Ok(());
@@ -179,7 +179,7 @@ impl Device {
             }
             Inner::Cuda(cuda) => {
                 cuda.bind()?;
-                // SAFETY: the caller's promise; we wait for the copy before `target` can be used.
+                // SAFETY: the caller's promise; this waits for the copy before `target` can be used.
                 unsafe { result::memcpy_dtoh_async(target, address, cuda.stream.cu_stream()) }
                     .map_err(|error| cuda.failure(&format!("copying from {}", cuda.label), error))?;
                 cuda.synchronize(&cuda.stream)
@@ -190,7 +190,8 @@ impl Device {
     /// Copies `bytes` bytes within the device.
     ///
     /// # Safety
-    /// Both ranges are live memory of this device, do not overlap, and nobody else writes either before this is done.
+    /// Both ranges are live memory of this device and do not overlap, and nothing else writes either before this is
+    /// done.
     pub(crate) unsafe fn copy(&self, target: u64, source: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());

@@ -1,4 +1,4 @@
-//! A place where kernels run: one GPU, the CPU, or a GPU that the CPU simulates.
+//! Devices that run kernels: one GPU, the CPU, or a GPU simulated on the CPU.
 
 mod cpu;
 mod cuda;
@@ -24,10 +24,10 @@ use crate::env::{DeviceChoice, Env};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 
-/// A GPU, the CPU, or a simulated GPU. Cloning is cheap and gives the same device, with the same stream.
+/// A GPU, the CPU, or a simulated GPU. Cloning is cheap and returns the same device, with the same stream.
 ///
-/// Work on a GPU is asynchronous: launches and fills queue on the device's own stream, in order; reading a buffer waits
-/// for what it needs. Work on the CPU is done when the call returns.
+/// Work on a GPU is asynchronous: launches and fills queue on the device's stream, in order; reading a buffer waits for
+/// the work it depends on. Work on the CPU is complete when the call returns.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -37,29 +37,29 @@ pub(crate) enum Inner {
     Simulated(Simulated),
 }
 
-/// What a device is and has.
+/// Properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// The vendor's name of it.
+    /// The vendor's name for it.
     pub name: String,
     /// Compute capability, on a GPU.
     pub compute_capability: Option<(i32, i32)>,
     /// CUDA version of the driver as major × 1000 + minor × 10 (12.8 is 12080), on a GPU.
     pub driver_version: Option<i32>,
-    /// Memory in bytes; 0 where it is unknown.
+    /// Memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
-    /// Streaming multiprocessors of a GPU, worker threads of the CPU.
+    /// Streaming multiprocessors (SMs) of a GPU, worker threads of the CPU.
     pub processors: u32,
     /// L2 cache of a GPU in bytes; 0 on the CPU.
     pub l2_bytes: u64,
-    /// Shared memory that one block can have, in bytes; 0 on the CPU.
+    /// Maximum shared memory of one block, in bytes; 0 on the CPU.
     pub max_shared_bytes: u32,
 }
 
 impl Device {
     /// The GPU with this ordinal, counted from 0 among those that `CUDA_VISIBLE_DEVICES` leaves visible.
     ///
-    /// It gets a stream of its own, and the device's memory pool keeps freed memory for reuse.
+    /// It gets a new stream, and the device's memory pool keeps freed memory for reuse.
     ///
     /// # Errors
     /// No driver, no such GPU, or a GPU older than compute capability 8.0.
@@ -67,11 +67,11 @@ impl Device {
         Ok(Device(Arc::new(Inner::Cuda(Cuda::new(ordinal)?))))
     }
 
-    /// The GPU of `stream`, whose launches and copies then go to that stream: the way to run kernels in order with
-    /// another library's work.
+    /// The GPU of `stream`, on which launches and copies are then queued: this orders kernels with another library's
+    /// work.
     ///
     /// # Errors
-    /// A GPU older than compute capability 8.0, or a driver that does not answer.
+    /// A GPU older than compute capability 8.0, or a driver that does not respond.
     pub fn from_cuda_stream(stream: Arc<cudarc::driver::CudaStream>) -> Result<Device> {
         Ok(Device(Arc::new(Inner::Cuda(Cuda::from_stream(stream)?))))
     }
@@ -81,12 +81,12 @@ impl Device {
         Device(Arc::new(Inner::Cpu(Cpu::new())))
     }
 
-    /// A GPU of this architecture, simulated thread by thread on the CPU: for tests of kernels where there is no GPU.
+    /// A GPU of this architecture, simulated thread by thread on the CPU: for tests of kernels without a GPU.
     ///
-    /// Kernels are compiled as for the real one. A launch reports, with the line of the kernel, what a GPU would only sometimes show:
-    /// data races in shared memory and between programs, accesses that are misaligned or outside of a buffer, copies that nobody waited
-    /// for, and threads that wait for each other for ever. It is some thousand times slower than a GPU: use small shapes. Buffers are
-    /// host memory; what a kernel prints is dropped.
+    /// Kernels are compiled as for a real GPU. A launch reports, with the line of the kernel, errors that a GPU shows
+    /// only in some runs: data races in shared memory and between programs, misaligned or out-of-bounds accesses,
+    /// missing waits for asynchronous copies, and deadlocks. It is some thousand times slower than a GPU: use small
+    /// shapes. Buffers are host memory; the output of `device_print` is discarded.
     ///
     /// ```no_run
     /// use tilewright_codegen::target::GpuArch;
@@ -98,17 +98,18 @@ impl Device {
         Device::simulated_by(arch, 1)
     }
 
-    /// As [`Device::simulated`]: programs and threads run in the order that `seed` draws. Every order is one that a GPU might choose.
+    /// Like [`Device::simulated`], with programs and threads in a random order from `seed`. A GPU may run them in any
+    /// such order.
     pub fn simulated_by(arch: GpuArch, seed: u64) -> Device {
         Device(Arc::new(Inner::Simulated(Simulated::new(arch, seed))))
     }
 
-    /// The device that `TILEWRIGHT_DEVICE` names; without it, GPU 0 where a driver answers and there is one that can run
-    /// our kernels, else the CPU.
+    /// The device that `TILEWRIGHT_DEVICE` names; without it, GPU 0 if a driver responds and that GPU is supported,
+    /// else the CPU.
     ///
     /// # Errors
-    /// A bad `TILEWRIGHT_DEVICE`, or a device that it asks for and that does not work. Without the variable it never
-    /// fails.
+    /// An invalid `TILEWRIGHT_DEVICE`, or a device that it names and that does not work. Without the variable this
+    /// never fails.
     pub fn best() -> Result<Device> {
         match Env::get()?.device {
             Some(DeviceChoice::Cpu) => Ok(Device::cpu()),
@@ -125,7 +126,7 @@ impl Device {
         matches!(*self.0, Inner::Cuda(_))
     }
 
-    /// What the device is and has.
+    /// Properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         match &*self.0 {
             Inner::Cpu(cpu) => &cpu.info,
@@ -134,7 +135,7 @@ impl Device {
         }
     }
 
-    /// What the compiler should aim at.
+    /// The target to compile for.
     pub fn target(&self) -> Target {
         match &*self.0 {
             Inner::Cpu(cpu) => Target::Host(cpu.host_cpu().clone()),
@@ -143,7 +144,7 @@ impl Device {
         }
     }
 
-    /// The GPU architecture that kernels are compiled for; `None` on the CPU.
+    /// The GPU architecture to compile for; `None` on the CPU.
     pub fn gpu_arch(&self) -> Option<GpuArch> {
         match &*self.0 {
             Inner::Cpu(_) => None,
@@ -152,7 +153,7 @@ impl Device {
         }
     }
 
-    /// The CPU that native code is compiled for; `None` on a GPU.
+    /// The CPU to compile native code for; `None` on a GPU.
     pub fn host_cpu(&self) -> Option<&HostCpu> {
         match &*self.0 {
             Inner::Cpu(cpu) => Some(cpu.host_cpu()),
@@ -165,7 +166,7 @@ impl Device {
         self.info().driver_version.map(driver::ptx_version_of_driver)
     }
 
-    /// `options` with the PTX version lowered to what the driver accepts.
+    /// `options` with the PTX version limited to what the driver accepts.
     pub fn fit_options(&self, options: &CompileOptions) -> CompileOptions {
         let mut options = options.clone();
         if let Some(newest) = self.max_ptx_version() {
@@ -177,8 +178,8 @@ impl Device {
     /// Waits until all work on the device's stream is done.
     ///
     /// # Errors
-    /// What went wrong in that work, a failed `device_assert` for example; after most such errors the driver refuses
-    /// further work in this process.
+    /// A failure of that work, for example a failed `device_assert`; after most such errors the driver rejects further
+    /// work in this process.
     pub fn synchronize(&self) -> Result<()> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(()),
@@ -186,17 +187,17 @@ impl Device {
         }
     }
 
-    /// The stream that launches and copies use unless told otherwise.
+    /// The default stream of launches and copies.
     pub fn stream(&self) -> Stream {
         Stream::default_of(self)
     }
 
-    /// Another stream of this device. Order between streams is the caller's to keep, with [`Stream::wait`].
+    /// A new stream of this device. The caller orders work between streams, with [`Stream::wait`].
     pub fn new_stream(&self) -> Result<Stream> {
         Stream::new(self)
     }
 
-    /// Gives memory that freed buffers and graphs left in the device's pools back to the system.
+    /// Returns memory that freed buffers and graphs left in the device's pools to the system.
     pub fn release_unused_memory(&self) -> Result<()> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(()),
@@ -204,10 +205,10 @@ impl Device {
         }
     }
 
-    /// Fails where this is the CPU and [`expect_host_memory`] does. GPUs say themselves what they lack.
+    /// Fails if this is the CPU and [`expect_host_memory`] does. GPUs report a lack of memory themselves.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`expect_host_memory`].
     pub fn expect_memory(&self, bytes: f64) -> Result<()> {
         if self.is_cuda() { Ok(()) } else { expect_host_memory(bytes) }
     }
@@ -220,7 +221,7 @@ impl Device {
         }
     }
 
-    /// Begins to count the peak of [`Device::peak_memory`] anew; gives the bytes that are allocated now, `None` on the CPU.
+    /// Restarts [`Device::peak_memory`]; returns the bytes that are allocated now, `None` on the CPU.
     pub fn restart_peak_memory(&self) -> Result<Option<u64>> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
@@ -228,9 +229,10 @@ impl Device {
         }
     }
 
-    /// Most bytes that were allocated at once since [`Device::restart_peak_memory`], those of CUDA graphs included; `None` on
-    /// the CPU. Graphs have memory of their own: what they and others had at most is added up, anew after each
-    /// [`Device::release_unused_memory`]. What the pool keeps for later, the driver's own memory and that of other processes do not count.
+    /// Peak number of allocated bytes since [`Device::restart_peak_memory`], including those of CUDA graphs; `None` on
+    /// the CPU. Graphs have separate memory: their peak and the peak of other memory are added, separately for each
+    /// interval between calls of [`Device::release_unused_memory`]. Unused memory of the pool, the driver's memory and
+    /// that of other processes do not count.
     pub fn peak_memory(&self) -> Result<Option<u64>> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
@@ -260,7 +262,8 @@ impl fmt::Debug for Device {
     }
 }
 
-/// Two handles are equal if they reach the same memory in the same order: the CPU, the same stream of the same GPU, or one simulated GPU.
+/// Two handles are equal if they access the same memory in the same order: the CPU, the same stream of the same GPU, or
+/// one simulated GPU.
 impl PartialEq for Device {
     fn eq(&self, other: &Self) -> bool {
         match (&*self.0, &*other.0) {
@@ -276,7 +279,7 @@ impl PartialEq for Device {
 
 impl Eq for Device {}
 
-/// Fails unless both are the same device.
+/// Checks that both are the same device.
 pub(crate) fn same_device(what: &'static str, left: &Device, right: &Device) -> Result<()> {
     if left == right {
         return Ok(());

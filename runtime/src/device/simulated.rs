@@ -1,4 +1,4 @@
-//! A GPU made of plain Rust as a device: `tilewright_codegen::sim` with this process's memory.
+//! A GPU simulated in plain Rust as a device: `tilewright_codegen::sim` on this process's memory.
 
 use tilewright_codegen::target::GpuArch;
 
@@ -7,7 +7,7 @@ use super::DeviceInfo;
 pub(crate) struct Simulated {
     pub(super) info: DeviceInfo,
     pub(crate) arch: GpuArch,
-    /// Draws the order in which programs and threads run.
+    /// Seed of the order in which programs and threads run.
     pub(crate) seed: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Arguments of kernels: buffers and views by borrow, numbers by value.
+//! Arguments of kernels: buffers and views by reference, numbers by value.
 
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ElemDef, KernelDef, ParamKind};
@@ -10,17 +10,17 @@ use crate::element::{Dtype, Element};
 use crate::error::{Error, Result};
 use crate::launch::LaunchArg;
 
-/// Memory that a kernel can read, whatever it holds.
+/// Memory that a kernel can read, of any element type.
 pub trait Memory {
     #[doc(hidden)]
     fn launch_arg(&self) -> LaunchArg;
     /// Type of the elements.
     fn dtype(&self) -> Dtype;
-    /// Where the memory is.
+    /// Address of the memory.
     fn memory_device(&self) -> &Device;
 }
 
-/// Memory that a kernel can write, whatever it holds.
+/// Memory that a kernel can write, of any element type.
 pub trait MemoryMut: Memory {}
 
 /// Memory that holds `T` and that a kernel can read: a [`Buffer`], a [`View`], a [`ViewMut`].
@@ -52,13 +52,13 @@ impl<T: Element> MemoryMut for ViewMut<'_, T> {}
 impl<T: Element> Output<T> for Buffer<T> {}
 impl<T: Element> Output<T> for ViewMut<'_, T> {}
 
-/// One argument of a kernel that is known only at run time.
+/// One run-time argument of a kernel.
 pub enum KernelArg<'a> {
     /// For `In<…>`.
     In(&'a dyn Memory),
     /// For `Out<…>` and `InOut<…>`.
     Out(&'a mut dyn MemoryMut),
-    /// For a number. Unsigned ones and bool pass as signed ones of the same size.
+    /// For a number. Unsigned integers and bool are passed as signed integers of the same size.
     Scalar(LaunchArg),
 }
 
@@ -109,8 +109,8 @@ scalar_args! {
     u8 => I8 as i8, u16 => I16 as i16, u32 => I32 as i32, u64 => I64 as i64, f32 => F32 as f32, f64 => F64 as f64,
 }
 
-/// Checks the arguments against the kernel's parameters, and that all memory is where the launch is. The types of typed
-/// arguments are right already; the check is for those of a command line, and costs nanoseconds.
+/// Checks the arguments against the kernel's parameters, and that all memory is on the device of the launch. The types
+/// of typed arguments are correct by construction; the check is for arguments of a command line, and costs nanoseconds.
 pub(super) fn check(def: &KernelDef, device: &Device, dtypes: &[DType], args: &[KernelArg]) -> Result<()> {
     let mut given = args.iter();
     for param in def.params {
@@ -160,7 +160,7 @@ fn count_error(def: &KernelDef, found: usize) -> Error {
     Error::ArgCount { kernel: label(def), expected: def.params.len() - constexpr, found }
 }
 
-/// "`matmul` (src/lib.rs:12)".
+/// Name and location, as in "`matmul` (src/lib.rs:12)".
 pub(super) fn label(def: &KernelDef) -> String {
     format!("`{}` ({}:{})", def.name, def.file, def.line)
 }

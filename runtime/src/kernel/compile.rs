@@ -1,5 +1,5 @@
-//! From a kernel's definition to an artifact: recording, the cache on disk, the compiler, and messages with the source
-//! line.
+//! Turns a kernel's definition into an artifact: recording, the cache on disk, the compiler, and error messages with
+//! the source line.
 
 use std::path::PathBuf;
 
@@ -15,11 +15,11 @@ use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::{terminal, watch};
 
-/// Records a kernel and compiles it, or takes the artifact from the cache on disk. Lines of `static_print` go to standard
-/// error.
+/// Records a kernel and compiles it, or loads the artifact from the cache on disk. Lines of `static_print` go to
+/// standard error.
 ///
 /// # Errors
-/// Mistakes in the kernel, with the source line where its file can be read; what the target does not have.
+/// Mistakes in the kernel, with the source line if its file can be read; features that the target lacks.
 pub fn compile(
     def: &KernelDef,
     dtypes: &[DType],
@@ -31,7 +31,7 @@ pub fn compile(
     compile_func(&record(def, dtypes, consts, specialization)?, target, options)
 }
 
-/// Records a kernel, without belief in what no launch checks. Lines of `static_print` go to standard error.
+/// Records a kernel, and discards assumptions that no launch checks. Lines of `static_print` go to standard error.
 pub(crate) fn record(
     def: &KernelDef,
     dtypes: &[DType],
@@ -47,15 +47,15 @@ pub(crate) fn record(
     Ok(func)
 }
 
-/// As [`compile`](fn@compile), for a function that is recorded already.
+/// Like [`compile`](fn@compile), for a function that is already recorded.
 ///
 /// # Errors
-/// What the target does not have.
+/// Features that the target lacks.
 pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
-    let cache = Cache::shared()?;
+    let cache = Cache::from_env()?;
     let env = Env::get()?;
     let key = Key::new(func, target, options);
-    // What somebody wants to see must be compiled.
+    // A function with requested dumps must be compiled.
     if !env.watches(&func.name)
         && let Some(mut artifact) = cache.get(&key)
     {
@@ -68,7 +68,7 @@ pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> R
     Ok(artifact)
 }
 
-/// A failed compilation in words, with the source line where one is to blame.
+/// Formats a compile error, with the source line if it has one.
 pub fn explain_failure(func: &Func, error: CompileError) -> Error {
     Error::Kernel(match error {
         CompileError::Unsupported(u) => {
@@ -80,8 +80,8 @@ pub fn explain_failure(func: &Func, error: CompileError) -> Error {
     })
 }
 
-/// The message with the source line, if the source is there. rustc names files relative to where it ran, which is this
-/// directory or one above for a program under development.
+/// The message with the source line, if the source file exists. rustc names files relative to its working directory,
+/// which is this directory or an ancestor for a program under development.
 pub fn explain(diagnostic: &Diagnostic) -> String {
     diagnostic.render(read_source(&diagnostic.loc.file).as_deref())
 }

@@ -1,4 +1,4 @@
-//! How a kernel is started: its grid, and choices of the compilation.
+//! Launch configuration: the grid, and compiler options.
 
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_codegen::target::{CompileOptions, Schedule};
@@ -6,12 +6,12 @@ use tilewright_codegen::target::{CompileOptions, Schedule};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 
-/// Number of program instances along each axis. Made from one number or up to three: `64`, `(64, 8)`, `[64, 8, 1]`.
+/// Number of program instances along each axis. Converts from one to three numbers: `64`, `(64, 8)`, `[64, 8, 1]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid([i64; 3]);
 
 impl Grid {
-    /// The extents, where they are numbers that a launch can have.
+    /// The extents, if they are in the range of a launch.
     pub(crate) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
         let mut extents = [0; 3];
         for (axis, (out, &extent)) in extents.iter_mut().zip(&self.0).enumerate() {
@@ -56,13 +56,13 @@ macro_rules! grids {
 }
 grids!(i32, u32, i64, usize);
 
-/// Saturates: what does not fit is over every limit, and the launch says so.
+/// Saturates: a value that does not fit exceeds every limit, and the launch reports it.
 fn extent(x: impl TryInto<i64>) -> i64 {
     x.try_into().unwrap_or(i64::MAX)
 }
 
-/// Whether a launch shows that the kernel stays inside its arguments' memory. It does, but for configurations that
-/// [`LaunchConfig::unchecked`] made.
+/// Whether a launch proves that the kernel's accesses are in bounds. True except for configurations of
+/// [`LaunchConfig::unchecked`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReachCheck {
     skipped: bool,
@@ -74,23 +74,23 @@ impl ReachCheck {
     }
 }
 
-/// How to start a kernel.
+/// Configuration of a launch.
 #[derive(Clone)]
 pub struct LaunchConfig {
     pub grid: Grid,
     /// Warps of 32 threads per program instance (GPU): a power of two, 1 to 32.
     pub num_warps: u32,
-    /// Depth of software pipelines in loops that do not name their own (GPU).
+    /// Number of stages of software pipelines in loops that do not specify it (GPU).
     pub num_stages: u32,
-    /// Check `device_assert`s; without it they vanish.
+    /// Check `device_assert`s; if false, they are removed.
     pub debug_asserts: bool,
-    /// Upper bound of registers per thread (GPU).
+    /// Maximum number of registers per thread (GPU).
     pub max_registers: Option<u32>,
-    /// Choices of how loops with products run (GPU).
+    /// Options of the scheduling of loops with dots (GPU).
     pub schedule: Schedule,
-    /// Where the launch queues; the device's own stream by default.
+    /// Stream of the launch; default: the device's stream.
     pub stream: Option<Stream>,
-    /// Whether the launch shows first that the kernel stays inside its arguments' memory.
+    /// Whether the launch proves that the kernel's accesses are in bounds.
     pub reach: ReachCheck,
 }
 
@@ -155,13 +155,13 @@ impl LaunchConfig {
         self
     }
 
-    /// Launches without showing first that every access of the kernel stays inside its arguments' memory: for kernels of
-    /// which the numbers of a launch cannot tell it, such as those that read addresses from memory.
+    /// Skips the proof that every access of the kernel is in bounds of its arguments' memory: for kernels whose bounds
+    /// do not follow from the arguments, such as those that read addresses from memory.
     ///
     /// # Safety
-    /// In each launch with this configuration, every load, store and atomic of the kernel stays inside the memory of the
-    /// argument that its address is computed from; `multiple_of` in the kernel tells the truth, and no index of its loops
-    /// overflows.
+    /// In each launch with this configuration, every load, store and atomic of the kernel stays inside the memory of
+    /// the argument that its address is computed from; every `multiple_of` in the kernel is true, and no index of its
+    /// loops overflows.
     pub unsafe fn unchecked(mut self) -> LaunchConfig {
         self.reach = ReachCheck { skipped: true };
         self

@@ -1,11 +1,11 @@
-//! The host side of `#[kernel]`: typed arguments, specialisation, and the launch.
+//! The host side of `#[kernel]`: typed arguments, specialization, and the launch.
 //!
-//! The struct that `#[kernel]` makes lists its fields as [`KernelArg`]s and calls [`launch`]. A launch then
+//! The struct that `#[kernel]` generates lists its fields as [`KernelArg`]s and calls [`launch`]. A launch
 //!
-//! 1. looks at the arguments: which device they are on, which are aligned, which integers are 1;
-//! 2. looks for the variant of the kernel that was compiled for that (`variant.rs`); the first time it records the kernel
-//!    and compiles it (`compile.rs`), through the cache on disk;
-//! 3. shows that no access of the kernel leaves its arguments' memory (`reach.rs`), and starts the grid.
+//! 1. inspects the arguments: their device, which are aligned, which integers are 1;
+//! 2. looks up the variant of the kernel that is compiled for these facts (`variant.rs`); the first time it records the
+//!    kernel and compiles it (`compile.rs`), through the cache on disk;
+//! 3. proves that every access of the kernel is in bounds of its arguments' memory (`reach.rs`), and starts the grid.
 
 mod arg;
 mod compile;
@@ -66,7 +66,7 @@ pub fn ir_dtype(dtype: Dtype) -> DType {
     }
 }
 
-/// The constexpr parameters of one launch: a key for the lookup, and the values for the first time.
+/// The constexpr parameters of one launch: a key for the lookup, and the values for compilation.
 #[derive(Clone, Copy)]
 pub struct Consts<'a> {
     /// Different for different values; one per parameter.
@@ -75,12 +75,12 @@ pub struct Consts<'a> {
     pub values: &'a dyn Fn() -> Vec<ConstValue>,
 }
 
-/// The variant of a kernel for these arguments, compiled if need be. `dtypes` has one entry per type parameter, `args` one
-/// per parameter that is not constexpr.
+/// The variant of a kernel for these arguments, compiled if necessary. `dtypes` has one entry per type parameter,
+/// `args` one per parameter that is not constexpr.
 ///
 /// # Errors
-/// Arguments on other devices or of other types than the kernel declares, mistakes in the kernel, and everything that
-/// compiling and loading can say.
+/// Arguments on other devices or of other types than the kernel declares, mistakes in the kernel, and all errors of
+/// compiling and loading.
 pub fn prepare(
     def: &'static KernelDef,
     device: &Device,
@@ -104,12 +104,12 @@ fn variant(
     variant::find_or_compile(def, device, config, dtypes, args, consts)
 }
 
-/// Starts a kernel: [`prepare`], then [`CompiledKernel::launch`]. Between them it shows that every access stays inside the
-/// arguments' memory (`codegen::analysis::reach`), unless [`LaunchConfig::unchecked`] promises so. Where a tensor is one that
-/// no tensor map describes, it starts a variant that takes none.
+/// Launches a kernel: [`prepare`], then [`CompiledKernel::launch`]. In between it proves that every access is in bounds
+/// of the arguments' memory (`codegen::analysis::reach`), unless [`LaunchConfig::unchecked`] promises it. If no tensor
+/// map can describe a tensor, it launches a variant without tensor maps.
 ///
 /// # Errors
-/// Those of both, and an access that may go beyond its buffer.
+/// Those of both, and an access that may be out of bounds.
 pub fn launch(
     def: &'static KernelDef,
     device: &Device,
@@ -125,9 +125,9 @@ pub fn launch(
         reach::check(def, &reach, &values, grid)?;
     }
     let start = |kernel: &CompiledKernel| {
-        // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive where the kernel writes; later
-        // uses of that memory go through the same stream, or wait for it. The kernel stays inside of it: that has just been
-        // shown, or was promised.
+        // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive if the kernel writes it;
+        // later uses of that memory are queued on the same stream, or wait for it. The kernel's accesses are in bounds:
+        // proved above, or promised.
         unsafe {
             match &config.stream {
                 None => kernel.launch(grid, &values),
@@ -137,7 +137,7 @@ pub fn launch(
     };
     match start(&kernel) {
         Err(error @ Error::TensorMap { .. }) if config.schedule.bulk_copies != Some(false) => {
-            tracing::debug!("{error}: threads copy it instead");
+            tracing::debug!("{error}: using a variant without tensor maps");
             let schedule = Schedule { bulk_copies: Some(false), ..config.schedule };
             let config = LaunchConfig { schedule, ..config.clone() };
             start(&variant(def, device, &config, dtypes, args, consts)?.kernel)
@@ -146,11 +146,11 @@ pub fn launch(
     }
 }
 
-/// As [`launch`], for callers that know the kernel only at run time, such as a command line: constants by name, types of
-/// the type parameters by value.
+/// Like [`launch`], for callers that know the kernel only at run time, such as a command line: constants by name, type
+/// parameters by value.
 ///
 /// # Errors
-/// As [`launch`]; also constants that are missing or unknown.
+/// Those of [`launch`]; also missing or unknown constants.
 pub fn launch_erased(
     def: &'static KernelDef,
     device: &Device,
@@ -164,7 +164,7 @@ pub fn launch_erased(
     launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
 }
 
-/// A key for a value without its type. It never meets those of typed launches: it is a hash of the text.
+/// A key for a value without its type: a hash of the text. It cannot equal a key of typed launches.
 fn erased_key(value: &ConstValue) -> u64 {
     let hash = blake3::hash(value.to_string().as_bytes());
     let mut word = [0; 8];

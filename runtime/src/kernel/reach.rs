@@ -1,4 +1,4 @@
-//! Whether a launch keeps what its kernel promises, and stays inside its arguments' memory.
+//! Checks that a launch keeps the promises of its kernel, and that its accesses are in bounds of its arguments' memory.
 
 use tilewright_codegen::analysis::reach::{Beyond, Launch, Reach, Refused};
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
@@ -33,7 +33,7 @@ pub(super) fn check(def: &KernelDef, reach: &Reach, args: &[LaunchArg], grid: [u
     reach.check(&Values(args), grid).map_err(|refused| explain(def, refused))
 }
 
-/// Name of an argument, from its place among those that are passed.
+/// Name of an argument, from its index among the passed arguments.
 fn name_of(def: &KernelDef, arg: usize) -> Option<&'static str> {
     let mut passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
     passed.nth(arg).map(|p| p.name)
@@ -49,27 +49,26 @@ fn explain(def: &KernelDef, refused: Refused) -> Error {
                 Some(name) => Error::NegativeExtent { kernel, name: name.into(), found, dim, place },
                 None => {
                     let promise =
-                        format!("extents of block pointers are not negative: dimension {dim} has {found} elements");
+                        format!("extents of block pointers must not be negative: dimension {dim} has {found} elements");
                     Error::BrokenPromise { kernel, promise, place }
                 }
             }
         }
         Refused::Step { found, loc } => {
-            let promise = format!("the step of a loop is positive: it is {found}");
+            let promise = format!("the step of a loop must be positive: it is {found}");
             Error::BrokenPromise { kernel, promise, place: loc.to_string() }
         }
         Refused::LoopEnd { found, step, dtype, loc } => {
-            let promise = format!(
-                "a loop ends well before the largest {dtype}: it goes up to {found} in steps of {step}, and its index would overflow"
-            );
+            let promise =
+                format!("a loop to {found} in steps of {step} is too long for {dtype}: its index would overflow");
             Error::BrokenPromise { kernel, promise, place: loc.to_string() }
         }
         Refused::Assumption { loc } => {
-            let promise = "the condition of `assume` holds".to_string();
+            let promise = "the condition of `assume` must hold".to_string();
             Error::BrokenPromise { kernel, promise, place: loc.to_string() }
         }
         Refused::Multiple { by, loc } => {
-            let promise = format!("what `multiple_of` names is a multiple of {by}");
+            let promise = format!("the operand of `multiple_of` must be a multiple of {by}");
             Error::BrokenPromise { kernel, promise, place: loc.to_string() }
         }
     }

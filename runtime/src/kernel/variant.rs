@@ -1,6 +1,6 @@
-//! Which compiled variant of a kernel a launch needs, and where it is kept.
+//! Compiled variants of kernels: which one a launch needs, and the table of all variants.
 //!
-//! The lookup is on the way of every launch: it hashes a dozen words and allocates nothing.
+//! Every launch does the lookup: it hashes about a dozen words and does not allocate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, RwLock};
@@ -16,23 +16,23 @@ use crate::error::Result;
 use crate::launch::{CompiledKernel, LaunchArg};
 use crate::trace;
 
-/// Everything that tells variants apart.
+/// The key of a variant.
 type Key = SmallVec<[u64; 24]>;
 
-/// A kernel compiled for certain facts about its arguments, and how far it reaches into their memory.
+/// A kernel compiled for certain facts about its arguments, and its access footprint in their memory.
 #[derive(Clone)]
 pub(super) struct Variant {
     pub kernel: CompiledKernel,
     pub reach: Arc<Reach>,
 }
 
-/// All variants of this process. Each keeps its device alive, so the address in its key is not given to another.
+/// All variants of this process. Each keeps its device alive, so the address in its key is not reused.
 static VARIANTS: LazyLock<RwLock<HashMap<Key, Variant>>> = LazyLock::new(RwLock::default);
 
-/// Pointers and integers that are multiples of this are compiled as such: the widest access of a thread has 16 bytes.
+/// Pointers and integers that are multiples of this are specialized: the widest access of a thread has 16 bytes.
 const ALIGNMENT: u64 = 16;
 
-/// What a launch may assume about one argument, as two bits: multiple of 16, equal to one.
+/// What a variant may assume about one argument, as two bits: multiple of 16, equal to one.
 fn facts(arg: &KernelArg) -> (bool, bool) {
     let integer = |v: i64| (v % ALIGNMENT as i64 == 0, v == 1);
     match arg.launch_arg() {
@@ -50,7 +50,7 @@ fn passed(def: &KernelDef) -> impl Iterator<Item = bool> {
     def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.specialize)
 }
 
-/// What a launch with these arguments compiles for.
+/// The facts that a launch with these arguments specializes on.
 pub fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
     let specs = passed(def).zip(args).map(|(specialize, arg)| match facts(arg) {
         (true, _) if specialize => ArgSpec { divisible_by: ALIGNMENT, equal_to: None },
@@ -108,12 +108,12 @@ pub(super) fn find_or_compile(
     consts: Consts,
 ) -> Result<Variant> {
     let key = key(def, device, config, dtypes, args, consts);
-    // A thread that panicked while it held the lock left the map whole: every change is one insertion.
+    // The map is consistent even if a thread panicked while it held the lock: every change is one insertion.
     let found = VARIANTS.read().unwrap_or_else(|e| e.into_inner()).get(&key[..]).cloned();
     if let Some(variant) = found {
         return Ok(variant);
     }
-    // Two threads may compile the same variant: both get it right, and the second one's is kept.
+    // Two threads may compile the same variant: both results are correct, and the second one is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
     let options = device.fit_options(&config.options());

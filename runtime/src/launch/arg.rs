@@ -1,4 +1,4 @@
-//! Arguments of a launch, without their names.
+//! Untyped arguments of a launch.
 
 use tilewright_codegen::target::ArgType;
 
@@ -8,7 +8,7 @@ use crate::element::Element;
 /// One argument of a launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LaunchArg {
-    /// Address of device memory, and how many bytes the kernel may use from there.
+    /// Address of device memory, and the number of bytes that the kernel may use from there.
     Ptr {
         addr: u64,
         bytes: u64,
@@ -22,7 +22,7 @@ pub enum LaunchArg {
 }
 
 impl LaunchArg {
-    /// Whether a kernel that declares `ty` can take this.
+    /// Whether this fits a parameter of type `ty`.
     pub(super) fn is(&self, ty: ArgType) -> bool {
         match self {
             LaunchArg::Ptr { .. } => ty == ArgType::Ptr,
@@ -35,7 +35,7 @@ impl LaunchArg {
         }
     }
 
-    /// The type, in words.
+    /// The type, for messages.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             LaunchArg::Ptr { .. } => "a buffer",
@@ -48,7 +48,7 @@ impl LaunchArg {
         }
     }
 
-    /// The value in the low bytes of a slot. Every target that we support is little-endian.
+    /// The value in the low bytes of a slot. Every supported target is little-endian.
     pub(super) fn bits(&self) -> u64 {
         match *self {
             LaunchArg::Ptr { addr, .. } => addr,
@@ -61,7 +61,7 @@ impl LaunchArg {
         }
     }
 
-    /// The value that assumptions are about: an address or an integer; `None` for floats.
+    /// The value that assumptions refer to: an address or an integer; `None` for floats.
     pub(crate) fn integer(&self) -> Option<i128> {
         match *self {
             LaunchArg::Ptr { addr, .. } => Some(addr as i128),
@@ -74,7 +74,7 @@ impl LaunchArg {
     }
 }
 
-/// The type that a manifest declares, in words.
+/// The type that a manifest declares, for messages.
 pub(super) fn declared_type_name(ty: ArgType) -> &'static str {
     match ty {
         ArgType::Ptr => "a buffer",
@@ -100,7 +100,7 @@ macro_rules! from_scalar {
 
 from_scalar! { i8 => I8, i16 => I16, i32 => I32, i64 => I64, f32 => F32, f64 => F64 }
 
-/// Unsigned integers travel as the signed integers with the same bits, bool as 0 or 1.
+/// Unsigned integers are passed as the signed integers with the same bits, bool as 0 or 1.
 macro_rules! from_unsigned {
     ($($ty:ty => $variant:ident($signed:ty)),* $(,)?) => {$(
         impl From<$ty> for LaunchArg {

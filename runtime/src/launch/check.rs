@@ -1,4 +1,4 @@
-//! What can be known to be wrong before a launch.
+//! Checks of a launch before it starts.
 
 use tilewright_codegen::target::{ArgDesc, ArgType, Manifest};
 
@@ -6,8 +6,8 @@ use super::arg::declared_type_name;
 use super::{Kernel, LaunchArg, Slots};
 use crate::error::{Error, Result};
 
-/// Largest grid on a GPU (CUDA C Programming Guide, "Technical Specifications"); the CPU keeps to it, so that what runs
-/// here runs there.
+/// Maximum grid on a GPU (CUDA C Programming Guide, "Technical Specifications"); the CPU has the same limits, so that a
+/// grid that runs here runs on a GPU.
 const GRID_LIMITS: [u32; 3] = [i32::MAX as u32, 65535, 65535];
 
 /// Indices of the arguments that the caller passes.
@@ -16,7 +16,7 @@ pub(super) fn passed_arguments(manifest: &Manifest) -> Vec<usize> {
     manifest.args.iter().enumerate().filter_map(is_passed).collect()
 }
 
-/// Checks `args` against the manifest and puts their values into slots.
+/// Checks `args` against the manifest and writes their values to slots.
 pub(super) fn bind_arguments(kernel: &Kernel, args: &[LaunchArg]) -> Result<Slots> {
     if args.len() != kernel.passed.len() {
         return Err(Error::ArgCount {
@@ -43,7 +43,7 @@ pub(super) fn bind_arguments(kernel: &Kernel, args: &[LaunchArg]) -> Result<Slot
     Ok(slots)
 }
 
-/// The compiler may have assumed that a value is a multiple of something, or is exactly something.
+/// Checks the compiler's assumptions: a value is a multiple of a number, or equal to one.
 fn check_assumptions(kernel: &Kernel, position: usize, declared: &ArgDesc, arg: &LaunchArg) -> Result<()> {
     let Some(found) = arg.integer() else { return Ok(()) };
     let fail = |assumption: String| {

@@ -1,9 +1,9 @@
-//! PTX handed to the driver, and its launch.
+//! Loads PTX through the driver, and launches it.
 //!
-//! The driver compiles PTX as a whole program and keeps the machine code in a cache of its own, so that a second process does not pay for
-//! it. Our cache keeps no machine code: the driver gives it out through its linker alone (`cuLinkComplete`), which takes PTX as relocatable
-//! code (CUDA Driver API, cuLinkAddData). `ptxas -c` does the same: it drops every `setmaxnreg`, and takes 208 registers of a thread for
-//! FlashAttention-2's forward kernel in the place of 174.
+//! The driver compiles PTX as a whole program and caches the machine code, so that a second process does not compile it
+//! again. Our cache does not store machine code: the driver returns it only through its linker (`cuLinkComplete`),
+//! which compiles PTX as relocatable code (CUDA Driver API, cuLinkAddData). `ptxas -c` does the same: it drops every
+//! `setmaxnreg`, and uses 208 registers per thread for FlashAttention-2's forward kernel instead of 174.
 
 use std::ffi::{CString, c_void};
 use std::sync::Mutex;
@@ -18,24 +18,24 @@ use super::{Kernel, Slots};
 use crate::device::Cuda;
 use crate::error::{CudaFailure, Error, Result};
 
-/// Dynamic shared memory that needs no permission, in bytes.
+/// Maximum dynamic shared memory without a function attribute, in bytes.
 const SHARED_WITHOUT_OPT_IN: u32 = 48 * 1024;
 
 /// Bytes for each of the driver's two logs.
 const LOG_BYTES: usize = 16 * 1024;
 
-/// What a kernel takes of the GPU, as the driver sees it.
+/// Resources of a kernel on the GPU, as reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of one thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Local memory of one thread in bytes: spilled registers and local arrays.
+    /// Local memory per thread in bytes: spilled registers and local arrays.
     pub local_bytes: u32,
-    /// Shared memory of one block in bytes, static and dynamic.
+    /// Shared memory per block in bytes, static and dynamic.
     pub shared_bytes: u32,
-    /// Threads of one block.
+    /// Threads per block.
     pub threads: u32,
-    /// Blocks that one multiprocessor runs at a time.
+    /// Occupancy: resident blocks per SM.
     pub blocks_per_processor: u32,
 }
 
@@ -49,7 +49,8 @@ pub(super) struct Function {
     tensor_maps: Mutex<TensorMaps>,
 }
 
-// SAFETY: module and function are handles of the driver, which may be used from any thread that the context is bound to.
+// SAFETY: module and function are handles of the driver, which may be used from any thread that the context is bound
+// to.
 unsafe impl Send for Function {}
 // SAFETY: as above; the tensor maps are behind a mutex.
 unsafe impl Sync for Function {}
@@ -94,7 +95,7 @@ impl Function {
         Ok(loaded)
     }
 
-    /// Finds the entry, permits its shared memory, and checks that a block fits.
+    /// Finds the entry, sets its maximum shared memory, and checks that a block fits.
     fn prepare(&mut self, cuda: &Cuda, manifest: &Manifest, label: &str) -> Result<()> {
         let doing = || format!("loading kernel {label} on {}", cuda.label);
         let entry = CString::new(manifest.entry.as_str()).unwrap_or_default();
@@ -147,11 +148,11 @@ impl Function {
         &self.log
     }
 
-    /// Queues the grid on `stream`. Allocates nothing for up to 32 arguments and 8 tensor maps.
+    /// Queues the grid on `stream`. Does not allocate for up to 32 arguments and 8 tensor maps.
     ///
     /// # Safety
-    /// The slots match the manifest that this function was loaded with; the rest is
-    /// [`launch_on`](super::CompiledKernel::launch_on)'s contract.
+    /// The slots match the manifest that this function was loaded with; the rest is the contract of
+    /// [`launch_on`](super::CompiledKernel::launch_on).
     pub(super) unsafe fn launch(
         &self,
         cuda: &Cuda,
@@ -211,7 +212,7 @@ impl Drop for Function {
     }
 }
 
-/// Whether the code's architecture runs on this device.
+/// Whether this device runs code of this architecture.
 fn check_target(cuda: &Cuda, manifest: &Manifest, label: &str) -> Result<()> {
     let capability = cuda.info.compute_capability.unwrap_or((0, 0));
     match manifest.target.parse::<GpuArch>() {
@@ -225,7 +226,7 @@ fn check_target(cuda: &Cuda, manifest: &Manifest, label: &str) -> Result<()> {
     }
 }
 
-/// Compiles and loads PTX, with the driver's log; on failure the error log.
+/// Compiles and loads PTX; returns the driver's info log, or an error with its error log.
 fn load_module(ptx: &str) -> Result<(sys::CUmodule, String), (DriverError, String)> {
     let image = CString::new(ptx).map_err(|_| {
         (DriverError(sys::CUresult::CUDA_ERROR_INVALID_PTX), "the PTX contains a zero byte".to_string())
@@ -237,7 +238,7 @@ fn load_module(ptx: &str) -> Result<(sys::CUmodule, String), (DriverError, Strin
         Jit::CU_JIT_ERROR_LOG_BUFFER,
         Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
     ];
-    // Sizes are passed as values in the place of pointers (CUDA Driver API, cuModuleLoadDataEx).
+    // Sizes are passed as values in place of pointers (CUDA Driver API, cuModuleLoadDataEx).
     let mut values = [
         info.as_mut_ptr().cast::<c_void>(),
         std::ptr::without_provenance_mut(LOG_BYTES),

@@ -1,4 +1,4 @@
-//! Running a grid of native code on rayon's pool.
+//! Runs a grid of native code on rayon's pool.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_char, c_void};
@@ -28,7 +28,7 @@ impl Failure {
 }
 
 thread_local! {
-    /// Scratch memory of this thread, kept between launches. A running program takes it out.
+    /// Scratch memory of this thread, reused by later launches. A running program takes it out of the cell.
     static ARENA: Cell<HostMemory> = Cell::default();
     /// The message of an assertion that has just failed on this thread.
     static ASSERT_MESSAGE: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -39,14 +39,14 @@ static HOOKS: HostHooks = HostHooks { print, assert_failed };
 /// Pointers to the argument slots, for all threads.
 struct Arguments(SmallVec<[*const c_void; 32]>);
 
-// SAFETY: the slots that these point at are borrowed for the whole run and only read.
+// SAFETY: the slots behind these pointers are borrowed for the whole run and only read.
 unsafe impl Sync for Arguments {}
 
 /// Runs every program of `grid`, and returns when all are done or one has failed.
 ///
 /// # Safety
-/// `entry` takes the arguments in `slots` and needs `arena_bytes` of scratch memory; what it accesses through them is
-/// the caller's promise.
+/// `entry` takes the arguments in `slots` and needs `arena_bytes` of scratch memory; the caller is responsible for its
+/// accesses through them.
 pub(super) unsafe fn run_grid(
     entry: HostEntry,
     slots: &[u64],
@@ -60,7 +60,7 @@ pub(super) unsafe fn run_grid(
     let run = |index: u64| {
         let pid = [index % x, index / x % y, index / (x * y)].map(|coordinate| coordinate as i32);
         with_arena(arena_bytes as usize, |arena| {
-            // SAFETY: the caller's promise; the arena is this call's alone.
+            // SAFETY: the caller's promise; only this call uses the arena.
             let status = unsafe { entry(arguments.0.as_ptr(), &pid, &extents, arena, &HOOKS) };
             match status {
                 0 => Ok(()),
@@ -77,7 +77,7 @@ pub(super) unsafe fn run_grid(
     }
 }
 
-/// Lends `f` at least `bytes` of this thread's scratch memory.
+/// Calls `f` with at least `bytes` of this thread's scratch memory.
 fn with_arena(bytes: usize, f: impl FnOnce(*mut u8) -> Result<(), Failure>) -> Result<(), Failure> {
     let mut arena = ARENA.take();
     if arena.len() < bytes {
@@ -101,7 +101,7 @@ unsafe extern "C" fn print(prefix: *const c_char, values: *const f64, len: u64, 
         line.push_str(&format!(" {value}"));
     }
     line.push('\n');
-    // A closed standard output is no reason to stop a kernel.
+    // A closed standard output does not stop a kernel.
     let _ = std::io::stdout().lock().write_all(line.as_bytes());
 }
 

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::trace;
 
-/// Values of the kernel's arguments, one 8-byte slot for each in the manifest's order.
+/// Values of the kernel's arguments, one 8-byte slot for each, in the manifest's order.
 type Slots = SmallVec<[u64; 32]>;
 
 /// An artifact that is loaded on a device and ready to run. Cloning is cheap.
@@ -36,7 +36,7 @@ struct Kernel {
     manifest: Manifest,
     /// "`matmul` (src/matmul.rs:12)", for messages.
     label: Arc<str>,
-    /// Index in the manifest of each argument that the caller passes: all but the tensor maps.
+    /// Indices in the manifest of the arguments that the caller passes: all except the tensor maps.
     passed: Vec<usize>,
     code: Loaded,
     /// Dropped after the code, which needs its context.
@@ -51,11 +51,11 @@ enum Loaded {
 }
 
 impl Device {
-    /// Hands the code to the driver, or links it into this process.
+    /// Loads the code through the driver, or links it into this process.
     ///
     /// # Errors
-    /// The artifact is for another target; the driver rejects the PTX (its log is in the message); the kernel needs more
-    /// shared memory or registers than the device has.
+    /// The artifact is for another target; the driver rejects the PTX (its log is in the message); the kernel needs
+    /// more shared memory or registers than the device has.
     pub fn load(&self, artifact: &Artifact) -> Result<CompiledKernel> {
         let manifest = artifact.manifest.clone();
         let label = label(&manifest);
@@ -81,13 +81,13 @@ impl Device {
     }
 }
 
-/// The kernel and where its source is, for messages.
+/// The kernel and its source location, for messages.
 fn label(manifest: &Manifest) -> String {
     format!("`{}` ({})", manifest.kernel, manifest.source)
 }
 
 impl CompiledKernel {
-    /// Starts `grid` program instances on the device's stream: [`CompiledKernel::launch_on`].
+    /// Launches `grid` program instances on the device's stream: [`CompiledKernel::launch_on`].
     ///
     /// # Safety
     /// As for [`CompiledKernel::launch_on`].
@@ -96,20 +96,20 @@ impl CompiledKernel {
         unsafe { self.launch_with(None, grid, args) }
     }
 
-    /// Starts `grid` program instances (x, y, z) on `stream`. On the CPU they have run when this returns.
+    /// Launches `grid` program instances (x, y, z) on `stream`. On the CPU they have run when this returns.
     ///
-    /// `args` are the kernel's arguments in the manifest's order, without the tensor maps, which are encoded here. A grid
-    /// with a zero extent does nothing, after the same checks.
+    /// `args` are the kernel's arguments in the manifest's order, without the tensor maps, which are encoded here. A
+    /// grid with a zero extent does nothing, after the same checks.
     ///
     /// # Errors
-    /// Everything that can be known before the launch: number and types of arguments, alignment and values that this
-    /// variant of the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a failed
-    /// `device_assert`; on a GPU that appears at [`Device::synchronize`].
+    /// All failed checks before the launch: number and types of arguments, alignment and values that this variant of
+    /// the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a failed
+    /// `device_assert`, which a GPU reports at [`Device::synchronize`].
     ///
     /// # Safety
     /// Every pointer argument must be the address of live memory of this kernel's device that holds what the kernel
-    /// reads and writes through it, and stay so until the launch is done. Nobody else may write what the kernel reads, nor
-    /// access what it writes, until then; work on other streams must be ordered by events.
+    /// reads and writes through it, and stay so until the launch is done. Nothing else may write what the kernel reads,
+    /// nor access what it writes, until then; work on other streams must be ordered by events.
     pub unsafe fn launch_on(&self, stream: &Stream, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_with(Some(stream), grid, args) }
@@ -127,7 +127,8 @@ impl CompiledKernel {
         let _span = trace::span_of(&kernel.manifest.kernel);
         match (&kernel.code, kernel.device.inner()) {
             (Loaded::Host(module), _) => {
-                // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's promise.
+                // SAFETY: the arguments match the manifest, which describes the entry; the rest is the caller's
+                // promise.
                 let outcome = unsafe { host::run_grid(module.entry(), &slots, grid, kernel.manifest.arena_bytes) };
                 outcome.map_err(|failure| failure.into_error(&kernel.label))
             }
@@ -150,7 +151,7 @@ impl CompiledKernel {
         }
     }
 
-    /// What the compiler said about the code.
+    /// The compiler's description of the code.
     pub fn manifest(&self) -> &Manifest {
         &self.0.manifest
     }
@@ -160,7 +161,7 @@ impl CompiledKernel {
         &self.0.device
     }
 
-    /// Registers, spills and occupancy, as the driver sees them; `None` on the CPU.
+    /// Registers, spills and occupancy, as reported by the driver; `None` on the CPU.
     pub fn resources(&self) -> Option<&Resources> {
         match &self.0.code {
             Loaded::Host(_) | Loaded::Simulated(_) => None,
@@ -168,7 +169,7 @@ impl CompiledKernel {
         }
     }
 
-    /// What the driver's PTX compiler said; empty on the CPU.
+    /// Output of the driver's PTX compiler; empty on the CPU.
     pub fn jit_log(&self) -> &str {
         match &self.0.code {
             Loaded::Host(_) | Loaded::Simulated(_) => "",

@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 use crate::kernel::explain_failure;
 use crate::watch;
 
-/// The widest alignment that code may assume of an address, in bytes.
+/// The largest alignment that code may assume of an address, in bytes.
 const ALIGN: u64 = 256;
 
 impl Device {
-    /// Compiles for the architecture that is simulated.
+    /// Compiles for the simulated architecture.
     pub(crate) fn simulate(
         &self,
         simulated: &Simulated,
@@ -25,7 +25,7 @@ impl Device {
     ) -> Result<CompiledKernel> {
         let env = Env::get()?;
         if env.watches(&func.name) {
-            // For what it prints: PTX is more than the simulated GPU needs.
+            // Validates the artifact: the simulated GPU does not need the PTX.
             let compiled = watch::compile(func, &Target::Nvptx(simulated.arch), options, env, &mut ());
             compiled.map_err(|error| explain_failure(func, error))?;
         }
@@ -35,10 +35,10 @@ impl Device {
     }
 }
 
-/// Copies what the arguments point to, runs the grid, and copies back what has changed.
+/// Copies the memory of the arguments, runs the grid, and copies changed bytes back.
 ///
 /// # Safety
-/// [`launch_on`](super::CompiledKernel::launch_on)'s contract.
+/// The contract of [`launch_on`](super::CompiledKernel::launch_on).
 pub(super) unsafe fn run_grid(
     simulated: &Simulated,
     llvm_ir: &str,
@@ -57,7 +57,7 @@ pub(super) unsafe fn run_grid(
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
         let old = match bytes {
             0 => Vec::new(),
-            // SAFETY: the caller's promise; nobody writes the memory during the launch.
+            // SAFETY: the caller's promise; nothing writes the memory during the launch.
             _ => unsafe { std::slice::from_raw_parts(pointer, bytes as usize) }.to_vec(),
         };
         let name = format!("argument `{}`", manifest.args[index].name);
@@ -79,7 +79,8 @@ pub(super) unsafe fn run_grid(
     for (pointer, address, old) in memory {
         let new = global.bytes(address);
         if new != old {
-            // SAFETY: the kernel writes through this argument, so the caller has lent it exclusively; it has as many bytes.
+            // SAFETY: the kernel writes through this argument, so the caller borrows it exclusively; it has this number
+            // of bytes.
             unsafe { pointer.copy_from_nonoverlapping(new.as_ptr(), new.len()) };
         }
     }

@@ -1,7 +1,8 @@
-//! Tensor maps: what the bulk copy engine (TMA) must know of a tensor. Encoded by the driver from the launch's arguments.
+//! Tensor maps: descriptors of tensors for the Tensor Memory Accelerator (TMA). The driver encodes them from the
+//! launch's arguments.
 //!
 //! The rules are those of `cuTensorMapEncodeTiled` (CUDA Driver API, "Tensor Map Object Management"). They are checked
-//! here first, because the driver answers every mistake with "invalid value".
+//! here first, because the driver reports every mistake as "invalid value".
 
 use cudarc::driver::sys;
 use sys::CUtensorMapDataType as Type;
@@ -11,13 +12,13 @@ use tilewright_codegen::target::{HostExpr, Manifest, TensorMapDesc};
 use super::Slots;
 use crate::error::{CudaFailure, Error, Result};
 
-/// The encoded map, as the kernel takes it.
+/// The encoded map, in the format of the kernel's parameter.
 pub(super) type TensorMap = sys::CUtensorMap;
 
-/// Most dimensions of a map.
+/// Maximum number of dimensions of a map.
 const MAX_RANK: usize = 5;
 
-/// What a map depends on: equal keys encode to equal maps.
+/// All inputs of a map: equal keys encode to equal maps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Key {
     /// Index in the manifest.
@@ -25,22 +26,22 @@ struct Key {
     base: u64,
     /// Extents, innermost first.
     shape: [u64; MAX_RANK],
-    /// Strides in bytes of all dimensions but the innermost.
+    /// Strides in bytes of all dimensions except the innermost.
     strides: [u64; MAX_RANK - 1],
 }
 
-/// Maps of earlier launches: the same tensors tend to come back.
+/// Maps of earlier launches: the same tensors tend to recur.
 #[derive(Default)]
 pub(super) struct TensorMaps {
     entries: Vec<(Key, TensorMap)>,
     next: usize,
 }
 
-/// How many maps are remembered.
+/// Maximum number of cached maps.
 const REMEMBERED: usize = 32;
 
 impl TensorMaps {
-    /// The map of the manifest's description `index` for these arguments.
+    /// The map of description `index` of the manifest, for these arguments.
     pub(super) fn get(&mut self, manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<TensorMap> {
         let description = &manifest.tensor_maps[index];
         let key = checked(manifest, index, slots, label)?;
@@ -57,7 +58,7 @@ impl TensorMaps {
     }
 }
 
-/// What the map of the manifest's description `index` is made of, for these arguments.
+/// The inputs of the map of description `index` of the manifest, for these arguments.
 fn checked(manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<Key> {
     let description = &manifest.tensor_maps[index];
     let evaluate = |expr: &HostExpr| match *expr {
@@ -73,15 +74,15 @@ fn refused(manifest: &Manifest, index: usize, label: &str, reason: String) -> Er
     Error::TensorMap { kernel: label.to_string(), tensor, reason }
 }
 
-/// Whether the engine could fetch what the kernel's maps describe, without a driver.
+/// Checks, without a driver, whether tensor maps can describe the kernel's tensors.
 ///
 /// # Errors
-/// Which tensor it could not, and why.
+/// Which tensor cannot be described, and why.
 pub(super) fn check(manifest: &Manifest, slots: &Slots, label: &str) -> Result<()> {
     (0..manifest.tensor_maps.len()).try_for_each(|index| checked(manifest, index, slots, label).map(drop))
 }
 
-/// An integer argument's value, sign-extended from its size.
+/// The value of an integer argument, sign-extended from its size.
 fn integer_of(manifest: &Manifest, arg: usize, slots: &Slots) -> i64 {
     let shift = 64 - 8 * manifest.args[arg].ty.size().min(8);
     ((slots[arg] << shift) as i64) >> shift
@@ -104,7 +105,7 @@ fn element_type(name: &str) -> Option<(Type, u64)> {
     })
 }
 
-/// Evaluates and checks what depends on the launch.
+/// Evaluates and checks the parts that depend on the launch.
 fn key_of(
     index: usize,
     description: &TensorMapDesc,
@@ -116,7 +117,7 @@ fn key_of(
         return Err(format!("elements of type {} are not supported", description.elem));
     };
     if !(1..=MAX_RANK).contains(&rank) || description.strides.len() != rank - 1 || description.block.len() != rank {
-        return Err(format!("{rank} dimensions: a map has 1 to {MAX_RANK}"));
+        return Err(format!("{rank} dimensions: a tensor map has 1 to {MAX_RANK}"));
     }
     if !base.is_multiple_of(16) || base == 0 {
         return Err(format!("its address {base:#x} is not a multiple of 16"));
@@ -124,7 +125,7 @@ fn key_of(
     let mut key = Key { index, base, shape: [1; MAX_RANK], strides: [0; MAX_RANK - 1] };
     for (axis, expr) in description.shape.iter().enumerate() {
         let extent = evaluate(expr);
-        // The driver takes 2^32, but the kernel's coordinates are i32.
+        // The driver accepts 2^32, but the kernel's coordinates are i32.
         if !(1..=i64::from(i32::MAX)).contains(&extent) {
             return Err(format!("dimension {axis} (innermost is 0) has extent {extent}: it must be 1 to 2^31 - 1"));
         }
@@ -132,7 +133,7 @@ fn key_of(
     }
     for (axis, expr) in description.strides.iter().enumerate() {
         let stride = evaluate(expr) as i128 * size as i128;
-        // The stride of a dimension with one element is never used, so any legal one will do.
+        // The stride of a dimension with one element is never used, so any valid one works.
         let stride = if key.shape[axis + 1] == 1 { 16 } else { stride };
         if stride % 16 != 0 || !(0..1 << 40).contains(&stride) {
             return Err(format!(
@@ -179,7 +180,7 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
     match outcome.result() {
         Ok(()) => Ok(map),
         Err(error) => Err(format!(
-            "the driver refuses it ({}): shape {:?}, strides {:?} bytes, block {:?}",
+            "the driver rejects it ({}): shape {:?}, strides {:?} bytes, block {:?}",
             CudaFailure::from(error).code_name(),
             &key.shape[..rank],
             &key.strides[..rank - 1],
@@ -188,7 +189,7 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
     }
 }
 
-/// The box is fixed at compile time: a mistake here is the compiler's.
+/// The box is fixed at compile time: a mistake here is a compiler bug.
 fn check_block(description: &TensorMapDesc, size: u64) -> Result<(), String> {
     let ours = |what: String| Err(format!("internal compiler error: {what}; please report"));
     if let Some(extent) = description.block.iter().find(|extent| !(1..=256).contains(*extent)) {

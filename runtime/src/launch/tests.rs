@@ -1,4 +1,4 @@
-//! Launches on the CPU, of native code made from hand-written IR.
+//! Launches on the CPU, of native code from hand-written IR.
 
 use tilewright_codegen::llvm::{Opt, object};
 use tilewright_codegen::target::{ArgDesc, ArgType, Artifact, Code, HostCpu, Manifest};
@@ -157,7 +157,7 @@ fn a_failed_assertion_names_the_program() {
     }
 }
 
-/// Mistakes are found on a kernel that does nothing: what is under test comes before the code runs.
+/// Invalid launches of a kernel that does nothing: the checks run before the code.
 const EMPTY_IR: &str = "define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {\n  ret i32 0\n}\n";
 
 #[test]
@@ -231,7 +231,7 @@ fn threads_share_a_kernel() {
                         LaunchArg::I64(0),
                         LaunchArg::F64(0.0),
                     ];
-                    // SAFETY: the buffers are this thread's own, and large enough.
+                    // SAFETY: the buffers belong to this thread and are large enough.
                     unsafe { kernel.launch([64, 1, 1], &args) }.unwrap();
                 }
                 let expected: Vec<f64> = (0..64).map(|x| 50.0 * (x + 1) as f64).collect();

@@ -1,9 +1,9 @@
-//! What a GPU did, by CUPTI: kernels, copies, fills and allocations, each with the span that asked for it.
+//! Records GPU activity with CUPTI: kernels, copies, fills and allocations, each with the span that requested it.
 //!
-//! NVIDIA's `libcupti` is loaded when a recording asks for it. A span pushes its node as an *external correlation id*;
-//! CUPTI then says for each call of the driver which node was on top, and for each kernel which call started it. Records
-//! grow at their ends from version to version, so that the first fields of each, which are all we read, are the same
-//! since CUDA 12.
+//! NVIDIA's `libcupti` is loaded when a recording needs it. A span pushes its node as an *external correlation id*;
+//! CUPTI then reports for each driver call which node was on top, and for each kernel which call started it. New
+//! versions append fields to the records; the first fields of each, which are all that this module reads, have not
+//! changed since CUDA 12.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -17,22 +17,22 @@ use super::{MemoryEvent, NodeId, ROOT};
 use crate::device::Device;
 use crate::error::{Error, Result};
 
-/// Something that a GPU did. Times are in nanoseconds since the recording started, on the host's clock.
+/// A GPU activity. Times are in nanoseconds since the recording started, on the host's clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activity {
     pub kind: ActivityKind,
-    /// The span in which the host asked for it.
+    /// The span in which the host requested it.
     pub node: NodeId,
     pub start_ns: u64,
     pub end_ns: u64,
     pub stream: u32,
 }
 
-/// What an [`Activity`] was.
+/// The kind of an [`Activity`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActivityKind {
-    /// Name as the driver knows it (C++ names mangled), blocks, threads of a block, registers of a thread, bytes of shared
-    /// memory of a block.
+    /// Name in the driver (C++ names mangled), blocks, threads per block, registers per thread, bytes of shared memory
+    /// per block.
     Kernel {
         name: String,
         grid: [u32; 3],
@@ -59,13 +59,13 @@ impl ActivityKind {
     }
 }
 
-/// What CUPTI told.
+/// The records of CUPTI.
 #[derive(Default)]
 pub(super) struct Found {
     pub activities: Vec<Activity>,
     pub memory: Vec<MemoryEvent>,
     pub dropped: u64,
-    /// Most bytes of the device's pool that were in use at once, beyond those in use at the start: the driver's own count.
+    /// Peak number of bytes of the device's pool in use, beyond those in use at the start: counted by the driver.
     pub peak_bytes: u64,
 }
 
@@ -190,7 +190,7 @@ type Status = u32;
 type Request = unsafe extern "C" fn(*mut *mut u8, *mut usize, *mut usize);
 type Complete = unsafe extern "C" fn(*mut c_void, u32, *mut u8, usize, usize);
 
-/// The functions that we use; the library stays loaded.
+/// The functions that this module uses; the library stays loaded.
 struct Api {
     register: unsafe extern "C" fn(Request, Complete) -> Status,
     enable: unsafe extern "C" fn(u32) -> Status,
@@ -204,11 +204,11 @@ struct Api {
     text: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
 }
 
-/// Names of the library, the newest first.
+/// Names of the library, newest first.
 pub(crate) const FILES: [&str; 3] = ["libcupti.so.13", "libcupti.so.12", "libcupti.so"];
 
 fn unavailable(reason: String) -> Error {
-    let help = "the folder that holds libcupti.so must be in LD_LIBRARY_PATH; it is part of the CUDA toolkit \
+    let help = "the directory of libcupti.so must be in LD_LIBRARY_PATH; it is part of the CUDA toolkit \
                 (extras/CUPTI/lib64) and of the PyPI package nvidia-cuda-cupti";
     Error::Profiler { tool: "CUPTI", reason, help }
 }
@@ -220,7 +220,7 @@ fn api() -> Result<&'static Api> {
 
 fn load() -> Result<Api, String> {
     let mut reasons = Vec::new();
-    // SAFETY: these are NVIDIA's library by name, whose initialisers any program may run.
+    // SAFETY: this is NVIDIA's library by name, whose initializers any program may run.
     let library = FILES.iter().find_map(|file| match unsafe { Library::new(*file) } {
         Ok(library) => Some(library),
         Err(error) => {
@@ -232,7 +232,7 @@ fn load() -> Result<Api, String> {
     macro_rules! symbol {
         ($name:literal) => {
             // SAFETY: the types are those of the functions of these names in cupti_activity.h, cupti_callbacks.h and
-            // cupti_result.h, and have been since CUDA 11.
+            // cupti_result.h, unchanged since CUDA 11.
             *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(|error| error.to_string())?
         };
     }
@@ -256,15 +256,15 @@ impl Api {
             return Ok(());
         }
         let mut text = std::ptr::null();
-        // SAFETY: `text` is a place for a pointer to a constant string of the library.
+        // SAFETY: `text` is valid for writing a pointer to a constant string of the library.
         let known = unsafe { (self.text)(status, &raw mut text) } == 0 && !text.is_null();
-        // SAFETY: the library says that it has set `text`.
+        // SAFETY: the library reports that it has set `text`.
         let text = if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "unknown error".into() };
         Err(unavailable(format!("{doing}: {text} ({status})")))
     }
 }
 
-/// Records as they come, their times still CUPTI's.
+/// Records in the order of arrival, their times still CUPTI's.
 #[derive(Default)]
 struct Collected {
     /// With the correlation id in place of the node.
@@ -291,7 +291,7 @@ fn kinds() -> impl Iterator<Item = u32> {
     [EXTERNAL_CORRELATION, DRIVER, RUNTIME, CONCURRENT_KERNEL, MEMCPY, MEMCPY2, MEMSET].into_iter().chain(memory)
 }
 
-/// Where there are no copies between GPUs to record, everything else still is.
+/// If copies between GPUs cannot be recorded, the other kinds still are.
 fn unless_rare(kind: u32, outcome: Result<()>) -> Result<()> {
     match outcome {
         Err(error) if kind == MEMCPY2 => {
@@ -302,7 +302,7 @@ fn unless_rare(kind: u32, outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// Starts to collect, and gives the moment on the host's clock from which times count.
+/// Starts to collect, and returns the instant on the host's clock from which times count.
 pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     static REGISTERED: OnceLock<Status> = OnceLock::new();
     let api = api()?;
@@ -310,10 +310,10 @@ pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     WITH_MEMORY.store(memory, Ordering::Relaxed);
     // SAFETY: the callbacks are functions of this program, with the library's types.
     let registered = *REGISTERED.get_or_init(|| unsafe { (api.register)(request, complete) });
-    api.check("registering for activities", registered)?;
+    api.check("registering the activity callbacks", registered)?;
     let mut epoch = 0;
-    // SAFETY: `epoch` is a place for a u64.
-    api.check("asking for the time", unsafe { (api.timestamp)(&raw mut epoch) })?;
+    // SAFETY: `epoch` is valid for writing a u64.
+    api.check("reading the timestamp", unsafe { (api.timestamp)(&raw mut epoch) })?;
     let started = Instant::now();
     let baseline = device.restart_peak_memory()?.unwrap_or(0);
     *collected() = Some(Collected { epoch, device: Some(device.clone()), baseline, ..Collected::default() });
@@ -332,8 +332,8 @@ fn stop() -> Result<()> {
         let disabled = api.check("disabling activities", unsafe { (api.disable)(kind) });
         unless_rare(kind, disabled)?;
     }
-    // SAFETY: a plain call; it calls `complete` for what is left.
-    api.check("asking for the records", unsafe { (api.flush)(FORCED) })
+    // SAFETY: a plain call; it calls `complete` for the remaining buffers.
+    api.check("flushing the records", unsafe { (api.flush)(FORCED) })
 }
 
 pub(super) fn abandon() {
@@ -341,7 +341,7 @@ pub(super) fn abandon() {
     *collected() = None;
 }
 
-/// Ends the recording: `nodes` is their number, and events of fewer bytes than `from_bytes` are left out.
+/// Ends the recording: `nodes` is their number; allocations of fewer than `from_bytes` are omitted.
 pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<Found> {
     let device = collected().as_ref().and_then(|collected| collected.device.clone());
     let peak = match &device {
@@ -359,7 +359,8 @@ pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<Found> {
 }
 
 impl Collected {
-    /// Nodes for correlation ids, and times since the start. `peak_bytes` is what was in use at the start.
+    /// Replaces correlation ids by nodes, and times by times since the start. `peak_bytes` are the bytes in use at the
+    /// start.
     fn into_found(self, nodes: usize, from_bytes: Option<usize>) -> Found {
         let node = |correlation: u32| self.nodes.get(&correlation).copied().filter(|&n| (n as usize) < nodes);
         let since = |time: u64| time.saturating_sub(self.epoch);
@@ -381,10 +382,10 @@ impl Collected {
     }
 }
 
-/// From now on, calls of the driver on this thread belong to `node`.
+/// From now on, driver calls of this thread belong to `node`.
 pub(super) fn enter(node: NodeId) {
     if let Ok(api) = api() {
-        // SAFETY: a plain call. Where it fails, the activity has no span.
+        // SAFETY: a plain call. If it fails, the activity has no span.
         unsafe { (api.push)(OURS, u64::from(node)) };
     }
 }
@@ -392,18 +393,18 @@ pub(super) fn enter(node: NodeId) {
 pub(super) fn leave() {
     if let Ok(api) = api() {
         let mut last = 0;
-        // SAFETY: `last` is a place for a u64.
+        // SAFETY: `last` is valid for writing a u64.
         unsafe { (api.pop)(OURS, &raw mut last) };
     }
 }
 
 const BUFFER_BYTES: usize = 8 << 20;
 
-/// CUPTI wants room for records.
+/// Callback: CUPTI requests a buffer for records.
 unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, max_records: *mut usize) {
     // Records are aligned to 8 bytes.
     let room = vec![0_u64; BUFFER_BYTES / 8].into_boxed_slice();
-    // SAFETY: CUPTI passes places for these three.
+    // SAFETY: CUPTI passes three pointers that are valid for writes.
     unsafe {
         *buffer = Box::into_raw(room).cast();
         *size = BUFFER_BYTES;
@@ -411,19 +412,19 @@ unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, max_records
     }
 }
 
-/// CUPTI hands over a buffer with records.
+/// Callback: CUPTI returns a buffer with records.
 unsafe extern "C" fn complete(context: *mut c_void, stream: u32, buffer: *mut u8, _size: usize, valid: usize) {
     if buffer.is_null() {
         return;
     }
-    // SAFETY: every buffer comes from `request`, and comes back once.
+    // SAFETY: every buffer comes from `request`, and is returned once.
     let room = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), BUFFER_BYTES / 8)) };
     let Ok(api) = api() else { return };
     let mut guard = collected();
     let Some(collected) = guard.as_mut() else { return };
     let mut record = std::ptr::null_mut();
     loop {
-        // SAFETY: `valid` bytes of the buffer hold records; `record` starts as null and is then the record before.
+        // SAFETY: `valid` bytes of the buffer hold records; `record` starts as null and then is the previous record.
         let status = unsafe { (api.next)(buffer, valid, &raw mut record) };
         if status == NO_MORE || status != 0 || record.is_null() {
             break;
@@ -432,7 +433,7 @@ unsafe extern "C" fn complete(context: *mut c_void, stream: u32, buffer: *mut u8
         unsafe { collected.take_record(record) };
     }
     let mut dropped = 0;
-    // SAFETY: context and stream are those that CUPTI passed; `dropped` is a place for a size.
+    // SAFETY: context and stream are those that CUPTI passed; `dropped` is valid for writing a size.
     if unsafe { (api.dropped)(context, stream, &raw mut dropped) } == 0 {
         collected.dropped += dropped as u64;
     }
@@ -441,16 +442,16 @@ unsafe extern "C" fn complete(context: *mut c_void, stream: u32, buffer: *mut u8
 
 impl Collected {
     /// # Safety
-    /// `record` is a record of CUPTI's: its first field is its kind, which says what it is.
+    /// `record` is a record of CUPTI: its first field is its kind, which determines its type.
     unsafe fn take_record(&mut self, record: *const u8) {
-        // SAFETY: every record starts with its kind, and all casts below are to the kind's type.
+        // SAFETY: every record starts with its kind, and all casts below are to the type of that kind.
         match unsafe { *record.cast::<u32>() } {
             CONCURRENT_KERNEL => {
                 // SAFETY: as above.
                 let kernel = unsafe { &*record.cast::<Kernel>() };
                 let name = match kernel.name.is_null() {
                     true => "unnamed kernel".to_string(),
-                    // SAFETY: CUPTI keeps names of kernels until the module goes.
+                    // SAFETY: CUPTI keeps kernel names until the module is unloaded.
                     false => unsafe { CStr::from_ptr(kernel.name) }.to_string_lossy().into_owned(),
                 };
                 let kind = ActivityKind::Kernel {
@@ -511,7 +512,7 @@ impl Collected {
                     self.nodes.insert(external.correlation, node);
                 }
             }
-            // Calls of the driver: they only make CUPTI write correlations.
+            // Driver calls: enabled only so that CUPTI writes correlations.
             _ => {}
         }
     }
@@ -527,7 +528,7 @@ mod tests {
 
     use super::*;
 
-    /// Offsets of the C structs of cupti_activity.h, which are packed to 8 bytes: by hand from its fields.
+    /// Offsets of the C structs in cupti_activity.h, which are packed to 8 bytes, computed by hand.
     #[test]
     fn records_are_laid_out_as_cuptis() {
         assert_eq!((offset_of!(Kernel, registers), offset_of!(Kernel, start)), (6, 16));
@@ -541,7 +542,7 @@ mod tests {
         assert_eq!((offset_of!(External, id), offset_of!(External, correlation), size_of::<External>()), (8, 16, 24));
     }
 
-    /// Records as CUPTI writes them, read back with nodes and times.
+    /// Records in CUPTI's format, parsed to nodes and times.
     #[test]
     fn kernels_get_the_span_that_launched_them() {
         let kernel = Kernel {

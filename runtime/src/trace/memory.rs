@@ -1,8 +1,9 @@
-//! Allocations of the CPU: an allocator that can be listened to, and that refuses what there is no memory for.
+//! Records allocations on the CPU, and rejects those that exceed the available memory.
 //!
-//! A program that wants to know its allocations makes [`CountingAllocator`] its global allocator. While nobody records it
-//! adds one load of an atomic to each call of the system's allocator. Large allocations are compared with what the system has; a program
-//! that asks for more ends with a message and exit code 1, unless the caller makes an error of it.
+//! A program that wants its allocations recorded makes [`CountingAllocator`] its global allocator. Without a recording
+//! it adds one load of an atomic to each call of the system's allocator. Large allocations are compared with the
+//! available memory; a program that exceeds it ends with a message and exit code 1, unless the caller reports the
+//! failure as an error.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -21,17 +22,17 @@ pub struct MemoryEvent {
     pub address: u64,
     pub bytes: u64,
     pub allocated: bool,
-    /// The span that asked for it.
+    /// The span that requested it.
     pub node: NodeId,
 }
 
-/// The system's allocator, which can be listened to.
+/// The system's allocator, with recording.
 pub struct CountingAllocator;
 
 static ON: AtomicBool = AtomicBool::new(false);
-/// Smaller blocks are counted, but get no event.
+/// Smaller blocks are counted, but have no event.
 static FROM_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that live now, of those since the start.
+/// Bytes in use now, of those allocated since the start.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
 static LOG: Mutex<Option<Log>> = Mutex::new(None);
@@ -42,7 +43,7 @@ struct Log {
 }
 
 thread_local! {
-    /// What the recording itself allocates does not count.
+    /// Allocations of the recording itself do not count.
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -68,7 +69,7 @@ pub(super) fn start(from_bytes: usize) {
     ON.store(true, Ordering::SeqCst);
 }
 
-/// The events, and the most bytes that lived at once.
+/// The events, and the peak number of bytes in use.
 pub(super) fn finish() -> (Vec<MemoryEvent>, u64) {
     ON.store(false, Ordering::SeqCst);
     let events = log().take().map(|log| log.events).unwrap_or_default();
@@ -101,9 +102,10 @@ fn note(address: usize, bytes: usize, allocated: bool) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator with the same arguments, and its answer back, or gives null, which says that there is
-// no memory; what is noted besides does not touch the memory. Noting allocates only while QUIET is set, which ends the recursion, and
-// asking what there is allocates little, about which nothing is asked.
+// SAFETY: every call is forwarded to the system's allocator with the same arguments and returns its result, or returns
+// null, which means that there is no memory; recording an event does not touch the memory. Recording allocates only
+// while QUIET is set, which ends the recursion, and reading the limits makes small allocations only, which are not
+// checked.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !may_allocate(layout.size()) {
@@ -136,7 +138,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // Before it is freed, so that no other thread's allocation at this address is noted first.
+        // Before it is freed, so that an allocation of another thread at this address is not recorded first.
         if ON.load(Ordering::Relaxed) {
             note(pointer.addr(), layout.size(), false);
         }
@@ -159,7 +161,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
         }
         if on {
             match moved.is_null() {
-                // It stays as it was.
+                // The block is unchanged.
                 true => note(pointer.addr(), layout.size(), true),
                 false => note(moved.addr(), new_size, true),
             }

@@ -1,7 +1,8 @@
-//! What a program does, when, and with how much memory: spans, allocations, and the kernels of a GPU.
+//! Tracing: time spans, allocations, and the kernels of a GPU.
 //!
-//! Code names what it does with [`span`] and [`phase`]; both return a guard that ends with the block. While nobody records
-//! they cost one load of an atomic. [`Recording::start`] switches them on, [`Recording::finish`] returns a [`Trace`]:
+//! [`span`] and [`phase`] name a section of code; both return a guard that ends the section when it is dropped. Without
+//! a recording they cost one load of an atomic. [`Recording::start`] enables them, [`Recording::finish`] returns a
+//! [`Trace`]:
 //!
 //! ```
 //! use tilewright_runtime::trace::{Options, Phase, Recording, phase, span};
@@ -15,9 +16,9 @@
 //! assert_eq!(trace.path(trace.spans[0].node), ["forward", "attention"]);
 //! ```
 //!
-//! A span's *node* is its place in the tree of names: all spans of one name under the same names share it. Allocations and
-//! kernels carry the node that they happened in. Threads without a span of their own, such as those of a thread pool,
-//! belong to the span that was opened last anywhere.
+//! A span's *node* is its position in the tree of names: all spans with the same path of names share it. Allocations
+//! and kernels have the node of the span that requested them. Threads without a span, for example those of a thread
+//! pool, belong to the most recently opened span of any thread.
 //!
 //! In reading order: this file, [`memory`], [`cupti`], [`nvtx`].
 
@@ -38,7 +39,7 @@ pub use memory::{CountingAllocator, MemoryEvent};
 use crate::device::Device;
 use crate::error::Result;
 
-/// The parts of a training step.
+/// The phases of a training step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// Reading a batch.
@@ -69,57 +70,58 @@ impl Phase {
 pub struct Options {
     /// Start and end of each span.
     pub spans: bool,
-    /// Allocations of at least so many bytes: of the CPU, if [`CountingAllocator`] is the program's allocator, else of the
-    /// GPU through CUPTI, where `gpu` is given.
+    /// Allocations of at least this number of bytes: of the CPU, if [`CountingAllocator`] is the program's allocator;
+    /// of the GPU, through CUPTI, if `gpu` is set.
     pub memory_from_bytes: Option<usize>,
-    /// Kernels, copies and fills of this GPU, through CUPTI. Phases end when the GPU has done their work.
+    /// Kernels, copies and fills of this GPU, through CUPTI. A phase ends when the GPU has done its work.
     pub gpu: Option<Device>,
-    /// Show spans to a tool of NVIDIA's that runs this program.
+    /// Show spans in an NVIDIA tool that runs this program.
     pub nvtx: bool,
 }
 
 /// A name in the tree of names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Index of the name around it; the root's is its own.
+    /// Index of the parent; the root's is its own.
     pub parent: u32,
     pub name: String,
-    /// The phase that the name stands for.
+    /// The phase of this name.
     pub phase: Option<Phase>,
 }
 
 /// Index of a [`Node`].
 pub type NodeId = u32;
 
-/// The node around all spans.
+/// The root node, which contains all spans.
 pub const ROOT: NodeId = 0;
 
-/// One time that a span was open. Times are in nanoseconds since the recording started.
+/// One execution of a span. Times are in nanoseconds since the recording started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanEvent {
     pub node: NodeId,
-    /// Threads are counted in the order in which they first open a span.
+    /// Threads are numbered in the order in which they first open a span.
     pub thread: u32,
     pub start_ns: u64,
     pub end_ns: u64,
 }
 
-/// What a recording found. Times are in nanoseconds since it started.
+/// The result of a recording. Times are in nanoseconds since it started.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// The root first; parents before children.
     pub nodes: Vec<Node>,
-    /// In the order of their ends.
+    /// Sorted by end.
     pub spans: Vec<SpanEvent>,
-    /// In the order of their times.
+    /// Sorted by time.
     pub memory: Vec<MemoryEvent>,
-    /// Most bytes that lived at once, of all sizes, of those allocated since the start: an independent count.
+    /// Peak number of bytes in use, of blocks of all sizes allocated since the start: counted independently of the
+    /// events.
     pub peak_bytes: u64,
-    /// In the order of their starts.
+    /// Sorted by start.
     pub activities: Vec<Activity>,
-    /// Records that CUPTI had no room for.
+    /// Number of records that CUPTI dropped for lack of buffers.
     pub dropped: u64,
-    /// How long the recording took.
+    /// Duration of the recording.
     pub end_ns: u64,
 }
 
@@ -137,7 +139,7 @@ impl Trace {
         names
     }
 
-    /// The outermost phase around a node.
+    /// The outermost phase that contains a node.
     pub fn phase(&self, node: NodeId) -> Option<Phase> {
         let (mut at, mut found) = (node, None);
         while at != ROOT {
@@ -148,7 +150,7 @@ impl Trace {
         found
     }
 
-    /// The phase that begins with a node: none for other names, and for a phase inside of another.
+    /// The phase that begins with a node; `None` for other names, and for a phase inside another.
     pub fn begins_phase(&self, node: NodeId) -> Option<Phase> {
         let here = &self.nodes[node as usize];
         here.phase.filter(|_| self.phase(here.parent).is_none())
@@ -159,23 +161,23 @@ const SPANS: u8 = 1;
 const MEMORY: u8 = 2;
 const NVTX: u8 = 4;
 const GPU: u8 = 8;
-/// Spans are needed by all of these: for themselves, or to say where something happened.
+/// All of these need spans: to record them, or to attribute events to them.
 const ANY: u8 = SPANS | MEMORY | NVTX | GPU;
 
 /// What is being recorded.
 static FLAGS: AtomicU8 = AtomicU8::new(0);
-/// The node of the span that was opened last and is still open, for threads that have none.
+/// The node of the most recently opened span that is still open, for threads without a span.
 static LATEST: AtomicU32 = AtomicU32::new(ROOT);
 static STATE: Mutex<Option<State>> = Mutex::new(None);
-/// Tells recordings apart, for spans that outlive theirs.
+/// Number of the recording, to detect spans that outlive theirs.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-/// Held as long as there is a recording: the next one waits.
+/// Locked during a recording: the next one waits.
 static TURN: Mutex<()> = Mutex::new(());
 
 thread_local! {
-    /// The node of this thread's innermost span, and the recording that it is a node of.
+    /// The node of this thread's innermost span, and the number of its recording.
     static CURRENT: Cell<(u32, NodeId)> = const { Cell::new((0, ROOT)) };
-    /// This thread's number, and the recording that it is a number of.
+    /// This thread's number, and the number of its recording.
     static THREAD: Cell<(u32, u32)> = const { Cell::new((0, 0)) };
 }
 
@@ -201,7 +203,7 @@ impl State {
         node
     }
 
-    /// The number of the thread that asks.
+    /// The number of the calling thread.
     fn thread(&mut self) -> u32 {
         let (generation, number) = THREAD.get();
         if generation == self.generation {
@@ -218,15 +220,15 @@ impl State {
 }
 
 fn state() -> MutexGuard<'static, Option<State>> {
-    // A panic elsewhere leaves the state as it was: every change is one assignment or push.
+    // A panic elsewhere leaves the state consistent: every change is one assignment or push.
     STATE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// A span that ends when this is dropped.
+/// Guard of a span, which ends when this is dropped.
 #[must_use = "a span ends when its guard is dropped: bind it to a name, as in `let _span = span(…)`"]
 pub struct Span {
     open: Option<Open>,
-    /// It ends on the thread on which it began.
+    /// Not `Send`: a span ends on the thread on which it began.
     _thread: PhantomData<*const ()>,
 }
 
@@ -239,7 +241,7 @@ struct Open {
     phase: bool,
 }
 
-/// Names what happens until the guard is dropped.
+/// Opens a span of this name until the guard is dropped.
 #[inline]
 pub fn span(name: &'static str) -> Span {
     match FLAGS.load(Ordering::Relaxed) & ANY {
@@ -248,7 +250,7 @@ pub fn span(name: &'static str) -> Span {
     }
 }
 
-/// The same for a name that exists only at run time: a kernel's.
+/// Like [`span`], for a name that exists only at run time: a kernel's.
 #[inline]
 pub(crate) fn span_of(name: &str) -> Span {
     match FLAGS.load(Ordering::Relaxed) & ANY {
@@ -257,7 +259,7 @@ pub(crate) fn span_of(name: &str) -> Span {
     }
 }
 
-/// Says which part of a training step runs until the guard is dropped.
+/// Opens the span of a phase of a training step until the guard is dropped.
 #[inline]
 pub fn phase(phase: Phase) -> Span {
     match FLAGS.load(Ordering::Relaxed) & ANY {
@@ -266,8 +268,7 @@ pub fn phase(phase: Phase) -> Span {
     }
 }
 
-/// As [`span`], around all that this thread does: nothing is around it, whatever other threads are doing. For threads that work each
-/// for themselves.
+/// Like [`span`], with the root as the parent, whatever other threads have open. For threads that work independently.
 pub fn outermost(name: &'static str) -> Span {
     match FLAGS.load(Ordering::Relaxed) & ANY {
         0 => Span { open: None, _thread: PhantomData },
@@ -275,13 +276,13 @@ pub fn outermost(name: &'static str) -> Span {
     }
 }
 
-/// The number that this thread's spans have in the recording in progress; none while nothing is recorded.
+/// The number of this thread in the current recording; `None` without one.
 pub fn thread_number() -> Option<u32> {
     state().as_mut().map(State::thread)
 }
 
-/// The names of the span that was opened last anywhere and is still open, from the outermost on; none while nothing is recorded. For a
-/// thread that watches what others do.
+/// The names of the most recently opened span of any thread that is still open, outermost first; empty without a
+/// recording. For a monitoring thread.
 pub fn latest() -> Vec<String> {
     let mut names = Vec::new();
     if let Some(state) = state().as_ref() {
@@ -295,7 +296,7 @@ pub fn latest() -> Vec<String> {
     names
 }
 
-/// Whether anything is recorded now: for code that would do work only for a recording.
+/// Whether a recording is in progress: for code that does work only for recordings.
 pub fn recording() -> bool {
     FLAGS.load(Ordering::Relaxed) & ANY != 0
 }
@@ -305,7 +306,7 @@ fn open(flags: u8, name: &str, phase: Option<Phase>) -> Span {
     open_in(flags, name, phase, None)
 }
 
-/// Opens a span inside a node; inside the one of this thread where no other is named.
+/// Opens a span inside a node; default: this thread's innermost span.
 #[cold]
 fn open_in(flags: u8, name: &str, phase: Option<Phase>, around: Option<NodeId>) -> Span {
     let _quiet = memory::quiet();
@@ -351,7 +352,7 @@ fn close(open: &Open) {
     if flags & GPU != 0 {
         cupti::leave();
         if open.phase {
-            // A failure shows up at the next call that can report it.
+            // The next call that can report a failure will report it.
             let gpu = state().as_ref().and_then(|state| state.gpu.clone());
             let _ = gpu.map(|gpu| gpu.synchronize());
         }
@@ -365,8 +366,7 @@ fn close(open: &Open) {
     }
 }
 
-/// The node that an allocation or a launch of this thread belongs to. A thread of a pool works for the span that was
-/// opened last.
+/// The node of an allocation or launch of this thread. A pool thread works for the most recently opened span.
 fn current_node() -> NodeId {
     match CURRENT.get() {
         (generation, node) if generation == GENERATION.load(Ordering::Relaxed) && node != ROOT => node,
@@ -374,7 +374,7 @@ fn current_node() -> NodeId {
     }
 }
 
-/// A recording in progress. There is one at a time in a process.
+/// A recording in progress. There is at most one in a process.
 pub struct Recording {
     options: Options,
     finished: bool,
@@ -382,10 +382,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Starts to record, when the recording before is over.
+    /// Starts a recording, after the previous one has finished.
     ///
     /// # Errors
-    /// CUPTI or NVTX was asked for and is not there or refuses.
+    /// CUPTI or NVTX was requested and is missing or fails.
     pub fn start(options: Options) -> Result<Recording> {
         let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if options.nvtx {
@@ -410,7 +410,7 @@ impl Recording {
         if let Some(device) = &options.gpu {
             let memory = options.memory_from_bytes.is_some();
             let started = cupti::start(device, memory).inspect_err(|_| *state() = None)?;
-            // The host's times and the GPU's count from one moment.
+            // The host's and the GPU's times start at the same instant.
             if let Some(state) = state().as_mut() {
                 state.started = started;
             }
@@ -423,7 +423,7 @@ impl Recording {
         Ok(Recording { options, finished: false, _turn: turn })
     }
 
-    /// The moment from which its times count.
+    /// The instant from which its times count.
     pub fn started(&self) -> Instant {
         state().as_ref().map_or_else(Instant::now, |state| state.started)
     }
@@ -431,7 +431,7 @@ impl Recording {
     /// Ends the recording.
     ///
     /// # Errors
-    /// The GPU's work failed, or CUPTI cannot hand out its records.
+    /// The GPU's work failed, or CUPTI cannot return its records.
     pub fn finish(mut self) -> Result<Trace> {
         self.finished = true;
         let memory = FLAGS.swap(0, Ordering::SeqCst) & MEMORY != 0;

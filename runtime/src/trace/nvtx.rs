@@ -1,8 +1,9 @@
 //! Spans for NVIDIA's tools (Nsight Systems, Nsight Compute), as NVTX ranges.
 //!
-//! NVTX has no library: a tool that runs a program names its own in the variable `NVTX_INJECTION64_PATH`. The program
-//! loads that file and calls its `InitializeInjectionNvtx2` with a function that gives the tool a table of slots; the tool
-//! puts its functions there (nvtxInit.h, nvtxTypes.h and nvtxInitDefs.h of NVTX 3). Without the variable nobody listens.
+//! NVTX has no library: a tool that runs a program names its own library in the variable `NVTX_INJECTION64_PATH`. The
+//! program loads that file and calls its `InitializeInjectionNvtx2` with a function that returns a table of slots; the
+//! tool stores its functions there (nvtxInit.h, nvtxTypes.h and nvtxInitDefs.h of NVTX 3). Without the variable no tool
+//! is attached.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -42,7 +43,7 @@ struct VersionTable {
     set_injection_version: unsafe extern "C" fn(u32),
 }
 
-/// Pointers to the slots, which is what a tool gets. A static of its own, since it refers to another.
+/// Pointers to the slots, which are passed to a tool. A separate static, since it refers to another.
 struct Places([*const AtomicPtr<c_void>; CORE_SLOTS + 1]);
 
 // SAFETY: these are addresses of statics.
@@ -82,7 +83,7 @@ unsafe extern "C" fn module_functions(
     if module != CORE {
         return 0;
     }
-    // SAFETY: the tool passes places for both, or null where it does not want one.
+    // SAFETY: the tool passes pointers valid for writes, or null for a value that it does not need.
     unsafe {
         if !slots.is_null() {
             *slots = CORE_SLOTS as u32;
@@ -94,7 +95,7 @@ unsafe extern "C" fn module_functions(
     1
 }
 
-/// Lets the tool that runs this program listen.
+/// Attaches the tool that runs this program.
 ///
 /// # Errors
 /// No tool runs it, or the tool's library does not load.
@@ -103,7 +104,7 @@ pub(super) fn load() -> Result<()> {
     let outcome = LOADED.get_or_init(|| match Env::get() {
         Ok(env) => match &env.nvtx_injection {
             Some(path) => inject(path),
-            None => Err("no tool listens: NVTX_INJECTION64_PATH is not set".to_string()),
+            None => Err("no tool is attached: NVTX_INJECTION64_PATH is not set".to_string()),
         },
         Err(error) => Err(error.to_string()),
     });
@@ -116,15 +117,15 @@ pub(super) fn load() -> Result<()> {
 
 fn inject(path: &Path) -> Result<(), String> {
     type Initialize = unsafe extern "C" fn(unsafe extern "C" fn(u32) -> *const c_void) -> c_int;
-    // SAFETY: whoever runs this program named the library for this.
+    // SAFETY: the user who runs this program set the variable to this library for this purpose.
     let library = unsafe { libloading::Library::new(path) }.map_err(|error| format!("{}: {error}", path.display()))?;
     let library: &'static libloading::Library = Box::leak(Box::new(library));
     // SAFETY: this is the type of the function of this name in NVTX 3.
     let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2\0") };
     let initialize = initialize.map_err(|error| format!("{}: {error}", path.display()))?;
-    // SAFETY: the function gets what NVTX promises it, and the tables live as long as the program.
+    // SAFETY: the function gets the arguments that NVTX specifies, and the tables are statics.
     match unsafe { initialize(export_table) } {
-        0 => Err(format!("{}: the tool declined", path.display())),
+        0 => Err(format!("{}: the library of the tool failed to initialize", path.display())),
         _ => Ok(()),
     }
 }
@@ -136,9 +137,9 @@ pub(super) fn push(name: &str) {
     if slot.is_null() {
         return;
     }
-    // A name with a zero byte in it would end there.
+    // A zero byte terminates the name.
     let name = CString::new(name.replace('\0', " ")).unwrap_or_default();
-    // SAFETY: the tool puts `nvtxRangePushA` into this slot.
+    // SAFETY: the tool stores `nvtxRangePushA` in this slot.
     unsafe { std::mem::transmute::<*mut c_void, Push>(slot)(name.as_ptr()) };
 }
 
@@ -147,7 +148,7 @@ pub(super) fn pop() {
     type Pop = unsafe extern "C" fn() -> c_int;
     let slot = SLOTS[RANGE_POP].load(Ordering::Acquire);
     if !slot.is_null() {
-        // SAFETY: the tool puts `nvtxRangePop` into this slot.
+        // SAFETY: the tool stores `nvtxRangePop` in this slot.
         unsafe { std::mem::transmute::<*mut c_void, Pop>(slot)() };
     }
 }
@@ -175,10 +176,10 @@ mod tests {
         0
     }
 
-    /// Does what a tool's `InitializeInjectionNvtx2` does.
+    /// Does the same as a tool's `InitializeInjectionNvtx2`.
     #[test]
     fn a_tool_hears_ranges() {
-        push("nobody listens yet");
+        push("no tool is attached yet");
         pop();
         // SAFETY: the calls and casts are those of a tool.
         unsafe {

@@ -1,4 +1,4 @@
-//! Failures inside of kernels. They end a process's use of the GPU, so each has a process of its own.
+//! Failures inside kernels. They end a process's use of the GPU, so each runs in a separate process.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::{arg, artifact, gpu};
 
 const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
 
-/// Runs `child_fails` for one kind of failure; its output, standard error included.
+/// Runs `child_fails` for one kind of failure; returns its output, including standard error.
 fn output_of(failure: &str) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "failures::child_fails", "--nocapture"])
@@ -46,7 +46,7 @@ fn a_trap_is_explained() {
     expect("trap", &["trap"]);
 }
 
-/// Makes the failure that its role names, and prints the error.
+/// Causes the failure of its role, and prints the error.
 #[test]
 fn child_fails() {
     let Ok(failure) = std::env::var(ROLE) else { return };
@@ -60,7 +60,7 @@ fn child_fails() {
     };
     let kernel = device.load(&artifact(ptx, "sm_80", 1, vec![arg("out", ArgType::Ptr)])).unwrap();
     let mut out = Buffer::<u32>::zeros(&device, 1).unwrap();
-    // SAFETY: the kernel is meant to fail, in a process that does nothing else.
+    // SAFETY: the kernel fails on purpose, in a process that does nothing else.
     unsafe { kernel.launch([1, 1, 1], &[LaunchArg::from(&mut out)]) }.unwrap();
     println!("{}", device.synchronize().unwrap_err());
     assert!(out.to_vec().is_err());

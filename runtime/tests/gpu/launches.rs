@@ -1,4 +1,4 @@
-//! Launches, their checks, and what the driver says of the code.
+//! Launches, their checks, and the driver's report on the code.
 
 use tilewright_codegen::llvm::{Opt, ptx};
 use tilewright_codegen::target::{ArgType, Artifact, Code};
@@ -6,7 +6,7 @@ use tilewright_runtime::{Buffer, Device, LaunchArg, Stream};
 
 use crate::{arg, artifact, gpu};
 
-/// `out[i] = a[i] + b[i] + bias` for i < n, through our own LLVM.
+/// `out[i] = a[i] + b[i] + bias` for i < n, compiled by our LLVM.
 const ADD_IR: &str = r#"
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
 declare i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -157,7 +157,7 @@ fn shared_memory_up_to_the_limit_works_and_beyond_is_refused() {
     assert_eq!(out.to_vec().unwrap(), [77]);
     artifact.manifest.shared_bytes = limit + 16;
     let message = device.load(&artifact).unwrap_err().to_string();
-    assert!(message.contains(&format!("{}", limit + 16)) && message.contains(&format!("offers {limit}")), "{message}");
+    assert!(message.contains(&format!("{}", limit + 16)) && message.contains(&format!("has {limit}")), "{message}");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn too_many_threads_are_refused() {
     let Some(device) = gpu() else { return };
     let ptx = ".visible .entry entry() .maxntid 64, 1, 1 { ret; }\n";
     let message = device.load(&artifact(ptx, "sm_80", 128, vec![])).unwrap_err().to_string();
-    assert!(message.contains("runs 128 threads") && message.contains("64"), "{message}");
+    assert!(message.contains("needs 128 threads") && message.contains("64"), "{message}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The runtime on a real GPU: buffers, launches, tensor maps, events, failures. Without a GPU each test says that it was
-//! skipped.
+//! The runtime on a real GPU: buffers, launches, tensor maps, events, failures. Without a GPU each test reports that it
+//! is skipped.
 
 mod failures;
 mod launches;
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 use tilewright_codegen::target::{ArgDesc, ArgType, Artifact, Code, Manifest};
 use tilewright_runtime::Device;
 
-/// GPU 0, for one test at a time: others would spoil its times and take its memory.
+/// GPU 0, for one test at a time: concurrent tests would disturb its timings and use its memory.
 struct Gpu {
     device: Device,
     _alone: MutexGuard<'static, ()>,
@@ -27,7 +27,7 @@ impl Deref for Gpu {
     }
 }
 
-/// GPU 0, or a word on why the test is skipped.
+/// GPU 0, or the reason why the test is skipped.
 fn gpu() -> Option<Gpu> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
@@ -46,7 +46,7 @@ fn hopper() -> Option<Gpu> {
     if device.info().compute_capability == Some((9, 0)) {
         return Some(device);
     }
-    println!("skipped: {} is no Hopper GPU", *device);
+    println!("skipped: {} is not a Hopper GPU", *device);
     None
 }
 

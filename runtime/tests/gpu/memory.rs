@@ -51,7 +51,7 @@ fn too_much_memory_is_refused_in_words() {
     let elements = device.info().memory_bytes as usize / 8 * 2;
     let error = Buffer::<f64>::uninit(&device, elements).unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    // The device is fine afterwards.
+    // The device is still usable.
     assert_eq!(Buffer::<u8>::zeros(&device, 2).unwrap().to_vec().unwrap(), [0, 0]);
     device.release_unused_memory().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Tensor maps, used by the engine that reads them.
+//! Tensor maps, used by TMA copies.
 
 use tilewright_codegen::target::{ArgType, Artifact, HostExpr, TensorMapDesc};
 use tilewright_runtime::{Buffer, CompiledKernel, Device, LaunchArg};
@@ -70,7 +70,7 @@ fn tma_artifact() -> Artifact {
     artifact
 }
 
-/// Launches with rows of `columns` elements, `stride` apart, and compares both tiles, zeros outside included.
+/// Launches with rows of `columns` elements, `stride` apart, and compares both tiles, including zeros outside.
 fn check(device: &Device, kernel: &CompiledKernel, columns: usize, stride: usize) {
     let values: Vec<f32> = (0..ROWS * stride).map(|i| i as f32 + 1.0).collect();
     let x = Buffer::from_slice(device, &values).unwrap();
@@ -92,7 +92,7 @@ fn check(device: &Device, kernel: &CompiledKernel, columns: usize, stride: usize
 fn tiles_arrive_with_zeros_outside() {
     let Some(device) = hopper() else { return };
     let kernel = device.load(&tma_artifact()).unwrap();
-    // Shapes that repeat come from the remembered maps; all live buffers and shapes together are more than it remembers.
+    // Repeated shapes use cached maps; all live buffers and shapes together exceed the cache.
     for _ in 0..3 {
         for columns in 5..40 {
             check(&device, &kernel, columns, 40);
@@ -122,7 +122,7 @@ fn what_no_map_describes_is_named() {
     let mut out = Buffer::<f32>::zeros(&device, 256).unwrap();
     let mut message = |x: LaunchArg, stride: i64| {
         let args = [x, LaunchArg::I32(16), LaunchArg::I64(stride), LaunchArg::from(&mut out)];
-        // SAFETY: the launch is refused.
+        // SAFETY: the launch is rejected.
         unsafe { kernel.launch([1, 1, 1], &args) }.unwrap_err().to_string()
     };
     let odd_stride = message(LaunchArg::from(&x), 17);

@@ -1,4 +1,4 @@
-//! What a launch costs, and what the benchmark measures.
+//! Overhead of a launch, and the results of the benchmark.
 
 use std::time::{Duration, Instant};
 
@@ -27,13 +27,13 @@ fn a_launch_costs_less_than_five_microseconds() {
     let median = median_launch_time(&device, || unsafe { kernel.launch([1, 1, 1], &args) }.unwrap());
     println!("launch: {median:?}");
     if cfg!(debug_assertions) {
-        println!("skipped: the limit holds for optimised builds");
+        println!("skipped: the limit is for optimized builds");
         return;
     }
     assert!(median < Duration::from_micros(5), "{median:?}");
 }
 
-/// What the CPU spends on one launch: the median of batches that fit the driver's queue, so that the queue is never full.
+/// The CPU time of one launch: the median over batches that fit the driver's queue, so that the queue is never full.
 pub fn median_launch_time(device: &Device, launch: impl Fn()) -> Duration {
     let batch = |_| {
         device.synchronize().unwrap();

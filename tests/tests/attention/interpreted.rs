@@ -1,5 +1,5 @@
-//! The kernels' meaning: what the interpreter makes of them, on small and odd shapes, as recorded and after the passes
-//! for GPUs.
+//! The attention kernels in the interpreter and on the simulated GPU: small and odd shapes, as recorded and after the
+//! GPU passes.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::ConstValue;
@@ -14,14 +14,14 @@ use tilewright_tests::consts;
 use tilewright_tests::interpret::{self, Arg, FORMS, Form, Loads, interpret};
 use tilewright_tests::numerics::HostTensor;
 
-/// Tiles of one run.
+/// Tile sizes of one run.
 #[derive(Clone, Copy)]
 struct Tiles {
     q: usize,
     k: usize,
 }
 
-/// Several of each kind in a small problem.
+/// Several tiles of each kind in a small problem.
 const SMALL: Tiles = Tiles { q: 16, k: 32 };
 
 fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
@@ -50,7 +50,7 @@ fn grid(extents: [usize; 3]) -> [u32; 3] {
     extents.map(|n| n as u32)
 }
 
-/// Memory first, then the strides of every tensor of four dimensions, then the numbers.
+/// Arguments in order: memory, the strides of every tensor of four dimensions, numbers.
 fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     let strides: Vec<usize> = tensors
         .iter()
@@ -66,7 +66,7 @@ fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
 }
 
-/// What the kernels with products want: lengths and the scale.
+/// The numbers of the kernels with dots: lengths and the scale.
 fn numbers(case: &Case) -> Vec<Arg<'static>> {
     let p = &case.problem;
     vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]
@@ -97,7 +97,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     let dtypes = [case.dtype; 2];
     let rows = expected.lse.len();
     let Inputs { q, k, v, d_o } = inputs;
-    // The kernels see O as the forward pass rounds it.
+    // The kernels read O as the forward pass rounds it.
     let o = case.tensor(case.query_shape(), &expected.o);
     let lse = HostTensor::of(DType::F32, &[rows], &[1], &expected.lse);
     let (mut delta, mut lse2) = (poisoned_rows(rows), poisoned_rows(rows));
@@ -132,7 +132,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
 
     let mut dq = case.poisoned(case.query_shape());
     if one_pass {
-        // One part.
+        // Unsplit.
         let numbers = vec![p.n_q.into(), 1.into(), Arg::Float(p.scale)];
         let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
         few.retain(|(name, _)| ["d", "d_tile"].contains(name));
@@ -148,7 +148,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     case.check("dq", &dq, &expected.gradients.dq);
 }
 
-/// Forward and backward, in every form.
+/// Forward and backward, in every form of the interpreter.
 fn check_inputs(case: Case, tiles: Tiles, inputs: &Inputs) {
     let expected = case.expected(inputs);
     for form in FORMS {
@@ -168,7 +168,7 @@ fn tiles_of_keys_that_all_rows_see() {
     check(Case::new(32, 64, 16).dtype(DType::F16));
 }
 
-/// Tiles that fill the instructions of tensor cores, down to what these compute.
+/// Tiles that fill the MMA instructions, lowered to these.
 #[test]
 fn large_tiles() {
     let tiles = Tiles { q: 64, k: 64 };
@@ -183,7 +183,7 @@ fn large_tiles() {
     }
 }
 
-/// The tiles that launches in f32 take where nobody chose any, by as many warps, whose products are sums of multiply-adds.
+/// The default tiles of f32 launches, with their number of warps, where dots are scalar FMAs.
 #[test]
 fn default_tiles_of_f32() {
     let case = Case::new(70, 90, 64).causal().dtype(DType::F32);
@@ -195,8 +195,8 @@ fn default_tiles_of_f32() {
     check_backward_in(false, form(4), case, Tiles { q: 16, k: 64 }, &inputs, &expected);
 }
 
-/// Loads by warps of their own, with one and two groups of consumers: full and masked tiles one after the other, ragged
-/// lengths, groups of heads, and more buffers than iterations.
+/// Warp specialization with one and two consumer warpgroups: full and masked tiles, unaligned lengths, groups of heads,
+/// and more stages than iterations.
 #[test]
 fn roles() {
     let tiles = Tiles { q: 64, k: 64 };
@@ -214,7 +214,7 @@ fn roles() {
     }
 }
 
-/// f32 by warpgroups, in three parts each: masked and full tiles, and loads by threads and by warps of their own.
+/// f32 with wgmma (3xTF32): masked and full tiles, with loads by all threads and by producer warps.
 #[test]
 fn f32_by_warpgroups() {
     let case = Case::new(150, 130, 32).causal().dtype(DType::F32);
@@ -224,7 +224,7 @@ fn f32_by_warpgroups() {
         (Tiles { q: 64, k: 64 }, 4, Loads::Threads, false),
         (Tiles { q: 64, k: 64 }, 4, Loads::Specialists, false),
         (Tiles { q: 128, k: 32 }, 8, Loads::Threads, false),
-        // Two warpgroups share each product's columns.
+        // Two warpgroups split the columns of each dot.
         (Tiles { q: 64, k: 64 }, 8, Loads::Threads, true),
     ] {
         let form = Form::Warpgroups { num_warps, num_stages: 2, loads, in_turn };
@@ -233,7 +233,7 @@ fn f32_by_warpgroups() {
     }
 }
 
-/// Loads by the bulk copy engine, in the pipelines that all threads share.
+/// TMA loads in pipelines without warp specialization.
 #[test]
 fn bulk_copies() {
     let tiles = Tiles { q: 64, k: 64 };
@@ -298,11 +298,11 @@ fn strides_with_gaps() {
     }
 }
 
-/// Scores of hundreds: exp without the maximum taken out would overflow, and so would P of a padded key.
+/// Scores of hundreds: exp would overflow without subtraction of the maximum, and so would P of a padded key.
 #[test]
 fn large_scores_do_not_overflow() {
     for sign in [1.0, -1.0] {
-        // Scores of 400 are off by 1.5e-5, P by as much, and in dQ and dK nearly equal terms of size 10 cancel.
+        // Scores of 400 have an error of 1.5e-5, and so has P; in dQ and dK nearly equal terms of size 10 cancel.
         let case = Case::new(20, 36, 16).dtype(DType::F32).within(1e-2);
         let mut inputs = case.inputs();
         let keys: Vec<f64> = (0..36 * 16).map(|i| sign * (10.0 + (i / 16 % 3) as f64 / 8.0)).collect();
@@ -313,7 +313,7 @@ fn large_scores_do_not_overflow() {
     }
 }
 
-/// A dense f32 tensor [batch · parts, …] without values.
+/// A poisoned dense f32 tensor [batch · parts, …].
 fn poisoned_parts(parts: usize, [batch, heads, n, d]: [usize; 4]) -> HostTensor {
     HostTensor::poisoned(DType::F32, &[batch * parts, heads, n, d], &[heads * n * d, n * d, d, 1])
 }
@@ -354,7 +354,7 @@ fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize
     case.check_lse(&lse, &expected.lse);
 }
 
-/// dK, dV and dQ, each of walks in parts.
+/// dK, dV and dQ of split loops.
 fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize) {
     let p = &case.problem;
     let (parts_of_keys, parts_of_queries) = (p.n_q.div_ceil(part_rows), p.n_k.div_ceil(part_rows));
@@ -405,7 +405,8 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usiz
     }
 }
 
-/// Parts that begin before, on and after the diagonal, parts without rows, lengths that tiles divide and others.
+/// Splits that begin before, on and after the diagonal, empty splits, and lengths that are and are not multiples of the
+/// tiles.
 #[test]
 fn walks_in_parts() {
     let tiles = Tiles { q: 16, k: 32 };

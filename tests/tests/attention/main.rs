@@ -1,4 +1,5 @@
-//! FlashAttention-2 against its definition, on every machine: in the interpreter, and as native code.
+//! FlashAttention-2 against its definition, without a GPU: in the interpreter, on the simulated GPU, and as native
+//! code.
 
 mod interpreted;
 mod native;

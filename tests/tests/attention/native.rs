@@ -1,4 +1,4 @@
-//! The kernels as native code, at the default tiles and at small ones.
+//! The kernels as native code, with default tiles and with small ones.
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
@@ -47,8 +47,8 @@ fn groups_and_strides() {
     }
 }
 
-/// Lengths that are multiples of the tiles let kernels leave checks of boundaries out: each access must still be seen to stay
-/// inside its tensor before the launch.
+/// Lengths that are multiples of the tiles let kernels omit boundary checks: the launch must still prove that each
+/// access stays inside its tensor.
 #[test]
 fn lengths_that_tiles_divide() {
     for (q_tile, k_tile) in [(16, 16), (16, 64), (64, 16)] {
@@ -72,7 +72,7 @@ fn empty_tensors() {
     check(&Device::cpu(), Case::new(20, 20, 16).heads(0, 1, 1).dtype(DType::F32), &Options::default());
 }
 
-/// The functions that allocate, on dense tensors.
+/// The functions that allocate their outputs, on dense tensors.
 #[test]
 fn buffers_are_made_for_the_caller() {
     let device = Device::cpu();
@@ -136,10 +136,10 @@ fn mistakes_say_what_is_expected() {
     let mut none = Buffer::<f32>::zeros(&device, 0).unwrap();
     let short = attention::forward_into(&device, q, q, q, o, lse.view_mut(), none.view_mut(), &Options::default());
     let message = short.unwrap_err().to_string();
-    assert!(message.contains("`lse` expects 16 numbers") && message.contains("found 15"), "{message}");
+    assert!(message.contains("`lse` expects 16 elements") && message.contains("found 15"), "{message}");
 }
 
-/// Precision is about f32 on GPUs; on the CPU every choice is at least as good as asked for.
+/// Precision applies to f32 on GPUs; on the CPU every choice is at least as accurate as requested.
 #[test]
 fn precisions() {
     for precision in [Precision::Ieee, Precision::Tf32x3] {
@@ -150,7 +150,7 @@ fn precisions() {
     check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32).within(5e-3), &options);
 }
 
-/// Walks in parts, with rows that no part, and rows that only some parts have keys for.
+/// Split loops, with rows that see keys in no split, and rows that see keys only in some splits.
 #[test]
 fn walks_in_parts() {
     for parts in [2, 3, 7] {
@@ -162,7 +162,7 @@ fn walks_in_parts() {
         check(&Device::cpu(), Case::new(512, 1024, 16).causal().dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(1024, 512, 16).dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(520, 1030, 16).heads(2, 4, 2).causal().dtype(DType::F32), &options);
-        // What parts leave is f32 here too.
+        // Split results are f32 here, too.
         check(&Device::cpu(), Case::new(200, 600, 16).causal().dtype(DType::BF16), &options);
     }
 }

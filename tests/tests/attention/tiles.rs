@@ -1,4 +1,4 @@
-//! The tiles that a launch takes where nobody chose any, and code that does without the bulk copy engine.
+//! The default tiles, and code without TMA.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::Precision;
@@ -11,7 +11,7 @@ use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright_tests::consts;
 
-/// What dense tensors let the compiler assume: the wide copies into shared memory need it.
+/// The specialization for dense tensors, which wide copies into shared memory need.
 fn dense(def: &KernelDef) -> Specialization {
     let fact = |name: &str| match name.ends_with("_stride_dim") {
         true => ArgSpec { divisible_by: 1, equal_to: Some(1) },
@@ -53,18 +53,18 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                     .unwrap_or_else(|e| panic!("{} of {dtype}, head dimension {d}: {e:?}", def.name));
                 assert!(module.shared_bytes <= arch.max_shared_bytes());
                 assert!(module.shared_bytes > 32 << 10, "{}: the tiles are not in shared memory", def.name);
-                // GPUs of desktops have room for the next tiles in the forward pass.
+                // Desktop GPUs have shared memory for the next stage in the forward pass.
                 let has_room = arch.max_shared_bytes() > 128 << 10 || (pass, dtype) == (Pass::Forward, DType::BF16);
                 if d == 128 && has_room {
                     let what = format!("{} of {dtype} on {}", def.name, arch.name());
-                    assert!(module.llvm_ir.contains("cp.async"), "{what}: no loads run ahead");
+                    assert!(module.llvm_ir.contains("cp.async"), "{what}: no asynchronous loads");
                 }
             }
         }
     }
 }
 
-/// A tensor that the engine cannot fetch gets a variant whose loads are the threads' work, whatever the schedule asks for.
+/// A tensor that TMA does not support gets a variant whose threads load, whatever the schedule requests.
 #[test]
 fn code_without_bulk_copies_takes_no_tensor_map() {
     for warp_specialize in [None, Some(true)] {

@@ -39,7 +39,7 @@ fn check_head_dimensions(dims: &[usize]) {
     }
 }
 
-// Several tests, which take as long as the longest where they run side by side.
+// Several tests, which run in parallel.
 
 #[test]
 fn attention_of_small_head_dimensions() {
@@ -99,7 +99,7 @@ fn attention_in_other_precisions() {
     }
 }
 
-/// f32 in parts by warpgroups, with loads by threads and by warps of their own.
+/// f32 with wgmma (3xTF32), with loads by all threads and by producer warps.
 #[test]
 fn attention_of_f32_by_warpgroups() {
     let Some(gpu) = gpu() else { return };
@@ -131,7 +131,7 @@ fn attention_of_f32_by_warpgroups() {
     }
 }
 
-/// Few programs with long walks, which are cut into parts, and as many parts as asked for, at most.
+/// Split-KV: the default number of splits, and a limit of three.
 #[test]
 fn attention_of_walks_in_parts() {
     let Some(gpu) = gpu() else { return };
@@ -154,7 +154,7 @@ fn attention_of_nothing() {
     }
 }
 
-/// Loads by the bulk copy engine, by warps of their own, with turns at the tensor cores, products in flight or not.
+/// TMA loads, warp specialization, ping-pong scheduling, and overlapped MMAs or none.
 #[test]
 fn attention_in_every_schedule() {
     let Some(gpu) = gpu() else { return };
@@ -163,11 +163,11 @@ fn attention_in_every_schedule() {
     let with = |schedule| Tiles { schedule, ..plain };
     let roles = Schedule { warp_specialize: Some(true), ..open };
     let schedules = [
-        ("waits", with(Schedule { overlap: Some(false), ..open })),
-        ("products in flight", with(Schedule { overlap: Some(true), ..open })),
-        ("bulk copies", with(Schedule { bulk_copies: Some(true), ..open })),
-        ("roles", with(roles)),
-        ("turns", with(Schedule { take_turns: Some(true), ..roles })),
+        ("no overlap", with(Schedule { overlap: Some(false), ..open })),
+        ("overlap", with(Schedule { overlap: Some(true), ..open })),
+        ("TMA", with(Schedule { bulk_copies: Some(true), ..open })),
+        ("warp specialization", with(roles)),
+        ("ping-pong", with(Schedule { take_turns: Some(true), ..roles })),
     ];
     for (name, schedule) in schedules {
         println!("{name}");
@@ -179,7 +179,7 @@ fn attention_in_every_schedule() {
             ..Options::default()
         };
         for d in [64, 128] {
-            // No tensor map describes the keys where there are none.
+            // An empty tensor of keys has no tensor map.
             for (n_q, n_k) in [(512, 512), (300, 300), (130, 700), (700, 130), (17, 1), (17, 0)] {
                 let case = Case::new(n_q, n_k, d).heads(2, 2, 1);
                 check(&gpu, case, &options);

@@ -1,4 +1,4 @@
-//! Loops that fetch ahead, and threads that exchange through memory, on GPU 0.
+//! Software-pipelined loops, and communication between threads through global memory, on GPU 0.
 
 use super::gpu;
 use tilewright_tests::loops::{check_exchange, check_shipped_walks, check_walks};

@@ -1,4 +1,4 @@
-//! Loops, branches, early returns, and the variables that they carry.
+//! Loops, branches, early returns, and loop-carried variables.
 
 use crate::support::{A, consts, run, text};
 use tilewright::codegen::lang::kernel::ConstValue;
@@ -153,11 +153,11 @@ fn constexpr_branches(out: Out<i32>, #[constexpr] causal: bool, #[constexpr = 3]
 #[test]
 fn constexpr_conditions_record_one_branch() {
     let with = |causal| vec![("causal", ConstValue::Bool(causal))];
-    // 0 + 2 + 4 over six turns, 0 + 2 over three.
+    // 0 + 2 + 4 over six iterations, 0 + 2 over three.
     assert_eq!(run(&CONSTEXPR_BRANCHES, &with(true), &[A::OutI32(1)], 1).i32(0), [64]);
     assert_eq!(run(&CONSTEXPR_BRANCHES, &with(false), &[A::OutI32(1)], 1).i32(0), [42]);
     let printed = text(&CONSTEXPR_BRANCHES, &[], &with(false));
-    // Three turns, each with one run-time `if`; no loop, and nothing of the constexpr conditions.
+    // Three unrolled iterations with one run-time `if` each; no loop, and no constexpr condition.
     assert_eq!(printed.matches(" = if ").count(), 3, "{printed}");
     assert!(!printed.contains("for "), "{printed}");
 }
@@ -241,7 +241,7 @@ fn device_functions_are_inlined() {
 }
 
 constexpr_enum! {
-    /// What is computed.
+    /// The operation.
     enum Mode {
         Double,
         Square,

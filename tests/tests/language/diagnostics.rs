@@ -1,4 +1,4 @@
-//! Mistakes that are found while a kernel is recorded: they name the user's line.
+//! Errors that are found while a kernel is recorded: they name the user's line.
 
 use tilewright::codegen::lang::kernel::{KernelDef, Specialization};
 use tilewright::prelude::*;
@@ -7,7 +7,7 @@ use tilewright::prelude::*;
 fn message(def: &KernelDef) -> String {
     let source = include_str!("diagnostics.rs");
     match def.record(&[], &[], &Specialization::default()) {
-        Ok(_) => panic!("{} has no mistake", def.name),
+        Ok(_) => panic!("{} records without an error", def.name),
         Err(d) => {
             let text = d.render(Some(source));
             for internal in ["Tile<", "Scalar<", "IntLit", "Value(", "lang::", "Operand"] {

@@ -1,4 +1,4 @@
-//! Reductions, scans, shapes, products, random numbers, debugging.
+//! Reductions, scans, shapes, dots, random numbers, debugging.
 
 use crate::support::{A, run, run_as, text};
 use tilewright::codegen::ir::DType;
@@ -181,7 +181,7 @@ fn random_numbers_have_the_right_distribution_and_known_words() {
     assert_eq!(ran.i32(1), [0x6627_e8d5_u32, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8].map(|w| w as i32));
 }
 
-/// Philox 4×32-10 of one counter (Salmon et al., SC11), and what Triton's `random.py` makes of its words.
+/// Philox 4×32-10 of one counter (Salmon et al., SC11), and the conversions of Triton's `random.py`.
 struct Reference;
 
 impl Reference {
@@ -273,18 +273,18 @@ fn random_numbers_are_those_of_triton() {
                     let found = f64::from(normal[place + i]);
                     assert!(
                         (found - expected).abs() < 1e-5,
-                        "seed {seed}, offset {offset:#x}: {found}, not {expected}"
+                        "seed {seed}, offset {offset:#x}: {found}, expected {expected}"
                     );
                 }
             }
         }
     }
-    // The words at which the product is largest and smallest, and the sign goes.
+    // The words that give the smallest and the largest numbers, and those around the change of sign.
     let ends = [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff].map(Reference::uniform);
     assert!(ends.iter().all(|u| (0.0..1.0).contains(u)), "{ends:?}");
 }
 
-/// Sums in the types that Triton's `_pick_sum_dtype` gives: the store fails to compile where they are others.
+/// Sums have the types of Triton's `_pick_sum_dtype`: the stores compile only for these.
 #[kernel]
 fn sums(
     a: In<i8>,

@@ -1,4 +1,4 @@
-//! What a kernel tells about itself.
+//! The definition of a kernel.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstDefault, ConstValue, ElemDef, ParamKind, Specialization};

@@ -1,4 +1,4 @@
-//! The language from the outside: what kernels record, what they compute (by the interpreter), and what mistakes say.
+//! The language: recorded IR, results in the interpreter, and error messages.
 
 mod control;
 mod diagnostics;

@@ -76,7 +76,7 @@ fn padding_can_be_nan() {
     assert!(got[0] == 3.0 && got[1].is_nan(), "{got:?}");
 }
 
-/// Lists in variables: literals take the type of their neighbours, and tuples hold members of several types.
+/// Lists in variables: literals take the type of the other elements, and tuples may have elements of several types.
 #[kernel]
 fn lists(x: In<f32>, out: Out<f32>, rows: i32, cols: i32, #[constexpr] tile: usize) {
     let (sizes, strides) = ([rows, cols], [cols, 1]);

@@ -56,15 +56,23 @@ fn ceilings(out: Out<i32>, a: i32, b: i32) {
     store(out + 3, cdiv(a.to::<u32>(), 16).to::<i32>());
     store(out + 4, cdiv(a.to::<i64>() << 32, 64).to::<i32>());
     store(out + 5, cdiv(100, b));
+    let known = maximum(a, 0);
+    store(out + 6, cdiv(known, 16));
+    store(out + 7, cdiv(known, 12));
+    store(out + 8, cdiv(known, maximum(b, 1)));
 }
 
 #[test]
 fn ceilings_of_quotients_do_not_wrap() {
-    let up = |a: i64, b: i64| a.div_euclid(b) + i64::from(a.rem_euclid(b) != 0);
+    let up = |a: i64, b: i64| match b {
+        0 => 0,
+        // Exact: 53 bits hold both numbers, and no quotient of such is rounded to an integer it is not.
+        _ => (a as f64 / b as f64).ceil() as i64,
+    };
     for a in [0, 1, 11, 12, 13, 16, 17, 2_147_483_600, i32::MAX - 1, i32::MAX, -1, -5, -16, -17, i32::MIN] {
-        for b in [1, 2, 3, 7, 128, i32::MAX] {
-            let ran = run(&CEILINGS, &vec![], &[A::OutI32(6), A::Int(a.into()), A::Int(b.into())], 1);
-            let wide = i64::from(a);
+        for b in [1, 2, 3, 7, 128, i32::MAX, 0, -1, -2, -7, i32::MIN] {
+            let ran = run(&CEILINGS, &vec![], &[A::OutI32(9), A::Int(a.into()), A::Int(b.into())], 1);
+            let (wide, known) = (i64::from(a), i64::from(a.max(0)));
             let exact = [
                 up(wide, b.into()),
                 up(wide, 16),
@@ -72,10 +80,25 @@ fn ceilings_of_quotients_do_not_wrap() {
                 up((a as u32).into(), 16),
                 up(wide << 32, 64),
                 up(100, b.into()),
+                up(known, 16),
+                up(known, 12),
+                up(known, b.max(1).into()),
             ];
             assert_eq!(ran.i32(0), exact.map(|x| x as i32), "{a}, {b}");
         }
     }
+}
+
+#[kernel]
+fn ceilings_of_constants(out: Out<i32>) {
+    store(out, cdiv(i32::MAX, 16));
+    store(out + 1, cdiv(-17, 16));
+    store(out + 2, cdiv(17usize, 16) as i32);
+}
+
+#[test]
+fn ceilings_of_rust_numbers_do_not_overflow() {
+    assert_eq!(run(&CEILINGS_OF_CONSTANTS, &vec![], &[A::OutI32(3)], 1).i32(0), [1 << 27, -1, 2]);
 }
 
 #[kernel]

@@ -12,7 +12,7 @@ pub fn consts<'a>(list: &[(&'a str, i64)]) -> Consts<'a> {
     list.iter().map(|&(name, n)| (name, ConstValue::Int(n))).collect()
 }
 
-/// Records and verifies; the text must also read back as itself.
+/// Records and verifies a kernel; its text must parse and print as itself.
 pub fn record(def: &KernelDef, dtypes: &[DType], consts: &Consts) -> Func {
     let func = def.record(dtypes, consts, &Specialization::default()).unwrap_or_else(|d| panic!("{d}"));
     if let Err(errors) = verify::verify(&func, Stage::Tile) {
@@ -35,17 +35,17 @@ pub enum A<'a> {
     I64(&'a [i64]),
     /// Elements of any type.
     Bytes(&'a [u8]),
-    /// An output of that many f32, poisoned.
+    /// A poisoned output with this number of f32.
     OutF32(usize),
-    /// An output of that many i32, zeroed.
+    /// A zeroed output with this number of i32.
     OutI32(usize),
-    /// An output of that many bytes, zeroed.
+    /// A zeroed output with this number of bytes.
     OutBytes(usize),
     Int(i64),
     Float(f64),
 }
 
-/// What a run wrote, by argument.
+/// The memory after a run, by argument.
 pub struct Ran {
     memory: Memory,
     buffers: Vec<Option<BufferId>>,

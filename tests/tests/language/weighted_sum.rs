@@ -1,4 +1,4 @@
-//! The kernel of the design document, word for word.
+//! The kernel of the design document, verbatim.
 
 use crate::support::{self, consts};
 use tilewright::codegen::ir::DType;

@@ -1,4 +1,4 @@
-//! Named arguments that do not exist, are missing, or have the wrong words.
+//! Named arguments that are unknown, missing, or have invalid values.
 use tilewright::prelude::*;
 
 #[kernel]

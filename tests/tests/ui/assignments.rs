@@ -1,4 +1,4 @@
-//! Variables that would change their type, and defaults that are none.
+//! Variables that would change their type, and invalid defaults.
 use tilewright::prelude::*;
 
 #[kernel]

@@ -1,4 +1,4 @@
-//! Configurations of kernels.
+//! Errors of `#[autotune]`.
 use tilewright::prelude::*;
 
 #[autotune(configs = [Config(tile = 64)], key = [n])]

@@ -1,4 +1,4 @@
-//! Control flow that has no translation.
+//! Unsupported control flow.
 use tilewright::prelude::*;
 
 #[kernel]

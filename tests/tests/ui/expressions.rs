@@ -1,4 +1,4 @@
-//! Expressions that have no translation.
+//! Unsupported expressions.
 use tilewright::prelude::*;
 
 #[kernel]

@@ -1,4 +1,4 @@
-//! The argument struct: order, types and aliasing are rustc's business.
+//! The argument struct: rustc checks order, types and aliasing.
 use tilewright::prelude::*;
 
 #[kernel]

@@ -1,4 +1,4 @@
-//! Rust's words for numbers, on values that are known only when the kernel runs.
+//! Rust's syntax for numbers, on values that are known only at run time.
 use tilewright::prelude::*;
 
 constexpr_enum! { enum Which { First, Second } }

@@ -1,4 +1,4 @@
-//! Configurations of another kernel.
+//! Configurations that are shared with another kernel.
 use tilewright::prelude::*;
 
 #[autotune(configs = [Config(tile = 64, wide = true)], key = [n])]

@@ -1,4 +1,4 @@
-//! Signatures of kernels.
+//! Invalid signatures of kernels.
 use tilewright::prelude::*;
 
 #[kernel]

@@ -1,4 +1,4 @@
-//! Names that Triton has and we spell otherwise: one message each, at the name.
+//! Triton's names, which have other spellings here: one message each, at the name.
 use tilewright::prelude::*;
 
 #[kernel]
@@ -36,7 +36,7 @@ fn values(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] block: usize) {
     for k in 0..n {}
 }
 
-/// Nothing of Triton's: names of its own, and tuples as lists.
+/// No names of Triton: the user's own names, and tuples as lists.
 #[kernel]
 fn own_names(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] block: usize, #[constexpr] tl: usize) {
     let b = make_block_ptr(x, shape = (n,), strides = (1,), offsets = (0,), block_shape = (block,), order = (0,));

@@ -1,4 +1,4 @@
-//! What Triton writes and Rust cannot read: rustc's word for it, and then what to write.
+//! Triton's syntax that Rust does not parse: rustc's error, and then what to write.
 use tilewright::prelude::*;
 
 #[kernel]

@@ -1,4 +1,4 @@
-//! Type mistakes, which rustc finds: its messages name the language's types and what to write.
+//! Type errors, which rustc finds: its messages name the language's types and the fix.
 use tilewright::prelude::*;
 
 #[kernel]

@@ -1,5 +1,5 @@
-//! What a kernel assumes of its arguments. `assume`s that stand outside branches and loops and compare an argument with a constant are
-//! checked by every launch ([`crate::analysis::reach`]), so they hold from the kernel's first op on.
+//! Ranges of arguments from `assume`. An `assume` outside branches and loops that compares an argument with a constant
+//! is checked by every launch ([`crate::analysis::reach`]), so it holds from the first op of the kernel on.
 
 use super::full_range;
 use crate::ir::{BinaryOp, CmpOp, Func, Op, OpId, Value};
@@ -9,15 +9,15 @@ pub(super) fn range(func: &Func, argument: Value) -> (i128, i128) {
     let full = full_range(func.ty(argument).elem());
     let assumes = func.block(func.body).ops.iter().map(|&id| func.op(id)).filter(|data| data.op == Op::Assume);
     let (low, high) = assumes.fold(full, |range, data| narrowed(func, data.operands[0], argument, range));
-    // No launch runs where nothing is left.
+    // No launch passes the check if the range is empty.
     if low <= high { (low, high) } else { full }
 }
 
-/// The part of a range in which a condition can be true.
+/// The subrange in which a condition can be true.
 fn narrowed(func: &Func, condition: Value, argument: Value, (low, high): (i128, i128)) -> (i128, i128) {
     let Some(data) = func.def_op(condition).map(|id: OpId| func.op(id)) else { return (low, high) };
     let &[a, b] = &data.operands[..] else { return (low, high) };
-    // Constants of u64 beyond i64 come as negative numbers.
+    // u64 constants above `i64::MAX` are stored as negative numbers.
     let (first, last) = full_range(func.ty(argument).elem());
     let constant = |v| func.constant_int(v).map(i128::from).filter(|n| (first..=last).contains(n));
     let (op, n) = match data.op {
@@ -39,7 +39,7 @@ fn narrowed(func: &Func, condition: Value, argument: Value, (low, high): (i128, 
     }
 }
 
-/// The comparison that `b op a` is, written from a to b.
+/// The predicate with swapped operands.
 fn mirrored(op: CmpOp) -> CmpOp {
     match op {
         CmpOp::Lt => CmpOp::Gt,

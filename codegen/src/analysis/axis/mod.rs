@@ -1,12 +1,13 @@
-//! Contiguity, divisibility, constancy and ranges of integer and pointer values.
+//! Axis analysis: contiguity, divisibility, constancy and ranges of integer and pointer values, per dimension of a tile
+//! (as in Triton's `AxisInfo`).
 //!
-//! This is what vector width and coalescing are decided from: a run of `contiguity` neighbors whose first address is a
-//! multiple of 16 bytes can be one 128-bit access, provided the mask is `constant` over the run.
+//! Vectorization and coalescing depend on it: a run of `contiguity` neighbors whose first address is a multiple of 16
+//! bytes can be one 128-bit access if the mask is constant over the run (`constancy`).
 //!
-//! Integer arithmetic wraps, so runs may: an i32 run that begins below 2^31 and is widened afterwards goes on 2^32 further down.
-//! Contiguity is therefore a fact modulo 2^32 (modulo the type's own width where that is less), except within the part of a run
-//! that is no longer than its divisor, which cannot wrap inside and is all that accesses ask for ([`AxisInfo::exact_run`]).
-//! What depends on signs (`rem`, `div`) asks for the range.
+//! Integer arithmetic wraps, and so may runs: an i32 run that begins below 2^31 and is widened afterwards continues
+//! 2^32 lower. Contiguity therefore holds modulo 2^32 (modulo the width of narrower types). It holds without wrapping
+//! for runs no longer than their divisor ([`AxisInfo::exact_run`]), which suffices for accesses. Transfer functions
+//! that depend on signs (`rem`, `div`) use the range.
 
 mod assumed;
 mod transfer;
@@ -19,26 +20,26 @@ use crate::interp::Tile;
 use crate::ir::{BlockId, Elem, Func, Op, OpId, Type, Value};
 use crate::num;
 
-/// Largest divisor that is worth knowing; also that of zero.
+/// Largest tracked divisor; the divisor of zero.
 const MAX_DIVISOR: u64 = 1 << 32;
 
-/// What is known of one value, per dimension of its tile (one entry for scalars). The elements of a run are those whose
-/// indices differ in that dimension alone; what is said of runs holds whatever the other indices are.
+/// Facts about one value, per dimension of its tile (one entry for scalars). The elements of a run differ only in the
+/// index of that dimension; facts about runs hold for all indices of the other dimensions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AxisInfo {
-    /// Elements come in aligned runs of this length, a power of two, in which each is one more than the one before (for
-    /// pointers: one element further), modulo 2^32 beyond [`AxisInfo::exact_run`].
+    /// Length of aligned runs, a power of two, in which each element is the one before plus one (for pointers: one
+    /// element further), modulo 2^32 beyond [`AxisInfo::exact_run`].
     pub contiguity: Vec<u64>,
-    /// The first element of each contiguous run is a multiple of this power of two (for pointers: of this many bytes).
-    /// Shorter runs start inside longer ones: whoever lowers `contiguity` has to ask [`AxisInfo::divisor_at`].
+    /// Power of two that divides the first element of each contiguous run (for pointers: its byte address). Shorter
+    /// runs start inside longer ones, so code that reduces `contiguity` must use [`AxisInfo::divisor_at`].
     pub divisibility: Vec<u64>,
-    /// Elements come in aligned runs of this length, a power of two, that are all equal.
+    /// Length of aligned runs, a power of two, of equal elements.
     pub constancy: Vec<u64>,
-    /// Smallest and largest element; all that there is for floats and pointers, of which nothing is known.
+    /// Smallest and largest element; the full range for floats and pointers, whose range is not tracked.
     pub range: (i128, i128),
-    /// What one more means: 1, for pointers the bytes of an element.
+    /// Increment inside a contiguous run: 1; for pointers the bytes of an element.
     unit: u64,
-    /// Width of an element.
+    /// Width of an element in bits.
     bits: u32,
 }
 
@@ -51,7 +52,7 @@ fn full_range(elem: Option<Elem>) -> (i128, i128) {
 }
 
 impl AxisInfo {
-    /// Nothing is known about a value of this type.
+    /// No facts about a value of this type.
     pub fn unknown(ty: &Type) -> AxisInfo {
         let (n, elem) = (ty.shape().len().max(1), ty.elem());
         AxisInfo {
@@ -84,32 +85,32 @@ impl AxisInfo {
         self.contiguity.len()
     }
 
-    /// The value, where it is one known integer.
+    /// The value, if it is one known integer.
     pub fn constant(&self) -> Option<i64> {
         let (low, high) = self.range;
         i64::try_from(low).ok().filter(|_| low == high)
     }
 
-    /// Divisor of the first elements of aligned runs of this length along a dimension: those of longer contiguous runs start
-    /// anywhere in them.
+    /// Divisor of the first elements of aligned runs of length `run` along a dimension. Such runs start anywhere inside
+    /// longer contiguous runs.
     pub fn divisor_at(&self, dim: usize, run: u64) -> u64 {
         let d = self.divisibility[dim];
         if self.contiguity[dim] <= run { d } else { d.min(run * self.unit) }
     }
 
-    /// Divisor of every element, whatever its place in a run.
+    /// Divisor of every element, whatever its position in a run.
     pub fn divisor_of_all(&self) -> u64 {
         (0..self.rank()).map(|dim| self.divisor_at(dim, 1)).max().unwrap_or(1)
     }
 
-    /// Length of the aligned runs along a dimension in which neighbors follow each other without wrapping around, and whose
-    /// first element is a multiple of that many.
+    /// Length of the aligned runs along a dimension that are contiguous without wrapping around and whose first element
+    /// is a multiple of the length.
     pub fn exact_run(&self, dim: usize) -> u64 {
         let aligned = self.contiguity[dim].min(self.divisibility[dim] / self.unit);
         aligned.min(1 << (self.bits - 1)).max(1)
     }
 
-    /// The same facts with runs of these lengths, which divide those that there are.
+    /// The same facts for shorter runs, whose lengths divide the present ones.
     fn shortened(mut self, contiguity: Vec<u64>) -> AxisInfo {
         self.divisibility = contiguity.iter().enumerate().map(|(i, &c)| self.divisor_at(i, c)).collect();
         self.contiguity = contiguity;
@@ -150,7 +151,7 @@ impl Lattice for AxisInfo {
                     let off = value - before - self.unit as i128;
                     let exact = !at.is_multiple_of(self.exact_run(dim));
                     if (exact && off != 0) || off.rem_euclid(modulus) != 0 {
-                        return Err(format!("element {i} is {value} and does not follow {before} in dimension {dim}"));
+                        return Err(format!("element {i} is {value}, not contiguous with {before} in dimension {dim}"));
                     }
                 } else if value.rem_euclid(self.divisibility[dim] as i128) != 0 {
                     let d = self.divisibility[dim];
@@ -171,7 +172,9 @@ impl AxisInfo {
             for dim in (0..shape.len()).rev() {
                 let at = (i / stride % shape[dim]) as u64;
                 if !at.is_multiple_of(self.constancy[dim]) && tile.bits[i] != tile.bits[i - stride] {
-                    return Err(format!("element {i} is not what the one before in dimension {dim} is"));
+                    return Err(format!(
+                        "element {i} differs from the one before in dimension {dim}, in a constant run"
+                    ));
                 }
                 stride *= shape[dim];
             }
@@ -184,18 +187,18 @@ fn zip(a: &[u64], b: &[u64], f: impl Fn(u64, u64) -> u64) -> Vec<u64> {
     a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect()
 }
 
-/// Largest power of two that divides `n`, capped; zero is divisible by everything.
+/// Largest power of two that divides `n`, at most [`MAX_DIVISOR`]; zero is divisible by everything.
 fn divisor(n: i128) -> u64 {
     if n == 0 { MAX_DIVISOR } else { 1u64 << n.trailing_zeros().min(32) }
 }
 
-/// Facts about every value of a function.
+/// Facts about all values of a function.
 pub struct AxisAnalysis {
     infos: Vec<Option<AxisInfo>>,
 }
 
 impl AxisAnalysis {
-    /// Visits the function; loop-carried values are iterated to a fixed point from optimistic starts.
+    /// Analyzes the function. Loop-carried values are iterated to a fixed point from optimistic initial facts.
     pub fn new(func: &Func) -> AxisAnalysis {
         let mut a = AxisAnalysis { infos: vec![None; func.num_values()] };
         for (arg, &v) in func.args.iter().zip(&func.block(func.body).params) {
@@ -210,7 +213,7 @@ impl AxisAnalysis {
         a
     }
 
-    /// What is known of a value.
+    /// Facts about a value.
     pub fn get(&self, func: &Func, v: Value) -> AxisInfo {
         match self.infos.get(v.0 as usize) {
             Some(Some(info)) => info.clone(),
@@ -218,12 +221,12 @@ impl AxisAnalysis {
         }
     }
 
-    /// Largest known power of two that divides a scalar (bytes for pointers).
+    /// Largest known power of two that divides a scalar (for pointers: its byte address).
     pub fn scalar_divisor(&self, func: &Func, v: Value) -> u64 {
         self.get(func, v).divisibility[0]
     }
 
-    /// The constant that a scalar is known to be.
+    /// The constant that a scalar is known to equal.
     pub fn scalar_constant(&self, func: &Func, v: Value) -> Option<i64> {
         self.get(func, v).constant()
     }
@@ -252,7 +255,7 @@ impl AxisAnalysis {
                 }
             }
             Op::While | Op::Reduce { .. } | Op::Scan { .. } | Op::Roles { .. } => {
-                // Carried values of a while stay unknown; combine regions hold no memory accesses.
+                // Values carried by a `while` stay unknown; combine regions contain no memory accesses.
                 for &r in &data.regions {
                     self.block(func, r);
                 }
@@ -272,11 +275,11 @@ impl AxisAnalysis {
         let [lower, upper, step] = [0, 1, 2].map(|i| self.get(func, data.operands[i]));
         let (first, end) = (lower.range.0, upper.range.1);
         let index = lower.divisibility[0].min(step.divisibility[0]);
-        // A body that runs has an index below the upper bound.
+        // The body runs only with an index below the upper bound.
         self.set(params[0], AxisInfo::uniform(func.ty(params[0]), index, (first, first.max(end - 1))));
         for (&param, &init) in params[1..].iter().zip(&data.operands[3..]) {
             let mut info = self.get(func, init);
-            // Ranges could grow by a step each round; these facts take at most 33 values each.
+            // Ranges could grow in every round; the other facts take at most 33 values each.
             info.range = full_range(func.ty(param).elem());
             self.set(param, info);
         }
@@ -300,7 +303,7 @@ impl AxisAnalysis {
     }
 }
 
-/// Operands of the op that ends a block; empty for an empty block.
+/// Operands of a block's terminator; none for an empty block.
 fn terminator_operands(func: &Func, block: BlockId) -> &[Value] {
     match func.block(block).ops.last() {
         Some(&id) => &func.op(id).operands,

@@ -6,7 +6,7 @@ use crate::testgen::Rng;
 use crate::text::parse;
 use proptest::prelude::*;
 
-/// Facts about the value that the op with this mnemonic defines last.
+/// Facts about the result of the last op with this mnemonic.
 fn facts(text: &str, mnemonic: &str) -> AxisInfo {
     let f = parse(text).unwrap();
     let a = AxisAnalysis::new(&f);
@@ -56,7 +56,7 @@ fn assumptions_about_arguments_bound_them() {
     assert_eq!(quotient("assume %below"), (full.0, 100));
     assert_eq!(quotient("assume %above"), (0, full.1));
     assert_eq!(quotient("%neither = cmp_lt %most, %zero : bool\n assume %neither"), full);
-    // What is assumed in a branch holds there alone.
+    // An assumption inside a branch applies only there.
     assert_eq!(quotient("if %flag () {\n assume %both\n yield\n }"), full);
 }
 
@@ -121,7 +121,7 @@ fn facts_of(t: &Tile) -> AxisInfo {
     info
 }
 
-/// Facts that these imply.
+/// Random facts that `info` implies.
 fn weaker(dtype: DType, info: &AxisInfo, rng: &mut Rng) -> AxisInfo {
     let shift = |rng: &mut Rng, n: u64| (n >> rng.pick(&[0, 0, 1, 2, 5])).max(1);
     let mut weak = info.clone().shortened(info.contiguity.iter().map(|&c| shift(rng, c)).collect());
@@ -136,7 +136,7 @@ fn weaker(dtype: DType, info: &AxisInfo, rng: &mut Rng) -> AxisInfo {
     weak
 }
 
-/// Runs, stairs, repetitions and noise, near zero and near the ends of the type.
+/// Runs, staircases, repetitions and noise, near zero and near the limits of the type.
 fn random_tile(dtype: DType, shape: &[usize], rng: &mut Rng) -> Tile {
     let (low, high) = num::int_range(dtype);
     let start = rng.pick(&[0, low, high, 16, -16, 48, 1, -3]) + i128::from(rng.range(-5, 5)) * rng.pick(&[0, 1, 4, 8]);
@@ -240,7 +240,7 @@ fn check_binary(dtype: DType, (x, a): (&Tile, &AxisInfo), (y, b): (&Tile, &AxisI
     Ok(())
 }
 
-/// Every run of four and every number of eight bits, as first and as second operand.
+/// All runs of four and all 8-bit numbers, as first and as second operand.
 #[test]
 fn facts_hold_of_all_runs_and_all_numbers_of_eight_bits() {
     for dtype in [DType::I8, DType::U8] {
@@ -258,7 +258,7 @@ fn facts_hold_of_all_runs_and_all_numbers_of_eight_bits() {
     }
 }
 
-/// The kernel of a gather: rows are whatever they are, five elements apart, and a vector load of four would be misaligned.
+/// A gather: rows are arbitrary and five elements apart, so that a vector load of four elements would be misaligned.
 #[test]
 fn a_run_that_a_selection_cuts_no_longer_starts_at_a_multiple() {
     let text = "kernel @f(%x: ptr<f32> {divisible_by = 16}, %m: i32) {
@@ -283,8 +283,8 @@ fn a_run_that_a_selection_cuts_no_longer_starts_at_a_multiple() {
     assert_eq!((p.contiguity[1], p.divisibility[1]), (4, 4));
 }
 
-/// A remainder keeps runs where the dividend cannot be negative, and the divisor not zero: -16, -15, … by 16 are 0, -15, …, and by
-/// zero all are zero.
+/// A remainder keeps runs only if the dividend is not negative and the divisor not zero: -16, -15, … by 16 give 0, -15,
+/// …, and a remainder by zero is always zero.
 #[test]
 fn a_remainder_keeps_runs_of_numbers_that_are_not_negative() {
     let by = |first: &str, divisor: &str| {
@@ -307,12 +307,12 @@ fn a_remainder_keeps_runs_of_numbers_that_are_not_negative() {
     let known = "%p = constant {value = 3} : i32";
     assert_eq!(facts(&text(known), "rem").contiguity[0], 16);
     assert_eq!(facts(&by(known, "%m"), "rem").contiguity[0], 1);
-    // A grid may have 2^31 - 1 programs, and 64 times as many wrap.
+    // A grid may have 2^31 - 1 programs, and 64 times that wraps.
     assert_eq!(facts(&text("%p = program_id {axis = 0} : i32"), "rem").contiguity[0], 1);
     assert_eq!(facts(&text("%p = add %n, %n : i32"), "rem").contiguity[0], 1);
 }
 
-/// What a hint says of a tile's elements depends on how long runs are: the longest that the values make, where it does not say.
+/// Without `contiguous`, the divisibility of a hint applies to the longest runs of the actual values.
 #[test]
 fn a_hint_is_about_the_first_of_each_run() {
     let text = |shape: &str, hint: &str| {
@@ -325,7 +325,7 @@ fn a_hint_is_about_the_first_of_each_run() {
         .replace("%h =", &format!("%n = splat %s : tensor<{shape}xi32>\n %z = add %n, %n : tensor<{shape}xi32>\n %h ="))
         .replace("hint %n", "hint %z")
     };
-    // Twice a number is even, all the more where the hint says so.
+    // Twice a number is even, and in particular where the hint says so.
     assert_eq!(facts(&text("8", "divisible = 16"), "hint").divisibility, [1]);
     assert_eq!(facts(&text("8x1", "divisible = 16"), "hint").divisibility, [16, 16]);
     let both = facts(&text("8", "divisible = 16, contiguous = 4"), "hint");

@@ -1,4 +1,4 @@
-//! What ops make of facts about their operands.
+//! Transfer functions of the axis analysis.
 
 use super::{AxisAnalysis, AxisInfo, MAX_DIVISOR, divisor, full_range, zip};
 use crate::analysis::lattice::Lattice;
@@ -7,7 +7,7 @@ use crate::ir::{BinaryOp, CmpOp, DType, Elem, Func, Op, OpId, Type, Value};
 use crate::num;
 
 impl AxisAnalysis {
-    /// Facts about the result of a straight-line op; `None` where nothing is known.
+    /// Facts about the result of an op without regions; `None` if nothing is known.
     pub(super) fn transfer(&self, func: &Func, id: OpId) -> Option<AxisInfo> {
         let data = func.op(id);
         let ty = func.ty(data.results[0]);
@@ -42,7 +42,7 @@ impl AxisAnalysis {
                 let mut info = operand(0);
                 for (axis, (&from, &to)) in func.ty(data.operands[0]).shape().iter().zip(ty.shape()).enumerate() {
                     if from != to {
-                        // The one element there was begins its run, so the divisor is that of all.
+                        // The only element of the dimension begins its run, so its divisor is that of all elements.
                         info.constancy[axis] = to as u64;
                         info.contiguity[axis] = 1;
                     }
@@ -91,7 +91,8 @@ impl AxisAnalysis {
         }
     }
 
-    /// A chain of hints on one value: how long runs are has to be known before it can be said what divides their first.
+    /// Facts about the last of a chain of hints. The length of runs has to be known before the divisor of their first
+    /// elements.
     fn hints(&self, func: &Func, last: OpId) -> AxisInfo {
         let mut chain = vec![last];
         let base = loop {
@@ -109,17 +110,17 @@ impl AxisAnalysis {
         };
         let shape = func.ty(base).shape();
         let extent = shape.last().map_or(1, |&n| n as u64);
-        // Each element is a run of its own.
+        // Each element is a separate run.
         let single = extent == 1;
         let runs = |contiguous: Option<i64>| contiguous.map_or(1, |n| divisor(n as i128).min(extent));
         let longest = chain.iter().map(|id| runs(promised(id).1)).max().unwrap_or(1);
-        // Runs that become longer start where some of the shorter ones did.
+        // A run that becomes longer starts where one of the shorter runs did.
         info.contiguity[inner] = info.contiguity[inner].max(longest);
         for id in &chain {
             let (divisible, contiguous) = promised(id);
             let d = divisor(divisible as i128);
-            // The first of each run that the hint means is divisible. Without a length these are the longest runs that the
-            // values make, and those of the length known here start anywhere in them.
+            // The hint states the divisor of the first element of its runs. Without a length, these are the longest
+            // runs of the actual values, and runs of the length known here may start anywhere inside them.
             let stated = single || contiguous.is_some_and(|n| n.count_ones() == 1);
             let first = if stated { d } else { d.min(info.contiguity[inner] * info.unit) };
             info.divisibility[inner] = info.divisibility[inner].max(first);
@@ -130,14 +131,14 @@ impl AxisAnalysis {
     }
 }
 
-/// Elements are equal where those of all operands are; nothing else is known.
+/// Elements are equal where the elements of all operands are equal; no other facts.
 fn equal_where_all_are(operands: &[AxisInfo], ty: &Type) -> AxisInfo {
     let constancy = operands.iter().map(|o| o.constancy.clone()).reduce(|a, b| zip(&a, &b, u64::min));
     let unknown = AxisInfo::unknown(ty);
     AxisInfo { constancy: constancy.unwrap_or_else(|| unknown.constancy.clone()), ..unknown }
 }
 
-/// The same elements in row-major order: runs along the last dimension stay runs as far as the new rows go.
+/// The same elements in row-major order: runs along the last dimension remain, up to the length of the new rows.
 pub(super) fn reshape(info: &AxisInfo, from: &Type, to: &Type) -> AxisInfo {
     let whole = from.shape().iter().zip(&info.constancy).all(|(&n, &c)| c >= n as u64);
     if whole {
@@ -162,7 +163,7 @@ pub(super) fn cast(info: &AxisInfo, from: Elem, ty: &Type) -> AxisInfo {
     if from.is_float() || to.is_float() || to == DType::Bool {
         return equal_where_all_are(std::slice::from_ref(info), ty);
     }
-    // Runs modulo fewer than 32 bits do not stay runs in a wider type where they wrap.
+    // A run modulo fewer than 32 bits that wraps is no run in a wider type.
     let narrow = from.bits() < 32 && to.bits() > from.bits();
     let runs = (0..info.rank()).map(|i| if narrow { info.exact_run(i) } else { info.contiguity[i] }).collect();
     let mut result = info.clone().shortened(runs);
@@ -171,19 +172,20 @@ pub(super) fn cast(info: &AxisInfo, from: Elem, ty: &Type) -> AxisInfo {
     result
 }
 
-/// A range if it fits the type, else the type's: arithmetic wraps.
+/// The range if it fits the type, else the full range of the type, since arithmetic wraps.
 fn within(range: (i128, i128), dtype: DType) -> (i128, i128) {
     let full = full_range(Some(dtype.into()));
     if range.0 >= full.0 && range.1 <= full.1 { range } else { full }
 }
 
-/// Sums: runs of one operand stay runs where the other is constant.
+/// Facts about a sum: runs of one operand remain where the other one is constant.
 fn add(a: &AxisInfo, b: &AxisInfo, range: (i128, i128)) -> AxisInfo {
     let runs = |x: &AxisInfo, y: &AxisInfo| zip(&x.contiguity, &y.constancy, u64::min);
     combined(a, b, zip(&runs(a, b), &runs(b, a), u64::max), range)
 }
 
-/// A sum or difference with runs of these lengths, in each of which one operand runs and the other is constant.
+/// Facts about a sum or difference with runs of these lengths, in each of which one operand is contiguous and the other
+/// constant.
 fn combined(a: &AxisInfo, b: &AxisInfo, contiguity: Vec<u64>, range: (i128, i128)) -> AxisInfo {
     let at = |(i, &c): (usize, &u64)| a.divisor_at(i, c).min(b.divisor_at(i, c));
     AxisInfo {
@@ -215,10 +217,10 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
             info.divisibility.fill(a.divisor_of_all().saturating_mul(b.divisor_of_all()).min(MAX_DIVISOR));
         }
         BinaryOp::Rem => {
-            // By zero every remainder is zero.
+            // A remainder by zero is zero.
             let by_zero = b.range.0 <= 0 && b.range.1 >= 0;
             let contiguity = (0..a.rank()).map(|i| if by_zero { 1 } else { quotient_run(a, b, i) }).collect();
-            // What divides a and b divides a − b·q, whatever q is.
+            // A common divisor of a and b divides a − b·q for every q.
             return combined(a, b, contiguity, range);
         }
         BinaryOp::Div => {
@@ -231,13 +233,14 @@ pub(super) fn binary(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo, ty:
             let shift = constant(b).filter(|s| (0..i128::from(a.bits.min(32))).contains(s)).unwrap_or(0);
             info.divisibility.fill((a.divisor_of_all() << shift).min(MAX_DIVISOR));
         }
-        BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shr | BinaryOp::MulHi => {}
+        BinaryOp::CeilDiv | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shr | BinaryOp::MulHi => {}
     }
     info
 }
 
-/// Length of the aligned runs along a dimension in which a / b is one number: consecutive numbers have one quotient up to the next
-/// multiple of the divisor, and by zero (the quotient is zero). That holds of numbers that are not negative; −4, −3, −2, −1 by 4 are −1, 0, 0, 0, toward zero.
+/// Length of the aligned runs along a dimension in which a / b is constant: up to the next multiple of the divisor, and
+/// for division by zero (which gives zero). Only for non-negative dividends: −4, −3, −2, −1 by 4 give −1, 0, 0, 0,
+/// toward zero.
 fn quotient_run(a: &AxisInfo, b: &AxisInfo, dim: usize) -> u64 {
     if a.range.0 < 0 {
         return 1;
@@ -246,7 +249,7 @@ fn quotient_run(a: &AxisInfo, b: &AxisInfo, dim: usize) -> u64 {
     run.min(b.divisor_at(dim, run))
 }
 
-/// Smallest and largest result; those of the type where it may wrap.
+/// Smallest and largest result; the full range of the type if the result may wrap.
 fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i128) {
     let full = full_range(Some(dtype.into()));
     let ((a0, a1), (b0, b1)) = (a.range, b.range);
@@ -263,6 +266,12 @@ fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i1
         BinaryOp::Rem if a0 >= 0 => (0, a1.min((b0.abs().max(b1.abs()) - 1).max(0))),
         BinaryOp::Div if b0 == b1 && b0 > 0 => (a0 / b0, a1 / b0),
         BinaryOp::Div if a0 >= 0 && b0 >= 0 => (0, a1),
+        BinaryOp::CeilDiv if b0 > 0 => {
+            let up = |a: i128, b: i128| a.div_euclid(b) + i128::from(a % b != 0);
+            // Larger divisors take quotients closer to 0.
+            (up(a0, if a0 < 0 { b0 } else { b1 }), up(a1, if a1 < 0 { b1 } else { b0 }))
+        }
+        BinaryOp::CeilDiv if a0 >= 0 && b0 >= 0 => (0, a1),
         BinaryOp::Min => (a0.min(b0), a1.min(b1)),
         BinaryOp::Max => (a0.max(b0), a1.max(b1)),
         BinaryOp::And if a0 >= 0 && b0 >= 0 => (0, a1.min(b1)),
@@ -274,7 +283,8 @@ fn range_of(op: BinaryOp, dtype: DType, a: &AxisInfo, b: &AxisInfo) -> (i128, i1
     }
 }
 
-/// A comparison of consecutive numbers with a constant changes only at multiples of what divides both.
+/// Facts about a comparison. Compared with a constant, consecutive numbers change the result only at multiples of a
+/// common divisor.
 pub(super) fn compare(op: CmpOp, a: &AxisInfo, b: &AxisInfo, ty: &Type) -> AxisInfo {
     let mut info = equal_where_all_are(&[a.clone(), b.clone()], ty);
     for i in 0..info.rank() {
@@ -283,7 +293,7 @@ pub(super) fn compare(op: CmpOp, a: &AxisInfo, b: &AxisInfo, ty: &Type) -> AxisI
             length.min(fixed.divisor_at(i, length) / fixed.unit).max(1)
         };
         let stepped = match op {
-            // `x < n` and `x ≥ n` keep their value from one multiple to the next; `n > x` and `n ≤ x` likewise.
+            // `x < n` and `x ≥ n` are constant from one multiple to the next; so are `n > x` and `n ≤ x`.
             CmpOp::Lt | CmpOp::Ge => step(a, b),
             CmpOp::Gt | CmpOp::Le => step(b, a),
             CmpOp::Eq | CmpOp::Ne => 1,

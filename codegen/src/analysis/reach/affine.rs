@@ -1,29 +1,30 @@
-//! Addresses as sums of unknowns, bounded by what comparisons say of sums of the same unknowns.
+//! Addresses as affine sums of unknowns, bounded by comparisons of sums of the same unknowns.
 //!
-//! Triton's first product moves its pointers by `block · stride` in each iteration and loads where `i < k − n · block`, with n
-//! the iteration. Intervals see that i is small and that n · block is not: nothing bounds their sum. As sums, the address is
-//! row + stride · i + stride · block · n and the comparison i + block · n − k ≤ −1; `stride` times the comparison, taken from the
-//! address, leaves row + stride · (k − 1).
+//! Example: Triton's introductory matmul advances its pointers by `block · stride` per iteration and loads where `i < k
+//! − n · block`, with n the number of the iteration. In interval arithmetic, i is small and n · block is not, and
+//! nothing bounds their sum. As sums, the address is row + stride · i + stride · block · n, and the comparison states
+//! i + block · n − k ≤ −1. Subtracting `stride` times the comparison from the address leaves row + stride · (k − 1).
 //!
-//! Unknowns are the elements of ranges, program ids, iterations and every value that is no sum. Coefficients are numbers of
-//! the launch. Wherever arithmetic could wrap there is a *test* that it does not; where one fails, or a coefficient turns out
-//! to be no number, the plain interval remains.
+//! Unknowns are the elements of ranges, program ids, iteration numbers, and every value that is not a sum. Coefficients
+//! are launch-invariant numbers. Wherever arithmetic could wrap, a *test* requires that it does not. If a test fails,
+//! or a coefficient is not a single number, the result is the interval of the address.
 
 use super::build::{Axes, Bound, Builder, Step, loop_of, peel, step, widened};
 use super::{Interval, Launch, Node, NodeId};
 use crate::ir::{BinaryOp, Def, Op, OpId, Value};
 
-/// An interval that has to be inside another one.
+/// An interval that must lie inside another one.
 type Test = (NodeId, Interval);
 
-/// Values that are looked into for one address and its comparisons: more than people write, and a bound for what machines do.
+/// Maximum number of values that are visited for one address and its comparisons: more than hand-written kernels need,
+/// and a bound for generated ones.
 const BUDGET: usize = 400;
-/// Comparisons that count for one address.
+/// Maximum number of comparisons that are used for one address.
 const MAX_LIMITS: usize = 16;
-/// Unknowns that may be beyond this are beyond every address.
+/// Unknowns whose magnitude may exceed this are ignored: no address is that large.
 const FAR: i128 = 1 << 64;
 
-/// Σ coefficient · unknown, if the tests hold. Unknowns by their places in [`Bounded::unknowns`].
+/// Σ coefficient · unknown, valid if the tests hold. Unknowns are indices into [`Bounded::unknowns`].
 #[derive(Clone, Debug)]
 struct Sum {
     terms: Vec<(usize, NodeId)>,
@@ -40,7 +41,7 @@ pub(super) struct Bounded {
 }
 
 impl Bounded {
-    /// What of an interval around the sum remains by its conditions; only of ends outside of `memory`.
+    /// Tightens the interval `plain` of the sum by the conditions; only ends outside of `memory`.
     pub fn cut(&self, plain: Interval, memory: Interval, values: &[Interval]) -> Interval {
         self.ends(plain, memory, values).unwrap_or(plain)
     }
@@ -66,7 +67,7 @@ impl Bounded {
         Some(ends)
     }
 
-    /// A coefficient for each unknown; `None` where a test fails or a coefficient is not one number.
+    /// Coefficients by unknown; `None` if a test fails or a coefficient is not a single number.
     fn coefficients(&self, sum: &Sum, values: &[Interval]) -> Option<Vec<i128>> {
         if !sum.tests.iter().all(|&(test, inside)| inside.contains(values[test as usize])) {
             return None;
@@ -82,7 +83,7 @@ impl Bounded {
         Some(all)
     }
 
-    /// Every node that the interval depends on.
+    /// All nodes that the interval depends on.
     pub fn inputs(&self) -> impl Iterator<Item = NodeId> {
         let of_terms = |sum: &Sum| sum.terms.iter().map(|&(_, coefficient)| coefficient).collect::<Vec<_>>();
         let coefficients = std::iter::once(&self.sum).chain(&self.limits).flat_map(of_terms);
@@ -90,11 +91,11 @@ impl Bounded {
     }
 }
 
-/// An upper bound of Σ sum · unknown where each limit's sum is at most 0.
+/// An upper bound of Σ sum · unknown, given that the sum of each limit is at most 0.
 ///
-/// For every λ ≥ 0, Σ sum · unknown ≤ Σ (sum − λ · limit) · unknown, whose maximum over the unknowns' ranges is easy. The best λ makes
-/// an unknown disappear. Limits are taken one after the other, with a whole λ each: never too low, and exact where each
-/// has unknowns of its own.
+/// For every λ ≥ 0, Σ sum · unknown ≤ Σ (sum − λ · limit) · unknown, whose maximum over the ranges of the unknowns is
+/// easy to compute. The best λ eliminates an unknown. Limits are applied one after the other, each with an integer λ:
+/// the bound is sound, and tight if each limit has unknowns that no other one has.
 fn most(mut sum: Vec<i128>, limits: &[Vec<i128>], ranges: &[Interval]) -> Option<i128> {
     let mut best = highest(&sum, ranges)?;
     for limit in limits {
@@ -116,7 +117,7 @@ fn most(mut sum: Vec<i128>, limits: &[Vec<i128>], ranges: &[Interval]) -> Option
     Some(best)
 }
 
-/// The maximum over ranges; `None` if that overflows.
+/// The maximum over ranges; `None` on overflow.
 fn highest(sum: &[i128], ranges: &[Interval]) -> Option<i128> {
     sum.iter().zip(ranges).try_fold(0i128, |all, (&c, range)| {
         let end = if c < 0 { range.low } else { range.high };
@@ -124,23 +125,23 @@ fn highest(sum: &[i128], ranges: &[Interval]) -> Option<i128> {
     })
 }
 
-/// A sum as far as it matters to whether it is a multiple of a number.
+/// A sum, reduced to what decides whether it is a multiple of a number.
 #[derive(Clone, Debug)]
 pub(super) struct Multiple {
     /// The argument whose address is added.
     base: Option<usize>,
-    /// What each of the others is multiplied by: the size of an element in bytes, 1 for integers.
+    /// Factor of all other terms: the size of an element in bytes; 1 for integers.
     unit: i128,
-    /// Parts that are numbers of the launch: factors of each.
+    /// Launch-invariant terms, as two factors each.
     numbers: Vec<[NodeId; 2]>,
-    /// What unknowns are multiplied by.
+    /// Coefficients of unknowns.
     factors: Vec<NodeId>,
-    /// That no arithmetic wraps, where that matters.
+    /// Arithmetic that must not wrap.
     tests: Vec<Test>,
 }
 
 impl Multiple {
-    /// Whether it is a multiple of `by` in this launch, whatever the unknowns are.
+    /// Whether the sum is a multiple of `by` in this launch for all values of the unknowns.
     pub fn holds(&self, by: i64, values: &[Interval], launch: &impl Launch) -> bool {
         let by = i128::from(by);
         let known = |id: NodeId| Some(values[id as usize]).filter(|i| i.low == i.high && i.low.abs() <= FAR);
@@ -156,8 +157,8 @@ impl Multiple {
     }
 }
 
-/// An integer, or the address that a pointer is, as a sum of which a launch can tell whether all its elements are multiples of
-/// `by`; `None` where it cannot, whatever the launch.
+/// An integer or an address as a sum, from which a launch can decide whether all elements are multiples of `by`; `None`
+/// if no launch can.
 pub(super) fn multiple(b: &mut Builder, v: Value, by: i64) -> Option<Multiple> {
     let mut budget = BUDGET;
     let axes: Axes = (0..b.func.ty(v).shape().len()).collect();
@@ -169,7 +170,7 @@ pub(super) fn multiple(b: &mut Builder, v: Value, by: i64) -> Option<Multiple> {
     };
     let unit = pointee.map_or(1, |d| d.bytes() as i128);
     let mut all = Multiple { base, unit, numbers: Vec::new(), factors: Vec::new(), tests: form.tests };
-    // What wraps does so by multiples of 2⁸ at least, which these divide.
+    // Wrapping changes a sum by multiples of 2⁸ at least, which these numbers divide.
     if by.count_ones() == 1 && by <= 1 << 8 {
         all.tests.clear();
     }
@@ -195,19 +196,19 @@ pub(super) fn multiple(b: &mut Builder, v: Value, by: i64) -> Option<Multiple> {
     Some(all)
 }
 
-/// What sums are made of.
+/// A term of a sum.
 #[derive(Clone, PartialEq, Eq)]
 enum Unknown {
-    /// Always 1: its coefficient is the constant part.
+    /// Always 1: its coefficient is the constant term.
     One,
     Value(Value, Axes),
-    /// Iterations of a `for` before this one.
+    /// Number of iterations of a `for` before the present one.
     Before(OpId),
-    /// All iterations of a `for`.
+    /// Trip count of a `for`.
     All(OpId),
 }
 
-/// A sum while it is made.
+/// A sum under construction.
 #[derive(Clone, Default)]
 struct Form {
     terms: Vec<(Unknown, NodeId)>,
@@ -255,7 +256,7 @@ impl Form {
     }
 }
 
-/// A sum or product of nodes, at once where both are known.
+/// A sum or product of nodes, evaluated if both are constant.
 fn folded(b: &mut Builder, op: BinaryOp, x: NodeId, y: NodeId) -> NodeId {
     match (b.constant(x), b.constant(y)) {
         (Some(x), Some(y)) => b.push(Node::Known(x.binary(op, y))),
@@ -265,7 +266,7 @@ fn folded(b: &mut Builder, op: BinaryOp, x: NodeId, y: NodeId) -> NodeId {
     }
 }
 
-/// Elements from an argument's start on under the facts of this moment.
+/// Offset of a pointer from its argument in elements, with the present facts as conditions.
 pub(super) fn bounded(b: &mut Builder, pointer: Value, axes: &[usize]) -> Option<Bounded> {
     let mut budget = BUDGET;
     let sum = address(b, pointer, axes, &mut budget)?;
@@ -303,7 +304,7 @@ fn range(b: &mut Builder, unknown: Unknown) -> NodeId {
     b.push(Node::Grown { from, by, range, after })
 }
 
-/// A pointer, in elements from its argument's start on.
+/// Offset of a pointer from its argument, in elements.
 fn address(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Option<Form> {
     let func = b.func;
     let (v, axes) = peel(func, v, axes);
@@ -331,7 +332,7 @@ fn address(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Opt
     Some(init.plus(b, Form::of(iterations, by)))
 }
 
-/// What each iteration adds, if that is the same number in the whole launch.
+/// Increment per iteration, if it is launch-invariant.
 fn number_of_launch(b: &mut Builder, by: Step) -> Option<NodeId> {
     let (Step::Plus(v) | Step::Minus(v)) = by;
     if !b.is_number_of_launch(v) {
@@ -347,7 +348,7 @@ fn number_of_launch(b: &mut Builder, by: Step) -> Option<NodeId> {
     })
 }
 
-/// Any integer as a sum; in the worst case of itself alone.
+/// An integer as a sum; if nothing else applies, of itself alone.
 fn form(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Form {
     let func = b.func;
     let (v, axes) = peel(func, v, axes);
@@ -361,7 +362,7 @@ fn form(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Form {
     })
 }
 
-/// The sum that a value is, with the tests that it is no other one.
+/// Decomposes a value into a sum, with the tests under which both are equal.
 fn parts(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Option<Form> {
     let func = b.func;
     let dtype = func.ty(v).dtype().filter(|d| d.is_int())?;
@@ -414,7 +415,7 @@ fn parts(b: &mut Builder, v: Value, axes: &[usize], budget: &mut usize) -> Optio
     Some(sum)
 }
 
-/// A value to which each iteration adds the same number: initial value + number · iterations.
+/// A value with a constant increment per iteration: initial value + increment · iterations.
 fn carries(b: &mut Builder, id: OpId, carried: usize, iterations: Unknown, budget: &mut usize) -> Option<Form> {
     let func = b.func;
     let (init, by) = step(func, id, carried)?;

@@ -1,4 +1,4 @@
-//! From a function to its formulas.
+//! Builds the formulas of a function.
 
 use super::affine::{self, Bounded};
 use super::linear::Linear;
@@ -9,18 +9,18 @@ use crate::passes::edit::terminator;
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
 use std::collections::{HashMap, HashSet};
 
-/// For each dimension of a value, the dimension of the access that it runs along. Which elements of two values meet in an
-/// access is the same where values and axes are the same.
+/// For each dimension of a value, the dimension of the access that it is indexed by. Two uses refer to the same element
+/// of a value if their axes are equal.
 pub(super) type Axes = Vec<usize>;
 
-/// Selections inside of each other whose conditions count.
+/// Maximum nesting of selects whose conditions are used.
 const MAX_SELECTIONS: usize = 4;
 
-/// Stands for a dimension of extent 1, which runs along nothing.
+/// Axis of a dimension of extent 1.
 const ALONG_NOTHING: usize = usize::MAX;
 
 pub(super) fn build(func: &Func) -> Reach {
-    // These make equal values one value, and views visible where they are used; what nobody needs is not loaded.
+    // These passes unify equal values, expose views at their uses, and remove unused loads.
     let mut func = func.clone();
     carried_offsets::run(&mut func);
     resolve_views::run(&mut func);
@@ -36,8 +36,8 @@ pub(super) fn build(func: &Func) -> Reach {
     Reach { elem_bytes: elem_bytes.collect(), plain: formulas(&func, false), sums: of_use.then_some(sums) }
 }
 
-/// Takes the promises out of hints that no launch can check (`max_contiguous` is one of them), and makes 0 of extents that no launch
-/// can check where they are negative.
+/// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents to 0 that no launch can check
+/// for negative values.
 pub(super) fn distrust_unchecked(func: &mut Func) {
     let mut builder = Builder::new(func, false);
     let mut kept: HashMap<OpId, bool> = HashMap::new();
@@ -84,7 +84,7 @@ fn formulas(func: &Func, sums: bool) -> Formulas {
     Formulas { nodes: builder.nodes, accesses: builder.accesses, promises: builder.promises }
 }
 
-/// What a comparison says of a value.
+/// A bound of a value from a comparison.
 #[derive(Clone)]
 pub(super) struct Fact {
     pub value: Value,
@@ -98,27 +98,27 @@ pub(super) enum Bound {
     AtMost(NodeId, i8),
     AtLeast(NodeId, i8),
     Not(NodeId),
-    /// With the number added at most the other value, along the same axes: for sums.
+    /// Plus the number, at most the other value along the same axes: for sums.
     Below(Value, i8),
-    /// The access does not happen.
+    /// The access does not execute.
     Never,
 }
 
 pub(super) struct Builder<'f> {
     pub func: &'f Func,
-    /// Follows addresses as sums.
+    /// Whether addresses are also followed as affine sums.
     sums: bool,
     nodes: Vec<Node>,
-    /// Equal nodes are one.
+    /// Node of each known formula (hash-consing).
     known: HashMap<Node, NodeId>,
-    /// Nodes of values under the facts of this moment.
+    /// Nodes of values under the present facts.
     made: HashMap<(Value, Axes), NodeId>,
-    /// Whether values are numbers of the launch.
+    /// Whether a value is launch-invariant.
     of_launch: HashMap<Value, bool>,
-    /// Values whose nodes are being made: those of loops may depend on themselves.
+    /// Values whose nodes are under construction: loop-carried values may depend on themselves.
     under_way: HashSet<Value>,
     pub facts: Vec<Fact>,
-    /// Selections whose sides are being looked at.
+    /// Nesting depth of the selects whose operands are being visited.
     selections: usize,
     when: Vec<NodeId>,
     accesses: Vec<Access>,
@@ -159,7 +159,7 @@ impl Builder<'_> {
         self.push(Node::Known(Interval::point(n)))
     }
 
-    /// The interval of a node that no launch changes.
+    /// The interval of a node that is the same in every launch.
     pub fn constant(&self, id: NodeId) -> Option<Interval> {
         match self.nodes[id as usize] {
             Node::Known(interval) => Some(interval),
@@ -167,8 +167,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Whether a value is computed from integer arguments, extents of the grid and constants alone, and so is the same
-    /// number wherever it stands.
+    /// Whether a value is computed only from integer arguments, grid extents and constants, and is therefore the same
+    /// throughout a launch.
     pub fn is_number_of_launch(&mut self, v: Value) -> bool {
         let func = self.func;
         let (v, _) = peel(func, v, &vec![ALONG_NOTHING; func.ty(v).shape().len()]);
@@ -191,12 +191,12 @@ impl Builder<'_> {
         of_launch
     }
 
-    /// A sum or product of numbers that do not wrap.
+    /// A sum or product without wrapping.
     pub fn exact(&mut self, op: BinaryOp, a: NodeId, b: NodeId) -> NodeId {
         self.push(Node::Binary(op, a, b, None))
     }
 
-    /// Every access of a block and what is inside of it.
+    /// Adds the accesses of a block and of its nested regions.
     fn block(&mut self, block: BlockId) {
         let func = self.func;
         let outside = self.facts.len();
@@ -233,7 +233,7 @@ impl Builder<'_> {
                 _ if self.may_touch_memory(data) => {
                     self.access_anywhere(data);
                 }
-                // Regions of reductions and scans hold arithmetic.
+                // Combine regions contain only arithmetic.
                 _ => {}
             }
         }
@@ -243,14 +243,14 @@ impl Builder<'_> {
         }
     }
 
-    /// Whether an op accesses memory in a way that is not known here.
+    /// Whether an op may access memory in a way that is not modeled.
     fn may_touch_memory(&self, data: &OpData) -> bool {
         let pointer = |&v: &Value| self.func.ty(v).elem().is_some_and(|e| e.pointee().is_some());
         let by_assembly = matches!(data.op, Op::InlineAsm { .. }) && data.operands.iter().any(pointer);
         by_assembly || matches!(data.op.effects(), Effects::Read | Effects::Write)
     }
 
-    /// The second region of a `while`: the condition holds of what the first one forwarded.
+    /// The second region of a `while`: the condition holds for the values that the first region forwards.
     fn while_body(&mut self, data: &OpData) {
         let [before, after] = data.regions[..] else { return };
         let func = self.func;
@@ -268,7 +268,7 @@ impl Builder<'_> {
         self.made.clear();
     }
 
-    /// Runs `f` where a condition is true, or where it is false.
+    /// Runs `f` under the fact that a condition is true or false.
     fn given<R>(&mut self, condition: Value, axes: &[usize], truth: bool, f: impl FnOnce(&mut Self) -> R) -> R {
         let outside = self.facts.len();
         let mut found = Vec::new();
@@ -284,9 +284,9 @@ impl Builder<'_> {
         result
     }
 
-    /// The nodes of what a selection chooses between, each where it is chosen.
+    /// Nodes of the two operands of a select, each under the select's condition.
     fn sides(&mut self, data: &OpData, axes: &[usize]) -> [NodeId; 2] {
-        // Deep inside of each other, their conditions are let be: twice the work for each would be too much.
+        // Deeply nested conditions are ignored: each level would double the work.
         if self.selections == MAX_SELECTIONS {
             return [1, 2].map(|side| self.node(data.operands[side], axes));
         }
@@ -304,7 +304,7 @@ impl Builder<'_> {
         self.made.clear();
     }
 
-    /// What the values that a condition compares satisfy where it is `truth`.
+    /// Bounds of the compared values that follow from the condition being `truth`.
     fn find_facts(&mut self, condition: Value, axes: &[usize], truth: bool, found: &mut Vec<Fact>) {
         let func = self.func;
         let (condition, axes) = peel(func, condition, axes);
@@ -365,7 +365,7 @@ impl Builder<'_> {
             }
         }
         for (value, bounds) in [(a, of_a), (b, of_b)] {
-            // A number of the launch is known; what bounds it bounds the other side.
+            // A constant needs no bounds; the comparison bounds the other side.
             if self.func.constant_int(value).is_some() {
                 continue;
             }
@@ -374,14 +374,14 @@ impl Builder<'_> {
                 for &bound in bounds {
                     found.push(Fact { value, axes: axes.clone(), bound });
                 }
-                // What holds of a widened number holds of the number.
+                // Bounds of a widened value apply to the value before its widening.
                 let Some(narrow) = widened(self.func, value) else { break };
                 (value, axes) = peel(self.func, narrow, &axes);
             }
         }
     }
 
-    /// An access through pointers.
+    /// Adds an access through pointers.
     fn pointers(&mut self, data: &OpData, mask: Option<&Value>) {
         let func = self.func;
         let pointer = data.operands[0];
@@ -399,7 +399,7 @@ impl Builder<'_> {
         }
     }
 
-    /// An access through a view.
+    /// Adds an access through a view.
     fn view(&mut self, data: &OpData, boundary: &[usize]) {
         let func = self.func;
         let view = data.operands[0];
@@ -421,7 +421,7 @@ impl Builder<'_> {
         self.access(Some(arg), elements, None, data);
     }
 
-    /// An access of which is not known where it goes.
+    /// Adds an access to an unknown address.
     fn access_anywhere(&mut self, data: &OpData) {
         let anywhere = self.push(Node::Untold(DType::I64));
         self.access(None, anywhere, None, data);
@@ -432,7 +432,7 @@ impl Builder<'_> {
         self.accesses.push(Access { arg, elements, sum, when, loc: data.loc.clone() });
     }
 
-    /// What is empty where the op of this moment does not run.
+    /// Nodes of which at least one is empty if the present op does not execute.
     pub fn conditions(&mut self) -> Vec<NodeId> {
         let mut when = self.when.clone();
         for fact in self.facts.clone() {
@@ -446,7 +446,7 @@ impl Builder<'_> {
         when
     }
 
-    /// The argument that an address belongs to, and elements from its start on.
+    /// The argument that a pointer is based on, and its offset from there in elements.
     pub fn pointer(&mut self, v: Value, axes: &[usize]) -> Option<(usize, NodeId)> {
         let func = self.func;
         let (v, axes) = peel(func, v, axes);
@@ -492,19 +492,19 @@ impl Builder<'_> {
     fn grown_pointer(&mut self, id: OpId, carried: usize, after: bool) -> Option<(usize, NodeId)> {
         let (init, by) = step(self.func, id, carried)?;
         let data = self.func.op(id);
-        // An initial pointer of an outer loop cannot depend on this one.
+        // The initial pointer is defined outside the loop, so it cannot depend on this access.
         let (arg, from) = self.pointer(init, &[])?;
         let by = self.step_node(by, id);
         let range = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
         Some((arg, self.push(Node::Grown { from, by, range, after })))
     }
 
-    /// What each iteration of a `for` adds.
+    /// Increment per iteration of a `for`.
     fn step_node(&mut self, by: Step, id: OpId) -> NodeId {
         let (Step::Plus(v) | Step::Minus(v)) = by;
         let by_node = match self.made_inside(v, id) {
             false => self.node(v, &[]),
-            // What holds in this iteration need not have held in those before it.
+            // Facts about this iteration need not hold in earlier ones.
             true => {
                 let (facts, made) = (std::mem::take(&mut self.facts), std::mem::take(&mut self.made));
                 let node = self.node(v, &[]);
@@ -521,7 +521,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Whether a value is made inside of a loop.
+    /// Whether a value is defined inside a loop.
     fn made_inside(&self, v: Value, id: OpId) -> bool {
         let func = self.func;
         let inside = func.walk_from(func.op(id).regions[0]);
@@ -533,7 +533,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The interval of an integer under the facts of this moment.
+    /// The interval of an integer under the present facts.
     pub fn node(&mut self, v: Value, axes: &[usize]) -> NodeId {
         let (v, axes) = peel(self.func, v, axes);
         if let Some(&id) = self.made.get(&(v, axes.clone())) {
@@ -559,7 +559,7 @@ impl Builder<'_> {
         id
     }
 
-    /// The interval, but for what facts say of the value itself.
+    /// The interval, without facts about the value itself.
     fn plain(&mut self, v: Value, axes: &[usize], dtype: DType) -> NodeId {
         let func = self.func;
         if let Some(n) = func.constant_int(v) {
@@ -605,7 +605,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Index of a loop, or a value that it carries.
+    /// Index of a loop, or a loop-carried value.
     fn loop_param(&mut self, v: Value, block: BlockId, i: usize, dtype: DType) -> NodeId {
         let Some((id, data)) = loop_of(self.func, block) else { return self.push(Node::Untold(dtype)) };
         match i.checked_sub(1) {
@@ -617,7 +617,7 @@ impl Builder<'_> {
         }
     }
 
-    /// A value that each iteration of a loop adds to, inside of the loop or after it.
+    /// A loop-carried value with an increment per iteration, inside or after the loop.
     fn grown(&mut self, v: Value, id: OpId, carried: usize, after: bool, dtype: DType) -> NodeId {
         let Some((init, by)) = step(self.func, id, carried) else { return self.push(Node::Untold(dtype)) };
         let from = self.node(init, &[]);
@@ -625,7 +625,7 @@ impl Builder<'_> {
         let range = [0, 1, 2].map(|k| self.node(self.func.op(id).operands[k], &[]));
         let grown = self.push(Node::Grown { from, by, range, after });
         let otherwise = self.push(Node::Cast(grown, dtype));
-        // In step with the index it is known better: where the loop starts late, it starts far.
+        // An affine function of the index gives a tighter bound: a large start implies few iterations.
         match Linear::of_carried(self, v) {
             Some(linear) => {
                 let then = linear.sum(self);
@@ -638,14 +638,14 @@ impl Builder<'_> {
     }
 }
 
-/// What an iteration adds to a carried value.
+/// Increment per iteration of a loop-carried value.
 #[derive(Clone, Copy)]
 pub(super) enum Step {
     Plus(Value),
     Minus(Value),
 }
 
-/// The initial value of what a `for` carries, and what each iteration adds to it.
+/// The initial value of a value that a `for` carries, and its increment per iteration.
 pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step)> {
     let data = func.op(id);
     let Op::For { .. } = data.op else { return None };
@@ -663,13 +663,13 @@ pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step
     scalar(param).then_some((init, by))
 }
 
-/// The `for` whose body a block is.
+/// The `for` with this body.
 pub(super) fn loop_of(func: &Func, block: BlockId) -> Option<(OpId, &OpData)> {
     let id = func.walk().into_iter().find(|&id| func.op(id).regions.contains(&block))?;
     Some((id, func.op(id))).filter(|(_, data)| matches!(data.op, Op::For { .. }))
 }
 
-/// The number that a widened one was before.
+/// The operand of a widening cast.
 pub(super) fn widened(func: &Func, v: Value) -> Option<Value> {
     let data = func.op(func.def_op(v)?);
     let from = *data.operands.first()?;
@@ -682,7 +682,7 @@ fn is_int(func: &Func, v: Value) -> bool {
     func.ty(v).dtype().is_some_and(DType::is_int)
 }
 
-/// The value behind ops that only move elements, with the dimensions of the access that it runs along.
+/// The value behind ops that only rearrange elements, with the axes that it is indexed by.
 pub(super) fn peel(func: &Func, mut v: Value, axes: &[usize]) -> (Value, Axes) {
     let mut axes = axes.to_vec();
     while let Some(id) = func.def_op(v) {

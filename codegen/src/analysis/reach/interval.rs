@@ -1,28 +1,28 @@
-//! Sets of integers that a value can be in, as one interval.
+//! Interval arithmetic over integers.
 
 use crate::ir::{BinaryOp, CmpOp, DType};
 use crate::num::int_range;
 
-/// The integers from `low` to `high`; none where `low > high`.
+/// The integers from `low` to `high`; empty if `low > high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Interval {
     pub low: i128,
     pub high: i128,
 }
 
-/// Beyond every address: sums of a few of these do not overflow.
+/// Exceeds every address; sums of a few of these do not overflow.
 const FAR: i128 = 1 << 120;
 
 impl Interval {
     pub const EMPTY: Interval = Interval { low: 1, high: 0 };
-    /// Every integer, as far as anything here counts.
+    /// Every integer in the supported range.
     pub const ANY: Interval = Interval { low: -FAR, high: FAR };
 
     pub fn point(n: i128) -> Interval {
         Interval { low: n, high: n }
     }
 
-    /// Every value of an integer type.
+    /// All values of an integer type.
     pub fn of_type(dtype: DType) -> Interval {
         match dtype {
             DType::Bool => Interval { low: 0, high: 1 },
@@ -46,7 +46,7 @@ impl Interval {
         Interval { low: self.low.max(other.low), high: self.high.min(other.high) }
     }
 
-    /// The smallest interval around both.
+    /// The smallest interval that contains both.
     pub fn hull(self, other: Interval) -> Interval {
         match (self.is_empty(), other.is_empty()) {
             (true, _) => other,
@@ -55,13 +55,13 @@ impl Interval {
         }
     }
 
-    /// These numbers modulo 2ⁿ, as an integer type of n bits holds them: the whole type where they are not neighbors there.
+    /// These integers modulo 2ⁿ as values of an n-bit type: the full type if they are not contiguous there.
     pub fn wrap(self, dtype: DType) -> Interval {
         let all = Interval::of_type(dtype);
         if all.contains(self) {
             return self;
         }
-        // Ends at FAR have been cut: what lies beyond is not known, nor what it is modulo anything.
+        // Ends at FAR are clamped: the actual ends are unknown, also modulo 2ⁿ.
         if !dtype.is_int() || self.low <= -FAR || self.high >= FAR {
             return all;
         }
@@ -91,7 +91,7 @@ impl Interval {
         })
     }
 
-    /// Quotients that are rounded toward zero, 0 for the divisor 0; anything where the divisor may be 0.
+    /// Quotients rounded toward zero. 0 if the divisor is 0; any integer if it may be 0.
     pub fn quotient(self, other: Interval) -> Interval {
         if other == Interval::point(0) && !self.is_empty() {
             return other;
@@ -102,7 +102,21 @@ impl Interval {
         self.bounded(other, |a, b| Interval::around([a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high]))
     }
 
-    /// Remainders with the dividend's sign, 0 for the divisor 0; anything where the divisor may be 0.
+    /// Quotients that are rounded up, 0 for the divisor 0; anything where the divisor may be 0.
+    fn quotient_up(self, other: Interval) -> Interval {
+        if other == Interval::point(0) && !self.is_empty() {
+            return other;
+        }
+        if !other.is_empty() && other.low <= 0 && other.high >= 0 {
+            return Interval::ANY;
+        }
+        let up = |a: i128, b: i128| a.div_euclid(b) + i128::from(a % b != 0 && b > 0);
+        self.bounded(other, |a, b| {
+            Interval::around([up(a.low, b.low), up(a.low, b.high), up(a.high, b.low), up(a.high, b.high)])
+        })
+    }
+
+    /// Remainders with the sign of the dividend. 0 if the divisor is 0; any integer if it may be 0.
     fn remainder(self, other: Interval) -> Interval {
         if other == Interval::point(0) && !self.is_empty() {
             return other;
@@ -116,7 +130,7 @@ impl Interval {
             }
             let largest = b.low.abs().max(b.high.abs()) - 1;
             let smallest = b.low.abs().min(b.high.abs());
-            // Dividends below every divisor are their own remainders.
+            // Dividends smaller than every divisor are their own remainders.
             if a.low >= 0 && a.high < smallest {
                 return a;
             }
@@ -126,7 +140,7 @@ impl Interval {
         })
     }
 
-    /// What an elementwise function gives, before it wraps; anything where nothing better is known.
+    /// Result of a binary op before wrapping; any integer if nothing better is known.
     pub fn binary(self, op: BinaryOp, other: Interval) -> Interval {
         let (a, b) = (self, other);
         if let (BinaryOp::And | BinaryOp::Or | BinaryOp::Xor, true, true) =
@@ -147,6 +161,7 @@ impl Interval {
             BinaryOp::Sub => a.minus(b),
             BinaryOp::Mul => a.times(b),
             BinaryOp::Div => a.quotient(b),
+            BinaryOp::CeilDiv => a.quotient_up(b),
             BinaryOp::Rem => a.remainder(b),
             BinaryOp::Min => a.bounded(b, |a, b| Interval { low: a.low.min(b.low), high: a.high.min(b.high) }),
             BinaryOp::Max => a.bounded(b, |a, b| Interval { low: a.low.max(b.low), high: a.high.max(b.high) }),
@@ -162,7 +177,7 @@ impl Interval {
         }
     }
 
-    /// What a comparison of their numbers gives: 0, 1 or either.
+    /// Result of a comparison: {0}, {1} or both.
     pub fn compare(self, op: CmpOp, other: Interval) -> Interval {
         let (a, b) = (self, other);
         let (always, never) = match op {
@@ -181,12 +196,12 @@ impl Interval {
         }
     }
 
-    /// `f` of two intervals that have elements, cut at what counts as any integer.
+    /// `f` of two non-empty intervals, clamped to the supported range.
     fn bounded(self, other: Interval, f: impl Fn(Interval, Interval) -> Interval) -> Interval {
         match self.is_empty() || other.is_empty() {
             true => Interval::EMPTY,
             false => match f(self, other) {
-                // Ends beyond everything that counts would no longer be in order when they are cut.
+                // Clamping would reverse ends that lie outside the supported range.
                 all if all.low > FAR || all.high < -FAR => Interval::ANY,
                 all => all.meet(Interval::ANY),
             },
@@ -209,11 +224,12 @@ fn ones_above(n: i128) -> i128 {
 mod tests {
     use super::*;
 
-    const OPS: [BinaryOp; 12] = [
+    const OPS: [BinaryOp; 13] = [
         BinaryOp::Add,
         BinaryOp::Sub,
         BinaryOp::Mul,
         BinaryOp::Div,
+        BinaryOp::CeilDiv,
         BinaryOp::Rem,
         BinaryOp::Min,
         BinaryOp::Max,
@@ -230,6 +246,8 @@ mod tests {
             BinaryOp::Sub => a - b,
             BinaryOp::Mul => a * b,
             BinaryOp::Div => a.checked_div(b).unwrap_or(0),
+            BinaryOp::CeilDiv if b == 0 => 0,
+            BinaryOp::CeilDiv => (a as f64 / b as f64).ceil() as i128,
             BinaryOp::Rem => a.checked_rem(b).unwrap_or(0),
             BinaryOp::Min => a.min(b),
             BinaryOp::Max => a.max(b),

@@ -1,20 +1,20 @@
-//! Values that loops carry, as sums of other values times constants.
+//! Loop-carried values as linear functions of other values (scalar evolution).
 //!
-//! A block pointer that moves by one tile in each iteration of `for i in range(first, last)` starts at first · tile, and so
-//! is at i · tile. Intervals do not see that: first may be large, and the number of iterations may be large, but not both.
-//! Here first cancels.
+//! Example: a block pointer that advances by one tile per iteration of `for i in range(first, last)` starts at first ·
+//! tile, and so is at i · tile. Interval arithmetic misses this: first may be large, and the number of iterations may
+//! be large, but not both. In a linear function, first cancels.
 //!
-//! Arithmetic that wraps is linear only modulo 2ⁿ. Each sum that has to be a number of its type for the result to hold is
-//! a *test*, made together with the launch's other intervals.
+//! Wrapping arithmetic is linear only modulo 2ⁿ. Each sum that must be in the range of its type for the result to hold
+//! is a *test*, which is evaluated with the other intervals of the launch.
 
 use super::build::{Builder, Step, loop_of, step, widened};
 use super::{Interval, NodeId};
 use crate::ir::{BinaryOp, DType, Def, Op, Value};
 
-/// An interval that has to be inside another one.
+/// An interval that must lie inside another one.
 type Test = (NodeId, Interval);
 
-/// Σ coefficient · value + constant, if the tests hold.
+/// Σ coefficient · value + constant, valid if the tests hold.
 #[derive(Clone, Default)]
 pub(super) struct Linear {
     terms: Vec<(Value, i128)>,
@@ -22,14 +22,14 @@ pub(super) struct Linear {
     pub tests: Vec<Test>,
 }
 
-/// Deep enough for what people write; a bound for what they do not, as each level may double the work. (The rules for two
-/// loops of attention's backward pass, one behind the other, need more than nine.)
+/// Recursion limit; each level may double the work. The two consecutive loops of attention's backward pass need more
+/// than nine levels.
 const MAX_DEPTH: usize = 12;
-/// Coefficients beyond this are not worth following, and could overflow.
+/// Larger coefficients are not tracked: they could overflow.
 const MAX_COEFFICIENT: i128 = 1 << 40;
 
 impl Linear {
-    /// The sum for a value that a `for` carries: a parameter of its body, or its result.
+    /// The sum of a value that a `for` carries: a parameter of its body, or its result.
     pub fn of_carried(b: &mut Builder, v: Value) -> Option<Linear> {
         carried(b, v, MAX_DEPTH)
     }
@@ -59,7 +59,7 @@ impl Linear {
         (fits(self.constant) && self.terms.iter().all(|&(_, c)| fits(c))).then_some(self)
     }
 
-    /// The same with the test that the sum is a number of a type.
+    /// The same sum, with the test that it is in the range of a type.
     fn in_type(mut self, b: &mut Builder, dtype: DType) -> Linear {
         if let (1, 0, [(_, 1)]) | (0, _, []) = (self.terms.len(), self.constant, &self.terms[..]) {
             return self;
@@ -70,7 +70,7 @@ impl Linear {
     }
 }
 
-/// Any integer scalar.
+/// An integer scalar as a sum.
 fn linear(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     let func = b.func;
     if let Some(n) = func.constant_int(v) {
@@ -98,8 +98,8 @@ fn linear(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     }
 }
 
-/// A value that grows by a constant in step with its loop's index: initial value + by / step · (index − start); after the
-/// loop the end takes the place of the index.
+/// A value with a constant increment per iteration: initial value + by / step · (index − start). After the loop, the
+/// end replaces the index.
 fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     let func = b.func;
     let (id, place, after) = match func.value(v).def {
@@ -113,7 +113,7 @@ fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     };
     let data = func.op(id);
     let stride = i128::from(func.constant_int(data.operands[2])?);
-    // After the last iteration an index in strides may be beyond the end.
+    // With a step above 1, the index after the last iteration may exceed the end.
     if by % stride != 0 || (after && stride != 1) {
         return None;
     }
@@ -126,7 +126,7 @@ fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     };
     let mut walked = last.plus(start, -1)?;
     if after {
-        // A loop that ends before it starts does nothing.
+        // A loop whose end is below its start does not execute.
         match at_least(b, data.operands[1], data.operands[0], depth) {
             Some(tests) => walked.tests.extend(tests),
             None => {
@@ -138,8 +138,8 @@ fn carried(b: &mut Builder, v: Value, depth: usize) -> Option<Linear> {
     linear(b, init, depth)?.plus(walked, by / stride)
 }
 
-/// Tests under which `x` ≥ `y` follows from how they are computed, whatever their numbers are: by rules for minimum, maximum
-/// and division by a constant, down to sums that differ by a constant.
+/// Tests under which `x` ≥ `y` follows from their definitions: by rules for minimum, maximum and division by a
+/// constant, down to sums that differ by a constant.
 fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Test>> {
     let deeper = depth.checked_sub(1)?;
     let func = b.func;
@@ -168,12 +168,13 @@ fn at_least(b: &mut Builder, x: Value, y: Value, depth: usize) -> Option<Vec<Tes
     match (parts(x), parts(y)) {
         (_, Some((BinaryOp::Min, p, q))) => at_least(b, x, p, deeper).or_else(|| at_least(b, x, q, deeper)),
         (Some((BinaryOp::Max, p, q)), _) => at_least(b, p, y, deeper).or_else(|| at_least(b, q, y, deeper)),
-        (Some((BinaryOp::Div, p, m)), Some((BinaryOp::Div, q, n))) => {
+        (Some((BinaryOp::Div | BinaryOp::CeilDiv, p, m)), Some((BinaryOp::Div, q, n)))
+        | (Some((BinaryOp::CeilDiv, p, m)), Some((BinaryOp::CeilDiv, q, n))) => {
             let divisor = func.constant_int(m).filter(|&d| d > 0 && func.constant_int(n) == Some(d));
             divisor.and_then(|_| at_least(b, p, q, deeper))
         }
         _ => match left.terms[..] {
-            // A sum with a constant that is not negative.
+            // A sum with a non-negative constant.
             [(term, 1)] if left.constant >= 0 && term != x => both(at_least(b, term, y, deeper), Some(left.tests)),
             _ => None,
         },

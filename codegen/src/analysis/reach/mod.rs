@@ -1,24 +1,26 @@
-//! How far a kernel reaches into its arguments' memory, as formulas of its arguments and its grid.
+//! Bounds analysis: the access footprint of a kernel, as formulas of its arguments and grid.
 //!
-//! Made once for a recorded kernel ([`Reach::of`]) and evaluated before each launch ([`Reach::check`]), these formulas are
-//! what makes a launch from safe code safe: a kernel whose extents, strides or masks do not keep it inside its buffers is
-//! refused.
+//! The formulas are built once per recorded kernel ([`Reach::of`]) and evaluated before each launch ([`Reach::check`]).
+//! They make launches from safe code memory-safe: a launch whose extents, strides or masks do not keep the kernel
+//! inside its buffers is rejected.
 //!
-//! Every integer is followed as an interval: arguments and the grid are known numbers by then, `program_id`, `arange` and
-//! the index of a loop run through known intervals. Each access gives the interval of elements that it may touch:
+//! The analysis is interval arithmetic on integers. At launch, arguments and grid are known numbers; `program_id`,
+//! `arange` and loop indices have known ranges. The elements that an access may touch are an interval:
 //!
-//! - through a view: in a dimension of `boundary_check` what block and shape have in common, in another one the block;
-//! - through pointers: what is left of their offsets under the mask, whose comparisons (joined by `&&`) bound the values
-//!   that they compare. Conditions of branches around the access bound values in the same way.
+//! - Through a view: the intersection of block and shape in dimensions of `boundary_check`, the block in other
+//!   dimensions.
+//! - Through pointers: the offsets, limited by the mask. Its comparisons (joined by `&&`) bound the values that they
+//!   compare, as do the conditions of enclosing branches.
 //!
-//! Arithmetic wraps as it does in the code that is made: by two's complement, of the type that it is in. What else that code
-//! relies on (extents that are not negative, `assume`, hints) is checked too (`promises.rs`), and refused where it is not so.
+//! Arithmetic wraps as in the generated code: two's complement, in the type of the op. Other preconditions of the
+//! generated code (non-negative extents, `assume`, hints) are checked too (`promises.rs`).
 //!
-//! Where intervals alone cannot tell, addresses are followed as sums, which the mask may bound as a whole (`affine.rs`).
+//! If intervals are too coarse, addresses are also analyzed as affine sums, which the mask may bound as a whole
+//! (`affine.rs`).
 //!
-//! Whatever is not followed (a number read from memory, say) may be any value of its type, so nothing is overlooked: an
-//! access is inside, or it is reported. The reverse does not hold. What two values have to do with each other is
-//! known of sums only, so an access that is always inside may be reported, too.
+//! The analysis is sound: values that it does not follow (e.g. numbers loaded from memory) may be any value of their
+//! type. It is not complete: relations between values are known only for affine sums, so it may reject accesses that
+//! are always in bounds.
 
 mod affine;
 mod build;
@@ -35,53 +37,53 @@ use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc, OpId};
 use affine::Bounded;
 use promises::Promise;
 
-/// The ends of an interval, as indices.
+/// Indices of the lower and upper end of an interval.
 const LOW: usize = 0;
 const HIGH: usize = 1;
 
-/// Index of a node in [`Formulas::nodes`]; operands come before what uses them.
+/// Index of a node in [`Formulas::nodes`]; operands precede their users.
 type NodeId = u32;
 
-/// One step of a formula: an interval made of earlier ones.
+/// One step of a formula: an interval computed from earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Node {
     Known(Interval),
-    /// A number that is not followed: any value of its type.
+    /// An opaque value: any value of its type.
     Untold(DType),
-    /// An integer argument, read as that type.
+    /// An integer argument, read as this type.
     Arg(usize, DType),
     ProgramId(usize),
     NumPrograms(usize),
-    /// An elementwise function; with a type, of numbers that wrap.
+    /// A binary op; with a type, results wrap to it.
     Binary(BinaryOp, NodeId, NodeId, Option<DType>),
-    /// A conversion to that type.
+    /// A conversion to this type.
     Cast(NodeId, DType),
     /// A comparison: 0, 1 or either.
     Compare(CmpOp, NodeId, NodeId),
     Hull(NodeId, NodeId),
-    /// What of the first is at most the second plus a number.
+    /// The subset of the first that is at most the second plus a number.
     AtMost(NodeId, NodeId, i8),
-    /// What of the first is at least the second plus a number.
+    /// The subset of the first that is at least the second plus a number.
     AtLeast(NodeId, NodeId, i8),
-    /// What of the first is not the second, where that is one number at an end.
+    /// The first without the second, if the second is a single number at one end.
     Not(NodeId, NodeId),
     /// Index of a loop: start, end, step.
     Index(NodeId, NodeId, NodeId),
-    /// A value that grows by the second in each of the loop's iterations (start, end, step) from the first on, at the
-    /// beginning of an iteration, or where the flag is set after the last one.
+    /// A value that grows from `from` by `by` per iteration of the loop `range` (start, end, step): at the beginning of
+    /// an iteration, or, with `after`, after the last one.
     Grown {
         from: NodeId,
         by: NodeId,
         range: [NodeId; 3],
         after: bool,
     },
-    /// `then` where each test's interval is inside of what it is compared with, else `otherwise`.
+    /// `then` if the interval of each test lies inside its limit, else `otherwise`.
     If {
         tests: Vec<(NodeId, Interval)>,
         then: NodeId,
         otherwise: NodeId,
     },
-    /// Elements along a dimension of a view: offset, block, and the shape where the boundary is checked.
+    /// Elements along a dimension of a view: offset, block extent, and the shape if the boundary is checked.
     Block {
         offset: NodeId,
         block: usize,
@@ -92,18 +94,18 @@ enum Node {
 /// One load, store or atomic.
 #[derive(Clone, Debug)]
 struct Access {
-    /// The kernel's argument; `None` where it is not known which.
+    /// The accessed argument; `None` if unknown.
     arg: Option<usize>,
-    /// Elements of the argument, from its start on.
+    /// Offsets from the start of the argument, in elements.
     elements: NodeId,
-    /// The same as a sum of unknowns under conditions.
+    /// The offset as a sum under conditions.
     sum: Option<Bounded>,
-    /// Happens only if none of these is empty.
+    /// The access executes only if none of these is empty.
     when: Vec<NodeId>,
     loc: Loc,
 }
 
-/// Formulas for a kernel's accesses.
+/// Formulas of the accesses of a kernel.
 #[derive(Clone, Debug)]
 struct Formulas {
     nodes: Vec<Node>,
@@ -111,18 +113,19 @@ struct Formulas {
     promises: Vec<Promise>,
 }
 
-/// What a kernel's accesses touch.
+/// Access footprint of a kernel.
 #[derive(Clone, Debug)]
 pub struct Reach {
-    /// By intervals alone: quick, and enough for most launches.
+    /// Intervals only: fast, and sufficient for most launches.
     plain: Formulas,
-    /// With addresses as sums (`affine.rs`), for launches of which the plain ones cannot tell; `None` where there are none.
+    /// With addresses as affine sums (`affine.rs`), for launches that intervals cannot prove safe; `None` if there are
+    /// none.
     sums: Option<Formulas>,
-    /// Size of an element in bytes, of each argument that is a pointer.
+    /// Element size in bytes of each pointer argument.
     elem_bytes: Vec<Option<u64>>,
 }
 
-/// The numbers of one launch.
+/// Argument values of one launch.
 pub trait Launch {
     /// Value of an integer argument.
     fn integer(&self, arg: usize) -> i128;
@@ -132,12 +135,12 @@ pub trait Launch {
     fn address(&self, arg: usize) -> u64;
 }
 
-/// Why a launch is refused.
+/// Reason why a launch is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// An access may leave its memory.
+    /// An access may be out of bounds.
     Beyond(Beyond),
-    /// The extent of a block pointer's dimension is negative. `arg` is the argument that it is, if it is one.
+    /// The extent of a dimension of a block pointer is negative. `arg` is the argument that holds it, if one does.
     Extent { arg: Option<usize>, dim: usize, found: i128, loc: Loc },
     /// The step of a loop is not positive.
     Step { found: i128, loc: Loc },
@@ -145,32 +148,32 @@ pub enum Refused {
     LoopEnd { found: i128, step: i128, dtype: DType, loc: Loc },
     /// The condition of an `assume` is false.
     Assumption { loc: Loc },
-    /// What a `multiple_of` is about need not be a multiple.
+    /// The operand of a `multiple_of` may not be a multiple.
     Multiple { by: i64, loc: Loc },
 }
 
-/// An access that may leave the memory it is given.
+/// An access that may be out of bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beyond {
-    /// Index of the argument; `None` where it is not known which one the access goes to.
+    /// Index of the argument; `None` if unknown.
     pub arg: Option<usize>,
-    /// Elements that the argument has.
+    /// Elements of the argument.
     pub elements: u64,
-    /// The element farthest out; `None` where it depends on more than arguments and grid.
+    /// Offset of the farthest element; `None` if it depends on more than arguments and grid.
     pub reached: Option<i128>,
     pub loc: Loc,
 }
 
 impl Reach {
-    /// The formulas of a recorded function.
+    /// Builds the formulas of a recorded function.
     pub fn of(func: &Func) -> Reach {
         build::build(func)
     }
 
-    /// Whether a launch keeps what the kernel promises, and every access stays inside the arguments' memory.
+    /// Checks that a launch meets the kernel's preconditions and that all accesses are in bounds.
     ///
     /// # Errors
-    /// The first promise that it does not keep, or the first access that may go beyond.
+    /// The first violated precondition, or the first access that may be out of bounds.
     pub fn check(&self, launch: &impl Launch, grid: [u32; 3]) -> Result<(), Refused> {
         if grid.contains(&0) {
             return Ok(());
@@ -194,7 +197,7 @@ impl Reach {
         }
     }
 
-    /// Elements that an access may touch.
+    /// Number of elements that an access may touch.
     fn available(&self, access: &Access, launch: &impl Launch) -> u64 {
         access.arg.map_or(0, |arg| launch.bytes(arg) / self.elem_bytes[arg].unwrap_or(1).max(1))
     }
@@ -209,7 +212,7 @@ impl Formulas {
         values
     }
 
-    /// The first access that may leave its memory, with its elements and those there are.
+    /// The first access that may be out of bounds, with the elements that it may touch and the number available.
     fn first_beyond(
         &self,
         values: &[Interval],
@@ -243,7 +246,7 @@ impl Formulas {
         Beyond { arg: access.arg, elements: available, reached, loc: access.loc.clone() }
     }
 
-    /// For each node, whether its lower and its upper end depend on a number that is not followed, or that wrapped.
+    /// By node, whether its lower and its upper end depend on an opaque or wrapped value.
     fn untold(&self, values: &[Interval]) -> Vec<[bool; 2]> {
         let mut untold: Vec<[bool; 2]> = Vec::with_capacity(self.nodes.len());
         for (node, &value) in self.nodes.iter().zip(values) {
@@ -331,18 +334,18 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
     }
 }
 
-/// Takes out of a recorded kernel the hints that no launch can check, which then nobody believes, and makes 0 of negative extents that
-/// none can check: what is left is among what [`Reach::check`] checks.
+/// Removes from a recorded kernel the hints that no launch can check, and clamps extents to 0 that no launch can check
+/// for negative values. The remaining assumptions are checked by [`Reach::check`].
 pub fn distrust_unchecked(func: &mut Func) {
     build::distrust_unchecked(func);
 }
 
-/// Whether [`Reach::check`] checks an `assume`, so that code need not.
+/// Whether [`Reach::check`] checks an `assume`, so that the generated code need not.
 pub fn checks_assumption(func: &Func, id: OpId) -> bool {
     build::checks_assumption(func, id)
 }
 
-/// Unsigned arguments come as the signed ones with the same bits.
+/// Unsigned arguments are passed as signed integers with the same bits.
 fn read_as(n: i128, dtype: DType) -> i128 {
     match dtype {
         DType::U8 => i128::from(n as u8),
@@ -353,12 +356,12 @@ fn read_as(n: i128, dtype: DType) -> i128 {
     }
 }
 
-/// Values of a loop's index.
+/// Range of a loop index.
 fn index(start: Interval, end: Interval, step: Interval) -> Interval {
     if start.is_empty() || end.is_empty() || start.low >= end.high {
         return Interval::EMPTY;
     }
-    // The language has positive steps only; a number that is passed may be something else.
+    // The language allows only positive steps, but a step passed as an argument may be anything.
     if step.low <= 0 {
         return Interval::ANY;
     }
@@ -371,7 +374,7 @@ fn index(start: Interval, end: Interval, step: Interval) -> Interval {
     Interval { low: start.low, high }
 }
 
-/// Most iterations of a loop.
+/// Maximum trip count of a loop.
 fn trips([start, end, step]: [Interval; 3]) -> i128 {
     if start.is_empty() || end.is_empty() || start.low >= end.high {
         return 0;

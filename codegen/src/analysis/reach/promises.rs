@@ -1,9 +1,9 @@
-//! What has to hold of a launch's numbers besides that accesses stay inside memory: extents are not negative, loops go up and
-//! end before their indices overflow, `assume` and `multiple_of` tell the truth.
+//! Preconditions of a launch other than accesses in bounds: extents are not negative, loops count up and end before
+//! their index overflows, and `assume` and `multiple_of` hold.
 //!
-//! Code is made in the belief that these hold, so a launch whose numbers break one is refused. Only numbers of the launch are
-//! looked at: an `assume` about anything else is not believed by anybody, a hint about anything else is taken out before the
-//! kernel is compiled ([`super::distrust_unchecked`]), and an extent from memory that is negative is the extent 0.
+//! The generated code relies on them, so a launch that violates one is rejected. Only launch-invariant values are
+//! checked: an `assume` about other values has no effect, a hint about other values is dropped before compilation
+//! ([`super::distrust_unchecked`]), and a negative extent loaded from memory counts as 0.
 
 use super::affine::{Multiple, multiple};
 use super::build::{Builder, peel};
@@ -11,7 +11,7 @@ use super::{Formulas, Interval, Launch, Node, NodeId, Refused};
 use crate::ir::{BinaryOp, DType, Def, Func, Literal, Loc, Op, OpData, OpId, UnaryOp, Value};
 use crate::lang::control::STEPS_AHEAD;
 
-/// One thing that has to hold, if none of `when` is empty.
+/// A condition that must hold unless one of `when` is empty.
 #[derive(Clone, Debug)]
 pub(super) struct Promise {
     what: What,
@@ -21,18 +21,18 @@ pub(super) struct Promise {
 
 #[derive(Clone, Debug)]
 enum What {
-    /// The extent of a block pointer's dimension is not negative. `arg`: the argument that it is.
+    /// The extent of a dimension of a block pointer is not negative. `arg`: the argument that holds it.
     Extent { extent: NodeId, dim: usize, arg: Option<usize> },
     /// The step of a loop is positive, and the index does not overflow.
     Loop { bounds: [NodeId; 3], dtype: DType, numbers: bool },
     /// A condition is true.
     Assume { condition: NodeId },
-    /// `multiple_of` tells the truth; `None` where no launch can tell.
+    /// The operand of a `multiple_of` is a multiple; `None` if no launch can decide it.
     Multiple { of: Option<Multiple>, by: i64 },
 }
 
 impl Builder<'_> {
-    /// Adds what a block pointer's extents have to be.
+    /// Requires that the extents of a block pointer are not negative.
     pub fn promise_extents(&mut self, view: &OpData, rank: usize, loc: &Loc) {
         for dim in 0..rank {
             let v = view.operands[1 + dim];
@@ -44,7 +44,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds what the bounds of a `for` have to be.
+    /// Requires that a `for` has a positive step and that its index does not overflow.
     pub fn promise_loop(&mut self, data: &OpData) {
         let func = self.func;
         let index = func.block(data.regions[0]).params[0];
@@ -54,14 +54,14 @@ impl Builder<'_> {
         self.promise(What::Loop { bounds, dtype, numbers }, &data.loc);
     }
 
-    /// Adds the condition of an `assume`, if it is about numbers of the launch.
+    /// Requires the condition of an `assume`, if it is launch-invariant.
     pub fn promise_assumption(&mut self, data: &OpData) {
         if let Some(condition) = self.truth(data.operands[0]) {
             self.promise(What::Assume { condition }, &data.loc);
         }
     }
 
-    /// Adds that the operand of a hint is a multiple.
+    /// Requires that the operand of a hint is a multiple.
     pub fn promise_multiple(&mut self, id: OpId) {
         let func = self.func;
         let data = func.op(id);
@@ -76,7 +76,7 @@ impl Builder<'_> {
         self.promises.push(Promise { what, when, loc: loc.clone() });
     }
 
-    /// A condition of numbers of the launch alone, as 0 or 1.
+    /// A launch-invariant condition, as 0 or 1.
     pub fn truth(&mut self, v: Value) -> Option<NodeId> {
         let func = self.func;
         let (v, _) = peel(func, v, &[]);
@@ -98,7 +98,7 @@ impl Builder<'_> {
             }
             (Op::Binary(op @ (BinaryOp::And | BinaryOp::Or)), &[a, b]) => {
                 let (a, b) = (self.truth(a)?, self.truth(b)?);
-                // Of 0 and 1 these are minimum and maximum.
+                // On 0 and 1, and/or are minimum and maximum.
                 let op = if *op == BinaryOp::And { BinaryOp::Min } else { BinaryOp::Max };
                 Some(self.exact(op, a, b))
             }
@@ -107,7 +107,8 @@ impl Builder<'_> {
     }
 }
 
-/// The argument that a value is, perhaps widened. Launches refuse a negative one that is an extent of a block pointer.
+/// The argument that a value equals, possibly widened. Launches reject a negative argument that is an extent of a block
+/// pointer.
 pub fn argument(func: &Func, v: Value) -> Option<usize> {
     let (v, _) = peel(func, v, &[]);
     match func.value(v).def {
@@ -119,7 +120,7 @@ pub fn argument(func: &Func, v: Value) -> Option<usize> {
     }
 }
 
-/// The sum that a hint is about, if a launch can tell whether it is a multiple.
+/// The operand of a hint as a sum, if a launch can decide whether it is a multiple.
 pub(super) fn checked_hint(b: &mut Builder, id: OpId) -> Option<Multiple> {
     let data = b.func.op(id);
     let Op::Hint { divisible: Some(by), .. } = data.op else { return None };
@@ -127,7 +128,7 @@ pub(super) fn checked_hint(b: &mut Builder, id: OpId) -> Option<Multiple> {
 }
 
 impl Formulas {
-    /// The first promise that the numbers of a launch break.
+    /// The first precondition that a launch violates.
     pub fn first_broken(&self, values: &[Interval], launch: &impl Launch) -> Option<Refused> {
         let at = |id: NodeId| values[id as usize];
         self.promises.iter().find_map(|Promise { what, when, loc }| {
@@ -166,7 +167,7 @@ impl Formulas {
         if numbers && step.low <= 0 {
             return Some(Refused::Step { found: step.low, loc });
         }
-        // Ends from memory have been cut to this when they were recorded.
+        // Recording has clamped ends that come from memory to this limit.
         let overflows = end.high + STEPS_AHEAD * step.high > Interval::of_type(dtype).high;
         overflows.then_some(Refused::LoopEnd { found: end.high, step: step.high, dtype, loc })
     }

@@ -1,4 +1,4 @@
-//! Reaches of small kernels, compared with what they touch.
+//! Footprints of small kernels, compared with the elements that they touch.
 
 use super::*;
 use crate::ir::Op;
@@ -21,8 +21,8 @@ impl Launch for Numbers {
     }
 }
 
-/// Elements of f32 that argument 0 needs at least for a launch to be let through; `None` if none suffices. `integers` are
-/// the values of all arguments, those of pointers included.
+/// Minimum number of f32 elements of argument 0 for which a launch is accepted; `None` if no number suffices.
+/// `integers` are the values of all arguments, including placeholders for pointers.
 fn needed(text: &str, integers: &[i128], grid: [u32; 3]) -> Option<u64> {
     let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
     let reach = Reach::of(&func);
@@ -38,7 +38,7 @@ fn needed(text: &str, integers: &[i128], grid: [u32; 3]) -> Option<u64> {
     Some(low)
 }
 
-/// `x` through tiles of 64 pointers under a mask that `mask` computes into `%k`.
+/// Loads and stores `%p` through tiles of 64 pointers, under a mask that `mask` computes into `%k`.
 fn masked(mask: &str) -> String {
     format!(
         "kernel @f(%p: ptr<f32>, %n: i32, %m: i32) {{
@@ -79,7 +79,7 @@ fn a_mask_bounds_what_it_compares() {
             600,
             600,
         ),
-        // One side of an `or` alone bounds nothing.
+        // One side of an `or` bounds nothing.
         (
             "%l = cmp_lt %i, %ns : tensor<64xbool>\n  %g = cmp_lt %i, %ms : tensor<64xbool>\n  %k = or %l, %g : tensor<64xbool>",
             100,
@@ -92,7 +92,33 @@ fn a_mask_bounds_what_it_compares() {
     }
 }
 
-/// `x` through a view [n, m] of strides [s, 1] whose blocks of 16 × 32 start at `offset` in both dimensions.
+/// The first multiple of 8 that is not before a row: it starts at least where the row does, as `cdiv(x, 8) * 8 >= x`.
+#[test]
+fn ceilings_are_at_least_their_numbers() {
+    let text = "kernel @f(%p: ptr<f32>, %stride: i64, %lead: i64) {
+  %pid = program_id {axis = 0} : i32
+  %wide = cast %pid : i64
+  %first = mul %wide, %stride : i64
+  %from = add %first, %lead : i64
+  %eight = constant {value = 8} : i64
+  %up = cdiv %from, %eight : i64
+  %begin = mul %up, %eight : i64
+  %head = sub %begin, %from : i64
+  %there = add %first, %head : i64
+  %at = ptr_add %p, %there : ptr<f32>
+  %v = load %at {eviction = normal} : f32
+  device_print %v {prefix = \"v\"}
+  return
+}";
+    // Rows begin at 0, 5, 10 and 15, and 3 more behind a multiple of 8: the last multiples of 8 are 8, 8, 16 and 24.
+    assert_eq!(needed(text, &[0, 5, 3], [4, 1, 1]), Some(24 - 3 + 1));
+    assert_eq!(needed(text, &[0, 5, 0], [1, 1, 1]), Some(1));
+    assert_eq!(needed(text, &[0, 5, -3], [1, 1, 1]), Some(4));
+    // The second row begins before the buffer.
+    assert_eq!(needed(text, &[0, -8, 3], [2, 1, 1]), None);
+}
+
+/// Loads `%p` through a view [n, m] of strides [s, 1], in blocks of 16 × 32.
 fn viewed(boundary: &str) -> String {
     format!(
         "kernel @f(%p: ptr<f32>, %n: i64, %m: i64, %s: i64) {{
@@ -114,11 +140,11 @@ fn viewed(boundary: &str) -> String {
 fn a_view_is_as_large_as_its_shape_where_that_is_checked() {
     let both = viewed("[0, 1]");
     assert_eq!(needed(&both, &[0, 40, 20, 100], [3, 1, 1]), Some(39 * 100 + 20));
-    // One program sees sixteen rows only.
+    // One program accesses only sixteen rows.
     assert_eq!(needed(&both, &[0, 40, 20, 100], [1, 1, 1]), Some(15 * 100 + 20));
     assert_eq!(needed(&both, &[0, 0, 20, 100], [3, 1, 1]), Some(0));
     assert_eq!(needed(&both, &[0, 40, 20, 0], [3, 1, 1]), Some(20));
-    // A stride that steps back leaves the buffer at its start.
+    // A negative stride leaves the buffer at its start.
     assert_eq!(needed(&both, &[0, 40, 20, -1], [3, 1, 1]), None);
     assert_eq!(needed(&viewed("[0]"), &[0, 40, 20, 100], [3, 1, 1]), Some(39 * 100 + 32));
     assert_eq!(needed(&viewed("[]"), &[0, 40, 20, 100], [3, 1, 1]), Some(47 * 100 + 32));
@@ -165,8 +191,8 @@ fn conditions_around_an_access_bound_it() {
     assert_eq!(needed(text, &[0, 0], [100, 1, 1]), Some(0));
 }
 
-/// Tiles of 16 elements without a boundary check, from tile `start` to tile `end` of a loop that carries the offset, and
-/// then on to tile `last`.
+/// Loads tiles of 16 elements without a boundary check, in a loop from tile `mid` to tile `last` that carries the
+/// offset.
 const CARRIED: &str = "kernel @f(%p: ptr<f32>, %last: i32) {
   %pid = program_id {axis = 0} : i32
   %t = constant {value = 16} : i32
@@ -192,12 +218,12 @@ const CARRIED: &str = "kernel @f(%p: ptr<f32>, %last: i32) {
 #[test]
 fn offsets_that_go_with_the_index_are_known_by_it() {
     let text = CARRIED;
-    // Whichever tile a program starts at, none goes beyond the last.
+    // No program exceeds the last tile, whichever it starts at.
     assert_eq!(needed(text, &[0, 20], [10, 1, 1]), Some(320));
     assert_eq!(needed(text, &[0, 0], [10, 1, 1]), Some(0));
 }
 
-/// Selections inside of selections, as sorting networks make them: the work must not double with each.
+/// Nested selects, as in sorting networks: the work must not double with each level.
 #[test]
 fn long_chains_take_little_time() {
     let mut chain = String::new();
@@ -222,8 +248,8 @@ fn long_chains_take_little_time() {
     assert!(start.elapsed().as_secs() < 20, "{:?}", start.elapsed());
 }
 
-/// A loop that loads four elements `s` apart in each iteration, `by` farther each time: through pointers, or by a moving
-/// offset. Programs are 3 apart.
+/// A loop that loads four elements `s` apart per iteration and advances by `by`: through pointers, or by an advancing
+/// offset. Programs are 3 elements apart.
 fn moving(how: &str, stride: i32, mask: &str) -> String {
     let (carried, ty, at, next) = match how {
         "tile of pointers" => ("%own", "tensor<4xptr<f32>>", "%at = add %zs, %as : tensor<4xi32>", "ptr_add %q, %bys"),
@@ -273,7 +299,7 @@ fn moving(how: &str, stride: i32, mask: &str) -> String {
     )
 }
 
-/// Masks of [`moving`] and what they let through, of an element of the range, the product of index and `m`, and `n`.
+/// Masks of [`moving`], and whether each allows an element of the range, given the product of index and `m`, and `n`.
 type Allowed = fn(i32, i32, i32) -> bool;
 const MASKS: [(&str, Allowed); 7] = [
     ("%k = cmp_lt %a, %lefts : tensor<4xbool>", |a, im, n| a < n.wrapping_sub(im)),
@@ -288,7 +314,7 @@ const MASKS: [(&str, Allowed); 7] = [
     ("", |_, _, _| true),
 ];
 
-/// The lowest and the highest element that [`moving`] touches, counted one by one.
+/// The lowest and the highest element that [`moving`] touches, by enumeration.
 fn counted(how: &str, stride: i32, allowed: Allowed, args: &[i32; 6]) -> Option<(i64, i64)> {
     let &[n, s, first, last, by, m] = args;
     let mut touched: Option<(i64, i64)> = None;
@@ -309,7 +335,7 @@ fn counted(how: &str, stride: i32, allowed: Allowed, args: &[i32; 6]) -> Option<
     touched
 }
 
-/// Every launch of small numbers (and of some that wrap): refused wherever it leaves a buffer, by one element already.
+/// All launches with small numbers (and some that wrap): rejected if a single element is out of bounds.
 #[test]
 fn moved_pointers_reach_no_less_than_what_they_touch() {
     let (mut launches, mut let_through) = (0, 0);
@@ -325,7 +351,7 @@ fn moved_pointers_reach_no_less_than_what_they_touch() {
                 [4, 2, 1, 0, 1 << 30],
             ];
             for choice in 0..5usize.pow(6) {
-                // Every seventh of them, so that debug builds are quick, too.
+                // Every seventh launch, to limit the time of debug builds.
                 if choice % 7 != 3 {
                     continue;
                 }
@@ -345,7 +371,7 @@ fn moved_pointers_reach_no_less_than_what_they_touch() {
             }
         }
     }
-    assert!(launches > 40_000 && let_through > launches / 4, "{let_through} of {launches} are let through");
+    assert!(launches > 40_000 && let_through > launches / 4, "{let_through} of {launches} are accepted");
 }
 
 #[test]
@@ -353,7 +379,7 @@ fn masks_of_sums_bound_moved_pointers() {
     for how in ["tile of pointers", "pointer", "offsets"] {
         for (mask, allowed) in [0, 1, 2, 4].map(|k| MASKS[k]) {
             for (n, s) in (1..20).flat_map(|n| [1, 2, 5].map(|s| (n, s))) {
-                // As many iterations as cover n; the pointers go with the index.
+                // The iterations cover n; the pointers advance with the index.
                 let args = [n, s, 0, (n + 3) / 4, 4 * s, 4];
                 let integers: Vec<i128> = [0].into_iter().chain(args.map(i128::from)).collect();
                 let touched = counted(how, 1, allowed, &args).map(|(_, high)| high as u64 + 1);
@@ -365,7 +391,7 @@ fn masks_of_sums_bound_moved_pointers() {
 
 #[test]
 fn what_holds_in_one_iteration_says_nothing_of_those_before() {
-    // The offset is 10 + 9 + … + 2 where the loop is at 9, where each iteration adds 10 − index, 1 there.
+    // The offset at index 9 is 10 + 9 + … + 2: each iteration adds 10 − index, which is 1 there.
     let text = "kernel @f(%p: ptr<f32>, %last: i32) {
   %ten = constant {value = 10} : i32
   %nine = constant {value = 9} : i32
@@ -390,7 +416,7 @@ fn what_holds_in_one_iteration_says_nothing_of_those_before() {
     assert!(needed(text, &[0, 10], [1, 1, 1]).is_none_or(|elements| elements >= 55));
 }
 
-/// What a launch of `text` with memory of `elements` f32 is refused for.
+/// Why a launch of `text` with `elements` f32 of memory is rejected.
 fn refused(text: &str, integers: &[i128], elements: u64) -> Option<Refused> {
     let mut func = parse(text).unwrap_or_else(|e| panic!("{e}"));
     distrust_unchecked(&mut func);
@@ -412,7 +438,7 @@ fn extents_below_zero_are_refused_and_name_the_argument() {
     assert_eq!(refused(&viewed("[0, 1]"), &[0, 40, 20, 100], 1 << 40), None);
 }
 
-/// One element at an offset that `body` computes into `%k`, of the i32 `%n` and the i64 `%w`.
+/// A load of one element at an offset that `body` computes into `%k` from the i32 `%n` and the i64 `%w`.
 fn at(body: &str) -> String {
     format!(
         "kernel @f(%p: ptr<f32>, %n: i32, %w: i64) {{
@@ -432,7 +458,7 @@ fn arithmetic_of_a_launch_wraps_exactly() {
     // 65 537² = 2³² + 2¹⁷ + 1.
     let square = at("%k = mul %n, %n : i32");
     assert_eq!(refused(&square, &[0, 65537, 0], (1 << 17) + 2), None);
-    let Some(Refused::Beyond(beyond)) = refused(&square, &[0, 65537, 0], (1 << 17) + 1) else { panic!("let through") };
+    let Some(Refused::Beyond(beyond)) = refused(&square, &[0, 65537, 0], (1 << 17) + 1) else { panic!("accepted") };
     assert_eq!(beyond.reached, Some((1 << 17) + 1));
     let narrowed = at("%k = cast %w : i32");
     assert_eq!(refused(&narrowed, &[0, 0, (1 << 32) + 5], 6), None);
@@ -452,7 +478,7 @@ fn assumptions_are_checked_where_they_are_about_the_launch_and_not_believed_else
     );
     assert_eq!(refused(&both, &[0, 1, 0], 1), None);
     assert!(refused(&both, &[0, 0, 0], 1).is_some());
-    // A number from memory is what it is, whatever a kernel assumes.
+    // A number loaded from memory may be anything, whatever the kernel assumes.
     let text = "kernel @f(%p: ptr<f32>, %q: ptr<i32>, %n: i32) {
   %zero = constant {value = 0} : i32
   %k = load %q {eviction = normal} : i32
@@ -474,12 +500,12 @@ fn hints_are_checked_or_not_believed() {
     let of_argument = hinted("%h = hint %n {divisible = 16} : i32");
     assert_eq!(refused(&of_argument, &[0, -32, 0], 1), None);
     assert!(matches!(refused(&of_argument, &[0, 24, 0], 1), Some(Refused::Multiple { by: 16, .. })));
-    // Whatever the program's number is.
+    // For every program id.
     let of_product =
         hinted("%i = program_id {axis = 0} : i32\n  %x = mul %i, %n : i32\n  %h = hint %x {divisible = 16} : i32");
     assert_eq!(refused(&of_product, &[0, 48, 0], 1), None);
     assert!(matches!(refused(&of_product, &[0, 40, 0], 1), Some(Refused::Multiple { by: 16, .. })));
-    // Nobody knows a number from memory.
+    // No launch can check these hints.
     for body in [
         "%i = program_id {axis = 0} : i32\n  %h = hint %i {divisible = 16} : i32",
         "%i = min %n, %one : i32\n  %j = program_id {axis = 0} : i32\n  %x = mul %j, %j : i32\n  %h = hint %x {contiguous = 4} : i32",
@@ -540,7 +566,7 @@ fn loops_go_up_and_end_before_their_index_overflows() {
     assert_eq!(check(0, 100, 7), None);
     assert!(matches!(check(0, 100, 0), Some(Refused::Step { found: 0, .. })));
     assert!(matches!(check(0, 100, -3), Some(Refused::Step { found: -3, .. })));
-    // A loop that does not run may have any step.
+    // A loop that does not execute may have any step.
     assert_eq!(check(5, 5, 0), None);
     assert!(matches!(check(0, i32::MAX, 64), Some(Refused::LoopEnd { .. })));
     assert_eq!(check(i32::MIN, i32::MIN + 70, 64), None);

@@ -1,7 +1,6 @@
-//! `tile-fuzz`: checks random programs against the interpreter, on every target.
+//! `tile-fuzz`: checks random programs on every target against the interpreter.
 //!
-//! Programs run in worker processes, so that one that ends its process, or never ends, is a failure of its seed and not the
-//! end of the run.
+//! Programs run in worker processes: a crash or an endless loop is a failure of its seed and does not end the run.
 
 mod supervise;
 mod work;
@@ -11,12 +10,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Checks the random programs of some seeds: the interpreter says what is right; passes, native code, simulated GPUs and the
-/// claims of analyses have to agree with it, PTX has to assemble.
+/// Check the random programs of a range of seeds against the interpreter: results of the analyses, passes, native code
+/// and simulated GPUs must agree with it, and PTX must assemble.
 #[derive(Parser, Clone)]
 #[command(version, after_help = "Example:\n  tile-fuzz --seeds 0..1000 --targets host,sm_80,sm_90a --jobs 2")]
 struct Cli {
-    /// Seeds, the last not included.
+    /// Range of seeds; the end is excluded.
     #[arg(long, value_parser = seeds, value_name = "A..B")]
     seeds: Range<u64>,
 
@@ -28,31 +27,31 @@ struct Cli {
     #[arg(long, value_delimiter = ',', value_name = "GPUS")]
     ptx: Vec<String>,
 
-    /// The program `ptxas`, which is to take the PTX; else the environment variable TILEWRIGHT_PTXAS.
+    /// Path of `ptxas`, which must accept the PTX; default: the environment variable TILEWRIGHT_PTXAS.
     #[arg(long)]
     ptxas: Option<PathBuf>,
 
-    /// Compare with the interpreter after each pass, not after the last alone.
+    /// Compare with the interpreter after each pass, not only after the last.
     #[arg(long)]
     each_pass: bool,
 
-    /// Leave out the claims of analyses.
+    /// Do not check the results of the analyses.
     #[arg(long)]
     no_claims: bool,
 
-    /// Worker processes.
+    /// Number of worker processes.
     #[arg(long, default_value_t = 1)]
     jobs: usize,
 
-    /// Seconds after which a program counts as one that never ends.
+    /// Seconds after which a program counts as an endless loop.
     #[arg(long, default_value_t = 120)]
     timeout: u64,
 
-    /// Print the failing programs, reduced to the ops that the failure needs.
+    /// Print failing programs, reduced to the ops that the failure needs.
     #[arg(long)]
     reduce: bool,
 
-    /// Check the seeds in this process.
+    /// Check the seeds in this process, without workers.
     #[arg(long)]
     here: bool,
 }

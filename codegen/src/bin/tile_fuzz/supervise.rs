@@ -1,4 +1,4 @@
-//! Hands seeds to worker processes and sums up what they say.
+//! Distributes seeds to worker processes and collects their results.
 
 use super::Cli;
 use std::io::{BufRead, BufReader};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-/// Seeds that a worker gets at a time.
+/// Number of seeds that a worker gets at a time.
 const PORTION: u64 = 100;
 
 #[derive(Default)]
@@ -17,7 +17,7 @@ struct Sums {
     failures: Vec<String>,
 }
 
-/// Gives whether all seeds passed.
+/// Runs all seeds; returns whether all passed.
 pub fn run(cli: &Cli) -> Result<bool, String> {
     let next = Mutex::new(cli.seeds.start);
     let sums = Mutex::new(Sums::default());
@@ -56,10 +56,10 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
     Ok(sums.failures.is_empty())
 }
 
-/// Lets one process check seeds; gives those that are left because it came to an end.
+/// Runs one worker on a range of seeds; returns the seeds that are left if it crashed or timed out.
 fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, String> {
     let mut child = start(cli, &seeds)?;
-    let lines = BufReader::new(child.stdout.take().ok_or("a worker without an output")?).lines();
+    let lines = BufReader::new(child.stdout.take().ok_or("a worker without standard output")?).lines();
     let (sender, receiver) = mpsc::channel();
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     let mut current = None;
@@ -94,8 +94,8 @@ fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, 
                     _ => println!("{line}"),
                 }
             }
-            Err(mpsc::RecvTimeoutError::Disconnected) => break "ended its process",
-            Err(mpsc::RecvTimeoutError::Timeout) => break "did not end in time",
+            Err(mpsc::RecvTimeoutError::Disconnected) => break "crashed",
+            Err(mpsc::RecvTimeoutError::Timeout) => break "exceeded the timeout",
         }
     };
     let _ = child.kill();

@@ -1,4 +1,4 @@
-//! The checks of some seeds, one after the other. Each begins with a line `start SEED` and ends with `done SEED COUNTS` or `fail
+//! Checks a range of seeds, one after the other. For each, prints a line `start SEED`, then `done SEED COUNTS` or `fail
 //! SEED WHAT`.
 
 use super::Cli;
@@ -11,7 +11,7 @@ use tilewright_codegen::testgen::check::{Checks, Counts, Failure, check, check_f
 use tilewright_codegen::testgen::{Case, case};
 use tilewright_codegen::text::print;
 
-/// Gives whether all seeds passed.
+/// Returns whether all seeds passed.
 pub fn run(cli: &Cli) -> Result<bool, String> {
     let archs = |names: &[String]| -> Result<Vec<GpuArch>, String> {
         names.iter().filter(|t| *t != "host").map(|t| t.parse()).collect()
@@ -28,7 +28,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
         compiled: &compiled,
         assemble: ptxas.is_some().then_some(&assemble),
     };
-    // Panics are results here: their messages are in them, their places on standard error.
+    // Panics are results: the message becomes part of the failure, and the location is printed to standard error.
     std::panic::set_hook(Box::new(|panic| match panic.location() {
         Some(place) => eprintln!("panic at {place}"),
         None => eprintln!("panic"),
@@ -55,11 +55,11 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // A supervisor that is gone reads nothing more.
+    // If the supervisor is gone, the output is not read.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
-/// The smallest program found that fails the same check alike: a panic stays that panic.
+/// The smallest program found that fails the same check with the same message (numbers aside).
 fn reduced(case: &Case, checks: &Checks, failure: &Failure) -> String {
     let kind = |f: &Failure| {
         let words = f.message.split_whitespace().filter(|w| !w.contains(|c: char| c.is_ascii_digit()));

@@ -1,25 +1,25 @@
-//! Arguments of `--interpret`, and what a run gives.
+//! The options of `--interpret`, and the results of a run.
 
 use clap::Args;
 use tilewright_codegen::interp::{self, ArgValue, BufferId, Limits, Memory};
 use tilewright_codegen::ir::{DType, Elem, Func, Type};
 use tilewright_codegen::num;
 
-/// Elements of a buffer that are printed.
+/// Number of elements printed per buffer.
 const SHOWN: usize = 8;
 
 #[derive(Args)]
 pub struct InterpretArgs {
-    /// Run the function in the interpreter after the passes; check that it gives the same as before them.
+    /// Run the function in the interpreter after the passes, and check that the results are the same as before them.
     #[arg(long)]
     pub interpret: bool,
 
     /// An argument of the kernel: `n=20`, `x=-1.5` or `flag=true` for scalars; for pointers `x=random:1024`,
-    /// `x=range:1024` (0, 1, 2, …) or `x=zeros:1024`, a buffer of so many elements.
+    /// `x=range:1024` (0, 1, 2, …) or `x=zeros:1024`, a buffer with this number of elements.
     #[arg(long = "arg", value_name = "NAME=VALUE", requires = "interpret")]
     args: Vec<String>,
 
-    /// Programs along each axis of the grid.
+    /// Extents of the grid.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 1, 1], value_name = "X,Y,Z")]
     grid: Vec<u32>,
 
@@ -27,7 +27,7 @@ pub struct InterpretArgs {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
-    /// Stop after so many ops.
+    /// Stop after this number of ops.
     #[arg(long, default_value_t = 1 << 32)]
     max_ops: u64,
 }
@@ -39,7 +39,7 @@ struct Buffer {
     bytes: Vec<u8>,
 }
 
-/// What a run printed and left in memory.
+/// Printed lines and buffers of a run.
 pub struct Results {
     buffers: Vec<Buffer>,
     prints: Vec<String>,
@@ -99,7 +99,7 @@ fn scalar(text: &str, ty: &Type) -> Result<ArgValue, String> {
     }
 }
 
-/// The bytes of `kind:count`.
+/// The bytes of a buffer from `kind:count`.
 fn buffer(text: &str, dtype: DType, seed: u64) -> Result<Vec<u8>, String> {
     let wanted = "expected random:N, range:N or zeros:N with the number of elements N";
     let (kind, count) = text.split_once(':').ok_or(wanted)?;
@@ -110,7 +110,7 @@ fn buffer(text: &str, dtype: DType, seed: u64) -> Result<Vec<u8>, String> {
             "zeros" => 0.0,
             "range" => i as f64,
             "random" => {
-                // A Weyl sequence through a multiplicative hash: even over [-1, 1), and the same everywhere.
+                // A Weyl sequence through a multiplicative hash: uniform over [-1, 1), and the same on every machine.
                 state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let mixed = (state ^ (state >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
                 let unit = (mixed >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
@@ -138,14 +138,14 @@ impl Buffer {
         }
     }
 
-    /// FNV-1a over the bytes: to compare two runs by eye.
+    /// FNV-1a hash of the bytes, for comparing two runs by eye.
     fn hash(&self) -> u64 {
         self.bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3))
     }
 }
 
 impl Results {
-    /// Prints what `device_print` printed, and of each buffer its hash and first elements.
+    /// Prints the lines of `device_print`, and the hash and first elements of each buffer.
     pub fn show(&self) {
         for line in &self.prints {
             println!("// print: {line}");
@@ -164,7 +164,10 @@ impl Results {
         }
     }
 
-    /// The first element in which two runs differ. NaNs are alike.
+    /// Compares two runs. NaNs are equal to each other.
+    ///
+    /// # Errors
+    /// The first element that differs.
     pub fn same_as(&self, other: &Results) -> Result<(), String> {
         for (a, b) in self.buffers.iter().zip(&other.buffers) {
             for i in 0..a.bytes.len() / a.dtype.bytes() {

@@ -1,4 +1,4 @@
-//! `tile-opt`: reads Tile IR, runs passes over it, prints, interprets and reduces it.
+//! `tile-opt`: reads Tile IR, runs passes, and prints, interprets or reduces the result.
 
 mod interpret;
 mod run;
@@ -12,7 +12,7 @@ use tilewright_codegen::passes::PASSES;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_codegen::{reduce, text, verify};
 
-/// Reads a kernel in Tile IR's text form, runs passes over it and prints what comes out.
+/// Read a kernel in the text form of Tile IR, run passes over it, and print the result.
 #[derive(Parser)]
 #[command(
     version,
@@ -22,19 +22,19 @@ struct Cli {
     /// File to read; `-` is standard input.
     file: Option<String>,
 
-    /// Passes to run, in order, with commas between; `gpu` stands for all passes of the GPU pipeline.
+    /// Comma-separated passes to run, in order; `gpu` stands for all passes of the GPU pipeline.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     passes: Vec<String>,
 
-    /// Check the function after each pass, and not only at the beginning.
+    /// Verify the function after each pass, not only the input.
     #[arg(long)]
     verify_each: bool,
 
-    /// Print how long each pass took.
+    /// Print the time that each pass took.
     #[arg(long)]
     time_passes: bool,
 
-    /// Do not print the function at the end.
+    /// Do not print the resulting function.
     #[arg(long)]
     quiet: bool,
 
@@ -44,8 +44,8 @@ struct Cli {
     #[command(flatten)]
     interpret: interpret::InterpretArgs,
 
-    /// Print the smallest function found on which the passes still fail: by a panic, by a function that breaks the
-    /// verifier's rules or, with --interpret, by other results.
+    /// Print the smallest function found on which the passes still fail: by a panic, by invalid IR or, with
+    /// --interpret, by different results.
     #[arg(long, requires = "passes")]
     reduce: bool,
 
@@ -58,23 +58,23 @@ struct Cli {
     list_passes: bool,
 }
 
-/// What the passes of the GPU pipeline need to know.
+/// Parameters of the passes of the GPU pipeline.
 #[derive(Args)]
 struct TargetArgs {
     /// GPU architecture: sm_80 or sm_90a.
     #[arg(long, default_value = "sm_90a")]
     target: GpuArch,
 
-    /// Warps of a block.
+    /// Warps per block.
     #[arg(long, default_value_t = 4)]
     num_warps: u32,
 
-    /// Stages of software pipelines.
+    /// Number of stages of software pipelines.
     #[arg(long, default_value_t = 3)]
     num_stages: u32,
 
-    /// How loops run: `bulk_copies`, `warp_specialize`, `overlap`, `take_turns` or `wgmma_f32`, each `true` or `false`; several
-    /// with commas.
+    /// How loops are scheduled: `bulk_copies`, `warp_specialize`, `overlap`, `take_turns` or `wgmma_f32`, each `true`
+    /// or `false`, separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = choice, value_name = "NAME=BOOL")]
     schedule: Vec<(String, bool)>,
 }
@@ -89,15 +89,15 @@ impl TargetArgs {
     }
 }
 
-/// `name=true` or `name=false`, of a choice that there is.
+/// Parses `name=true` or `name=false` for the name of a schedule option.
 fn choice(text: &str) -> Result<(String, bool), String> {
     let (name, value) = text.split_once('=').ok_or("expected NAME=true or NAME=false")?;
     let mut schedule = Schedule::default();
     if schedule.choice(name).is_none() {
         let known: Vec<&str> = schedule.named().iter().map(|(name, _)| *name).collect();
-        return Err(format!("no choice `{name}`: there are {}", known.join(", ")));
+        return Err(format!("unknown schedule option `{name}`: expected one of {}", known.join(", ")));
     }
-    Ok((name.into(), value.parse().map_err(|_| format!("`{value}` is neither true nor false"))?))
+    Ok((name.into(), value.parse().map_err(|_| format!("expected true or false, found `{value}`"))?))
 }
 
 fn main() -> ExitCode {
@@ -148,7 +148,7 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
     Ok(())
 }
 
-/// The text of a file, up to the line where a text test says what it expects.
+/// The text of a file, up to the `// expect:` line of a text test.
 fn read(name: &str) -> Result<String, String> {
     let mut text = String::new();
     match name {
@@ -162,7 +162,7 @@ fn read(name: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// The broken rules of the verifier, a line each.
+/// Verifies a function. The error has a line per violated rule.
 fn valid(func: &Func) -> Result<(), String> {
     verify::verify(func, verify::stage_of(func))
         .map_err(|errors| errors.iter().map(|e| format!("  {e}")).collect::<Vec<_>>().join("\n"))
@@ -174,7 +174,7 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
         if let Err(e) = run::quietly(|| steps.run(&mut out, true)) {
             return Some(e);
         }
-        // What the interpreter cannot run before the passes says nothing about them.
+        // If the interpreter fails before the passes, it says nothing about them.
         let before = cli.interpret.interpret.then(|| cli.interpret.run(f).ok()).flatten()?;
         match cli.interpret.run(&out) {
             Ok(after) => after.same_as(&before).err(),
@@ -184,7 +184,7 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
     let message = failure(func).ok_or("the passes do not fail on this function, so there is nothing to reduce")?;
     eprintln!("reducing a function of {} ops that fails: {message}", func.walk().len());
     let small = reduce::reduce(func, &mut |f| failure(f).is_some());
-    eprintln!("{} ops are left, which fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
+    eprintln!("{} ops remain and fail: {}", small.walk().len(), failure(&small).unwrap_or_default());
     print!("{}", text::print(&small));
     Ok(())
 }

@@ -7,12 +7,12 @@ use tilewright_codegen::passes::{self, PASSES, assign_layouts, pipeline_loads};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch};
 
-/// Passes that need a target, by name.
+/// Passes that need a target, with their summaries.
 const TARGET_PASSES: &[(&str, &str)] = &[
-    ("assign_layouts", "give every tile a layout (stage laid; needs resolve_views)"),
-    ("pipeline_loads", "run loads ahead of the loops that use them (stage async)"),
+    ("assign_layouts", "assign a layout to every tile (stage laid; needs resolve_views)"),
+    ("pipeline_loads", "pipeline the loads of loops with asynchronous copies (stage async)"),
     ("gpu", "every pass of the GPU pipeline, in order"),
-    ("ptx", "all the way to PTX; gives the function back as it was, and fails where compiling does"),
+    ("ptx", "compile to PTX; leaves the function unchanged, and fails if the compilation fails"),
 ];
 
 /// Names and summaries of all passes.
@@ -31,10 +31,10 @@ impl Steps {
         Ok(Steps(names.iter().map(step).collect::<Result<_, String>>()?))
     }
 
-    /// Runs the passes; gives how long each took.
+    /// Runs the passes; returns the time that each took.
     ///
     /// # Errors
-    /// Where a pass panics, or `verify` is set and it leaves a function that breaks a rule.
+    /// A pass panics, or, if `verify` is set, leaves invalid IR.
     pub fn run(&self, func: &mut Func, verify: bool) -> Result<Vec<(&str, Duration)>, String> {
         let mut times = Vec::new();
         for (name, pass) in &self.0 {
@@ -65,18 +65,18 @@ fn find(name: &str, arch: GpuArch, options: CompileOptions) -> Result<PassFn, St
         })),
         other => {
             let targeted: Vec<&str> = TARGET_PASSES.iter().map(|(name, _)| *name).collect();
-            Err(format!("no pass is called `{other}`; there are {}, {}", super::pass_names(), targeted.join(", ")))
+            Err(format!("unknown pass `{other}`: expected one of {}, {}", super::pass_names(), targeted.join(", ")))
         }
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 fn message(cause: &(dyn std::any::Any + Send)) -> String {
     let text = cause.downcast_ref::<String>().cloned();
-    text.or_else(|| cause.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_else(|| "without a message".into())
+    text.or_else(|| cause.downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_else(|| "no message".into())
 }
 
-/// Runs `f` without the lines that panics print.
+/// Runs `f` without printing panic messages.
 pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));

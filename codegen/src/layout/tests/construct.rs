@@ -1,4 +1,4 @@
-//! Constructors, against formulas written out for each element.
+//! Constructors against formulas written out per element.
 
 use super::*;
 
@@ -9,8 +9,8 @@ fn covers(layout: &LinearLayout) -> bool {
     reached == coordinates(layout.shape())
 }
 
-/// Blocked coordinates by plain arithmetic: the position of the thread's box, plus the position in the box,
-/// plus the repeat, modulo the shape.
+/// Blocked coordinates in plain arithmetic: the position of the thread's box, plus the position inside the box, plus
+/// the repetition, modulo the shape.
 #[test]
 fn blocked_agrees_with_arithmetic() {
     // Each thread holds 2×4; 8×4 threads; 2×2 warps: a box of 32×32 elements on a tensor of 64×16.
@@ -88,7 +88,8 @@ fn b_operand(bits: u32, i: u32, lane: u32) -> [u32; 2] {
     }
 }
 
-/// Which k of a tile our `mma.sync` operands take as the instruction's: those of tf32 have words of neighbours. Both operands share it.
+/// The k index of the instruction as a k index of the tile in the tree's `mma.sync` operands: tf32 words are neighbors
+/// along k, in both operands.
 fn our_k(bits: u32, k: u32) -> u32 {
     match (bits, k) {
         (32, 0..4) => 2 * k,
@@ -102,7 +103,7 @@ fn mma_fragments_agree_with_the_ptx_manual() {
     for bits in [8, 16, 32] {
         let k = 256 / bits;
         let warps = [2, 2];
-        // Two instructions along each axis of each operand; warps stand along m, then n.
+        // Two instructions along each axis of each operand; warps lie along m, then n.
         let acc = LinearLayout::mma_m16n8(&[64, 32], warps);
         let a = LinearLayout::mma_m16n8_a(&[64, 2 * k], bits, warps);
         let b = LinearLayout::mma_m16n8_b(&[2 * k, 32], bits, warps);
@@ -115,7 +116,7 @@ fn mma_fragments_agree_with_the_ptx_manual() {
         }
         let per_lane = 16 * k / 32;
         for (r, l, w, _) in places(&a) {
-            // Words of tf32 that are neighbours along k come first.
+            // tf32 words that are neighbors along k come first.
             let word = if bits == 32 { [0, 2, 1, 3][r as usize % 4] } else { r % per_lane };
             let [row, column] = a_operand(bits, word, l);
             let (step, m) = (r / per_lane % 2, r / per_lane / 2);
@@ -132,8 +133,8 @@ fn mma_fragments_agree_with_the_ptx_manual() {
     }
 }
 
-/// PTX ISA, register fragment D of `wgmma.m64nNk…`: d_i lies in row (warp % 4)·16 + lane/4 + 8·(i/2 % 2) and
-/// column 8·(i/4) + 2·(lane%4) + i%2.
+/// PTX ISA, register fragment D of `wgmma.m64nNk…`: d_i is in row (warp % 4)·16 + lane/4 + 8·(i/2 % 2) and column
+/// 8·(i/4) + 2·(lane%4) + i%2.
 #[test]
 fn wgmma_fragments_agree_with_the_ptx_manual() {
     for n in [8, 64, 256] {
@@ -159,8 +160,8 @@ fn wgmma_fragments_agree_with_the_ptx_manual() {
     }
 }
 
-/// FlashAttention's second product takes the scores as they are: with all warps along the rows the
-/// accumulator of the first product is the A operand of the second.
+/// In FlashAttention, the scores are the A operand of the second dot without conversion: with all warps along the rows,
+/// the accumulator layout equals the A operand layout.
 #[test]
 fn a_score_accumulator_is_the_next_operand() {
     let scores = LinearLayout::wgmma_acc(&[128, 128], 128, [8, 1]);

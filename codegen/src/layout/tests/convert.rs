@@ -1,8 +1,8 @@
-//! Conversions, by carrying out what they say.
+//! Conversions, checked by executing their plans.
 
 use super::*;
 
-/// What each thread holds before: the coordinates of its registers.
+/// The coordinates of the registers of a thread.
 fn held(layout: &LinearLayout, lane: u32, warp: u32) -> Vec<Vec<u32>> {
     (0..layout.num_registers() as u32).map(|r| layout.apply(r, lane, warp, 0)).collect()
 }
@@ -14,7 +14,7 @@ fn masks(lane_masks: &[u32], warp_masks: &[u32], lane: u32, warp: u32) -> u32 {
     sum(lane_masks, lane) ^ sum(warp_masks, warp)
 }
 
-/// The three documented steps of a plan, for one warp; values are the coordinates they came from.
+/// Executes the three documented steps of a plan for one warp; values are the coordinates of their elements.
 fn simulate(plan: &LanePlan, src: &LinearLayout, warp: u32) -> Vec<Vec<Vec<u32>>> {
     let lanes = src.size(Dim::Lane) as u32;
     let offers: Vec<Vec<Vec<u32>>> = (0..lanes)
@@ -44,7 +44,7 @@ fn check_plan(plan: &LanePlan, src: &LinearLayout, dst: &LinearLayout) {
     }
 }
 
-/// Some thread lacks a value that the conversion must bring.
+/// Whether every thread already holds the values that it needs.
 fn threads_suffice(src: &LinearLayout, dst: &LinearLayout) -> bool {
     places(dst).all(|(r, l, w, _)| held(src, l, w).contains(&dst.apply(r, l, w, 0)))
 }
@@ -76,7 +76,7 @@ fn check_conversion(src: &LinearLayout, dst: &LinearLayout) {
         }
         Conversion::Blocks => panic!("one block holds the tensor"),
     }
-    // A plan that is not worth it still has to be right.
+    // A plan that is not cheap must be correct too.
     if let Some(plan) = LanePlan::find(src, dst) {
         check_plan(&plan, src, dst);
     }
@@ -90,13 +90,13 @@ proptest! {
         check_conversion(&src, &dst);
     }
 
-    /// Two layouts of a tensor that differ inside warps: the bits of registers and lanes mixed at random.
+    /// Two layouts of a tensor that differ inside warps: register and lane bits mixed at random.
     #[test]
     fn mixing_registers_and_lanes_needs_no_shared_memory(
         layout in shapes().prop_flat_map(blocked_of),
         mixing in prop::collection::vec((0usize..16, 0usize..16), 0..24),
     ) {
-        // Exchanging or adding bits keeps what each warp holds.
+        // Swapping or adding bits does not change the set of values of a warp.
         let registers = layout.bits(Dim::Register);
         let mut bases = [layout.bases(Dim::Register), layout.bases(Dim::Lane)].concat();
         for (i, j) in mixing {
@@ -121,8 +121,8 @@ proptest! {
 
 #[test]
 fn copies_do_not_move() {
-    // Four warps hold copies of the same 64 values; the other layout has the same lanes but two registers in
-    // the other order.
+    // Four warps hold replicas of the same 64 values; the other layout has the same lanes, with two registers
+    // exchanged.
     let src = LinearLayout::blocked(&[128], &[4], &[32], &[4], &[0]);
     let dst = src.permute_registers(&[1, 0]).layout;
     assert_eq!(Conversion::between(&src, &dst), Conversion::Registers(vec![0, 2, 1, 3]));
@@ -131,7 +131,7 @@ fn copies_do_not_move() {
 
 #[test]
 fn a_value_that_every_lane_holds_is_only_selected() {
-    // Source: each thread holds all four values. Result: lane bit 0 and 1 choose one.
+    // Source: each thread holds all four values. Result: lane bits 0 and 1 select one.
     let src = LinearLayout::distributed(&[4], vec![vec![1], vec![2]], vec![vec![0]; 5], vec![], vec![]);
     let lanes = vec![vec![1], vec![2], vec![0], vec![0], vec![0]];
     let dst = LinearLayout::distributed(&[4], vec![], lanes, vec![], vec![]);
@@ -142,7 +142,7 @@ fn a_value_that_every_lane_holds_is_only_selected() {
         }
         other => panic!("{other:?}"),
     }
-    // And back: four broadcasts.
+    // The reverse: four broadcasts.
     match Conversion::between(&dst, &src) {
         Conversion::Lanes(plan) => {
             assert_eq!((plan.num_shuffles(), plan.num_selects()), (4, 0));

@@ -1,8 +1,8 @@
-//! Laws of the algebra.
+//! Laws of the layout algebra.
 
 use super::*;
 
-/// Checks that result registers hold what a function of the operand's coordinates says.
+/// Checks the result registers against a function of the operand's coordinates.
 fn check_renaming(
     operand: &LinearLayout,
     renaming: &Renaming,
@@ -22,7 +22,7 @@ proptest! {
     fn a_preimage_leads_back_and_is_the_smallest(layout in any_layout()) {
         prop_assert!(layout.is_surjective());
         let inverse = layout.pseudo_invert();
-        // Ordered as the dims are: the register counts least.
+        // In the order of the dims: registers are the least significant.
         let rank = |i: &Index| (i.block, i.warp, i.lane, i.register);
         let all: Vec<(Vec<u32>, Index)> = places(&layout)
             .map(|(r, l, w, b)| (layout.apply(r, l, w, b), Index::thread(r, l, w, b)))
@@ -73,7 +73,7 @@ proptest! {
         let drop = |mut at: Vec<u32>| { at.remove(axis); at };
         let sliced = layout.slice(axis);
         check_renaming(&layout, &sliced, drop)?;
-        // A thread's registers are distinct.
+        // The registers of a thread are distinct.
         for (_, l, w, b) in places(&layout).filter(|place| place.0 == 0) {
             let mut own: Vec<Vec<u32>> =
                 (0..sliced.layout.num_registers() as u32).map(|r| sliced.layout.apply(r, l, w, b)).collect();
@@ -81,7 +81,7 @@ proptest! {
             own.dedup();
             prop_assert_eq!(own.len(), sliced.layout.num_registers());
         }
-        // Each distinct register of the operand meets in the right place, once.
+        // Each distinct register of the operand is combined once, in the right result register.
         let groups = layout.registers_meeting(axis);
         let mut seen: Vec<usize> = groups.concat();
         seen.sort_unstable();
@@ -93,7 +93,7 @@ proptest! {
                 prop_assert_eq!(drop(layout.apply(source as u32, l, w, b)), sliced.layout.apply(r, l, w, b));
             }
         }
-        // Expanding undoes slicing up to the extent, and slicing undoes expanding.
+        // Expanding undoes slicing except for the extent, and slicing undoes expanding.
         let expanded = sliced.layout.expand_dims(axis);
         check_renaming(&sliced.layout, &expanded, |mut at| { at.insert(axis, 0); at })?;
         prop_assert_eq!(&expanded.layout.slice(axis).layout, &sliced.layout);

@@ -1,4 +1,4 @@
-//! Tests of the layout algebra against brute force over every place and every coordinate.
+//! Tests of the layout algebra, by brute force over all places and all coordinates.
 
 mod construct;
 mod convert;
@@ -51,7 +51,7 @@ fn blocked_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
         .prop_map(move |(size, threads, warps, order)| LinearLayout::blocked(&shape, &size, &threads, &warps, &order))
 }
 
-/// A layout whose bases are any vectors at all: swizzled, overlapping, partly idle, not always covering.
+/// A layout with arbitrary bases: swizzled, overlapping, partly idle, possibly not covering.
 fn anything_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
     let basis = shape.iter().map(|&extent| 0..extent).collect::<Vec<_>>();
     let list = |bits: std::ops::Range<usize>| prop::collection::vec(basis.clone(), bits);
@@ -59,7 +59,7 @@ fn anything_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
         .prop_map(move |(register, lane, warp)| LinearLayout::distributed(&shape, register, lane, warp, vec![]))
 }
 
-/// Any layout with registers appended until it covers the tensor.
+/// An arbitrary layout, extended by registers until it covers the tensor.
 fn covering_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
     anything_of(shape).prop_map(|layout| {
         let build = |registers: &[Basis]| {

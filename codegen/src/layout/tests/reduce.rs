@@ -1,4 +1,4 @@
-//! Reductions, by carrying out their steps on lists of the elements that went in.
+//! Reductions, checked by executing their steps on lists of input elements.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn check_reduction(layout: &LinearLayout, axis: usize, reduction: &Reduction) {
     let result = &reduction.layout;
     let (lanes, warps) = (layout.size(Dim::Lane) as u32, layout.num_warps() as u32);
     let registers = result.num_registers();
-    // values[warp][lane][register]: the coordinates along the axis that went in.
+    // values[warp][lane][register]: the coordinates along the axis of the elements combined so far.
     let thread = |warp: u32, lane: u32| -> Vec<Vec<u32>> {
         let group = |group: &Vec<usize>| group.iter().map(|&r| layout.apply(r as u32, lane, warp, 0)[axis]).collect();
         reduction.registers.iter().map(group).collect()
@@ -50,7 +50,7 @@ proptest! {
     }
 }
 
-/// The rows of a FlashAttention score tile: four lanes share a row, no warp does.
+/// Rows of a FlashAttention score tile: four lanes of one warp share a row.
 #[test]
 fn rows_of_an_accumulator_stay_in_their_warp() {
     let acc = LinearLayout::wgmma_acc(&[128, 64], 64, [8, 1]);

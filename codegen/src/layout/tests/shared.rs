@@ -1,9 +1,9 @@
-//! Shared layouts and the accesses to them.
+//! Shared layouts and accesses to them.
 
 use super::*;
 
-/// Where TMA puts an element, by byte address: boxes one span wide, one behind the other; the 16-byte chunk
-/// XORed with the 128-byte line, as far as the mode has bits.
+/// Byte address at which TMA stores an element: boxes one span wide follow each other; the 16-byte chunk is XORed with
+/// the 128-byte line, as far as the mode has bits.
 fn tma_address(row: u32, column: u32, rows: u32, element_bytes: u32, span: u32) -> u32 {
     let byte = column * element_bytes;
     let address = byte / span * rows * span + row * span + byte % span;
@@ -24,8 +24,8 @@ fn swizzles_agree_with_tma_addresses() {
     }
 }
 
-/// The rule as it is usually told for full 128-byte rows: chunk XOR row modulo 8; narrower spans move every
-/// second, every fourth row.
+/// The common formulation for full 128-byte rows: chunk XOR row modulo 8. With narrower spans, the chunk changes with
+/// every second or fourth row.
 #[test]
 fn chunks_move_with_the_row() {
     for (span, rows_per_step) in [(128, 1), (64, 2), (32, 4)] {
@@ -48,8 +48,8 @@ fn a_column_major_tile_swizzles_its_rows() {
     assert_eq!(Swizzle::widest_for(8), Swizzle::None);
 }
 
-/// Cycles that a warp's vector accesses take over the least possible, at the worst: lanes are served in
-/// groups that move 128 bytes, a bank of four bytes serves one word per cycle.
+/// Maximum ratio of the cycles of a warp's vector accesses to the minimum: lanes are processed in groups that move 128
+/// bytes, and a four-byte bank serves one word per cycle.
 fn worst_conflict(layout: &LinearLayout, memory: &LinearLayout, element_bytes: u32) -> usize {
     let map = layout.locate_in(memory);
     let access = layout.vector_access(memory, (16 / element_bytes) as usize);
@@ -96,8 +96,8 @@ fn conversion_scratch_has_no_bank_conflicts() {
 
 #[test]
 fn row_major_scratch_would_conflict() {
-    // The measure itself: a thread reads its row four 4-byte elements at a time, and the eight lanes that are
-    // served at once all read from the same four banks.
+    // Checks the measure: a thread reads its row four 4-byte elements at a time, and the eight lanes of a wavefront all
+    // read from the same four banks.
     let column = LinearLayout::blocked(&[32, 32], &[1, 1], &[32, 1], &[1, 1], &[0, 1]);
     let memory = LinearLayout::shared_row_major(&[32, 32], &[1, 0]);
     assert_eq!(worst_conflict(&column, &memory, 4), 8);
@@ -111,11 +111,11 @@ fn runs_count_aligned_neighbours() {
     assert_eq!((layout.contiguous_run(1), layout.contiguous_run(0)), (8, 1));
     let acc = LinearLayout::mma_m16n8(&[16, 64], [1, 1]);
     assert_eq!(acc.contiguous_run(1), 2);
-    // A 128-byte swizzle keeps 16-byte chunks whole.
+    // A 128-byte swizzle keeps 16-byte chunks contiguous.
     let swizzled = LinearLayout::shared_swizzled(&[16, 64], &[1, 0], 2, 128);
     assert_eq!(layout.contiguous_offsets(&swizzled), 8);
     assert_eq!(acc.contiguous_offsets(&swizzled), 2);
-    // Whole rows per thread: no more than the chunk stays together.
+    // A thread holds a whole row, but only the elements of a chunk are contiguous.
     let rows = LinearLayout::blocked(&[16, 64], &[1, 64], &[16, 1], &[1, 1], &[1, 0]);
     assert_eq!((rows.contiguous_run(1), rows.contiguous_offsets(&swizzled)), (64, 8));
 }

@@ -41,7 +41,7 @@ proptest! {
 
     #[test]
     fn no_text_panics(text in "(linear|shared)?<?[a-z=\\[\\]0-9, ]{0,24}>?") {
-        // Any text either fails or prints as something that reads back.
+        // Any text either fails to parse, or its layout prints as text that parses back.
         if let Ok(layout) = text.parse::<LinearLayout>() {
             prop_assert_eq!(layout.to_string().parse::<LinearLayout>(), Ok(layout));
         }

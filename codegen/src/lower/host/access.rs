@@ -1,4 +1,4 @@
-//! Addresses, masks, loads and stores at one point of a nest: arena buffers, views, and pointers.
+//! Addresses, masks, loads and stores at one point of a loop nest, for arena buffers, views and pointers.
 
 use super::nest::{Ev, Map, Nest, TileRef};
 use super::repr::{from_memory, from_stored, in_memory, reg, stored, stored_bytes, suffix, to_memory, to_stored};
@@ -6,7 +6,7 @@ use super::state::Lowering;
 use super::writer::{Writer, iota, splat, vector};
 use crate::ir::{DType, Elem, Padding};
 
-/// A view as operands.
+/// A view as LLVM operands.
 #[derive(Clone, Debug)]
 pub struct ViewRef {
     pub base: String,
@@ -14,30 +14,30 @@ pub struct ViewRef {
     pub block: Vec<usize>,
     /// Dimensions from the fastest-varying in memory to the slowest.
     pub order: Vec<usize>,
-    /// i64 operands, one per dimension; extents are not negative.
+    /// i64 operands, one per dimension. Extents are not negative.
     pub shape: Vec<String>,
     pub strides: Vec<String>,
     pub offsets: Vec<String>,
 }
 
-/// Where lanes are in memory.
+/// The addresses of lanes.
 pub enum Place {
-    /// One address; for a vector, its lanes follow each other.
+    /// One address; the lanes of a vector are consecutive.
     Contiguous(String),
     /// A vector of addresses.
     Scattered(String),
 }
 
-/// One access to global memory.
+/// An access to global memory.
 pub struct Access {
     pub place: Place,
     pub elem: DType,
     pub lanes: usize,
-    /// Lanes to touch: `None` for all, otherwise an i1 per lane.
+    /// The lanes to access, as one i1 per lane; `None` for all.
     pub mask: Option<String>,
 }
 
-/// `base` moved by Σ index · stride elements of `ty`, each step at the loop of its index.
+/// `base` plus Σ index · stride, in elements of `ty`. Each addition is emitted at the loop level of its index.
 fn offset_pointer(
     w: &mut Writer,
     nest: &mut Nest,
@@ -62,7 +62,7 @@ fn offset_pointer(
     (pointer, at)
 }
 
-/// Terms of the mapped dimensions.
+/// The (index, level, stride) terms of the mapped dimensions.
 fn terms(nest: &Nest, map: &Map, strides: impl Iterator<Item = String>) -> Vec<(String, usize, String)> {
     map.iter()
         .zip(strides)
@@ -75,13 +75,13 @@ fn vector_suffix(ty: &str, lanes: usize) -> String {
 }
 
 impl Lowering<'_> {
-    /// Address of the first element of an arena tile.
+    /// The address of the first element of an arena tile.
     pub fn tile_pointer(&mut self, nest: &mut Nest, tile: &TileRef) -> String {
         let bytes = self.arena.offset(tile.buffer) + (tile.offset * stored_bytes(tile.elem)) as u64;
         nest.inst(&mut self.w, 0, format!("getelementptr i8, ptr %arena, i64 {bytes}"))
     }
 
-    /// Stride of the vector dimension in a tile under a map.
+    /// The stride of the vector dimension in a tile, under a map.
     fn lane_step(nest: &Nest, map: &Map, tile: &TileRef) -> usize {
         map.iter().zip(&tile.strides).filter(|(d, _)| **d == nest.vec_dim).map(|(_, s)| *s).sum()
     }
@@ -116,7 +116,8 @@ impl Lowering<'_> {
         Ev { name, lanes, level }
     }
 
-    /// Writes a register value (of the nest's lanes where the map varies) to an arena tile, in the selected section.
+    /// Writes a register value (with the lanes of the nest where the map varies) to an arena tile, in the selected
+    /// section.
     pub fn write_tile(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &Ev) {
         let section = self.w.selected();
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
@@ -138,7 +139,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A value in `lanes` lanes of register type `ty`: repeated where it has one.
+    /// A value with `lanes` lanes of register type `ty`; a scalar is broadcast.
     pub fn widen(&mut self, nest: &mut Nest, value: &Ev, ty: &str, lanes: usize) -> String {
         if value.lanes == lanes || lanes == 1 {
             return value.name.clone();
@@ -153,7 +154,7 @@ impl Lowering<'_> {
         nest.inst(&mut self.w, value.level, format!("shufflevector {vty} {first}, {vty} poison, {zeros}"))
     }
 
-    /// The lanes of a view under a map, and which of them are inside its bounds. Gives the level too.
+    /// The access to a view under a map, with the mask of the lanes that are in bounds. Returns its loop level too.
     pub fn view_access(&mut self, nest: &mut Nest, view: &ViewRef, map: &Map, boundary: &[usize]) -> (Access, usize) {
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
         let memory = in_memory(view.elem);
@@ -177,7 +178,7 @@ impl Lowering<'_> {
         (Access { place, elem: view.elem, lanes, mask }, level)
     }
 
-    /// Which lanes are inside the bounds of the dimensions in `boundary`.
+    /// The mask of the lanes that are in bounds in the dimensions of `boundary`; `None` if there are none to check.
     fn bounds_mask(
         &mut self,
         nest: &mut Nest,
@@ -199,7 +200,7 @@ impl Lowering<'_> {
                 let all = nest.inst(&mut self.w, level, format!("add {wide} {first}, {}", iota("i64", lanes)));
                 lanewise = Some(nest.inst(&mut self.w, level, format!("icmp ult {wide} {all}, {extent}")));
             } else {
-                // Unsigned: a position before the start is as far outside as one behind the end, as extents are not negative.
+                // Unsigned comparison: a negative position is out of bounds too, as extents are not negative.
                 let inside = nest.inst(&mut self.w, level, format!("icmp ult i64 {position}, {extent}"));
                 scalar = Some(match scalar {
                     None => (inside, level),
@@ -224,7 +225,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Reads global memory in the selected section. Lanes outside the mask are `padding` (zero without one).
+    /// Reads global memory, in the selected section. Lanes outside of the mask have the value `padding` (zero without
+    /// one).
     pub fn read_memory(&mut self, access: &Access, padding: Option<Padding>) -> String {
         let (memory, lanes) = (in_memory(access.elem), access.lanes);
         let (ty, align) = (vector(memory, lanes), access.elem.bytes());
@@ -232,7 +234,7 @@ impl Lowering<'_> {
         let raw = match (&access.place, &access.mask) {
             (Place::Contiguous(p), None) => self.w.inst(format!("load {ty}, ptr {p}, align {align}")),
             (Place::Contiguous(p), Some(m)) if lanes == 1 => {
-                // The arena stands in for the address that must not be read.
+                // Masked-off lanes read the arena instead of the forbidden address.
                 let p = self.w.inst(format!("select i1 {m}, ptr {p}, ptr %arena"));
                 let x = self.w.inst(format!("load {ty}, ptr {p}, align 1"));
                 self.w.inst(format!("select i1 {m}, {ty} {x}, {ty} {zero}"))
@@ -264,7 +266,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Address of one lane.
+    /// The address of one lane.
     fn lane_address(&mut self, place: &Place, memory: &str, lanes: usize, lane: usize) -> String {
         match place {
             Place::Contiguous(p) => self.w.inst(format!("getelementptr {memory}, ptr {p}, i64 {lane}")),
@@ -272,7 +274,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Reads a vector lane by lane; lanes outside the mask are zero.
+    /// Reads a vector lane by lane; lanes outside of the mask are zero.
     fn read_lanes(&mut self, place: &Place, mask: Option<&str>, memory: &str, lanes: usize, align: usize) -> String {
         let (ty, cond) = (vector(memory, lanes), vector("i1", lanes));
         let mut all = "poison".to_string();
@@ -293,7 +295,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Writes the lanes of a vector that the mask lets through, in order.
+    /// Writes the lanes of a vector inside of the mask, in order.
     fn write_lanes(&mut self, place: &Place, mask: Option<&str>, memory: &str, lanes: usize, value: &str, align: &str) {
         let (ty, cond) = (vector(memory, lanes), vector("i1", lanes));
         for lane in 0..lanes {
@@ -318,7 +320,7 @@ impl Lowering<'_> {
         self.w.call_void(&callee, &[(&ty, &value), ("ptr", p), ("i32", align), (cond, &mask)]);
     }
 
-    /// Writes a register value with the access's lanes to global memory in the selected section.
+    /// Writes a register value with the lanes of the access to global memory, in the selected section.
     pub fn write_memory(&mut self, access: &Access, value: &str) {
         let (memory, lanes) = (in_memory(access.elem), access.lanes);
         let (ty, align) = (vector(memory, lanes), access.elem.bytes().to_string());
@@ -346,7 +348,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Zero of an LLVM type, as a constant.
+/// The zero of an LLVM type, as a constant.
 fn zero_of(ty: &str) -> String {
     match ty {
         "float" | "double" => "0.0".to_string(),

@@ -1,11 +1,11 @@
-//! Places of tile buffers in the scratch memory of one program instance.
+//! Allocates tile buffers in the scratch memory of a program instance.
 //!
-//! A buffer is allocated when its tile is computed and released after the tile's last use, so that later tiles reuse
-//! memory that is still in the cache.
+//! A buffer is allocated when its tile is computed, and released after the last use of the tile, so that later tiles
+//! reuse memory that is still in the cache.
 
-/// Start of every buffer is a multiple of this (a cache line, and the widest vector).
+/// Alignment of buffers in bytes: a cache line, and the widest vector.
 const ALIGN: u64 = 64;
-/// Unused bytes after each buffer: equal places in tiles of power-of-two size then fall into different cache sets.
+/// Unused bytes after each buffer, so that equal positions in tiles of power-of-two size map to different cache sets.
 const GAP: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,13 +22,13 @@ struct Buffer {
 #[derive(Debug, Default)]
 pub struct Arena {
     buffers: Vec<Buffer>,
-    /// Free pieces below `end`, by offset.
+    /// Free (offset, size) ranges below `end`, by offset.
     free: Vec<(u64, u64)>,
     end: u64,
 }
 
 impl Arena {
-    /// A buffer with one holder.
+    /// Allocates a buffer with a reference count of one.
     pub fn allocate(&mut self, bytes: u64) -> BufferId {
         let bytes = bytes.next_multiple_of(ALIGN) + GAP;
         let offset = match self.free.iter().position(|&(_, size)| size >= bytes) {
@@ -55,7 +55,7 @@ impl Arena {
         self.buffers[id.0].holders += 1;
     }
 
-    /// Gives up one hold; memory without holders is reused.
+    /// Drops one reference. Memory without references is reused.
     pub fn release(&mut self, id: BufferId) {
         let buffer = &mut self.buffers[id.0];
         assert!(buffer.holders > 0, "internal compiler error: a tile buffer is released twice, please report");
@@ -82,12 +82,12 @@ impl Arena {
         self.buffers[id.0].offset
     }
 
-    /// How many values hold the buffer.
+    /// The reference count of a buffer.
     pub fn holders(&self, id: BufferId) -> u32 {
         self.buffers[id.0].holders
     }
 
-    /// Bytes that the arena needs; never zero, so that its address can stand in for masked reads.
+    /// The size of the arena in bytes; never zero, because masked-off reads use its address.
     pub fn bytes(&self) -> u64 {
         self.end.max(ALIGN)
     }

@@ -1,4 +1,5 @@
-//! Loops and branches: carried scalars in slots that LLVM turns into registers, carried tiles in fixed buffers.
+//! Loops and branches. Carried scalars are in stack slots, which LLVM promotes to registers; carried tiles are in fixed
+//! buffers.
 
 use super::access::ViewRef;
 use super::nest::{TileRef, identity};
@@ -7,14 +8,14 @@ use super::repr::reg;
 use super::state::{Lowering, Result};
 use crate::ir::{BlockId, DType, Effects, Op, OpId, Type, Value};
 
-/// Where a value waits between iterations, or leaves a branch.
+/// The location of a value between iterations, or of a branch result.
 #[derive(Clone, Debug)]
 enum Carried {
     Scalar {
         slot: String,
         ty: String,
     },
-    /// `fixed` holds the parts of a view that never change; the others have slots, as (slot, type).
+    /// `fixed` holds the components of a view that never change; the other components have slots.
     View {
         fixed: ViewRef,
         moving: Moving,
@@ -23,7 +24,7 @@ enum Carried {
     Tile(TileRef),
 }
 
-/// Which parts of a carried view have slots.
+/// The components of a carried view that have slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Moving {
     Offsets,
@@ -41,7 +42,7 @@ fn parts(view: &ViewRef, moving: Moving) -> Vec<(&'static str, String)> {
 }
 
 impl Lowering<'_> {
-    /// What a region needs from outside is there before it starts, and stays until it ends.
+    /// Prepares the values that a region uses from outside: they exist before it starts, and live until it ends.
     fn enter(&mut self, id: OpId) -> Result<Vec<Value>> {
         let captured = self.captured(id);
         for &v in &captured {
@@ -64,7 +65,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Lowers the ops of a region and gives its terminator.
+    /// Lowers the ops of a region. Returns its terminator.
     fn region(&mut self, block: BlockId) -> Result<OpId> {
         let outer = std::mem::replace(&mut self.block, block);
         let pending = std::mem::take(&mut self.pending_loads);
@@ -74,7 +75,7 @@ impl Lowering<'_> {
         Ok(terminator)
     }
 
-    /// A place for values of a type. `initial` makes it hold that value first.
+    /// Allocates a location for values of a type, and stores `initial` to it if given.
     fn carry(&mut self, ty: &Type, initial: Option<Value>, moving: Moving) -> Result<Carried> {
         Ok(match ty {
             Type::Scalar(elem) => {
@@ -109,7 +110,7 @@ impl Lowering<'_> {
 
     fn carry_tile(&mut self, shape: &[usize], elem: crate::ir::Elem, initial: Option<Value>) -> Result<TileRef> {
         let Some(v) = initial else { return Ok(self.new_tile(shape, elem)) };
-        // The initial value's own buffer, if nothing else needs it.
+        // Reuses the initial value's buffer, if it has no other use.
         if let Some(tile) = self.tiles.get(&v).cloned()
             && self.uses[v.0 as usize] == 1
             && self.arena.holders(tile.buffer) == 1
@@ -124,7 +125,7 @@ impl Lowering<'_> {
         Ok(tile)
     }
 
-    /// Makes a carried place the value of a region's parameter.
+    /// Binds a carried location to the parameter of a region.
     fn bind(&mut self, v: Value, place: &Carried) {
         match place {
             Carried::Scalar { .. } | Carried::View { .. } => self.bind_result(v, place),
@@ -137,7 +138,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Makes a carried place the value of an op's result; the place's hold on its buffer passes to the result.
+    /// Binds a carried location to the result of an op, which takes over the reference to its buffer.
     fn bind_result(&mut self, v: Value, place: &Carried) {
         match place {
             Carried::Scalar { slot, ty } => {
@@ -164,7 +165,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Assigns the values of a terminator to their places, all at once.
+    /// Assigns the values of a terminator to their locations, as a parallel copy.
     fn assign(&mut self, values: &[Value], places: &[Carried]) -> Result<()> {
         let mut stores = Vec::new();
         let mut tiles = Vec::new();
@@ -174,7 +175,7 @@ impl Lowering<'_> {
                 Carried::View { moving, slots, fixed } => {
                     let view = self.view(v);
                     if *moving == Moving::Everything && view.order != fixed.order {
-                        return self.unsupported("views of different `order` meet here", None);
+                        return self.unsupported("the branches or iterations yield views of different `order`", None);
                     }
                     for (slot, (ty, x)) in slots.iter().zip(parts(&view, *moving)) {
                         stores.push((ty.to_string(), x, slot.clone()));
@@ -193,8 +194,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Writes each value into its buffer. A buffer is written when no other pending value needs what is in it; if none
-    /// is so (values change places), one value goes to a temporary first.
+    /// Writes each value to its buffer. A buffer is written once no other pending value reads it; on a cycle (swapped
+    /// values), one value goes through a temporary.
     fn assign_tiles(&mut self, mut pending: Vec<(Value, TileRef)>) -> Result<()> {
         let mut temporaries: Vec<(TileRef, TileRef, Value)> = Vec::new();
         while !pending.is_empty() {
@@ -237,7 +238,7 @@ impl Lowering<'_> {
             .any(|(leaf, _)| self.tiles.get(leaf).is_some_and(|t| t.buffer == target.buffer))
     }
 
-    /// Whether an element of `v` reads other elements of the target's buffer than its own.
+    /// Whether an element of `v` depends on other elements of the target's buffer.
     fn reads_elsewhere(&self, v: Value, target: &TileRef) -> bool {
         let full = identity(self.shape(v));
         self.visited(&[(v, full.clone())]).iter().any(|(leaf, map)| {
@@ -307,7 +308,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Runs `f` as part of a region: values of the region may get buffers.
+    /// Runs `f` as part of a region, so that values of the region may get buffers.
     fn in_region(&mut self, block: BlockId, f: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         let outer = std::mem::replace(&mut self.block, block);
         let result = f(self);
@@ -322,7 +323,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether a carried view is only ever moved.
+    /// Whether a carried view changes only by `advance`.
     fn only_advances(&self, mut v: Value, param: Value) -> bool {
         loop {
             if v == param {
@@ -335,7 +336,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Products that become a carried value are written to its buffer at once, where nothing reads the old value later.
+    /// Lets dots whose result becomes a carried value write directly to its buffer, where nothing reads the old value
+    /// later.
     fn choose_destinations(&mut self, body: BlockId, places: &[Carried]) {
         let (params, yielded) = (self.func.block(body).params.clone(), self.terminator(body));
         for (k, place) in places.iter().enumerate() {
@@ -359,7 +361,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether fused ops lead from `v` to `target`; with `through_maps`, only on a path with an op that moves elements.
+    /// Whether fused ops lead from `v` to `target`; with `through_maps`, only paths with an op that moves elements
+    /// count.
     fn depends(&self, v: Value, target: Value, through_maps: bool) -> bool {
         if v == target {
             return !through_maps;
@@ -402,7 +405,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The `order` of a view, found where it was made.
+    /// The `order` of a view, from its definition.
     fn order_of(&self, v: Value) -> Vec<usize> {
         if let Some(view) = self.views.get(&v) {
             return view.order.clone();
@@ -470,7 +473,7 @@ impl Lowering<'_> {
     }
 }
 
-/// A view of that type whose parts are all still to come.
+/// A view of a type, with placeholders for all components.
 fn empty_view(block: &[usize], elem: DType) -> ViewRef {
     let zeros = vec!["0".to_string(); block.len()];
     ViewRef {

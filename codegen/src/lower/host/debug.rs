@@ -8,7 +8,7 @@ use super::writer::{splat, vector};
 use crate::ir::{DType, Elem, OpId};
 
 impl Lowering<'_> {
-    /// Passes each operand's elements, as f64, to the print hook.
+    /// Passes the elements of each operand, as f64, to the print hook.
     pub fn print(&mut self, id: OpId, prefix: &str) -> Result<()> {
         let operands = self.func.op(id).operands.clone();
         let text = self.w.string(prefix);
@@ -47,7 +47,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Ends the program instance through the hook unless every element of the operand is true.
+    /// Calls the assertion hook and ends the program instance, unless every element of the operand is true.
     pub fn assert(&mut self, id: OpId, message: &str) -> Result<()> {
         let v = self.func.op(id).operands[0];
         let shape = self.shape(v).to_vec();

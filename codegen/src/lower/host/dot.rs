@@ -1,11 +1,11 @@
-//! Matrix products.
+//! Dots.
 //!
-//! The accumulators of a block of MR rows × NR vectors stay in registers while k runs over the whole of K; each step
-//! loads NR vectors of b and MR scalars of a and does MR · NR fused multiply-adds (the register blocking of K. Goto and
-//! R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; the outer blocking is the kernel's own
-//! choice of tiles). Operands are read from arena tiles: a under any strides, b with contiguous rows, packed first where
-//! it is not so. The accumulator operand is evaluated where the block's registers are loaded, so that a scaled
-//! accumulator costs no pass of its own.
+//! The accumulators of a block of MR rows × NR vectors stay in registers while k runs over all of K; each step loads NR
+//! vectors of b and MR scalars of a, and performs MR · NR fused multiply-adds (the register blocking of K. Goto and R.
+//! van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; the kernel's tiles are the outer blocking).
+//! Operands are arena tiles: a with any strides, b with contiguous rows, packed first if necessary. The accumulator
+//! operand is evaluated where the registers of a block are loaded, so that scaling the accumulator takes no separate
+//! pass.
 
 use super::elementwise as ew;
 use super::nest::{Ev, Nest, NestSpec, TileRef, identity};
@@ -14,21 +14,21 @@ use super::state::{Lowering, Result};
 use super::writer::vector;
 use crate::ir::{BinaryOp, DType, OpId, Value};
 
-/// One product, resolved to tiles and block sizes.
+/// A dot, resolved to tiles and block sizes.
 struct Product {
     a: TileRef,
     b: TileRef,
-    /// Extent of the contracted dimension.
+    /// The extent of the contracted dimension.
     depth: usize,
     /// Rows and vectors of a register block.
     rows: usize,
     columns: usize,
     lanes: usize,
-    /// Type of the partial sums.
+    /// The type of the partial sums.
     sum: DType,
 }
 
-/// Largest power of two that divides `n` and is at most `limit`.
+/// The largest power of two that divides `n` and is at most `limit`.
 fn power_of_two(n: usize, limit: usize) -> usize {
     let mut p = 1 << n.trailing_zeros();
     while p > limit.max(1) {
@@ -47,7 +47,7 @@ impl Lowering<'_> {
         let (b_tile, b_temporary) = self.contiguous_rows(b)?;
         let reads = [(acc, map.clone())];
         self.prepare(&reads, &shape)?;
-        let d = self.elem(result).num().expect("products are numbers");
+        let d = self.elem(result).num().expect("dots are of numbers");
         let sum = if is_narrow(d) { DType::F32 } else { d };
         let vectors = self.vectors;
         let widest = vectors.lanes * 4 / sum.bytes().max(4);
@@ -83,7 +83,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The tile of `b` with its last dimension contiguous; `true` where the caller has to release it.
+    /// The tile of `b` with its last dimension contiguous; `true` if the caller must release it.
     fn contiguous_rows(&mut self, b: Value) -> Result<(TileRef, bool)> {
         let (tile, temporary) = self.tile_of(b)?;
         if tile.strides[1] == 1 || self.shape(b)[1] == 1 {
@@ -97,9 +97,9 @@ impl Lowering<'_> {
         Ok((packed, true))
     }
 
-    /// One block of the result.
+    /// Computes one register block of the result.
     fn block(&mut self, nest: &mut Nest, p: &Product, acc: Value, operands: (Value, Value), tile: &TileRef) {
-        let d = self.elem(acc).num().expect("products are numbers");
+        let d = self.elem(acc).num().expect("dots are of numbers");
         let vty = vector(reg_num(p.sum), p.lanes);
         let (start, depth) = (nest.index.clone(), nest.depth());
         let map = identity(&nest.shape);
@@ -139,7 +139,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The loop over k.
+    /// Emits the loop over k.
     fn contraction(
         &mut self,
         nest: &mut Nest,
@@ -178,7 +178,7 @@ impl Lowering<'_> {
         self.w.inst(format!("getelementptr {ty}, ptr {pointer}, i64 {offset}"))
     }
 
-    /// One k: the outer product of a column of `a` and a row of `b`.
+    /// One step of k: adds the outer product of a column of `a` and a row of `b`.
     fn step(
         &mut self,
         p: &Product,
@@ -189,7 +189,7 @@ impl Lowering<'_> {
         k: &str,
     ) {
         let (sum, lanes) = (p.sum, p.lanes);
-        let number = |l: &Self, v: Value| l.elem(v).num().expect("products are of numbers");
+        let number = |l: &Self, v: Value| l.elem(v).num().expect("dots are of numbers");
         let (from_a, from_b) = (number(self, operands.0), number(self, operands.1));
         let (a_ty, b_ty) = (stored(p.a.elem), stored(p.b.elem));
         let vty = vector(reg_num(sum), lanes);
@@ -219,7 +219,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// An element of an operand in the type of the sums.
+    /// Converts an element of an operand to the type of the sums.
     fn operand(&mut self, from: DType, sum: DType, lanes: usize, x: &str) -> String {
         if reg_num(from) == reg_num(sum) { x.to_string() } else { ew::cast(&mut self.w, from, sum, lanes, x) }
     }

@@ -1,4 +1,4 @@
-//! Elementwise functions on register values: one lane or a vector, the same code.
+//! Elementwise functions on register values, of one lane or a vector.
 //!
 //! Narrow floats are computed in f32 and rounded after each operation (see [`super::repr`]).
 
@@ -81,10 +81,16 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             BinaryOp::Mul => w.inst(format!("fmul {vty} {a}, {b}")),
             BinaryOp::Div => w.inst(format!("fdiv {vty} {a}, {b}")),
             BinaryOp::Rem => w.inst(format!("frem {vty} {a}, {b}")),
-            // Of what is rounded to 8 bits, infinity would become a number.
+            // Rounding to e5m2 saturates infinity to the largest number. Other types need no rounding here.
             BinaryOp::Min | BinaryOp::Max if d == DType::F8E5M2 => extremum(w, op, ty, lanes, a, b),
             BinaryOp::Min | BinaryOp::Max => return extremum(w, op, ty, lanes, a, b),
-            BinaryOp::And | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => {
+            BinaryOp::CeilDiv
+            | BinaryOp::And
+            | BinaryOp::Or
+            | BinaryOp::Xor
+            | BinaryOp::Shl
+            | BinaryOp::Shr
+            | BinaryOp::MulHi => {
                 panic!("internal compiler error: `{}` of {d}, please report", op.name())
             }
         };
@@ -102,6 +108,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
         BinaryOp::Min => call_same(w, if signed { "llvm.smin" } else { "llvm.umin" }, ty, lanes, &[a, b]),
         BinaryOp::Max => call_same(w, if signed { "llvm.smax" } else { "llvm.umax" }, ty, lanes, &[a, b]),
         BinaryOp::Div | BinaryOp::Rem => integer_division(w, op == BinaryOp::Rem, d, lanes, a, b),
+        BinaryOp::CeilDiv => ceil_div(w, d, lanes, a, b),
         BinaryOp::Shl | BinaryOp::Shr => shift(w, op == BinaryOp::Shl, d, lanes, a, b),
         BinaryOp::MulHi => {
             let wide = vector(&format!("i{}", 2 * d.bits()), lanes);
@@ -116,12 +123,13 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
     }
 }
 
-/// Minimum or maximum of floats: of a number and a NaN the number, and −0 below +0. Written out, because LLVM 22's
-/// `llvm.minimumnum` and `llvm.maximumnum` give the NaN on x86 where it knows the other operand to be a number.
+/// Minimum or maximum of floats: of a number and a NaN, the number; −0 is below +0. Implemented explicitly, because
+/// `llvm.minimumnum` and `llvm.maximumnum` of LLVM 22 return the NaN on x86 if the other operand is known to be a
+/// number.
 fn extremum(w: &mut Writer, op: BinaryOp, ty: &str, lanes: usize, a: &str, b: &str) -> String {
     let (vty, cond) = (vector(ty, lanes), vector("i1", lanes));
     let bits = vector(if ty == "double" { "i64" } else { "i32" }, lanes);
-    // For equal numbers, or-ing the signs finds a −0 and and-ing them a +0.
+    // For equal numbers, OR of the signs yields −0, and AND yields +0.
     let (before, merge) = if op == BinaryOp::Min { ("olt", "or") } else { ("ogt", "and") };
     let first = w.inst(format!("fcmp {before} {vty} {a}, {b}"));
     let ordered = w.inst(format!("select {cond} {first}, {vty} {a}, {vty} {b}"));
@@ -134,8 +142,8 @@ fn extremum(w: &mut Writer, op: BinaryOp, ty: &str, lanes: usize, a: &str, b: &s
     w.inst(format!("select {cond} {equal}, {vty} {merged}, {vty} {number}"))
 }
 
-/// Division by zero gives quotient and remainder 0; the one quotient that overflows wraps. Neither may reach the CPU's
-/// division, which traps.
+/// Integer division: division by zero yields quotient and remainder 0, and the one quotient that overflows wraps. The
+/// CPU instruction would trap in both cases.
 fn integer_division(w: &mut Writer, remainder: bool, d: DType, lanes: usize, a: &str, b: &str) -> String {
     let ty = reg_num(d);
     let (vty, cond) = (vector(ty, lanes), vector("i1", lanes));
@@ -162,7 +170,23 @@ fn integer_division(w: &mut Writer, remainder: bool, d: DType, lanes: usize, a: 
     w.inst(format!("select {cond} {by_zero}, {vty} {zero}, {vty} {result}"))
 }
 
-/// A shift by the width or more gives what shifting bit by bit would: 0, or the sign in every bit.
+/// The quotient, and one more where it was rounded down: where the rest is not 0 and has the divisor's sign.
+fn ceil_div(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str) -> String {
+    let ty = reg_num(d);
+    let (vty, cond, zero) = (vector(ty, lanes), vector("i1", lanes), splat(ty, lanes, 0));
+    let quotient = integer_division(w, false, d, lanes, a, b);
+    let rest = integer_division(w, true, d, lanes, a, b);
+    let mut rounded_down = w.inst(format!("icmp ne {vty} {rest}, {zero}"));
+    if d.is_signed_int() {
+        let signs = w.inst(format!("xor {vty} {rest}, {b}"));
+        let same_sign = w.inst(format!("icmp sge {vty} {signs}, {zero}"));
+        rounded_down = w.inst(format!("and {cond} {rounded_down}, {same_sign}"));
+    }
+    let one_more = w.inst(format!("zext {cond} {rounded_down} to {vty}"));
+    w.inst(format!("add {vty} {quotient}, {one_more}"))
+}
+
+/// A shift by the bit width or more yields the result of shifting bit by bit: 0, or the sign in every bit.
 fn shift(w: &mut Writer, left: bool, d: DType, lanes: usize, a: &str, b: &str) -> String {
     let ty = reg_num(d);
     let vty = vector(ty, lanes);
@@ -208,7 +232,7 @@ pub fn compare(w: &mut Writer, op: CmpOp, elem: Elem, lanes: usize, a: &str, b: 
     w.inst(format!("icmp {predicate} {ty} {a}, {b}"))
 }
 
-/// a·b + c, rounded once (for narrow floats: computed exactly enough in f32, then rounded).
+/// a·b + c, rounded once (for narrow floats: computed with enough precision in f32, then rounded).
 pub fn fma(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str, c: &str) -> String {
     if d.is_float() {
         let result = call_same(w, "llvm.fma", reg_num(d), lanes, &[a, b, c]);
@@ -247,7 +271,7 @@ pub fn cast(w: &mut Writer, from: DType, to: DType, lanes: usize, x: &str) -> St
         (false, true) => {
             let op = if from.is_signed_int() { "sitofp" } else { "uitofp" };
             if is_narrow(to) {
-                // By way of f64, so that f32 does not round first.
+                // Through f64, so that f32 does not round first.
                 let wide = w.inst(format!("{op} {source} {x} to {}", vector("double", lanes)));
                 return cast_float(w, DType::F64, to, lanes, &wide);
             }
@@ -278,8 +302,8 @@ fn cast_float(w: &mut Writer, from: DType, to: DType, lanes: usize, x: &str) -> 
     }
 }
 
-/// f64 → f32 rounding to odd: the result can be rounded again to a narrower type as if from the f64 directly
-/// (Boldo and Melquiond, "When double rounding is odd", 2005).
+/// f64 → f32 with rounding to odd: rounding the result to a narrower type then equals rounding the f64 directly (Boldo
+/// and Melquiond, "When double rounding is odd", 2005).
 pub fn truncate_to_odd(w: &mut Writer, lanes: usize, x: &str) -> String {
     let (float, double, int, cond) =
         (vector("float", lanes), vector("double", lanes), vector("i32", lanes), vector("i1", lanes));
@@ -287,7 +311,7 @@ pub fn truncate_to_odd(w: &mut Writer, lanes: usize, x: &str) -> String {
     let back = w.inst(format!("fpext {float} {near} to {double}"));
     let inexact = w.inst(format!("fcmp one {double} {back}, {x}"));
     let bits = w.inst(format!("bitcast {float} {near} to {int}"));
-    // Toward zero first where rounding went away from it, then set the last bit.
+    // Undoes rounding away from zero, then sets the last bit.
     let (abs_back, abs_x) =
         (call_same(w, "llvm.fabs", "double", lanes, &[&back]), call_same(w, "llvm.fabs", "double", lanes, &[x]));
     let away = w.inst(format!("fcmp ogt {double} {abs_back}, {abs_x}"));
@@ -298,7 +322,7 @@ pub fn truncate_to_odd(w: &mut Writer, lanes: usize, x: &str) -> String {
     w.inst(format!("bitcast {int} {odd} to {float}"))
 }
 
-/// The same bits under another element of the same width.
+/// Reinterprets the bits as another element type of the same width.
 pub fn bitcast(w: &mut Writer, from: Elem, to: Elem, lanes: usize, x: &str) -> String {
     let bits = match from {
         Elem::Num(d) => to_bits(w, d, lanes, x),
@@ -317,7 +341,7 @@ pub fn select(w: &mut Writer, elem: Elem, lanes: usize, condition: &str, a: &str
     w.inst(format!("select {} {condition}, {ty} {a}, {ty} {b}", vector("i1", lanes)))
 }
 
-/// One lane's value in all lanes.
+/// Broadcasts a scalar to all lanes.
 pub fn widen_lane(w: &mut Writer, ty: &str, lanes: usize, x: &str) -> String {
     if lanes == 1 {
         return x.to_string();

@@ -1,4 +1,4 @@
-//! Evaluates tiles element by element: the heart of fusion.
+//! Evaluates fused tiles inside of loop nests, vector by vector.
 
 use super::access::{Access, Place};
 use super::elementwise as ew;
@@ -13,7 +13,7 @@ use std::collections::HashSet;
 /// A view that a root writes, with the map of the written tile and the dimensions to check.
 pub type ViewUse = (Value, Map, Vec<usize>);
 
-/// LLVM operand of a literal.
+/// The LLVM operand of a literal.
 pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
     match value {
         Literal::Bool(b) => ew::number(d, lanes, b as u8 as f64),
@@ -25,7 +25,7 @@ pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
         Literal::Int(i) if d.is_float() => ew::number(d, lanes, round_literal(d, i as f64)),
         Literal::Int(i) => {
             let bits = d.bits();
-            // Printed as the signed number with the same bits, which LLVM takes for any integer type.
+            // Printed as the signed number with the same bits, which LLVM accepts for any integer type.
             let shifted = ((i as i128) << (128 - bits)) >> (128 - bits);
             if d == DType::Bool {
                 splat("i1", lanes, i64::from(i != 0))
@@ -36,7 +36,7 @@ pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
     }
 }
 
-/// A literal as the element type holds it.
+/// A literal rounded to the element type.
 fn round_literal(d: DType, x: f64) -> f64 {
     match d {
         DType::F16 => half::f16::from_f64(x).to_f64(),
@@ -47,7 +47,7 @@ fn round_literal(d: DType, x: f64) -> f64 {
 }
 
 impl Lowering<'_> {
-    /// Operands of a fused op with the maps under which an element of the result reads them.
+    /// The operands of a fused op, with the maps by which an element of the result reads them.
     fn operand_maps(&self, id: OpId, map: &Map) -> Vec<(Value, Map)> {
         let data = self.func.op(id);
         let drop_units = |v: Value, map: Map| -> (Value, Map) {
@@ -79,7 +79,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Every tile that evaluating `reads` visits, each once per map: tiles with buffers as leaves.
+    /// All tiles that evaluating `reads` visits, once per map. Tiles with buffers are leaves.
     pub fn visited(&self, reads: &[(Value, Map)]) -> Vec<(Value, Map)> {
         let mut seen: HashSet<(Value, Map)> = HashSet::new();
         let mut stack: Vec<(Value, Map)> = reads.to_vec();
@@ -96,14 +96,14 @@ impl Lowering<'_> {
         order
     }
 
-    /// Whether the map walks the whole iteration space once, dimensions in order.
+    /// Whether the map covers the iteration space exactly once, with dimensions in order.
     fn covers(map: &Map, shape: &[usize]) -> bool {
         let used: Vec<usize> = map.iter().flatten().copied().collect();
         let real: Vec<usize> = (0..shape.len()).filter(|&d| shape[d] > 1).collect();
         used == real
     }
 
-    /// Gives a buffer to each value that needs loops of its own before `reads` can be evaluated over `shape`.
+    /// Materializes the values that need their own loops before `reads` can be evaluated over `shape`.
     pub fn prepare(&mut self, reads: &[(Value, Map)], shape: &[usize]) -> Result<()> {
         loop {
             let next = self.visited(reads).into_iter().rev().find(|(v, map)| {
@@ -147,13 +147,13 @@ impl Lowering<'_> {
         if lanes == 1 { (None, 1) } else { (best, lanes) }
     }
 
-    /// Largest power of two that divides the extent and fits a vector of f32.
+    /// The largest power of two that divides the extent and fits a vector of f32.
     pub fn lanes_for(&self, extent: usize) -> usize {
         (1 << extent.trailing_zeros()).min(self.vectors.lanes)
     }
 
-    /// Runs `body` inside a nest; twice, under a run-time test, where a view may leave its bounds or have a stride.
-    /// Values that get their buffer on the way have it afterwards.
+    /// Runs `body` inside of a loop nest. Emits two versions under a run-time test where a view may be out of bounds or
+    /// non-contiguous. Values that get a buffer as a side effect have it afterwards.
     pub fn nest(
         &mut self,
         spec: &NestSpec,
@@ -210,7 +210,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A condition under which every view of the nest is inside its bounds and contiguous; `None` where it always holds.
+    /// The run-time condition that all views of the nest are in bounds and contiguous; `None` where it always holds.
     fn all_inside(&mut self, spec: &NestSpec, reads: &[(Value, Map)], writes: &[ViewUse]) -> Option<String> {
         let mut uses: Vec<ViewUse> = writes.to_vec();
         for (v, map) in self.visited(reads) {
@@ -245,7 +245,7 @@ impl Lowering<'_> {
                 let (offset, extent) = (&view.offsets[d], &view.shape[d]);
                 let c = self.w.inst(format!("icmp sge i64 {offset}, 0"));
                 require(&mut self.w, c);
-                // Extents are not negative, so this difference does not wrap; offset + block could.
+                // Extents are not negative: this difference cannot wrap, while offset + block could.
                 let last = self.w.inst(format!("sub i64 {extent}, {}", view.block[d]));
                 let c = self.w.inst(format!("icmp sle i64 {offset}, {last}"));
                 require(&mut self.w, c);
@@ -254,7 +254,7 @@ impl Lowering<'_> {
         all
     }
 
-    /// The value of a tile (or scalar) at the nest's current point.
+    /// The value of a tile (or scalar) at the current point of the nest.
     pub fn eval(&mut self, nest: &mut Nest, v: Value, map: &Map) -> Ev {
         if self.func.ty(v).is_scalar() {
             return Ev { name: self.scalar(v), lanes: 1, level: 0 };
@@ -282,7 +282,7 @@ impl Lowering<'_> {
         ev
     }
 
-    /// Evaluates operands and brings them to the same number of lanes. Gives names, lanes and level.
+    /// Evaluates operands and broadcasts them to the same number of lanes. Returns names, lanes and level.
     fn operands(&mut self, nest: &mut Nest, reads: &[(Value, Map)]) -> (Vec<String>, usize, usize) {
         let evs: Vec<Ev> = reads.iter().map(|(v, map)| self.eval(nest, *v, map)).collect();
         let lanes = evs.iter().map(|e| e.lanes).max().unwrap_or(1);
@@ -329,7 +329,7 @@ impl Lowering<'_> {
         Ev { name, lanes, level }
     }
 
-    /// An elementwise op on register values with `lanes` lanes, in the selected section.
+    /// Emits an elementwise op on register values with `lanes` lanes, in the selected section.
     pub fn apply(&mut self, id: OpId, lanes: usize, x: &[String]) -> String {
         let data = self.func.op(id);
         let elem = self.elem(data.results[0]);
@@ -375,8 +375,8 @@ impl Lowering<'_> {
         Ev { name, lanes, level }
     }
 
-    /// Distance of neighbouring lanes of an integer or pointer tile, where it is a constant. Integers are taken not to
-    /// wrap between the lanes of one vector.
+    /// The distance between consecutive lanes of an integer or pointer tile; `None` if it is not constant. Assumes that
+    /// integers do not wrap between the lanes of a vector.
     pub fn lane_distance(&self, nest: &Nest, v: Value, map: &Map) -> Option<i64> {
         if self.func.ty(v).is_scalar() || !nest.varies(map) {
             return Some(0);
@@ -404,7 +404,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Lanes that a pointer tile points at.
+    /// The access through a pointer tile.
     pub fn pointer_access(&mut self, nest: &mut Nest, reads: &[(Value, Map)], mask: Option<usize>) -> (Access, usize) {
         let (pointer, map) = &reads[0];
         let elem = self.elem(*pointer).pointee().expect("loads and stores go through pointers");
@@ -453,7 +453,7 @@ impl Lowering<'_> {
         Ev { name, lanes, level }
     }
 
-    /// Gives a fused tile a buffer by loops of its own.
+    /// Computes a fused tile into a buffer, in its own loops.
     pub fn materialise(&mut self, v: Value) -> Result<()> {
         let tile = self.new_tile(self.shape(v), self.elem(v));
         self.plan.buffered[v.0 as usize] = false;
@@ -488,7 +488,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// As [`Self::prepare`], for the operands of `v` only: `v` itself is what gets its buffer.
+    /// Like [`Self::prepare`], for the operands of `v` only: `v` itself gets a buffer afterwards.
     fn prepare_operands(&mut self, v: Value, shape: &[usize]) -> Result<()> {
         match self.virtual_op(v) {
             Some(id) => {
@@ -499,8 +499,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Reads vectors along dimension `from`, where memory is contiguous, and writes vectors along `to`, where the tile is:
-    /// squares of `lanes` × `lanes` elements are transposed in registers.
+    /// Reads vectors along dimension `from`, where memory is contiguous, and writes vectors along `to`, where the tile
+    /// is: transposes squares of `lanes` × `lanes` elements in registers.
     fn fill_transposed(&mut self, v: Value, tile: &TileRef, from: usize, to: usize, lanes: usize) -> Result<()> {
         let shape = self.shape(v).to_vec();
         let map = identity(&shape);
@@ -534,7 +534,8 @@ impl Lowering<'_> {
         })
     }
 
-    /// Writes a stored-type vector along a contiguous dimension of a tile that is not the nest's vector dimension.
+    /// Writes a vector of the stored type along a contiguous dimension of a tile that is not the vector dimension of
+    /// the nest.
     fn write_row(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &str, lanes: usize) {
         let depth = nest.depth();
         let pointer = self.tile_pointer(nest, tile);
@@ -551,7 +552,7 @@ impl Lowering<'_> {
         self.w.line(format!("store {} {value}, ptr {at}, align {align}", vector(ty, lanes)));
     }
 
-    /// The buffer of a tile under any strides, and whether the caller has to release it after use.
+    /// The buffer of a tile with any strides, and whether the caller must release it after use.
     pub fn tile_of(&mut self, v: Value) -> Result<(TileRef, bool)> {
         if let Some(tile) = self.tiles.get(&v) {
             return Ok((tile.clone(), false));
@@ -568,7 +569,7 @@ impl Lowering<'_> {
         Ok((tile, true))
     }
 
-    /// A tile that maps lead to, seen through its strides.
+    /// A buffer from which a chain of maps computes the tile, addressed through strides.
     fn alias(&self, v: Value) -> Option<TileRef> {
         if let Some(tile) = self.tiles.get(&v) {
             return Some(tile.clone());
@@ -577,7 +578,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let source = self.alias(data.operands[0])?;
         let shape = self.shape(v);
-        // Follow the map of a tile whose dimension d is indexed by d.
+        // Composes the maps, starting with the identity.
         let full: Map = (0..shape.len()).map(Some).collect();
         let maps = self.operand_maps(id, &full);
         let mut strides = vec![0; shape.len()];
@@ -589,7 +590,7 @@ impl Lowering<'_> {
         Some(TileRef { strides, ..source })
     }
 
-    /// Row-major strides of a value's shape.
+    /// Whether a tile has the row-major strides of the value's shape.
     pub fn dense(&self, v: Value, tile: &TileRef) -> bool {
         let shape = self.shape(v);
         tile.offset == 0 && row_major(shape).iter().zip(&tile.strides).zip(shape).all(|((a, b), n)| *n == 1 || a == b)

@@ -1,8 +1,9 @@
-//! Transcendental functions of f32 lanes as straight-line code, and of f64 lanes through libm.
+//! Transcendental functions of f32 lanes as straight-line code, and of f64 lanes by libm.
 //!
 //! The polynomials are the single-precision ones of S. L. Moshier's Cephes library (`exp2f`, `expf`, `logf`, `log2f`,
-//! `sinf`, `cosf`, `tanhf`) and N. Juffa's published minimax fit of `erff`. Each function is defined once per vector width
-//! and inlined by LLVM. Errors against f64, in units of the last place of the result (`tests/math.rs` holds them):
+//! `sinf`, `cosf`, `tanhf`) and N. Juffa's published minimax fit of `erff`. Each function is defined once per vector
+//! width and inlined by LLVM. Maximum errors against f64, in units in the last place of the result (checked by
+//! `tests/math.rs`):
 //!
 //! | exp, exp2, log | erf | log2, tanh | sin, cos |
 //! |---|---|---|---|
@@ -12,7 +13,7 @@ use super::repr::suffix;
 use super::writer::{Writer, float_constant, intrinsic, splat, vector};
 use crate::ir::UnaryOp;
 
-/// Calls `op` on `lanes` lanes of `ty` (`float` or `double`).
+/// Emits a call of `op` on `lanes` lanes of `ty` (`float` or `double`).
 pub fn call(w: &mut Writer, op: UnaryOp, ty: &str, lanes: usize, x: &str) -> String {
     if ty == "double" {
         return libm(w, op.name(), lanes, x);
@@ -26,17 +27,17 @@ fn name(op: UnaryOp, lanes: usize) -> String {
     format!("@math.{}.{lanes}", op.name())
 }
 
-/// Up to this magnitude sine and cosine reduce their argument by f64.
+/// The largest magnitude for which sine and cosine use the two-constant range reduction in f64.
 pub const NEAR: f32 = 1_073_741_824.0;
 
-/// Name of the function that knows arguments up to [`NEAR`] alone.
+/// The name of the function for arguments up to [`NEAR`] only.
 pub fn near_name(op: UnaryOp) -> String {
     format!("@math.{}.near", op.name())
 }
 
-/// Definitions of `@math.NAME.1` for these functions (and, of sine and cosine, of [`near_name`]), and the declarations that they need: for lowerings that have a
-/// writer of their own; with `f8`, also the conversions of [`define_f8`](super::repr::define_f8). `attributes` is the
-/// attribute group that the definitions name.
+/// The definitions of `@math.NAME.1` for these functions (for sine and cosine, also of [`near_name`]) and their
+/// declarations, for lowerings with another writer. With `f8`, also the conversions of
+/// [`define_f8`](super::repr::define_f8). `attributes` is the attribute group of the definitions.
 pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     let mut w = Writer::new();
     for &op in ops {
@@ -48,7 +49,7 @@ pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
                 let result = m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos);
                 m.w.line(format!("ret float {result}"));
             });
-            // Far arguments are rare, and their code is long.
+            // Large arguments are rare, and their code is long.
             define(&mut w, op, 1, &format!("noinline cold {attributes}"));
         } else {
             define(&mut w, op, 1, &format!("alwaysinline {attributes}"));
@@ -90,7 +91,7 @@ fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
     });
 }
 
-/// Calls the f64 function of libm lane by lane.
+/// Emits calls of the f64 function of libm, lane by lane.
 fn libm(w: &mut Writer, function: &str, lanes: usize, x: &str) -> String {
     let callee = format!("@{function}");
     if lanes == 1 {
@@ -106,7 +107,7 @@ fn libm(w: &mut Writer, function: &str, lanes: usize, x: &str) -> String {
     result
 }
 
-/// Instructions on `lanes` f32 (and, where named so, i32, i64 or f64) lanes.
+/// Emits instructions on `lanes` lanes of f32 (and, where named so, of i32, i64 or f64).
 struct Lanes<'w> {
     w: &'w mut Writer,
     lanes: usize,
@@ -165,7 +166,7 @@ impl Lanes<'_> {
         self.w.inst(format!("select {cond} {c}, {ty} {a}, {ty} {b}"))
     }
 
-    /// Horner's rule, coefficients from the highest power down.
+    /// Horner's rule, with coefficients from the highest power down.
     fn polynomial(&mut self, x: &str, coefficients: &[f32]) -> String {
         let mut sum = self.c(coefficients[0]);
         for &coefficient in &coefficients[1..] {
@@ -192,11 +193,11 @@ impl Lanes<'_> {
         self.scale_in_steps(x, n)
     }
 
-    /// AVX-512's `vscalefps`.
+    /// Emits AVX-512's `vscalefps`.
     fn scalef(&mut self, x: &str, n: &str) -> String {
         let (ty, lanes) = (self.ty("float"), self.lanes);
         let callee = format!("@llvm.x86.avx512.mask.scalef.ps.{}", 32 * lanes);
-        // The mask has a byte at least; rounding is an operand of the widest only, 4: as the control register says.
+        // The mask has at least 8 bits. Only the 512-bit version has a rounding operand: 4 means the control register.
         let mask = if lanes == 16 { "i16" } else { "i8" };
         let mut args = vec![(ty.as_str(), x), (&ty, n), (&ty, "zeroinitializer"), (mask, "-1")];
         if lanes == 16 {
@@ -205,7 +206,7 @@ impl Lanes<'_> {
         self.w.call(&ty, &callee, &args)
     }
 
-    /// In two steps, so that neither factor leaves the range.
+    /// Scales in two steps, so that neither factor overflows or underflows.
     fn scale_in_steps(&mut self, x: &str, n: &str) -> String {
         let zero = self.f("fcmp uno", n, n);
         let n = {
@@ -247,7 +248,7 @@ impl Lanes<'_> {
         self.scale(&p, &n)
     }
 
-    /// eˣ = 2ⁿ · eʳ with r = x − n ln 2, ln 2 in two parts.
+    /// eˣ = 2ⁿ · eʳ with r = x − n ln 2, where ln 2 is split in two parts.
     fn exp(&mut self, x: &str) -> String {
         let x = self.clamp(x, -105.0, 89.0);
         let log2e = self.c(std::f32::consts::LOG2_E);
@@ -261,7 +262,7 @@ impl Lanes<'_> {
         self.scale(&p, &n)
     }
 
-    /// Mantissa in [√½, √2) minus one, and the exponent as a float.
+    /// The mantissa in [√½, √2) minus one, and the exponent as a float.
     fn split_exponent(&mut self, x: &str) -> (String, String) {
         // Denormals are scaled up first.
         let (tiny, up) = (self.c(f32::MIN_POSITIVE), self.c(8388608.0));
@@ -271,7 +272,7 @@ impl Lanes<'_> {
         let (shift, none) = (self.c(-23.0), self.c(0.0));
         let adjust = self.select(&is_tiny, &shift, &none);
         let bits = self.convert("bitcast", "float", &x, "i32");
-        // Subtracting the bits of √½ makes the exponent field count powers of two from there.
+        // After subtracting the bits of √½, the exponent field counts powers of two from there.
         let root_half = self.ci(std::f32::consts::FRAC_1_SQRT_2.to_bits() as i64);
         let offset = self.i("sub", &bits, &root_half);
         let (place, fraction) = (self.ci(23), self.ci(0x007f_ffff));
@@ -336,10 +337,10 @@ impl Lanes<'_> {
         self.select(&outside, &nan, &result)
     }
 
-    /// x = quadrant · π/2 + r with |r| ≤ π/4, as r and the quadrant modulo four, which is an i32.
+    /// Range reduction: x = quadrant · π/2 + r with |r| ≤ π/4. Returns r, and the quadrant modulo four as an i32.
     fn reduce_angle(&mut self, x: &str) -> (String, String) {
         let (floats, ints) = (self.ty("float"), self.ty("i32"));
-        // LLVM wants to know where a value comes from: the block needs a name.
+        // The phi below refers to this block: it needs a name.
         self.w.branch("near");
         self.w.label("near");
         let near = self.reduce_near(x);
@@ -365,7 +366,7 @@ impl Lanes<'_> {
         (r, quadrant)
     }
 
-    /// By f64, which is exact enough up to [`NEAR`].
+    /// Cody–Waite reduction in f64, accurate up to [`NEAR`].
     fn reduce_near(&mut self, x: &str) -> (String, String) {
         let wide = self.convert("fpext", "float", x, "double");
         let double = self.ty("double");
@@ -388,17 +389,17 @@ impl Lanes<'_> {
         (r, quadrant)
     }
 
-    /// For |x| > 2³⁰, of which f64 knows too little (Payne and Hanek, "Radian reduction for trigonometric functions", SIGNUM
-    /// Newsletter 18, 1983). x = m · 2ᵏ with m < 2²⁴ and 7 ≤ k ≤ 104, so quadrants and their fraction are
-    /// m · (2ᵏ · 2/π mod 4) mod 4: 96 bits of 2/π from bit k − 2 on, of which two are integer, leave an error below 2⁻⁷⁰
-    /// quadrants. No f32 is closer than 2⁻³⁰ quadrants to a whole one.
+    /// Payne–Hanek reduction, for |x| > 2³⁰, where f64 is not accurate enough (Payne and Hanek, "Radian reduction for
+    /// trigonometric functions", SIGNUM Newsletter 18, 1983). x = m · 2ᵏ with m < 2²⁴ and 7 ≤ k ≤ 104, so quadrants and
+    /// their fraction are m · (2ᵏ · 2/π mod 4) mod 4: 96 bits of 2/π from bit k − 2 on, of which two are integer, leave
+    /// an error below 2⁻⁷⁰ quadrants. No f32 is closer than 2⁻³⁰ quadrants to a whole one.
     fn reduce_far(&mut self, x: &str, magnitude: &str) -> (String, String) {
         let bits = self.convert("bitcast", "float", magnitude, "i32");
         let (fraction, hidden, place) = (self.ci(0x007f_ffff), self.ci(0x0080_0000), self.ci(23));
         let m = self.i("and", &bits, &fraction);
         let m = self.i("or", &m, &hidden);
         let m = self.convert("zext", "i32", &m, "i64");
-        // The first bit of the window: the exponent's field has a bias of 127, and m 23 bits behind the point.
+        // The first bit of the window: the exponent field has a bias of 127, and m has 23 bits behind the point.
         let exponent = self.i("lshr", &bits, &place);
         let bias = self.ci(127 + 23 + 2);
         let first = self.i("sub", &exponent, &bias);
@@ -414,7 +415,7 @@ impl Lanes<'_> {
             let moved = self.i64("shl", &both, &shift);
             self.i64("lshr", &moved, &low_half)
         });
-        // The upper 64 of 96 bits of the product; those above are multiples of four quadrants.
+        // The upper 64 of 96 bits of the product; the bits above are multiples of four quadrants.
         let product = self.i64("mul", &m, &low);
         let carried = self.i64("lshr", &product, &low_half);
         let product = self.i64("mul", &m, &middle);
@@ -422,7 +423,7 @@ impl Lanes<'_> {
         let product = self.i64("mul", &m, &high);
         let product = self.i64("shl", &product, &low_half);
         let product = self.i64("add", &product, &sum);
-        // To the nearest quadrant; what is left is a number of 64 bits behind the point, with a sign.
+        // Rounds to the nearest quadrant; the remainder is a signed number with 64 bits behind the point.
         let half_more = self.i64("add", &product, &half);
         let (integer, two) = (self.wide(62), self.wide(2));
         let quadrant = self.i64("lshr", &half_more, &integer);
@@ -437,7 +438,7 @@ impl Lanes<'_> {
         self.reduced_with_sign(x, magnitude, &r, &quadrant)
     }
 
-    /// What was found for |x|, for x: negated where x is negative, and NaN for infinity.
+    /// Converts the reduction of |x| to that of x: negated where x is negative, and NaN for infinity.
     fn reduced_with_sign(&mut self, x: &str, magnitude: &str, r: &str, quadrant: &str) -> (String, String) {
         let (infinity, nan, zero) = (self.c(f32::INFINITY), self.c(f32::NAN), self.c(0.0));
         let (floats, ints, cond) = (self.ty("float"), self.ty("i32"), self.ty("i1"));
@@ -466,7 +467,7 @@ impl Lanes<'_> {
         chosen
     }
 
-    /// Of the angle quadrant · π/2 + r.
+    /// Sine or cosine of the angle quadrant · π/2 + r.
     fn sin_cos_of(&mut self, r: &str, quadrant: &str, cosine: bool) -> String {
         let offset = self.ci(i64::from(cosine));
         let quadrant = self.i("add", quadrant, &offset);

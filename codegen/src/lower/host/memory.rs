@@ -1,4 +1,4 @@
-//! Ops that write memory: stores through views and pointers, atomics.
+//! Ops that write memory: stores through views and pointers, atomics; and ops that move tiles between buffers.
 
 use super::access::{Access, Place};
 use super::elementwise as ew;
@@ -31,8 +31,8 @@ impl Lowering<'_> {
         })
     }
 
-    /// The load that a stored value comes from, if the store overwrites exactly what that load reads, element by
-    /// element, and nothing else needs it: only then may the load happen during the store.
+    /// The load of a stored value, if the store overwrites exactly the elements that the load reads, and the load has
+    /// no other use: only then may the load move down to the store.
     fn same_address_load(&self, value: Value, address: Value) -> Option<Value> {
         let mut found = None;
         let mut stack = vec![value];
@@ -46,7 +46,8 @@ impl Lowering<'_> {
                     }
                     found = Some(v);
                 }
-                // Other places would be read after neighbours of theirs were written; shapes that change, likewise.
+                // Loads from other addresses, and ops that permute elements, would read elements after the store has
+                // overwritten them.
                 Op::LoadView { .. } | Op::Load { .. } | Op::Broadcast | Op::Trans { .. } => {}
                 _ if self.uses[v.0 as usize] == 1 => stack.extend(&data.operands),
                 _ => {}
@@ -67,7 +68,7 @@ impl Lowering<'_> {
                 access.mask = None;
             }
             let value = l.eval(nest, reads[1].0, &reads[1].1);
-            // A value that differs between lanes needs an address per lane.
+            // A value that differs between lanes needs one address per lane.
             if value.lanes > access.lanes {
                 access = l.spread(nest, access, value.lanes);
             }
@@ -79,18 +80,18 @@ impl Lowering<'_> {
         })
     }
 
-    /// An access with one address made one of `lanes` equal addresses.
+    /// Replaces an access with one address by one with `lanes` equal addresses.
     fn spread(&mut self, nest: &mut Nest, access: Access, lanes: usize) -> Access {
         let level = nest.depth();
         let Place::Contiguous(p) = access.place else {
-            panic!("internal compiler error: lanes of an address differ in number, please report")
+            panic!("internal compiler error: an address has the wrong number of lanes, please report")
         };
         let place = Place::Scattered(self.widen(nest, &Ev { name: p, lanes: 1, level }, "ptr", lanes));
         let mask = access.mask.map(|m| self.widen(nest, &Ev { name: m, lanes: 1, level }, "i1", lanes));
         Access { place, mask, lanes, ..access }
     }
 
-    /// Loops over the elements of pointer operands (operand 0; a mask is operand 2). Scalars make no loop.
+    /// Emits loops over the elements of pointer operands (operand 0; a mask is operand 2). Scalars take no loop.
     fn through_pointers(
         &mut self,
         operands: &[Value],
@@ -116,7 +117,7 @@ impl Lowering<'_> {
         self.prepare(&reads, &shape)?;
         let spec = NestSpec::new(&shape, None, 1);
         let view = self.view(view);
-        // Bounds are tested element by element: the update costs far more.
+        // Bounds are tested per element: the update costs far more.
         self.nest(&spec, &reads, &[], |l, nest| {
             let value = l.eval(nest, value, &map);
             let fast = std::mem::replace(&mut nest.fast, false);
@@ -131,7 +132,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Atomics through pointers; the old values become a tile (or scalar).
+    /// Atomics through pointers. The old values become a tile (or scalar).
     pub fn atomic(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let operands = data.operands.clone();
@@ -170,7 +171,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Makes an arena tile the value of a root's result; scalars are read from it.
+    /// Defines the result of a root by an arena tile; scalars are read from it.
     pub fn define(&mut self, result: Value, tile: TileRef) {
         if self.func.ty(result).is_tensor() {
             self.set_tile(result, tile);
@@ -196,7 +197,7 @@ impl Lowering<'_> {
         self.w.label(&after);
     }
 
-    /// One atomic read-modify-write; gives the old value.
+    /// Emits one atomic read-modify-write. Returns the old value.
     fn update(&mut self, op: AtomicOp, d: DType, pointer: &str, value: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let integer = match (op, d.is_float()) {
@@ -225,7 +226,7 @@ impl Lowering<'_> {
         self.update_loop(op, d, pointer, value)
     }
 
-    /// Floats: compute and compare-and-swap until nobody came between.
+    /// Floats: repeats compare-and-swap until it succeeds.
     fn update_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let slot = self.alloca(bits);
@@ -259,7 +260,7 @@ impl Lowering<'_> {
         from_bits(&mut self.w, d, 1, &old)
     }
 
-    /// Reads through one pointer, now.
+    /// Reads through one pointer immediately.
     pub fn scalar_load(&mut self, id: OpId) {
         let data = self.func.op(id);
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
@@ -274,7 +275,7 @@ impl Lowering<'_> {
         self.scalars.insert(data.results[0], value);
     }
 
-    /// `join`: two tiles side by side in a new last dimension.
+    /// `join`: stacks two tiles in a new last dimension.
     pub fn join(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let (operands, result) = (data.operands.clone(), data.results[0]);
@@ -321,7 +322,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// `reshape` to other extents: the same buffer where it is dense, a dense copy otherwise.
+    /// `reshape` to other extents: reuses the buffer if it is dense, else makes a dense copy.
     pub fn reshape(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let (operand, result) = (data.operands[0], data.results[0]);

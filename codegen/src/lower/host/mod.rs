@@ -1,14 +1,14 @@
-//! Tile IR (stage *tile*) to LLVM IR for the CPU that it runs on. One call of the entry runs one program instance.
+//! Lowers Tile IR of stage *tile* to LLVM IR for a CPU. One call of the entry runs one program instance.
 //!
-//! Reading order: [`plan`] decides which tiles get a buffer and which are fused into their consumers; [`state`] knows
-//! where every value lives; [`nest`] makes loops and [`eval`] fills them; [`access`] reads and writes memory; [`reduce`],
-//! [`scan`], [`dot`], [`memory`], [`control`] and [`debug`] are the ops with loops of their own; [`elementwise`], [`math`] and
-//! [`repr`] are arithmetic on one vector.
+//! Reading order: [`plan`] decides which tiles get a buffer and which are fused into their consumers; [`state`] tracks
+//! the location of every value; [`nest`] emits loop nests and [`eval`] their bodies; [`access`] reads and writes
+//! memory; [`reduce`], [`scan`], [`dot`], [`memory`], [`control`] and [`debug`] lower the ops with their own loops;
+//! [`elementwise`], [`math`] and [`repr`] emit arithmetic on one vector.
 //!
-//! Tiles that need a buffer live in the arena that the caller passes, where [`arena`] puts them by live range. Views stay
-//! operands (base, shape, strides, offsets) and never reach memory. A nest that reads or writes views is written twice
-//! where it matters: once for blocks inside the bounds with contiguous rows, without any test in its loops, once for the
-//! others, with masks and gathers; a test before the nest chooses.
+//! Tiles that need a buffer are in the arena that the caller passes, which [`arena`] allocates by live range. Views
+//! stay operands (base, shape, strides, offsets) and never reach memory. A loop nest that accesses views is emitted in
+//! two versions where necessary: one for blocks in bounds with contiguous rows, without tests in its loops, and one
+//! with masks and gathers; a test before the nest selects the version.
 
 mod access;
 mod arena;
@@ -38,7 +38,7 @@ use plan::is_fused;
 use repr::{from_memory, in_memory};
 use state::{Lowering, Result};
 
-/// LLVM IR of one kernel, and what a launch must know about it.
+/// The LLVM IR of a kernel, with the data that its launch needs.
 #[derive(Clone, Debug)]
 pub struct HostModule {
     pub llvm_ir: String,
@@ -50,6 +50,9 @@ pub struct HostModule {
 }
 
 /// Lowers a verified function of stage *tile*.
+///
+/// # Errors
+/// The feature that the CPU does not support.
 pub fn lower(func: &Func, cpu: &HostCpu, options: &CompileOptions) -> Result<HostModule> {
     let entry = entry_name(&func.name);
     let mut l = Lowering::new(func, cpu, options);
@@ -67,7 +70,7 @@ pub fn lower(func: &Func, cpu: &HostCpu, options: &CompileOptions) -> Result<Hos
     Ok(HostModule { llvm_ir: l.w.finish(&main), entry: entry[1..].to_string(), arena_bytes, args })
 }
 
-/// A symbol that no library function has.
+/// A symbol that collides with no library function.
 fn entry_name(kernel: &str) -> String {
     let safe: String = kernel.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     format!("@tilewright_{safe}")
@@ -89,7 +92,7 @@ fn argument_type(elem: Elem) -> ArgType {
 }
 
 impl Lowering<'_> {
-    /// Reads the kernel's arguments.
+    /// Loads the kernel's arguments.
     fn arguments(&mut self) -> Result<Vec<ArgDesc>> {
         let func = self.func;
         let mut list = Vec::new();
@@ -124,7 +127,7 @@ impl Lowering<'_> {
         Ok(list)
     }
 
-    /// Lowers the ops of a block up to its terminator, and gives that.
+    /// Lowers the ops of a block up to its terminator, and returns the terminator.
     fn ops(&mut self, block: BlockId) -> Result<OpId> {
         for &id in &self.func.block(block).ops {
             let data = self.func.op(id);
@@ -154,7 +157,7 @@ impl Lowering<'_> {
         panic!("internal compiler error: a block without terminator, please report")
     }
 
-    /// Lowers one op that is not fused. Only loops and branches give up their operands themselves.
+    /// Lowers one op that is not fused. Only loops and branches release their operands themselves.
     fn op(&mut self, id: OpId) -> Result<()> {
         let func = self.func;
         let data = func.op(id);
@@ -191,7 +194,7 @@ impl Lowering<'_> {
             Op::If => self.branch(id)?,
             Op::While => self.while_loop(id)?,
             Op::Return => self.w.line("ret i32 0"),
-            // Not passed on to LLVM, for which an assumption that does not hold is undefined behavior.
+            // Not passed to LLVM, where a violated assumption is undefined behavior.
             Op::Assume if reach::checks_assumption(self.func, id) => {}
             Op::Assume if self.options.debug_asserts => self.assert(id, "the assumption does not hold")?,
             Op::Assume => {}
@@ -200,7 +203,7 @@ impl Lowering<'_> {
             Op::DeviceAssert { .. } => {}
             Op::InlineAsm { .. } => {
                 return self.unsupported(
-                    "inline PTX has no meaning on the CPU",
+                    "inline PTX is not supported on the CPU",
                     Some("write the operation with tile functions, or launch this kernel on a GPU"),
                 );
             }
@@ -277,7 +280,7 @@ impl Lowering<'_> {
         self.views.insert(result, view);
     }
 
-    /// An extent, 0 where it is negative: positions are compared with it as unsigned numbers.
+    /// An extent, clamped to 0 if negative, because positions are compared with it as unsigned numbers.
     fn extent(&mut self, extent: &str) -> String {
         match extent.parse::<i64>() {
             Ok(n) => n.max(0).to_string(),

@@ -1,16 +1,16 @@
 //! Loop nests over the elements of a tile.
 //!
-//! A nest walks an *iteration space* (usually the shape of the tile that a root computes). One dimension can be the
-//! vector dimension: its loop steps by the vector width, and values that depend on it are vectors. Code is written to
-//! the section of the innermost loop that it depends on, so that whatever is the same along a row is outside the row's
-//! loop from the start. Everything that the evaluator writes is straight-line code.
+//! A nest iterates over an *iteration space* (usually the shape of the tile that a root computes). One dimension can be
+//! the vector dimension: its loop steps by the vector width, and values that depend on it are vectors. Each instruction
+//! is emitted to the section of the innermost loop that it depends on, so that values that are invariant along a row
+//! are outside of the row's loop from the start. The evaluator emits only straight-line code.
 
 use super::arena::BufferId;
 use super::writer::{Section, Writer};
 use crate::ir::{Elem, Value};
 use std::collections::HashMap;
 
-/// For each dimension of a tile the dimension of the iteration space that indexes it; `None` for element 0 (dimensions
+/// For each dimension of a tile, the dimension of the iteration space that indexes it; `None` for element 0 (dimensions
 /// of extent 1, and broadcast ones).
 pub type Map = Vec<Option<usize>>;
 
@@ -19,7 +19,7 @@ pub type Map = Vec<Option<usize>>;
 pub struct TileRef {
     pub buffer: BufferId,
     pub elem: Elem,
-    /// Elements from the start of the buffer to the tile's first element.
+    /// The offset of the tile's first element from the start of the buffer, in elements.
     pub offset: usize,
     pub strides: Vec<usize>,
 }
@@ -33,7 +33,7 @@ pub fn row_major(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// The map of a tile that fills the iteration space.
+/// The map of a tile with the shape of the iteration space.
 pub fn identity(shape: &[usize]) -> Map {
     shape.iter().enumerate().map(|(d, &n)| (n > 1).then_some(d)).collect()
 }
@@ -42,26 +42,26 @@ pub fn identity(shape: &[usize]) -> Map {
 #[derive(Clone, Debug)]
 pub struct Ev {
     pub name: String,
-    /// 1 for values that are the same along the vector dimension.
+    /// 1 for values that are equal along the vector dimension.
     pub lanes: usize,
-    /// Innermost loop that it depends on.
+    /// The innermost loop that it depends on.
     pub level: usize,
 }
 
-/// The loops to make.
+/// The loops to emit.
 #[derive(Clone, Debug)]
 pub struct NestSpec {
     pub shape: Vec<usize>,
     /// Dimensions from the outermost loop to the innermost.
     pub order: Vec<usize>,
-    /// Step of each dimension's loop.
+    /// The step of each dimension's loop.
     pub steps: Vec<usize>,
     pub vec_dim: Option<usize>,
     pub lanes: usize,
 }
 
 impl NestSpec {
-    /// Loops over `shape` in row-major order but for the vector dimension, which is innermost.
+    /// Loops over `shape` in row-major order, except that the vector dimension is innermost.
     pub fn new(shape: &[usize], vec_dim: Option<usize>, lanes: usize) -> NestSpec {
         let mut order: Vec<usize> = (0..shape.len()).filter(|&d| Some(d) != vec_dim).collect();
         order.extend(vec_dim);
@@ -82,22 +82,22 @@ struct Loop {
 /// A nest under construction.
 pub struct Nest {
     pub shape: Vec<usize>,
-    /// Index of each dimension: an i64 operand, for the vector dimension that of lane 0.
+    /// The index of each dimension, an i64 operand; for the vector dimension that of lane 0.
     pub index: Vec<String>,
-    /// Loop that each index belongs to; 0 is outside of all loops.
+    /// The loop that each index belongs to; 0 is outside of all loops.
     pub level: Vec<usize>,
     pub vec_dim: Option<usize>,
     pub lanes: usize,
-    /// All views are inside their bounds and contiguous along the vector dimension.
+    /// All views are in bounds and contiguous along the vector dimension.
     pub fast: bool,
-    /// Evaluate lane 0 of the vector dimension only.
+    /// Evaluate only lane 0 of the vector dimension.
     pub lane0: bool,
     loops: Vec<Loop>,
     before: Vec<Section>,
     after: Vec<Section>,
     cache: HashMap<(Value, Map, bool), Ev>,
     texts: HashMap<(usize, String), String>,
-    /// Values that get a buffer as a side effect of being evaluated here.
+    /// Values that get a buffer as a side effect of their evaluation here.
     pub side: HashMap<Value, TileRef>,
 }
 
@@ -132,22 +132,22 @@ impl Nest {
         nest
     }
 
-    /// Number of loops; the level of the innermost one.
+    /// The number of loops, which is the level of the innermost one.
     pub fn depth(&self) -> usize {
         self.loops.len()
     }
 
-    /// Text goes to the beginning of that loop's body (0: before all loops).
+    /// Selects the beginning of a loop's body (0: before all loops).
     pub fn select(&self, w: &mut Writer, level: usize) {
         w.select(self.before[level]);
     }
 
-    /// Text goes to the end of that loop's body, after the loops inside it.
+    /// Selects the end of a loop's body, after the loops inside of it.
     pub fn select_after(&self, w: &mut Writer, level: usize) {
         w.select(self.after[level]);
     }
 
-    /// An instruction at a level, written once.
+    /// Emits an instruction at a level, once per text.
     pub fn inst(&mut self, w: &mut Writer, level: usize, text: String) -> String {
         if let Some(name) = self.texts.get(&(level, text.clone())) {
             return name.clone();
@@ -158,12 +158,12 @@ impl Nest {
         name
     }
 
-    /// Whether a value under that map differs along the vector dimension.
+    /// Whether a value with this map differs along the vector dimension.
     pub fn varies(&self, map: &Map) -> bool {
         self.lanes > 1 && !self.lane0 && self.vec_dim.is_some() && map.contains(&self.vec_dim)
     }
 
-    /// Innermost loop that the map depends on.
+    /// The innermost loop that the map depends on.
     pub fn map_level(&self, map: &Map) -> usize {
         map.iter().flatten().map(|&d| self.level[d]).max().unwrap_or(0)
     }
@@ -176,7 +176,7 @@ impl Nest {
         self.cache.insert((v, map.clone(), self.lane0), ev.clone());
     }
 
-    /// Moves one point of the iteration space: evaluations from here on use these indices, all of which belong to the
+    /// Moves to another point of the iteration space: later evaluations use these indices, all of which belong to the
     /// innermost loop.
     pub fn move_to(&mut self, index: Vec<String>) {
         let depth = self.depth();
@@ -202,7 +202,7 @@ impl Nest {
     }
 }
 
-/// A loop that runs at least once around `body`.
+/// Wraps `body` in a loop that runs at least once.
 fn wrap(w: &mut Writer, l: &Loop, body: &str) -> String {
     let label = w.fresh_label("loop");
     let Loop { extent, step, index } = l;

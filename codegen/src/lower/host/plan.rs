@@ -1,38 +1,39 @@
-//! Decides, before any code is written, which tiles get a buffer and which are computed where they are used.
+//! Plans fusion: decides, before any code is emitted, which tiles get a buffer and which are computed inside of their
+//! consumers.
 //!
-//! An op is *fused* when it gives each element of its result from single elements of its operands: it needs no buffer,
-//! its consumer evaluates it inside its own loops. The other ops with tile operands are *roots*: they have loops of
-//! their own (stores, reductions, products, loop-carried values, …). A fused value gets a buffer when
+//! An op is *fused* if each element of its result depends on single elements of its operands: it needs no buffer, and
+//! its consumer evaluates it inside of its own loops. The other ops with tile operands are *roots*, with their own
+//! loops (stores, reductions, dots, loop-carried values, …). A fused value gets a buffer if
 //!
 //! - several roots would evaluate it, and it is not cheap ([`CHEAP`]): the first of them also stores it, or
-//! - it is repeated along a dimension (`broadcast`), and it is not cheap: computing it once per row instead of once per
-//!   element is the point of a smaller tile; it gets loops of its own.
+//! - it is repeated along a dimension (`broadcast`), and it is not cheap: it gets its own loops, to be computed once
+//!   per element of the smaller tile.
 
-use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, UnaryOp, Value};
+use crate::ir::{BinaryOp, BlockId, DType, Def, Effects, Func, Op, OpId, UnaryOp, Value};
 use std::collections::BTreeSet;
 
-/// Cost up to which a value is computed again by each consumer. An integer operation costs 1.
+/// The maximum cost of a value that each consumer recomputes. An integer operation costs 1.
 const CHEAP: u32 = 10;
-/// The same for indices and pointers: most of their arithmetic depends on one dimension and leaves the innermost loop,
-/// and what an address is made of must be seen to read contiguous memory as such.
+/// The same for indices and pointers: most of their arithmetic depends on one dimension and is hoisted out of the
+/// innermost loop, and address arithmetic must stay visible for contiguous accesses to be recognized.
 const CHEAP_INDEX: u32 = 40;
 const EXPENSIVE: u32 = 1000;
 
-/// A place in a block where a root evaluates operands: the op's index, and the operand for ops that evaluate each on
-/// its own.
+/// A point in a block where a root evaluates operands: the index of the op, and of the operand for ops that evaluate
+/// each separately.
 type Root = (usize, usize);
 
 /// Facts about every value, by value number.
 pub struct Plan {
-    /// The value needs a buffer of its own.
+    /// The value needs its own buffer.
     pub buffered: Vec<bool>,
-    /// The buffer is filled by loops of its own, not by the first consumer's.
+    /// The buffer is filled by its own loops, not by those of the first consumer.
     pub own_loops: Vec<bool>,
-    /// Roots of the value in its block, in order (parameters and root results included).
+    /// The roots that evaluate the value in its block, in order (for parameters and root results too).
     pub roots: Vec<BTreeSet<Root>>,
-    /// Block in which the value is defined.
+    /// The block that defines the value.
     pub block: Vec<BlockId>,
-    /// Index of each op in its block.
+    /// The index of each op in its block.
     pub position: Vec<usize>,
     cost: Vec<Option<u32>>,
 }
@@ -66,7 +67,7 @@ pub fn is_fused(func: &Func, id: OpId) -> bool {
     }
 }
 
-/// Ops that only say where an element comes from.
+/// Whether the op only maps elements of its operand.
 pub fn is_map(func: &Func, id: OpId) -> bool {
     match func.op(id).op {
         Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Hint { .. } => is_fused(func, id),
@@ -75,7 +76,7 @@ pub fn is_map(func: &Func, id: OpId) -> bool {
     }
 }
 
-/// A reshape that only adds or removes dimensions of extent 1.
+/// Whether a reshape only adds or removes dimensions of extent 1.
 fn keeps_dimensions(func: &Func, id: OpId) -> bool {
     let data = func.op(id);
     let extents = |v: Value| -> Vec<usize> { func.ty(v).shape().iter().copied().filter(|&n| n != 1).collect() };
@@ -127,7 +128,7 @@ impl Plan {
             let data = func.op(id);
             for &region in &data.regions {
                 self.block(func, region);
-                // What a region uses from outside must be there before it starts.
+                // Values that a region uses from outside must exist before it starts.
                 for inner in func.walk_from(region) {
                     for &v in &func.op(inner).operands {
                         if self.block[v.0 as usize] == block {
@@ -149,7 +150,7 @@ impl Plan {
         }
     }
 
-    /// Decides about a fused op's result, whose uses have all been seen, and hands its roots on to the operands.
+    /// Plans the result of a fused op, all of whose uses have been visited, and propagates its roots to the operands.
     fn fused(&mut self, func: &Func, block: BlockId, id: OpId) {
         let data = func.op(id);
         let result = data.results[0].0 as usize;
@@ -160,7 +161,7 @@ impl Plan {
         let roots = self.roots[result].clone();
         let passed: BTreeSet<Root> = if self.buffered[result] { roots.into_iter().take(1).collect() } else { roots };
         for &v in &data.operands {
-            // A region's use of an outer value is recorded with the op that holds the region.
+            // The use of an outer value in a region counts as a use by the op that contains the region.
             if self.block[v.0 as usize] == block {
                 self.roots[v.0 as usize].extend(&passed);
             }
@@ -175,7 +176,7 @@ impl Plan {
         }
     }
 
-    /// What computing one element of a fused value again costs.
+    /// The cost of recomputing one element of a fused value.
     pub fn cost(&mut self, func: &Func, v: Value) -> u32 {
         if let Some(cost) = self.cost[v.0 as usize] {
             return cost;
@@ -197,7 +198,7 @@ impl Plan {
         let own = match &data.op {
             Op::Constant { .. } | Op::Arange { .. } | Op::Splat => return 0,
             Op::Binary(op) => match op {
-                crate::ir::BinaryOp::Div | crate::ir::BinaryOp::Rem | crate::ir::BinaryOp::MulHi => 5,
+                BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem | BinaryOp::MulHi => 5,
                 _ => 1,
             },
             Op::Unary(UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs) | Op::Cmp(_) | Op::Select | Op::PtrAdd => 1,
@@ -206,7 +207,7 @@ impl Plan {
         };
         let mut total = own;
         for &operand in &data.operands {
-            // Arithmetic on a buffer would keep that buffer alive and read it again.
+            // Arithmetic on a buffer would keep the buffer alive and read it again.
             let source = map_source(func, operand);
             let from_buffer = func.ty(source).is_tensor() && !func.def_op(source).is_some_and(|d| is_fused(func, d));
             total += if from_buffer { EXPENSIVE } else { self.cost(func, operand) };

@@ -1,12 +1,12 @@
 //! Reductions.
 //!
-//! A reduction keeps a vector of partial results. Along the vector dimension lane l combines the elements l, l + W,
-//! l + 2W, … in order; then the lanes are combined in halves (lane l with lane l + W/2, and so on). Along another dimension
-//! every lane is an element of the result.
+//! A reduction accumulates a vector of partial results. Along the vector dimension, lane l combines the elements l, l +
+//! W, l + 2W, … in order; then the lanes are combined by halves (lane l with lane l + W/2, and so on). Along another
+//! dimension, every lane is an element of the result.
 //!
-//! Where the function is one operation (`add`, `mul`, `min`, `max`, `and`, `or`, `xor`), partial results start at its
-//! neutral element, and those of narrow floats stay in f32 and are rounded once. Any other function starts at the first
-//! element.
+//! If the function is a single operation (`add`, `mul`, `min`, `max`, `and`, `or`, `xor`), partial results start at its
+//! neutral element, and those of narrow floats stay in f32 and are rounded once. Any other function starts with the
+//! first element.
 
 use super::elementwise as ew;
 use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity};
@@ -17,13 +17,13 @@ use crate::analysis::combine::single_function;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Literal, Op, OpId, Value};
 use std::collections::HashMap;
 
-/// How a reduction by one function holds its partial results: narrow floats in f32, and floats whose minimum or maximum is
-/// sought as integers in the same order, because one instruction then does what takes seven on floats (NaN and the two
-/// zeros), and the next step waits for one.
+/// The representation of partial results in a reduction by one operation: narrow floats in f32, and floats under `min`
+/// or `max` as integers with the same order. One instruction then replaces seven on floats (for NaN and the two zeros),
+/// and the dependent step has the latency of one.
 struct Partial {
-    /// Type of the partial results.
+    /// The type of the partial results.
     d: DType,
-    /// Type of the elements in registers.
+    /// The type of the elements in registers.
     from: DType,
     op: BinaryOp,
 }
@@ -44,7 +44,7 @@ impl Partial {
         super::eval::literal(self.d, lanes, neutral(self.op, self.d))
     }
 
-    /// An element as a partial result. A NaN becomes the neutral number, whose bits are those of a NaN again.
+    /// Converts an element to a partial result. A NaN becomes the neutral number, whose bits are those of a NaN again.
     fn enter(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
         if self.d == self.from {
             return x.to_string();
@@ -56,7 +56,7 @@ impl Partial {
         ew::select(w, Elem::Num(self.d), lanes, &is_nan, &self.start(lanes), &key)
     }
 
-    /// A partial result as an element.
+    /// Converts a partial result to an element.
     fn leave(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
         if self.d == self.from {
             return x.to_string();
@@ -65,8 +65,8 @@ impl Partial {
         from_bits(w, self.from, lanes, &bits)
     }
 
-    /// The bits of floats as integers in the same order, −0 below +0: those of negative numbers are inverted but for the
-    /// sign. Its own inverse.
+    /// Maps the bits of floats to integers with the same order, −0 below +0: inverts the bits of negative numbers
+    /// except the sign. It is its own inverse.
     fn ordered(&self, w: &mut Writer, lanes: usize, bits: &str) -> String {
         let (ty, width) = (reg_num(self.d), self.d.bits());
         let vty = vector(ty, lanes);
@@ -76,7 +76,7 @@ impl Partial {
     }
 }
 
-/// x with `op(x, y) = y` for every y.
+/// The neutral element: x with `op(x, y) = y` for every y.
 fn neutral(op: BinaryOp, d: DType) -> Literal {
     let signed = d.is_signed_int();
     let bits = d.bits() as u32;
@@ -91,7 +91,7 @@ fn neutral(op: BinaryOp, d: DType) -> Literal {
     }
 }
 
-/// Half of a vector's lanes, from lane `from`.
+/// Half of a vector's lanes, from lane `from` on.
 fn half(w: &mut Writer, ty: &str, lanes: usize, x: &str, from: usize) -> String {
     let (half, vty) = (lanes / 2, vector(ty, lanes));
     if half == 1 {
@@ -101,7 +101,7 @@ fn half(w: &mut Writer, ty: &str, lanes: usize, x: &str, from: usize) -> String 
     w.inst(format!("shufflevector {vty} {x}, {vty} poison, <{half} x i32> <{}>", items.join(", ")))
 }
 
-/// Combines the lanes of a vector in halves.
+/// Combines the lanes of a vector by halves.
 pub fn combine_lanes(w: &mut Writer, op: BinaryOp, d: DType, mut lanes: usize, x: &str) -> String {
     let ty = reg_num(d);
     let mut x = x.to_string();
@@ -148,7 +148,7 @@ impl Lowering<'_> {
         let partial = Partial::new(op, d);
         let (vec_dim, lanes) = self.vector_dim(shape, reads, &[]);
         let mut spec = NestSpec::new(shape, vec_dim, lanes);
-        // The reduced dimension is innermost: its partial results stay in registers.
+        // The reduced dimension is innermost, so that partial results stay in registers.
         spec.order.retain(|&k| k != axis);
         spec.order.push(axis);
         let vty = vector(reg_num(partial.d), lanes);
@@ -188,7 +188,7 @@ impl Lowering<'_> {
         self.write_tile(nest, tile, map, value);
     }
 
-    /// Reduces by any associative and commutative function, several tiles together if there are several.
+    /// Reduces one or several tiles by any associative and commutative function.
     fn reduce_by_region(
         &mut self,
         region: BlockId,
@@ -227,7 +227,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Combines the lanes of vectors in halves by a region.
+    /// Combines the lanes of vectors by halves, with a region.
     fn combine_halves(
         &mut self,
         region: BlockId,
@@ -248,7 +248,7 @@ impl Lowering<'_> {
         Ok(values)
     }
 
-    /// An `alloca` for a vector of each type.
+    /// Emits an `alloca` for a vector of each type.
     pub fn slots(&mut self, elems: &[Elem], lanes: usize) -> Vec<String> {
         elems.iter().map(|e| self.alloca(&vector(reg(*e), lanes))).collect()
     }
@@ -264,7 +264,7 @@ impl Lowering<'_> {
         self.w.inst(format!("icmp eq i64 {}, 0", nest.index[axis]))
     }
 
-    /// The values at the nest's current point, in `lanes` lanes each; the innermost loop is selected afterwards.
+    /// The values at the current point of the nest, with `lanes` lanes each. Selects the innermost loop.
     pub fn eval_all(&mut self, nest: &mut Nest, reads: &[(Value, Map)], lanes: usize) -> Vec<String> {
         let mut names = Vec::new();
         for (v, map) in reads {
@@ -276,7 +276,7 @@ impl Lowering<'_> {
         names
     }
 
-    /// What the slots hold combined with `new`; `new` itself where `first`, when the slots hold nothing yet.
+    /// Combines the contents of the slots with `new`; the result is `new` where `first` holds and the slots are empty.
     pub fn combine_with_slots(
         &mut self,
         region: BlockId,
@@ -289,7 +289,7 @@ impl Lowering<'_> {
         let first = ew::widen_lane(&mut self.w, "i1", lanes, first);
         let mut arguments = self.load_slots(elems, slots, lanes);
         for ((old, elem), x) in arguments.iter_mut().zip(elems).zip(new) {
-            // The element itself keeps the function's inputs sane.
+            // Passes the element itself where the slots are empty, so that the function gets valid inputs.
             *old = ew::select(&mut self.w, *elem, lanes, &first, x, old);
         }
         arguments.extend(new.iter().cloned());
@@ -298,7 +298,7 @@ impl Lowering<'_> {
         Ok(combined.iter().zip(elems).zip(new).map(pick).collect())
     }
 
-    /// Writes a combining region on vectors in the selected section.
+    /// Emits a combining region on vectors, in the selected section.
     pub fn inline_region(&mut self, region: BlockId, lanes: usize, arguments: &[String]) -> Result<Vec<String>> {
         let func = self.func;
         let mut values: HashMap<Value, String> =

@@ -1,4 +1,4 @@
-//! How numbers are held: in registers, in arena buffers, and in memory.
+//! The representations of numbers in registers, in arena buffers and in memory.
 //!
 //! | element | register | arena | memory |
 //! |---|---|---|---|
@@ -8,13 +8,13 @@
 //! | f32, f64 | float, double | the same | the same |
 //! | pointers | ptr | ptr | |
 //!
-//! A narrow float as an f32 register value costs nothing to read again and nothing in a `dot`; it is converted only where
-//! it enters or leaves memory.
+//! A narrow float as an f32 register value needs no conversion when it is read again or used in a `dot`; conversions
+//! occur only at memory accesses.
 
 use super::writer::{Writer, float_constant, intrinsic, splat, vector};
 use crate::ir::{DType, Elem};
 
-/// LLVM type of one lane in a register.
+/// The LLVM type of one lane in a register.
 pub fn reg(elem: Elem) -> &'static str {
     match elem {
         Elem::Ptr(_) => "ptr",
@@ -22,7 +22,7 @@ pub fn reg(elem: Elem) -> &'static str {
     }
 }
 
-/// LLVM type of one lane of a number in a register.
+/// The LLVM type of one lane of a number in a register.
 pub fn reg_num(d: DType) -> &'static str {
     match d {
         DType::Bool => "i1",
@@ -35,7 +35,7 @@ pub fn reg_num(d: DType) -> &'static str {
     }
 }
 
-/// LLVM's suffix of an intrinsic on that register type.
+/// The suffix of LLVM intrinsics for that register type.
 pub fn suffix(ty: &str) -> &str {
     match ty {
         "float" => "f32",
@@ -45,7 +45,7 @@ pub fn suffix(ty: &str) -> &str {
     }
 }
 
-/// LLVM type of one element in an arena buffer.
+/// The LLVM type of one element in an arena buffer.
 pub fn stored(elem: Elem) -> &'static str {
     match reg(elem) {
         "i1" => "i8",
@@ -53,7 +53,7 @@ pub fn stored(elem: Elem) -> &'static str {
     }
 }
 
-/// Bytes of one element in an arena buffer.
+/// The size of one element in an arena buffer, in bytes.
 pub fn stored_bytes(elem: Elem) -> usize {
     match stored(elem) {
         "i8" => 1,
@@ -63,7 +63,7 @@ pub fn stored_bytes(elem: Elem) -> usize {
     }
 }
 
-/// LLVM type of one element in global memory: floats narrower than f32 are integers of their width.
+/// The LLVM type of one element in global memory: floats narrower than f32 are integers of their width.
 pub fn in_memory(d: DType) -> &'static str {
     match d {
         DType::Bool | DType::I8 | DType::U8 | DType::F8E4M3 | DType::F8E5M2 => "i8",
@@ -75,12 +75,12 @@ pub fn in_memory(d: DType) -> &'static str {
     }
 }
 
-/// Whether the type is a float that registers hold as a wider one.
+/// Whether the type is a float that is wider in registers.
 pub fn is_narrow(d: DType) -> bool {
     matches!(d, DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16)
 }
 
-/// Register value of what an arena buffer holds.
+/// Converts from the arena representation to a register value.
 pub fn from_stored(w: &mut Writer, elem: Elem, lanes: usize, x: &str) -> String {
     match reg(elem) {
         "i1" => w.inst(format!("icmp ne {} {x}, {}", vector("i8", lanes), splat("i8", lanes, 0))),
@@ -88,7 +88,7 @@ pub fn from_stored(w: &mut Writer, elem: Elem, lanes: usize, x: &str) -> String 
     }
 }
 
-/// What an arena buffer holds for a register value.
+/// Converts a register value to the arena representation.
 pub fn to_stored(w: &mut Writer, elem: Elem, lanes: usize, x: &str) -> String {
     match reg(elem) {
         "i1" => w.inst(format!("zext {} {x} to {}", vector("i1", lanes), vector("i8", lanes))),
@@ -96,7 +96,7 @@ pub fn to_stored(w: &mut Writer, elem: Elem, lanes: usize, x: &str) -> String {
     }
 }
 
-/// Register value of what global memory holds.
+/// Converts from the memory representation to a register value.
 pub fn from_memory(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     match d {
         DType::Bool => from_stored(w, Elem::Num(d), lanes, x),
@@ -105,7 +105,7 @@ pub fn from_memory(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     }
 }
 
-/// What global memory holds for a register value.
+/// Converts a register value to the memory representation.
 pub fn to_memory(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     match d {
         DType::Bool => to_stored(w, Elem::Num(d), lanes, x),
@@ -114,7 +114,7 @@ pub fn to_memory(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     }
 }
 
-/// One instruction on vectors with the types spelled out.
+/// Emits instructions on vectors with explicit types.
 struct Ops<'w> {
     w: &'w mut Writer,
     lanes: usize,
@@ -166,8 +166,8 @@ impl Ops<'_> {
     }
 }
 
-/// Layout of an 8-bit float: mantissa bits, the power of two between its exponent bias and f32's, the bits of its
-/// largest magnitude that is a number.
+/// The format of an 8-bit float: the number of mantissa bits, the difference between f32's exponent bias and its own,
+/// and its largest finite number.
 struct Fp8 {
     mantissa: u32,
     rebias: i32,
@@ -181,7 +181,7 @@ fn fp8(d: DType) -> Fp8 {
     }
 }
 
-/// f32 lanes of the bits of a narrow float.
+/// Converts the bits of a narrow float to f32 lanes.
 fn widen(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     let mut o = Ops { w, lanes };
     match d {
@@ -226,7 +226,7 @@ fn widen(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     }
 }
 
-/// Rounds f32 lanes to the nearest value of a narrow float, ties to even; other types are returned unchanged.
+/// Rounds f32 lanes to the nearest value of a narrow float, ties to even; returns other types unchanged.
 pub fn round(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     let mut o = Ops { w, lanes };
     match d {
@@ -245,7 +245,7 @@ pub fn round(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     }
 }
 
-/// Adds what rounds the lowest `drop` bits to nearest even, and clears them.
+/// Rounds away the lowest `drop` bits, to nearest even.
 fn round_bits(o: &mut Ops, bits: &str, drop: i64) -> String {
     let (shift, one, mask, half) = (o.int(drop), o.int(1), o.int(-1 << drop), o.int((1 << (drop - 1)) - 1));
     let above = o.i("lshr", bits, &shift);
@@ -264,11 +264,11 @@ fn keep_nan(o: &mut Ops, x: &str, otherwise: &str) -> String {
 fn round_fp8(o: &mut Ops, d: DType, x: &str) -> String {
     let layout = fp8(d);
     let magnitude = o.abs(x);
-    // Numbers with a full mantissa.
+    // Normal numbers.
     let bits = o.convert("bitcast", "float", &magnitude, "i32");
     let normal = round_bits(o, &bits, 23 - layout.mantissa as i64);
     let normal = o.convert("bitcast", "i32", &normal, "float");
-    // Below the smallest of those, values are multiples of one step; adding and subtracting 1.5 · 2²³ steps rounds to it.
+    // Denormal numbers are multiples of one step; adding and subtracting 1.5 · 2²³ steps rounds to it.
     let smallest_normal = 2f32.powi(1 - (127 - layout.rebias));
     let step = smallest_normal / (1 << layout.mantissa) as f32;
     let magic = o.float(1.5 * 8388608.0 * step);
@@ -322,7 +322,7 @@ pub fn narrow_bits(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     }
 }
 
-/// Register value of the bits (an integer of the type's width) of a float; the identity for integers.
+/// Converts the bits (an integer of the type's width) of an element to a register value.
 pub fn from_bits(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     match d {
         DType::F32 | DType::F64 => {
@@ -344,7 +344,7 @@ pub fn to_bits(w: &mut Writer, d: DType, lanes: usize, x: &str) -> String {
     }
 }
 
-/// Integer type with the bits of an element.
+/// The integer type with the width of an element.
 pub fn bits_type(d: DType) -> &'static str {
     match d.bits() {
         8 => "i8",
@@ -354,8 +354,9 @@ pub fn bits_type(d: DType) -> &'static str {
     }
 }
 
-/// Defines `@decode.NAME(i8) -> float` and `@encode.NAME(float) -> i8` for the 8-bit floats, and `@odd(double) -> float`, which
-/// rounds to what the latter rounds as if from the f64: for lowerings without conversions of their own.
+/// Defines `@decode.NAME(i8) -> float` and `@encode.NAME(float) -> i8` for the 8-bit floats, and `@odd(double) ->
+/// float`, which rounds to odd, so that `@encode` then rounds as if from the f64. For lowerings without their own
+/// conversions.
 pub fn define_f8(w: &mut Writer, attributes: &str) {
     w.function("@odd", &format!("define internal float @odd(double %x) alwaysinline {attributes}"), |w| {
         let odd = super::elementwise::truncate_to_odd(w, 1, "%x");

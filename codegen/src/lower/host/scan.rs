@@ -1,8 +1,8 @@
 //! Scans.
 //!
-//! Where the lanes of a vector follow each other along the scanned dimension, they are scanned among themselves in log₂ W
-//! steps (W. D. Hillis and G. L. Steele, "Data parallel algorithms", 1986), then combined with what all vectors before
-//! have come to. Where the lanes lie along another dimension, each is a scan of its own.
+//! Where the lanes of a vector are consecutive along the scanned dimension, they are scanned in log₂ W steps (W. D.
+//! Hillis and G. L. Steele, "Data parallel algorithms", 1986), then combined with the total of all preceding vectors.
+//! Where the lanes are along another dimension, each is a separate scan.
 
 use super::elementwise as ew;
 use super::nest::{Ev, Map, NestSpec, identity};
@@ -57,7 +57,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Each lane combined with all lanes before it; with `reverse`, with all behind it.
+    /// Combines each lane with all lanes before it; with `reverse`, with all lanes after it.
     fn scan_lanes(
         &mut self,
         region: BlockId,
@@ -72,7 +72,7 @@ impl Lowering<'_> {
                 false => lane.checked_sub(distance),
                 true => Some(lane + distance).filter(|&s| s < lanes),
             };
-            // Lanes without a neighbour at that distance take themselves, and keep what they have.
+            // Lanes without a source at that distance shuffle themselves, and keep their value.
             let shuffle: Vec<String> = (0..lanes).map(|i| format!("i32 {}", source(i).unwrap_or(i))).collect();
             let has: Vec<String> = (0..lanes).map(|i| format!("i1 {}", source(i).is_some())).collect();
             let mut arguments = Vec::new();
@@ -96,7 +96,7 @@ impl Lowering<'_> {
         Ok(values)
     }
 
-    /// One lane's value in all lanes.
+    /// Broadcasts one lane to all lanes.
     fn repeat_lane(&mut self, vty: &str, lanes: usize, x: &str, lane: usize) -> String {
         let items = vec![format!("i32 {lane}"); lanes].join(", ");
         self.w.inst(format!("shufflevector {vty} {x}, {vty} poison, <{lanes} x i32> <{items}>"))

@@ -1,4 +1,4 @@
-//! What is known while a kernel is lowered: where every value lives, and how often it is still needed.
+//! The state of the lowering of a kernel: the location of every value, and its number of remaining uses.
 
 use super::access::ViewRef;
 use super::arena::Arena;
@@ -11,15 +11,15 @@ use crate::lower::Unsupported;
 use crate::target::{CompileOptions, HostCpu};
 use std::collections::{BTreeSet, HashMap};
 
-/// What the loops are shaped for.
+/// The vector units of the CPU, which determine the shape of the loops.
 #[derive(Clone, Copy, Debug)]
 pub struct Vectors {
-    /// f32 lanes of one vector register.
+    /// f32 lanes per vector register.
     pub lanes: usize,
-    /// Vector registers.
+    /// The number of vector registers.
     pub registers: usize,
-    /// The CPU has masked loads, stores and gathers of every element size (AVX-512). Without them, masked accesses are
-    /// written lane by lane: LLVM 22 loses part of the mask when it splits masked loads for AVX2.
+    /// Whether the CPU has masked loads, stores and gathers of every element size (AVX-512). Otherwise masked accesses
+    /// are emitted lane by lane: LLVM 22 loses part of the mask when it splits masked loads for AVX2.
     pub masks: bool,
 }
 
@@ -40,7 +40,7 @@ impl Vectors {
 
 pub type Result<T> = std::result::Result<T, Unsupported>;
 
-/// One kernel on its way to LLVM IR.
+/// The lowering of one kernel.
 pub struct Lowering<'f> {
     pub func: &'f Func,
     pub options: &'f CompileOptions,
@@ -48,21 +48,21 @@ pub struct Lowering<'f> {
     pub w: Writer,
     pub plan: Plan,
     pub arena: Arena,
-    /// `alloca`s of the entry block.
+    /// The `alloca`s of the entry block.
     pub allocas: String,
-    /// Block whose ops are being lowered.
+    /// The block whose ops are being lowered.
     pub block: BlockId,
-    /// Place of the op that is being lowered.
+    /// The source location of the op being lowered.
     pub loc: Loc,
     pub scalars: HashMap<Value, String>,
     pub views: HashMap<Value, ViewRef>,
-    /// Tiles that have a buffer; the other tiles are evaluated where they are used.
+    /// Tiles with a buffer; other tiles are evaluated by their consumers.
     pub tiles: HashMap<Value, TileRef>,
-    /// Uses of each value that are not lowered yet.
+    /// The number of uses of each value that are not lowered yet.
     pub uses: Vec<u32>,
-    /// Tiles read from memory that may still be without a buffer, in order.
+    /// Tiles loaded from memory that may not have a buffer yet, in order.
     pub pending_loads: Vec<Value>,
-    /// Where a product should go so that it need not be copied: the buffer of a loop-carried value.
+    /// The destination of a dot that needs no copy: the buffer of a loop-carried value.
     pub destinations: HashMap<Value, TileRef>,
 }
 
@@ -102,7 +102,7 @@ impl<'f> Lowering<'f> {
         self.func.ty(v).shape()
     }
 
-    /// Operand of a scalar.
+    /// The LLVM operand of a scalar.
     pub fn scalar(&self, v: Value) -> String {
         self.scalars
             .get(&v)
@@ -117,21 +117,21 @@ impl<'f> Lowering<'f> {
             .unwrap_or_else(|| panic!("internal compiler error: view %{} is not known, please report", v.0))
     }
 
-    /// A new `alloca` for a loop-carried scalar; LLVM turns it into a register.
+    /// Emits an `alloca` for a loop-carried scalar; LLVM promotes it to a register.
     pub fn alloca(&mut self, ty: &str) -> String {
         let name = self.w.fresh("slot");
         self.allocas.push_str(&format!("  {name} = alloca {ty}\n"));
         name
     }
 
-    /// A new row-major buffer.
+    /// Allocates a row-major buffer.
     pub fn new_tile(&mut self, shape: &[usize], elem: Elem) -> TileRef {
         let count: usize = shape.iter().product();
         let buffer = self.arena.allocate((count * stored_bytes(elem)) as u64);
         TileRef { buffer, elem, offset: 0, strides: row_major(shape) }
     }
 
-    /// The fused op that a tile without a buffer is computed by.
+    /// The fused op that computes a tile without a buffer.
     pub fn virtual_op(&self, v: Value) -> Option<OpId> {
         if self.tiles.contains_key(&v) {
             return None;
@@ -139,7 +139,7 @@ impl<'f> Lowering<'f> {
         self.func.def_op(v).filter(|&id| is_fused(self.func, id))
     }
 
-    /// Gives a value its buffer. A fused value no longer depends on its operands then.
+    /// Assigns a buffer to a value. A fused value then no longer depends on its operands.
     pub fn set_tile(&mut self, v: Value, tile: TileRef) {
         let operands = match self.virtual_op(v) {
             Some(id) => self.func.op(id).operands.clone(),
@@ -157,7 +157,7 @@ impl<'f> Lowering<'f> {
         }
     }
 
-    /// One use of a value is lowered. Its buffer is released after the last one.
+    /// Counts one use of a value as lowered. Its buffer is released after the last one.
     pub fn used(&mut self, v: Value) {
         let count = &mut self.uses[v.0 as usize];
         assert!(*count > 0, "internal compiler error: %{} is used more often than counted, please report", v.0);
@@ -167,7 +167,7 @@ impl<'f> Lowering<'f> {
         }
     }
 
-    /// A value without remaining uses.
+    /// Releases a value without remaining uses.
     pub fn dead(&mut self, v: Value) {
         if let Some(tile) = self.tiles.get(&v) {
             self.arena.release(tile.buffer);
@@ -178,7 +178,7 @@ impl<'f> Lowering<'f> {
         }
     }
 
-    /// Values from outside that the regions of an op use, in order.
+    /// The values from outside that the regions of an op use, in order.
     pub fn captured(&self, id: OpId) -> Vec<Value> {
         let mut inside = BTreeSet::new();
         let mut used = BTreeSet::new();
@@ -196,7 +196,7 @@ impl<'f> Lowering<'f> {
         used.difference(&inside).copied().collect()
     }
 
-    /// Gives a fused tile that a region uses from outside a buffer, unless it is cheap to compute again inside.
+    /// Computes a fused tile that a region uses from outside into a buffer, unless it is cheap to recompute inside.
     pub fn settle(&mut self, v: Value) -> Result<()> {
         let source = map_source(self.func, v);
         if self.virtual_op(source).is_none() {
@@ -208,8 +208,8 @@ impl<'f> Lowering<'f> {
         self.materialise(source)
     }
 
-    /// Gives buffers to tiles whose memory an op with effects is about to change. `writes` is the argument that the
-    /// written memory belongs to (`None`: unknown), `keep` a load that the op itself may still do.
+    /// Computes the loaded tiles whose memory an op is about to change. `writes` is the argument that the written
+    /// memory belongs to (`None`: unknown), `keep` a load that the op itself may still perform.
     pub fn settle_loads(&mut self, writes: Option<Value>, keep: Option<Value>) -> Result<()> {
         let pending = std::mem::take(&mut self.pending_loads);
         for load in pending {
@@ -228,8 +228,8 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
-    /// The pointer argument that an address or view is derived from, where that is certain. Different arguments are
-    /// different memory: the launch refuses buffers that overlap.
+    /// The pointer argument from which an address or view is derived; `None` if unknown. Different arguments are
+    /// disjoint memory: the launch rejects buffers that overlap.
     pub fn memory_of(&self, v: Value) -> Option<Value> {
         self.trace_memory(v, &mut Vec::new())?
     }

@@ -2,10 +2,10 @@
 
 use super::writer::{Writer, vector};
 
-/// Columns of the square whose rows are given; the number of rows is the number of lanes, a power of two.
+/// The columns of the square with these rows. The number of rows is the number of lanes, a power of two.
 ///
-/// Eklundh's method: log₂ n rounds; round k swaps, between rows that differ in bit k of their number, the lanes that
-/// differ in bit k of theirs.
+/// Eklundh's method takes log₂ n rounds. Round k swaps, between rows that differ in bit k of their index, the lanes
+/// that differ in bit k of theirs.
 pub fn transpose(w: &mut Writer, ty: &str, rows: &[String]) -> Vec<String> {
     let n = rows.len();
     let vty = vector(ty, n);

@@ -1,6 +1,6 @@
-//! Writes textual LLVM IR: fresh names, instructions, declarations, constants, and text in several places at once.
+//! Writes textual LLVM IR: unique names, instructions, declarations and constants, into several sections.
 //!
-//! Text goes to the selected [`Section`]. A lowering that emits loops opens a section per loop level, writes
+//! Text goes to the selected [`Section`]. A lowering that emits loops opens one section per loop level, writes
 //! invariant code to an outer one while it works on an inner one, and joins them when the nest is complete.
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::fmt::{Display, Write};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Section(usize);
 
-/// One LLVM module under construction.
+/// An LLVM module under construction.
 #[derive(Debug, Default)]
 pub struct Writer {
     sections: Vec<String>,
@@ -21,7 +21,7 @@ pub struct Writer {
     globals: Vec<String>,
     functions: Vec<String>,
     defined: HashSet<String>,
-    /// The target has AVX-512's instruction for x · 2ⁿ.
+    /// Whether the target has AVX-512's instruction for x · 2ⁿ.
     pub has_scalef: bool,
 }
 
@@ -30,13 +30,13 @@ impl Writer {
         Writer { sections: vec![String::new()], ..Writer::default() }
     }
 
-    /// A local name that is used nowhere else, as `%hint12`.
+    /// A unique local name, as `%hint12`.
     pub fn fresh(&mut self, hint: &str) -> String {
         self.names += 1;
         format!("%{hint}{}", self.names)
     }
 
-    /// A label that is used nowhere else, without `%`.
+    /// A unique label, without `%`.
     pub fn fresh_label(&mut self, hint: &str) -> String {
         self.names += 1;
         format!("{hint}{}", self.names)
@@ -47,7 +47,7 @@ impl Writer {
         let _ = writeln!(self.sections[self.current], "  {text}");
     }
 
-    /// Appends an instruction under a fresh name and gives the name.
+    /// Appends an instruction with a fresh name, and returns the name.
     pub fn inst(&mut self, text: impl Display) -> String {
         let name = self.fresh("v");
         self.line(format_args!("{name} = {text}"));
@@ -67,14 +67,14 @@ impl Writer {
         self.line(format_args!("br i1 {condition}, label %{yes}, label %{no}"));
     }
 
-    /// Calls a function (declared on first use) that returns a value. Arguments are (type, operand) pairs.
+    /// Emits a call of a function (declared on first use) with a result. Arguments are (type, operand) pairs.
     pub fn call(&mut self, result: &str, callee: &str, args: &[(&str, &str)]) -> String {
         self.declare_call(result, callee, args);
         let text = call_text(result, callee, args);
         self.inst(text)
     }
 
-    /// Calls a function (declared on first use) that returns nothing.
+    /// Emits a call of a function (declared on first use) without a result.
     pub fn call_void(&mut self, callee: &str, args: &[(&str, &str)]) {
         self.declare_call("void", callee, args);
         let text = call_text("void", callee, args);
@@ -89,7 +89,7 @@ impl Writer {
         self.declarations.insert(format!("declare {result} {callee}({})", types.join(", ")));
     }
 
-    /// A constant global with these bytes and a terminating zero; gives its name.
+    /// Emits a constant global with these bytes and a terminating zero. Returns its name.
     pub fn string(&mut self, text: &str) -> String {
         let mut escaped = String::new();
         for byte in text.bytes().filter(|&b| b != 0) {
@@ -106,7 +106,7 @@ impl Writer {
         name
     }
 
-    /// Defines a function once for each `name`; `body` writes its instructions.
+    /// Defines a function once per `name`; `body` writes its instructions.
     pub fn function(&mut self, name: &str, signature: &str, body: impl FnOnce(&mut Writer)) {
         if !self.defined.insert(name.to_string()) {
             return;
@@ -120,13 +120,13 @@ impl Writer {
         self.functions.push(format!("{signature} {{\n{text}}}\n"));
     }
 
-    /// A new, empty section. It is not selected yet.
+    /// Opens a new, empty section, without selecting it.
     pub fn open(&mut self) -> Section {
         self.sections.push(String::new());
         Section(self.sections.len() - 1)
     }
 
-    /// Where text goes from here on.
+    /// Selects the section that receives text from now on.
     pub fn select(&mut self, section: Section) {
         self.current = section.0;
     }
@@ -135,7 +135,7 @@ impl Writer {
         Section(self.current)
     }
 
-    /// Empties a section and gives its text.
+    /// Empties a section and returns its text.
     pub fn take(&mut self, section: Section) -> String {
         std::mem::take(&mut self.sections[section.0])
     }
@@ -145,7 +145,7 @@ impl Writer {
         self.sections[self.current].push_str(text);
     }
 
-    /// The module: globals, declarations, helper functions, then `main`.
+    /// The text of the module: globals, declarations, helper functions, then `main`.
     pub fn finish(self, main: &str) -> String {
         let mut out = String::new();
         for line in self.globals.iter().chain(&self.declarations) {
@@ -167,7 +167,7 @@ fn call_text(result: &str, callee: &str, args: &[(&str, &str)]) -> String {
     format!("call {result} {callee}({})", args.join(", "))
 }
 
-/// `ty` for one lane, `<lanes x ty>` for more.
+/// The type of a vector: `ty` for one lane, `<lanes x ty>` for more.
 pub fn vector(ty: &str, lanes: usize) -> String {
     if lanes == 1 { ty.to_string() } else { format!("<{lanes} x {ty}>") }
 }
@@ -177,7 +177,7 @@ pub fn splat(ty: &str, lanes: usize, text: impl Display) -> String {
     if lanes == 1 { text.to_string() } else { format!("splat ({ty} {text})") }
 }
 
-/// `0, 1, 2, …` of an integer type.
+/// The vector `0, 1, 2, …` of an integer type.
 pub fn iota(ty: &str, lanes: usize) -> String {
     if lanes == 1 {
         return "0".to_string();
@@ -186,23 +186,23 @@ pub fn iota(ty: &str, lanes: usize) -> String {
     format!("<{}>", items.join(", "))
 }
 
-/// LLVM's exact spelling of an f32 constant.
+/// The exact LLVM spelling of an f32 constant.
 pub fn float_constant(x: f32) -> String {
     format!("0x{:016X}", widen(x))
 }
 
-/// LLVM's exact spelling of an f64 constant.
+/// The exact LLVM spelling of an f64 constant.
 pub fn double_constant(x: f64) -> String {
     format!("0x{:016X}", x.to_bits())
 }
 
-/// The f64 bits of an f32, NaNs with their sign kept.
+/// The f64 bits of an f32. NaNs keep their sign.
 fn widen(x: f32) -> u64 {
     (x as f64).to_bits()
 }
 
-/// Name of an intrinsic for a type: `llvm.floor` for 8 floats is `@llvm.floor.v8f32`. `short` is LLVM's suffix (`f32`,
-/// `i64`, …).
+/// The name of an intrinsic for a type: `llvm.floor` for 8 floats is `@llvm.floor.v8f32`. `short` is LLVM's suffix
+/// (`f32`, `i64`, …).
 pub fn intrinsic(base: &str, short: &str, lanes: usize) -> String {
     if lanes == 1 { format!("@{base}.{short}") } else { format!("@{base}.v{lanes}{short}") }
 }

@@ -37,7 +37,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// How many neighbours one instruction adds to memory: Hopper has additions of two and four f32 that give nothing back.
+    /// The number of consecutive elements that one instruction adds to memory: Hopper has vector reductions (`red.v2`,
+    /// `red.v4`) of f32, without a result.
     fn reduction_vector(&self, view: Value, op: AtomicOp, place: &Place, layout: &LinearLayout) -> usize {
         if self.arch != GpuArch::Sm90a || op != AtomicOp::Add || place.elem != DType::F32 {
             return 1;
@@ -46,7 +47,7 @@ impl Lowering<'_> {
         vector.min(layout.contiguous_run(place.parts.order[0])).min(4)
     }
 
-    /// Adds neighbouring f32 to memory.
+    /// Adds consecutive f32 to memory.
     fn reduce_vector(&mut self, address: &str, values: &[Val], predicate: Option<Val>) {
         let n = values.len();
         let registers: Vec<String> = (1..=n).map(|i| format!("${i}")).collect();
@@ -87,7 +88,10 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let elem = self.dtype(data.results[0]);
         if elem.bits() < 32 {
-            return self.unsupported(format!("atomic_cas on {elem}"), Some("use a 32-bit or 64-bit type"));
+            return self.unsupported(
+                format!("atomic_cas on {elem} is not supported on the GPU"),
+                Some("use a 32-bit or 64-bit type"),
+            );
         }
         let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
         let (owner, free) = self.owner_of(data.operands[0]);
@@ -113,7 +117,7 @@ impl Lowering<'_> {
         self.share_from_owner(data.results[0], olds)
     }
 
-    /// Runs `f` where the predicate holds; zero elsewhere.
+    /// Runs `f` where the predicate holds; the result is zero elsewhere.
     fn guarded(&mut self, predicate: Option<Val>, ty: &str, f: impl FnOnce(&mut Self) -> Val) -> Val {
         let Some(p) = predicate else { return f(self) };
         let (then, join) = (self.e.new_label("act"), self.e.new_label("acted"));
@@ -127,11 +131,12 @@ impl Lowering<'_> {
         self.e.inst(format!("phi {ty} [ {v}, %{end} ], [ zeroinitializer, %{from} ]"))
     }
 
-    /// One element: `old = *p; *p = op(old, value)`; gives `old`.
+    /// One element: `old = *p; *p = op(old, value)`. Returns `old`.
     fn atomic(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Result<Val> {
         let ty = llvm_type(Elem::Num(elem));
         if elem == DType::Bool || matches!(elem, DType::F8E4M3 | DType::F8E5M2) {
-            return self.unsupported(format!("atomics on {elem}"), Some("use a wider type"));
+            return self
+                .unsupported(format!("atomics on {elem} are not supported on the GPU"), Some("use a wider type"));
         }
         let float = elem.is_float();
         let signed = elem.is_signed_int();
@@ -146,11 +151,14 @@ impl Lowering<'_> {
             (AtomicOp::Xor, false) => Some("xor"),
             (AtomicOp::Xchg, _) => Some("xchg"),
             (AtomicOp::And | AtomicOp::Or | AtomicOp::Xor, true) => {
-                return self.unsupported(format!("atomic {} on {elem}", op.name()), Some("use an integer type"));
+                return self.unsupported(
+                    format!("atomic {} on {elem} is not supported", op.name()),
+                    Some("use an integer type"),
+                );
             }
         };
         if let (AtomicOp::Add, DType::F32 | DType::F64 | DType::F16) = (op, elem) {
-            // Straight to the instruction: LLVM would loop on compare-and-swap where it minds denormals.
+            // Emits the instruction directly: LLVM would emit a compare-and-swap loop because of denormals.
             return Ok(self.atomic_add_asm(elem, p, value, predicate));
         }
         Ok(self.guarded(predicate, ty, |this| match native {
@@ -168,7 +176,7 @@ impl Lowering<'_> {
             _ => ("f32", "f", "float", "mov.f32 $0, 0f00000000;"),
         };
         let value = if elem == DType::F16 { self.e.inst(format!("bitcast half {value} to i16")) } else { value.into() };
-        // Where the predicate does not hold the old value is zero, written before the operands are read.
+        // Where the predicate is false, the old value is zero, written before the operands are read.
         let (before, output, more, arg) = match &predicate {
             Some(p) => (format!("{zero} @$3 "), "=&", ",b", format!(", i1 {p}")),
             None => (String::new(), "=", "", String::new()),
@@ -179,11 +187,11 @@ impl Lowering<'_> {
         if elem == DType::F16 { self.e.inst(format!("bitcast i16 {old} to half")) } else { old }
     }
 
-    /// Compare-and-swap until nobody came between.
+    /// Repeats compare-and-swap until it succeeds.
     fn atomic_loop(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str) -> Val {
         let ty = llvm_type(Elem::Num(elem));
         let int = format!("i{}", elem.bits());
-        // Atomic too: other programs may be at the same element.
+        // Atomic, because other programs may access the same element.
         let first = self.e.inst(format!(
             "load atomic {ty}, ptr addrspace(1) {p} syncscope(\"device\") monotonic, align {}",
             elem.bytes()
@@ -210,7 +218,8 @@ impl Lowering<'_> {
         old
     }
 
-    /// Results of an atomic are known to the thread that acted; the others get them through shared memory.
+    /// Sets the results of an atomic. Only the thread that performed it has them; the others get them through shared
+    /// memory.
     fn share_from_owner(&mut self, result: Value, olds: Vec<Val>) -> Result<()> {
         let values = match self.layout(result) {
             Some(layout) => {

@@ -1,8 +1,9 @@
-//! Sums that the bulk copy engine adds to global memory: a tile goes to shared memory, and from there row by row to the L2 cache, which adds
-//! it up. Threads would add at most 16 bytes with an instruction, and wait until the cache takes them.
+//! Adds tiles to global memory by bulk async reductions (`cp.reduce.async.bulk`, Hopper): the tile goes to shared
+//! memory, and TMA adds it row by row in the L2 cache. Atomics of threads would add at most 16 bytes per instruction,
+//! and wait until the cache accepts them.
 //!
-//! The engine reads shared memory while threads go on: until it has, nobody writes there, so the memory is the op's own for as long as the
-//! kernel runs. When the sums are in global memory only the end of the kernel says.
+//! TMA reads shared memory asynchronously. The memory must not be overwritten until it has been read, so it is reserved
+//! for these ops for the whole kernel. Only the end of the kernel guarantees that the sums are in global memory.
 
 use super::Lowering;
 use super::exchange::Exchange;
@@ -14,12 +15,13 @@ use crate::passes::assign_layouts::{view_parts, view_vector};
 use crate::target::GpuArch;
 use std::collections::HashMap;
 
-/// Bytes between rows in shared memory beyond their own: what one store of a warp writes of neighbouring rows then lies in banks of its own.
+/// Padding of each row in shared memory, in bytes, which avoids bank conflicts between the rows that one store of a
+/// warp writes.
 const PAD: u32 = 32;
-/// Smaller tiles are not worth two barriers.
+/// Minimum tile size in bytes: smaller tiles do not pay for two barriers.
 const LEAST_BYTES: u32 = 4096;
 
-/// One addition: rows of f32, each in one piece in global memory.
+/// A tile of f32 rows, each contiguous in global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BulkAdd {
     rows: u32,
@@ -31,16 +33,17 @@ impl BulkAdd {
         self.row_bytes + PAD
     }
 
-    /// Shared memory that it takes.
+    /// Size in shared memory, in bytes.
     pub fn bytes(self) -> u32 {
         self.rows * self.pitch()
     }
 }
 
-/// The additions of a function that can be made so.
+/// The atomic adds of a function that can be bulk async reductions.
 pub fn find(func: &Func, axis: &AxisAnalysis, exchange: &Exchange, arch: GpuArch) -> HashMap<OpId, BulkAdd> {
     let ops = func.walk();
-    // Other programs may take what these change for a sign that all before it is done; what assembly reads nobody knows.
+    // Other programs may use the result of these atomics as a release flag for everything before it; inline assembly
+    // has unknown effects.
     let signs = ops
         .iter()
         .any(|&id| matches!(func.op(id).op, Op::AtomicRmw { .. } | Op::AtomicCas | Op::InlineAsm { pure: false, .. }));
@@ -64,7 +67,7 @@ fn bulk_add(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkAdd> {
     let fits = !copies
         && view_parts(func, view).order[0] == 1
         && !boundary.contains(&1)
-        // The engine wants rows that start at multiples of 16 bytes, and as many.
+        // TMA requires row addresses and row sizes that are multiples of 16 bytes.
         && view_vector(func, axis, view, boundary) == 4
         && add.row_bytes.is_multiple_of(16)
         && add.rows.is_multiple_of(warps)
@@ -74,8 +77,8 @@ fn bulk_add(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkAdd> {
 }
 
 impl Lowering<'_> {
-    /// Before threads meet, and before the kernel ends and its shared memory becomes another block's: the engine has read what this thread
-    /// has given it.
+    /// Waits until TMA has read the shared memory of this thread's reductions. Needed before barriers, and before the
+    /// kernel ends and another block takes over its shared memory.
     pub(super) fn wait_for_additions(&mut self) {
         if !self.plan.has_additions() {
             return;
@@ -85,7 +88,7 @@ impl Lowering<'_> {
 
     pub(super) fn add_in_bulk(&mut self, id: OpId, add: BulkAdd) {
         let data = self.func.op(id);
-        let Op::AtomicView { boundary, .. } = &data.op else { panic!("internal compiler error: not an addition") };
+        let Op::AtomicView { boundary, .. } = &data.op else { panic!("internal compiler error: not an atomic add") };
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
         let base = self.plan.scratch(id);
@@ -107,7 +110,7 @@ impl Lowering<'_> {
         self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
         self.barrier();
 
-        // Each warp hands over some of the rows: a warp's threads do so one after the other.
+        // Each warp issues some of the rows, one per lane: the threads of a warp issue one after the other.
         let each = add.rows >> layout.bits(Dim::Warp);
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
         let first = self.e.hoist(format!("mul i32 {warp}, {each}"));

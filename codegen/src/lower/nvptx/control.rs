@@ -1,4 +1,4 @@
-//! Loops and branches: tiles that cross them become one phi per register.
+//! Loops and branches: a tile that crosses them becomes one phi per register.
 
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{Op, OpId, Value};
@@ -71,7 +71,7 @@ impl Lowering<'_> {
         let has_tiles = params[1..].iter().any(|&p| func.ty(p).is_tensor());
         let hint = match unroll {
             Some(n) if *n > 1 => Some(format!("!\"llvm.loop.unroll.count\", i32 {n}")),
-            // Bodies on tiles are long already: unrolling them costs registers.
+            // Loop bodies with tiles are long already: unrolling them costs registers.
             Some(_) => Some("!\"llvm.loop.unroll.disable\"".to_string()),
             None if has_tiles => Some("!\"llvm.loop.unroll.disable\"".to_string()),
             None => None,
@@ -85,7 +85,7 @@ impl Lowering<'_> {
             None => self.e.branch(&head),
         }
         self.e.start_block(&exit);
-        // The head dominates the exit, so its phis are the results.
+        // The head dominates the exit: its phis are the results.
         for (&result, &param) in data.results.iter().zip(&params[1..]) {
             let regs = self.regs(param);
             self.values[result.0 as usize] = Some(regs);

@@ -1,10 +1,10 @@
-//! `device_print` and `device_assert`: the driver provides `vprintf` and `__assertfail`.
+//! `device_print` and `device_assert`, by the driver's `vprintf` and `__assertfail`.
 
 use super::{Lowering, Result};
 use crate::ir::{DType, Elem, Op, OpId, Value};
 
 impl Lowering<'_> {
-    /// One line per element: `pid (x, y, z) prefix: value`, printed by the thread that owns it.
+    /// Prints one line per element, `pid (x, y, z) [coordinates] prefix: value`, by the thread that owns it.
     pub(super) fn device_print(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::DevicePrint { prefix } = &data.op else { panic!("internal compiler error: not a print") };
@@ -70,7 +70,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A number as `double` or `i64`, the types that `vprintf` takes.
+    /// Converts a number to `double` or `i64`, which `vprintf` takes.
     fn widen(&mut self, reg: &str, elem: Elem) -> String {
         match elem {
             Elem::Ptr(_) => self.e.inst(format!("ptrtoint ptr addrspace(1) {reg} to i64")),
@@ -91,7 +91,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// `vprintf(format, args)` by the threads where `condition` holds; i32 arguments come first.
+    /// Calls `vprintf(format, args)` in the threads where `condition` holds. The i32 arguments come first.
     fn print_if(&mut self, condition: Option<String>, format: &str, ints: &[String], wide: &[(&str, String)]) {
         let (then, join) = (self.e.new_label("print"), self.e.new_label("printed"));
         match condition {
@@ -121,7 +121,7 @@ impl Lowering<'_> {
         self.e.start_block(&join);
     }
 
-    /// Stops the kernel, in builds that check assertions, where an element of the operand is false.
+    /// Stops the kernel where an element of the operand is false, if assertions are enabled.
     pub(super) fn device_assert(&mut self, id: OpId, message: &str) {
         let data = self.func.op(id);
         if !self.options.debug_asserts {

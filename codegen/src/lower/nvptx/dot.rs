@@ -1,4 +1,4 @@
-//! Products: `fma`, `mma.sync`, `wgmma`.
+//! Lowers dots to `fma`, `mma.sync` and `wgmma`.
 
 use super::emit::Val;
 use super::shared::SharedAccess;
@@ -9,40 +9,40 @@ use crate::mma::shared::Matrix;
 use crate::mma::{Family, Instruction};
 use crate::num::{TF32_HALF, TF32_KEPT};
 
-/// An operand whose registers are fetched when they are first needed.
+/// An operand whose registers are loaded on first use.
 struct Operand {
     regs: Vec<Option<Val>>,
-    /// `None` where all registers are there.
+    /// The shared buffer to load from; `None` where all registers are present.
     access: Option<SharedAccess>,
 }
 
-/// What `mma.sync` takes of an operand, in 32-bit words.
+/// A fragment of an operand of `mma.sync`, in 32-bit words.
 struct Fragment {
     words: Vec<Val>,
-    /// tf32x3: what the words leave of each number.
+    /// tf32x3: the remainders of the rounded numbers.
     rest: Option<Vec<Val>>,
 }
 
-/// Steps along K that tensor cores add up by themselves in tf32x3.
+/// Steps along K that tensor cores accumulate in tf32x3 before an FP32 add.
 const PARTIAL_STEPS: usize = 4;
 
-/// A shared operand of `wgmma`.
+/// An operand of `wgmma` in shared memory.
 struct SharedMatrix {
     matrix: Matrix,
-    /// Byte offset of its buffer.
+    /// The byte offset of its buffer.
     base: Val,
 }
 
-/// The first operand of a `wgmma`, for all K steps of a tile of rows.
+/// Operand a of a `wgmma`, for all K steps of a tile of rows.
 enum First {
-    /// The [boxes](Lowering::boxes) of the steps, and whether M runs fastest.
+    /// The [descriptors of the steps](Lowering::boxes), and whether M is the fastest dimension.
     Buffer(Vec<(Val, u32)>, bool),
     /// Four words for each step.
     Registers(Vec<Val>),
 }
 
 impl Lowering<'_> {
-    /// Registers of an operand in the given layout, from wherever it is.
+    /// The registers of an operand in the given layout, from registers or shared memory.
     fn operand(&mut self, v: Value, layout: &LinearLayout) -> Operand {
         match self.func.ty(v) {
             Type::Shared { .. } => {
@@ -73,12 +73,12 @@ impl Lowering<'_> {
 
     pub(super) fn fma_dot(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
         let layout = self.tile_layout(data.results[0]);
         let k = self.func.ty(a).shape()[1] as u32;
         let (m, n) = (layout.shape()[0], layout.shape()[1]);
-        // Each thread needs its own rows of a and its own columns of b, all along K. K runs in the low registers, so that
-        // vector loads run along it where memory does.
+        // Each thread needs its own rows of a and its own columns of b, along all of K. K is in the low register bits,
+        // so that vector loads run along K where memory does.
         let k_bits = k.trailing_zeros() as usize;
         let a_layout = fma_operand(layout, 0, [m, k], k_bits);
         let b_layout = fma_operand(layout, 1, [k, n], k_bits);
@@ -122,7 +122,7 @@ impl Lowering<'_> {
         let Op::MmaSync { precision, warps, k_end, n_end } = &data.op else {
             panic!("internal compiler error: not mma.sync")
         };
-        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
         let dtype = self.operand_dtype(a);
         let instruction = instruction(Family::MmaSync, dtype);
         self.has_registers(instruction.fewest_registers(instruction.n[0], true))?;
@@ -131,7 +131,7 @@ impl Lowering<'_> {
         let bits = dtype.bits() as u32;
         let mut a_regs = self.operand(a, &LinearLayout::mma_m16n8_a(&a_shape, bits, warps));
         let mut b_regs = self.operand(b, &LinearLayout::mma_m16n8_b(&b_shape, bits, warps));
-        // Elements in one 32-bit register, and so in the four (two) registers of a's (b's) fragment.
+        // Elements per 32-bit register, and the number of elements of a fragment: four registers of a, two of b.
         let per_word = 32 / dtype.bits();
         let (a_size, b_size) = (4 * per_word, 2 * per_word);
         let k_steps = a_shape[1] as usize / (8 * per_word);
@@ -168,10 +168,10 @@ impl Lowering<'_> {
         [shape[0] as u32, shape[1] as u32]
     }
 
-    /// A sum with the products of some steps along K.
+    /// Accumulates some steps along K.
     ///
-    /// tf32x3: the small corrections first. A tensor core cuts off what its sum has no bits for, which pulls long sums towards zero: those
-    /// of a few steps are added up outside, where sums are rounded.
+    /// tf32x3: the small corrections come first. Tensor cores truncate bits that do not fit their accumulator, which
+    /// biases long sums towards zero: sums of a few steps are therefore added in FP32, with rounding.
     fn mma_steps(&mut self, dtype: DType, a: &[Fragment], b: &[Fragment], sum: &[Val]) -> Vec<Val> {
         let steps = || a.iter().zip(b);
         if steps().all(|(a, b)| a.rest.is_none() && b.rest.is_none()) {
@@ -180,8 +180,7 @@ impl Lowering<'_> {
         let mut partial = vec!["0.0".to_string(); 4];
         for (a, b) in steps() {
             let both = a.rest.as_ref().zip(b.rest.as_ref());
-            let (a_rest, b_rest) =
-                both.expect("internal compiler error: the operands of a product differ in precision");
+            let (a_rest, b_rest) = both.expect("internal compiler error: the operands of a dot differ in precision");
             partial = self.mma_m16n8(dtype, a_rest, &b.words, &partial);
             partial = self.mma_m16n8(dtype, &a.words, b_rest, &partial);
         }
@@ -208,7 +207,7 @@ impl Lowering<'_> {
             let words = elements.chunks(per_word).map(|w| self.pack_elements(w, ty, "i32")).collect();
             return Fragment { words, rest: None };
         }
-        // Each thread has neighbours along K; the instruction's words are rows first.
+        // Each thread has consecutive elements along K; the words of the instruction are ordered by row first.
         let elements: Vec<Val> = match elements.len() {
             4 => [0, 2, 1, 3].map(|i| elements[i].clone()).to_vec(),
             _ => elements,
@@ -220,11 +219,12 @@ impl Lowering<'_> {
         Fragment { words, rest: Some(rest) }
     }
 
-    /// The bits of an f32 rounded to tf32, and those of the rest, of which tensor cores cut off what tf32 has no bits for.
+    /// Splits an f32: the bits of its tf32 rounding, and those of the remainder, which tensor cores truncate to tf32.
     ///
-    /// `cvt.rna` takes four instructions for each, and kernels that multiply with few warps spent most of theirs there. The sum rounds
-    /// all numbers alike: one that is NaN leaves NaN as the rest, whatever the first part became. So does one that is infinite, or would be if
-    /// it were rounded: its products are NaN, where f32 has an infinity.
+    /// Rounds with integer operations: `cvt.rna` takes four instructions per number and dominated kernels that multiply
+    /// with few warps. The integer add rounds every number the same way. A NaN leaves NaN as the remainder, whatever
+    /// the rounded word becomes. So does an infinity, or a number that rounds to one: its products are NaN, where f32
+    /// arithmetic has an infinity.
     fn tf32_parts(&mut self, x: &str) -> (Val, Val) {
         let bits = self.e.inst(format!("bitcast float {x} to i32"));
         let above = self.e.inst(format!("add i32 {bits}, {TF32_HALF}"));
@@ -253,13 +253,13 @@ impl Lowering<'_> {
         (0..4).map(|i| self.e.inst(format!("extractvalue {ty} {v}, {i}"))).collect()
     }
 
-    /// Whether a thread has the registers that a matrix instruction needs.
+    /// Checks that a thread has the registers that a matrix instruction needs.
     fn has_registers(&self, needs: u32) -> Result<()> {
         if self.registers >= needs {
             return Ok(());
         }
         self.unsupported(
-            format!("this product takes {needs} registers of each thread, and there are {}", self.registers),
+            format!("this dot needs {needs} registers per thread, and {} are available", self.registers),
             Some("use narrower tiles or fewer warps, or raise `max_registers`"),
         )
     }
@@ -267,7 +267,7 @@ impl Lowering<'_> {
     pub(super) fn wgmma(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::Wgmma { warps, k_end, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
-        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a product has three operands") };
+        let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
         let layout = self.tile_layout(data.results[0]);
         let (m, n) = (layout.shape()[0], layout.shape()[1]);
         let n_instr = self.instruction_columns(id);
@@ -282,7 +282,7 @@ impl Lowering<'_> {
         let b_matrix = self.matrix(b, 0);
         let a_matrix = matches!(self.func.ty(a), Type::Shared { .. }).then(|| self.matrix(a, 1));
         let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
-        // Warpgroups stand along M first, then along N.
+        // Warpgroups are distributed along M first, then along N.
         let groups_m = warps[0] / 4;
         let group = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let (along_m, along_n) = if self.options.num_warps == 4 {
@@ -332,7 +332,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// 32-bit words of an operand's registers.
+    /// The 32-bit words of an operand's registers.
     pub(super) fn words(&mut self, regs: &[Val], dtype: DType) -> Vec<Val> {
         let ty = llvm_type(Elem::Num(dtype));
         match 32 / dtype.bits() {
@@ -341,7 +341,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A number that all lanes of a warp share, told to the hardware as such.
+    /// A number that is equal in all lanes of a warp, marked as such for ptxas by a shuffle.
     pub(super) fn uniform(
         &mut self,
         f: impl FnOnce(&mut super::emit::Emitter, &super::threads::Threads) -> Val,
@@ -351,7 +351,7 @@ impl Lowering<'_> {
         self.e.hoist(format!("call i32 @llvm.nvvm.shfl.sync.idx.i32(i32 -1, i32 {v}, i32 0, i32 31)"))
     }
 
-    /// The shared operand of a `wgmma`, whose dimension `k_axis` is K.
+    /// An operand of `wgmma` in shared memory, whose dimension `k_axis` is K.
     fn matrix(&self, v: Value, k_axis: usize) -> SharedMatrix {
         let (layout, elem, base) = self.buffer(v);
         let transposes = instruction(Family::Wgmma, elem).transposes;
@@ -361,7 +361,7 @@ impl Lowering<'_> {
         SharedMatrix { matrix, base }
     }
 
-    /// Byte offset of a warpgroup's part, which starts at `group · step` along M or N.
+    /// The byte offset of the part of a warpgroup, which starts at `group · step` along M or N.
     fn group_offset(&mut self, SharedMatrix { matrix, .. }: &SharedMatrix, group: &str, step: u32) -> Val {
         if group == "0" {
             return "0".into();
@@ -380,10 +380,11 @@ impl Lowering<'_> {
         self.e.hoist(format!("add i32 {whole}, {part}"))
     }
 
-    /// The boxes of all K steps at `at` along M or N: a descriptor, and how far from it the box is, in units of 16 bytes.
+    /// The descriptors of all K steps at `at` along M or N: a base descriptor, and an offset from it in units of 16
+    /// bytes.
     ///
-    /// Those of f32 come from one descriptor, in the statement that needs them: each as a value of its own would be moved out of loops, and
-    /// take two registers there, and products in parts have three times as many as others.
+    /// For f32, all steps share one base descriptor, and the asm statement adds the offsets: LLVM would hoist separate
+    /// descriptors out of loops, where each takes two registers, and tf32x3 has three times as many.
     fn boxes(&mut self, shared: &SharedMatrix, group: &str, at: u32, steps: u32, k_instr: u32) -> Vec<(Val, u32)> {
         let units: Vec<u32> = (0..steps).map(|k| shared.matrix.offset(at, k_instr * k) >> 4).collect();
         if shared.matrix.element_bytes < 4 {
@@ -393,7 +394,7 @@ impl Lowering<'_> {
         units.into_iter().map(|units| (first.clone(), units)).collect()
     }
 
-    /// Descriptor of the box so many units of 16 bytes behind a matrix's first one, i64.
+    /// The matrix descriptor (i64) that starts `units` units of 16 bytes behind the start of the matrix.
     fn descriptor(&mut self, shared: &SharedMatrix, group: &str, units: u32) -> Val {
         let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
         let address = self.e.inst(format!("add i32 {start}, {}", shared.base));
@@ -405,7 +406,7 @@ impl Lowering<'_> {
         self.e.inst(format!("add i64 {wide}, {}", constant as i64))
     }
 
-    /// All K steps of one 64×n tile in one statement, so that nothing comes between them.
+    /// Emits all K steps of one 64×n tile in one asm statement, so that no instruction comes between them.
     fn wgmma_tile(
         &mut self,
         dtype: DType,
@@ -418,7 +419,7 @@ impl Lowering<'_> {
         let instruction = instruction(Family::Wgmma, dtype);
         let count = sums.len();
         let outputs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
-        // After the outputs come the accumulators tied to them, unless the product starts from zero.
+        // After the outputs come the accumulators tied to them, unless the accumulator starts at zero.
         let ties = if fresh { 0 } else { count };
         let mut args: Vec<String> =
             if fresh { Vec::new() } else { sums.iter().map(|s| format!("float {s}")).collect() };
@@ -452,7 +453,7 @@ impl Lowering<'_> {
             false => String::new(),
         };
         let mnemonic = instruction.mnemonic(n);
-        // The accumulate flag is a predicate.
+        // The scale-d (accumulate) flag is a predicate.
         let mut text = String::from("{.reg .pred add; .reg .pred set; setp.eq.u32 add, 0, 0; setp.ne.u32 set, 0, 0; ");
         if b.iter().chain(&a_boxes).any(|&(_, units)| units > 0) {
             text.push_str(".reg .b64 da; .reg .b64 db; ");
@@ -485,14 +486,14 @@ impl Lowering<'_> {
     }
 }
 
-/// The instruction that multiplies operands of this type.
+/// The instruction for operands of this type.
 fn instruction(family: Family, operands: DType) -> &'static Instruction {
     let instruction = Instruction::find(family, operands, DType::F32);
     instruction.unwrap_or_else(|| panic!("internal compiler error: a {family:?} of {operands}"))
 }
 
-/// The layout of an operand that each thread needs along K: K in the low registers, the thread's own rows (`axis` 0) or
-/// columns (`axis` 1) where the accumulator has them.
+/// The layout of an operand of which each thread needs all of K: K in the low register bits, and the thread's own rows
+/// (`axis` 0) or columns (`axis` 1) as in the accumulator.
 fn fma_operand(acc: &LinearLayout, axis: usize, shape: [u32; 2], k_bits: usize) -> LinearLayout {
     let place = |x: u32| {
         let mut basis = vec![0; 2];
@@ -511,7 +512,7 @@ fn fma_operand(acc: &LinearLayout, axis: usize, shape: [u32; 2], k_bits: usize) 
     LinearLayout::distributed(&shape, register, all(Dim::Lane), all(Dim::Warp), Vec::new())
 }
 
-/// Which register of thread 0 holds each element that it holds.
+/// The register of thread 0 that holds each of its elements.
 fn registers_by_coordinates(layout: &LinearLayout) -> std::collections::HashMap<Vec<u32>, usize> {
     (0..layout.num_registers()).rev().map(|r| (layout.apply(r as u32, 0, 0, 0), r)).collect()
 }

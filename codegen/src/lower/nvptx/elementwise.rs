@@ -1,4 +1,4 @@
-//! Ops that treat every element alike.
+//! Elementwise ops.
 
 use super::emit::{USER_ASM, Val};
 use super::{Lowering, Result, llvm_type};
@@ -25,7 +25,7 @@ pub(super) fn literal(value: Literal, elem: Elem) -> Val {
         },
         DType::F16 => format!("0xH{:04X}", half::f16::from_f64(float).to_bits()),
         DType::BF16 => format!("0xR{:04X}", half::bf16::from_f64(float).to_bits()),
-        // LLVM writes a float as the double of the same value.
+        // LLVM prints a float as the double of the same value.
         DType::F32 => format!("0x{:016X}", f64::from(float as f32).to_bits()),
         DType::F64 => format!("0x{:016X}", float.to_bits()),
         DType::F8E4M3 => crate::num::encode(dtype, float).to_string(),
@@ -90,6 +90,10 @@ impl Lowering<'_> {
                 let ranges = [0, 1].map(|i| self.axis.get(self.func, data.operands[i]).range);
                 self.integer_division(*op == BinaryOp::Rem, self.dtype(result), (args[0], args[1]), ranges)
             }
+            Op::Binary(BinaryOp::CeilDiv) => {
+                let ranges = [0, 1].map(|i| self.axis.get(self.func, data.operands[i]).range);
+                self.ceil_div(self.dtype(result), (args[0], args[1]), ranges)
+            }
             Op::Binary(op) => self.binary(*op, self.dtype(result), args[0], args[1]),
             Op::Cmp(op) => self.compare(*op, self.elem(data.operands[0]), args[0], args[1]),
             Op::Fma => {
@@ -129,7 +133,7 @@ impl Lowering<'_> {
         if dtype.bits() == 64 {
             return v.to_string();
         }
-        // Folded here so that constants stay constants.
+        // Folds constants, so that they stay constants.
         if let Ok(n) = v.parse::<i64>() {
             return n.to_string();
         }
@@ -137,7 +141,7 @@ impl Lowering<'_> {
         self.e.inst(format!("{extend} {} {v} to i64", llvm_type(Elem::Num(dtype))))
     }
 
-    /// Computes on f32 what f16, bf16 and the 8-bit floats do not have of their own, rounding the result back.
+    /// Computes in f32 the functions that f16, bf16 and the 8-bit floats lack, and rounds the result back.
     fn in_f32(&mut self, d: DType, args: &[&str], f: impl FnOnce(&mut Self, &[Val], &'static str) -> Val) -> Val {
         match d {
             DType::F64 => f(self, &args.iter().map(|a| a.to_string()).collect::<Vec<_>>(), "double"),
@@ -173,8 +177,9 @@ impl Lowering<'_> {
         Ok(self.in_f32(d, &[x], |this, args, ty| super::math::unary(&mut this.e, op, ty, &args[0])))
     }
 
-    /// Sines or cosines of all elements of a thread. Whether any is too large for the short way is asked once: so the short ways of
-    /// many elements run side by side. `near`: it is known that none is.
+    /// Sine or cosine of all elements of a thread. One branch for the whole thread tests whether any element is too
+    /// large for the fast path, so that the fast paths of the elements overlap. `near`: all are known to be small
+    /// enough.
     fn sines(&mut self, op: UnaryOp, d: DType, xs: &[Val], near: bool) -> Vec<Val> {
         let xs: Vec<Val> = xs.iter().map(|x| self.cast_element(x, d, DType::F32)).collect();
         self.e.shared_math(op);
@@ -251,6 +256,10 @@ impl Lowering<'_> {
                 let any = num::int_range(d);
                 return self.integer_division(op == BinaryOp::Rem, d, (a, b), [any, any]);
             }
+            BinaryOp::CeilDiv => {
+                let any = num::int_range(d);
+                return self.ceil_div(d, (a, b), [any, any]);
+            }
             BinaryOp::And => format!("and {ty} {a}, {b}"),
             BinaryOp::Or => format!("or {ty} {a}, {b}"),
             BinaryOp::Xor => format!("xor {ty} {a}, {b}"),
@@ -278,8 +287,8 @@ impl Lowering<'_> {
         self.e.inst(text)
     }
 
-    /// Division by zero gives quotient and remainder 0, and the one quotient that overflows wraps, as on the CPU: of what LLVM
-    /// leaves undefined it could make anything, addresses too. `ranges` hold all numbers that the operands can be.
+    /// Integer division: division by zero yields quotient and remainder 0, and the one quotient that overflows wraps,
+    /// as on the CPU. LLVM's `sdiv` would be undefined there. `ranges` bound the operands.
     fn integer_division(
         &mut self,
         remainder: bool,
@@ -288,7 +297,7 @@ impl Lowering<'_> {
         [dividend, divisor]: [(i128, i128); 2],
     ) -> Val {
         let ty = llvm_type(Elem::Num(d));
-        // Unsigned division is the shorter one.
+        // Unsigned division takes fewer instructions.
         let signed = d.is_signed_int() && (dividend.0 < 0 || divisor.0 < 0);
         let op = match (signed, remainder) {
             (true, false) => "sdiv",
@@ -318,7 +327,55 @@ impl Lowering<'_> {
         }
     }
 
-    /// A shift by the width or more gives what shifting bit by bit would, as on the CPU: 0, or the sign in every bit.
+    /// The quotient rounded up, without anything that wraps. `ranges` hold all numbers that the operands can be; by what they show,
+    /// one of five ways, the shortest first.
+    fn ceil_div(&mut self, d: DType, (a, b): (&str, &str), [dividend, divisor]: [(i128, i128); 2]) -> Val {
+        let ty = llvm_type(Elem::Num(d));
+        let number = (divisor.0 == divisor.1).then_some(divisor.0);
+        let largest_unsigned = (1i128 << d.bits()) - 1;
+        if dividend.0 >= 0 && divisor.0 > 0 && dividend.1 + divisor.1 - 1 <= largest_unsigned {
+            let less = match number {
+                Some(n) => (n - 1).to_string(),
+                None => self.e.inst(format!("add {ty} {b}, -1")),
+            };
+            let sum = self.e.inst(format!("add nuw {ty} {a}, {less}"));
+            return self.e.inst(format!("udiv {ty} {sum}, {b}"));
+        }
+        let power_of_two = number.filter(|n| *n > 0 && n.count_ones() == 1);
+        // In 64 bits, which may be a register or two more: of the forms in 32 bits, `ptxas` makes loops with more of them (matmul 195, not 192).
+        if let Some(n) = power_of_two.filter(|_| d.bits() <= 32) {
+            let extend = if d.is_signed_int() { "sext" } else { "zext" };
+            let wide = self.e.inst(format!("{extend} {ty} {a} to i64"));
+            let sum = self.e.inst(format!("add i64 {wide}, {}", n - 1));
+            let shifted = self.e.inst(format!("ashr i64 {sum}, {}", n.trailing_zeros()));
+            return self.e.inst(format!("trunc i64 {shifted} to {ty}"));
+        }
+        if let Some(n) = power_of_two {
+            let shift = if d.is_signed_int() { "ashr" } else { "lshr" };
+            let floor = self.e.inst(format!("{shift} {ty} {a}, {}", n.trailing_zeros()));
+            let rest = self.e.inst(format!("and {ty} {a}, {}", n - 1));
+            let rounded_down = self.e.inst(format!("icmp ne {ty} {rest}, 0"));
+            let one_more = self.e.inst(format!("zext i1 {rounded_down} to {ty}"));
+            return self.e.inst(format!("add {ty} {floor}, {one_more}"));
+        }
+        let quotient = self.integer_division(false, d, (a, b), [dividend, divisor]);
+        let rest = self.integer_division(true, d, (a, b), [dividend, divisor]);
+        // Quotients are rounded down where the rest is not 0 and has the divisor's sign.
+        let rounded_down = if !d.is_signed_int() || divisor.0 > 0 {
+            let above = if d.is_signed_int() { "sgt" } else { "ne" };
+            self.e.inst(format!("icmp {above} {ty} {rest}, 0"))
+        } else {
+            let signs = self.e.inst(format!("xor {ty} {rest}, {b}"));
+            let same_sign = self.e.inst(format!("icmp sge {ty} {signs}, 0"));
+            let some = self.e.inst(format!("icmp ne {ty} {rest}, 0"));
+            self.e.inst(format!("and i1 {some}, {same_sign}"))
+        };
+        let one_more = self.e.inst(format!("zext i1 {rounded_down} to {ty}"));
+        self.e.inst(format!("add {ty} {quotient}, {one_more}"))
+    }
+
+    /// A shift by the bit width or more yields the result of shifting bit by bit, as on the CPU: 0, or the sign in
+    /// every bit.
     fn shift(&mut self, left: bool, d: DType, a: &str, b: &str) -> Val {
         let (ty, most) = (llvm_type(Elem::Num(d)), d.bits() - 1);
         let op = match (left, d.is_signed_int()) {
@@ -372,9 +429,8 @@ impl Lowering<'_> {
         self.e.inst(format!("icmp {predicate} {} {a}, {b}", llvm_type(elem)))
     }
 
-    /// Casts all registers of a tile. f32 → f16/bf16 goes two registers at a time: one instruction packs a pair. So does
-    /// bf16 → f32 of what lies in one word: the halves of the word are the upper halves of the results, one instruction
-    /// each, where taking a half out and widening it are two.
+    /// Casts all registers of a tile. f32 → f16/bf16 converts two registers per instruction. bf16 → f32 of a packed
+    /// pair takes one instruction per element: the halves of the word are the upper halves of the results.
     fn cast(&mut self, regs: &[Val], from: DType, to: DType) -> Vec<Val> {
         let packed = match (from, to) {
             (DType::F32, DType::BF16) => Some(("bfloat", "llvm.nvvm.ff2bf16x2.rn")),
@@ -386,7 +442,7 @@ impl Lowering<'_> {
             return regs
                 .chunks(2)
                 .flat_map(|pair| {
-                    // The first operand goes to the high half.
+                    // The first operand becomes the high half.
                     let v = self.e.call(&vector, name, &[("float", &pair[1]), ("float", &pair[0])]);
                     [0, 1].map(|i| self.e.inst(format!("extractelement {vector} {v}, i32 {i}")))
                 })
@@ -398,7 +454,7 @@ impl Lowering<'_> {
         regs.iter().map(|x| self.cast_element(x, from, to)).collect()
     }
 
-    /// Two bf16s as f32s.
+    /// Converts two bf16 to f32.
     fn widen_pair(&mut self, pair: [&str; 2]) -> [Val; 2] {
         match self.e.word_of(pair, "bfloat") {
             Some(word) => {
@@ -430,7 +486,7 @@ impl Lowering<'_> {
             (true, true) if from.bits() < to.bits() => format!("fpext {from_ty} {x} to {to_ty}"),
             (true, true) if from.bits() > to.bits() => format!("fptrunc {from_ty} {x} to {to_ty}"),
             (true, true) => {
-                // f16 and bf16 meet in f32.
+                // f16 and bf16 convert through f32.
                 let wide = self.e.inst(format!("fpext {from_ty} {x} to float"));
                 format!("fptrunc float {wide} to {to_ty}")
             }
@@ -492,7 +548,7 @@ impl Lowering<'_> {
         Some(self.e.inst(format!("call i8 @encode.{to}(float {wide})")))
     }
 
-    /// The values that a combine region yields for these arguments.
+    /// Inlines a combine region. Returns the values that it yields for these arguments.
     pub(super) fn inline_region(&mut self, region: BlockId, args: &[Val]) -> Result<Vec<Val>> {
         let block = self.func.block(region);
         for (&p, a) in block.params.iter().zip(args) {
@@ -505,7 +561,7 @@ impl Lowering<'_> {
         Ok(results.iter().map(|&v| self.scalar(v)).collect())
     }
 
-    /// One asm statement per `pack` elements: outputs first, then the operands' elements.
+    /// Emits one asm statement per `pack` elements: outputs first, then the elements of the operands.
     fn inline_asm(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::InlineAsm { asm, constraints, pack, pure } = &data.op else {
@@ -516,7 +572,7 @@ impl Lowering<'_> {
         let count = anchor.map_or(1, |v| self.tile_layout(v).num_registers());
         if count % pack != 0 {
             return self.unsupported(
-                format!("inline asm packs {pack} elements, but each thread holds {count} of this tile"),
+                format!("inline asm packs {pack} elements, but each thread holds {count} elements of this tile"),
                 Some("use a larger tile, fewer warps, or a smaller `pack`"),
             );
         }
@@ -570,7 +626,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Elements side by side in one integer, the first in the low bits.
+    /// Packs elements into one integer, the first in the low bits.
     pub(super) fn pack_elements(&mut self, elements: &[Val], ty: &str, packed: &str) -> Val {
         if elements.len() == 1 {
             return if ty == packed {

@@ -1,4 +1,4 @@
-//! Writes LLVM IR text: values, labels, phis, declarations. Knows nothing of Tile IR.
+//! Writes LLVM IR text: values, labels, phis, declarations. Independent of Tile IR.
 
 use crate::ir::Loc;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -7,15 +7,16 @@ use std::fmt::Write;
 /// An LLVM operand: `%v12`, a literal, or a global.
 pub type Val = String;
 
-/// How a comment begins that says where instructions come from.
+/// Prefix of the comments with source locations.
 pub const PLACE: &str = ";@ ";
 
-/// The attribute of assembly that the kernel's author has written: the simulated GPU takes it for nothing else.
+/// The attribute that marks inline assembly of the kernel's author. The simulated GPU recognizes it by this attribute
+/// alone.
 pub const USER_ASM: &str = "\"user-asm\"";
 
-/// The text of one kernel while it grows.
+/// The text of one kernel under construction.
 pub struct Emitter {
-    /// Instructions of the entry block: whatever depends on the thread's number alone. They dominate everything.
+    /// Instructions of the entry block, which depend only on the thread index and dominate all others.
     entry: Vec<String>,
     body: Vec<String>,
     next_value: usize,
@@ -27,21 +28,21 @@ pub struct Emitter {
     metadata: Vec<String>,
     /// Entry instructions by their text, so that each is emitted once.
     hoisted: HashMap<String, Val>,
-    /// Functions that are polynomials, called as `@math.NAME.1`.
+    /// Math functions implemented by polynomials, called as `@math.NAME.1`.
     pub shared_math: Vec<crate::ir::UnaryOp>,
     /// i32 values that are another value plus a constant.
     offsets: HashMap<Val, (Val, i32)>,
-    /// Sums and differences of such other values, by their text and the block that they stand in.
+    /// Sums and differences of such base values, by text and block.
     bases: HashMap<(String, String), Val>,
-    /// Elements of vectors: the vector and its type, how many it has, and which one it is.
+    /// Elements of vectors: the vector, its element type, its length, and the index.
     elements: HashMap<Val, (Val, String, usize, usize)>,
-    /// What the last comment of [`Emitter::place`] said.
+    /// The source location of the last comment of [`Emitter::place`].
     loc: Loc,
-    /// `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
+    /// Whether `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
     pub f8: bool,
 }
 
-/// A phi whose incoming value from the loop's end is not known yet.
+/// A phi whose incoming value from the loop end is still missing.
 pub struct OpenPhi {
     line: usize,
     text: String,
@@ -85,12 +86,12 @@ impl Emitter {
         self.body.push(format!("  {}", text.as_ref()));
     }
 
-    /// Says in a comment which line of the source the instructions come from that follow: the simulated GPU names it.
+    /// Emits a comment with the source location of the following instructions, which the simulated GPU reports.
     pub fn place(&mut self, loc: &Loc) {
         if !loc.is_unknown() && *loc != self.loc {
             self.loc = loc.clone();
             let place = loc.to_string().replace(char::is_control, "?");
-            // Nothing came from the line before.
+            // The previous location has no instructions.
             if self.body.last().is_some_and(|line| line.trim_start().starts_with(PLACE)) {
                 self.body.pop();
             }
@@ -98,7 +99,7 @@ impl Emitter {
         }
     }
 
-    /// The elements of a vector.
+    /// Extracts the elements of a vector.
     pub fn elements(&mut self, vector: &str, ty: &str, n: usize) -> Vec<Val> {
         let each = |i| {
             let v = self.inst(format!("extractelement <{n} x {ty}> {vector}, i32 {i}"));
@@ -108,7 +109,8 @@ impl Emitter {
         (0..n).map(each).collect()
     }
 
-    /// The 32 bits of a vector that these neighbours of 16 bits are, if they are.
+    /// The 32-bit word of a vector that holds this pair of 16-bit elements; `None` if they are not adjacent in one
+    /// word.
     pub fn word_of(&mut self, pair: [&str; 2], ty: &str) -> Option<Val> {
         let [low, high] = pair.map(|v| self.elements.get(v));
         let (vector, of, n, i) = low?;
@@ -124,7 +126,7 @@ impl Emitter {
         Some(self.inst(format!("extractelement <{words} x i32> {all}, i32 {at}")))
     }
 
-    /// Emits an instruction whose operands are known at entry, there, once.
+    /// Emits an instruction with operands known at entry to the entry block, once.
     pub fn hoist(&mut self, text: impl AsRef<str>) -> Val {
         if let Some(v) = self.hoisted.get(text.as_ref()) {
             return v.clone();
@@ -135,15 +137,15 @@ impl Emitter {
         v
     }
 
-    /// `base + constant` as i32, for bits of the constant that `base` never sets.
+    /// `base + constant` as i32, where `base` never sets the bits of the constant.
     pub fn offset(&mut self, base: &str, constant: u32) -> Val {
         let v = self.inst(format!("or disjoint i32 {base}, {constant}"));
         self.offsets.insert(v.clone(), (base.into(), constant as i32));
         v
     }
 
-    /// `a + b` or `a - b` as i32, its constant part apart: what only constants tell from each other then takes one register
-    /// and not one each. `None` where there is no constant part.
+    /// `a + b` or `a - b` as i32 with the constant part split off, so that values that differ only by constants share
+    /// one base register. `None` if there is no constant part.
     pub fn add_offsets(&mut self, op: &str, a: &str, b: &str) -> Option<Val> {
         let part = |v: &str| match (v.parse::<i32>(), self.offsets.get(v)) {
             (Ok(n), _) => (None, n),
@@ -180,7 +182,7 @@ impl Emitter {
         Some(v)
     }
 
-    /// Calls a function, declaring it.
+    /// Emits a call of a function and its declaration.
     pub fn call(&mut self, result: &str, name: &str, args: &[(&str, &str)]) -> Val {
         let types: Vec<&str> = args.iter().map(|(t, _)| *t).collect();
         self.declarations.insert(format!("declare {result} @{name}({})", types.join(", ")));
@@ -194,7 +196,7 @@ impl Emitter {
         }
     }
 
-    /// Asks for the definition of `@math.NAME.1`.
+    /// Requests the definition of `@math.NAME.1`.
     pub fn shared_math(&mut self, op: crate::ir::UnaryOp) {
         if !self.shared_math.contains(&op) {
             self.shared_math.push(op);
@@ -205,7 +207,7 @@ impl Emitter {
         self.declarations.insert(text.into());
     }
 
-    /// A zero-terminated string constant; gives its global's name.
+    /// Emits a zero-terminated string constant. Returns the name of its global.
     pub fn string(&mut self, text: &str) -> Val {
         let mut bytes = String::new();
         for b in text.bytes().chain([0]) {
@@ -230,7 +232,7 @@ impl Emitter {
         self.globals.insert(name.into(), definition.into());
     }
 
-    /// A new metadata node; gives its number.
+    /// Emits a metadata node. Returns its number.
     pub fn metadata(&mut self, node: impl FnOnce(usize) -> String) -> usize {
         let n = self.metadata.len();
         self.metadata.push(node(n));
@@ -247,7 +249,7 @@ impl Emitter {
         self.label.clone()
     }
 
-    /// Begins a block.
+    /// Starts a basic block.
     pub fn start_block(&mut self, label: &str) {
         self.body.push(format!("{label}:"));
         self.label = label.into();
@@ -261,7 +263,7 @@ impl Emitter {
         self.void(format!("br i1 {condition}, label %{then}, label %{otherwise}"));
     }
 
-    /// A phi with one incoming edge so far.
+    /// Emits a phi with its first incoming edge.
     pub fn open_phi(&mut self, ty: &str, value: &str, from: &str) -> (Val, OpenPhi) {
         let v = self.fresh();
         let text = format!("  {v} = phi {ty} [ {value}, %{from} ]");
@@ -269,12 +271,12 @@ impl Emitter {
         (v, OpenPhi { line: self.body.len() - 1, text })
     }
 
-    /// The phi's other edge.
+    /// Adds the second incoming edge of a phi.
     pub fn close_phi(&mut self, phi: OpenPhi, value: &str, from: &str) {
         self.body[phi.line] = format!("{}, [ {value}, %{from} ]", phi.text);
     }
 
-    /// The module: globals, the kernel, declarations, metadata.
+    /// Returns the module: globals, the kernel, declarations, metadata.
     pub fn finish(self, signature: &str, attributes: &str) -> String {
         let mut out = String::new();
         for (name, definition) in &self.globals {
@@ -290,7 +292,7 @@ impl Emitter {
         }
         out.push_str("}\n\n");
         let math = crate::lower::host::math::definitions(&self.shared_math, self.f8, "#5");
-        // A function is declared once, whoever asked for it.
+        // Declares each function once.
         let symbol = |line: &str| line.split_once('@').and_then(|(_, s)| s.split('(').next().map(str::to_string));
         let (more, math): (Vec<&str>, Vec<&str>) = math.lines().partition(|l| l.starts_with("declare"));
         let known: BTreeSet<Option<String>> = self.declarations.iter().map(|d| symbol(d)).collect();
@@ -299,7 +301,8 @@ impl Emitter {
             let _ = writeln!(out, "{d}");
         }
         let _ = writeln!(out, "\nattributes #0 = {{ {attributes} }}");
-        // Inline asm: #1 synchronises, #2 computes, #3 reads through its pointer, #4 computes with the whole warp.
+        // Attributes of inline asm: #1 synchronizes, #2 computes, #3 reads through its pointer, #4 computes with the
+        // whole warp.
         out.push_str("attributes #1 = { convergent nounwind }\n");
         out.push_str("attributes #2 = { nounwind willreturn memory(none) }\n");
         out.push_str("attributes #3 = { nounwind willreturn memory(argmem: read) }\n");

@@ -1,11 +1,11 @@
-//! Memory through which the threads of a block tell each other something: what one stores and another one loads.
+//! Dependencies between the threads of a block through global memory: one thread loads what another has stored.
 //!
-//! A program reads what it has written before, whichever thread wrote it, and not what it writes afterwards. So between a load, a store
-//! and an atomic of one argument's memory threads meet, unless each thread only comes back to its own elements: through one view, or one
-//! tile of neighbouring pointers, in one layout without copies.
+//! A program observes its own earlier writes, whichever thread performed them, and not its later ones. So a barrier
+//! separates a load, a store and an atomic on the memory of one argument, unless each thread accesses only its own
+//! elements: through one view, or one tile of consecutive pointers, in one layout without copies.
 //!
-//! Stores do not wait for stores, nor does an op wait for itself in the next iteration: every loop that walks along its output would pay.
-//! Which of two values stays where stores overlap is open, therefore.
+//! Stores are not ordered with stores, nor an op with itself in the next iteration: every loop over an output would pay
+//! for it. Therefore it is unspecified which value remains where stores overlap.
 
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::written;
@@ -20,17 +20,17 @@ enum Kind {
     Atomic,
 }
 
-/// One access of global memory.
+/// An access of global memory.
 #[derive(Clone, Debug)]
 struct Access {
     kind: Kind,
-    /// View, or pointers.
+    /// The view, or the pointers.
     place: Value,
-    /// Which thread has which element; `None` for a scalar, which all threads load and one stores.
+    /// The layout of the tile; `None` for a scalar, which all threads load and one stores.
     layout: Option<LayoutId>,
-    /// No place in memory belongs to several threads.
+    /// Whether each memory location belongs to only one thread.
     single: bool,
-    /// Arguments whose memory it may be.
+    /// The arguments whose memory it may access.
     arguments: HashSet<Value>,
 }
 
@@ -52,7 +52,7 @@ impl Exchange {
         Exchange { accesses: all }
     }
 
-    /// Whether an op accesses memory that counts here.
+    /// Whether an op is such an access.
     pub fn has(&self, id: OpId) -> bool {
         self.accesses.contains_key(&id)
     }
@@ -67,7 +67,7 @@ impl Exchange {
         })
     }
 
-    /// Whether threads have to meet between two ops.
+    /// Whether a barrier is needed between two ops.
     pub fn meet(&self, first: OpId, then: OpId) -> bool {
         let (Some(a), Some(b)) = (self.accesses.get(&first), self.accesses.get(&then)) else { return false };
         if first == then || a.arguments.is_disjoint(&b.arguments) {
@@ -77,7 +77,8 @@ impl Exchange {
         a.kind != b.kind && !own
     }
 
-    /// Arguments through which threads tell each other something: between two accesses of one thread, others change their memory.
+    /// The arguments through which threads depend on each other: other threads change their memory between two accesses
+    /// of one thread.
     pub fn arguments(&self) -> HashSet<Value> {
         let pairs =
             self.accesses.iter().flat_map(|(&first, a)| self.accesses.keys().map(move |&then| (first, a, then)));
@@ -96,12 +97,12 @@ fn access(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<Access> {
     };
     let place = data.operands[0];
     let layout = func.ty(tile).layout();
-    // Copies of an element are loaded by all who have one, and stored by the first of them.
+    // All threads with a copy of an element load it, and the first of them stores it.
     let copies = |layout| {
         let layout = func.layout(layout);
         layout.free_mask(Dim::Lane) != 0 || layout.free_mask(Dim::Warp) != 0
     };
-    // Elements of a tile of pointers may meet in one place.
+    // Pointers of a tile may be equal.
     let apart = match func.ty(place) {
         Type::Tensor { shape, .. } => shape.len() == 1 && axis.get(func, place).contiguity[0] >= shape[0] as u64,
         _ => true,

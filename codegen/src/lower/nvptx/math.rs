@@ -1,12 +1,12 @@
 //! Elementary functions of one element on the GPU.
 //!
-//! Where the hardware has an approximation that is good to a few units in the last place (PTX ISA, "Floating Point
-//! Instructions"), that is used; the rest are the polynomials that host code uses.
+//! Uses the hardware approximations that are accurate to a few units in the last place (PTX ISA, "Floating Point
+//! Instructions"), and the polynomials of the host lowering for the other functions.
 
 use super::emit::{Emitter, Val};
 use crate::ir::UnaryOp;
 
-/// Functions that have no f64 version on the GPU.
+/// Whether the function has no f64 version on the GPU.
 pub fn needs_library(op: UnaryOp) -> bool {
     match op {
         UnaryOp::Exp
@@ -27,7 +27,7 @@ pub fn needs_library(op: UnaryOp) -> bool {
     }
 }
 
-/// log2(e) as f32, and what f32 leaves out of it.
+/// log2(e) as f32, and its remainder.
 const LOG2_E: (f32, f32) = (std::f32::consts::LOG2_E, 1.925_963_e-8);
 
 fn f32_literal(x: f32) -> String {
@@ -51,7 +51,7 @@ pub fn unary(e: &mut Emitter, op: UnaryOp, ty: &str, x: &str) -> Val {
         UnaryOp::Rsqrt => approx(e, "rsqrt.approx.f32", x),
         UnaryOp::Exp2 => approx(e, "ex2.approx.ftz.f32", x),
         UnaryOp::Exp => {
-            // 2^(x·log2 e), the product in two parts: the rounding of a single product would grow with x.
+            // 2^(x·log2 e), with the product in two parts: the rounding error of a single product would grow with x.
             let high = e.inst(format!("fmul float {x}, {}", f32_literal(LOG2_E.0)));
             let power = approx(e, "ex2.approx.ftz.f32", &high);
             let minus = e.inst(format!("fneg float {high}"));
@@ -62,7 +62,7 @@ pub fn unary(e: &mut Emitter, op: UnaryOp, ty: &str, x: &str) -> Val {
             let low = fma(e, x, &f32_literal(LOG2_E.1), &low);
             let low = e.inst(format!("fmul float {low}, {}", f32_literal(std::f32::consts::LN_2)));
             let exact = fma(e, &power, &low, &power);
-            // ∞ and 0 are exact already, and the correction would make NaN of them.
+            // ∞ and 0 are exact already, and the correction would turn them into NaN.
             let finite = e.inst(format!("fcmp one float {high}, {}", f32_literal(f32::INFINITY)));
             let finite_low = e.inst(format!("fcmp ogt float {high}, {}", f32_literal(-150.0)));
             let below = e.inst(format!("fcmp olt float {high}, {}", f32_literal(128.0)));

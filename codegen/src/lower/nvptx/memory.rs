@@ -1,4 +1,4 @@
-//! Global memory: views, pointers, atomics.
+//! Global memory: views and pointers.
 
 use super::emit::Val;
 use super::threads::{Coordinate, coordinates};
@@ -9,26 +9,26 @@ use crate::layout::{Dim, LinearLayout};
 use crate::passes::assign_layouts::{ViewParts, pointer_vector, view_parts, view_vector};
 use std::collections::HashMap;
 
-/// Where the elements of one block lie: everything that the accesses of one view share.
+/// The addresses of the elements of a view's block: the values that all its accesses share.
 pub(super) struct Place<'f> {
     pub(super) parts: ViewParts<'f>,
     coordinates: Vec<Coordinate>,
     pub(super) elem: DType,
     pub(super) boundary: Vec<usize>,
-    /// Byte address of the element at the thread's own coordinates, before register parts.
+    /// Byte address of the element at the thread's coordinates, without the register parts.
     base: Val,
-    /// i64 index of the thread's own coordinate, by dimension of the boundary.
+    /// Bounds checks that were emitted, by dimension and register part of the coordinate.
     limits: HashMap<(usize, u32), Val>,
     strides: Vec<Val>,
 }
 
-/// LLVM's type of an element in memory: a bool is a byte.
+/// The LLVM type of an element in memory: a bool is a byte.
 pub(super) fn memory_type(d: DType) -> &'static str {
     if d == DType::Bool { "i8" } else { llvm_type(Elem::Num(d)) }
 }
 
 impl<'f> Lowering<'f> {
-    /// Sets up the addresses of a view's block under a layout.
+    /// Computes the addresses of a view's block in a layout.
     pub(super) fn place(&mut self, view: Value, layout: &LinearLayout, boundary: &[usize]) -> Place<'f> {
         let parts = view_parts(self.func, view);
         let crate::ir::Type::View { elem, .. } = self.func.ty(view) else {
@@ -58,7 +58,7 @@ impl<'f> Lowering<'f> {
             Some(o) => self.e.inst(format!("getelementptr {}, ptr addrspace(1) {base}, i64 {o}", memory_type(elem))),
             None => base,
         };
-        // A boundary that the whole block provably lies in costs nothing.
+        // Drops the checks of dimensions in which the whole block is provably in bounds.
         let shape = self.func.ty(view).shape();
         let boundary = boundary
             .iter()
@@ -82,8 +82,8 @@ impl<'f> Lowering<'f> {
         self.e.inst(format!("add i64 {offset}, {wide}"))
     }
 
-    /// An extent, 0 where it is negative: indices are compared with it as unsigned numbers. An argument is not: launches refuse
-    /// those that are.
+    /// An extent, clamped to 0 if negative, because indices are compared with it as unsigned numbers. Arguments need no
+    /// clamp: launches reject negative extents.
     pub(super) fn extent(&mut self, extent: Value) -> Val {
         match self.axis.scalar_constant(self.func, extent) {
             Some(n) => n.max(0).to_string(),
@@ -99,7 +99,7 @@ impl<'f> Lowering<'f> {
         if stride == "1" { index.to_string() } else { self.e.inst(format!("mul i64 {index}, {stride}")) }
     }
 
-    /// Address of the element in register `r`.
+    /// The address of the element in register `r`.
     pub(super) fn address(&mut self, place: &Place, r: usize) -> Val {
         let mut address = place.base.clone();
         let ty = memory_type(place.elem);
@@ -108,7 +108,7 @@ impl<'f> Lowering<'f> {
             if constant == 0 {
                 continue;
             }
-            // Bits that the thread's part may have set too do not simply add up.
+            // The bits of the constant that overlap with the thread part do not simply add.
             let step = if constant & c.mask == 0 {
                 constant.to_string()
             } else {
@@ -122,7 +122,7 @@ impl<'f> Lowering<'f> {
         address
     }
 
-    /// i1: the element in register `r` lies within the boundary; `None` where it always does.
+    /// i1: the element in register `r` is in bounds; `None` where it always is.
     pub(super) fn inside(&mut self, place: &mut Place, r: usize) -> Option<Val> {
         let mut all: Option<Val> = None;
         for d in place.boundary.clone() {
@@ -133,7 +133,7 @@ impl<'f> Lowering<'f> {
                     let at = place.coordinates[d].at(&mut self.e, constant);
                     let index = self.index(place.parts.offsets[d], &at);
                     let extent = self.extent(place.parts.shape[d]);
-                    // Unsigned: a negative index is outside too.
+                    // Unsigned: a negative index is out of bounds too.
                     let v = self.e.inst(format!("icmp ult i64 {index}, {extent}"));
                     place.limits.insert((d, constant), v.clone());
                     v
@@ -182,8 +182,8 @@ impl<'f> Lowering<'f> {
         let vector = view_vector(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
         let owner = self.threads.owner(&mut self.e, layout);
-        // Warps that only hold copies go around it, and with the store around what was computed for it alone: LLVM moves that
-        // into the branch.
+        // Warps that only hold copies branch around the store, and with it around values that only the store uses: LLVM
+        // sinks them into the branch.
         let (branch, owner) = match layout.free_mask(Dim::Warp) {
             0 => (None, owner),
             _ => (owner, None),
@@ -207,7 +207,7 @@ impl<'f> Lowering<'f> {
         }
     }
 
-    /// Loads `n` neighbouring elements into registers.
+    /// Loads `n` consecutive elements into registers.
     fn load_vector(
         &mut self,
         address: &str,
@@ -236,7 +236,7 @@ impl<'f> Lowering<'f> {
         loaded.iter().map(|v| self.e.inst(format!("icmp ne i8 {v}, 0"))).collect()
     }
 
-    /// `@p ld.global`, the destination filled beforehand.
+    /// Emits `@p ld.global`, with the destination filled beforehand.
     fn predicated_load(
         &mut self,
         address: &str,
@@ -307,8 +307,8 @@ impl<'f> Lowering<'f> {
         elements
     }
 
-    /// The L2 cache's policy for an eviction that is not the normal one. What is read once and evicted first leaves room for
-    /// what is written, which the next kernel reads. LLVM makes one of all that are equal.
+    /// The L2 cache policy of an eviction hint other than the normal one. Data that is read once and evicted first
+    /// leaves space for written data, which the next kernel reads. LLVM merges equal policies.
     fn cache_policy(&mut self, eviction: Eviction) -> Option<Val> {
         let priority = match eviction {
             Eviction::Normal => return None,
@@ -319,7 +319,7 @@ impl<'f> Lowering<'f> {
         Some(self.e.inst(format!("call i64 asm \"{text}\", \"=l\"() #2")))
     }
 
-    /// Elements side by side in one machine word; asm has no bytes, they travel in 16 bits.
+    /// Packs elements into one machine word. Inline asm has no 8-bit operands: bytes are extended to 16 bits.
     fn pack_word(&mut self, group: &[Val], ty: &str, word: &Word) -> Val {
         if word.bytes < 2 {
             let v = self.pack_elements(group, ty, "i8");
@@ -417,7 +417,7 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
-    /// How many registers of a pointer tile one access covers.
+    /// The number of registers of a pointer tile that one access covers.
     fn pointer_run(&self, pointers: Value, mask: Option<Value>) -> usize {
         match self.layout(pointers) {
             Some(layout) => {
@@ -428,7 +428,8 @@ impl<'f> Lowering<'f> {
         }
     }
 
-    /// Which thread acts for an element, and which register bits only repeat others. A scalar belongs to thread 0.
+    /// The predicate of the thread that acts for an element, and the register bits that only repeat others. Thread 0
+    /// acts for a scalar.
     pub(super) fn owner_of(&mut self, v: Value) -> (Option<Val>, usize) {
         match self.layout(v) {
             Some(l) => (self.threads.owner(&mut self.e, l), l.free_mask(Dim::Register) as usize),
@@ -441,7 +442,7 @@ impl<'f> Lowering<'f> {
     }
 }
 
-/// What a masked-off element of a load becomes.
+/// The value of a masked-off element of a load.
 enum Fill {
     Bits(u64),
     Values(Vec<Val>),
@@ -456,7 +457,7 @@ struct Word {
 }
 
 impl Word {
-    /// Words for `n` neighboring elements. An element is never cut into words.
+    /// The words for `n` consecutive elements. An element is never split.
     fn of(elem: DType, n: usize) -> Word {
         match elem.bytes() * n {
             1 => Word { bytes: 1, count: 1, ty: "i16", constraint: "h" },
@@ -487,8 +488,8 @@ fn signed_literal(bits: u64, bytes: usize) -> Val {
     }
 }
 
-/// What an access with this eviction has after `ld.global` and after its address, and the constraint of the policy, which
-/// is operand `index` of the assembly.
+/// The operands for an eviction hint: the suffix of `ld.global`, the operand after the address, and the constraint of
+/// the policy, which is operand `index` of the asm statement.
 fn policy_parts(eviction: Eviction, index: usize) -> (&'static str, String, &'static str) {
     match eviction {
         Eviction::Normal => ("", String::new(), ""),
@@ -497,7 +498,7 @@ fn policy_parts(eviction: Eviction, index: usize) -> (&'static str, String, &'st
     }
 }
 
-/// Inline asm takes `$n` for operands and needs braces of PTX vectors as they are; only quotes are special in IR.
+/// Escapes quotes for LLVM IR. `$n` and braces of PTX vectors stay as they are.
 fn escape_asm(text: &str) -> String {
     text.replace('"', "\\22")
 }

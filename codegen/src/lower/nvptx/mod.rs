@@ -1,11 +1,13 @@
-//! From Tile IR in stage *async* (or *laid*) to LLVM IR for NVPTX.
+//! Lowers Tile IR of stage *async* (or *laid*) to LLVM IR for NVPTX.
 //!
-//! Every tile becomes one LLVM value per register of its layout; an op on tiles becomes straight-line code on them. Where an
-//! element lies is never stored: coordinates are linear functions of lane and warp, XOR a constant per register.
+//! Every tile becomes one LLVM value per register of its layout, and ops on tiles become straight-line code on these
+//! values. Coordinates of elements are never stored: they are linear functions of lane and warp, XOR a constant per
+//! register.
 //!
-//! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops and control flow), [`elementwise`],
-//! [`memory`] (global), [`atomic`], [`bulk_add`], [`shared`], [`tma`] (bulk copies, roles), [`reduce`], [`dot`], [`plan`] (shared memory and
-//! barriers), [`exchange`] (which accesses of global memory need one).
+//! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops), [`control`] (control flow),
+//! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_add`], [`shared`], [`tma`] (mbarriers, TMA, warp
+//! specialization), [`reduce`], [`dot`], [`products`] (`wgmma` waits), [`plan`] (shared memory and barriers),
+//! [`exchange`] (dependencies between threads through global memory).
 
 mod atomic;
 mod bulk_add;
@@ -40,10 +42,10 @@ use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Registers of a multiprocessor.
+/// Registers of a streaming multiprocessor (SM).
 const REGISTERS: u32 = 65536;
 
-/// A kernel as LLVM IR, with what its launch needs.
+/// A kernel as LLVM IR, with the data that its launch needs.
 #[derive(Clone, Debug)]
 pub struct GpuModule {
     pub llvm_ir: String,
@@ -55,20 +57,23 @@ pub struct GpuModule {
 }
 
 /// Lowers a function whose tiles all have layouts.
+///
+/// # Errors
+/// The feature that the target does not support.
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
     let exchange = Rc::new(Exchange::new(func, &axis));
     let mut plan = SharedPlan::new(func, exchange.clone(), bulk_add::find(func, &axis, &exchange, arch));
     if plan.bytes > arch.max_shared_bytes() {
-        // Threads can add without shared memory.
+        // Atomics of threads need no shared memory.
         plan = SharedPlan::new(func, exchange.clone(), HashMap::new());
     }
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
             loc: func.loc.clone(),
             message: format!(
-                "kernel `{}` needs {} bytes of shared memory in a block, {} has {}",
+                "kernel `{}` needs {} bytes of shared memory per block, and {} has {}",
                 func.name,
                 plan.bytes,
                 arch.name(),
@@ -101,11 +106,11 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let shared_bytes = l.plan.bytes;
     l.e.global("@smem", "external addrspace(3) global [0 x i8], align 1024");
     let mut attributes = format!("nounwind \"nvvm.reqntid\"=\"{threads}\"");
-    // Without it, the assembler would save registers for a second block that has no shared memory, and spill a few. A multiprocessor has
-    // what one block can have and 1 KB that it reserves for each.
+    // Without `minctasm`, ptxas limits registers for a second block that has no shared memory, and spills a few. An SM
+    // has the maximum shared memory of one block plus 1 KB, and reserves 1 KB for each block.
     let is_alone = 2 * shared_bytes + 1024 > arch.max_shared_bytes() && options.max_registers.is_none();
     if let Some(n) = options.max_registers {
-        // More than a block of this size can have would not launch. The assembler takes one of the two attributes.
+        // Above this limit, a block of this size does not launch. ptxas accepts only one of the two attributes.
         let n = n.min(registers::available(threads));
         attributes.push_str(&format!(" \"nvvm.maxnreg\"=\"{n}\""));
     } else if let Some(blocks) = resident_blocks(func).or(is_alone.then_some(1)) {
@@ -134,8 +139,8 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     })
 }
 
-/// How many blocks a multiprocessor has registers for, where roles say how many they take: a block starts with as many as
-/// its roles then share.
+/// The number of blocks per SM by registers, for a warp-specialized kernel with redistributed registers: a block is
+/// launched with as many registers as its partitions share afterwards.
 fn resident_blocks(func: &Func) -> Option<u32> {
     func.walk().iter().find_map(|&id| match &func.op(id).op {
         Op::Roles { warps, registers, .. } => match registers[..] {
@@ -146,13 +151,13 @@ fn resident_blocks(func: &Func) -> Option<u32> {
     })
 }
 
-/// Threads of a block: those that compute, and the four warps beside them where there are roles.
+/// Threads per block: those of `num_warps`, plus four producer warps in a warp-specialized kernel.
 fn block_threads(func: &Func, options: &CompileOptions) -> u32 {
     let roles = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::Roles { .. }));
     32 * (options.num_warps + if roles { 4 } else { 0 })
 }
 
-/// How the launch passes an argument of this type. 16-bit floats travel as their bits.
+/// How the launch passes an argument of this type. 16-bit floats are passed as their bits.
 pub fn arg_type(ty: &Type) -> ArgType {
     match ty.elem() {
         Some(Elem::Ptr(_)) => ArgType::Ptr,
@@ -168,7 +173,7 @@ pub fn arg_type(ty: &Type) -> ArgType {
     }
 }
 
-/// LLVM's type of one element in a register.
+/// The LLVM type of one element in a register.
 pub(crate) fn llvm_type(elem: Elem) -> &'static str {
     match elem {
         Elem::Ptr(_) => "ptr addrspace(1)",
@@ -186,13 +191,13 @@ pub(crate) fn llvm_type(elem: Elem) -> &'static str {
     }
 }
 
-/// Coordinates to coordinates.
+/// Maps coordinates to coordinates.
 type CoordinateMap<'f> = Box<dyn Fn(&[u32]) -> Vec<u32> + 'f>;
 
 /// The registers of a value: one for a scalar, one per register of the layout for a tile.
 type Regs = Rc<Vec<Val>>;
 
-/// Registers of a thread of the role that multiplies, or of any thread where there are no roles.
+/// Registers per thread of the consumer partition, or of every thread without warp specialization.
 fn registers_for_products(func: &Func, options: &CompileOptions, threads: u32) -> u32 {
     let of_role = func.walk().into_iter().find_map(|id| match &func.op(id).op {
         Op::Roles { registers, .. } => registers.first().copied(),
@@ -210,23 +215,23 @@ struct Lowering<'f> {
     plan: SharedPlan,
     threads: Threads,
     values: Vec<Option<Regs>>,
-    /// Maps that the kernel takes after its arguments.
+    /// Tensor maps that the kernel takes after its arguments.
     maps: Vec<TensorMapDesc>,
-    /// Warps that run the code that is being lowered.
+    /// The number of warps that run the code being lowered.
     num_warps: u32,
-    /// Warps that the barriers of the code that is being lowered are for, where it is not the whole block.
+    /// The number of consumer warps, for barriers inside of the consumer partition; `None` outside of it.
     consumers: Option<u32>,
-    /// Registers that a thread that starts products by warpgroups can have.
+    /// Registers available to a thread that issues `wgmma`.
     registers: u32,
     e: Emitter,
-    /// Place of the op being lowered, for errors.
+    /// Source location of the op being lowered, for errors.
     loc: Loc,
 }
 
 type Result<T, E = Unsupported> = std::result::Result<T, E>;
 
 impl<'f> Lowering<'f> {
-    /// The kernel's own parameters.
+    /// The parameters of the kernel's arguments.
     fn params(&mut self, exchange: &Exchange) -> Vec<String> {
         let func = self.func;
         let written = written::through(func);
@@ -236,9 +241,9 @@ impl<'f> Lowering<'f> {
             let elem = func.ty(v).elem().expect("internal compiler error: argument type");
             let text = match elem {
                 Elem::Ptr(_) => {
-                    // Buffers are borrowed exclusively where they are written, so that no two arguments overlap.
+                    // Written buffers are borrowed exclusively: no two arguments overlap.
                     let access = if written.contains(&v) { "" } else { " readonly" };
-                    // `noalias` would say that nothing but this thread changes the memory, barriers or not.
+                    // `noalias` would assert that only this thread changes the memory, regardless of barriers.
                     let alone = if exchanged.contains(&v) { "" } else { " noalias" };
                     format!("ptr addrspace(1){alone}{access} align {} %a{i}", arg.divisible_by.clamp(1, 16))
                 }
@@ -276,7 +281,7 @@ impl<'f> Lowering<'f> {
         self.values[v.0 as usize] = Some(Rc::new(regs));
     }
 
-    /// The layout of a tile; `None` for a scalar (and for values that live elsewhere).
+    /// The layout of a tile; `None` for other values.
     fn layout(&self, v: Value) -> Option<&'f LinearLayout> {
         match self.func.ty(v) {
             Type::Tensor { layout, .. } => {
@@ -317,7 +322,7 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
-    /// `bar.sync` for all threads of the block, or of the role.
+    /// Emits `bar.sync` for all threads of the block, or of the partition.
     fn barrier(&mut self) {
         self.wait_for_additions();
         let which = match self.consumers {
@@ -359,10 +364,10 @@ impl<'f> Lowering<'f> {
                 let regs = self.regs(data.operands[0]);
                 self.set(data.results[0], regs.to_vec());
             }
-            // Not passed on to LLVM, for which an assumption that does not hold is undefined behavior.
+            // Not passed to LLVM, where a violated assumption is undefined behavior.
             Op::Assume if reach::checks_assumption(self.func, id) => {}
             Op::Assume => self.device_assert(id, "the assumption does not hold"),
-            // Views exist only inside the accesses that read their parts.
+            // Views have no registers: accesses read their operands.
             Op::MakeView { .. } => {}
             Op::Advance => panic!("internal compiler error: an unresolved view"),
             Op::LoadView { .. } => self.load_view(id)?,
@@ -377,7 +382,7 @@ impl<'f> Lowering<'f> {
             Op::For { .. } => self.for_loop(id)?,
             Op::If => self.if_op(id)?,
             Op::While => self.while_loop(id)?,
-            // The ops that hold the region read its terminator.
+            // The ops that contain the region read its terminator.
             Op::Yield | Op::Condition => {}
             Op::Return => {
                 self.wait_for_additions();
@@ -428,7 +433,7 @@ impl<'f> Lowering<'f> {
         Ok(())
     }
 
-    /// Ops that only rename registers: each result register holds what the operand has at the same place.
+    /// Ops that only rename registers: each result register is the operand register with the corresponding element.
     fn rename(&mut self, id: OpId) {
         let data = self.func.op(id);
         let result = data.results[0];
@@ -440,7 +445,7 @@ impl<'f> Lowering<'f> {
                 let operands = [self.regs(data.operands[0]), self.regs(data.operands[1])];
                 match self.layout(data.operands[0]) {
                     Some(half) => half.join().registers.iter().map(|&(i, r)| operands[i][r].clone()).collect(),
-                    // Two scalars: the coordinate chooses, and it is the same in every thread.
+                    // Two scalars: the coordinate selects, and it is the same in every thread.
                     None => {
                         let to = self.tile_layout(result);
                         let at = |r: usize| to.apply(r as u32, 0, 0, 0)[0] as usize;
@@ -459,7 +464,7 @@ impl<'f> Lowering<'f> {
                 return;
             }
             _ => {
-                // Reshaping to or from a single element meets scalars.
+                // A reshape to or from a single element may involve scalars.
                 let operand = self.regs(data.operands[0]);
                 match (self.layout(data.operands[0]), self.layout(result)) {
                     (Some(from), Some(to)) => {
@@ -480,7 +485,7 @@ impl<'f> Lowering<'f> {
         self.layout(v).expect("internal compiler error: a scalar where a tile belongs")
     }
 
-    /// From coordinates of the result to coordinates of the operand.
+    /// Maps coordinates of the result to coordinates of the operand.
     fn coordinate_map(&self, id: OpId) -> CoordinateMap<'f> {
         let data = self.func.op(id);
         let from = self.func.ty(data.operands[0]).shape();

@@ -1,14 +1,17 @@
-//! Shared memory of one block: where buffers and scratch lie, and where barriers are needed.
+//! Plans the shared memory of a block: the offsets of buffers and scratch memory, and the positions of barriers.
 //!
-//! Buffers live from their `local_alloc` to the last use of anything made from them (through a loop's end, if they were
-//! made before the loop); scratch lives for one op. Barriers come from a walk that keeps the accesses since the last one:
-//! an access that overlaps an earlier one, of which at least one writes, needs a barrier in between. Loops are walked
-//! again with what their end leaves open, until nothing changes; what is open only from before a loop is settled there.
+//! A buffer is live from its `local_alloc` to the last use of any value derived from it (to the end of a loop, if it
+//! was allocated before the loop); scratch memory is live for one op. Buffers whose live ranges overlap do not overlap
+//! in memory.
 //!
-//! Global memory counts too, where one thread may read what another one writes ([`exchange`](super::exchange)).
+//! A traversal of the ops tracks the accesses since the last barrier, and inserts a barrier before an access that
+//! overlaps an earlier one if at least one of them writes. It repeats loops with the accesses pending at their end
+//! until nothing changes. A hazard with an access from before a loop gets one barrier before the loop.
 //!
-//! Of rings (buffers that asynchronous copies fill) the pass that made them placed the barriers; here they only wait for
-//! what used their memory before, with a proxy fence where that were ordinary stores and the engine fills them.
+//! Global memory is tracked too, where one thread may read what another writes ([`exchange`](super::exchange)).
+//!
+//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. Here they only
+//! wait for previous uses of their memory, with a proxy fence where those were ordinary stores and TMA fills the ring.
 
 use super::bulk_add::BulkAdd;
 use super::exchange::Exchange;
@@ -24,21 +27,21 @@ const SCRATCH_ALIGN: u32 = 16;
 
 #[derive(Clone, Debug, Default)]
 pub struct SharedPlan {
-    /// Dynamic shared memory of a block.
+    /// Dynamic shared memory per block, in bytes.
     pub bytes: u32,
     offsets: HashMap<OpId, u32>,
     scratch: HashMap<OpId, u32>,
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
     exchange: Rc<Exchange>,
-    /// Additions by the bulk copy engine.
+    /// Atomic adds performed by bulk async reductions.
     additions: Rc<HashMap<OpId, BulkAdd>>,
-    /// Something reads shared memory through the async proxy (`wgmma`, TMA): only then do ordinary stores need proxy fences, which
-    /// architectures before Hopper do not have.
+    /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
+    /// require proxy fences, which architectures before Hopper lack.
     async_proxy: bool,
 }
 
-/// Bytes from `start` up to `end`, needed from op number `first` to `last`.
+/// A request for `bytes` of memory, live from op number `first` to `last`.
 struct Need {
     op: OpId,
     bytes: u32,
@@ -65,18 +68,18 @@ impl Range {
 struct Pending {
     reads: HashSet<Range>,
     writes: HashSet<Range>,
-    /// Written by ordinary stores and not yet fenced for `wgmma` and the bulk copy engine.
+    /// Written by ordinary stores, without a proxy fence for `wgmma` and TMA since.
     unfenced: HashSet<Range>,
-    /// What products in flight read, barriers or not, until they have been waited for.
+    /// Operands that `wgmma` in flight read, across barriers, until a wait completes them.
     in_flight: HashSet<Range>,
     /// Accesses of global memory.
     global: HashSet<OpId>,
-    /// The bulk copy engine may still be reading what it is to add: threads wait for it before they meet.
+    /// TMA may still read the operand of a bulk async reduction: threads wait for it before they synchronize.
     adding: bool,
 }
 
 impl Pending {
-    /// Threads have met.
+    /// Clears the accesses that a barrier orders.
     fn settled(&mut self) {
         self.reads.clear();
         self.writes.clear();
@@ -96,12 +99,12 @@ impl SharedPlan {
         plan
     }
 
-    /// Byte offset of a buffer.
+    /// The byte offset of a buffer.
     pub fn offset(&self, id: OpId) -> u32 {
         self.offsets[&id]
     }
 
-    /// Byte offset of an op's scratch.
+    /// The byte offset of an op's scratch memory.
     pub fn scratch(&self, id: OpId) -> u32 {
         self.scratch[&id]
     }
@@ -136,7 +139,7 @@ impl SharedPlan {
                 for user in users(func, &order, data.results[0]) {
                     last = last.max(number[&user]);
                 }
-                // Made before a loop and used in it: needed until the loop ends.
+                // Allocated before a loop and used in it: live until the end of the loop.
                 for &(first, end) in &spans {
                     if i < first && last >= first && last <= end {
                         last = end;
@@ -148,7 +151,7 @@ impl SharedPlan {
             if let (Op::MbarrierAlloc { .. }, Some(&v)) = (&data.op, data.results.first())
                 && let Type::Barrier { count } = func.ty(v)
             {
-                // Never shared: whoever came next would have to wait for the end of the last waits.
+                // Never shares memory: a later buffer would have to wait for the last waits.
                 let bytes = *count as u32 * super::tma::MBARRIER_BYTES;
                 let align = super::tma::MBARRIER_BYTES;
                 needs.push(Need { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
@@ -159,11 +162,11 @@ impl SharedPlan {
             }
         }
         if let Some((&op, largest)) = self.additions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
-            // All use the same, each when the engine has read what the one before left there.
+            // All share one buffer, each once TMA has read the operand of the previous one.
             let bytes = largest.bytes();
             needs.push(Need { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, scratch: true });
         }
-        // Largest first, each at the lowest offset that is free while it is needed.
+        // Largest first, each at the lowest offset that is free during its live range.
         needs.sort_by_key(|n| (n.scratch, std::cmp::Reverse(n.bytes), n.first));
         let mut placed: Vec<(u32, &Need)> = Vec::new();
         for need in &needs {
@@ -200,7 +203,7 @@ impl SharedPlan {
             let data = func.op(id);
             match &data.op {
                 Op::For { .. } | Op::While => self.walk_loop(func, id, pending),
-                // Each role has its own barriers; what they share, mbarriers order.
+                // Each partition has its own barriers; mbarriers order their communication.
                 Op::If | Op::Roles { .. } => {
                     let mut merged = Pending::default();
                     for &r in &data.regions {
@@ -220,7 +223,8 @@ impl SharedPlan {
         }
     }
 
-    /// What was open before a loop and would cost a barrier in each of its iterations gets it once, before the loop.
+    /// Visits a loop. A hazard between an access before the loop and one inside of it would cost a barrier in each
+    /// iteration: it gets one barrier before the loop.
     fn walk_loop(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         let (mut alone, mut with) = (self.clone(), self.clone());
         alone.settle(func, id, &mut Pending::default());
@@ -239,14 +243,14 @@ impl SharedPlan {
         self.settle(func, id, pending);
     }
 
-    /// Walks a loop until what one iteration leaves open for the next does not change.
+    /// Visits a loop until the pending accesses at its end do not change.
     fn settle(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         loop {
             let before = (self.barriers.len(), self.fences.len(), pending.clone());
             for &r in &func.op(id).regions {
                 self.walk(func, r, pending);
             }
-            // The loop may not run at all: what was open stays open.
+            // The loop may have no iterations: accesses from before it stay pending.
             pending.reads.extend(&before.2.reads);
             pending.writes.extend(&before.2.writes);
             pending.unfenced.extend(&before.2.unfenced);
@@ -266,7 +270,7 @@ impl SharedPlan {
             return;
         }
         if let Op::WgmmaWait { pending: left } = data.op {
-            // A warp that has waited knows of its own part: others' may go on until a barrier.
+            // A warp that has waited knows that its own part is complete. Other warps may continue until a barrier.
             pending.reads.extend(&pending.in_flight);
             if left == 0 {
                 pending.in_flight.clear();
@@ -274,7 +278,7 @@ impl SharedPlan {
             return;
         }
         if self.additions.contains_key(&id) {
-            // It has a barrier of its own, and a fence by all, before the engine reads.
+            // The op has its own barrier, and a fence by all threads, before TMA reads.
             if pending.adding {
                 self.barriers.insert(id);
             }
@@ -300,8 +304,8 @@ impl SharedPlan {
                 self.barriers.insert(id);
                 pending.settled();
             }
-            // Threads' copies are ordinary stores to whatever the engine puts there later. Products wait for fences of their own:
-            // the pass that made the ring placed them.
+            // `cp.async` writes are ordinary stores to TMA copies into the same memory. `wgmma` has its own fences,
+            // placed by the pass that allocated the ring.
             if !by_engine && self.async_proxy {
                 pending.unfenced.insert(ring);
             }
@@ -332,7 +336,7 @@ impl SharedPlan {
             pending.unfenced.clear();
         }
         if let Some(scratch) = scratch {
-            // The op writes its scratch, has a barrier of its own, and reads it.
+            // The op writes its scratch memory, synchronizes, and reads it.
             pending.settled();
             pending.reads.insert(scratch);
             if self.async_proxy {
@@ -353,14 +357,14 @@ impl SharedPlan {
         pending.writes.extend(writes);
     }
 
-    /// Bytes of the buffer that a value is (a part of); `None` for rings and for other values.
+    /// The byte range of the buffer that contains a value; `None` for rings and for other values.
     fn range(&self, func: &Func, v: Value) -> Option<Range> {
         let Type::Shared { .. } = func.ty(v) else { return None };
         let id = buffer_of(func, v)?;
         if func.op(id).operands.is_empty() { None } else { self.bytes_of(func, v) }
     }
 
-    /// Bytes of the buffer or ring that a value is (a part of).
+    /// The byte range of the buffer or ring that contains a value.
     fn bytes_of(&self, func: &Func, v: Value) -> Option<Range> {
         let id = buffer_of(func, v)?;
         let ty = func.ty(func.result(id));
@@ -370,7 +374,8 @@ impl SharedPlan {
     }
 }
 
-/// Ops that use a buffer or anything made from it. A product in flight uses its operands until it is waited for.
+/// The ops that use a buffer or a value derived from it. A `wgmma` in flight uses its operands until a wait completes
+/// it.
 fn users(func: &Func, order: &[OpId], v: Value) -> Vec<OpId> {
     let mut derived = vec![v];
     let mut found = Vec::new();
@@ -387,7 +392,7 @@ fn users(func: &Func, order: &[OpId], v: Value) -> Vec<OpId> {
     found
 }
 
-/// Numbers of the first and last op inside each loop.
+/// The numbers of the first and the last op inside of each loop.
 fn loop_spans(func: &Func, number: &HashMap<OpId, usize>) -> Vec<(usize, usize)> {
     let mut spans: Vec<(usize, usize)> = func
         .walk()
@@ -399,7 +404,7 @@ fn loop_spans(func: &Func, number: &HashMap<OpId, usize>) -> Vec<(usize, usize)>
             Some((*inside.first()?, *inside.last()?))
         })
         .collect();
-    // Inner loops first: extending to the end of one may reach into the next outer one.
+    // Inner loops first: extending a live range to the end of one may reach into the next outer one.
     spans.sort_by_key(|&(first, _)| std::cmp::Reverse(first));
     spans
 }

@@ -1,14 +1,15 @@
-//! Waiting for `wgmma` products: which registers they write, and what is to be computed while they run.
+//! Lowers waits for `wgmma`: the registers that `wgmma` in flight write, and the values that must be computed before
+//! the wait.
 
 use super::Lowering;
 use super::emit::Val;
 use crate::ir::{BlockId, Def, Op, OpId, Type, Value};
 
 impl Lowering<'_> {
-    /// The accumulators pass through the wait, so that no use of them can come before it.
+    /// Emits `wgmma.wait_group`, with the accumulators as tied operands, so that no use of them moves above it.
     pub(super) fn wgmma_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wait") };
+        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wgmma_wait") };
         let under_way = |&v: &Value| match self.func.def_op(v) {
             Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
             None => true,
@@ -21,13 +22,13 @@ impl Lowering<'_> {
                 self.values[result.0 as usize] = Some(regs);
             }
         }
-        // What no product writes stays what it is, and costs no register if that is a constant.
+        // Registers that no `wgmma` writes keep their values, and take no register if these are constant.
         let written: Vec<Vec<bool>> = products.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
         let mut regs: Vec<Val> = Vec::new();
         for (&v, written) in products.iter().zip(&written) {
             regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
         }
-        // Operands that products read from registers must keep them until then.
+        // Register operands of `wgmma` in flight must stay in their registers until the wait.
         let held = self.register_operands(&data.operands);
         let text = format!("wgmma.wait_group.sync.aligned {pending};");
         if regs.is_empty() {
@@ -60,25 +61,25 @@ impl Lowering<'_> {
         }
     }
 
-    /// Columns of an instruction of a product that multiplies all of its tile.
+    /// The columns (N) of one `wgmma` instruction that covers its whole tile.
     pub(super) fn instruction_columns(&self, id: OpId) -> u32 {
         let data = self.func.op(id);
         let Op::Wgmma { warps, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
         (self.tile_layout(data.results[0]).shape()[1] / warps[1]).min(256)
     }
 
-    /// Columns that the instructions of a product write of those of tile `tile` along N.
+    /// The columns that the instructions of a dot write in tile `tile` along N.
     pub(super) fn columns_written(&self, id: OpId, tile: u32) -> u32 {
         let Op::Wgmma { warps, n_end, .. } = &self.func.op(id).op else { panic!("internal compiler error: not wgmma") };
         let columns = self.instruction_columns(id);
         match n_end {
-            // Of several warpgroups along N each has columns of its own, and all have one instruction.
+            // Warpgroups along N have different columns, but share the instruction.
             Some(end) if warps[1] == 1 => end.saturating_sub(tile * columns).min(columns).next_multiple_of(8),
             _ => columns,
         }
     }
 
-    /// Which registers of a sum the products write that may be under way.
+    /// The registers of an accumulator that `wgmma` in flight may write.
     fn written(&self, v: Value, seen: &mut Vec<Value>) -> Vec<bool> {
         let count = self.tile_layout(v).num_registers();
         let all = |written: bool| vec![written; count];
@@ -112,7 +113,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// What a loop carries under a number: before its first iteration, and after each.
+    /// The values that a loop carries at an index: before the first iteration, and after each.
     fn carried(&self, id: OpId, index: usize) -> [Value; 2] {
         let data = self.func.op(id);
         let last = self.func.block(data.regions[0]).ops.last().expect("internal compiler error: an empty region");
@@ -125,15 +126,15 @@ impl Lowering<'_> {
     }
 }
 
-/// Registers that one `compute_before` ties at the most.
+/// The maximum number of registers that one `compute_before` ties.
 const TIED_REGISTERS: usize = 32;
 
 impl Lowering<'_> {
-    /// Has these floats computed before the wait that follows: ptxas moves a wait above arithmetic that it does not depend
-    /// on, but not above a store to shared memory. These stores are turned off by a condition that is never true, which
-    /// ptxas cannot know.
+    /// Forces these floats to be computed before the wait that follows. ptxas moves a wait above arithmetic without a
+    /// dependency on it, but not above a store to shared memory. These stores are predicated off by a condition that is
+    /// never true, which ptxas cannot prove.
     fn compute_before(&mut self, regs: &[Val]) {
-        // Several conditions: of many instructions in a row under one, ptxas makes a branch.
+        // Several predicates: ptxas turns a long run of instructions with one predicate into a branch.
         let never = ["x", "y", "z"].map(|axis| {
             let grid = self.e.hoist(format!("call i32 asm \"mov.u32 $0, %nctaid.{axis};\", \"=r\"() #2"));
             self.e.hoist(format!("icmp eq i32 {grid}, 0"))
@@ -158,7 +159,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Words of register operands of the products that gave these results, and of those that the sums began with.
+    /// The words of the register operands of the `wgmma` that produce these results and of those that they accumulate
+    /// onto.
     fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
         let mut held = Vec::new();
         let mut products = results.to_vec();

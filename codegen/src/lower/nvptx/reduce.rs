@@ -1,4 +1,5 @@
-//! Reductions and scans: inside a thread, then between lanes by shuffles, then between warps through shared memory.
+//! Lowers reductions and scans: within a thread, then across lanes by shuffles, then across warps through shared
+//! memory.
 
 use super::emit::Val;
 use super::{Lowering, Result};
@@ -16,7 +17,7 @@ impl Lowering<'_> {
         let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
         let n = operands.len();
-        // Each register of the result: one value per operand.
+        // One entry per register of the result, with one value per operand.
         let mut partial: Vec<Vec<Val>> = Vec::new();
         for group in &steps.registers {
             let values = group.iter().map(|&r| (0..n).map(|i| operands[i][r].clone()).collect()).collect();
@@ -47,7 +48,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// All values as one: pairs of neighbours, then pairs of pairs, which is a short chain of dependent operations.
+    /// Combines all values in a balanced tree, which keeps the chain of dependent operations short.
     fn combine_all(&mut self, region: crate::ir::BlockId, mut values: Vec<Vec<Val>>) -> Result<Vec<Val>> {
         while values.len() > 1 {
             let mut next = Vec::new();
@@ -62,13 +63,14 @@ impl Lowering<'_> {
         Ok(values.remove(0))
     }
 
-    /// The region on what is accumulated (in a scan: what comes before) and the next values.
+    /// Applies the region to the accumulated values (in a scan: the preceding ones) and the next values.
     fn combine(&mut self, region: crate::ir::BlockId, a: &[Val], b: &[Val]) -> Result<Vec<Val>> {
         let args: Vec<Val> = a.iter().chain(b).cloned().collect();
         self.inline_region(region, &args)
     }
 
-    /// Each warp that shares a result writes its part; every thread then reads all parts.
+    /// Each warp that contributes to a result writes its partial result; every thread then reads and combines all of
+    /// them.
     fn reduce_warps(
         &mut self,
         id: OpId,
@@ -80,14 +82,14 @@ impl Lowering<'_> {
         let region = data.regions[0];
         let parts = 1u32 << warps.len();
         let count = layout.num_elements() as u32;
-        // The warp's number among those that share a result.
+        // The index of the warp among those that contribute to the same result.
         let mut images = vec![0; layout.bits(Dim::Warp)];
         for (i, mask) in warps.iter().enumerate() {
             assert!(mask.is_power_of_two(), "internal compiler error: warps mix the reduced axis with others");
             images[mask.trailing_zeros() as usize] = 1 << i;
         }
         let rank = self.threads.linear(&mut self.e, &[], &images);
-        // Of the threads that hold the same part, one writes it.
+        // One of the threads with the same partial result writes it.
         let apart: u32 = warps.iter().sum();
         let alike = [(Dim::Lane, layout.free_mask(Dim::Lane)), (Dim::Warp, layout.free_mask(Dim::Warp) & !apart)];
         let writer = self.threads.first_of(&mut self.e, alike);
@@ -98,7 +100,7 @@ impl Lowering<'_> {
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
         let dtypes: Vec<DType> = elems.iter().filter_map(|elem| elem.num()).collect();
         if dtypes.len() < elems.len() {
-            return self.unsupported("a reduction of pointers", None);
+            return self.unsupported("reductions of pointers across warps are not supported", None);
         }
         let (starts, _) = scratch::reduction_operands(parts * count, &dtypes);
         let mut reads = Vec::new();
@@ -130,7 +132,7 @@ impl Lowering<'_> {
         Ok(result)
     }
 
-    /// The layout (`scan_layout`) keeps each line in one warp: neighbours in registers, then lanes.
+    /// The layout (`scan_layout`) keeps each line in one warp: consecutive elements in registers, then in lanes.
     pub(super) fn scan(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::Scan { axis, reverse } = data.op else { panic!("internal compiler error: not a scan") };
@@ -165,7 +167,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Adds to each lane's registers what all lanes before it have.
+    /// Combines the registers of each lane with the total of all lanes before it.
     fn scan_lanes(
         &mut self,
         region: crate::ir::BlockId,
@@ -177,7 +179,7 @@ impl Lowering<'_> {
         n: usize,
     ) -> Result<()> {
         let last = *line.last().expect("internal compiler error: an empty line");
-        // Inclusive scan of the lanes' totals.
+        // Inclusive scan of the totals of the lanes.
         let mut total = values[last].clone();
         let lane = self.threads.lane.clone();
         let position = self.e.hoist(format!("and i32 {lane}, {}", lanes - 1));
@@ -194,7 +196,7 @@ impl Lowering<'_> {
             total = self.choose(&has, &sum, &total, elems);
             distance *= 2;
         }
-        // What the lane before has accumulated goes in front of this lane's registers.
+        // The total of the preceding lanes comes before the registers of this lane.
         let source = self.step_back(&lane, 1, reverse);
         let before: Vec<Val> = (0..n).map(|i| self.shuffle("idx", &total[i], elems[i], &source)).collect();
         let has = if reverse {
@@ -225,7 +227,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Registers that lie on one line along the axis, in ascending order, for each line of a thread.
+/// The registers on each line of a thread along the axis, in ascending order.
 fn lines(layout: &LinearLayout, axis: usize) -> Vec<Vec<usize>> {
     // The other coordinates of a line, and its registers with their coordinate along the axis.
     type Line = (Vec<u32>, Vec<(u32, usize)>);

@@ -1,4 +1,4 @@
-//! Shared memory: buffers, conversions between layouts, shuffles, exchanges.
+//! Shared memory: buffers, layout conversions, shuffles, and broadcasts between threads.
 
 use super::emit::Val;
 use super::memory::memory_type;
@@ -9,17 +9,17 @@ use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
 use crate::passes::assign_layouts::{copied_at_once, copy_layout};
 use std::collections::HashMap;
 
-/// Widest access of one thread, in bytes.
+/// Maximum size of one access by one thread, in bytes.
 const MAX_VECTOR_BYTES: usize = 16;
 
-/// Addresses of a thread's registers in one shared buffer.
+/// Addresses of a thread's registers in a shared buffer.
 pub(super) struct SharedAccess {
     offsets: super::threads::Coordinate,
     vector: VectorAccess,
-    /// i32 byte offset of the buffer.
+    /// The i32 byte offset of the buffer.
     base: Val,
     elem: DType,
-    /// Pointers by the part of a register's offset that overlaps the thread's.
+    /// Pointers, by the bits of a register's offset that overlap with the thread's.
     pointers: HashMap<u32, Val>,
 }
 
@@ -36,7 +36,7 @@ impl Lowering<'_> {
         SharedAccess { offsets, vector, base, elem, pointers: HashMap::new() }
     }
 
-    /// Pointer to the element in a register.
+    /// The pointer to the element in a register.
     fn shared_pointer(&mut self, access: &mut SharedAccess, register: usize) -> Val {
         let constant = access.offsets.register[register];
         let (overlap, rest) = (constant & access.offsets.mask, constant & !access.offsets.mask);
@@ -78,7 +78,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Loads the group of registers that holds `register`; gives the registers of the group with their values.
+    /// Loads the vector that contains `register`. Returns its registers with their values.
     pub(super) fn load_shared_group(&mut self, access: &mut SharedAccess, register: usize) -> Vec<(usize, Val)> {
         let elem = access.elem;
         let ty = memory_type(elem);
@@ -111,7 +111,7 @@ impl Lowering<'_> {
         regs.into_iter().map(|r| r.expect("internal compiler error: a register without a value")).collect()
     }
 
-    /// Layout, element and base of a shared buffer.
+    /// The layout, element type and base of a shared buffer.
     pub(super) fn buffer(&self, v: Value) -> (&LinearLayout, DType, Val) {
         match self.func.ty(v) {
             Type::Shared { layout, elem, .. } => (self.func.layout(*layout), *elem, self.scalar(v)),
@@ -143,7 +143,7 @@ impl Lowering<'_> {
         self.store_by_owners(&layout, &mut access, &regs);
     }
 
-    /// Stores a tile whose copies, where threads have some, are stored by one of them.
+    /// Stores a tile. One of the threads with copies of an element stores it.
     fn store_by_owners(&mut self, layout: &LinearLayout, access: &mut SharedAccess, regs: &[Val]) {
         let owner = self.threads.owner(&mut self.e, layout);
         self.when(owner, |this| this.store_shared(access, regs));
@@ -162,7 +162,9 @@ impl Lowering<'_> {
     pub(super) fn local_slot(&mut self, id: OpId) {
         let data = self.func.op(id);
         let ty = self.func.ty(data.results[0]);
-        let Type::Shared { elem, .. } = ty else { panic!("internal compiler error: a slot of no buffer") };
+        let Type::Shared { elem, .. } = ty else {
+            panic!("internal compiler error: a slot of a value that is not a buffer")
+        };
         let bytes = ty.numel() * elem.bytes();
         let (base, index) = (self.scalar(data.operands[0]), self.scalar(data.operands[1]));
         let offset = self.e.inst(format!("mul i32 {index}, {bytes}"));
@@ -170,7 +172,8 @@ impl Lowering<'_> {
         self.values[data.results[0].0 as usize] = Some(std::rc::Rc::new(vec![at]));
     }
 
-    /// `cp.async` of the block that a view selects, 4 to 16 bytes a thread; bytes beyond the boundary become zeros.
+    /// Emits `cp.async` of the block that a view selects, 4 to 16 bytes per thread; bytes beyond the boundary become
+    /// zeros.
     pub(super) fn async_copy(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::AsyncCopy { boundary, .. } = &data.op else { panic!("internal compiler error: not a copy") };
@@ -243,7 +246,7 @@ impl Lowering<'_> {
         regs: &[Val],
         elem: Elem,
     ) -> Vec<Val> {
-        // Pointers travel as integers.
+        // Pointers are converted through integers.
         let (dtype, regs) = match elem {
             Elem::Num(d) => (d, regs.to_vec()),
             Elem::Ptr(_) => (
@@ -262,7 +265,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The three steps of a [`LanePlan`].
+    /// Performs the three steps of a [`LanePlan`].
     fn convert_lanes(&mut self, plan: &LanePlan, regs: &[Val], elem: Elem) -> Vec<Val> {
         let ty = llvm_type(elem);
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
@@ -290,7 +293,7 @@ impl Lowering<'_> {
         plan.registers.iter().map(|&r| taken[r].clone()).collect()
     }
 
-    /// Register `r` becomes register `r ^ mask` in the threads whose number has the mask's bit set.
+    /// Register `r` becomes register `r ^ mask` in the threads whose index has the bit of the mask set.
     fn rotate(&mut self, mut regs: Vec<Val>, number: &str, masks: &[u32], ty: &str) -> Vec<Val> {
         for (bit, &mask) in masks.iter().enumerate() {
             if mask == 0 {
@@ -308,10 +311,10 @@ impl Lowering<'_> {
         regs
     }
 
-    /// `shfl.sync` of one element; `mode` is `bfly`, `idx` or `up`.
+    /// Emits `shfl.sync` of one element; `mode` is `bfly`, `idx` or `up`.
     pub(super) fn shuffle(&mut self, mode: &str, value: &str, elem: Elem, lane: &str) -> Val {
         let ty = llvm_type(elem);
-        // `up` clamps at lane 0, the others at lane 31.
+        // `up` clamps at lane 0, the other modes at lane 31.
         let clamp = if mode == "up" { "0" } else { "31" };
         let word = |e: &mut super::emit::Emitter, w: &str| {
             let args = [("i32", "-1"), ("i32", w), ("i32", lane), ("i32", clamp)];
@@ -346,11 +349,11 @@ impl Lowering<'_> {
         }
     }
 
-    /// Brings values that only the owners of their copies know to all threads.
+    /// Broadcasts values through shared memory from the threads that own the elements to all threads with copies.
     pub(super) fn exchange_copies(&mut self, result: Value, layout: &LinearLayout, values: Vec<Val>) -> Vec<Val> {
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
-        let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
+        let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
         let base = self.plan.scratch(id).to_string();
         let elem = self.dtype(result);
         let mut access = self.shared_access(layout, &memory, base.clone(), elem);
@@ -360,9 +363,9 @@ impl Lowering<'_> {
         self.load_shared(&mut access, values.len())
     }
 
-    /// The same for a scalar, which thread 0 knows.
+    /// Broadcasts a scalar from thread 0.
     pub(super) fn exchange_scalar(&mut self, result: Value, values: Vec<Val>) -> Vec<Val> {
-        let id = self.func.def_op(result).expect("internal compiler error: an exchange of a parameter");
+        let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
         let base = self.plan.scratch(id);
         let elem = self.dtype(result);
         let ty = memory_type(elem);

@@ -1,4 +1,4 @@
-//! Random programs through the GPU pipeline: the IR after the passes means what it meant before, and lowers.
+//! Random programs through the GPU pipeline: the passes preserve the interpreted results, and the result lowers.
 
 use crate::ir::Stage;
 use crate::pipeline::{self, Observer, gpu_ir};
@@ -27,7 +27,7 @@ fn passes_of_the_gpu_pipeline_keep_the_meaning() {
     }
 }
 
-/// Keeps the LLVM IR for the message.
+/// Keeps the LLVM IR for the failure message.
 #[derive(Default)]
 struct Keep(String);
 

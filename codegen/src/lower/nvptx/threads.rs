@@ -1,9 +1,9 @@
-//! Thread numbers, and linear functions of them: where a layout puts a thread's values.
+//! Thread indices, and linear functions of them: the coordinates of a thread's values in a layout.
 
 use super::emit::{Emitter, Val};
 use crate::layout::{Dim, Index, IndexMap, LinearLayout};
 
-/// `tid.x`, its lane and its warp.
+/// The lane and the warp of `tid.x`.
 pub struct Threads {
     pub lane: Val,
     pub warp: Val,
@@ -18,7 +18,7 @@ impl Threads {
         Threads { lane, warp }
     }
 
-    /// `⊕ images[bit]` over the set bits of the lane and warp numbers, as i32, computed at entry.
+    /// `⊕ images[bit]` over the set bits of the lane and warp indices, as i32, computed at entry.
     pub fn linear(&self, e: &mut Emitter, lane: &[u32], warp: &[u32]) -> Val {
         let mut terms = Vec::new();
         self.terms(e, &self.lane.clone(), lane, &mut terms);
@@ -36,7 +36,7 @@ impl Threads {
         sum.unwrap_or_else(|| "0".into())
     }
 
-    /// One term for each run of bits whose images double, with the bits that it may set.
+    /// One term per run of bits whose images double, with the bits that it may set.
     fn terms(&self, e: &mut Emitter, number: &str, images: &[u32], terms: &mut Vec<(Val, u32)>) {
         let mut bit = 0;
         while bit < images.len() {
@@ -48,8 +48,8 @@ impl Threads {
             if first != 0 && number != "0" {
                 let shifted = if bit == 0 { number.to_string() } else { e.hoist(format!("lshr i32 {number}, {bit}")) };
                 let masked = e.hoist(format!("and i32 {shifted}, {}", (1u32 << run) - 1));
-                // Bits of `first` other than its lowest overlap with those of its doubles, where XOR is not
-                // multiplication: such runs have length one.
+                // If `first` has several bits, the images overlap with their doubles, where XOR is not multiplication:
+                // such runs have length one.
                 if first.is_power_of_two() {
                     let value = match first.trailing_zeros() {
                         0 => masked,
@@ -69,13 +69,13 @@ impl Threads {
         }
     }
 
-    /// i1: this thread is the one that acts for all that hold copies under this layout (lane and warp bits that change
-    /// nothing are zero). `None` where no thread holds copies.
+    /// i1: this thread acts for all threads that hold copies in this layout (the lane and warp bits that change nothing
+    /// are zero). `None` where no thread holds copies.
     pub fn owner(&self, e: &mut Emitter, layout: &LinearLayout) -> Option<Val> {
         self.first_of(e, [Dim::Lane, Dim::Warp].map(|dim| (dim, layout.free_mask(dim))))
     }
 
-    /// Whether a thread is the first of those that differ in the masks' bits alone; `None` if nothing differs.
+    /// i1: this thread is the first of those that differ only in the bits of the masks; `None` if the masks are empty.
     pub fn first_of(&self, e: &mut Emitter, masks: [(Dim, u32); 2]) -> Option<Val> {
         let mut first: Option<Val> = None;
         for (dim, mask) in masks {
@@ -93,17 +93,17 @@ impl Threads {
     }
 }
 
-/// Coordinates of a thread's values along one axis: `thread ⊕ register part`.
+/// The coordinates of a thread's values along one axis: `thread ⊕ register part`.
 pub struct Coordinate {
-    /// i32, the same for all registers.
+    /// The thread part, i32, the same for all registers.
     pub thread: Val,
-    /// Bits that `thread` may set.
+    /// The bits that `thread` may set.
     pub mask: u32,
-    /// By register.
+    /// The register part, by register.
     pub register: Vec<u32>,
 }
 
-/// Coordinates along each axis.
+/// The coordinates along each axis.
 pub fn coordinates(e: &mut Emitter, threads: &Threads, layout: &LinearLayout) -> Vec<Coordinate> {
     (0..layout.rank())
         .map(|axis| {
@@ -116,7 +116,7 @@ pub fn coordinates(e: &mut Emitter, threads: &Threads, layout: &LinearLayout) ->
         .collect()
 }
 
-/// Offsets in a shared buffer of a thread's values: `thread ⊕ register part`, in elements.
+/// The offsets of a thread's values in a shared buffer, in elements: `thread ⊕ register part`.
 pub fn offsets(e: &mut Emitter, threads: &Threads, layout: &LinearLayout, memory: &LinearLayout) -> Coordinate {
     let map: IndexMap = layout.locate_in(memory);
     let images = |dim| -> Vec<u32> { map.images(dim).iter().map(|i: &Index| i.offset).collect() };
@@ -127,7 +127,7 @@ pub fn offsets(e: &mut Emitter, threads: &Threads, layout: &LinearLayout, memory
 }
 
 impl Coordinate {
-    /// `thread ⊕ constant` as i32 (for a constant that is a register's part).
+    /// `thread ⊕ constant` as i32, where the constant is the part of a register.
     pub fn at(&self, e: &mut Emitter, constant: u32) -> Val {
         if constant == 0 {
             self.thread.clone()

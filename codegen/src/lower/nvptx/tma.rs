@@ -1,4 +1,4 @@
-//! Barriers in shared memory, bulk copies, and roles.
+//! mbarriers, TMA copies, warp specialization, and ping-pong barriers.
 
 use super::emit::Val;
 use super::{Lowering, Result};
@@ -6,21 +6,21 @@ use crate::analysis::tensor_map;
 use crate::ir::{Elem, Op, OpId, Type, Value};
 use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 
-/// Bytes of an mbarrier.
+/// The size of an mbarrier, in bytes.
 pub(super) const MBARRIER_BYTES: u32 = 8;
 
-/// Named barriers from this on are turns; 0 is the block's, 1 the role's.
+/// The first named barrier for ping-pong scheduling; 0 is the block's, 1 the consumer partition's.
 const FIRST_TURN: u32 = 2;
 
 impl Lowering<'_> {
-    /// i1: this thread acts for its role (or its block).
+    /// i1: this thread acts for its partition (or its block).
     fn leader(&mut self) -> Val {
         let lane = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
         let warp = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.warp));
         self.e.hoist(format!("and i1 {lane}, {warp}"))
     }
 
-    /// The leader, where the switch, if there is one, is on.
+    /// The leader, where the predicate holds, if there is one.
     fn acting(&mut self, switch: Option<&Value>) -> Val {
         let leader = self.leader();
         match switch {
@@ -32,7 +32,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Pointer to one barrier of a group.
+    /// The pointer to one mbarrier of a group.
     fn barrier_at(&mut self, group: Value, index: Value) -> Val {
         let (base, index) = (self.scalar(group), self.scalar(index));
         let offset = self.e.inst(format!("mul i32 {index}, {MBARRIER_BYTES}"));
@@ -40,7 +40,7 @@ impl Lowering<'_> {
         self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {at}"))
     }
 
-    /// Inline assembly that synchronises, with the barrier's address as `$0`.
+    /// Emits synchronizing inline assembly with the address of the mbarrier as `$0`.
     fn barrier_asm(&mut self, text: &str, barrier: &str) {
         self.e.void(format!("call void asm sideeffect \"{text}\", \"r,~{{memory}}\"(ptr addrspace(3) {barrier}) #1"));
     }
@@ -63,7 +63,7 @@ impl Lowering<'_> {
 
     pub(super) fn mbarrier_free(&mut self, id: OpId) {
         let group = self.func.op(id).operands[0];
-        let made = self.func.def_op(group).expect("internal compiler error: barriers from nowhere");
+        let made = self.func.def_op(group).expect("internal compiler error: mbarriers without an mbarrier_alloc");
         let (base, count) = (self.plan.offset(made), self.barriers_of(group));
         let leader = self.leader();
         self.when(Some(leader), |this| {
@@ -77,7 +77,7 @@ impl Lowering<'_> {
     fn barriers_of(&self, group: Value) -> u32 {
         match self.func.ty(group) {
             Type::Barrier { count } => *count as u32,
-            other => panic!("internal compiler error: {other} is no group of barriers"),
+            other => panic!("internal compiler error: {other} is not a group of mbarriers"),
         }
     }
 
@@ -122,7 +122,7 @@ impl Lowering<'_> {
         let parity = self.scalar(data.operands[2]);
         let switch = data.operands.get(3).map(|&v| self.scalar(v));
         self.when(switch, |this| {
-            // Labels in braces are the braces' own.
+            // Labels are local to the braces.
             this.e.void(format!(
                 "call void asm sideeffect \"{{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again;}}\", \"r,r,~{{memory}}\"(ptr addrspace(3) {p}, i32 {parity}) #1"
             ));
@@ -131,11 +131,11 @@ impl Lowering<'_> {
 
     pub(super) fn tma_load(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
-        let Op::TmaLoad { boundary } = &data.op else { panic!("internal compiler error: not a bulk copy") };
+        let Op::TmaLoad { boundary } = &data.op else { panic!("internal compiler error: not a TMA load") };
         let (view, buffer) = (data.operands[0], data.operands[1]);
         let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer));
         let Some(plan) = plan else {
-            return self.unsupported("a bulk copy of a block that no tensor map describes", None);
+            return self.unsupported("a TMA copy of a block that no tensor map describes", None);
         };
         let map = self.tensor_map(TensorMapDesc {
             arg: 0,
@@ -175,8 +175,9 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// A coordinate in i32: the nearest one, where `checked` says that it may lie outside of the tensor, which ends below 2^31 - 1. The start
-    /// of a box beside the block's wraps at most from there to the first negative ones, and lies outside too.
+    /// A coordinate in i32. Clamps it where `checked` says that it may lie outside of the tensor, whose extents are
+    /// below 2^31 - 1. The start of another box of the same block wraps at most from there to the first negative
+    /// coordinates, which are out of bounds too.
     fn coordinate(&mut self, v: Value, checked: bool) -> Val {
         let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
         if let Some(c) = self.axis.scalar_constant(self.func, v) {
@@ -196,7 +197,7 @@ impl Lowering<'_> {
         self.e.inst(format!("trunc i64 {x} to i32"))
     }
 
-    /// The parameter that holds this map.
+    /// The parameter with this tensor map.
     fn tensor_map(&mut self, wanted: TensorMapDesc) -> Val {
         let arg = |index: usize| self.func.args.len() + index;
         let found = (0..self.maps.len()).find(|&i| TensorMapDesc { arg: arg(i), ..wanted.clone() } == self.maps[i]);
@@ -208,7 +209,7 @@ impl Lowering<'_> {
         format!("%map{index}")
     }
 
-    /// Parameters of the entry and descriptions of the arguments that hold the maps.
+    /// The parameters of the entry for tensor maps, and the descriptions of these arguments.
     pub(super) fn map_arguments(&self) -> (Vec<String>, Vec<ArgDesc>) {
         let name = |i: usize| format!("map{i}");
         let params = (0..self.maps.len())
@@ -220,10 +221,10 @@ impl Lowering<'_> {
         (params, args)
     }
 
-    /// Waits for the turn of this warpgroup, or passes it to the one `ahead`: each has a named barrier, to which it and the one
-    /// before it come.
+    /// Waits at the named barrier of this warpgroup (`bar.sync`), or arrives at that of the warpgroup `ahead`
+    /// (`bar.arrive`). Each barrier counts its own warpgroup and the previous one.
     pub(super) fn turn(&mut self, how: &str, ahead: u32) {
-        let groups = self.consumers.expect("internal compiler error: turns outside a role") / 4;
+        let groups = self.consumers.expect("internal compiler error: ping-pong outside of a consumer partition") / 4;
         let own = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let next = self.e.hoist(format!("add i32 {own}, {ahead}"));
         let next = self.e.hoist(format!("and i32 {next}, {}", groups - 1));
@@ -231,14 +232,14 @@ impl Lowering<'_> {
         self.e.void(format!("call void asm sideeffect \"bar.{how} $0, 256;\", \"r,~{{memory}}\"(i32 {id}) #1"));
     }
 
-    /// The last warpgroup passes the turn on before anybody has waited: the first one begins.
+    /// The last warpgroup arrives once before the loop, so that the first warpgroup starts.
     fn first_turn(&mut self, warps: u32) {
         let own = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let last = self.e.hoist(format!("icmp eq i32 {own}, {}", warps / 4 - 1));
         self.when(Some(last), |this| this.turn("arrive", 1));
     }
 
-    /// The two regions side by side; see [`Op::Roles`].
+    /// Emits the two partitions; see [`Op::Roles`].
     pub(super) fn roles(&mut self, id: OpId) -> Result<()> {
         let func = self.func;
         let data = func.op(id);

@@ -1,37 +1,37 @@
-//! Layouts for memory accesses and for values that nothing else decides.
+//! Layouts of memory accesses, and default layouts of other values.
 
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{Func, Op, OpData, Value};
 use crate::layout::LinearLayout;
 
-/// Widest access of one thread, in bytes.
+/// Maximum size of one access by one thread, in bytes.
 pub const MAX_VECTOR_BYTES: u64 = 16;
 
-/// Extents as layouts count them.
+/// Converts extents to the type that layouts use.
 pub fn extents(shape: &[usize]) -> Vec<u32> {
     shape.iter().map(|&n| n as u32).collect()
 }
 
-/// Threads side by side along `order[0]`, each with `vector` neighbours (fewer where the tile has not enough elements for
-/// all threads).
+/// A blocked layout with consecutive threads along `order[0]`, each with `vector` consecutive elements (fewer where the
+/// tile has not enough elements for all threads).
 pub fn coalesced(shape: &[usize], order: &[usize], vector: u64, num_warps: u32) -> LinearLayout {
     let threads = 32 * num_warps as usize;
     let per_thread = (shape.iter().product::<usize>() / threads).max(1) as u64;
     let mut size = vec![1; shape.len()];
-    // A scalar, which `split` of two elements gives, has no dimension to spread over.
+    // A scalar, the result of `split` on two elements, has no dimension to distribute.
     if let Some(&fastest) = order.first() {
         size[fastest] = vector.min(per_thread).min(shape[fastest] as u64) as u32;
     }
     LinearLayout::blocked_filling(&extents(shape), &size, num_warps, order)
 }
 
-/// The layout of a value that nothing else decides: last dimension fastest, 4 elements a thread.
+/// The layout of a value without other constraints: last dimension fastest, 4 elements per thread.
 pub fn default_layout(shape: &[usize], num_warps: u32) -> LinearLayout {
     let order: Vec<usize> = (0..shape.len()).rev().collect();
     coalesced(shape, &order, 4, num_warps)
 }
 
-/// Operands of a `make_view`, taken apart.
+/// The operands of a `make_view` by name.
 pub struct ViewParts<'f> {
     pub base: Value,
     pub shape: &'f [Value],
@@ -40,7 +40,7 @@ pub struct ViewParts<'f> {
     pub order: &'f [usize],
 }
 
-/// The parts of the `make_view` that defines a view.
+/// The operands of the `make_view` that defines a view.
 pub fn view_parts(func: &Func, view: Value) -> ViewParts<'_> {
     let id = func.def_op(view).expect("internal compiler error: an unresolved view");
     let OpData { op: Op::MakeView { order }, operands, .. } = func.op(id) else {
@@ -51,8 +51,8 @@ pub fn view_parts(func: &Func, view: Value) -> ViewParts<'_> {
     ViewParts { base: operands[0], shape: part(0), strides: part(1), offsets: part(2), order }
 }
 
-/// How many neighbours along the fastest dimension of a view one access may cover, by alignment alone; 1 where that
-/// dimension is not contiguous.
+/// The maximum number of consecutive elements along the fastest dimension of a view that one access may cover, by
+/// alignment alone; 1 where that dimension is not contiguous.
 pub fn view_vector(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> u64 {
     let parts = view_parts(func, view);
     let crate::ir::Type::View { elem, block } = func.ty(view) else {
@@ -71,14 +71,14 @@ pub fn view_vector(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[us
     }
     let mut vector = (aligned / bytes).clamp(1, MAX_VECTOR_BYTES / bytes);
     if boundary.contains(&inner) {
-        // An access must not straddle the boundary.
+        // An access must not cross the boundary.
         vector = vector.min(axis.scalar_divisor(func, parts.shape[inner]));
     }
     vector.max(1)
 }
 
-/// Which thread copies what of a view's block into shared memory (`cp.async`), its vector first. Vectors are wide even where some
-/// threads have nothing to copy then: fewer than four bytes cannot be copied.
+/// The layout of a `cp.async` copy of a view's block into shared memory, with the vector as the first register bits.
+/// Vectors stay wide even where some threads then have nothing to copy: `cp.async` copies at least four bytes.
 pub fn copy_layout(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], num_warps: u32) -> LinearLayout {
     let (extents, order) = (extents(func.ty(view).shape()), view_parts(func, view).order);
     let mut size = vec![1; extents.len()];
@@ -86,13 +86,14 @@ pub fn copy_layout(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[us
     LinearLayout::blocked_filling(&extents, &size, num_warps, order)
 }
 
-/// How many elements one copy of that layout can bring to a buffer: neighbors along `inner` in memory have to be neighbors there.
+/// Elements that one `cp.async` of the given layout copies into a buffer: elements that are consecutive along `inner`
+/// in global memory have to be consecutive in the buffer too.
 pub fn copied_at_once(copies: &LinearLayout, inner: usize, buffer: &LinearLayout) -> usize {
     copies.contiguous_run(inner).min(copies.contiguous_offsets(buffer))
 }
 
-/// Dimensions of a pointer tile from the fastest-varying in memory to the slowest, and how many neighbours along the
-/// fastest one access may cover.
+/// The dimensions of a pointer tile from the fastest-varying in memory to the slowest, and the number of consecutive
+/// elements along the fastest that one access may cover.
 pub fn pointer_vector(func: &Func, axis: &AxisAnalysis, pointers: Value, mask: Option<Value>) -> (Vec<usize>, u64) {
     let info = axis.get(func, pointers);
     let shape = func.ty(pointers).shape();
@@ -107,7 +108,8 @@ pub fn pointer_vector(func: &Func, axis: &AxisAnalysis, pointers: Value, mask: O
     (order, vector.max(1))
 }
 
-/// The coalesced layout of a memory op's tile, whose threads have at most `most` neighbours; `None` for scalars and other ops.
+/// The coalesced layout of the tile of a memory op, with at most `most` consecutive elements per thread; `None` for
+/// scalars and other ops.
 pub fn memory_layout(
     func: &Func,
     axis: &AxisAnalysis,

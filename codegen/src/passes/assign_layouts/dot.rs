@@ -1,20 +1,20 @@
-//! How a dot is computed, and with which layouts.
+//! The implementation of a dot: the instruction and its layouts.
 
 use super::choose::extents;
 use crate::layout::LinearLayout;
 use crate::mma::{self, DotShape};
 use crate::target::GpuArch;
 
-/// How a dot of one shape is computed.
+/// The implementation of a dot of one shape.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DotPlan {
-    /// By matrix instructions.
+    /// Matrix instructions (`mma.sync` or `wgmma`).
     Mma(mma::Plan),
-    /// By multiply-adds.
+    /// Multiply-add instructions.
     Fma { layout: LinearLayout },
 }
 
-/// Chooses the instruction; see [`mma::plan`].
+/// Chooses the implementation; see [`mma::plan`].
 pub fn plan_dot(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> DotPlan {
     if let Some(plan) = mma::plan(dot, arch, num_warps, wgmma_f32) {
         return DotPlan::Mma(plan);
@@ -31,7 +31,7 @@ pub fn plan_dot(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -
 }
 
 impl DotPlan {
-    /// The plan of a product by warpgroups.
+    /// The plan of a dot by `wgmma`; `None` for other dots.
     pub fn wgmma(&self) -> Option<&mma::Plan> {
         match self {
             DotPlan::Mma(plan) if plan.instruction.family == mma::Family::Wgmma => Some(plan),
@@ -39,7 +39,7 @@ impl DotPlan {
         }
     }
 
-    /// Layout of accumulator and result.
+    /// The layout of the accumulator and the result.
     pub fn acc_layout(&self, m: usize, n: usize) -> LinearLayout {
         match self {
             DotPlan::Mma(plan) => plan.acc_layout(&extents(&[m, n])),
@@ -47,7 +47,7 @@ impl DotPlan {
         }
     }
 
-    /// Layout in which operand a can stay in registers.
+    /// The layout of operand a in registers; `None` for multiply-adds, which read it from shared memory.
     pub fn a_layout(&self, m: usize, k: usize) -> Option<LinearLayout> {
         match self {
             DotPlan::Mma(plan) => Some(plan.a_layout(&extents(&[m, k]))),
@@ -55,7 +55,7 @@ impl DotPlan {
         }
     }
 
-    /// Layout in which operand b can stay in registers.
+    /// The layout of operand b in registers; `None` for `wgmma` and multiply-adds, which read it from shared memory.
     pub fn b_layout(&self, k: usize, n: usize) -> Option<LinearLayout> {
         match self {
             DotPlan::Mma(plan) => plan.b_layout(&extents(&[k, n])),

@@ -1,4 +1,8 @@
-//! Where each tile lives: the decisions, without any rewriting.
+//! Chooses a layout for each value, without rewriting the function.
+//!
+//! Anchors (memory accesses and dots) fix a layout with a priority; elementwise ops, reductions and shape ops propagate
+//! it. Loops iterate until no carried value changes: a layout is only replaced by one of higher priority, so the
+//! iteration ends.
 
 use super::choose::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
 use super::dot::{DotPlan, plan_dot};
@@ -9,34 +13,34 @@ use crate::mma::{DotShape, multiplied_as};
 use crate::target::{CompileOptions, GpuArch};
 use std::rc::Rc;
 
-/// A layout and how strongly it was asked for.
+/// A layout and its priority.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Home {
     pub layout: Rc<LinearLayout>,
     pub strength: Strength,
 }
 
-/// Where two homes meet, the stronger one wins.
+/// The priority of an assigned layout: where operands have different layouts, the higher priority wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Strength {
-    /// Nothing asked for it.
+    /// No anchor requires the layout.
     Default,
-    /// A memory access.
+    /// The layout of a memory access.
     Memory,
-    /// A dot's accumulator, or something reduced from one.
+    /// The accumulator of a dot, or a reduction of one.
     Product,
 }
 
-/// The decisions for one function.
+/// The assigned layouts of one function.
 pub struct Homes<'f> {
     pub func: &'f Func,
     pub axis: AxisAnalysis,
     pub arch: GpuArch,
     pub num_warps: u32,
     wgmma_f32: bool,
-    /// By value number; `None` is flexible (or not a tile).
+    /// By value number; `None` for flexible values and for values that are not tiles.
     homes: Vec<Option<Home>>,
-    /// Uses of each value: (op, operand index).
+    /// Uses of each value, as (op, operand index).
     uses: Vec<Vec<(OpId, usize)>>,
 }
 
@@ -55,12 +59,12 @@ impl<'f> Homes<'f> {
         homes
     }
 
-    /// The home of a tile; `None` where it is flexible.
+    /// The assigned layout of a tile; `None` where the tile is flexible.
     pub fn home(&self, v: Value) -> Option<&Home> {
         self.homes[v.0 as usize].as_ref()
     }
 
-    /// The layout to compute a tile in when no user asks for one: its home, or the default of its shape.
+    /// The layout in which to compute a tile if no user requires one: its assigned layout, or the default of its shape.
     pub fn layout_or_default(&self, v: Value) -> LinearLayout {
         match self.home(v) {
             Some(home) => (*home.layout).clone(),
@@ -68,7 +72,7 @@ impl<'f> Homes<'f> {
         }
     }
 
-    /// The coalesced layout of a memory op's tile.
+    /// The coalesced layout of the tile of a memory op.
     pub fn memory_layout(&self, id: OpId) -> Option<LinearLayout> {
         let data = self.func.op(id);
         let most = match (&data.op, data.results.first()) {
@@ -78,9 +82,9 @@ impl<'f> Homes<'f> {
         memory_layout(self.func, &self.axis, data, self.num_warps, most)
     }
 
-    /// How many neighbours of a loaded tile a thread may hold so that stores of what is computed from it, element by element,
-    /// leave no gaps between threads: those of one store of the widest element type. Half-written sectors cost twice, where
-    /// the gaps of loads are the L1 cache's.
+    /// The maximum number of consecutive elements per thread for a loaded tile, so that stores of elementwise results
+    /// leave no gaps between threads: the width of one store of the widest stored element type. Half-written sectors
+    /// cost twice, while the L1 cache absorbs the gaps of loads.
     fn stored_neighbours(&self, loaded: Value) -> u64 {
         let mut widest = 0;
         let mut reached = vec![loaded];
@@ -106,7 +110,7 @@ impl<'f> Homes<'f> {
         MAX_VECTOR_BYTES.checked_div(widest).unwrap_or(u64::MAX)
     }
 
-    /// Shape and instruction of a `dot`.
+    /// The shape and the implementation of a `dot`.
     pub fn dot(&self, id: OpId) -> (DotShape, DotPlan) {
         let data = self.func.op(id);
         let Op::Dot { precision } = data.op else { panic!("internal compiler error: not a dot") };
@@ -125,12 +129,12 @@ impl<'f> Homes<'f> {
         (shape, plan)
     }
 
-    /// The element type in which a dot multiplies this operand of it.
+    /// The element type as which a dot multiplies this operand.
     pub fn multiplied_as(&self, operand: Value) -> DType {
         self.func.ty(operand).dtype().map(multiplied_as).expect("internal compiler error: a dot of pointers")
     }
 
-    /// The element type in which products read this tile, perhaps transposed, from shared memory; `None` where none does.
+    /// The element type as which dots read this tile, perhaps transposed, from shared memory; `None` where none does.
     pub fn shared_operand(&self, v: Value) -> Option<DType> {
         self.uses[v.0 as usize].iter().find_map(|&(id, index)| match self.func.op(id).op {
             Op::Dot { .. } if index < 2 => Some(self.multiplied_as(v)),
@@ -139,7 +143,7 @@ impl<'f> Homes<'f> {
         })
     }
 
-    /// Whether a loop's products in tf32x3, of warpgroups, have this tile from before the loop as their first operand.
+    /// Whether this tile, loaded outside of a loop, is the first operand of a tf32x3 `wgmma` dot inside of the loop.
     pub fn is_shared_by_a_loop(&self, v: Value) -> bool {
         let loaded = self.func.def_op(v).map(|id| self.func.parent_block(id));
         self.uses[v.0 as usize].iter().any(|&(id, index)| {
@@ -232,7 +236,7 @@ impl<'f> Homes<'f> {
                     }
                 }
             }
-            // Too costly to compute again for every user, above all inside a loop.
+            // Recomputing it for every user costs too much, above all inside a loop.
             Op::Unary(op) if is_costly(*op) => {
                 let home = self.strongest(&data.operands).or_else(|| self.fallback(data.results[0]));
                 self.set(data.results[0], home);
@@ -250,7 +254,7 @@ impl<'f> Homes<'f> {
                 self.set(data.results[0], home);
             }
             Op::InlineAsm { .. } => {
-                // Not to be computed twice, so it always has a home.
+                // Must not be duplicated, so the result always has an assigned layout.
                 for &v in &data.results {
                     let home = self.strongest(&data.operands).or_else(|| self.fallback(v));
                     self.set(v, home);
@@ -304,7 +308,7 @@ impl<'f> Homes<'f> {
         }
     }
 
-    /// The home of an op with one tile operand whose layout determines the result's.
+    /// Assigns the result of an op with one tile operand the layout that the operand's layout determines.
     fn derive(&mut self, id: OpId, f: impl FnOnce(&LinearLayout) -> LinearLayout) {
         let data = self.func.op(id);
         let home = data.operands.iter().find_map(|&v| self.home(v).cloned());
@@ -315,7 +319,7 @@ impl<'f> Homes<'f> {
     }
 
     fn strongest(&self, values: &[Value]) -> Option<Home> {
-        // The first of the strongest: `max_by_key` would give the last.
+        // The first value of the highest priority: `max_by_key` would return the last.
         let mut best: Option<&Home> = None;
         for home in values.iter().filter_map(|&v| self.home(v)) {
             if best.is_none_or(|b| home.strength > b.strength) {
@@ -364,13 +368,14 @@ impl<'f> Homes<'f> {
         self.block(after);
     }
 
-    /// Homes of loop-carried values: those of the initial values, until the body yields a stronger one.
+    /// Assigns layouts to loop-carried values: those of the initial values, until the body yields one of higher
+    /// priority.
     fn carried(&mut self, inits: &[Value], params: &[Value], region: BlockId) {
         for (&param, &init) in params.iter().zip(inits) {
             let home = self.home(init).cloned();
             self.set(param, home);
         }
-        // A home only grows stronger, so that this ends: once per strength and value at most.
+        // Terminates: the priority of a value only rises, at most once per level.
         loop {
             self.block(region);
             let yields = self.terminator(region);
@@ -402,7 +407,8 @@ impl<'f> Homes<'f> {
         }
     }
 
-    /// The layout that the first memory access reached through arithmetic wants, else the default; `None` for scalars.
+    /// The layout of the first memory access that the value reaches through elementwise ops, else the default layout;
+    /// `None` for scalars.
     fn fallback(&self, v: Value) -> Option<Home> {
         let ty = self.func.ty(v);
         if !ty.is_tensor() {
@@ -442,12 +448,12 @@ impl<'f> Homes<'f> {
     }
 }
 
-/// Whether each element of the result is computed from the same element of the operands.
+/// Whether each element of the result depends only on the same element of the operands.
 fn is_elementwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd)
 }
 
-/// Functions of many instructions, or of the slow special-function units.
+/// Whether the function takes many instructions, or the slow special-function units.
 fn is_costly(op: UnaryOp) -> bool {
     match op {
         UnaryOp::Exp
@@ -464,7 +470,8 @@ fn is_costly(op: UnaryOp) -> bool {
     }
 }
 
-/// Each warp holds whole lines along `axis`: neighbours in registers, then lanes. Other dimensions run over warps.
+/// A layout in which each warp holds whole lines along `axis`: consecutive elements in registers, then in lanes. Warps
+/// are distributed over another dimension.
 pub fn scan_layout(shape: &[usize], axis: usize, num_warps: u32) -> LinearLayout {
     let rank = shape.len();
     let lanes = 32.min(shape[axis]);

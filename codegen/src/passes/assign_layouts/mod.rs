@@ -1,12 +1,12 @@
-//! Gives every tile a layout: the step from stage *tile* to stage *laid*.
+//! Assigns a layout to every tile: the step from stage *tile* to stage *laid*.
 //!
-//! Does: chooses a *home* layout for values that are costly to compute twice (loads, dots, reductions, loop-carried tiles and
-//! what is computed from them), leaves the rest *flexible* (constants, ranges, broadcasts and arithmetic on them) to be
-//! recomputed in whatever layout a user of the value wants, and rebuilds the function with a `convert_layout` wherever a
-//! home is not what a user wants. Replaces `dot` by the product that the target has for it, with operands that come
-//! straight from memory put into shared memory.
-//! Requires: views are resolved (`resolve_views`).
-//! Keeps: meaning, order of effects, names.
+//! Does: assigns layouts to values that are costly to compute twice (loads, dots, reductions, loop-carried tiles and
+//! values computed from them), seeded by anchors with priorities: memory accesses and dots. Leaves constants, ranges,
+//! broadcasts and arithmetic on them *flexible*: they are recomputed in the layout of each user. Rebuilds the function
+//! with a `convert_layout` wherever a user needs another layout. Replaces `dot` by the target's instruction (`wgmma`,
+//! `mma_sync` or `fma_dot`), and puts operands that are loaded from memory into shared memory.
+//! Requires: resolved views (`resolve_views`).
+//! Keeps: results, the order of effects, names.
 //! Does not: pipeline loads or place barriers.
 
 mod choose;
@@ -21,7 +21,7 @@ pub use dot::{DotPlan, plan_dot};
 use crate::ir::Func;
 use crate::target::{CompileOptions, GpuArch};
 
-/// See the module's page.
+/// Runs the pass.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
     let homes = homes::Homes::choose(func, arch, options);
     *func = rewrite::rewrite(&homes);

@@ -9,7 +9,7 @@ use crate::layout::{Conversion, LinearLayout};
 use crate::mma::Family;
 use std::collections::HashMap;
 
-/// A value of the old function, in one layout (`None` for scalars and views).
+/// A value of the old function in one layout (`None` for scalars and views).
 type Key = (Value, Option<LayoutId>);
 
 pub fn rewrite(homes: &Homes) -> Func {
@@ -40,13 +40,13 @@ pub(super) struct Rewrite<'h, 'f> {
     pub homes: &'h Homes<'f>,
     pub old: &'f Func,
     pub new: Func,
-    /// What has been computed so far, innermost region last.
+    /// The values computed so far, by region, innermost last.
     scopes: Vec<HashMap<Key, Value>>,
     block: BlockId,
     loc: Loc,
-    /// Shared buffers of loaded tiles, each made where the tile is loaded, so that it dominates every product.
+    /// Shared buffers of loaded tiles, each allocated next to the load, so that it dominates every dot.
     loaded: HashMap<Value, Value>,
-    /// Shared buffers of the parts, the big one first, of loaded tiles that products in tf32x3 share.
+    /// Shared buffers of the (big, small) tf32 split of loaded tiles that tf32x3 dots in a loop share.
     pub(super) held: HashMap<Value, (Value, Value)>,
 }
 
@@ -78,12 +78,12 @@ impl Rewrite<'_, '_> {
         self.new.layout(id).clone()
     }
 
-    /// A value that has no layout.
+    /// A scalar or a view.
     fn plain(&self, v: Value) -> Value {
         self.lookup((v, None)).expect("internal compiler error: a scalar used before its definition")
     }
 
-    /// A tile in a layout, a scalar as it is.
+    /// A tile in the given layout, or a scalar.
     pub(super) fn get(&mut self, v: Value, layout: LayoutId) -> Value {
         if !self.old.ty(v).is_tensor() {
             return self.plain(v);
@@ -106,8 +106,8 @@ impl Rewrite<'_, '_> {
         value
     }
 
-    /// Whether a tile is another one cast to more bytes, at the same home: then that one had better change its layout, since less
-    /// goes through shared memory.
+    /// Whether a tile is a cast to a wider type of a tile with the same assigned layout. Then the source is converted
+    /// instead, because fewer bytes go through shared memory.
     fn is_wider_than_its_source(&self, v: Value) -> bool {
         let Some(OpData { op: Op::Cast, operands, .. }) = self.old.def_op(v).map(|id| self.old.op(id)) else {
             return false;
@@ -117,7 +117,7 @@ impl Rewrite<'_, '_> {
         bits(operands[0]) < bits(v) && layout(operands[0]).is_some() && layout(operands[0]) == layout(v)
     }
 
-    /// A tile in its home, or in the default layout of its shape.
+    /// A tile in its assigned layout, or in the default layout of its shape.
     pub(super) fn get_anywhere(&mut self, v: Value) -> Value {
         if !self.old.ty(v).is_tensor() {
             return self.plain(v);
@@ -167,7 +167,7 @@ impl Rewrite<'_, '_> {
                 }
                 Some(half.layout)
             }
-            // Elementwise: operands where the result is.
+            // Elementwise: the operands have the layout of the result.
             _ => Some(l),
         };
         let operands: Vec<Value> = match operand_layout {
@@ -218,7 +218,7 @@ impl Rewrite<'_, '_> {
         block
     }
 
-    /// The type that a value of the old function has at home.
+    /// The type of a value of the old function with its assigned layout.
     fn home_type(&mut self, v: Value) -> Type {
         let ty = self.old.ty(v).clone();
         if !ty.is_tensor() {
@@ -229,7 +229,7 @@ impl Rewrite<'_, '_> {
         ty.with_layout(Some(id))
     }
 
-    /// A value under a type: in the type's layout if it has one.
+    /// A value in the layout of a type, if the type has one.
     fn get_as(&mut self, v: Value, ty: &Type) -> Value {
         match ty.layout() {
             Some(layout) => self.get(v, layout),
@@ -245,7 +245,7 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// Rebuilds an op with all operands in `layout` and results at home.
+    /// Rebuilds an op with all operands and results in `layout`.
     fn same_layout(&mut self, id: OpId, layout: LayoutId) {
         let data = self.old.op(id);
         let operands = data.operands.iter().map(|&v| self.get(v, layout)).collect();
@@ -328,7 +328,7 @@ impl Rewrite<'_, '_> {
             }
             _ => match data.results.first() {
                 Some(&result) if self.old.ty(result).is_tensor() => {
-                    // Flexible tiles wait until somebody asks for them.
+                    // Flexible tiles are computed when a user needs them.
                     if let Some(home) = self.homes.home(result) {
                         let layout = self.intern(&home.layout.clone());
                         let value = self.materialise(result, layout);
@@ -349,8 +349,8 @@ impl Rewrite<'_, '_> {
         self.define_results(id, new);
     }
 
-    /// The layout to write a tile from: where it is, if threads write 16 bytes side by side there (8 by atomics, of which a
-    /// group of lanes fills a sector; or as much as memory allows), else the coalesced one.
+    /// The layout from which to store a tile: its assigned layout, if threads then write 16 consecutive bytes (8 for
+    /// atomics, of which a group of lanes fills a sector; or as much as memory allows), else the coalesced one.
     fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
         let memory = self.homes.memory_layout(id).expect("internal compiler error: a store without a layout");
         let layout = match self.homes.home(tile) {
@@ -415,7 +415,7 @@ impl Rewrite<'_, '_> {
         self.define_results(id, new);
     }
 
-    /// `reduce` and `scan`: all operands in one layout, the region copied as it is.
+    /// `reduce` and `scan`: converts all operands to one layout and copies the region.
     fn contraction(&mut self, id: OpId) {
         let data = self.old.op(id);
         let (layout, result) = match &data.op {
@@ -426,7 +426,7 @@ impl Rewrite<'_, '_> {
             Op::Reduce { axis } => {
                 let strongest = data.operands.iter().filter_map(|&v| self.homes.home(v)).max_by_key(|h| h.strength);
                 let l = match strongest {
-                    // The first of the strongest, as `Homes` chose.
+                    // The first operand of the highest priority, as `Homes` chose.
                     Some(best) => {
                         let first = data
                             .operands
@@ -466,7 +466,7 @@ impl Rewrite<'_, '_> {
             return self.define((data.results[0], Some(acc_layout)), result);
         }
         let [k_end, n_end] = self.ends([a, b]);
-        // 8-bit integers of both kinds multiply each other: each stays what it is.
+        // Signed and unsigned 8-bit integers can be multiplied with each other: each operand keeps its type.
         let [a_dtype, b_dtype] = [a, b].map(|v| self.homes.multiplied_as(v));
         let a = match plan.a_layout(shape.m, shape.k) {
             Some(layout) if !self.comes_from_memory(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
@@ -499,13 +499,14 @@ impl Rewrite<'_, '_> {
         self.define((data.results[0], Some(acc_layout)), result);
     }
 
-    /// From where on along K both operands of a product are zero, and along N the second one is.
+    /// The index along K from which both operands of a dot are zero, and the index along N from which the second is;
+    /// `None` where unknown.
     pub(super) fn ends(&self, [a, b]: [Value; 2]) -> [Option<u32>; 2] {
         let zero = |v, dim| zero_from(self.old, &self.homes.axis, v, dim).and_then(|end| u32::try_from(end).ok());
         [zero(a, 1).zip(zero(b, 0)).map(|(a, b)| a.max(b)), zero(b, 1)]
     }
 
-    /// The tile is what a load gave, perhaps transposed.
+    /// Whether the tile is the result of a load, perhaps transposed.
     pub(super) fn comes_from_memory(&self, v: Value) -> bool {
         match self.old.def_op(v).map(|id| self.old.op(id)) {
             Some(data) => match data.op {
@@ -517,8 +518,9 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// Warpgroups read an operand out of shared memory as well: one whose elements are in other threads' registers stays there on its way.
-    /// Not that of a sum that goes on: products that read what each iteration computes into shared memory do not run under the next one.
+    /// Whether operand a, whose elements are in other threads' registers, stays in shared memory, from which `wgmma`
+    /// can read it, instead of moving on to registers. Not for a dot that continues an accumulator: a dot that reads
+    /// shared memory written in each iteration cannot overlap with the next iteration.
     fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
         let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
         let is_far =
@@ -537,7 +539,7 @@ impl Rewrite<'_, '_> {
         if ty.dtype() == Some(dtype) { tile } else { self.emit_one(Op::Cast, vec![tile], ty.with_elem(dtype)) }
     }
 
-    /// Puts a loaded tile into shared memory if a product will read it there.
+    /// Stores a loaded tile to shared memory if a dot reads it there.
     fn share_loaded(&mut self, v: Value) {
         if let Some(dtype) = self.homes.shared_operand(v) {
             let buffer = self.in_shared(v, dtype);
@@ -546,7 +548,7 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// The tile in a shared buffer; a transposed one as a transposed view of what it was made from.
+    /// The tile in a shared buffer; a transposed tile as a transposed view of the buffer of its source.
     pub(super) fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
         if let Some(id) = self.old.def_op(v) {
             let data = self.old.op(id);
@@ -571,8 +573,8 @@ impl Rewrite<'_, '_> {
     }
 }
 
-/// The layout of an operand in shared memory: the fastest dimension of the tile that fills it stays fastest, swizzled as
-/// far as a row reaches.
+/// The shared-memory layout of an operand: the fastest dimension of the tile that is stored stays the fastest, with the
+/// widest swizzle that a row allows.
 fn shared_layout(tile: &LinearLayout, shape: &[usize], dtype: DType) -> LinearLayout {
     let runs: Vec<usize> = (0..shape.len()).map(|axis| tile.contiguous_run(axis)).collect();
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
@@ -580,7 +582,8 @@ fn shared_layout(tile: &LinearLayout, shape: &[usize], dtype: DType) -> LinearLa
     shared_in_order(shape, &order, dtype)
 }
 
-/// The layout of an operand in shared memory whose dimensions run in `order`, the fastest one first, swizzled as far as a row reaches.
+/// The shared-memory layout of an operand with the dimensions in `order`, fastest first, and the widest swizzle that a
+/// row allows.
 pub(super) fn shared_in_order(shape: &[usize], order: &[usize], dtype: DType) -> LinearLayout {
     let bytes = dtype.bytes() as u32;
     let row = shape[order[0]] as u32 * bytes;

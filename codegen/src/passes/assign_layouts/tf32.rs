@@ -1,13 +1,17 @@
-//! Products of f32 by warpgroups: `wgmma` multiplies tf32, the leading 11 bits of each number, and reads its second operand in shared
-//! memory, where K runs fastest.
+//! Dots of f32 by `wgmma`, in tf32 (one instruction per step) or tf32x3 (3xTF32).
 //!
-//! tf32x3 makes three products of two parts of each number, x = big + small (Ootomo and Yokota, "Recovering single precision accuracy
-//! from Tensor Cores while surpassing the FP32 theoretical peak performance", 2022): a·b ≈ a_small·b_big + a_big·b_small +
-//! a_big·b_big, the small ones first. A tensor core cuts off what its sum has no bits for, which pulls long sums towards zero: each
-//! tile's sum starts at zero, and they are added up outside, where sums are rounded.
+//! `wgmma` multiplies tf32, the leading 11 significant bits of each number, and reads its second operand from shared
+//! memory, where K must be the fastest dimension.
 //!
-//! A first operand that a loop's products share (the keys of dK and dV, the queries of O) is split once, before the loop, and its parts
-//! wait in shared memory: in registers they would take twice the room of the tile for as long as the loop runs.
+//! tf32x3 splits each number in two, x = big + small (Ootomo and Yokota, "Recovering single precision accuracy from
+//! Tensor Cores while surpassing the FP32 theoretical peak performance", 2022): a·b ≈ a_small·b_big + a_big·b_small +
+//! a_big·b_big, the small terms first. Tensor cores truncate bits that do not fit their accumulator, which biases long
+//! sums towards zero. Therefore the accumulator of each tile starts at zero, and FP32 adds with rounding accumulate the
+//! tiles.
+//!
+//! A first operand that is invariant in a loop (the keys for dK and dV, the queries for O) is split once, before the
+//! loop, and the two halves stay in shared memory: in registers they would take twice the space of the tile for the
+//! whole loop.
 
 use super::choose::extents;
 use super::rewrite::{Rewrite, shared_in_order};
@@ -16,13 +20,13 @@ use crate::layout::LinearLayout;
 use crate::mma::{self, DotShape};
 use crate::num::{TF32_HALF, TF32_KEPT};
 
-/// The most shared memory, in bytes, that the parts of such an operand may take.
+/// Maximum shared memory of one split operand, in bytes.
 const HELD_BYTES: usize = 64 << 10;
-/// The most operands that are held: two leave room for pipelines.
+/// Maximum number of split operands that stay in shared memory: two leave space for pipelined loads.
 const HELD_OPERANDS: usize = 2;
 
 impl Rewrite<'_, '_> {
-    /// acc + a·b in the layout of `acc`, a value of the new function; `operands` are the old one's.
+    /// acc + a·b in the layout of `acc`. `acc` is a value of the new function, `operands` are values of the old one.
     pub(super) fn tf32_product(&mut self, dot: DotShape, plan: &mma::Plan, operands: [Value; 2], acc: Value) -> Value {
         let [a, b] = operands;
         let ends = self.ends(operands);
@@ -43,7 +47,7 @@ impl Rewrite<'_, '_> {
             let started = self.start(warps, ends, [a, b], acc, &acc_ty);
             return self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty);
         }
-        // b first: its registers are free again once it is in shared memory.
+        // b first: its registers are free again once b is in shared memory.
         let b = self.tile(b, &b_layout);
         let (b_big, b_small) = self.parts(b);
         let (b_big, b_small) = (self.shared_along(b_big, 0), self.shared_along(b_small, 0));
@@ -74,7 +78,7 @@ impl Rewrite<'_, '_> {
         self.emit_one(op, vec![a, b, acc], ty.clone())
     }
 
-    /// The buffer of a tile that comes from memory, if K, dimension `k`, runs fastest there.
+    /// The buffer of a loaded tile, if dimension `k`, which is K, is the fastest there.
     fn k_major(&mut self, v: Value, k: usize) -> Option<Value> {
         if !self.comes_from_memory(v) {
             return None;
@@ -85,7 +89,7 @@ impl Rewrite<'_, '_> {
         (*self.new.layout(*layout) == wanted).then_some(buffer)
     }
 
-    /// A tile in registers: out of shared memory, where loads leave it for products.
+    /// A tile in registers: loaded from shared memory where a load put it there for dots.
     fn tile(&mut self, v: Value, layout: &LinearLayout) -> Value {
         if !self.comes_from_memory(v) {
             return self.in_registers(v, layout, DType::F32);
@@ -96,8 +100,8 @@ impl Rewrite<'_, '_> {
         self.emit_one(Op::LocalLoad, vec![buffer], ty)
     }
 
-    /// The layout in which threads take the second operand [k, n] from where it is, which may be along K too, to a buffer along K: four
-    /// neighbours on each side.
+    /// The register layout of the second operand [k, n] between its source, which may be K-major too, and a K-major
+    /// buffer: four consecutive elements on each side.
     fn second_in_registers(&self, b: Value, is_along_k: bool) -> LinearLayout {
         let shape = extents(self.old.ty(b).shape());
         let num_warps = self.homes.num_warps;
@@ -107,7 +111,7 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// The parts of a loaded tile, made where it is loaded, if it is a first operand that a loop's products share.
+    /// Splits a loaded tile next to its load, if it is a loop-invariant first operand.
     pub(super) fn hold_parts(&mut self, v: Value) {
         let numbers: usize = self.old.ty(v).shape().iter().product();
         let has_room = 2 * numbers * size_of::<f32>() <= HELD_BYTES && self.held.len() < HELD_OPERANDS;
@@ -119,14 +123,15 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// A tile in a shared buffer that `wgmma` can read, as whose dimension `k` it takes K.
+    /// Stores a tile to a shared buffer that `wgmma` can read, with dimension `k` as K.
     fn shared_along(&mut self, tile: Value, k: usize) -> Value {
         let shape = self.new.ty(tile).shape().to_vec();
         let layout = self.intern(&along_k(&shape, k));
         self.emit_one(Op::LocalAlloc, vec![tile], Type::Shared { shape, elem: DType::F32, layout })
     }
 
-    /// x rounded to tf32, and what that leaves, of which tensor cores cut off what tf32 has no bits for: at most the last bit.
+    /// Splits x into x rounded to tf32 and the remainder. Tensor cores truncate the remainder to tf32: at most its last
+    /// bit is lost.
     fn parts(&mut self, x: Value) -> (Value, Value) {
         let ty = self.new.ty(x).clone();
         let bits_ty = ty.with_elem(DType::I32);
@@ -140,7 +145,7 @@ impl Rewrite<'_, '_> {
     }
 }
 
-/// The layout of a buffer in which `wgmma` can read f32: K, dimension `k`, runs fastest.
+/// The layout of a buffer from which `wgmma` can read f32: dimension `k`, which is K, is the fastest.
 fn along_k(shape: &[usize], k: usize) -> LinearLayout {
     shared_in_order(shape, &[k, 1 - k], DType::F32)
 }

@@ -1,11 +1,11 @@
-//! Ops whose operands are constants.
+//! Constant folding.
 
 use super::Change;
 use crate::interp::{arith, literal_bits};
 use crate::ir::{BinaryOp, DType, Func, Literal, Op, OpId, Value};
 use crate::num;
 
-/// A literal for an element's storage.
+/// The literal of an element from its storage bits.
 pub(super) fn literal(dtype: DType, bits: u64) -> Literal {
     match dtype {
         DType::Bool => Literal::Bool(bits != 0),
@@ -15,7 +15,7 @@ pub(super) fn literal(dtype: DType, bits: u64) -> Literal {
     }
 }
 
-/// The op as a constant, where all that it depends on is constant.
+/// Folds an op whose operands are all constant.
 pub(super) fn fold(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let bits = |i: usize| constant_bits(func, data.operands[i]);
@@ -42,7 +42,7 @@ pub(super) fn fold(func: &Func, id: OpId) -> Option<Change> {
             let to = func.ty(data.results[0]).dtype()?;
             literal(to, canonical(to, bits(0)?)?)
         }
-        // The same number in every element, wherever it goes.
+        // The result has the same number in every element.
         Op::Splat
         | Op::ExpandDims { .. }
         | Op::Broadcast
@@ -55,18 +55,18 @@ pub(super) fn fold(func: &Func, id: OpId) -> Option<Change> {
     Change::constant(value)
 }
 
-/// Storage of a constant value.
+/// The storage bits of a constant value.
 pub(super) fn constant_bits(func: &Func, v: Value) -> Option<u64> {
     Some(literal_bits(func.constant(v)?, func.ty(v).dtype()?))
 }
 
-/// Whether the IR says what the op gives for this right operand.
+/// Whether the IR defines the result of the op for this right operand.
 fn specified(op: BinaryOp, dtype: DType, b: u64) -> bool {
     if dtype.is_float() {
         return true;
     }
     match op {
-        BinaryOp::Div | BinaryOp::Rem => b != 0,
+        BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem => b != 0,
         BinaryOp::Shl | BinaryOp::Shr => (0..dtype.bits() as i128).contains(&num::decode_int(dtype, b)),
         BinaryOp::Add
         | BinaryOp::Sub
@@ -80,7 +80,7 @@ fn specified(op: BinaryOp, dtype: DType, b: u64) -> bool {
     }
 }
 
-/// The bits, where a literal can hold them: a NaN with other bits than the usual ones has no literal.
+/// The bits, if a literal can represent them: a NaN with a payload has no literal.
 fn canonical(dtype: DType, bits: u64) -> Option<u64> {
     (!dtype.is_float() || num::encode(dtype, num::decode(dtype, bits)) == bits).then_some(bits)
 }

@@ -1,10 +1,10 @@
-//! Rules of loops, branches and checks.
+//! Rewrite rules of loops, branches and checks.
 
 use super::Change;
 use crate::ir::{Func, Literal, OpId};
 use crate::num;
 
-/// A loop that runs never, or once.
+/// Removes a loop without iterations, and inlines a loop with one.
 pub(super) fn for_loop(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let dtype = func.ty(data.operands[0]).dtype()?;
@@ -32,7 +32,7 @@ pub(super) fn branch(func: &Func, id: OpId) -> Option<Change> {
     }
 }
 
-/// A promise or a check that always holds.
+/// Removes an assumption or an assertion that always holds.
 pub(super) fn known_true(func: &Func, id: OpId) -> Option<Change> {
     let holds = func.constant(func.op(id).operands[0]) == Some(Literal::Bool(true));
     holds.then(|| Change::Replace(Vec::new()))

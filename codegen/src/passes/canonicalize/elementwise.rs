@@ -1,4 +1,4 @@
-//! Rules of elementwise ops.
+//! Rewrite rules of elementwise ops.
 
 use super::constants::{constant_bits, literal};
 use super::{Change, Pass};
@@ -12,7 +12,7 @@ fn made_by(func: &Func, v: Value) -> Option<(&Op, &[Value])> {
     Some((&data.op, &data.operands))
 }
 
-/// `−−x` and `!!x`.
+/// Removes `−−x` and `!!x`.
 pub(super) fn unary(func: &Func, id: OpId, op: UnaryOp) -> Option<Change> {
     let undoes_itself = matches!(op, UnaryOp::Neg | UnaryOp::Not);
     match made_by(func, func.op(id).operands[0])? {
@@ -31,7 +31,7 @@ fn commutes(op: BinaryOp) -> bool {
         | BinaryOp::Or
         | BinaryOp::Xor
         | BinaryOp::MulHi => true,
-        BinaryOp::Sub | BinaryOp::Div | BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => false,
+        BinaryOp::Sub | BinaryOp::Div | BinaryOp::CeilDiv | BinaryOp::Rem | BinaryOp::Shl | BinaryOp::Shr => false,
     }
 }
 
@@ -59,13 +59,13 @@ pub(super) fn binary(pass: &mut Pass, id: OpId, op: BinaryOp) -> Option<Change> 
     regroup(pass, id, op, dtype, right)
 }
 
-/// `op(x, c)` is x for every x.
+/// Whether `op(x, c)` is x for every x: c is a right identity.
 fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
     if dtype.is_float() {
         let c = num::decode(dtype, c);
         let zero_with = |negative: bool| c == 0.0 && c.is_sign_negative() == negative;
         return match op {
-            // −0 + 0 is +0, so only −0 leaves every x.
+            // −0 + 0 is +0: only −0 is an identity.
             BinaryOp::Add => zero_with(true),
             BinaryOp::Sub => zero_with(false),
             BinaryOp::Mul | BinaryOp::Div => c == 1.0,
@@ -75,7 +75,7 @@ fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
     let value = num::decode_int(dtype, c);
     match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Or | BinaryOp::Xor | BinaryOp::Shl | BinaryOp::Shr => value == 0,
-        BinaryOp::Mul | BinaryOp::Div => value == 1,
+        BinaryOp::Mul | BinaryOp::Div | BinaryOp::CeilDiv => value == 1,
         BinaryOp::And => c == ones(dtype),
         BinaryOp::Min => value == num::int_range(dtype).1,
         BinaryOp::Max => value == num::int_range(dtype).0,
@@ -83,7 +83,7 @@ fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
     }
 }
 
-/// `op(x, c)` is c for every x.
+/// Whether `op(x, c)` is c for every x: c is a right absorber.
 fn forces_right(op: BinaryOp, dtype: DType, c: u64) -> bool {
     if dtype.is_float() {
         return false;
@@ -97,6 +97,7 @@ fn forces_right(op: BinaryOp, dtype: DType, c: u64) -> bool {
         BinaryOp::Add
         | BinaryOp::Sub
         | BinaryOp::Div
+        | BinaryOp::CeilDiv
         | BinaryOp::Rem
         | BinaryOp::Xor
         | BinaryOp::Shl
@@ -109,7 +110,7 @@ fn ones(dtype: DType) -> u64 {
     num::encode_int(dtype, -1)
 }
 
-/// `(x op c) op d` is `x op (c op d)` where integers wrap.
+/// Rewrites `(x op c) op d` to `x op (c op d)`, for wrapping integer ops.
 fn regroup(pass: &mut Pass, id: OpId, op: BinaryOp, dtype: DType, d: u64) -> Option<Change> {
     let associates = matches!(op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
     if dtype.is_float() || !associates {
@@ -125,7 +126,7 @@ fn regroup(pass: &mut Pass, id: OpId, op: BinaryOp, dtype: DType, d: u64) -> Opt
     Some(Change::Into(Op::Binary(op), vec![x, both]))
 }
 
-/// A value compared with itself.
+/// Folds a comparison of a value with itself, and moves constants to the right.
 pub(super) fn cmp(func: &Func, id: OpId, op: CmpOp) -> Option<Change> {
     let operands = &func.op(id).operands;
     let ordered = func.ty(operands[0]).dtype().is_none_or(|d| !d.is_float());
@@ -153,7 +154,7 @@ pub(super) fn select(func: &Func, id: OpId) -> Option<Change> {
     }
 }
 
-/// Whether every number of `from` is one of `to`.
+/// Whether `to` represents every number of `from` exactly.
 fn holds(from: DType, to: DType) -> bool {
     let float = |d: DType| match d {
         // Significant bits, and exponent bits.
@@ -166,7 +167,8 @@ fn holds(from: DType, to: DType) -> bool {
         _ => None,
     };
     match (float(from), float(to)) {
-        // e4m3 has no infinity and one NaN, which every other format has. The infinity of e5m2 does not come back.
+        // e4m3 has no infinity and one NaN, which every other format represents. The infinity of e5m2 is lost in other
+        // formats.
         (Some((p, e)), Some((q, f))) => {
             p <= q && e <= f && (to != DType::F8E4M3 && from != DType::F8E5M2 || from == to)
         }
@@ -177,14 +179,14 @@ fn holds(from: DType, to: DType) -> bool {
         }
         (None, Some((q, f))) => {
             let (low, high) = num::int_range(from);
-            // Within the significand's width, and f16 and wider can scale it.
+            // Integers within the significand; f16 and wider formats have enough exponent range for the scale.
             let limit = 1i128 << q;
             f >= 5 && -limit <= low && high <= limit
         }
     }
 }
 
-/// To the type that it has, and back from a type that lost nothing.
+/// Removes a cast to the same type, and a pair of casts whose intermediate type loses nothing.
 pub(super) fn cast(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));

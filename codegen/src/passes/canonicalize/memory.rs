@@ -1,22 +1,22 @@
-//! Rules of pointers, views, masked loads and stores.
+//! Rewrite rules of pointers, views, and masked loads and stores.
 
 use super::Change;
 use crate::ir::{Eviction, Func, Literal, Op, OpId, Value};
 
-/// A pointer moved by nothing.
+/// Removes a `ptr_add` of 0.
 pub(super) fn ptr_add(func: &Func, id: OpId) -> Option<Change> {
     let operands = &func.op(id).operands;
     (func.constant_int(operands[1]) == Some(0)).then(|| Change::Replace(vec![operands[0]]))
 }
 
-/// A view moved by nothing.
+/// Removes an `advance` by 0.
 pub(super) fn advance(func: &Func, id: OpId) -> Option<Change> {
     let operands = &func.op(id).operands;
     let still = operands[1..].iter().all(|&delta| func.constant_int(delta) == Some(0));
     still.then(|| Change::Replace(vec![operands[0]]))
 }
 
-/// The mask at operand `i`, where there is one that is constant.
+/// The constant value of the mask at operand `i`, if there is one.
 fn constant_mask(func: &Func, operands: &[Value], i: usize) -> Option<bool> {
     match func.constant(*operands.get(i)?)? {
         Literal::Bool(mask) => Some(mask),

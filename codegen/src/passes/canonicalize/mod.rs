@@ -1,11 +1,12 @@
-//! Canonicalisation: each op in its simplest form.
+//! Canonicalization: rewrites each op to its simplest form.
 //!
-//! Does: computes ops on constants (with the interpreter's arithmetic), drops ops that change nothing (`x + 0`,
-//! `trans` of `trans`, masks that are always true), puts constants on the right, takes the one branch or iteration that
-//! a constant leaves, carries no value through a loop that gives it back unchanged, and puts constants in place of
-//! arguments that the specialisation fixes.
-//! Requires: a verified function. Keeps: the results, bit by bit; at the later stages, layouts. Does not: drop what
-//! has become dead (`dce` does), nor rewrite float arithmetic in ways that only real numbers allow.
+//! Does: folds constants (with the interpreter's arithmetic), removes ops that change nothing (`x + 0`, `trans` of
+//! `trans`, masks that are always true), moves constants to the right operand, inlines branches and loops with a
+//! constant condition or trip count, removes redundant loop-carried values (`carried`), and replaces arguments that the
+//! specialization fixes by constants.
+//! Requires: a verified function.
+//! Keeps: the results, bit by bit; at later stages, the layouts.
+//! Does not: remove dead ops (`dce` does), nor apply float identities that hold only for real numbers.
 
 mod constants;
 mod control;
@@ -17,7 +18,7 @@ use super::carried;
 use super::edit::{rewrite, terminator};
 use crate::ir::{BlockId, Func, Literal, Loc, Op, OpId, Type, Value};
 
-/// Runs the pass; says whether it changed anything.
+/// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut any = fix_arguments(func);
     loop {
@@ -31,7 +32,7 @@ pub fn run(func: &mut Func) -> bool {
     }
 }
 
-/// Puts constants in place of arguments that are known.
+/// Replaces arguments with a known value by constants.
 fn fix_arguments(func: &mut Func) -> bool {
     let uses = func.use_counts();
     let mut constants = Vec::new();
@@ -50,23 +51,23 @@ fn fix_arguments(func: &mut Func) -> bool {
     changed
 }
 
-/// What becomes of an op.
+/// The result of a rewrite rule.
 enum Change {
-    /// It goes; these values take the place of its results.
+    /// Removes the op and replaces its results by these values.
     Replace(Vec<Value>),
-    /// It becomes this op on these operands, with the results that it has.
+    /// Replaces the op by this op on these operands; the results stay.
     Into(Op, Vec<Value>),
-    /// The ops of this region take its place, with these values for the region's parameters.
+    /// Replaces the op by the ops of this region, with these values for the region's parameters.
     Inline(BlockId, Vec<Value>),
 }
 
 impl Change {
-    /// The op's one result is this value.
+    /// Replaces the only result of the op by a value.
     fn is(v: Value) -> Option<Change> {
         Some(Change::Replace(vec![v]))
     }
 
-    /// The op becomes a constant.
+    /// Replaces the op by a constant.
     fn constant(value: Literal) -> Option<Change> {
         Some(Change::Into(Op::Constant { value }, Vec::new()))
     }
@@ -74,7 +75,7 @@ impl Change {
 
 struct Pass<'f> {
     func: &'f mut Func,
-    /// The ops, so far, of the block under way.
+    /// The new ops of the current block.
     out: Vec<OpId>,
     changed: bool,
 }
@@ -104,7 +105,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The next step for an op, which is placed where there is none.
+    /// The next rewrite of an op. Without one, emits the op to the current block.
     fn simplify(&mut self, id: OpId) -> Option<Change> {
         let change = constants::fold(self.func, id).or_else(|| self.family(id));
         if change.is_none() {
@@ -116,7 +117,7 @@ impl Pass<'_> {
         change
     }
 
-    /// Rules of the op's family. Ops without rules are as simple as they get.
+    /// Applies the rules of an op. Ops without rules are canonical.
     fn family(&mut self, id: OpId) -> Option<Change> {
         match self.func.op(id).op.clone() {
             Op::Unary(op) => elementwise::unary(self.func, id, op),
@@ -158,7 +159,7 @@ impl Pass<'_> {
         self.replace(id, &yielded);
     }
 
-    /// Makes a constant before the op under way.
+    /// Emits a constant before the current op.
     fn new_constant(&mut self, value: Literal, ty: Type, loc: Loc) -> Value {
         let id = self.func.create_op(Op::Constant { value }, Vec::new(), vec![ty], Vec::new(), loc);
         self.out.push(id);

@@ -1,10 +1,10 @@
-//! Rules of ops that move elements between shapes.
+//! Rewrite rules of shape ops.
 
 use super::Change;
 use crate::ir::{Func, Op, OpId};
 
-/// `expand_dims`, `broadcast` and `reshape`: of a splat it is a splat; to the same type it is nothing; and two of the
-/// same kind are one, where no layouts say how each goes.
+/// `expand_dims`, `broadcast` and `reshape`: of a splat, becomes a splat; to the same type, is removed; of the same
+/// kind of op, merges with it unless layouts constrain the two.
 pub(super) fn repeat_or_reshape(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));
@@ -44,7 +44,7 @@ pub(super) fn trans(func: &Func, id: OpId, perm: &[usize]) -> Option<Change> {
     }
 }
 
-/// `split` of `join`.
+/// Removes `split` of `join`.
 pub(super) fn split(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let inner = func.op(func.def_op(data.operands[0])?);
@@ -52,7 +52,7 @@ pub(super) fn split(func: &Func, id: OpId) -> Option<Change> {
     same.then(|| Change::Replace(inner.operands.clone()))
 }
 
-/// To the layout that the operand has, or of another conversion.
+/// Removes a conversion to the same layout, and merges conversions of conversions.
 pub(super) fn convert_layout(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let x = data.operands[0];

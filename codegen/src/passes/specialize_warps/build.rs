@@ -1,4 +1,4 @@
-//! The two roles.
+//! Builds the consumer and the producer partition.
 
 use super::slice::Slice;
 use super::{Group, Plan};
@@ -6,14 +6,14 @@ use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, T
 use crate::passes::pipeline_loads::Candidate;
 use std::collections::HashMap;
 
-/// The slot of a ring that comes next, and the parity of its phase: two i32.
+/// The state of a ring group: the next slot, and the parity of its phase, as two i32.
 #[derive(Clone, Copy)]
 struct State {
     slot: Value,
     parity: Value,
 }
 
-/// A ring as the function has it.
+/// The values of a ring: its buffers and its mbarriers.
 struct Made {
     ring: Value,
     full: Value,
@@ -24,12 +24,12 @@ struct Roles<'a> {
     func: &'a mut Func,
     plan: &'a Plan,
     slice: &'a Slice,
-    /// By group, then ring.
+    /// By group, then by ring.
     made: Vec<Vec<Made>>,
     loc: Loc,
 }
 
-/// Makes the roles of the kernel's body.
+/// Splits the body of the kernel into partitions.
 pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let loc = func.loc.clone();
     let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
@@ -41,9 +41,9 @@ pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     roles.produce(body, produce, &mut start, &mut HashMap::new());
     roles.end(produce);
 
-    // The body itself becomes the consumers'.
+    // The original body becomes the consumer partition.
     let mut ops = std::mem::take(&mut roles.func.block_mut(body).ops);
-    let ret = ops.pop().expect("internal compiler error: a kernel without an end");
+    let ret = ops.pop().expect("internal compiler error: a kernel without a terminator");
     let mut start = roles.states(consume, 0);
     roles.func.block_mut(consume).ops.extend(ops);
     roles.consume(consume, &mut start);
@@ -63,7 +63,7 @@ impl Roles<'_> {
         Builder::new(self.func, block, self.loc.clone())
     }
 
-    /// Rings and barriers, ready for both roles.
+    /// Allocates rings and mbarriers before the partitions.
     fn rings(&mut self, block: BlockId) {
         let count = self.plan.stages as usize;
         for group in &self.plan.groups {
@@ -80,7 +80,8 @@ impl Roles<'_> {
                         this.func.result(id)
                     };
                     let barriers = Type::Barrier { count };
-                    // The one who announces the bytes arrives, or each thread of the warp that copies.
+                    // Arrivals per phase: of the thread that sets the expected bytes, or of each thread of the copying
+                    // warp.
                     let arrivals = if ring.bulk { 1 } else { 32 };
                     let readers = self.plan.warps * ring.lanes();
                     Made {
@@ -95,7 +96,7 @@ impl Roles<'_> {
         self.builder(block).op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
     }
 
-    /// States at the beginning, for each group.
+    /// The initial state of each group.
     fn states(&mut self, block: BlockId, parity: i64) -> Vec<State> {
         (0..self.plan.groups.len())
             .map(|_| {
@@ -109,7 +110,7 @@ impl Roles<'_> {
         self.builder(block).op(Op::Yield, &[], &[]);
     }
 
-    /// Groups that loops inside an op use.
+    /// The groups that loops inside of an op use.
     fn groups_in(&self, id: OpId) -> Vec<usize> {
         let inside = self.func.op(id).regions.iter().flat_map(|&r| self.func.walk_from(r)).chain([id]);
         let mut groups: Vec<usize> = inside.filter_map(|op| Some(self.plan.loops.get(&op)?.0)).collect();
@@ -118,7 +119,7 @@ impl Roles<'_> {
         groups
     }
 
-    /// After an iteration: the next slot, and the other parity where the ring starts over.
+    /// The state after an iteration: the next slot, and the flipped parity where the ring wraps.
     fn advance(&mut self, block: BlockId, state: State) -> State {
         let stages = i64::from(self.plan.stages);
         let mut b = self.builder(block);
@@ -132,7 +133,7 @@ impl Roles<'_> {
 
     // The producer.
 
-    /// Runs the slice of `from` again in `to`.
+    /// Clones the slice of `from` into `to`.
     fn produce(&mut self, from: BlockId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
         for id in self.func.block(from).ops.clone() {
             if self.slice.loads.contains(&id) {
@@ -152,7 +153,7 @@ impl Roles<'_> {
         }
     }
 
-    /// Numbers of the carried values or results of an op that the producer keeps.
+    /// Indices of the carried values or results of an op that the producer keeps.
     fn kept(&self, id: OpId) -> Vec<usize> {
         self.slice.carried.get(&id).map_or(Vec::new(), |set| set.iter().copied().collect())
     }
@@ -228,7 +229,7 @@ impl Roles<'_> {
         let Made { ring: buffers, full, empty } = self.made[group][number];
         let data = self.func.op(load).clone();
         let Op::LoadView { boundary, padding, .. } = data.op else {
-            panic!("internal compiler error: a candidate that is no load")
+            panic!("internal compiler error: a candidate that is not a load")
         };
         let view = map[&data.operands[0]];
         let mut b = Builder::new(self.func, to, data.loc);
@@ -244,7 +245,7 @@ impl Roles<'_> {
         }
     }
 
-    /// Group and number of the ring that a load fills.
+    /// The group of the ring that a load fills, and the index of the ring in it.
     fn ring_of(&self, load: OpId) -> (usize, usize) {
         let mut found = self.plan.loops.values().filter_map(|(group, list)| {
             let number = list.iter().position(|c| c.load == load)?;
@@ -255,7 +256,7 @@ impl Roles<'_> {
 
     // The consumers.
 
-    /// Replaces the loads of a block by their rings.
+    /// Replaces the loads of a block by reads of their rings.
     fn consume(&mut self, block: BlockId, states: &mut [State]) {
         for id in self.func.block(block).ops.clone() {
             let groups = self.groups_in(id);
@@ -315,7 +316,7 @@ impl Roles<'_> {
         }
     }
 
-    /// One load: waits for its buffer before the first use, and gives it back at the end of the block.
+    /// One load: waits for its buffer before the first use, and releases it at the end of the block.
     fn take(&mut self, block: BlockId, c: &Candidate, group: usize, number: usize, state: State) {
         let Group { rings } = &self.plan.groups[group];
         let Made { ring: buffers, full, empty } = self.made[group][number];
@@ -350,7 +351,7 @@ impl Roles<'_> {
         self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
     }
 
-    /// Position in a block of the first op that uses one of these values, itself or inside.
+    /// The position in a block of the first op that uses one of these values, directly or in a region.
     fn first_use(&self, block: BlockId, values: &[Value]) -> usize {
         let ops = &self.func.block(block).ops;
         let uses = |&id: &OpId| {
@@ -360,8 +361,8 @@ impl Roles<'_> {
         ops.iter().position(uses).unwrap_or(ops.len())
     }
 
-    /// What is computed from a buffer, or a view of it, and there only when the buffer has been read. Where an op's regions read it, that
-    /// is the op's results, and the buffer itself, which stands for the op: it may have no results.
+    /// The values that exist only once a buffer, or a view of it, has been read. Where regions of an op read it, these
+    /// are the results of the op and the buffer itself, which stands for the op in case it has no results.
     fn products(&self, block: BlockId, buffer: Value) -> Vec<Value> {
         let mut derived = vec![buffer];
         let mut done = Vec::new();

@@ -1,27 +1,27 @@
-//! What of the kernel the producer has to run: the addresses of its loads, and the control flow around them.
+//! The slice of the kernel that the producer runs: the addresses of its loads, and the control flow around them.
 
 use super::Plan;
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// A part of a function.
+/// A slice of a function.
 pub(super) struct Slice {
-    /// Loads that the producer starts.
+    /// Loads that the producer issues.
     pub loads: HashSet<OpId>,
-    /// Pure ops to compute again.
+    /// Pure ops to clone.
     pub ops: HashSet<OpId>,
-    /// Loops and branches to run again.
+    /// Loops and branches to clone.
     pub control: HashSet<OpId>,
-    /// Of these, the carried values or results that matter, by number.
+    /// For the ops of `control`, the indices of the carried values or results to keep.
     pub carried: HashMap<OpId, BTreeSet<usize>>,
-    /// The op whose region a block is.
+    /// The op that contains a block as a region.
     owners: HashMap<BlockId, OpId>,
-    /// The block that an op stands in.
+    /// The block that contains an op.
     places: HashMap<OpId, BlockId>,
 }
 
 impl Slice {
-    /// `None` where something that the producer needs comes from memory, or from other control flow.
+    /// `None` where the producer needs a value from memory, or from other control flow.
     pub fn new(func: &Func, plan: &Plan) -> Option<Slice> {
         let mut slice = Slice {
             loads: plan.loops.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
@@ -50,7 +50,7 @@ impl Slice {
         Some(slice)
     }
 
-    /// Keeps the control flow around an op.
+    /// Adds the control flow around an op.
     fn around(&mut self, func: &Func, id: OpId) -> Option<()> {
         let block = self.places[&id];
         match self.owners.get(&block).copied() {
@@ -72,7 +72,7 @@ impl Slice {
         self.around(func, id)
     }
 
-    /// Keeps what a value is computed from.
+    /// Adds the definition of a value.
     fn value(&mut self, func: &Func, v: Value) -> Option<()> {
         match func.value(v).def {
             Def::Param(block, _) if block == func.body => Some(()),
@@ -91,7 +91,7 @@ impl Slice {
         }
     }
 
-    /// Keeps a carried value of a loop, or a result of a branch.
+    /// Adds a carried value of a loop, or a result of a branch.
     fn carry(&mut self, func: &Func, id: OpId, number: usize) -> Option<()> {
         if !self.carried.entry(id).or_default().insert(number) {
             return Some(());

@@ -1,19 +1,19 @@
-//! Integers in a loop, as sums of scalars from before it.
+//! Integers in a loop as affine functions of the index and of scalars from before the loop.
 
 use crate::ir::{BinaryOp, BlockId, DType, Def, Func, Op, OpId, Value};
 use crate::passes::edit::{defined_inside, terminator};
 use std::collections::HashSet;
 
-/// Larger factors and constants are not followed, nor sums of more terms: what is computed from them in 64 bits then cannot
-/// wrap, since all scalars are of 32 bits.
+/// Limits of factors, constants and the number of terms: within them, 64-bit evaluation cannot wrap, since all scalars
+/// are 32-bit.
 const MOST_FACTOR: i64 = 1 << 20;
 const MOST_CONSTANT: i64 = 1 << 40;
 const MOST_TERMS: usize = 8;
 
-/// Σ factor · scalar + `index` · (the loop's index) + a number of [`low`, `high`], a different one for each element.
+/// Σ factor · scalar + `index` · (the loop's index) + a number in [`low`, `high`] that differs between elements.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Affine {
-    /// i32 scalars from before the loop, each once.
+    /// Distinct i32 scalars from before the loop, with their factors.
     pub terms: Vec<(Value, i64)>,
     pub index: i64,
     pub low: i64,
@@ -29,7 +29,7 @@ impl Affine {
         Affine { terms: vec![(v, 1)], ..Affine::default() }
     }
 
-    /// `self + factor · other`; the elements of the two are taken to have nothing to do with each other.
+    /// `self + factor · other`. The ranges of the two elements are treated as independent. `None` beyond the limits.
     pub fn plus(mut self, other: &Affine, factor: i64) -> Option<Affine> {
         for &(v, f) in &other.terms {
             match self.terms.iter_mut().find(|(w, _)| *w == v) {
@@ -51,7 +51,7 @@ impl Affine {
         (small && self.low.abs() <= MOST_CONSTANT && self.high.abs() <= MOST_CONSTANT).then_some(self)
     }
 
-    /// Whether it is one scalar or the index itself, or a number: an i32 without a test.
+    /// Whether it is a single scalar, the index itself, or a number: an i32 without a run-time test.
     fn is_i32(&self) -> bool {
         let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
         match (&self.terms[..], self.index) {
@@ -62,7 +62,7 @@ impl Affine {
     }
 }
 
-/// Adds a test; sums of the same scalars are one.
+/// Adds a test that a sum is an i32; tests of the same scalars merge.
 pub fn add_test(tests: &mut Vec<Affine>, sum: Affine) {
     match tests.iter_mut().find(|test| test.index == sum.index && test.terms == sum.terms) {
         Some(test) => (test.low, test.high) = (test.low.min(sum.low), test.high.max(sum.high)),
@@ -89,8 +89,9 @@ impl Loop {
         i32s.then(|| Loop { id, region: data.regions[0], lower, upper, step, inside: defined_inside(func, id) })
     }
 
-    /// An i32 or i64 of the loop, scalar or tile. Arithmetic of 32 bits wraps, and a sum does not. So the sum *is* the value
-    /// if all its numbers are i32s; of an i64 if that is so for the sums that this adds to `tests`, of an i32 modulo 2³².
+    /// The affine form of an i32 or i64 of the loop, scalar or tile. 32-bit arithmetic wraps, and the affine form does
+    /// not: the form of an i64 is exact if the sums that this adds to `tests` are i32s, that of an i32 holds modulo
+    /// 2³².
     pub fn affine(&self, func: &Func, v: Value, tests: &mut Vec<Affine>) -> Option<Affine> {
         let dtype = func.ty(v).dtype().filter(|d| matches!(d, DType::I32 | DType::I64))?;
         if let Some(n) = func.constant_int(v) {
@@ -135,14 +136,14 @@ impl Loop {
         }
     }
 
-    /// Adds the test that the sum for `v` has i32s alone, if `v` is one and it is not plain.
+    /// Adds the test that the sum for `v` stays within i32, if `v` is an i32 and the sum is not trivially one.
     pub fn test(&self, func: &Func, v: Value, sum: &Affine, tests: &mut Vec<Affine>) {
         if func.ty(v).dtype() == Some(DType::I32) && !sum.is_i32() {
             add_test(tests, sum.clone());
         }
     }
 
-    /// A parameter of the loop's body: the index, or what grows by a constant in each iteration.
+    /// A parameter of the loop body: the index, or a value that grows by a constant in each iteration.
     fn parameter(&self, func: &Func, i: usize, tests: &mut Vec<Affine>) -> Option<Affine> {
         let index = Affine { index: 1, ..Affine::default() };
         let Some(place) = i.checked_sub(1) else { return Some(index) };

@@ -1,29 +1,29 @@
-//! Where in a loop a mask begins or ends to hold, as scalars computed before it.
+//! The index at which to split a loop, computed from scalars before it.
 
 use super::affine::{Affine, Loop};
 use crate::ir::{BinaryOp, Builder, CmpOp, DType, Type, UnaryOp, Value};
 use std::collections::HashMap;
 
-/// The iterations in which conditions hold: the first ones, or the last ones.
+/// The side of the loop on which the conditions hold: the first or the last iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     First,
     Last,
 }
 
-/// Sums of which no element is below zero, in the iterations of one side.
+/// Conditions for the iterations of one side: all elements of these sums are non-negative.
 pub struct Conditions {
     pub side: Side,
-    /// Those that change with the index: they fall (`First`) or rise (`Last`).
+    /// Sums that depend on the index: they fall (`First`) or rise (`Last`).
     pub sums: Vec<Affine>,
-    /// Those that hold in each iteration if they hold in the first.
+    /// Sums that are non-negative in every iteration if they are in the first.
     pub at_start: Vec<Affine>,
-    /// Sums that have to be i32s in each iteration: otherwise arithmetic wraps, and nothing is known.
+    /// Sums that have to stay within i32 in every iteration: otherwise 32-bit arithmetic wraps, and nothing is known.
     pub tests: Vec<Affine>,
 }
 
-/// The index from which on the loop's iterations are others than before: the conditions hold up to there, or from there on.
-/// It is an index that the loop takes, or its end.
+/// The split index: the conditions hold before it (`First`) or from it on (`Last`). It is an index that the loop takes,
+/// or its end.
 pub fn middle(b: &mut Builder, l: &Loop, conditions: &Conditions) -> Value {
     let mut n = Numbers { b, wide: HashMap::new() };
     let (lower, upper) = (n.wide(l.lower), n.wide(l.upper));
@@ -53,10 +53,10 @@ pub fn middle(b: &mut Builder, l: &Loop, conditions: &Conditions) -> Value {
     }
 }
 
-/// Scalars of 64 bits.
+/// Emits 64-bit scalar arithmetic.
 struct Numbers<'b, 'f> {
     b: &'b mut Builder<'f>,
-    /// i32 scalars, widened.
+    /// The i32 scalars, sign-extended.
     wide: HashMap<Value, Value>,
 }
 
@@ -82,13 +82,13 @@ impl Numbers<'_, '_> {
         self.b.binary(BinaryOp::Add, v, constant)
     }
 
-    /// The sum with that index, and `constant` for the part of its own of each element.
+    /// The value of a sum at an index, with `constant` for its element-dependent part.
     fn sum(&mut self, sum: &Affine, index: Value, constant: i64) -> Value {
         let mut parts: Vec<(Value, i64)> = sum.terms.iter().map(|&(v, f)| (self.wide(v), f)).collect();
         if sum.index != 0 {
             parts.push((index, sum.index));
         }
-        // What is added comes first: it need not be negated.
+        // Positive terms first: then the first need not be negated.
         parts.sort_by_key(|&(_, f)| f < 0);
         let mut total = None;
         for (v, f) in parts {
@@ -105,9 +105,9 @@ impl Numbers<'_, '_> {
         }
     }
 
-    /// How many iterations come before the sum falls below zero, or before it is zero or more.
+    /// The number of iterations before the sum becomes negative (`First`), or before it becomes non-negative (`Last`).
     ///
-    /// With the sum E at the first iteration and a change of d in each: E − d·t ≥ 0 for t ≤ ⌊E / d⌋, which are
+    /// With the sum E at the first iteration and a change of d per iteration: E − d·t ≥ 0 for t ≤ ⌊E / d⌋, which are
     /// ⌊(E + d) / d⌋ iterations. E + d·t ≥ 0 from t = ⌈−E / d⌉ = ⌊(d − 1 − E) / d⌋ on.
     fn iterations(&mut self, sum: &Affine, side: Side, lower: Value, step: i64) -> Value {
         let change = sum.index.abs() * step;
@@ -122,7 +122,7 @@ impl Numbers<'_, '_> {
         self.floor(dividend, change)
     }
 
-    /// ⌊v / d⌋ for a positive d; `div` truncates.
+    /// ⌊v / d⌋ for positive d; `div` truncates.
     fn floor(&mut self, v: Value, d: i64) -> Value {
         if d == 1 {
             return v;
@@ -140,7 +140,7 @@ impl Numbers<'_, '_> {
         self.b.select(rounded_up, lower, quotient)
     }
 
-    /// Whether the conditions at the start hold, and no arithmetic wraps. Nothing to ask: `None`.
+    /// Whether the conditions at the start hold and no 32-bit arithmetic wraps; `None` where there is nothing to check.
     fn all_hold(&mut self, conditions: &Conditions, lower: Value, upper: Value) -> Option<Value> {
         let mut checks = Vec::new();
         for sum in &conditions.at_start {
@@ -151,7 +151,7 @@ impl Numbers<'_, '_> {
         for sum in &conditions.tests {
             let (at_low, at_high) = if sum.index < 0 { (last, lower) } else { (lower, last) };
             for (at, constant) in [(at_low, sum.low), (at_high, sum.high)] {
-                // A scalar alone is an i32.
+                // A single scalar is an i32.
                 let plain = matches!(sum.terms[..], [(_, 1)]) && sum.index == 0 && constant == 0;
                 if !plain {
                     let value = self.sum(sum, at, constant);

@@ -1,4 +1,4 @@
-//! Split loops compute what the loops did, and are split where the mask ends.
+//! Tests that split loops compute the same values, and are split at the mask boundary.
 
 use crate::interp::{self, ArgValue, Memory};
 use crate::ir::{Builder, Func, Loc, Op, OpId, Stage};
@@ -6,22 +6,22 @@ use crate::text::{parse, print};
 use crate::verify::verify;
 use proptest::prelude::*;
 
-/// What stands in the loop of [`Case::text`].
+/// The parameters of the loop of [`Case::text`].
 #[derive(Clone, Debug)]
 struct Shape {
     step: i64,
-    /// Of the index, in what is compared.
+    /// The factor of the index in the comparison.
     factor: i64,
     comparison: &'static str,
-    /// `not` of the comparison is what selects.
+    /// The `select` uses the negated comparison.
     negated: bool,
-    /// The tile's own numbers stand where the condition is false.
+    /// The `select` keeps the tile where the condition is false.
     hides: bool,
-    /// Dimension of the tile that the index is compared along.
+    /// The dimension of the tile along which the index is compared.
     axis: usize,
 }
 
-/// A loop over tiles of rows, and the numbers that it runs with.
+/// A loop over tiles of rows, with its arguments.
 #[derive(Clone, Debug)]
 struct Case {
     shape: Shape,
@@ -29,17 +29,17 @@ struct Case {
     upper: i32,
     left: i32,
     right: i32,
-    /// The row where the first tile starts, and how many there are.
+    /// The row of the first tile, and the number of rows.
     start: i32,
     rows: i32,
 }
 
 const TILE: i64 = 4;
-/// Rows from one tile to the next, a multiple of every step.
+/// The row distance of consecutive tiles, a multiple of every step.
 const PACE: i64 = 6;
 
 impl Case {
-    /// factor · i + (0 … 3) − left compared with right + (0 … 3); tiles that move by six rows an iteration.
+    /// Compares factor · i + (0 … 3) − left with right + (0 … 3), for tiles that advance by six rows per iteration.
     fn text(&self) -> String {
         let Shape { step, factor, comparison, negated, hides, axis } = &self.shape;
         let condition = if *negated { "%n" } else { "%c" };
@@ -94,7 +94,7 @@ impl Case {
         )
     }
 
-    /// What the function writes, and how often it prints.
+    /// Runs the function. Returns the memory that it writes, and the number of prints.
     fn run(&self, func: &Func) -> (Vec<u8>, usize) {
         let mut memory = Memory::new();
         let values = (0..self.rows.max(0) * 4).flat_map(|i| (0.25 * (i * 7 % 64 - 31) as f32).to_le_bytes());
@@ -108,13 +108,13 @@ impl Case {
         ([memory.bytes(out), memory.bytes(trace)].concat(), outcome.prints.len())
     }
 
-    /// The iterations, by index and first row.
+    /// The iterations, as (index, first row).
     fn iterations(&self) -> Vec<(i64, i64)> {
         let indices = (self.lower.into()..self.upper.into()).step_by(self.shape.step as usize);
         indices.enumerate().map(|(t, i): (usize, i64)| (i, i64::from(self.start) + PACE * t as i64)).collect()
     }
 
-    /// Whether the mask hides nothing of a tile, by looking at each element.
+    /// Whether the mask keeps all elements of a tile, checked element by element.
     fn is_whole(&self, i: i64) -> bool {
         let seen = |(k, r): (i64, i64)| {
             let x = self.shape.factor * i + k - i64::from(self.left);
@@ -130,7 +130,7 @@ impl Case {
         (0..TILE).flat_map(|k| (0..TILE).map(move |r| (k, r))).all(seen)
     }
 
-    /// How many iterations can do without mask and boundary check (at the end of the loop: without the mask).
+    /// The number of iterations that need neither mask nor bounds check (at the end of the loop: no mask).
     fn unmasked(&self) -> usize {
         let less = matches!(self.shape.comparison, "cmp_lt" | "cmp_le");
         let small = less ^ self.shape.negated ^ self.shape.hides;
@@ -159,7 +159,7 @@ fn split(text: &str) -> Func {
     func
 }
 
-/// Lets the loops without a mask print once in each iteration.
+/// Adds a print to each iteration of the loops without a mask.
 fn print_where_unmasked(func: &mut Func) {
     for id in loops(func) {
         if !has(func, id, |op| *op == Op::Select) {
@@ -187,7 +187,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Small numbers, of all signs; loops that do not run among them.
+    /// Small numbers of both signs, including loops without iterations.
     fn cases()(
         shape in shapes(),
         lower in -6..7i32,
@@ -202,7 +202,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    /// Numbers near the ends of i32, where sums wrap.
+    /// Numbers near the limits of i32, where sums wrap.
     fn far_cases()(
         case in cases(),
         base in prop::sample::select(vec![0, i32::MIN, i32::MAX, i32::MAX / 8]),
@@ -241,7 +241,7 @@ fn usual() -> Case {
     Case { shape, lower: 0, upper: 10, left: 0, right: 17, start: 0, rows: 40 }
 }
 
-/// Keys 4i … 4i + 3 against rows 17 …: tiles 0 to 3 are seen whole.
+/// Keys 4i … 4i + 3 against rows 17 …: tiles 0 to 3 are fully visible.
 #[test]
 fn hints_stay_and_checks_go() {
     let mut func = split(&usual().text());
@@ -271,7 +271,8 @@ fn other_loops_stay() {
     }
 }
 
-/// Rows see the keys from 9 before them to themselves: the first comparison decides, and the other one stays in both loops.
+/// Each row sees the 9 keys before it and its own: the first comparison determines the split, and the other stays in
+/// both loops.
 #[test]
 fn a_window_is_split_at_one_end() {
     let text = usual().text();

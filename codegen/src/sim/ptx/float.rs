@@ -1,4 +1,4 @@
-//! Floats, and conversions between all types.
+//! Float arithmetic, and conversions between all types.
 
 use super::rounding::{Rounding, compare_exact};
 use super::{Form, Kind, Name};
@@ -27,7 +27,7 @@ fn compare(comparison: &str, x: f64, y: f64) -> Option<bool> {
     })
 }
 
-/// Zero for a subnormal number where the name has `.ftz`.
+/// Flushes subnormal values to zero if the name has `.ftz`.
 fn flush(name: &Name, dtype: DType, bits: u64) -> u64 {
     let exponent = match dtype {
         DType::F32 => 0x7F80_0000,
@@ -39,7 +39,7 @@ fn flush(name: &Name, dtype: DType, bits: u64) -> u64 {
     if name.has("ftz") && bits & exponent == 0 { bits & sign } else { bits }
 }
 
-/// Instructions, the types that they take, and their modifiers, as [`Form`] has it.
+/// Instruction names, their types and modifiers (see [`Form`]).
 pub const FORMS: &[Form] = &[
     ("add sub mul", "f32", "rn|rz|rm|rp? ftz? sat?"),
     ("add sub mul", "f64", "rn|rz|rm|rp?"),
@@ -65,7 +65,7 @@ pub const FORMS: &[Form] = &[
     ("copysign", "f32 f64", ""),
 ];
 
-/// The result; `None` where the instruction is not known.
+/// Executes an instruction; `None` if it is not supported.
 pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
     let bits: Vec<u64> = values.iter().map(|&v| flush(name, dtype, v & mask(dtype.bits() as u32))).collect();
     let x: Vec<f64> = bits.iter().map(|&bits| num::decode(dtype, bits)).collect();
@@ -78,7 +78,7 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
             (true, false) | (false, true) if name.has("NaN") => f64::NAN,
             (true, false) => b,
             (false, true) => a,
-            // Of zeros, -0 is the lesser.
+            // -0 is less than +0.
             _ if a == b => {
                 if (a.is_sign_negative()) == least {
                     a
@@ -91,11 +91,11 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
         }
     };
     let mut result = match (name.op.as_str(), &x[..]) {
-        // f64 holds what two narrower numbers give exactly enough for one more rounding to be the only one.
+        // f64 holds the exact result of two narrower operands precisely enough that rounding it once more is correct.
         ("add", &[a, b]) => directed(name, dtype, "add", &[a, b], nearest(a + b)),
         ("sub", &[a, b]) => directed(name, dtype, "add", &[a, -b], nearest(a - b)),
         ("mul", &[a, b]) => directed(name, dtype, "mul", &[a, b], nearest(a * b)),
-        // PTX ISA, `div`: the divisor's reciprocal is taken for zero.
+        // PTX ISA, `div`: for such divisors, the reciprocal is taken as zero.
         ("div", &[a, b]) if name.has("approx") && b.is_finite() && b.abs() > 2f64.powi(126) => {
             nearest(a * 0f64.copysign(b))
         }
@@ -128,14 +128,15 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
     Some(flush(name, dtype, result))
 }
 
-/// The nearest number, or its neighbor where the name rounds in a direction and the exact result is not the nearest number.
+/// The correctly rounded result: `nearest`, or its neighbor if the name has a directed rounding mode and the exact
+/// result differs from `nearest`.
 fn directed(name: &Name, dtype: DType, op: &str, x: &[f64], nearest: u64) -> u64 {
     let rounding = Rounding::of(name).unwrap_or(Rounding::Nearest);
     if rounding == Rounding::Nearest {
         return nearest;
     }
     let order = compare_exact(op, x, num::decode(dtype, nearest));
-    // IEEE 754: a sum that cancels is -0 where it is rounded down, and +0 else.
+    // IEEE 754: an exact zero sum is -0 when rounding down, else +0.
     let cancels = order.is_eq() && num::decode(dtype, nearest) == 0.0 && rounding == Rounding::Down;
     let addends = match (op, x) {
         ("add", &[a, b]) => Some([a, b].map(f64::is_sign_negative)),
@@ -148,18 +149,18 @@ fn directed(name: &Name, dtype: DType, op: &str, x: &[f64], nearest: u64) -> u64
     rounding.step(dtype, nearest, order)
 }
 
-/// `.sat`: NaN gives +0.
+/// Applies `.sat`: clamps to [0, 1]; NaN gives +0.
 fn saturate_to_one(x: f64) -> f64 {
     if x > 0.0 { x.min(1.0) } else { 0.0 }
 }
 
-/// The comparison that a name of `setp` makes.
+/// Executes the comparison of `setp`.
 pub fn compare_bits(name: &Name, comparison: &str, dtype: DType, x: u64, y: u64) -> Option<bool> {
     let value = |bits: u64| num::decode(dtype, flush(name, dtype, bits));
     compare(comparison, value(x), value(y))
 }
 
-/// Of both halves.
+/// Executes an instruction on both halves.
 pub fn execute_pair(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
     let half = |shift: u32| {
         let values: Vec<u64> = values.iter().map(|v| v >> shift & 0xFFFF).collect();
@@ -168,7 +169,7 @@ pub fn execute_pair(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
     Some(half(0)? | half(16)? << 16)
 }
 
-/// An 8-bit float with its neighbor.
+/// The 8-bit float type of a packed conversion.
 fn f8(name: &Name) -> Option<DType> {
     name.modifiers.iter().find_map(|m| match m.as_str() {
         "e4m3x2" => Some(DType::F8E4M3),
@@ -177,7 +178,7 @@ fn f8(name: &Name) -> Option<DType> {
     })
 }
 
-/// Within the finite numbers of a type.
+/// Clamps to the finite range of a type.
 fn saturated(dtype: DType, x: f64) -> f64 {
     let largest = match dtype {
         DType::F8E4M3 => 448.0,
@@ -189,7 +190,7 @@ fn saturated(dtype: DType, x: f64) -> f64 {
     x.clamp(-largest, largest)
 }
 
-/// `cvt`; `None` where its types or modifiers are not known.
+/// Executes `cvt`; `None` if its types or modifiers are not supported.
 pub fn convert(name: &Name, values: &[u64]) -> Option<u64> {
     let rounding = Rounding::of(name);
     let narrow = |dtype: DType, x: f64| {
@@ -229,7 +230,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         Kind::Unsigned(n) => Some((0, (1i128 << n) - 1)),
         _ => None,
     };
-    // Only f32 is flushed.
+    // `.ftz` applies to f32 only.
     let flush = |dtype: DType, bits: u64| if dtype == DType::F32 { flush(name, dtype, bits) } else { bits };
     if name.has("ftz") && ![to, from].contains(&Kind::Float(DType::F32)) {
         return None;
@@ -238,7 +239,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         (Kind::Float(f), Kind::Float(t)) => {
             let modifiers = match (f, t) {
                 (f, t) if f == t => "rni|rzi|rmi|rpi? ftz? sat?",
-                // Every number of the one is one of the other.
+                // Widening is exact.
                 (DType::F16 | DType::BF16, DType::F32) | (_, DType::F64) => "ftz? sat?",
                 _ => "rn|rz|rm|rp ftz? sat? relu? satfinite?",
             };
@@ -258,12 +259,12 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
                 return None;
             }
             let value = rounding.to_integer(num::decode(f, flush(f, x)));
-            // PTX ISA, `cvt`: NaN gives the highest bit where one of the two types has 64 bits, and else zero.
+            // PTX ISA, `cvt`: NaN gives the highest bit if one of the two types has 64 bits, else zero.
             if value.is_nan() {
                 let wide = f == DType::F64 || to.bits() == 64;
                 return Some(if wide { 1 << (to.bits() - 1) } else { 0 });
             }
-            // The cast saturates at i128's ends.
+            // The cast to i128 saturates.
             Some((value as i128).clamp(low, high) as u64 & mask(to.bits()))
         }
         (from, Kind::Float(t)) => {
@@ -275,7 +276,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
             let dtype = if signed_source { DType::I64 } else { DType::U64 };
             let wide = if signed_source { signed(x, from.bits()) as u64 } else { x };
             let nearest = num::convert(dtype, t, wide);
-            // An integer too, or infinity, which the cast makes larger than every integer.
+            // `found` is an integer, or infinity, which the cast turns into a value larger than every integer.
             let found = num::decode(t, nearest) as i128;
             Some(rounding.step(t, nearest, num::decode_int(dtype, wide).cmp(&found)))
         }

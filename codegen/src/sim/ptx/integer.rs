@@ -1,4 +1,4 @@
-//! Integers and bits.
+//! Integer arithmetic and bit operations.
 
 use super::{Form, Kind, Name};
 use crate::sim::value::{mask, signed};
@@ -20,7 +20,7 @@ pub fn compare(comparison: &str, kind: Kind, x: u64, y: u64) -> Option<bool> {
     })
 }
 
-/// Instructions, the types that they take, and their modifiers, as [`Form`] has it.
+/// Instruction names, their types and modifiers (see [`Form`]).
 pub const FORMS: &[Form] = &[
     ("add sub", "u16 s16 u32 u64 s64", ""),
     ("add sub", "s32", "sat?"),
@@ -40,7 +40,7 @@ pub const FORMS: &[Form] = &[
     ("dp4a", "u32 s32", ""),
 ];
 
-/// The result; `None` where the instruction is not known.
+/// Executes an instruction; `None` if it is not supported.
 pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
     let bits = kind.bits();
     let is_signed = matches!(kind, Kind::Signed(_));
@@ -61,7 +61,7 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
             return Some((wide(a) * wide(b)).wrapping_add(i128::from(c)) as u64 & mask(2 * bits));
         }
         ("mad", &[a, b, c]) => product(name, wide(a) * wide(b), bits)?.wrapping_add(c),
-        // Division by zero is not specified.
+        // The ISA leaves division by zero unspecified.
         ("div", &[a, b]) => wide(a).checked_div(wide(b)).unwrap_or(-1) as u64,
         ("rem", &[a, b]) => wide(a).checked_rem(wide(b)).unwrap_or(wide(a)) as u64,
         ("min", &[a, b]) => wide(a).min(wide(b)) as u64,
@@ -74,7 +74,7 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
         ("xor", &[a, b]) => a ^ b,
         ("not", &[a]) => !a,
         ("cnot", &[a]) => u64::from(a == 0),
-        // Shifts by more than the width are shifts by the width.
+        // Shift amounts are clamped to the width.
         ("shl", &[a, by]) => {
             if by >= u64::from(bits) {
                 0
@@ -116,7 +116,7 @@ pub fn execute(name: &Name, kind: Kind, values: &[u64]) -> Option<u64> {
     Some(result & mask(bits))
 }
 
-/// The part of a product that the name asks for.
+/// The low, high or wide part of a product, by the modifiers.
 fn product(name: &Name, product: i128, bits: u32) -> Option<u64> {
     if name.has("wide") {
         return Some(product as u64 & mask(2 * bits));
@@ -143,7 +143,7 @@ fn lop3(a: u64, b: u64, c: u64, table: u64) -> u64 {
     })
 }
 
-/// The default mode: each nibble of the selector takes a byte, or copies of its sign.
+/// The default mode of `prmt`: each nibble of the selector selects a byte, or replicates its sign.
 fn permute(a: u64, b: u64, selector: u64) -> u64 {
     let bytes = b << 32 | a;
     (0..4).fold(0, |out, i| {

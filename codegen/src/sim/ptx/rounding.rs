@@ -1,11 +1,12 @@
-//! Directed rounding: from the nearest number of a type, and on which side of it the exact result lies.
+//! Directed rounding: starts from the nearest value of a type, and steps toward the exact result if the mode asks for
+//! it.
 
 use super::Name;
 use crate::ir::DType;
 use crate::num;
 use std::cmp::Ordering;
 
-/// How a result that the type does not have becomes one of its numbers.
+/// A rounding mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rounding {
     Nearest,
@@ -15,7 +16,7 @@ pub enum Rounding {
 }
 
 impl Rounding {
-    /// What the name says, of the rounding to floats or to integers; `None` where it says nothing.
+    /// The rounding mode (of a float or integer result) that the name has; `None` without one.
     pub fn of(name: &Name) -> Option<Rounding> {
         name.modifiers.iter().find_map(|m| match m.as_str() {
             "rn" | "rni" => Some(Rounding::Nearest),
@@ -35,13 +36,13 @@ impl Rounding {
         }
     }
 
-    /// A number as an element of the type.
+    /// Rounds a value to the type.
     pub fn encode(self, dtype: DType, x: f64) -> u64 {
         let nearest = num::encode(dtype, x);
         self.step(dtype, nearest, x.partial_cmp(&num::decode(dtype, nearest)).unwrap_or(Ordering::Equal))
     }
 
-    /// From the nearest element, and how the exact result compares to it.
+    /// Rounds, given the nearest element and how the exact result compares to it.
     pub fn step(self, dtype: DType, nearest: u64, exact: Ordering) -> u64 {
         let negative = nearest >> (dtype.bits() - 1) & 1 == 1;
         let (lower, higher) = match negative {
@@ -58,8 +59,8 @@ impl Rounding {
     }
 }
 
-/// How the exact result of an operation compares to `found`, a finite number or the infinity that it overflows to. Of operands or results
-/// that are no numbers, or exact infinities, `Equal`.
+/// Compares the exact result of an operation with `found`, a finite value or the infinity that it overflows to. `Equal`
+/// if operands or results are NaN or exact infinities.
 pub fn compare_exact(op: &str, x: &[f64], found: f64) -> Ordering {
     let division_by_zero = op == "div" && x[1] == 0.0;
     if x.iter().any(|x| !x.is_finite()) || found.is_nan() || division_by_zero {
@@ -77,21 +78,22 @@ pub fn compare_exact(op: &str, x: &[f64], found: f64) -> Ordering {
             let remainder = sign_of_sum(&[[x[0], 1.0], [found, -x[1]]]);
             if x[1] < 0.0 { remainder.reverse() } else { remainder }
         }
-        _ => panic!("internal error: `{op}` is not rounded in directions"),
+        _ => panic!("internal error: `{op}` has no directed rounding"),
     }
 }
 
-/// Words of a number that holds every product of two f64 exactly, and sums of a few: units of 2^-2148, up to 2^2050.
+/// Words of a fixed-point number that holds every product of two f64 exactly, and sums of a few: in units of 2^-2148,
+/// up to 2^2050.
 const WORDS: usize = 68;
 
-/// The sign of a sum of products of finite numbers.
+/// The sign of a sum of products of finite values.
 fn sign_of_sum(products: &[[f64; 2]]) -> Ordering {
     let mut sum = [0u64; WORDS];
     for &[a, b] in products {
         let ((m, e), (n, f)) = (split(a), split(b));
         let shift = (e + f + 2 * 1074) as usize;
         let product = u128::from(m) * u128::from(n);
-        // 128 bits lie in up to three words.
+        // 128 bits span up to three words.
         let (at, by) = (shift / 64, shift % 64);
         let (low, high) = (product << by, if by == 0 { 0 } else { product >> (128 - by) });
         let words = [low as u64, (low >> 64) as u64, high as u64];
@@ -110,7 +112,7 @@ fn sign_of_sum(products: &[[f64; 2]]) -> Ordering {
     }
 }
 
-/// |x| as m·2^e.
+/// Splits |x| into m·2^e.
 fn split(x: f64) -> (u64, i32) {
     let field = (x.to_bits() >> 52 & 0x7FF) as i32;
     let fraction = x.to_bits() & ((1 << 52) - 1);

@@ -1,25 +1,26 @@
-//! Rounding in directions, `.ftz` and `.sat` against the processor's own arithmetic, whose control register has the same directions.
+//! Compares directed rounding, `.ftz` and `.sat` with the arithmetic of the host CPU, whose control register (MXCSR)
+//! has the same rounding modes.
 
 use super::Program;
 use crate::sim::parse::Ty;
 use crate::testgen::Rng;
 use std::arch::asm;
 
-/// Directions of PTX, of floats and of integers, with the processor's number for them.
+/// PTX rounding modes, of floats and of integers, with the CPU's encoding.
 const DIRECTIONS: [(&str, &str, u32); 4] = [("rn", "rni", 0), ("rm", "rmi", 1), ("rp", "rpi", 2), ("rz", "rzi", 3)];
 
-/// The control register: all exceptions masked, a direction, and whether subnormal operands are taken for zeros.
+/// The value of MXCSR: all exceptions masked, a rounding mode, and whether subnormal operands are zeros.
 fn control(direction: u32, flushes: bool) -> u32 {
     0x1F80 | direction << 13 | if flushes { 0x40 } else { 0 }
 }
 
-/// Functions of a control register and operands, each one instruction of the processor.
+/// Functions of an MXCSR value and operands; each executes one CPU instruction.
 macro_rules! processor {
     ($($name:ident: $a:ty [$class:ident], $result:ty [$to:ident], $instruction:literal;)+) => {$(
         fn $name(control: u32, a: $a, b: $a, c: $a) -> $result {
             let mut old = 0u32;
             let result: $result;
-            // SAFETY: only `result` and `old` change, and the control register is restored.
+            // SAFETY: only `result` and `old` change, and MXCSR is restored.
             unsafe {
                 asm!(
                     "stmxcsr [{old}]", "ldmxcsr [{control}]", $instruction, "ldmxcsr [{old}]",
@@ -74,7 +75,7 @@ fn can_run() -> bool {
     std::arch::is_x86_feature_detected!("avx") && std::arch::is_x86_feature_detected!("fma")
 }
 
-/// A text on operands of one type.
+/// A PTX instruction on operands of one type.
 struct Instruction {
     text: String,
     program: Program,
@@ -95,7 +96,7 @@ impl Instruction {
     }
 }
 
-/// Operands with all kinds of exponents, close to each other and far apart, and the ends of the format.
+/// Operands with all kinds of exponents, close to each other and far apart, and the limits of the format.
 fn operands(mantissa: u32, exponent: u32, count: usize) -> Vec<[u64; 3]> {
     let (one, top) = (1u64 << mantissa, (1u64 << exponent) - 1);
     let ends = [
@@ -116,7 +117,7 @@ fn operands(mantissa: u32, exponent: u32, count: usize) -> Vec<[u64; 3]> {
     let mut rng = Rng::new(7);
     let mut near = |field: u64, spread: u64| {
         let field = (field + rng.next_u64() % (2 * spread + 1)).saturating_sub(spread).min(top - 1);
-        // Few bits set now and then, so that results are exact or ties.
+        // Some fractions have few bits set, so that results are exact or ties.
         let fraction = rng.next_u64() & (one - 1);
         let fraction =
             if rng.next_u64().is_multiple_of(3) { fraction & fraction << (mantissa / 2) & (one - 1) } else { fraction };
@@ -243,7 +244,7 @@ fn conversions() {
                 let expected = of_i64_wide(control(number, false), n, 0, 0).to_bits();
                 assert_eq!(from_i64_wide.run(&[n]), expected, "{} {n}", from_i64_wide.text);
             }
-            // The processor has one answer for all that does not fit.
+            // The CPU has a single result for all values out of range.
             if x.abs() < 9e18 {
                 assert_eq!(to_s64.run(&[bits]), to_i64(control(number, false), x, 0.0, 0.0), "{} {x}", to_s64.text);
             }
@@ -254,7 +255,7 @@ fn conversions() {
             }
         }
     }
-    // PTX ISA, `cvt`: what does not fit gives the nearest integer that does, and NaN as these types have it.
+    // PTX ISA, `cvt`: values out of range give the nearest representable integer; NaN depends on the types.
     for (name, to, from, bits, expected) in [
         ("cvt.rzi.s32.f32", 32, Ty::Float, u64::from(f32::NAN.to_bits()), 0),
         ("cvt.rzi.s64.f32", 64, Ty::Float, u64::from(f32::NAN.to_bits()), 1 << 63),

@@ -1,4 +1,4 @@
-//! Scalar PTX against what the PTX ISA says of each instruction.
+//! Checks scalar PTX against the PTX ISA, instruction by instruction.
 
 use super::{Program, known};
 use crate::ir::DType;
@@ -10,7 +10,7 @@ fn bits(value: &Value) -> u64 {
     value.bits().unwrap()
 }
 
-/// Runs a text with so many outputs.
+/// Executes a text with this many outputs.
 pub(super) fn execute(text: &str, outputs: usize, ty: &Ty, inputs: &[(Ty, u64)]) -> Result<Value, String> {
     let constraints: Vec<String> =
         (0..outputs).map(|_| "=r").chain(inputs.iter().map(|_| "r")).map(String::from).collect();
@@ -19,7 +19,7 @@ pub(super) fn execute(text: &str, outputs: usize, ty: &Ty, inputs: &[(Ty, u64)])
     program.run(ty, &inputs)
 }
 
-/// One output and inputs of 32 bits.
+/// Executes a text with one output and inputs of 32 bits.
 fn run32(text: &str, inputs: &[u32]) -> Result<u32, String> {
     let inputs: Vec<(Ty, u64)> = inputs.iter().map(|&x| (Ty::Int(32), u64::from(x))).collect();
     execute(text, 1, &Ty::Int(32), &inputs).map(|v| bits(&v) as u32)
@@ -101,7 +101,7 @@ fn floats() {
     check("tanh.approx.f32 $0, $1;", &[f(100.0)], f(1.0));
     check("add.sat.f32 $0, $1, $2;", &[f(0.75), f(0.75)], f(1.0));
     check("mov.f32 $0, 0f3F800000;", &[], f(1.0));
-    // Halves side by side: 1.5 + 2 and -1 + 0.5.
+    // Packed halves: 1.5 + 2 and -1 + 0.5.
     check("add.f16x2 $0, $1, $2;", &[0xBC00_3E00, 0x3800_4000], 0xB800_4300);
     check("fma.rn.bf16x2 $0, $1, $2, $3;", &[0x3F80_4000, 0x4000_4000, 0x3F80_3F80], 0x4040_40A0);
 }
@@ -158,7 +158,7 @@ fn several_instructions_with_registers_and_predicates() {
         &[f(2.0)],
         f(1.0),
     );
-    // As LLVM writes what is more than a line.
+    // Multi-line text, as LLVM escapes it.
     check("{\\0A.reg .b32 t;\\0A\\09add.u32 t, $1, 1;\\0A\\09mov.u32 $0, t;\\0A}", &[4], 5);
     let swap = execute(
         "{ .reg .b16 a, b; mov.b32 {a, b}, $2; mov.b32 $0, {b, a}; mul.wide.u16 $1, a, b; }",
@@ -213,7 +213,7 @@ fn what_is_not_known_is_named() {
         ("{ .reg; mov.b32 $0, $1; }", "declaration"),
         ("@p", "guard"),
         ("mov.b32 {$0, $0, $0}, $1;", "3 parts"),
-        ("add.f32 $0, $1, 1;", "`1` is no"),
+        ("add.f32 $0, $1, 1;", "`1` is not"),
         ("add.f32 $0, $1, 0f3F8;", "0f3F8"),
         ("{ .reg .b32 t; add.s32 t, $1, 1; vote.sync.ballot.b32 $0, t, 1; }", "vote.sync.ballot.b32"),
         ("add.s32 $0, $1, missing;", "missing"),
@@ -225,13 +225,13 @@ fn what_is_not_known_is_named() {
     }
 }
 
-/// Statements of the same instruction are skipped or run; what was not written is undefined.
+/// Guards skip or execute statements; a register that was not written is undefined.
 #[test]
 fn guards_and_ties() {
     let text = "{ .reg .pred p; setp.gt.s32 p, $1, 0; @p mov.b32 $0, 7; }";
     check(text, &[1], 7);
     assert!(matches!(execute(text, 1, &Ty::Int(32), &[(Ty::Int(32), 0)]), Ok(Value::Undef)));
-    // An output that begins as the second input.
+    // The output is tied to the second input.
     let constraints = ["=r", "r", "0"].map(String::from);
     let types = [Ty::Int(32), Ty::Int(32)];
     for (text, expected) in [("add.s32 $0, $0, $1;", 12), ("", 5)] {
@@ -243,7 +243,7 @@ fn guards_and_ties() {
     }
 }
 
-/// Every name in the list of messages is that of an instruction.
+/// Every instruction listed in error messages is supported.
 #[test]
 fn what_is_listed_is_known() {
     for name in known() {
@@ -253,7 +253,7 @@ fn what_is_listed_is_known() {
         for (_, types, modifiers) in forms {
             for ty in types.split(' ') {
                 let modifiers: Vec<&str> = modifiers.split_whitespace().collect();
-                // The first of each group.
+                // The first member of each group.
                 let first = |group: &&str| format!(".{}", group.trim_end_matches('?').split('|').next().unwrap());
                 let modifiers: String = modifiers.iter().map(first).collect();
                 let types = if name == "dp4a" { format!(".{ty}.{ty}") } else { format!(".{ty}") };
@@ -278,7 +278,7 @@ fn what_is_listed_is_known() {
 
 #[test]
 fn conversions_of_code_round_once() {
-    // Above the tie by less than f32 can tell.
+    // Above the tie by less than an f32 can represent.
     let x = 2049.0 + 1e-10;
     assert_eq!(
         value::cast("fptrunc", &Ty::Double, f64::to_bits(x), &Ty::Half).unwrap(),
@@ -289,7 +289,7 @@ fn conversions_of_code_round_once() {
         value::cast("fptrunc", &Ty::Double, f64::to_bits(x), &Ty::BFloat).unwrap(),
         num::encode(DType::BF16, 258.0)
     );
-    // 2^24 + 2^15·3 + 1 and such by way of f64 or f32 tie where they do not.
+    // Values such as 2^24 + 2^15·3 + 1, which would become ties if converted by way of f64 or f32.
     for n in [0x0100_0001_0000_0001_u64, (1 << 60) + (1 << 52) + 1, (1 << 62) + (1 << 54) + 1] {
         assert_eq!(
             value::cast("uitofp", &Ty::Int(64), n, &Ty::BFloat).unwrap(),
@@ -297,7 +297,7 @@ fn conversions_of_code_round_once() {
         );
         assert_eq!(value::cast("sitofp", &Ty::Int(64), n, &Ty::Float).unwrap(), u64::from((n as f32).to_bits()));
     }
-    // A product and a sum of halves whose f64 sum would lie on a tie.
+    // A product and a sum of halves whose f64 sum would be a tie.
     let [a, b, c] = [0x3C01u64, 0x3C01, 0x0001];
     let fma = crate::sim::asm::intrinsic("llvm.fma.f16", &Ty::Half, &[(&Ty::Half, a), (&Ty::Half, b), (&Ty::Half, c)]);
     assert_eq!(bits(&fma.unwrap()), num::fused_multiply_add(DType::F16, a, b, c));

@@ -41,7 +41,10 @@ pub enum CommError {
 pub fn awaited(line: &str) -> Vec<usize> {
     let waited = line.rsplit_once(" waited ").map(|(_, rest)| rest);
     let names = waited.and_then(|rest| rest.split_once(" s for rank")).and_then(|(_, rest)| rest.split_once(" at "));
-    let numbers = names.map(|(names, _)| names.split(|c: char| !c.is_ascii_digit()));
+    // How many more there are is the number of none.
+    let names =
+        names.map(|(names, _)| names.strip_suffix(" more").and_then(|n| n.rsplit_once(" and ")).map_or(names, |n| n.0));
+    let numbers = names.map(|names| names.split(|c: char| !c.is_ascii_digit()));
     numbers.into_iter().flatten().filter_map(|number| number.parse().ok()).collect()
 }
 
@@ -61,9 +64,15 @@ fn list(calls: &[String]) -> String {
     text
 }
 
-/// `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`.
+/// The most ranks that a message names.
+const MOST_NAMED: usize = 16;
+
+/// `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`; of more than [`MOST_NAMED`], how many more there are.
 pub fn ranks(ranks: &[usize]) -> String {
-    let words: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    let mut words: Vec<String> = ranks.iter().take(MOST_NAMED).map(usize::to_string).collect();
+    if ranks.len() > MOST_NAMED {
+        words.push(format!("{} more", ranks.len() - MOST_NAMED));
+    }
     match words.split_last() {
         None => "no rank".to_string(),
         Some((last, [])) => format!("rank {last}"),
@@ -94,6 +103,14 @@ mod tests {
         let several =
             CommError::TimedOut { rank: 1, call: call(), missing: vec![2, 10, 3], after: Duration::from_millis(1500) };
         assert_eq!(awaited(&line(several)), [2, 10, 3]);
+        let many = CommError::TimedOut {
+            rank: 1,
+            call: call(),
+            missing: (2..1 << 20).collect(),
+            after: Duration::from_secs(1),
+        };
+        assert!(many.to_string().len() < 300 && many.to_string().contains("17 and 1048558 more at"), "{many}");
+        assert_eq!(awaited(&line(many)), (2..18).collect::<Vec<_>>());
         assert!(awaited("rank 1 waited for rank 2").is_empty() && awaited(&line(lost)).is_empty());
     }
 }

@@ -407,8 +407,7 @@ impl Links for Sockets {
         if std::mem::replace(&mut self.gave_up, true) {
             return;
         }
-        let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
-        let notice = [&write_head(GAVE_UP, reason.len()), reason].concat();
+        let notice = notice(reason);
         for to in (0..self.peers.len()).filter(|&to| to != self.rank) {
             let (deadline, mut sent) = (Deadline::after(FAREWELL), 0);
             // Behind what was under way, which ends as nothing.
@@ -421,6 +420,37 @@ impl Links for Sockets {
                 }
             }
         }
+    }
+}
+
+/// What a rank says to the others when it does not go on.
+fn notice(reason: &str) -> Vec<u8> {
+    let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
+    [&write_head(GAVE_UP, reason.len()), reason].concat()
+}
+
+/// Says so to ranks with which there is no communicator yet.
+pub(crate) fn part<'a>(peers: impl Iterator<Item = &'a TcpStream>, reason: &str) {
+    let notice = notice(reason);
+    for mut socket in peers {
+        // A fresh connection has room for it, and whoever cannot be told finds out.
+        let _ = socket.set_nonblocking(true).and_then(|()| socket.write(&notice));
+    }
+}
+
+/// Why the rank at the other end of a connection that is closed gave up, if it said so; it may have called collectives before.
+pub(crate) fn parting(socket: &TcpStream) -> Option<String> {
+    let mut said = vec![0; HEAD + 2 * LONGEST_REASON];
+    socket.set_nonblocking(true).ok()?;
+    let got = socket.peek(&mut said).ok()?;
+    let mut rest = &said[..got];
+    loop {
+        let (kind, length) = read_head(rest.first_chunk()?);
+        rest = &rest[HEAD..];
+        if kind == GAVE_UP {
+            return Some(printable_lines(&rest[..length.min(rest.len())]));
+        }
+        rest = rest.get(length.checked_add(TRAILER)?..)?;
     }
 }
 

@@ -187,7 +187,11 @@ fn gather(
         let arrival = match gate.next(&here, deadline)? {
             Event::Arrived(arrival) => arrival,
             Event::Ended(at) => {
-                return setup(format!("rank {} has ended before all ranks had come", arrivals[at].visitor.rank));
+                let Arrival { socket, visitor, .. } = &arrivals[at];
+                return setup(match tcp::parting(socket) {
+                    Some(reason) => format!("rank {} gave up: {reason}", visitor.rank),
+                    None => format!("rank {} has ended before all ranks had come", visitor.rank),
+                });
             }
             Event::Over => {
                 let is_here = |rank: &usize| arrivals.iter().any(|arrival| arrival.visitor.rank == *rank);
@@ -219,14 +223,31 @@ fn gather(
     Ok(())
 }
 
-/// Everybody else's part.
+/// Everybody else's part. The ranks that this one is connected to when it fails are told why.
 fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<Option<TcpStream>>> {
+    let mut peers: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
+    match connect_peers(place, job, own, deadline, &mut peers) {
+        Ok(()) => Ok(peers),
+        Err(error) => {
+            tcp::part(peers.iter().flatten(), &error.to_string());
+            Err(error)
+        }
+    }
+}
+
+fn connect_peers(
+    place: &Place,
+    job: &Job,
+    own: &Own,
+    deadline: Deadline,
+    peers: &mut [Option<TcpStream>],
+) -> Result<()> {
     let (name, port) = &place.master;
     let (rank, world) = (place.rank, place.world);
     let broken = |what: &str, error: std::io::Error| CommError::Setup(format!("rank {rank}: {what}: {error}"));
     let help = "rank 0 has to run there; MASTER_ADDR and MASTER_PORT have to be the same for all ranks";
     let mut listener = None;
-    let mut socket = reach((name, *port), job, deadline, help, |socket, brief| {
+    let socket = reach((name, *port), job, deadline, help, |socket, brief| {
         // Where others of the job reach us: at the address from which we reach rank 0.
         if listener.is_none() {
             let ip = socket.local_addr().map(|address| address.ip());
@@ -236,11 +257,10 @@ fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<O
             listener.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
         greet(socket, own, 0, port, brief, deadline)
     })?;
+    let socket = peers[0].insert(socket);
     let Some(listener) = listener else { return setup(format!("rank {rank} has no port where other ranks reach it")) };
-    let list = roster(&mut socket, place, deadline)?;
+    let list = roster(socket, place, deadline)?;
     let master = socket.peer_addr().map_err(|error| broken("rank 0 is gone", error))?.ip();
-    let mut peers: Vec<Option<TcpStream>> = (0..world).map(|_| None).collect();
-    peers[0] = Some(socket);
     for (index, line) in list.lines().enumerate().take(rank - 1) {
         let to = index + 1;
         let address = line.split_once(' ').and_then(|(ip, port)| Some((ip.parse().ok()?, port.parse().ok()?)));
@@ -272,7 +292,11 @@ fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<O
             }
             // It may have done its part already. If it has failed, because of a rank that is missing here, that one does not come.
             Event::Ended(at) => {
-                ended = Some(here[at].0);
+                let (other, socket) = here[at];
+                if let Some(reason) = tcp::parting(socket) {
+                    return setup(format!("rank {other} gave up: {reason}"));
+                }
+                ended = Some(other);
                 deadline = Deadline::after(GREETING.min(deadline.left()));
             }
             Event::Over => {
@@ -285,7 +309,7 @@ fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<O
             }
         }
     }
-    Ok(peers)
+    Ok(())
 }
 
 /// What rank 0 says when all have come, or when it gives up.
@@ -366,34 +390,92 @@ mod tests {
 
     use super::*;
 
+    /// A job of so many ranks on this host, of which tests play some.
+    struct Play {
+        world: usize,
+        port: u16,
+        job: Job,
+        options: Options,
+    }
+
+    impl Play {
+        fn new(world: usize) -> Play {
+            let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+            let options = Options { start_timeout: Duration::from_secs(120), ..Options::default() };
+            Play { world, port, job: Job::fresh("test").unwrap(), options }
+        }
+
+        fn place(&self, rank: usize) -> Place {
+            let master = ("127.0.0.1".into(), self.port);
+            Place { rank, world: self.world, local_rank: rank, local_world: self.world, master, ..Place::alone() }
+        }
+
+        fn deadline(&self) -> Deadline {
+            Deadline::after(self.options.start_timeout)
+        }
+
+        /// A rank as it is.
+        fn sockets(&self, rank: usize) -> Result<Vec<Option<TcpStream>>> {
+            sockets(&self.place(rank), &self.job, "ranks", self.options)
+        }
+
+        /// The connection of a rank that is played to where another one listens.
+        fn come(&self, rank: usize, to: usize, port: u16) -> TcpStream {
+            let own = Own::new(&self.place(rank), &self.job, "ranks");
+            let greets = |socket: &mut TcpStream, brief: Deadline| greet(socket, &own, to, 1, brief, self.deadline());
+            reach(("127.0.0.1", port), &self.job, self.deadline(), "", greets).unwrap()
+        }
+
+        /// What rank 0 says to one that is played.
+        fn roster(&self, rank: usize, socket: &mut TcpStream) -> Result<String> {
+            roster(socket, &self.place(rank), self.deadline())
+        }
+    }
+
     /// Rank 2 has come to rank 0, and ends before it connects to rank 1; rank 0 finds out, and ends too.
     #[test]
     fn a_rank_does_not_wait_for_one_that_ended_after_all_had_come() {
-        let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
-        let place = |rank| Place {
-            rank,
-            world: 3,
-            local_rank: rank,
-            local_world: 3,
-            master: ("127.0.0.1".into(), port),
-            ..Place::alone()
-        };
-        let (job, began) = (Job::fresh("test").unwrap(), Instant::now());
-        let options = Options { start_timeout: Duration::from_secs(120), ..Options::default() };
+        let (play, began) = (Play::new(3), Instant::now());
         let error = std::thread::scope(|scope| {
-            scope.spawn(|| drop(sockets(&place(0), &job, "ranks", options).unwrap()));
-            scope.spawn(|| {
-                let (place, deadline) = (place(2), Deadline::after(options.start_timeout));
-                let own = Own::new(&place, &job, "ranks");
-                let mut socket = reach(("127.0.0.1", port), &job, deadline, "", |socket, brief| {
-                    greet(socket, &own, 0, 1, brief, deadline)
-                })
-                .unwrap();
-                roster(&mut socket, &place, deadline).unwrap();
-            });
-            sockets(&place(1), &job, "ranks", options).unwrap_err().to_string()
+            scope.spawn(|| drop(play.sockets(0).unwrap()));
+            scope.spawn(|| drop(play.roster(2, &mut play.come(2, 0, play.port)).unwrap()));
+            play.sockets(1).unwrap_err().to_string()
         });
         assert!(error.contains("rank 2 did not connect to rank 1 within 5 s after rank 0 had ended"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(100));
+    }
+
+    #[test]
+    fn a_rank_that_fails_before_all_have_come_says_why() {
+        let play = Play::new(4);
+        std::thread::scope(|scope| {
+            let zero = scope.spawn(|| play.sockets(0).unwrap_err().to_string());
+            let mut first = play.come(1, 0, play.port);
+            tcp::part([&play.come(2, 0, play.port)].into_iter(), "it is out of luck");
+            let one = play.roster(1, &mut first).unwrap_err().to_string();
+            for error in [zero.join().unwrap(), one] {
+                assert_eq!(error, "rank 2 gave up: it is out of luck");
+            }
+        });
+    }
+
+    /// Rank 2 is connected to rank 1, which still waits for rank 3, when it fails.
+    #[test]
+    fn a_rank_that_fails_while_it_connects_says_why() {
+        let play = Play::new(4);
+        std::thread::scope(|scope| {
+            // Its sockets stay open until the end.
+            let zero = scope.spawn(|| play.sockets(0));
+            let one = scope.spawn(|| play.sockets(1).unwrap_err().to_string());
+            scope.spawn(|| drop(play.roster(3, &mut play.come(3, 0, play.port)).unwrap()));
+            let mut first = play.come(2, 0, play.port);
+            let list = play.roster(2, &mut first).unwrap();
+            let port = list.lines().next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
+            let second = play.come(2, 1, port);
+            tcp::part([&first, &second].into_iter(), "it is out of luck");
+            drop((first, second));
+            assert_eq!(one.join().unwrap(), "rank 2 gave up: it is out of luck");
+            drop(zero.join().unwrap());
+        });
     }
 }

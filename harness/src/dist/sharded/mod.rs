@@ -129,9 +129,9 @@ impl FlatOptimizer for AdamW {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Whole parameters by size; every rank broadcasts its own
+    /// Whole parameters are distributed by size; every rank updates and broadcasts its own
     Broadcast,
-    /// A share of every bucket; gradients are reduce-scattered, parameters all-gathered
+    /// ZeRO-1: every rank owns a shard of every bucket; gradients are reduce-scattered, parameters all-gathered
     Zero1,
 }
 

@@ -1,4 +1,4 @@
-//! FlashAttention-2 by our kernels.
+//! FlashAttention-2 by Tilewright kernels.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::attention::{self as kernel, Options, Saved};
@@ -10,12 +10,12 @@ use crate::ops::rope::Rope;
 use crate::ops::tape::{record1, record3};
 use crate::profile::span;
 
-/// O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads_kv, n_k, d] of any
-/// strides, where heads_kv divides heads. O lies by rows: its transpose to [batch, n_q, heads, d] is contiguous. With `causal`,
-/// row i sees the keys j ≤ i + (n_k − n_q).
+/// Returns O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v
+/// [batch, heads_kv, n_k, d] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d]: its
+/// transpose to that shape is contiguous. With `causal`, row i attends to keys j ≤ i + (n_k − n_q).
 ///
 /// # Errors
-/// Shapes that do not fit each other, a head dimension above 256.
+/// Shapes that do not match, a head dimension above 256.
 pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: Option<f64>) -> Result<Tensor> {
     let _span = span("attention");
     let options = options(causal, scale);
@@ -40,7 +40,7 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
     })
 }
 
-/// Memory to work with. Drivers may refuse to allocate nothing.
+/// Allocates a workspace of at least one element, because drivers may refuse allocations of size 0.
 fn scratch(device: &candle_core::Device, len: usize) -> Result<Fresh<f32>> {
     Fresh::new(device, len.max(1))
 }
@@ -84,8 +84,8 @@ fn backward<T: Elem + FloatElement>(
     Ok([dq.into_tensor(q.shape()), dk.into_tensor(k.shape()), dv.into_tensor(v.shape())])
 }
 
-/// How the columns of a packed tensor are queries, keys and values: first `heads` heads of queries, then `heads_kv` of keys,
-/// then `heads_kv` of values, each of `d` columns.
+/// Layout of the columns of a packed tensor: `heads` query heads, then `heads_kv` key heads, then `heads_kv` value
+/// heads, each of `d` columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub heads: usize,
@@ -99,17 +99,17 @@ impl Heads {
         (self.heads + 2 * self.heads_kv) * self.d
     }
 
-    /// Heads that positions turn: those of queries and keys.
+    /// Number of heads that rope rotates: those of queries and keys.
     fn turned(&self) -> usize {
         self.heads + self.heads_kv
     }
 }
 
-/// Causal self-attention of qkv [batch, n, (heads + 2·heads_kv) · d], as one product makes it, with positions turned by `rope`
-/// on the way: O [batch, n, heads · d].
+/// Causal self-attention of qkv [batch, n, (heads + 2·heads_kv) · d], as one projection computes it, with `rope`
+/// applied to queries and keys: O [batch, n, heads · d].
 ///
 /// # Errors
-/// A qkv of other columns, or more positions than `rope` has.
+/// A qkv with another number of columns, or more positions than `rope` supports.
 pub fn flash_attention_packed(qkv: &Tensor, heads: Heads, rope: &Rope) -> Result<Tensor> {
     let (batch, n, _) = qkv.dims3()?;
     let rope = rope.clone();
@@ -121,7 +121,8 @@ pub fn flash_attention_packed(qkv: &Tensor, heads: Heads, rope: &Rope) -> Result
     })
 }
 
-/// What a packed forward pass keeps: turned queries and keys [batch, n, turned heads, d], and the log-sum-exp of each row.
+/// Tensors that a packed forward pass saves: rotated queries and keys [batch, n, heads + heads_kv, d], and the
+/// log-sum-exp of each row.
 pub(crate) struct Kept {
     turned: Tensor,
     lse: Tensor,
@@ -133,7 +134,7 @@ fn batch_and_length(qkv: &Tensor, heads: Heads) -> Result<(usize, usize)> {
         return Ok((batch, n));
     }
     let message = format!(
-        "{} heads of queries and {} of keys and values, of {} columns each, are {} columns: found {columns}",
+        "{} query heads and {} key/value heads of {} columns each need {} columns: found {columns}",
         heads.heads,
         heads.heads_kv,
         heads.d,
@@ -142,7 +143,7 @@ fn batch_and_length(qkv: &Tensor, heads: Heads) -> Result<(usize, usize)> {
     Err(candle_core::Error::Msg(message))
 }
 
-/// `count` heads from column `first` on of a contiguous tensor [batch, n, columns], as [batch, count, n, d].
+/// `count` heads, starting at column `first` of a contiguous tensor [batch, n, columns], as [batch, count, n, d].
 fn heads_at<'a, T: Elem>(
     packed: &'a Read<'_, T>,
     [batch, n, columns]: [usize; 3],
@@ -154,7 +155,7 @@ fn heads_at<'a, T: Elem>(
     kernels::Tensor::strided(from_first, [batch, count, n, d], strides).map_err(kernel_error)
 }
 
-/// O as memory [batch, n, heads · d], and what backward needs.
+/// Returns O as an allocation [batch, n, heads · d], and what backward needs.
 pub(crate) fn packed_forward<T: Elem + FloatElement>(
     qkv: &Tensor,
     heads: Heads,
@@ -193,7 +194,7 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
     Ok((o, Kept { turned, lse: lse.into_tensor((batch, heads.heads, n)) }))
 }
 
-/// ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
+/// Returns ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
 pub(crate) fn packed_backward<T: Elem + FloatElement>(
     qkv: &Tensor,
     o: &Tensor,

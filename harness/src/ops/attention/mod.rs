@@ -1,9 +1,11 @@
-//! Attention in three forms: by our FlashAttention-2 kernels, materialised, and tiled in candle's own ops.
+//! Attention in three implementations: by the FlashAttention-2 kernels of Tilewright, materialized, and tiled in candle
+//! ops.
 //!
-//! - [`flash_attention`] and [`flash_attention_packed`] keep the log-sum-exp of each row and recompute the scores backward.
-//! - [`naive_attention`] makes the whole matrix of scores, as candle differentiates it.
-//! - [`tiled_attention`] is FlashAttention-2 in pure tensor ops, forward and backward: what the algorithm costs without a
-//!   kernel.
+//! - [`flash_attention`] and [`flash_attention_packed`] save the log-sum-exp of each row and recompute the scores in
+//!   the backward pass.
+//! - [`naive_attention`] materializes the matrix of scores; candle differentiates it.
+//! - [`tiled_attention`] is FlashAttention-2 in tensor ops, forward and backward: the cost of the algorithm without a
+//!   fused kernel.
 
 mod flash;
 mod naive;

@@ -1,13 +1,13 @@
-//! Attention by its definition, in candle's own ops.
+//! Attention by its definition, in candle ops.
 
 use crate::profile::span;
 use candle_core::{D, DType, Result, Tensor};
 
-/// softmax(scale · Q Kᵀ) V with the whole matrix of scores in memory, for q [batch, heads, n_q, d], k and v
-/// [batch, heads, n_k, d]. The softmax is in f32. `scale` is 1/√d by default.
+/// Returns softmax(scale · Q Kᵀ) V with a materialized matrix of scores, for q [batch, heads, n_q, d], k and v
+/// [batch, heads, n_k, d]. The softmax is f32. `scale` defaults to 1/√d.
 ///
 /// # Errors
-/// Shapes that do not fit each other.
+/// Shapes that do not match.
 pub fn naive_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: Option<f64>) -> Result<Tensor> {
     let _span = span("attention");
     let (n_q, n_k, d) = (q.dim(2)?, k.dim(2)?, q.dim(3)?);
@@ -28,25 +28,26 @@ pub fn naive_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
     }
 }
 
-/// O with zeros in the first `hidden` rows, which see no key.
+/// Sets the first `hidden` rows of O to zero: the causal mask leaves them no key.
 pub(super) fn see_nothing(o: &Tensor, hidden: usize) -> Result<Tensor> {
     o.narrow(2, hidden, o.dim(2)? - hidden)?.pad_with_zeros(2, hidden, 0)?.contiguous()
 }
 
-/// Softmax over the last dimension in differentiable ops: the maximum only keeps exp in range, so that it takes no gradient.
+/// Softmax over the last dimension in differentiable ops. The maximum only keeps exp in range, so it is detached.
 pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
     let _span = span("softmax");
     let weights = x.broadcast_sub(&x.max_keepdim(D::Minus1)?.detach())?.exp()?;
     weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)
 }
 
-/// The type of scores: f32 for anything shorter.
+/// The dtype of scores: f64 for f64, else f32.
 pub(super) fn score_type(x: &Tensor) -> DType {
     if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// What is added to the scores of `rows` and `keys`, each given by its first place and its number: 0 where row i sees key j,
-/// i + n_k ≥ j + n_q, and a number that exp takes to 0 elsewhere. Made on the device: at 16384 rows it is 1 GiB.
+/// The additive causal mask for `rows` and `keys`, each given by its first index and its length: 0 where row i attends
+/// to key j, i + n_k ≥ j + n_q, and elsewhere a number that exp maps to 0. Created on the device: at 16384 rows it
+/// takes 1 GiB.
 pub(super) fn causal_mask(
     (first_row, rows): (usize, usize),
     (first_key, keys): (usize, usize),
@@ -60,10 +61,10 @@ pub(super) fn causal_mask(
     seen.affine(1e30, -1e30)
 }
 
-/// a·b of batches of matrices. Candle's CPU does not multiply bf16: there the operands are widened, which changes no product,
+/// Batched matmul a·b. Candle's CPU back end has no bf16 matmul: there the operands are widened to f32, which is exact,
 /// and the result is rounded once.
 pub(super) fn batched_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let _span = span("matrix product");
+    let _span = span("matmul");
     let (a, b) = (a.contiguous()?, b.contiguous()?);
     if a.dtype() == DType::BF16 && a.device().is_cpu() {
         return a.to_dtype(DType::F32)?.matmul(&b.to_dtype(DType::F32)?)?.to_dtype(DType::BF16);

@@ -1,6 +1,6 @@
-//! FlashAttention-2 (Dao, 2023, algorithms 1 and 2) in candle's own ops: tiles of queries and keys, an online softmax, and a
-//! backward pass that recomputes the scores. No kernel of ours runs here: it shows what the algorithm alone brings, and it is
-//! the assignment's second step.
+//! FlashAttention-2 (Dao, 2023, algorithms 1 and 2) in candle ops: tiles of queries and keys, an online softmax, and a
+//! backward pass that recomputes the scores. Uses no Tilewright kernel: it shows the effect of the algorithm alone, and
+//! is the second step of the assignment.
 
 use candle_core::{D, Result, Tensor};
 
@@ -9,7 +9,7 @@ use crate::ops::memory::{Fresh, for_float_type};
 use crate::ops::tape::record3;
 use crate::profile::span;
 
-/// Rows of a tile of queries and of keys.
+/// Rows per tile of queries and of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Tiling {
     pub queries: usize,
@@ -22,7 +22,7 @@ impl Default for Tiling {
     }
 }
 
-/// What one attention is, beside its tensors.
+/// Parameters of one attention, apart from its tensors.
 #[derive(Clone, Copy)]
 struct Plan {
     tiling: Tiling,
@@ -32,14 +32,14 @@ struct Plan {
     n_k: usize,
 }
 
-/// A tile: its first row and how many it has.
+/// A tile: first row and number of rows.
 type Rows = (usize, usize);
 
-/// O = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads, n_k, d], tile by tile. `scale` is 1/√d by
-/// default.
+/// Returns O = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads, n_k, d], tile by tile.
+/// `scale` defaults to 1/√d.
 ///
 /// # Errors
-/// Shapes that do not fit each other, or tiles without rows.
+/// Shapes that do not match, or tiles without rows.
 pub fn tiled_attention(
     q: &Tensor,
     k: &Tensor,
@@ -51,7 +51,7 @@ pub fn tiled_attention(
     let _span = span("attention");
     if tiling.queries == 0 || tiling.keys == 0 {
         return Err(candle_core::Error::Msg(
-            "a tile of attention needs at least one row of queries and of keys".into(),
+            "expected tiles of attention with at least one row of queries and of keys".into(),
         ));
     }
     let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt());
@@ -71,7 +71,7 @@ impl Plan {
         tiles(self.n_q, self.tiling.queries)
     }
 
-    /// The tiles of keys that some row of a tile of queries sees.
+    /// The tiles of keys that at least one row of a tile of queries attends to.
     fn key_tiles(&self, (first, rows): Rows) -> impl Iterator<Item = Rows> + use<> {
         let seen =
             if self.causal { (first + rows + self.n_k).saturating_sub(self.n_q).min(self.n_k) } else { self.n_k };
@@ -81,7 +81,7 @@ impl Plan {
     /// scale · Q Kᵀ of two tiles, masked.
     fn scores(&self, q: &Tensor, k: &Tensor, (row, rows): Rows, (key, keys): Rows) -> Result<Tensor> {
         let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * self.scale)?;
-        // Only tiles on the diagonal hide something: others are seen whole, even by their first row.
+        // Only tiles on the diagonal are masked: the first row attends to all keys of the others.
         if !self.causal || row + self.n_k >= key + keys - 1 + self.n_q {
             return Ok(scores);
         }
@@ -94,7 +94,7 @@ impl Plan {
         let (mut outputs, mut sums) = (Vec::new(), Vec::new());
         for q_rows in self.query_tiles() {
             let q_tile = part(q, q_rows)?;
-            // (largest score, sum of exp, Σ exp · v) of the keys so far.
+            // (row maximum, sum of exp, Σ exp · v) over the keys so far.
             let mut state: Option<(Tensor, Tensor, Tensor)> = None;
             for k_rows in self.key_tiles(q_rows) {
                 let scores = self.scores(&q_tile, &part(k, k_rows)?, q_rows, k_rows)?;
@@ -121,7 +121,7 @@ impl Plan {
                     outputs.push(values.broadcast_div(&sum)?.to_dtype(q.dtype())?);
                     sums.push((largest + sum.log()?)?);
                 }
-                // With fewer keys than queries the first rows see none.
+                // With fewer keys than queries the first rows attend to none.
                 None => {
                     outputs.push(q_tile.zeros_like()?);
                     sums.push(q_tile.narrow(3, 0, 1)?.to_dtype(score_type(q))?.zeros_like()?);
@@ -133,7 +133,7 @@ impl Plan {
         if hidden == 0 {
             return Ok((o, lse));
         }
-        // The first rows see no key, though their tile may have some: their weights are exp(−∞).
+        // The first rows attend to no key, even if their tile has keys: their weights are exp(−∞).
         let rest = lse.narrow(2, hidden, self.n_q - hidden)?;
         let unseen = (lse.narrow(2, 0, hidden)?.zeros_like()? + 1e30)?;
         Ok((see_nothing(&o, hidden)?, Tensor::cat(&[unseen, rest], 2)?))

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::report::table::Precision;
 use crate::report::{Cell, Column, Part, Plot, Report, Table};
 
-/// Title, machine, every table as a list of objects, plots and texts. Images from elsewhere are left out.
+/// Title, machine, each table as a list of objects, plots and texts. Images are omitted.
 pub fn json(report: &Report) -> Value {
     let tables: Vec<Value> = report.tables().map(json_table).collect();
     let plot = |part: &Part| match part {
@@ -56,13 +56,13 @@ fn json_row(table: &Table, row: &[Cell]) -> Value {
     Value::Object(object)
 }
 
-/// What [`json`] wrote: texts first, then tables, then plots.
+/// Parses the output of [`json`]: texts first, then tables, then plots.
 pub fn from_json(value: &Value) -> Result<Report, String> {
     let title = value["title"].as_str().ok_or("it has no title")?;
     let mut report = Report::new(value["name"].as_str().unwrap_or(title), title);
     report.machine = serde_json::from_value(value["machine"].clone()).unwrap_or(None);
     for text in value["texts"].as_array().into_iter().flatten() {
-        report = report.text(text.as_str().ok_or("a text is no text")?);
+        report = report.text(text.as_str().ok_or("a text is not a string")?);
     }
     for table in value["tables"].as_array().ok_or("it has no tables")? {
         report = report.table(table_from_json(table)?);
@@ -108,7 +108,7 @@ fn table_from_json(value: &Value) -> Result<Table, String> {
     Ok(table)
 }
 
-/// JSON has no infinities and no NaN: those are strings.
+/// JSON has no infinities and no NaN: these become strings.
 fn number(x: f64) -> Value {
     serde_json::Number::from_f64(x).map_or_else(|| Value::from(x.to_string()), Value::Number)
 }
@@ -117,7 +117,7 @@ fn deviation_key(column: &Column) -> String {
     format!("{}_std", column.key)
 }
 
-/// A line of keys, then the rows. A column in which some number has a deviation is two columns.
+/// A line of keys, then the rows. A column with any deviation becomes two columns.
 pub fn csv(table: &Table) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let with_std: Vec<bool> = (0..table.columns.len()).map(|c| table.has_deviation(c)).collect();

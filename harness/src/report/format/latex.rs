@@ -1,15 +1,15 @@
-//! Tables for LaTeX: `booktabs` rules, text escaped.
+//! LaTeX output: `booktabs` tables, with escaped text.
 
 use crate::report::{Cell, Column, Report, Table};
 
-/// The tables, one `table` environment each. The machine is a comment, since a paper says it once in its own words.
+/// The tables, one `table` environment each. The machine is a comment, because a paper states it once.
 pub fn report(report: &Report) -> String {
     let machine: String = super::machine_line(report).map(|line| format!("% {line}\n")).unwrap_or_default();
     let tables: Vec<String> = report.tables().map(table).collect();
     format!("% \\usepackage{{booktabs}}\n{machine}\n{}\n", tables.join("\n\n"))
 }
 
-/// A table with its caption and a label made of its name.
+/// A table with its caption, and a label from its name.
 pub fn table(table: &Table) -> String {
     let alignment: String = table.columns.iter().map(|column| if column.numeric { 'r' } else { 'l' }).collect();
     let line = |cells: Vec<String>| format!("    {} \\\\", cells.join(" & "));
@@ -41,7 +41,7 @@ fn show(column: &Column, cell: &Cell) -> String {
     }
 }
 
-/// A number in mathematical mode, its power of ten written out.
+/// A number in math mode, with its power of ten written out.
 fn number(shown: &str) -> String {
     let part = |text: &str| match text.split_once('e') {
         Some((digits, exponent)) if exponent.parse::<i32>().is_ok() => format!("{digits} \\cdot 10^{{{exponent}}}"),
@@ -52,7 +52,7 @@ fn number(shown: &str) -> String {
     format!("${}$", parts.join(" \\pm "))
 }
 
-/// Text in which nothing has a meaning for LaTeX, and the signs that its old fonts lack are commands.
+/// Escapes text for LaTeX. Characters that its old fonts lack become commands.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Tables in Markdown, as GitHub reads them.
+//! Markdown output, in the dialect of GitHub.
 
 use crate::report::{Part, Report, Table};
 
@@ -31,7 +31,7 @@ pub fn table(table: &Table) -> String {
     lines.join("\n") + &notes
 }
 
-/// On one line, with what would end a cell or start a format made harmless.
+/// Escapes text for a table cell, on one line.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {

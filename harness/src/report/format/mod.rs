@@ -1,11 +1,11 @@
-//! The formats, one file each; every file has a function `report` or `table` that gives text.
+//! Output formats, one file each, each with functions `report` or `table` that return text.
 
 pub mod data;
 pub mod latex;
 pub mod markdown;
 pub mod text;
 
-/// A sentence about the machine for the formats that have a line for it.
+/// The line about the machine, for formats that have one.
 fn machine_line(report: &super::Report) -> Option<String> {
     report.machine.as_ref().map(super::Machine::line)
 }

@@ -1,4 +1,4 @@
-//! Tables for a terminal.
+//! Terminal output.
 
 use tabled::builder::Builder;
 use tabled::settings::object::Columns;
@@ -35,7 +35,7 @@ pub fn table(table: &Table) -> String {
     format!("{grid}{notes}")
 }
 
-/// Lines of at most `width` characters where words allow it.
+/// Wraps text at `width` characters where possible.
 fn wrapped(text: &str, width: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for paragraph in text.lines() {

@@ -1,11 +1,11 @@
-//! Loops, branches, hooks, and what native code refuses.
+//! Loops, branches, hooks, and unsupported ops.
 
 use super::*;
 use crate::ir::DType;
 use crate::lower::Unsupported;
 use crate::pipeline::CompileError;
 
-/// Two tiles change places in every iteration; a third takes what one of them was.
+/// Each iteration swaps two tiles; a third takes the old value of one of them.
 #[test]
 fn carried_tiles_change_places() {
     let text = format!(
@@ -36,7 +36,7 @@ fn carried_tiles_change_places() {
     }
 }
 
-/// A product accumulates in place, and its transposed accumulator is read too: that must see the old values.
+/// A dot accumulates in place, and another op reads the transposed accumulator: it must observe the old values.
 #[test]
 fn products_in_loops_do_not_overwrite_what_is_read() {
     let text = format!(

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ir::{BinaryOp, CmpOp, UnaryOp};
 
-/// Edge values and random ones, `len` in all.
+/// `len` edge values and random values.
 fn samples(elem: DType, len: usize, seed: u64) -> Data {
     let mut data = Data::random(elem, len, seed);
     let edges: Vec<u64> = if elem.is_float() {
@@ -15,7 +15,7 @@ fn samples(elem: DType, len: usize, seed: u64) -> Data {
         let (low, high) = num::int_range(elem);
         [0, 1, -1, 2, 7, -8, low, high, high - 1].into_iter().map(|x| num::encode_int(elem, x)).collect()
     };
-    // Places that move with the seed, so that edges of different operands meet.
+    // The positions of edge values depend on the seed, so that edges of different operands coincide.
     let mut random = Random(seed ^ 0xabcd);
     for i in 0..len {
         if random.next().is_multiple_of(2) {
@@ -47,7 +47,7 @@ fn allowed(op: BinaryOp, d: DType) -> bool {
         | BinaryOp::Min
         | BinaryOp::Max => d != DType::Bool,
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => !d.is_float(),
-        BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => d.is_int(),
+        BinaryOp::CeilDiv | BinaryOp::Shl | BinaryOp::Shr | BinaryOp::MulHi => d.is_int(),
     }
 }
 
@@ -98,7 +98,7 @@ fn unary_functions_agree_on_every_type() {
                 store_dense("y", &[n], d, "%r"),
             );
             let buffers = [samples(d, n, 5), Data::poison(d, n)];
-            // One place in the last digit, from polynomials that are not correctly rounded.
+            // About one unit in the last place: the polynomials are not correctly rounded.
             let tolerance = match d {
                 DType::F64 => Tolerance::Near { relative: 1e-15, floor: 1e-300 },
                 DType::F32 => Tolerance::Near { relative: 4e-7, floor: 1e-37 },
@@ -130,7 +130,7 @@ fn casts_agree_between_all_types() {
 
 #[test]
 fn narrow_floats_round_to_nearest_even() {
-    // Every f32 with few bits around the ties of each format.
+    // Random f32 with few significant bits, many of them ties of each format.
     for to in [DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2] {
         let n = 4096;
         let mut random = Random(9);

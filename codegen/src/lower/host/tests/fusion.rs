@@ -1,4 +1,4 @@
-//! Whole kernels: fusion, buffers shared over time, carried tiles, masks at odd boundaries.
+//! Whole kernels: fusion, reuse of buffers, carried tiles, masks at odd boundaries.
 
 use super::kernels::{argmax, attention, cumsum, matmul, matmul_by_pointers, softmax, weighted_sum};
 use super::*;
@@ -80,7 +80,7 @@ fn attention_with_and_without_mask() {
     }
 }
 
-/// Keeps the LLVM IR that a compilation passes on.
+/// Keeps the LLVM IR of a compilation.
 struct KeepIr(String);
 
 impl Observer for KeepIr {

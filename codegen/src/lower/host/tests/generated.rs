@@ -1,4 +1,4 @@
-//! Random programs: interpreter against native code.
+//! Random programs: compares native code with the interpreter.
 
 use super::*;
 use crate::testgen::check::run_native;
@@ -27,7 +27,8 @@ proptest! {
     }
 }
 
-/// Programs that have been wrong once, by masked vector loads on AVX2 and by minima of a NaN and a number.
+/// Regression tests: programs that were miscompiled once, by masked vector loads on AVX2 and by minima of a NaN and a
+/// number.
 #[test]
 fn programs_of_old_faults_agree() {
     for (seed, size) in [(995, 39), (1785, 29), (2708, 32), (2882, 6)] {

@@ -1,4 +1,4 @@
-//! Kernels of realistic shape, made with the builder.
+//! Kernels of realistic shape, built with the IR builder.
 
 use crate::ir::*;
 
@@ -20,7 +20,7 @@ impl Kernel {
         self.arg(name, Type::scalar(DType::I64), None)
     }
 
-    /// An integer that is known to be 1.
+    /// An integer argument that is specialized to 1.
     pub fn one(&mut self, name: &str) -> Value {
         self.arg(name, Type::scalar(DType::I64), Some(1))
     }
@@ -127,7 +127,7 @@ pub fn softmax(rows_tile: usize, columns_tile: usize) -> Func {
     })
 }
 
-/// Index of each row's largest element, the first of equal ones; arguments x y rows columns.
+/// Index of each row's maximum, the first of equal ones; arguments x y rows columns.
 pub fn argmax(rows_tile: usize, columns_tile: usize) -> Func {
     over_rows("argmax", DType::I32, rows_tile, columns_tile, |b, x| {
         let index = b.arange(0, columns_tile as i64);
@@ -144,14 +144,15 @@ pub fn argmax(rows_tile: usize, columns_tile: usize) -> Func {
     })
 }
 
-/// Running sums along rows; arguments x y rows columns.
+/// Prefix sums along rows; arguments x y rows columns.
 pub fn cumsum(rows_tile: usize, columns_tile: usize) -> Func {
     over_rows("cumsum", DType::F32, rows_tile, columns_tile, |b, x| {
         b.scan(&[x], 1, false, |b, l, r| vec![b.binary(BinaryOp::Add, l[0], r[0])])[0]
     })
 }
 
-/// A kernel that computes `make`'s tile from a tile of whole rows of `x` and writes it to `y`: a number a row, or a row.
+/// A kernel that computes `make`'s tile from a tile of whole rows of `x` and writes it to `y`: one number or one row
+/// per row.
 fn over_rows(
     name: &str,
     result: DType,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::ir::{DType, UnaryOp};
 
-/// Largest distance, in units of the last place of the exact result, over `values`.
+/// The maximum error over `values`, in units in the last place of the exact result.
 fn worst(op: UnaryOp, values: &[f32]) -> f64 {
     let n = values.len();
     let text = format!(
@@ -23,7 +23,7 @@ fn worst(op: UnaryOp, values: &[f32]) -> f64 {
             let rounded = exact as f32;
             if rounded.is_infinite() || rounded.is_nan() || rounded == 0.0 {
                 let same = y == rounded as f64 || (y.is_nan() && rounded.is_nan());
-                // The largest finite number is as good where the exact value is within an ulp of the limit.
+                // The largest finite number is accepted where the exact value is within one ulp of the limit.
                 assert!(same || (rounded == 0.0 && y.abs() < 2e-45), "{}({x:e}) = {rounded:e}, got {y:e}", op.name());
                 continue;
             }

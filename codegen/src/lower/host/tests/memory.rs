@@ -31,7 +31,7 @@ fn views_agree_at_every_boundary() {
             ("[0, 1]", 2, 3, 0, 0),
             ("[0, 1]", 20, 40, 30, 0),
             ("[0, 1]", 0, 0, 0, 0),
-            // Extents below zero are empty, and nothing wraps around to the inside.
+            // Negative extents are empty: no index wraps around into bounds.
             ("[0, 1]", -1, 40, 3, 5),
             ("[0, 1]", 20, -7, 3, 5),
             ("[0, 1]", i64::MIN, i64::MIN + 5, 0, 0),
@@ -102,7 +102,7 @@ fn pointers_agree_under_masks() {
 
 #[test]
 fn a_store_does_not_overtake_a_load() {
-    // y[i + 1] = x[i] with x and y in one buffer: the load comes first as a whole. Then a second load sees the store.
+    // y[i + 1] = x[i] with x and y in one buffer: the whole load precedes the store. A second load observes the store.
     let text = "kernel @k(%x: ptr<i32>, %y: ptr<i32>) {
   %i = arange {start = 0, end = 64} : tensor<64xi32>
   %xs = splat %x : tensor<64xptr<i32>>
@@ -148,7 +148,7 @@ fn atomics_give_the_old_value() {
             if (bitwise && d.is_float()) || (op != AtomicOp::Add && d.bits() < 32) {
                 continue;
             }
-            // Several lanes share an address.
+            // Several lanes have the same address.
             let text = format!(
                 "kernel @k(%x: ptr<{d}>, %a: ptr<{d}>, %y: ptr<{d}>) {{
 {}  %i = arange {{start = 0, end = 32}} : tensor<32xi32>

@@ -1,4 +1,4 @@
-//! Native code against the interpreter: every op, every element type, odd boundaries.
+//! Compares native code with the interpreter: every op, every element type, odd boundaries.
 
 mod control;
 mod elementwise;
@@ -28,7 +28,7 @@ pub enum Input {
     Float(f64),
 }
 
-/// A buffer's elements as the interpreter stores them.
+/// The elements of a buffer, as the interpreter stores them.
 #[derive(Clone, Debug)]
 pub struct Data {
     pub elem: DType,
@@ -57,7 +57,7 @@ impl Data {
         Data { elem, bits }
     }
 
-    /// Elements that no kernel should leave there.
+    /// Elements that every kernel must overwrite.
     pub fn poison(elem: DType, len: usize) -> Data {
         let bits = match elem {
             DType::Bool => 1,
@@ -101,7 +101,7 @@ impl Random {
     }
 }
 
-/// Machines that tests compile for: this one, and it without its wider vectors.
+/// The machines that tests compile for: this one, and this one without its wider vectors.
 pub fn machines() -> Vec<HostCpu> {
     let native = HostCpu::native();
     let mut list = vec![native.clone()];
@@ -135,7 +135,7 @@ unsafe extern "C" fn record_failure(message: *const c_char, pid: *const [i32; 3]
     OUTPUT.with_borrow_mut(|o| o.push(format!("{pid:?} {message}")));
 }
 
-/// What the hooks have received on this thread since the last call.
+/// The output of the hooks on this thread since the last call.
 pub fn output() -> Vec<String> {
     OUTPUT.take()
 }
@@ -146,13 +146,13 @@ pub fn read(text: &str) -> Func {
     func
 }
 
-/// Native code by way of the whole pipeline, as users get it.
+/// Compiles native code by the whole pipeline, as users do.
 pub fn compile(func: &Func, cpu: &HostCpu) -> Artifact {
     compile_host(func, cpu, &CompileOptions::default(), &mut ())
         .unwrap_or_else(|e| panic!("{e}\n{}", crate::text::print(func)))
 }
 
-/// Native code of the function as it stands, without passes before the lowering.
+/// Compiles native code of the function as it is, without passes before the lowering.
 fn compile_plain(func: &Func, cpu: &HostCpu) -> Artifact {
     let module = super::lower(func, cpu, &CompileOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     let object = llvm::object(&module.llvm_ir, cpu, &Opt::host())
@@ -188,12 +188,12 @@ impl Loaded {
     pub fn new(artifact: &Artifact) -> Loaded {
         let Code::Object(object) = &artifact.code else { panic!("host code is an object") };
         let module = JitModule::load(object, &artifact.manifest.entry).unwrap_or_else(|e| panic!("{e}"));
-        // A line more than asked for, to see whether the code stays inside.
+        // One more line than requested, as a guard.
         let lines = artifact.manifest.arena_bytes.div_ceil(64) as usize;
         Loaded { module, arena: vec![GUARD; lines + 1] }
     }
 
-    /// Runs the grid in order; gives the first status that is not 0.
+    /// Runs the grid in order. Returns the first non-zero status.
     pub fn run(&mut self, slots: &[u64], grid: [u32; 3]) -> i32 {
         let hooks = HostHooks { print: record_print, assert_failed: record_failure };
         let args: Vec<*const c_void> = slots.iter().map(|s| s as *const u64 as *const c_void).collect();
@@ -224,7 +224,7 @@ impl Loaded {
     }
 }
 
-/// How closely two results must agree.
+/// The tolerance of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub enum Tolerance {
     /// The same numbers (any NaN is NaN, −0 is +0).
@@ -233,7 +233,7 @@ pub enum Tolerance {
     Near { relative: f64, floor: f64 },
 }
 
-/// Relative tolerance of a dtype for results of several roundings.
+/// The relative tolerance of a type for results of several roundings.
 pub fn near(elem: DType) -> Tolerance {
     let relative = match elem {
         DType::F64 => 1e-12,
@@ -245,8 +245,8 @@ pub fn near(elem: DType) -> Tolerance {
     Tolerance::Near { relative, floor: 1.0 }
 }
 
-/// Runs a kernel through the interpreter and as native code on each machine, and compares every buffer. Gives the
-/// buffers after the run.
+/// Runs a kernel in the interpreter and as native code on each machine, and compares every buffer. Returns the buffers
+/// after the run.
 pub fn check(text: &str, inputs: &[Input], buffers: &[Data], grid: [u32; 3], tolerance: Tolerance) -> Vec<Data> {
     check_func(&read(text), inputs, buffers, grid, tolerance)
 }

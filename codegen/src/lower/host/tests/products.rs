@@ -1,4 +1,4 @@
-//! Products of every shape class and type, with operands under every orientation.
+//! Dots of every shape class and type, with operands in every orientation.
 
 use super::*;
 use crate::ir::DType;

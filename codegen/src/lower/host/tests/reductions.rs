@@ -5,7 +5,7 @@ use crate::ir::{BinaryOp, Builder, CmpOp, DType, Literal, Type, UnaryOp, Value};
 
 use super::kernels::{Kernel, i64_of};
 
-/// A kernel that stores `make`'s tiles, computed from the dense tile `x`, to one output each.
+/// A kernel that stores each of `make`'s tiles, computed from the dense tile `x`, to one output.
 fn kernel(
     elem: DType,
     shape: &[usize],
@@ -81,7 +81,7 @@ fn maximum_of_nans_and_infinities() {
     }
 }
 
-/// Largest element and its lowest index.
+/// The maximum and its lowest index.
 fn argmax(b: &mut Builder, x: Value, axis: usize) -> Vec<Value> {
     let shape = b.func.ty(x).shape().to_vec();
     let mut index = b.arange(0, shape[axis] as i64);
@@ -116,7 +116,8 @@ fn argmax_finds_the_first_of_equals() {
     }
 }
 
-/// Pairs (a, b) stand for x ↦ a·x + b. Applying one after the other is associative, and tells order and direction apart.
+/// Pairs (a, b) represent x ↦ a·x + b. Their composition is associative but not commutative, so that it detects a wrong
+/// order or direction.
 #[test]
 fn scans_go_in_order_both_ways() {
     for shape in SHAPES {
@@ -155,7 +156,7 @@ fn running_sums_and_maxima_of_floats() {
     }
 }
 
-/// Where only some elements are numbers, and where zeros differ in their sign.
+/// Inputs where only some elements are numbers, and zeros of both signs.
 #[test]
 fn extrema_order_zeros_and_pass_over_nans() {
     let rows = [
@@ -184,7 +185,7 @@ fn extrema_order_zeros_and_pass_over_nans() {
     }
 }
 
-/// A sum of products that the lowering does not know as one operation, over several tiles together.
+/// A combining function that is not a single operation, over several tiles together.
 #[test]
 fn closures_reduce_in_lanes() {
     for shape in SHAPES {
@@ -207,7 +208,7 @@ fn closures_reduce_in_lanes() {
     }
 }
 
-/// Mean and variance: one value is used by two reductions, and the mean is spread over its rows.
+/// Mean and variance: two reductions use one value, and the mean is broadcast over its rows.
 #[test]
 fn several_consumers_share_one_computation() {
     let shape = [16, 128];
