@@ -61,7 +61,7 @@ fn run_as<T: Float + Element>(
         tile: cols.next_power_of_two(),
     };
     // A few programs per SM (or CPU thread): enough to hide the latency of memory, few enough to start quickly.
-    let programs = rows.min(8 * device.info().processors as usize);
+    let programs = rows.min(8 * device.info().compute_units as usize);
     kernel.launch(device, programs)?;
     let time = do_bench(device, 10.0, 50.0, || kernel.launch(device, programs))?;
 

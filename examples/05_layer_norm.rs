@@ -27,11 +27,11 @@ pub fn layer_norm_fwd(
     let v = load(x + row * stride + col, mask = mask);
     let mu = sum(v) / n.to::<f32>();
     // Beyond the end of the row v is 0, but v − mu is not: mask it.
-    let centred = where_(mask, v - mu, 0.0);
-    let s = rsqrt(sum(centred * centred) / n.to::<f32>() + eps);
+    let centered = where_(mask, v - mu, 0.0);
+    let s = rsqrt(sum(centered * centered) / n.to::<f32>() + eps);
     store(mean + row, mu);
     store(rstd + row, s);
-    let yt = centred * s * load(w + col, mask = mask) + load(b + col, mask = mask);
+    let yt = centered * s * load(w + col, mask = mask) + load(b + col, mask = mask);
     store(y + row * stride + col, yt, mask = mask);
 }
 
@@ -63,11 +63,11 @@ pub fn layer_norm_bwd(
         let at = row * stride + col;
         let g = load(grad_y + at, mask = mask);
         let s = load(rstd + row);
-        let normed = where_(mask, (load(x + at, mask = mask) - load(mean + row)) * s, 0.0);
+        let x_hat = where_(mask, (load(x + at, mask = mask) - load(mean + row)) * s, 0.0);
         let gw = g * wt;
-        let grad = s * (gw - sum(gw) / count - normed * (sum(gw * normed) / count));
+        let grad = s * (gw - sum(gw) / count - x_hat * (sum(gw * x_hat) / count));
         store(grad_x + at, grad, mask = mask);
-        sum_w += g * normed;
+        sum_w += g * x_hat;
         sum_b += g;
     }
     let at = program_id(0) * stride + col;
@@ -118,7 +118,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let error = check("y", &y.to_vec()?, &want[0])?;
     println!("layer_norm_fwd    {rows} × {n:<22} error {error:<7.1e} {:9.3} ms {:17} {device}", time.median, "");
 
-    let programs = rows.min(2 * device.info().processors as usize);
+    let programs = rows.min(2 * device.info().compute_units as usize);
     let (mut grad_x, mut grad_w, mut grad_b) = (output(rows * n)?, output(n)?, output(n)?);
     let (mut partial_w, mut partial_b) = (output(programs * n)?, output(programs * n)?);
     let mut backward = || -> Result<()> {
@@ -153,13 +153,13 @@ fn reference(x: &[f32], w: &[f32], b: &[f32], grad_y: &[f32], eps: f64) -> [Vec<
         let average = |f: &dyn Fn(usize) -> f64| (0..n).map(f).sum::<f64>() / n as f64;
         let mean = average(&|j| f64::from(row[j]));
         let rstd = 1.0 / (average(&|j| (f64::from(row[j]) - mean).powi(2)) + eps).sqrt();
-        let normed = |j: usize| (f64::from(row[j]) - mean) * rstd;
+        let x_hat = |j: usize| (f64::from(row[j]) - mean) * rstd;
         let gw = |j: usize| f64::from(g[j]) * f64::from(w[j]);
-        let (mean_gw, mean_gwx) = (average(&gw), average(&|j| gw(j) * normed(j)));
+        let (mean_gw, mean_gwx) = (average(&gw), average(&|j| gw(j) * x_hat(j)));
         for j in 0..n {
-            y.push(normed(j) * f64::from(w[j]) + f64::from(b[j]));
-            grad_x.push(rstd * (gw(j) - mean_gw - normed(j) * mean_gwx));
-            grad_w[j] += f64::from(g[j]) * normed(j);
+            y.push(x_hat(j) * f64::from(w[j]) + f64::from(b[j]));
+            grad_x.push(rstd * (gw(j) - mean_gw - x_hat(j) * mean_gwx));
+            grad_w[j] += f64::from(g[j]) * x_hat(j);
             grad_b[j] += f64::from(g[j]);
         }
     }

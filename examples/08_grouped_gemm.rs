@@ -83,7 +83,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     };
     // A launch rejects kernels whose bounds it cannot prove. Here the caller promises them.
     // SAFETY: `starts` and `sizes` were computed together above: the matrices cover exactly `a`, `b` and `c`.
-    let config = unsafe { LaunchConfig::new(device.info().processors).unchecked() };
+    let config = unsafe { LaunchConfig::new(device.info().compute_units).unchecked() };
     kernel.launch_with(device, &config)?;
     let time = do_bench(device, 10.0, 50.0, || kernel.launch_with(device, &config))?;
 

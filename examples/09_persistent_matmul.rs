@@ -62,7 +62,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
         a: &a, b: &b, c: &mut c, m: rows, n: columns, k: depth, m_tile, n_tile, k_tile, group: 8,
     };
     let tiles = m.div_ceil(m_tile) * n.div_ceil(n_tile);
-    let config = LaunchConfig::new(tiles.min(device.info().processors as usize)).num_warps(4).num_stages(3);
+    let config = LaunchConfig::new(tiles.min(device.info().compute_units as usize)).num_warps(4).num_stages(3);
     kernel.launch_with(device, &config)?;
     let time = do_bench(device, 10.0, 50.0, || kernel.launch_with(device, &config))?;
 

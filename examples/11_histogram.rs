@@ -58,7 +58,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     println!("histogram_direct  {shape:<28} exact         {:9.3} ms {:17} {device}", time.median, "");
 
     counts.fill_zero()?;
-    let programs = n.div_ceil(tile).min(4 * device.info().processors as usize);
+    let programs = n.div_ceil(tile).min(4 * device.info().compute_units as usize);
     let mut kernel = HistogramPrivate { x: &x, counts: &mut counts, n: len, tile: 128, bins };
     kernel.launch(device, programs)?;
     check("the private histogram", &counts.to_vec()?, &want)?;

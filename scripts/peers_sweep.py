@@ -53,12 +53,12 @@ def compiled():
     return torch.compile(attention, dynamic=False)
 
 
-def both(function, q, k, v):
+def forward_backward(function, q, k, v):
     q.grad = k.grad = v.grad = None
     function(q, k, v).sum().backward()
 
 
-def warm(part, parts):
+def compile_all(part, parts):
     """Compiles every `parts`-th case, from `part` on, in the order of lengths, so that the processes use much memory only at the end."""
     import torch
 
@@ -68,7 +68,7 @@ def warm(part, parts):
             function = compiled()
             with torch.no_grad():
                 function(q, k, v)
-            both(function, q, k, v)
+            forward_backward(function, q, k, v)
         except torch.OutOfMemoryError:
             pass
         del q, k, v
@@ -96,7 +96,7 @@ def time():
                 out = function(q, k, v)
                 row["bwd_ms"] = round(bench(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)), 4)
                 out = None
-                row["fb_sum_ms"] = round(bench(lambda: both(function, q, k, v)), 4)
+                row["fb_sum_ms"] = round(bench(lambda: forward_backward(function, q, k, v)), 4)
             except torch.OutOfMemoryError as error:
                 row["error"] = f"{type(error).__name__}: {error}"[:90]
             print(json.dumps(row), flush=True)
@@ -106,7 +106,7 @@ def time():
 
 def main():
     if sys.argv[1:2] == ["warm"]:
-        warm(int(sys.argv[2]), int(sys.argv[3]))
+        compile_all(int(sys.argv[2]), int(sys.argv[3]))
         return
     if sys.argv[1:] not in ([], ["sweep"]):
         sys.exit(f"peers_sweep: expected no argument or `sweep`, found {' '.join(sys.argv[1:])}")

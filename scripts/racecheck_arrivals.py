@@ -93,7 +93,7 @@ wait_full:
   add.u32 %at, %at, %buffer;
   ld.shared.u32 %x, [%at];
   add.u32 %sum, %sum, %x;
-GIVE_BACK
+RELEASE
   add.u32 %j, %j, 1;
   setp.lt.u32 %p, %j, STEPS;
   @%p bra consumer;
@@ -104,19 +104,19 @@ GIVE_BACK
 }
 """
 
-WAYS = {
+VARIANTS = {
     "lanes": (32, "  mbarrier.arrive.shared.b64 %state, [%empty];"),
     "leader": (
         1,
-        "  bar.warp.sync 0xffffffff;\n  setp.ne.u32 %p, %lane, 0;\n  @%p bra given;\n"
+        "  bar.warp.sync 0xffffffff;\n  setp.ne.u32 %p, %lane, 0;\n  @%p bra released;\n"
         "  mbarrier.arrive.shared.b64 %state, [%empty];\ngiven:",
     ),
 }
 
 
-def main(way):
-    count, give_back = WAYS[way]
-    text = PTX.replace("COUNT", str(count)).replace("GIVE_BACK", give_back).replace("STEPS", str(STEPS))
+def main(variant):
+    count, release = VARIANTS[variant]
+    text = PTX.replace("COUNT", str(count)).replace("RELEASE", release).replace("STEPS", str(STEPS))
     cuda = ctypes.CDLL("libcuda.so.1")
 
     def call(name, *args):
@@ -143,11 +143,11 @@ def main(way):
     call("cuMemcpyDtoH_v2", found, target, ctypes.c_size_t(128))
     expected = [sum(numbers[32 * j + (lane + 1) % 32] for j in range(STEPS)) for lane in range(32)]
     if list(struct.unpack("32I", found.raw)) != expected:
-        sys.exit(f"racecheck_arrivals: {way}: expected {expected}, found {struct.unpack('32I', found.raw)}")
-    print(f"{way}: sums are correct")
+        sys.exit(f"racecheck_arrivals: {variant}: expected {expected}, found {struct.unpack('32I', found.raw)}")
+    print(f"{variant}: sums are correct")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in WAYS:
-        sys.exit(f"usage: racecheck_arrivals.py {'|'.join(WAYS)}")
+    if len(sys.argv) != 2 or sys.argv[1] not in VARIANTS:
+        sys.exit(f"usage: racecheck_arrivals.py {'|'.join(VARIANTS)}")
     main(sys.argv[1])

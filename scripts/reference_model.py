@@ -59,7 +59,7 @@ class Model:
             y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight
         return y.to(x.dtype)
 
-    def turn(self, x):
+    def rotate(self, x):
         """Rotary position embedding of x [batch, heads, length, d]: rotates pairs of adjacent elements."""
         length = x.shape[2]
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
@@ -67,18 +67,18 @@ class Model:
         return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
     def attention(self, x, name):
-        batch, length, width = x.shape
+        batch, length, d_model = x.shape
         heads, heads_kv = self.config["heads"], self.config["heads_kv"]
-        d = width // heads
+        d = d_model // heads
         qkv = F.linear(x, self.weights[f"{name}.qkv.weight"].to(x.dtype))
         parts = qkv.split([heads * d, heads_kv * d, heads_kv * d], dim=-1)
         q, k, v = (part.reshape(batch, length, -1, d).transpose(1, 2) for part in parts)
-        q, k = self.turn(q), self.turn(k)
+        q, k = self.rotate(q), self.rotate(k)
         k, v = (part.repeat_interleave(heads // heads_kv, dim=1) for part in (k, v))
         scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(d)
-        hidden = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).to(x.dtype)
-        o = (weights @ v).transpose(1, 2).reshape(batch, length, width)
+        mask = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = scores.masked_fill(mask, float("-inf")).softmax(-1).to(x.dtype)
+        o = (weights @ v).transpose(1, 2).reshape(batch, length, d_model)
         return F.linear(o, self.weights[f"{name}.out.weight"].to(x.dtype))
 
     def feed_forward(self, x, name):
@@ -125,7 +125,7 @@ def train(folder, device, dtype, steps):
     header = json.loads(metadata["tilewright"])
     options = header["training"]
     model = Model(header["model"], weights, device)
-    update, learner = optimizer(model, options["learner"]), options["learner"]
+    update = optimizer(model, learner := options.get("trainer") or options["learner"])
     limit = learner["clip"]
     losses = []
     for step, (tokens, targets) in enumerate(zip(batches["inputs"], batches["targets"]), 1):
@@ -164,17 +164,17 @@ def main():
     losses = ours(arguments.log)[: len(theirs)]
     if not theirs or len(losses) != len(theirs):
         sys.exit(f"reference_model: expected as many steps in {arguments.log} as here ({len(theirs)}), found {len(losses)}")
-    apart = [abs(a - b) for a, b in zip(losses, theirs)]
-    worst = max(range(len(apart)), key=apart.__getitem__)
+    differences = [abs(a - b) for a, b in zip(losses, theirs)]
+    worst = max(range(len(differences)), key=differences.__getitem__)
     if arguments.out:
         with open(arguments.out, "w") as file:
             json.dump({"tilewright": losses, "pytorch": theirs}, file)
     print(
         f"{len(theirs)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}; PyTorch {torch.__version__} on {arguments.device}: "
-        f"{theirs[0]:.4f} to {theirs[-1]:.4f}; at most {apart[worst]:.2e} apart (step {worst + 1}, tolerance {arguments.tolerance:g})"
+        f"{theirs[0]:.4f} to {theirs[-1]:.4f}; at most {differences[worst]:.2e} apart (step {worst + 1}, tolerance {arguments.tolerance:g})"
     )
     # Also true for NaN.
-    if not apart[worst] <= arguments.tolerance:
+    if not differences[worst] <= arguments.tolerance:
         sys.exit(1)
 
 

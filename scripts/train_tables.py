@@ -19,7 +19,7 @@ from pathlib import Path
 failed = []
 
 
-def verdict(good, what):
+def check(good, what):
     print(f"{'ok  ' if good else 'NOT '} {what}")
     if not good:
         failed.append(what)
@@ -30,10 +30,10 @@ def losses(folder):
     return [line["loss"] for line in lines if line["what"] == "step"]
 
 
-def apart(a, b):
+def differences(a, b):
     """The absolute difference of each step; infinity for NaN."""
-    differences = [abs(x - y) for x, y in zip(a, b, strict=True)]
-    return [math.inf if math.isnan(d) else d for d in differences]
+    values = [abs(x - y) for x, y in zip(a, b, strict=True)]
+    return [math.inf if math.isnan(d) else d for d in values]
 
 
 def curves(folder):
@@ -43,15 +43,15 @@ def curves(folder):
     steps = len(f32["naive"])
     print(f"{steps} steps; f32 flash {f32['flash'][0]:.4f} to {f32['flash'][-1]:.4f}, bf16 {bf16['flash'][0]:.4f} to {bf16['flash'][-1]:.4f}")
     for a, b in (("naive", "tiled"), ("naive", "flash"), ("tiled", "flash")):
-        worst = max(apart(f32[a], f32[b]))
-        verdict(worst <= 1e-4, f"f32: {a} and {b} at most {worst:.2e} apart (1e-4)")
-    worst = max(apart(f32["flash"], losses(Path(folder) / "tf32x3-flash")))
-    verdict(worst <= 1e-4, f"f32 flash: dots in IEEE f32 and in tf32x3 at most {worst:.2e} apart (1e-4)")
+        worst = max(differences(f32[a], f32[b]))
+        check(worst <= 1e-4, f"f32: {a} and {b} at most {worst:.2e} apart (1e-4)")
+    worst = max(differences(f32["flash"], losses(Path(folder) / "tf32x3-flash")))
+    check(worst <= 1e-4, f"f32 flash: dots in IEEE f32 and in tf32x3 at most {worst:.2e} apart (1e-4)")
     # Averaged over steps: the seeds of one step may agree by chance.
     spread = sum(max(step) - min(step) for step in zip(*seeds)) / steps
     for kind in kinds:
-        mean = sum(apart(bf16[kind], f32[kind])) / steps
-        verdict(mean <= spread, f"bf16 {kind}: {mean:.2e} from f32 on average, spread of {len(seeds)} seeds {spread:.2e}")
+        mean = sum(differences(bf16[kind], f32[kind])) / steps
+        check(mean <= spread, f"bf16 {kind}: {mean:.2e} from f32 on average, spread of {len(seeds)} seeds {spread:.2e}")
 
 
 NAMES = {"2.7b": "2.7B", "fp32": "f32"}
@@ -89,7 +89,7 @@ def model(*files):
         ratios = "  ".join(f"{name} {a / b:.2f}" for name, (a, b) in zip(("time", "memory"), both) if a and b)
         print(f"{key[0]:7}{key[1]:7}{key[2]:10}" + "".join(f"{cell(kind):>20}" for kind in kinds) + f"  {ratios}")
         if "replay failed" in row:
-            verdict(False, f"{key}: the CUDA graph was not replayed")
+            check(False, f"{key}: the CUDA graph was not replayed")
     for note in notes:
         if "not replayed" in note:
             print(note)
@@ -102,11 +102,11 @@ def sums(*folders):
             for table in report.get("tables", []) if isinstance(report, dict) else []:
                 if table["name"] == "phases":
                     share = next(row["share_percent"] for row in table["rows"] if row["phase"] == "sum")
-                    verdict(abs(share - 100) <= 3, f"{folder.name}: phases are {share:.2f} % of the measured step")
+                    check(abs(share - 100) <= 3, f"{folder.name}: phases are {share:.2f} % of the measured step")
                 for note in table.get("notes", []):
                     if found := re.search(r"the events explain ([-\d.]+) %", note):
                         share = float(found[1])
-                        verdict(abs(share - 100) <= 1, f"{folder.name}, {table['name']}: events are {share:.2f} % of the pool's peak")
+                        check(abs(share - 100) <= 1, f"{folder.name}, {table['name']}: events are {share:.2f} % of the pool's peak")
 
 
 def dist_ddp(name, rows):
@@ -127,7 +127,7 @@ def dist_ddp(name, rows):
             print(f"  {mb} MB, {wire}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, ratio {copies / nccl:.3f}")
     bucketed = [row["of_none"] for row in rows if row["form"] == "bucketed"]
     if bucketed:
-        verdict(min(bucketed) <= 1.05, f"{name}: the best bucketed step takes {min(bucketed):.3f} of the step without communication (1.05)")
+        check(min(bucketed) <= 1.05, f"{name}: the best bucketed step takes {min(bucketed):.3f} of the step without communication (1.05)")
 
 
 def dist_shard(name, rows):
@@ -135,9 +135,9 @@ def dist_shard(name, rows):
     for row in rows:
         print(f"  {name}: {row['optimizer_state']}: step {row['step_ms']:.2f} ms, {row['step_ms'] / whole:.3f} of that with unsharded state")
         if row["optimizer_state"].endswith("ZeRO-1"):
-            verdict(row["step_ms"] <= 1.05 * whole, f"{name}: the ZeRO-1 step takes {row['step_ms'] / whole:.3f} of the step with unsharded state (1.05)")
+            check(row["step_ms"] <= 1.05 * whole, f"{name}: the ZeRO-1 step takes {row['step_ms'] / whole:.3f} of the step with unsharded state (1.05)")
             saved = row["saved_mb"] / row["saved_predicted_mb"]
-            verdict(abs(saved - 1) <= 0.03, f"{name}: ZeRO-1 saves {saved:.3f} of the predicted memory (0.97 to 1.03)")
+            check(abs(saved - 1) <= 0.03, f"{name}: ZeRO-1 saves {saved:.3f} of the predicted memory (0.97 to 1.03)")
 
 
 def dist(*files):
@@ -168,7 +168,7 @@ def weights(alone, *folders):
             scale = max(map(abs, right))
             difference = max((math.inf if x != x else abs(x - y) for x, y in zip(found[name], right, strict=True)), default=0.0)
             worst = max(worst, (difference / scale, name))
-        verdict(worst[0] <= 1e-6, f"{Path(folder).name}: weights differ by at most {worst[0]:.2e} of the largest weight ({worst[1]}; 1e-6)")
+        check(worst[0] <= 1e-6, f"{Path(folder).name}: weights differ by at most {worst[0]:.2e} of the largest weight ({worst[1]}; 1e-6)")
 
 
 if __name__ == "__main__":

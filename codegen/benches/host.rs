@@ -16,9 +16,9 @@ fn main() {
     let peak = peak_flops(&cpu);
     println!("peak FMA rate: {:.1} GFLOP/s", peak / 1e9);
     for (m, n, k) in [(64, 64, 64), (128, 128, 64), (64, 128, 128), (128, 64, 32)] {
-        product(&cpu, peak, m, n, k);
+        matmul(&cpu, peak, m, n, k);
     }
-    product_by_pointers(&cpu, peak);
+    matmul_by_pointers(&cpu, peak);
     for transposed in [true, false] {
         for causal in [false, true] {
             attention(&cpu, peak, DType::F32, transposed, causal);
@@ -138,7 +138,7 @@ fn noise(len: usize) -> Vec<f32> {
         .collect()
 }
 
-fn product(cpu: &HostCpu, peak: f64, bm: usize, bn: usize, bk: usize) {
+fn matmul(cpu: &HostCpu, peak: f64, bm: usize, bn: usize, bk: usize) {
     let (m, n, k) = (512, 512, 512);
     let mut kernel = Kernel::new(&kernels::matmul(DType::F32, bm, bn, bk), cpu);
     let (mut a, mut b, mut c) = (noise(m * k), noise(k * n), vec![0f32; m * n]);
@@ -153,7 +153,7 @@ fn product(cpu: &HostCpu, peak: f64, bm: usize, bn: usize, bk: usize) {
     );
 }
 
-fn product_by_pointers(cpu: &HostCpu, peak: f64) {
+fn matmul_by_pointers(cpu: &HostCpu, peak: f64) {
     let n = 512;
     let mut kernel = Kernel::new(&kernels::matmul_by_pointers(64, 64, 64), cpu);
     let (mut a, mut b, mut c) = (noise(n * n), noise(n * n), vec![0f32; n * n]);

@@ -46,7 +46,7 @@ impl Diagnostic {
         let title = Level::ERROR.primary_title(&*self.message);
         let mut group = Group::with_title(title);
         let line = source.and_then(|s| s.lines().nth((self.loc.line as usize).checked_sub(1)?));
-        let span = line.and_then(|line| marked(line, self.loc.column));
+        let span = line.and_then(|line| token_span(line, self.loc.column));
         match (line, span) {
             (Some(line), Some(span)) => {
                 group = group.element(
@@ -78,7 +78,7 @@ impl Diagnostic {
 }
 
 /// Byte range of the word or operator that starts at a 1-based column.
-fn marked(line: &str, column: u32) -> Option<std::ops::Range<usize>> {
+fn token_span(line: &str, column: u32) -> Option<std::ops::Range<usize>> {
     let start = line.char_indices().map(|(i, _)| i).nth((column as usize).checked_sub(1)?)?;
     let rest = &line[start..];
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -102,15 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_marked_text_is_a_word_or_an_operator() {
-        assert_eq!(marked("    acc += sum(x)", 9), Some(8..10));
-        assert_eq!(marked("    acc += sum(x)", 12), Some(11..14));
-        assert_eq!(marked("é + (b)", 5), Some(5..6));
-        assert_eq!(marked("short", 9), None);
+    fn token_span_covers_a_word_or_an_operator() {
+        assert_eq!(token_span("    acc += sum(x)", 9), Some(8..10));
+        assert_eq!(token_span("    acc += sum(x)", 12), Some(11..14));
+        assert_eq!(token_span("é + (b)", 5), Some(5..6));
+        assert_eq!(token_span("short", 9), None);
     }
 
     #[test]
-    fn without_source_the_place_and_all_sentences_remain() {
+    fn rendering_without_source_keeps_location_and_notes() {
         let loc = Loc { file: "k.rs".into(), line: 3, column: 7 };
         let text = Diagnostic::new("shapes differ", loc).label("here").note("a").help("b").to_string();
         for part in ["error: shapes differ", "k.rs:3:7", "here", "note: a", "help: b"] {

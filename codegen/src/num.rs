@@ -47,7 +47,7 @@ impl Format {
     }
 
     /// Magnitude bits of the first non-finite value: infinity, or e4m3's NaN.
-    fn first_beyond(&self) -> u64 {
+    fn first_non_finite(&self) -> u64 {
         if self.has_infinity { ((1 << self.exponent_bits) - 1) << self.mantissa_bits } else { self.sign_bit() - 1 }
     }
 
@@ -59,12 +59,12 @@ impl Format {
 
     /// Magnitude bits of the largest number that encoding produces.
     fn limit(&self) -> u64 {
-        self.first_beyond() - u64::from(self.saturates())
+        self.first_non_finite() - u64::from(self.saturates())
     }
 
     /// The quiet NaN that encoding produces: all ones in 8 bits, as in PTX.
     fn nan(&self) -> u64 {
-        if self.saturates() { self.sign_bit() - 1 } else { self.first_beyond() | 1 << (self.mantissa_bits - 1) }
+        if self.saturates() { self.sign_bit() - 1 } else { self.first_non_finite() | 1 << (self.mantissa_bits - 1) }
     }
 }
 
@@ -85,8 +85,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
         other => float_format(other),
     };
     let magnitude = bits & (f.sign_bit() - 1);
-    let value = if magnitude >= f.first_beyond() {
-        if f.has_infinity && magnitude == f.first_beyond() { f64::INFINITY } else { f64::NAN }
+    let value = if magnitude >= f.first_non_finite() {
+        if f.has_infinity && magnitude == f.first_non_finite() { f64::INFINITY } else { f64::NAN }
     } else {
         let field = (magnitude >> f.mantissa_bits) as i32;
         let fraction = magnitude & ((1 << f.mantissa_bits) - 1);
@@ -167,7 +167,7 @@ pub fn int_range(dtype: DType) -> (i128, i128) {
 }
 
 /// An integer as f64, rounded to odd: encoding the result rounds as if from the integer.
-fn odd_f64(value: i128) -> f64 {
+fn round_to_odd(value: i128) -> f64 {
     let magnitude = value.unsigned_abs();
     let excess = (128 - magnitude.leading_zeros()).saturating_sub(53);
     let kept = magnitude >> excess;
@@ -190,7 +190,7 @@ pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
         (false, true) => {
             let value = decode_int(from, bits);
             // Conversion to f64 rounds once; every other format is narrow enough for the rounding to odd to suffice.
-            if to == DType::F64 { (value as f64).to_bits() } else { encode(to, odd_f64(value)) }
+            if to == DType::F64 { (value as f64).to_bits() } else { encode(to, round_to_odd(value)) }
         }
         (false, false) => encode_int(to, decode_int(from, bits)),
     }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     /// `cvt.rn.satfinite` by definition: the nearest finite number, the even one of two, by exhaustive search.
-    fn nearest_of_8_bits(dtype: DType, x: f64) -> u64 {
+    fn nearest_fp8(dtype: DType, x: f64) -> u64 {
         if x.is_nan() {
             return 0x7f;
         }
@@ -291,12 +291,12 @@ mod tests {
     }
 
     #[test]
-    fn eight_bits_saturate_whatever_they_come_from() {
+    fn fp8_conversions_saturate() {
         for to in [DType::F8E4M3, DType::F8E5M2] {
             for from in [DType::F16, DType::BF16] {
                 for bits in 0..1 << 16 {
                     let x = decode(from, bits);
-                    assert_eq!(convert(from, to, bits), nearest_of_8_bits(to, x), "{from} {bits:#x} = {x} to {to}");
+                    assert_eq!(convert(from, to, bits), nearest_fp8(to, x), "{from} {bits:#x} = {x} to {to}");
                 }
             }
         }
@@ -344,17 +344,17 @@ mod tests {
     fn exact_f16_fma(a: f16, b: f16, c: f16) -> f64 {
         let fixed = |x: f16| (x.to_f64() * 2f64.powi(24)) as i128;
         let sum = fixed(a) * fixed(b) + (fixed(c) << 24);
-        odd_f64(sum) * 2f64.powi(-48)
+        round_to_odd(sum) * 2f64.powi(-48)
     }
 
     proptest! {
         #[test]
-        fn eight_bits_are_the_nearest_of_any_float(bits in any::<u64>(), near in 0..0x100u64, off in -2i64..=2) {
+        fn fp8_encoding_rounds_to_nearest(bits in any::<u64>(), near in 0..0x100u64, off in -2i64..=2) {
             for to in [DType::F8E4M3, DType::F8E5M2] {
                 let tie = (decode(to, near) + decode(to, near ^ 1)) / 2.0;
                 let around = f64::from_bits(tie.to_bits().wrapping_add_signed(off));
                 for x in [f64::from_bits(bits), f64::from(f32::from_bits(bits as u32)), around] {
-                    prop_assert_eq!(encode(to, x), nearest_of_8_bits(to, x), "{} to {}", x, to);
+                    prop_assert_eq!(encode(to, x), nearest_fp8(to, x), "{} to {}", x, to);
                 }
             }
         }

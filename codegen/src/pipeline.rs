@@ -8,9 +8,9 @@ use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
 use crate::lower::{self, Unsupported};
 use crate::passes::{
-    assign_layouts, canonicalize, carried, carried_offsets, cse, dce, defer_sums, delay_waits, direct_local_loads,
-    early_arrivals, hoist_buffers, join_reductions, licm, order_products, pipeline_loads, resolve_views, rotate_loops,
-    skew_products, specialize_warps, split_masks, take_turns,
+    assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits, direct_local_loads,
+    early_release, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots, pingpong, pipeline_loads,
+    resolve_views, rotate_loops, skew_dots, specialize_warps, split_loops,
 };
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
@@ -53,20 +53,20 @@ pub const PASS_NAMES: &[&str] = &[
     "carried_offsets",
     "resolve_views",
     "canonicalize",
-    "carried",
+    "fold_carried",
     "cse",
     "licm",
-    "split_masks",
+    "split_loops",
     "dce",
     "assign_layouts",
-    "licm_laid",
-    "cse_laid",
-    "dce_laid",
-    "defer_sums",
-    "join_reductions",
+    "licm_layout",
+    "cse_layout",
+    "dce_layout",
+    "defer_reductions",
+    "fuse_reductions",
     "hoist_buffers",
-    "order_products",
-    "skew_products",
+    "order_dots",
+    "skew_dots",
     "specialize_warps",
     "pipeline_loads",
     "rotate_loops",
@@ -74,8 +74,8 @@ pub const PASS_NAMES: &[&str] = &[
     "dce_async",
     "delay_waits",
     "direct_local_loads",
-    "early_arrivals",
-    "take_turns",
+    "early_release",
+    "pingpong",
 ];
 
 impl Pipeline<'_> {
@@ -105,8 +105,8 @@ impl Pipeline<'_> {
         self.pass("canonicalize", Stage::Tile, |f| {
             canonicalize::run(f);
         });
-        self.pass("carried", Stage::Tile, |f| {
-            carried::run(f);
+        self.pass("fold_carried", Stage::Tile, |f| {
+            fold_carried::run(f);
         });
         self.pass("cse", Stage::Tile, |f| {
             cse::run(f);
@@ -114,8 +114,8 @@ impl Pipeline<'_> {
         self.pass("licm", Stage::Tile, |f| {
             licm::run(f);
         });
-        self.pass("split_masks", Stage::Tile, |f| {
-            split_masks::run(f);
+        self.pass("split_loops", Stage::Tile, |f| {
+            split_loops::run(f);
         });
         self.pass("dce", Stage::Tile, |f| {
             dce::run(f);
@@ -140,25 +140,25 @@ pub fn compile(
 pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &mut dyn Observer) -> Func {
     let mut p = Pipeline { func: func.clone(), observer };
     p.tile_passes();
-    p.pass("assign_layouts", Stage::Laid, |f| assign_layouts::run(f, arch, options));
+    p.pass("assign_layouts", Stage::Layout, |f| assign_layouts::run(f, arch, options));
     // Moves layout conversions of loop-invariant tiles out of loops.
-    p.pass("licm_laid", Stage::Laid, |f| {
+    p.pass("licm_layout", Stage::Layout, |f| {
         licm::run(f);
     });
-    p.pass("cse_laid", Stage::Laid, |f| {
+    p.pass("cse_layout", Stage::Layout, |f| {
         cse::run(f);
     });
-    p.pass("dce_laid", Stage::Laid, |f| {
+    p.pass("dce_layout", Stage::Layout, |f| {
         dce::run(f);
     });
-    p.pass("defer_sums", Stage::Laid, defer_sums::run);
-    p.pass("join_reductions", Stage::Laid, join_reductions::run);
-    p.pass("hoist_buffers", Stage::Laid, hoist_buffers::run);
-    p.pass("order_products", Stage::Laid, order_products::run);
-    p.pass("skew_products", Stage::Laid, |f| skew_products::run(f, options));
-    let mut refused = None;
-    p.pass("specialize_warps", Stage::Async, |f| refused = specialize_warps::run(f, arch, options).err());
-    if let Some(reason) = refused {
+    p.pass("defer_reductions", Stage::Layout, defer_reductions::run);
+    p.pass("fuse_reductions", Stage::Layout, fuse_reductions::run);
+    p.pass("hoist_buffers", Stage::Layout, hoist_buffers::run);
+    p.pass("order_dots", Stage::Layout, order_dots::run);
+    p.pass("skew_dots", Stage::Layout, |f| skew_dots::run(f, options));
+    let mut fallback_reason = None;
+    p.pass("specialize_warps", Stage::Async, |f| fallback_reason = specialize_warps::run(f, arch, options).err());
+    if let Some(reason) = fallback_reason {
         p.observer.note(&format!("warp specialization is requested but not applied: {reason}"));
     }
     p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
@@ -170,10 +170,10 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
         dce::run(f);
     });
     let f32_in_flight = options.schedule.overlap != Some(false);
-    p.pass("delay_waits", Stage::Async, |f| delay_waits::run_for(f, f32_in_flight));
+    p.pass("delay_waits", Stage::Async, |f| delay_waits::run_with(f, f32_in_flight));
     p.pass("direct_local_loads", Stage::Async, direct_local_loads::run);
-    p.pass("early_arrivals", Stage::Async, early_arrivals::run);
-    p.pass("take_turns", Stage::Async, |f| take_turns::run(f, options));
+    p.pass("early_release", Stage::Async, early_release::run);
+    p.pass("pingpong", Stage::Async, |f| pingpong::run(f, options));
     p.func
 }
 
@@ -237,7 +237,7 @@ pub fn check(func: &Func, options: &CompileOptions) -> Result<(), Unsupported> {
 
 /// Resources that a kernel needs per thread of an NVIDIA GPU, estimated from its IR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Demand {
+pub struct ResourceEstimate {
     /// Estimated maximum of live registers for tiles.
     pub registers: u32,
     /// Registers available to a thread.
@@ -250,13 +250,13 @@ pub struct Demand {
 /// the driver compiles it for many seconds.
 const MAX_MULTIPLY_ADDS: u64 = 16384;
 
-impl Demand {
+impl ResourceEstimate {
     /// The reason to reject the kernel before the driver compiles it; `None` where it may be worthwhile. Errs on the
     /// side of the kernel: by this estimate, FlashAttention's tiles need up to 260 of 255 registers and norms' up to
     /// 330, and ptxas allocates all or nearly all of them. With half as many again as there are, spills take tens of
     /// kilobytes.
-    pub fn excess(&self) -> Option<String> {
-        let Demand { registers, available, multiply_adds } = *self;
+    pub fn over_limit(&self) -> Option<String> {
+        let ResourceEstimate { registers, available, multiply_adds } = *self;
         if registers > available + available / 2 {
             return Some(format!(
                 "its tiles need about {registers} registers per thread, and {available} are available"
@@ -272,22 +272,29 @@ impl Demand {
 ///
 /// # Errors
 /// The feature that the target does not support.
-pub fn demand(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Demand, CompileError> {
+pub fn estimate_resources(
+    func: &Func,
+    arch: GpuArch,
+    options: &CompileOptions,
+) -> Result<ResourceEstimate, CompileError> {
     check(func, options)?;
     check_specialization(func, arch, options)?;
-    let laid = gpu_ir(func, arch, options, &mut ());
+    let gpu_func = gpu_ir(func, arch, options, &mut ());
     let available = registers::available(32 * options.num_warps);
-    Ok(Demand {
-        registers: registers::most_alive(&laid),
+    Ok(ResourceEstimate {
+        registers: registers::max_live(&gpu_func),
         available: options.max_registers.map_or(available, |most| most.min(available)),
-        multiply_adds: registers::multiply_adds(&laid),
+        multiply_adds: registers::multiply_adds(&gpu_func),
     })
 }
 
 /// Rejects a number of warps that warp specialization does not support, where the kernel or the options ask for it.
 fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
     let warps = options.num_warps;
-    if arch < GpuArch::Sm90a || specialize_warps::WARPS.contains(&warps) || !specialize_warps::wanted(func, options) {
+    if arch < GpuArch::Sm90a
+        || specialize_warps::CONSUMER_WARPS.contains(&warps)
+        || !specialize_warps::is_requested(func, options)
+    {
         return Ok(());
     }
     Err(Unsupported {
@@ -313,8 +320,8 @@ pub fn lower_gpu(
 ) -> Result<(Manifest, String), Unsupported> {
     check(func, options)?;
     check_specialization(func, arch, options)?;
-    let laid = gpu_ir(func, arch, options, observer);
-    let module = lower::nvptx::lower(&laid, arch, options)?;
+    let gpu_func = gpu_ir(func, arch, options, observer);
+    let module = lower::nvptx::lower(&gpu_func, arch, options)?;
     observer.llvm_ir(&module.llvm_ir);
     let manifest = Manifest {
         kernel: func.name.clone(),

@@ -18,7 +18,8 @@ pub fn reduce(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> Func {
         let mut at = best.walk().len();
         while at > 0 {
             at = (at - 1).min(best.walk().len().saturating_sub(1));
-            if let Some(next) = without(&best, at).into_iter().find(|f| size(f) < size(&best) && still(f, fails)) {
+            if let Some(next) = without(&best, at).into_iter().find(|f| size(f) < size(&best) && still_fails(f, fails))
+            {
                 best = next;
                 smaller = true;
             }
@@ -32,14 +33,14 @@ fn size(func: &Func) -> usize {
     func.walk().iter().map(|&id| if matches!(func.op(id).op, Op::Constant { .. }) { 1 } else { 4 }).sum()
 }
 
-fn still(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> bool {
+fn still_fails(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> bool {
     verify(func, stage_of(func)).is_ok() && fails(func)
 }
 
 /// Candidates without the op at position `at` of the traversal.
 fn without(func: &Func, at: usize) -> Vec<Func> {
     let Some(&id) = func.walk().get(at) else { return Vec::new() };
-    let (block, place) = func.place(id);
+    let (block, place) = func.op_position(id);
     let mut candidates = Vec::new();
     let mut add = |f: Func| {
         let mut swept = f.clone();
@@ -50,9 +51,9 @@ fn without(func: &Func, at: usize) -> Vec<Func> {
     match func.op(id).op {
         Op::Yield | Op::Condition | Op::Return => return Vec::new(),
         Op::For { .. } => {
-            add(unwrapped(func, id, 0, &[&func.op(id).operands[..1], &func.op(id).operands[3..]].concat()))
+            add(inlined_region(func, id, 0, &[&func.op(id).operands[..1], &func.op(id).operands[3..]].concat()))
         }
-        Op::If => (0..2).for_each(|side| add(unwrapped(func, id, side, &[]))),
+        Op::If => (0..2).for_each(|side| add(inlined_region(func, id, side, &[]))),
         _ => {}
     }
     for from_operands in [true, false] {
@@ -67,7 +68,7 @@ fn without(func: &Func, at: usize) -> Vec<Func> {
 }
 
 /// Replaces an op by the ops of one of its regions, with `params` for the parameters of the region.
-fn unwrapped(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
+fn inlined_region(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
     let mut f = func.clone();
     let data = f.op(id).clone();
     let region = data.regions[region];
@@ -81,7 +82,7 @@ fn unwrapped(func: &Func, id: OpId, region: usize, params: &[Value]) -> Func {
     for (&result, value) in data.results.iter().zip(end) {
         f.replace_uses(result, outside(value));
     }
-    let (block, place) = func.place(id);
+    let (block, place) = func.op_position(id);
     f.block_mut(block).ops.splice(place..=place, ops);
     f
 }
@@ -118,7 +119,7 @@ mod tests {
     use crate::testgen::{Options, program};
 
     #[test]
-    fn only_what_the_failure_needs_is_left() {
+    fn only_ops_that_the_failure_needs_remain() {
         // The function "fails" as long as it has a square root and a store.
         let has = |f: &Func, wanted: fn(&Op) -> bool| f.walk().iter().any(|&id| wanted(&f.op(id).op));
         let fails = |f: &Func| {
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fail_is_given_back() {
+    fn function_that_does_not_fail_is_unchanged() {
         let f = program(1, &Options::default()).func;
         assert_eq!(text::print(&reduce(&f, &mut |_| false)), text::print(&f));
     }

@@ -22,8 +22,8 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// Lists configurations of a kernel, of which a launch uses the best one known: `#[autotune(configs = [Config(tile =
 /// 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
 ///
-/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `bulk_copies`,
-/// `warp_specialize`, `take_turns`, `overlap` and `wgmma_f32`. The key names the arguments on which the best
+/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `tma`,
+/// `warp_specialize`, `pingpong`, `overlap` and `wgmma_f32`. The key names the arguments on which the best
 /// configuration depends: integer arguments by size (the next power of two), constants by value; element types are
 /// always part of it. `default = function` names a function from the problem to the configuration to use without
 /// measurements; without it, the first configuration is used. `tables = TEXTS` gives tables that ship with the kernel.

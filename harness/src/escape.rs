@@ -3,14 +3,14 @@
 use std::fmt::Write;
 
 /// Most characters that are shown of one text, about.
-const MOST: usize = 2000;
+const MAX_CHARS: usize = 2000;
 
 /// `text` with control characters, line ends among them, and characters that reorder or hide others written as escapes
 /// (`\u{1b}`), and cut after 2000 characters. A terminal shows the result as one line, and obeys nothing in it.
 pub fn printable(text: &str) -> String {
     let mut shown = String::new();
     for (i, c) in text.chars().enumerate() {
-        if i == MOST {
+        if i == MAX_CHARS {
             let _ = write!(shown, "... ({} bytes)", text.len());
             break;
         }
@@ -26,7 +26,7 @@ pub fn printable_lines(bytes: &[u8]) -> String {
     for chunk in bytes.utf8_chunks() {
         let invalid = chunk.invalid().iter().map(|byte| Err(*byte));
         for piece in chunk.valid().chars().map(Ok).chain(invalid) {
-            if count == MOST {
+            if count == MAX_CHARS {
                 let _ = write!(shown, "... ({} bytes)", bytes.len());
                 return shown;
             }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_message_moves_the_cursor() {
+    fn control_characters_are_escaped() {
         assert_eq!(printable("blocks.0.norm é 語"), "blocks.0.norm é 語");
         assert_eq!(printable("a\u{1b}[2Jb\r\nc\u{202e}d\u{9b}"), r"a\u{1b}[2Jb\u{d}\u{a}c\u{202e}d\u{9b}");
         let long = printable(&"x".repeat(100_000));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_from_a_network_keep_their_lines_and_nothing_else() {
+    fn line_breaks_of_messages_are_kept() {
         let message = "rank 3: größer als „2“\n  help: it's `--lr`";
         assert_eq!(printable_lines(message.as_bytes()), message);
         assert_eq!(printable_lines(b"\x1b]0;owned\x07\x1b[2J\rx\t"), r"\u{1b}]0;owned\u{7}\u{1b}[2J\u{d}x\u{9}");

@@ -8,7 +8,7 @@
 //! without end, would keep the command for ever.
 //!
 //! Errors never name temporary files: they are nobody's but ours. Whoever writes one holds a lock on it, which ends with the process: what
-//! killed writers leave can be told from what is being written ([`remove_leftovers`]).
+//! killed writers leave can be told from what is being written ([`remove_stale_temporaries`]).
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -55,7 +55,7 @@ pub fn prepare(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     let old = match fs::symlink_metadata(path) {
         Ok(old) if old.is_file() => Some(old),
         Ok(old) if old.is_symlink() => None,
-        Ok(old) => return Err(no_file(old.file_type())),
+        Ok(old) => return Err(not_a_file(old.file_type())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
@@ -88,7 +88,7 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// What the file system says; one that has no locks.
-pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
+pub fn remove_stale_temporaries(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if !entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) || !entry.file_type()?.is_file() {
@@ -107,22 +107,22 @@ pub fn remove_leftovers(folder: &Path) -> io::Result<()> {
 }
 
 /// Puts an empty file into a folder, by which others see whether theirs is the same. It goes with what is returned; if this process is killed, it
-/// is a leftover ([`remove_leftovers`]).
+/// is a leftover ([`remove_stale_temporaries`]).
 ///
 /// # Errors
 /// What the file system says.
-pub fn mark(folder: &Path, number: u64) -> io::Result<tempfile::TempPath> {
-    let path = folder.join(mark_name(number));
+pub fn create_marker(folder: &Path, number: u64) -> io::Result<tempfile::TempPath> {
+    let path = folder.join(marker_name(number));
     File::create_new(&path)?;
     tempfile::TempPath::try_from_path(path)
 }
 
 /// Whether the mark of this number is in a folder.
-pub fn is_marked(folder: &Path, number: u64) -> bool {
-    folder.join(mark_name(number)).exists()
+pub fn has_marker(folder: &Path, number: u64) -> bool {
+    folder.join(marker_name(number)).exists()
 }
 
-fn mark_name(number: u64) -> String {
+fn marker_name(number: u64) -> String {
     format!("{PREFIX}{number:016x}")
 }
 
@@ -188,7 +188,7 @@ enum Stream {
 
 impl Target {
     fn of(path: &Path) -> io::Result<Target> {
-        let last = follow(path)?;
+        let last = resolve_links(path)?;
         if let Some(descriptor) = own_descriptor(&last) {
             return Ok(Target::Stream(Stream::Open(descriptor)));
         }
@@ -222,7 +222,7 @@ impl Stream {
 }
 
 /// Where a path leads when the links at its end are followed, whether or not something is there.
-fn follow(path: &Path) -> io::Result<PathBuf> {
+fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..40 {
         match fs::read_link(&path) {
@@ -276,7 +276,7 @@ fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTe
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).permissions(Permissions::from_mode(mode));
     let made = builder.tempfile_in(folder_of(path)).map_err(|error| {
-        io::Error::new(error.kind(), format!("no file can be made in its folder: {}", nameless(&error)))
+        io::Error::new(error.kind(), format!("no file can be made in its folder: {}", without_temporary_name(&error)))
     })?;
     if let Some(old) = old {
         let permissions = kept_permissions(made.as_file(), old)?;
@@ -359,7 +359,7 @@ impl Identity {
         match fs::metadata(path) {
             Ok(found) => found.is_file().then(|| Identity::There(found.dev(), found.ino())),
             Err(_) => {
-                let path = follow(path).ok()?;
+                let path = resolve_links(path).ok()?;
                 Some(Identity::New(fs::canonicalize(folder_of(&path)).ok()?.join(path.file_name()?)))
             }
         }
@@ -396,7 +396,7 @@ fn open(path: &Path) -> io::Result<File> {
     if kind.is_fifo() && is_anonymous(&file) {
         return blocking(file);
     }
-    Err(no_file(kind))
+    Err(not_a_file(kind))
 }
 
 /// Opens what is at `path`, for reading. Opening a named pipe would wait for whoever writes it otherwise.
@@ -404,7 +404,7 @@ fn open_now(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|error| {
         // A socket cannot be opened: of what it says, nobody would guess that.
         let kind = fs::metadata(path).map(|found| found.file_type());
-        kind.ok().filter(FileTypeExt::is_socket).map_or(error, no_file)
+        kind.ok().filter(FileTypeExt::is_socket).map_or(error, not_a_file)
     })
 }
 
@@ -412,20 +412,20 @@ fn open_now(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// As [`read`]; also pipes of all kinds.
-pub fn open_ordinary(path: &Path) -> io::Result<File> {
+pub fn open_regular(path: &Path) -> io::Result<File> {
     let file = open_now(path)?;
     let kind = file.metadata()?.file_type();
-    if kind.is_file() { Ok(file) } else { Err(no_file(kind)) }
+    if kind.is_file() { Ok(file) } else { Err(not_a_file(kind)) }
 }
 
 /// The contents of an ordinary file that nobody writes meanwhile.
 ///
 /// # Errors
-/// As [`open_ordinary`]; a file that changes while it is read; too little memory for it.
+/// As [`open_regular`]; a file that changes while it is read; too little memory for it.
 pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
-    let mut file = open_ordinary(path)?;
+    let mut file = open_regular(path)?;
     let before = Version::of(&file)?;
-    tilewright::expect_host_memory(before.len as f64).map_err(io::Error::other)?;
+    tilewright::check_host_memory(before.len as f64).map_err(io::Error::other)?;
     let mut contents = Vec::with_capacity(before.len as usize);
     // One that grows without end has an end here.
     (&mut file).take(before.len.saturating_add(1)).read_to_end(&mut contents)?;
@@ -465,7 +465,7 @@ fn changed() -> io::Error {
 }
 
 /// The error of a path where something else than a file is.
-pub(crate) fn no_file(kind: fs::FileType) -> io::Error {
+pub(crate) fn not_a_file(kind: fs::FileType) -> io::Error {
     let what = match kind {
         kind if kind.is_dir() => "it is a folder, expected a file",
         kind if kind.is_fifo() => "it is a pipe, expected a file",
@@ -494,13 +494,13 @@ fn is_anonymous(pipe: &File) -> bool {
 /// What the file system says, with the folder that it would be in.
 pub fn temporary_folder() -> io::Result<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| {
-        let (why, place) = (nameless(&error), std::env::temp_dir());
+        let (why, place) = (without_temporary_name(&error), std::env::temp_dir());
         io::Error::new(error.kind(), format!("no folder can be made in {}: {why}", place.display()))
     })
 }
 
 /// What the system said, in an error of the library that also names its temporary file, which nobody asked for.
-fn nameless(error: &io::Error) -> String {
+fn without_temporary_name(error: &io::Error) -> String {
     let text = error.to_string();
     text.split_once(" at path ").map_or(text.as_str(), |(why, _)| why).to_string()
 }

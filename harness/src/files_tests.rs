@@ -25,7 +25,7 @@ fn fifo(path: &Path) {
 }
 
 #[test]
-fn a_failed_write_leaves_what_was_there_and_nothing_else() {
+fn a_failed_write_keeps_the_old_file() {
     let (dir, path) = with_file();
     let failed = replace(&path, |file| {
         file.write_all(&[7; 3 << 20])?;
@@ -40,7 +40,7 @@ fn a_failed_write_leaves_what_was_there_and_nothing_else() {
 }
 
 #[test]
-fn links_stay_and_what_they_point_to_is_written() {
+fn links_are_written_through() {
     let (dir, path) = with_file();
     let place = |name: &str| dir.path().join(name);
     symlink("file", place("link")).unwrap();
@@ -79,7 +79,7 @@ fn permissions_are_kept_and_never_widened() {
 }
 
 #[test]
-fn what_may_not_be_written_is_not_replaced() {
+fn read_only_files_are_not_replaced() {
     // SAFETY: asks for a number.
     if unsafe { libc::geteuid() } == 0 {
         // Permissions do not bind root.
@@ -105,7 +105,7 @@ fn errors_do_not_name_temporary_files() {
 }
 
 #[test]
-fn pipes_and_devices_are_written_to_and_stay() {
+fn pipes_and_devices_are_written_in_place() {
     let (dir, _) = with_file();
     let error = write(Path::new("/dev/full"), "text").unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
@@ -128,7 +128,7 @@ fn pipes_and_devices_are_written_to_and_stay() {
 }
 
 #[test]
-fn an_open_file_is_written_where_it_is() {
+fn an_open_descriptor_is_written_at_its_offset() {
     let (_dir, path) = with_file();
     let mut file = OpenOptions::new().append(true).open(&path).unwrap();
     write(&PathBuf::from(format!("/dev/fd/{}", file.as_raw_fd())), " and new").unwrap();
@@ -137,7 +137,7 @@ fn an_open_file_is_written_where_it_is() {
 }
 
 #[test]
-fn one_file_is_one_under_every_name() {
+fn aliases_of_one_file_are_found() {
     let (dir, path) = with_file();
     let place = |name: &str| dir.path().join(name);
     fs::hard_link(&path, place("hard")).unwrap();
@@ -157,7 +157,7 @@ fn one_file_is_one_under_every_name() {
 }
 
 #[test]
-fn inputs_are_files_or_pipes_that_somebody_writes() {
+fn inputs_are_regular_files_or_anonymous_pipes() {
     let (dir, path) = with_file();
     assert_eq!((read(&path).unwrap(), read_to_string(&path).unwrap()), (b"old".to_vec(), "old".to_string()));
     let pipe = dir.path().join("pipe");
@@ -166,7 +166,7 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let others = [(dir.path(), "folder"), (&pipe, "pipe"), (&socket, "socket"), (Path::new("/dev/zero"), "device")];
     for (path, what) in others {
-        for error in [read(path).unwrap_err(), open_ordinary(path).unwrap_err()] {
+        for error in [read(path).unwrap_err(), open_regular(path).unwrap_err()] {
             assert!(error.to_string().contains(what), "{error}");
         }
     }
@@ -174,20 +174,20 @@ fn inputs_are_files_or_pipes_that_somebody_writes() {
     writer.write_all(b"piped").unwrap();
     drop(writer);
     let piped = PathBuf::from(format!("/dev/fd/{}", reader.as_raw_fd()));
-    assert!(open_ordinary(&piped).is_err());
+    assert!(open_regular(&piped).is_err());
     assert_eq!(read(&piped).unwrap(), b"piped");
     fs::write(&path, [b'a', 0xff]).unwrap();
     assert!(read_to_string(&path).unwrap_err().to_string().contains("byte 1"));
 }
 
 #[test]
-fn leftovers_of_killed_writers_go_and_files_that_are_being_written_stay() {
+fn stale_temporaries_are_removed_and_locked_ones_stay() {
     let (dir, path) = with_file();
     let left = dir.path().join(".tilewright-left");
     fs::write(&left, [7; 1000]).unwrap();
     replace(&path, |file| {
         file.write_all(b"new")?;
-        remove_leftovers(dir.path())
+        remove_stale_temporaries(dir.path())
     })
     .unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"new");
@@ -206,7 +206,7 @@ fn free_space_is_what_the_file_system_says() {
 fn a_file_that_changes_is_noticed() {
     let (_dir, path) = with_file();
     assert_eq!(read_unchanged(&path).unwrap(), b"old");
-    let file = open_ordinary(&path).unwrap();
+    let file = open_regular(&path).unwrap();
     let version = Version::of(&file).unwrap();
     version.check(&file).unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
@@ -214,7 +214,7 @@ fn a_file_that_changes_is_noticed() {
 }
 
 #[test]
-fn a_prepared_file_takes_the_place_of_a_link_and_nothing_until_it_is_committed() {
+fn a_prepared_file_replaces_a_link_at_commit() {
     let (dir, path) = with_file();
     let link = dir.path().join("link");
     symlink("file", &link).unwrap();
@@ -228,9 +228,9 @@ fn a_prepared_file_takes_the_place_of_a_link_and_nothing_until_it_is_committed()
 }
 
 #[test]
-fn the_system_is_quoted_without_the_temporary_file() {
+fn errors_hide_the_temporary_path() {
     // As the library makes it: with the path behind.
     let missing = tempfile::Builder::new().tempfile_in("/no/such/folder").unwrap_err();
-    let quoted = nameless(&missing);
+    let quoted = without_temporary_name(&missing);
     assert!(quoted.contains("os error 2") && !quoted.contains("/no/such"), "{quoted}");
 }

@@ -19,7 +19,7 @@
 //! - [`tensor_file`]: reads and writes tensors with checksums.
 //! - [`train`]: training steps, checkpoints and the training loop.
 
-// The print macros panic when a write fails: see `terminal::say`.
+// The print macros panic when a write fails: see `terminal::print_stderr`.
 #![cfg_attr(not(test), warn(clippy::print_stderr, clippy::print_stdout))]
 #![allow(rustdoc::broken_intra_doc_links, reason = "shapes are full of brackets: x [rows, d]")]
 

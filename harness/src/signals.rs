@@ -1,6 +1,6 @@
 //! Signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (Slurm's usual warning).
 //!
-//! The first one asks; another one, [`TOGETHER`] or more after it, wants the end at once. What comes sooner counts as one with the first:
+//! The first one asks; another one, [`DEBOUNCE`] or more after it, wants the end at once. What comes sooner counts as one with the first:
 //! `timeout`, systemd, Slurm and a launcher send the signal of one occasion to a process more than once.
 //!
 //! A signal that was ignored when the process began stays ignored, as `nohup` and a shell's background jobs want it.
@@ -13,31 +13,31 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level;
 
 /// The signals that ask a run to stop.
-pub const STOPS: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
+pub const STOP_SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
 
 /// Signals within this time of the first belong to it.
-pub const TOGETHER: Duration = Duration::from_millis(500);
+pub const DEBOUNCE: Duration = Duration::from_millis(500);
 
 /// What a signal means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum StopSignal {
     /// The first: stop in order.
     Stop(i32),
     /// A later one: end at once.
     End(i32),
 }
 
-/// Calls `heard` for signals of [`STOPS`] from now on, on a thread of its own. Of several calls each hears them.
+/// Calls `on_signal` for signals of [`STOP_SIGNALS`] from now on, on a thread of its own. Of several calls each hears them.
 ///
 /// # Errors
 /// The system has no more threads or descriptors.
-pub fn listen(mut heard: impl FnMut(Heard) + Send + 'static) -> io::Result<()> {
-    let mut signals = Signals::new(STOPS.into_iter().filter(|signal| !is_ignored(*signal)))?;
-    let mut order = Order::default();
+pub fn listen(mut on_signal: impl FnMut(StopSignal) + Send + 'static) -> io::Result<()> {
+    let mut signals = Signals::new(STOP_SIGNALS.into_iter().filter(|signal| !is_ignored(*signal)))?;
+    let mut order = SignalOrder::default();
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         for signal in signals.forever() {
-            if let Some(meaning) = order.hear(signal, Instant::now()) {
-                heard(meaning);
+            if let Some(meaning) = order.classify(signal, Instant::now()) {
+                on_signal(meaning);
             }
         }
     })?;
@@ -56,26 +56,26 @@ fn is_ignored(signal: i32) -> bool {
 
 /// Tells the first signal from later ones.
 #[derive(Default)]
-struct Order {
+struct SignalOrder {
     first: Option<Instant>,
 }
 
-impl Order {
-    fn hear(&mut self, signal: i32, now: Instant) -> Option<Heard> {
+impl SignalOrder {
+    fn classify(&mut self, signal: i32, now: Instant) -> Option<StopSignal> {
         match self.first {
             None => {
                 self.first = Some(now);
-                Some(Heard::Stop(signal))
+                Some(StopSignal::Stop(signal))
             }
-            Some(first) if now.saturating_duration_since(first) < TOGETHER => None,
-            Some(_) => Some(Heard::End(signal)),
+            Some(first) if now.saturating_duration_since(first) < DEBOUNCE => None,
+            Some(_) => Some(StopSignal::End(signal)),
         }
     }
 }
 
 /// Ends the process as the signal does where nobody handles it: whoever waits for the process is told the signal, and shells show
 /// 128 + its number.
-pub fn end_by(signal: i32) -> ! {
+pub fn exit_by_signal(signal: i32) -> ! {
     let _ = low_level::emulate_default_handler(signal);
     // What is torn down when a process ends in good order, other threads may be using.
     low_level::exit(128 + signal)
@@ -91,15 +91,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_comes_together_is_one_signal_and_a_later_one_ends() {
-        let mut order = Order::default();
+    fn signals_are_debounced_and_a_later_one_ends() {
+        let mut order = SignalOrder::default();
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);
-        assert_eq!(order.hear(SIGTERM, at(0)), Some(Heard::Stop(SIGTERM)));
-        assert_eq!(order.hear(SIGTERM, at(1)), None);
-        assert_eq!(order.hear(SIGINT, at(499)), None);
-        assert_eq!(order.hear(SIGINT, at(500)), Some(Heard::End(SIGINT)));
-        assert_eq!(order.hear(SIGHUP, at(501)), Some(Heard::End(SIGHUP)));
+        assert_eq!(order.classify(SIGTERM, at(0)), Some(StopSignal::Stop(SIGTERM)));
+        assert_eq!(order.classify(SIGTERM, at(1)), None);
+        assert_eq!(order.classify(SIGINT, at(499)), None);
+        assert_eq!(order.classify(SIGINT, at(500)), Some(StopSignal::End(SIGINT)));
+        assert_eq!(order.classify(SIGHUP, at(501)), Some(StopSignal::End(SIGHUP)));
     }
 
     #[test]

@@ -28,11 +28,11 @@ use serde_json::json;
 use crate::escape::printable;
 
 /// Longest header, as the `safetensors` library has it.
-const LONGEST_HEADER: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 const CHECKSUMS: &str = "checksums";
 /// What stands before the digits of the header's hash. Inside of a JSON string its quotes would be escaped.
 const HEADER_KEY: &str = "\"header_blake3\":\"";
-const DIGITS: usize = 64;
+const HASH_DIGITS: usize = 64;
 
 /// A tensor to be written: f32, row-major.
 pub struct Entry<'a> {
@@ -50,7 +50,7 @@ pub fn write(file: &mut dyn Write, metadata: &BTreeMap<&str, String>, entries: &
         entries.par_iter().map(|entry| (entry.name.as_str(), checksum(&bytes_of(entry.values)))).collect();
     let mut metadata = metadata.clone();
     metadata.insert(CHECKSUMS, serde_json::to_string(&checksums)?);
-    metadata.insert("header_blake3", "0".repeat(DIGITS));
+    metadata.insert("header_blake3", "0".repeat(HASH_DIGITS));
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".to_string(), json!(metadata));
     let mut end = 0;
@@ -65,7 +65,7 @@ pub fn write(file: &mut dyn Write, metadata: &BTreeMap<&str, String>, entries: &
     let mut start = [&(header.len() as u64).to_le_bytes(), header.as_slice()].concat();
     let digits = digits_of_header(&start).ok_or_else(|| io::Error::other("its header has no place for a hash"))?;
     let hash = checksum(&start);
-    start[digits..digits + DIGITS].copy_from_slice(hash.as_bytes());
+    start[digits..digits + HASH_DIGITS].copy_from_slice(hash.as_bytes());
     file.write_all(&start)?;
     entries.iter().try_for_each(|entry| file.write_all(&bytes_of(entry.values)))
 }
@@ -87,23 +87,23 @@ pub fn checksum(bytes: &[u8]) -> String {
 fn digits_of_header(start: &[u8]) -> Option<usize> {
     let mut places = start.windows(HEADER_KEY.len()).enumerate().filter(|(_, part)| *part == HEADER_KEY.as_bytes());
     let place = places.next()?.0 + HEADER_KEY.len();
-    (places.next().is_none() && start.len() >= place + DIGITS).then_some(place)
+    (places.next().is_none() && start.len() >= place + HASH_DIGITS).then_some(place)
 }
 
 /// Why a file cannot be used.
 #[derive(Debug)]
-pub enum Problem {
+pub enum TensorFileError {
     /// The file system's.
     File(io::Error),
     /// The contents', in words that may come from the file.
     Damaged(String),
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for TensorFileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::File(error) => error.fmt(f),
-            Problem::Damaged(reason) => f.write_str(&printable(reason)),
+            TensorFileError::File(error) => error.fmt(f),
+            TensorFileError::Damaged(reason) => f.write_str(&printable(reason)),
         }
     }
 }
@@ -125,36 +125,36 @@ impl TensorFile {
     ///
     /// # Errors
     /// A file that cannot be read, is cut short, has a name twice in its header, has a header that was changed, or is something else.
-    pub fn open(path: &Path) -> Result<TensorFile, Problem> {
-        let file = crate::files::open_ordinary(path).map_err(Problem::File)?;
-        let found = file.metadata().map_err(Problem::File)?.len();
+    pub fn open(path: &Path) -> Result<TensorFile, TensorFileError> {
+        let file = crate::files::open_regular(path).map_err(TensorFileError::File)?;
+        let found = file.metadata().map_err(TensorFileError::File)?.len();
         let mut length = [0; 8];
         if found < 8 {
-            return Err(cut_short(8, found));
+            return Err(truncated(8, found));
         }
         read_at(&file, &mut length, 0)?;
         let header_len = u64::from_le_bytes(length);
-        if header_len > LONGEST_HEADER {
-            return Err(Problem::Damaged(format!(
-                "it does not begin as a safetensors file does: its header would have {header_len} bytes, expected at most {LONGEST_HEADER}"
+        if header_len > MAX_HEADER_BYTES {
+            return Err(TensorFileError::Damaged(format!(
+                "it does not begin as a safetensors file does: its header would have {header_len} bytes, expected at most {MAX_HEADER_BYTES}"
             )));
         }
         let start = 8 + header_len;
         if found < start {
-            return Err(cut_short(start, found));
+            return Err(truncated(start, found));
         }
         let mut bytes = vec![0; start as usize];
         read_at(&file, &mut bytes, 0)?;
         let header = &bytes[8..];
-        check_unique(header)?;
-        let damaged = |error: serde_json::Error| Problem::Damaged(format!("its header is damaged: {error}"));
+        check_unique_keys(header)?;
+        let damaged = |error: serde_json::Error| TensorFileError::Damaged(format!("its header is damaged: {error}"));
         let metadata: Metadata = serde_json::from_slice(header).map_err(damaged)?;
         let expected = start + metadata.data_len() as u64;
         if found < expected {
-            return Err(cut_short(expected, found));
+            return Err(truncated(expected, found));
         }
         if found > expected {
-            return Err(Problem::Damaged(format!("expected {expected} bytes, found {found}")));
+            return Err(TensorFileError::Damaged(format!("expected {expected} bytes, found {found}")));
         }
         let text = metadata.metadata().as_ref().and_then(|metadata| metadata.get(CHECKSUMS));
         let checksums = text.map(|text| serde_json::from_str(text)).transpose().map_err(damaged)?;
@@ -163,18 +163,18 @@ impl TensorFile {
     }
 
     /// The hash of the header, if there is one.
-    fn verified_header(&self, bytes: &mut [u8]) -> Result<Option<String>, Problem> {
+    fn verified_header(&self, bytes: &mut [u8]) -> Result<Option<String>, TensorFileError> {
         if self.checksums.is_none() && self.text("header_blake3").is_none() {
             return Ok(None);
         }
-        let place =
-            digits_of_header(bytes).ok_or_else(|| Problem::Damaged("its header has no hash of itself".into()))?;
-        let stated = String::from_utf8_lossy(&bytes[place..place + DIGITS]).into_owned();
-        bytes[place..place + DIGITS].fill(b'0');
+        let place = digits_of_header(bytes)
+            .ok_or_else(|| TensorFileError::Damaged("its header has no hash of itself".into()))?;
+        let stated = String::from_utf8_lossy(&bytes[place..place + HASH_DIGITS]).into_owned();
+        bytes[place..place + HASH_DIGITS].fill(b'0');
         let found = checksum(bytes);
         match stated == found {
             true => Ok(Some(stated)),
-            false => Err(Problem::Damaged(format!(
+            false => Err(TensorFileError::Damaged(format!(
                 "its header was changed: expected the BLAKE3 hash {stated}, found {found}"
             ))),
         }
@@ -208,16 +208,19 @@ impl TensorFile {
     ///
     /// # Errors
     /// No such tensor, one of another type, one whose hash is wrong, a file that was cut short since it was opened; no memory.
-    pub fn read(&self, name: &str) -> Result<Vec<f32>, Problem> {
+    pub fn read(&self, name: &str) -> Result<Vec<f32>, TensorFileError> {
         let shown = printable(name);
-        let info = self.info(name).ok_or_else(|| Problem::Damaged(format!("it has no tensor `{shown}`")))?;
+        let info = self.info(name).ok_or_else(|| TensorFileError::Damaged(format!("it has no tensor `{shown}`")))?;
         if info.dtype != Dtype::F32 {
-            return Err(Problem::Damaged(format!("the tensor `{shown}` is {:?}, expected F32", info.dtype)));
+            return Err(TensorFileError::Damaged(format!("the tensor `{shown}` is {:?}, expected F32", info.dtype)));
         }
         let (start, end) = info.data_offsets;
         let mut values = Vec::new();
         values.try_reserve_exact((end - start) / size_of::<f32>()).map_err(|_| {
-            Problem::File(io::Error::new(io::ErrorKind::OutOfMemory, format!("no memory for the tensor `{shown}`")))
+            TensorFileError::File(io::Error::new(
+                io::ErrorKind::OutOfMemory,
+                format!("no memory for the tensor `{shown}`"),
+            ))
         })?;
         values.resize((end - start) / size_of::<f32>(), 0.0_f32);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut values);
@@ -226,7 +229,7 @@ impl TensorFile {
             let stated = checksums.get(name).map_or("none", String::as_str);
             let found = checksum(bytes);
             if stated != found {
-                return Err(Problem::Damaged(format!(
+                return Err(TensorFileError::Damaged(format!(
                     "the tensor `{shown}` is damaged: expected the BLAKE3 hash {stated}, found {found}"
                 )));
             }
@@ -238,14 +241,14 @@ impl TensorFile {
     }
 }
 
-fn cut_short(expected: u64, found: u64) -> Problem {
-    Problem::Damaged(format!("it was cut short: expected {expected} bytes, found {found}"))
+fn truncated(expected: u64, found: u64) -> TensorFileError {
+    TensorFileError::Damaged(format!("it was cut short: expected {expected} bytes, found {found}"))
 }
 
-fn read_at(file: &File, bytes: &mut [u8], place: u64) -> Result<(), Problem> {
+fn read_at(file: &File, bytes: &mut [u8], place: u64) -> Result<(), TensorFileError> {
     file.read_exact_at(bytes, place).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => Problem::Damaged("it was cut short while it was read".to_string()),
-        _ => Problem::File(error),
+        io::ErrorKind::UnexpectedEof => TensorFileError::Damaged("it was cut short while it was read".to_string()),
+        _ => TensorFileError::File(error),
     })
 }
 
@@ -253,65 +256,65 @@ fn read_at(file: &File, bytes: &mut [u8], place: u64) -> Result<(), Problem> {
 ///
 /// # Errors
 /// The first such name; JSON that is none.
-pub fn check_unique(header: &[u8]) -> Result<(), Problem> {
+pub fn check_unique_keys(header: &[u8]) -> Result<(), TensorFileError> {
     let damaged =
-        |error: serde_json::Error| Problem::Damaged(format!("its header is no JSON that can be used: {error}"));
-    serde_json::from_slice::<Unique>(header).map(drop).map_err(damaged)
+        |error: serde_json::Error| TensorFileError::Damaged(format!("its header is no JSON that can be used: {error}"));
+    serde_json::from_slice::<UniqueKeys>(header).map(drop).map_err(damaged)
 }
 
 /// Any JSON whose objects have each name once.
-struct Unique;
+struct UniqueKeys;
 
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
-        deserializer.deserialize_any(Unique)
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UniqueKeys, D::Error> {
+        deserializer.deserialize_any(UniqueKeys)
     }
 }
 
-impl<'de> Visitor<'de> for Unique {
-    type Value = Unique;
+impl<'de> Visitor<'de> for UniqueKeys {
+    type Value = UniqueKeys;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Unique, E> {
-        Ok(Unique)
+    fn visit_bool<E>(self, _: bool) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Unique, E> {
-        Ok(Unique)
+    fn visit_i64<E>(self, _: i64) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Unique, E> {
-        Ok(Unique)
+    fn visit_u64<E>(self, _: u64) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Unique, E> {
-        Ok(Unique)
+    fn visit_f64<E>(self, _: f64) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Unique, E> {
-        Ok(Unique)
+    fn visit_str<E>(self, _: &str) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
     }
 
-    fn visit_unit<E>(self) -> Result<Unique, E> {
-        Ok(Unique)
+    fn visit_unit<E>(self) -> Result<UniqueKeys, E> {
+        Ok(UniqueKeys)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Unique, A::Error> {
-        while list.next_element::<Unique>()?.is_some() {}
-        Ok(Unique)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<UniqueKeys, A::Error> {
+        while list.next_element::<UniqueKeys>()?.is_some() {}
+        Ok(UniqueKeys)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Unique, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<UniqueKeys, A::Error> {
         let mut names = HashSet::new();
         while let Some(name) = map.next_key::<String>()? {
-            map.next_value::<Unique>()?;
+            map.next_value::<UniqueKeys>()?;
             if let Some(name) = names.replace(name) {
                 return Err(serde::de::Error::custom(format!("it has the name `{}` twice", printable(&name))));
             }
         }
-        Ok(Unique)
+        Ok(UniqueKeys)
     }
 }

@@ -63,7 +63,7 @@ fn attention_is_checked_and_timed_with_the_tiles_asked_for() {
 }
 
 #[test]
-fn kernels_are_held_against_a_copy() {
+fn kernels_are_compared_with_a_copy() {
     let arguments = ["kernels", "--only", "softmax,matmul", "--rows", "20", "--d", "33", "--sizes", "17"];
     let (out, rows) = rows("kernels", &arguments);
     assert_timed(&rows);
@@ -159,7 +159,7 @@ fn models_are_timed_by_mode_and_attention() {
 }
 
 #[test]
-fn each_warm_up_begins_in_a_process_of_its_own() {
+fn each_warmup_runs_in_its_own_process() {
     let arguments = [&["model", "--contexts", "16", "--steps", "2", "--warmup", "0,2"], TINY].concat();
     let (_, rows) = report_rows("warmup", "model", &arguments);
     let warmups: Vec<u64> = rows.iter().map(|row| row["warm_up"].as_u64().unwrap()).collect();
@@ -169,7 +169,7 @@ fn each_warm_up_begins_in_a_process_of_its_own() {
 }
 
 #[test]
-fn a_model_without_room_is_a_row_and_the_sweep_goes_on() {
+fn a_model_out_of_memory_is_a_row_of_the_sweep() {
     let arguments = [
         &["model", "--contexts", "16,4096", "--batches", "8192", "--attentions", "naive", "--modes", "forward"],
         &["--steps", "1", "--warmup", "0"][..],
@@ -182,7 +182,7 @@ fn a_model_without_room_is_a_row_and_the_sweep_goes_on() {
 }
 
 #[test]
-fn attention_is_timed_as_models_use_it() {
+fn attention_is_timed_under_autograd() {
     let arguments = ["attention", "--kinds", "naive,tiled,flash", "--lengths", "32,64", "--dim", "16", "--runs", "2"];
     let (out, rows) = report_rows("kinds", "attention", &arguments);
     assert_eq!(rows.len(), 6);
@@ -190,16 +190,16 @@ fn attention_is_timed_as_models_use_it() {
         assert!(positive(row, "forward_ms") && positive(row, "backward_ms"), "{row}");
         assert_eq!((&row["batch"], &row["mask"], &row["dtype"]), (&8.into(), &"causal".into(), &"f32".into()));
     }
-    let held = |row: &Value| row["saved_for_backward_mib"].as_f64().unwrap();
+    let saved = |row: &Value| row["saved_for_backward_mib"].as_f64().unwrap();
     // Queries, keys, values and output; naive attention saves score matrices in addition.
     let least = 4.0 * 8.0 * 64.0 * 16.0 * 4.0 / f64::from(1 << 20);
-    assert!(held(&rows[5]) >= least && held(&rows[5]) < 1.5 * least, "{} for {least}", rows[5]);
-    assert!(held(&rows[1]) > 2.0 * held(&rows[5]), "{}", rows[1]);
+    assert!(saved(&rows[5]) >= least && saved(&rows[5]) < 1.5 * least, "{} for {least}", rows[5]);
+    assert!(saved(&rows[1]) > 2.0 * saved(&rows[5]), "{}", rows[1]);
     assert!(out.contains("score matrices"), "{out}");
 }
 
 #[test]
-fn attention_without_room_is_accounted_for() {
+fn attention_out_of_memory_shows_the_arithmetic() {
     let arguments = ["attention", "--kinds", "naive", "--lengths", "32,1000000", "--dim", "16", "--runs", "1"];
     let (out, rows) = report_rows("no-room", "attention", &arguments);
     assert!(positive(&rows[0], "forward_ms") && rows[1]["forward_ms"] == "OOM", "{rows:?}");

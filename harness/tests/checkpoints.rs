@@ -34,7 +34,7 @@ fn a_folder_has_one_run_at_a_time() {
 
 /// A new run would take their steps for its own, and remove them.
 #[test]
-fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
+fn a_new_run_refuses_a_folder_with_checkpoints() {
     let place = Place::new();
     ok(place.train("run", "--steps 3 --save-every 1 --keep-last 0"));
     std::fs::remove_file(place.path("run/checkpoint.safetensors")).unwrap();

@@ -46,14 +46,14 @@ fn links_lead_somewhere() {
 /// Words in code font that look like paths from the root exist.
 #[test]
 fn paths_exist() {
-    const ROOMS: [&str; 8] = ["codegen", "dsl-macros", "docs", "harness", "kernels", "runtime", "scripts", "tests"];
+    const CRATES: [&str; 8] = ["codegen", "dsl-macros", "docs", "harness", "kernels", "runtime", "scripts", "tests"];
     let mut absent = Vec::new();
     for (page, text) in pages() {
         for word in text.split('`').skip(1).step_by(2) {
-            let is_path = word.split_once('/').is_some_and(|(room, _)| ROOMS.contains(&room));
+            let is_path = word.split_once('/').is_some_and(|(folder, _)| CRATES.contains(&folder));
             // A page may name a file that the reader is about to create.
-            let made_up = ["kernels/src/scale.rs"].contains(&word);
-            if is_path && !word.contains([' ', '<', '*', '…']) && !made_up && !root().join(word).exists() {
+            let is_example = ["kernels/src/scale.rs"].contains(&word);
+            if is_path && !word.contains([' ', '<', '*', '…']) && !is_example && !root().join(word).exists() {
                 absent.push(format!("{}: {word}", page.display()));
             }
         }

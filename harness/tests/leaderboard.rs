@@ -68,7 +68,7 @@ fn a_sweep_is_a_table_in_every_format() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_said() {
+fn unmeasurable_cases_are_errors() {
     let dir = TempDir::new().unwrap();
     let refused = |arguments: &[&str], code: i32, reason: &str| {
         let output = leaderboard(dir.path(), arguments);

@@ -138,7 +138,7 @@ fn profile_adds_up_to_the_step() {
     assert_eq!(attention.len(), 3);
     assert!(attention.iter().all(|row| row["time_ms"].as_f64() > Some(0.0)), "{attention:?}");
     let names = rows(&report, "names");
-    assert!(names.iter().any(|row| row["name"] == "adamw_by" && row["phase"] == "optimizer"), "{names:?}");
+    assert!(names.iter().any(|row| row["name"] == "adamw_controlled" && row["phase"] == "optimizer"), "{names:?}");
     let trace = json(&folder.path().join("trace.json"));
     assert!(trace["traceEvents"].as_array().unwrap().iter().any(|event| event["name"] == "softmax"));
     let flame = std::fs::read_to_string(folder.path().join("flame-graph.svg")).unwrap();

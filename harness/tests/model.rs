@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use tilewright_harness::model::{Attention, Config, Fusion, Norm, Precision, Replay, SIZES, Transformer};
+use tilewright_harness::model::{Attention, Config, Fusion, ModelGraphRunner, Norm, Precision, SIZES, Transformer};
 use tilewright_harness::ops::attention::Tiling;
 use tilewright_harness::params::no_grad;
 
@@ -12,8 +12,8 @@ fn small() -> Config {
     Config {
         vocabulary: 61,
         context: 24,
-        width: 32,
-        hidden: 48,
+        d_model: 32,
+        d_ff: 48,
         layers: 2,
         heads: 4,
         heads_kv: 4,
@@ -62,7 +62,7 @@ impl Reference {
     }
 
     /// Rotary embedding: multiplies x [batch, n, heads, d], as complex numbers, by their rotations.
-    fn turn(&self, x: &Tensor) -> Result<Tensor> {
+    fn rotate(&self, x: &Tensor) -> Result<Tensor> {
         let (batch, n, heads, d) = x.dims4()?;
         let angle =
             |at: usize| (at / (d / 2)) as f64 * self.config.rope_base.powf(-2.0 * (at % (d / 2)) as f64 / d as f64);
@@ -70,22 +70,22 @@ impl Reference {
         let pairs = x.reshape((batch, n, heads, d / 2, 2))?;
         let (re, im) = (pairs.narrow(4, 0, 1)?, pairs.narrow(4, 1, 1)?);
         let (cos, sin) = (angles.cos()?, angles.sin()?);
-        let turned_re = (re.broadcast_mul(&cos)? - im.broadcast_mul(&sin)?)?;
-        let turned_im = (re.broadcast_mul(&sin)? + im.broadcast_mul(&cos)?)?;
-        Tensor::cat(&[turned_re, turned_im], 4)?.reshape((batch, n, heads, d))
+        let rotated_re = (re.broadcast_mul(&cos)? - im.broadcast_mul(&sin)?)?;
+        let rotated_im = (re.broadcast_mul(&sin)? + im.broadcast_mul(&cos)?)?;
+        Tensor::cat(&[rotated_re, rotated_im], 4)?.reshape((batch, n, heads, d))
     }
 
     fn attention(&self, qkv: &Tensor) -> Result<Tensor> {
         let (batch, n, _) = qkv.dims3()?;
         let (heads, heads_kv) = (self.config.heads, self.config.heads_kv);
-        let d = self.config.width / heads;
+        let d = self.config.d_model / heads;
         let part = |first: usize, count: usize| qkv.narrow(2, first * d, count * d)?.reshape((batch, n, count, d));
         let repeat = |x: Tensor| {
             let shape = (batch, n, heads_kv, heads / heads_kv, d);
             x.unsqueeze(3)?.broadcast_as(shape)?.reshape((batch, n, heads, d))
         };
-        let q = self.turn(&part(0, heads)?)?.transpose(1, 2)?.contiguous()?;
-        let k = repeat(self.turn(&part(heads, heads_kv)?)?)?.transpose(1, 2)?.contiguous()?;
+        let q = self.rotate(&part(0, heads)?)?.transpose(1, 2)?.contiguous()?;
+        let k = repeat(self.rotate(&part(heads, heads_kv)?)?)?.transpose(1, 2)?.contiguous()?;
         let v = repeat(part(heads + heads_kv, heads_kv)?)?.transpose(1, 2)?.contiguous()?;
         let mask = (0..n * n).map(|at| if at % n <= at / n { 1.0_f64 } else { 0.0 });
         let mask = Tensor::from_iter(mask, &Device::Cpu)?.reshape((n, n))?;
@@ -97,16 +97,16 @@ impl Reference {
     fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
         let (batch, n) = tokens.dims2()?;
         let rows = self.weights["embedding.weight"].index_select(&tokens.flatten_all()?, 0)?;
-        let mut x = rows.reshape((batch, n, self.config.width))?;
+        let mut x = rows.reshape((batch, n, self.config.d_model))?;
         for i in 0..self.config.layers {
             let normed = self.norm(&x, &format!("blocks.{i}.attention.norm"))?;
             let o = self.attention(&self.linear(&normed, &format!("blocks.{i}.attention.qkv"))?)?;
             x = (x + self.linear(&o, &format!("blocks.{i}.attention.out"))?)?;
             let normed = self.norm(&x, &format!("blocks.{i}.mlp.norm"))?;
             let gate_up = self.linear(&normed, &format!("blocks.{i}.mlp.gate_up"))?;
-            let gate = gate_up.narrow(2, 0, self.config.hidden)?;
+            let gate = gate_up.narrow(2, 0, self.config.d_ff)?;
             let gate = (&gate / (gate.neg()?.exp()? + 1.0)?)?;
-            let inner = (gate * gate_up.narrow(2, self.config.hidden, self.config.hidden)?)?;
+            let inner = (gate * gate_up.narrow(2, self.config.d_ff, self.config.d_ff)?)?;
             x = (x + self.linear(&inner, &format!("blocks.{i}.mlp.down"))?)?;
         }
         self.linear(&self.norm(&x, "norm")?, if self.config.tied { "embedding" } else { "head" })
@@ -164,7 +164,7 @@ fn check_with_gradients_in(dtype: DType, config: Config, tolerance: f64) {
 }
 
 #[test]
-fn every_parameter_has_its_gradient_in_every_form() {
+fn gradients_match_the_reference_in_every_configuration() {
     for (attention, fusion) in [
         (Attention::Naive, Fusion::None),
         (Attention::Naive, Fusion::Ops),
@@ -181,7 +181,7 @@ fn every_parameter_has_its_gradient_in_every_form() {
 }
 
 #[test]
-fn norms_shared_heads_and_tied_heads() {
+fn layer_norm_grouped_query_attention_and_tied_embeddings() {
     for fusion in Fusion::ALL.iter().copied() {
         check(Config { fusion, norm: Norm::Layer, ..small() }, 2e-5);
         check(Config { fusion, heads_kv: 2, checkpoint: true, ..small() }, 2e-5);
@@ -219,15 +219,15 @@ fn gradients_in_bf16() {
 }
 
 #[test]
-fn gradients_have_a_type_of_their_own_until_somebody_listens() {
+fn gradient_dtype_is_fixed_once_a_hook_is_registered() {
     let config = Config { precision: Precision::Bf16, ..small() };
     let params = Transformer::new(&config, &Device::Cpu, 3).unwrap().params().clone();
     assert_eq!(params.grads().dtype(), DType::F32);
-    let before = params.generation();
+    let before = params.storage_version();
     params.keep_grads(DType::F32).unwrap();
-    assert_eq!(params.generation(), before, "captured graphs stay valid if no storage moves");
+    assert_eq!(params.storage_version(), before, "captured graphs stay valid if no storage moves");
     params.keep_grads(DType::BF16).unwrap();
-    assert_ne!(params.generation(), before);
+    assert_ne!(params.storage_version(), before);
     assert!(flat(&params.grads()).iter().all(|g| *g == 0.0) && params.grads().dims() == [params.flat_len()]);
     let message = params.keep_grads(DType::F16).unwrap_err().to_string();
     assert!(message.contains("f32 or bf16"), "{message}");
@@ -239,7 +239,7 @@ fn gradients_have_a_type_of_their_own_until_somebody_listens() {
 
 /// A tied head uses the embedding twice, and a checkpointed block runs forward twice: each parameter is reported once.
 #[test]
-fn parameters_are_complete_once_and_backwards() {
+fn gradients_are_ready_once_in_backward_order() {
     for (fusion, checkpoint) in
         [(Fusion::Blocks, false), (Fusion::Blocks, true), (Fusion::Ops, true), (Fusion::None, false)]
     {
@@ -272,7 +272,7 @@ fn parameters_are_complete_once_and_backwards() {
 }
 
 #[test]
-fn repeated_passes_add_up() {
+fn gradients_accumulate_over_passes() {
     let config = small();
     let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
     let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
@@ -280,8 +280,8 @@ fn repeated_passes_add_up() {
     loss.backward().unwrap();
     let once = flat(&model.params().grads());
     model.params().zero_grads().unwrap();
-    let mut passes = Replay::new(&model);
-    assert!(passes.why_not().is_some_and(|why| why.contains("CPU")));
+    let mut passes = ModelGraphRunner::new(&model);
+    assert!(passes.fallback_reason().is_some_and(|why| why.contains("CPU")));
     for _ in 0..4 {
         let found = passes.forward_backward(&x, &y, 0.5).unwrap();
         assert_eq!(found.to_scalar::<f32>().unwrap(), loss.to_scalar::<f32>().unwrap());
@@ -292,7 +292,7 @@ fn repeated_passes_add_up() {
 
 /// The first contribution to a lazily zeroed gradient overwrites its buffer: the bits are those of adding to zeros.
 #[test]
-fn blank_gradients_are_zeros_that_nobody_wrote() {
+fn lazily_zeroed_gradients_match_zeroed_ones() {
     for (fusion, dtype) in Fusion::ALL.iter().flat_map(|&fusion| [(fusion, DType::F32), (fusion, DType::BF16)]) {
         for (tied, norm) in [(false, Norm::Rms), (true, Norm::Rms), (true, Norm::Layer)] {
             let precision = if dtype == DType::BF16 { Precision::Bf16 } else { Precision::F32 };
@@ -303,7 +303,7 @@ fn blank_gradients_are_zeros_that_nobody_wrote() {
             let params = model.params();
             let passes = |count: usize| {
                 (0..count).for_each(|_| drop(model.loss(&x, &y).unwrap().backward().unwrap()));
-                params.settle_grads().unwrap();
+                params.materialize_zero_grads().unwrap();
                 flat(&params.grads())
             };
             params.zero_grads().unwrap();
@@ -312,14 +312,14 @@ fn blank_gradients_are_zeros_that_nobody_wrote() {
                 let garbage = Tensor::full(7.0_f32, param.numel(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
                 params.grads().slice_set(&garbage, 0, param.range().start).unwrap();
             }
-            params.blank_grads();
+            params.lazy_zero_grads();
             assert_eq!((passes(1), passes(2)), (once, thrice), "{fusion} {tied} {norm:?}");
         }
     }
 }
 
 /// Precision, dtype of gradients, and whether activation checkpointing is on.
-const LENDING: [(Precision, DType, bool); 4] = [
+const ALIASING_CASES: [(Precision, DType, bool); 4] = [
     (Precision::F32, DType::F32, false),
     (Precision::F32, DType::F32, true),
     (Precision::Bf16, DType::BF16, false),
@@ -328,7 +328,7 @@ const LENDING: [(Precision, DType, bool); 4] = [
 
 /// Two sequences of `length` tokens alias the gradients of the `gate_up` weights of these blocks, or do not, and
 /// backward gives the same bits as without aliasing.
-fn check_lent(config: &Config, dtype: DType, length: usize, lent: &[(usize, bool)]) {
+fn check_aliasing(config: &Config, dtype: DType, length: usize, aliased_blocks: &[(usize, bool)]) {
     let model = Transformer::new(config, &Device::Cpu, 3).unwrap();
     let params = model.params();
     params.keep_grads(dtype).unwrap();
@@ -337,14 +337,14 @@ fn check_lent(config: &Config, dtype: DType, length: usize, lent: &[(usize, bool
     model.loss(&x, &y).unwrap().backward().unwrap();
     let expected = flat(&params.grads());
 
-    params.blank_grads();
+    params.lazy_zero_grads();
     let loss = model.loss(&x, &y).unwrap();
     let what =
         format!("{}, gradients in {dtype:?}, {length} tokens, checkpoint: {}", config.precision, config.checkpoint);
-    for &(block, lends) in lent {
+    for &(block, aliases) in aliased_blocks {
         let range = params.get(&format!("blocks.{block}.mlp.gate_up.weight")).unwrap().range();
         let written = flat(&params.grads())[range.clone()] != expected[range];
-        assert_eq!(written, lends, "{what}, block {block}");
+        assert_eq!(written, aliases, "{what}, block {block}");
     }
     loss.backward().unwrap();
     assert!(flat(&params.grads()) == expected, "{what}");
@@ -353,12 +353,12 @@ fn check_lent(config: &Config, dtype: DType, length: usize, lent: &[(usize, bool
 /// Forward saves activations in lazily zeroed gradient buffers of the same dtype if they fit: backward gives the same
 /// bits as without aliasing.
 #[test]
-fn activations_lie_in_the_memory_of_blank_gradients() {
-    for (precision, dtype, checkpoint) in LENDING {
+fn activations_alias_lazily_zeroed_gradients() {
+    for (precision, dtype, checkpoint) in ALIASING_CASES {
         let config = Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, ..small() };
-        // 18 tokens are fewer than 32, the width; 66 are more.
+        // 18 tokens are fewer than 32, the d_model; 66 are more.
         for (length, fits) in [(9, dtype == precision.dtype()), (33, false)] {
-            check_lent(&config, dtype, length, &[(1, fits)]);
+            check_aliasing(&config, dtype, length, &[(1, fits)]);
         }
     }
 }
@@ -366,19 +366,19 @@ fn activations_lie_in_the_memory_of_blank_gradients() {
 /// An activation that does not fit into the gradient of its own weight may fit into that of the previous block, which
 /// backward computes after this block.
 #[test]
-fn activations_lie_in_the_gradients_of_the_block_before() {
-    for (precision, dtype, checkpoint) in LENDING {
+fn activations_alias_gradients_of_the_previous_block() {
+    for (precision, dtype, checkpoint) in ALIASING_CASES {
         // 66 tokens: 6336 elements of queries, keys and values. Their weight has 3072 elements, that of the previous
         // block 12288.
         let config =
-            Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, hidden: 192, layers: 3, ..small() };
+            Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, d_ff: 192, layers: 3, ..small() };
         let fits = dtype == precision.dtype();
-        check_lent(&config, dtype, 33, &[(0, fits), (1, fits), (2, false)]);
+        check_aliasing(&config, dtype, 33, &[(0, fits), (1, fits), (2, false)]);
     }
 }
 
 #[test]
-fn memory_of_gradients_is_lent_once_and_comes_back() {
+fn gradient_buffers_are_aliased_once_and_released() {
     let config = Config { fusion: Fusion::Blocks, ..small() };
     let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
     let params = model.params();
@@ -389,24 +389,24 @@ fn memory_of_gradients_is_lent_once_and_comes_back() {
     let once = flat(&params.grads());
 
     // Reading or computing a gradient fails while its buffer holds an activation of another pass.
-    params.blank_grads();
+    params.lazy_zero_grads();
     let (first, second) = (model.loss(&x, &y).unwrap(), model.loss(&x, &y).unwrap());
     let says = |message: String| assert!(message.contains("blocks.") && message.contains("zero_grads"), "{message}");
     says(params.get("blocks.0.attention.qkv.weight").unwrap().grad().unwrap_err().to_string());
-    says(params.settle_grads().unwrap_err().to_string());
+    says(params.materialize_zero_grads().unwrap_err().to_string());
     says(second.backward().err().unwrap().to_string());
     drop((first, second));
 
     // A pass that is dropped without backward releases the buffers. Zeroing gradients between forward and backward is
     // allowed.
-    params.blank_grads();
+    params.lazy_zero_grads();
     drop(model.loss(&x, &y).unwrap());
     let loss = model.loss(&x, &y).unwrap();
     params.zero_grads().unwrap();
     backward(loss);
     assert!(flat(&params.grads()) == once);
     // no_grad does not touch gradients.
-    params.blank_grads();
+    params.lazy_zero_grads();
     no_grad(|| model.loss(&x, &y)).unwrap();
     assert!(flat(&params.grads()) == once);
 }
@@ -415,7 +415,7 @@ fn memory_of_gradients_is_lent_once_and_comes_back() {
 #[test]
 fn gradients_have_the_same_bits_in_every_run() {
     for fusion in Fusion::ALL.iter().copied() {
-        let config = Config { fusion, width: 64, hidden: 192, ..small() };
+        let config = Config { fusion, d_model: 64, d_ff: 192, ..small() };
         let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
         let (x, y) = (tokens(&config, 8, 24, 1), tokens(&config, 8, 24, 5));
         let gradients = || {
@@ -430,7 +430,7 @@ fn gradients_have_the_same_bits_in_every_run() {
 
 /// Every graph node costs a traversal, an addition to zeros and, on a GPU, launches.
 #[test]
-fn blocks_are_few_nodes() {
+fn fused_blocks_add_no_graph_nodes() {
     let nodes = |fusion, layers| {
         let config = Config { fusion, layers, ..small() };
         let model = Transformer::new(&config, &Device::Cpu, 0).unwrap();
@@ -443,12 +443,13 @@ fn blocks_are_few_nodes() {
 }
 
 #[test]
-fn sizes_have_their_parameters() {
+fn named_sizes_have_their_parameter_counts() {
     let millions = |name: &str| (Config::named(name, 128).unwrap().parameters() as f64 / 1e5).round() / 10.0;
     assert_eq!(millions("xl"), 1998.2);
-    // 2·V·d + layers·(4d² + 3·d·hidden + 2d) + d.
-    for (name, width, hidden, layers, _) in SIZES {
-        let expected = 2 * 10_000 * width + layers * (4 * width * width + 3 * width * hidden + 2 * width) + width;
+    // 2·V·d + layers·(4d² + 3·d·d_ff + 2d) + d.
+    for (name, d_model, d_ff, layers, _) in SIZES {
+        let expected =
+            2 * 10_000 * d_model + layers * (4 * d_model * d_model + 3 * d_model * d_ff + 2 * d_model) + d_model;
         let config = Config::named(name, 128).unwrap();
         assert_eq!(config.parameters(), expected);
         assert_eq!(config.size_name(), Some(name));
@@ -459,7 +460,7 @@ fn sizes_have_their_parameters() {
 }
 
 #[test]
-fn an_untrained_model_knows_nothing() {
+fn initial_loss_is_that_of_uniform_predictions() {
     for tied in [false, true] {
         let config = Config { tied, ..small() };
         let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
@@ -471,7 +472,7 @@ fn an_untrained_model_knows_nothing() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn invalid_configs_and_inputs_are_errors() {
     let message = |config: Config| config.check().unwrap_err().to_string();
     let heads = message(Config { heads: 5, heads_kv: 5, ..small() });
     assert!(heads.contains("5 heads") && heads.contains("32") && heads.contains("4 and 8 do"), "{heads}");
@@ -482,13 +483,13 @@ fn mistakes_are_named() {
     let unknown = Config::named("smal", 128).unwrap_err().to_string();
     assert!(unknown.contains("did you mean `small`"), "{unknown}");
     assert!(Config::named("gigantic", 128).unwrap_err().to_string().contains("medium"));
-    assert_eq!(Config::named("2.7b", 128).unwrap().width, 2560);
+    assert_eq!(Config::named("2.7b", 128).unwrap().d_model, 2560);
     assert!("bf17".parse::<Precision>().unwrap_err().contains("bf16"));
 
     let model = Transformer::new(&small(), &Device::Cpu, 0).unwrap();
     let long = model.logits(&tokens(&small(), 1, 25, 0)).unwrap_err().to_string();
     assert!(long.contains("25") && long.contains("24"), "{long}");
-    let other = Config { width: 64, ..small() };
+    let other = Config { d_model: 64, ..small() };
     assert!(Transformer::with_params(&other, model.params().clone()).is_err());
     let beyond = Tensor::new(&[[61_u32]], &Device::Cpu).unwrap();
     assert!(model.logits(&beyond).is_err());

@@ -55,7 +55,7 @@ fn starting_values_have_their_spread_and_follow_the_seed() {
 }
 
 #[test]
-fn leaves_add_their_gradients_and_report_once() {
+fn leaves_accumulate_gradients_and_fire_the_hook_once() {
     let params = params();
     let ready = Arc::new(Mutex::new(Vec::new()));
     let hook = params.on_grad_ready({
@@ -85,14 +85,14 @@ fn leaves_add_their_gradients_and_report_once() {
 
     // Lazily zeroed gradients are zero for accumulation, for reading, and after they are materialized.
     for look in [true, false] {
-        params.blank_grads();
+        params.lazy_zero_grads();
         step();
         assert_eq!(values(&norm.grad().unwrap()), [2.0, 6.0, 12.0]);
-        params.blank_grads();
+        params.lazy_zero_grads();
         if look {
             assert_eq!(values(&norm.grad().unwrap()), [0.0; 3]);
         }
-        params.settle_grads().unwrap();
+        params.materialize_zero_grads().unwrap();
         assert!(values(&params.grads()).iter().all(|g| *g == 0.0));
         ready.lock().unwrap().pop();
     }
@@ -116,7 +116,7 @@ fn errors_of_callbacks_end_the_backward_pass() {
 }
 
 #[test]
-fn frozen_parameters_and_evaluation_stay_off_the_tape() {
+fn frozen_parameters_and_evaluation_stay_off_the_autograd_graph() {
     let params = params();
     assert!(!params.get("table").unwrap().leaf(DType::F32).unwrap().track_op());
     let head = params.get("head").unwrap();
@@ -136,17 +136,17 @@ fn groups_are_slices_of_the_trained_parameters() {
 }
 
 #[test]
-fn the_copy_follows_the_values() {
+fn compute_weights_follow_the_master_weights() {
     let params = params();
-    params.keep_copy(DType::BF16).unwrap();
+    params.keep_compute_weights(DType::BF16).unwrap();
     let head = params.get("head").unwrap();
     let twice = (head.value().unwrap() * 2.0).unwrap();
     head.set_value(&twice).unwrap();
     assert_eq!(values(&head.compute(DType::BF16).unwrap()), values(&twice.to_dtype(DType::BF16).unwrap()));
     params.values().zero_set().unwrap();
-    params.refresh_copy().unwrap();
+    params.refresh_compute_weights().unwrap();
     assert!(values(&head.compute(DType::BF16).unwrap()).iter().all(|x| *x == 0.0));
-    assert!(params.keep_copy(DType::F64).is_err());
+    assert!(params.keep_compute_weights(DType::F64).is_err());
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn states_are_loaded_whole_or_not_at_all() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn unknown_and_duplicate_names_are_errors() {
     let message = params().get("haed").unwrap_err().to_string();
     assert!(message.contains("`head`"), "{message}");
     let twice = vec![ParamSpec::vector("a", 2, Init::Zeros), ParamSpec::vector("a", 3, Init::Zeros)];

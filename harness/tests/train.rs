@@ -40,7 +40,7 @@ fn killed_and_resumed(precision: &str) {
 }
 
 #[test]
-fn it_learns_the_text_and_writes_like_it() {
+fn training_fits_the_text_and_generates_it() {
     let place = Place::new();
     let said = ok(place.train("run", "--steps 150 --lr 0.01 --micro-batch 3"));
     assert_says(&said, &["text.txt", "ln(", "step 150: training loss", "wrote run/loss.svg"]);
@@ -149,7 +149,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_stops_the_run() {
+fn a_nan_loss_stops_the_run() {
     let place = Place::new();
     let message = fails(place.train("run", "--steps 50 --lr 1e30 --warmup 0 --clip 0"), 1);
     assert_says(
@@ -160,7 +160,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
 }
 
 #[test]
-fn more_micro_batches_than_a_step_has_room_for_are_refused_before_it() {
+fn too_many_micro_batches_are_refused() {
     let place = Place::new();
     ok(place.train("run", "--steps 1"));
     let message = fails(place.resume("run", "--steps 2 --schedule keep --batch 8194 --micro-batch 1"), 1);
@@ -177,7 +177,7 @@ fn another_seed_is_refused_when_a_run_goes_on() {
 }
 
 #[test]
-fn mistakes_are_told_with_what_to_do() {
+fn mistakes_name_the_remedy() {
     let place = Place::new();
     let train = |more: &str| place.command(&format!("train --out x {more}"));
     assert_says(&fails(train("--data missing.txt"), 1), &["missing.txt", "--data"]);

@@ -28,12 +28,12 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const KERNELS: [(&str, &KernelDef, Pass); 4] = [
     ("fwd", &FLASH_ATTENTION_FWD, Pass::Forward),
     ("pre", &FLASH_ATTENTION_BWD_PREPROCESS, Pass::Forward),
-    ("dkdv", &FLASH_ATTENTION_BWD_DKDV, Pass::Keys),
-    ("dq", &FLASH_ATTENTION_BWD_DQ, Pass::Queries),
+    ("dkdv", &FLASH_ATTENTION_BWD_DKDV, Pass::Dkdv),
+    ("dq", &FLASH_ATTENTION_BWD_DQ, Pass::Dq),
 ];
 
 /// One variant of one kernel.
-struct Choice {
+struct VariantSpec {
     name: String,
     def: &'static KernelDef,
     pass: Pass,
@@ -78,7 +78,7 @@ fn listed(given: &HashMap<String, String>, key: &str, all: &[&str]) -> Vec<Strin
     }
 }
 
-fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<String, String>) -> Result<Choice> {
+fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<String, String>) -> Result<VariantSpec> {
     fn parsed<T: std::str::FromStr>(given: &HashMap<String, String>, key: &str, default: T) -> Result<T>
     where
         T::Err: std::fmt::Display,
@@ -115,22 +115,22 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         ("even_keys", ConstValue::Bool(even)),
         ("even_queries", ConstValue::Bool(even)),
         ("one_pass", ConstValue::Bool(parsed(given, "one_pass", false)?)),
-        ("precision", ConstValue::Word(precision.to_string())),
+        ("precision", ConstValue::Variant(precision.to_string())),
     ];
     let flag = |key: &str| -> Result<Option<bool>> {
         given.get(key).map(|text| text.parse().map_err(|e| format!("{key}: {e}").into())).transpose()
     };
-    let (warp_specialize, take_turns, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
-    let bulk_copies = flag("tma")?;
-    let schedule = Schedule { warp_specialize, take_turns, overlap, bulk_copies, ..Schedule::default() };
+    let (warp_specialize, pingpong, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
+    let tma = flag("tma")?;
+    let schedule = Schedule { warp_specialize, pingpong, overlap, tma, ..Schedule::default() };
     let has = |name: &str| def.params.iter().any(|p| p.name == name);
     let name = format!(
         "{name}_{dtype}_d{d}{}{}_q{}k{}w{}s{}",
         if causal { "_causal" } else { "" },
-        match (warp_specialize, take_turns) {
-            (Some(true), Some(true)) => "_turns",
+        match (warp_specialize, pingpong) {
+            (Some(true), Some(true)) => "_pingpong",
             (Some(true), _) => "_ws",
-            _ if bulk_copies == Some(true) => "_tma",
+            _ if tma == Some(true) => "_tma",
             _ => "",
         },
         tiles.q_tile,
@@ -139,7 +139,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
         tiles.num_stages
     );
     let consts = all.into_iter().filter(|(name, _)| has(name)).collect();
-    Ok(Choice { name, def, pass, dtype, arch, tiles, consts, schedule })
+    Ok(VariantSpec { name, def, pass, dtype, arch, tiles, consts, schedule })
 }
 
 /// Assumes aligned memory, strides that are multiples of 16, and contiguous rows.
@@ -172,7 +172,7 @@ impl Observer for Stages<'_> {
     }
 }
 
-fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
+fn write(dir: &Path, choice: &VariantSpec, emit: Option<&String>) -> Result<()> {
     let func =
         choice.def.record(&vec![choice.dtype; choice.def.generics.len()], &choice.consts, &specialization(choice.def));
     let func = func.map_err(|d| d.to_string())?;
@@ -201,12 +201,12 @@ fn write(dir: &Path, choice: &Choice, emit: Option<&String>) -> Result<()> {
     }
     let consts: serde_json::Map<_, _> =
         choice.consts.iter().map(|(name, value)| (name.to_string(), value.to_string().into())).collect();
-    let tile = if choice.pass == Pass::Keys { "k_tile over n_k" } else { "q_tile over n_q" };
+    let tile = if choice.pass == Pass::Dkdv { "k_tile over n_k" } else { "q_tile over n_q" };
     let record = serde_json::json!({
         "name": choice.name,
         "manifest": serde_json::to_value(&artifact.manifest)?,
         "consts": consts,
-        "grid": [tile, if choice.pass == Pass::Keys { "kv heads" } else { "heads" }, "batch"],
+        "grid": [tile, if choice.pass == Pass::Dkdv { "kv heads" } else { "heads" }, "batch"],
     });
     std::fs::write(file("json"), serde_json::to_string_pretty(&record)?)?;
     println!(

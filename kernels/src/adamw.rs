@@ -7,9 +7,9 @@
 //! - p ← p − lr · (m̂ / (√v̂ + ε) + λ · p) with m̂ = m / (1 − β₁ᵗ) and v̂ = v / (1 − β₂ᵗ).
 //!
 //! p (the master weights), m and v are f32; g may have another type. For a model that computes in a narrower type, the
-//! same launch writes `copy`: p, rounded to that type.
+//! same launch writes `compute_weights`: p, rounded to that type.
 //!
-//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_by`]: for a step
+//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_controlled`]: for a step
 //! that is enqueued before its gradient is known, or replayed as a CUDA graph.
 
 use crate::tensor::FloatElement;
@@ -17,40 +17,46 @@ use tilewright_runtime::prelude::*;
 
 /// Updates p, m and v at `offsets` in memory and returns the new p.
 ///
-/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `rate` = lr / (1 − β₁ᵗ), `spread` = 1 / √(1 − β₂ᵗ), ε,
+/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `step_size` = lr / (1 − β₁ᵗ), `inv_sqrt_bias_correction2` = 1 / √(1 − β₂ᵗ), ε,
 /// `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
 #[device_fn]
-fn update<G: Float>(
+fn update_in_place<G: Float>(
     state: (Ptr<f32>, Ptr<f32>, Ptr<f32>),
     g: Ptr<G>,
     (offsets, mask): (Tile<i64>, Tile<bool>),
     moments: (Scalar<f32>, Scalar<f32>),
     rates: (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
 ) -> Tile<f32> {
-    let after = updated(state, load(g + offsets, mask = mask).to::<f32>(), (offsets, mask), moments, rates);
-    keep(state, after, (offsets, mask));
+    let after = compute_update(state, load(g + offsets, mask = mask).to::<f32>(), (offsets, mask), moments, rates);
+    store_state(state, after, (offsets, mask));
     after.0
 }
 
 /// The new p, m and v for the gradients g, without stores.
 #[device_fn]
-fn updated(
+fn compute_update(
     (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
     g: Tile<f32>,
     (offsets, mask): (Tile<i64>, Tile<bool>),
     moments: (Scalar<f32>, Scalar<f32>),
-    (rate, spread, eps, decay, grad_scale): (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
+    (step_size, inv_sqrt_bias_correction2, eps, decay, grad_scale): (
+        Scalar<f32>,
+        Scalar<f32>,
+        Scalar<f32>,
+        Scalar<f32>,
+        Scalar<f32>,
+    ),
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
     let gt = g * grad_scale;
     let (m_before, v_before) = (load(m + offsets, mask = mask), load(v + offsets, mask = mask));
     let m_after = m_before + moments.0 * (gt - m_before);
     let v_after = v_before + moments.1 * (gt * gt - v_before);
     let pt = load(p + offsets, mask = mask);
-    (pt - (rate * m_after / (sqrt(v_after) * spread + eps) + decay * pt), m_after, v_after)
+    (pt - (step_size * m_after / (sqrt(v_after) * inv_sqrt_bias_correction2 + eps) + decay * pt), m_after, v_after)
 }
 
 #[device_fn]
-fn keep(
+fn store_state(
     (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
     after: (Tile<f32>, Tile<f32>, Tile<f32>),
     (offsets, mask): (Tile<i64>, Tile<bool>),
@@ -62,7 +68,7 @@ fn keep(
 
 /// One AdamW step for n parameters.
 ///
-/// One program per `tile` parameters. `rest1` and `rest2` are 1 − β₁ and 1 − β₂; `rate` is lr / (1 − β₁ᵗ); `spread` is
+/// One program per `tile` parameters. `one_minus_beta1` and `one_minus_beta2` are 1 − β₁ and 1 − β₂; `step_size` is lr / (1 − β₁ᵗ); `inv_sqrt_bias_correction2` is
 /// 1 / √(1 − β₂ᵗ); `decay` is lr · λ; g is multiplied by `grad_scale` first.
 #[kernel]
 pub fn adamw<G: Float>(
@@ -71,87 +77,90 @@ pub fn adamw<G: Float>(
     v: InOut<f32>,
     g: In<G>,
     n: i64,
-    rest1: f32,
-    rest2: f32,
-    rate: f32,
-    spread: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
+    step_size: f32,
+    inv_sqrt_bias_correction2: f32,
     eps: f32,
     decay: f32,
     grad_scale: f32,
     #[constexpr] tile: usize,
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
-    let rates = (rate, spread, eps, decay, grad_scale);
-    update((p, m, v), g, (offsets, offsets < n), (rest1, rest2), rates);
+    let rates = (step_size, inv_sqrt_bias_correction2, eps, decay, grad_scale);
+    update_in_place((p, m, v), g, (offsets, offsets < n), (one_minus_beta1, one_minus_beta2), rates);
 }
 
-/// As [`ADAMW`]; also writes `copy` = p, rounded to its type.
+/// As [`ADAMW`]; also writes `compute_weights` = p, rounded to its type.
 #[kernel]
-pub fn adamw_with_copy<G: Float, C: Float>(
+pub fn adamw_with_compute_weights<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
     v: InOut<f32>,
     g: In<G>,
-    copy: Out<C>,
+    compute_weights: Out<C>,
     n: i64,
-    rest1: f32,
-    rest2: f32,
-    rate: f32,
-    spread: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
+    step_size: f32,
+    inv_sqrt_bias_correction2: f32,
     eps: f32,
     decay: f32,
     grad_scale: f32,
     #[constexpr] tile: usize,
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
-    let rates = (rate, spread, eps, decay, grad_scale);
-    let after = update((p, m, v), g, (offsets, offsets < n), (rest1, rest2), rates);
-    store(copy + offsets, after.to::<C>(), mask = offsets < n);
+    let rates = (step_size, inv_sqrt_bias_correction2, eps, decay, grad_scale);
+    let after = update_in_place((p, m, v), g, (offsets, offsets < n), (one_minus_beta1, one_minus_beta2), rates);
+    store(compute_weights + offsets, after.to::<C>(), mask = offsets < n);
 }
 
-/// Loads the scalars of [`updated`], and whether the step is applied, from the memory that [`ADAMW_BY`] describes.
+/// Loads the scalars of [`compute_update`], and whether the step is applied, from the memory that [`ADAMW_CONTROLLED`] describes.
 #[device_fn]
-fn told(
+fn load_rates(
     rates: Ptr<f64>,
-    verdict: Ptr<f64>,
+    step_control: Ptr<f64>,
     eps: Scalar<f32>,
 ) -> ((Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>), Scalar<f64>) {
-    let (rate, spread, decay) = (load(rates), load(rates + 1), load(rates + 2));
-    let (grad_scale, made) = (load(verdict), load(verdict + 1));
-    ((rate.to::<f32>(), spread.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>()), made)
+    let (step_size, inv_sqrt_bias_correction2, decay) = (load(rates), load(rates + 1), load(rates + 2));
+    let (grad_scale, apply) = (load(step_control), load(step_control + 1));
+    (
+        (step_size.to::<f32>(), inv_sqrt_bias_correction2.to::<f32>(), eps, decay.to::<f32>(), grad_scale.to::<f32>()),
+        apply,
+    )
 }
 
-/// As [`ADAMW_WITH_COPY`], with scalars from device memory: `rates` holds `rate`, `spread` and `decay`; `verdict` holds
+/// As [`ADAMW_WITH_COMPUTE_WEIGHTS`], with scalars from device memory: `rates` holds `step_size`, `inv_sqrt_bias_correction2` and `decay`; `step_control` holds
 /// `grad_scale`, and 1 if the step is applied or 0 if it is skipped, which leaves all outputs unchanged. Without
-/// `copies`, `copy` is not written.
+/// `write_compute_weights`, `compute_weights` is not written.
 ///
 /// One program per `tile` parameters.
 #[kernel]
-pub fn adamw_by<G: Float, C: Float>(
+pub fn adamw_controlled<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
     v: InOut<f32>,
     g: In<G>,
-    copy: Out<C>,
+    compute_weights: Out<C>,
     rates: In<f64>,
-    verdict: In<f64>,
+    step_control: In<f64>,
     n: i64,
-    rest1: f32,
-    rest2: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
     eps: f32,
     #[constexpr] tile: usize,
-    #[constexpr = true] copies: bool,
+    #[constexpr = true] write_compute_weights: bool,
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
-    let (rates, made) = told(rates, verdict, eps);
-    let mask = (offsets < n) && (made != 0.0);
-    let after = update((p, m, v), g, (offsets, mask), (rest1, rest2), rates);
-    if copies {
-        store(copy + offsets, after.to::<C>(), mask = mask);
+    let (rates, apply) = load_rates(rates, step_control, eps);
+    let mask = (offsets < n) && (apply != 0.0);
+    let after = update_in_place((p, m, v), g, (offsets, mask), (one_minus_beta1, one_minus_beta2), rates);
+    if write_compute_weights {
+        store(compute_weights + offsets, after.to::<C>(), mask = mask);
     }
 }
 
-/// As [`ADAMW_BY`], with the average of g and `other`, rounded to their type: the gradients of two ranks, which need no
+/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, rounded to their type: the gradients of two ranks, which need no
 /// all-reduce before.
 ///
 /// squares\[i\] = Σ g² over the averages of program i. Where that sum is not finite, the program leaves its parameters
@@ -159,37 +168,37 @@ pub fn adamw_by<G: Float, C: Float>(
 ///
 /// One program per `tile` parameters.
 #[kernel]
-pub fn adamw_of_two<G: Float, C: Float>(
+pub fn adamw_two_peers<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
     v: InOut<f32>,
     g: In<G>,
-    other: In<G>,
-    copy: Out<C>,
+    peer_g: In<G>,
+    compute_weights: Out<C>,
     squares: Out<f32>,
     rates: In<f64>,
-    verdict: In<f64>,
+    step_control: In<f64>,
     n: i64,
-    rest1: f32,
-    rest2: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
     eps: f32,
     #[constexpr] tile: usize,
-    #[constexpr = true] copies: bool,
+    #[constexpr = true] write_compute_weights: bool,
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
-    let (rates, made) = told(rates, verdict, eps);
+    let (rates, apply) = load_rates(rates, step_control, eps);
     let inside = offsets < n;
-    let (own, others) =
-        (load(g + offsets, mask = inside, other = 0.0), load(other + offsets, mask = inside, other = 0.0));
-    let gt = ((own.to::<f32>() + others.to::<f32>()) * 0.5).to::<G>().to::<f32>();
+    let (own_g, peer_gt) =
+        (load(g + offsets, mask = inside, other = 0.0), load(peer_g + offsets, mask = inside, other = 0.0));
+    let gt = ((own_g.to::<f32>() + peer_gt.to::<f32>()) * 0.5).to::<G>().to::<f32>();
     // All loads are issued before the barrier of the reduction.
-    let after = updated((p, m, v), gt, (offsets, inside), (rest1, rest2), rates);
+    let after = compute_update((p, m, v), gt, (offsets, inside), (one_minus_beta1, one_minus_beta2), rates);
     let square = sum(gt * gt, axis = 0);
     store(squares + program_id(0), square);
-    let made = inside && ((made != 0.0) && (square < f32::INFINITY));
-    keep((p, m, v), after, (offsets, made));
-    if copies {
-        store(copy + offsets, after.0.to::<C>(), mask = made);
+    let mask = inside && ((apply != 0.0) && (square < f32::INFINITY));
+    store_state((p, m, v), after, (offsets, mask));
+    if write_compute_weights {
+        store(compute_weights + offsets, after.0.to::<C>(), mask = mask);
     }
 }
 
@@ -216,45 +225,45 @@ impl Default for Options {
 
 /// The scalars of a step, rounded once from f64: 1 − 0.999 computed in f32 would have a relative error of 10⁻⁵.
 struct Rates {
-    rest1: f32,
-    rest2: f32,
-    rate: f32,
-    spread: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
+    step_size: f32,
+    inv_sqrt_bias_correction2: f32,
     decay: f32,
 }
 
 impl Options {
     fn rates(&self, kernel: &str, t: u64) -> Result<Rates> {
-        let mistake = |name: &'static str, expected: &str, found: String| {
+        let invalid_argument = |name: &'static str, expected: &str, found: String| {
             Err(Error::Argument { kernel: kernel.into(), name, expected: expected.into(), found })
         };
         if t == 0 {
-            return mistake("t", "the number of the step, counted from 1", "0".into());
+            return invalid_argument("t", "the number of the step, counted from 1", "0".into());
         }
         for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             if !(0.0..1.0).contains(&beta) {
-                return mistake(name, "a number in [0, 1)", beta.to_string());
+                return invalid_argument(name, "a number in [0, 1)", beta.to_string());
             }
         }
         let exponent = t as f64;
         Ok(Rates {
-            rest1: (1.0 - self.beta1) as f32,
-            rest2: (1.0 - self.beta2) as f32,
-            rate: (self.lr / (1.0 - self.beta1.powf(exponent))) as f32,
-            spread: (1.0 / (1.0 - self.beta2.powf(exponent)).sqrt()) as f32,
+            one_minus_beta1: (1.0 - self.beta1) as f32,
+            one_minus_beta2: (1.0 - self.beta2) as f32,
+            step_size: (self.lr / (1.0 - self.beta1.powf(exponent))) as f32,
+            inv_sqrt_bias_correction2: (1.0 / (1.0 - self.beta2.powf(exponent)).sqrt()) as f32,
             decay: (self.lr * self.weight_decay) as f32,
         })
     }
 }
 
 impl Options {
-    /// The `rates` that [`step_by`] reads in step `t` (from 1).
+    /// The `rates` that [`step_controlled`] reads in step `t` (from 1).
     ///
     /// # Errors
     /// `t` = 0; betas outside of [0, 1).
-    pub fn rates_of(&self, t: u64) -> Result<[f64; 3]> {
-        let Rates { rate, spread, decay, .. } = self.rates("adamw_by", t)?;
-        Ok([rate, spread, decay].map(f64::from))
+    pub fn rates_at_step(&self, t: u64) -> Result<[f64; 3]> {
+        let Rates { step_size, inv_sqrt_bias_correction2, decay, .. } = self.rates("adamw_controlled", t)?;
+        Ok([step_size, inv_sqrt_bias_correction2, decay].map(f64::from))
     }
 }
 
@@ -308,17 +317,18 @@ pub fn step<G: FloatElement>(
     for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len())] {
         expect_len(NAME, name, len, n)?;
     }
-    let Rates { rest1, rest2, rate, spread, decay } = options.rates(NAME, t)?;
+    let Rates { one_minus_beta1, one_minus_beta2, step_size, inv_sqrt_bias_correction2, decay } =
+        options.rates(NAME, t)?;
     Adamw {
         p: &mut p,
         m: &mut m,
         v: &mut v,
         g: &g,
         n: n as i64,
-        rest1,
-        rest2,
-        rate,
-        spread,
+        one_minus_beta1,
+        one_minus_beta2,
+        step_size,
+        inv_sqrt_bias_correction2,
         eps: options.eps as f32,
         decay,
         grad_scale: options.grad_scale as f32,
@@ -327,37 +337,38 @@ pub fn step<G: FloatElement>(
     .launch(device, n.div_ceil(TILE))
 }
 
-/// As [`step`]; also writes `copy` = p, rounded to its type.
+/// As [`step`]; also writes `compute_weights` = p, rounded to its type.
 ///
 /// # Errors
 /// As [`step`].
-pub fn step_with_copy<G: FloatElement, C: FloatElement>(
+pub fn step_with_compute_weights<G: FloatElement, C: FloatElement>(
     device: &Device,
     mut p: ViewMut<'_, f32>,
     mut m: ViewMut<'_, f32>,
     mut v: ViewMut<'_, f32>,
     g: View<'_, G>,
-    mut copy: ViewMut<'_, C>,
+    mut compute_weights: ViewMut<'_, C>,
     t: u64,
     options: &Options,
 ) -> Result<()> {
-    const NAME: &str = "adamw_with_copy";
+    const NAME: &str = "adamw_with_compute_weights";
     let n = p.len();
-    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len()), ("copy", copy.len())] {
+    for (name, len) in [("m", m.len()), ("v", v.len()), ("g", g.len()), ("compute_weights", compute_weights.len())] {
         expect_len(NAME, name, len, n)?;
     }
-    let Rates { rest1, rest2, rate, spread, decay } = options.rates(NAME, t)?;
-    AdamwWithCopy {
+    let Rates { one_minus_beta1, one_minus_beta2, step_size, inv_sqrt_bias_correction2, decay } =
+        options.rates(NAME, t)?;
+    AdamwWithComputeWeights {
         p: &mut p,
         m: &mut m,
         v: &mut v,
         g: &g,
-        copy: &mut copy,
+        compute_weights: &mut compute_weights,
         n: n as i64,
-        rest1,
-        rest2,
-        rate,
-        spread,
+        one_minus_beta1,
+        one_minus_beta2,
+        step_size,
+        inv_sqrt_bias_correction2,
         eps: options.eps as f32,
         decay,
         grad_scale: options.grad_scale as f32,
@@ -366,100 +377,102 @@ pub fn step_with_copy<G: FloatElement, C: FloatElement>(
     .launch(device, n.div_ceil(TILE))
 }
 
-/// As [`step`] or [`step_with_copy`], with scalars from device memory: `rates` as [`Options::rates_of`] gives them;
-/// `verdict` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options` this reads only
+/// As [`step`] or [`step_with_compute_weights`], with scalars from device memory: `rates` as [`Options::rates_at_step`] gives them;
+/// `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options` this reads only
 /// the betas and `eps`.
 ///
 /// # Errors
 /// Lengths that differ; tensors on another device; launch errors.
-pub fn step_by<G: FloatElement, C: FloatElement>(
+pub fn step_controlled<G: FloatElement, C: FloatElement>(
     device: &Device,
     [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
     g: View<'_, G>,
-    copy: Option<ViewMut<'_, C>>,
-    [rates, verdict]: [View<'_, f64>; 2],
+    compute_weights: Option<ViewMut<'_, C>>,
+    [rates, step_control]: [View<'_, f64>; 2],
     options: &Options,
 ) -> Result<()> {
-    const NAME: &str = "adamw_by";
+    const NAME: &str = "adamw_controlled";
     let n = p.len();
-    let copied = copy.as_ref().map(|copy| ("copy", copy.len()));
-    expect_lens(NAME, n, [("m", m.len()), ("v", v.len()), ("g", g.len())].into_iter().chain(copied))?;
-    expect_numbers(NAME, &[("rates", rates.len(), 3), ("verdict", verdict.len(), 2)])?;
-    let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
-    let copies = copy.is_some();
+    let compute_weights_len =
+        compute_weights.as_ref().map(|compute_weights| ("compute_weights", compute_weights.len()));
+    expect_lens(NAME, n, [("m", m.len()), ("v", v.len()), ("g", g.len())].into_iter().chain(compute_weights_len))?;
+    expect_numbers(NAME, &[("rates", rates.len(), 3), ("step_control", step_control.len(), 2)])?;
+    let Rates { one_minus_beta1, one_minus_beta2, .. } = options.rates(NAME, 1)?;
+    let write_compute_weights = compute_weights.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
-    let mut copy = copy.unwrap_or_else(|| none.view_mut());
-    AdamwBy {
+    let mut compute_weights = compute_weights.unwrap_or_else(|| none.view_mut());
+    AdamwControlled {
         p: &mut p,
         m: &mut m,
         v: &mut v,
         g: &g,
-        copy: &mut copy,
+        compute_weights: &mut compute_weights,
         rates: &rates,
-        verdict: &verdict,
+        step_control: &step_control,
         n: n as i64,
-        rest1,
-        rest2,
+        one_minus_beta1,
+        one_minus_beta2,
         eps: options.eps as f32,
         tile: TILE,
-        copies,
+        write_compute_weights,
     }
     .launch(device, n.div_ceil(TILE))
 }
 
-/// Parameters per program of [`step_of_two`].
-pub const TILE_OF_TWO: usize = 2048;
+/// Parameters per program of [`step_two_peers`].
+pub const TILE_TWO_PEERS: usize = 2048;
 
-/// The number of sums of squares that [`step_of_two`] writes for `n` parameters.
-pub fn squares_of_two(n: usize) -> usize {
-    n.div_ceil(TILE_OF_TWO)
+/// The number of sums of squares that [`step_two_peers`] writes for `n` parameters.
+pub fn squares_two_peers(n: usize) -> usize {
+    n.div_ceil(TILE_TWO_PEERS)
 }
 
-/// As [`step_by`], with the averages of the gradients of two ranks. `squares` receives [`squares_of_two`] sums of
+/// As [`step_controlled`], with the averages of the gradients of two ranks. `squares` receives [`squares_two_peers`] sums of
 /// squares of the averages; where one is not finite, the parameters of its program are left unchanged.
 ///
 /// # Errors
-/// As [`step_by`].
-pub fn step_of_two<G: FloatElement, C: FloatElement>(
+/// As [`step_controlled`].
+pub fn step_two_peers<G: FloatElement, C: FloatElement>(
     device: &Device,
     [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
-    [g, other]: [View<'_, G>; 2],
-    copy: Option<ViewMut<'_, C>>,
+    [g, peer_g]: [View<'_, G>; 2],
+    compute_weights: Option<ViewMut<'_, C>>,
     mut squares: ViewMut<'_, f32>,
-    [rates, verdict]: [View<'_, f64>; 2],
+    [rates, step_control]: [View<'_, f64>; 2],
     options: &Options,
 ) -> Result<()> {
-    const NAME: &str = "adamw_of_two";
-    let (n, sums) = (p.len(), squares_of_two(p.len()));
-    let copied = copy.as_ref().map(|copy| ("copy", copy.len()));
-    let lens = [("m", m.len()), ("v", v.len()), ("g", g.len()), ("other", other.len())];
-    expect_lens(NAME, n, lens.into_iter().chain(copied))?;
+    const NAME: &str = "adamw_two_peers";
+    let (n, sums) = (p.len(), squares_two_peers(p.len()));
+    let compute_weights_len =
+        compute_weights.as_ref().map(|compute_weights| ("compute_weights", compute_weights.len()));
+    let lens = [("m", m.len()), ("v", v.len()), ("g", g.len()), ("peer_g", peer_g.len())];
+    expect_lens(NAME, n, lens.into_iter().chain(compute_weights_len))?;
     expect_numbers(
         NAME,
-        &[("rates", rates.len(), 3), ("verdict", verdict.len(), 2), ("squares", squares.len(), sums)],
+        &[("rates", rates.len(), 3), ("step_control", step_control.len(), 2), ("squares", squares.len(), sums)],
     )?;
-    let Rates { rest1, rest2, .. } = options.rates(NAME, 1)?;
-    let copies = copy.is_some();
+    let Rates { one_minus_beta1, one_minus_beta2, .. } = options.rates(NAME, 1)?;
+    let write_compute_weights = compute_weights.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
-    let mut copy = copy.unwrap_or_else(|| none.view_mut());
-    AdamwOfTwo {
+    let mut compute_weights = compute_weights.unwrap_or_else(|| none.view_mut());
+    AdamwTwoPeers {
         p: &mut p,
         m: &mut m,
         v: &mut v,
         g: &g,
-        other: &other,
-        copy: &mut copy,
+        peer_g: &peer_g,
+        compute_weights: &mut compute_weights,
         squares: &mut squares,
         rates: &rates,
-        verdict: &verdict,
+        step_control: &step_control,
         n: n as i64,
-        rest1,
-        rest2,
+        one_minus_beta1,
+        one_minus_beta2,
         eps: options.eps as f32,
-        tile: TILE_OF_TWO,
-        copies,
+        tile: TILE_TWO_PEERS,
+        write_compute_weights,
     }
-    .launch_with(device, &LaunchConfig::new(sums).num_warps((TILE_OF_TWO / 256) as u32))
+    .launch_with(device, &LaunchConfig::new(sums).num_warps((TILE_TWO_PEERS / 256) as u32))
 }
 
 /// The reference in f64 of step `t`, as the paper writes it.

@@ -34,7 +34,7 @@ pub(crate) fn vector_block<T: Dtype>(
 }
 
 /// The dimensions of a [rows, d] block that need a boundary check.
-pub(crate) fn checked(rows: bool, dim: bool) -> &'static [usize] {
+pub(crate) fn boundary_dims(rows: bool, dim: bool) -> &'static [usize] {
     match (rows, dim) {
         (false, false) => &[],
         (true, false) => &[0],
@@ -43,12 +43,12 @@ pub(crate) fn checked(rows: bool, dim: bool) -> &'static [usize] {
     }
 }
 
-/// The first row and the first column of this program's tile, in a grid of [`ElementTiles`] over rows of `d` elements.
+/// The first row and the first column of this program's tile, in a grid of [`ElementwiseTiles`] over rows of `d` elements.
 #[device_fn]
 pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, Scalar<i32>) {
     assume(d > 0);
-    let across = cdiv(d, tile.1);
-    (program_id(0) / across * tile.0, program_id(0) % across * tile.1)
+    let tiles_per_row = cdiv(d, tile.1);
+    (program_id(0) / tiles_per_row * tile.0, program_id(0) % tiles_per_row * tile.1)
 }
 
 /// exp(x) as 2^(x · log₂ e), for x ≤ 0 or slightly above: softmax terms after subtraction of the maximum or of the
@@ -57,25 +57,25 @@ pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, 
 /// Two instructions. The rounding of the multiplication gives a relative error of 2⁻²⁴ per unit of |x|, where exp(x) is
 /// small.
 #[device_fn]
-pub(crate) fn exp_below(x: Tile<f32>) -> Tile<f32> {
+pub(crate) fn fast_exp(x: Tile<f32>) -> Tile<f32> {
     exp2(x * std::f32::consts::LOG2_E)
 }
 
 /// Tiles that cover a matrix, one program each: for elementwise kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ElementTiles {
+pub(crate) struct ElementwiseTiles {
     pub rows_tile: usize,
     pub d_tile: usize,
     programs: usize,
 }
 
-impl ElementTiles {
+impl ElementwiseTiles {
     /// Chooses tiles of about 2048 elements, 16 per thread: several vector loads of each operand are in flight.
-    pub fn new(rows: usize, d: usize) -> ElementTiles {
+    pub fn new(rows: usize, d: usize) -> ElementwiseTiles {
         const ELEMENTS: usize = 2048;
         let d_tile = d.max(1).next_power_of_two().clamp(16, ELEMENTS);
         let rows_tile = (ELEMENTS / d_tile).min(rows.max(1).next_power_of_two());
-        ElementTiles { rows_tile, d_tile, programs: rows.div_ceil(rows_tile) * d.div_ceil(d_tile) }
+        ElementwiseTiles { rows_tile, d_tile, programs: rows.div_ceil(rows_tile) * d.div_ceil(d_tile) }
     }
 
     pub fn config(&self) -> LaunchConfig {
@@ -89,10 +89,10 @@ mod tests {
 
     #[test]
     fn tiles_cover_the_matrix() {
-        assert_eq!(ElementTiles::new(3, 5000), ElementTiles { rows_tile: 1, d_tile: 2048, programs: 9 });
-        assert_eq!(ElementTiles::new(1000, 100), ElementTiles { rows_tile: 16, d_tile: 128, programs: 63 });
-        assert_eq!(ElementTiles::new(3, 1), ElementTiles { rows_tile: 4, d_tile: 16, programs: 1 });
-        assert_eq!(ElementTiles::new(0, 7).programs, 0);
-        assert_eq!(ElementTiles::new(7, 0).programs, 0);
+        assert_eq!(ElementwiseTiles::new(3, 5000), ElementwiseTiles { rows_tile: 1, d_tile: 2048, programs: 9 });
+        assert_eq!(ElementwiseTiles::new(1000, 100), ElementwiseTiles { rows_tile: 16, d_tile: 128, programs: 63 });
+        assert_eq!(ElementwiseTiles::new(3, 1), ElementwiseTiles { rows_tile: 4, d_tile: 16, programs: 1 });
+        assert_eq!(ElementwiseTiles::new(0, 7).programs, 0);
+        assert_eq!(ElementwiseTiles::new(7, 0).programs, 0);
     }
 }

@@ -1,6 +1,6 @@
 //! Copies between tensors of any strides and element types: y = x, rounded to the nearest value of y's type.
 
-use crate::blocks::{ElementTiles, row_block, tile_start};
+use crate::blocks::{ElementwiseTiles, row_block, tile_start};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
@@ -39,7 +39,7 @@ pub fn forward<T: FloatElement, U: FloatElement>(
     const NAME: &str = "cast";
     let [rows, d] = x.shape();
     expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    let tiles = ElementTiles::new(rows, d);
+    let tiles = ElementwiseTiles::new(rows, d);
     Cast {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],

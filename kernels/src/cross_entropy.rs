@@ -9,16 +9,16 @@
 //! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither `ignore_index` nor a column
 //! gives NaN, so that the error is visible.
 
-use crate::blocks::{ElementTiles, exp_below, row_block, tile_start, vector_block};
-use crate::ragged::{Ragged, end_columns, vector_tile, vectors_of};
+use crate::blocks::{ElementwiseTiles, fast_exp, row_block, tile_start, vector_block};
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
+use crate::unaligned_rows::{UnalignedRows, aligned_span, head_tail_columns, vector_tile};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 /// loss and lse (L) of each row, in f32, natural logarithm.
 ///
 /// One program per tile of rows, which loops over the columns. A row has `slots` accumulators (maximum and sum), which
-/// are combined after the loop: with one slot per thread, which takes `neighbours` contiguous elements at a time, the
+/// are combined after the loop: with one slot per thread, which takes `size_per_thread` contiguous elements at a time, the
 /// loop needs no synchronization. Rows that are not aligned to 16 bytes are read in aligned vectors of `vector`
 /// elements; the peeled head and tail are one more accumulator.
 #[autotune(
@@ -35,7 +35,7 @@ use tilewright_runtime::prelude::*;
         Config(rows_tile = 4, d_tile = 1024, slots = 128, num_warps = 4),
         Config(rows_tile = 4, d_tile = 1024, slots = 256, num_warps = 8),
     ],
-    key = [neighbours, vector, d, rows],
+    key = [size_per_thread, vector, d, rows],
     default = default_forward,
     tables = crate::tuned::TABLES,
 )]
@@ -53,23 +53,23 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     rows: i32,
     d: i32,
     #[no_specialize] ignore_index: i64,
-    #[no_specialize] lead: i32,
+    #[no_specialize] misalignment: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] slots: usize,
-    #[constexpr = 1] neighbours: usize,
+    #[constexpr = 1] size_per_thread: usize,
     #[constexpr = 0] vector: usize,
 ) {
-    let neighbours = neighbours.min(d_tile);
-    let slots = slots.min(d_tile / neighbours);
+    let size_per_thread = size_per_thread.min(d_tile);
+    let slots = slots.min(d_tile / size_per_thread);
     let first_row = program_id(0) * rows_tile;
     let strides = (logits_stride_row, logits_stride_d);
     let mut block = row_block(logits, (rows, d), strides, first_row, (rows_tile, d_tile));
     let row = first_row + arange(0, rows_tile);
-    let ragged = (row * logits_stride_row, row < rows);
+    let row_starts = (row * logits_stride_row, row < rows);
     let ends = if vector > 0 {
-        let (column, inside) = end_columns(ragged, d, lead, vector);
-        load(logits + (ragged.0.expand_dims(1) + column), mask = inside, other = f32::NEG_INFINITY).to::<f32>()
+        let (column, inside) = head_tail_columns(row_starts, d, misalignment, vector);
+        load(logits + (row_starts.0.expand_dims(1) + column), mask = inside, other = f32::NEG_INFINITY).to::<f32>()
     } else {
         full([rows_tile, 1], f32::NEG_INFINITY)
     };
@@ -77,17 +77,17 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let mut total = zeros::<f32>([rows_tile, slots]);
     for start in range(0, d, d_tile) {
         let x = if vector > 0 {
-            let (at, inside) = vector_tile(logits, ragged, d, lead, vector, (start, d_tile));
+            let (at, inside) = vector_tile(logits, row_starts, d, misalignment, vector, (start, d_tile));
             load(at, mask = inside, other = f32::NEG_INFINITY).to::<f32>()
         } else {
             let inside = (arange(0, d_tile) + start < d).expand_dims(0);
             where_(inside, load(block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY)
         };
-        let x = x.reshape([rows_tile, d_tile / (slots * neighbours), slots, neighbours]);
+        let x = x.reshape([rows_tile, d_tile / (slots * size_per_thread), slots, size_per_thread]);
         let new_largest = maximum(largest, max(max(x, axis = 3), axis = 1));
-        let shift = shift_of(new_largest);
-        let e = exp_below(x - shift.expand_dims(1).expand_dims(3));
-        total = total * exp_below(largest - shift) + sum(sum(e, axis = 3), axis = 1);
+        let shift = softmax_shift(new_largest);
+        let e = fast_exp(x - shift.expand_dims(1).expand_dims(3));
+        total = total * fast_exp(largest - shift) + sum(sum(e, axis = 3), axis = 1);
         largest = new_largest;
         block = block.advance([0, d_tile]);
     }
@@ -95,10 +95,10 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     if vector > 0 {
         row_largest = maximum(row_largest, max(ends, axis = 1));
     }
-    let shift = shift_of(row_largest).expand_dims(1);
-    let mut row_total = sum(total * exp_below(largest - shift), axis = 1);
+    let shift = softmax_shift(row_largest).expand_dims(1);
+    let mut row_total = sum(total * fast_exp(largest - shift), axis = 1);
     if vector > 0 {
-        row_total += sum(exp_below(ends - shift), axis = 1);
+        row_total += sum(fast_exp(ends - shift), axis = 1);
     }
     let log_sum = row_largest + log(row_total);
     store(vector_block(lse, rows, lse_stride, first_row, rows_tile), log_sum, boundary_check = [0]);
@@ -115,7 +115,7 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
 
 /// The shift before exp: the maximum; 0 where it is −∞, since −∞ − −∞ would be NaN.
 #[device_fn]
-fn shift_of(largest: Tile<f32>) -> Tile<f32> {
+fn softmax_shift(largest: Tile<f32>) -> Tile<f32> {
     where_(largest == f32::NEG_INFINITY, 0.0, largest)
 }
 
@@ -139,7 +139,7 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     rows: i32,
     d: i32,
     #[no_specialize] ignore_index: i64,
-    #[no_specialize] lead: i32,
+    #[no_specialize] misalignment: i32,
     scale: f32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
@@ -160,14 +160,14 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
         let each = row + arange(0, rows_tile);
         let x_rows = (each * logits_stride_row, each < rows);
         let grad_rows = (each * grad_logits_stride_row, each < rows);
-        let (head, _) = vectors_of(x_rows.0, d, lead, vector);
-        let (at, inside) = vector_tile(logits, x_rows, d, lead, vector, (col, d_tile));
+        let (head, _) = aligned_span(x_rows.0, d, misalignment, vector);
+        let (at, inside) = vector_tile(logits, x_rows, d, misalignment, vector, (col, d_tile));
         let x = load(at, mask = inside, other = 0.0).to::<f32>();
         let grad = gradient(x, arange(0, d_tile).expand_dims(0), target - head - col, of_rows);
-        let (at, inside) = vector_tile(grad_logits, grad_rows, d, lead, vector, (col, d_tile));
+        let (at, inside) = vector_tile(grad_logits, grad_rows, d, misalignment, vector, (col, d_tile));
         store(at, grad.to::<T>(), mask = inside);
         if col == 0 {
-            let (column, inside) = end_columns(x_rows, d, lead, vector);
+            let (column, inside) = head_tail_columns(x_rows, d, misalignment, vector);
             let x = load(logits + (x_rows.0.expand_dims(1) + column), mask = inside, other = 0.0).to::<f32>();
             let at = grad_logits + (grad_rows.0.expand_dims(1) + column);
             store(at, gradient(x, column.to::<i32>(), target, of_rows).to::<T>(), mask = inside);
@@ -196,7 +196,7 @@ fn gradient(
     // The comparison in 32 bits is safe: a 64-bit target that equals a column only after truncation has a NaN factor,
     // or is ignored.
     let hit = where_(columns == target.to::<i32>().expand_dims(1), 1.0, 0.0);
-    let grad = factor.expand_dims(1) * (exp_below(x - log_sum.expand_dims(1)) - hit);
+    let grad = factor.expand_dims(1) * (fast_exp(x - log_sum.expand_dims(1)) - hit);
     // Selected, not multiplied by zero: an ignored row may hold any values, NaN included.
     where_(ignored.expand_dims(1), 0.0, grad)
 }
@@ -204,18 +204,18 @@ fn gradient(
 /// The configuration where no tuning entry applies: on a GPU many small programs with several loads in flight per
 /// thread.
 fn default_forward(problem: &Problem) -> Config {
-    let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
+    let size = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let (elements, max_d) = if problem.is_gpu() { (8192 / bytes, 8192 / bytes) } else { (8192, 4096) };
-    let d_tile = of("d").next_power_of_two().clamp(16, max_d);
-    let rows_tile = (elements / d_tile).clamp(1, of("rows").next_power_of_two());
+    let d_tile = size("d").next_power_of_two().clamp(16, max_d);
+    let rows_tile = (elements / d_tile).clamp(1, size("rows").next_power_of_two());
     let slots = if problem.is_gpu() { 128usize } else { 1 };
     let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile).set("slots", slots);
     config.num_warps(4)
 }
 
 /// Contiguous elements that a thread of a GPU loads at a time; on a CPU a whole tile.
-fn neighbours<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
+fn size_per_thread<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
     match device.is_cuda() {
         true if strides[1] == 1 => 16 / size_of::<T>(),
         true => 1,
@@ -240,7 +240,7 @@ pub fn forward<T: FloatElement, I: IndexElement>(
     expect_shape(NAME, "targets", targets.shape(), [rows])?;
     expect_shape(NAME, "loss", loss.shape(), [rows])?;
     expect_shape(NAME, "lse", lse.shape(), [rows])?;
-    let ragged = Ragged::input(device, &logits);
+    let unaligned = UnalignedRows::of(device, &logits);
     CrossEntropyFwd {
         logits_stride_row: logits.strides()[0],
         logits_stride_d: logits.strides()[1],
@@ -250,7 +250,7 @@ pub fn forward<T: FloatElement, I: IndexElement>(
         rows: extent(NAME, "logits", rows)?,
         d: extent(NAME, "logits", d)?,
         ignore_index,
-        lead: ragged.lead,
+        misalignment: unaligned.misalignment,
         logits: &logits.data,
         targets: &targets.data,
         loss: &mut loss.data,
@@ -258,8 +258,8 @@ pub fn forward<T: FloatElement, I: IndexElement>(
         rows_tile: tuned(),
         d_tile: tuned(),
         slots: tuned(),
-        neighbours: neighbours::<T>(device, logits.strides()),
-        vector: ragged.vector,
+        size_per_thread: size_per_thread::<T>(device, logits.strides()),
+        vector: unaligned.vector,
     }
     .launch_tuned(device, |args| rows.div_ceil(args.rows_tile))
 }
@@ -288,8 +288,8 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     expect_shape(NAME, "lse", lse.shape(), [rows])?;
     expect_shape(NAME, "grad_loss", grad_loss.shape(), [rows])?;
     expect_shape(NAME, "grad_logits", grad_logits.shape(), [rows, d])?;
-    let tiles = ElementTiles::new(rows, d);
-    let ragged = Ragged::both(device, &logits, &grad_logits);
+    let tiles = ElementwiseTiles::new(rows, d);
+    let unaligned = UnalignedRows::of_both(device, &logits, &grad_logits);
     CrossEntropyBwd {
         logits_stride_row: logits.strides()[0],
         logits_stride_d: logits.strides()[1],
@@ -301,7 +301,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         rows: extent(NAME, "logits", rows)?,
         d: extent(NAME, "logits", d)?,
         ignore_index,
-        lead: ragged.lead,
+        misalignment: unaligned.misalignment,
         scale,
         logits: &logits.data,
         targets: &targets.data,
@@ -310,7 +310,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
         grad_logits: &mut grad_logits.data,
         rows_tile: tiles.rows_tile,
         d_tile: tiles.d_tile,
-        vector: ragged.vector,
+        vector: unaligned.vector,
     }
     .launch_with(device, &tiles.config())
 }

@@ -9,25 +9,25 @@ use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape,
 use tilewright_runtime::prelude::*;
 
 /// The index of no token: greater than every token index.
-const NOWHERE: i32 = i32::MAX;
+const NO_TOKEN: i32 = i32::MAX;
 
 /// The smallest index in `at` that is greater than `after` and whose id matches (`same`).
 #[device_fn]
-fn next(at: Tile<i32>, same: Tile<bool>, after: Scalar<i32>) -> Scalar<i32> {
-    min(where_(same && (at > after), at, NOWHERE))
+fn next_match(at: Tile<i32>, same: Tile<bool>, after: Scalar<i32>) -> Scalar<i32> {
+    min(where_(same && (at > after), at, NO_TOKEN))
 }
 
-/// The gradient of token t in the given columns; zero where t is [`NOWHERE`].
+/// The gradient of token t in the given columns; zero where t is [`NO_TOKEN`].
 #[device_fn]
-fn row<T: Float>(
+fn load_grad_row<T: Float>(
     grad_y: Ptr<T>,
     (t, tokens): (Scalar<i32>, Scalar<i32>),
     strides: (Scalar<i64>, Scalar<i64>),
     (columns, inside): (Tile<i32>, Tile<bool>),
 ) -> Tile<f32> {
-    let there = (t >= 0) && (t < tokens);
+    let exists = (t >= 0) && (t < tokens);
     let at = grad_y + (t.to::<i64>() * strides.0 + columns.to::<i64>() * strides.1);
-    load(at, mask = inside && there, other = 0.0).to::<f32>()
+    load(at, mask = inside && exists, other = 0.0).to::<f32>()
 }
 
 /// grad_w[ids[t], :] += grad_y[t, :] for every token t; ids outside of 0..vocabulary are skipped.
@@ -71,15 +71,15 @@ pub fn embedding_bwd<T: Float, I: Int>(
             let mut last = scalar::<i32>(-1);
             // Four rows are in flight.
             for _ in range(0, cdiv(count, 4)) {
-                let first = next(at, same, last);
-                let second = next(at, same, first);
-                let third = next(at, same, second);
-                last = next(at, same, third);
+                let first = next_match(at, same, last);
+                let second = next_match(at, same, first);
+                let third = next_match(at, same, second);
+                last = next_match(at, same, third);
                 let rows = (
-                    row(grad_y, (first, tokens), strides, (columns, inside)),
-                    row(grad_y, (second, tokens), strides, (columns, inside)),
-                    row(grad_y, (third, tokens), strides, (columns, inside)),
-                    row(grad_y, (last, tokens), strides, (columns, inside)),
+                    load_grad_row(grad_y, (first, tokens), strides, (columns, inside)),
+                    load_grad_row(grad_y, (second, tokens), strides, (columns, inside)),
+                    load_grad_row(grad_y, (third, tokens), strides, (columns, inside)),
+                    load_grad_row(grad_y, (last, tokens), strides, (columns, inside)),
                 );
                 total = total + rows.0 + rows.1 + rows.2 + rows.3;
             }

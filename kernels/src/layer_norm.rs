@@ -13,8 +13,8 @@
 
 use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
-use crate::walk::{Walk, default_walk};
+use crate::row_loop::{RowLoop, default_row_loop};
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// y = (x − mean) · rstd · w + b, mean, and rstd = 1/√(variance + eps), computed in f32.
@@ -27,7 +27,7 @@ use tilewright_runtime::prelude::*;
         Config(rows_tile = 8, num_warps = 8),
     ],
     key = [d_tile, rows],
-    default = default_rows,
+    default = default_row_tiles,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -68,11 +68,11 @@ pub fn layer_norm_fwd<T: Float>(
         let bt = load(b_block, boundary_check = [0], padding = zero).to::<f32>();
         let mu = sum(xt, axis = 1) / d.to::<f32>();
         let inside = (arange(0, d_tile) < d).expand_dims(0);
-        let centred = where_(inside, xt - mu.expand_dims(1), 0.0);
-        let s = rsqrt(sum(centred * centred, axis = 1) / d.to::<f32>() + eps);
+        let centered = where_(inside, xt - mu.expand_dims(1), 0.0);
+        let s = rsqrt(sum(centered * centered, axis = 1) / d.to::<f32>() + eps);
         store(mean_block, mu, boundary_check = [0]);
         store(rstd_block, s, boundary_check = [0]);
-        let yt = centred * s.expand_dims(1) * wt.expand_dims(0) + bt.expand_dims(0);
+        let yt = centered * s.expand_dims(1) * wt.expand_dims(0) + bt.expand_dims(0);
         store(y_block, yt.to::<T>(), boundary_check = [0, 1]);
     } else {
         let mut x_block = first_block;
@@ -84,11 +84,11 @@ pub fn layer_norm_fwd<T: Float>(
             let count = minimum(d - start, d_tile).to::<f32>();
             let tile_mu = sum(xt, axis = 1) / count;
             let inside = (arange(0, d_tile) + start < d).expand_dims(0);
-            let centred = where_(inside, xt - tile_mu.expand_dims(1), 0.0);
+            let centered = where_(inside, xt - tile_mu.expand_dims(1), 0.0);
             let shift = tile_mu - mu;
-            let share = count / (before + count);
-            mu += shift * share;
-            squares += sum(centred * centred, axis = 1) + shift * shift * (before * share);
+            let fraction = count / (before + count);
+            mu += shift * fraction;
+            squares += sum(centered * centered, axis = 1) + shift * shift * (before * fraction);
             x_block = x_block.advance([0, d_tile]);
         }
         let s = rsqrt(squares / d.to::<f32>() + eps);
@@ -113,12 +113,12 @@ pub fn layer_norm_fwd<T: Float>(
 /// = Σ grad_y[r, j].
 ///
 /// The partial sums are dense, with one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its
-/// `rows_each` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile
+/// `rows_per_program` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile
 /// of rows.
 #[autotune(
     configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
-    default = default_walk,
+    default = default_row_loop,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -142,7 +142,7 @@ pub fn layer_norm_bwd<T: Float>(
     grad_x_stride_d: i64,
     rows: i32,
     d: i32,
-    rows_each: i32,
+    rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
@@ -158,14 +158,14 @@ pub fn layer_norm_bwd<T: Float>(
     let mut partial_b_block = row_block(partial_grad_b, partial.0, partial.1, program_id(0), (1, d_tile));
     // g is zero out of bounds, and so is every term below.
     if whole_rows {
-        assume((d <= d_tile) && (rows_each > 0) && (rows_each % rows_tile == 0));
+        assume((d <= d_tile) && (rows_per_program > 0) && (rows_per_program % rows_tile == 0));
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-        let share = 1.0 / d.to::<f32>();
+        let inv_d = 1.0 / d.to::<f32>();
         let mut total_w = zeros::<f32>([rows_tile, d_tile]);
         let mut total_b = zeros::<f32>([rows_tile, d_tile]);
-        let first = program_id(0) * rows_each;
-        for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
-            let row = first + below;
+        let first = program_id(0) * rows_per_program;
+        for offset in range(0, minimum(rows_per_program, rows - first), rows_tile, num_stages = stages) {
+            let row = first + offset;
             let x_block = row_block(x, shape, x_strides, row, tile);
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let mean_block = vector_block(mean, rows, mean_stride, row, rows_tile);
@@ -180,10 +180,10 @@ pub fn layer_norm_bwd<T: Float>(
             total_w += scaled * centered;
             total_b += g;
             let v = scaled * wt;
-            let level = sum(v, axis = 1, keep_dims = true) * share;
-            let slope = sum(v * centered, axis = 1, keep_dims = true) * (s * s * share);
+            let c2 = sum(v, axis = 1, keep_dims = true) * inv_d;
+            let c1 = sum(v * centered, axis = 1, keep_dims = true) * (s * s * inv_d);
             let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
-            store(grad_x_block, (v - level - centered * slope).to::<T>(), boundary_check = [0, 1]);
+            store(grad_x_block, (v - c2 - centered * c1).to::<T>(), boundary_check = [0, 1]);
         }
         store(partial_w_block, sum(total_w, axis = 0, keep_dims = true), boundary_check = [1]);
         store(partial_b_block, sum(total_b, axis = 0, keep_dims = true), boundary_check = [1]);
@@ -200,28 +200,28 @@ pub fn layer_norm_bwd<T: Float>(
         let mut total = zeros::<f32>([rows_tile, 1]);
         let mut dots = zeros::<f32>([rows_tile, 1]);
         for _ in range(0, d, d_tile) {
-            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            let x_hat = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-            store(partial_w_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+            store(partial_w_block, sum(g * x_hat, axis = 0, keep_dims = true), boundary_check = [1]);
             store(partial_b_block, sum(g, axis = 0, keep_dims = true), boundary_check = [1]);
             let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
             total += sum(gw, axis = 1, keep_dims = true);
-            dots += sum(gw * normed, axis = 1, keep_dims = true);
+            dots += sum(gw * x_hat, axis = 1, keep_dims = true);
             x_block = x_block.advance([0, d_tile]);
             w_block = w_block.advance([d_tile]);
             g_block = g_block.advance([0, d_tile]);
             partial_w_block = partial_w_block.advance([0, d_tile]);
             partial_b_block = partial_b_block.advance([0, d_tile]);
         }
-        let (level, slope) = (total / d.to::<f32>(), dots / d.to::<f32>());
+        let (c2, c1) = (total / d.to::<f32>(), dots / d.to::<f32>());
         x_block = first_x;
         w_block = first_w;
         g_block = first_g;
         for _ in range(0, d, d_tile) {
-            let normed = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
+            let x_hat = (load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() - mu) * s;
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-            store(grad_x_block, ((gw - level - normed * slope) * s).to::<T>(), boundary_check = [0, 1]);
+            store(grad_x_block, ((gw - c2 - x_hat * c1) * s).to::<T>(), boundary_check = [0, 1]);
             x_block = x_block.advance([0, d_tile]);
             w_block = w_block.advance([d_tile]);
             g_block = g_block.advance([0, d_tile]);
@@ -231,13 +231,13 @@ pub fn layer_norm_bwd<T: Float>(
 }
 
 /// Widest row that is kept in registers; tile of wider rows.
-const MAX_WHOLE: usize = 8192;
+const MAX_SINGLE_TILE_D: usize = 8192;
 const WIDE_TILE: usize = 4096;
 /// Backward tile of wide rows: narrow enough for several rows, whose gradients of w and b are one partial sum each.
 const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {
-    RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
+    RowTiles::new(rows, d, if d <= MAX_SINGLE_TILE_D { MAX_SINGLE_TILE_D } else { WIDE_TILE })
 }
 
 /// y [rows, d], mean [rows] and rstd [rows] of x [rows, d], weights w [d], biases b [d] and `eps`.
@@ -317,10 +317,10 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
     expect_shape(NAME, "grad_b", grad_b.shape(), [d])?;
-    let whole_rows = d <= MAX_WHOLE;
-    let tiles = RowTiles::new(rows, d, if whole_rows { MAX_WHOLE } else { WIDE_BACKWARD_TILE });
-    let walk = Walk::new(device, rows, tiles.d_tile, 1);
-    let programs = if whole_rows { walk.programs } else { tiles.programs(rows) };
+    let whole_rows = d <= MAX_SINGLE_TILE_D;
+    let tiles = RowTiles::new(rows, d, if whole_rows { MAX_SINGLE_TILE_D } else { WIDE_BACKWARD_TILE });
+    let row_loop = RowLoop::new(device, rows, tiles.d_tile, 1);
+    let programs = if whole_rows { row_loop.programs } else { tiles.programs(rows) };
     let mut partial_w = Buffer::<f32>::uninit(device, programs * d)?;
     let mut partial_b = Buffer::<f32>::uninit(device, programs * d)?;
     let mut kernel = LayerNormBwd {
@@ -335,7 +335,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         grad_x_stride_d: grad_x.strides()[1],
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
-        rows_each: extent(NAME, "x", walk.rows_each)?,
+        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         x: &x.data,
         w: &w.data,
         mean: &mean.data,
@@ -385,12 +385,12 @@ pub mod reference {
         let (mut grad_x, mut grad_w, mut grad_b) = (Vec::with_capacity(x.len()), vec![0.0; d], vec![0.0; d]);
         for (x, g) in x.chunks_exact(d.max(1)).zip(grad_y.chunks_exact(d.max(1))) {
             let (mean, rstd) = moments(x, eps);
-            let normed: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
-            let level = (0..d).map(|j| g[j] * w[j]).sum::<f64>() / d as f64;
-            let slope = (0..d).map(|j| g[j] * w[j] * normed[j]).sum::<f64>() / d as f64;
+            let x_hat: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
+            let c2 = (0..d).map(|j| g[j] * w[j]).sum::<f64>() / d as f64;
+            let c1 = (0..d).map(|j| g[j] * w[j] * x_hat[j]).sum::<f64>() / d as f64;
             for j in 0..d {
-                grad_x.push(rstd * (g[j] * w[j] - level - normed[j] * slope));
-                grad_w[j] += g[j] * normed[j];
+                grad_x.push(rstd * (g[j] * w[j] - c2 - x_hat[j] * c1));
+                grad_w[j] += g[j] * x_hat[j];
                 grad_b[j] += g[j];
             }
         }

@@ -34,15 +34,15 @@ pub mod cross_entropy;
 pub mod embedding;
 pub mod layer_norm;
 pub mod matmul;
-mod ragged;
 pub mod rank_sum;
 pub mod rms_norm;
 pub mod rope;
+mod row_loop;
 pub mod softmax;
 pub mod swiglu;
 pub mod tensor;
 pub mod tuned;
-mod walk;
+mod unaligned_rows;
 pub mod weighted_sum;
 
 pub use tensor::{FloatElement, IndexElement, Tensor, TensorMut};
@@ -69,9 +69,9 @@ pub static AUTOTUNED: &[&Autotune] = &[
 /// All kernels, sorted by name.
 pub static KERNELS: &[&KernelDef] = &[
     &adamw::ADAMW,
-    &adamw::ADAMW_BY,
-    &adamw::ADAMW_OF_TWO,
-    &adamw::ADAMW_WITH_COPY,
+    &adamw::ADAMW_CONTROLLED,
+    &adamw::ADAMW_TWO_PEERS,
+    &adamw::ADAMW_WITH_COMPUTE_WEIGHTS,
     &cast::CAST,
     &column_sum::COLUMN_SUM,
     &cross_entropy::CROSS_ENTROPY_BWD,
@@ -82,7 +82,7 @@ pub static KERNELS: &[&KernelDef] = &[
     &attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS,
     &attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS,
     &attention::forward::FLASH_ATTENTION_FWD,
-    &attention::parts::FLASH_ATTENTION_FWD_JOIN,
+    &attention::split_kv::FLASH_ATTENTION_FWD_COMBINE,
     &layer_norm::LAYER_NORM_BWD,
     &layer_norm::LAYER_NORM_FWD,
     &matmul::MATMUL,

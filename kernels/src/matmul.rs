@@ -50,7 +50,7 @@ constexpr_enum! {
 
 /// c = activation(a·b + bias) + addend, accumulated in f32.
 ///
-/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_columns` and `b_columns` promise that the operand is column-major:
+/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is column-major:
 /// its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the dimension of c
 /// along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c if it is
 /// `Itself`.
@@ -61,7 +61,7 @@ constexpr_enum! {
         Config(m_tile = 256, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
-        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, bulk_copies = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, tma = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4, warp_specialize = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3),
         Config(m_tile = 128, n_tile = 256, k_tile = 64, num_warps = 8, num_stages = 3),
@@ -74,9 +74,9 @@ constexpr_enum! {
         Config(m_tile = 64, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = [3, 4], wgmma_f32 = true),
         Config(m_tile = 128, n_tile = 128, k_tile = 16, num_warps = 8, num_stages = 4, wgmma_f32 = true),
         Config(m_tile = 256, n_tile = 64, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true),
-        Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true, bulk_copies = true),
-        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = 2, wgmma_f32 = true, bulk_copies = true),
-        Config(m_tile = 128, n_tile = 256, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true, bulk_copies = true),
+        Config(m_tile = 128, n_tile = 128, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true, tma = true),
+        Config(m_tile = 64, n_tile = 128, k_tile = 32, num_warps = 4, num_stages = 2, wgmma_f32 = true, tma = true),
+        Config(m_tile = 128, n_tile = 256, k_tile = 32, num_warps = 8, num_stages = 3, wgmma_f32 = true, tma = true),
         Config(m_tile = 64, n_tile = 256, k_tile = 64, num_warps = 4, num_stages = 3),
         Config(m_tile = 128, n_tile = 64, k_tile = 64, num_warps = 4, num_stages = 4),
         Config(m_tile = 64, n_tile = 128, k_tile = 64, num_warps = 4, num_stages = 4),
@@ -89,7 +89,7 @@ constexpr_enum! {
         Config(m_tile = 32, n_tile = 64, k_tile = 32, num_warps = 4, num_stages = 3),
         Config(m_tile = 32, n_tile = 32, k_tile = 32, num_warps = 4, num_stages = 2),
     ],
-    key = [a_columns, b_columns, precision, m, n, k],
+    key = [a_col_major, b_col_major, precision, m, n, k],
     default = default_config,
 )]
 #[kernel]
@@ -115,8 +115,8 @@ pub fn matmul<T: Float>(
     #[constexpr] n_tile: usize,
     #[constexpr] k_tile: usize,
     #[constexpr = 8] group: usize,
-    #[constexpr = false] a_columns: bool,
-    #[constexpr = false] b_columns: bool,
+    #[constexpr = false] a_col_major: bool,
+    #[constexpr = false] b_col_major: bool,
     #[constexpr = None] bias_along: Bias,
     #[constexpr = None] activation: Activation,
     #[constexpr = None] addend: Addend,
@@ -131,7 +131,7 @@ pub fn matmul<T: Float>(
         strides = [a_stride_m, a_stride_k],
         offsets = [i * m_tile, 0],
         block_shape = [m_tile, k_tile],
-        order = order(a_columns),
+        order = order(a_col_major),
     );
     let mut b_block = make_block_ptr(
         b,
@@ -139,7 +139,7 @@ pub fn matmul<T: Float>(
         strides = [b_stride_k, b_stride_n],
         offsets = [0, j * n_tile],
         block_shape = [k_tile, n_tile],
-        order = order(b_columns),
+        order = order(b_col_major),
     );
     let c_block = make_block_ptr(
         c,
@@ -149,27 +149,27 @@ pub fn matmul<T: Float>(
         block_shape = [m_tile, n_tile],
         order = [1, 0],
     );
-    let mut product = zeros::<f32>([m_tile, n_tile]);
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
     for _ in range(0, cdiv(k, k_tile)) {
         let at = load(a_block, boundary_check = [0, 1], padding = zero);
         let bt = load(b_block, boundary_check = [0, 1], padding = zero);
-        product = dot(at, bt, product, input_precision = precision);
+        acc = dot(at, bt, acc, input_precision = precision);
         a_block = a_block.advance([0, k_tile]);
         b_block = b_block.advance([k_tile, 0]);
     }
     if bias_along == Bias::Columns {
         let columns = j * n_tile + arange(0, n_tile);
         let numbers = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
-        product = product + numbers.to::<f32>().expand_dims(0);
+        acc = acc + numbers.to::<f32>().expand_dims(0);
     }
     if bias_along == Bias::Rows {
         let rows = i * m_tile + arange(0, m_tile);
         let numbers = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
-        product = product + numbers.to::<f32>().expand_dims(1);
+        acc = acc + numbers.to::<f32>().expand_dims(1);
     }
-    product = activate(product, activation);
+    acc = activate(acc, activation);
     if addend == Addend::Itself {
-        product = product + load(c_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        acc = acc + load(c_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     }
     if addend == Addend::Other {
         let other_block = make_block_ptr(
@@ -180,9 +180,9 @@ pub fn matmul<T: Float>(
             block_shape = [m_tile, n_tile],
             order = [1, 0],
         );
-        product = product + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
+        acc = acc + load(other_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     }
-    store(c_block, product.to::<T>(), boundary_check = [0, 1]);
+    store(c_block, acc.to::<T>(), boundary_check = [0, 1]);
 }
 
 /// Dimensions of a matrix from the fastest-varying in memory to the slowest.
@@ -226,7 +226,7 @@ pub fn multiply<T: FloatElement>(
     c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    product(device, a, b, None, Plus::Nothing, c, options)
+    launch_matmul(device, a, b, None, AddendTensor::Nothing, c, options)
 }
 
 /// c [m, n] += activation(a [m, k] · b [k, n]), as for an accumulated gradient. Each element is rounded once.
@@ -240,7 +240,7 @@ pub fn accumulate<T: FloatElement>(
     c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
-    product(device, a, b, None, Plus::Itself, c, options)
+    launch_matmul(device, a, b, None, AddendTensor::Itself, c, options)
 }
 
 /// c [m, n] = other [m, n] + activation(a [m, k] · b [k, n]), as for a layer that adds to a residual stream.
@@ -256,7 +256,7 @@ pub fn multiply_add<T: FloatElement>(
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "other", other.shape(), c.shape())?;
-    product(device, a, b, None, Plus::Other(other), c, options)
+    launch_matmul(device, a, b, None, AddendTensor::Other(other), c, options)
 }
 
 /// c [m, n] = activation(a [m, k] · b [k, n] + bias [n]): a linear layer, whose weight [n, k] is b transposed.
@@ -272,22 +272,22 @@ pub fn multiply_add_bias<T: FloatElement>(
     options: Options,
 ) -> Result<()> {
     expect_shape("matmul", "bias", bias.shape(), [b.shape()[1]])?;
-    product(device, a, b, Some((bias, Bias::Columns)), Plus::Nothing, c, options)
+    launch_matmul(device, a, b, Some((bias, Bias::Columns)), AddendTensor::Nothing, c, options)
 }
 
 /// The matrix that is added after the activation, with its tensor.
-enum Plus<'a, T: FloatElement> {
+enum AddendTensor<'a, T: FloatElement> {
     Nothing,
     Itself,
     Other(Tensor<'a, T, 2>),
 }
 
-fn product<'a, T: FloatElement>(
+fn launch_matmul<'a, T: FloatElement>(
     device: &Device,
     a: Tensor<'a, T, 2>,
     b: Tensor<'a, T, 2>,
     bias: Option<(Tensor<'a, T, 1>, Bias)>,
-    plus: Plus<'a, T>,
+    addend_tensor: AddendTensor<'a, T>,
     mut c: TensorMut<'_, T, 2>,
     options: Options,
 ) -> Result<()> {
@@ -299,21 +299,29 @@ fn product<'a, T: FloatElement>(
     if columns(c.strides()) {
         // cᵀ = bᵀ·aᵀ is row-major.
         let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
-        let plus = match plus {
-            Plus::Other(other) => Plus::Other(other.transposed(0, 1)),
+        let addend_tensor = match addend_tensor {
+            AddendTensor::Other(other) => AddendTensor::Other(other.transposed(0, 1)),
             same => same,
         };
-        return product(device, b.transposed(0, 1), a.transposed(0, 1), bias, plus, c.transposed(0, 1), options);
+        return launch_matmul(
+            device,
+            b.transposed(0, 1),
+            a.transposed(0, 1),
+            bias,
+            addend_tensor,
+            c.transposed(0, 1),
+            options,
+        );
     }
     // Without a bias or an addend the kernel gets a pointer that it does not read.
     let (bias, bias_stride, bias_along) = match bias {
         Some((bias, along)) => (bias.data, bias.strides()[0], along),
         None => (a.data, 1, Bias::None),
     };
-    let (addend, other, [other_stride_m, other_stride_n]) = match plus {
-        Plus::Nothing => (Addend::None, a.data, [0, 1]),
-        Plus::Itself => (Addend::Itself, a.data, [0, 1]),
-        Plus::Other(other) => (Addend::Other, other.data, other.strides()),
+    let (addend, other, [other_stride_m, other_stride_n]) = match addend_tensor {
+        AddendTensor::Nothing => (Addend::None, a.data, [0, 1]),
+        AddendTensor::Itself => (Addend::Itself, a.data, [0, 1]),
+        AddendTensor::Other(other) => (Addend::Other, other.data, other.strides()),
     };
     Matmul {
         a_stride_m: a.strides()[0],
@@ -328,8 +336,8 @@ fn product<'a, T: FloatElement>(
         m: extent(NAME, "a", m)?,
         n: extent(NAME, "b", n)?,
         k: extent(NAME, "a", k)?,
-        a_columns: columns(a.strides()),
-        b_columns: columns(b.strides()),
+        a_col_major: columns(a.strides()),
+        b_col_major: columns(b.strides()),
         a: &a.data,
         b: &b.data,
         bias: &bias,
@@ -358,7 +366,7 @@ fn default_config(problem: &Problem) -> Config {
         (true, 2, _) => ([128, 128, 64], 8, 4),
         // Scalar FMAs: both operands are read from shared memory for each of them.
         (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
-        (true, ..) if hopper => by_warpgroups(problem),
+        (true, ..) if hopper => wgmma_f32_tiles(problem),
         (true, ..) => ([64, 64, 32], 4, 3),
     };
     // The sizes in the key are powers of two.
@@ -369,15 +377,15 @@ fn default_config(problem: &Problem) -> Config {
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
     let config = config.num_warps(num_warps).num_stages(num_stages);
     // Producer warps pay off where the MMAs keep two consumer warpgroups busy.
-    let apart = hopper && bytes == 2 && m * n >= 128 * 128;
+    let warp_specialize_bf16 = hopper && bytes == 2 && m * n >= 128 * 128;
     let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
-    let (warp_specialize, wgmma_f32) = (apart.then_some(true), f32.then_some(true));
+    let (warp_specialize, wgmma_f32) = (warp_specialize_bf16.then_some(true), f32.then_some(true));
     Config { schedule: Schedule { warp_specialize, wgmma_f32, ..Schedule::default() }, ..config }
 }
 
 /// Tile sizes (m, n, k), warps and stages for f32 with wgmma: the largest tiles that leave work for all SMs, since
 /// splitting the operands (3xTF32) costs less the more each split operand is reused.
-fn by_warpgroups(problem: &Problem) -> ([usize; 3], u32, u32) {
+fn wgmma_f32_tiles(problem: &Problem) -> ([usize; 3], u32, u32) {
     /// Programs that fill a GPU of this kind.
     const BLOCKS: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;

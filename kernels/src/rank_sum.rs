@@ -7,7 +7,7 @@ use tilewright_runtime::prelude::*;
 ///
 /// The sum is accumulated in f32 and rounded once. With `average` it is multiplied by 1 / `world` before that, which is
 /// exact for a power of two. The input of `rank` is the previous content of y; those of the others are the rows of x
-/// [world − 1, n], in rank order. With `copies` the result is also written to `copy`.
+/// [world − 1, n], in rank order. With `has_copy` the result is also written to `copy`.
 ///
 /// One program per tile; a smaller grid loops over tiles with a stride of the grid size.
 #[kernel]
@@ -21,7 +21,7 @@ pub fn rank_sum<T: Float>(
     #[constexpr] rank: usize,
     #[constexpr] world: usize,
     #[constexpr = false] average: bool,
-    #[constexpr = false] copies: bool,
+    #[constexpr = false] has_copy: bool,
 ) {
     let first = program_id(0).to::<i64>() * tile;
     for start in range(first, n, num_programs(0).to::<i64>() * tile) {
@@ -42,7 +42,7 @@ pub fn rank_sum<T: Float>(
             total = total * (1.0 / world as f32);
         }
         store(y + offsets, total.to::<T>(), mask = inside);
-        if copies {
+        if has_copy {
             store(copy + offsets, total.to::<T>(), mask = inside);
         }
     }
@@ -50,7 +50,7 @@ pub fn rank_sum<T: Float>(
 
 /// The reduction that a rank computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ranks {
+pub struct RankReduction {
     /// The rank whose input is in y.
     pub rank: usize,
     /// Number of ranks, and so of inputs.
@@ -72,26 +72,26 @@ pub fn reduce<T: FloatElement>(
     mut y: ViewMut<'_, T>,
     (x, stride): (View<'_, T>, usize),
     copy: Option<ViewMut<'_, T>>,
-    ranks: Ranks,
-    programs: Option<usize>,
+    ranks: RankReduction,
+    max_programs: Option<usize>,
 ) -> Result<()> {
     const NAME: &str = "rank_sum";
-    let Ranks { rank, world, average } = ranks;
-    let (n, copies) = (y.len(), copy.is_some());
-    let mistake = |name: &'static str, expected: String, found: usize| {
+    let RankReduction { rank, world, average } = ranks;
+    let (n, has_copy) = (y.len(), copy.is_some());
+    let invalid_argument = |name: &'static str, expected: String, found: usize| {
         Err(Error::Argument { kernel: NAME.into(), name, expected, found: found.to_string() })
     };
     if rank >= world {
-        return mistake("rank", format!("a rank below {world}, the number of ranks"), rank);
+        return invalid_argument("rank", format!("a rank below {world}, the number of ranks"), rank);
     }
-    let wanted = if world == 1 { 0 } else { (world - 2) * stride + n };
-    if x.len() < wanted || (world > 2 && stride < n) {
-        return mistake("x", format!("{} inputs of {n} elements at a stride of {stride}", world - 1), x.len());
+    let required = if world == 1 { 0 } else { (world - 2) * stride + n };
+    if x.len() < required || (world > 2 && stride < n) {
+        return invalid_argument("x", format!("{} inputs of {n} elements at a stride of {stride}", world - 1), x.len());
     }
     if let Some(copy) = &copy
         && copy.len() != n
     {
-        return mistake("copy", format!("{n} elements, as many as `y`"), copy.len());
+        return invalid_argument("copy", format!("{n} elements, as many as `y`"), copy.len());
     }
     let mut none = Buffer::<T>::uninit(device, 0)?;
     let mut copy = match copy {
@@ -110,13 +110,13 @@ pub fn reduce<T: FloatElement>(
         rank,
         world,
         average,
-        copies,
+        has_copy,
     }
-    .launch(device, programs.map_or(tiles, |most| tiles.min(most.max(1))))
+    .launch(device, max_programs.map_or(tiles, |max| tiles.min(max.max(1))))
 }
 
-/// The reference in f64; `parts` has one input per rank.
-pub fn reference(parts: &[Vec<f64>], average: bool) -> Vec<f64> {
-    let divisor = if average { parts.len() as f64 } else { 1.0 };
-    (0..parts[0].len()).map(|i| parts.iter().map(|part| part[i]).sum::<f64>() / divisor).collect()
+/// The reference in f64; `inputs` has one input per rank.
+pub fn reference(inputs: &[Vec<f64>], average: bool) -> Vec<f64> {
+    let divisor = if average { inputs.len() as f64 } else { 1.0 };
+    (0..inputs[0].len()).map(|i| inputs.iter().map(|input| input[i]).sum::<f64>() / divisor).collect()
 }

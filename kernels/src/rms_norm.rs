@@ -11,8 +11,8 @@
 
 use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
-use crate::walk::{Walk, default_walk};
+use crate::row_loop::{RowLoop, default_row_loop};
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
 use tilewright_codegen::target::Target;
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
@@ -120,7 +120,7 @@ fn default_forward(problem: &Problem) -> Config {
     let d_tile = problem.int("d_tile").map_or(0, |d| d.max(0) as usize);
     let bytes = d_tile * problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     if bytes < 4096 || matches!(problem.target, Target::Host(_)) {
-        return default_rows(problem).set("reread", false);
+        return default_row_tiles(problem).set("reread", false);
     }
     let num_warps = ((bytes / 1024) as u32).clamp(4, 16);
     Config::default().set("rows_tile", 1_usize).set("reread", true).num_warps(num_warps)
@@ -128,7 +128,7 @@ fn default_forward(problem: &Problem) -> Config {
 
 /// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
 ///
-/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its `rows_each`
+/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its `rows_per_program`
 /// rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile of rows.
 #[autotune(
     configs = [
@@ -144,7 +144,7 @@ fn default_forward(problem: &Problem) -> Config {
         Config(rows_tile = 1, num_warps = 32, stages = 2),
     ],
     key = [d_tile, rows],
-    default = default_walk,
+    default = default_row_loop,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -167,7 +167,7 @@ pub fn rms_norm_bwd<T: Float>(
     partial_stride_d: i64,
     rows: i32,
     d: i32,
-    rows_each: i32,
+    rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr] whole_rows: bool,
@@ -182,13 +182,13 @@ pub fn rms_norm_bwd<T: Float>(
     let mut partial_block =
         row_block(partial_grad_w, (num_programs(0), d), partial_strides, program_id(0), (1, d_tile));
     if whole_rows {
-        assume((d <= d_tile) && (rows_each > 0) && (rows_each % rows_tile == 0));
+        assume((d <= d_tile) && (rows_per_program > 0) && (rows_per_program % rows_tile == 0));
         let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-        let share = 1.0 / d.to::<f32>();
+        let inv_d = 1.0 / d.to::<f32>();
         let mut total = zeros::<f32>([rows_tile, d_tile]);
-        let first = program_id(0) * rows_each;
-        for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
-            let row = first + below;
+        let first = program_id(0) * rows_per_program;
+        for offset in range(0, minimum(rows_per_program, rows - first), rows_tile, num_stages = stages) {
+            let row = first + offset;
             let x_block = row_block(x, shape, x_strides, row, tile);
             let g_block = row_block(grad_y, shape, grad_y_strides, row, tile);
             let rstd_block = vector_block(rstd, rows, rstd_stride, row, rows_tile);
@@ -199,9 +199,9 @@ pub fn rms_norm_bwd<T: Float>(
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
             total += g * xt;
             let v = g * wt;
-            let slope = sum(v * xt, axis = 1, keep_dims = true) * (s * s * share);
+            let c1 = sum(v * xt, axis = 1, keep_dims = true) * (s * s * inv_d);
             let grad_x_block = row_block(grad_x, shape, grad_x_strides, row, tile);
-            store(grad_x_block, (v - xt * slope).to::<T>(), boundary_check = [0, 1]);
+            store(grad_x_block, (v - xt * c1).to::<T>(), boundary_check = [0, 1]);
         }
         store(partial_block, sum(total, axis = 0, keep_dims = true), boundary_check = [1]);
     } else {
@@ -214,11 +214,11 @@ pub fn rms_norm_bwd<T: Float>(
         let (first_x, first_w, first_g) = (x_block, w_block, g_block);
         let mut dots = zeros::<f32>([rows_tile, 1]);
         for _ in range(0, d, d_tile) {
-            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            let x_hat = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-            dots += sum(gw * normed, axis = 1, keep_dims = true);
-            store(partial_block, sum(g * normed, axis = 0, keep_dims = true), boundary_check = [1]);
+            dots += sum(gw * x_hat, axis = 1, keep_dims = true);
+            store(partial_block, sum(g * x_hat, axis = 0, keep_dims = true), boundary_check = [1]);
             x_block = x_block.advance([0, d_tile]);
             w_block = w_block.advance([d_tile]);
             g_block = g_block.advance([0, d_tile]);
@@ -229,10 +229,10 @@ pub fn rms_norm_bwd<T: Float>(
         w_block = first_w;
         g_block = first_g;
         for _ in range(0, d, d_tile) {
-            let normed = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
+            let x_hat = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>() * s;
             let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
             let gw = g * load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
-            store(grad_x_block, ((gw - normed * mean) * s).to::<T>(), boundary_check = [0, 1]);
+            store(grad_x_block, ((gw - x_hat * mean) * s).to::<T>(), boundary_check = [0, 1]);
             x_block = x_block.advance([0, d_tile]);
             w_block = w_block.advance([d_tile]);
             g_block = g_block.advance([0, d_tile]);
@@ -242,13 +242,13 @@ pub fn rms_norm_bwd<T: Float>(
 }
 
 /// Widest row that is kept in registers; tile of wider rows.
-const MAX_WHOLE: usize = 8192;
+const MAX_SINGLE_TILE_D: usize = 8192;
 const WIDE_TILE: usize = 4096;
 /// Backward tile of wide rows: narrow enough for several rows, whose gradients of w are one partial sum.
 const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {
-    RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE })
+    RowTiles::new(rows, d, if d <= MAX_SINGLE_TILE_D { MAX_SINGLE_TILE_D } else { WIDE_TILE })
 }
 
 /// y [rows, d] and rstd [rows] of x [rows, d], weights w [d] and `eps`.
@@ -317,10 +317,10 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
-    let whole_rows = d <= MAX_WHOLE;
-    let tiles = RowTiles::new(rows, d, if whole_rows { MAX_WHOLE } else { WIDE_BACKWARD_TILE });
-    let walk = Walk::new(device, rows, tiles.d_tile, 1);
-    let programs = if whole_rows { walk.programs } else { tiles.programs(rows) };
+    let whole_rows = d <= MAX_SINGLE_TILE_D;
+    let tiles = RowTiles::new(rows, d, if whole_rows { MAX_SINGLE_TILE_D } else { WIDE_BACKWARD_TILE });
+    let row_loop = RowLoop::new(device, rows, tiles.d_tile, 1);
+    let programs = if whole_rows { row_loop.programs } else { tiles.programs(rows) };
     let mut partial = Buffer::<f32>::uninit(device, programs * d)?;
     let mut kernel = RmsNormBwd {
         x_stride_row: x.strides()[0],
@@ -335,7 +335,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_stride_d: 1,
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
-        rows_each: extent(NAME, "x", walk.rows_each)?,
+        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         x: &x.data,
         w: &w.data,
         rstd: &rstd.data,

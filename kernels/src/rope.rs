@@ -26,7 +26,7 @@ constexpr_enum! {
 /// Rotates the pairs of the tokens of program axis 0 in the heads of program axis 1. `sizes`, the strides and `tile`
 /// are (tokens, heads, d).
 #[device_fn]
-fn turn<T: Float>(
+fn rotate<T: Float>(
     x: Ptr<T>,
     x_strides: (Scalar<i64>, Scalar<i64>, Scalar<i64>),
     y: Ptr<T>,
@@ -44,9 +44,9 @@ fn turn<T: Float>(
     let theta_block = vector_block(frequencies.0, d / 2, frequencies.1, scalar::<i32>(0), d_tile / 2);
     let theta = load(theta_block, boundary_check = [0], padding = zero);
     let turns = position.expand_dims(1) * (theta * (0.5 / std::f64::consts::PI)).expand_dims(0);
-    let part = (turns - floor(turns + 0.5)).to::<f32>();
+    let fraction = (turns - floor(turns + 0.5)).to::<f32>();
     // At most half a turn. The clamp gives the compiler a bound, which removes the range reduction of sine and cosine.
-    let angle = minimum(maximum(part, -1.0), 1.0) * (2.0 * std::f32::consts::PI);
+    let angle = minimum(maximum(fraction, -1.0), 1.0) * (2.0 * std::f32::consts::PI);
     let c = cos(angle);
     let s = match direction {
         Direction::Forward => sin(angle),
@@ -61,8 +61,8 @@ fn turn<T: Float>(
         let y_block = row_block(target, (tokens, d), (y_strides.0, y_strides.2), first_token, block);
         let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
         let (even, odd) = split(xt.reshape([tokens_tile, d_tile / 2, 2]));
-        let turned = interleave(even * c - odd * s, even * s + odd * c);
-        store(y_block, turned.to::<T>(), boundary_check = [0, 1]);
+        let rotated = interleave(even * c - odd * s, even * s + odd * c);
+        store(y_block, rotated.to::<T>(), boundary_check = [0, 1]);
     }
 }
 
@@ -97,7 +97,7 @@ pub fn rope_at<T: Float, I: Int>(
     let x_strides = (x_stride_token, x_stride_head, x_stride_d);
     let y_strides = (y_stride_token, y_stride_head, y_stride_d);
     let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
-    turn(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
+    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
 }
 
 /// Rotates the pairs of each token by the angle of position start + token mod length.
@@ -130,7 +130,7 @@ pub fn rope_from<T: Float>(
     let x_strides = (x_stride_token, x_stride_head, x_stride_d);
     let y_strides = (y_stride_token, y_stride_head, y_stride_d);
     let (sizes, tile) = ((tokens, heads, d), (tokens_tile, heads_tile, d_tile));
-    turn(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
+    rotate(x, x_strides, y, y_strides, (frequencies, frequencies_stride), position, sizes, tile, direction);
 }
 
 /// θᵢ = base^(−2i/d) for the d/2 pairs of a head.

@@ -4,8 +4,8 @@
 //! rescaled whenever the maximum grows (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), and
 //! once to write y. A row of −∞ gives NaN, as in PyTorch.
 
-use crate::blocks::exp_below;
-use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_rows, expect_shape, extent};
+use crate::blocks::fast_exp;
+use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, default_row_tiles, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// Softmax of rows that fit into a tile: `d_tile` ≥ d.
@@ -18,7 +18,7 @@ use tilewright_runtime::prelude::*;
         Config(rows_tile = 8, num_warps = 8),
     ],
     key = [d_tile, rows],
-    default = default_rows,
+    default = default_row_tiles,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -54,7 +54,7 @@ pub fn softmax_rows<T: Float>(
     );
     let inside = (arange(0, d_tile) < d).expand_dims(0);
     let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
-    let e = exp_below(xt - max(xt, axis = 1, keep_dims = true));
+    let e = fast_exp(xt - max(xt, axis = 1, keep_dims = true));
     let scale = 1.0 / sum(e, axis = 1, keep_dims = true);
     store(y_block, (e * scale).to::<T>(), boundary_check = [0, 1]);
 }
@@ -101,7 +101,7 @@ pub fn softmax_wide_rows<T: Float>(
         let new_largest = maximum(largest, max(xt, axis = 1));
         // While a row has had −∞ only, −∞ − −∞ would be NaN.
         let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
-        total = total * exp_below(largest - shift) + sum(exp_below(xt - shift.expand_dims(1)), axis = 1);
+        total = total * fast_exp(largest - shift) + sum(fast_exp(xt - shift.expand_dims(1)), axis = 1);
         largest = new_largest;
         x_block = x_block.advance([0, d_tile]);
     }
@@ -109,14 +109,14 @@ pub fn softmax_wide_rows<T: Float>(
     x_block = first_block;
     for _ in range(0, d, d_tile) {
         let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        store(y_block, (exp_below(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
+        store(y_block, (fast_exp(xt - largest.expand_dims(1)) * scale).to::<T>(), boundary_check = [0, 1]);
         x_block = x_block.advance([0, d_tile]);
         y_block = y_block.advance([0, d_tile]);
     }
 }
 
 /// Widest row that is kept in registers; tile of wider rows.
-const MAX_WHOLE: usize = 16384;
+const MAX_SINGLE_TILE_D: usize = 16384;
 const WIDE_TILE: usize = 4096;
 
 /// y = softmax of x along the last dimension, both [rows, d].
@@ -127,7 +127,7 @@ pub fn forward<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: Ten
     const NAME: &str = "softmax";
     let [rows, d] = x.shape();
     expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    let tiles = RowTiles::new(rows, d, if d <= MAX_WHOLE { MAX_WHOLE } else { WIDE_TILE });
+    let tiles = RowTiles::new(rows, d, if d <= MAX_SINGLE_TILE_D { MAX_SINGLE_TILE_D } else { WIDE_TILE });
     let RowTiles { rows_tile, d_tile, .. } = tiles;
     let ([x_stride_row, x_stride_d], [y_stride_row, y_stride_d]) = (x.strides(), y.strides());
     let (config, rows, d) = (tiles.config(rows), extent(NAME, "x", rows)?, extent(NAME, "x", d)?);

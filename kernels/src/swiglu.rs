@@ -7,13 +7,13 @@
 //!
 //! The backward pass recomputes from a and b: the forward pass saves nothing else.
 
-use crate::blocks::{ElementTiles, row_block, tile_start};
+use crate::blocks::{ElementwiseTiles, row_block, tile_start};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
 /// (silu(x), silu′(x))
 #[device_fn]
-fn silu_and_slope(x: Tile<f32>) -> (Tile<f32>, Tile<f32>) {
+fn silu_and_grad(x: Tile<f32>) -> (Tile<f32>, Tile<f32>) {
     let s = sigmoid(x);
     (x * s, s * (1.0 + x * (1.0 - s)))
 }
@@ -68,8 +68,8 @@ pub fn silu_bwd<T: Float>(
     let grad_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile).advance([0, col]);
     let xt = load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    let (_, slope) = silu_and_slope(xt);
-    store(grad_block, (g * slope).to::<T>(), boundary_check = [0, 1]);
+    let (_, derivative) = silu_and_grad(xt);
+    store(grad_block, (g * derivative).to::<T>(), boundary_check = [0, 1]);
 }
 
 /// y = silu(a) · b, computed in f32.
@@ -136,8 +136,8 @@ pub fn swiglu_bwd<T: Float>(
     let at = load(a_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     let bt = load(b_block, boundary_check = [0, 1], padding = zero).to::<f32>();
     let g = load(g_block, boundary_check = [0, 1], padding = zero).to::<f32>();
-    let (value, slope) = silu_and_slope(at);
-    store(grad_a_block, (g * bt * slope).to::<T>(), boundary_check = [0, 1]);
+    let (value, derivative) = silu_and_grad(at);
+    store(grad_a_block, (g * bt * derivative).to::<T>(), boundary_check = [0, 1]);
     store(grad_b_block, (g * value).to::<T>(), boundary_check = [0, 1]);
 }
 
@@ -149,7 +149,7 @@ pub fn silu<T: FloatElement>(device: &Device, x: Tensor<'_, T, 2>, mut y: Tensor
     const NAME: &str = "silu_fwd";
     let [rows, d] = x.shape();
     expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    let tiles = ElementTiles::new(rows, d);
+    let tiles = ElementwiseTiles::new(rows, d);
     SiluFwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -179,7 +179,7 @@ pub fn silu_backward<T: FloatElement>(
     let [rows, d] = x.shape();
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
-    let tiles = ElementTiles::new(rows, d);
+    let tiles = ElementwiseTiles::new(rows, d);
     SiluBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -212,7 +212,7 @@ pub fn forward<T: FloatElement>(
     let [rows, d] = a.shape();
     expect_shape(NAME, "b", b.shape(), [rows, d])?;
     expect_shape(NAME, "y", y.shape(), [rows, d])?;
-    let tiles = ElementTiles::new(rows, d);
+    let tiles = ElementwiseTiles::new(rows, d);
     SwigluFwd {
         a_stride_row: a.strides()[0],
         a_stride_d: a.strides()[1],
@@ -249,7 +249,7 @@ pub fn backward<T: FloatElement>(
     expect_shape(NAME, "grad_y", grad_y.shape(), [rows, d])?;
     expect_shape(NAME, "grad_a", grad_a.shape(), [rows, d])?;
     expect_shape(NAME, "grad_b", grad_b.shape(), [rows, d])?;
-    let tiles = ElementTiles::new(rows, d);
+    let tiles = ElementwiseTiles::new(rows, d);
     SwigluBwd {
         a_stride_row: a.strides()[0],
         a_stride_d: a.strides()[1],
@@ -282,7 +282,7 @@ pub mod reference {
     }
 
     /// silu′(x), from the quotient rule.
-    pub fn silu_slope(x: f64) -> f64 {
+    pub fn silu_grad(x: f64) -> f64 {
         let e = (-x).exp();
         (1.0 + e + x * e) / ((1.0 + e) * (1.0 + e))
     }
@@ -294,7 +294,7 @@ pub mod reference {
 
     /// (grad_a, grad_b) of a, b and grad_y.
     pub fn backward(a: &[f64], b: &[f64], grad_y: &[f64]) -> (Vec<f64>, Vec<f64>) {
-        let grad = |i: usize| (grad_y[i] * b[i] * silu_slope(a[i]), grad_y[i] * silu(a[i]));
+        let grad = |i: usize| (grad_y[i] * b[i] * silu_grad(a[i]), grad_y[i] * silu(a[i]));
         (0..a.len()).map(grad).unzip()
     }
 }

@@ -89,7 +89,7 @@ impl<'a, T: Element, const R: usize> TensorMut<'a, T, R> {
     /// As [`Tensor::strided`]; also strides with which elements overlap.
     pub fn strided(data: ViewMut<'a, T>, shape: [usize; R], strides: [i64; R]) -> Result<Self> {
         check_fits(shape, strides, data.len())?;
-        check_apart(shape, strides)?;
+        check_no_overlap(shape, strides)?;
         Ok(TensorMut { data, shape, strides })
     }
 
@@ -137,15 +137,15 @@ fn check_fits<const R: usize>(shape: [usize; R], strides: [i64; R], len: usize) 
 
 /// Fails if two elements of an output may share an address: in order of their strides, the stride of each dimension
 /// must exceed the span of all smaller ones.
-fn check_apart<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<()> {
+fn check_no_overlap<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<()> {
     if shape.contains(&0) {
         return Ok(());
     }
     let mut order: [usize; R] = std::array::from_fn(|axis| axis);
     order.sort_by_key(|&axis| strides[axis]);
-    let mut reach = 0_i128;
+    let mut span = 0_i128;
     for axis in order {
-        if shape[axis] > 1 && i128::from(strides[axis]) <= reach {
+        if shape[axis] > 1 && i128::from(strides[axis]) <= span {
             return Err(Error::Argument {
                 kernel: "tensor".into(),
                 name: "strides",
@@ -153,7 +153,7 @@ fn check_apart<const R: usize>(shape: [usize; R], strides: [i64; R]) -> Result<(
                 found: format!("{strides:?} for the shape {shape:?}"),
             });
         }
-        reach += (shape[axis] as i128 - 1) * i128::from(strides[axis]);
+        span += (shape[axis] as i128 - 1) * i128::from(strides[axis]);
     }
     Ok(())
 }
@@ -226,9 +226,9 @@ impl RowTiles {
 
 /// The configuration of [`RowTiles`], where no tuning entry applies. The key has `d_tile`, the width of a whole row,
 /// and `rows`.
-pub(crate) fn default_rows(problem: &Problem) -> Config {
-    let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
-    let tiles = RowTiles::new(of("rows"), of("d_tile"), of("d_tile"));
+pub(crate) fn default_row_tiles(problem: &Problem) -> Config {
+    let size = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
+    let tiles = RowTiles::new(size("rows"), size("d_tile"), size("d_tile"));
     Config::default().set("rows_tile", tiles.rows_tile).num_warps(tiles.num_warps)
 }
 
@@ -237,22 +237,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outputs_do_not_overlap_themselves() {
+    fn outputs_must_not_self_overlap() {
         let mut data = Buffer::<f32>::zeros(&Device::cpu(), 100).unwrap();
-        let mut made = |shape, strides| TensorMut::strided(data.view_mut(), shape, strides).map(|_| ());
-        made([3, 4], [4, 1]).unwrap();
-        made([3, 4], [1, 3]).unwrap();
-        made([3, 4], [20, 5]).unwrap();
-        made([1, 4], [0, 1]).unwrap();
-        made([0, 4], [0, 0]).unwrap();
-        let message = made([3, 4], [3, 1]).unwrap_err().to_string();
+        let mut strided = |shape, strides| TensorMut::strided(data.view_mut(), shape, strides).map(|_| ());
+        strided([3, 4], [4, 1]).unwrap();
+        strided([3, 4], [1, 3]).unwrap();
+        strided([3, 4], [20, 5]).unwrap();
+        strided([1, 4], [0, 1]).unwrap();
+        strided([0, 4], [0, 0]).unwrap();
+        let message = strided([3, 4], [3, 1]).unwrap_err().to_string();
         assert!(message.contains("[3, 1]") && message.contains("[3, 4]"), "{message}");
-        assert!(made([3, 4], [0, 1]).is_err());
-        assert!(made([3, 40], [40, 1]).unwrap_err().to_string().contains("0..=119"));
+        assert!(strided([3, 4], [0, 1]).is_err());
+        assert!(strided([3, 40], [40, 1]).unwrap_err().to_string().contains("0..=119"));
     }
 
     #[test]
-    fn inputs_may_repeat_elements_but_not_leave_their_data() {
+    fn inputs_may_repeat_elements_within_their_buffer() {
         let data = Buffer::<f32>::zeros(&Device::cpu(), 10).unwrap();
         Tensor::strided(data.view(), [1000, 10], [0, 1]).unwrap();
         assert!(Tensor::strided(data.view(), [2, 2], [-1, 1]).is_err());

@@ -10,33 +10,33 @@
 
 use crate::blocks::{row_block, vector_block};
 use crate::column_sum;
+use crate::row_loop::{RowLoop, default_row_loop};
 use crate::tensor::{FloatElement, RowTiles, Tensor, TensorMut, expect_shape, extent};
-use crate::walk::{Walk, default_walk};
 use tilewright_runtime::autotune::{Config, Problem};
 use tilewright_runtime::prelude::*;
 
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and accumulated in f32.
 ///
-/// One program per tile of rows, which loops over the columns. With `first_out` x is loaded with the eviction policy
+/// One program per tile of rows, which loops over the columns. With `x_evict_first` x is loaded with the eviction policy
 /// evict_first, so that data written to L2 before stay there: for an x not much larger than the L2 cache, on an H200 up
-/// to 200 MB in any case. `whole` promises that d is `d_tile`: one tile is a whole row, without a loop or a mask of
+/// to 200 MB in any case. `single_tile` promises that d is `d_tile`: one tile is a whole row, without a loop or a mask of
 /// columns.
 #[autotune(
     configs = [
-        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], first_out = false),
-        Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4, first_out = false),
-        Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8, first_out = false),
-        Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4, first_out = false),
-        Config(rows_tile = 1, d_tile = 2048, num_warps = 8, first_out = false),
-        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = 8, first_out = false),
-        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [4, 8], first_out = true),
-        Config(rows_tile = [2, 4], d_tile = 2048, num_warps = [4, 8], first_out = true),
-        Config(rows_tile = 1, d_tile = 4096, num_warps = 4, first_out = true),
-        Config(rows_tile = 2, d_tile = [1024, 4096], num_warps = [8, 16], first_out = true),
-        Config(rows_tile = 2, d_tile = 2048, num_warps = 16, first_out = [true, false]),
-        Config(rows_tile = 4, d_tile = [2048, 4096], num_warps = 16, first_out = true),
-        Config(rows_tile = [1, 2], d_tile = 4096, num_warps = 16, first_out = false),
-        Config(rows_tile = 1, d_tile = 8192, num_warps = [8, 16], first_out = [true, false]),
+        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], x_evict_first = false),
+        Config(rows_tile = [2, 4, 8], d_tile = [1024, 2048], num_warps = 4, x_evict_first = false),
+        Config(rows_tile = [8, 16], d_tile = [512, 1024], num_warps = 8, x_evict_first = false),
+        Config(rows_tile = [1, 2], d_tile = [4096, 8192], num_warps = 4, x_evict_first = false),
+        Config(rows_tile = 1, d_tile = 2048, num_warps = 8, x_evict_first = false),
+        Config(rows_tile = [2, 4], d_tile = [1024, 2048], num_warps = 8, x_evict_first = false),
+        Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [4, 8], x_evict_first = true),
+        Config(rows_tile = [2, 4], d_tile = 2048, num_warps = [4, 8], x_evict_first = true),
+        Config(rows_tile = 1, d_tile = 4096, num_warps = 4, x_evict_first = true),
+        Config(rows_tile = 2, d_tile = [1024, 4096], num_warps = [8, 16], x_evict_first = true),
+        Config(rows_tile = 2, d_tile = 2048, num_warps = 16, x_evict_first = [true, false]),
+        Config(rows_tile = 4, d_tile = [2048, 4096], num_warps = 16, x_evict_first = true),
+        Config(rows_tile = [1, 2], d_tile = 4096, num_warps = 16, x_evict_first = false),
+        Config(rows_tile = 1, d_tile = 8192, num_warps = [8, 16], x_evict_first = [true, false]),
     ],
     key = [d, rows],
     default = default_forward,
@@ -55,10 +55,10 @@ pub fn weighted_sum_fwd<T: Float>(
     d: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
-    #[constexpr = false] first_out: bool,
-    #[constexpr = false] whole: bool,
+    #[constexpr = false] x_evict_first: bool,
+    #[constexpr = false] single_tile: bool,
 ) {
-    let d = if whole { scalar::<i32>(d_tile) } else { d };
+    let d = if single_tile { scalar::<i32>(d_tile) } else { d };
     let first_row = program_id(0) * rows_tile;
     let mut x_block = make_block_ptr(
         x,
@@ -80,7 +80,7 @@ pub fn weighted_sum_fwd<T: Float>(
     );
     let mut total = zeros::<f32>([rows_tile]);
     for _ in range(0, cdiv(d, d_tile)) {
-        let xt = if first_out {
+        let xt = if x_evict_first {
             load(x_block, boundary_check = [0, 1], padding = zero, eviction = evict_first)
         } else {
             load(x_block, boundary_check = [0, 1], padding = zero)
@@ -96,12 +96,12 @@ pub fn weighted_sum_fwd<T: Float>(
 
 /// grad_x[r, j] = grad_y[r] · w[j], and partial_grad_w[p, j] = Σ grad_y[r] · x[r, j] over the rows r of program p.
 ///
-/// One program per `rows_each` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1). It loops over
+/// One program per `rows_per_program` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1). It loops over
 /// its rows and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
     configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
-    default = default_walk,
+    default = default_row_loop,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -121,7 +121,7 @@ pub fn weighted_sum_bwd<T: Float>(
     partial_stride_d: i64,
     rows: i32,
     d: i32,
-    rows_each: i32,
+    rows_per_program: i32,
     #[constexpr] rows_tile: usize,
     #[constexpr] d_tile: usize,
     #[constexpr = 1] stages: usize,
@@ -131,10 +131,10 @@ pub fn weighted_sum_bwd<T: Float>(
     let w_block = vector_block(w, d, w_stride, column, d_tile);
     let wt = load(w_block, boundary_check = [0], padding = zero).to::<f32>().expand_dims(0);
     let mut total = zeros::<f32>([rows_tile, d_tile]);
-    assume((rows_each > 0) && (rows_each % rows_tile == 0));
-    let first = program_id(0) * rows_each;
-    for below in range(0, minimum(rows_each, rows - first), rows_tile, num_stages = stages) {
-        let row = first + below;
+    assume((rows_per_program > 0) && (rows_per_program % rows_tile == 0));
+    let first = program_id(0) * rows_per_program;
+    for offset in range(0, minimum(rows_per_program, rows - first), rows_tile, num_stages = stages) {
+        let row = first + offset;
         let x_block = row_block(x, shape, (x_stride_row, x_stride_d), row, tile).advance([0, column]);
         let grad_x_block = row_block(grad_x, shape, (grad_x_stride_row, grad_x_stride_d), row, tile);
         let g_block = vector_block(grad_y, rows, grad_y_stride, row, rows_tile);
@@ -159,13 +159,13 @@ fn max_d_tile(gpu: bool) -> usize {
 
 /// Bytes of x up to which its loads are evict_first: on an H200, 205 MB take 5 to 14 % less time with it, and 820 MB 3
 /// % more.
-const FIRST_OUT_BYTES: usize = 300 << 20;
+const EVICT_FIRST_MAX_BYTES: usize = 300 << 20;
 
 fn default_forward(problem: &Problem) -> Config {
-    let of = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
-    let (rows, d) = (of("rows"), of("d"));
+    let size = |name: &str| problem.int(name).map_or(1, |n| n.max(1) as usize);
+    let (rows, d) = (size("rows"), size("d"));
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
-    let first_out = problem.is_gpu() && rows.saturating_mul(d).saturating_mul(bytes) <= FIRST_OUT_BYTES;
+    let x_evict_first = problem.is_gpu() && rows.saturating_mul(d).saturating_mul(bytes) <= EVICT_FIRST_MAX_BYTES;
     let tiles = RowTiles::new(rows, d, max_d_tile(problem.is_gpu()));
     // Good for all long rows of f32 that were tuned on an H200.
     let (rows_tile, d_tile, num_warps) = match problem.is_gpu() && d >= 2048 && bytes == 4 {
@@ -173,7 +173,7 @@ fn default_forward(problem: &Problem) -> Config {
         false => (tiles.rows_tile, tiles.d_tile, tiles.num_warps),
     };
     let config = Config::default().set("rows_tile", rows_tile).set("d_tile", d_tile);
-    config.set("first_out", first_out).num_warps(num_warps)
+    config.set("x_evict_first", x_evict_first).num_warps(num_warps)
 }
 
 /// y [rows] = x [rows, d] · w [d].
@@ -202,11 +202,11 @@ pub fn forward<T: FloatElement>(
         y: &mut y.data,
         rows_tile: tuned(),
         d_tile: tuned(),
-        first_out: tuned(),
-        whole: tuned(),
+        x_evict_first: tuned(),
+        single_tile: tuned(),
     }
     .launch_tuned(device, |args| {
-        args.whole = d == args.d_tile;
+        args.single_tile = d == args.d_tile;
         rows.div_ceil(args.rows_tile)
     })
 }
@@ -230,9 +230,9 @@ pub fn backward<T: FloatElement, G: FloatElement>(
     expect_shape(NAME, "grad_x", grad_x.shape(), [rows, d])?;
     expect_shape(NAME, "grad_w", grad_w.shape(), [d])?;
     let d_tile = d.next_power_of_two().clamp(16, max_d_tile(device.is_cuda()));
-    let across = d.div_ceil(d_tile);
-    let walk = Walk::new(device, rows, d_tile, across);
-    let mut partial = Buffer::<f32>::uninit(device, walk.programs * d)?;
+    let column_tiles = d.div_ceil(d_tile);
+    let row_loop = RowLoop::new(device, rows, d_tile, column_tiles);
+    let mut partial = Buffer::<f32>::uninit(device, row_loop.programs * d)?;
     WeightedSumBwd {
         x_stride_row: x.strides()[0],
         x_stride_d: x.strides()[1],
@@ -244,7 +244,7 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         partial_stride_d: 1,
         rows: extent(NAME, "x", rows)?,
         d: extent(NAME, "x", d)?,
-        rows_each: extent(NAME, "x", walk.rows_each)?,
+        rows_per_program: extent(NAME, "x", row_loop.rows_per_program)?,
         x: &x.data,
         w: &w.data,
         grad_y: &grad_y.data,
@@ -254,8 +254,8 @@ pub fn backward<T: FloatElement, G: FloatElement>(
         d_tile,
         stages: tuned(),
     }
-    .launch_tuned(device, |_| (walk.programs, across))?;
-    column_sum::forward(device, Tensor::dense(partial.view(), [walk.programs, d])?, grad_w)
+    .launch_tuned(device, |_| (row_loop.programs, column_tiles))?;
+    column_sum::forward(device, Tensor::dense(partial.view(), [row_loop.programs, d])?, grad_w)
 }
 
 /// The reference in f64, on dense row-major slices.

@@ -382,12 +382,12 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)>
 /// More than memory can hold, whatever their type.
 pub fn elements(shape: &[usize]) -> Result<usize> {
     /// For the widest element type, f64.
-    const MOST: usize = isize::MAX as usize / 8;
+    const MAX_ELEMENTS: usize = isize::MAX as usize / 8;
     let product = match shape.contains(&0) {
         true => Some(0),
         false => shape.iter().try_fold(1_usize, |product, &extent| product.checked_mul(extent)),
     };
-    product.filter(|&n| n <= MOST).ok_or_else(|| Error::TooLarge { shape: shape.to_vec() })
+    product.filter(|&n| n <= MAX_ELEMENTS).ok_or_else(|| Error::TooLarge { shape: shape.to_vec() })
 }
 
 /// Shape and strides, in elements, of a tensor inside a buffer: the values of a kernel's shape and stride arguments.
@@ -435,9 +435,9 @@ impl Strided {
         let (mut lowest, mut highest) = (0_i128, 0_i128);
         for (&extent, &stride) in self.shape.iter().zip(&self.strides) {
             // Each is below 2¹²⁶: only sums of several leave the range.
-            let reach = (extent as i128 - 1) * stride as i128;
-            lowest = lowest.saturating_add(reach.min(0));
-            highest = highest.saturating_add(reach.max(0));
+            let span = (extent as i128 - 1) * stride as i128;
+            lowest = lowest.saturating_add(span.min(0));
+            highest = highest.saturating_add(span.max(0));
         }
         if lowest >= 0 && highest < len as i128 {
             return Ok(());
@@ -494,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_written_apart() {
+    fn split_views_are_disjoint() {
         let mut buffer = Buffer::<i32>::zeros(&Device::cpu(), 6).unwrap();
         let (mut left, right) = buffer.view_mut().split_at(2).unwrap();
         left.copy_from_slice(&[1, 2]).unwrap();
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_borrowed_in_place() {
+    fn slices_are_borrowed_without_a_copy() {
         let device = Device::cpu();
         let mut values = vec![1.0_f32, 2.0, 3.0];
         let address = values.as_ptr() as u64;
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_name_both_numbers() {
+    fn errors_name_expected_and_found() {
         let mut buffer = Buffer::<i32>::zeros(&Device::cpu(), 6).unwrap();
         let message = buffer.slice(4..8).unwrap_err().to_string();
         assert!(message.contains("4..8") && message.contains('6'), "{message}");
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn strides_reach_what_they_say() {
+    fn strided_tensors_are_bounds_checked() {
         let dense = Strided::row_major(&[3, 4, 5]);
         assert_eq!(dense.strides, [20, 5, 1]);
         assert_eq!(dense.elements(), 60);
@@ -550,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_beyond_all_memory_are_errors_and_do_not_wrap() {
+    fn oversized_shapes_are_errors() {
         assert_eq!(
             [elements(&[]), elements(&[3, 4]), elements(&[usize::MAX, usize::MAX, 0])].map(Result::unwrap),
             [1, 12, 0]

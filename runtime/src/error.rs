@@ -35,8 +35,8 @@ pub enum Error {
     #[error("{tool} is not available: {reason}\n  help: {help}")]
     Profiler { tool: &'static str, reason: String, help: &'static str },
 
-    #[error("{doing}: {failure}")]
-    Cuda { doing: String, failure: CudaFailure },
+    #[error("{operation}: {failure}")]
+    Cuda { operation: String, failure: CudaFailure },
 
     #[error("out of memory on {device}: {requested} bytes requested, {free} of {total} bytes free")]
     OutOfMemory { device: String, requested: u64, free: u64, total: u64 },
@@ -121,20 +121,20 @@ pub enum Error {
     GridExtent { kernel: String, axis: char, found: i64 },
 
     #[error(
-        "kernel {kernel}: out of bounds: `{name}` has {elements} elements, but the access at {place} may reach element {reached}\n  \
+        "kernel {kernel}: out of bounds: `{name}` has {elements} elements, but the access at {place} may reach element {farthest_element}\n  \
          help: check that the extents and strides match the buffer, and that the grid matches the extents. A mask must bound the whole \
          index of the address: for `p + (first + i) * stride`, `first + i < n` or `i < n - first`. A loop that advances pointers must \
          advance them by as much in each iteration as its mask shrinks. If the arguments do not determine the bounds, guarantee them \
          with `LaunchConfig::unchecked`"
     )]
-    OutOfReach { kernel: String, name: String, elements: u64, reached: i128, place: String },
+    OutOfBounds { kernel: String, name: String, elements: u64, farthest_element: i128, place: String },
 
     #[error(
         "kernel {kernel}: cannot prove before the launch that the access at {place} is in bounds of {memory}\n  \
          help: mask the access by comparing its index with an extent (`mask = i >= 0 && i < n`), or use a block pointer with \
          `boundary_check`; if the arguments do not determine the bounds, guarantee them with `LaunchConfig::unchecked`"
     )]
-    UnknownReach { kernel: String, memory: String, place: String },
+    UnprovenBounds { kernel: String, memory: String, place: String },
 
     #[error(
         "kernel {kernel}: `{name}` is {found}, but is the extent of dimension {dim} at {place}: expected 0 or more\n  \
@@ -143,10 +143,10 @@ pub enum Error {
     NegativeExtent { kernel: String, name: String, found: i128, dim: usize, place: String },
 
     #[error(
-        "kernel {kernel}: an assumption at {place} does not hold for these arguments, or cannot be proved: {promise}\n  \
+        "kernel {kernel}: an assumption at {place} does not hold for these arguments, or cannot be proved: {precondition}\n  \
          help: pass other arguments, or change the kernel if they are valid"
     )]
-    BrokenPromise { kernel: String, promise: String, place: String },
+    PreconditionFailed { kernel: String, precondition: String, place: String },
 
     /// A mistake in a kernel, already formatted like an error of rustc.
     #[error("{0}")]
@@ -155,8 +155,8 @@ pub enum Error {
     #[error("kernel {kernel}: tuning stopped: {message}")]
     Tuning { kernel: String, message: String },
 
-    #[error("cannot {doing} {path}: {message}")]
-    Io { doing: &'static str, path: String, message: String },
+    #[error("cannot {operation} {path}: {message}")]
+    Io { operation: &'static str, path: String, message: String },
 }
 
 /// Formats a number of bytes: `1.5 GiB`, or `1.2e9 GiB` for very large ones.
@@ -174,18 +174,18 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
-    pub(crate) fn cuda(doing: impl Into<String>, error: DriverError) -> Error {
-        Error::Cuda { doing: doing.into(), failure: CudaFailure::from(error) }
+    pub(crate) fn cuda(operation: impl Into<String>, error: DriverError) -> Error {
+        Error::Cuda { operation: operation.into(), failure: CudaFailure::from(error) }
     }
 }
 
 /// Adds a description of the operation to a driver error.
-pub(crate) trait Doing<T> {
-    fn doing(self, what: &str) -> Result<T>;
+pub(crate) trait ErrorContext<T> {
+    fn context(self, what: &str) -> Result<T>;
 }
 
-impl<T> Doing<T> for Result<T, DriverError> {
-    fn doing(self, what: &str) -> Result<T> {
+impl<T> ErrorContext<T> for Result<T, DriverError> {
+    fn context(self, what: &str) -> Result<T> {
         self.map_err(|error| Error::cuda(what, error))
     }
 }
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_contexts_are_known() {
+    fn sticky_errors_are_classified() {
         let sticky = |result| CudaFailure::from(DriverError(result)).is_sticky();
         assert!(sticky(CUresult::CUDA_ERROR_ASSERT) && sticky(CUresult::CUDA_ERROR_LAUNCH_FAILED));
         assert!(!sticky(CUresult::CUDA_ERROR_OUT_OF_MEMORY));

@@ -13,7 +13,7 @@
 //!
 //! Environment variables are read once, in [`mod@env`], which lists all of them.
 
-// It panics where standard error is full: see `terminal::say`.
+// It panics where standard error is full: see `terminal::print_stderr`.
 #![cfg_attr(not(test), warn(clippy::print_stderr))]
 
 pub mod autotune;
@@ -21,6 +21,7 @@ pub mod bench;
 mod buffer;
 pub mod cache;
 mod device;
+pub mod dump;
 mod element;
 pub mod env;
 mod error;
@@ -32,11 +33,10 @@ pub mod probe;
 mod stream;
 pub mod terminal;
 pub mod trace;
-pub mod watch;
 
 pub use buffer::{Buffer, Strided, View, ViewMut, elements};
 pub use cache::Cache;
-pub use device::{Device, DeviceInfo, expect_host_memory, is_plenty, reserve_host_memory};
+pub use device::{Device, DeviceInfo, check_host_memory, has_ample_host_memory, reserve_host_memory};
 pub use element::{Dtype, Element, F8E4M3, F8E5M2};
 pub use error::{CudaFailure, Error, Result};
 pub use kernel::{Grid, LaunchConfig};

@@ -20,25 +20,25 @@ pub fn start() {
 
 /// Maximum number of threads: each takes two megabytes of address space for its stack, and a larger number is a typing
 /// error.
-const MOST_THREADS: usize = 1024;
+const MAX_THREADS: usize = 1024;
 
 /// The number of threads that rayon would start, within the limit.
 fn wanted() -> usize {
     let said = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|&n: &usize| n > 0);
     let processors = || thread::available_parallelism().map_or(1, usize::from);
-    said.unwrap_or_else(processors).min(MOST_THREADS)
+    said.unwrap_or_else(processors).min(MAX_THREADS)
 }
 
 /// Threads are started first and wait for a slot in the pool: rayon permanently fails to build a pool if one of its
 /// threads cannot start.
 fn start_with(wanted: usize) {
-    let (places, taken) = channel::<ThreadBuilder>();
-    let taken = Arc::new(Mutex::new(taken));
+    let (sender, receiver) = channel::<ThreadBuilder>();
+    let receiver = Arc::new(Mutex::new(receiver));
     let mut started = 0;
     while started < wanted {
-        let taken = taken.clone();
+        let receiver = receiver.clone();
         let body = move || {
-            let place = taken.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+            let place = receiver.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
             // Without a slot the thread ends: the global pool existed already.
             place.into_iter().for_each(ThreadBuilder::run);
         };
@@ -53,7 +53,7 @@ fn start_with(wanted: usize) {
     let built = match started {
         0 => ThreadPoolBuilder::new().num_threads(1).use_current_thread().build_global(),
         threads => {
-            let give = move |place| places.send(place).map_err(|_| io::Error::other("the thread has ended"));
+            let give = move |place| sender.send(place).map_err(|_| io::Error::other("the thread has ended"));
             ThreadPoolBuilder::new().num_threads(threads).spawn_handler(give).build_global()
         }
     };

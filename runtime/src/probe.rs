@@ -41,7 +41,7 @@ pub struct Ptxas {
 /// An invalid variable, or a `ptxas` that does not run.
 pub fn ptxas() -> Result<Option<Ptxas>> {
     let Some(path) = Env::get()?.ptxas.clone() else { return Ok(None) };
-    let fail = |message: String| Error::Io { doing: "run ptxas at", path: path.display().to_string(), message };
+    let fail = |message: String| Error::Io { operation: "run ptxas at", path: path.display().to_string(), message };
     let output = Command::new(&path).arg("--version").output().map_err(|error| fail(error.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     if !output.status.success() {
@@ -217,7 +217,7 @@ mod tests {
     fn the_report_asks_for_everything_and_never_fails() {
         let report = report();
         assert_eq!(report.llvm.0, 22);
-        assert!(report.cpu.processors > 0 && !report.host_cpu.cpu.is_empty());
+        assert!(report.cpu.compute_units > 0 && !report.host_cpu.cpu.is_empty());
         assert_eq!(report.gpus.is_empty(), report.driver.is_err(), "{report:?}");
         assert_eq!(report.libraries.len(), 5);
     }
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn the_machine_is_described() {
         let machine = machine();
-        assert!(machine.cpu.processors > 0 && !machine.os.is_empty() && machine.seconds_since_1970 > 1_700_000_000);
+        assert!(machine.cpu.compute_units > 0 && !machine.os.is_empty() && machine.seconds_since_1970 > 1_700_000_000);
         assert_eq!(machine.gpus.is_empty(), machine.cuda.is_none(), "{machine:?}");
     }
 }

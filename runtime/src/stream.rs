@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 
 use crate::device::{Cuda, Device, Inner, driver_version, same_device};
-use crate::error::{Doing, Error, Result};
+use crate::error::{Error, ErrorContext, Result};
 
 /// An ordered queue of work. On the CPU work runs immediately, and every queue is always empty.
 #[derive(Clone)]
@@ -38,7 +38,9 @@ impl Stream {
     pub(crate) fn new(device: &Device) -> Result<Stream> {
         let cuda = match device.inner() {
             Inner::Cpu(_) | Inner::Simulated(_) => None,
-            Inner::Cuda(cuda) => Some(cuda.context.new_stream().doing(&format!("opening a stream on {}", cuda.label))?),
+            Inner::Cuda(cuda) => {
+                Some(cuda.context.new_stream().context(&format!("opening a stream on {}", cuda.label))?)
+            }
         };
         Ok(Stream { device: device.clone(), cuda })
     }
@@ -59,7 +61,7 @@ impl Stream {
             None => Point::Cpu(Instant::now()),
             Some((cuda, stream)) => {
                 let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
-                Point::Cuda(stream.record_event(Some(flags)).doing(&format!("recording an event on {}", cuda.label))?)
+                Point::Cuda(stream.record_event(Some(flags)).context(&format!("recording an event on {}", cuda.label))?)
             }
         };
         Ok(Event { device: self.device.clone(), point })
@@ -69,7 +71,7 @@ impl Stream {
     pub fn wait(&self, event: &Event) -> Result<()> {
         match (self.parts(), &event.point) {
             (Some((cuda, stream)), Point::Cuda(event)) => {
-                stream.wait(event).doing(&format!("waiting for an event on {}", cuda.label))
+                stream.wait(event).context(&format!("waiting for an event on {}", cuda.label))
             }
             (None, Point::Cpu(_)) => Ok(()),
             (Some(_), Point::Cpu(_)) | (None, Point::Cuda(_)) => {
@@ -134,7 +136,7 @@ impl Event {
             (Point::Cuda(from), Point::Cuda(to)) => {
                 start.synchronize()?;
                 self.synchronize()?;
-                let ms = elapsed_ms(from, to).doing("reading the time between two events")?;
+                let ms = elapsed_ms(from, to).context("reading the time between two events")?;
                 Ok(Duration::from_secs_f64(ms.max(0.0) as f64 / 1e3))
             }
             (Point::Cpu(_), Point::Cuda(_)) | (Point::Cuda(_), Point::Cpu(_)) => Err(Error::DifferentDevices {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tilewright_runtime::autotune::{
-    DeviceId, Entry, Journal, JournalEvent, Options, Outcome, Table, remembered, tuning,
+    DeviceId, Entry, Journal, JournalEvent, Options, Outcome, Table, saved_choices, tuning,
 };
 use tilewright_runtime::prelude::*;
 
@@ -145,7 +145,7 @@ fn logs(cache: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn slow_wrong_and_too_large_candidates_lose_and_the_choice_is_remembered() {
+fn best_correct_candidate_wins_and_is_saved() {
     let cache = TempDir::new().unwrap();
     let before = run(cache.path(), "launch", &[]);
     assert!(before.contains("chosen tile=256,work=3000") && before.contains("(Default)"), "{before}");
@@ -173,7 +173,7 @@ fn slow_wrong_and_too_large_candidates_lose_and_the_choice_is_remembered() {
 
 /// The default is loaded first, however long it takes; when the time is over, the largest one has not been started.
 #[test]
-fn without_time_the_default_is_measured_and_large_candidates_are_left() {
+fn exhausted_budget_still_measures_the_default() {
     let cache = TempDir::new().unwrap();
     let text = run(cache.path(), "tune in no time", &[]);
     assert!(text.contains("timed tile=256,work=3000,mode=0"), "{text}");
@@ -187,7 +187,7 @@ fn without_time_the_default_is_measured_and_large_candidates_are_left() {
 /// A process that is killed leaves the lines of its log that it has written, the last one perhaps in part, and no table. Logs cut at chosen
 /// places stand for that: a kill from outside may come at any moment, and one between the log's last line and the table rightly starts over.
 #[test]
-fn a_run_that_is_killed_goes_on_where_it_was() {
+fn killed_run_is_resumed() {
     let cache = TempDir::new().unwrap();
     run(cache.path(), "tune", &[]);
     let [log] = &logs(cache.path())[..] else { panic!("one log, not {:?}", logs(cache.path())) };
@@ -213,7 +213,7 @@ fn a_run_that_is_killed_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_candidate_that_ends_the_process_twice_is_dropped_and_named() {
+fn candidate_that_crashes_twice_is_dropped() {
     let cache = TempDir::new().unwrap();
     for _ in 0..2 {
         let output = child(cache.path(), "deadly", &[]).output().unwrap();
@@ -234,7 +234,7 @@ fn a_candidate_that_ends_the_process_twice_is_dropped_and_named() {
 }
 
 #[test]
-fn what_is_wrong_on_disk_is_passed_over() {
+fn malformed_tables_are_ignored() {
     let cache = TempDir::new().unwrap();
     let dir = cache.path().join("tuned/accumulate");
     std::fs::create_dir_all(&dir).unwrap();
@@ -258,5 +258,5 @@ fn what_is_wrong_on_disk_is_passed_over() {
     let text = run(cache.path(), "launch", &[]);
     assert!(text.contains(BEST[0]) && text.contains("(Nearest)"), "{text}");
     // An invalid table causes a warning when it is read, never an error.
-    assert!(remembered("no_such_kernel", &Device::cpu()).entries.is_empty());
+    assert!(saved_choices("no_such_kernel", &Device::cpu()).entries.is_empty());
 }

@@ -108,7 +108,7 @@ fn run(mut command: Command) -> Ran {
 }
 
 /// Runs the program and checks the result, and for one warning with these parts; no warning if there are no parts.
-fn must_be_right(command: Command, what: &str, warning: &[&str]) {
+fn expect_right_result(command: Command, what: &str, warning: &[&str]) {
     let Ran { factors, warnings } = run(command);
     assert_eq!(factors, ["2"], "{what}: {warnings:?}");
     assert_eq!(warnings.len(), usize::from(!warning.is_empty()), "{what}: {warnings:?}");
@@ -118,7 +118,7 @@ fn must_be_right(command: Command, what: &str, warning: &[&str]) {
 }
 
 fn launch(cache: &Path, what: &str, warning: &[&str]) {
-    must_be_right(program("launch", cache), what, warning);
+    expect_right_result(program("launch", cache), what, warning);
 }
 
 /// A cache with one forged entry, owned by this user as if this user had written it.
@@ -174,7 +174,7 @@ impl Attack {
     }
 
     /// The entry is compiled again, and belongs to this user.
-    fn is_mended(&self, what: &str) {
+    fn expect_replaced_entry(&self, what: &str) {
         assert!(fs::read(&self.entry).unwrap() == self.honest, "{what}: the entry is not the honest one");
         assert!(fs::symlink_metadata(&self.entry).unwrap().is_file() && mode(&self.entry) == 0o600, "{what}");
         launch(&self.cache, what, &[]);
@@ -188,13 +188,13 @@ fn is_root() -> bool {
 /// Control experiment: the forged entry works. Write access to the directory controls what is executed, so only this
 /// user may have it.
 #[test]
-fn what_this_user_has_written_is_run() {
+fn entries_of_this_user_are_trusted() {
     let attack = Attack::new();
     assert_eq!(run(program("launch", &attack.cache)).factors, ["666"]);
 }
 
 #[test]
-fn folders_that_others_can_write_are_not_used() {
+fn folders_writable_by_others_are_ignored() {
     let attack = Attack::new();
     for (place, bits) in [(&*attack.cache, 0o777), (&attack.cache, 0o770), (attack.shard(), 0o702)] {
         set_mode(place, bits);
@@ -209,7 +209,7 @@ fn folders_that_others_can_write_are_not_used() {
 }
 
 #[test]
-fn what_belongs_to_others_is_not_used() {
+fn folders_of_other_users_are_ignored() {
     if !is_root() {
         println!("skipped: only root can change the owner of files (cache::tests checks it with an injected user)");
         return;
@@ -228,16 +228,16 @@ fn what_belongs_to_others_is_not_used() {
     }
     chown(&attack.entry, Some(NOBODY), None).unwrap();
     launch(&attack.cache, "the entry of another user", &["a cache entry is not used", "belongs to user 65534"]);
-    attack.is_mended("the entry of another user");
+    attack.expect_replaced_entry("the entry of another user");
 }
 
 #[test]
-fn entries_that_others_can_write_are_replaced() {
+fn entries_writable_by_others_are_replaced() {
     for bits in [0o666, 0o620, 0o602] {
         let attack = Attack::new();
         set_mode(&attack.entry, bits);
         launch(&attack.cache, "an entry open to others", &["a cache entry is not used", "can be written by others"]);
-        attack.is_mended("an entry open to others");
+        attack.expect_replaced_entry("an entry open to others");
     }
 }
 
@@ -251,7 +251,7 @@ fn links_are_not_followed() {
     symlink(&elsewhere, &attack.entry).unwrap();
     launch(&attack.cache, "a link in place of the entry", &["is not a regular file"]);
     assert!(fs::read(&elsewhere).unwrap() == attack.forged, "written through the link");
-    attack.is_mended("a link in place of the entry");
+    attack.expect_replaced_entry("a link in place of the entry");
 
     fs::write(&attack.entry, &attack.forged).unwrap();
     for place in [attack.shard(), &attack.cache] {
@@ -270,19 +270,19 @@ fn links_are_not_followed() {
 }
 
 #[test]
-fn odd_files_hold_nothing_up() {
+fn fifos_sockets_and_devices_do_not_block() {
     let attack = Attack::new();
     fs::remove_file(&attack.entry).unwrap();
     rustix::fs::mknodat(CWD, &attack.entry, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
     launch(&attack.cache, "a FIFO", &["is not a regular file"]);
-    attack.is_mended("a FIFO");
+    attack.expect_replaced_entry("a FIFO");
 
     fs::remove_file(&attack.entry).unwrap();
     let socket = std::os::unix::net::UnixListener::bind(&attack.entry);
     match socket {
         Ok(_socket) => {
             launch(&attack.cache, "a socket", &["is not a regular file"]);
-            attack.is_mended("a socket");
+            attack.expect_replaced_entry("a socket");
         }
         Err(error) => println!("skipped: a socket ({error})"),
     }
@@ -294,7 +294,7 @@ fn odd_files_hold_nothing_up() {
         Ok(()) => {
             assert!(fs::symlink_metadata(&attack.entry).unwrap().file_type().is_char_device());
             launch(&attack.cache, "a device", &["is not a regular file"]);
-            attack.is_mended("a device");
+            attack.expect_replaced_entry("a device");
         }
         Err(error) => println!("skipped: a device ({error})"),
     }
@@ -318,14 +318,14 @@ fn damage_is_a_miss() {
     for length in [0, 1, 63, 64, honest.len() / 2, honest.len() - 32, honest.len() - 1] {
         write(&honest[..length]);
         launch(&attack.cache, "a torn entry", &[]);
-        attack.is_mended("a torn entry");
+        attack.expect_replaced_entry("a torn entry");
     }
     for place in (0..honest.len()).step_by(honest.len() / 12) {
         let mut bytes = honest.clone();
         bytes[place] ^= 0x10;
         write(&bytes);
         launch(&attack.cache, "a flipped bit", &[]);
-        attack.is_mended("a flipped bit");
+        attack.expect_replaced_entry("a flipped bit");
     }
     // Lengths whose sum is correct modulo 2^64.
     let mut bytes = honest.clone();
@@ -337,7 +337,7 @@ fn damage_is_a_miss() {
     launch(&attack.cache, "a huge length", &[]);
     File::options().write(true).open(&attack.entry).unwrap().set_len(1 << 40).unwrap();
     launch(&attack.cache, "a huge file", &[]);
-    attack.is_mended("a huge file");
+    attack.expect_replaced_entry("a huge file");
 }
 
 /// Values of TILEWRIGHT_CACHE.
@@ -362,7 +362,7 @@ fn the_folder_can_be_anything() {
 
     let mut unset = program("launch", Path::new(""));
     unset.env("HOME", dir.path()).env_remove("XDG_CACHE_HOME");
-    must_be_right(unset, "an empty value", &[]);
+    expect_right_result(unset, "an empty value", &[]);
     assert_eq!(entries(&dir.path().join(".cache/tilewright")).len(), 1, "an empty value counts as unset");
     assert_eq!(mode(&dir.path().join(".cache")), 0o700);
 
@@ -389,7 +389,7 @@ fn modes_are_private_under_any_umask() {
     for umask in ["000", "077", "0277", "0777"] {
         let dir = TempDir::new().unwrap();
         let cache = dir.path().join("a/cache");
-        must_be_right(with_shell("launch", &cache, &format!("umask {umask}")), umask, &[]);
+        expect_right_result(with_shell("launch", &cache, &format!("umask {umask}")), umask, &[]);
         let entry = only_entry(&cache);
         assert_eq!(mode(&entry), 0o600, "umask {umask}");
         for folder in entry.ancestors().skip(1).take(3) {
@@ -426,18 +426,22 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
     }
     set_mode(attack.shard(), 0o500);
     set_mode(&attack.cache, 0o500);
-    must_be_right(as_user("launch", &attack.cache), "a readable directory: a hit", &[]);
+    expect_right_result(as_user("launch", &attack.cache), "a readable directory: a hit", &[]);
     let before = entries(&attack.cache);
     let Ran { factors, warnings } = run(as_user("many", &attack.cache));
     assert_eq!(factors, ["2"; MANY]);
     assert!(warnings.len() == 1 && warnings[0].contains("cannot be stored"), "one warning for all: {warnings:?}");
     assert_eq!(entries(&attack.cache), before);
     set_mode(&attack.cache, 0o000);
-    must_be_right(as_user("launch", &attack.cache), "a directory without write permission", &["cannot be stored"]);
+    expect_right_result(
+        as_user("launch", &attack.cache),
+        "a directory without write permission",
+        &["cannot be stored"],
+    );
     set_mode(&attack.cache, 0o700);
     set_mode(attack.shard(), 0o700);
-    must_be_right(as_user("launch", &attack.cache), "the user's own directory", &[]);
-    must_be_right(
+    expect_right_result(as_user("launch", &attack.cache), "the user's own directory", &[]);
+    expect_right_result(
         as_user("launch", &attack.dir.path().join("new")),
         "nothing can be created here",
         match is_root() {
@@ -452,7 +456,7 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
 fn a_limit_on_files_is_no_failure() {
     let dir = TempDir::new().unwrap();
     let cache = dir.path().join("cache");
-    must_be_right(with_shell("launch", &cache, "ulimit -f 1"), "a file size limit", &["cannot be stored"]);
+    expect_right_result(with_shell("launch", &cache, "ulimit -f 1"), "a file size limit", &["cannot be stored"]);
     assert!(entries(&cache).is_empty(), "no temporary file is left: {:?}", entries(&cache));
 }
 
@@ -475,9 +479,9 @@ fn full_and_read_only_file_systems_are_no_failure() {
         return;
     }
     let filled = format!("{mount}; head -c 8192 /dev/zero > {}/other", dir.path().display());
-    must_be_right(inside("launch", &filled), "a full disk", &["cannot be stored", "No space left on device"]);
+    expect_right_result(inside("launch", &filled), "a full disk", &["cannot be stored", "No space left on device"]);
     let emptied = format!("{mount}; mkdir -m 700 {0}/cache; mount -o remount,ro {0} || exit 9", dir.path().display());
-    must_be_right(
+    expect_right_result(
         inside("launch", &emptied),
         "a read-only file system",
         &["cannot be stored", "Read-only file system"],
@@ -486,7 +490,7 @@ fn full_and_read_only_file_systems_are_no_failure() {
 
 /// Many concurrent processes, in a directory that is much too small for their entries.
 #[test]
-fn processes_that_evict_each_other_are_right() {
+fn concurrent_eviction_keeps_results_right() {
     let dir = TempDir::new().unwrap();
     let (cache, unbounded) = (dir.path().join("cache"), dir.path().join("unbounded"));
     run(program("many", &unbounded));

@@ -155,7 +155,7 @@ mod there {
 
 /// Both have the same text, so the second is a cache hit; each still reports its own location.
 #[test]
-fn equal_kernels_say_where_they_stand() {
+fn equal_kernels_keep_their_own_source_location() {
     let dir = TempDir::new().unwrap();
     let cache = [("TILEWRIGHT_CACHE", dir.path().to_str().unwrap())];
     let places = |role: &str| {

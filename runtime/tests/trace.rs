@@ -35,7 +35,7 @@ fn step() {
 }
 
 fn record() -> Trace {
-    let options = Options { spans: true, memory_from_bytes: Some(16 * KIB), ..Options::default() };
+    let options = Options { spans: true, min_allocation_bytes: Some(16 * KIB), ..Options::default() };
     let recording = Recording::start(options).unwrap();
     step();
     recording.finish().unwrap()
@@ -98,7 +98,7 @@ fn spans_and_allocations_are_recorded_with_their_places() {
 
 /// Two ranks of one program: each has a separate outermost span, whatever the other one has open.
 fn threads_that_work_for_themselves() {
-    use tilewright_runtime::trace::{outermost, thread_number};
+    use tilewright_runtime::trace::{root_span, thread_number};
 
     assert_eq!(thread_number(), None);
     for _ in 0..2 {
@@ -106,7 +106,7 @@ fn threads_that_work_for_themselves() {
         let meet = std::sync::Barrier::new(2);
         let work = || {
             meet.wait();
-            let _step = outermost("step");
+            let _step = root_span("step");
             meet.wait();
             let _forward = phase(Phase::Forward);
             meet.wait();
@@ -126,11 +126,11 @@ fn threads_that_work_for_themselves() {
 }
 
 fn another_thread_sees_what_is_open() {
-    use tilewright_runtime::trace::latest;
+    use tilewright_runtime::trace::open_span_names;
 
-    assert!(latest().is_empty());
+    assert!(open_span_names().is_empty());
     let recording = Recording::start(Options { spans: true, ..Options::default() }).unwrap();
-    let seen = || std::thread::spawn(latest).join().unwrap();
+    let seen = || std::thread::spawn(open_span_names).join().unwrap();
     assert!(seen().is_empty());
     {
         let _phase = phase(Phase::Backward);
@@ -141,5 +141,5 @@ fn another_thread_sees_what_is_open() {
     }
     assert!(seen().is_empty());
     recording.finish().unwrap();
-    assert!(latest().is_empty());
+    assert!(open_span_names().is_empty());
 }

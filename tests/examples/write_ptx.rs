@@ -104,7 +104,8 @@ fn compile(job: &Job) -> String {
         Err(_) => return "refused when it was recorded".into(),
     };
     // What the tuner leaves out is not worth the minutes.
-    if pipeline::demand(&func, job.arch, &job.options).is_ok_and(|demand| demand.excess().is_some()) {
+    if pipeline::estimate_resources(&func, job.arch, &job.options).is_ok_and(|estimate| estimate.over_limit().is_some())
+    {
         return "left out by the estimate of its registers".into();
     }
     match pipeline::compile(&func, &Target::Nvptx(job.arch), &job.options, &mut ()) {

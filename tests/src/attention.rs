@@ -82,7 +82,7 @@ impl Case {
         self
     }
 
-    pub fn within(mut self, tolerance: f64) -> Case {
+    pub fn with_tolerance(mut self, tolerance: f64) -> Case {
         self.tolerance = Some(tolerance);
         self
     }
@@ -211,7 +211,7 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
     let Inputs { q, k, v, d_o } = &inputs;
     let [q_buffer, k_buffer, v_buffer, do_buffer] = [q, k, v, d_o].map(|t| t.upload::<T>(device));
     let (q_in, k_in, v_in) = (input(&q_buffer, q), input(&k_buffer, k), input(&v_buffer, v));
-    let fetched = |mut host: HostTensor, buffer: &Buffer<T>| {
+    let downloaded = |mut host: HostTensor, buffer: &Buffer<T>| {
         host.download(buffer);
         host
     };
@@ -225,7 +225,7 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
     let mut workspace = Buffer::<f32>::poisoned(device, workspace).unwrap_or_else(|e| panic!("{e}"));
     attention::forward_into(device, q_in, k_in, v_in, o_out, lse_buffer.view_mut(), workspace.view_mut(), &options)
         .unwrap_or_else(|e| panic!("{case:?}: {e}"));
-    o = fetched(o, &o_buffer);
+    o = downloaded(o, &o_buffer);
     lse.download(&lse_buffer);
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
@@ -242,8 +242,8 @@ fn check_typed<T: FloatElement>(device: &Device, case: Case, options: &Options) 
         let (dq_out, dk_out, dv_out) = (output(&mut dq, &query), output(&mut dk, &key), output(&mut dv, &key));
         attention::backward_into(device, saved, dq_out, dk_out, dv_out, workspace.view_mut(), &options)
             .unwrap_or_else(|e| panic!("{case:?}, {backward:?}: {e}"));
-        case.check(&format!("dv of {backward:?}"), &fetched(key.clone(), &dv), &expected.gradients.dv);
-        case.check(&format!("dk of {backward:?}"), &fetched(key.clone(), &dk), &expected.gradients.dk);
-        case.check(&format!("dq of {backward:?}"), &fetched(query, &dq), &expected.gradients.dq);
+        case.check(&format!("dv of {backward:?}"), &downloaded(key.clone(), &dv), &expected.gradients.dv);
+        case.check(&format!("dk of {backward:?}"), &downloaded(key.clone(), &dk), &expected.gradients.dk);
+        case.check(&format!("dq of {backward:?}"), &downloaded(query, &dq), &expected.gradients.dq);
     }
 }

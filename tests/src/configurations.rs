@@ -79,8 +79,13 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     } else if is(&softmax::SOFTMAX_WIDE_ROWS) {
         (rows(2, 4096), 8, 3)
     } else if is(&cross_entropy::CROSS_ENTROPY_FWD) {
-        let neighbours = 16 / dtype.bytes();
-        (consts! { rows_tile = 1usize, d_tile = 4096usize, slots = 128usize, neighbours = neighbours }.to_vec(), 4, 3)
+        let size_per_thread = 16 / dtype.bytes();
+        (
+            consts! { rows_tile = 1usize, d_tile = 4096usize, slots = 128usize, size_per_thread = size_per_thread }
+                .to_vec(),
+            4,
+            3,
+        )
     } else if [&swiglu::SILU_FWD, &swiglu::SILU_BWD, &swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
         || is(&cast::CAST)
         || is(&cross_entropy::CROSS_ENTROPY_BWD)
@@ -90,13 +95,13 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         (consts! { ids_tile = 512usize, d_tile = 512usize }.to_vec(), 1, 3)
     } else if is(&rope::ROPE_AT) || is(&rope::ROPE_FROM) {
         (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
-    } else if [&adamw::ADAMW, &adamw::ADAMW_BY, &adamw::ADAMW_WITH_COPY].iter().any(|k| is(k)) {
+    } else if [&adamw::ADAMW, &adamw::ADAMW_CONTROLLED, &adamw::ADAMW_WITH_COMPUTE_WEIGHTS].iter().any(|k| is(k)) {
         (consts! { tile = 1024usize }.to_vec(), 4, 3)
-    } else if is(&adamw::ADAMW_OF_TWO) {
+    } else if is(&adamw::ADAMW_TWO_PEERS) {
         (consts! { tile = 2048usize }.to_vec(), 8, 3)
     } else if is(&rank_sum::RANK_SUM) {
         let tile = 8192 / dtype.bytes();
-        (consts! { tile = tile, rank = 0usize, world = 2usize, average = true, copies = true }.to_vec(), 4, 3)
+        (consts! { tile = tile, rank = 0usize, world = 2usize, average = true, has_copy = true }.to_vec(), 4, 3)
     } else if [
         &rms_norm::RMS_NORM_FWD,
         &rms_norm::RMS_NORM_BWD,
@@ -120,7 +125,7 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     };
     let dtypes = match def.name {
         "column_sum" => vec![DType::F32, dtype],
-        "adamw_by" | "adamw_of_two" | "adamw_with_copy" | "cast" => vec![dtype, DType::BF16],
+        "adamw_controlled" | "adamw_two_peers" | "adamw_with_compute_weights" | "cast" => vec![dtype, DType::BF16],
         "cross_entropy_fwd" | "cross_entropy_bwd" | "embedding_bwd" | "rope_at" => vec![dtype, DType::I64],
         // One for each type parameter.
         _ => vec![dtype; def.generics.len()],
@@ -135,14 +140,14 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     let pass = if is(&attention::forward::FLASH_ATTENTION_FWD) {
         Pass::Forward
     } else if is(&attention::backward::FLASH_ATTENTION_BWD_DKDV) {
-        Pass::Keys
+        Pass::Dkdv
     } else if is(&attention::backward::FLASH_ATTENTION_BWD_DQ) {
-        Pass::Queries
+        Pass::Dq
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS) {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), 4, 1);
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS) {
         return (consts! { d = 64usize, d_tile = 64usize, row_tile = 64usize }.to_vec(), 4, 1);
-    } else if is(&attention::parts::FLASH_ATTENTION_FWD_JOIN) {
+    } else if is(&attention::split_kv::FLASH_ATTENTION_FWD_COMBINE) {
         return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), 4, 1);
     } else {
         panic!("`{}` is in KERNELS: give it a configuration in tests/src/configurations.rs", def.name);

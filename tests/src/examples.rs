@@ -82,7 +82,7 @@ pub fn variants() -> Vec<Variant> {
     for activation in ["Identity", "Relu", "LeakyRelu"] {
         let mut matmul = variant(&matmul::MATMUL, &[], &products);
         matmul.consts.push(("group", ConstValue::Int(8)));
-        matmul.consts.push(("activation", ConstValue::Word(activation.to_string())));
+        matmul.consts.push(("activation", ConstValue::Variant(activation.to_string())));
         all.push(matmul);
     }
     all

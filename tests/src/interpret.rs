@@ -46,20 +46,20 @@ pub enum Form {
     /// On the simulated GPU, which checks every access and reports races.
     Simulated { arch: GpuArch, num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with TMA loads; also the IR of the last stage in the interpreter.
-    Bulk { num_warps: u32, num_stages: u32 },
+    Tma { num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with warp specialization; also the IR of the last stage in the interpreter.
-    Specialist { num_warps: u32, num_stages: u32 },
+    WarpSpecialized { num_warps: u32, num_stages: u32 },
     /// As `Simulated` on sm_90a, with wgmma for f32; loads by all threads, by TMA, or by producer warps; and MMA
-    /// overlap as the compiler chooses, or none (`in_turn`).
-    Warpgroups { num_warps: u32, num_stages: u32, loads: Loads, in_turn: bool },
+    /// overlap as the compiler chooses, or none (`no_overlap`).
+    WgmmaF32 { num_warps: u32, num_stages: u32, loads: Loads, no_overlap: bool },
 }
 
 /// Which threads load operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Loads {
-    Threads,
-    Engine,
-    Specialists,
+    AllThreads,
+    Tma,
+    WarpSpecialized,
 }
 
 /// Forms that run in the interpreter.
@@ -74,7 +74,7 @@ pub const SIMULATED: [Form; 2] = [
 /// Row loops of the backward kernels of the norms, with tiles of two rows: whether a tile has whole rows, its columns,
 /// the number of programs, and stages. Programs of two tiles; one program with three stages; a program per tile with
 /// two stages; and tiles that are narrower than a row.
-pub fn walks([rows, d]: [usize; 2]) -> [(bool, usize, usize, usize); 4] {
+pub fn row_loops([rows, d]: [usize; 2]) -> [(bool, usize, usize, usize); 4] {
     let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
     [(true, whole, tiles.div_ceil(2), 1), (true, whole, 1, 3), (true, whole, tiles, 2), (false, 8, tiles, 1)]
 }
@@ -120,32 +120,32 @@ pub fn interpret(
             let options = CompileOptions { num_warps, num_stages, ..CompileOptions::default() };
             simulate(&func, arch, &options, grid, args)
         }
-        Form::Warpgroups { num_warps, num_stages, loads, in_turn } => {
+        Form::WgmmaF32 { num_warps, num_stages, loads, no_overlap } => {
             let options = CompileOptions {
                 num_warps,
                 num_stages,
                 schedule: Schedule {
-                    bulk_copies: Some(loads != Loads::Threads),
-                    warp_specialize: Some(loads == Loads::Specialists),
+                    tma: Some(loads != Loads::AllThreads),
+                    warp_specialize: Some(loads == Loads::WarpSpecialized),
                     wgmma_f32: Some(true),
-                    overlap: in_turn.then_some(false),
+                    overlap: no_overlap.then_some(false),
                     ..Schedule::default()
                 },
                 ..CompileOptions::default()
             };
             simulate(&func, GpuArch::Sm90a, &options, grid, args)
         }
-        Form::Bulk { num_warps, num_stages } | Form::Specialist { num_warps, num_stages } => {
-            let (bulk, roles) = (Some(true), Some(matches!(form, Form::Specialist { .. })));
+        Form::Tma { num_warps, num_stages } | Form::WarpSpecialized { num_warps, num_stages } => {
+            let (tma, warp_specialize) = (Some(true), Some(matches!(form, Form::WarpSpecialized { .. })));
             let options = CompileOptions {
                 num_warps,
                 num_stages,
-                schedule: Schedule { bulk_copies: bulk, warp_specialize: roles, ..Schedule::default() },
+                schedule: Schedule { tma: tma, warp_specialize, ..Schedule::default() },
                 ..CompileOptions::default()
             };
             let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();
-            let laid = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
-            let interpreted = run(&laid, grid, args);
+            let gpu_func = pipeline::gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
+            let interpreted = run(&gpu_func, grid, args);
             for (arg, bytes) in args.iter_mut().zip(before) {
                 if let (Arg::Out(tensor), Some(bytes)) = (arg, bytes) {
                     tensor.bytes = bytes;
@@ -195,8 +195,8 @@ fn simulate(
     grid: [u32; 3],
     args: &mut [Arg],
 ) -> Result<(), String> {
-    let laid = pipeline::gpu_ir(func, arch, options, &mut ());
-    let module = lower::nvptx::lower(&laid, arch, options).map_err(|e| e.to_string())?;
+    let gpu_func = pipeline::gpu_ir(func, arch, options, &mut ());
+    let module = lower::nvptx::lower(&gpu_func, arch, options).map_err(|e| e.to_string())?;
     let mut global = Global::default();
     let bits: Vec<u64> = args
         .iter()

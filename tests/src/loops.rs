@@ -7,7 +7,7 @@ use tilewright::prelude::*;
 
 /// `y[j] = Σ i · x[i, j] + w[i]` over i = first, first + by, … below end; rows out of bounds are zeros.
 #[kernel]
-pub fn walk<T: Float>(
+pub fn row_loop<T: Float>(
     x: In<T>,
     w: In<f32>,
     y: Out<f32>,
@@ -143,7 +143,7 @@ pub fn running_atomic(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: us
 
 /// Reverses x in place.
 #[kernel]
-pub fn turned(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
+pub fn reversed(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
     store(x + (n as i32 - 1 - i), load(x + i));
     store(y + i, 0.0);
@@ -151,7 +151,7 @@ pub fn turned(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
 
 /// Each thread loads what another one has stored; twice.
 #[kernel]
-pub fn passed_on(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
+pub fn permuted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
     let other = (i * 5 + 3) % (n as i32);
     store(y + i, load(x + i) * 2.0);
@@ -160,7 +160,7 @@ pub fn passed_on(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
 
 /// A value that all threads load and one of them overwrites.
 #[kernel]
-pub fn counted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
+pub fn broadcast_counter(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
     let count = load(x);
     store(x, count + 1.0);
@@ -171,7 +171,7 @@ pub fn counted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
 
 /// Atomic additions to elements that were just zeroed, which are loaded right after.
 #[kernel]
-pub fn gathered(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
+pub fn atomic_sums(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
     store(y + i, 0.0);
     atomic_add(y + i % 8, load(x + i));
@@ -180,7 +180,7 @@ pub fn gathered(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
 
 /// The sum of all elements in the first one, by a tree reduction through memory.
 #[kernel]
-pub fn halved(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
+pub fn tree_sum(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
     let mut half = scalar::<i32>(n as i32 / 2);
     while half > 0 {
@@ -197,7 +197,7 @@ pub fn halved(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
 
 /// Transposes a matrix in place, and then sums its columns.
 #[kernel]
-pub fn blocks(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
+pub fn transposed_in_place(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let rows: usize = 16;
     let columns = n / rows;
     let at = make_block_ptr(
@@ -208,7 +208,7 @@ pub fn blocks(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
         block_shape = [rows, columns],
         order = [1, 0],
     );
-    let turned = make_block_ptr(
+    let transposed = make_block_ptr(
         x,
         shape = [columns, rows],
         strides = [rows, 1],
@@ -216,7 +216,7 @@ pub fn blocks(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
         block_shape = [columns, rows],
         order = [1, 0],
     );
-    store(turned, load(at).trans());
+    store(transposed, load(at).trans());
     store(y + arange(0, columns), sum(load(at), axis = 0));
 }
 
@@ -240,7 +240,7 @@ fn same(what: &str, found: &[f32], want: &[f32]) {
 }
 
 /// Compares the kernels whose threads communicate on the device with the CPU.
-pub fn check_exchange(device: &Device) {
+pub fn check_thread_communication(device: &Device) {
     macro_rules! pair {
         ($name:ident) => {
             (stringify!($name), (|device, x, y, config| $name { x, y, n: N }.launch_with(device, config)) as Pair)
@@ -253,9 +253,14 @@ pub fn check_exchange(device: &Device) {
         launch(device, &mut x, &mut y, &config).unwrap_or_else(|e| panic!("{e}"));
         [x.to_vec().expect("x"), y.to_vec().expect("y")].concat()
     };
-    for (name, launch) in
-        [pair!(Turned), pair!(PassedOn), pair!(Counted), pair!(Gathered), pair!(Halved), pair!(Blocks)]
-    {
+    for (name, launch) in [
+        pair!(Reversed),
+        pair!(Permuted),
+        pair!(BroadcastCounter),
+        pair!(AtomicSums),
+        pair!(TreeSum),
+        pair!(TransposedInPlace),
+    ] {
         let want = run(&Device::cpu(), launch, 4);
         for num_warps in [1, 4, 8, 16, 32] {
             same(&format!("{name}, {num_warps} warps"), &run(device, launch, num_warps), &want);
@@ -264,7 +269,7 @@ pub fn check_exchange(device: &Device) {
 }
 
 /// Compares loops with several stages with loops of one stage: the results agree.
-pub fn check_walks(device: &Device) {
+pub fn check_pipelined_loops(device: &Device) {
     let mut numbers = Random::new(4);
     for (rows, d, d_tile) in [(7usize, 37usize, 64usize), (9, 64, 64), (33, 2000, 2048)] {
         let (x, w) = (random(device, rows * d, &mut numbers), random(device, rows, &mut numbers));
@@ -273,8 +278,10 @@ pub fn check_walks(device: &Device) {
                 let mut y = Buffer::<f32>::zeros(device, d).expect("memory");
                 let stride = d as i64;
                 let (rows, d) = (rows as i32, d as i32);
-                let mut walk = Walk { x: &x, w: &w, y: &mut y, stride, rows, d, first, end, by, d_tile, stages };
-                walk.launch_with(device, &LaunchConfig::new(1).num_warps(num_warps)).unwrap_or_else(|e| panic!("{e}"));
+                let mut kernel = RowLoop { x: &x, w: &w, y: &mut y, stride, rows, d, first, end, by, d_tile, stages };
+                kernel
+                    .launch_with(device, &LaunchConfig::new(1).num_warps(num_warps))
+                    .unwrap_or_else(|e| panic!("{e}"));
                 y.to_vec().expect("y")
             };
             let want = run(1, 4);
@@ -332,7 +339,7 @@ struct Shipped<'d> {
 
 /// Tile, warps and stages of a row loop.
 #[derive(Clone, Copy)]
-struct Cut {
+struct LaunchShape {
     rows_tile: usize,
     num_warps: u32,
     stages: usize,
@@ -354,28 +361,28 @@ impl Shipped<'_> {
     }
 
     /// Rows of a program, and the number of programs.
-    fn share(&self, cut: Cut) -> (usize, usize) {
-        let each = self.rows.div_ceil(3).next_multiple_of(cut.rows_tile);
+    fn rows_and_programs(&self, shape: LaunchShape) -> (usize, usize) {
+        let each = self.rows.div_ceil(3).next_multiple_of(shape.rows_tile);
         (each, self.rows.div_ceil(each))
     }
 
     /// Allocates the results and calls `launch` with them.
     fn run(
         &self,
-        cut: Cut,
+        shape: LaunchShape,
         launch: impl FnOnce(&mut Buffer<bf16>, &mut Buffer<f32>, &LaunchConfig) -> tilewright::Result<()>,
     ) -> Results {
-        let (_, programs) = self.share(cut);
+        let (_, programs) = self.rows_and_programs(shape);
         let mut grad_x = Buffer::<bf16>::zeros(self.device, self.rows * self.d).expect("memory");
         let mut partial = Buffer::<f32>::zeros(self.device, programs * self.d).expect("memory");
-        let config = LaunchConfig::new(programs).num_warps(cut.num_warps);
+        let config = LaunchConfig::new(programs).num_warps(shape.num_warps);
         launch(&mut grad_x, &mut partial, &config).unwrap_or_else(|e| panic!("{e}"));
         (grad_x.to_vec().expect("grad_x"), partial.to_vec().expect("partial sums"))
     }
 
-    fn rms_norm(&self, cut: Cut) -> Results {
+    fn rms_norm(&self, shape: LaunchShape) -> Results {
         let stride = self.d as i64;
-        self.run(cut, |grad_x, partial_grad_w, config| {
+        self.run(shape, |grad_x, partial_grad_w, config| {
             RmsNormBwd {
                 x: &self.x,
                 w: &self.w,
@@ -395,19 +402,19 @@ impl Shipped<'_> {
                 partial_stride_d: 1,
                 rows: self.rows as i32,
                 d: self.d as i32,
-                rows_each: self.share(cut).0 as i32,
-                rows_tile: cut.rows_tile,
+                rows_per_program: self.rows_and_programs(shape).0 as i32,
+                rows_tile: shape.rows_tile,
                 d_tile: self.d.next_power_of_two(),
                 whole_rows: true,
-                stages: cut.stages,
+                stages: shape.stages,
             }
             .launch_with(self.device, config)
         })
     }
 
-    fn layer_norm(&self, cut: Cut) -> Results {
+    fn layer_norm(&self, shape: LaunchShape) -> Results {
         let stride = self.d as i64;
-        self.run(cut, |grad_x, partial_grad_w, config| {
+        self.run(shape, |grad_x, partial_grad_w, config| {
             let mut partial_grad_b = Buffer::<f32>::zeros(self.device, partial_grad_w.len())?;
             LayerNormBwd {
                 x: &self.x,
@@ -429,19 +436,19 @@ impl Shipped<'_> {
                 grad_x_stride_d: 1,
                 rows: self.rows as i32,
                 d: self.d as i32,
-                rows_each: self.share(cut).0 as i32,
-                rows_tile: cut.rows_tile,
+                rows_per_program: self.rows_and_programs(shape).0 as i32,
+                rows_tile: shape.rows_tile,
                 d_tile: self.d.next_power_of_two(),
                 whole_rows: true,
-                stages: cut.stages,
+                stages: shape.stages,
             }
             .launch_with(self.device, config)
         })
     }
 
-    fn weighted_sum(&self, cut: Cut) -> Results {
+    fn weighted_sum(&self, shape: LaunchShape) -> Results {
         let stride = self.d as i64;
-        self.run(cut, |grad_x, partial_grad_w, config| {
+        self.run(shape, |grad_x, partial_grad_w, config| {
             WeightedSumBwd {
                 x: &self.x,
                 w: &self.w,
@@ -458,10 +465,10 @@ impl Shipped<'_> {
                 partial_stride_d: 1,
                 rows: self.rows as i32,
                 d: self.d as i32,
-                rows_each: self.share(cut).0 as i32,
-                rows_tile: cut.rows_tile,
+                rows_per_program: self.rows_and_programs(shape).0 as i32,
+                rows_tile: shape.rows_tile,
                 d_tile: self.d.next_power_of_two(),
-                stages: cut.stages,
+                stages: shape.stages,
             }
             .launch_with(self.device, config)
         })
@@ -469,13 +476,13 @@ impl Shipped<'_> {
 }
 
 /// Compares the shipped row loops with several stages with those of one stage: the results have the same bits.
-pub fn check_shipped_walks(device: &Device) {
+pub fn check_shipped_row_loops(device: &Device) {
     for (rows, d) in [(1, 64), (65, 1024), (37, 1000), (19, 8192)] {
         let shipped = Shipped::new(device, rows, d);
         for (rows_tile, num_warps) in [(1, 4), (2, 8), (4, 16)] {
             let run = |stages| {
-                let cut = Cut { rows_tile, num_warps, stages };
-                [shipped.rms_norm(cut), shipped.layer_norm(cut), shipped.weighted_sum(cut)]
+                let shape = LaunchShape { rows_tile, num_warps, stages };
+                [shipped.rms_norm(shape), shipped.layer_norm(shape), shipped.weighted_sum(shape)]
             };
             let want = run(1);
             for stages in 2..=4 {

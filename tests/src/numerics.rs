@@ -42,14 +42,14 @@ pub struct HostTensor {
 impl HostTensor {
     /// A tensor of poison: an output before the launch. Poison after the last element detects writes out of bounds.
     pub fn poisoned(dtype: DType, shape: &[usize], strides: &[usize]) -> HostTensor {
-        let reach: usize = shape.iter().zip(strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
-        let len = if shape.contains(&0) { 0 } else { reach + 1 };
+        let last: usize = shape.iter().zip(strides).map(|(n, s)| n.saturating_sub(1) * s).sum();
+        let len = if shape.contains(&0) { 0 } else { last + 1 };
         let bytes = vec![0xff; (len + TAIL) * dtype.bytes()];
         HostTensor { dtype, shape: shape.to_vec(), strides: strides.to_vec(), first: 0, bytes }
     }
 
     /// The same tensor with `n` elements of poison before its first element.
-    pub fn behind(mut self, n: usize) -> HostTensor {
+    pub fn with_offset(mut self, n: usize) -> HostTensor {
         self.bytes.splice(0..0, vec![0xff; n * self.dtype.bytes()]);
         self.first += n;
         self

@@ -59,12 +59,12 @@ impl<T: FloatElement> Placed<T> {
     /// Uniform in [−1, 1).
     pub fn random(device: &Device, shape: &[usize], spacing: Spacing, random: &mut Random) -> Placed<T> {
         let host = HostTensor::random(T::dtype(), shape, &spacing.strides(shape), random);
-        Placed::new(device, host.behind(spacing.first))
+        Placed::new(device, host.with_offset(spacing.first))
     }
 
     /// A poisoned output.
     pub fn poisoned(device: &Device, shape: &[usize], spacing: Spacing) -> Placed<T> {
-        Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)).behind(spacing.first))
+        Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)).with_offset(spacing.first))
     }
 
     pub fn input<const R: usize>(&self) -> Tensor<'_, T, R> {
@@ -173,7 +173,7 @@ pub fn check_rms_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], s
 
 /// Which matrices of a matmul are column-major.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Columns {
+pub struct ColumnMajor {
     pub a: bool,
     pub b: bool,
     pub c: bool,
@@ -183,7 +183,7 @@ pub fn check_matmul<T: FloatElement>(
     device: &Device,
     [m, n, k]: [usize; 3],
     spacing: Spacing,
-    columns: Columns,
+    columns: ColumnMajor,
     options: Options,
 ) {
     let what = format!("matmul {} [{m}, {n}, {k}] {spacing:?} {columns:?} {options:?}", T::dtype());

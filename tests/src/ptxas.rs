@@ -12,7 +12,7 @@ pub struct Resources {
     /// Bytes of spill stores plus bytes of spill loads.
     pub spills: u32,
     /// Whether ptxas serialized wgmma, for lack of registers or because of their order.
-    pub serialised: bool,
+    pub serialized: bool,
     /// Warnings about wgmma that cost performance: serialized, or waited for early.
     pub warnings: Vec<String>,
 }
@@ -64,7 +64,7 @@ pub fn assemble_to(ptxas: &PathBuf, ptx: &str, arch: &str, cubin: &Path) -> Resu
         Some(Resources {
             registers: number(" Used ", " registers")?,
             spills: number("stack frame, ", " bytes spill stores")? + number("spill stores, ", " bytes spill loads")?,
-            serialised: said.lines().any(|line| line.contains("wgmma") && line.contains("serialized")),
+            serialized: said.lines().any(|line| line.contains("wgmma") && line.contains("serialized")),
             warnings: said.lines().filter(|line| line.contains("(C75")).map(str::to_string).collect(),
         })
     })();

@@ -116,7 +116,7 @@ pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spa
     y.check(&format!("{what}, silu"), &want, allowed);
     let mut grad_x = Placed::<T>::poisoned(device, &shape, spacing);
     ok(swiglu::silu_backward(device, a.input(), g.input(), grad_x.output()));
-    let want: Vec<f64> = a_values.iter().zip(&g_values).map(|(a, g)| g * swiglu::reference::silu_slope(*a)).collect();
+    let want: Vec<f64> = a_values.iter().zip(&g_values).map(|(a, g)| g * swiglu::reference::silu_grad(*a)).collect();
     grad_x.check(&format!("{what}, grad of silu"), &want, allowed);
 }
 
@@ -134,7 +134,7 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     let target = |r: usize, random: &mut Random| if r % 5 == 3 { ignore } else { index(random, d) };
     let targets: Vec<i64> = (0..rows).map(|r| target(r, &mut random)).collect();
     let shape = [rows, d];
-    let x = HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values).behind(spacing.first);
+    let x = HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values).with_offset(spacing.first);
     let x = Placed::<T>::new(device, x);
     let on_device = Indices::<I>::new(device, spacing.step, &targets);
     let mut loss = Placed::<f32>::poisoned(device, &[rows], spacing);
@@ -218,13 +218,14 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
             let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
             let gradient = g.buffer.slice(..n).expect("a slice");
             ok(if by_memory {
-                let rates = options.rates_of(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
-                let verdict = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a verdict");
+                let rates =
+                    options.rates_at_step(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
+                let step_control = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a step_control");
                 let copy = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
-                adamw::step_by(device, [p, m, v], gradient, copy, [rates.view(), verdict.view()], &options)
+                adamw::step_controlled(device, [p, m, v], gradient, copy, [rates.view(), step_control.view()], &options)
             } else if with_copy {
                 let copy = copy.buffer.slice_mut(..n).expect("a slice");
-                adamw::step_with_copy(device, p, m, v, gradient, copy, t, &options)
+                adamw::step_with_compute_weights(device, p, m, v, gradient, copy, t, &options)
             } else {
                 adamw::step(device, p, m, v, gradient, t, &options)
             });
@@ -242,18 +243,18 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
 
 /// Three steps with the averages of two gradients of type T. In step 2 one element of the second is infinite: the
 /// parameters of its program stay unchanged.
-pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
+pub fn check_adamw_two_peers<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(20);
     let [p, own, other] =
         [DType::F32, T::dtype(), T::dtype()].map(|dtype| HostTensor::random(dtype, &[n], &[1], &mut random).values());
-    let sums = adamw::squares_of_two(n);
-    let each = adamw::TILE_OF_TWO;
-    let spoilt = n.saturating_sub(1)..n;
+    let sums = adamw::squares_two_peers(n);
+    let each = adamw::TILE_TWO_PEERS;
+    let overflowing = n.saturating_sub(1)..n;
     let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
     let average: Vec<f64> = own.iter().zip(&other).map(|(a, b)| f64::from((*a as f32 + *b as f32) * 0.5)).collect();
     let average = HostTensor::of(T::dtype(), &[n], &[1], &average).values();
     for with_copy in [false, true] {
-        let what = format!("adamw_of_two {} [{n}] compute weights: {with_copy}", T::dtype());
+        let what = format!("adamw_two_peers {} [{n}] compute weights: {with_copy}", T::dtype());
         let mut want = [p.clone(), vec![0.0; n], vec![0.0; n]];
         let mut placed =
             want.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
@@ -261,17 +262,25 @@ pub fn check_adamw_of_two<T: FloatElement>(device: &Device, n: usize) {
         for t in 1..=3 {
             let mut others = other.clone();
             if t == 2 {
-                others[spoilt.clone()].fill(f64::INFINITY);
+                others[overflowing.clone()].fill(f64::INFINITY);
             }
             let both = [&own, &others].map(|g| Placed::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], g)));
             let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
             let gradients = both.each_ref().map(|g| g.buffer.slice(..n).expect("a slice"));
-            let rates = options.rates_of(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
-            let verdict = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a verdict");
+            let rates = options.rates_at_step(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
+            let step_control = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a step_control");
             let mut squares = Placed::<f32>::poisoned(device, &[sums], crate::on_device::DENSE);
             let copy = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
             let into = squares.buffer.slice_mut(..sums).expect("a slice");
-            ok(adamw::step_of_two(device, [p, m, v], gradients, copy, into, [rates.view(), verdict.view()], &options));
+            ok(adamw::step_two_peers(
+                device,
+                [p, m, v],
+                gradients,
+                copy,
+                into,
+                [rates.view(), step_control.view()],
+                &options,
+            ));
             let before = want.clone();
             let [p, m, v] = &mut want;
             adamw::reference(p, m, v, &average, t, &options);
@@ -318,7 +327,7 @@ pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {
             let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &[gaps.len()], &[1], &gaps));
             let mut y = Placed::<T>::new(device, parts[rank].clone());
             let mut copy = Placed::<T>::poisoned(device, &[n], crate::on_device::DENSE);
-            let ranks = rank_sum::Ranks { rank, world, average };
+            let ranks = rank_sum::RankReduction { rank, world, average };
             let into = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
             let x_view = x.buffer.slice(..gaps.len()).expect("a slice");
             let y_view = y.buffer.slice_mut(..n).expect("a slice");

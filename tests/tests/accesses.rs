@@ -30,7 +30,7 @@ pub fn copy_views<T: Dtype>(x: In<T>, all: Out<T>, some: Out<T>, kept: Out<T>, n
 }
 
 #[test]
-fn every_type_is_copied_as_it_is() {
+fn every_type_is_copied_bit_for_bit() {
     let mut random = Random::new(11);
     for dtype in DType::ALL.iter().copied().filter(|&d| d != DType::Bool) {
         for (tile, n) in [(32usize, 32usize), (256, 224), (256, 240), (512, 511), (1024, 0)] {

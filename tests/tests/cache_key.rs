@@ -14,8 +14,8 @@ use tilewright_tests::examples::variants;
 /// the location of an op and is no code.
 fn llvm_ir(func: &Func, options: &CompileOptions) -> Vec<(Target, Option<String>)> {
     let gpu = |arch| {
-        let laid = pipeline::gpu_ir(func, arch, options, &mut ());
-        let code = lower::nvptx::lower(&laid, arch, options).map(|module| {
+        let gpu_func = pipeline::gpu_ir(func, arch, options, &mut ());
+        let code = lower::nvptx::lower(&gpu_func, arch, options).map(|module| {
             let lines = module.llvm_ir.lines().filter(|line| !line.trim_start().starts_with(';'));
             lines.collect::<Vec<_>>().join("\n")
         });
@@ -47,7 +47,7 @@ fn check(func: &Func, options: &CompileOptions) -> usize {
 }
 
 #[test]
-fn code_of_the_kernels_that_ship_depends_on_their_text_alone() {
+fn code_of_shipped_kernels_depends_only_on_ir_text() {
     let mut compared = 0;
     for configuration in configurations(DType::BF16) {
         compared += check(&configuration.record(&well_aligned(configuration.def)), &configuration.options);
@@ -61,7 +61,7 @@ fn code_of_the_kernels_that_ship_depends_on_their_text_alone() {
 }
 
 #[test]
-fn code_of_random_programs_depends_on_their_text_alone() {
+fn code_of_random_programs_depends_only_on_ir_text() {
     let options = CompileOptions::default();
     let compared: usize = (0..300).map(|seed| check(&testgen::program(seed, &Options::default()).func, &options)).sum();
     println!("{compared} pairs of LLVM IR");

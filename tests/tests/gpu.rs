@@ -18,7 +18,7 @@ use tilewright::kernels::{Tensor, TensorMut, matmul, softmax};
 use tilewright::prelude::*;
 use tilewright_tests::for_types;
 use tilewright_tests::numerics::{HostTensor, Random, dense, tolerance};
-use tilewright_tests::on_device::{ALIGNED_GAPS, Columns, DENSE, GAPS, STEPS, Spacing, check_matmul};
+use tilewright_tests::on_device::{ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, Spacing, check_matmul};
 
 /// GPU 0, locked for one test at a time: a device fault ends all work in flight, and must be attributed to the test
 /// that caused it.
@@ -113,7 +113,7 @@ fn rms_norm_and_its_gradients() {
 #[test]
 fn matmul_of_any_shape() {
     let Some(gpu) = gpu() else { return };
-    let plain = Columns::default();
+    let plain = ColumnMajor::default();
     for m in [1, 17, 127, 1000] {
         for n in [1, 17, 127, 1000] {
             for k in [1, 17, 127, 1000] {
@@ -131,7 +131,7 @@ fn matmul_of_any_shape() {
 fn matmul_of_any_strides() {
     let Some(gpu) = gpu() else { return };
     for bits in 0..8 {
-        let columns = Columns { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
+        let columns = ColumnMajor { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
         for spacing in [DENSE, GAPS, ALIGNED_GAPS, STEPS] {
             for_types!(check_matmul(&gpu, [127, 65, 100], spacing, columns, Options::default()));
             for_types!(check_matmul(&gpu, [256, 128, 192], spacing, columns, Options::default()));
@@ -144,12 +144,12 @@ fn matmul_with_activations_and_precisions() {
     let Some(gpu) = gpu() else { return };
     for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
         let options = Options { activation, ..Options::default() };
-        for_types!(check_matmul(&gpu, [200, 150, 100], DENSE, Columns::default(), options));
+        for_types!(check_matmul(&gpu, [200, 150, 100], DENSE, ColumnMajor::default(), options));
     }
     for precision in [Precision::Tf32, Precision::Tf32x3] {
         let options = Options { precision, ..Options::default() };
         for shape in [[1, 1, 1], [127, 65, 100], [256, 128, 192], [1000, 127, 1000]] {
-            for columns in [Columns::default(), Columns { a: true, b: true, c: false }] {
+            for columns in [ColumnMajor::default(), ColumnMajor { a: true, b: true, c: false }] {
                 check_matmul::<f32>(&gpu, shape, DENSE, columns, options);
             }
         }
@@ -157,14 +157,14 @@ fn matmul_with_activations_and_precisions() {
         // (forward, dgrad, wgrad).
         for shape in [[150, 140, 80], [1000, 1000, 72], [1500, 1600, 100]] {
             for (a, b) in [(false, true), (false, false), (true, false)] {
-                check_matmul::<f32>(&gpu, shape, DENSE, Columns { a, b, c: false }, options);
+                check_matmul::<f32>(&gpu, shape, DENSE, ColumnMajor { a, b, c: false }, options);
             }
         }
     }
 }
 
 #[test]
-fn empty_tensors_are_nothing_special() {
+fn empty_tensors() {
     let Some(gpu) = gpu() else { return };
     for shape in [[0, 5], [5, 0], [0, 0]] {
         for_types!(check_column_sum(&gpu, shape, DENSE));
@@ -173,7 +173,7 @@ fn empty_tensors_are_nothing_special() {
     }
     for_types!(check_rms_norm(&gpu, [0, 5], DENSE));
     for shape in [[0, 5, 3], [5, 0, 3], [5, 3, 0]] {
-        for_types!(check_matmul(&gpu, shape, DENSE, Columns::default(), Options::default()));
+        for_types!(check_matmul(&gpu, shape, DENSE, ColumnMajor::default(), Options::default()));
     }
 }
 
@@ -220,5 +220,9 @@ fn more_than_two_to_the_31_elements() {
         *sum = (0..d).map(|j| xs[i / 3 * d + j] * xs[i % 3 * d + j]).sum();
     }
     let got: Vec<f64> = c.to_vec().unwrap().into_iter().map(f64::from).collect();
-    HostTensor::of(DType::BF16, &[9], &[1], &got).check("matmul with a large row stride", &want, tolerance(DType::BF16));
+    HostTensor::of(DType::BF16, &[9], &[1], &got).check(
+        "matmul with a large row stride",
+        &want,
+        tolerance(DType::BF16),
+    );
 }

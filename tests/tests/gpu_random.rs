@@ -77,7 +77,7 @@ fn random_programs_agree_with_the_interpreter() {
             return;
         }
     };
-    let ptx_version = device.fit_options(&CompileOptions::default()).ptx_version;
+    let ptx_version = device.limit_ptx_version(&CompileOptions::default()).ptx_version;
     let (mut failures, mut ran, mut refused) = (Vec::new(), 0, 0);
     for first in (0..PROGRAMS).step_by(BATCH as usize) {
         let seeds = std::sync::Mutex::new(first..(first + BATCH).min(PROGRAMS));

@@ -18,7 +18,7 @@ const ARCHS: [GpuArch; 2] = [GpuArch::Sm80, GpuArch::Sm90a];
 /// The text after the last pass of each stage.
 #[derive(Default)]
 struct Stages {
-    laid: String,
+    layout: String,
     last: String,
 }
 
@@ -26,7 +26,7 @@ impl Observer for Stages {
     fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
         match stage {
             Stage::Tile => {}
-            Stage::Laid => self.laid = text::print(func),
+            Stage::Layout => self.layout = text::print(func),
             Stage::Async => self.last = text::print(func),
         }
     }
@@ -56,8 +56,8 @@ fn stages_of_every_kernel() {
         let (ampere, hopper) = (stages(GpuArch::Sm80), stages(GpuArch::Sm90a));
         insta::assert_snapshot!(format!("{name}.async.sm_90a"), hopper.last);
         // Without asynchronous ops the last two stages are the same; often both architectures are the same, too.
-        if hopper.laid != hopper.last {
-            insta::assert_snapshot!(format!("{name}.laid.sm_90a"), hopper.laid);
+        if hopper.layout != hopper.last {
+            insta::assert_snapshot!(format!("{name}.layout.sm_90a"), hopper.layout);
         }
         if ampere.last != hopper.last {
             insta::assert_snapshot!(format!("{name}.async.sm_80"), ampere.last);
@@ -79,7 +79,7 @@ fn ptx_of_weighted_sum() {
 /// Rows of 50257 elements are not aligned to 16 bytes. A launch specializes on unit strides alone; still, logits are
 /// loaded and gradients are stored 16 bytes at a time, except for the peeled ends of rows and the logit of the target.
 #[test]
-fn rows_that_begin_anywhere_are_walked_in_vectors() {
+fn unaligned_rows_are_vectorized() {
     for (name, loads, stores) in [("cross_entropy_fwd", 2, 0), ("cross_entropy_bwd", 1, 1)] {
         let all = configurations(DType::BF16);
         let mut configuration = all.into_iter().find(|c| c.def.name == name).expect("a configuration");

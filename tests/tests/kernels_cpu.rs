@@ -5,7 +5,7 @@ use tilewright::kernels::matmul::{Activation, Options};
 use tilewright::kernels::{Tensor, TensorMut, matmul, softmax, weighted_sum};
 use tilewright::prelude::{Buffer, Precision};
 use tilewright_tests::for_types;
-use tilewright_tests::on_device::{ALIGNED_GAPS, Columns, DENSE, GAPS, STEPS, check_matmul};
+use tilewright_tests::on_device::{ALIGNED_GAPS, ColumnMajor, DENSE, GAPS, STEPS, check_matmul};
 
 const SHAPES: [[usize; 2]; 7] = [[1, 1], [17, 1], [1, 17], [127, 17], [16, 64], [33, 1000], [700, 20]];
 
@@ -53,25 +53,25 @@ fn rms_norm_and_its_gradients() {
 fn matmul_of_any_strides() {
     let cpu = Device::cpu();
     for shape in [[1, 1, 1], [17, 5, 127], [64, 64, 64], [130, 70, 33]] {
-        for_types!(check_matmul(&cpu, shape, DENSE, Columns::default(), Options::default()));
-        for_types!(check_matmul(&cpu, shape, STEPS, Columns::default(), Options::default()));
+        for_types!(check_matmul(&cpu, shape, DENSE, ColumnMajor::default(), Options::default()));
+        for_types!(check_matmul(&cpu, shape, STEPS, ColumnMajor::default(), Options::default()));
     }
     for bits in 1..8 {
-        let columns = Columns { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
+        let columns = ColumnMajor { a: bits & 1 != 0, b: bits & 2 != 0, c: bits & 4 != 0 };
         for_types!(check_matmul(&cpu, [40, 33, 65], ALIGNED_GAPS, columns, Options::default()));
     }
     for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
         let options = Options { activation, ..Options::default() };
-        for_types!(check_matmul(&cpu, [20, 30, 10], GAPS, Columns::default(), options));
+        for_types!(check_matmul(&cpu, [20, 30, 10], GAPS, ColumnMajor::default(), options));
     }
     for precision in [Precision::Tf32, Precision::Tf32x3] {
         let options = Options { precision, ..Options::default() };
-        check_matmul::<f32>(&cpu, [50, 60, 70], DENSE, Columns::default(), options);
+        check_matmul::<f32>(&cpu, [50, 60, 70], DENSE, ColumnMajor::default(), options);
     }
 }
 
 #[test]
-fn empty_tensors_are_nothing_special() {
+fn empty_tensors() {
     let cpu = Device::cpu();
     for shape in [[0, 5], [5, 0], [0, 0]] {
         for_types!(check_column_sum(&cpu, shape, DENSE));
@@ -80,7 +80,7 @@ fn empty_tensors_are_nothing_special() {
     }
     for_types!(check_rms_norm(&cpu, [0, 5], DENSE));
     for shape in [[0, 5, 3], [5, 0, 3], [5, 3, 0]] {
-        for_types!(check_matmul(&cpu, shape, DENSE, Columns::default(), Options::default()));
+        for_types!(check_matmul(&cpu, shape, DENSE, ColumnMajor::default(), Options::default()));
     }
 }
 

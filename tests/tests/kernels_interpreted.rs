@@ -7,7 +7,7 @@ use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, SIMULATED, interpret, walks};
+use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::activated;
 
@@ -40,7 +40,7 @@ fn column_sum_matches() {
     each_case(|dtype, [rows, d], strides| {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut Random::new(1));
         // One program for all rows, and one per tile of rows.
-        for (rows_each, parts) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
+        for (rows_per_program, parts) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
             for form in forms() {
                 let mut y = HostTensor::poisoned(DType::F32, &[parts, d], &[2 * d, 2]);
                 let args = &mut [
@@ -52,7 +52,7 @@ fn column_sum_matches() {
                     2.into(),
                     rows.into(),
                     d.into(),
-                    rows_each.into(),
+                    rows_per_program.into(),
                 ];
                 let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
                 let grid = [d.div_ceil(16) as u32, parts as u32, 1];
@@ -251,7 +251,7 @@ fn rms_norm_gradients_match() {
         let (xs, ws) = (x.values(), w.values());
         let rstd = HostTensor::of(DType::F32, &[rows], &[1], &rms_norm::reference::forward(&xs, &ws, 0.1).1);
         let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
-        for (whole_rows, d_tile, tiles, stages) in walks([rows, d]) {
+        for (whole_rows, d_tile, tiles, stages) in row_loops([rows, d]) {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
                 let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
@@ -286,7 +286,7 @@ fn rms_norm_gradients_match() {
     });
 }
 
-struct Product {
+struct MatmulCase {
     dtype: DType,
     shape: [usize; 3],
     columns: [bool; 2],
@@ -300,12 +300,12 @@ struct Product {
     gap: usize,
 }
 
-fn check_matmul(case: &Product) {
+fn check_matmul(case: &MatmulCase) {
     check_matmul_in(case, forms());
 }
 
-fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
-    let Product {
+fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
+    let MatmulCase {
         dtype,
         shape: [m, n, k],
         columns,
@@ -368,7 +368,7 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
         ];
         let consts = consts! {
             addend = addend, m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
-            a_columns = columns[0], b_columns = columns[1], bias_along = bias, activation = activation, precision = precision,
+            a_col_major = columns[0], b_col_major = columns[1], bias_along = bias, activation = activation, precision = precision,
         };
         let programs = (m.div_ceil(m_tile) * n.div_ceil(n_tile)) as u32;
         interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
@@ -379,7 +379,7 @@ fn check_matmul_in(case: &Product, forms: impl IntoIterator<Item = Form>) {
 
 #[test]
 fn matmul_matches() {
-    let base = Product {
+    let base = MatmulCase {
         dtype: DType::F32,
         shape: [1, 1, 1],
         columns: [false; 2],
@@ -393,34 +393,34 @@ fn matmul_matches() {
     for dtype in TYPES {
         for shape in [[1, 1, 1], [17, 3, 5], [33, 20, 40]] {
             for columns in [[false, false], [true, false], [false, true], [true, true]] {
-                check_matmul(&Product { dtype, shape, columns, ..base });
+                check_matmul(&MatmulCase { dtype, shape, columns, ..base });
             }
         }
     }
     for activation in [Activation::Relu, Activation::Gelu, Activation::Silu] {
-        check_matmul(&Product { activation, shape: [5, 6, 7], ..base });
+        check_matmul(&MatmulCase { activation, shape: [5, 6, 7], ..base });
     }
     for (bias, activation) in [(Bias::Columns, Activation::Gelu), (Bias::Rows, Activation::None)] {
         for shape in [[5, 6, 7], [33, 20, 40]] {
-            check_matmul(&Product { bias, activation, shape, ..base });
+            check_matmul(&MatmulCase { bias, activation, shape, ..base });
         }
     }
     for precision in [Precision::Tf32, Precision::Tf32x3] {
-        check_matmul(&Product { precision, shape: [20, 17, 33], ..base });
+        check_matmul(&MatmulCase { precision, shape: [20, 17, 33], ..base });
     }
     // Large enough for wgmma, with several groups of tiles.
-    check_matmul(&Product { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
+    check_matmul(&MatmulCase { dtype: DType::BF16, shape: [200, 40, 30], tiles: [64, 32, 16], ..base });
     // An empty reduction dimension.
-    check_matmul(&Product { shape: [3, 4, 0], ..base });
+    check_matmul(&MatmulCase { shape: [3, 4, 0], ..base });
     for (addend, dtype) in [(Addend::Itself, DType::F32), (Addend::Other, DType::F32), (Addend::Itself, DType::BF16)] {
-        check_matmul(&Product { addend, dtype, activation: Activation::Relu, shape: [18, 20, 7], ..base });
+        check_matmul(&MatmulCase { addend, dtype, activation: Activation::Relu, shape: [18, 20, 7], ..base });
     }
 }
 
 /// f32 with wgmma (tf32x3), for every operand layout and every way to load.
 #[test]
-fn matmul_of_f32_by_warpgroups_matches() {
-    let base = Product {
+fn matmul_of_f32_by_wgmma_matches() {
+    let base = MatmulCase {
         dtype: DType::F32,
         shape: [80, 48, 80],
         columns: [false; 2],
@@ -431,21 +431,21 @@ fn matmul_of_f32_by_warpgroups_matches() {
         addend: Addend::None,
         gap: 0,
     };
-    let form = |num_warps, loads| Form::Warpgroups { num_warps, num_stages: 2, loads, in_turn: false };
+    let form = |num_warps, loads| Form::WgmmaF32 { num_warps, num_stages: 2, loads, no_overlap: false };
     for columns in [[false, true], [false, false], [true, false], [true, true]] {
-        for loads in [Loads::Threads, Loads::Engine, Loads::Specialists] {
-            check_matmul_in(&Product { columns, ..base }, [form(4, loads)]);
+        for loads in [Loads::AllThreads, Loads::Tma, Loads::WarpSpecialized] {
+            check_matmul_in(&MatmulCase { columns, ..base }, [form(4, loads)]);
         }
     }
-    let larger = Product { tiles: [128, 64, 32], addend: Addend::Itself, ..base };
-    for loads in [Loads::Threads, Loads::Specialists] {
+    let larger = MatmulCase { tiles: [128, 64, 32], addend: Addend::Itself, ..base };
+    for loads in [Loads::AllThreads, Loads::WarpSpecialized] {
         check_matmul_in(&larger, [form(8, loads)]);
     }
     // Unaligned rows; and tf32 with operands directly from the shared memory that they were loaded into.
-    check_matmul_in(&Product { gap: 1, shape: [70, 33, 41], ..base }, [form(4, Loads::Threads)]);
+    check_matmul_in(&MatmulCase { gap: 1, shape: [70, 33, 41], ..base }, [form(4, Loads::AllThreads)]);
     for columns in [[false, true], [true, false]] {
-        let case = Product { columns, precision: Precision::Tf32, ..base };
-        check_matmul_in(&case, [form(4, Loads::Threads), form(8, Loads::Engine)]);
+        let case = MatmulCase { columns, precision: Precision::Tf32, ..base };
+        check_matmul_in(&case, [form(4, Loads::AllThreads), form(8, Loads::Tma)]);
     }
 }
 
@@ -453,7 +453,7 @@ fn matmul_of_f32_by_warpgroups_matches() {
 /// 16: operands are loaded by asynchronous copies.
 #[test]
 fn matmul_of_large_tiles_matches() {
-    let case = Product {
+    let case = MatmulCase {
         dtype: DType::BF16,
         shape: [144, 160, 208],
         columns: [false; 2],
@@ -467,11 +467,14 @@ fn matmul_of_large_tiles_matches() {
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
     check_matmul_in(&case, forms);
     for columns in [[true, false], [false, true]] {
-        check_matmul_in(&Product { columns, ..case }, [forms[1], Form::Specialist { num_warps: 8, num_stages: 2 }]);
+        check_matmul_in(
+            &MatmulCase { columns, ..case },
+            [forms[1], Form::WarpSpecialized { num_warps: 8, num_stages: 2 }],
+        );
     }
     check_matmul_in(
         &case,
-        [Form::Specialist { num_warps: 4, num_stages: 3 }, Form::Bulk { num_warps: 8, num_stages: 3 }],
+        [Form::WarpSpecialized { num_warps: 4, num_stages: 3 }, Form::Tma { num_warps: 8, num_stages: 3 }],
     );
 }
 

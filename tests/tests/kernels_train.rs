@@ -46,7 +46,7 @@ fn cross_entropy_and_its_gradients() {
 
 /// Unaligned logits, which the kernels of [`cross_entropy`] read in aligned vectors on GPUs. Memory around the rows is
 /// NaN.
-struct InVectors<'a> {
+struct UnalignedLogits<'a> {
     logits: View<'a, bf16>,
     targets: &'a Buffer<i64>,
     d: usize,
@@ -54,10 +54,10 @@ struct InVectors<'a> {
 }
 
 /// Launches the kernels directly; the number of rows is the number of targets.
-impl InVectors<'_> {
+impl UnalignedLogits<'_> {
     const VECTOR: usize = 8;
 
-    fn lead(&self) -> i32 {
+    fn misalignment(&self) -> i32 {
         (self.logits.address() % 16 / 2) as i32
     }
 
@@ -76,11 +76,11 @@ impl InVectors<'_> {
             rows: rows as i32,
             d: self.d as i32,
             ignore_index: -100,
-            lead: self.lead(),
+            misalignment: self.misalignment(),
             rows_tile: 2,
             d_tile: 1024,
             slots: 4,
-            neighbours: Self::VECTOR,
+            size_per_thread: Self::VECTOR,
             vector: Self::VECTOR,
         };
         kernel.launch(device, rows.div_ceil(2))
@@ -110,7 +110,7 @@ impl InVectors<'_> {
             rows: rows as i32,
             d: self.d as i32,
             ignore_index: -100,
-            lead: self.lead(),
+            misalignment: self.misalignment(),
             scale: 0.5,
             rows_tile: 2,
             d_tile: 1024,
@@ -121,13 +121,13 @@ impl InVectors<'_> {
 }
 
 #[test]
-fn cross_entropy_in_vectors() {
+fn cross_entropy_of_unaligned_rows() {
     let cpu = Device::cpu();
     for (d, gap, first) in [(1, 0, 3), (7, 0, 0), (8, 3, 5), (9, 0, 8), (1000, 0, 1), (4097, 7, 2), (50_257, 0, 7)] {
         let (rows, mut random) = (3, Random::new(d as u64));
         let values: Vec<f64> = (0..rows * d).map(|_| 10.0 * random.number()).collect();
         let shape = [rows, d];
-        let mut x = HostTensor::of(DType::BF16, &shape, &[d + gap, 1], &values).behind(first);
+        let mut x = HostTensor::of(DType::BF16, &shape, &[d + gap, 1], &values).with_offset(first);
         let listed = [d as i64 - 1, -100, 0];
         let targets = Buffer::from_slice(&cpu, &listed).unwrap();
         let grad_loss = Buffer::from_slice(&cpu, &[2.0f32, 3.0, 0.25]).unwrap();
@@ -135,7 +135,7 @@ fn cross_entropy_in_vectors() {
         let [mut loss, mut lse] = [(); 2].map(|()| Buffer::<f32>::poisoned(&cpu, rows).unwrap());
         let end = first + (rows - 1) * (d + gap) + d;
         let rows_of =
-            |end| InVectors { logits: buffer.slice(first..end).unwrap(), targets: &targets, d, stride: d + gap };
+            |end| UnalignedLogits { logits: buffer.slice(first..end).unwrap(), targets: &targets, d, stride: d + gap };
         rows_of(end).forward(&cpu, &mut loss, &mut lse).unwrap_or_else(|e| panic!("d {d}: {e}"));
         let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &listed, d, -100);
         let wide = |buffer: &Buffer<f32>| buffer.to_vec().unwrap().into_iter().map(f64::from).collect::<Vec<_>>();
@@ -146,7 +146,7 @@ fn cross_entropy_in_vectors() {
         let message = short.forward(&cpu, &mut loss, &mut lse).unwrap_err().to_string();
         assert!(message.contains("`logits`"), "{message}");
         let mut other: Buffer<bf16> =
-            HostTensor::poisoned(DType::BF16, &shape, &[d + gap, 1]).behind(first).upload(&cpu);
+            HostTensor::poisoned(DType::BF16, &shape, &[d + gap, 1]).with_offset(first).upload(&cpu);
         let grad = other.slice_mut(first..end - 1).unwrap();
         let message = rows_of(end).backward(&cpu, &lse, &grad_loss, grad).unwrap_err().to_string();
         assert!(message.contains("`grad_logits`"), "{message}");
@@ -156,7 +156,7 @@ fn cross_entropy_in_vectors() {
         let address = buffer.slice(first..).unwrap().address();
         // SAFETY: the elements live as long as the buffer; the kernel reads none of them after it wrote it.
         let logits = unsafe { View::from_address(&cpu, address, end - first) };
-        let whole = InVectors { logits, targets: &targets, d, stride: d + gap };
+        let whole = UnalignedLogits { logits, targets: &targets, d, stride: d + gap };
         whole.backward(&cpu, &lse, &grad_loss, buffer.slice_mut(first..end).unwrap()).unwrap_or_else(|e| panic!("{e}"));
         x.download(&buffer);
         x.check(&format!("gradients of {d} logits in place"), &want, tolerance(DType::BF16));
@@ -178,7 +178,7 @@ fn adamw_steps() {
     let cpu = Device::cpu();
     for n in [0, 1, 17, 1000, 4097] {
         for_types!(check_adamw(&cpu, n));
-        for_types!(check_adamw_of_two(&cpu, n));
+        for_types!(check_adamw_two_peers(&cpu, n));
     }
 }
 
@@ -203,7 +203,7 @@ fn gradient_of_an_embedding() {
 }
 
 #[test]
-fn empty_tensors_are_nothing_special() {
+fn empty_tensors() {
     let cpu = Device::cpu();
     for_types!(check_layer_norm(&cpu, [0, 5], DENSE));
     for_types!(check_cross_entropy(&cpu, [0, 5], DENSE));

@@ -6,7 +6,7 @@ use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, lay
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret, walks};
+use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::indices;
 
@@ -91,15 +91,15 @@ fn layer_norm_gradients_match() {
         let mean = HostTensor::of(DType::F32, &[rows], &[1], &mean);
         let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
         let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
-        for (whole_rows, d_tile, tiles, stages) in walks([rows, d]) {
+        for (whole_rows, d_tile, tiles, stages) in row_loops([rows, d]) {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
                 let partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
                 let (mut partial_w, mut partial_b) = (partial.clone(), partial);
                 let mut args: Vec<Arg> = [&x, &w, &mean, &rstd, &g].map(Arg::In).into_iter().collect();
                 args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
-                let rows_each = rows.div_ceil(tiles).next_multiple_of(2);
-                args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d, rows_each].map(Arg::from));
+                let rows_per_program = rows.div_ceil(tiles).next_multiple_of(2);
+                args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d, rows_per_program].map(Arg::from));
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
                 interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(tiles), &mut args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));
@@ -150,7 +150,7 @@ fn swiglu_and_its_gradients_match() {
                 &swiglu::SILU_BWD,
                 args![Arg::In(&a), Arg::In(&g), Arg::Out(&mut out); s[0], s[1], s[0], s[1], s[0], s[1], rows, d],
             );
-            let want: Vec<f64> = xs.iter().zip(&gs).map(|(x, g)| g * swiglu::reference::silu_slope(*x)).collect();
+            let want: Vec<f64> = xs.iter().zip(&gs).map(|(x, g)| g * swiglu::reference::silu_grad(*x)).collect();
             out.check("silu_bwd", &want, allowed);
         }
     });
@@ -178,8 +178,9 @@ fn cross_entropy_and_its_gradient_match() {
                 args.extend([Arg::Int(IGNORE), Arg::Int(0)]);
                 let grid = programs(rows.div_ceil(2));
                 // Two slots of four elements, two runs of two each; for the other index type one slot for a whole tile.
-                let (slots, neighbours) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
-                let slotted = consts! { rows_tile = 2usize, d_tile = 8usize, slots = slots, neighbours = neighbours };
+                let (slots, size_per_thread) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
+                let slotted =
+                    consts! { rows_tile = 2usize, d_tile = 8usize, slots = slots, size_per_thread = size_per_thread };
                 interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &[dtype, index], slotted, grid, &mut args);
                 loss.check("loss", &want_loss, 1e-5);
                 lse.check("lse", &want_lse, 1e-5);
@@ -198,14 +199,14 @@ fn cross_entropy_and_its_gradient_match() {
 
 /// Unaligned rows in aligned vectors: dense and padded, from the start of memory and at an offset.
 #[test]
-fn cross_entropy_in_vectors_matches() {
+fn cross_entropy_of_unaligned_rows_matches() {
     const IGNORE: i64 = -100;
     let narrow = [1, 7, 8, 9, 37].into_iter().flat_map(|d| [(d, 0, 0), (d, 3, 5)]);
     for (d, gap, first) in narrow.chain([(33, 0, 1), (100, 4, 3), (1000, 0, 0), (4097, 0, 6)]) {
         for dtype in TYPES {
             let (rows, vector, mut random) = (5, 16 / dtype.bytes(), Random::new(d as u64));
             let (shape, s) = ([rows, d], [d + gap, 1]);
-            let x = floats(dtype, &shape, &s, 30.0, &mut random).behind(first);
+            let x = floats(dtype, &shape, &s, 30.0, &mut random).with_offset(first);
             let g = HostTensor::random(DType::F32, &[rows], &[1], &mut random);
             let listed: Vec<i64> = (0..rows).map(|r| if r == 2 { IGNORE } else { (7 * r % d) as i64 }).collect();
             let targets = indices(DType::I64, 1, &listed);
@@ -216,13 +217,13 @@ fn cross_entropy_in_vectors_matches() {
             let d_tile = if d > 100 { 512usize } else { 16 };
             for form in forms().filter(|form| d <= 100 || *form == Form::Specialized) {
                 let tile = consts! { rows_tile = 2usize, d_tile = d_tile, vector = vector };
-                let lead = Arg::Int((first % vector) as i64);
+                let misalignment = Arg::Int((first % vector) as i64);
                 let mut loss = HostTensor::poisoned(DType::F32, &[rows], &[1]);
                 let mut lse = loss.clone();
                 let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
                 args.extend([s[0], 1, 1, 1, 1, rows, d].map(Arg::from));
-                args.extend([Arg::Int(IGNORE), lead]);
-                let slots = [tile, consts! { slots = 2usize, neighbours = vector }].concat();
+                args.extend([Arg::Int(IGNORE), misalignment]);
+                let slots = [tile, consts! { slots = 2usize, size_per_thread = vector }].concat();
                 let types = [dtype, DType::I64];
                 interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &types, &slots, programs(3), &mut args);
                 loss.check("loss", &want_loss, 1e-5);
@@ -230,7 +231,7 @@ fn cross_entropy_in_vectors_matches() {
 
                 // Another row stride and another offset, with the same alignment.
                 let (apart, behind) = (s[0] + vector, first + 2 * vector);
-                let mut grad = HostTensor::poisoned(dtype, &shape, &[apart, 1]).behind(behind);
+                let mut grad = HostTensor::poisoned(dtype, &shape, &[apart, 1]).with_offset(behind);
                 let mut args: Vec<Arg> = [&x, &targets, &lse_in, &g].map(Arg::In).into_iter().collect();
                 args.push(Arg::Out(&mut grad));
                 args.extend([s[0], 1, 1, 1, 1, apart, 1, rows, d].map(Arg::from));
@@ -244,7 +245,7 @@ fn cross_entropy_in_vectors_matches() {
 }
 
 #[test]
-fn rope_matches_both_ways() {
+fn rope_matches_in_both_directions() {
     for dtype in TYPES {
         for (shape, d_tile, gap, step) in [([1, 1, 2], 2usize, 0, 1), ([5, 3, 6], 8, 3, 2), ([7, 4, 16], 16, 0, 1)] {
             let [tokens, heads, d] = shape;
@@ -303,22 +304,23 @@ fn adamw_matches() {
             let [want_p, want_m, want_v] = &mut want;
             adamw::reference(want_p, want_m, want_v, &g.values(), t as u64, &options);
             let rates = HostTensor::of(DType::F64, &[3], &[1], &[numbers[2], numbers[3], numbers[5]]);
-            let verdicts = [1.0, 0.0].map(|made| HostTensor::of(DType::F64, &[2], &[1], &[options.grad_scale, made]));
+            let step_controls =
+                [1.0, 0.0].map(|applied| HostTensor::of(DType::F64, &[2], &[1], &[options.grad_scale, applied]));
             for form in forms() {
-                for (verdict, made) in verdicts.iter().zip([true, false]) {
+                for (step_control, applied) in step_controls.iter().zip([true, false]) {
                     let mut state = [p.clone(), m.clone(), v.clone()];
                     let before = [&p, &m, &v].map(HostTensor::values);
                     let mut copy = HostTensor::of(DType::BF16, &[n], &[1], &vec![0.0; n]);
                     let mut args: Vec<Arg> = state.iter_mut().map(Arg::Out).collect();
-                    args.extend([Arg::In(&g), Arg::Out(&mut copy), Arg::In(&rates), Arg::In(verdict), n.into()]);
+                    args.extend([Arg::In(&g), Arg::Out(&mut copy), Arg::In(&rates), Arg::In(step_control), n.into()]);
                     args.extend([numbers[0], numbers[1], numbers[4]].map(Arg::Float));
-                    let consts = consts! { tile = 8usize, copies = true };
+                    let consts = consts! { tile = 8usize, write_compute_weights = true };
                     let types = [dtype, DType::BF16];
-                    interpret(form, &adamw::ADAMW_BY, &types, consts, programs(n.div_ceil(8)), &mut args);
-                    for (tensor, want) in state.iter().zip(if made { &want } else { &before }) {
-                        tensor.check("adamw_by", want, if made { 1e-5 } else { 0.0 });
+                    interpret(form, &adamw::ADAMW_CONTROLLED, &types, consts, programs(n.div_ceil(8)), &mut args);
+                    for (tensor, want) in state.iter().zip(if applied { &want } else { &before }) {
+                        tensor.check("adamw_controlled", want, if applied { 1e-5 } else { 0.0 });
                     }
-                    copy.check("copy", &if made { want[0].clone() } else { vec![0.0; n] }, tolerance(DType::BF16));
+                    copy.check("copy", &if applied { want[0].clone() } else { vec![0.0; n] }, tolerance(DType::BF16));
                 }
             }
             for (form, with_copy) in forms().flat_map(|form| [(form, false), (form, true)]) {
@@ -329,7 +331,7 @@ fn adamw_matches() {
                 let consts = consts! { tile = 8usize };
                 let (def, dtypes) = if with_copy {
                     args.push(Arg::Out(&mut copy));
-                    (&adamw::ADAMW_WITH_COPY, vec![dtype, DType::BF16])
+                    (&adamw::ADAMW_WITH_COMPUTE_WEIGHTS, vec![dtype, DType::BF16])
                 } else {
                     (&adamw::ADAMW, vec![dtype])
                 };
@@ -349,7 +351,7 @@ fn adamw_matches() {
 
 #[test]
 fn sums_over_ranks_match() {
-    for (n, programs_most) in [(1, 1), (8, 1), (37, 2), (37, 5)] {
+    for (n, max_programs) in [(1, 1), (8, 1), (37, 2), (37, 5)] {
         for dtype in TYPES {
             for (world, rank, average, copies) in [(2, 0, false, true), (2, 1, true, false), (3, 1, true, true)] {
                 let mut random = Random::new(9);
@@ -361,9 +363,9 @@ fn sums_over_ranks_match() {
                 for form in forms() {
                     let (mut y, mut copy) = (own.clone(), HostTensor::poisoned(dtype, &[n], &[1]));
                     let consts =
-                        consts! { tile = 8usize, rank = rank, world = world, average = average, copies = copies };
+                        consts! { tile = 8usize, rank = rank, world = world, average = average, has_copy = copies };
                     let args = args![Arg::Out(&mut y), Arg::In(&x), Arg::Out(&mut copy); n + 3, n];
-                    interpret(form, &rank_sum::RANK_SUM, &[dtype], consts, programs(programs_most), args);
+                    interpret(form, &rank_sum::RANK_SUM, &[dtype], consts, programs(max_programs), args);
                     y.check("rank_sum", &want, tolerance(dtype));
                     if copies {
                         copy.check("rank_sum's copy", &want, tolerance(dtype));

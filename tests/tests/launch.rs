@@ -66,7 +66,7 @@ fn constants_with_defaults_may_be_left_out() {
 }
 
 #[test]
-fn views_and_other_types_are_variants_of_their_own() {
+fn views_and_other_types_are_separate_variants() {
     let device = Device::cpu();
     let x: Vec<bf16> = (0..100).map(|i| bf16::from_f32(i as f32)).collect();
     let x_buffer = Buffer::from_slice(&device, &x).unwrap();
@@ -114,7 +114,7 @@ fn mistakes_show_the_source_line() {
 }
 
 #[test]
-fn warps_that_no_gpu_has_are_refused_on_the_cpu_too() {
+fn invalid_num_warps_is_rejected_on_the_cpu() {
     let device = Device::cpu();
     let x = Buffer::<f32>::zeros(&device, 64).unwrap();
     let mut y = Buffer::<f32>::zeros(&device, 64).unwrap();
@@ -133,7 +133,7 @@ fn warps_that_no_gpu_has_are_refused_on_the_cpu_too() {
 }
 
 #[test]
-fn numbers_that_lead_out_of_a_buffer_are_refused() {
+fn out_of_bounds_launches_are_rejected() {
     let device = Device::cpu();
     let x = Buffer::<f32>::zeros(&device, 1000).unwrap();
     let mut y = Buffer::<f32>::zeros(&device, 900).unwrap();
@@ -165,7 +165,7 @@ fn gather(table: In<f32>, index: In<i32>, y: Out<f32>, n: i32, #[constexpr = 0] 
 }
 
 #[test]
-fn addresses_from_memory_need_a_mask_or_a_promise() {
+fn data_dependent_addresses_need_a_mask_or_unchecked() {
     let device = Device::cpu();
     let table = Buffer::from_slice(&device, &[10.0f32, 20.0, 30.0]).unwrap();
     let index = Buffer::from_slice(&device, &[2, 0, 7, -1]).unwrap();
@@ -202,11 +202,11 @@ fn a_second_launch_is_cheap() {
     let mut kernel = Tiny { y: &mut y, n: 3 };
     kernel.launch(&device, 1).unwrap();
     let start = std::time::Instant::now();
-    let turns = 2000;
-    for _ in 0..turns {
+    let iterations = 2000;
+    for _ in 0..iterations {
         kernel.compile(&device, &LaunchConfig::new(1)).unwrap();
     }
-    let each = start.elapsed() / turns;
+    let each = start.elapsed() / iterations;
     assert!(each.as_micros() < 100, "{each:?} for each lookup");
     println!("lookup of a compiled variant: {each:?}");
 }
@@ -228,9 +228,9 @@ fn a_kernel_compiles_ahead_of_time() {
 }
 
 /// c = a · b, as in Triton's tutorial: grouped program order, rows and columns modulo the sizes, advanced pointers, and
-/// a remainder mask along k. `spelling` selects the form of the mask; `beyond` is added to its bound.
+/// a remainder mask along k. `mask_form` selects the form of the mask; `mask_slack` is added to its bound.
 #[kernel]
-fn moving_matmul(
+fn pointer_matmul(
     a: In<f32>,
     b: In<f32>,
     c: Out<f32>,
@@ -241,8 +241,8 @@ fn moving_matmul(
     stride_ak: i32,
     stride_bk: i32,
     stride_bn: i32,
-    beyond: i32,
-    #[constexpr] spelling: usize,
+    mask_slack: i32,
+    #[constexpr] mask_form: usize,
     #[constexpr = 16] block_m: usize,
     #[constexpr = 8] block_n: usize,
     #[constexpr = 4] block_k: usize,
@@ -262,20 +262,20 @@ fn moving_matmul(
     let mut a_ptrs = a + (offs_am.expand_dims(1) * stride_am + offs_k.expand_dims(0) * stride_ak);
     let mut b_ptrs = b + (offs_k.expand_dims(1) * stride_bk + offs_bn.expand_dims(0) * stride_bn);
     let mut acc = zeros::<f32>([block_m, block_n]);
-    let mut rest = k + beyond;
+    let mut rest = k + mask_slack;
     for kk in range(0, cdiv(k, block_k)) {
-        let left = k - kk * block_k + beyond;
-        if spelling == 0 {
+        let left = k - kk * block_k + mask_slack;
+        if mask_form == 0 {
             let at = load(a_ptrs, mask = offs_k.expand_dims(0) < left, other = 0.0);
             let bt = load(b_ptrs, mask = offs_k.expand_dims(1) < left, other = 0.0);
             acc = dot(at, bt, acc);
-        } else if spelling == 1 {
+        } else if mask_form == 1 {
             let at = load(a_ptrs, mask = rest > offs_k.expand_dims(0), other = 0.0);
             let bt = load(b_ptrs, mask = rest > offs_k.expand_dims(1), other = 0.0);
             acc = dot(at, bt, acc);
-        } else if spelling == 2 {
-            let at = load(a_ptrs, mask = kk * block_k + offs_k.expand_dims(0) < k + beyond, other = 0.0);
-            let bt = load(b_ptrs, mask = kk * block_k + offs_k.expand_dims(1) < k + beyond, other = 0.0);
+        } else if mask_form == 2 {
+            let at = load(a_ptrs, mask = kk * block_k + offs_k.expand_dims(0) < k + mask_slack, other = 0.0);
+            let bt = load(b_ptrs, mask = kk * block_k + offs_k.expand_dims(1) < k + mask_slack, other = 0.0);
             acc = dot(at, bt, acc);
         } else {
             acc = dot(load(a_ptrs), load(b_ptrs), acc);
@@ -290,18 +290,18 @@ fn moving_matmul(
     store(c_ptrs, acc, mask = offs_cm.expand_dims(1) < m && offs_cn.expand_dims(0) < n);
 }
 
-/// Launches the kernel on integers in f32, with buffers of exactly the operands' size, row-major or (`turned`)
+/// Launches the kernel on integers in f32, with buffers of exactly the operands' size, row-major or (`col_major`)
 /// column-major; returns the result and the expected one.
-fn launch_moving_matmul(
+fn launch_pointer_matmul(
     (m, n, k): (usize, usize, usize),
-    turned: bool,
-    spelling: usize,
-    beyond: i32,
+    col_major: bool,
+    mask_form: usize,
+    mask_slack: i32,
 ) -> tilewright::Result<(Vec<f32>, Vec<f32>)> {
     let device = Device::cpu();
     let a: Vec<f32> = (0..m * k).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
     let b: Vec<f32> = (0..k * n).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
-    let strides = |rows: usize, columns: usize| if turned { [1, rows as i32] } else { [columns as i32, 1] };
+    let strides = |rows: usize, columns: usize| if col_major { [1, rows as i32] } else { [columns as i32, 1] };
     let ([stride_am, stride_ak], [stride_bk, stride_bn]) = (strides(m, k), strides(k, n));
     let at = |x: &[f32], strides: [i32; 2], i: usize, j: usize| x[i * strides[0] as usize + j * strides[1] as usize];
     let element = |i: usize, j: usize| -> f32 {
@@ -310,7 +310,7 @@ fn launch_moving_matmul(
     let expected = (0..m * n).map(|i| element(i / n, i % n)).collect();
     let (a, b) = (Buffer::from_slice(&device, &a)?, Buffer::from_slice(&device, &b)?);
     let mut c = Buffer::<f32>::poisoned(&device, m * n)?;
-    let sizes = MovingMatmulRequired {
+    let sizes = PointerMatmulRequired {
         a: &a,
         b: &b,
         c: &mut c,
@@ -321,31 +321,32 @@ fn launch_moving_matmul(
         stride_ak,
         stride_bk,
         stride_bn,
-        beyond,
-        spelling,
+        mask_slack,
+        mask_form,
     };
     sizes.with_defaults().launch(&device, m.div_ceil(16) * n.div_ceil(8))?;
     Ok((c.to_vec()?, expected))
 }
 
 #[test]
-fn moved_pointers_under_a_mask_of_the_rest_are_launched() {
-    for (sizes, turned) in [((33, 19, 10), false), ((33, 19, 10), true), ((5, 3, 1), false), ((16, 40, 12), true)] {
-        for spelling in 0..3 {
-            let (got, expected) = launch_moving_matmul(sizes, turned, spelling, 0).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(got, expected, "{sizes:?}, turned: {turned}, spelling {spelling}");
+fn advanced_pointers_with_a_remainder_mask_are_accepted() {
+    for (sizes, col_major) in [((33, 19, 10), false), ((33, 19, 10), true), ((5, 3, 1), false), ((16, 40, 12), true)] {
+        for mask_form in 0..3 {
+            let (got, expected) =
+                launch_pointer_matmul(sizes, col_major, mask_form, 0).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(got, expected, "{sizes:?}, col_major: {col_major}, mask_form {mask_form}");
         }
     }
     // Without a remainder no mask is needed.
-    let (got, expected) = launch_moving_matmul((33, 19, 12), false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
+    let (got, expected) = launch_pointer_matmul((33, 19, 12), false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(got, expected);
 }
 
 #[test]
-fn moved_pointers_under_a_wrong_mask_are_refused() {
-    for (spelling, beyond, element) in [(0, 1, 330), (1, 1, 330), (2, 1, 330), (0, 2, 331), (3, 0, 331)] {
-        let message = launch_moving_matmul((33, 19, 10), false, spelling, beyond).unwrap_err().to_string();
-        for part in ["kernel `moving_matmul`", "`a` has 330 elements", &format!("may reach element {element}\n")] {
+fn advanced_pointers_with_a_wrong_mask_are_rejected() {
+    for (mask_form, mask_slack, element) in [(0, 1, 330), (1, 1, 330), (2, 1, 330), (0, 2, 331), (3, 0, 331)] {
+        let message = launch_pointer_matmul((33, 19, 10), false, mask_form, mask_slack).unwrap_err().to_string();
+        for part in ["kernel `pointer_matmul`", "`a` has 330 elements", &format!("may reach element {element}\n")] {
             assert!(message.contains(part), "`{part}` is missing in: {message}");
         }
     }
@@ -377,7 +378,7 @@ pub fn rows_and_numbers(x: In<f32>, y: Out<f32>, rows: i32, d: i64, stride: i64,
 }
 
 #[test]
-fn what_a_kernel_relies_on_is_checked_by_launches() {
+fn launches_check_the_assumptions_of_a_kernel() {
     let device = Device::cpu();
     let x = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
     let mut y = Buffer::<f32>::zeros(&device, 12 * 20).unwrap();
@@ -415,7 +416,7 @@ pub fn loops_from_memory(n: In<i32>, y: Out<i32>, first: i32, last: i32, step: i
 }
 
 #[test]
-fn loops_end_whatever_their_bounds() {
+fn loop_bounds_are_checked() {
     let device = Device::cpu();
     let mut y = Buffer::<i32>::zeros(&device, 1).unwrap();
     let mut launch = |bounds: [i32; 2], first: i32, last: i32, step: i32| {

@@ -27,9 +27,9 @@ const PER_VARIANT: u64 = 80;
 /// Largest number of variants.
 const VARIANTS: u64 = 310;
 /// Time limit of a launch: a legal one may loop for hours over rows whose stride is 0.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest size of each argument's memory, in bytes.
-const MOST_BYTES: usize = 1 << 16;
+const MAX_BYTES: usize = 1 << 16;
 /// The environment variable with the range of launches of the child process.
 const RANGE: &str = "TILEWRIGHT_TEST_LAUNCH_RANGE";
 /// The content of memory before and after an argument, and its length.
@@ -47,14 +47,14 @@ impl Region {
         let start = unsafe {
             let all = libc::mmap(
                 std::ptr::null_mut(),
-                MOST_BYTES + 2 * page,
+                MAX_BYTES + 2 * page,
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
                 -1,
                 0,
             );
             assert_ne!(all, libc::MAP_FAILED, "no memory");
-            for edge in [all, all.byte_add(MOST_BYTES + page)] {
+            for edge in [all, all.byte_add(MAX_BYTES + page)] {
                 assert_eq!(libc::mprotect(edge, page, libc::PROT_NONE), 0, "pages cannot be protected");
             }
             all.expose_provenance() + page
@@ -64,7 +64,7 @@ impl Region {
 
     fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is never unmapped; no kernel runs during a call, and no two borrows overlap.
-        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start), MOST_BYTES) }
+        unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.start), MAX_BYTES) }
     }
 }
 
@@ -116,7 +116,7 @@ fn runtime_dtype(d: DType) -> Dtype {
 
 /// The specialization class of an argument: all launches of a variant have arguments of its class.
 #[derive(Clone, Copy, PartialEq)]
-enum Class {
+enum ArgClass {
     One,
     Multiple,
     Other,
@@ -128,35 +128,35 @@ struct Variant {
     dtypes: Vec<DType>,
     constants: Vec<(&'static str, ConstValue)>,
     /// One for each passed parameter: its class, and whether its memory ends at a guard page (else it begins at one).
-    classes: Vec<(Class, bool)>,
+    classes: Vec<(ArgClass, bool)>,
 }
 
-fn below(rng: &mut Rng, n: u64) -> u64 {
+fn random_below(rng: &mut Rng, n: u64) -> u64 {
     rng.next_u64() % n
 }
 
 fn choose<T: Clone>(rng: &mut Rng, list: &[T]) -> T {
-    list[below(rng, list.len() as u64) as usize].clone()
+    list[random_below(rng, list.len() as u64) as usize].clone()
 }
 
 fn constant(rng: &mut Rng, param: &ParamDef, ty: &str, default: Option<ConstValue>) -> ConstValue {
-    if let Some(default) = default.filter(|_| below(rng, 2) == 0) {
+    if let Some(default) = default.filter(|_| random_below(rng, 2) == 0) {
         return default;
     }
     match (ty, param.name) {
-        ("bool", _) => ConstValue::Bool(below(rng, 2) == 0),
+        ("bool", _) => ConstValue::Bool(random_below(rng, 2) == 0),
         (_, "d") => ConstValue::Int(choose(rng, &[16, 24, 32])),
         (_, "d_tile") => ConstValue::Int(32),
         (_, "slots" | "world") => ConstValue::Int(choose(rng, &[2, 4])),
-        (_, "rank") => ConstValue::Int(below(rng, 2) as i64),
-        (_, "stages" | "neighbours" | "group") => ConstValue::Int(choose(rng, &[1, 2])),
-        (_, "vector" | "part_rows") => ConstValue::Int(choose(rng, &[0, 4, 16])),
+        (_, "rank") => ConstValue::Int(random_below(rng, 2) as i64),
+        (_, "stages" | "size_per_thread" | "group") => ConstValue::Int(choose(rng, &[1, 2])),
+        (_, "vector" | "split_rows") => ConstValue::Int(choose(rng, &[0, 4, 16])),
         (_, name) if name.ends_with("tile") => ConstValue::Int(choose(rng, &[16, 16, 32])),
         ("f32" | "f64", _) => ConstValue::Float(0.5),
         ("usize" | "i32" | "i64" | "u32" | "u64", _) => ConstValue::Int(choose(rng, &[1, 2, 4])),
         (words, _) => {
             let words: Vec<&str> = words.split([' ', '|']).filter(|word| !word.is_empty()).collect();
-            ConstValue::Word(choose(rng, &words).to_string())
+            ConstValue::Variant(choose(rng, &words).to_string())
         }
     }
 }
@@ -175,16 +175,16 @@ impl Variant {
                     constants.push((param.name, constant(rng, param, ty, default.map(ConstValue::from))))
                 }
                 _ => {
-                    let inner = param.name.contains("stride") && below(rng, 2) == 0;
-                    let any = choose(rng, &[Class::Multiple, Class::Other, Class::Other, Class::Other]);
-                    classes.push((if inner { Class::One } else { any }, below(rng, 4) > 0));
+                    let inner = param.name.contains("stride") && random_below(rng, 2) == 0;
+                    let any = choose(rng, &[ArgClass::Multiple, ArgClass::Other, ArgClass::Other, ArgClass::Other]);
+                    classes.push((if inner { ArgClass::One } else { any }, random_below(rng, 4) > 0));
                 }
             }
         }
         Variant { def, dtypes, constants, classes }
     }
 
-    fn passed(&self) -> impl Iterator<Item = (&'static ParamDef, Class, bool)> {
+    fn passed(&self) -> impl Iterator<Item = (&'static ParamDef, ArgClass, bool)> {
         let passed = self.def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
         passed.zip(&self.classes).map(|(param, &(class, at_end))| (param, class, at_end))
     }
@@ -195,15 +195,15 @@ impl Variant {
 }
 
 /// A random integer of a width and class; with `edge`, one near the limits of common ranges.
-fn integer(rng: &mut Rng, bits: u32, class: Class, edge: bool) -> i64 {
+fn integer(rng: &mut Rng, bits: u32, class: ArgClass, edge: bool) -> i64 {
     let (low, high) = (i64::MIN >> (64 - bits), i64::MAX >> (64 - bits));
     let n = match class {
-        Class::One => return 1,
-        Class::Multiple if edge => {
+        ArgClass::One => return 1,
+        ArgClass::Multiple if edge => {
             choose(rng, &[-16, -64, low, low + 16, high - 15, 1 << 30, 1 << 31, 1 << 32, 1 << 33, 1 << 62])
         }
-        Class::Multiple => 16 * below(rng, 5) as i64,
-        Class::Other if edge => choose(
+        ArgClass::Multiple => 16 * random_below(rng, 5) as i64,
+        ArgClass::Other if edge => choose(
             rng,
             &[
                 -1,
@@ -225,20 +225,20 @@ fn integer(rng: &mut Rng, bits: u32, class: Class, edge: bool) -> i64 {
                 (1 << 62) + 1,
             ],
         ),
-        Class::Other => choose(rng, &[2, 3, 4, 5, 7, 9, 15, 17, 30, 33, 40, 65, 100]),
+        ArgClass::Other => choose(rng, &[2, 3, 4, 5, 7, 9, 15, 17, 30, 33, 40, 65, 100]),
     };
     // Truncates to the type, and keeps the class.
     let cut = (n << (64 - bits)) >> (64 - bits);
     match class {
-        Class::Other if cut % 16 == 0 || cut == 1 => 3,
+        ArgClass::Other if cut % 16 == 0 || cut == 1 => 3,
         _ => cut,
     }
 }
 
 /// The size of memory of this class: at least `bytes`.
-fn length(bytes: usize, size: usize, class: Class) -> usize {
+fn length(bytes: usize, size: usize, class: ArgClass) -> usize {
     let elements = bytes / size;
-    let multiple = class == Class::Multiple;
+    let multiple = class == ArgClass::Multiple;
     let per_line = (16 / size).max(1);
     let elements = match multiple {
         true => elements.next_multiple_of(per_line),
@@ -253,30 +253,30 @@ fn length(bytes: usize, size: usize, class: Class) -> usize {
 struct Tally {
     ran: u64,
     refused: u64,
-    mistaken: u64,
+    failed_to_record: u64,
 }
 
 /// One launch: draws random arguments, and where only a buffer is too small, retries with the size that the error
 /// reports.
 fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
-    let edges = below(rng, 2) == 0;
+    let edges = random_below(rng, 2) == 0;
     let mut scalars = Vec::new();
     let mut lengths = Vec::new();
-    let mut said = String::new();
+    let mut output = String::new();
     for (param, class, _) in variant.passed() {
         match param.kind {
             ParamKind::Scalar(elem) => {
-                let edge = edges && below(rng, 4) == 0;
+                let edge = edges && random_below(rng, 4) == 0;
                 let value = match variant.dtype(elem) {
                     DType::F32 => LaunchArg::F32(0.5),
                     DType::F64 => LaunchArg::F64(0.5),
-                    DType::Bool => LaunchArg::I8(below(rng, 2) as i8),
+                    DType::Bool => LaunchArg::I8(random_below(rng, 2) as i8),
                     DType::I8 | DType::U8 => LaunchArg::I8(integer(rng, 8, class, edge) as i8),
                     DType::I16 | DType::U16 => LaunchArg::I16(integer(rng, 16, class, edge) as i16),
                     DType::I32 | DType::U32 => LaunchArg::I32(integer(rng, 32, class, edge) as i32),
                     _ => LaunchArg::I64(integer(rng, 64, class, edge)),
                 };
-                let _ = write!(said, " {}={value:?}", param.name);
+                let _ = write!(output, " {}={value:?}", param.name);
                 scalars.push(value);
                 lengths.push(0);
             }
@@ -289,23 +289,24 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
     for attempt in 0..6 {
         let memories = place(variant, device, regions, &mut lengths);
         let sizes: Vec<usize> = memories.iter().map(|memory| memory.bytes).collect();
-        println!("\nlaunch {name} attempt {attempt} {}{said} grid={grid:?} bytes={sizes:?}", variant.def.name);
+        println!("\nlaunch {name} attempt {attempt} {}{output} grid={grid:?} bytes={sizes:?}", variant.def.name);
         let _ = std::io::stdout().flush();
         let config = LaunchConfig::new(grid);
         let outcome = start(variant, device, &config, &memories, &scalars);
-        check_surroundings(&memories, regions, name);
+        check_canaries(&memories, regions, name);
         match outcome {
             Ok(()) => return tally.ran += 1,
-            Err(Error::OutOfReach { name, reached, .. }) if attempt < 5 => {
+            Err(Error::OutOfBounds { name, farthest_element, .. }) if attempt < 5 => {
                 let place = variant.passed().position(|(param, ..)| param.name == name).expect("a parameter");
                 let size = element_size(variant, place);
-                let wanted = usize::try_from(reached).ok().and_then(|last| last.checked_add(1)?.checked_mul(size));
-                match wanted.filter(|&bytes| bytes <= MOST_BYTES / 2) {
+                let wanted =
+                    usize::try_from(farthest_element).ok().and_then(|last| last.checked_add(1)?.checked_mul(size));
+                match wanted.filter(|&bytes| bytes <= MAX_BYTES / 2) {
                     Some(bytes) => lengths[place] = bytes,
                     None => return tally.refused += 1,
                 }
             }
-            Err(Error::Kernel(_)) => return tally.mistaken += 1,
+            Err(Error::Kernel(_)) => return tally.failed_to_record += 1,
             Err(_) => return tally.refused += 1,
         }
     }
@@ -329,10 +330,10 @@ fn place<'d>(variant: &Variant, device: &'d Device, regions: &mut [Region], leng
         lengths[i] = length(lengths[i], dtype.bytes(), class);
         let region = &mut regions[memories.len()];
         // The start of a page is aligned; unaligned memory begins one element later.
-        let late = if class == Class::Multiple { 0 } else { dtype.bytes() };
-        let offset = if at_end { MOST_BYTES - lengths[i] } else { late };
+        let late = if class == ArgClass::Multiple { 0 } else { dtype.bytes() };
+        let offset = if at_end { MAX_BYTES - lengths[i] } else { late };
         let bytes = region.bytes();
-        for around in surroundings(offset, lengths[i]) {
+        for around in canary_ranges(offset, lengths[i]) {
             bytes[around.clone()].copy_from_slice(&CANARY[..around.len()]);
         }
         for (k, byte) in bytes[offset..offset + lengths[i]].iter_mut().enumerate() {
@@ -365,14 +366,14 @@ fn start(
 }
 
 /// The ranges of the canaries around memory of `bytes` bytes at an offset.
-fn surroundings(offset: usize, bytes: usize) -> [std::ops::Range<usize>; 2] {
+fn canary_ranges(offset: usize, bytes: usize) -> [std::ops::Range<usize>; 2] {
     let end = offset + bytes;
-    [offset.saturating_sub(CANARY.len())..offset, end..MOST_BYTES.min(end + CANARY.len())]
+    [offset.saturating_sub(CANARY.len())..offset, end..MAX_BYTES.min(end + CANARY.len())]
 }
 
-fn check_surroundings(memories: &[Guarded], regions: &mut [Region], name: &str) {
+fn check_canaries(memories: &[Guarded], regions: &mut [Region], name: &str) {
     for (memory, region) in memories.iter().zip(regions) {
-        for around in surroundings(memory.address - region.start, memory.bytes) {
+        for around in canary_ranges(memory.address - region.start, memory.bytes) {
             assert_eq!(region.bytes()[around.clone()], CANARY[..around.len()], "launch {name} wrote out of bounds");
         }
     }
@@ -380,7 +381,7 @@ fn check_surroundings(memories: &[Guarded], regions: &mut [Region], name: &str) 
 
 /// Runs the launches that the environment variable names, and prints each before it starts.
 #[test]
-fn launches_in_a_process_of_their_own() {
+fn launches_in_a_child_process() {
     let Ok(range) = std::env::var(RANGE) else { return };
     let numbers: Vec<u64> = range.split(' ').map(|n| n.parse().expect("a number")).collect();
     let [seed, each, first, last] = numbers[..] else {
@@ -396,7 +397,7 @@ fn launches_in_a_process_of_their_own() {
         }
         let mut rng = Rng::new(seed ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
         launch(&variant, &device, &mut regions, &mut rng, &mut tally, &number.to_string());
-        println!("\ndone {number} {} {} {}", tally.ran, tally.refused, tally.mistaken);
+        println!("\ndone {number} {} {} {}", tally.ran, tally.refused, tally.failed_to_record);
     }
 }
 
@@ -407,7 +408,7 @@ fn number_of(variable: &str, default: u64) -> u64 {
 /// Runs a child process; returns its last lines, and its exit status or `None` where it was silent for too long.
 fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::process::ExitStatus>) {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["launches_in_a_process_of_their_own", "--exact", "--nocapture", "--test-threads=1"])
+        .args(["launches_in_a_child_process", "--exact", "--nocapture", "--test-threads=1"])
         .env(RANGE, range)
         .env("TILEWRIGHT_CACHE", cache)
         .stdout(Stdio::piped())
@@ -418,15 +419,15 @@ fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::proc
     let (sender, receiver) = channel();
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     // The last lines suffice to identify the launch.
-    let mut said: Vec<String> = Vec::new();
+    let mut output: Vec<String> = Vec::new();
     let status = loop {
-        match receiver.recv_timeout(PATIENCE) {
+        match receiver.recv_timeout(TIMEOUT) {
             Ok(line) if line.is_empty() => {}
             Ok(line) => {
-                if said.len() == 64 {
-                    said.remove(0);
+                if output.len() == 64 {
+                    output.remove(0);
                 }
-                said.push(line);
+                output.push(line);
             }
             Err(RecvTimeoutError::Disconnected) => break Some(child.wait().expect("the end of a process")),
             Err(RecvTimeoutError::Timeout) => {
@@ -437,11 +438,11 @@ fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::proc
         }
     };
     reader.join().expect("a reader");
-    (said, status)
+    (output, status)
 }
 
 #[test]
-fn launches_stay_inside_their_memory() {
+fn launches_stay_in_bounds() {
     if std::env::var(RANGE).is_ok() {
         return;
     }
@@ -449,39 +450,39 @@ fn launches_stay_inside_their_memory() {
     let each = PER_VARIANT.max(launches / VARIANTS);
     let cache = tempfile::tempdir().expect("a folder");
     let mut tally = Tally::default();
-    let (mut next, mut endless) = (0, Vec::new());
+    let (mut next, mut timed_out) = (0, Vec::new());
     let mut failures = Vec::new();
     while next < launches {
-        let (said, status) = watch(&format!("{seed} {each} {next} {launches}"), cache.path());
-        let done = said.iter().rev().find_map(|line| {
+        let (output, status) = watch(&format!("{seed} {each} {next} {launches}"), cache.path());
+        let done = output.iter().rev().find_map(|line| {
             let numbers: Vec<u64> = line.strip_prefix("done ")?.split(' ').filter_map(|n| n.parse().ok()).collect();
             <[u64; 4]>::try_from(numbers).ok()
         });
         let mut after = next;
-        if let Some([number, ran, refused, mistaken]) = done {
+        if let Some([number, ran, refused, failed_to_record]) = done {
             after = number + 1;
             tally.ran += ran;
             tally.refused += refused;
-            tally.mistaken += mistaken;
+            tally.failed_to_record += failed_to_record;
         }
-        let last = said.iter().rev().find(|line| line.starts_with("launch ")).cloned().unwrap_or_default();
+        let last = output.iter().rev().find(|line| line.starts_with("launch ")).cloned().unwrap_or_default();
         match status {
             Some(status) if status.success() => {
-                assert_eq!(after, launches, "the process ended early: {said:?}");
+                assert_eq!(after, launches, "the process ended early: {output:?}");
             }
             Some(status) => failures.push(format!("{status} (signal {:?}): seed {seed}, {last}", status.signal())),
-            None => endless.push(last),
+            None => timed_out.push(last),
         }
         next = if after < launches { after + 1 } else { launches };
     }
-    println!("{launches} launches with seed {seed}: {tally:?}, {} stopped, {} failed", endless.len(), failures.len());
-    endless.iter().for_each(|line| println!("stopped after {PATIENCE:?}: {line}"));
+    println!("{launches} launches with seed {seed}: {tally:?}, {} stopped, {} failed", timed_out.len(), failures.len());
+    timed_out.iter().for_each(|line| println!("stopped after {TIMEOUT:?}: {line}"));
     assert!(failures.is_empty(), "{} of {launches} launches failed\n{}", failures.len(), failures.join("\n"));
     assert!(tally.ran > launches / 10, "only {tally:?} of {launches} passed the checks");
     assert!(
-        endless.len() as u64 <= 1 + launches / 500,
+        timed_out.len() as u64 <= 1 + launches / 500,
         "{} launches did not end\n{}",
-        endless.len(),
-        endless.join("\n")
+        timed_out.len(),
+        timed_out.join("\n")
     );
 }

@@ -26,7 +26,7 @@ use tilewright_tests::consts;
 use tilewright_tests::numerics::{HostTensor, Random, relative_error};
 
 /// Mutants of each kernel that run by default.
-const SHARE: usize = 8;
+const MUTANTS_PER_KERNEL: usize = 8;
 /// Interleavings that are tried before a mutant counts as survived.
 const SEEDS: u64 = 3;
 
@@ -65,8 +65,8 @@ impl Case {
         };
         let specialization = Specialization { args: args.iter().map(spec).collect() };
         let func = def.record(dtypes, consts, &specialization).unwrap_or_else(|d| panic!("{name}: {d}"));
-        let laid = gpu_ir(&func, arch, options, &mut ());
-        let module = lower(&laid, arch, options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let gpu_func = gpu_ir(&func, arch, options, &mut ());
+        let module = lower(&gpu_func, arch, options).unwrap_or_else(|e| panic!("{name}: {e}"));
         Case { name, func, module, grid, args }
     }
 
@@ -131,20 +131,20 @@ fn options(num_warps: u32, num_stages: u32, schedule: Schedule) -> CompileOption
     CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
-fn by_threads() -> Schedule {
-    Schedule { bulk_copies: Some(false), ..Schedule::default() }
+fn with_cp_async() -> Schedule {
+    Schedule { tma: Some(false), ..Schedule::default() }
 }
 
-fn in_bulk() -> Schedule {
-    Schedule { bulk_copies: Some(true), ..Schedule::default() }
+fn with_tma() -> Schedule {
+    Schedule { tma: Some(true), ..Schedule::default() }
 }
 
 fn specialized(pingpong: bool) -> Schedule {
-    Schedule { warp_specialize: Some(true), take_turns: Some(pingpong), ..Schedule::default() }
+    Schedule { warp_specialize: Some(true), pingpong: Some(pingpong), ..Schedule::default() }
 }
 
 /// c = a·b of bf16 by one program.
-fn product(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
+fn matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOptions) -> Case {
     let (m, n, k) = (64, 64, 9 * k_tile + 16);
     let mut random = Random::new(1);
     let mut matrix =
@@ -210,7 +210,7 @@ fn backward_inputs(queries: usize, keys: usize) -> Vec<Arg> {
     ]
 }
 
-fn keys(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOptions) -> Case {
+fn dkdv(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOptions) -> Case {
     let (queries, keys) = (304, 64);
     let q_tile = if one_pass { 64usize } else { 32 };
     let mut tensors = backward_inputs(queries, keys);
@@ -221,7 +221,7 @@ fn keys(name: &'static str, arch: GpuArch, one_pass: bool, options: &CompileOpti
     Case::new(name, &FLASH_ATTENTION_BWD_DKDV, &[DType::BF16; 2], consts, [1, 1, 1], args, arch, options)
 }
 
-fn queries(name: &'static str, arch: GpuArch, tile: usize, options: &CompileOptions) -> Case {
+fn dq(name: &'static str, arch: GpuArch, tile: usize, options: &CompileOptions) -> Case {
     let (queries, keys) = (tile, 304);
     let mut tensors = backward_inputs(queries, keys);
     tensors.push(Arg::Out(attention_output(queries)));
@@ -261,20 +261,20 @@ fn layer_norm(name: &'static str, stages: usize) -> Case {
 fn cases() -> Vec<Case> {
     let (sm80, sm90) = (GpuArch::Sm80, GpuArch::Sm90a);
     vec![
-        product("matmul sm_80", sm80, 32, &options(2, 3, Schedule::default())),
-        product("matmul cp.async", sm90, 64, &options(4, 2, by_threads())),
-        product("matmul TMA", sm90, 32, &options(4, 3, in_bulk())),
-        product("matmul specialized", sm90, 32, &options(4, 2, specialized(false))),
+        matmul("matmul sm_80", sm80, 32, &options(2, 3, Schedule::default())),
+        matmul("matmul cp.async", sm90, 64, &options(4, 2, with_cp_async())),
+        matmul("matmul TMA", sm90, 32, &options(4, 3, with_tma())),
+        matmul("matmul specialized", sm90, 32, &options(4, 2, specialized(false))),
         forward("forward sm_80", sm80, 32, &options(2, 2, Schedule::default())),
-        forward("forward cp.async", sm90, 64, &options(4, 2, by_threads())),
-        forward("forward TMA", sm90, 64, &options(4, 2, in_bulk())),
+        forward("forward cp.async", sm90, 64, &options(4, 2, with_cp_async())),
+        forward("forward TMA", sm90, 64, &options(4, 2, with_tma())),
         forward("forward specialized", sm90, 64, &options(4, 2, specialized(false))),
         forward("forward ping-pong", sm90, 128, &options(8, 1, specialized(true))),
-        keys("dK/dV cp.async", sm90, false, &options(4, 2, by_threads())),
-        keys("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),
-        keys("dK/dV one pass", sm90, true, &options(4, 2, by_threads())),
-        queries("dQ sm_80", sm80, 32, &options(2, 2, Schedule::default())),
-        queries("dQ specialized", sm90, 64, &options(4, 2, specialized(false))),
+        dkdv("dK/dV cp.async", sm90, false, &options(4, 2, with_cp_async())),
+        dkdv("dK/dV specialized", sm90, false, &options(4, 2, specialized(false))),
+        dkdv("dK/dV one pass", sm90, true, &options(4, 2, with_cp_async())),
+        dq("dQ sm_80", sm80, 32, &options(2, 2, Schedule::default())),
+        dq("dQ specialized", sm90, 64, &options(4, 2, specialized(false))),
         softmax("softmax"),
         layer_norm("layer norm", 1),
         layer_norm("layer norm pipelined", 3),
@@ -285,7 +285,7 @@ fn cases() -> Vec<Case> {
 /// follow.
 fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
     let specialized = case.name.contains("specialized") || case.name.contains("ping-pong");
-    let turn = mutant.instruction.contains("bar.sync $0") || mutant.instruction.contains("bar.arrive $0");
+    let pingpong = mutant.instruction.contains("bar.sync $0") || mutant.instruction.contains("bar.arrive $0");
     Some(match (mutant.class, mutant.change) {
         (Class::InitFence, Change::Removed) if specialized => {
             "thread 0 initializes the groups of mbarriers one after the other, and each fence covers all earlier ones: a later fence \
@@ -295,7 +295,7 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
             "only `wgmma` reads the buffer: all lanes execute `wgmma.wait_group.sync.aligned` together, so that lane 0 arrives after the \
              reads of the whole warp"
         }
-        (Class::Arrive, Change::Removed | Change::Repeated | Change::Neighbour) if specialized && !mutant.in_loop => {
+        (Class::Arrive, Change::Removed | Change::Repeated | Change::Neighbor) if specialized && !mutant.in_loop => {
             "after the loop: the producer fills no more buffers, and no thread waits for the phase"
         }
         (Class::Arrive, Change::Removed) if specialized && in_last_loop(case, mutant) => {
@@ -304,7 +304,7 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         (Class::Arrive, Change::Earlier) if specialized && case.name.contains("dK/dV") => {
             "the producer refills the slot when all buffers of the stage are released, and those of Q and dO are released after these reads"
         }
-        (Class::Wait, Change::Neighbour) if specialized && case.name.contains("dK/dV") => {
+        (Class::Wait, Change::Neighbor) if specialized && case.name.contains("dK/dV") => {
             "the phase of the adjacent mbarrier is completed by the same threads, after their arrivals at this one"
         }
         (Class::Wait, Change::Later) if specialized && case.name.contains("dK/dV") && in_producer(case, mutant) => {
@@ -319,13 +319,13 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         (Class::Wait, Change::Removed) if specialized && mutant.in_loop => {
             "the producer has just waited for the buffer of the other operand: every warp arrives for both after one wait for its MMAs"
         }
-        (Class::NamedBarrier, _) if turn => {
+        (Class::NamedBarrier, _) if pingpong => {
             "ping-pong barriers order the MMAs of the warpgroups; accesses to buffers are ordered by the mbarriers"
         }
         (Class::WgmmaWait, Change::Removed) if !mutant.in_loop => {
             "before the loop: `wait_group 1` with one group in flight returns immediately"
         }
-        (Class::WgmmaWait, Change::Removed) if effects_behind(case, mutant).next().is_some_and(waits_for_products) => {
+        (Class::WgmmaWait, Change::Removed) if effects_after(case, mutant).next().is_some_and(waits_for_products) => {
             "the next effect is a wait for all MMAs: before accumulators are used, and before buffers are written or released"
         }
         (Class::WgmmaWait, Change::Removed) if case.name == "dK/dV specialized" => {
@@ -333,9 +333,7 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
              releases after a wait for all MMAs"
         }
         (Class::WgmmaCommit, Change::Removed)
-            if effects_behind(case, mutant)
-                .find(|line| line.contains("wgmma.wait"))
-                .is_some_and(waits_for_products) =>
+            if effects_after(case, mutant).find(|line| line.contains("wgmma.wait")).is_some_and(waits_for_products) =>
         {
             "the next commit includes this MMA, and the next wait is for all groups, before either result is used"
         }
@@ -374,15 +372,15 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
 }
 
 /// The lines after the mutated one.
-fn behind<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
+fn lines_after<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
     case.module.llvm_ir.lines().skip(mutant.line)
 }
 
 /// Those of the lines after the mutated one that synchronize, or access shared memory.
-fn effects_behind<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
+fn effects_after<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
     let accesses =
         |line: &str| ["= load ", " store "].iter().any(|op| line.contains(op)) && line.contains("addrspace(3)");
-    behind(case, mutant).filter(move |line| {
+    lines_after(case, mutant).filter(move |line| {
         line.contains("asm sideeffect")
             || ["@llvm.nvvm.bar", "@llvm.nvvm.fence"].iter().any(|f| line.contains(f))
             || accesses(line)
@@ -395,29 +393,31 @@ fn waits_for_products(line: &str) -> bool {
 
 /// Whether the line is in the producer partition.
 fn in_producer(case: &Case, mutant: &Mutant) -> bool {
-    !behind(case, mutant).any(|line| line.starts_with("produce") && !line.starts_with("produced"))
+    !lines_after(case, mutant).any(|line| line.starts_with("produce") && !line.starts_with("produced"))
 }
 
 /// Whether the line is in the last loop of the consumer partition.
 fn in_last_loop(case: &Case, mutant: &Mutant) -> bool {
     mutant.in_loop
-        && !behind(case, mutant).take_while(|line| !line.starts_with("produce")).any(|line| line.starts_with("body"))
+        && !lines_after(case, mutant)
+            .take_while(|line| !line.starts_with("produce"))
+            .any(|line| line.starts_with("body"))
 }
 
 /// Whether no line with this text follows the mutated one.
 fn is_last(case: &Case, mutant: &Mutant, text: &str) -> bool {
-    !behind(case, mutant).any(|line| line.contains(text))
+    !lines_after(case, mutant).any(|line| line.contains(text))
 }
 
 /// Whether the mutated instruction could also be removed: then only the removal is counted.
-fn is_needless(case: &Case, all: &[Mutant], mutant: &Mutant, expected: &[Vec<u8>]) -> bool {
+fn is_redundant(case: &Case, all: &[Mutant], mutant: &Mutant, expected: &[Vec<u8>]) -> bool {
     let moved = [Change::Later, Change::Earlier, Change::Repeated, Change::CountUp].contains(&mutant.change);
     let removed = all.iter().find(|other| other.line == mutant.line && other.change == Change::Removed);
-    moved && removed.is_some_and(|removed| matches!(try_mutant(case, removed, expected), Fate::Survived))
+    moved && removed.is_some_and(|removed| matches!(try_mutant(case, removed, expected), Outcome::Survived))
 }
 
 /// The outcome of a mutant.
-enum Fate {
+enum Outcome {
     /// The simulated GPU reported an error.
     Reported,
     OutputsDiffer,
@@ -425,17 +425,17 @@ enum Fate {
     Panicked,
 }
 
-fn try_mutant(case: &Case, mutant: &Mutant, expected: &[Vec<u8>]) -> Fate {
+fn try_mutant(case: &Case, mutant: &Mutant, expected: &[Vec<u8>]) -> Outcome {
     for seed in 0..SEEDS {
         let run = std::panic::AssertUnwindSafe(|| case.simulate(&mutant.llvm_ir, seed));
         match std::panic::catch_unwind(run) {
             Ok(Ok(found)) if found == expected => {}
-            Ok(Ok(_)) => return Fate::OutputsDiffer,
-            Ok(Err(_)) => return Fate::Reported,
-            Err(_) => return Fate::Panicked,
+            Ok(Ok(_)) => return Outcome::OutputsDiffer,
+            Ok(Err(_)) => return Outcome::Reported,
+            Err(_) => return Outcome::Panicked,
         }
     }
-    Fate::Survived
+    Outcome::Survived
 }
 
 /// Counts by kernel and class: mutants, reported, outputs differ, equivalent.
@@ -458,11 +458,11 @@ fn print(table: &Table) {
 }
 
 /// The number of mutants of each kernel that run.
-fn share() -> usize {
+fn mutants_per_kernel() -> usize {
     match std::env::var("TILEWRIGHT_MUTANTS").ok().as_deref() {
         Some("all") => usize::MAX,
         Some(number) => number.parse().unwrap_or_else(|_| panic!("TILEWRIGHT_MUTANTS={number}: `all` or a number")),
-        None => SHARE,
+        None => MUTANTS_PER_KERNEL,
     }
 }
 
@@ -481,7 +481,7 @@ struct Report {
     wrong: Vec<String>,
 }
 
-fn test_case(case: &Case, share: usize) -> Report {
+fn test_case(case: &Case, per_kernel: usize) -> Report {
     let mut report = Report::default();
     let expected = match case.simulate(&case.module.llvm_ir, 0) {
         Ok(found) => found,
@@ -506,24 +506,24 @@ fn test_case(case: &Case, share: usize) -> Report {
     let mut count = 0;
     for mutant in spread(all.len()).map(|i| &all[i]) {
         let line = mutant.line;
-        if count == share
+        if count == per_kernel
             || !*runs.entry(line).or_insert_with(|| case.simulate(&with_trap(&case.module.llvm_ir, line), 0).is_err())
         {
             continue;
         }
-        let fate = try_mutant(case, mutant, &expected);
-        if matches!(fate, Fate::Survived) && is_needless(case, &all, mutant, &expected) {
+        let outcome = try_mutant(case, mutant, &expected);
+        if matches!(outcome, Outcome::Survived) && is_redundant(case, &all, mutant, &expected) {
             continue;
         }
         count += 1;
         let row = report.table.entry((case.name, mutant.class)).or_default();
         row[0] += 1;
-        match fate {
-            Fate::Reported => row[1] += 1,
-            Fate::OutputsDiffer => row[2] += 1,
-            Fate::Survived if equivalent(case, mutant).is_some() => row[3] += 1,
-            Fate::Survived => report.wrong.push(format!("{}: survived: {mutant}", case.name)),
-            Fate::Panicked => report.wrong.push(format!("{}: panicked: {mutant}", case.name)),
+        match outcome {
+            Outcome::Reported => row[1] += 1,
+            Outcome::OutputsDiffer => row[2] += 1,
+            Outcome::Survived if equivalent(case, mutant).is_some() => row[3] += 1,
+            Outcome::Survived => report.wrong.push(format!("{}: survived: {mutant}", case.name)),
+            Outcome::Panicked => report.wrong.push(format!("{}: panicked: {mutant}", case.name)),
         }
     }
     report
@@ -531,7 +531,7 @@ fn test_case(case: &Case, share: usize) -> Report {
 
 #[test]
 fn planted_faults_are_caught() {
-    let share = share();
+    let per_kernel = mutants_per_kernel();
     let only = std::env::var("TILEWRIGHT_MUTANTS_OF").unwrap_or_default();
     let cases: Vec<Case> = cases().into_iter().filter(|case| case.name.contains(&only)).collect();
     let all = Mutex::new(Report::default());
@@ -539,7 +539,7 @@ fn planted_faults_are_caught() {
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
             let began = Instant::now();
-            let report = test_case(case, share);
+            let report = test_case(case, per_kernel);
             eprintln!("{}: {:.1} s", case.name, began.elapsed().as_secs_f64());
             report.wrong.iter().for_each(|line| eprintln!("{line}"));
             let mut all = all.lock().unwrap();
@@ -554,7 +554,7 @@ fn planted_faults_are_caught() {
     assert!(wrong.is_empty(), "{} mutants\n{}", wrong.len(), wrong.join("\n"));
     let [count, _, _, equivalent] = total(&table);
     // A small sample may have a larger fraction.
-    assert!(share < usize::MAX || 10 * equivalent <= count, "{equivalent} of {count} mutants are equivalent");
+    assert!(per_kernel < usize::MAX || 10 * equivalent <= count, "{equivalent} of {count} mutants are equivalent");
 }
 
 /// Every kind of mutation occurs in some kernel.
@@ -593,7 +593,7 @@ fn there_are_mutants_of_every_kind() {
         Change::CountDown,
         Change::BytesUp,
         Change::BytesDown,
-        Change::Neighbour,
+        Change::Neighbor,
     ];
     for change in changes {
         assert!(all.iter().any(|m| m.change == change), "no mutant with {change:?}");

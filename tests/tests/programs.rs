@@ -79,8 +79,8 @@ fn run(func: &Func, file: &str) -> Result<[Vec<Vec<u8>>; 2], String> {
     }
     interp::run(func, &values, [1, 1, 1], &mut memory).map_err(|e| format!("interpreter: {e}"))?;
     let options = options(file);
-    let laid = pipeline::gpu_ir(func, GpuArch::Sm90a, &options, &mut ());
-    let module = lower::nvptx::lower(&laid, GpuArch::Sm90a, &options).map_err(|e| e.to_string())?;
+    let gpu_func = pipeline::gpu_ir(func, GpuArch::Sm90a, &options, &mut ());
+    let module = lower::nvptx::lower(&gpu_func, GpuArch::Sm90a, &options).map_err(|e| e.to_string())?;
     let launch = Launch {
         llvm_ir: &module.llvm_ir,
         grid: [1, 1, 1],
@@ -96,7 +96,7 @@ fn run(func: &Func, file: &str) -> Result<[Vec<Vec<u8>>; 2], String> {
 }
 
 #[test]
-fn programs_give_on_a_simulated_gpu_what_the_interpreter_gives() {
+fn simulated_gpu_agrees_with_the_interpreter() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
     let mut failures = Vec::new();
     let mut files = 0;

@@ -28,7 +28,7 @@ fn several(x: In<f32>, small: In<f32>, y: Out<f32>, #[constexpr] rows: usize, #[
 }
 
 #[test]
-fn elements_of_several_sizes_lie_apart() {
+fn fused_reductions_of_mixed_element_sizes() {
     const N: usize = 512;
     let mut random = Random::new(3);
     for rows in [1usize, 2, 8] {

@@ -32,7 +32,7 @@ fn scores(x: In<f16>, w: In<f16>, y: Out<f32>, rows: i32, #[constexpr] tile: usi
 }
 
 #[test]
-fn kernels_give_what_they_give_elsewhere() {
+fn kernels_match_the_reference() {
     let (rows, d, tile) = (100usize, 32usize, 64usize);
     let wave = |len: usize, f: f32| -> Vec<f16> { (0..len).map(|i| f16::from_f32((i as f32 * f).sin())).collect() };
     let (x, w) = (wave(rows * d, 0.7), wave(d * d, 0.3));
@@ -45,7 +45,7 @@ fn kernels_give_what_they_give_elsewhere() {
     }
     for arch in ARCHS {
         for seed in [1, 2] {
-            let device = Device::simulated_by(arch, seed);
+            let device = Device::simulated_with_seed(arch, seed);
             let (x, w) = (Buffer::from_slice(&device, &x).unwrap(), Buffer::from_slice(&device, &w).unwrap());
             let mut y = Buffer::<f32>::poisoned(&device, rows * d).unwrap();
             let mut kernel = Scores { x: &x, w: &w, y: &mut y, rows: rows as i32, tile, d };
@@ -96,7 +96,7 @@ fn asserts(x: In<i32>, y: Out<i32>) {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_the_kernels_line() {
+fn errors_name_the_source_line() {
     let this_file = file!().rsplit('/').next().unwrap();
     let expect = |error: tilewright::Error, parts: &[&str]| {
         let message = error.to_string();
@@ -131,7 +131,7 @@ fn what_is_wrong_is_told_with_the_kernels_line() {
 }
 
 #[test]
-fn memory_of_a_simulated_gpu_is_its_own() {
+fn simulated_gpus_do_not_share_memory() {
     let (one, other) = (Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm80));
     let mut y = Buffer::<i32>::zeros(&one, 4).unwrap();
     assert!(LastOneWins { y: &mut y }.launch(&other, 1).is_err());
@@ -161,7 +161,7 @@ fn waits_in_assembly(x: In<i32>, y: Out<i32>) {
 }
 
 #[test]
-fn inline_assembly_is_run_or_named_with_its_line() {
+fn inline_assembly_runs_or_is_reported_with_its_line() {
     let this_file = file!().rsplit('/').next().unwrap();
     for arch in ARCHS {
         let device = Device::simulated(arch);
@@ -188,9 +188,9 @@ fn inline_assembly_is_run_or_named_with_its_line() {
 }
 
 #[test]
-fn dumps_show_what_becomes_of_a_kernel() {
+fn dumps_contain_ir_and_ptx() {
     let mut test = std::process::Command::new(std::env::current_exe().unwrap());
-    test.args(["what_is_wrong_is_told_with_the_kernels_line", "--exact", "--nocapture"]);
+    test.args(["errors_name_the_source_line", "--exact", "--nocapture"]);
     let ran = test.env("TILEWRIGHT_DUMP", "tile:last_one_wins,ptx:last_one_wins").output().unwrap();
     let said = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
     assert!(ran.status.success(), "{said}");

@@ -84,7 +84,7 @@ fn every_example_compiles_for_every_target() {
     let mut outcomes = Outcomes::default();
     let schedules = [
         Schedule::default(),
-        Schedule { bulk_copies: Some(true), overlap: Some(true), ..Schedule::default() },
+        Schedule { tma: Some(true), overlap: Some(true), ..Schedule::default() },
         Schedule { warp_specialize: Some(true), ..Schedule::default() },
     ];
     for variant in variants() {
@@ -108,7 +108,7 @@ fn every_example_compiles_for_every_target() {
 
 /// Dots of every small shape, with every instruction that the target has for them.
 #[test]
-fn products_of_every_shape_compile() {
+fn dots_of_every_shape_compile() {
     let mut outcomes = Outcomes::default();
     for (dtype, precision) in
         [(DType::BF16, Precision::Ieee), (DType::F32, Precision::Tf32), (DType::F32, Precision::Tf32x3)]
@@ -150,7 +150,7 @@ fn products_of_every_shape_compile() {
 
 /// `setmaxnreg.inc` blocks forever if the block was launched with too few registers.
 #[test]
-fn specialized_warps_ask_for_no_more_registers_than_there_are() {
+fn setmaxnreg_stays_within_the_register_file() {
     let configuration =
         configurations(DType::BF16).into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
     let func = configuration.record(&well_aligned(configuration.def));
@@ -158,7 +158,7 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
         let rest = text.split_once(after)?.1;
         rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
-    let mut handed_over = 0;
+    let mut reallocated = 0;
     for num_warps in [4, 8, 16] {
         for max_registers in [None, Some(24), Some(32), Some(40), Some(64), Some(100), Some(128), Some(168), Some(255)]
         {
@@ -200,7 +200,7 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
             let asked =
                 number(&ptx, "setmaxnreg.inc.sync.aligned.u32 ").zip(number(&ptx, "setmaxnreg.dec.sync.aligned.u32 "));
             if let Some((more, less)) = asked {
-                handed_over += 1;
+                reallocated += 1;
                 assert!(
                     32 * num_warps * more + 128 * less <= threads * launched,
                     "{what}: {more}, {less} of {launched}"
@@ -209,12 +209,12 @@ fn specialized_warps_ask_for_no_more_registers_than_there_are() {
             }
         }
     }
-    assert!(handed_over > 10, "{handed_over}");
+    assert!(reallocated > 10, "{reallocated}");
 }
 
 /// Warp specialization with an unsupported number of warps is an error that lists the supported ones.
 #[test]
-fn warps_that_cannot_be_specialized_are_refused() {
+fn invalid_num_warps_for_warp_specialization_is_rejected() {
     let configuration =
         configurations(DType::BF16).into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
     let func = configuration.record(&well_aligned(configuration.def));
@@ -231,7 +231,7 @@ fn warps_that_cannot_be_specialized_are_refused() {
 
 /// Requested warp specialization that is not possible gives a note with the reason.
 #[test]
-fn warps_that_are_not_specialized_are_explained() {
+fn missing_warp_specialization_is_explained() {
     #[derive(Default)]
     struct Notes(Vec<String>);
     impl pipeline::Observer for Notes {
@@ -256,7 +256,7 @@ fn warps_that_are_not_specialized_are_explained() {
     for (name, arch, schedule, reason) in [
         ("matmul", GpuArch::Sm80, asked, "sm_80 has no TMA"),
         ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of dots"),
-        ("matmul", GpuArch::Sm90a, Schedule { bulk_copies: Some(false), ..asked }, "bulk_copies is off"),
+        ("matmul", GpuArch::Sm90a, Schedule { tma: Some(false), ..asked }, "tma is off"),
     ] {
         let notes = of(name, DType::BF16, arch, schedule);
         assert!(notes.len() == 1 && notes[0].contains(reason), "{name}: {notes:?}");

@@ -43,7 +43,7 @@ impl Variant {
         constants.push(("causal", ConstValue::Bool(self.causal)));
         constants.push(("precision", self.precision.to_const()));
         constants.push((even, ConstValue::Bool(true)));
-        constants.push(("part_rows", ConstValue::Int(if self.split { 256 } else { 0 })));
+        constants.push(("split_rows", ConstValue::Int(if self.split { 256 } else { 0 })));
         // Split results are f32.
         let dtypes = [self.dtype, if self.split { DType::F32 } else { self.dtype }];
         let func = def.record(&dtypes, &constants, &well_aligned(def)).map_err(|d| d.to_string())?;
@@ -75,7 +75,7 @@ fn read_key(key: &str) -> (DType, i64, bool, Precision, &'static [bool]) {
     };
     let precision = Precision::from_name(value("precision")).unwrap();
     let [dtype, result] = ["T", "R"].map(|name| DType::from_name(value(name)).unwrap());
-    let split: &[bool] = match (dtype == result, dtype == DType::F32 && value("few") == "true") {
+    let split: &[bool] = match (dtype == result, dtype == DType::F32 && value("sub_wave") == "true") {
         (false, _) => &[true],
         (true, false) => &[false],
         (true, true) => &[false, true],
@@ -96,9 +96,9 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
         }
         for (&dtype, &d) in dtypes.iter().flat_map(|dtype| dims.iter().map(move |d| (dtype, d))) {
             let exact = if dtype == DType::F32 { Precision::Tf32x3 } else { Precision::Ieee };
-            for (causal, few) in [(false, false), (true, false), (true, true)] {
-                let config = autotune.default_config(&problem(autotune, &[dtype; 2], d, exact, few, arch));
-                for split in if few { &[false, true][..] } else { &[false] } {
+            for (causal, sub_wave) in [(false, false), (true, false), (true, true)] {
+                let config = autotune.default_config(&problem(autotune, &[dtype; 2], d, exact, sub_wave, arch));
+                for split in if sub_wave { &[false, true][..] } else { &[false] } {
                     let (split, config) = (*split, config.clone());
                     variants.push(Variant { autotune, dtype, d, causal, precision: exact, split, config });
                 }
@@ -113,37 +113,38 @@ fn problem<'a>(
     dtypes: &'a [DType],
     d: i64,
     precision: Precision,
-    few: bool,
+    sub_wave: bool,
     arch: GpuArch,
 ) -> Problem<'a> {
     let part = |name, value| KeyPart { name, value: KeyValue::Exact(value) };
     let parts = vec![
         part("d", ConstValue::Int(d)),
         part("precision", precision.to_const()),
-        part("few", ConstValue::Bool(few)),
+        part("sub_wave", ConstValue::Bool(sub_wave)),
         part("n_k", ConstValue::Int(2048)),
     ];
     Problem { target: Target::Nvptx(arch), def: autotune.def, dtypes, parts }
 }
 
 /// The reason why the estimate of resources rejects a variant before compilation, if it does.
-fn excess(variant: &Variant, arch: GpuArch) -> Option<String> {
+fn over_limit(variant: &Variant, arch: GpuArch) -> Option<String> {
     let (func, options) = variant.record().unwrap_or_else(|why| panic!("{}: {why}", variant.what()));
-    let demand = pipeline::demand(&func, arch, &options).unwrap_or_else(|e| panic!("{}: {e}", variant.what()));
-    demand.excess()
+    let estimate =
+        pipeline::estimate_resources(&func, arch, &options).unwrap_or_else(|e| panic!("{}: {e}", variant.what()));
+    estimate.over_limit()
 }
 
 /// The tuner's estimate of resources rejects no shipped configuration and no default.
 #[test]
-fn nothing_that_ships_is_left_out_by_an_estimate() {
+fn register_estimate_keeps_every_shipped_config() {
     for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
         for variant in variants(&[DType::F32, DType::BF16], &[32, 64, 80, 128, 256], arch) {
-            assert_eq!(excess(&variant, arch), None, "{} on {arch:?}", variant.what());
+            assert_eq!(over_limit(&variant, arch), None, "{} on {arch:?}", variant.what());
         }
         for kernel in [DType::F32, DType::BF16].into_iter().flat_map(configurations) {
             let func = kernel.record(&well_aligned(kernel.def));
-            let demand = pipeline::demand(&func, arch, &kernel.options).unwrap();
-            assert_eq!(demand.excess(), None, "{} on {arch:?}", kernel.def.name);
+            let estimate = pipeline::estimate_resources(&func, arch, &kernel.options).unwrap();
+            assert_eq!(estimate.over_limit(), None, "{} on {arch:?}", kernel.def.name);
         }
     }
 }
@@ -151,14 +152,14 @@ fn nothing_that_ships_is_left_out_by_an_estimate() {
 /// Configurations that the driver would compile for seconds or minutes, and that would spill, are rejected with the
 /// estimated numbers.
 #[test]
-fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
+fn oversized_tiles_are_rejected_before_compilation() {
     let [forward, keys, queries] = ["fwd", "bwd_dkdv", "bwd_dq"].map(|name| {
         attention_kernels().find(|autotune| autotune.def.name.ends_with(name)).unwrap_or_else(|| panic!("no {name}"))
     });
     let tiles = |q: usize, k: usize, warps| Config::default().set("q_tile", q).set("k_tile", k).num_warps(warps);
     let found = |autotune, dtype, d, config| {
         let precision = Precision::Ieee;
-        excess(&Variant { autotune, dtype, d, causal: true, precision, split: false, config }, GpuArch::Sm90a)
+        over_limit(&Variant { autotune, dtype, d, causal: true, precision, split: false, config }, GpuArch::Sm90a)
     };
     for (autotune, dtype, d, config) in [
         (keys, DType::F32, 128, tiles(64, 128, 4)),
@@ -178,7 +179,7 @@ fn absurd_tiles_are_left_out_before_the_driver_sees_them() {
 }
 
 #[test]
-fn tables_are_read_and_have_entries_of_their_kernels() {
+fn tables_parse_and_match_their_kernels() {
     assert!(!tilewright::kernels::tuned::TABLES.is_empty());
     for autotune in AUTOTUNED {
         for text in autotune.tables {
@@ -195,13 +196,13 @@ fn tables_are_read_and_have_entries_of_their_kernels() {
 
 /// Asynchronous MMAs stay in flight, and nothing spills.
 #[test]
-fn shipped_attention_neither_spills_nor_waits_for_its_products() {
+fn shipped_attention_neither_spills_nor_serializes_wgmma() {
     let Some(ptxas) = ptxas::find() else { return };
     let mut failures = Vec::new();
     for variant in variants(&[DType::BF16, DType::F32], &[16, 32, 64, 80, 128], GpuArch::Sm90a) {
         match variant.ptx().and_then(|ptx| ptxas::assemble(&ptxas, &ptx, GpuArch::Sm90a.name())) {
             Err(why) => failures.push(format!("{}: {why}", variant.what())),
-            Ok(found) if found.serialised || found.spills > 0 => {
+            Ok(found) if found.serialized || found.spills > 0 => {
                 failures.push(format!("{}: {found:?}", variant.what()));
             }
             Ok(_) => {}
@@ -211,7 +212,7 @@ fn shipped_attention_neither_spills_nor_waits_for_its_products() {
 }
 
 #[kernel]
-fn centred(x: In<f32>, y: Out<f32>, #[constexpr] tile: usize) {
+fn centered(x: In<f32>, y: Out<f32>, #[constexpr] tile: usize) {
     let i = arange(0, tile);
     let v = load(x + i);
     store(y + i, v - max(v));
@@ -236,17 +237,17 @@ fn summed(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize) {
 
 /// A tile of 4096 f32 takes 128 registers per thread of one warp.
 #[test]
-fn registers_are_those_of_tiles_that_are_alive_as_a_whole() {
+fn register_estimate_counts_live_tiles() {
     let registers = |def: &'static KernelDef, num_warps: u32| {
         let func = def.record(&[], &[("tile", ConstValue::Int(4096))], &well_aligned(def)).unwrap();
         let options = CompileOptions { num_warps, ..CompileOptions::default() };
-        let demand = pipeline::demand(&func, GpuArch::Sm80, &options).unwrap();
-        (demand.registers, demand.available)
+        let estimate = pipeline::estimate_resources(&func, GpuArch::Sm80, &options).unwrap();
+        (estimate.registers, estimate.available)
     };
     // The tile is live until its maximum is known.
-    assert_eq!(registers(&CENTRED, 1), (128, 255));
-    assert_eq!(registers(&CENTRED, 4), (32, 255));
-    assert_eq!(registers(&CENTRED, 16), (8, 128));
+    assert_eq!(registers(&CENTERED, 1), (128, 255));
+    assert_eq!(registers(&CENTERED, 4), (32, 255));
+    assert_eq!(registers(&CENTERED, 16), (8, 128));
     // Processed element by element.
     assert_eq!(registers(&DOUBLED, 1).0, 0);
     // The accumulator, and the tile that every iteration reads.

@@ -4,7 +4,7 @@ use crate::ir::{BinaryOp, BlockId, Func, Op};
 
 /// The binary op of a region that applies only this op to its two parameters. `None` for other regions, and for ops
 /// whose result depends on the order of the elements.
-pub fn single_function(func: &Func, region: BlockId) -> Option<BinaryOp> {
+pub fn single_binary_op(func: &Func, region: BlockId) -> Option<BinaryOp> {
     let block = func.block(region);
     let [id, last] = block.ops[..] else { return None };
     let Op::Binary(op) = func.op(id).op else { return None };

@@ -13,11 +13,11 @@ const SUBNORMAL: f64 = 3e-8;
 
 /// Upper bound of the magnitude of all elements, without infinities and NaNs. `None` if no bound better than the type's
 /// is found.
-pub fn of(func: &Func, v: Value) -> Option<f64> {
-    known(func, v, DEPTH)
+pub fn upper_bound(func: &Func, v: Value) -> Option<f64> {
+    bound_to_depth(func, v, DEPTH)
 }
 
-fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
+fn bound_to_depth(func: &Func, v: Value, depth: usize) -> Option<f64> {
     let dtype = func.ty(v).dtype()?;
     let of_type = match dtype {
         DType::F16 => Some(65504.0),
@@ -35,14 +35,14 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
         return of_type;
     }
     let data = func.op(id);
-    let operand = |i: usize| known(func, data.operands[i], depth - 1);
+    let operand = |i: usize| bound_to_depth(func, data.operands[i], depth - 1);
     let bound = match &data.op {
         Op::Constant { value: Literal::Float(x) } => Some(x.abs()).filter(|x| x.is_finite()),
         Op::Splat | Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Reshape | Op::ConvertLayout => {
             operand(0)
         }
         Op::Binary(BinaryOp::Min | BinaryOp::Max) => {
-            between_constants(func, v).or_else(|| operand(0).zip(operand(1)).map(|(x, y)| x.max(y)))
+            clamp_bound(func, v).or_else(|| operand(0).zip(operand(1)).map(|(x, y)| x.max(y)))
         }
         Op::Unary(UnaryOp::Neg | UnaryOp::Abs) | Op::Cast => operand(0),
         Op::Unary(UnaryOp::Floor | UnaryOp::Ceil) => operand(0).map(|x| x + 1.0),
@@ -59,9 +59,9 @@ fn known(func: &Func, v: Value, depth: usize) -> Option<f64> {
 
 /// The larger magnitude of the constants of `min(max(x, low), high)`, in either order. A NaN becomes one of the
 /// constants too.
-fn between_constants(func: &Func, v: Value) -> Option<f64> {
+fn clamp_bound(func: &Func, v: Value) -> Option<f64> {
     // The non-constant operand of a min or max, and the constant.
-    let cut = |v: Value, by: BinaryOp| -> Option<(Value, f64)> {
+    let clamp_operand = |v: Value, by: BinaryOp| -> Option<(Value, f64)> {
         let data = func.op(func.def_op(v)?);
         let [a, b] = data.operands[..] else { return None };
         let constant = |v: Value| match func.constant(v) {
@@ -74,8 +74,8 @@ fn between_constants(func: &Func, v: Value) -> Option<f64> {
         constant(b).map(|c| (a, c)).or_else(|| constant(a).map(|c| (b, c)))
     };
     let both = |outer, inner| {
-        let (x, one) = cut(v, outer)?;
-        let (_, other) = cut(x, inner)?;
+        let (x, one) = clamp_operand(v, outer)?;
+        let (_, other) = clamp_operand(x, inner)?;
         Some(f64::max(one.abs(), other.abs()))
     };
     both(BinaryOp::Min, BinaryOp::Max).or_else(|| both(BinaryOp::Max, BinaryOp::Min))
@@ -93,11 +93,11 @@ mod tests {
         );
         let func = parse(&text).unwrap_or_else(|e| panic!("{e}"));
         let print = func.walk().into_iter().find(|&id| matches!(func.op(id).op, Op::DevicePrint { .. }));
-        of(&func, func.op(print.expect("a print")).operands[0])
+        upper_bound(&func, func.op(print.expect("a print")).operands[0])
     }
 
     #[test]
-    fn constants_on_both_sides_bound_a_number() {
+    fn clamps_bound_magnitude() {
         let constants = "%a = constant {value = -2.0} : f32\n%b = constant {value = 4.0} : f32\n";
         let clamped = "%m = max %x, %a : f32\n%v = min %m, %b : f32";
         let rounded = |x: f64| Some(x * ROUNDING + SUBNORMAL);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn types_bound_what_is_cast() {
+    fn casts_bound_magnitude_by_source_type() {
         assert_eq!(bound("%v = cast %h : f32"), Some(65504.0 * ROUNDING + SUBNORMAL));
         assert_eq!(bound("%v = cast %n : f32"), Some(32768.0 * ROUNDING + SUBNORMAL));
         // An infinity gives 448.

@@ -1,13 +1,13 @@
 //! Analyses for passes and lowerings. None of them changes the function.
 
 pub mod axis;
+pub mod bounds;
 pub mod buffers;
 pub mod combine;
 pub mod lattice;
 pub mod magnitude;
+pub mod memory_effects;
 pub mod padding;
-pub mod reach;
 pub mod registers;
 pub mod scratch;
 pub mod tensor_map;
-pub mod written;

@@ -2,7 +2,7 @@
 
 use super::axis::AxisAnalysis;
 use crate::ir::{Func, Op, Padding, Value};
-use crate::passes::assign_layouts::view_parts;
+use crate::passes::assign_layouts::view_operands;
 
 /// First index along `dim` from which on a tile holds only zeros: it was loaded across the end of its tensor, whose
 /// extent is a constant. `None` if this is unknown, or nothing lies past the end.
@@ -12,7 +12,7 @@ pub fn zero_from(func: &Func, axis: &AxisAnalysis, v: Value, dim: usize) -> Opti
         Op::Cast => zero_from(func, axis, data.operands[0], dim),
         Op::Trans { perm } => zero_from(func, axis, data.operands[0], perm[dim]),
         Op::LoadView { boundary, padding: Padding::Zero, .. } if boundary.contains(&dim) => {
-            let view = view_parts(func, data.operands[0]);
+            let view = view_operands(func, data.operands[0]);
             let constant = |v: Value| axis.scalar_constant(func, v);
             let end = constant(view.shape[dim])? - constant(view.offsets[dim])?;
             let end = usize::try_from(end.max(0)).ok()?;

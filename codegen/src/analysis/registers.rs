@@ -9,24 +9,24 @@ use crate::ir::{BlockId, DType, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// Registers of a streaming multiprocessor (SM), all of which one block can have.
-pub const ALL: u32 = 65536;
+pub const PER_SM: u32 = 65536;
 /// Maximum number of registers that a thread can address.
-pub const OF_A_THREAD: u32 = 255;
+pub const MAX_PER_THREAD: u32 = 255;
 
 /// Allocation unit of registers per thread (CUDA's occupancy calculator: 256 per warp).
-const STEP: u32 = 8;
+const ALLOCATION_UNIT: u32 = 8;
 
 /// Registers available to each of `threads` threads of a block.
 pub fn available(threads: u32) -> u32 {
-    (ALL / threads.max(1) / STEP * STEP).min(OF_A_THREAD)
+    (PER_SM / threads.max(1) / ALLOCATION_UNIT * ALLOCATION_UNIT).min(MAX_PER_THREAD)
 }
 
 /// Maximum over all synchronization points of the registers per thread that live float tiles occupy. Integer and
 /// pointer tiles do not count: most are addresses, which are computed where they are used.
-pub fn most_alive(func: &Func) -> u32 {
-    let mut pressure = Pressure { func, weights: HashMap::new(), most: 0 };
+pub fn max_live(func: &Func) -> u32 {
+    let mut pressure = Pressure { func, weights: HashMap::new(), peak: 0 };
     pressure.block(func.body, &HashSet::new());
-    pressure.most
+    pressure.peak
 }
 
 /// Static number of FMA instructions per thread of dots that do not use tensor cores.
@@ -57,19 +57,19 @@ pub fn of_tile(func: &Func, v: Value) -> u32 {
 }
 
 /// Whether an op only changes the shape of its operand. Such ops are evaluated at their uses.
-pub fn is_shape(op: &Op) -> bool {
+pub fn is_shape_op(op: &Op) -> bool {
     matches!(op, Op::Broadcast | Op::ExpandDims { .. })
 }
 
 /// The value whose registers hold the elements of `v`.
 pub fn source(func: &Func, v: Value) -> Value {
     match func.def_op(v) {
-        Some(id) if is_shape(&func.op(id).op) => source(func, func.op(id).operands[0]),
+        Some(id) if is_shape_op(&func.op(id).op) => source(func, func.op(id).operands[0]),
         _ => v,
     }
 }
 
-fn is_product(op: &Op) -> bool {
+fn is_dot(op: &Op) -> bool {
     matches!(op, Op::Dot { .. } | Op::MmaSync { .. } | Op::FmaDot | Op::Wgmma { .. } | Op::WgmmaWait { .. })
 }
 
@@ -79,48 +79,48 @@ fn is_loop(op: &Op) -> bool {
 
 /// Whether an op synchronizes threads or needs all elements of its operands: values that are live across it are held in
 /// registers as a whole.
-fn is_meeting(op: &Op) -> bool {
+fn is_sync_point(op: &Op) -> bool {
     let memory = matches!(op, Op::ConvertLayout | Op::LocalAlloc | Op::LocalStore | Op::BlockBarrier { .. });
-    memory || matches!(op, Op::Reduce { .. } | Op::Scan { .. }) || is_product(op) || is_loop(op)
+    memory || matches!(op, Op::Reduce { .. } | Op::Scan { .. }) || is_dot(op) || is_loop(op)
 }
 
 struct Pressure<'a> {
     func: &'a Func,
     weights: HashMap<Value, u32>,
-    most: u32,
+    peak: u32,
 }
 
 impl Pressure<'_> {
     /// Values that are live before a block, from those that are live after it.
     fn block(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
-        let mut alive = after.clone();
+        let mut live = after.clone();
         for &id in self.func.block(block).ops.iter().rev() {
             let data = self.func.op(id);
-            if is_shape(&data.op) {
+            if is_shape_op(&data.op) {
                 continue;
             }
             // The result of an MMA or loop replaces its accumulator.
-            if is_product(&data.op) || is_loop(&data.op) {
-                self.weigh(&alive);
+            if is_dot(&data.op) || is_loop(&data.op) {
+                self.update_peak(&live);
             }
             for v in &data.results {
-                alive.remove(v);
+                live.remove(v);
             }
-            if is_meeting(&data.op) {
-                self.weigh(&alive);
+            if is_sync_point(&data.op) {
+                self.update_peak(&live);
             }
-            let inside = self.regions(id, &alive);
-            alive.extend(inside);
-            alive.extend(data.operands.iter().map(|&v| source(self.func, v)));
+            let inside = self.regions(id, &live);
+            live.extend(inside);
+            live.extend(data.operands.iter().map(|&v| source(self.func, v)));
         }
         if !self.func.block(block).params.is_empty() {
             // Loop-carried values are held as a whole between iterations.
-            self.weigh(&alive);
+            self.update_peak(&live);
         }
         for v in &self.func.block(block).params {
-            alive.remove(v);
+            live.remove(v);
         }
-        alive
+        live
     }
 
     /// Values from outside that the regions of an op need.
@@ -151,7 +151,7 @@ impl Pressure<'_> {
         used.difference(&defined).copied().collect()
     }
 
-    fn weigh(&mut self, alive: &HashSet<Value>) {
+    fn update_peak(&mut self, live: &HashSet<Value>) {
         let func = self.func;
         let weight = |v: &Value| {
             *self.weights.entry(*v).or_insert_with(|| {
@@ -159,6 +159,6 @@ impl Pressure<'_> {
                 if is_float { of_tile(func, *v) } else { 0 }
             })
         };
-        self.most = self.most.max(alive.iter().map(weight).sum());
+        self.peak = self.peak.max(live.iter().map(weight).sum());
     }
 }

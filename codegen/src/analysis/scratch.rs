@@ -41,8 +41,8 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
 fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
     match layout.reduction(axis) {
         Some(steps) if !steps.warps.is_empty() => {
-            let parts = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
-            reduction_operands(parts, dtypes).1
+            let partials = steps.layout.num_elements() as u32 * (1 << steps.warps.len());
+            reduction_operands(partials, dtypes).1
         }
         _ => 0,
     }
@@ -50,13 +50,13 @@ fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
 
 /// Offsets in bytes of the partial results of each operand of a cross-warp reduction, and the total size. Vector
 /// accesses to each operand are aligned.
-pub fn reduction_operands(parts: u32, dtypes: &[DType]) -> (Vec<u32>, u32) {
+pub fn reduction_operands(partials: u32, dtypes: &[DType]) -> (Vec<u32>, u32) {
     /// Width of the widest access in bytes.
     const WIDEST: u32 = 16;
     let mut end = 0u32;
     let mut place = |dtype: &DType| {
         let start = end.next_multiple_of(WIDEST);
-        end = start + parts * dtype.bytes() as u32;
+        end = start + partials * dtype.bytes() as u32;
         start
     };
     let starts = dtypes.iter().map(&mut place).collect();

@@ -16,7 +16,7 @@
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
 use crate::layout::{LinearLayout, Swizzle};
-use crate::passes::assign_layouts::view_parts;
+use crate::passes::assign_layouts::view_operands;
 use crate::target::HostExpr;
 
 const MAX_RANK: usize = 5;
@@ -57,7 +57,7 @@ pub struct BoxCopy {
 
 /// The plan for a view and a shared buffer of its block shape; `None` if TMA cannot copy it.
 pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
-    let parts = view_parts(func, view);
+    let parts = view_operands(func, view);
     let (Type::View { block, elem }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
     let bytes = elem.bytes() as u64;
     let inner = parts.order[0];
@@ -77,7 +77,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
         copies: Vec::new(),
     };
     for &d in parts.order {
-        plan.shape.push(match host(func, axis, parts.shape[d], &[DType::I32]) {
+        plan.shape.push(match host_expr(func, axis, parts.shape[d], &[DType::I32]) {
             Some(HostExpr::Const(extent)) if extent > MAX_EXTENT => return None,
             Some(extent) => extent,
             // Without a boundary check, the block lies inside the extent.
@@ -88,7 +88,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
         });
         if d != inner {
             aligned(parts.strides[d]).then_some(())?;
-            plan.strides.push(host(func, axis, parts.strides[d], &[DType::I32, DType::I64])?);
+            plan.strides.push(host_expr(func, axis, parts.strides[d], &[DType::I32, DType::I64])?);
         }
         plan.coordinates.push(parts.offsets[d]);
         plan.checked.push(boundary.contains(&d));
@@ -103,7 +103,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
 }
 
 /// A value that the host can compute: a constant, or an integer argument, possibly widened.
-fn host(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Option<HostExpr> {
+fn host_expr(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Option<HostExpr> {
     if let Some(c) = axis.scalar_constant(func, v) {
         return Some(HostExpr::Const(c));
     }
@@ -113,8 +113,8 @@ fn host(func: &Func, axis: &AxisAnalysis, v: Value, types: &[DType]) -> Option<H
         }
         Def::Param(..) => None,
         Def::Result(id, _) => match func.op(id).op {
-            Op::Cast if func.ty(v).dtype() == Some(DType::I64) => host(func, axis, func.op(id).operands[0], types),
-            Op::Hint { .. } => host(func, axis, func.op(id).operands[0], types),
+            Op::Cast if func.ty(v).dtype() == Some(DType::I64) => host_expr(func, axis, func.op(id).operands[0], types),
+            Op::Hint { .. } => host_expr(func, axis, func.op(id).operands[0], types),
             _ => None,
         },
     }
@@ -167,7 +167,7 @@ fn terms(
         Op::Binary(BinaryOp::Mul) => {
             let [a, b] = data.operands[..] else { return None };
             let dimension = [(a, b), (b, a)].into_iter().find_map(|(scalar, stride)| {
-                let by = host(func, axis, stride, &[DType::I32, DType::I64])?;
+                let by = host_expr(func, axis, stride, &[DType::I32, DType::I64])?;
                 aligned(stride).then_some((narrow(func, axis, scalar)?, by))
             });
             let (scalar, stride) = dimension?;
@@ -278,7 +278,7 @@ kernel @f(%p: ptr<bf16> {{divisible_by = 16}}, %s: i64 {stride}, %t: i64 {{divis
     }
 
     #[test]
-    fn a_head_of_a_batch_is_a_dimension() {
+    fn pointer_offset_of_a_head_becomes_a_map_dimension() {
         let plan = plan_of(&kernel("{divisible_by = 16}", "%q = ptr_add %p, %x : ptr<bf16>")).unwrap();
         assert_eq!(plan.shape, [HostExpr::Const(128), HostExpr::Arg(3), HostExpr::Const(i64::from(i32::MAX))]);
         assert_eq!(plan.strides, [HostExpr::Arg(1), HostExpr::Arg(2)]);
@@ -288,7 +288,7 @@ kernel @f(%p: ptr<bf16> {{divisible_by = 16}}, %s: i64 {stride}, %t: i64 {{divis
     }
 
     #[test]
-    fn what_the_host_does_not_know_or_is_not_aligned_stays_out() {
+    fn unaligned_or_device_computed_strides_have_no_plan() {
         let straight = "%q = ptr_add %p, %o : ptr<bf16>";
         assert!(plan_of(&kernel("{divisible_by = 16}", straight)).is_some());
         // Strides of four elements are eight bytes.

@@ -143,7 +143,7 @@ pub(super) fn atomic_cas(memory: &mut Memory, pointers: &Tile, expected: &Tile, 
     for (i, &address) in pointers.bits.iter().enumerate() {
         let swap = |old| if old == expected.bits[i] { new.bits[i] } else { old };
         bits.push(memory.update(address, elem.bytes(), swap)?);
-        memory.synchronize(address);
+        memory.acquire_release(address);
     }
     Ok(Tile { bits, ..new.clone() })
 }

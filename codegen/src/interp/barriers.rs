@@ -17,7 +17,7 @@ struct Barrier {
 }
 
 /// A copy that no thread has waited for: its bytes are not visible yet.
-struct Copy {
+struct PendingCopy {
     barrier: usize,
     phase: u64,
     to: Shared,
@@ -28,7 +28,7 @@ struct Copy {
 #[derive(Default)]
 pub(super) struct BarrierTable {
     barriers: Vec<Barrier>,
-    copies: Vec<Copy>,
+    copies: Vec<PendingCopy>,
 }
 
 impl BarrierTable {
@@ -100,7 +100,7 @@ impl BarrierTable {
         b.bytes -= bytes;
         b.complete();
         memory.clear(to);
-        self.copies.push(Copy { barrier, phase, to: to.clone(), tile });
+        self.copies.push(PendingCopy { barrier, phase, to: to.clone(), tile });
         Ok(())
     }
 

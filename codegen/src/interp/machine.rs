@@ -1,11 +1,11 @@
 //! Execution of ops without control flow, scheduling of the programs of a grid, and their state. Control flow is in
-//! [`super::strand`].
+//! [`super::exec_context`].
 
 use super::barriers::BarrierTable;
-use super::contract::{self, Row};
+use super::contraction::{self, Row};
+use super::exec_context::{ControlState, Stop};
 use super::memory::Memory;
 use super::shared::SharedMemory;
-use super::strand::{Flow, Stop};
 use super::value::{Tile, Val};
 use super::{InterpError, Outcome, Trace, access, elementwise, literal_bits, shape};
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Padding, Precision, Type, Value};
@@ -32,7 +32,7 @@ impl Default for Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// One program after the other, except that a program which waits for a later one lets it run.
-    OneByOne,
+    Sequential,
     /// Interleaved at accesses to global memory, in an order derived from the seed.
     Interleaved(u64),
 }
@@ -45,12 +45,12 @@ impl Default for Order {
 
 /// Number of programs that run concurrently, unless a program waits for one that has not started: bounds the memory
 /// use.
-const RESIDENT: usize = 4;
+const MAX_RESIDENT_PROGRAMS: usize = 4;
 /// Number of repeated atomics, or repetitions of one load, without a change of memory or of the program's scalars,
 /// after which a program counts as spinning.
-const POLLS: u32 = 256;
+const SPIN_LIMIT: u32 = 256;
 /// Interleaved programs switch at one in this many plain accesses to global memory.
-const SWITCH: usize = 4;
+const SWITCH_PERIOD: usize = 4;
 
 /// A program in progress, while others run.
 struct Program {
@@ -60,13 +60,13 @@ struct Program {
     shared: SharedMemory,
     barriers: BarrierTable,
     prints: Vec<String>,
-    polls: Polls,
-    flow: Flow,
+    spin: SpinWait,
+    flow: ControlState,
 }
 
 /// Detects spin waits: accesses that repeat without any change.
 #[derive(Default)]
-struct Polls {
+struct SpinWait {
     count: u32,
     /// Change count of memory at the last access.
     changes: u64,
@@ -89,7 +89,7 @@ pub(super) fn run(
     trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
     let total = grid.iter().map(|&n| n as usize).product();
-    memory.begin(total);
+    memory.begin_launch(total);
     let mut machine = Machine {
         func,
         memory,
@@ -101,14 +101,14 @@ pub(super) fn run(
         shared: SharedMemory::default(),
         barriers: BarrierTable::default(),
         outcome: Outcome::default(),
-        polls: Polls::default(),
+        spin: SpinWait::default(),
         random: match order {
-            Order::OneByOne => None,
+            Order::Sequential => None,
             Order::Interleaved(seed) => Some(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
         },
     };
     let outcome = machine.run_grid(args, total);
-    memory.end();
+    memory.end_launch();
     outcome
 }
 
@@ -124,13 +124,13 @@ pub(super) struct Machine<'a> {
     pub shared: SharedMemory,
     pub barriers: BarrierTable,
     pub outcome: Outcome,
-    polls: Polls,
+    spin: SpinWait,
     /// State of Marsaglia's xorshift; `None` if programs run one after the other.
     random: Option<u64>,
 }
 
 impl Machine<'_> {
-    fn draw(&mut self, n: usize) -> usize {
+    fn random_below(&mut self, n: usize) -> usize {
         let Some(x) = &mut self.random else { return 0 };
         *x ^= *x << 13;
         *x ^= *x >> 7;
@@ -152,22 +152,22 @@ impl Machine<'_> {
             shared: SharedMemory::default(),
             barriers: BarrierTable::default(),
             prints: Vec::new(),
-            polls: Polls::default(),
-            flow: Flow::new(self.func.body),
+            spin: SpinWait::default(),
+            flow: ControlState::new(self.func.body),
         }
     }
 
     /// Swaps a program's state in or out.
-    fn exchange(&mut self, program: &mut Program) {
+    fn swap_state(&mut self, program: &mut Program) {
         std::mem::swap(&mut self.values, &mut program.values);
         std::mem::swap(&mut self.shared, &mut program.shared);
         std::mem::swap(&mut self.barriers, &mut program.barriers);
         std::mem::swap(&mut self.outcome.prints, &mut program.prints);
-        std::mem::swap(&mut self.polls, &mut program.polls);
+        std::mem::swap(&mut self.spin, &mut program.spin);
     }
 
     fn run_grid(&mut self, args: &[Tile], total: usize) -> Result<Outcome, InterpError> {
-        let mut limit = if self.random.is_some() { RESIDENT } else { 1 };
+        let mut limit = if self.random.is_some() { MAX_RESIDENT_PROGRAMS } else { 1 };
         let mut resident: Vec<Program> = Vec::new();
         let mut prints = BTreeMap::new();
         let mut started = 0;
@@ -182,17 +182,17 @@ impl Machine<'_> {
             }
             // In sequential order: the first program that is not spinning.
             let changes = self.memory.changes();
-            let waits = |p: &Program| p.polls.count >= POLLS && p.polls.changes == changes;
+            let waits = |p: &Program| p.spin.count >= SPIN_LIMIT && p.spin.changes == changes;
             let at = match self.random {
-                Some(_) => self.draw(resident.len()),
+                Some(_) => self.random_below(resident.len()),
                 None => resident.iter().position(|p| !waits(p)).unwrap_or(0),
             };
             let mut program = resident.swap_remove(at);
             self.program = program.place;
             self.memory.set_program(program.number);
-            self.exchange(&mut program);
+            self.swap_state(&mut program);
             let stop = self.resume(&mut program.flow);
-            self.exchange(&mut program);
+            self.swap_state(&mut program);
             match stop? {
                 Stop::Ended => {
                     prints.insert(program.number, program.prints);
@@ -201,7 +201,7 @@ impl Machine<'_> {
                 Stop::Switch => resident.push(program),
             }
             let changes = self.memory.changes();
-            let waits = |p: &Program| p.polls.count >= POLLS && p.polls.changes == changes;
+            let waits = |p: &Program| p.spin.count >= SPIN_LIMIT && p.spin.changes == changes;
             if !resident.iter().all(waits) {
                 continue;
             }
@@ -212,7 +212,7 @@ impl Machine<'_> {
             }
             let first = &resident[0];
             self.program = first.place;
-            let at = first.polls.at.expect("internal compiler error: a spinning program without an op, please report");
+            let at = first.spin.at.expect("internal compiler error: a spinning program without an op, please report");
             let message = format!(
                 "lost progress: all {} programs that have not ended repeat accesses to global memory that change nothing",
                 resident.len()
@@ -222,7 +222,7 @@ impl Machine<'_> {
     }
 
     /// Hash of the program's scalars.
-    fn scalars(&self) -> u64 {
+    fn hash_scalars(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for value in &self.values {
             if let Some(Val::Tile(tile)) = value
@@ -236,7 +236,7 @@ impl Machine<'_> {
 
     /// Whether the scheduler may switch programs after this op, which has been executed. Updates the detection of spin
     /// waits.
-    pub(super) fn lets_others_go_on(&mut self, id: OpId) -> bool {
+    pub(super) fn yields_after(&mut self, id: OpId) -> bool {
         let func = self.func;
         let data = func.op(id);
         let atomic = match data.op {
@@ -257,23 +257,23 @@ impl Machine<'_> {
             Val::Shared(_) | Val::Barriers(_) => 0,
         };
         let (here, changes) = ((id, first), self.memory.changes());
-        if self.polls.changes != changes {
-            self.polls = Polls { changes, ..Polls::default() };
+        if self.spin.changes != changes {
+            self.spin = SpinWait { changes, ..SpinWait::default() };
         }
         let seen = match atomic {
-            true => self.polls.atomics.get(&here).copied(),
-            false => self.polls.loaded.filter(|(place, _)| *place == here).map(|(_, scalars)| scalars),
+            true => self.spin.atomics.get(&here).copied(),
+            false => self.spin.loaded.filter(|(place, _)| *place == here).map(|(_, scalars)| scalars),
         };
         // Different scalars, such as a loop index, mean progress.
-        let scalars = seen.map(|_| self.scalars());
+        let scalars = seen.map(|_| self.hash_scalars());
         match atomic {
-            true => _ = self.polls.atomics.insert(here, scalars),
-            false => self.polls.loaded = Some((here, scalars)),
+            true => _ = self.spin.atomics.insert(here, scalars),
+            false => self.spin.loaded = Some((here, scalars)),
         }
         let again = scalars.is_some() && seen == Some(scalars);
-        self.polls.count += u32::from(again);
-        self.polls.at = Some(id);
-        atomic || again || (self.random.is_some() && self.draw(SWITCH) == 0)
+        self.spin.count += u32::from(again);
+        self.spin.at = Some(id);
+        atomic || again || (self.random.is_some() && self.random_below(SWITCH_PERIOD) == 0)
     }
 }
 
@@ -306,7 +306,7 @@ fn none(_done: ()) -> Result<Vec<Val>, Fault> {
 }
 
 /// Whether operand `i`, a predicate, is present and false.
-fn switched_off(operands: &[Val], i: usize) -> bool {
+fn is_predicated_off(operands: &[Val], i: usize) -> bool {
     operands.get(i).is_some_and(|switch| switch.bits() == 0)
 }
 
@@ -429,14 +429,14 @@ impl<'a> Machine<'a> {
             Op::AtomicRmw { op } => one(access::atomic_rmw(self.memory, *op, tile(0), tile(1), optional(2))?),
             Op::AtomicCas => one(access::atomic_cas(self.memory, tile(0), tile(1), tile(2))?),
 
-            Op::Dot { precision } => one(contract::dot(tile(0), tile(1), tile(2), *precision)),
+            Op::Dot { precision } => one(contraction::dot(tile(0), tile(1), tile(2), *precision)),
             Op::Reduce { axis } => self.reduce(id, &operands, *axis),
             Op::Scan { axis, reverse } => self.scan(id, &operands, *axis, *reverse),
 
             Op::For { .. }
             | Op::If
             | Op::While
-            | Op::Roles { .. }
+            | Op::WarpSpecialize { .. }
             | Op::MbarrierWait
             | Op::Yield
             | Op::Condition
@@ -477,15 +477,15 @@ impl<'a> Machine<'a> {
             Op::AsyncCommit
             | Op::AsyncWait { pending: _ }
             | Op::FenceAsyncShared
-            | Op::TakeTurn
-            | Op::PassTurn
+            | Op::PingpongWait
+            | Op::PingpongArrive
             | Op::BlockBarrier { id: _, threads: _ } => none(()),
             Op::MbarrierAlloc { arrivals } => {
                 let Type::Barrier { count } = self.ty(id, 0) else { wrong_type("mbarrier_alloc") };
                 one(self.barriers.alloc(*count, *arrivals))
             }
             Op::MbarrierFree => none(self.barriers.free(operands[0].barriers())?),
-            Op::MbarrierExpect { bytes } => match switched_off(&operands, 2) {
+            Op::MbarrierExpect { bytes } => match is_predicated_off(&operands, 2) {
                 true => none(()),
                 false => none(self.barriers.expect(operands[0].barriers(), operands[1].int(), *bytes)?),
             },
@@ -496,7 +496,7 @@ impl<'a> Machine<'a> {
                 none(self.barriers.arrive(operands[0].barriers(), operands[1].int(), *threads)?)
             }
             Op::TmaLoad { boundary } => {
-                if !switched_off(&operands, 4) {
+                if !is_predicated_off(&operands, 4) {
                     let tile = operands[0].view().load(self.memory, boundary, Padding::Zero)?;
                     let (group, index, to) = (operands[2].barriers(), operands[3].int(), operands[1].shared());
                     self.barriers.copy(group, index, to, tile, &mut self.shared)?;
@@ -504,11 +504,11 @@ impl<'a> Machine<'a> {
                 none(())
             }
             Op::MmaSync { precision, warps: _, k_end, n_end } => {
-                one(self.dot_anywhere(&operands, *precision, [*k_end, *n_end])?)
+                one(self.dot_of_tiles_or_buffers(&operands, *precision, [*k_end, *n_end])?)
             }
-            Op::FmaDot => one(self.dot_anywhere(&operands, Precision::Ieee, [None; 2])?),
-            Op::Wgmma { warps: _, late: _, open: _, k_end, n_end } => {
-                one(self.dot_anywhere(&operands, Precision::Tf32, [*k_end, *n_end])?)
+            Op::FmaDot => one(self.dot_of_tiles_or_buffers(&operands, Precision::Ieee, [None; 2])?),
+            Op::Wgmma { warps: _, stage_one: _, defer_wait: _, k_end, n_end } => {
+                one(self.dot_of_tiles_or_buffers(&operands, Precision::Tf32, [*k_end, *n_end])?)
             }
         }
     }
@@ -520,7 +520,12 @@ impl<'a> Machine<'a> {
 
     /// A dot whose operands may be in shared memory. Ignores elements beyond `ends` along K and N, which hardware may
     /// skip.
-    fn dot_anywhere(&self, operands: &[Val], precision: Precision, ends: [Option<u32>; 2]) -> Result<Tile, String> {
+    fn dot_of_tiles_or_buffers(
+        &self,
+        operands: &[Val],
+        precision: Precision,
+        ends: [Option<u32>; 2],
+    ) -> Result<Tile, String> {
         let read = |v: &Val| match v {
             Val::Shared(buffer) => self.shared.load(buffer).map(Rc::new),
             Val::Tile(tile) => Ok(tile.clone()),
@@ -529,9 +534,9 @@ impl<'a> Machine<'a> {
             }
         };
         let [k_end, n_end] = ends;
-        let a = clear_from(read(&operands[0])?, 1, k_end);
-        let b = clear_from(clear_from(read(&operands[1])?, 0, k_end), 1, n_end);
-        Ok(contract::dot(&a, &b, operands[2].tile(), precision))
+        let a = zero_beyond(read(&operands[0])?, 1, k_end);
+        let b = zero_beyond(zero_beyond(read(&operands[1])?, 0, k_end), 1, n_end);
+        Ok(contraction::dot(&a, &b, operands[2].tile(), precision))
     }
 
     /// Runs the combine region of a `reduce` or `scan` on two rows.
@@ -549,9 +554,9 @@ impl<'a> Machine<'a> {
         for result in &mut results {
             result.shape.remove(axis);
         }
-        for line in contract::lines(&tiles[0].shape, axis) {
+        for line in contraction::axis_lines(&tiles[0].shape, axis) {
             let rows = line.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
-            let row = contract::fold_halves(rows, |l, r| self.combine(region, &elems, l, r))?;
+            let row = contraction::tree_reduce(rows, |l, r| self.combine(region, &elems, l, r))?;
             for (result, bits) in results.iter_mut().zip(row) {
                 result.bits.push(bits);
             }
@@ -564,12 +569,12 @@ impl<'a> Machine<'a> {
         let tiles: Vec<&Tile> = operands.iter().map(Val::tile).collect();
         let elems: Vec<Elem> = tiles.iter().map(|t| t.elem).collect();
         let mut results: Vec<Tile> = tiles.iter().map(|t| (*t).clone()).collect();
-        for mut line in contract::lines(&tiles[0].shape, axis) {
+        for mut line in contraction::axis_lines(&tiles[0].shape, axis) {
             if reverse {
                 line.reverse();
             }
             let mut rows: Vec<Row> = line.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
-            contract::prefix(&mut rows, |l, r| self.combine(region, &elems, l, r))?;
+            contraction::inclusive_scan(&mut rows, |l, r| self.combine(region, &elems, l, r))?;
             for (&p, row) in line.iter().zip(rows) {
                 for (result, bits) in results.iter_mut().zip(row) {
                     result.bits[p] = bits;
@@ -581,7 +586,7 @@ impl<'a> Machine<'a> {
 }
 
 /// A matrix with zeros from `end` on along a dimension.
-fn clear_from(tile: Rc<Tile>, dim: usize, end: Option<u32>) -> Rc<Tile> {
+fn zero_beyond(tile: Rc<Tile>, dim: usize, end: Option<u32>) -> Rc<Tile> {
     let Some(end) = end else { return tile };
     let mut cleared = (*tile).clone();
     let columns = cleared.shape[1];

@@ -116,21 +116,21 @@ impl Memory {
     /// [`Memory::read`] by the running program; checks for data races.
     pub(super) fn load(&mut self, address: u64, len: usize) -> Result<u64, String> {
         let value = self.read(address, len)?;
-        self.touch(address, len, Kind::Plain, false)?;
+        self.record_access(address, len, Kind::Plain, false)?;
         Ok(value)
     }
 
     /// [`Memory::write`] by the running program; checks for data races.
     pub(super) fn store(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
         self.find(address, len)?;
-        self.touch(address, len, Kind::Plain, true)?;
+        self.record_access(address, len, Kind::Plain, true)?;
         self.change(address, len, value)
     }
 
     /// Atomically replaces an element by a function of it; returns the old value.
     pub(super) fn update(&mut self, address: u64, len: usize, f: impl Fn(u64) -> u64) -> Result<u64, String> {
         let old = self.read(address, len)?;
-        self.touch(address, len, Kind::Atomic, true)?;
+        self.record_access(address, len, Kind::Atomic, true)?;
         self.change(address, len, f(old))?;
         Ok(old)
     }
@@ -143,23 +143,23 @@ impl Memory {
         self.write(address, len, value)
     }
 
-    fn touch(&mut self, address: u64, len: usize, kind: Kind, writes: bool) -> Result<(), String> {
+    fn record_access(&mut self, address: u64, len: usize, kind: Kind, writes: bool) -> Result<(), String> {
         let (buffer, offset) = self.find(address, len)?;
         let size = self.buffers[buffer].bytes.len();
-        self.races.touch(buffer, size, offset..offset + len, kind, writes)
+        self.races.record_access(buffer, size, offset..offset + len, kind, writes)
     }
 
     /// Acquire-release of the running program at an address.
-    pub(super) fn synchronize(&mut self, address: u64) {
-        self.races.synchronize(address);
+    pub(super) fn acquire_release(&mut self, address: u64) {
+        self.races.acquire_release(address);
     }
 
     /// Starts a launch of `programs` programs.
-    pub(super) fn begin(&mut self, programs: usize) {
+    pub(super) fn begin_launch(&mut self, programs: usize) {
         self.races = Races::new(programs, self.buffers.len());
     }
 
-    pub(super) fn end(&mut self) {
+    pub(super) fn end_launch(&mut self) {
         self.races = Races::default();
     }
 

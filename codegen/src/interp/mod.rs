@@ -26,14 +26,14 @@
 mod access;
 pub mod arith;
 mod barriers;
-mod contract;
+mod contraction;
 mod elementwise;
+mod exec_context;
 mod machine;
 pub mod memory;
 mod races;
 mod shape;
 mod shared;
-mod strand;
 #[cfg(test)]
 mod tests;
 pub mod value;

@@ -23,16 +23,16 @@ struct Event {
     time: u32,
 }
 
-const NOBODY: Event = Event { program: u32::MAX, time: 0 };
+const NO_EVENT: Event = Event { program: u32::MAX, time: 0 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Trace {
+struct ShadowByte {
     writer: Event,
     kind: Kind,
     readers: [Event; 2],
 }
 
-const UNTOUCHED: Trace = Trace { writer: NOBODY, kind: Kind::Plain, readers: [NOBODY; 2] };
+const NO_ACCESS: ShadowByte = ShadowByte { writer: NO_EVENT, kind: Kind::Plain, readers: [NO_EVENT; 2] };
 
 /// State of the detector for one launch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -41,47 +41,47 @@ pub(super) struct Races {
     /// The running program.
     pub program: u32,
     /// Vector clock of each program. Empty if there is only one program.
-    known: Vec<Vec<u32>>,
-    released: HashMap<u64, Vec<u32>>,
-    traces: Vec<Vec<Trace>>,
+    clocks: Vec<Vec<u32>>,
+    released_clocks: HashMap<u64, Vec<u32>>,
+    shadow: Vec<Vec<ShadowByte>>,
 }
 
 impl Races {
     pub fn new(programs: usize, buffers: usize) -> Races {
-        let known = if programs > 1 { vec![Vec::new(); programs] } else { Vec::new() };
-        Races { known, traces: vec![Vec::new(); buffers], ..Races::default() }
+        let clocks = if programs > 1 { vec![Vec::new(); programs] } else { Vec::new() };
+        Races { clocks, shadow: vec![Vec::new(); buffers], ..Races::default() }
     }
 
     /// Time of the running program: its number of releases so far, plus 1.
     fn time(&self) -> u32 {
-        self.known[self.program as usize].get(self.program as usize).map_or(1, |&time| time.max(1))
+        self.clocks[self.program as usize].get(self.program as usize).map_or(1, |&time| time.max(1))
     }
 
-    fn before(&self, event: Event) -> bool {
-        event == NOBODY
+    fn happens_before(&self, event: Event) -> bool {
+        event == NO_EVENT
             || event.program == self.program
-            || self.known[self.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
+            || self.clocks[self.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
     }
 
-    pub fn synchronize(&mut self, address: u64) {
-        if self.known.is_empty() {
+    pub fn acquire_release(&mut self, address: u64) {
+        if self.clocks.is_empty() {
             return;
         }
         let (own, time) = (self.program as usize, self.time());
-        let known = &mut self.known[own];
-        let there = self.released.entry(address).or_default();
-        let len = known.len().max(there.len()).max(own + 1);
-        known.resize(len, 0);
+        let clocks = &mut self.clocks[own];
+        let there = self.released_clocks.entry(address).or_default();
+        let len = clocks.len().max(there.len()).max(own + 1);
+        clocks.resize(len, 0);
         there.resize(len, 0);
-        known[own] = time;
-        for (a, b) in known.iter_mut().zip(there) {
+        clocks[own] = time;
+        for (a, b) in clocks.iter_mut().zip(there) {
             *a = (*a).max(*b);
             *b = *a;
         }
-        known[own] += 1;
+        clocks[own] += 1;
     }
 
-    pub fn touch(
+    pub fn record_access(
         &mut self,
         buffer: usize,
         size: usize,
@@ -89,19 +89,19 @@ impl Races {
         kind: Kind,
         writes: bool,
     ) -> Result<(), String> {
-        if self.known.is_empty() {
+        if self.clocks.is_empty() {
             return Ok(());
         }
-        if self.traces[buffer].is_empty() {
-            self.traces[buffer] = vec![UNTOUCHED; size];
+        if self.shadow[buffer].is_empty() {
+            self.shadow[buffer] = vec![NO_ACCESS; size];
         }
         let now = Event { program: self.program, time: self.time() };
         for i in bytes {
-            let t = self.traces[buffer][i];
+            let t = self.shadow[buffer][i];
             let both_atomic = kind == Kind::Atomic && t.kind == Kind::Atomic;
             let conflict = match () {
-                () if !both_atomic && !self.before(t.writer) => Some((t.writer, "wrote")),
-                () if writes => t.readers.into_iter().find(|&r| !self.before(r)).map(|r| (r, "read")),
+                () if !both_atomic && !self.happens_before(t.writer) => Some((t.writer, "wrote")),
+                () if writes => t.readers.into_iter().find(|&r| !self.happens_before(r)).map(|r| (r, "read")),
                 () => None,
             };
             if let Some((other, did)) = conflict {
@@ -111,11 +111,11 @@ impl Races {
                     other.program
                 ));
             }
-            let t = &mut self.traces[buffer][i];
+            let t = &mut self.shadow[buffer][i];
             if writes {
-                *t = Trace { writer: now, kind, readers: [NOBODY; 2] };
+                *t = ShadowByte { writer: now, kind, readers: [NO_EVENT; 2] };
             } else {
-                let slot = usize::from(t.readers[0] != NOBODY && t.readers[0].program != now.program);
+                let slot = usize::from(t.readers[0] != NO_EVENT && t.readers[0].program != now.program);
                 t.readers[slot] = now;
             }
         }

@@ -79,7 +79,7 @@ fn a_masked_loop_over_programs_adds_vectors() {
 }
 
 #[test]
-fn views_pad_beyond_their_boundary_and_leave_it_alone() {
+fn views_pad_loads_and_mask_stores_at_the_boundary() {
     let text = |boundary: &str| {
         format!(
             "kernel @copy(%x: ptr<f32>, %y: ptr<f32>, %rows: i64, %cols: i64, %ld: i64, %r0: i64, %c0: i64) {{
@@ -210,7 +210,7 @@ fn loops_branches_and_whiles_carry_values() {
 }
 
 #[test]
-fn products_are_exact_in_the_accumulator() {
+fn dot_precisions_meet_their_error_bounds() {
     let text = "kernel @dot(%a: ptr<f32>, %b: ptr<f32>, %c: ptr<f32>, %n: i64) {
         %one = constant {value = 1} : i64
         %zero = constant {value = 0} : i64
@@ -268,7 +268,7 @@ fn integers_wrap_and_follow_their_sign() {
 }
 
 #[test]
-fn halves_round_after_every_op() {
+fn f16_ops_round_each_result() {
     // 2048 + 1 is 2048 in f16; in f32 the sum of both would be 2050.
     let body = "%big = constant {value = 2048.0} : f16
         %one = constant {value = 1.0} : f16

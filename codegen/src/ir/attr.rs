@@ -48,7 +48,7 @@ pub trait AttrValue: Sized {
     /// The expected form, for error messages.
     fn expected() -> String;
     /// Default of an attribute that the text omits; `None` makes the attribute mandatory.
-    fn missing() -> Option<Self> {
+    fn default_value() -> Option<Self> {
         None
     }
 }
@@ -134,7 +134,7 @@ impl<T: AttrValue> AttrValue for Option<T> {
     fn expected() -> String {
         format!("none, or {}", T::expected())
     }
-    fn missing() -> Option<Self> {
+    fn default_value() -> Option<Self> {
         Some(None)
     }
 }

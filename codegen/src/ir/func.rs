@@ -303,7 +303,7 @@ impl Func {
     }
 
     /// The block that contains an op, and the op's index there. Panics if no block does: a compiler bug.
-    pub fn place(&self, id: OpId) -> (BlockId, usize) {
+    pub fn op_position(&self, id: OpId) -> (BlockId, usize) {
         let regions = self.walk().into_iter().flat_map(|op| self.op(op).regions.iter().copied());
         std::iter::once(self.body)
             .chain(regions)

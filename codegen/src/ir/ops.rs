@@ -28,7 +28,7 @@ pub enum Stage {
     /// As recorded by the language. No layouts.
     Tile,
     /// Every tensor has a layout; loops carry no views.
-    Laid,
+    Layout,
     /// Shared memory, asynchronous copies, asynchronous MMA and barriers are explicit.
     Async,
 }
@@ -200,7 +200,7 @@ macro_rules! op_table {
                         #[allow(unused_mut)]
                         let mut list: Vec<(&'static str, Attr)> = Vec::new();
                         $( $(
-                            if <$fty as AttrValue>::missing().as_ref() != Some($field) {
+                            if <$fty as AttrValue>::default_value().as_ref() != Some($field) {
                                 list.push((stringify!($field), $field.to_attr()));
                             }
                         )* )?
@@ -273,7 +273,9 @@ fn read_attribute<T: AttrValue>(mnemonic: &str, name: &str, attributes: &[(Strin
     match attributes.iter().find(|(n, _)| n == name) {
         Some((_, attr)) => T::from_attr(attr)
             .ok_or_else(|| format!("`{mnemonic}`: `{name}` should be {}, found `{attr}`", T::expected())),
-        None => T::missing().ok_or_else(|| format!("`{mnemonic}` needs the attribute `{name}`: {}", T::expected())),
+        None => {
+            T::default_value().ok_or_else(|| format!("`{mnemonic}` needs the attribute `{name}`: {}", T::expected()))
+        }
     }
 }
 
@@ -394,17 +396,17 @@ op_table! {
     // Layouts and shared memory.
 
     /// Converts a tile to another layout: moves elements between threads.
-    ConvertLayout = "convert_layout" (1..1) -> 1, Pure, Laid;
+    ConvertLayout = "convert_layout" (1..1) -> 1, Pure, Layout;
     /// Allocates a buffer in shared memory; with an operand, filled from that tile.
-    LocalAlloc = "local_alloc" (0..1) -> 1, Control, Laid;
+    LocalAlloc = "local_alloc" (0..1) -> 1, Control, Layout;
     /// Loads a shared buffer into registers.
-    LocalLoad = "local_load" (1..1) -> 1, Read, Laid;
+    LocalLoad = "local_load" (1..1) -> 1, Read, Layout;
     /// Stores a tile to a shared buffer. Operands: buffer, tile.
-    LocalStore = "local_store" (2..2) -> 0, Write, Laid;
+    LocalStore = "local_store" (2..2) -> 0, Write, Layout;
     /// One buffer of a ring buffer. Operands: ring, i32 index.
     LocalSlot = "local_slot" (2..2) -> 1, Pure, Async;
     /// A shared buffer with permuted dimensions; moves no data.
-    LocalTrans { perm: Vec<usize> } = "local_trans" (1..1) -> 1, Pure, Laid;
+    LocalTrans { perm: Vec<usize> } = "local_trans" (1..1) -> 1, Pure, Layout;
     /// Starts the asynchronous copy of a view's block to a shared buffer (`cp.async`). Operands: view, buffer,
     /// optionally a bool predicate.
     AsyncCopy { boundary: Vec<usize>, padding: Padding } = "async_copy" (2..3) -> 0, Write, Async;
@@ -415,20 +417,20 @@ op_table! {
     /// `acc + a × b` in f32 by `mma.sync`. Operands: a and b in shared memory or in the operand layouts of the
     /// instruction, accumulator. `warps` counts the warps along M and N. a and b are zero from `k_end` on along K, and
     /// b from `n_end` on along N: the lowering may omit these parts.
-    MmaSync { precision: Precision, warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "mma_sync" (3..3) -> 1, Read, Laid;
+    MmaSync { precision: Precision, warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "mma_sync" (3..3) -> 1, Read, Layout;
     /// `acc + a × b` by FMA; each thread computes its own elements of the accumulator. Operands: a and b in shared
     /// memory, accumulator.
-    FmaDot = "fma_dot" (3..3) -> 1, Read, Laid;
+    FmaDot = "fma_dot" (3..3) -> 1, Read, Layout;
     /// Issues an asynchronous `wgmma`. Operands: a (in shared memory, or in registers in the operand layout of the
     /// instruction), b (in shared memory), accumulator. The result must not be used before a `wgmma_wait` that lists
-    /// it. `warps` counts the warps along M and N. `late`: belongs to pipeline stage 1 of its loop, so the next
-    /// iteration issues it and overlaps it with its own arithmetic. `open`: its wait is deferred until the next
-    /// iteration has issued its own MMAs. (`skew_products` sets both, `rotate_loops` and `delay_waits` implement them.)
+    /// it. `warps` counts the warps along M and N. `stage_one`: belongs to pipeline stage 1 of its loop, so the next
+    /// iteration issues it and overlaps it with its own arithmetic. `defer_wait`: its wait is deferred until the next
+    /// iteration has issued its own MMAs. (`skew_dots` sets both, `rotate_loops` and `delay_waits` implement them.)
     /// `k_end` and `n_end` as in `mma_sync`.
-    Wgmma { warps: Vec<u32>, late: Option<bool>, open: Option<bool>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Laid;
+    Wgmma { warps: Vec<u32>, stage_one: Option<bool>, defer_wait: Option<bool>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Layout;
     /// Waits until at most `pending` asynchronous MMAs are in flight. Operands are passed through: MMA results first,
     /// then values to compute before the wait, while the MMAs run.
-    WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Laid;
+    WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Layout;
     /// Orders generic-proxy writes to shared memory before reads by `wgmma` and TMA (the async proxy).
     FenceAsyncShared = "fence_async_shared" (0..0) -> 0, Control, Async;
     /// `bar.sync` of all threads of the block, or of `threads` threads on named barrier `id`.
@@ -466,12 +468,12 @@ op_table! {
     TmaLoad { boundary: Vec<usize> } = "tma_load" (4..5) -> 0, Write, Async;
     /// Ping-pong scheduling: waits until the previous consumer warpgroup has arrived. The first warpgroup is the first
     /// to proceed.
-    TakeTurn = "take_turn" (0..0) -> 0, Control, Async;
+    PingpongWait = "pingpong_wait" (0..0) -> 0, Control, Async;
     /// Ping-pong scheduling: lets the next consumer warpgroup proceed; the last one is followed by the first.
-    PassTurn = "pass_turn" (0..0) -> 0, Control, Async;
+    PingpongArrive = "pingpong_arrive" (0..0) -> 0, Control, Async;
     /// Warp specialization: partitions of the block that run concurrently. `warps` warps run the first region (the
     /// consumers). The block has four more warps, of which `producers` run the second. `registers` gives the registers
     /// per thread of either partition. In the first region, `block_barrier` and the barriers that the compiler inserts
     /// synchronize its own threads only.
-    Roles { warps: u32, producers: u32, registers: Vec<u32> } = "roles" (0..0) -> 0, Regions, Async;
+    WarpSpecialize { warps: u32, producers: u32, registers: Vec<u32> } = "warp_specialize" (0..0) -> 0, Regions, Async;
 }

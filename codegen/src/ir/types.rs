@@ -175,7 +175,7 @@ pub struct LayoutId(pub u32);
 pub enum Type {
     /// A number or pointer that is the same for the whole program.
     Scalar(Elem),
-    /// A tile. `layout` maps threads to elements; present from stage *laid* on.
+    /// A tile. `layout` maps threads to elements; present from stage *layout* on.
     Tensor { shape: Vec<usize>, elem: Elem, layout: Option<LayoutId> },
     /// A block pointer or tensor descriptor: base, shape, strides, offsets, and the shape of the block it selects.
     View { block: Vec<usize>, elem: DType },

@@ -6,8 +6,10 @@
 
 use super::dtype::{Dtype, Int};
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
-use super::operand::{FloatLit, HostNum, IntLit, Operand, Raw, broadcast, common_shape, materialise, meet_all};
-use super::record::{emit, fail, mistake, shape};
+use super::operand::{
+    FloatLit, HostNum, IntLit, Operand, Raw, broadcast, broadcast_operands, common_shape, materialize,
+};
+use super::record::{emit, error_here, fail, shape};
 #[doc(hidden)]
 pub use crate::ir::BinaryOp;
 use crate::ir::{DType, Value};
@@ -63,13 +65,13 @@ fn check_op(op: BinaryOp, dtype: DType) {
     let small = matches!(dtype, DType::F8E4M3 | DType::F8E5M2);
     if !legal {
         fail(
-            mistake(format!("`{}` requires {what}, found {dtype}", symbol(op)))
+            error_here(format!("`{}` requires {what}, found {dtype}", symbol(op)))
                 .label(format!("the elements are {dtype}")),
         );
     }
     if small {
         fail(
-            mistake(format!("{dtype} is a storage type: `{}` is not supported on it", symbol(op)))
+            error_here(format!("{dtype} is a storage type: `{}` is not supported on it", symbol(op)))
                 .label(format!("the elements are {dtype}"))
                 .help("compute in a wider type: `.to::<f32>()`"),
         );
@@ -79,7 +81,7 @@ fn check_op(op: BinaryOp, dtype: DType) {
 #[track_caller]
 pub(crate) fn binary(op: BinaryOp, a: Raw, b: Raw, dtype: DType) -> Value {
     check_op(op, dtype);
-    let [a, b] = meet_all([a, b], dtype, &format!("`{}`", symbol(op)));
+    let [a, b] = broadcast_operands([a, b], dtype, &format!("`{}`", symbol(op)));
     emit(|builder| builder.binary(op, a, b))
 }
 
@@ -127,7 +129,7 @@ widening! {
 #[track_caller]
 fn host_failure(op: BinaryOp, a: impl std::fmt::Display, b: impl std::fmt::Display) -> ! {
     fail(
-        mistake(format!("`{a} {} {b}` cannot be evaluated", symbol(op)))
+        error_here(format!("`{a} {} {b}` cannot be evaluated", symbol(op)))
             .label("overflow, division by zero, or an operation that this type does not have"),
     )
 }
@@ -224,7 +226,7 @@ macro_rules! host_pair {
 #[track_caller]
 fn literal_as<T: TryFrom<i128>>(lit: IntLit, type_name: &str) -> T {
     T::try_from(lit.0)
-        .unwrap_or_else(|_| fail(mistake(format!("{} does not fit into {type_name}", lit.0)).label("out of range")))
+        .unwrap_or_else(|_| fail(error_here(format!("{} does not fit into {type_name}", lit.0)).label("out of range")))
 }
 
 macro_rules! host_pairs {
@@ -351,10 +353,10 @@ host_offsets!(i32, i64, u32, usize, IntLit);
 fn move_pointer<T: Dtype, I: Offset<T>>(ptr: Value, offset: I, op: BinaryOp) -> Value {
     if !matches!(op, BinaryOp::Add | BinaryOp::Sub) {
         let message = format!("`{}` is not supported on pointers", symbol(op));
-        fail(mistake(message).label("pointers support only `+` and `-`"));
+        fail(error_here(message).label("pointers support only `+` and `-`"));
     }
     let dtype = I::offset_type();
-    let mut offset = materialise(offset.raw_offset(), dtype);
+    let mut offset = materialize(offset.raw_offset(), dtype);
     if !matches!(dtype, DType::I32 | DType::I64) {
         let wide = if matches!(dtype, DType::U32 | DType::U64) { DType::I64 } else { DType::I32 };
         offset = emit(|b| b.cast(offset, wide));

@@ -3,13 +3,13 @@
 use super::arith::binary;
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Scalar, Tile};
-use super::operand::{FloatLit, HostNum, IntLit, Operand, Raw, meet_all};
+use super::operand::{FloatLit, HostNum, IntLit, Operand, Raw, broadcast_operands};
 use super::record::emit;
 use crate::ir::{BinaryOp, CmpOp, DType, Value};
 
 #[track_caller]
 pub(crate) fn comparison(op: CmpOp, a: Raw, b: Raw, dtype: DType) -> Value {
-    let [a, b] = meet_all([a, b], dtype, "a comparison");
+    let [a, b] = broadcast_operands([a, b], dtype, "a comparison");
     emit(|builder| builder.cmp(op, a, b))
 }
 

@@ -2,12 +2,12 @@
 //! state.
 
 pub use super::carried::Carried;
+use super::diag_text;
 use super::dtype::Int;
 use super::handle::{Data, Scalar, Tile, describe};
 use super::index::Extent;
-use super::operand::{IntLit, Operand, expect_scalar, materialise};
-use super::record::{constant_int, emit, emit_in, fail, here, in_combine, mistake, region, ty, yield_in};
-use super::words;
+use super::operand::{IntLit, Operand, expect_scalar, materialize};
+use super::record::{constant_int, emit, emit_in, error_here, fail, here, in_combine, region, ty, yield_in};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, BlockId, Def, Func, Loc, Op, Type, Value};
 use crate::num::int_range;
@@ -57,7 +57,7 @@ macro_rules! host_bounds {
             type Elem = $elem;
             #[track_caller]
             fn bound<T: Int>(self) -> Scalar<T> {
-                Scalar::from_value(materialise(Operand::<$elem>::raw(self), T::dtype()))
+                Scalar::from_value(materialize(Operand::<$elem>::raw(self), T::dtype()))
             }
         }
     )* };
@@ -141,7 +141,7 @@ where
         && n <= 0
     {
         fail(
-            mistake(format!("the step of `range` must be positive, found {n}"))
+            error_here(format!("the step of `range` must be positive, found {n}"))
                 .label("not positive")
                 .help("count up, and compute the descending index as `end - 1 - i`"),
         );
@@ -166,7 +166,7 @@ pub fn static_range(
 ) -> std::iter::StepBy<std::ops::Range<usize>> {
     let (start, end, step) = (start.extent(), end.extent(), step.extent());
     if step == 0 {
-        fail(mistake("the step of `static_range` is 0").label("never ends"));
+        fail(error_here("the step of `static_range` is 0").label("never ends"));
     }
     (start..end).step_by(step)
 }
@@ -184,7 +184,8 @@ fn check_same(loc: &Loc, names: &[String], expected: &[Type], found: &[Value], b
                 None | Some("") => "the value of this `if`".to_string(),
                 Some(name) => format!("`{name}`"),
             };
-            let (want, have) = (words::with_article(&words::ty(want)), words::with_article(&words::ty(&have)));
+            let (want, have) =
+                (diag_text::with_article(&diag_text::ty(want)), diag_text::with_article(&diag_text::ty(&have)));
             fail(
                 Diagnostic::new(format!("{name} must have the same shape {before} and {after}"), loc.clone())
                     .label(format!("{name} is {want} {before}, {have} {after}"))
@@ -223,7 +224,7 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     check_same(&loc, &leaves, &carried, &results, "before the loop", "after one iteration");
     yield_in(block, &results);
     let (end, step) = (range.end.value(), range.step.value());
-    let mut operands = vec![range.start.value(), safe_end(end, step), step];
+    let mut operands = vec![range.start.value(), clamped_end(end, step), step];
     operands.extend(&init);
     let Range { num_stages, unroll, warp_specialize, overlap, .. } = range;
     let op = Op::For { num_stages, unroll, warp_specialize, overlap };
@@ -236,16 +237,18 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
 
 /// How many steps before the maximum of its index type a loop ends at the latest, so that a pipelined loop can compute
 /// indices of later iterations without overflow. A launch checks this for ends computed from its arguments
-/// ([`crate::analysis::reach`]).
-pub(crate) const STEPS_AHEAD: i128 = 16;
+/// ([`crate::analysis::bounds`]).
+pub(crate) const PREFETCH_MARGIN_STEPS: i128 = 16;
 
 /// The end of a loop. One that no launch can check (loaded from memory) is clamped, so that the index stays at least
-/// [`STEPS_AHEAD`] steps below the maximum of its type.
-fn safe_end(end: Value, step: Value) -> Value {
+/// [`PREFETCH_MARGIN_STEPS`] steps below the maximum of its type.
+fn clamped_end(end: Value, step: Value) -> Value {
     emit(|b| {
         let (dtype, step) = (b.func.ty(end).dtype(), b.func.constant_int(step));
-        let (Some(dtype), Some(step), false) = (dtype, step, made_of_arguments(b.func, end)) else { return end };
-        let last = (int_range(dtype).1 - STEPS_AHEAD * i128::from(step)).min(i64::MAX.into());
+        let (Some(dtype), Some(step), false) = (dtype, step, derives_from_launch_values(b.func, end)) else {
+            return end;
+        };
+        let last = (int_range(dtype).1 - PREFETCH_MARGIN_STEPS * i128::from(step)).min(i64::MAX.into());
         let Ok(last) = i64::try_from(last) else { return end };
         let last = b.int(last, dtype);
         b.binary(BinaryOp::Min, end, last)
@@ -253,11 +256,11 @@ fn safe_end(end: Value, step: Value) -> Value {
 }
 
 /// Whether a scalar is computed from arguments, program ids, grid extents, loop indices and constants.
-fn made_of_arguments(func: &Func, v: Value) -> bool {
+fn derives_from_launch_values(func: &Func, v: Value) -> bool {
     let (mut seen, mut rest) = (HashSet::from([v]), vec![v]);
     while let Some(v) = rest.pop() {
         let data = match func.value(v).def {
-            Def::Param(block, i) if block == func.body || (i == 0 && is_body_of_for(func, block)) => continue,
+            Def::Param(block, i) if block == func.body || (i == 0 && is_for_body(func, block)) => continue,
             Def::Param(..) => return false,
             Def::Result(id, _) => func.op(id),
         };
@@ -273,7 +276,7 @@ fn made_of_arguments(func: &Func, v: Value) -> bool {
 }
 
 /// Whether a block is the body of a `for`, whose first parameter is the index.
-fn is_body_of_for(func: &Func, block: BlockId) -> bool {
+fn is_for_body(func: &Func, block: BlockId) -> bool {
     func.walk().into_iter().any(|id| matches!(func.op(id).op, Op::For { .. }) && func.op(id).regions.contains(&block))
 }
 
@@ -306,7 +309,7 @@ impl LoopCondition for Tile<bool> {
 fn check_condition(v: Value) -> Value {
     if !ty(v).shape().is_empty() {
         fail(
-            mistake(format!("a condition must be a scalar bool, found {}", describe(v)))
+            error_here(format!("a condition must be a scalar bool, found {}", describe(v)))
                 .label("one value per element")
                 .help("choose elementwise with `where_(condition, a, b)`, or reduce the tile first"),
         );
@@ -448,6 +451,6 @@ pub fn static_assert(condition: bool, message: impl AsRef<str>) {
     if !condition {
         let message = message.as_ref();
         let text = if message.is_empty() { "this must be true" } else { message };
-        fail(mistake(format!("static assertion failed: {text}")).label("false for these parameters"));
+        fail(error_here(format!("static assertion failed: {text}")).label("false for these parameters"));
     }
 }

@@ -3,8 +3,8 @@
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Scalar, Tile};
 use super::index::{Extent, check_shape};
-use super::operand::{Operand, Raw, broadcast, constant, expect_scalar, materialise};
-use super::record::{emit, fail, mistake, shape};
+use super::operand::{Operand, Raw, broadcast, constant, expect_scalar, materialize};
+use super::record::{emit, error_here, fail, shape};
 use super::{HostNum, operand};
 use crate::ir::Type;
 
@@ -12,7 +12,7 @@ use crate::ir::Type;
 fn check_grid_axis(axis: u32, what: &str) {
     if axis > 2 {
         fail(
-            mistake(format!("`{what}({axis})`: a grid has the axes 0, 1 and 2"))
+            error_here(format!("`{what}({axis})`: a grid has the axes 0, 1 and 2"))
                 .label("no such axis")
                 .help("combine further dimensions into one axis, and split it with `/` and `%`"),
         );
@@ -38,7 +38,7 @@ pub fn num_programs(axis: u32) -> Scalar<i32> {
 pub fn arange(start: impl Extent, end: impl Extent) -> Tile<i32> {
     let (start, end) = (start.extent(), end.extent());
     if start >= end {
-        fail(mistake(format!("`arange({start}, {end})` is empty")).label("the end must be larger than the start"));
+        fail(error_here(format!("`arange({start}, {end})` is empty")).label("the end must be larger than the start"));
     }
     check_shape(&[end - start]);
     Tile::from_value(emit(|b| b.arange(start as i64, end as i64)))
@@ -91,5 +91,5 @@ pub fn full_like<X: Data>(x: X, value: impl Operand<X::Elem>) -> X {
 /// A Rust number as a run-time scalar of type `T`.
 #[track_caller]
 pub fn scalar<T: Dtype>(value: impl HostNum<T> + Operand<T>) -> Scalar<T> {
-    Scalar::from_value(materialise(value.raw(), T::dtype()))
+    Scalar::from_value(materialize(value.raw(), T::dtype()))
 }

@@ -3,8 +3,8 @@
 use super::dtype::Dtype;
 use super::handle::{Data, Ptr, PtrTile, Scalar, Tile};
 use super::index::Extent;
-use super::operand::{Operand, broadcast, common_shape, materialise};
-use super::record::{emit, fail, mistake, print_line, shape};
+use super::operand::{Operand, broadcast, common_shape, materialize};
+use super::record::{emit, error_here, fail, print_line, shape};
 use crate::ir::{DType, Op, Type, Value};
 
 /// States that a condition holds, for example `assume(n > 0)`. A launch whose arguments violate it is rejected.
@@ -12,7 +12,7 @@ use crate::ir::{DType, Op, Type, Value};
 /// builds with assertions and by the interpreter.
 #[track_caller]
 pub fn assume(condition: impl Operand<bool>) {
-    let v = materialise(condition.raw(), DType::Bool);
+    let v = materialize(condition.raw(), DType::Bool);
     super::operand::expect_scalar(v, "the condition of `assume`");
     emit(|b| b.op(Op::Assume, &[v], &[]));
 }
@@ -60,7 +60,7 @@ pointer_hints!(Ptr, PtrTile);
 fn positive(n: impl Extent, what: &str) -> i64 {
     match i64::try_from(n.extent()) {
         Ok(n) if n > 0 => n,
-        _ => fail(mistake(format!("`{what}` requires a positive number")).label("not positive")),
+        _ => fail(error_here(format!("`{what}` requires a positive number")).label("not positive")),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn device_print(prefix: impl AsRef<str>, values: impl PrintArgs) {
 /// Traps with a message unless all elements of the condition are true.
 #[track_caller]
 pub fn device_assert(condition: impl Operand<bool>, message: impl AsRef<str>) {
-    let v = materialise(condition.raw(), DType::Bool);
+    let v = materialize(condition.raw(), DType::Bool);
     let message = match message.as_ref() {
         "" => "assertion failed",
         text => text,
@@ -157,13 +157,13 @@ impl<X: std::fmt::Display> StaticText for X {
 
 impl<T: Dtype> StaticText for Tile<T> {
     fn text(self) -> String {
-        super::words::ty(&super::record::ty(self.value()))
+        super::diag_text::ty(&super::record::ty(self.value()))
     }
 }
 
 impl<T: Dtype> StaticText for Scalar<T> {
     fn text(self) -> String {
-        super::words::ty(&super::record::ty(self.value()))
+        super::diag_text::ty(&super::record::ty(self.value()))
     }
 }
 
@@ -198,11 +198,12 @@ pub fn inline_asm_elementwise<T: Dtype>(
     let pack = pack.extent();
     if args.is_empty() {
         fail(
-            mistake("`inline_asm_elementwise` needs at least one operand").label("determines the shape of the result"),
+            error_here("`inline_asm_elementwise` needs at least one operand")
+                .label("determines the shape of the result"),
         );
     }
     if pack == 0 {
-        fail(mistake("`pack` is 0").label("expected at least 1 element per instruction"));
+        fail(error_here("`pack` is 0").label("expected at least 1 element per instruction"));
     }
     let shapes: Vec<Vec<usize>> = args.iter().map(|&v| shape(v)).collect();
     let common = common_shape(&shapes, "`inline_asm_elementwise`");

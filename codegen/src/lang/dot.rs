@@ -3,7 +3,7 @@
 use super::dtype::{Dtype, Num};
 use super::handle::{Data, Tile};
 use super::index::Unset;
-use super::record::{emit, fail, mistake, shape};
+use super::record::{emit, error_here, fail, shape};
 pub use crate::ir::Precision;
 use crate::ir::{DType, Type, Value};
 
@@ -46,7 +46,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
         let found = shape(acc);
         if found != result {
             fail(
-                mistake(format!("the accumulator of `dot` has shape {found:?}, the product {result:?}"))
+                error_here(format!("the accumulator of `dot` has shape {found:?}, the product {result:?}"))
                     .label(format!("{sa:?} × {sb:?} gives {result:?}"))
                     .help(format!("start with `zeros([{}, {}])`", result[0], result[1])),
             );
@@ -75,7 +75,7 @@ pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_pr
 fn check_operands(sa: &[usize], sb: &[usize]) {
     if sa.len() != 2 || sb.len() != 2 {
         fail(
-            mistake(format!("`dot` requires tiles of rank 2, found shapes {sa:?} and {sb:?}"))
+            error_here(format!("`dot` requires tiles of rank 2, found shapes {sa:?} and {sb:?}"))
                 .label("expected [M, K] and [K, N]")
                 .help(
                     "insert a dimension with `.expand_dims(…)`, or use `sum(a * b, axis = …)` for dot products of vectors",
@@ -84,7 +84,7 @@ fn check_operands(sa: &[usize], sb: &[usize]) {
     }
     if sa[1] != sb[0] {
         let diagnostic =
-            mistake(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", sa[1], sb[0]))
+            error_here(format!("`dot` of shapes {sa:?} and {sb:?}: inner dimensions {} and {} differ", sa[1], sb[0]))
                 .label("expected [M, K] and [K, N]");
         fail(if sa[1] == sb[1] {
             diagnostic.help("transpose the second one: `dot(a, b.trans())`")
@@ -103,7 +103,7 @@ fn check_types(from: DType, to: DType) {
         DType::Bool | DType::I16 | DType::I32 | DType::I64 | DType::U16 | DType::U32 | DType::U64 => false,
     };
     if !legal {
-        let diagnostic = mistake(format!("`dot` of {from} with accumulator {to} is not supported"))
+        let diagnostic = error_here(format!("`dot` of {from} with accumulator {to} is not supported"))
             .label(format!("{from} × {from} → {to}"));
         let help = match from {
             d if d.is_float() => "accumulate in f32: `acc = zeros::<f32>([…])`",

@@ -1,8 +1,8 @@
 //! Values in kernel code: small `Copy` handles of IR values under construction.
 
+use super::diag_text;
 use super::dtype::{Bits, Dtype, Float, Int, Num};
-use super::record::{emit, mistake, shape, ty};
-use super::words;
+use super::record::{emit, error_here, shape, ty};
 use crate::ir::{DType, UnaryOp, Value};
 use std::marker::PhantomData;
 
@@ -94,7 +94,7 @@ pub trait Data: Copy {
                 to.bits()
             );
             super::record::fail(
-                mistake(message).label("widths differ").help(format!("`.to::<{to}>()` converts the values")),
+                error_here(message).label("widths differ").help(format!("`.to::<{to}>()` converts the values")),
             );
         }
         Self::As::from_value(emit(|b| b.bitcast(v, to)))
@@ -226,11 +226,11 @@ impl<T: Dtype> Tile<T> {
             n if shape.iter().product::<usize>() == 1 => {
                 // A reduction over an axis of extent 1 extracts its only element; the combining function is never
                 // applied.
-                let v = (0..n).fold(self.v, |v, _| super::reduce::first(v, 0));
+                let v = (0..n).fold(self.v, |v, _| super::reduce::squeeze(v, 0));
                 Scalar::from_value(v)
             }
             _ => super::record::fail(
-                mistake(format!("expected one element, found a tile of shape {}", words::shape(&shape)))
+                error_here(format!("expected one element, found a tile of shape {}", diag_text::shape(&shape)))
                     .label("not a scalar")
                     .help("reduce the tile first, as in `sum(x)`, or work elementwise with `where_`"),
             ),
@@ -278,5 +278,5 @@ impl<X: Data<Elem: Int>> IntData for X {}
 
 /// Type and shape of a value for messages: "an f32 tile of shape [64]".
 pub(crate) fn describe(v: Value) -> String {
-    words::with_article(&words::ty(&ty(v)))
+    diag_text::with_article(&diag_text::ty(&ty(v)))
 }

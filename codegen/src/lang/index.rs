@@ -3,7 +3,7 @@
 use super::dtype::Dtype;
 use super::handle::{Data, Scalar, Tile};
 use super::operand::{IntLit, expect_scalar, to_i64};
-use super::record::{emit, fail, mistake};
+use super::record::{emit, error_here, fail};
 use crate::ir::{DType, Value};
 
 /// Maximum number of elements of a tile.
@@ -81,7 +81,7 @@ impl Index for IntLit {
     #[track_caller]
     fn index(self) -> Value {
         let Ok(n) = i64::try_from(self.0) else {
-            fail(mistake(format!("the index {} does not fit into i64", self.0)).label("out of range"))
+            fail(error_here(format!("the index {} does not fit into i64", self.0)).label("out of range"))
         };
         emit(|b| b.int(n, DType::I64))
     }
@@ -112,7 +112,7 @@ macro_rules! extents {
             #[track_caller]
             fn extent(self) -> usize {
                 usize::try_from(self)
-                    .unwrap_or_else(|_| fail(mistake(format!("an extent cannot be {self}")).label("negative or too large")))
+                    .unwrap_or_else(|_| fail(error_here(format!("an extent cannot be {self}")).label("negative or too large")))
             }
         }
     )* };
@@ -122,8 +122,9 @@ extents!(usize, i32, i64, u32);
 impl Extent for IntLit {
     #[track_caller]
     fn extent(self) -> usize {
-        usize::try_from(self.0)
-            .unwrap_or_else(|_| fail(mistake(format!("an extent cannot be {}", self.0)).label("negative or too large")))
+        usize::try_from(self.0).unwrap_or_else(|_| {
+            fail(error_here(format!("an extent cannot be {}", self.0)).label("negative or too large"))
+        })
     }
 }
 
@@ -138,7 +139,7 @@ pub fn extent(n: impl Extent) -> usize {
 pub(crate) fn check_shape(shape: &[usize]) {
     for (axis, &n) in shape.iter().enumerate() {
         if !n.is_power_of_two() {
-            let diagnostic = mistake(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))
+            let diagnostic = error_here(format!("extents of tiles must be powers of two, found {n} in {shape:?}"))
                 .label(format!("dimension {axis} is {n}"));
             fail(diagnostic.help(match (n, n.checked_next_power_of_two()) {
                 (0, _) => "a tile has at least one element in each dimension".to_string(),
@@ -150,7 +151,7 @@ pub(crate) fn check_shape(shape: &[usize]) {
     let elements = shape.iter().fold(1, |product: usize, &n| product.saturating_mul(n));
     if elements > MAX_TILE_ELEMENTS {
         fail(
-            mistake(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))
+            error_here(format!("a tile of shape {shape:?} has {elements} elements, the limit is {MAX_TILE_ELEMENTS}"))
                 .label("too large for one program instance")
                 .help("loop over smaller tiles"),
         );
@@ -167,7 +168,7 @@ pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
             1 => "a tile of one dimension".to_string(),
             n => format!("a tile of {n} dimensions"),
         };
-        let diagnostic = mistake(format!("`{what}` along axis {axis} of {found}")).label("no such axis");
+        let diagnostic = error_here(format!("`{what}` along axis {axis} of {found}")).label("no such axis");
         fail(match rank {
             0 => diagnostic,
             1 => diagnostic.help("the only axis is 0"),

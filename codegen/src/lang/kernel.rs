@@ -91,7 +91,7 @@ pub enum ConstDefault {
     Int(i64),
     Float(f64),
     Bool(bool),
-    Word(&'static str),
+    Variant(&'static str),
 }
 
 impl From<ConstDefault> for ConstValue {
@@ -100,7 +100,7 @@ impl From<ConstDefault> for ConstValue {
             ConstDefault::Int(n) => ConstValue::Int(n),
             ConstDefault::Float(x) => ConstValue::Float(x),
             ConstDefault::Bool(b) => ConstValue::Bool(b),
-            ConstDefault::Word(w) => ConstValue::Word(w.to_string()),
+            ConstDefault::Variant(w) => ConstValue::Variant(w.to_string()),
         }
     }
 }
@@ -112,7 +112,7 @@ pub enum ConstValue {
     Float(f64),
     Bool(bool),
     /// A variant of an enum, by name.
-    Word(String),
+    Variant(String),
 }
 
 impl ConstValue {
@@ -125,7 +125,7 @@ impl ConstValue {
         } else if let Ok(x) = text.parse() {
             ConstValue::Float(x)
         } else {
-            ConstValue::Word(text.to_string())
+            ConstValue::Variant(text.to_string())
         }
     }
 }
@@ -136,7 +136,7 @@ impl fmt::Display for ConstValue {
             ConstValue::Int(n) => write!(f, "{n}"),
             ConstValue::Float(x) => write!(f, "{x:?}"),
             ConstValue::Bool(b) => write!(f, "{b}"),
-            ConstValue::Word(w) => f.write_str(w),
+            ConstValue::Variant(w) => f.write_str(w),
         }
     }
 }
@@ -225,11 +225,11 @@ impl Constexpr for Precision {
     const TYPE: &'static str = "ieee | tf32 | tf32x3";
     const PLACEHOLDER: Precision = Precision::Ieee;
     fn to_const(self) -> ConstValue {
-        ConstValue::Word(self.name().to_string())
+        ConstValue::Variant(self.name().to_string())
     }
     fn from_const(value: &ConstValue) -> Option<Self> {
         match value {
-            ConstValue::Word(w) => Precision::from_name(w),
+            ConstValue::Variant(w) => Precision::from_name(w),
             _ => None,
         }
     }
@@ -262,11 +262,11 @@ macro_rules! constexpr_enum {
             };
             fn to_const(self) -> $crate::lang::kernel::ConstValue {
                 let name = match self { $($name::$variant => stringify!($variant)),+ };
-                $crate::lang::kernel::ConstValue::Word(name.to_string())
+                $crate::lang::kernel::ConstValue::Variant(name.to_string())
             }
             fn from_const(value: &$crate::lang::kernel::ConstValue) -> Option<Self> {
                 match value {
-                    $($crate::lang::kernel::ConstValue::Word(w) if w == stringify!($variant) => Some($name::$variant),)+
+                    $($crate::lang::kernel::ConstValue::Variant(w) if w == stringify!($variant) => Some($name::$variant),)+
                     _ => None,
                 }
             }
@@ -364,7 +364,7 @@ impl Inputs<'_> {
 /// The first op whose tile is too large, or whose attribute is out of range. Language functions check their own
 /// arguments; what follows from several of them, such as the shape that two tiles broadcast to, is checked here on the
 /// complete function.
-fn beyond_limits(func: &Func) -> Option<Diagnostic> {
+fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
     let broken = verify(func, Stage::Tile).err()?;
     let limit = broken.into_iter().find(|error| matches!(error.rule, Rule::Extents | Rule::Attributes))?;
     let op = format!("in op `{}`", limit.op);
@@ -409,7 +409,7 @@ impl KernelDef {
         specialization: &Specialization,
     ) -> Result<Recording, Diagnostic> {
         self.check_dtypes(dtypes)?;
-        let consts = self.complete(consts)?;
+        let consts = self.complete_consts(consts)?;
         let inputs = Inputs { consts: &consts, args: &specialization.args };
         let mut recording = record_generic(self.name, dtypes, || (self.body)(&inputs)).map_err(|mut d| {
             if d.loc.is_unknown() {
@@ -419,20 +419,20 @@ impl KernelDef {
             d
         })?;
         recording.func.loc = self.loc();
-        match beyond_limits(&recording.func) {
-            Some(mistake) => Err(mistake),
+        match first_limit_violation(&recording.func) {
+            Some(diagnostic) => Err(diagnostic),
             None => Ok(recording),
         }
     }
 
-    fn mistake(&self, message: String) -> Diagnostic {
+    fn error(&self, message: String) -> Diagnostic {
         Diagnostic::new(format!("kernel `{}`: {message}", self.name), self.loc())
     }
 
     fn check_dtypes(&self, dtypes: &[DType]) -> Result<(), Diagnostic> {
         if dtypes.len() != self.generics.len() {
             let names: Vec<&str> = self.generics.iter().map(|g| g.name).collect();
-            return Err(self.mistake(format!(
+            return Err(self.error(format!(
                 "expected {} element types ({}), found {}",
                 self.generics.len(),
                 names.join(", "),
@@ -442,11 +442,7 @@ impl KernelDef {
         for (g, d) in self.generics.iter().zip(dtypes) {
             if !g.members().contains(d) {
                 let members: Vec<&str> = g.members().iter().map(|d| d.name()).collect();
-                return Err(self.mistake(format!(
-                    "`{}` cannot be {d}: expected one of {}",
-                    g.name,
-                    members.join(", ")
-                )));
+                return Err(self.error(format!("`{}` cannot be {d}: expected one of {}", g.name, members.join(", "))));
             }
         }
         Ok(())
@@ -456,7 +452,7 @@ impl KernelDef {
     ///
     /// # Errors
     /// A constant that is missing or unknown.
-    pub fn complete(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
+    pub fn complete_consts(&self, given: &[(&str, ConstValue)]) -> Result<Vec<ConstValue>, Diagnostic> {
         let mut names = Vec::new();
         let mut values = Vec::new();
         for p in self.params {
@@ -465,11 +461,11 @@ impl KernelDef {
             let value = given.iter().find(|(name, _)| *name == p.name).map(|(_, value)| value.clone());
             match value.or(default.map(ConstValue::from)) {
                 Some(value) => values.push(value),
-                None => return Err(self.mistake(format!("the constant `{}` ({ty}) is not given", p.name))),
+                None => return Err(self.error(format!("the constant `{}` ({ty}) is not given", p.name))),
             }
         }
         if let Some((unknown, _)) = given.iter().find(|(name, _)| !names.contains(name)) {
-            return Err(self.mistake(format!(
+            return Err(self.error(format!(
                 "there is no constexpr parameter `{unknown}`: there are {}",
                 if names.is_empty() { "none".to_string() } else { names.join(", ") }
             )));

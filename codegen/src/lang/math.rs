@@ -4,8 +4,8 @@ use super::arith::{Combine, binary};
 use super::control::Carried;
 use super::dtype::{Dtype, Float};
 use super::handle::{Data, FloatData, Scalar, Tile, unary};
-use super::operand::{FloatLit, Number, Operand, Raw, broadcast, common_shape, meet_all};
-use super::record::{emit, fail, mistake, shape};
+use super::operand::{FloatLit, Number, Operand, Raw, broadcast, broadcast_operands, common_shape};
+use super::record::{emit, error_here, fail, shape};
 use crate::ir::{BinaryOp, UnaryOp};
 
 macro_rules! float_functions {
@@ -85,7 +85,7 @@ pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
 /// `a · b + c` with a single rounding (fused). All three have the element type of the first.
 #[track_caller]
 pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c: impl Operand<T>) -> X {
-    let [a_, b_, c_] = meet_all([a.raw(), b.raw(), c.raw()], T::dtype(), "`fma`");
+    let [a_, b_, c_] = broadcast_operands([a.raw(), b.raw(), c.raw()], T::dtype(), "`fma`");
     same_kind(a.value(), a_, "fma");
     X::from_value(emit(|builder| builder.fma(a_, b_, c_)))
 }
@@ -95,7 +95,7 @@ pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c
 fn same_kind(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
     if shape(before).is_empty() && !shape(after).is_empty() {
         fail(
-            mistake(format!("the first operand of `{what}` is a scalar, another is a tile"))
+            error_here(format!("the first operand of `{what}` is a scalar, another is a tile"))
                 .label("expected a tile first")
                 .help("broadcast the scalar: `full_like(tile, scalar)`"),
         );
@@ -148,7 +148,7 @@ where
 {
     let dtype = <ElemOf<X, Y>>::dtype();
     let raws = [x.raw(), y.raw()];
-    let condition = super::operand::materialise(condition.raw(), crate::ir::DType::Bool);
+    let condition = super::operand::materialize(condition.raw(), crate::ir::DType::Bool);
     let mut shapes = vec![shape(condition)];
     shapes.extend(raws.iter().filter_map(|raw| match raw {
         Raw::Value(v) => Some(shape(*v)),
@@ -187,7 +187,7 @@ pub fn swizzle2d(
     let within = op(BinaryOp::Rem, linear, per_group);
     let new_i = op(BinaryOp::Add, first, op(BinaryOp::Rem, within, rows));
     let new_j = op(BinaryOp::Div, within, rows);
-    let scalar = |raw| Scalar::from_value(super::operand::materialise(raw, d));
+    let scalar = |raw| Scalar::from_value(super::operand::materialize(raw, d));
     (scalar(new_i), scalar(new_j))
 }
 

@@ -1,12 +1,12 @@
 //! Block pointers, tensor descriptors, loads, stores and atomics.
 
 use super::arith::Offset;
+use super::diag_text;
 use super::dtype::Dtype;
 use super::handle::{BlockPtr, Data, Ptr, PtrTile, Scalar, Tile, describe};
 use super::index::{IndexList, Unset, check_shape};
 use super::operand::{FloatLit, IntLit, Operand, Raw, broadcast, constant};
-use super::record::{emit, fail, mistake, shape};
-use super::words;
+use super::record::{emit, error_here, fail, shape};
 use crate::ir::{AtomicOp, DType, Value};
 pub use crate::ir::{Eviction, Padding};
 
@@ -29,14 +29,14 @@ pub fn make_block_ptr<T: Dtype>(
     for (name, len) in lengths {
         if len != rank {
             fail(
-                mistake(format!("`{name}` has {len} entries, `block_shape` has {rank}"))
+                error_here(format!("`{name}` has {len} entries, `block_shape` has {rank}"))
                     .label(format!("this block pointer has {rank} dimensions"))
                     .help("give one entry per dimension in every list"),
             );
         }
     }
     if rank == 0 {
-        fail(mistake("a block pointer needs at least one dimension").label("`block_shape` is empty"));
+        fail(error_here("a block pointer needs at least one dimension").label("`block_shape` is empty"));
     }
     check_shape(block);
     let order: Vec<usize> = if order.is_empty() { (0..rank).rev().collect() } else { order.to_vec() };
@@ -44,7 +44,7 @@ pub fn make_block_ptr<T: Dtype>(
     sorted.sort_unstable();
     if sorted != (0..rank).collect::<Vec<_>>() {
         fail(
-            mistake(format!("`order` {order:?} is not a permutation of the {rank} dimensions"))
+            error_here(format!("`order` {order:?} is not a permutation of the {rank} dimensions"))
                 .label("not a permutation")
                 .help("from the fastest-varying dimension in memory to the slowest: `order = [1, 0]` for row-major"),
         );
@@ -76,7 +76,7 @@ pub fn advance<T: Dtype>(block: BlockPtr<T>, offsets: impl IndexList) -> BlockPt
     let rank = shape(block.v).len();
     if offsets.len() != rank {
         fail(
-            mistake(format!("{} offsets for a block pointer of {rank} dimensions", offsets.len()))
+            error_here(format!("{} offsets for a block pointer of {rank} dimensions", offsets.len()))
                 .label(format!("expected {rank} offsets")),
         );
     }
@@ -240,7 +240,7 @@ fn check_boundary(view: Value, boundary: &[usize]) {
     for &axis in boundary {
         if axis >= rank {
             fail(
-                mistake(format!("`boundary_check` names dimension {axis} of a block pointer of {rank} dimensions"))
+                error_here(format!("`boundary_check` names dimension {axis} of a block pointer of {rank} dimensions"))
                     .label("no such dimension")
                     .help(format!("dimensions are 0 to {}", rank - 1)),
             );
@@ -249,10 +249,10 @@ fn check_boundary(view: Value, boundary: &[usize]) {
 }
 
 #[track_caller]
-fn only_for_blocks(boundary: &[usize]) {
+fn reject_boundary_check(boundary: &[usize]) {
     if !boundary.is_empty() {
         fail(
-            mistake("`boundary_check` applies to block pointers, this is a plain pointer")
+            error_here("`boundary_check` applies to block pointers, this is a plain pointer")
                 .label("a plain pointer has no bounds")
                 .help("use `mask = …`, or make a block pointer with `make_block_ptr`"),
         );
@@ -260,10 +260,10 @@ fn only_for_blocks(boundary: &[usize]) {
 }
 
 #[track_caller]
-fn not_for_blocks(given: bool, what: &str) {
+fn reject_on_block_ptr(given: bool, what: &str) {
     if given {
         fail(
-            mistake(format!("`{what}` applies to plain pointers, this is a block pointer"))
+            error_here(format!("`{what}` applies to plain pointers, this is a block pointer"))
                 .label("a block pointer has bounds")
                 .help("use `boundary_check = [0, …]` and `padding = zero`"),
         );
@@ -272,7 +272,7 @@ fn not_for_blocks(given: bool, what: &str) {
 
 /// A mask or `other` value, broadcast to the shape of the pointers.
 #[track_caller]
-fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Value {
+fn broadcast_to_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Value {
     let v = match raw {
         Raw::Number(n) => return constant(n, dtype, pointers),
         Raw::Value(v) => v,
@@ -281,9 +281,12 @@ fn beside_pointers(raw: Raw, pointers: &[usize], dtype: DType, what: &str) -> Va
     let fits =
         from.is_empty() || (from.len() == pointers.len() && from.iter().zip(pointers).all(|(&m, &n)| m == n || m == 1));
     if !fits {
-        let diagnostic =
-            mistake(format!("{what} has shape {}, the pointers have {}", words::shape(&from), words::shape(pointers)))
-                .label("incompatible shapes");
+        let diagnostic = error_here(format!(
+            "{what} has shape {}, the pointers have {}",
+            diag_text::shape(&from),
+            diag_text::shape(pointers)
+        ))
+        .label("incompatible shapes");
         fail(
             diagnostic
                 .help("compute it from the same offsets as the pointers, or insert dimensions with `.expand_dims(…)`"),
@@ -309,18 +312,18 @@ pub fn load<P: Pointer>(
     let dtype = P::Elem::dtype();
     let (mask, other) = (mask.mask(), other.other());
     if P::BLOCK {
-        not_for_blocks(mask.is_some(), "mask");
-        not_for_blocks(other.is_some(), "other");
+        reject_on_block_ptr(mask.is_some(), "mask");
+        reject_on_block_ptr(other.is_some(), "other");
         check_boundary(v, boundary_check);
         return Data::from_value(emit(|b| b.load_view(v, boundary_check, padding, eviction)));
     }
-    only_for_blocks(boundary_check);
+    reject_boundary_check(boundary_check);
     if mask.is_none() && other.is_some() {
-        fail(mistake("`other` without `mask`").label("nothing is masked here").help("add `mask = …`"));
+        fail(error_here("`other` without `mask`").label("nothing is masked here").help("add `mask = …`"));
     }
     let to = shape(v);
-    let mask = mask.map(|m| beside_pointers(m, &to, DType::Bool, "the mask"));
-    let other = other.map(|o| beside_pointers(o, &to, dtype, "`other`"));
+    let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
+    let other = other.map(|o| broadcast_to_pointers(o, &to, dtype, "`other`"));
     Data::from_value(emit(|b| b.load(v, mask, other, eviction)))
 }
 
@@ -328,7 +331,7 @@ pub fn load<P: Pointer>(
 fn check_writable(writable: bool, what: &str) {
     if !writable {
         fail(
-            mistake(format!("`{what}` to memory declared as `In<…>`"))
+            error_here(format!("`{what}` to memory declared as `In<…>`"))
                 .label("this memory is read-only")
                 .help("declare the parameter as `Out<…>` or `InOut<…>`"),
         );
@@ -353,21 +356,21 @@ pub fn store<P: Pointer>(
     let mask = mask.mask();
     let to = shape(v);
     if P::BLOCK {
-        not_for_blocks(mask.is_some(), "mask");
+        reject_on_block_ptr(mask.is_some(), "mask");
         check_boundary(v, boundary_check);
-        let value = stored(value.raw(), &to, dtype, v);
+        let value = value_to_store(value.raw(), &to, dtype, v);
         emit(|b| b.store_view(v, value, boundary_check, eviction));
         return;
     }
-    only_for_blocks(boundary_check);
-    let value = stored(value.raw(), &to, dtype, v);
-    let mask = mask.map(|m| beside_pointers(m, &to, DType::Bool, "the mask"));
+    reject_boundary_check(boundary_check);
+    let value = value_to_store(value.raw(), &to, dtype, v);
+    let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
     emit(|b| b.store(v, value, mask, eviction));
 }
 
 /// A value to be stored, broadcast to the shape that is written.
 #[track_caller]
-fn stored(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
+fn value_to_store(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
     let v = match raw {
         Raw::Number(n) => return constant(n, dtype, to),
         Raw::Value(v) => v,
@@ -376,7 +379,11 @@ fn stored(raw: Raw, to: &[usize], dtype: DType, pointer: Value) -> Value {
     let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
     if !fits {
         let message = format!("{} cannot be stored through {}", describe(v), describe(pointer));
-        fail(mistake(message).label(format!("expected shape {}, found {}", words::shape(to), words::shape(&from))));
+        fail(error_here(message).label(format!(
+            "expected shape {}, found {}",
+            diag_text::shape(to),
+            diag_text::shape(&from)
+        )));
     }
     broadcast(v, to)
 }
@@ -402,22 +409,22 @@ fn atomic<P: Pointer>(
     };
     if !legal {
         fail(
-            mistake(format!("`{what}` is not supported for {dtype}"))
+            error_here(format!("`{what}` is not supported for {dtype}"))
                 .label(format!("the memory holds {dtype}"))
                 .help("use memory of i32, i64, u32, u64, f32 or f64 (`atomic_add`, `atomic_min` and `atomic_max` also f16 and bf16)"),
         );
     }
     let mask = mask.mask();
     let to = shape(v);
-    let value = stored(value.raw(), &to, dtype, v);
+    let value = value_to_store(value.raw(), &to, dtype, v);
     if P::BLOCK {
-        not_for_blocks(mask.is_some(), "mask");
+        reject_on_block_ptr(mask.is_some(), "mask");
         check_boundary(v, boundary_check);
         emit(|b| b.atomic_view(op, v, value, boundary_check));
         return P::old(None);
     }
-    only_for_blocks(boundary_check);
-    let mask = mask.map(|m| beside_pointers(m, &to, DType::Bool, "the mask"));
+    reject_boundary_check(boundary_check);
+    let mask = mask.map(|m| broadcast_to_pointers(m, &to, DType::Bool, "the mask"));
     P::old(Some(emit(|b| b.atomic_rmw(op, v, value, mask))))
 }
 
@@ -460,20 +467,20 @@ pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: 
     let dtype = P::Elem::dtype();
     if P::BLOCK {
         fail(
-            mistake("`atomic_cas` needs plain pointers, this is a block pointer")
+            error_here("`atomic_cas` needs plain pointers, this is a block pointer")
                 .label("returns no old value")
                 .help("compute the addresses as `ptr + offsets`"),
         );
     }
     if !dtype.is_int() || dtype.bits() < 32 {
         fail(
-            mistake(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}"))
+            error_here(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}"))
                 .label("no such instruction"),
         );
     }
     let to = shape(v);
-    let expected = stored(expected.raw(), &to, dtype, v);
-    let new = stored(new.raw(), &to, dtype, v);
+    let expected = value_to_store(expected.raw(), &to, dtype, v);
+    let new = value_to_store(new.raw(), &to, dtype, v);
     P::old(Some(emit(|b| b.atomic_cas(v, expected, new))))
 }
 

@@ -17,6 +17,7 @@ pub mod compare;
 pub mod control;
 pub mod create;
 pub mod debug;
+mod diag_text;
 pub mod dot;
 pub mod dtype;
 pub mod handle;
@@ -31,7 +32,6 @@ pub mod reduce;
 pub mod shape;
 #[cfg(test)]
 mod tests;
-mod words;
 
 pub use arith::{Combine, cdiv, maximum, minimum, umulhi};
 pub use control::{range, static_assert, static_range};

@@ -1,9 +1,9 @@
 //! Operands that combine with a tile (tiles, scalars, Rust numbers), and broadcasting of their shapes.
 
+use super::diag_text;
 use super::dtype::{Dtype, Float, Num};
 use super::handle::{Data, Scalar, Tile};
-use super::record::{constant_int, emit, fail, mistake, shape};
-use super::words;
+use super::record::{constant_int, emit, error_here, fail, shape};
 use crate::ir::{DType, Literal, Type, Value};
 use std::marker::PhantomData;
 
@@ -197,7 +197,7 @@ macro_rules! assign_literals {
     )* };
     (@IntLit $lit:ident, $ty:ty) => {
         <$ty>::try_from($lit.0).unwrap_or_else(|_| {
-            fail(mistake(format!("{} does not fit into {}", $lit.0, stringify!($ty))).label("out of range"))
+            fail(error_here(format!("{} does not fit into {}", $lit.0, stringify!($ty))).label("out of range"))
         })
     };
     (@FloatLit $lit:ident, $ty:ty) => { $lit.0 as $ty };
@@ -232,13 +232,13 @@ pub fn literal_for<T: AssignLiteral<L>, L>(_variable: &T, literal: L) -> T {
     note = "initialize it with a value of its final type (`zeros::<f32>([n])` for a tile, `scalar::<i64>(0)` for another number, `let mut n: usize \
             = 0` for one known at specialization), or convert the new value with `.to::<…>()`"
 )]
-pub trait Becomes<Variable> {
+pub trait AssignableTo<Variable> {
     #[doc(hidden)]
-    fn become_it(self) -> Variable;
+    fn into_assigned(self) -> Variable;
 }
 
-impl<X> Becomes<X> for X {
-    fn become_it(self) -> X {
+impl<X> AssignableTo<X> for X {
+    fn into_assigned(self) -> X {
         self
     }
 }
@@ -251,8 +251,8 @@ pub fn type_of<X>(_variable: &X) -> PhantomData<X> {
 
 /// The right side of `variable = value`.
 #[doc(hidden)]
-pub fn assigned<X, V: Becomes<X>>(_variable: PhantomData<X>, value: V) -> X {
-    value.become_it()
+pub fn assigned<X, V: AssignableTo<X>>(_variable: PhantomData<X>, value: V) -> X {
+    value.into_assigned()
 }
 
 /// The range of an integer type.
@@ -269,7 +269,7 @@ pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
             let (low, high) = int_range(d);
             if n < low || n > high {
                 fail(
-                    mistake(format!("{n} does not fit into {d}"))
+                    error_here(format!("{n} does not fit into {d}"))
                         .label(format!("{d} holds {low} to {high}"))
                         .help("convert the other side to a wider type, as in `.to::<i64>()`"),
                 );
@@ -286,7 +286,7 @@ pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
 
 /// The operand as a value, constants as scalars.
 #[track_caller]
-pub(crate) fn materialise(raw: Raw, dtype: DType) -> Value {
+pub(crate) fn materialize(raw: Raw, dtype: DType) -> Value {
     match raw {
         Raw::Value(v) => v,
         Raw::Number(n) => constant(n, dtype, &[]),
@@ -297,7 +297,7 @@ pub(crate) fn materialise(raw: Raw, dtype: DType) -> Value {
 ///
 /// # Errors
 /// The dimension in which they differ, or `None` if their ranks differ.
-fn meet(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Option<usize>> {
+fn broadcast_shapes(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Option<usize>> {
     match (a.len(), b.len()) {
         (_, 0) => Ok(a.to_vec()),
         (0, _) => Ok(b.to_vec()),
@@ -321,7 +321,7 @@ fn meet(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Option<usize>> {
 pub(crate) fn common_shape(shapes: &[Vec<usize>], what: &str) -> Vec<usize> {
     let mut common: Vec<usize> = Vec::new();
     for next in shapes {
-        common = match meet(&common, next) {
+        common = match broadcast_shapes(&common, next) {
             Ok(shape) => shape,
             Err(where_) => shapes_differ(&common, next, where_, what),
         };
@@ -331,7 +331,7 @@ pub(crate) fn common_shape(shapes: &[Vec<usize>], what: &str) -> Vec<usize> {
 
 #[track_caller]
 fn shapes_differ(a: &[usize], b: &[usize], axis: Option<usize>, what: &str) -> ! {
-    let diagnostic = mistake(format!("shapes {a:?} and {b:?} cannot be broadcast together in {what}"));
+    let diagnostic = error_here(format!("shapes {a:?} and {b:?} cannot be broadcast together in {what}"));
     fail(match axis {
         Some(axis) => diagnostic
             .label(format!("dimension {axis} is {} on one side and {} on the other", a[axis], b[axis]))
@@ -342,7 +342,7 @@ fn shapes_differ(a: &[usize], b: &[usize], axis: Option<usize>, what: &str) -> !
             let axis = (0..=low.len()).find(|&axis| {
                 let mut wide = low.to_vec();
                 wide.insert(axis, 1);
-                wide.len() == high.len() && meet(&wide, high).is_ok()
+                wide.len() == high.len() && broadcast_shapes(&wide, high).is_ok()
             });
             let axis = axis.map_or("…".to_string(), |a| a.to_string());
             diagnostic
@@ -362,7 +362,7 @@ pub(crate) fn broadcast(v: Value, to: &[usize]) -> Value {
 
 /// Operands of one element type, broadcast to their common shape.
 #[track_caller]
-pub(crate) fn meet_all<const N: usize>(raws: [Raw; N], dtype: DType, what: &str) -> [Value; N] {
+pub(crate) fn broadcast_operands<const N: usize>(raws: [Raw; N], dtype: DType, what: &str) -> [Value; N] {
     let shapes = raws.map(|raw| match raw {
         Raw::Value(v) => shape(v),
         Raw::Number(_) => Vec::new(),
@@ -389,7 +389,7 @@ pub(crate) fn expect_scalar(v: Value, what: &str) -> Value {
     let found = shape(v);
     if !found.is_empty() {
         fail(
-            mistake(format!("{what} must be a scalar, found a tile of shape {}", words::shape(&found)))
+            error_here(format!("{what} must be a scalar, found a tile of shape {}", diag_text::shape(&found)))
                 .label("not a scalar"),
         );
     }

@@ -7,7 +7,7 @@ use super::arith::binary;
 use super::control::Bound;
 use super::dtype::Int;
 use super::handle::{Data, FloatData, Scalar, Tile, unary};
-use super::operand::{Number, Operand, Raw, constant, meet_all};
+use super::operand::{Number, Operand, Raw, broadcast_operands, constant};
 use super::record::{emit, shape};
 use crate::ir::{BinaryOp, DType, UnaryOp, Value};
 
@@ -81,7 +81,7 @@ pub fn philox(
     c3: impl Operand<u32>,
     n_rounds: usize,
 ) -> (Tile<u32>, Tile<u32>, Tile<u32>, Tile<u32>) {
-    let counter = meet_all([c0.raw(), c1.raw(), c2.raw(), c3.raw()], DType::U32, "`philox`");
+    let counter = broadcast_operands([c0.raw(), c1.raw(), c2.raw(), c3.raw()], DType::U32, "`philox`");
     let [a, b, c, d] = rounds(seed.halves(), counter, n_rounds).map(Tile::from_value);
     (a, b, c, d)
 }

@@ -20,7 +20,7 @@ struct Recorder {
 
 /// Limit on the number of ops of a function, approximate. Loops over constants are unrolled, and passes take time and
 /// stack proportional to the length of def-use chains.
-const MOST_OPS: usize = 1 << 15;
+const MAX_OPS: usize = 1 << 15;
 
 thread_local! {
     static CURRENT: RefCell<Option<Recorder>> = const { RefCell::new(None) };
@@ -93,8 +93,8 @@ pub(crate) fn emit<R>(f: impl FnOnce(&mut Builder) -> R) -> R {
         r.emitted += 1;
         r.emitted
     });
-    if emitted > MOST_OPS {
-        let diagnostic = Diagnostic::new(format!("the kernel has more than {MOST_OPS} operations"), loc);
+    if emitted > MAX_OPS {
+        let diagnostic = Diagnostic::new(format!("the kernel has more than {MAX_OPS} operations"), loc);
         fail(
             diagnostic
                 .label("this one exceeds the limit")
@@ -197,6 +197,6 @@ pub(crate) fn fail(diagnostic: Diagnostic) -> ! {
 
 /// Starts a diagnostic at the caller's source location.
 #[track_caller]
-pub(crate) fn mistake(message: impl Into<String>) -> Diagnostic {
+pub(crate) fn error_here(message: impl Into<String>) -> Diagnostic {
     Diagnostic::new(message, here())
 }

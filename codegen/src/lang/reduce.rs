@@ -6,7 +6,7 @@ use super::dtype::{Dtype, Int, Num, Summed};
 use super::handle::{Data, Scalar, Tile};
 use super::index::{AxisArg, check_axis};
 use super::operand::Raw;
-use super::record::{combining, emit, fail, mistake, ops_of, region, shape, ty, yield_in};
+use super::record::{combining, emit, error_here, fail, ops_of, region, shape, ty, yield_in};
 use crate::diag::Diagnostic;
 use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Stage, Type, Value};
 
@@ -73,13 +73,13 @@ tuple_reducible!(T 0, U 1, V 2, W 3, X 4, Y 5);
 
 /// Checks that all operands have the same shape, and returns it.
 #[track_caller]
-fn one_shape(tiles: &[Value], what: &str) -> Vec<usize> {
+fn require_same_shape(tiles: &[Value], what: &str) -> Vec<usize> {
     let first = shape(tiles[0]);
     for &other in &tiles[1..] {
         let found = shape(other);
         if found != first {
             fail(
-                mistake(format!("`{what}` over tiles of different shapes: {first:?} and {found:?}"))
+                error_here(format!("`{what}` over tiles of different shapes: {first:?} and {found:?}"))
                     .label("expected equal shapes")
                     .help("broadcast the smaller one: `.broadcast_to([…])`"),
             );
@@ -118,7 +118,7 @@ fn combine_region<R: Reducible, E: Carried<Handle = R::Element>>(
     let mut results = Vec::new();
     <R::Element as Carried>::values(&result, &mut results);
     if results.iter().map(|&v| ty(v)).ne(elements.iter().cloned()) {
-        fail(mistake("the combining function must return one element per operand").label("returns something else"));
+        fail(error_here("the combining function must return one element per operand").label("returns something else"));
     }
     yield_in(block, &results);
     block
@@ -167,13 +167,13 @@ fn reduce_named<R: Reducible, A: AxisArg, E: Carried<Handle = R::Element>>(
     keep_dims: bool,
 ) -> R::Reduced<A> {
     let mut tiles = x.tiles();
-    let from = one_shape(&tiles, what);
+    let from = require_same_shape(&tiles, what);
     let axis = match axis.axis() {
         Some(axis) => check_axis(axis, from.len(), what),
         None => {
             if keep_dims {
                 fail(
-                    mistake(format!("`{what}` with `keep_dims` needs an axis"))
+                    error_here(format!("`{what}` with `keep_dims` needs an axis"))
                         .label("the result of a full reduction is a scalar")
                         .help("name the axis: `axis = 0`"),
                 );
@@ -254,7 +254,7 @@ simple_reductions! {
 
 /// The extremum along `axis` and its index (the smallest index among equal elements).
 #[track_caller]
-fn extreme<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: CmpOp) -> (Tile<T>, Tile<i32>) {
+fn arg_extremum<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: CmpOp) -> (Tile<T>, Tile<i32>) {
     let from = shape(x.value());
     let along = check_axis(axis, from.len(), what);
     let mut line = vec![1; from.len()];
@@ -286,25 +286,25 @@ fn extreme<T: Num>(what: &str, x: Tile<T>, axis: i32, keep_dims: bool, better: C
 /// Index of the largest element along an axis; the smallest index among equal elements.
 #[track_caller]
 pub fn argmax<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
-    extreme("argmax", x, axis, keep_dims, CmpOp::Gt).1
+    arg_extremum("argmax", x, axis, keep_dims, CmpOp::Gt).1
 }
 
 /// Index of the smallest element along an axis; the smallest index among equal elements.
 #[track_caller]
 pub fn argmin<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> Tile<i32> {
-    extreme("argmin", x, axis, keep_dims, CmpOp::Lt).1
+    arg_extremum("argmin", x, axis, keep_dims, CmpOp::Lt).1
 }
 
 /// The largest element along an axis and its index: Triton's `max(…, return_indices=True)`.
 #[track_caller]
 pub fn max_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
-    extreme("max_with_indices", x, axis, keep_dims, CmpOp::Gt)
+    arg_extremum("max_with_indices", x, axis, keep_dims, CmpOp::Gt)
 }
 
 /// The smallest element along an axis and its index: Triton's `min(…, return_indices=True)`.
 #[track_caller]
 pub fn min_with_indices<T: Num>(x: Tile<T>, axis: i32, keep_dims: bool) -> (Tile<T>, Tile<i32>) {
-    extreme("min_with_indices", x, axis, keep_dims, CmpOp::Lt)
+    arg_extremum("min_with_indices", x, axis, keep_dims, CmpOp::Lt)
 }
 
 /// Inclusive scan along an axis with an associative function; from the end with `reverse`.
@@ -327,7 +327,7 @@ fn scan_named<R: Reducible, E: Carried<Handle = R::Element>>(
     reverse: bool,
 ) -> R {
     let tiles = x.tiles();
-    let from = one_shape(&tiles, what);
+    let from = require_same_shape(&tiles, what);
     let axis = check_axis(axis, from.len(), what);
     let region = combine_region::<R, E>(&tiles, combine);
     let types: Vec<Type> = tiles.iter().map(|&v| ty(v)).collect();
@@ -354,7 +354,7 @@ pub fn cumprod<T: Num>(x: Tile<T>, axis: i32, reverse: bool) -> Tile<T::RunningP
 
 /// Extracts the only element along an axis of extent 1.
 #[track_caller]
-pub(crate) fn first(v: Value, axis: usize) -> Value {
+pub(crate) fn squeeze(v: Value, axis: usize) -> Value {
     let elem = match ty(v).elem() {
         Some(elem) => Type::Scalar(elem),
         None => panic!("internal compiler error: a tile without elements; please report this"),

@@ -1,11 +1,11 @@
 //! Shape operations: they move elements but do not change them.
 
+use super::diag_text;
 use super::dtype::Dtype;
 use super::handle::{Data, PtrTile, Tile};
 use super::index::{ExtentList, check_axis, check_shape};
 use super::operand::{broadcast as repeat, common_shape};
-use super::record::{emit, fail, mistake, shape};
-use super::words;
+use super::record::{emit, error_here, fail, shape};
 use crate::ir::Value;
 
 /// Tiles of numbers and tiles of pointers, to which the operations of this file apply. Of these, scalars support only
@@ -64,7 +64,7 @@ pub fn broadcast_to<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let fits = from.is_empty() || (from.len() == to.len() && from.iter().zip(to).all(|(&m, &n)| m == n || m == 1));
     if !fits {
         fail(
-            mistake(format!("a tile of shape {from:?} cannot be broadcast to {to:?}"))
+            error_here(format!("a tile of shape {from:?} cannot be broadcast to {to:?}"))
                 .label("incompatible shapes")
                 .note("only dimensions of extent 1 are broadcast, and the rank does not change")
                 .help("insert dimensions first: `.expand_dims(…)`"),
@@ -89,7 +89,7 @@ fn permuted<X: Shaped>(x: X, dims: &[usize], what: &str) -> X::Tile {
     sorted.sort_unstable();
     if sorted != (0..rank).collect::<Vec<_>>() {
         fail(
-            mistake(format!("`{what}` to the dimensions {dims:?} of a tile of rank {rank}"))
+            error_here(format!("`{what}` to the dimensions {dims:?} of a tile of rank {rank}"))
                 .label("not a permutation")
                 .help(format!("name each dimension from 0 to {} once", rank.saturating_sub(1))),
         );
@@ -105,7 +105,7 @@ pub fn trans<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
     }
     let rank = shape(x.raw_value()).len();
     if rank < 2 {
-        fail(mistake(format!("`trans` of a tile of {rank} dimensions")).label("expected at least two dimensions"));
+        fail(error_here(format!("`trans` of a tile of {rank} dimensions")).label("expected at least two dimensions"));
     }
     let mut order: Vec<usize> = (0..rank).collect();
     order.swap(rank - 1, rank - 2);
@@ -127,7 +127,7 @@ pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let (m, n): (usize, usize) = (from.iter().product(), to.iter().product());
     if m != n {
         fail(
-            mistake(format!("`reshape` from {} to {to:?}: {m} elements to {n}", words::shape(&from)))
+            error_here(format!("`reshape` from {} to {to:?}: {m} elements to {n}", diag_text::shape(&from)))
                 .label("numbers of elements differ"),
         );
     }
@@ -151,8 +151,8 @@ pub fn ravel<X: Shaped>(x: X) -> X::Tile {
 fn same_shapes<T: Dtype>(a: Tile<T>, b: Tile<T>, what: &str) -> Vec<usize> {
     let (sa, sb) = (shape(a.value()), shape(b.value()));
     if sa != sb {
-        let message = format!("`{what}` of tiles of shapes {} and {}", words::shape(&sa), words::shape(&sb));
-        fail(mistake(message).label("expected equal shapes"));
+        let message = format!("`{what}` of tiles of shapes {} and {}", diag_text::shape(&sa), diag_text::shape(&sb));
+        fail(error_here(message).label("expected equal shapes"));
     }
     sa
 }
@@ -171,7 +171,7 @@ pub fn split<T: Dtype>(x: Tile<T>) -> (Tile<T>, Tile<T>) {
     let from = shape(x.value());
     if from.last() != Some(&2) {
         fail(
-            mistake(format!("`split` needs a last dimension of extent 2, found {}", words::shape(&from)))
+            error_here(format!("`split` needs a last dimension of extent 2, found {}", diag_text::shape(&from)))
                 .label("cannot be split")
                 .help("move the dimension to the end first: `.reshape([…, 2])` or `.permute([…])`"),
         );
@@ -185,7 +185,7 @@ pub fn split<T: Dtype>(x: Tile<T>) -> (Tile<T>, Tile<T>) {
 pub fn cat<T: Dtype>(a: Tile<T>, b: Tile<T>) -> Tile<T> {
     let from = same_shapes(a, b, "cat");
     if from.is_empty() {
-        fail(mistake("`cat` of two scalars").label("expected tiles").help("`join` puts two scalars into one tile"));
+        fail(error_here("`cat` of two scalars").label("expected tiles").help("`join` puts two scalars into one tile"));
     }
     let rank = from.len();
     let mut order = vec![rank];

@@ -56,7 +56,7 @@
 //! Transpose, reshape, slice, broadcast, join and split change coordinates, not places. Each gives the layout of its
 //! result and maps the registers of the result to those of the operand.
 //!
-//! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (constructors), `rename`
+//! In reading order: `linear` (the map, its inverse, composition), `construct` and `shared` (constructors), `shape_ops`
 //! (shape operations), `convert` (conversions), `reduce`, `access` (vector widths), `text`, and `gf2`, the Gaussian
 //! elimination that they build on.
 
@@ -66,7 +66,7 @@ mod convert;
 mod gf2;
 mod linear;
 mod reduce;
-mod rename;
+mod shape_ops;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -77,5 +77,5 @@ pub use construct::LayoutBuilder;
 pub use convert::{Conversion, LanePlan, Shuffle};
 pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space};
 pub use reduce::Reduction;
-pub use rename::{Join, Renaming, Split};
+pub use shape_ops::{Join, Renaming, Split};
 pub use shared::Swizzle;

@@ -44,7 +44,7 @@ impl LinearLayout {
         let lanes = masks(steps(Dim::Lane));
         let warps = masks(steps(Dim::Warp));
         let complete = 1 << combined.rank() == self.shape()[axis];
-        complete.then(|| Reduction { layout, registers: self.registers_meeting(axis), lanes, warps })
+        complete.then(|| Reduction { layout, registers: self.reduction_registers(axis), lanes, warps })
     }
 }
 

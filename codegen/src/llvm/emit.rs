@@ -29,7 +29,7 @@ pub fn object(ir_text: &str, cpu: &HostCpu, opt: &Opt) -> Result<Emitted<Vec<u8>
 }
 
 /// The text of `ir_text` after LLVM's optimization pipeline for `machine`.
-pub fn optimised_ir(ir_text: &str, machine: Machine<'_>, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
+pub fn optimized_ir(ir_text: &str, machine: Machine<'_>, opt: &Opt) -> Result<Emitted<String>, LlvmError> {
     with_loaded(ir_text, machine, opt, |loaded| Ok(loaded.print()))
 }
 
@@ -54,7 +54,7 @@ fn with_loaded<T: Send + 'static>(
         let start = Instant::now();
         with_module(&ir_text, machine.borrow(), &opt, |loaded| {
             let parse = start.elapsed();
-            loaded.optimise(&opt)?;
+            loaded.optimize(&opt)?;
             let optimized = start.elapsed();
             let code = code(loaded)?;
             let timings = Timings { parse, opt: optimized - parse, codegen: start.elapsed() - optimized };

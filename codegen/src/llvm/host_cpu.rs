@@ -2,13 +2,13 @@
 
 use inkwell::targets::TargetMachine;
 
-use super::module::initialise_targets;
+use super::module::initialize_targets;
 use crate::target::HostCpu;
 
 impl HostCpu {
     /// The CPU that this process runs on, with every feature that it and its operating system support.
     pub fn native() -> HostCpu {
-        initialise_targets();
+        initialize_targets();
         HostCpu {
             triple: TargetMachine::get_default_triple().as_str().to_string_lossy().into_owned(),
             cpu: TargetMachine::get_host_cpu_name().to_string(),

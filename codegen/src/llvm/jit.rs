@@ -18,7 +18,7 @@ use inkwell::llvm_sys::orc2::{
 };
 
 use super::builtins;
-use super::module::initialise_targets;
+use super::module::initialize_targets;
 use crate::target::HostEntry;
 
 /// Linking an object into this process failed.
@@ -58,7 +58,7 @@ impl JitModule {
     /// The caller is responsible for `object`: damaged code, or code for another CPU, links without an error and fails
     /// when it runs.
     pub fn load(object: &[u8], entry: &str) -> Result<JitModule, JitError> {
-        initialise_targets();
+        initialize_targets();
         let messages: Box<Messages> = Box::default();
         let fail = |message: String| {
             let mut lines = std::mem::take(&mut *messages.lock().unwrap_or_else(|e| e.into_inner()));

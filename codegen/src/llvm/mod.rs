@@ -3,7 +3,7 @@
 //! The lowerings emit LLVM IR as *text*. This module parses it, verifies it, optimizes it for a machine and emits code.
 //! It knows nothing about tiles.
 //!
-//! - [`ptx`], [`object`], [`asm`] and [`optimised_ir`] are pure functions of their arguments, and may run on any number
+//! - [`ptx`], [`object`], [`asm`] and [`optimized_ir`] are pure functions of their arguments, and may run on any number
 //!   of threads concurrently. Each call has its own LLVM context and thread, so that a fatal error of LLVM becomes an
 //!   [`LlvmError`] instead of ending the process.
 //! - [`JitModule`] links an object into this process and returns its entry point.
@@ -19,7 +19,7 @@ mod module;
 #[cfg(test)]
 mod tests;
 
-pub use emit::{asm, object, optimised_ir, ptx};
+pub use emit::{asm, object, optimized_ir, ptx};
 pub use jit::{JitError, JitModule};
 
 use std::fmt;
@@ -85,7 +85,7 @@ pub enum Phase {
     Parse,
     Verify,
     Target,
-    Optimise,
+    Optimize,
     Codegen,
 }
 
@@ -95,7 +95,7 @@ impl fmt::Display for Phase {
             Phase::Parse => "reading",
             Phase::Verify => "verifying",
             Phase::Target => "preparing the target for",
-            Phase::Optimise => "optimizing",
+            Phase::Optimize => "optimizing",
             Phase::Codegen => "generating code for",
         })
     }

@@ -35,7 +35,7 @@ pub(super) fn supported_ptx_version(wanted: u32) -> u32 {
 }
 
 /// Initializes the NVPTX and native targets of LLVM, once per process.
-pub(super) fn initialise_targets() {
+pub(super) fn initialize_targets() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let config = InitializationConfig::default();
@@ -161,7 +161,7 @@ pub(super) fn with_module<R>(
     opt: &Opt,
     f: impl FnOnce(&Loaded<'_>) -> Result<R, LlvmError>,
 ) -> Result<R, LlvmError> {
-    initialise_targets();
+    initialize_targets();
     let diagnostics = Diagnostics::default();
     let context = Context::create();
     // SAFETY: `diagnostics` is declared before the context, so it is dropped after it.
@@ -182,7 +182,7 @@ pub(super) fn with_module<R>(
 
 impl Loaded<'_> {
     /// Runs LLVM's default pipeline at `opt.level`.
-    pub(super) fn optimise(&self, opt: &Opt) -> Result<(), LlvmError> {
+    pub(super) fn optimize(&self, opt: &Opt) -> Result<(), LlvmError> {
         let options = PassBuilderOptions::create();
         options.set_loop_vectorization(opt.vectorize_loops);
         options.set_loop_interleaving(opt.vectorize_loops);
@@ -190,8 +190,8 @@ impl Loaded<'_> {
         options.set_loop_unrolling(opt.unroll_loops);
         let pipeline = format!("default<O{}>", opt.level.min(3));
         let result = self.module.run_passes(&pipeline, &self.machine, options);
-        result.map_err(|message| plain_error(Phase::Optimise, message.to_string()))?;
-        self.check_diagnostics(Phase::Optimise)
+        result.map_err(|message| plain_error(Phase::Optimize, message.to_string()))?;
+        self.check_diagnostics(Phase::Optimize)
     }
 
     /// Emits assembly or an object.

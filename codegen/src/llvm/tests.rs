@@ -130,10 +130,10 @@ fn errors_of_the_code_generator_are_returned() {
 }
 
 #[test]
-fn optimised_ir_is_optimised() {
+fn optimized_ir_is_optimized() {
     let text = "define i32 @f(i32 %x) {\n  %a = add i32 %x, 1\n  %b = sub i32 %a, 1\n  ret i32 %b\n}\n";
     let cpu = HostCpu::native();
-    let ir = optimised_ir(text, Machine::Host(&cpu), &Opt::host()).unwrap().code;
+    let ir = optimized_ir(text, Machine::Host(&cpu), &Opt::host()).unwrap().code;
     assert!(ir.contains("ret i32 %x"), "{ir}");
     assert!(ir.contains(&format!("target triple = \"{}\"", cpu.triple)), "{ir}");
 }
@@ -158,7 +158,7 @@ done:
   ret void
 }
 "#;
-    let ir = optimised_ir(text, Machine::Host(&HostCpu::native()), &Opt::host()).unwrap().code;
+    let ir = optimized_ir(text, Machine::Host(&HostCpu::native()), &Opt::host()).unwrap().code;
     assert!(ir.contains("x float> "), "no vector of floats in:\n{ir}");
 }
 
@@ -254,13 +254,13 @@ fn missing_symbols_and_entries_are_named() {
 }
 
 #[test]
-fn bytes_that_are_no_object_are_an_error() {
+fn invalid_objects_are_rejected() {
     assert!(JitModule::load(b"not an object", "entry").is_err());
     assert!(JitModule::load(&[], "entry").is_err());
 }
 
 #[test]
-fn many_threads_compile_and_load_at_once() {
+fn threads_compile_and_load_concurrently() {
     let cpu = HostCpu::native();
     let expected = ptx(ADD_KERNEL, GpuArch::Sm90a, 83, &Opt::gpu()).unwrap().code;
     std::thread::scope(|scope| {

@@ -23,7 +23,7 @@ pub enum Family {
 }
 
 /// Granularity of N.
-pub const COLUMNS: u32 = 8;
+pub const N_STEP: u32 = 8;
 
 /// A row of the table: an instruction that computes a [m, k] · b [k, n] + acc [m, n].
 #[derive(Debug, PartialEq, Eq)]
@@ -37,26 +37,37 @@ pub struct Instruction {
     pub name: &'static str,
     pub m: u32,
     pub k: u32,
-    /// Minimum and maximum N; all multiples of [`COLUMNS`] in between are legal.
+    /// Minimum and maximum N; all multiples of [`N_STEP`] in between are legal.
     pub n: [u32; 2],
     /// Number of warps that execute it together.
     pub warps: u32,
     /// First architecture that supports it.
-    pub since: GpuArch,
+    pub min_arch: GpuArch,
     /// Whether an operand in shared memory may be MN-major, i.e. have M or N instead of K contiguous.
-    pub transposes: bool,
+    pub allows_mn_major: bool,
 }
 
 /// An `mma.sync` of 16-bit (k 16) or 32-bit (k 8) operands.
 const fn mma_sync(operands: DType, name: &'static str, k: u32) -> Instruction {
-    let (family, since) = (Family::MmaSync, GpuArch::Sm80);
-    Instruction { family, operands, acc: DType::F32, name, m: 16, k, n: [8, 8], warps: 1, since, transposes: false }
+    let (family, min_arch) = (Family::MmaSync, GpuArch::Sm80);
+    Instruction {
+        family,
+        operands,
+        acc: DType::F32,
+        name,
+        m: 16,
+        k,
+        n: [8, 8],
+        warps: 1,
+        min_arch,
+        allows_mn_major: false,
+    }
 }
 
 /// A `wgmma` with `k` operand elements per 32 bytes.
-const fn wgmma(operands: DType, name: &'static str, k: u32, transposes: bool) -> Instruction {
-    let (family, since) = (Family::Wgmma, GpuArch::Sm90a);
-    Instruction { family, operands, acc: DType::F32, name, m: 64, k, n: [8, 256], warps: 4, since, transposes }
+const fn wgmma(operands: DType, name: &'static str, k: u32, allows_mn_major: bool) -> Instruction {
+    let (family, min_arch) = (Family::Wgmma, GpuArch::Sm90a);
+    Instruction { family, operands, acc: DType::F32, name, m: 64, k, n: [8, 256], warps: 4, min_arch, allows_mn_major }
 }
 
 /// All MMA instructions.
@@ -85,9 +96,9 @@ impl Instruction {
     }
 
     /// Parses the mnemonic at the start of a text; returns the row and N.
-    pub fn in_text(text: &str) -> Option<(&'static Instruction, u32)> {
+    pub fn parse_mnemonic(text: &str) -> Option<(&'static Instruction, u32)> {
         let mnemonic = text.split([' ', '{']).next()?;
-        let columns = |i: &'static Instruction| (i.n[0]..=i.n[1]).step_by(COLUMNS as usize).map(move |n| (i, n));
+        let columns = |i: &'static Instruction| (i.n[0]..=i.n[1]).step_by(N_STEP as usize).map(move |n| (i, n));
         TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
     }
 
@@ -104,7 +115,7 @@ impl Instruction {
         let along_m = units.min(m / self.m);
         let warps = [self.warps * along_m, units / along_m];
         let mut columns = (n / warps[1]).min(self.n[1]);
-        while columns > self.n[0] && self.fewest_registers(columns, true) > registers::available(32 * num_warps) {
+        while columns > self.n[0] && self.min_registers(columns, true) > registers::available(32 * num_warps) {
             columns /= 2;
         }
         // If there are more `mma.sync` warps than columns, the rest compute replicas; warpgroups do not replicate.
@@ -117,7 +128,7 @@ impl Instruction {
 }
 
 /// Element type in which a dot multiplies operands of this type: f16 for 8-bit floats, which it represents exactly.
-pub fn multiplied_as(operands: DType) -> DType {
+pub fn mma_dtype(operands: DType) -> DType {
     match operands {
         DType::F8E4M3 | DType::F8E5M2 => DType::F16,
         other => other,
@@ -130,7 +141,7 @@ pub struct DotShape {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// As multiplied, see [`multiplied_as`].
+    /// As multiplied, see [`mma_dtype`].
     pub operands: DType,
     pub acc: DType,
     pub precision: Precision,
@@ -152,7 +163,7 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
     let DotShape { m, n, k, operands, acc, precision } = dot;
     let f32 = operands == DType::F32;
     let find = |family| {
-        let row = Instruction::find(family, operands, acc).filter(|i| arch >= i.since)?;
+        let row = Instruction::find(family, operands, acc).filter(|i| arch >= i.min_arch)?;
         row.plan([m, n, k].map(|extent| extent as u32), num_warps)
     };
     if f32 && precision == Precision::Ieee {
@@ -165,7 +176,7 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
 impl Instruction {
     /// Minimum registers per thread for an instruction with `n` columns, whose operand a is in registers or in shared
     /// memory: accumulator, a, and what `ptxas` (13.0) needs in addition. `ptxas` fails with fewer.
-    pub fn fewest_registers(&self, n: u32, a_in_registers: bool) -> u32 {
+    pub fn min_registers(&self, n: u32, a_in_registers: bool) -> u32 {
         match self.family {
             Family::Wgmma => n / 2 + if a_in_registers { 30 } else { 26 },
             Family::MmaSync => 28,
@@ -210,10 +221,10 @@ mod tests {
         for instruction in TABLE {
             for n in (instruction.n[0]..=instruction.n[1]).step_by(8) {
                 let text = format!("{} {{$0}}, {{$1}}", instruction.mnemonic(n));
-                assert_eq!(Instruction::in_text(&text), Some((instruction, n)));
+                assert_eq!(Instruction::parse_mnemonic(&text), Some((instruction, n)));
             }
         }
-        assert_eq!(Instruction::in_text("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {$0}"), None);
+        assert_eq!(Instruction::parse_mnemonic("wgmma.mma_async.sync.aligned.m64n12k16.f32.f16.f16 {$0}"), None);
     }
 
     /// Every shape with a plan has layouts, and the plan uses all warps.

@@ -20,7 +20,7 @@ pub struct Matrix {
 
 impl Matrix {
     /// How `wgmma` reads a buffer of this layout, in which dimension `k_axis` is K; `None` if it cannot.
-    pub fn of(layout: &LinearLayout, k_axis: usize, element_bytes: u32, transposes: bool) -> Option<Matrix> {
+    pub fn of(layout: &LinearLayout, k_axis: usize, element_bytes: u32, allows_mn_major: bool) -> Option<Matrix> {
         let shape = layout.shape();
         let matrix = |inner: usize, swizzle| Matrix {
             k_major: inner == k_axis,
@@ -48,7 +48,7 @@ impl Matrix {
         Swizzle::ALL
             .into_iter()
             .flat_map(|swizzle| [(0, swizzle), (1, swizzle)])
-            .filter(|&(inner, _)| inner == k_axis || transposes)
+            .filter(|&(inner, _)| inner == k_axis || allows_mn_major)
             .find(|&(inner, swizzle)| fits(inner, swizzle))
             .map(|(inner, swizzle)| matrix(inner, swizzle))
     }

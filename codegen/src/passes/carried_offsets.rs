@@ -7,8 +7,8 @@
 //! Keeps: every computed value.
 //! Does not: look through more than one `ptr_add` or `add` of a `splat` or constant.
 
-use super::carried::drop_for;
 use super::edit::terminator;
+use super::fold_carried::drop_for;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, Literal, Op, OpId, Type, Value};
 
 /// Runs the pass. Returns whether it changed the function.
@@ -30,7 +30,7 @@ enum Step {
 }
 
 /// A carried tile with a uniform step: its index among the carried values, the op that adds the step, and the step.
-struct Moving {
+struct Induction {
     index: usize,
     op: Op,
     step: Step,
@@ -38,7 +38,7 @@ struct Moving {
     sum: DType,
 }
 
-fn moving(func: &Func, id: OpId, index: usize) -> Option<Moving> {
+fn find_induction(func: &Func, id: OpId, index: usize) -> Option<Induction> {
     let body = func.op(id).regions[0];
     let param = func.block(body).params[1 + index];
     let elem = func.ty(param).elem().filter(|_| func.ty(param).is_tensor())?;
@@ -56,12 +56,12 @@ fn moving(func: &Func, id: OpId, index: usize) -> Option<Moving> {
         Op::Splat => Step::Scalar(source.operands[0]),
         _ => return None,
     };
-    Some(Moving { index, op: data.op.clone(), step, sum })
+    Some(Induction { index, op: data.op.clone(), step, sum })
 }
 
 fn for_loop(func: &mut Func, id: OpId) -> bool {
     let carried = func.op(id).results.len();
-    let found: Vec<Moving> = (0..carried).filter_map(|i| moving(func, id, i)).collect();
+    let found: Vec<Induction> = (0..carried).filter_map(|i| find_induction(func, id, i)).collect();
     if found.is_empty() {
         return false;
     }
@@ -73,13 +73,13 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
     let mut sums = Vec::new();
     for m in &found {
         let ty = Type::scalar(m.sum);
-        let at = place_of(func, outer, id);
+        let at = position_of(func, outer, id);
         operands.push(insert(func, outer, at, id, Op::Constant { value: Literal::Int(0) }, &[], ty.clone()));
         sums.push(func.add_param(body, ty.clone()));
         types.push(ty);
     }
     let new = func.create_op(data.op, operands, types, data.regions, data.loc);
-    let at = place_of(func, outer, id);
+    let at = position_of(func, outer, id);
     func.block_mut(outer).ops[at] = new;
     for (k, &old) in data.results.iter().enumerate() {
         let result = func.op(new).results[k];
@@ -89,10 +89,10 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
     for (j, m) in found.iter().enumerate() {
         let (init, param) = (data.operands[3 + m.index], func.block(body).params[1 + m.index]);
         let (result, total) = (func.op(new).results[m.index], func.op(new).results[carried + j]);
-        let inside = moved(func, body, 0, new, m, init, sums[j]);
+        let inside = offset_tile(func, body, 0, new, m, init, sums[j]);
         func.replace_uses(param, inside);
-        let after = place_of(func, outer, new) + 1;
-        let outside = moved(func, outer, after, new, m, init, total);
+        let after = position_of(func, outer, new) + 1;
+        let outside = offset_tile(func, outer, after, new, m, init, total);
         func.replace_uses(result, outside);
         advance(func, body, new, m, sums[j]);
         keep[m.index] = false;
@@ -102,14 +102,14 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
 }
 
 /// Emits `init` plus `sum` for all elements at position `at` of a block.
-fn moved(func: &mut Func, block: BlockId, at: usize, loc: OpId, m: &Moving, init: Value, sum: Value) -> Value {
+fn offset_tile(func: &mut Func, block: BlockId, at: usize, loc: OpId, m: &Induction, init: Value, sum: Value) -> Value {
     let ty = func.ty(init).clone();
     let spread = insert(func, block, at, loc, Op::Splat, &[sum], ty.with_elem(m.sum));
     insert(func, block, at + 1, loc, m.op.clone(), &[init, spread], ty)
 }
 
 /// Adds a step to the sum at the end of the loop body.
-fn advance(func: &mut Func, body: BlockId, loc: OpId, m: &Moving, sum: Value) {
+fn advance(func: &mut Func, body: BlockId, loc: OpId, m: &Induction, sum: Value) {
     let ty = Type::scalar(m.sum);
     let end = |func: &Func| func.block(body).ops.len() - 1;
     let mut step = match m.step {
@@ -137,7 +137,7 @@ fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operan
     func.result(id)
 }
 
-fn place_of(func: &Func, block: BlockId, id: OpId) -> usize {
+fn position_of(func: &Func, block: BlockId, id: OpId) -> usize {
     let place = func.block(block).ops.iter().position(|&op| op == id);
     place.expect("internal compiler error: an op is not in its block, please report")
 }

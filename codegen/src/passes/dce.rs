@@ -6,8 +6,8 @@
 //! Keeps: every write, output and synchronization, and the values that they use.
 //! Does not: remove a loop with effects. It does remove a loop without effects that may not terminate.
 
-use super::carried::{drop_for, drop_if, drop_while};
 use super::edit::terminator;
+use super::fold_carried::{drop_for, drop_if, drop_while};
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Value};
 
 /// Runs the pass. Returns whether it changed the function.

@@ -4,27 +4,27 @@
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
 //! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (marked by
-//! `skew_products`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
+//! `skew_dots`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
 //! another wait behind the loop completes the last.
-//! Requires: stage *laid*; each `wgmma` is followed by its own wait in the same block.
+//! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
 //! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
 //! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
 
 use super::edit::{terminator, uses};
-use super::late;
+use super::stage_one;
 use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
-    run_for(func, true);
+    run_with(func, true);
 }
 
 /// Like [`run`]; without `f32_in_flight`, waits for f32 `wgmma` stay in place. FP32 adds outside of the tensor cores
 /// accumulate these, so each one in flight takes the registers of one more accumulator.
-pub fn run_for(func: &mut Func, f32_in_flight: bool) {
+pub fn run_with(func: &mut Func, f32_in_flight: bool) {
     for id in func.walk() {
         if let Op::For { .. } = func.op(id).op {
-            wait_after(func, id);
+            wait_after_loop(func, id);
         }
     }
     for b in 0..func.num_blocks() as u32 {
@@ -33,17 +33,17 @@ pub fn run_for(func: &mut Func, f32_in_flight: bool) {
 }
 
 /// Whether a wait is for an f32 `wgmma`.
-fn is_of_f32(func: &Func, wait: OpId) -> bool {
+fn waits_for_f32(func: &Func, wait: OpId) -> bool {
     let b = |id: OpId| func.ty(func.op(id).operands[1]);
-    product(func, wait).is_some_and(|id| matches!(b(id), Type::Shared { elem: DType::F32, .. }))
+    awaited_wgmma(func, wait).is_some_and(|id| matches!(b(id), Type::Shared { elem: DType::F32, .. }))
 }
 
 /// Inserts waits behind a loop for its deferred `wgmma`.
-fn wait_after(func: &mut Func, id: OpId) {
+fn wait_after_loop(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
-    late::close(func, region);
-    for product in late::open(func, region) {
-        let (_, number) = late::sum_of(func, region, product)
+    stage_one::drop_unsafe_marks(func, region);
+    for product in stage_one::deferred_dots(func, region) {
+        let (_, number) = stage_one::accumulator_of(func, region, product)
             .expect("internal compiler error: a deferred wgmma without an accumulator");
         let result = func.op(id).results[number];
         let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
@@ -51,20 +51,20 @@ fn wait_after(func: &mut Func, id: OpId) {
         let waited = func.result(wait);
         func.replace_uses(result, waited);
         func.op_mut(wait).operands.push(result);
-        let (block, at) = func.place(id);
+        let (block, at) = func.op_position(id);
         func.block_mut(block).ops.insert(at + 1, wait);
     }
 }
 
 fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
-    let returns = take_returns(func, block);
+    let releases = detach_releases(func, block);
     let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
-    let waits: Vec<OpId> = waits.into_iter().filter(|&id| f32_in_flight || !is_of_f32(func, id)).collect();
+    let waits: Vec<OpId> = waits.into_iter().filter(|&id| f32_in_flight || !waits_for_f32(func, id)).collect();
     // From the last to the first, so that a wait does not move past another that has already moved.
     for &wait in waits.iter().rev() {
         let results = func.op(wait).results.clone();
-        let rewritten = rewritten(func, block, wait);
+        let overwritten_operand = overwritten_operand(func, block, wait);
         let ops = &func.block(block).ops;
         let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
         let needed = (from + 1..ops.len())
@@ -79,7 +79,7 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
                     Op::MbarrierArrive { .. } => data.operands.len() == 2,
                     _ => data.op.effects() == Effects::Write,
                 };
-                let rewrites = data.results.iter().any(|v| rewritten == Some(*v));
+                let rewrites = data.results.iter().any(|v| overwritten_operand == Some(*v));
                 end || region || writes || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
             })
             .expect("internal compiler error: a block without a terminator");
@@ -88,18 +88,18 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
         ops.insert(needed - 1, wait);
     }
     for wait in waits {
-        let started = started_since(func, block, wait);
+        let started = issued_since(func, block, wait);
         if let Op::WgmmaWait { pending } = &mut func.op_mut(wait).op {
             *pending = started;
         }
     }
-    merge(func, block);
+    merge_adjacent_waits(func, block);
     let end = func.block(block).ops.len().saturating_sub(1);
-    func.block_mut(block).ops.splice(end..end, returns);
+    func.block_mut(block).ops.splice(end..end, releases);
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     for wait in waits {
-        for v in computed_before(func, block, wait) {
+        for v in computed_since_last_mma(func, block, wait) {
             let ty = func.ty(v).clone();
             func.op_mut(wait).operands.push(v);
             func.add_result(wait, ty);
@@ -108,18 +108,18 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
 }
 
 /// Removes the arrivals that release buffers after a `wgmma`, so that they do not force an early wait. The caller
-/// appends them to the block, and `early_arrivals` moves them up to the wait.
-fn take_returns(func: &mut Func, block: BlockId) -> Vec<OpId> {
+/// appends them to the block, and `early_release` moves them up to the wait.
+fn detach_releases(func: &mut Func, block: BlockId) -> Vec<OpId> {
     let ops = func.block(block).ops.clone();
     let tied = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
-    let (returns, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(tied);
+    let (releases, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(tied);
     func.block_mut(block).ops = rest;
-    returns
+    releases
 }
 
 /// The f32 tiles computed between the last `wgmma` or wait and this wait that no other op there uses: all arithmetic
 /// there feeds them.
-fn computed_before(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
+fn computed_since_last_mma(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
     let ops = &func.block(block).ops;
     let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
     let asynchronous = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. });
@@ -135,15 +135,15 @@ fn computed_before(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
 }
 
 /// The `wgmma` that a wait completes.
-fn product(func: &Func, wait: OpId) -> Option<OpId> {
+fn awaited_wgmma(func: &Func, wait: OpId) -> Option<OpId> {
     let id = func.def_op(*func.op(wait).operands.first()?)?;
     matches!(func.op(id).op, Op::Wgmma { .. }).then_some(id)
 }
 
 /// The value that overwrites the registers of an operand in flight: the next value of the carried tile that is the
 /// operand.
-fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
-    let tile = func.op(product(func, wait)?).operands[0];
+fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
+    let tile = func.op(awaited_wgmma(func, wait)?).operands[0];
     match (func.value(tile).def, func.ty(tile)) {
         (Def::Param(of, i), Type::Tensor { .. }) if of == block && i > 0 => {
             func.op(terminator(func, block)).operands.get(i - 1).copied()
@@ -153,21 +153,21 @@ fn rewritten(func: &Func, block: BlockId, wait: OpId) -> Option<Value> {
 }
 
 /// The number of `wgmma` issued between the one that a wait completes and the wait.
-fn started_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
+fn issued_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let ops = &func.block(block).ops;
-    let product = product(func, wait);
+    let product = awaited_wgmma(func, wait);
     let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
     let from = ops.iter().position(|&op| Some(op) == product).map_or(until, |at| at + 1);
     let products = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
     match product.map(|id| &func.op(id).op) {
         // It completes the `wgmma` of the previous iteration.
-        Some(Op::Wgmma { open: Some(true), .. }) => products(ops) + products(&ops[from..until]),
+        Some(Op::Wgmma { defer_wait: Some(true), .. }) => products(ops) + products(&ops[from..until]),
         _ => products(&ops[from..until]),
     }
 }
 
 /// Merges adjacent waits into one with the smallest `pending`.
-fn merge(func: &mut Func, block: BlockId) {
+fn merge_adjacent_waits(func: &mut Func, block: BlockId) {
     let ops = func.block(block).ops.clone();
     let is_wait = |func: &Func, id: OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let runs: Vec<&[OpId]> = ops.chunk_by(|&a, &b| is_wait(func, a) && is_wait(func, b)).collect();
@@ -204,7 +204,7 @@ mod tests {
 ";
 
     #[test]
-    fn two_products_run_side_by_side() {
+    fn two_wgmmas_are_in_flight_together() {
         let text = format!(
             "{LAYOUTS}kernel @f() {{
   %a = local_alloc : shared<64x16xbf16, #l1>
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_meet_become_one() {
+    fn adjacent_waits_merge() {
         let mut f = parse(&format!(
             "{LAYOUTS}kernel @f(%n: i32) {{
   %a = local_alloc : shared<64x16xbf16, #l1>
@@ -253,6 +253,6 @@ mod tests {
         let out = print(&f);
         assert_eq!(out.matches("wgmma_wait").count(), 1, "{out}");
         assert!(out.contains("{pending = 0}"), "{out}");
-        crate::verify::verify(&f, crate::ir::Stage::Laid).unwrap();
+        crate::verify::verify(&f, crate::ir::Stage::Layout).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 //! Does: where a `local_load`, perhaps behind `expand_dims`, has a `convert_layout` as its only use, loads in the
 //! layout of the conversion and removes the conversion, which would go through shared memory again. Moves the load down
 //! to its use, which shortens the live range of its registers, unless an op in between may change shared memory.
-//! Requires: stage *laid*.
+//! Requires: stage *layout*.
 //! Keeps: results.
 //! Does not: change loads that are used in several layouts.
 
@@ -31,10 +31,10 @@ fn fold(func: &mut Func, convert: OpId) {
     }
     let (old, new) = (func.result(convert), func.op(convert).operands[0]);
     func.replace_uses(old, new);
-    let (block, at) = func.place(convert);
-    let load = func.place(chain[0]).1;
+    let (block, at) = func.op_position(convert);
+    let load = func.op_position(chain[0]).1;
     let ops = func.block(block).ops.clone();
-    let movable = ops[load..at].iter().all(|&op| leaves_shared_memory(func, op));
+    let movable = ops[load..at].iter().all(|&op| preserves_shared_memory(func, op));
     let rest = |ops: &[OpId]| ops.iter().copied().filter(|op| !chain.contains(op)).collect::<Vec<_>>();
     func.block_mut(block).ops = if movable {
         [rest(&ops[..at]), chain, ops[at + 1..].to_vec()].concat()
@@ -82,7 +82,7 @@ fn layouts(func: &Func, chain: &[OpId], wanted: LinearLayout) -> Option<Vec<Line
 }
 
 /// Whether the op leaves shared memory unchanged.
-fn leaves_shared_memory(func: &Func, id: OpId) -> bool {
+fn preserves_shared_memory(func: &Func, id: OpId) -> bool {
     match func.op(id).op {
         Op::Wgmma { .. } | Op::WgmmaWait { .. } => true,
         _ => matches!(func.effects(id), Effects::Pure | Effects::Read),

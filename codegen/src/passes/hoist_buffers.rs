@@ -2,7 +2,7 @@
 //!
 //! Does: moves `local_alloc` of a tile from outside of a loop, and `local_trans` of a buffer from outside, before the
 //! loop.
-//! Requires: stage *laid*.
+//! Requires: stage *layout*.
 //! Keeps: results: such a buffer is written only once (`local_store` writes only to buffers allocated without a tile).
 //! Does not: move other ops.
 

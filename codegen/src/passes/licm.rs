@@ -42,7 +42,7 @@ fn hoist(func: &mut Func, id: OpId) -> bool {
     if moved.is_empty() {
         return false;
     }
-    let (block, at) = func.place(id);
+    let (block, at) = func.op_position(id);
     func.block_mut(block).ops.splice(at..at, moved);
     true
 }

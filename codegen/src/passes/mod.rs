@@ -3,27 +3,27 @@
 
 pub mod assign_layouts;
 pub mod canonicalize;
-pub mod carried;
 pub mod carried_offsets;
 pub mod cse;
 pub mod dce;
-pub mod defer_sums;
+pub mod defer_reductions;
 pub mod delay_waits;
 pub mod direct_local_loads;
-pub mod early_arrivals;
+pub mod early_release;
 pub(crate) mod edit;
+pub mod fold_carried;
+pub mod fuse_reductions;
 pub mod hoist_buffers;
-pub mod join_reductions;
-mod late;
 pub mod licm;
-pub mod order_products;
+pub mod order_dots;
+pub mod pingpong;
 pub mod pipeline_loads;
 pub mod resolve_views;
 pub mod rotate_loops;
-pub mod skew_products;
+pub mod skew_dots;
 pub mod specialize_warps;
-pub mod split_masks;
-pub mod take_turns;
+pub mod split_loops;
+mod stage_one;
 
 use crate::ir::Func;
 use crate::target::CompileOptions;
@@ -47,10 +47,10 @@ pub const PASSES: &[Pass] = &[
         },
     },
     Pass {
-        name: "carried",
+        name: "fold_carried",
         summary: "remove redundant loop-carried values and branch results",
         run: |f| {
-            carried::run(f);
+            fold_carried::run(f);
         },
     },
     Pass {
@@ -74,12 +74,16 @@ pub const PASSES: &[Pass] = &[
             dce::run(f);
         },
     },
-    Pass { name: "defer_sums", summary: "move cross-warp sum reductions out of loops", run: defer_sums::run },
+    Pass {
+        name: "defer_reductions",
+        summary: "move cross-warp sum reductions out of loops",
+        run: defer_reductions::run,
+    },
     Pass { name: "delay_waits", summary: "keep wgmma in flight until its result is used", run: delay_waits::run },
     Pass {
-        name: "delay_waits_in_turn",
+        name: "delay_waits_except_f32",
         summary: "delay_waits, without keeping f32 wgmma in flight",
-        run: |f| delay_waits::run_for(f, false),
+        run: |f| delay_waits::run_with(f, false),
     },
     Pass {
         name: "direct_local_loads",
@@ -87,15 +91,15 @@ pub const PASSES: &[Pass] = &[
         run: direct_local_loads::run,
     },
     Pass {
-        name: "early_arrivals",
+        name: "early_release",
         summary: "arrive at empty barriers right after the last read",
-        run: early_arrivals::run,
+        run: early_release::run,
     },
     Pass { name: "hoist_buffers", summary: "hoist loop-invariant shared buffers", run: hoist_buffers::run },
     Pass {
-        name: "join_reductions",
+        name: "fuse_reductions",
         summary: "fuse cross-warp reductions that can share a barrier",
-        run: join_reductions::run,
+        run: fuse_reductions::run,
     },
     Pass {
         name: "licm",
@@ -104,7 +108,7 @@ pub const PASSES: &[Pass] = &[
             licm::run(f);
         },
     },
-    Pass { name: "order_products", summary: "schedule wgmma as early as its operands allow", run: order_products::run },
+    Pass { name: "order_dots", summary: "schedule wgmma as early as its operands allow", run: order_dots::run },
     Pass {
         name: "resolve_views",
         summary: "rebuild views at their uses; loops carry only offsets that change",
@@ -116,15 +120,15 @@ pub const PASSES: &[Pass] = &[
         run: rotate_loops::run,
     },
     Pass {
-        name: "skew_products",
+        name: "skew_dots",
         summary: "choose the wgmma of pipeline stage 1",
-        run: |f| skew_products::run(f, &CompileOptions::default()),
+        run: |f| skew_dots::run(f, &CompileOptions::default()),
     },
     Pass {
-        name: "split_masks",
+        name: "split_loops",
         summary: "split loops at mask boundaries",
         run: |f| {
-            split_masks::run(f);
+            split_loops::run(f);
         },
     },
 ];

@@ -4,18 +4,18 @@
 //! loops with their own `num_stages`. Replaces them by `async_copy` into a ring of as many buffers as the loop has
 //! stages. The copies of the first iterations come before the loop (prologue); each iteration then issues the copies of
 //! the iteration `stages − 1` ahead and waits for its own. Dots read the ring directly; other users read it by
-//! `local_load`. With the option `bulk_copies`, TMA copies what a tensor map describes, with one mbarrier per stage.
+//! `local_load`. With the option `tma`, TMA copies what a tensor map describes, with one mbarrier per stage.
 //! Buffers that a `wgmma` of stage 1 or one with a deferred wait reads have to live one iteration longer: their rings
 //! have one more buffer.
-//! Requires: stage *laid*.
+//! Requires: stage *layout*.
 //! Keeps: results. Barriers other than those of the rings are placed later.
 //! Does not: pipeline loads whose address comes from memory, loads that `cp.async` cannot express (accesses below four
 //! bytes, padding other than zero), or loads of memory that the kernel writes, because an iteration may need what the
 //! previous one wrote.
 
-use super::assign_layouts::{copied_at_once, copy_layout, view_parts};
+use super::assign_layouts::{async_copy_layout, async_copy_width, view_operands};
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::{scratch, tensor_map, written};
+use crate::analysis::{memory_effects, scratch, tensor_map};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
 use crate::layout::LinearLayout;
 use crate::target::{CompileOptions, GpuArch};
@@ -34,15 +34,15 @@ pub(super) struct Candidate {
     /// The type of one buffer of the ring.
     pub buffer: Type,
     /// A `wgmma` in flight still reads the buffer in the next iteration.
-    held: bool,
+    read_next_iteration: bool,
     /// Loaded by TMA.
-    bulk: bool,
+    tma: bool,
 }
 
 impl Candidate {
     /// The number of buffers of the ring.
     fn depth(&self, stages: u32) -> u32 {
-        stages + u32::from(self.held)
+        stages + u32::from(self.read_next_iteration)
     }
 }
 
@@ -56,16 +56,16 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
 
 fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOptions) {
     let Op::For { num_stages, .. } = func.op(id).op else { return };
-    let mut candidates = find(func, id);
+    let mut candidates = find_candidates(func, id);
     if candidates.is_empty() {
         return;
     }
-    if arch >= GpuArch::Sm90a && options.schedule.bulk_copies == Some(true) {
+    if arch >= GpuArch::Sm90a && options.schedule.tma == Some(true) {
         let axis = AxisAnalysis::new(func);
-        candidates.iter_mut().for_each(|c| c.bulk = by_engine(func, &axis, c));
+        candidates.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c));
     }
     let wanted = num_stages.unwrap_or(options.num_stages);
-    let stages = fitting(func, id, &candidates, wanted, arch);
+    let stages = stages_that_fit(func, id, &candidates, wanted, arch);
     if stages < 2 {
         return;
     }
@@ -73,7 +73,7 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
 }
 
 /// Whether TMA can perform the load.
-fn by_engine(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
+fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
     let data = func.op(c.load);
     let Op::LoadView { boundary, .. } = &data.op else { return false };
     tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
@@ -82,11 +82,11 @@ fn by_engine(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
 /// The loads of the loop body, without nested blocks, that can be prefetched. None if no dot reads any of them, unless
 /// the loop sets its own `num_stages`: other loads may be used too soon after, or too rarely, to pay for the way
 /// through shared memory.
-pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
+pub(super) fn find_candidates(func: &mut Func, id: OpId) -> Vec<Candidate> {
     let region = func.op(id).regions[0];
     let uses = func.use_counts();
     let axis = AxisAnalysis::new(func);
-    let written = written::through(func);
+    let written = memory_effects::written_pointers(func);
     let ops = func.block(region).ops.clone();
     let mut found = Vec::new();
     for &load in &ops {
@@ -98,7 +98,7 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         if elem == DType::Bool || !depends_on_scalars(func, region, view) {
             continue;
         }
-        if !written.is_disjoint(&written::sources(func, view)) {
+        if !written.is_disjoint(&memory_effects::underlying_pointers(func, view)) {
             continue;
         }
         let mut allocs = ops.iter().filter(|&&op| func.op(op).op == Op::LocalAlloc && func.op(op).operands == [tile]);
@@ -107,7 +107,7 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         let buffer = match alloc {
             Some(alloc) => func.ty(func.result(alloc)).clone(),
             None => {
-                let order = view_parts(func, view).order.to_vec();
+                let order = view_operands(func, view).order.to_vec();
                 let shape = func.ty(tile).shape().to_vec();
                 let extents: Vec<u32> = shape.iter().map(|&n| n as u32).collect();
                 let layout = func.intern_layout(LinearLayout::shared_row_major(&extents, &order));
@@ -116,20 +116,20 @@ pub(super) fn find(func: &mut Func, id: OpId) -> Vec<Candidate> {
         };
         let Type::Shared { layout, .. } = buffer else { continue };
         // The copied vectors do not depend on the number of warps.
-        let copies = copy_layout(func, &axis, view, &boundary, 1);
-        let inner = view_parts(func, view).order[0];
-        if copied_at_once(&copies, inner, func.layout(layout)) * elem.bytes() < MIN_COPY_BYTES {
+        let copies = async_copy_layout(func, &axis, view, &boundary, 1);
+        let inner = view_operands(func, view).order[0];
+        if async_copy_width(&copies, inner, func.layout(layout)) * elem.bytes() < MIN_COPY_BYTES {
             continue;
         }
-        let held = alloc.is_some_and(|alloc| read_longer(func, region, func.result(alloc)));
-        found.push(Candidate { load, alloc, in_registers: users > 0, buffer, held, bulk: false });
+        let read_next_iteration = alloc.is_some_and(|alloc| is_read_next_iteration(func, region, func.result(alloc)));
+        found.push(Candidate { load, alloc, in_registers: users > 0, buffer, read_next_iteration, tma: false });
     }
     let asked = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
     if asked || found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
 
 /// Whether a buffer (or a view of it) is an operand of a `wgmma` that is issued or completes in the next iteration.
-fn read_longer(func: &Func, region: BlockId, buffer: Value) -> bool {
+fn is_read_next_iteration(func: &Func, region: BlockId, buffer: Value) -> bool {
     let mut derived = vec![buffer];
     func.block(region).ops.iter().any(|&id| {
         let data = func.op(id);
@@ -137,7 +137,7 @@ fn read_longer(func: &Func, region: BlockId, buffer: Value) -> bool {
         if uses && matches!(data.op, Op::LocalTrans { .. }) {
             derived.extend(&data.results);
         }
-        uses && matches!(data.op, Op::Wgmma { late: Some(true), .. } | Op::Wgmma { open: Some(true), .. })
+        uses && matches!(data.op, Op::Wgmma { stage_one: Some(true), .. } | Op::Wgmma { defer_wait: Some(true), .. })
     })
 }
 
@@ -176,18 +176,18 @@ fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
 
 /// The maximum number of stages, up to `wanted`, whose rings fit into shared memory together with the buffers that are
 /// live during the loop and the scratch memory of its ops.
-fn fitting(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
+fn stages_that_fit(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
     let size = |ty: &Type, depth: u32| match ty {
         Type::Shared { elem, .. } => (ty.numel() * elem.bytes() * depth as usize).next_multiple_of(1024) as u64,
         _ => 0,
     };
-    let others: u64 = beside(func, id)
+    let others: u64 = buffers_live_in_loop(func, id)
         .into_iter()
         .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))
         .map(|alloc| size(func.ty(func.result(alloc)), 1))
         .sum();
     // Space for the mbarriers.
-    let barriers = if candidates.iter().any(|c| c.bulk) { 1024 } else { 0 };
+    let barriers = if candidates.iter().any(|c| c.tma) { 1024 } else { 0 };
     let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
     let buffers = |stages| candidates.iter().map(|c| size(&c.buffer, 1) * u64::from(c.depth(stages))).sum::<u64>();
     let rings = |stages| candidates.iter().map(|c| size(&c.buffer, c.depth(stages))).sum::<u64>();
@@ -212,7 +212,7 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
 }
 
 /// The buffers that are live during the loop: all but those allocated behind it and those last used before it.
-fn beside(func: &Func, id: OpId) -> Vec<OpId> {
+fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
     let place = |op: OpId| order.iter().position(|&o| o == op);
     let first = place(id).expect("internal compiler error: a loop is not in its block");
@@ -252,7 +252,7 @@ struct Pipeline<'f> {
     region: BlockId,
     stages: u32,
     /// The carried values that addresses depend on, by index.
-    ahead: Vec<usize>,
+    address_values: Vec<usize>,
     /// The distinct depths of the rings: rings of the same depth share their slot counters.
     depths: Vec<u32>,
     /// The full mbarriers, which count the bytes of the TMA copies of an iteration, one per buffer of the shallowest
@@ -263,11 +263,11 @@ struct Pipeline<'f> {
 impl<'f> Pipeline<'f> {
     fn new(func: &'f mut Func, id: OpId, stages: u32) -> Pipeline<'f> {
         let region = func.op(id).regions[0];
-        Pipeline { func, id, region, stages, ahead: Vec::new(), depths: Vec::new(), full: None }
+        Pipeline { func, id, region, stages, address_values: Vec::new(), depths: Vec::new(), full: None }
     }
 
     /// The indices of the carried values that the views depend on.
-    fn carried_by(&self, candidates: &[Candidate]) -> Vec<usize> {
+    fn find_address_values(&self, candidates: &[Candidate]) -> Vec<usize> {
         let mut seen: Vec<Value> = candidates.iter().map(|c| self.func.op(c.load).operands[0]).collect();
         let mut carried = Vec::new();
         let mut next = 0;
@@ -302,7 +302,7 @@ impl<'f> Pipeline<'f> {
     }
 
     /// Behind the loop: a barrier, so that later buffers can reuse the memory of the rings after the last reads.
-    fn give_up_rings(&mut self, parent: BlockId) {
+    fn release_rings(&mut self, parent: BlockId) {
         let loc = self.func.op(self.id).loc.clone();
         let barrier = Op::BlockBarrier { id: 0, threads: None };
         let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
@@ -313,7 +313,7 @@ impl<'f> Pipeline<'f> {
     }
 
     fn build(mut self, candidates: &[Candidate]) {
-        self.ahead = self.carried_by(candidates);
+        self.address_values = self.find_address_values(candidates);
         self.depths = candidates.iter().map(|c| c.depth(self.stages)).collect();
         self.depths.sort_unstable();
         self.depths.dedup();
@@ -326,12 +326,13 @@ impl<'f> Pipeline<'f> {
         // the loop.
         let scratch = self.func.add_block();
         let rings = self.rings(scratch, candidates);
-        let by_cp_async = candidates.iter().any(|c| !c.bulk);
-        if candidates.iter().any(|c| c.bulk) {
+        let by_cp_async = candidates.iter().any(|c| !c.tma);
+        if candidates.iter().any(|c| c.tma) {
             self.full = Some(self.barriers(scratch));
         }
         let mut index = self.func.op(self.id).operands[0];
-        let mut carried: Vec<Value> = self.ahead.iter().map(|&i| self.func.op(self.id).operands[3 + i]).collect();
+        let mut carried: Vec<Value> =
+            self.address_values.iter().map(|&i| self.func.op(self.id).operands[3 + i]).collect();
         for stage in 0..self.stages - 1 {
             let mut b = Builder::new(self.func, scratch, loc.clone());
             let slot = b.int(i64::from(stage), DType::I32);
@@ -360,7 +361,7 @@ impl<'f> Pipeline<'f> {
             })
             .collect();
         let (ahead_index, rest) = (params[0], &params[1..]);
-        let (ahead, slots) = rest.split_at(self.ahead.len());
+        let (ahead, slots) = rest.split_at(self.address_values.len());
         let (slots, parity) = slots.split_at(2 * self.depths.len());
         let (reads, writes) = slots.split_at(self.depths.len());
 
@@ -411,7 +412,7 @@ impl<'f> Pipeline<'f> {
         operands.extend(next_ahead);
         operands.extend(next_slots);
 
-        self.give_up_rings(parent);
+        self.release_rings(parent);
     }
 
     /// Allocates a ring for each load.
@@ -458,7 +459,7 @@ impl<'f> Pipeline<'f> {
         let loc = self.func.op(self.id).loc.clone();
         let params = self.func.block(self.region).params.clone();
         let mut map: HashMap<Value, Value> = HashMap::from([(params[0], index)]);
-        for (&i, &v) in self.ahead.iter().zip(carried) {
+        for (&i, &v) in self.address_values.iter().zip(carried) {
             map.insert(params[1 + i], v);
         }
         let mut b = Builder::new(self.func, block, loc.clone());
@@ -468,7 +469,7 @@ impl<'f> Pipeline<'f> {
                 Type::Shared { elem, .. } => (c.buffer.numel() * elem.bytes()) as u32,
                 _ => 0,
             };
-            let bytes = candidates.iter().filter(|c| c.bulk).map(|c| size(&c)).sum();
+            let bytes = candidates.iter().filter(|c| c.tma).map(|c| size(&c)).sum();
             b.op(Op::MbarrierExpect { bytes }, &[full, slots[0], exists], &[]);
         }
         for (c, &ring) in candidates.iter().zip(rings) {
@@ -481,15 +482,15 @@ impl<'f> Pipeline<'f> {
             let slot = slots[counter(&self.depths, c.depth(self.stages))];
             let id = b.op(Op::LocalSlot, &[ring, slot], std::slice::from_ref(&c.buffer));
             let buffer = b.func.result(id);
-            match self.full.filter(|_| c.bulk) {
+            match self.full.filter(|_| c.tma) {
                 Some(full) => b.op(Op::TmaLoad { boundary }, &[view, buffer, full, slots[0], exists], &[]),
                 None => b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]),
             };
         }
-        let yields: Vec<Value> = self.ahead.iter().map(|&i| self.yields()[i]).collect();
+        let yields: Vec<Value> = self.address_values.iter().map(|&i| self.yields()[i]).collect();
         let next = yields.into_iter().map(|y| self.clone_slice(block, y, &mut map)).collect();
         let mut b = Builder::new(self.func, block, loc);
-        if candidates.iter().any(|c| !c.bulk) {
+        if candidates.iter().any(|c| !c.tma) {
             b.op(Op::AsyncCommit, &[], &[]);
         }
         (b.binary(BinaryOp::Add, index, step), next)
@@ -521,7 +522,7 @@ impl<'f> Pipeline<'f> {
     /// Whether a buffer (or a view of it) that `cp.async` fills is an operand of `wgmma`.
     fn feeds_wgmma(&self, candidates: &[Candidate]) -> bool {
         let mut derived: Vec<Value> =
-            candidates.iter().filter(|c| !c.bulk).filter_map(|c| c.alloc).map(|id| self.func.result(id)).collect();
+            candidates.iter().filter(|c| !c.tma).filter_map(|c| c.alloc).map(|id| self.func.result(id)).collect();
         self.func.walk_from(self.region).into_iter().any(|id| {
             let data = self.func.op(id);
             let uses = data.operands.iter().any(|o| derived.contains(o));

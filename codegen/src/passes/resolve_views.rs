@@ -9,7 +9,7 @@
 //! views of different `order`, which is only a hint, uses that of the first branch.
 
 use super::edit::{set_params, terminator};
-use super::{carried, dce};
+use super::{dce, fold_carried};
 use crate::ir::{BinaryOp, BlockId, DType, Func, Loc, Op, OpId, Type, Value};
 use std::collections::HashMap;
 
@@ -17,13 +17,13 @@ use std::collections::HashMap;
 pub fn run(func: &mut Func) {
     let mut pass = Pass { func, views: HashMap::new() };
     pass.block(pass.func.body);
-    carried::run(func);
+    fold_carried::run(func);
     dce::run(func);
 }
 
 /// The decomposition of a view.
 #[derive(Clone)]
-struct Parts {
+struct ViewComponents {
     order: Vec<usize>,
     /// The operands of `make_view`.
     scalars: Vec<Value>,
@@ -31,11 +31,11 @@ struct Parts {
 
 struct Pass<'f> {
     func: &'f mut Func,
-    views: HashMap<Value, Parts>,
+    views: HashMap<Value, ViewComponents>,
 }
 
 /// The types of the components of a view; `None` for other types.
-fn part_types(ty: &Type) -> Option<Vec<Type>> {
+fn component_types(ty: &Type) -> Option<Vec<Type>> {
     let Type::View { block, elem } = ty else { return None };
     let mut types = vec![Type::scalar(crate::ir::Elem::Ptr(*elem))];
     types.extend(vec![Type::scalar(DType::I64); 3 * block.len()]);
@@ -48,7 +48,7 @@ impl Pass<'_> {
             match self.func.op(id).op.clone() {
                 Op::MakeView { order } => {
                     let data = self.func.op(id);
-                    self.views.insert(data.results[0], Parts { order, scalars: data.operands.clone() });
+                    self.views.insert(data.results[0], ViewComponents { order, scalars: data.operands.clone() });
                     self.push(block, id);
                 }
                 Op::Advance => self.advance(block, id),
@@ -102,35 +102,36 @@ impl Pass<'_> {
     /// Replaces an `advance` by a `make_view` with new offsets.
     fn advance(&mut self, block: BlockId, id: OpId) {
         let data = self.func.op(id).clone();
-        let mut parts = self.views[&data.operands[0]].clone();
-        let first = parts.scalars.len() - (data.operands.len() - 1);
+        let mut components = self.views[&data.operands[0]].clone();
+        let first = components.scalars.len() - (data.operands.len() - 1);
         for (i, &delta) in data.operands[1..].iter().enumerate() {
             // An offset that does not change stays the same value, so that loops need not carry it.
             if self.func.constant_int(delta) != Some(0) {
-                let operands = vec![parts.scalars[first + i], delta];
+                let operands = vec![components.scalars[first + i], delta];
                 let types = vec![Type::scalar(DType::I64)];
                 let sum =
                     self.func.append(block, Op::Binary(BinaryOp::Add), operands, types, Vec::new(), data.loc.clone());
-                parts.scalars[first + i] = self.func.result(sum);
+                components.scalars[first + i] = self.func.result(sum);
             }
         }
         let op = self.func.op_mut(id);
-        op.op = Op::MakeView { order: parts.order.clone() };
-        op.operands = parts.scalars.clone();
-        self.views.insert(data.results[0], parts);
+        op.op = Op::MakeView { order: components.order.clone() };
+        op.operands = components.scalars.clone();
+        self.views.insert(data.results[0], components);
         self.push(block, id);
     }
 
     /// The `order` of each view among these values.
     fn orders(&self, values: &[Value]) -> Vec<Option<Vec<usize>>> {
-        values.iter().map(|v| self.views.get(v).map(|parts| parts.order.clone())).collect()
+        values.iter().map(|v| self.views.get(v).map(|components| components.order.clone())).collect()
     }
 
     /// Replaces views among the operands of an op by their components.
     fn expand_operands(&mut self, id: OpId) {
         let operands = &self.func.op(id).operands;
-        let parts = |v: &Value| self.views.get(v).map_or_else(|| vec![*v], |parts| parts.scalars.clone());
-        let expanded = operands.iter().flat_map(parts).collect();
+        let components =
+            |v: &Value| self.views.get(v).map_or_else(|| vec![*v], |components| components.scalars.clone());
+        let expanded = operands.iter().flat_map(components).collect();
         self.func.op_mut(id).operands = expanded;
     }
 
@@ -141,13 +142,13 @@ impl Pass<'_> {
         let mut params = old[..first].to_vec();
         let mut made = Vec::new();
         for (&v, order) in old[first..].iter().zip(orders) {
-            let (Some(types), Some(order)) = (part_types(self.func.ty(v)), order) else {
+            let (Some(types), Some(order)) = (component_types(self.func.ty(v)), order) else {
                 params.push(v);
                 continue;
             };
             let scalars: Vec<Value> = types.into_iter().map(|ty| self.func.add_param(region, ty)).collect();
             params.extend(&scalars);
-            made.push(self.make(v, Parts { order: order.clone(), scalars }, Loc::unknown()));
+            made.push(self.make_view(v, ViewComponents { order: order.clone(), scalars }, Loc::unknown()));
         }
         set_params(self.func, region, params);
         made.append(&mut self.func.block_mut(region).ops);
@@ -162,16 +163,16 @@ impl Pass<'_> {
         let old = self.func.op(id).clone();
         let types = old.results.iter().flat_map(|&v| {
             let ty = self.func.ty(v);
-            part_types(ty).unwrap_or_else(|| vec![ty.clone()])
+            component_types(ty).unwrap_or_else(|| vec![ty.clone()])
         });
         let types = types.collect();
         let new = self.func.append(block, old.op, old.operands, types, old.regions, old.loc.clone());
         let mut results = self.func.op(new).results.clone().into_iter();
         for (&v, order) in old.results.iter().zip(orders) {
-            match (part_types(self.func.ty(v)), order) {
+            match (component_types(self.func.ty(v)), order) {
                 (Some(types), Some(order)) => {
                     let scalars = results.by_ref().take(types.len()).collect();
-                    let view = self.make(v, Parts { order: order.clone(), scalars }, old.loc.clone());
+                    let view = self.make_view(v, ViewComponents { order: order.clone(), scalars }, old.loc.clone());
                     self.push(block, view);
                 }
                 _ => {
@@ -185,15 +186,15 @@ impl Pass<'_> {
     }
 
     /// Creates a `make_view` that replaces the view `v`.
-    fn make(&mut self, v: Value, parts: Parts, loc: Loc) -> OpId {
-        let op = Op::MakeView { order: parts.order.clone() };
+    fn make_view(&mut self, v: Value, components: ViewComponents, loc: Loc) -> OpId {
+        let op = Op::MakeView { order: components.order.clone() };
         let ty = self.func.ty(v).clone();
-        let id = self.func.create_op(op, parts.scalars.clone(), vec![ty], Vec::new(), loc);
+        let id = self.func.create_op(op, components.scalars.clone(), vec![ty], Vec::new(), loc);
         let view = self.func.result(id);
         let name = self.func.value(v).name.clone();
         self.func.value_mut(view).name = name;
         self.func.replace_uses(v, view);
-        self.views.insert(view, parts);
+        self.views.insert(view, components);
         id
     }
 }

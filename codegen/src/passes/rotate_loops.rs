@@ -15,7 +15,7 @@
 //! would have to hold two; it drops the mark.
 
 use super::edit::{copy_op, replace_in, terminator};
-use super::late;
+use super::stage_one;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -24,76 +24,78 @@ pub fn run(func: &mut Func) {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
         let region = func.op(id).regions[0];
-        let products = late::marked(func, region);
+        let products = stage_one::marked_dots(func, region);
         if products.is_empty() {
-            rotate_returns(func, id);
+            rotate_releases(func, id);
             continue;
         }
         for &product in &products {
-            if let Op::Wgmma { late, .. } = &mut func.op_mut(product).op {
-                *late = None;
+            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(product).op {
+                *stage_one = None;
             }
         }
-        let Some(mut ops) = late::follow(func, region, &products) else { continue };
-        if !enough_buffers(func, &ops) {
+        let Some(mut ops) = stage_one::dependent_ops(func, region, &products) else { continue };
+        if !has_spare_buffer(func, &ops) {
             continue;
         }
-        late::sink(func, region, &mut ops);
-        forget_first_stage(func, &ops);
-        let crossing = late::crossing(func, region, &ops);
-        if crossing.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::Tensor { .. })) {
+        stage_one::sink(func, region, &mut ops);
+        drop_stage_zero_operands(func, &ops);
+        let cross_stage = stage_one::cross_stage_values(func, region, &ops);
+        if cross_stage.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::Tensor { .. })) {
             let wait = |op: &OpId| matches!(func.op(*op).op, Op::WgmmaWait { .. }) && !ops.contains(op);
             let before = func.block(region).ops.iter().copied().find(wait);
             let before = before.expect("internal compiler error: stage 1 without a wait in stage 0");
-            Rotation { id, region, late: ops, crossing, before }.build(func);
+            Rotation { id, region, stage_one: ops, cross_stage, before }.build(func);
         }
     }
 }
 
 /// Moves the releases of the buffers of deferred `wgmma` to the next iteration.
-fn rotate_returns(func: &mut Func, id: OpId) {
+fn rotate_releases(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
-    late::close(func, region);
-    let products = late::open(func, region);
+    stage_one::drop_unsafe_marks(func, region);
+    let products = stage_one::deferred_dots(func, region);
     let wait = |&product: &OpId| {
-        late::sum_of(func, region, product).expect("internal compiler error: a deferred wgmma without an accumulator").0
+        stage_one::accumulator_of(func, region, product)
+            .expect("internal compiler error: a deferred wgmma without an accumulator")
+            .0
     };
     let waited: Vec<Value> = products.iter().map(|product| func.result(wait(product))).collect();
     let after = |op: &OpId| {
         let data = func.op(*op);
         matches!(data.op, Op::MbarrierArrive { .. }) && data.operands.iter().any(|v| waited.contains(v))
     };
-    let returns: HashSet<OpId> = func.block(region).ops.iter().copied().filter(after).collect();
-    if returns.is_empty() {
+    let releases: HashSet<OpId> = func.block(region).ops.iter().copied().filter(after).collect();
+    if releases.is_empty() {
         return;
     }
-    if !enough_buffers(func, &returns) {
-        products.into_iter().for_each(|product| late::drop_mark(func, product));
+    if !has_spare_buffer(func, &releases) {
+        products.into_iter().for_each(|product| stage_one::wait_in_iteration(func, product));
         return;
     }
-    for &op in &returns {
+    for &op in &releases {
         func.op_mut(op).operands.truncate(2);
     }
-    let crossing = late::crossing(func, region, &returns);
+    let cross_stage = stage_one::cross_stage_values(func, region, &releases);
     let before = terminator(func, region);
-    Rotation { id, region, late: returns.clone(), crossing, before }.build(func);
+    Rotation { id, region, stage_one: releases.clone(), cross_stage, before }.build(func);
     // The waits leave the `wgmma` of this iteration in flight: those whose buffers are released here are complete.
-    for op in returns {
+    for op in releases {
         func.op_mut(op).operands.extend(&waited);
     }
 }
 
 /// Whether each ring whose buffers stage 1 releases has a second buffer to fill meanwhile.
-fn enough_buffers(func: &Func, late: &HashSet<OpId>) -> bool {
-    let returns = late.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. }));
-    returns.map(|&op| func.ty(func.op(op).operands[0])).all(|ty| !matches!(ty, Type::Barrier { count: 1 }))
+fn has_spare_buffer(func: &Func, stage_one: &HashSet<OpId>) -> bool {
+    let releases = stage_one.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. }));
+    releases.map(|&op| func.ty(func.op(op).operands[0])).all(|ty| !matches!(ty, Type::Barrier { count: 1 }))
 }
 
 /// A release in stage 1 need not depend on stage 0, which ran an iteration earlier.
-fn forget_first_stage(func: &mut Func, late: &HashSet<OpId>) {
-    for &op in late.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. })).collect::<Vec<_>>() {
+fn drop_stage_zero_operands(func: &mut Func, stage_one: &HashSet<OpId>) {
+    for &op in stage_one.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. })).collect::<Vec<_>>() {
         let operands = func.op(op).operands.clone();
-        let second = |v: &Value| func.def_op(*v).is_some_and(|id| late.contains(&id));
+        let second = |v: &Value| func.def_op(*v).is_some_and(|id| stage_one.contains(&id));
         let kept = operands[2..].iter().copied().filter(second);
         let kept: Vec<Value> = operands[..2].iter().copied().chain(kept).collect();
         func.op_mut(op).operands = kept;
@@ -104,16 +106,16 @@ struct Rotation {
     id: OpId,
     region: BlockId,
     /// The ops of stage 1.
-    late: HashSet<OpId>,
+    stage_one: HashSet<OpId>,
     /// The values of stage 0 that stage 1 uses.
-    crossing: Vec<Value>,
+    cross_stage: Vec<Value>,
     /// The op of stage 0 before which stage 1 is inserted.
     before: OpId,
 }
 
 impl Rotation {
     fn build(&self, func: &mut Func) {
-        let (parent, _) = func.place(self.id);
+        let (parent, _) = func.op_position(self.id);
         let end = terminator(func, self.region);
         let yields = func.op(end).operands.clone();
         let [lower, upper, step] = [0, 1, 2].map(|i| func.op(self.id).operands[i]);
@@ -122,7 +124,7 @@ impl Rotation {
         let types: Vec<Type> = results.iter().map(|&v| func.ty(v).clone()).collect();
         let loc = func.op(self.id).loc.clone();
         let second: Vec<bool> =
-            yields.iter().map(|&y| func.def_op(y).is_some_and(|id| self.late.contains(&id))).collect();
+            yields.iter().map(|&y| func.def_op(y).is_some_and(|id| self.stage_one.contains(&id))).collect();
         let some = func.add_block();
         let none = func.add_block();
 
@@ -131,7 +133,7 @@ impl Rotation {
         let mut map: HashMap<Value, Value> = HashMap::from([(params[0], lower)]);
         map.extend(params[1..].iter().copied().zip(inits.iter().copied()));
         for op in func.block(self.region).ops.clone() {
-            if op != end && !self.late.contains(&op) {
+            if op != end && !self.stage_one.contains(&op) {
                 copy_op(func, op, some, &mut map);
             }
         }
@@ -140,7 +142,7 @@ impl Rotation {
         let mut operands = vec![next, upper, step];
         let carried = yields.iter().zip(&inits).zip(&second);
         operands.extend(carried.map(|((y, &init), &second)| if second { init } else { at_first(y) }));
-        operands.extend(self.crossing.iter().map(at_first));
+        operands.extend(self.cross_stage.iter().map(at_first));
 
         // Users of the loop's results now use those of the `if`.
         let branch = func.create_op(Op::If, Vec::new(), types, vec![some, none], loc.clone());
@@ -159,7 +161,7 @@ impl Rotation {
         func.op_mut(self.id).operands = operands;
 
         let before = self.rotate_body(func, end);
-        self.finish(func, some, &yields, &before);
+        self.epilogue(func, some, &yields, &before);
         let mut b = Builder::new(func, none, loc);
         b.op(Op::Yield, &inits, &[]);
     }
@@ -168,18 +170,18 @@ impl Rotation {
     /// values. Returns these, keyed by the value of stage 0 that they carry.
     fn rotate_body(&self, func: &mut Func, end: OpId) -> HashMap<Value, Value> {
         let mut before = HashMap::new();
-        for &v in &self.crossing {
+        for &v in &self.cross_stage {
             let ty = func.ty(v).clone();
             before.insert(v, func.add_param(self.region, ty.clone()));
             func.add_result(self.id, ty);
         }
-        func.op_mut(end).operands.extend(&self.crossing);
+        func.op_mut(end).operands.extend(&self.cross_stage);
         let ops = func.block(self.region).ops.clone();
-        let (second, mut first): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(|op| self.late.contains(op));
+        let (second, mut first): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(|op| self.stage_one.contains(op));
         for &op in &second {
             replace_in(func, op, &before);
         }
-        self.hand_over_last(func, &mut first);
+        self.sink_carried_values(func, &mut first);
         let at = first.iter().position(|&op| op == self.before);
         let at = at.expect("internal compiler error: no insertion point for stage 1");
         first.splice(at..at, second);
@@ -189,13 +191,13 @@ impl Rotation {
 
     /// Moves values that only the next iteration uses to the end: they take the registers that the `wgmma` in flight
     /// still reads.
-    fn hand_over_last(&self, func: &Func, first: &mut Vec<OpId>) {
+    fn sink_carried_values(&self, func: &Func, first: &mut Vec<OpId>) {
         let uses = func.use_counts();
         let handed = |&op: &OpId| {
             let data = func.op(op);
             let pure = data.op.effects() == crate::ir::Effects::Pure && data.results.len() == 1;
             pure && func.ty(data.results[0]).is_tensor()
-                && self.crossing.contains(&data.results[0])
+                && self.cross_stage.contains(&data.results[0])
                 && uses[data.results[0].0 as usize] == 1
         };
         let moved: Vec<OpId> = first.iter().copied().filter(handed).collect();
@@ -204,19 +206,19 @@ impl Rotation {
     }
 
     /// Epilogue: stage 1 of the last iteration, behind the loop.
-    fn finish(&self, func: &mut Func, block: BlockId, yields: &[Value], before: &HashMap<Value, Value>) {
+    fn epilogue(&self, func: &mut Func, block: BlockId, yields: &[Value], before: &HashMap<Value, Value>) {
         let params = func.block(self.region).params.clone();
         let results = func.op(self.id).results.clone();
         let mut map: HashMap<Value, Value> = params[1..].iter().copied().zip(results.iter().copied()).collect();
         debug_assert!(before.values().all(|v| map.contains_key(v)));
         for op in func.block(self.region).ops.clone() {
-            if self.late.contains(&op) {
+            if self.stage_one.contains(&op) {
                 copy_op(func, op, block, &mut map);
             }
         }
         let last = yields.iter().zip(&results).map(|(y, &result)| {
-            let late = func.def_op(*y).is_some_and(|id| self.late.contains(&id));
-            if late { map[y] } else { result }
+            let stage_one = func.def_op(*y).is_some_and(|id| self.stage_one.contains(&id));
+            if stage_one { map[y] } else { result }
         });
         let operands: Vec<Value> = last.collect();
         let loc = func.op(self.id).loc.clone();

@@ -5,7 +5,7 @@
 //! buffer before its first use and arrives at its *empty* mbarrier after the last. The producer partition runs the same
 //! loops with only the addresses: it waits for *empty*, and loads. Consecutive loops with buffers of equal types share
 //! their rings, so that the producer runs ahead from one loop into the next.
-//! Requires: stage *laid*.
+//! Requires: stage *layout*.
 //! Keeps: results.
 //! Does not: change a kernel whose addresses or loop bounds come from memory or from a `while`.
 //!
@@ -15,7 +15,7 @@
 mod build;
 mod slice;
 
-use super::pipeline_loads::{Candidate, find, reads_ring};
+use super::pipeline_loads::{Candidate, find_candidates, reads_ring};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{scratch, tensor_map};
 use crate::ir::{Func, Op, OpId, Type};
@@ -25,36 +25,36 @@ use std::collections::HashMap;
 /// Registers of a streaming multiprocessor (SM), and the maximum per thread with `setmaxnreg`, which leaves space for
 /// the driver.
 const REGISTERS: u32 = 65536;
-const MOST_REGISTERS: u32 = 248;
+const MAX_REGISTERS: u32 = 248;
 
 /// Supported numbers of consumer warps, in addition to the four warps of the producer warpgroup: whole warpgroups,
 /// within the limit of a block.
-pub const WARPS: [u32; 3] = [4, 8, 16];
+pub const CONSUMER_WARPS: [u32; 3] = [4, 8, 16];
 
 /// A ring of buffers.
 struct Ring {
     buffer: Type,
     bytes: u32,
     /// Loaded by TMA; otherwise by `cp.async`.
-    bulk: bool,
+    tma: bool,
 }
 
 impl Ring {
     /// The number of threads per warp that arrive at the empty mbarrier. By the memory model one suffices, but
     /// compute-sanitizer does not follow the order from there to the writes of a `cp.async`, and would report a race.
-    fn lanes(&self) -> u32 {
-        if self.bulk { 1 } else { 32 }
+    fn arriving_lanes(&self) -> u32 {
+        if self.tma { 1 } else { 32 }
     }
 }
 
 /// The rings that one loop fills.
-struct Group {
+struct RingGroup {
     rings: Vec<Ring>,
 }
 
 /// The plan of the transformation.
 struct Plan {
-    groups: Vec<Group>,
+    groups: Vec<RingGroup>,
     /// The ring group and the loads of each loop that has loads.
     loops: HashMap<OpId, (usize, Vec<Candidate>)>,
     stages: u32,
@@ -70,13 +70,13 @@ struct Plan {
 /// # Errors
 /// The reason why a kernel that asks for warp specialization stays unchanged.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<(), String> {
-    if !wanted(func, options) {
+    if !is_requested(func, options) {
         return Ok(());
     }
     if arch < GpuArch::Sm90a {
         return Err(format!("{} has no TMA", arch.name()));
     }
-    if !WARPS.contains(&options.num_warps) {
+    if !CONSUMER_WARPS.contains(&options.num_warps) {
         return Err(format!("num_warps is {}: expected 4, 8 or 16 consumer warps", options.num_warps));
     }
     let plan = Plan::new(func, arch, options)?;
@@ -87,7 +87,7 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<(
 }
 
 /// Whether a loop asks for warp specialization, or the options do and no loop forbids it.
-pub fn wanted(func: &Func, options: &CompileOptions) -> bool {
+pub fn is_requested(func: &Func, options: &CompileOptions) -> bool {
     let hints: Vec<bool> = func
         .walk()
         .into_iter()
@@ -105,18 +105,18 @@ impl Plan {
         let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps, blocks: 1, max_registers };
         let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
         for id in loops {
-            let candidates = find(func, id);
+            let candidates = find_candidates(func, id);
             if candidates.is_empty() {
                 continue;
             }
-            let rings = rings(func, &candidates, options.schedule.bulk_copies != Some(false));
-            let rings = rings.ok_or("TMA cannot load an operand: no tensor map describes it, or bulk_copies is off")?;
-            let same = |g: &Group| {
+            let rings = rings(func, &candidates, options.schedule.tma != Some(false));
+            let rings = rings.ok_or("TMA cannot load an operand: no tensor map describes it, or tma is off")?;
+            let same = |g: &RingGroup| {
                 let pairs = || g.rings.iter().zip(&rings);
-                g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.bulk == b.bulk)
+                g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.tma == b.tma)
             };
             let group = plan.groups.iter().position(same).unwrap_or_else(|| {
-                plan.groups.push(Group { rings });
+                plan.groups.push(RingGroup { rings });
                 plan.groups.len() - 1
             });
             if let Op::For { num_stages, .. } = func.op(id).op {
@@ -174,12 +174,12 @@ impl Plan {
         // Two blocks with one consumer warpgroup have as many registers per thread as one block with two.
         let blocks = if groups == 2 { self.blocks.clamp(1, 2) } else { 1 };
         let each = (REGISTERS / (128 * groups * blocks)).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
-        let bulk = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.bulk);
-        let producer = if bulk { 24 } else { 40 };
+        let tma = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.tma);
+        let producer = if tma { 24 } else { 40 };
         if each <= producer {
             return Vec::new();
         }
-        let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MOST_REGISTERS);
+        let consumer = ((each * groups - producer) / (groups - 1) / 8 * 8).min(MAX_REGISTERS);
         vec![consumer, producer]
     }
 }
@@ -192,11 +192,11 @@ fn rings(func: &Func, candidates: &[Candidate], engine: bool) -> Option<Vec<Ring
         .map(|c| {
             let Op::LoadView { boundary, .. } = &func.op(c.load).op else { return None };
             let view = func.op(c.load).operands[0];
-            let bulk = engine && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
+            let tma = engine && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
             let Type::Shared { elem, .. } = c.buffer else { return None };
             let bytes = (c.buffer.numel() * elem.bytes()) as u32;
             // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
-            (bulk || c.alloc.is_none()).then(|| Ring { buffer: c.buffer.clone(), bytes, bulk })
+            (tma || c.alloc.is_none()).then(|| Ring { buffer: c.buffer.clone(), bytes, tma })
         })
         .collect()
 }

@@ -1,11 +1,11 @@
 //! Executes LLVM intrinsics and the PTX that the GPU lowering writes as inline assembly.
 
 use super::Global;
-use super::error::What;
-use super::machine::{Block, Flight, Waiting, operand};
+use super::error::UnsupportedKind;
+use super::machine::{Block, Waiting, WgmmaInFlight, operand};
 use super::matrix::{self, Descriptor};
 use super::parse::{Operand, Ty};
-use super::value::{self, Value, f32_of, mask};
+use super::value::{self, Value, f32_from_bits, mask};
 use crate::ir::DType;
 use crate::mma::Instruction;
 use crate::num;
@@ -19,7 +19,7 @@ const GRID_SIZE: &str = "mov.u32 $0, %nctaid.";
 
 /// Whether the lowering may have written an assembly text: accesses of memory, synchronization, MMAs, and the
 /// instructions that only these need.
-pub fn is_lowerings(text: &str) -> bool {
+pub fn is_compiler_asm(text: &str) -> bool {
     const NAMES: [&str; 16] = [
         "ld.global",
         "st.global",
@@ -48,7 +48,7 @@ pub fn axis_of(text: &str, prefix: &str) -> Option<usize> {
 }
 
 /// Whether a function is an intrinsic that needs the state of the block: [`Block::call`] executes it.
-pub fn is_special(name: &str) -> bool {
+pub fn is_stateful_intrinsic(name: &str) -> bool {
     let names = [
         "llvm.nvvm.shfl.sync.bfly.i32",
         "llvm.nvvm.shfl.sync.idx.i32",
@@ -65,8 +65,8 @@ pub fn is_special(name: &str) -> bool {
 }
 
 /// Executes an LLVM intrinsic that computes from its arguments alone.
-pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, What> {
-    let unknown = || What::Function(name.into());
+pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, UnsupportedKind> {
+    let unknown = || UnsupportedKind::Function(name.into());
     let parts: Vec<&str> = name.split('.').collect();
     let ("llvm", [function, ..]) = (parts[0], &parts[1..]) else { return Err(unknown()) };
     let bits = |i: usize| args.get(i).map(|arg| arg.1).ok_or_else(unknown);
@@ -78,13 +78,13 @@ pub fn intrinsic(name: &str, ty: &Ty, args: &[(&Ty, u64)]) -> Result<Value, What
     } {
         // The first operand goes to the high half.
         let halves = [value::float_bits(f(1)?, &element)?, value::float_bits(f(0)?, &element)?];
-        return Ok(Value::many(halves.map(Value::Bits).to_vec()));
+        return Ok(Value::aggregate(halves.map(Value::Bits).to_vec()));
     }
     let out = |x: f64| value::float_bits(x, ty);
     let width = || value::int_bits(ty).ok().filter(|&bits| bits <= 64).ok_or_else(unknown);
-    let signed = |i: usize| Ok::<i64, What>(value::signed(bits(i)?, width()?));
-    let unsigned = |i: usize| Ok::<u64, What>(bits(i)? & mask(width()?));
-    let int = |x: i64| Ok::<u64, What>(x as u64 & mask(width()?));
+    let signed = |i: usize| Ok::<i64, UnsupportedKind>(value::signed(bits(i)?, width()?));
+    let unsigned = |i: usize| Ok::<u64, UnsupportedKind>(bits(i)? & mask(width()?));
+    let int = |x: i64| Ok::<u64, UnsupportedKind>(x as u64 & mask(width()?));
     Ok(Value::Bits(match *function {
         "fptosi" | "fptoui" if parts.get(2) == Some(&"sat") => saturate(*function == "fptosi", width()?, f(0)?),
         "fma" => num::fused_multiply_add(value::dtype(ty)?, bits(0)?, bits(1)?, bits(2)?),
@@ -119,14 +119,14 @@ fn accumulator(thread: usize, r: usize) -> (usize, usize) {
 }
 
 /// Parses the operands `name, $n, number` of an addition.
-fn sum_of(operands: &str) -> Result<(&str, usize, u64), String> {
+fn parse_add(operands: &str) -> Result<(&str, usize, u64), String> {
     let wrong = || format!("expected an operand and a number, found `{operands}`");
     let [name, base, units] = operands.split(", ").collect::<Vec<_>>()[..] else { return Err(wrong()) };
-    Ok((name, number(base), units.parse().map_err(|_| wrong())?))
+    Ok((name, operand_index(base), units.parse().map_err(|_| wrong())?))
 }
 
 /// The index `n` of `$n` in an assembly text: an output if it is below `outputs`, else an argument.
-fn number(token: &str) -> usize {
+fn operand_index(token: &str) -> usize {
     token
         .trim()
         .trim_start_matches(['@', '[', '{', '$'])
@@ -151,7 +151,7 @@ fn little_endian(bytes: &[u8]) -> u64 {
 /// The first MMA instruction that a text names, and its number of columns (N).
 fn matrix_instruction(text: &str) -> Result<(&'static Instruction, u32), String> {
     let named = text.find("wgmma.mma_async").map_or(text, |at| &text[at..]);
-    Instruction::in_text(named).ok_or_else(|| format!("unsupported MMA instruction: `{text}`"))
+    Instruction::parse_mnemonic(named).ok_or_else(|| format!("unsupported MMA instruction: `{text}`"))
 }
 
 /// The LLVM type of the elements of an MMA's operands.
@@ -179,11 +179,11 @@ impl Block<'_> {
         args: &[(Ty, Operand)],
         global: &mut Global,
     ) -> Result<Option<Value>, String> {
-        if self.bulk_add_asm(t, text, args, global)? {
+        if self.bulk_reduce_asm(t, text, args, global)? {
             return Ok(Some(Value::Undef));
         }
-        if let Some(goes_on) = self.barrier_asm(t, text, args, global)? {
-            return Ok(goes_on.then_some(Value::Undef));
+        if let Some(continues) = self.barrier_asm(t, text, args, global)? {
+            return Ok(continues.then_some(Value::Undef));
         }
         let wait = if text.starts_with("bar.sync 0") {
             Some(Waiting::Block)
@@ -199,14 +199,14 @@ impl Block<'_> {
             return Ok(None);
         }
         if text.starts_with("wgmma.fence") {
-            let fenced = &mut self.flights.entry(t as u32 / 128).or_default().fenced;
+            let fenced = &mut self.wgmma_groups.entry(t as u32 / 128).or_default().fenced;
             fenced.resize(128, false);
             fenced[t % 128] = true;
             return Ok(Some(Value::Undef));
         }
         if text.starts_with("cp.async.commit") {
-            let open = std::mem::take(&mut self.threads[t].open);
-            self.threads[t].groups.push(open);
+            let open = std::mem::take(&mut self.threads[t].uncommitted_copies);
+            self.threads[t].copy_groups.push(open);
             return Ok(Some(Value::Undef));
         }
         if let Some(rest) = text.strip_prefix(WAIT_COPY) {
@@ -224,7 +224,7 @@ impl Block<'_> {
         let (guard, body) = match text.find('@') {
             Some(at) => {
                 let (g, rest) = text[at..].split_once(' ').ok_or("a guard without an instruction")?;
-                (Some(number(g)), rest)
+                (Some(operand_index(g)), rest)
             }
             None => (None, text),
         };
@@ -238,7 +238,7 @@ impl Block<'_> {
                 / 8;
         if op.starts_with("ld.global") {
             // The cache policy follows the address.
-            let address = operands.split(['[', ']']).nth(1).map(number).ok_or("no address")?;
+            let address = operands.split(['[', ']']).nth(1).map(operand_index).ok_or("no address")?;
             let words: Vec<Value> = if on {
                 let p = self.bits(t, input(args, address, n)?)?;
                 let bytes = self.read_global(t, global, p, width * n)?;
@@ -251,7 +251,7 @@ impl Block<'_> {
             };
             return Ok(Some(match &words[..] {
                 [word] => word.clone(),
-                _ => Value::many(words),
+                _ => Value::aggregate(words),
             }));
         }
         if op.starts_with("st.shared") && !on {
@@ -301,7 +301,7 @@ impl Block<'_> {
                 let mut bytes = if read == 0 { Vec::new() } else { self.read_global(t, global, from, read)? };
                 bytes.resize(size, 0);
                 self.shared.start_copy(to, size, t as u32)?;
-                self.threads[t].open.push((to, bytes));
+                self.threads[t].uncommitted_copies.push((to, bytes));
             }
             return Ok(Some(Value::Undef));
         }
@@ -310,15 +310,15 @@ impl Block<'_> {
 
     /// Completes all but the last `pending` `cp.async` groups of a thread.
     pub(super) fn wait_copies(&mut self, t: usize, pending: usize) -> Result<(), String> {
-        let done = self.threads[t].groups.len().saturating_sub(pending);
-        let groups: Vec<_> = self.threads[t].groups.drain(..done).collect();
+        let done = self.threads[t].copy_groups.len().saturating_sub(pending);
+        let groups: Vec<_> = self.threads[t].copy_groups.drain(..done).collect();
         for (to, bytes) in groups.into_iter().flatten() {
             self.shared.end_copy(to, &bytes, t as u32)?;
         }
         Ok(())
     }
 
-    pub(super) fn asm_together(
+    pub(super) fn asm_collective(
         &mut self,
         members: &[usize],
         result: Option<usize>,
@@ -328,7 +328,7 @@ impl Block<'_> {
         _global: &mut Global,
     ) -> Result<(), String> {
         if text.starts_with("bar.sync") {
-            self.shared.clocks.meet(members);
+            self.shared.clocks.barrier(members);
             for &t in members {
                 self.finish(t, None, Value::Undef);
             }
@@ -338,16 +338,16 @@ impl Block<'_> {
                 self.finish(t, result, v);
             }
         } else if text.starts_with("wgmma.commit") {
-            let flights = self.flights.entry(members[0] as u32 / 128).or_default();
-            let open = std::mem::take(&mut flights.open);
-            flights.committed.push(open);
-            flights.fenced.clear();
+            let wgmma_groups = self.wgmma_groups.entry(members[0] as u32 / 128).or_default();
+            let open = std::mem::take(&mut wgmma_groups.uncommitted);
+            wgmma_groups.committed.push(open);
+            wgmma_groups.fenced.clear();
             for &t in members {
                 self.finish(t, None, Value::Undef);
             }
         } else if let Some(rest) = text.strip_prefix(WAIT_WGMMA) {
             let pending: usize = rest.trim_end_matches(';').parse().map_err(|_| format!("`{text}`"))?;
-            self.wait_products(members, result, pending, outputs(constraints), args)?;
+            self.wait_wgmma(members, result, pending, outputs(constraints), args)?;
         } else {
             self.wgmma(members, result, text, constraints, args)?;
         }
@@ -371,7 +371,7 @@ impl Block<'_> {
                 let halves = if tf32 { 1 } else { 2 };
                 for h in 0..halves {
                     let x = if tf32 {
-                        f64::from(f32_of(bits & matrix::TF32))
+                        f64::from(f32_from_bits(bits & matrix::TF32_MASK))
                     } else {
                         value::float(bits >> (16 * h) & 0xFFFF, &element)?
                     };
@@ -402,10 +402,10 @@ impl Block<'_> {
             for r in 0..4 {
                 let (row, col) = matrix::accumulator(lane, r);
                 let sum: f64 = (0..depth).map(|k| a[row][k] * b[k][col]).sum();
-                let c = f64::from(f32_of(self.bits(t, operand(args, 6 + r)?)?));
+                let c = f64::from(f32_from_bits(self.bits(t, operand(args, 6 + r)?)?));
                 list.push(Value::Bits(u64::from(((c + sum) as f32).to_bits())));
             }
-            results.push(Value::many(list));
+            results.push(Value::aggregate(list));
         }
         Ok(results)
     }
@@ -422,7 +422,7 @@ impl Block<'_> {
         if members.len() != 128 {
             return Err(format!("wgmma is executed by {} threads: expected 128", members.len()));
         }
-        self.registers_are_fenced(members)?;
+        self.check_wgmma_fence(members)?;
         let n_out = outputs(constraints);
         let (instruction, columns) = matrix_instruction(text)?;
         let (n, element) = (columns as usize, operand_type(instruction));
@@ -430,8 +430,8 @@ impl Block<'_> {
             return Err(format!("wgmma has {n_out} accumulator registers for {n} columns"));
         }
         let (bytes, depth) = (element.bytes() as u64, instruction.k as usize);
-        let number_of =
-            |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32 } else { bits & 0xFFFF }, &element);
+        let decode_element =
+            |bits: u64| value::float(if bytes == 4 { bits & matrix::TF32_MASK } else { bits & 0xFFFF }, &element);
         let tied = constraints.get(n_out).is_some_and(|c| c == "0");
         let mut acc = vec![vec![0f32; n]; 64];
         if tied {
@@ -439,8 +439,8 @@ impl Block<'_> {
                 for r in 0..n_out {
                     let (row, col) = accumulator(m, r);
                     acc[row][col] = match self.get(t, operand(args, r)?) {
-                        Value::Pending(_, bits) => f32_of(bits),
-                        v => f32_of(v.bits()?),
+                        Value::Pending(_, bits) => f32_from_bits(bits),
+                        v => f32_from_bits(v.bits()?),
                     };
                 }
             }
@@ -448,17 +448,17 @@ impl Block<'_> {
         let reader = members[0] as u32;
         let mut reads = Vec::new();
         // Descriptors that the statement computes: the operand they start from, and the offset.
-        let mut made: HashMap<&str, (usize, u64)> = HashMap::new();
+        let mut computed_descriptors: HashMap<&str, (usize, u64)> = HashMap::new();
         for step in text.trim_matches(['{', '}']).split(';') {
             if let Some(sum) = step.trim().strip_prefix("add.s64 ") {
-                let (name, base, units) = sum_of(sum)?;
-                made.insert(name, (base, units));
+                let (name, base, units) = parse_add(sum)?;
+                computed_descriptors.insert(name, (base, units));
             }
             if !step.contains("wgmma.mma_async") {
                 continue;
             }
             let descriptor = |this: &Self, name: &str| {
-                let (base, units) = made.get(name).copied().unwrap_or_else(|| (number(name), 0));
+                let (base, units) = computed_descriptors.get(name).copied().unwrap_or_else(|| (operand_index(name), 0));
                 Descriptor::decode(this.bits(members[0], input(args, base, n_out)?)?.wrapping_add(units))
             };
             // Output list, a, b, scale-d, 1, 1, transposes.
@@ -476,14 +476,14 @@ impl Block<'_> {
             let b_trans = flag(if from_registers { 4 } else { 5 });
             let mut a = vec![vec![0f64; depth]; 64];
             if from_registers {
-                let words: Vec<usize> = a_text.split(',').map(number).collect();
+                let words: Vec<usize> = a_text.split(',').map(operand_index).collect();
                 (words.len() == 4).then_some(()).ok_or("expected four registers for operand A")?;
                 for (m, &t) in members.iter().enumerate() {
                     for (w, &word) in words.iter().enumerate() {
                         let bits = self.bits(t, input(args, word, n_out)?)?;
                         for h in 0..depth / 8 {
                             let (row, k) = if bytes == 4 { matrix::a32(m % 32, w) } else { matrix::a16(m % 32, w, h) };
-                            a[row + 16 * (m / 32)][k] = number_of(bits >> (16 * h))?;
+                            a[row + 16 * (m / 32)][k] = decode_element(bits >> (16 * h))?;
                         }
                     }
                 }
@@ -491,12 +491,12 @@ impl Block<'_> {
                 let d = descriptor(self, a_text)?;
                 let elements = self.shared_matrix(d, [64, depth], !flag(4), bytes, reader, &mut reads)?;
                 for (at, bits) in elements.into_iter().enumerate() {
-                    a[at / depth][at % depth] = number_of(bits)?;
+                    a[at / depth][at % depth] = decode_element(bits)?;
                 }
             }
             let d = descriptor(self, fields.first().ok_or("a wgmma without operand b")?)?;
             let b = self.shared_matrix(d, [n, depth], !b_trans, bytes, reader, &mut reads)?;
-            let b: Vec<f64> = b.into_iter().map(number_of).collect::<Result<_, _>>()?;
+            let b: Vec<f64> = b.into_iter().map(decode_element).collect::<Result<_, _>>()?;
             for row in 0..64 {
                 for col in 0..n {
                     let sum: f64 = (0..depth).map(|k| a[row][k] * b[col * depth + k]).sum();
@@ -504,13 +504,13 @@ impl Block<'_> {
                 }
             }
         }
-        self.next_flight += 1;
-        let number = self.next_flight;
+        self.next_wgmma += 1;
+        let number = self.next_wgmma;
         for &(p, len) in &reads {
-            self.shared.begin_product(p, len)?;
+            self.shared.begin_async_read(p, len)?;
         }
         let group = members[0] as u32 / 128;
-        self.flights.entry(group).or_default().open.push(Flight { number, reads });
+        self.wgmma_groups.entry(group).or_default().uncommitted.push(WgmmaInFlight { number, reads });
         for (m, &t) in members.iter().enumerate() {
             let list = (0..n_out)
                 .map(|r| {
@@ -518,14 +518,15 @@ impl Block<'_> {
                     Value::Pending(number, u64::from(acc[row][col].to_bits()))
                 })
                 .collect();
-            self.finish(t, result, Value::many(list));
+            self.finish(t, result, Value::aggregate(list));
         }
         Ok(())
     }
 
     /// Checks that all members have executed a `wgmma.fence` since their last commit.
-    fn registers_are_fenced(&self, members: &[usize]) -> Result<(), String> {
-        let fenced = self.flights.get(&(members[0] as u32 / 128)).map_or(&[][..], |flights| &flights.fenced);
+    fn check_wgmma_fence(&self, members: &[usize]) -> Result<(), String> {
+        let fenced =
+            self.wgmma_groups.get(&(members[0] as u32 / 128)).map_or(&[][..], |wgmma_groups| &wgmma_groups.fenced);
         match !fenced.is_empty() && fenced.iter().all(|&f| f) {
             true => Ok(()),
             false => {
@@ -554,7 +555,7 @@ impl Block<'_> {
     }
 
     /// Completes all but the last `pending` committed wgmma groups.
-    fn wait_products(
+    fn wait_wgmma(
         &mut self,
         members: &[usize],
         result: Option<usize>,
@@ -562,15 +563,16 @@ impl Block<'_> {
         n_out: usize,
         args: &[(Ty, Operand)],
     ) -> Result<(), String> {
-        let flights = self.flights.entry(members[0] as u32 / 128).or_default();
-        let done = flights.committed.len().saturating_sub(pending);
-        let finished: Vec<Flight> = flights.committed.drain(..done).flatten().collect();
-        let open: Vec<u64> = flights.committed.iter().flatten().chain(&flights.open).map(|f| f.number).collect();
+        let wgmma_groups = self.wgmma_groups.entry(members[0] as u32 / 128).or_default();
+        let done = wgmma_groups.committed.len().saturating_sub(pending);
+        let finished: Vec<WgmmaInFlight> = wgmma_groups.committed.drain(..done).flatten().collect();
+        let open: Vec<u64> =
+            wgmma_groups.committed.iter().flatten().chain(&wgmma_groups.uncommitted).map(|f| f.number).collect();
         // Each warp learns of the completion; its first thread represents it.
         let warps: Vec<u32> = members.iter().step_by(32).map(|&t| t as u32).collect();
-        for flight in &finished {
-            for &(p, len) in &flight.reads {
-                self.shared.end_product(p, len, &warps)?;
+        for mma in &finished {
+            for &(p, len) in &mma.reads {
+                self.shared.end_async_read(p, len, &warps)?;
             }
         }
         for &t in members {
@@ -581,7 +583,7 @@ impl Block<'_> {
                     v => v,
                 });
             }
-            self.finish(t, result, Value::many(list));
+            self.finish(t, result, Value::aggregate(list));
         }
         Ok(())
     }

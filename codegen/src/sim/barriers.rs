@@ -1,7 +1,7 @@
 //! Mbarriers, the TMA loads that they track, and named barriers (`bar.sync` and `bar.arrive` with a thread count).
 
 use super::Global;
-use super::clock::Knowledge;
+use super::clock::SyncClocks;
 use super::machine::{Block, Waiting, operand};
 use super::parse::{Operand, Ty};
 use crate::ir::DType;
@@ -13,31 +13,31 @@ pub const MAP_BASE: u64 = 0x7A90_0000_0000_0000;
 /// State of one mbarrier.
 pub(super) struct Mbarrier {
     arrivals: u32,
-    missing: u32,
+    pending_arrivals: u32,
     /// Expected bytes (`expect_tx`) that have not been written yet; of these, the bytes of copies in flight.
     bytes: u64,
-    under_way: u64,
+    bytes_in_flight: u64,
     phase: u32,
     /// Its index among the sources of events (see [`super::clock`]).
     source: u32,
     /// Clocks of the threads that have arrived: in the current phase, and up to the last complete phase.
-    told: Knowledge,
-    complete: Knowledge,
-    made: (u32, u32),
+    arrived: SyncClocks,
+    completed: SyncClocks,
+    initialized_by: (u32, u32),
     fenced: bool,
     /// The last phase (from 1) that tracks a copy, and the last phase whose end a thread has waited for.
-    copied: u32,
-    awaited: u32,
+    last_copy_phase: u32,
+    last_awaited_phase: u32,
 }
 
 impl Mbarrier {
     fn step(&mut self) {
-        if self.missing == 0 && self.bytes == 0 {
-            self.missing = self.arrivals;
+        if self.pending_arrivals == 0 && self.bytes == 0 {
+            self.pending_arrivals = self.arrivals;
             self.phase += 1;
-            let told = std::mem::take(&mut self.told);
-            self.complete.join(&told);
-            let (at, events) = (self.source as usize, &mut self.complete.events);
+            let arrived = std::mem::take(&mut self.arrived);
+            self.completed.join(&arrived);
+            let (at, events) = (self.source as usize, &mut self.completed.events);
             if events.len() <= at {
                 events.resize(at + 1, 0);
             }
@@ -48,8 +48,8 @@ impl Mbarrier {
 
 impl Mbarrier {
     /// Checks that a thread has waited for the last copy. Without a wait, nothing orders the end of the copy.
-    fn no_copy_is_lost(&self) -> Result<(), String> {
-        match self.copied > self.awaited {
+    fn check_copies_awaited(&self) -> Result<(), String> {
+        match self.last_copy_phase > self.last_awaited_phase {
             true => Err("the block may end before a bulk copy completes: no thread waits for its mbarrier".into()),
             false => Ok(()),
         }
@@ -58,16 +58,16 @@ impl Mbarrier {
 
 /// A named barrier at which some threads have arrived.
 #[derive(Default)]
-pub(super) struct Named {
-    told: Knowledge,
+pub(super) struct NamedBarrier {
+    arrived: SyncClocks,
     /// The thread count that the first arrival gave.
     count: usize,
-    come: usize,
+    arrivals_so_far: usize,
     waiting: Vec<usize>,
 }
 
 /// A TMA load whose bytes its mbarrier has not counted yet.
-pub(super) struct Bulk {
+pub(super) struct BulkCopy {
     barrier: u64,
     bytes: u64,
 }
@@ -93,34 +93,34 @@ impl Block<'_> {
                 }
                 let source = self.threads.len() as u32 + self.next_barrier;
                 self.next_barrier += 1;
-                let made = (t as u32, self.shared.clocks.now(t as u32));
+                let initialized_by = (t as u32, self.shared.clocks.now(t as u32));
                 let new = Mbarrier {
                     arrivals,
-                    missing: arrivals,
+                    pending_arrivals: arrivals,
                     bytes: 0,
-                    under_way: 0,
+                    bytes_in_flight: 0,
                     phase: 0,
                     source,
-                    told: Knowledge::default(),
-                    complete: Knowledge::default(),
-                    made,
+                    arrived: SyncClocks::default(),
+                    completed: SyncClocks::default(),
+                    initialized_by,
                     fenced: false,
-                    copied: 0,
-                    awaited: 0,
+                    last_copy_phase: 0,
+                    last_awaited_phase: 0,
                 };
                 self.mbarriers.insert(at, new);
             }
             "mbarrier.inval.shared::cta.b64" => {
                 let at = arg(self, 0)?;
                 let b = self.mbarrier(t, at)?;
-                if b.missing != b.arrivals || b.bytes != 0 {
+                if b.pending_arrivals != b.arrivals || b.bytes != 0 {
                     return Err("mbarrier.inval in the middle of a phase".into());
                 }
-                b.no_copy_is_lost()?;
+                b.check_copies_awaited()?;
                 self.mbarriers.remove(&at);
             }
             "fence.mbarrier_init.release.cluster" => {
-                for b in self.mbarriers.values_mut().filter(|b| b.made.0 == t as u32) {
+                for b in self.mbarriers.values_mut().filter(|b| b.initialized_by.0 == t as u32) {
                     b.fenced = true;
                 }
             }
@@ -132,8 +132,8 @@ impl Block<'_> {
             }
             "mbarrier.arrive.shared::cta.b64" => self.arrive(t, arg(self, 0)?)?,
             "cp.async.mbarrier.arrive.noinc.shared::cta.b64" => {
-                let open = std::mem::take(&mut self.threads[t].open);
-                self.threads[t].groups.push(open);
+                let open = std::mem::take(&mut self.threads[t].uncommitted_copies);
+                self.threads[t].copy_groups.push(open);
                 self.wait_copies(t, 0)?;
                 self.arrive(t, arg(self, 0)?)?;
             }
@@ -144,8 +144,8 @@ impl Block<'_> {
                     self.threads[t].waiting = Some(Waiting::Phase(at, parity));
                     return Ok(Some(false));
                 }
-                b.awaited = b.phase;
-                let known = b.complete.clone();
+                b.last_awaited_phase = b.phase;
+                let known = b.completed.clone();
                 self.shared.clocks.acquire(t as u32, &known);
             }
             "setmaxnreg.inc.sync.aligned.u32" | "setmaxnreg.dec.sync.aligned.u32" => {}
@@ -155,7 +155,7 @@ impl Block<'_> {
                 for i in 0..rank {
                     at.push(i64::from(arg(self, 2 + i)? as u32 as i32));
                 }
-                self.bulk_load(t, arg(self, 0)?, arg(self, 1)?, &at, arg(self, 2 + rank)?, global)?;
+                self.tma_load(t, arg(self, 0)?, arg(self, 1)?, &at, arg(self, 2 + rank)?, global)?;
             }
             "bar.sync" | "bar.arrive" if text.contains(',') => {
                 let count = last_number(text)? as usize;
@@ -178,10 +178,10 @@ impl Block<'_> {
         let Some(b) = self.mbarriers.get_mut(&at) else {
             return Err(format!("no mbarrier is initialized at {at}"));
         };
-        if !self.shared.clocks.knows(t as u32, b.made.0, b.made.1) {
+        if !self.shared.clocks.happens_before(t as u32, b.initialized_by.0, b.initialized_by.1) {
             return Err(format!(
                 "race: thread {t} uses an mbarrier that thread {} initialized, without a block barrier in between",
-                b.made.0
+                b.initialized_by.0
             ));
         }
         Ok(b)
@@ -194,20 +194,20 @@ impl Block<'_> {
         };
         // Without this order, the arrive could have counted for the previous phase: the number of arrivals per phase
         // would depend on timing.
-        if phase > 0 && !self.shared.clocks.knows(t as u32, source, phase) {
+        if phase > 0 && !self.shared.clocks.happens_before(t as u32, source, phase) {
             return Err(format!(
                 "thread {t} arrives in phase {phase} of an mbarrier without having seen that phase {} is complete: one arrive too many, or a \
                  missing wait",
                 phase - 1
             ));
         }
-        let told = self.shared.clocks.release(t as u32);
+        let arrived = self.shared.clocks.release(t as u32);
         let b = self.mbarrier(t, at)?;
-        if b.missing == 0 {
+        if b.pending_arrivals == 0 {
             return Err(format!("one arrive too many: a phase takes {}", b.arrivals));
         }
-        b.missing -= 1;
-        b.told.join(&told);
+        b.pending_arrivals -= 1;
+        b.arrived.join(&arrived);
         b.step();
         self.wake(at);
         Ok(())
@@ -227,21 +227,21 @@ impl Block<'_> {
     }
 
     /// Counts the bytes of one copy in flight; `false` if there is none.
-    pub(super) fn land(&mut self, which: usize) -> bool {
-        if self.bulk.is_empty() {
+    pub(super) fn complete_bulk_copy(&mut self, which: usize) -> bool {
+        if self.bulk_copies.is_empty() {
             return false;
         }
-        let copy = self.bulk.swap_remove(which % self.bulk.len());
+        let copy = self.bulk_copies.swap_remove(which % self.bulk_copies.len());
         if let Some(b) = self.mbarriers.get_mut(&copy.barrier) {
             b.bytes -= copy.bytes;
-            b.under_way -= copy.bytes;
+            b.bytes_in_flight -= copy.bytes;
             b.step();
             self.wake(copy.barrier);
         }
         true
     }
 
-    fn bulk_load(
+    fn tma_load(
         &mut self,
         t: usize,
         to: u64,
@@ -253,22 +253,22 @@ impl Block<'_> {
         let launch = self.launch;
         let map =
             map.checked_sub(MAP_BASE).and_then(|i| launch.tensor_maps.get(i as usize)).ok_or("unknown tensor map")?;
-        let bytes = fetch(map, launch.args, at, |address, len| self.read_global(t, global, address, len))?;
+        let bytes = read_box(map, launch.args, at, |address, len| self.read_global(t, global, address, len))?;
         let n = bytes.len() as u64;
         let b = self.mbarrier(t, barrier)?;
         if !b.fenced {
             return Err("a bulk copy completes on an mbarrier that was initialized without a fence".into());
         }
-        if b.bytes - b.under_way < n {
+        if b.bytes - b.bytes_in_flight < n {
             return Err(format!(
                 "a bulk copy writes {n} bytes, but only {} more are expected by expect_tx",
-                b.bytes - b.under_way
+                b.bytes - b.bytes_in_flight
             ));
         }
-        b.under_way += n;
-        b.copied = b.phase + 1;
+        b.bytes_in_flight += n;
+        b.last_copy_phase = b.phase + 1;
         let (source, when) = (b.source, b.phase + 1);
-        self.bulk.push(Bulk { barrier, bytes: n });
+        self.bulk_copies.push(BulkCopy { barrier, bytes: n });
         let span = u64::from(map.swizzle_bytes);
         let rows = (span / 16).saturating_sub(1);
         if !to.is_multiple_of(if span > 0 { 8 * span } else { 128 }) {
@@ -283,27 +283,27 @@ impl Block<'_> {
     }
 
     fn named_barrier(&mut self, t: usize, id: usize, count: usize, waits: bool) -> Result<Option<bool>, String> {
-        let told = self.shared.clocks.release(t as u32);
+        let arrived = self.shared.clocks.release(t as u32);
         let named = self.named.entry(id).or_default();
-        named.told.join(&told);
-        if named.come == 0 {
+        named.arrived.join(&arrived);
+        if named.arrivals_so_far == 0 {
             named.count = count;
         }
         if named.count != count {
             return Err(format!("barrier {id} has a count of {count} threads here, and of {} elsewhere", named.count));
         }
-        named.come += 1;
+        named.arrivals_so_far += 1;
         if waits {
             named.waiting.push(t);
-            self.threads[t].waiting = Some(Waiting::Named(id));
+            self.threads[t].waiting = Some(Waiting::NamedBarrier(id));
         }
-        if named.come > count {
+        if named.arrivals_so_far > count {
             return Err(format!("more than {count} threads arrive at barrier {id}"));
         }
-        if named.come == count {
+        if named.arrivals_so_far == count {
             let done = std::mem::take(named);
             for w in done.waiting {
-                self.shared.clocks.acquire(w as u32, &done.told);
+                self.shared.clocks.acquire(w as u32, &done.arrived);
                 self.threads[w].waiting = None;
                 if w != t {
                     self.finish(w, None, super::value::Value::Undef);
@@ -316,22 +316,22 @@ impl Block<'_> {
 
     /// Checks what must hold when all threads have exited.
     pub(super) fn barriers_at_end(&self) -> Result<(), String> {
-        if !self.bulk.is_empty() {
-            return Err(format!("the block ends while {} bulk copies are in flight", self.bulk.len()));
+        if !self.bulk_copies.is_empty() {
+            return Err(format!("the block ends while {} bulk copies are in flight", self.bulk_copies.len()));
         }
-        self.mbarriers.values().try_for_each(Mbarrier::no_copy_is_lost)
+        self.mbarriers.values().try_for_each(Mbarrier::check_copies_awaited)
     }
 
     /// The barriers that are in an incomplete phase, for the report of a deadlock.
-    pub(super) fn open_phases(&self) -> String {
+    pub(super) fn incomplete_phases(&self) -> String {
         let mut list: Vec<String> = self
             .mbarriers
             .iter()
-            .filter(|(_, b)| b.missing != b.arrivals || b.bytes != 0)
+            .filter(|(_, b)| b.pending_arrivals != b.arrivals || b.bytes != 0)
             .map(|(at, b)| {
                 format!(
                     "; the mbarrier at {at} is missing {} of {} arrivals and {} bytes",
-                    b.missing, b.arrivals, b.bytes
+                    b.pending_arrivals, b.arrivals, b.bytes
                 )
             })
             .collect();
@@ -346,7 +346,7 @@ pub(super) fn last_number(text: &str) -> Result<u32, String> {
 }
 
 /// Reads the elements of one box; elements outside of the tensor are zero.
-fn fetch(
+fn read_box(
     map: &TensorMapDesc,
     args: &[u64],
     at: &[i64],

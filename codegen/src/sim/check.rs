@@ -2,7 +2,7 @@
 //! instruction is executed on zeros.
 
 use super::asm;
-use super::error::{SimError, Unknown, What};
+use super::error::{SimError, UnsupportedCode, UnsupportedKind};
 use super::machine::atomic;
 use super::parse::{Inst, Line, Module, Ty};
 use super::value;
@@ -18,12 +18,18 @@ pub fn check(module: &Module) -> Result<(), SimError> {
     Ok(())
 }
 
-fn unknown(what: What, function: &str, line: &Line) -> SimError {
+fn unknown(what: UnsupportedKind, function: &str, line: &Line) -> SimError {
     let (instruction, place) = (line.text.clone(), line.place.to_string());
-    SimError::Unknown(Box::new(Unknown { what, function: function.into(), line: line.number, instruction, place }))
+    SimError::Unsupported(Box::new(UnsupportedCode {
+        kind: what,
+        function: function.into(),
+        line: line.number,
+        instruction,
+        place,
+    }))
 }
 
-fn instruction(module: &Module, inst: &Inst) -> Result<(), What> {
+fn instruction(module: &Module, inst: &Inst) -> Result<(), UnsupportedKind> {
     match inst {
         Inst::Binary { op, ty: Ty::Int(128), .. } => value::wide_binary(op, 0, 0).map(drop),
         Inst::Binary { op, ty, .. } => value::binary(op, ty, 0, 0).map(drop),
@@ -34,7 +40,7 @@ fn instruction(module: &Module, inst: &Inst) -> Result<(), What> {
         Inst::Load { ty, .. } | Inst::Store { ty, .. } => in_memory(ty),
         Inst::AtomicLoad { ty, .. } | Inst::CompareExchange { ty, .. } => scalar(ty),
         Inst::Atomic { op, ty, .. } => scalar(ty).and_then(|()| atomic(op, ty, 0, 0).map(drop)),
-        Inst::Call { name, .. } if module.functions.contains_key(name) || asm::is_special(name) => Ok(()),
+        Inst::Call { name, .. } if module.functions.contains_key(name) || asm::is_stateful_intrinsic(name) => Ok(()),
         Inst::Call { name, ty, args } => {
             let zeros: Vec<(&Ty, u64)> = args.iter().map(|(ty, _)| (ty, 0)).collect();
             asm::intrinsic(name, ty, &zeros).map(drop)
@@ -54,23 +60,23 @@ fn instruction(module: &Module, inst: &Inst) -> Result<(), What> {
 }
 
 /// Accepts types that fit a 64-bit register.
-fn scalar(ty: &Ty) -> Result<(), What> {
+fn scalar(ty: &Ty) -> Result<(), UnsupportedKind> {
     match ty {
         Ty::Int(..=64) | Ty::Half | Ty::BFloat | Ty::Float | Ty::Double | Ty::Ptr(_) => Ok(()),
-        _ => Err(What::Type(ty.to_string())),
+        _ => Err(UnsupportedKind::Type(ty.to_string())),
     }
 }
 
 /// Accepts scalars and vectors whose elements are whole bytes.
-fn in_memory(ty: &Ty) -> Result<(), What> {
+fn in_memory(ty: &Ty) -> Result<(), UnsupportedKind> {
     match ty {
         Ty::Vector(n, element) if *n > 0 && !matches!(**element, Ty::Int(bits) if bits % 8 != 0) => scalar(element),
         _ => scalar(ty),
     }
 }
 
-fn cast(op: &str, from: &Ty, to: &Ty) -> Result<(), What> {
-    let unknown = || What::Instruction(format!("{op} {from} to {to}"));
+fn cast(op: &str, from: &Ty, to: &Ty) -> Result<(), UnsupportedKind> {
+    let unknown = || UnsupportedKind::Instruction(format!("{op} {from} to {to}"));
     let wide = |ty: &Ty| *ty == Ty::Int(128);
     match (from, to) {
         (Ty::Vector(..), _) | (_, Ty::Vector(..)) => {

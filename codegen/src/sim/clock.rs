@@ -11,26 +11,26 @@
 //! does not (PTX ISA, "Memory Consistency Model", proxies).
 
 /// A vector clock: for each source, the last known event.
-pub type Snapshot = Vec<u32>;
+pub type VectorClock = Vec<u32>;
 
 /// The vector clocks that a release passes to an acquire.
 #[derive(Clone, Debug, Default)]
-pub struct Knowledge {
-    pub events: Snapshot,
+pub struct SyncClocks {
+    pub events: VectorClock,
     /// For each thread, the last event that is visible to the asynchronous proxy.
-    proxied: Snapshot,
+    async_visible: VectorClock,
 }
 
-impl Knowledge {
-    pub fn join(&mut self, other: &Knowledge) {
+impl SyncClocks {
+    pub fn join(&mut self, other: &SyncClocks) {
         join(&mut self.events, &other.events);
-        join(&mut self.proxied, &other.proxied);
+        join(&mut self.async_visible, &other.async_visible);
     }
 }
 
 #[derive(Debug)]
 pub struct Clocks {
-    known: Vec<Knowledge>,
+    known: Vec<SyncClocks>,
     threads: usize,
 }
 
@@ -41,7 +41,7 @@ impl Clocks {
             .map(|t| {
                 let mut own = vec![0; n];
                 own[t] = 1;
-                Knowledge { events: own, proxied: Snapshot::new() }
+                SyncClocks { events: own, async_visible: VectorClock::new() }
             })
             .collect();
         Clocks { known, threads: n }
@@ -53,13 +53,13 @@ impl Clocks {
     }
 
     /// Whether the event of `source` at time `when` happens before the next action of thread `t`.
-    pub fn knows(&self, t: u32, source: u32, when: u32) -> bool {
+    pub fn happens_before(&self, t: u32, source: u32, when: u32) -> bool {
         source == t || self.known[t as usize].events.get(source as usize).is_some_and(|&last| last >= when)
     }
 
     /// Whether what `writer` wrote at time `when` is visible to asynchronous reads that thread `t` issues now.
-    pub fn proxy_knows(&self, t: u32, writer: u32, when: u32) -> bool {
-        self.known[t as usize].proxied.get(writer as usize).is_some_and(|&last| last >= when)
+    pub fn visible_to_async_proxy(&self, t: u32, writer: u32, when: u32) -> bool {
+        self.known[t as usize].async_visible.get(writer as usize).is_some_and(|&last| last >= when)
     }
 
     /// Whether a source is a thread, not an mbarrier.
@@ -68,27 +68,27 @@ impl Clocks {
     }
 
     /// Releases all events known to thread `t`; its later events are not included.
-    pub fn release(&mut self, t: u32) -> Knowledge {
+    pub fn release(&mut self, t: u32) -> SyncClocks {
         let known = &mut self.known[t as usize];
         let released = known.clone();
         known.events[t as usize] += 1;
         released
     }
 
-    pub fn acquire(&mut self, t: u32, from: &Knowledge) {
+    pub fn acquire(&mut self, t: u32, from: &SyncClocks) {
         self.known[t as usize].join(from);
     }
 
     /// Executes `fence.proxy.async` for thread `t`.
     pub fn fence(&mut self, t: u32) {
         let known = &mut self.known[t as usize];
-        join(&mut known.proxied, &known.events[..self.threads]);
+        join(&mut known.async_visible, &known.events[..self.threads]);
         known.events[t as usize] += 1;
     }
 
     /// A barrier: every member acquires the events of all members.
-    pub fn meet(&mut self, members: &[usize]) {
-        let mut all = Knowledge::default();
+    pub fn barrier(&mut self, members: &[usize]) {
+        let mut all = SyncClocks::default();
         for &t in members {
             let one = self.release(t as u32);
             all.join(&one);
@@ -100,7 +100,7 @@ impl Clocks {
 }
 
 /// The element-wise maximum of two vector clocks.
-pub fn join(into: &mut Snapshot, from: &[u32]) {
+pub fn join(into: &mut VectorClock, from: &[u32]) {
     if into.len() < from.len() {
         into.resize(from.len(), 0);
     }

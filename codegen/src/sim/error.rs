@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq)]
 pub enum SimError {
     /// The code contains something that the simulator does not support. Nothing has run.
-    Unknown(Box<Unknown>),
+    Unsupported(Box<UnsupportedCode>),
     /// The launch does not match the code: a wrong number of arguments, or no kernel. Nothing has run.
     Launch(String),
     /// A thread executed an action that no correct kernel executes.
@@ -15,8 +15,8 @@ pub enum SimError {
 
 /// Code that the simulator does not support, with its location.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Unknown {
-    pub what: What,
+pub struct UnsupportedCode {
+    pub kind: UnsupportedKind,
     /// Name of the function, without `@`.
     pub function: String,
     /// Line of the LLVM IR, from 1.
@@ -29,7 +29,7 @@ pub struct Unknown {
 
 /// The kind of code that the simulator does not support.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
+pub enum UnsupportedKind {
     /// An LLVM type.
     Type(String),
     /// An LLVM instruction, or an instruction with these types.
@@ -58,37 +58,37 @@ pub struct Fault {
     pub message: String,
 }
 
-impl fmt::Display for What {
+impl fmt::Display for UnsupportedKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const KNOWN: &str = "the simulated GPU does not support";
         const OURS: &str = "this is a limit of the simulator: please report it";
         match self {
-            What::Type(ty) => write!(f, "{KNOWN} the type `{ty}`; {OURS}"),
-            What::Instruction(name) => write!(f, "{KNOWN} the instruction `{name}`; {OURS}"),
-            What::Function(name) => write!(f, "{KNOWN} the function `{name}`; {OURS}"),
-            What::Syntax(what) => write!(f, "{KNOWN} this LLVM IR: {what}; {OURS}"),
-            What::Assembly { statement } => {
-                let known = Vec::from_iter(super::ptx::known()).join(", ");
+            UnsupportedKind::Type(ty) => write!(f, "{KNOWN} the type `{ty}`; {OURS}"),
+            UnsupportedKind::Instruction(name) => write!(f, "{KNOWN} the instruction `{name}`; {OURS}"),
+            UnsupportedKind::Function(name) => write!(f, "{KNOWN} the function `{name}`; {OURS}"),
+            UnsupportedKind::Syntax(what) => write!(f, "{KNOWN} this LLVM IR: {what}; {OURS}"),
+            UnsupportedKind::Assembly { statement } => {
+                let known = Vec::from_iter(super::ptx::known_instructions()).join(", ");
                 write!(
                     f,
                     "{KNOWN} the instruction of the inline assembly `{statement}`, or one of its types or modifiers. It supports \
                      instructions on registers only, of integers, f16, bf16, f32 and f64: {known}. Use these, or run the kernel on a GPU"
                 )
             }
-            What::MalformedAssembly { statement, reason } => {
+            UnsupportedKind::MalformedAssembly { statement, reason } => {
                 write!(f, "cannot parse the inline assembly `{statement}`: {reason}")
             }
         }
     }
 }
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnsupportedCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.place.is_empty() {
             write!(f, "{}: ", self.place)?;
         }
-        let Unknown { what, function, line, instruction, .. } = self;
-        write!(f, "{what}\n  in function `{function}`, line {line} of the LLVM IR: `{instruction}`")
+        let UnsupportedCode { kind, function, line, instruction, .. } = self;
+        write!(f, "{kind}\n  in function `{function}`, line {line} of the LLVM IR: `{instruction}`")
     }
 }
 
@@ -113,7 +113,7 @@ impl fmt::Display for Fault {
 impl fmt::Display for SimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SimError::Unknown(unknown) => unknown.fmt(f),
+            SimError::Unsupported(unknown) => unknown.fmt(f),
             SimError::Launch(message) => f.write_str(message),
             SimError::Fault(fault) => fault.fmt(f),
         }
@@ -123,8 +123,8 @@ impl fmt::Display for SimError {
 impl std::error::Error for SimError {}
 
 /// Inside of a run, where [`Fault`] holds the location.
-impl From<What> for String {
-    fn from(what: What) -> String {
+impl From<UnsupportedKind> for String {
+    fn from(what: UnsupportedKind) -> String {
         what.to_string()
     }
 }

@@ -10,18 +10,18 @@
 //! suffices to report a write that is not ordered after the reads of two programs, or, within one program, after the
 //! latest read.
 
-use super::clock::{Clocks, Snapshot, join};
+use super::clock::{Clocks, VectorClock, join};
 use std::collections::HashMap;
 
 /// Buffers at synthetic addresses, far enough apart that no access runs from one buffer into the next.
 #[derive(Clone, Debug, Default)]
 pub struct Global {
     buffers: Vec<Buffer>,
-    traces: Vec<Vec<Trace>>,
+    shadow: Vec<Vec<Shadow>>,
     /// Per program: its vector clock over the programs.
-    programs: Vec<Snapshot>,
+    programs: Vec<VectorClock>,
     /// Per address: what programs have released there.
-    released: HashMap<u64, Snapshot>,
+    released: HashMap<u64, VectorClock>,
     /// Number of writes that changed a value; tells progress from livelock.
     pub(super) changes: u64,
 }
@@ -38,17 +38,17 @@ struct Buffer {
 }
 
 const SPACING: u64 = 1 << 40;
-const NOBODY: u32 = u32::MAX;
+const NO_PROGRAM: u32 = u32::MAX;
 
 /// The program and thread that access memory.
-pub(super) struct Who<'a> {
+pub(super) struct Accessor<'a> {
     pub program: u32,
     pub thread: u32,
     pub clocks: &'a Clocks,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum AccessKind {
     Plain,
     Atomic,
     /// A bulk reduction, whose time is unknown.
@@ -57,33 +57,33 @@ pub(super) enum Kind {
 
 /// An access: the program with its time, and the thread with its time.
 #[derive(Clone, Copy, Debug)]
-struct Event {
+struct Access {
     program: u32,
     time: u32,
     thread: u32,
     when: u32,
 }
 
-const NO_EVENT: Event = Event { program: NOBODY, time: 0, thread: 0, when: 0 };
+const NO_ACCESS: Access = Access { program: NO_PROGRAM, time: 0, thread: 0, when: 0 };
 
 /// Shadow state of one byte: its last write, and the reads since.
 #[derive(Clone, Copy, Debug)]
-struct Trace {
-    writer: Event,
-    kind: Kind,
-    readers: [Event; 2],
+struct Shadow {
+    writer: Access,
+    kind: AccessKind,
+    readers: [Access; 2],
 }
 
-const UNTOUCHED: Trace = Trace { writer: NO_EVENT, kind: Kind::Plain, readers: [NO_EVENT; 2] };
+const UNACCESSED: Shadow = Shadow { writer: NO_ACCESS, kind: AccessKind::Plain, readers: [NO_ACCESS; 2] };
 
 impl Global {
     /// Adds a buffer; returns its address.
     pub fn add(&mut self, bytes: Vec<u8>) -> u64 {
-        self.add_at(format!("buffer {}", self.buffers.len()), bytes, 0)
+        self.add_named(format!("buffer {}", self.buffers.len()), bytes, 0)
     }
 
     /// Adds a buffer with a name for messages; returns its address, which is `low` more than a multiple of 2³⁹.
-    pub fn add_at(&mut self, name: String, bytes: Vec<u8>, low: u64) -> u64 {
+    pub fn add_named(&mut self, name: String, bytes: Vec<u8>, low: u64) -> u64 {
         self.buffers.push(Buffer { name, low, bytes });
         self.buffers.len() as u64 * SPACING + SPACING / 2 + low
     }
@@ -94,9 +94,9 @@ impl Global {
     }
 
     /// Starts a launch: all earlier accesses happen before it.
-    pub(super) fn begin(&mut self, programs: usize) {
-        self.traces = vec![Vec::new(); self.buffers.len()];
-        self.programs = vec![Snapshot::new(); programs];
+    pub(super) fn begin_launch(&mut self, programs: usize) {
+        self.shadow = vec![Vec::new(); self.buffers.len()];
+        self.programs = vec![VectorClock::new(); programs];
         self.released.clear();
     }
 
@@ -119,15 +119,15 @@ impl Global {
         Ok((index - 1, offset as usize))
     }
 
-    pub(super) fn read(&mut self, address: u64, len: usize, who: &Who) -> Result<Vec<u8>, String> {
+    pub(super) fn read(&mut self, address: u64, len: usize, accessor: &Accessor) -> Result<Vec<u8>, String> {
         let (b, at) = self.locate(address, len)?;
-        self.touch(b, at, len, who, Kind::Plain, false)?;
+        self.record_access(b, at, len, accessor, AccessKind::Plain, false)?;
         Ok(self.buffers[b].bytes[at..at + len].to_vec())
     }
 
-    pub(super) fn write(&mut self, address: u64, bytes: &[u8], who: &Who) -> Result<(), String> {
+    pub(super) fn write(&mut self, address: u64, bytes: &[u8], accessor: &Accessor) -> Result<(), String> {
         let (b, at) = self.locate(address, bytes.len())?;
-        self.touch(b, at, bytes.len(), who, Kind::Plain, true)?;
+        self.record_access(b, at, bytes.len(), accessor, AccessKind::Plain, true)?;
         self.set(b, at, bytes);
         Ok(())
     }
@@ -137,13 +137,13 @@ impl Global {
         &mut self,
         address: u64,
         len: usize,
-        who: &Who,
-        kind: Kind,
+        accessor: &Accessor,
+        kind: AccessKind,
         f: impl FnOnce(&[u8]) -> Result<Option<Vec<u8>>, String>,
     ) -> Result<Vec<u8>, String> {
         let (b, at) = self.locate(address, len)?;
         let old = self.buffers[b].bytes[at..at + len].to_vec();
-        self.touch(b, at, len, who, kind, true)?;
+        self.record_access(b, at, len, accessor, kind, true)?;
         if let Some(new) = f(&old)? {
             self.set(b, at, &new);
         }
@@ -179,31 +179,42 @@ impl Global {
     }
 
     /// Whether an event happens before the current action of `who`.
-    fn before(&self, event: &Event, who: &Who) -> bool {
-        if event.program == NOBODY {
+    fn happens_before(&self, event: &Access, accessor: &Accessor) -> bool {
+        if event.program == NO_PROGRAM {
             return true;
         }
-        if event.program == who.program {
-            return who.clocks.knows(who.thread, event.thread, event.when);
+        if event.program == accessor.program {
+            return accessor.clocks.happens_before(accessor.thread, event.thread, event.when);
         }
-        self.programs[who.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
+        self.programs[accessor.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
     }
 
     /// Records an access of these bytes; reports a race with an earlier access.
-    fn touch(&mut self, b: usize, at: usize, len: usize, who: &Who, kind: Kind, writes: bool) -> Result<(), String> {
-        let now = Event {
-            program: who.program,
-            time: self.time(who.program),
-            thread: who.thread,
-            when: who.clocks.now(who.thread),
+    fn record_access(
+        &mut self,
+        b: usize,
+        at: usize,
+        len: usize,
+        accessor: &Accessor,
+        kind: AccessKind,
+        writes: bool,
+    ) -> Result<(), String> {
+        let now = Access {
+            program: accessor.program,
+            time: self.time(accessor.program),
+            thread: accessor.thread,
+            when: accessor.clocks.now(accessor.thread),
         };
-        if self.traces[b].is_empty() {
-            self.traces[b] = vec![UNTOUCHED; self.buffers[b].bytes.len()];
+        if self.shadow[b].is_empty() {
+            self.shadow[b] = vec![UNACCESSED; self.buffers[b].bytes.len()];
         }
         for i in at..at + len {
-            let t = self.traces[b][i];
-            let both_atomic = kind != Kind::Plain && t.kind != Kind::Plain;
-            if t.writer.program != NOBODY && !both_atomic && (t.kind == Kind::Bulk || !self.before(&t.writer, who)) {
+            let t = self.shadow[b][i];
+            let both_atomic = kind != AccessKind::Plain && t.kind != AccessKind::Plain;
+            if t.writer.program != NO_PROGRAM
+                && !both_atomic
+                && (t.kind == AccessKind::Bulk || !self.happens_before(&t.writer, accessor))
+            {
                 return Err(race(
                     &self.buffers[b].name,
                     i,
@@ -211,20 +222,20 @@ impl Global {
                     if writes { "writes" } else { "reads" },
                     &t.writer,
                     match t.kind {
-                        Kind::Plain => "wrote",
-                        Kind::Atomic => "changed by an atomic",
-                        Kind::Bulk => "changes by a bulk reduction, which completes with the kernel",
+                        AccessKind::Plain => "wrote",
+                        AccessKind::Atomic => "changed by an atomic",
+                        AccessKind::Bulk => "changes by a bulk reduction, which completes with the kernel",
                     },
                 ));
             }
-            if writes && let Some(reader) = t.readers.iter().find(|r| !self.before(r, who)) {
+            if writes && let Some(reader) = t.readers.iter().find(|r| !self.happens_before(r, accessor)) {
                 return Err(race(&self.buffers[b].name, i, &now, "writes", reader, "read"));
             }
-            let t = &mut self.traces[b][i];
+            let t = &mut self.shadow[b][i];
             if writes {
-                *t = Trace { writer: now, kind, readers: [NO_EVENT; 2] };
+                *t = Shadow { writer: now, kind, readers: [NO_ACCESS; 2] };
             } else {
-                let own = usize::from(t.readers[0].program != now.program && t.readers[0].program != NOBODY);
+                let own = usize::from(t.readers[0].program != now.program && t.readers[0].program != NO_PROGRAM);
                 t.readers[own] = now;
             }
         }
@@ -232,7 +243,7 @@ impl Global {
     }
 }
 
-fn race(buffer: &str, byte: usize, now: &Event, does: &str, before: &Event, did: &str) -> String {
+fn race(buffer: &str, byte: usize, now: &Access, does: &str, before: &Access, did: &str) -> String {
     let other = match before.program == now.program {
         true => format!("thread {} of this program", before.thread),
         false => format!("program {} (thread {})", before.program, before.thread),

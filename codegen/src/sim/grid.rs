@@ -19,7 +19,7 @@
 
 use super::Global;
 use super::error::SimError;
-use super::machine::{Block, Code, Turn};
+use super::machine::{Block, Code, SliceEnd};
 use super::parse::parse;
 use super::random::Random;
 use crate::target::TensorMapDesc;
@@ -45,12 +45,12 @@ const RESIDENT_REGISTERS: usize = 1 << 24;
 /// Maximum number of resident programs, if they are small.
 const RESIDENT: usize = 8;
 /// Maximum number of time slices of one program in a row.
-const BURST: usize = 64;
+const MAX_SLICES: usize = 64;
 
 /// Runs the programs of the grid in the interleaving that the seed chooses.
 ///
 /// # Errors
-/// Unsupported code ([`SimError::Unknown`]), a launch that does not match the code, and errors of the kernel: races,
+/// Unsupported code ([`SimError::Unsupported`]), a launch that does not match the code, and errors of the kernel: races,
 /// deadlocks, out-of-bounds accesses and others. `global` is left in the state at the time of the error.
 pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
     let code = Code::new(parse(launch.llvm_ir)?, launch)?;
@@ -73,7 +73,7 @@ fn run_grid(launch: &Launch, code: &Code, mut limit: usize, global: &mut Global)
     let mut random = Random::new(launch.seed ^ 0x6A09_E667);
     let mut resident: Vec<Block> = Vec::new();
     let mut started = 0;
-    global.begin(total);
+    global.begin_launch(total);
     loop {
         while resident.len() < limit
             && let Some(place) = waiting.next()
@@ -85,19 +85,19 @@ fn run_grid(launch: &Launch, code: &Code, mut limit: usize, global: &mut Global)
             return Ok(());
         }
         let at = random.below(resident.len());
-        for _ in 0..1 + random.below(BURST) {
-            match resident[at].turn(global)? {
-                Turn::On => {}
-                Turn::Yield => break,
-                Turn::Ended => {
+        for _ in 0..1 + random.below(MAX_SLICES) {
+            match resident[at].run_slice(global)? {
+                SliceEnd::Ready => {}
+                SliceEnd::Yield => break,
+                SliceEnd::Exited => {
                     resident.swap_remove(at);
                     break;
                 }
             }
         }
-        if !resident.is_empty() && resident.iter().all(|block| block.polls(global.changes)) {
+        if !resident.is_empty() && resident.iter().all(|block| block.is_polling(global.changes)) {
             if (started as usize) == total {
-                return Err(resident[0].lost_progress(resident.len()));
+                return Err(resident[0].livelock(resident.len()));
             }
             // The program that they wait for may not have started yet.
             limit = resident.len() + 1;

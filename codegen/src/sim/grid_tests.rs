@@ -9,31 +9,31 @@ use crate::text::parse;
 
 /// What executes the programs, and in which order.
 #[derive(Clone, Copy, Debug)]
-enum On {
+enum Executor {
     Interpreter(Order),
     Simulator { seed: Option<u64>, num_warps: u32 },
 }
 
-const EVERYWHERE: [On; 8] = [
-    On::Interpreter(Order::OneByOne),
-    On::Interpreter(Order::Interleaved(0)),
-    On::Interpreter(Order::Interleaved(1)),
-    On::Interpreter(Order::Interleaved(2)),
-    On::Simulator { seed: None, num_warps: 1 },
-    On::Simulator { seed: Some(0), num_warps: 1 },
-    On::Simulator { seed: Some(1), num_warps: 4 },
-    On::Simulator { seed: Some(2), num_warps: 2 },
+const EXECUTORS: [Executor; 8] = [
+    Executor::Interpreter(Order::Sequential),
+    Executor::Interpreter(Order::Interleaved(0)),
+    Executor::Interpreter(Order::Interleaved(1)),
+    Executor::Interpreter(Order::Interleaved(2)),
+    Executor::Simulator { seed: None, num_warps: 1 },
+    Executor::Simulator { seed: Some(0), num_warps: 1 },
+    Executor::Simulator { seed: Some(1), num_warps: 4 },
+    Executor::Simulator { seed: Some(2), num_warps: 2 },
 ];
 
 /// Runs a kernel with two pointers to i32; returns their memory.
-fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i32>; 2], String> {
+fn launch(body: &str, programs: u32, sizes: [usize; 2], on: Executor) -> Result<[Vec<i32>; 2], String> {
     let text = format!("kernel @k(%flag: ptr<i32>, %data: ptr<i32>) {{\n{body}\n  return\n}}");
     let func = parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
     let grid = [programs, 1, 1];
     let zeros = sizes.map(|n| vec![0u8; 4 * n]);
     let numbers = |bytes: &[u8]| bytes.chunks(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     match on {
-        On::Interpreter(order) => {
+        Executor::Interpreter(order) => {
             let mut memory = Memory::new();
             let ids = zeros.map(|bytes| memory.add(bytes));
             let args = ids.map(Into::into);
@@ -41,7 +41,7 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i
                 .map_err(|e| e.to_string())?;
             Ok(ids.map(|id| numbers(memory.bytes(id))))
         }
-        On::Simulator { seed, num_warps } => {
+        Executor::Simulator { seed, num_warps } => {
             let options = CompileOptions { num_warps, ..CompileOptions::default() };
             let module = lower(&gpu_ir(&func, GpuArch::Sm90a, &options, &mut ()), GpuArch::Sm90a, &options).unwrap();
             let mut global = Global::default();
@@ -66,7 +66,7 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: On) -> Result<[Vec<i
 
 /// Body of a kernel: each program spins until the flag equals its index, updates the number, and sets the flag to the
 /// next index.
-fn turns(turn: &str, wait: &str, pass: &str) -> String {
+fn flag_handshake(turn: &str, wait: &str, pass: &str) -> String {
     format!(
         "  %pid = program_id {{axis = 0}} : i32
            %n = num_programs {{axis = 0}} : i32
@@ -90,16 +90,16 @@ fn turns(turn: &str, wait: &str, pass: &str) -> String {
 }
 
 #[test]
-fn a_program_waits_for_the_flag_of_another() {
+fn programs_synchronize_through_atomic_cas() {
     const PROGRAMS: i32 = 6;
     let cas = |turn: &str| {
-        turns(
+        flag_handshake(
             turn,
             &format!("atomic_cas %flag, {turn}, {turn} : i32"),
             &format!("atomic_cas %flag, {turn}, %next : i32"),
         )
     };
-    for on in EVERYWHERE {
+    for on in EXECUTORS {
         let up = (0..PROGRAMS).fold(0i32, |x, pid| x.wrapping_mul(3).wrapping_add(pid));
         let found = launch(&cas("%pid"), PROGRAMS as u32, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
         assert_eq!(found, [vec![PROGRAMS], vec![up]], "{on:?}");
@@ -111,23 +111,24 @@ fn a_program_waits_for_the_flag_of_another() {
 }
 
 #[test]
-fn a_relaxed_flag_orders_nothing() {
-    let relaxed = turns("%pid", "atomic_rmw %flag, %zero {op = add} : i32", "atomic_rmw %flag, %one {op = add} : i32");
-    for on in EVERYWHERE {
+fn relaxed_atomics_do_not_synchronize() {
+    let relaxed =
+        flag_handshake("%pid", "atomic_rmw %flag, %zero {op = add} : i32", "atomic_rmw %flag, %one {op = add} : i32");
+    for on in EXECUTORS {
         let error = launch(&relaxed, 3, [1, 1], on).expect_err("the flag is not released");
         assert!(error.contains("data race") && error.contains("only `atomic_cas` does"), "{on:?}: {error}");
     }
 }
 
 #[test]
-fn lost_progress_is_reported() {
+fn livelock_is_reported() {
     let never = "  %one = constant {value = 1} : i32
       while () {
         %seen = atomic_cas %flag, %one, %one : i32
         %go = cmp_ne %seen, %one : bool
         condition %go
       } () { yield }";
-    for on in EVERYWHERE {
+    for on in EXECUTORS {
         for programs in [1, 5] {
             let error = launch(never, programs, [1, 1], on).expect_err("no program sets the flag");
             assert!(
@@ -140,7 +141,7 @@ fn lost_progress_is_reported() {
 
 /// Counted loops make progress even if memory does not change.
 #[test]
-fn loops_that_count_do_not_wait() {
+fn counted_loops_are_not_livelocks() {
     let same = "  %zero = constant {value = 0} : i32
       %one = constant {value = 1} : i32
       %many = constant {value = 3000} : i32
@@ -154,14 +155,14 @@ fn loops_that_count_do_not_wait() {
         yield %t
       }
       store %data, %sum {eviction = normal}";
-    for on in EVERYWHERE {
+    for on in EXECUTORS {
         let found = launch(same, 1, [1, 1], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
         assert_eq!(found, [vec![0], vec![2999 * 3000 / 2]], "{on:?}");
     }
 }
 
 #[test]
-fn stores_to_one_place_by_two_programs_are_a_race() {
+fn conflicting_stores_of_two_programs_race() {
     let store = "  %pid = program_id {axis = 0} : i32
       store %data, %pid {eviction = normal}";
     let store_and_load = "  %pid = program_id {axis = 0} : i32
@@ -171,7 +172,7 @@ fn stores_to_one_place_by_two_programs_are_a_race() {
       store %own, %pid {eviction = normal}
       %x = load %next {eviction = normal} : i32
       %y = atomic_rmw %flag, %x {op = max} : i32";
-    for on in EVERYWHERE {
+    for on in EXECUTORS {
         for body in [store, store_and_load] {
             let error = launch(body, 4, [1, 8], on).expect_err("a race");
             assert!(error.contains("data race"), "{on:?}: {error}");
@@ -182,14 +183,14 @@ fn stores_to_one_place_by_two_programs_are_a_race() {
 }
 
 #[test]
-fn atomics_of_all_programs_add_up() {
+fn atomics_have_device_scope() {
     let count = "  %pid = program_id {axis = 0} : i32
       %one = constant {value = 1} : i32
       %ticket = atomic_rmw %flag, %one {op = add} : i32
       %own = ptr_add %data, %ticket : ptr<i32>
       store %own, %pid {eviction = normal}";
     let mut orders = Vec::new();
-    for on in EVERYWHERE {
+    for on in EXECUTORS {
         let [flag, mut tickets] = launch(count, 20, [1, 20], on).unwrap_or_else(|e| panic!("{on:?}: {e}"));
         assert_eq!(flag, [20], "{on:?}");
         orders.push(tickets.clone());
@@ -202,7 +203,7 @@ fn atomics_of_all_programs_add_up() {
 }
 
 #[test]
-fn errors_say_where() {
+fn faults_carry_the_source_line() {
     let llvm_ir = "define ptx_kernel void @k(ptr addrspace(1) %x) #0 {
 entry:
   %tid = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()

@@ -104,18 +104,18 @@ impl Script {
             }
             "commit" => self.asm("cp.async.commit_group;", "", ""),
             "wait_copies" => self.asm(&format!("cp.async.wait_group {};", number(1)), "", ""),
-            "product" => self.product(number(1), number(2)),
-            "wait_products" => self.asm(&format!("wgmma.wait_group.sync.aligned {};", number(1)), "", ""),
+            "mma" => self.mma(number(1), number(2)),
+            "wait_mma" => self.asm(&format!("wgmma.wait_group.sync.aligned {};", number(1)), "", ""),
             "add" => {
                 let p = self.shared(&(BUFFER * number(1)).to_string());
                 let text = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], 512;";
                 self.asm(text, "l,r", &format!("ptr addrspace(1) %y, ptr addrspace(3) {p}"));
                 self.asm("cp.async.bulk.commit_group;", "", "");
             }
-            "peek" => {
+            "load_y" => {
                 self.value("load i32, ptr addrspace(1) %y, align 4");
             }
-            "wait_adds" => self.asm(&format!("cp.async.bulk.wait_group.read {};", number(1)), "", ""),
+            "wait_reductions" => self.asm(&format!("cp.async.bulk.wait_group.read {};", number(1)), "", ""),
             _ => panic!("{step}"),
         }
     }
@@ -126,7 +126,7 @@ impl Script {
     }
 
     /// An MMA of 64×16 by 16×8 on the first bytes of two buffers, with rows of 32 bytes.
-    fn product(&mut self, a: u32, b: u32) {
+    fn mma(&mut self, a: u32, b: u32) {
         let start = self.value("ptrtoint ptr addrspace(3) @smem to i32");
         let descriptors = [a, b].map(|buffer| {
             let at = self.value(&format!("add i32 {start}, {}", BUFFER * buffer));
@@ -227,7 +227,7 @@ const INIT: &str = "first init 0 1; first init 1 1; first init 2 1; first init 3
 const EARLY: &[&str] = &["has not waited for", "is uninitialized"];
 
 #[test]
-fn tma_is_visible_to_who_has_waited_for_its_barrier() {
+fn tma_writes_are_visible_after_mbarrier_wait() {
     let load = "first expect 0 4096; first tma 0 0";
     check(INIT, &[(4, &format!("{load}; wait 0 0; read 0"))], Ok(()));
     check(INIT, &[(4, &format!("{load}; read 0; wait 0 0"))], Err(EARLY));
@@ -248,7 +248,7 @@ fn tma_is_visible_to_who_has_waited_for_its_barrier() {
 }
 
 #[test]
-fn announced_bytes_must_be_those_that_come() {
+fn expect_tx_must_match_copied_bytes() {
     let load = |bytes: u32| format!("first expect 0 {bytes}; first tma 0 0; wait 0 0; read 0");
     check(INIT, &[(4, &load(4096))], Ok(()));
     check(INIT, &[(4, &load(4080))], Err(&["only 4080 more are expected"]));
@@ -257,7 +257,7 @@ fn announced_bytes_must_be_those_that_come() {
 }
 
 #[test]
-fn copies_by_threads_are_waited_for_by_groups() {
+fn cp_async_completes_by_group() {
     let program = |pending| {
         format!(
             "copy 0; commit; copy 1; commit; wait_copies {pending}; copy 0; commit; wait_copies 0; sync; read 0; read 1"
@@ -292,49 +292,41 @@ fn copies_by_threads_are_waited_for_by_groups() {
 }
 
 #[test]
-fn bulk_reductions_read_until_they_are_waited_for() {
+fn bulk_reductions_read_until_wait_group() {
     let program = |last: &str| {
         format!(
-            "write 0; write 1; fence; sync; first add 0; first add 1; first wait_adds 1; sync; write 0; {last}; write 1; first wait_adds 0"
+            "write 0; write 1; fence; sync; first add 0; first add 1; first wait_reductions 1; sync; write 0; {last}; write 1; first wait_reductions 0"
         )
     };
-    check("", &[(4, &program("first wait_adds 0; sync"))], Ok(()));
+    check("", &[(4, &program("first wait_reductions 0; sync"))], Ok(()));
     check("", &[(4, &program("sync"))], Err(&["asynchronous read of it", "another thread read"]));
     check("", &[(4, "write 0; fence; sync; first add 0")], Err(&["exits before"]));
     // The added values are available after the kernel.
-    let peek = "write 0; fence; sync; first add 0; first wait_adds 0; sync; peek";
-    check("", &[(4, peek)], Err(&["completes with the kernel"]));
+    let load_y = "write 0; fence; sync; first add 0; first wait_reductions 0; sync; load_y";
+    check("", &[(4, load_y)], Err(&["completes with the kernel"]));
 }
 
 #[test]
-fn products_read_until_they_are_waited_for() {
+fn wgmma_reads_until_wait_group() {
     let load = "first expect 0 8192; first tma 0 0; first tma 1 0; wait 0 0";
-    check(INIT, &[(4, &format!("{load}; product 0 1; wait_products 0; sync; write 0"))], Ok(()));
-    check(
-        INIT,
-        &[(4, &format!("{load}; product 0 1; write 0; wait_products 0"))],
-        Err(&["asynchronous read of it", "race"]),
-    );
-    check(
-        INIT,
-        &[(4, &format!("{load}; product 0 1; sync; write 0; wait_products 0"))],
-        Err(&["asynchronous read of it"]),
-    );
+    check(INIT, &[(4, &format!("{load}; mma 0 1; wait_mma 0; sync; write 0"))], Ok(()));
+    check(INIT, &[(4, &format!("{load}; mma 0 1; write 0; wait_mma 0"))], Err(&["asynchronous read of it", "race"]));
+    check(INIT, &[(4, &format!("{load}; mma 0 1; sync; write 0; wait_mma 0"))], Err(&["asynchronous read of it"]));
     // One of two MMAs may stay in flight.
-    let two = format!("{load}; product 0 1; product 0 1; wait_products 1; sync");
-    check(INIT, &[(4, &format!("{two}; wait_products 0; sync; write 0"))], Ok(()));
-    check(INIT, &[(4, &format!("{two}; write 0; wait_products 0"))], Err(&["asynchronous read of it"]));
-    check(INIT, &[(4, &format!("{load}; product 0 1"))], Err(&["wgmma instructions are in flight"]));
+    let two = format!("{load}; mma 0 1; mma 0 1; wait_mma 1; sync");
+    check(INIT, &[(4, &format!("{two}; wait_mma 0; sync; write 0"))], Ok(()));
+    check(INIT, &[(4, &format!("{two}; write 0; wait_mma 0"))], Err(&["asynchronous read of it"]));
+    check(INIT, &[(4, &format!("{load}; mma 0 1"))], Err(&["wgmma instructions are in flight"]));
     // Another partition may overwrite the buffers that the arrive releases.
     let init = "first init 0 1; first init 1 128; first fence_init";
     let load = "first expect 0 16384; first tma 0 0; first tma 1 0; first tma 2 0; first tma 3 0; wait 0 0";
-    let reader = format!("{load}; product 0 1; product 2 3; wait_products 1; arrive 1; wait_products 0");
+    let reader = format!("{load}; mma 0 1; mma 2 3; wait_mma 1; arrive 1; wait_mma 0");
     check(init, &[(4, &reader), (4, "wait 1 0; write 0")], Ok(()));
     check(init, &[(4, &reader), (4, "wait 1 0; write 2")], Err(&["asynchronous read of it", "another thread read"]));
 }
 
 #[test]
-fn rings_need_a_buffer_more_than_products_in_flight() {
+fn ring_needs_one_more_buffer_than_mmas_in_flight() {
     for (buffers, expected) in [(3, Ok(())), (2, Err(&["asynchronous read of it", "may still be reading"][..]))] {
         let init: Vec<String> = (0..buffers).map(|b| format!("first init {b} 1")).collect();
         let load = |i: usize| {
@@ -349,15 +341,15 @@ fn rings_need_a_buffer_more_than_products_in_flight() {
                 steps.push(load(i + 1));
             }
             let slot = i % buffers;
-            steps.push(format!("wait {slot} {}; product {slot} {slot}; wait_products 1", i / buffers % 2));
+            steps.push(format!("wait {slot} {}; mma {slot} {slot}; wait_mma 1", i / buffers % 2));
         }
-        steps.push("wait_products 0".into());
+        steps.push("wait_mma 0".into());
         check(&format!("{}; first fence_init", init.join("; ")), &[(4, &steps.join("; "))], expected);
     }
 }
 
 #[test]
-fn partitions_pass_buffers_on_by_barriers() {
+fn mbarriers_hand_buffers_between_partitions() {
     const ALL: &str = "first init 0 128; first init 1 128; first init 2 128; first init 3 128";
     let race = Err(&["race", "is uninitialized", "one arrive too many"][..]);
     // Write-wait-read.
@@ -381,7 +373,7 @@ fn partitions_pass_buffers_on_by_barriers() {
 }
 
 #[test]
-fn partitions_pass_buffers_on_in_loops() {
+fn mbarriers_hand_buffers_between_partitions_in_loops() {
     const ROUNDS: usize = 6;
     let rounds = |step: &dyn Fn(usize) -> String| (0..ROUNDS).map(step).collect::<Vec<_>>().join("; ");
     let broken = Err(&["race", "is uninitialized", "deadlock", "one arrive too many"][..]);
@@ -423,13 +415,13 @@ fn partitions_pass_buffers_on_in_loops() {
 }
 
 #[test]
-fn a_proxy_fence_lies_between_store_and_asynchronous_read() {
+fn async_reads_need_a_proxy_fence_after_stores() {
     let setup = "first init 0 128";
     for (producer, consumer, fine) in [
-        ("write 0; arrive 0", "wait 0 0; first add 0; first wait_adds 0", false),
-        ("write 0; arrive 0; fence", "wait 0 0; first add 0; first wait_adds 0", false),
-        ("write 0; fence; arrive 0", "wait 0 0; first add 0; first wait_adds 0", true),
-        ("write 0; arrive 0", "wait 0 0; fence; first add 0; first wait_adds 0", true),
+        ("write 0; arrive 0", "wait 0 0; first add 0; first wait_reductions 0", false),
+        ("write 0; arrive 0; fence", "wait 0 0; first add 0; first wait_reductions 0", false),
+        ("write 0; fence; arrive 0", "wait 0 0; first add 0; first wait_reductions 0", true),
+        ("write 0; arrive 0", "wait 0 0; fence; first add 0; first wait_reductions 0", true),
     ] {
         let expected = if fine { Ok(()) } else { Err(&["without a proxy fence"][..]) };
         check(setup, &[(4, producer), (4, consumer)], expected);
@@ -437,7 +429,7 @@ fn a_proxy_fence_lies_between_store_and_asynchronous_read() {
 }
 
 #[test]
-fn who_waits_for_ever_is_told() {
+fn deadlocks_are_reported() {
     let dead = Err(&["deadlock"][..]);
     check(INIT, &[(4, "wait 0 0"), (4, "wait 1 0")], dead);
     check(INIT, &[(1, ""), (1, "wait 0 0"), (1, "wait 0 0"), (1, "wait 0 0")], dead);
@@ -457,7 +449,7 @@ fn who_waits_for_ever_is_told() {
 }
 
 #[test]
-fn barriers_are_used_between_init_and_inval() {
+fn mbarriers_are_valid_between_init_and_inval() {
     let none = Err(&["no mbarrier is initialized"][..]);
     for step in ["wait 0 0", "first arrive 0", "first inval 0", "first expect 0 4096"] {
         check("", &[(4, step)], none);
@@ -477,7 +469,7 @@ fn barriers_are_used_between_init_and_inval() {
 
 /// Two buffers at the same address.
 #[test]
-fn buffers_that_overlap_are_one() {
+fn overlapping_buffers_conflict() {
     let setup = "first init 0 128";
     let race = Err(&["race"][..]);
     check(setup, &[(4, "write 0; arrive 0"), (4, "wait 0 0; write 0")], Ok(()));

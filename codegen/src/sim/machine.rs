@@ -2,10 +2,10 @@
 //! yields.
 
 use super::Global;
-use super::barriers::{Bulk, MAP_BASE, Mbarrier, Named};
-use super::bulk_add::{Addition, Additions};
-use super::error::{Fault, SimError, What};
-use super::global::{Kind, Who};
+use super::barriers::{BulkCopy, MAP_BASE, Mbarrier, NamedBarrier};
+use super::bulk_reduce::{BulkReduction, BulkReductions};
+use super::error::{Fault, SimError, UnsupportedKind};
+use super::global::{AccessKind, Accessor};
 use super::grid::Launch;
 use super::memory::Shared;
 use super::parse::{Function, Inst, Line, Module, Operand, Ty};
@@ -19,9 +19,9 @@ use std::rc::Rc;
 const MAX_STEPS: u64 = 50_000_000;
 /// A thread that repeats an atomic, or the same load, this many times while memory does not change is taken to wait for
 /// other programs.
-const POLLS: u32 = 256;
+const POLL_LIMIT: u32 = 256;
 /// One in this many plain accesses of global memory switches to other threads and programs.
-const SWITCH: usize = 8;
+const SWITCH_PERIOD: usize = 8;
 
 /// State shared by all programs of a launch.
 pub(super) struct Code {
@@ -56,11 +56,11 @@ impl Code {
 
 /// How a time slice of a program ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Turn {
-    On,
+pub(super) enum SliceEnd {
+    Ready,
     /// At an access of global memory, where other programs may run.
     Yield,
-    Ended,
+    Exited,
 }
 
 /// What a thread waits for.
@@ -73,7 +73,7 @@ pub(super) enum Waiting {
     /// A phase of the mbarrier at this address, by its parity.
     Phase(u64, u64),
     /// The named barrier of this number.
-    Named(usize),
+    NamedBarrier(usize),
     Done,
 }
 
@@ -95,9 +95,9 @@ pub(super) struct Thread {
     frames: Vec<Frame>,
     pub waiting: Option<Waiting>,
     /// `cp.async` copies that are not committed yet, and committed groups.
-    pub open: Vec<(u64, Vec<u8>)>,
-    pub groups: Vec<Vec<(u64, Vec<u8>)>>,
-    pub additions: Additions,
+    pub uncommitted_copies: Vec<(u64, Vec<u8>)>,
+    pub copy_groups: Vec<Vec<(u64, Vec<u8>)>>,
+    pub reductions: BulkReductions,
     steps: u64,
     polls: Polls,
 }
@@ -115,7 +115,7 @@ struct Polls {
 }
 
 /// An MMA in flight, and the shared memory that it reads.
-pub(super) struct Flight {
+pub(super) struct WgmmaInFlight {
     pub number: u64,
     /// Addresses and lengths.
     pub reads: Vec<(u64, usize)>,
@@ -123,9 +123,9 @@ pub(super) struct Flight {
 
 /// The wgmma groups of a warpgroup.
 #[derive(Default)]
-pub(super) struct Flights {
-    pub committed: Vec<Vec<Flight>>,
-    pub open: Vec<Flight>,
+pub(super) struct WgmmaGroups {
+    pub committed: Vec<Vec<WgmmaInFlight>>,
+    pub uncommitted: Vec<WgmmaInFlight>,
     /// Per member: whether a `wgmma.fence` follows the last commit.
     pub fenced: Vec<bool>,
 }
@@ -140,16 +140,16 @@ pub(super) struct Block<'a> {
     pub shared: Shared,
     pub random: Random,
     /// MMAs in flight, per warpgroup.
-    pub flights: HashMap<u32, Flights>,
-    pub next_flight: u64,
+    pub wgmma_groups: HashMap<u32, WgmmaGroups>,
+    pub next_wgmma: u64,
     /// By shared address.
     pub mbarriers: HashMap<u64, Mbarrier>,
     pub next_barrier: u32,
-    pub named: HashMap<usize, Named>,
+    pub named: HashMap<usize, NamedBarrier>,
     /// TMA loads in flight.
-    pub bulk: Vec<Bulk>,
+    pub bulk_copies: Vec<BulkCopy>,
     /// Bulk reductions that have read their values and not applied them yet.
-    pub landing: Vec<Addition>,
+    pub pending_reductions: Vec<BulkReduction>,
     /// Whether the running thread yields.
     yields: bool,
     /// A thread that only polls, and the value of `Global::changes` then.
@@ -170,9 +170,9 @@ impl<'a> Block<'a> {
                     id,
                     frames: vec![frame],
                     waiting: None,
-                    open: Vec::new(),
-                    groups: Vec::new(),
-                    additions: Additions::default(),
+                    uncommitted_copies: Vec::new(),
+                    copy_groups: Vec::new(),
+                    reductions: BulkReductions::default(),
                     steps: 0,
                     polls: Polls::default(),
                 }
@@ -186,13 +186,13 @@ impl<'a> Block<'a> {
             threads,
             shared: Shared::new(launch.shared_bytes, launch.threads),
             random: Random::new(launch.seed.wrapping_add(u64::from(number) << 32)),
-            flights: HashMap::new(),
-            next_flight: 0,
+            wgmma_groups: HashMap::new(),
+            next_wgmma: 0,
             mbarriers: HashMap::new(),
             next_barrier: 0,
             named: HashMap::new(),
-            bulk: Vec::new(),
-            landing: Vec::new(),
+            bulk_copies: Vec::new(),
+            pending_reductions: Vec::new(),
             yields: false,
             polling: None,
         }
@@ -200,54 +200,58 @@ impl<'a> Block<'a> {
 
     /// Runs one thread until it waits or yields; if no thread can run, executes the collective instructions that are
     /// complete.
-    pub fn turn(&mut self, global: &mut Global) -> Result<Turn, SimError> {
+    pub fn run_slice(&mut self, global: &mut Global) -> Result<SliceEnd, SimError> {
         let ready: Vec<usize> = (0..self.threads.len()).filter(|&t| self.threads[t].waiting.is_none()).collect();
         if ready.is_empty() {
             if self.threads.iter().all(|t| t.waiting == Some(Waiting::Done)) {
-                return self.end(global).map(|()| Turn::Ended).map_err(|e| self.error(None, e));
+                return self.end(global).map(|()| SliceEnd::Exited).map_err(|e| self.error(None, e));
             }
             let which = self.random.below(usize::MAX);
-            if !self.meet(global)? && !self.land(which) {
+            if !self.run_collectives(global)? && !self.complete_bulk_copy(which) {
                 return Err(self.deadlock());
             }
-            return Ok(Turn::On);
+            return Ok(SliceEnd::Ready);
         }
         // Copies and reductions complete at random times.
-        if !self.bulk.is_empty() && self.random.below(4) == 0 {
+        if !self.bulk_copies.is_empty() && self.random.below(4) == 0 {
             let which = self.random.below(usize::MAX);
-            self.land(which);
+            self.complete_bulk_copy(which);
         }
-        if !self.landing.is_empty() && self.random.below(4) == 0 {
-            let which = self.random.below(self.landing.len());
-            let addition = self.landing.swap_remove(which);
-            addition.land(&self.shared, self.number, global).map_err(|e| self.error(None, e))?;
+        if !self.pending_reductions.is_empty() && self.random.below(4) == 0 {
+            let which = self.random.below(self.pending_reductions.len());
+            let reduction = self.pending_reductions.swap_remove(which);
+            reduction.apply(&self.shared, self.number, global).map_err(|e| self.error(None, e))?;
         }
         let t = ready[self.random.below(ready.len())];
         self.yields = false;
         while self.threads[t].waiting.is_none() {
             self.step(t, global).map_err(|e| self.error(Some(t), e))?;
             if self.yields {
-                return Ok(Turn::Yield);
+                return Ok(SliceEnd::Yield);
             }
         }
-        Ok(Turn::On)
+        Ok(SliceEnd::Ready)
     }
 
     /// Ends the program when all threads have exited.
     fn end(&mut self, global: &mut Global) -> Result<(), String> {
-        if self.flights.values().any(|f| !f.open.is_empty() || f.committed.iter().any(|group| !group.is_empty())) {
+        if self
+            .wgmma_groups
+            .values()
+            .any(|f| !f.uncommitted.is_empty() || f.committed.iter().any(|group| !group.is_empty()))
+        {
             return Err("the block ends while wgmma instructions are in flight".into());
         }
         self.barriers_at_end()?;
-        for addition in std::mem::take(&mut self.landing) {
-            addition.land(&self.shared, self.number, global)?;
+        for reduction in std::mem::take(&mut self.pending_reductions) {
+            reduction.apply(&self.shared, self.number, global)?;
         }
         Ok(())
     }
 
     /// An error of a thread at its current instruction, or of the whole block.
     fn error(&self, thread: Option<usize>, message: String) -> SimError {
-        let at = thread.and_then(|t| self.here(t));
+        let at = thread.and_then(|t| self.current_line(t));
         let (instruction, place) = at.map_or_else(Default::default, |l| (l.text.clone(), l.place.to_string()));
         self.fault(thread, instruction, place, message)
     }
@@ -258,35 +262,35 @@ impl<'a> Block<'a> {
     }
 
     /// The current instruction of a thread.
-    fn here(&self, thread: usize) -> Option<&Line> {
+    fn current_line(&self, thread: usize) -> Option<&Line> {
         let f = self.threads[thread].frames.last()?;
         f.function.blocks[f.block].get(f.at)
     }
 
-    fn text(&self, thread: usize) -> &str {
-        self.here(thread).map_or("the end", |l| &l.text)
+    fn current_text(&self, thread: usize) -> &str {
+        self.current_line(thread).map_or("the end", |l| &l.text)
     }
 
     fn deadlock(&self) -> SimError {
-        let stuck = self.threads.chunks(32).map(|warp| {
+        let waiting_threads = self.threads.chunks(32).map(|warp| {
             let t = warp.iter().find(|t| t.waiting != Some(Waiting::Done)).unwrap_or(&warp[0]);
-            format!("thread {}: {}", t.id, self.text(t.id as usize))
+            format!("thread {}: {}", t.id, self.current_text(t.id as usize))
         });
-        let stuck: Vec<String> = stuck.collect();
-        let open = self.open_phases();
+        let waiting_threads: Vec<String> = waiting_threads.collect();
+        let open = self.incomplete_phases();
         let first = self.threads.iter().position(|t| t.waiting != Some(Waiting::Done));
-        let place = first.and_then(|t| self.here(t)).map_or_else(String::new, |l| l.place.to_string());
-        let message = format!("deadlock: threads wait for each other forever: {}{open}", stuck.join("; "));
+        let place = first.and_then(|t| self.current_line(t)).map_or_else(String::new, |l| l.place.to_string());
+        let message = format!("deadlock: threads wait for each other forever: {}{open}", waiting_threads.join("; "));
         self.fault(None, String::new(), place, message)
     }
 
     /// Whether the program only waits for other programs, in this state of memory.
-    pub fn polls(&self, changes: u64) -> bool {
+    pub fn is_polling(&self, changes: u64) -> bool {
         self.polling.is_some_and(|(_, when)| when == changes)
     }
 
     /// The error if every program polls and memory does not change.
-    pub fn lost_progress(&self, programs: usize) -> SimError {
+    pub fn livelock(&self, programs: usize) -> SimError {
         let thread = self.polling.map(|(t, _)| t as usize);
         let message = format!(
             "lost progress: all {programs} programs that have not ended repeat accesses to global memory that change nothing"
@@ -295,7 +299,7 @@ impl<'a> Block<'a> {
     }
 
     /// Notes an access of global memory by thread `t`, at which other threads may run.
-    fn accessed(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
+    fn note_access(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
         let Thread { frames, polls, .. } = &mut self.threads[t];
         let f = frames.last().expect("internal error: no running thread");
         let here = (f.block, f.at, address);
@@ -318,28 +322,28 @@ impl<'a> Block<'a> {
         }
         let again = state.is_some() && seen == Some(state);
         polls.count += u32::from(again);
-        if polls.count >= POLLS {
+        if polls.count >= POLL_LIMIT {
             self.polling = Some((t as u32, global.changes));
         }
         self.yields |= atomic || again;
     }
 
-    fn switch(&mut self) {
-        self.yields |= self.random.below(SWITCH) == 0;
+    fn maybe_switch(&mut self) {
+        self.yields |= self.random.below(SWITCH_PERIOD) == 0;
     }
 
     pub(super) fn read_global(&mut self, t: usize, global: &mut Global, p: u64, len: usize) -> Result<Vec<u8>, String> {
-        let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
-        let bytes = global.read(p, len, &who)?;
-        self.accessed(t, global, p, false);
-        self.switch();
+        let accessor = Accessor { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
+        let bytes = global.read(p, len, &accessor)?;
+        self.note_access(t, global, p, false);
+        self.maybe_switch();
         Ok(bytes)
     }
 
     pub(super) fn write_global(&mut self, t: usize, global: &mut Global, p: u64, bytes: &[u8]) -> Result<(), String> {
-        let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
-        global.write(p, bytes, &who)?;
-        self.switch();
+        let accessor = Accessor { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
+        global.write(p, bytes, &accessor)?;
+        self.maybe_switch();
         Ok(())
     }
 
@@ -352,17 +356,17 @@ impl<'a> Block<'a> {
         ty: &Ty,
         f: impl FnOnce(u64) -> Result<Option<u64>, String>,
     ) -> Result<u64, String> {
-        let who = Who { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
-        let old = global.update(p, ty.bytes(), &who, Kind::Atomic, |old| {
+        let accessor = Accessor { program: self.number, thread: t as u32, clocks: &self.shared.clocks };
+        let old = global.update(p, ty.bytes(), &accessor, AccessKind::Atomic, |old| {
             let new = f(from_bytes(ty, old).bits()?)?;
             Ok(new.map(|new| new.to_le_bytes()[..ty.bytes()].to_vec()))
         })?;
-        self.accessed(t, global, p, true);
+        self.note_access(t, global, p, true);
         from_bytes(ty, &old).bits()
     }
 
     /// Executes the collective instructions at which all participating threads have arrived.
-    fn meet(&mut self, global: &mut Global) -> Result<bool, SimError> {
+    fn run_collectives(&mut self, global: &mut Global) -> Result<bool, SimError> {
         let n = self.threads.len();
         let mut any = false;
         for (kind, size) in [(Waiting::Warp, 32), (Waiting::Group, 128), (Waiting::Block, n)] {
@@ -373,13 +377,13 @@ impl<'a> Block<'a> {
                 if alive.is_empty() || !alive.iter().all(|&t| self.threads[t].waiting.as_ref() == Some(&kind)) {
                     continue;
                 }
-                let at = self.text(alive[0]);
-                if let Some(&t) = alive.iter().find(|&&t| self.text(t) != at) {
+                let at = self.current_text(alive[0]);
+                if let Some(&t) = alive.iter().find(|&&t| self.current_text(t) != at) {
                     let message =
                         format!("threads of one {kind:?} are at different collective instructions, one of them `{at}`");
                     return Err(self.error(Some(t), message));
                 }
-                self.together(&alive, global).map_err(|e| self.error(Some(alive[0]), e))?;
+                self.run_collective(&alive, global).map_err(|e| self.error(Some(alive[0]), e))?;
                 any = true;
             }
         }
@@ -488,12 +492,12 @@ impl<'a> Block<'a> {
             Inst::ExtractElement { v, i } => self.get(t, v).element(self.bits(t, i)? as usize),
             Inst::InsertElement { len, v, x, i } => {
                 let mut list: Vec<Value> = match self.get(t, v) {
-                    Value::Many(list) => list.to_vec(),
+                    Value::Aggregate(list) => list.to_vec(),
                     _ => vec![Value::Undef; *len],
                 };
                 let i = self.bits(t, i)? as usize;
                 *list.get_mut(i).ok_or_else(|| format!("element {i} of a vector of {len}"))? = self.get(t, x);
-                Value::many(list)
+                Value::aggregate(list)
             }
             Inst::ExtractValue { v, i } => self.get(t, v).element(*i),
             Inst::Call { name, ty, args } => match self.call(t, name, ty, args, result)? {
@@ -518,7 +522,7 @@ impl<'a> Block<'a> {
                 let v = v.as_ref().map(|v| self.get(t, v));
                 let frame = self.threads[t].frames.pop().expect("internal error: no running thread");
                 if self.threads[t].frames.is_empty() {
-                    if !self.threads[t].additions.is_empty() {
+                    if !self.threads[t].reductions.is_empty() {
                         return Err(format!("thread {t} exits before its bulk reductions have read shared memory"));
                     }
                     self.threads[t].waiting = Some(Waiting::Done);
@@ -538,7 +542,7 @@ impl<'a> Block<'a> {
                 if *synchronizes {
                     global.synchronize(p, self.number);
                 }
-                Value::many(vec![Value::Bits(old), Value::Bits(u64::from(old == expected))])
+                Value::aggregate(vec![Value::Bits(old), Value::Bits(u64::from(old == expected))])
             }
             Inst::Alloca => Value::Bits(0),
         };
@@ -611,13 +615,13 @@ impl<'a> Block<'a> {
     }
 
     /// Executes an instruction collectively for several threads.
-    fn together(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
+    fn run_collective(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
         let f = self.threads[members[0]].frames.last().expect("internal error: no running thread");
         let (function, block, at) = (f.function.clone(), f.block, f.at);
         let line = &function.blocks[block][at];
         match &line.inst {
             Inst::Call { name, .. } if name == "llvm.nvvm.bar.warp.sync" => {
-                self.shared.clocks.meet(members);
+                self.shared.clocks.barrier(members);
                 for &t in members {
                     self.finish(t, None, Value::Undef);
                     self.threads[t].waiting = None;
@@ -640,7 +644,7 @@ impl<'a> Block<'a> {
                 Ok(())
             }
             Inst::Asm { text, constraints, args, .. } => {
-                self.asm_together(members, line.result, text, constraints, args, global)
+                self.asm_collective(members, line.result, text, constraints, args, global)
             }
             other => Err(format!("{other:?} is not a collective instruction")),
         }
@@ -656,16 +660,16 @@ pub(super) fn operand(args: &[(Ty, Operand)], i: usize) -> Result<&Operand, Stri
 
 fn wide(v: &Value) -> Result<u128, String> {
     match v {
-        Value::Many(_) => Ok(u128::from(v.element(0).bits()?) | u128::from(v.element(1).bits()?) << 64),
+        Value::Aggregate(_) => Ok(u128::from(v.element(0).bits()?) | u128::from(v.element(1).bits()?) << 64),
         v => Ok(u128::from(v.bits()?)),
     }
 }
 
 fn narrow(v: u128) -> Value {
-    Value::many(vec![Value::Bits(v as u64), Value::Bits((v >> 64) as u64)])
+    Value::aggregate(vec![Value::Bits(v as u64), Value::Bits((v >> 64) as u64)])
 }
 
-pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, What> {
+pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, UnsupportedKind> {
     let bits = (ty.bytes() * 8) as u32;
     let (a, b) = (value::signed(old, bits), value::signed(v, bits));
     Ok(match op {
@@ -675,7 +679,7 @@ pub(super) fn atomic(op: &str, ty: &Ty, old: u64, v: u64) -> Result<u64, What> {
         "umin" => old.min(v & mask(bits)),
         "umax" => old.max(v & mask(bits)),
         "xchg" => v,
-        _ => return Err(What::Instruction(format!("atomicrmw {op} {ty}"))),
+        _ => return Err(UnsupportedKind::Instruction(format!("atomicrmw {op} {ty}"))),
     })
 }
 
@@ -684,7 +688,7 @@ pub(super) fn from_bytes(ty: &Ty, bytes: &[u8]) -> Value {
         Ty::Vector(n, t) | Ty::Array(n, t) => {
             // Vectors of i1 would be packed; the lowering does not emit them.
             let size = bytes.len() / n;
-            Value::many((0..*n).map(|i| from_bytes(t, &bytes[i * size..(i + 1) * size])).collect())
+            Value::aggregate((0..*n).map(|i| from_bytes(t, &bytes[i * size..(i + 1) * size])).collect())
         }
         _ => {
             let mut all = [0; 8];
@@ -709,7 +713,7 @@ pub(super) fn to_bytes(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
 
 fn to_bytes_lenient(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
     match (ty, v) {
-        (Ty::Vector(n, t), Value::Many(list)) => {
+        (Ty::Vector(n, t), Value::Aggregate(list)) => {
             let mut bytes = Vec::new();
             for x in list.iter().take(*n) {
                 bytes.extend(to_bytes_lenient(t, x)?);

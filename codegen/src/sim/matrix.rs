@@ -1,7 +1,7 @@
 //! Layouts of MMA fragments and shared-memory matrix descriptors, element by element, as the PTX ISA defines them.
 
 /// Mask of the bits of an f32 that tensor cores read as tf32.
-pub const TF32: u64 = crate::num::TF32_KEPT as u64;
+pub const TF32_MASK: u64 = crate::num::TF32_KEPT as u64;
 
 /// Descriptor of a `wgmma` operand in shared memory (64×n×16 for 16-bit elements, 64×n×8 for tf32).
 #[derive(Clone, Copy, Debug)]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 /// Shadow state of one byte: its last write, and the reads since.
 #[derive(Clone, Copy, Debug, Default)]
-struct Trace {
+struct Shadow {
     /// Source and time of the write.
     writer: Option<(u32, u32)>,
     /// One more than the thread whose `cp.async` may write the byte at any time; 0 if there is none.
@@ -27,9 +27,9 @@ struct Reader {
 /// Shared memory of one block.
 pub struct Shared {
     bytes: Vec<u8>,
-    trace: Vec<Trace>,
+    shadow: Vec<Shadow>,
     /// Per byte: number of asynchronous reads in flight.
-    reading: Vec<u16>,
+    async_readers: Vec<u16>,
     pub clocks: Clocks,
     /// Linked lists of reads; index 0 is the end of a list.
     readers: Vec<Reader>,
@@ -41,8 +41,8 @@ impl Shared {
     pub fn new(bytes: u32, threads: u32) -> Shared {
         Shared {
             bytes: vec![0xAA; bytes as usize],
-            trace: vec![Trace::default(); bytes as usize],
-            reading: vec![0; bytes as usize],
+            shadow: vec![Shadow::default(); bytes as usize],
+            async_readers: vec![0; bytes as usize],
             clocks: Clocks::new(threads),
             readers: vec![Reader { before: 0, thread: 0, when: 0 }],
             added: ((u32::MAX, 0), HashMap::new()),
@@ -69,7 +69,7 @@ impl Shared {
             self.added = ((thread, now), HashMap::new());
         }
         for i in at..at + len {
-            let t = &mut self.trace[i];
+            let t = &mut self.shadow[i];
             if t.copying > 0 {
                 return Err(format!(
                     "race: thread {thread} reads shared byte {i}, which a copy by thread {} may still write",
@@ -80,7 +80,7 @@ impl Shared {
                 return Err(format!("read of shared byte {i}, which is uninitialized"));
             }
             if let Some((writer, when)) = t.writer
-                && !self.clocks.knows(thread, writer, when)
+                && !self.clocks.happens_before(thread, writer, when)
             {
                 return Err(if self.clocks.is_thread(writer) {
                     format!(
@@ -104,11 +104,11 @@ impl Shared {
     }
 
     /// A reader of the byte whose read does not happen before the next action of `thread`.
-    fn open_reader(&self, byte: usize, thread: u32) -> Option<u32> {
-        let mut at = self.trace[byte].readers;
+    fn unordered_reader(&self, byte: usize, thread: u32) -> Option<u32> {
+        let mut at = self.shadow[byte].readers;
         while at != 0 {
             let r = self.readers[at as usize];
-            if !self.clocks.knows(thread, r.thread, r.when) {
+            if !self.clocks.happens_before(thread, r.thread, r.when) {
                 return Some(r.thread);
             }
             at = r.before;
@@ -118,22 +118,22 @@ impl Shared {
 
     pub fn write(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
-        self.not_busy(at, bytes.len())?;
+        self.check_no_async_access(at, bytes.len())?;
         let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
-            let t = &self.trace[i];
+            let t = &self.shadow[i];
             // Races of equal values count as well: of a replicated value, one thread must be chosen to write.
             if let Some((writer, when)) = t.writer
-                && !self.clocks.knows(thread, writer, when)
+                && !self.clocks.happens_before(thread, writer, when)
             {
                 return Err(format!("race: threads {writer} and {thread} both write shared byte {i}"));
             }
-            if self.open_reader(i, thread).is_some() {
+            if self.unordered_reader(i, thread).is_some() {
                 return Err(format!(
                     "race: thread {thread} writes shared byte {i}, which another thread read after the last barrier"
                 ));
             }
-            self.trace[i] = Trace { writer: Some((thread, now)), copying: 0, readers: 0, defined: true };
+            self.shadow[i] = Shadow { writer: Some((thread, now)), copying: 0, readers: 0, defined: true };
             self.bytes[i] = b;
         }
         Ok(())
@@ -142,26 +142,26 @@ impl Shared {
     /// A write by a TMA load that `thread` issued. Its completion is the event of source `by` at time `when`.
     pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
-        self.not_busy(at, bytes.len())?;
+        self.check_no_async_access(at, bytes.len())?;
         for (i, &b) in (at..).zip(bytes) {
-            if let Some((writer, time)) = self.trace[i].writer {
-                if !self.clocks.knows(thread, writer, time) {
+            if let Some((writer, time)) = self.shadow[i].writer {
+                if !self.clocks.happens_before(thread, writer, time) {
                     return Err(format!(
                         "race: a bulk copy overwrites shared byte {i}, whose last write is not ordered before it"
                     ));
                 }
-                if self.clocks.is_thread(writer) && !self.clocks.proxy_knows(thread, writer, time) {
+                if self.clocks.is_thread(writer) && !self.clocks.visible_to_async_proxy(thread, writer, time) {
                     return Err(format!(
                         "a bulk copy overwrites shared byte {i}, which thread {writer} wrote without a proxy fence in between"
                     ));
                 }
             }
-            if let Some(reader) = self.open_reader(i, thread) {
+            if let Some(reader) = self.unordered_reader(i, thread) {
                 return Err(format!(
                     "race: a bulk copy overwrites shared byte {i}, which thread {reader} may still be reading"
                 ));
             }
-            self.trace[i] = Trace { writer: Some((by, when)), copying: 0, readers: 0, defined: true };
+            self.shadow[i] = Shadow { writer: Some((by, when)), copying: 0, readers: 0, defined: true };
             self.bytes[i] = b;
         }
         Ok(())
@@ -171,11 +171,11 @@ impl Shared {
     pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         for i in at..at + len {
-            if let Some((writer, when)) = self.trace[i].writer
+            if let Some((writer, when)) = self.shadow[i].writer
                 && self.clocks.is_thread(writer)
                 // `read` checks whether a barrier lies in between.
-                && self.clocks.knows(thread, writer, when)
-                && !self.clocks.proxy_knows(thread, writer, when)
+                && self.clocks.happens_before(thread, writer, when)
+                && !self.clocks.visible_to_async_proxy(thread, writer, when)
             {
                 return Err(format!(
                     "the asynchronous proxy reads shared byte {i}, which thread {writer} wrote without a proxy fence in between"
@@ -186,16 +186,16 @@ impl Shared {
     }
 
     /// An asynchronous read of these bytes starts.
-    pub fn begin_product(&mut self, address: u64, len: usize) -> Result<(), String> {
+    pub fn begin_async_read(&mut self, address: u64, len: usize) -> Result<(), String> {
         let at = self.locate(address, len)?;
-        self.reading[at..at + len].iter_mut().for_each(|n| *n += 1);
+        self.async_readers[at..at + len].iter_mut().for_each(|n| *n += 1);
         Ok(())
     }
 
     /// The asynchronous read that these threads waited for is complete. Only these threads know about it.
-    pub fn end_product(&mut self, address: u64, len: usize, threads: &[u32]) -> Result<(), String> {
+    pub fn end_async_read(&mut self, address: u64, len: usize, threads: &[u32]) -> Result<(), String> {
         let at = self.locate(address, len)?;
-        self.reading[at..at + len].iter_mut().for_each(|n| *n -= 1);
+        self.async_readers[at..at + len].iter_mut().for_each(|n| *n -= 1);
         for &thread in threads {
             self.read(address, len, thread)?;
         }
@@ -203,15 +203,15 @@ impl Shared {
     }
 
     /// Checks that no asynchronous read or copy of these bytes is in flight.
-    fn not_busy(&self, at: usize, len: usize) -> Result<(), String> {
+    fn check_no_async_access(&self, at: usize, len: usize) -> Result<(), String> {
         for i in at..at + len {
-            if self.reading[i] > 0 {
+            if self.async_readers[i] > 0 {
                 return Err(format!("shared byte {i} is overwritten while an asynchronous read of it is in flight"));
             }
-            if self.trace[i].copying > 0 {
+            if self.shadow[i].copying > 0 {
                 return Err(format!(
                     "race: shared byte {i} is overwritten while a copy by thread {} may still write it",
-                    self.trace[i].copying - 1
+                    self.shadow[i].copying - 1
                 ));
             }
         }
@@ -221,29 +221,29 @@ impl Shared {
     /// Starts a `cp.async` by `thread` to these bytes, which may arrive at any time until the thread has waited for it.
     pub fn start_copy(&mut self, address: u64, len: usize, thread: u32) -> Result<(), String> {
         let at = self.locate(address, len)?;
-        self.not_busy(at, len)?;
+        self.check_no_async_access(at, len)?;
         for i in at..at + len {
-            if self.open_reader(i, thread).is_some() {
+            if self.unordered_reader(i, thread).is_some() {
                 return Err(format!(
                     "race: thread {thread} copies to shared byte {i}, which another thread read after the last barrier"
                 ));
             }
-            if let Some((writer, when)) = self.trace[i].writer
-                && !self.clocks.knows(thread, writer, when)
+            if let Some((writer, when)) = self.shadow[i].writer
+                && !self.clocks.happens_before(thread, writer, when)
             {
                 return Err(format!(
                     "race: thread {thread} copies to shared byte {i}, which another thread wrote after the last barrier"
                 ));
             }
         }
-        self.trace[at..at + len].iter_mut().for_each(|t| t.copying = thread + 1);
+        self.shadow[at..at + len].iter_mut().for_each(|t| t.copying = thread + 1);
         Ok(())
     }
 
     /// Completes the copy: the issuing thread has waited for it.
     pub fn end_copy(&mut self, address: u64, bytes: &[u8], thread: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
-        self.trace[at..at + bytes.len()].iter_mut().for_each(|t| t.copying = 0);
+        self.shadow[at..at + bytes.len()].iter_mut().for_each(|t| t.copying = 0);
         self.write(address, bytes, thread)
     }
 }

@@ -13,22 +13,18 @@
 //!
 //! Reading order: [`parse`] (text to instructions), [`check`] (unsupported instructions), [`value`] (arithmetic on
 //! bits), [`clock`] (happens-before), [`memory`] (shared memory, races), [`global`] (global memory, races), [`grid`]
-//! (programs), [`machine`] (threads and scheduling), [`barriers`] (mbarriers, TMA loads), [`bulk_add`] (bulk
+//! (programs), [`machine`] (threads and scheduling), [`barriers`] (mbarriers, TMA loads), [`bulk_reduce`] (bulk
 //! reductions), [`asm`] (PTX of the lowering), [`ptx`] (PTX of users), [`matrix`] (fragments and descriptors),
 //! [`mutate`] (fault injection for tests of the simulator).
 
 mod asm;
 mod barriers;
-mod bulk_add;
+mod bulk_reduce;
 #[cfg(test)]
-mod bulk_add_tests;
-#[cfg(test)]
-mod bulk_tests;
+mod bulk_reduce_tests;
 mod check;
 mod clock;
 mod error;
-#[cfg(test)]
-mod far_tests;
 mod global;
 mod grid;
 #[cfg(test)]
@@ -37,26 +33,30 @@ mod grid_tests;
 mod hazard_tests;
 mod machine;
 mod matrix;
-#[cfg(test)]
-mod meaning_tests;
 mod memory;
 #[cfg(any(test, feature = "testgen"))]
 pub mod mutate;
+#[cfg(test)]
+mod numeric_edge_tests;
+#[cfg(test)]
+mod out_of_bounds_tests;
 #[cfg(test)]
 mod padding_tests;
 mod parse;
 mod ptx;
 mod random;
 #[cfg(test)]
-mod role_tests;
-#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tf32_tests;
 #[cfg(test)]
-mod unknown_tests;
+mod tma_tests;
+#[cfg(test)]
+mod unsupported_tests;
 mod value;
+#[cfg(test)]
+mod warp_specialize_tests;
 
-pub use error::{Fault, SimError, Unknown, What};
+pub use error::{Fault, SimError, UnsupportedCode, UnsupportedKind};
 pub use global::Global;
 pub use grid::{Launch, run, run_in_order};

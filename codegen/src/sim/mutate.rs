@@ -66,7 +66,7 @@ pub enum Change {
     BytesUp,
     BytesDown,
     /// At the adjacent barrier.
-    Neighbour,
+    Neighbor,
 }
 
 /// A kernel with one injected fault.
@@ -183,32 +183,32 @@ fn changes(lines: &[&str], at: usize, class: Class) -> Vec<(Change, Lines)> {
         Class::NamedBarrier => {
             add(Change::Later, later(lines, at, class));
             add(Change::Earlier, earlier(lines, at));
-            add(Change::CountUp, counted(lines, at, ", ", 32));
-            add(Change::CountDown, counted(lines, at, ", ", -32));
-            add(Change::Neighbour, other_operand(lines, at, "i32 ", |v| format!("xor i32 {v}, 1")));
+            add(Change::CountUp, with_count(lines, at, ", ", 32));
+            add(Change::CountDown, with_count(lines, at, ", ", -32));
+            add(Change::Neighbor, other_operand(lines, at, "i32 ", |v| format!("xor i32 {v}, 1")));
         }
         Class::MbarrierInit => {
-            add(Change::CountUp, counted(lines, at, "[$0], ", 1));
-            add(Change::CountDown, counted(lines, at, "[$0], ", -1));
+            add(Change::CountUp, with_count(lines, at, "[$0], ", 1));
+            add(Change::CountDown, with_count(lines, at, "[$0], ", -1));
         }
         Class::Expect => {
-            add(Change::BytesUp, counted(lines, at, "[$0], ", 16));
-            add(Change::BytesDown, counted(lines, at, "[$0], ", -16));
+            add(Change::BytesUp, with_count(lines, at, "[$0], ", 16));
+            add(Change::BytesDown, with_count(lines, at, "[$0], ", -16));
             add(Change::Repeated, repeated(lines, at));
-            add(Change::Neighbour, neighbour(lines, at));
+            add(Change::Neighbor, neighbor(lines, at));
         }
         Class::Arrive => {
             add(Change::Repeated, repeated(lines, at));
             add(Change::Earlier, earlier(lines, at));
-            add(Change::Neighbour, neighbour(lines, at));
+            add(Change::Neighbor, neighbor(lines, at));
         }
         Class::Wait => {
             add(Change::Later, later(lines, at, class));
             add(Change::Parity, other_operand(lines, at, ", i32 ", |v| format!("xor i32 {v}, 1")));
-            add(Change::Neighbour, neighbour(lines, at));
+            add(Change::Neighbor, neighbor(lines, at));
         }
         Class::WgmmaFence | Class::WgmmaCommit | Class::CopyCommit => add(Change::Later, later(lines, at, class)),
-        Class::Tma => add(Change::Neighbour, neighbour(lines, at)),
+        Class::Tma => add(Change::Neighbor, neighbor(lines, at)),
         Class::InitFence | Class::BulkCommit | Class::WgmmaWait => {}
     }
     let groups = match class {
@@ -217,7 +217,7 @@ fn changes(lines: &[&str], at: usize, class: Class) -> Vec<(Change, Lines)> {
         Class::BulkWait => BULK_WAIT,
         _ => return list,
     };
-    list.extend(counted(lines, at, groups, 1).map(|lines| (Change::CountUp, lines)));
+    list.extend(with_count(lines, at, groups, 1).map(|lines| (Change::CountUp, lines)));
     list
 }
 
@@ -228,7 +228,7 @@ fn owned(lines: &[&str]) -> Lines {
 /// The module without the instruction. A wait that forwards values waits for nothing instead.
 fn removed(lines: &[&str], at: usize) -> Option<Lines> {
     if result(lines[at]).is_some() {
-        return counted(lines, at, WGMMA_WAIT, 1000);
+        return with_count(lines, at, WGMMA_WAIT, 1000);
     }
     let mut changed = owned(lines);
     changed.remove(at);
@@ -242,7 +242,7 @@ fn repeated(lines: &[&str], at: usize) -> Option<Lines> {
 }
 
 /// Adds `by` to the number that follows `before` in the assembly.
-fn counted(lines: &[&str], at: usize, before: &str, by: i64) -> Option<Lines> {
+fn with_count(lines: &[&str], at: usize, before: &str, by: i64) -> Option<Lines> {
     let line = lines[at];
     let start = line.find(before)? + before.len();
     let digits = line[start..].find(|c: char| !c.is_ascii_digit())?;
@@ -266,7 +266,7 @@ fn other_operand(lines: &[&str], at: usize, before: &str, compute: impl Fn(&str)
     Some(list)
 }
 
-fn neighbour(lines: &[&str], at: usize) -> Option<Lines> {
+fn neighbor(lines: &[&str], at: usize) -> Option<Lines> {
     other_operand(lines, at, "ptr addrspace(3) ", |p| format!("getelementptr i8, ptr addrspace(3) {p}, i32 8"))
 }
 
@@ -291,7 +291,7 @@ fn is_label(line: &str) -> bool {
 }
 
 /// The label after a branch around a few instructions: `br i1 …, label %whenN, label %afterN`.
-fn around(line: &str) -> Option<&str> {
+fn skip_label(line: &str) -> Option<&str> {
     let (_, labels) = line.trim_start().strip_prefix("br i1 ")?.split_once(", label %when")?;
     labels.split_once(", label %").map(|(_, after)| after)
 }
@@ -299,7 +299,7 @@ fn around(line: &str) -> Option<&str> {
 /// The lines from the branch to the label after it, if a line is in such a conditional region.
 fn conditional(lines: &[&str], at: usize) -> Option<(usize, usize)> {
     let label = (0..at).rev().find(|&i| is_label(lines[i]))?;
-    let after = around(lines[label.checked_sub(1)?])?;
+    let after = skip_label(lines[label.checked_sub(1)?])?;
     let end = (at..lines.len()).find(|&i| lines[i].strip_suffix(':') == Some(after))?;
     Some((label - 1, end))
 }
@@ -329,7 +329,7 @@ fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     let mut last = None;
     for i in at + 1..lines.len() {
         let line = lines[i];
-        if let Some(after) = around(line) {
+        if let Some(after) = skip_label(line) {
             behind = Some(after);
         } else if is_label(line) {
             if line.starts_with("when") {
@@ -376,7 +376,7 @@ fn earlier(lines: &[&str], at: usize) -> Option<Lines> {
         let line = lines[i];
         if let Some(name) = line.strip_suffix(':').filter(|_| is_label(line)) {
             // A conditional region: continue in front of the branch around it.
-            let branch = (0..i).rev().find(|&k| around(lines[k]) == Some(name))?;
+            let branch = (0..i).rev().find(|&k| skip_label(lines[k]) == Some(name))?;
             if (branch..i).any(|k| accesses_shared(lines[k])) {
                 return moved_up(lines, (first, last), branch, at);
             }

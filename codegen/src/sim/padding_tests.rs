@@ -1,21 +1,21 @@
 //! Dots of tiles that extend beyond their matrices: the padding is not multiplied. Results are compared with sums in
 //! f64.
 
-use super::tests::{of_two_inputs, relative_error, uniform};
+use super::tests::{relative_error, run_two_inputs, uniform};
 use crate::ir::{DType, Func};
 use crate::num;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// A GEMM c [m, n] = a [m, k] · b [k, n] by one program, in tiles [m, k_tile] and [k_tile, n_tile], padded with zeros
 /// beyond k and n.
-struct Product {
+struct Gemm {
     dtype: DType,
     shape: [usize; 3],
     k_tile: usize,
     n_tile: usize,
 }
 
-impl Product {
+impl Gemm {
     fn func(&self) -> Func {
         let [m, n, k] = self.shape;
         let (t, kt, nt) = (self.dtype, self.k_tile, self.n_tile);
@@ -35,7 +35,7 @@ impl Product {
         let (av, bv, acc, sum) =
             if open.is_empty() { ("%a0", "%b0", "%none", "%next") } else { ("%av", "%bv", "%acc", "%sum") };
         let text = format!(
-            "kernel @product(%a: ptr<T> {{divisible_by = 16}}, %b: ptr<T> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}}) {{
+            "kernel @gemm(%a: ptr<T> {{divisible_by = 16}}, %b: ptr<T> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}}) {{
                %m = constant {{value = {m}}} : i64
                %n = constant {{value = {n}}} : i64
                %k = constant {{value = {k}}} : i64
@@ -77,7 +77,7 @@ impl Product {
     fn error(&self, arch: GpuArch, options: &CompileOptions) -> (f64, String) {
         let [m, n, k] = self.shape;
         let ((a, a_values), (b, b_values)) = (self.numbers(m * k, 1), self.numbers(k * n, 2));
-        let (found, code) = of_two_inputs(&self.func(), arch, options, [a, b], m * n, 7);
+        let (found, code) = run_two_inputs(&self.func(), arch, options, [a, b], m * n, 7);
         let sum = |i, j| (0..k).map(|l| a_values[i * k + l] * b_values[l * n + j]).sum();
         let expected: Vec<f64> = (0..m * n).map(|at| sum(at / n, at % n)).collect();
         (relative_error(&expected, &found), code)
@@ -91,11 +91,11 @@ fn options(num_warps: u32) -> CompileOptions {
 
 /// A single tile along K that exceeds the matrix: fewer and narrower instructions.
 #[test]
-fn what_lies_beyond_is_not_multiplied() {
+fn padding_is_not_multiplied() {
     for (dtype, k, k_instruction) in [(DType::F32, 40, 8), (DType::BF16, 48, 16)] {
-        let product = Product { dtype, shape: [64, 24, k], k_tile: 64, n_tile: 64 };
+        let gemm = Gemm { dtype, shape: [64, 24, k], k_tile: 64, n_tile: 64 };
         for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 4), (GpuArch::Sm90a, 8)] {
-            let (error, code) = product.error(arch, &options(num_warps));
+            let (error, code) = gemm.error(arch, &options(num_warps));
             assert!(error < 3e-7, "{dtype} on {arch:?} by {num_warps} warps: {error}");
             let products = |name: &str| code.matches(name).count();
             let (parts, steps) = (if dtype == DType::F32 { 3 } else { 1 }, k / k_instruction);
@@ -112,12 +112,12 @@ fn what_lies_beyond_is_not_multiplied() {
 
 /// Accumulation over many tiles whose last columns are padding, with asynchronous MMAs in flight across iterations.
 #[test]
-fn columns_that_nothing_is_added_to_stay_zero() {
+fn padded_columns_stay_zero() {
     for dtype in [DType::F32, DType::BF16] {
         for (n, n_tile) in [(40, 64), (264, 512), (8, 16)] {
-            let product = Product { dtype, shape: [64, n, 96], k_tile: 32, n_tile };
+            let gemm = Gemm { dtype, shape: [64, n, 96], k_tile: 32, n_tile };
             for (arch, num_warps) in [(GpuArch::Sm80, 4), (GpuArch::Sm90a, 4)] {
-                let (error, _) = product.error(arch, &options(num_warps));
+                let (error, _) = gemm.error(arch, &options(num_warps));
                 assert!(error < 3e-7, "{dtype}, {n} of {n_tile} columns on {arch:?}: {error}");
             }
         }

@@ -1,13 +1,13 @@
 //! Parses the subset of LLVM IR that the GPU lowering emits.
 
-use super::error::{SimError, Unknown, What};
+use super::error::{SimError, UnsupportedCode, UnsupportedKind};
 use super::ptx::Program;
-use crate::lower::nvptx::{PLACE, USER_ASM};
+use crate::lower::nvptx::{LOC_COMMENT, USER_ASM};
 use std::collections::HashMap;
 use std::fmt;
 use std::rc::Rc;
 
-type Parsed<T> = Result<T, What>;
+type Parsed<T> = Result<T, UnsupportedKind>;
 
 /// An LLVM type.
 #[derive(Clone, Debug, PartialEq)]
@@ -228,7 +228,13 @@ pub fn parse(text: &str) -> Result<Module, SimError> {
             let function = parser.function(rest, &body).map_err(|what| {
                 let (line, text) = parser.line;
                 let (function, place) = (parser.name.clone(), parser.place.to_string());
-                SimError::Unknown(Box::new(Unknown { what, function, line, instruction: text.trim().into(), place }))
+                SimError::Unsupported(Box::new(UnsupportedCode {
+                    kind: what,
+                    function,
+                    line,
+                    instruction: text.trim().into(),
+                    place,
+                }))
             })?;
             if rest.starts_with("ptx_kernel") {
                 module.entry = parser.name.clone();
@@ -273,25 +279,25 @@ impl<'a> Cursor<'a> {
     fn expect(&mut self, token: &str) -> Parsed<()> {
         match self.eat(token) {
             true => Ok(()),
-            false => Err(self.wrong(&format!("`{token}`"))),
+            false => Err(self.syntax_error(&format!("`{token}`"))),
         }
     }
 
     /// The error if the text is not what was expected.
-    fn wrong(&self, expected: &str) -> What {
-        What::Syntax(format!("expected {expected} at `{}`", self.rest.trim()))
+    fn syntax_error(&self, expected: &str) -> UnsupportedKind {
+        UnsupportedKind::Syntax(format!("expected {expected} at `{}`", self.rest.trim()))
     }
 
     /// Skips past the first of these characters; returns the skipped text.
     fn skip_past(&mut self, end: &[char]) -> Parsed<&'a str> {
-        let (skipped, rest) = self.rest.split_once(end).ok_or_else(|| self.wrong(&format!("one of {end:?}")))?;
+        let (skipped, rest) = self.rest.split_once(end).ok_or_else(|| self.syntax_error(&format!("one of {end:?}")))?;
         self.rest = rest;
         Ok(skipped)
     }
 
     fn number<N: std::str::FromStr>(&mut self) -> Parsed<N> {
         let here = self.rest;
-        self.word().parse().map_err(|_| Cursor { rest: here }.wrong("a number"))
+        self.word().parse().map_err(|_| Cursor { rest: here }.syntax_error("a number"))
     }
 
     /// Reads a word of letters, digits and the punctuation of names.
@@ -337,7 +343,13 @@ impl<'a> Cursor<'a> {
             "ptr" => Ty::Ptr(0),
             _ => match word.strip_prefix('i').and_then(|bits| bits.parse().ok()) {
                 Some(bits) if matches!(bits, 1..=64 | 128) => Ty::Int(bits),
-                _ => return Err(What::Type(if word.is_empty() { self.rest.trim().into() } else { word.into() })),
+                _ => {
+                    return Err(UnsupportedKind::Type(if word.is_empty() {
+                        self.rest.trim().into()
+                    } else {
+                        word.into()
+                    }));
+                }
             },
         })
     }
@@ -368,7 +380,7 @@ impl<'a> FunctionParser<'a> {
                         f.params.push(r);
                         break;
                     }
-                    "" => return Err(c.wrong("the name of a parameter")),
+                    "" => return Err(c.syntax_error("the name of a parameter")),
                     _ => {}
                 }
             }
@@ -394,7 +406,7 @@ impl<'a> FunctionParser<'a> {
                 Some(_) => f.blocks.push(Vec::new()),
                 None if line.trim().is_empty() => {}
                 None if line.trim_start().starts_with(';') => {
-                    if let Some(place) = line.trim_start().strip_prefix(PLACE) {
+                    if let Some(place) = line.trim_start().strip_prefix(LOC_COMMENT) {
                         self.place = place.trim().into();
                     }
                 }
@@ -405,7 +417,9 @@ impl<'a> FunctionParser<'a> {
             }
         }
         if let Some(open) = f.blocks.iter().position(|block| !block.last().is_some_and(|line| line.inst.ends_block())) {
-            return Err(What::Syntax(format!("block {open} of the function has no terminator (`br` or `ret`)")));
+            return Err(UnsupportedKind::Syntax(format!(
+                "block {open} of the function has no terminator (`br` or `ret`)"
+            )));
         }
         f.registers = self.registers.len();
         Ok(f)
@@ -424,7 +438,7 @@ impl<'a> FunctionParser<'a> {
         };
         let inst = self.inst(&mut c)?;
         if matches!(inst, Inst::Phi { .. }) && result.is_none() {
-            return Err(What::Syntax("a phi without a result".into()));
+            return Err(UnsupportedKind::Syntax("a phi without a result".into()));
         }
         Ok(Line { result, inst, text: text.trim().to_string(), number: self.line.0, place: self.place.clone() })
     }
@@ -451,7 +465,7 @@ impl<'a> FunctionParser<'a> {
                 (None, None, _) => w.parse::<i128>().ok().map(|n| n as u64),
             },
         };
-        bits.map(Operand::Bits).ok_or_else(|| Cursor { rest: here }.wrong(&format!("an operand of type {ty}")))
+        bits.map(Operand::Bits).ok_or_else(|| Cursor { rest: here }.syntax_error(&format!("an operand of type {ty}")))
     }
 
     fn typed(&mut self, c: &mut Cursor) -> Parsed<(Ty, Operand)> {
@@ -463,7 +477,7 @@ impl<'a> FunctionParser<'a> {
 
     fn label(&self, name: &str) -> Parsed<usize> {
         let found = name.strip_prefix('%').and_then(|name| self.labels.get(name));
-        found.copied().ok_or_else(|| What::Syntax(format!("unknown label `{name}`")))
+        found.copied().ok_or_else(|| UnsupportedKind::Syntax(format!("unknown label `{name}`")))
     }
 
     fn target(&self, c: &mut Cursor) -> Parsed<usize> {
@@ -548,7 +562,9 @@ impl<'a> FunctionParser<'a> {
                 let (_, x) = self.typed(c)?;
                 c.expect(",")?;
                 let (_, i) = self.typed(c)?;
-                let Ty::Vector(len, _) = ty else { return Err(What::Instruction(format!("insertelement into {ty}"))) };
+                let Ty::Vector(len, _) = ty else {
+                    return Err(UnsupportedKind::Instruction(format!("insertelement into {ty}")));
+                };
                 Inst::InsertElement { len, v, x, i }
             }
             "extractvalue" => {
@@ -610,7 +626,7 @@ impl<'a> FunctionParser<'a> {
                 Inst::CompareExchange { p, ty, expected, new, synchronizes }
             }
             "alloca" => Inst::Alloca,
-            other => return Err(What::Instruction(other.into())),
+            other => return Err(UnsupportedKind::Instruction(other.into())),
         })
     }
 
@@ -636,7 +652,7 @@ impl<'a> FunctionParser<'a> {
         let Some((text, constraints)) = asm else { return Ok(Inst::Call { name, ty, args }) };
         let constraints: Vec<String> = constraints.split(',').map(String::from).collect();
         // Assembly written by users is arithmetic, even if the lowering could emit the same text.
-        let program = match super::asm::is_lowerings(&text) && !c.rest.contains(USER_ASM) {
+        let program = match super::asm::is_compiler_asm(&text) && !c.rest.contains(USER_ASM) {
             true => None,
             false => Some(Program::parse(&text, &constraints, &ty, args.iter().map(|(ty, _)| ty))?),
         };
@@ -651,7 +667,7 @@ fn label(line: &str) -> Option<&str> {
 fn space(ty: &Ty) -> Parsed<u32> {
     match ty {
         Ty::Ptr(n) => Ok(*n),
-        other => Err(What::Syntax(format!("expected an address, found a value of type {other}"))),
+        other => Err(UnsupportedKind::Syntax(format!("expected an address, found a value of type {other}"))),
     }
 }
 

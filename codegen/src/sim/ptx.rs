@@ -14,7 +14,7 @@ mod rounding_tests;
 #[cfg(test)]
 mod tests;
 
-use super::error::What;
+use super::error::UnsupportedKind;
 use super::parse::Ty;
 use super::value::{Value, mask};
 use crate::ir::DType;
@@ -26,13 +26,13 @@ use std::collections::{BTreeSet, HashMap};
 type Form = (&'static str, &'static str, &'static str);
 
 /// Names of the supported instructions, sorted.
-pub fn known() -> BTreeSet<&'static str> {
+pub fn known_instructions() -> BTreeSet<&'static str> {
     let forms = float::FORMS.iter().chain(integer::FORMS).flat_map(|(ops, ..)| ops.split(' '));
-    forms.chain(OTHERS).collect()
+    forms.chain(OTHER_INSTRUCTIONS).collect()
 }
 
 /// Instructions whose types and modifiers are checked in code.
-const OTHERS: [&str; 4] = ["cvt", "mov", "selp", "setp"];
+const OTHER_INSTRUCTIONS: [&str; 4] = ["cvt", "mov", "selp", "setp"];
 
 /// A type in an instruction's name.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -157,7 +157,7 @@ struct Statement {
     guard: Option<(String, u64)>,
     name: Name,
     /// Whether a form of a table matches the instruction.
-    fits: bool,
+    has_known_form: bool,
     operands: Vec<String>,
 }
 
@@ -169,23 +169,23 @@ struct Machine {
 
 /// Why a statement cannot be executed.
 #[derive(Clone, Debug, PartialEq)]
-enum Stop {
-    NotKnown,
+enum StatementError {
+    Unsupported,
     Malformed(String),
 }
 
-impl From<String> for Stop {
-    fn from(reason: String) -> Stop {
-        Stop::Malformed(reason)
+impl From<String> for StatementError {
+    fn from(reason: String) -> StatementError {
+        StatementError::Malformed(reason)
     }
 }
 
-impl Stop {
-    fn of(self, statement: &str) -> What {
+impl StatementError {
+    fn at(self, statement: &str) -> UnsupportedKind {
         let statement = statement.to_string();
         match self {
-            Stop::NotKnown => What::Assembly { statement },
-            Stop::Malformed(reason) => What::MalformedAssembly { statement, reason },
+            StatementError::Unsupported => UnsupportedKind::Assembly { statement },
+            StatementError::Malformed(reason) => UnsupportedKind::MalformedAssembly { statement, reason },
         }
     }
 }
@@ -201,7 +201,7 @@ impl Program {
         constraints: &[String],
         ty: &Ty,
         inputs: impl Iterator<Item = &'a Ty>,
-    ) -> Result<Program, What> {
+    ) -> Result<Program, UnsupportedKind> {
         let text = unescape(text);
         let inputs: Vec<Ty> = inputs.cloned().collect();
         let count = constraints.iter().filter(|c| c.starts_with('=')).count();
@@ -210,7 +210,7 @@ impl Program {
             Ty::Struct(types) => types.clone(),
             one => vec![one.clone()],
         };
-        let malformed = |reason: String| Stop::Malformed(reason).of(&text);
+        let malformed = |reason: String| StatementError::Malformed(reason).at(&text);
         if outputs.len() != count {
             return Err(malformed(format!(
                 "its constraints have {count} outputs, but it has {} results",
@@ -227,22 +227,22 @@ impl Program {
         if let Some(ty) =
             operands.iter().find(|ty| matches!(ty, Ty::Void | Ty::Struct(_) | Ty::Array(..)) || ty.bytes() > 8)
         {
-            return Err(What::Type(format!("{ty} of an operand of inline assembly")));
+            return Err(UnsupportedKind::Type(format!("{ty} of an operand of inline assembly")));
         }
         let mut program = Program { statements: Vec::new(), registers: Vec::new(), operands, outputs: count, ties };
         for text in statements(&text) {
             let declared = text.strip_prefix(".reg").map(|rest| program.declare(rest.trim()));
             match declared {
-                Some(declared) => declared.map_err(|reason| Stop::Malformed(reason).of(&text))?,
-                None => program.statements.push(Statement::parse(&text).map_err(|stop| stop.of(&text))?),
+                Some(declared) => declared.map_err(|reason| StatementError::Malformed(reason).at(&text))?,
+                None => program.statements.push(Statement::parse(&text).map_err(|stop| stop.at(&text))?),
             }
         }
         // Whether an instruction is supported does not depend on operand values, so each is tried on zeros.
         let mut machine = program.start(&vec![0; program.operands.len() - count]);
         for statement in &program.statements {
             let guard = statement.guard.as_ref().map_or(Ok(0), |(name, _)| machine.value(name, Kind::Pred));
-            let outcome = guard.map_err(Stop::from).and_then(|_| machine.instruction(statement));
-            outcome.map_err(|stop| stop.of(&statement.text))?;
+            let outcome = guard.map_err(StatementError::from).and_then(|_| machine.instruction(statement));
+            outcome.map_err(|stop| stop.at(&statement.text))?;
         }
         Ok(program)
     }
@@ -254,7 +254,7 @@ impl Program {
     pub fn run(&self, ty: &Ty, inputs: &[u64]) -> Result<Value, String> {
         let mut machine = self.start(inputs);
         for statement in &self.statements {
-            machine.statement(statement).map_err(|stop| String::from(stop.of(&statement.text)))?;
+            machine.statement(statement).map_err(|stop| String::from(stop.at(&statement.text)))?;
         }
         let result = |i: usize| {
             machine.operands[i]
@@ -262,7 +262,7 @@ impl Program {
         };
         Ok(match ty {
             Ty::Void => Value::Undef,
-            Ty::Struct(_) => Value::many((0..self.outputs).map(result).collect()),
+            Ty::Struct(_) => Value::aggregate((0..self.outputs).map(result).collect()),
             _ => result(0),
         })
     }
@@ -284,8 +284,7 @@ impl Program {
         for name in names.split(',') {
             match name.trim().split_once('<') {
                 Some((base, count)) => {
-                    let count =
-                        count.trim_end_matches('>').trim().parse().ok().filter(|&n: &usize| n <= MOST_REGISTERS);
+                    let count = count.trim_end_matches('>').trim().parse().ok().filter(|&n: &usize| n <= MAX_REGISTERS);
                     let count = count.ok_or_else(|| format!("invalid number of registers: `{}`", name.trim()))?;
                     self.registers.extend((0..count).map(|i| format!("{base}{i}")));
                 }
@@ -297,10 +296,10 @@ impl Program {
 }
 
 /// Maximum number of registers per declaration.
-const MOST_REGISTERS: usize = 1 << 16;
+const MAX_REGISTERS: usize = 1 << 16;
 
 impl Statement {
-    fn parse(text: &str) -> Result<Statement, Stop> {
+    fn parse(text: &str) -> Result<Statement, StatementError> {
         let mut rest = text;
         let mut guard = None;
         if let Some(after) = text.strip_prefix('@') {
@@ -311,12 +310,12 @@ impl Statement {
         }
         let (name, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let name = Name::parse(name);
-        let fits = name.is_one_of(float::FORMS) || name.is_one_of(integer::FORMS);
-        if !fits && !OTHERS.contains(&name.op.as_str()) {
-            return Err(Stop::NotKnown);
+        let has_known_form = name.is_one_of(float::FORMS) || name.is_one_of(integer::FORMS);
+        if !has_known_form && !OTHER_INSTRUCTIONS.contains(&name.op.as_str()) {
+            return Err(StatementError::Unsupported);
         }
         let operands = split_operands(operands).into_iter().map(String::from).collect();
-        Ok(Statement { text: text.into(), guard, name, fits, operands })
+        Ok(Statement { text: text.into(), guard, name, has_known_form, operands })
     }
 }
 
@@ -365,7 +364,7 @@ fn statements(text: &str) -> Vec<String> {
 }
 
 impl Machine {
-    fn statement(&mut self, statement: &Statement) -> Result<(), Stop> {
+    fn statement(&mut self, statement: &Statement) -> Result<(), StatementError> {
         if let Some((name, unwanted)) = &statement.guard
             && self.value(name, Kind::Pred)? & 1 == *unwanted
         {
@@ -403,10 +402,10 @@ impl Machine {
         Ok(())
     }
 
-    fn instruction(&mut self, statement: &Statement) -> Result<(), Stop> {
+    fn instruction(&mut self, statement: &Statement) -> Result<(), StatementError> {
         let name = &statement.name;
-        let (to, from) = statement.operands.split_first().ok_or(Stop::NotKnown)?;
-        let kind = name.kind().ok_or(Stop::NotKnown)?;
+        let (to, from) = statement.operands.split_first().ok_or(StatementError::Unsupported)?;
+        let kind = name.kind().ok_or(StatementError::Unsupported)?;
         match name.op.as_str() {
             "setp" => return self.set_predicate(name, kind, to, from),
             "mov" if name.takes("") => return Ok(self.mov(kind, to, from)?),
@@ -422,12 +421,12 @@ impl Machine {
                 _ => None,
             },
             ("cvt", _) => float::convert(name, &values),
-            _ if !statement.fits => None,
+            _ if !statement.has_known_form => None,
             (_, Kind::Float(dtype)) => float::execute(name, dtype, &values),
             (_, Kind::Pair(dtype)) => float::execute_pair(name, dtype, &values),
             _ => integer::execute(name, kind, &values),
         };
-        Ok(self.set(to, result.ok_or(Stop::NotKnown)?)?)
+        Ok(self.set(to, result.ok_or(StatementError::Unsupported)?)?)
     }
 
     /// Executes `mov`, which also packs and unpacks vectors in braces.
@@ -462,8 +461,8 @@ impl Machine {
     }
 
     /// Executes `setp.CMP{.and|.or|.xor}{.ftz}.TYPE p{|q}, a, b{, c}`.
-    fn set_predicate(&mut self, name: &Name, kind: Kind, to: &str, from: &[String]) -> Result<(), Stop> {
-        let (comparison, modifiers) = name.modifiers.split_first().ok_or(Stop::NotKnown)?;
+    fn set_predicate(&mut self, name: &Name, kind: Kind, to: &str, from: &[String]) -> Result<(), StatementError> {
+        let (comparison, modifiers) = name.modifiers.split_first().ok_or(StatementError::Unsupported)?;
         let rest = Name { modifiers: modifiers.to_vec(), ..name.clone() };
         let combines = from.len() == 3;
         let wanted = match (combines, kind == Kind::Float(DType::F32) || kind == Kind::Float(DType::F16)) {
@@ -473,10 +472,12 @@ impl Machine {
             (false, false) => "",
         };
         let ([a, b] | [a, b, _]) = from else {
-            return Err(Stop::Malformed("expected two operands, and a predicate after `.and`, `.or` or `.xor`".into()));
+            return Err(StatementError::Malformed(
+                "expected two operands, and a predicate after `.and`, `.or` or `.xor`".into(),
+            ));
         };
         if !rest.takes(wanted) || name.kinds.len() != 1 {
-            return Err(Stop::NotKnown);
+            return Err(StatementError::Unsupported);
         }
         let (x, y) = (self.value(a, kind)?, self.value(b, kind)?);
         let holds = match kind {
@@ -484,7 +485,7 @@ impl Machine {
             Kind::Pair(_) | Kind::Pred => None,
             kind => integer::compare(comparison, kind, x, y),
         };
-        let holds = holds.ok_or(Stop::NotKnown)?;
+        let holds = holds.ok_or(StatementError::Unsupported)?;
         let with = if combines { self.value(&from[2], Kind::Pred)? & 1 == 1 } else { true };
         let combine = |p: bool| match modifiers.first().map(String::as_str) {
             Some("or") => p | with,

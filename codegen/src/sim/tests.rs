@@ -90,7 +90,7 @@ pub(super) fn uniform(seed: u32) -> impl Iterator<Item = f32> {
 }
 
 /// Runs one program on two inputs and an output of `count` f32; returns the output and the kernel's code.
-pub(super) fn of_two_inputs(
+pub(super) fn run_two_inputs(
     func: &Func,
     arch: GpuArch,
     options: &CompileOptions,
@@ -128,7 +128,7 @@ fn attention64() -> Attention {
 }
 
 #[test]
-fn attention_on_tensor_cores_gives_what_the_interpreter_gives() {
+fn tensor_core_attention_matches_interpreter() {
     let small = Attention::new(include_str!("programs/attention32.tile"), 80, 32, 32);
     let cases = [
         (attention64(), GpuArch::Sm90a, 4, 2, "wgmma.mma_async"),
@@ -148,7 +148,7 @@ fn attention_on_tensor_cores_gives_what_the_interpreter_gives() {
 
 /// Each of these bugs might go unnoticed on a GPU: the simulator must report it.
 #[test]
-fn missing_synchronisation_is_noticed() {
+fn missing_synchronization_is_reported() {
     let case = attention64();
     let options = CompileOptions { num_warps: 4, num_stages: 2, ..CompileOptions::default() };
     let module = case.llvm_ir(GpuArch::Sm90a, &options);
@@ -182,7 +182,7 @@ fn overlapped(num_warps: u32, num_stages: u32, overlap: bool) -> CompileOptions 
 /// The second MMA of an iteration overlaps the arithmetic of the next iteration, or it does not: the result is the
 /// same.
 #[test]
-fn products_under_the_next_iterations_arithmetic_give_the_same() {
+fn overlapped_mmas_match_interpreter() {
     let case = long_attention64();
     let expected = case.interpret();
     for (num_warps, num_stages, overlap) in [(4, 2, true), (4, 3, true), (8, 2, true), (4, 2, false)] {
@@ -195,7 +195,7 @@ fn products_under_the_next_iterations_arithmetic_give_the_same() {
 }
 
 #[test]
-fn a_product_that_is_not_waited_for_in_the_next_iteration_is_noticed() {
+fn missing_wgmma_wait_is_reported() {
     let case = long_attention64();
     let module = case.llvm_ir(GpuArch::Sm90a, &overlapped(4, 2, true));
     for (wait, instead) in [("aligned 1;", "aligned 2;"), ("aligned 0;", "aligned 1;")] {
@@ -209,19 +209,19 @@ fn a_product_that_is_not_waited_for_in_the_next_iteration_is_noticed() {
 
 /// A ring without the one additional buffer: copies overwrite data that an MMA still reads.
 #[test]
-fn a_buffer_that_is_not_kept_long_enough_is_noticed() {
+fn early_overwrite_of_a_ring_buffer_is_reported() {
     use crate::ir::{Op, Type};
     use crate::passes::{delay_waits, pipeline_loads, rotate_loops};
     let case = long_attention64();
     let options = overlapped(4, 2, false);
-    let mut observed = BeforeRings::default();
+    let mut observed = BeforePipelining::default();
     gpu_ir(&case.func, GpuArch::Sm90a, &options, &mut observed);
     let mut func = observed.0.expect("a function before `pipeline_loads`");
     pipeline_loads::run(&mut func, GpuArch::Sm90a, &options);
     for id in func.walk() {
         let from_registers = func.op(id).operands.first().is_some_and(|&a| matches!(func.ty(a), Type::Tensor { .. }));
-        if let Op::Wgmma { late, .. } = &mut func.op_mut(id).op {
-            *late = from_registers.then_some(true);
+        if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(id).op {
+            *stage_one = from_registers.then_some(true);
         }
     }
     rotate_loops::run(&mut func);
@@ -233,11 +233,11 @@ fn a_buffer_that_is_not_kept_long_enough_is_noticed() {
 
 /// Keeps the function before `pipeline_loads`.
 #[derive(Default)]
-struct BeforeRings(Option<Func>);
+struct BeforePipelining(Option<Func>);
 
-impl crate::pipeline::Observer for BeforeRings {
+impl crate::pipeline::Observer for BeforePipelining {
     fn after(&mut self, pass: &'static str, _: crate::ir::Stage, func: &Func) {
-        if pass == "skew_products" {
+        if pass == "skew_dots" {
             self.0 = Some(func.clone());
         }
     }

@@ -1,13 +1,13 @@
 //! GEMMs in f32 on wgmma, compared with sums in f64.
 
-use super::tests::{of_two_inputs, relative_error, uniform};
+use super::tests::{relative_error, run_two_inputs, uniform};
 use crate::ir::Func;
 use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
 /// A GEMM c [m, n] = a [m, k] · b [k, n] by one program, `k_tile` of k per iteration.
-struct Product {
+struct Gemm {
     shape: [usize; 3],
     k_tile: usize,
     /// Whether the first dimension of a and of b is contiguous (column-major).
@@ -15,7 +15,7 @@ struct Product {
     precision: &'static str,
 }
 
-impl Product {
+impl Gemm {
     fn func(&self) -> Func {
         let [m, n, k] = self.shape;
         let kt = self.k_tile;
@@ -25,7 +25,7 @@ impl Product {
         let [oa, ob] = self.columns.map(order);
         let precision = self.precision;
         let text = format!(
-            "kernel @product(%a: ptr<f32> {{divisible_by = 16}}, %b: ptr<f32> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}}) {{
+            "kernel @gemm(%a: ptr<f32> {{divisible_by = 16}}, %b: ptr<f32> {{divisible_by = 16}}, %c: ptr<f32> {{divisible_by = 16}}) {{
   %m = constant {{value = {m}}} : i64
   %n = constant {{value = {n}}} : i64
   %k = constant {{value = {k}}} : i64
@@ -74,22 +74,22 @@ impl Product {
         let numbers = |count: usize, seed: u32| uniform(seed).take(count).collect::<Vec<f32>>();
         let (a, b) = (numbers(m * k, 1), numbers(k * n, 2));
         let inputs = [&a, &b].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect());
-        let (found, code) = of_two_inputs(&self.func(), GpuArch::Sm90a, options, inputs, m * n, 5);
+        let (found, code) = run_two_inputs(&self.func(), GpuArch::Sm90a, options, inputs, m * n, 5);
         (relative_error(&self.expected(&a, &b), &found), code)
     }
 }
 
-fn by_warpgroups(num_warps: u32, num_stages: u32) -> CompileOptions {
+fn wgmma_f32_options(num_warps: u32, num_stages: u32) -> CompileOptions {
     let schedule = Schedule { wgmma_f32: Some(true), ..Schedule::default() };
     CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
 #[test]
-fn operands_may_lie_either_way() {
+fn operands_may_be_row_or_column_major() {
     for columns in [[false, true], [false, false], [true, true], [true, false]] {
         for (precision, most) in [("tf32", 1e-3), ("tf32x3", 3e-7)] {
-            let product = Product { shape: [64, 32, 96], k_tile: 32, columns, precision };
-            let (error, code) = product.error(&by_warpgroups(4, 2));
+            let gemm = Gemm { shape: [64, 32, 96], k_tile: 32, columns, precision };
+            let (error, code) = gemm.error(&wgmma_f32_options(4, 2));
             assert!(code.contains("wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32"), "{columns:?}, {precision}");
             assert!(error < most, "{columns:?}, {precision}: {error}");
         }
@@ -102,8 +102,8 @@ fn tiles_of_several_instructions_and_warpgroups() {
         [([128, 64, 64], 32, 8, 3), ([64, 64, 64], 16, 8, 3), ([128, 16, 24], 8, 4, 1), ([128, 128, 32], 16, 8, 2)]
     {
         for columns in [[false, true], [true, false]] {
-            let product = Product { shape, k_tile, columns, precision: "tf32x3" };
-            let (error, _) = product.error(&by_warpgroups(num_warps, num_stages));
+            let gemm = Gemm { shape, k_tile, columns, precision: "tf32x3" };
+            let (error, _) = gemm.error(&wgmma_f32_options(num_warps, num_stages));
             assert!(error < 3e-7, "{shape:?} by {k_tile}, {columns:?}: {error}");
         }
     }
@@ -111,12 +111,12 @@ fn tiles_of_several_instructions_and_warpgroups() {
 
 /// `mma.sync` is as accurate as wgmma: an odd number of steps along K, and tiles of several instructions.
 #[test]
-fn warps_and_warpgroups_agree() {
+fn mma_sync_and_wgmma_agree() {
     for columns in [[false, true], [false, false], [true, true], [true, false]] {
         for (precision, most) in [("tf32", 1e-3), ("tf32x3", 3e-7)] {
             for (shape, k_tile) in [([64, 32, 96], 32), ([32, 64, 24], 8), ([16, 16, 32], 16)] {
-                let product = Product { shape, k_tile, columns, precision };
-                let (error, code) = product.error(&CompileOptions { num_warps: 4, ..CompileOptions::default() });
+                let gemm = Gemm { shape, k_tile, columns, precision };
+                let (error, code) = gemm.error(&CompileOptions { num_warps: 4, ..CompileOptions::default() });
                 assert!(code.contains("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"), "{columns:?}, {shape:?}");
                 assert!(error < most, "{precision}, {columns:?}, {shape:?}: {error}");
             }
@@ -127,12 +127,12 @@ fn warps_and_warpgroups_agree() {
 /// If shared memory has room for one block per SM only, `minctasm` tells the assembler, which otherwise saves registers
 /// for a second block.
 #[test]
-fn a_block_that_is_alone_may_have_all_registers() {
+fn single_resident_block_sets_minctasm() {
     let code = |k_tile| {
-        let product = Product { shape: [64, 64, 256], k_tile, columns: [false, true], precision: "tf32x3" };
+        let gemm = Gemm { shape: [64, 64, 256], k_tile, columns: [false, true], precision: "tf32x3" };
         let options = CompileOptions { num_warps: 8, num_stages: 2, ..CompileOptions::default() };
-        let laid = gpu_ir(&product.func(), GpuArch::Sm90a, &options, &mut ());
-        let module = lower(&laid, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
+        let gpu_func = gpu_ir(&gemm.func(), GpuArch::Sm90a, &options, &mut ());
+        let module = lower(&gpu_func, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
         (module.shared_bytes, module.llvm_ir.contains("\"nvvm.minctasm\"=\"1\""))
     };
     let ((large, alone), (small, together)) = (code(128), code(32));
@@ -141,15 +141,15 @@ fn a_block_that_is_alone_may_have_all_registers() {
 
 /// A NaN reaches its own row, whatever its bits are, and no other row.
 #[test]
-fn what_is_not_a_number_stays_so() {
-    let product = Product { shape: [64, 32, 32], k_tile: 32, columns: [false, true], precision: "tf32x3" };
-    let [m, n, k] = product.shape;
-    for options in [by_warpgroups(4, 2), CompileOptions { num_warps: 4, ..CompileOptions::default() }] {
+fn nan_stays_in_its_row() {
+    let gemm = Gemm { shape: [64, 32, 32], k_tile: 32, columns: [false, true], precision: "tf32x3" };
+    let [m, n, k] = gemm.shape;
+    for options in [wgmma_f32_options(4, 2), CompileOptions { num_warps: 4, ..CompileOptions::default() }] {
         for bits in [0x7FFF_FFFFu32, 0xFFFF_FFFF, 0x7F80_0001, 0x7FC0_0000] {
             let mut a = vec![1f32; m * k];
             a[5 * k + 3] = f32::from_bits(bits);
             let inputs = [a, vec![1f32; k * n]].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect());
-            let (found, _) = of_two_inputs(&product.func(), GpuArch::Sm90a, &options, inputs, m * n, 5);
+            let (found, _) = run_two_inputs(&gemm.func(), GpuArch::Sm90a, &options, inputs, m * n, 5);
             for (at, x) in found.iter().enumerate() {
                 assert!(if at / n == 5 { x.is_nan() } else { *x == k as f64 }, "{bits:x}: row {}, {x}", at / n);
             }

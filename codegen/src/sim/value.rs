@@ -1,6 +1,6 @@
 //! Values as bits, and arithmetic on them.
 
-use super::error::What;
+use super::error::UnsupportedKind;
 use super::parse::Ty;
 use crate::ir::DType;
 use crate::num;
@@ -10,7 +10,7 @@ use std::rc::Rc;
 #[derive(Clone, Debug, Hash)]
 pub enum Value {
     Bits(u64),
-    Many(Rc<Vec<Value>>),
+    Aggregate(Rc<Vec<Value>>),
     /// An accumulator of an MMA in flight: the index of the MMA, and the bits of the result.
     Pending(u64, u64),
     Undef,
@@ -23,18 +23,18 @@ impl Value {
             Value::Bits(b) => Ok(*b),
             Value::Pending(..) => Err("the result of a wgmma is used before it was waited for".into()),
             Value::Undef => Err("an undefined value is used".into()),
-            Value::Many(_) => Err("a vector is used as a scalar".into()),
+            Value::Aggregate(_) => Err("a vector is used as a scalar".into()),
         }
     }
 
-    pub fn many(list: Vec<Value>) -> Value {
-        Value::Many(Rc::new(list))
+    pub fn aggregate(list: Vec<Value>) -> Value {
+        Value::Aggregate(Rc::new(list))
     }
 
     pub fn element(&self, i: usize) -> Value {
         match self {
             // LLVM: poison.
-            Value::Many(list) => list.get(i).cloned().unwrap_or(Value::Undef),
+            Value::Aggregate(list) => list.get(i).cloned().unwrap_or(Value::Undef),
             other => other.clone(),
         }
     }
@@ -49,40 +49,40 @@ pub fn signed(x: u64, bits: u32) -> i64 {
     ((x << shift) as i64) >> shift
 }
 
-pub fn f32_of(bits: u64) -> f32 {
+pub fn f32_from_bits(bits: u64) -> f32 {
     f32::from_bits(bits as u32)
 }
 
 /// The element type of a float.
-pub fn dtype(ty: &Ty) -> Result<DType, What> {
+pub fn dtype(ty: &Ty) -> Result<DType, UnsupportedKind> {
     match ty {
         Ty::Half => Ok(DType::F16),
         Ty::BFloat => Ok(DType::BF16),
         Ty::Float => Ok(DType::F32),
         Ty::Double => Ok(DType::F64),
-        other => Err(What::Type(format!("{other} as a float"))),
+        other => Err(UnsupportedKind::Type(format!("{other} as a float"))),
     }
 }
 
 /// The width of an integer type in bits.
-pub fn int_bits(ty: &Ty) -> Result<u32, What> {
+pub fn int_bits(ty: &Ty) -> Result<u32, UnsupportedKind> {
     match ty {
         Ty::Int(bits) => Ok(*bits),
-        other => Err(What::Type(format!("{other} as an integer"))),
+        other => Err(UnsupportedKind::Type(format!("{other} as an integer"))),
     }
 }
 
 /// The value of a float's bits.
-pub fn float(bits: u64, ty: &Ty) -> Result<f64, What> {
+pub fn float(bits: u64, ty: &Ty) -> Result<f64, UnsupportedKind> {
     Ok(match ty {
-        Ty::Float => f64::from(f32_of(bits)),
+        Ty::Float => f64::from(f32_from_bits(bits)),
         Ty::Double => f64::from_bits(bits),
         ty => num::decode(dtype(ty)?, bits & 0xFFFF),
     })
 }
 
 /// The bits of the nearest float, rounded once.
-pub fn float_bits(x: f64, ty: &Ty) -> Result<u64, What> {
+pub fn float_bits(x: f64, ty: &Ty) -> Result<u64, UnsupportedKind> {
     Ok(match ty {
         Ty::Float => u64::from((x as f32).to_bits()),
         Ty::Double => x.to_bits(),
@@ -94,16 +94,16 @@ pub fn is_float(ty: &Ty) -> bool {
     matches!(ty, Ty::Half | Ty::BFloat | Ty::Float | Ty::Double)
 }
 
-pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> Result<u64, What> {
-    let unknown = || What::Instruction(format!("{op} {ty}"));
+pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> Result<u64, UnsupportedKind> {
+    let unknown = || UnsupportedKind::Instruction(format!("{op} {ty}"));
     if is_float(ty) {
         return Ok(match (op, ty) {
             // In the type itself: f64 arithmetic would round twice.
-            ("fadd", Ty::Float) => u64::from((f32_of(a) + f32_of(b)).to_bits()),
-            ("fsub", Ty::Float) => u64::from((f32_of(a) - f32_of(b)).to_bits()),
-            ("fmul", Ty::Float) => u64::from((f32_of(a) * f32_of(b)).to_bits()),
-            ("fdiv", Ty::Float) => u64::from((f32_of(a) / f32_of(b)).to_bits()),
-            ("frem", Ty::Float) => u64::from((f32_of(a) % f32_of(b)).to_bits()),
+            ("fadd", Ty::Float) => u64::from((f32_from_bits(a) + f32_from_bits(b)).to_bits()),
+            ("fsub", Ty::Float) => u64::from((f32_from_bits(a) - f32_from_bits(b)).to_bits()),
+            ("fmul", Ty::Float) => u64::from((f32_from_bits(a) * f32_from_bits(b)).to_bits()),
+            ("fdiv", Ty::Float) => u64::from((f32_from_bits(a) / f32_from_bits(b)).to_bits()),
+            ("frem", Ty::Float) => u64::from((f32_from_bits(a) % f32_from_bits(b)).to_bits()),
             _ => {
                 let (x, y) = (float(a, ty)?, float(b, ty)?);
                 let r = match op {
@@ -154,17 +154,17 @@ pub fn binary(op: &str, ty: &Ty, a: u64, b: u64) -> Result<u64, What> {
 }
 
 /// Arithmetic on i128: only what double-width products need.
-pub fn wide_binary(op: &str, a: u128, b: u128) -> Result<u128, What> {
+pub fn wide_binary(op: &str, a: u128, b: u128) -> Result<u128, UnsupportedKind> {
     Ok(match op {
         "mul" => a.wrapping_mul(b),
         "lshr" => u32::try_from(b).ok().and_then(|b| a.checked_shr(b)).unwrap_or(0),
-        _ => return Err(What::Instruction(format!("{op} i128"))),
+        _ => return Err(UnsupportedKind::Instruction(format!("{op} i128"))),
     })
 }
 
-pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> Result<bool, What> {
+pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> Result<bool, UnsupportedKind> {
     let (kind, predicate) = predicate.split_at(1);
-    let unknown = || What::Instruction(format!("{kind}cmp {predicate} {ty}"));
+    let unknown = || UnsupportedKind::Instruction(format!("{kind}cmp {predicate} {ty}"));
     if kind == "f" {
         let (x, y) = (float(a, ty)?, float(b, ty)?);
         let unordered = x.is_nan() || y.is_nan();
@@ -209,7 +209,7 @@ pub fn compare(predicate: &str, ty: &Ty, a: u64, b: u64) -> Result<bool, What> {
 }
 
 /// Casts a scalar of at most 64 bits; the caller handles bitcasts between vectors.
-pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, What> {
+pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, UnsupportedKind> {
     let int = |t: &Ty| match t {
         Ty::Ptr(_) => Ok(64),
         t => int_bits(t),
@@ -225,8 +225,10 @@ pub fn cast(op: &str, from: &Ty, x: u64, to: &Ty) -> Result<u64, What> {
         "fptosi" => float(x, from)? as i64 as u64 & mask(int(to)?),
         "fptoui" => float(x, from)? as u64 & mask(int(to)?),
         "ptrtoint" => x & mask(int(to)?),
-        "bitcast" if from.bytes() != to.bytes() => return Err(What::Instruction(format!("bitcast {from} to {to}"))),
+        "bitcast" if from.bytes() != to.bytes() => {
+            return Err(UnsupportedKind::Instruction(format!("bitcast {from} to {to}")));
+        }
         "inttoptr" | "bitcast" | "addrspacecast" => x,
-        _ => return Err(What::Instruction(format!("{op} {from} to {to}"))),
+        _ => return Err(UnsupportedKind::Instruction(format!("{op} {from} to {to}"))),
     })
 }

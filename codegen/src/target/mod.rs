@@ -145,7 +145,7 @@ pub struct Schedule {
     /// only). With `None`, `cp.async` performs them, except in warp-specialized loops, which use TMA. With
     /// `Some(false)` the code takes no tensor map: a launch recompiles so for tensors that TMA does not support (an
     /// extent of 0, a negative stride).
-    pub bulk_copies: Option<bool>,
+    pub tma: Option<bool>,
     /// Whether a producer warp performs the prefetching loads (warp specialization, Hopper only), in kernels whose
     /// loops do not set it themselves. With `None` the compiler does not do it yet.
     pub warp_specialize: Option<bool>,
@@ -155,7 +155,7 @@ pub struct Schedule {
     pub overlap: Option<bool>,
     /// Whether consumer warpgroups of a warp-specialized kernel alternate on the tensor cores (ping-pong scheduling).
     /// With `None` the compiler does not do it yet.
-    pub take_turns: Option<bool>,
+    pub pingpong: Option<bool>,
     /// Whether `wgmma` computes f32 dots in tf32 and tf32x3, where tiles are large enough (Hopper only). With `None`
     /// the compiler uses `mma.sync`.
     pub wgmma_f32: Option<bool>,
@@ -164,11 +164,11 @@ pub struct Schedule {
 impl Schedule {
     /// All options, by name.
     pub fn named(self) -> [(&'static str, Option<bool>); 5] {
-        let Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = self;
+        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = self;
         [
-            ("bulk_copies", bulk_copies),
+            ("tma", tma),
             ("warp_specialize", warp_specialize),
-            ("take_turns", take_turns),
+            ("pingpong", pingpong),
             ("overlap", overlap),
             ("wgmma_f32", wgmma_f32),
         ]
@@ -177,9 +177,9 @@ impl Schedule {
     /// The option of a name; `None` if there is none.
     pub fn choice(&mut self, name: &str) -> Option<&mut Option<bool>> {
         Some(match name {
-            "bulk_copies" => &mut self.bulk_copies,
+            "tma" => &mut self.tma,
             "warp_specialize" => &mut self.warp_specialize,
-            "take_turns" => &mut self.take_turns,
+            "pingpong" => &mut self.pingpong,
             "overlap" => &mut self.overlap,
             "wgmma_f32" => &mut self.wgmma_f32,
             _ => return None,

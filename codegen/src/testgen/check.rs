@@ -90,27 +90,27 @@ pub fn check_function(case: &Case, func: &Func, checks: &Checks) -> Result<Count
     let gpu_func = case.gpu_func_of(func);
     let mut run = Run { case, program: &case.program, func, gpu_func, expected: Vec::new(), counts: Counts::default() };
     run.counts.programs = 1;
-    run.expected = guarded("interpreter", || run.program.interpret_as(func).map_err(|e| e.to_string()))?;
+    run.expected = catch_panics("interpreter", || run.program.interpret_as(func).map_err(|e| e.to_string()))?;
     if checks.claims {
-        guarded("claims", || super::check_claims(run.program, func))?;
+        catch_panics("claims", || super::check_claims(run.program, func))?;
     }
     if checks.each_pass {
-        guarded("passes", || run.passes())?;
+        catch_panics("passes", || run.passes())?;
     }
     for cpu in checks.hosts {
-        guarded("host", || run.host(cpu))?;
+        catch_panics("host", || run.host(cpu))?;
     }
     for &arch in checks.simulated {
-        guarded(&format!("simulated {}", arch.name()), || run.simulated(arch, checks))?;
+        catch_panics(&format!("simulated {}", arch.name()), || run.simulated(arch, checks))?;
     }
     for &arch in checks.compiled {
-        guarded(&format!("compiled {}", arch.name()), || run.compiled(arch, checks))?;
+        catch_panics(&format!("compiled {}", arch.name()), || run.compiled(arch, checks))?;
     }
     Ok(run.counts)
 }
 
 /// Runs a check; turns a panic into its failure.
-fn guarded<T>(check: &str, run: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
+fn catch_panics<T>(check: &str, run: impl FnOnce() -> Result<T, String>) -> Result<T, Failure> {
     let failure = |message| Failure { check: check.into(), message };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(result) => result.map_err(failure),
@@ -199,16 +199,16 @@ impl Run<'_> {
         if let Err(e) = pipeline::check(&self.gpu_func, &self.case.options) {
             return self.refused(&e);
         }
-        let laid = pipeline::gpu_ir(&self.gpu_func, arch, &self.case.options, &mut after);
+        let gpu_func = pipeline::gpu_ir(&self.gpu_func, arch, &self.case.options, &mut after);
         // The interpreter does not support inline assembly.
         let interpreted = self.case.assembly.is_none();
         for (pass, func) in after.functions.iter().filter(|_| interpreted) {
             self.same_in_interpreter(func).map_err(|e| format!("after {pass}: {e}"))?;
         }
         if checks.claims && interpreted {
-            super::check_claims(self.program, &laid).map_err(|e| format!("claims: {e}"))?;
+            super::check_claims(self.program, &gpu_func).map_err(|e| format!("claims: {e}"))?;
         }
-        match nvptx::lower(&laid, arch, &self.case.options) {
+        match nvptx::lower(&gpu_func, arch, &self.case.options) {
             Ok(module) => {
                 self.counts.simulated += 1;
                 let seed = self.expected.iter().flatten().map(|&b| u64::from(b)).sum();
@@ -236,7 +236,7 @@ impl Run<'_> {
 }
 
 /// Bits of the arguments, by position; `buffer` gives those of the buffers.
-fn slots(program: &Program, func: &Func, mut buffer: impl FnMut(&[u8]) -> u64) -> Vec<u64> {
+fn argument_bits(program: &Program, func: &Func, mut buffer: impl FnMut(&[u8]) -> u64) -> Vec<u64> {
     let params = &func.block(func.body).params;
     let number = |i: usize| match func.ty(params[i]).elem() {
         Some(Elem::Num(d)) => d,
@@ -260,7 +260,7 @@ fn is_output(arg: &Argument) -> bool {
 /// Errors that the simulator reports: races, out-of-bounds accesses, deadlocks.
 pub fn simulate(program: &Program, func: &Func, module: &nvptx::GpuModule, seed: u64) -> Result<Vec<Vec<u8>>, String> {
     let mut global = sim::Global::default();
-    let args = slots(program, func, |bytes| global.add(bytes.to_vec()));
+    let args = argument_bits(program, func, |bytes| global.add(bytes.to_vec()));
     let launch = sim::Launch {
         llvm_ir: &module.llvm_ir,
         grid: program.grid,
@@ -294,7 +294,7 @@ pub fn run_native(program: &Program, func: &Func, artifact: &Artifact) -> Result
     let module = JitModule::load(object, &artifact.manifest.entry).map_err(|e| e.to_string())?;
     // In words, so that every element is aligned.
     let mut memory: Vec<Vec<u64>> = Vec::new();
-    let args = slots(program, func, |bytes| {
+    let args = argument_bits(program, func, |bytes| {
         let mut words = vec![0u64; bytes.len().div_ceil(8) + 32];
         // Buffers start at multiples of 256 bytes, as in the interpreter: arguments promise this alignment.
         let first = (words.as_ptr() as usize).next_multiple_of(256) - words.as_ptr() as usize;

@@ -8,17 +8,17 @@ impl Gen<'_> {
     pub(super) fn control(&mut self, b: &mut Builder) {
         self.depth += 1;
         match self.rng.below(6) {
-            0 | 1 => self.counted(b),
-            2 => self.walking_view(b),
+            0 | 1 => self.counted_loop(b),
+            2 => self.view_loop(b),
             3 => self.branch(b),
-            4 => self.walking_pointers(b),
+            4 => self.pointer_loop(b),
             _ => self.bounded_while(b),
         }
         self.depth -= 1;
     }
 
     /// One to three values of the pool, with their types.
-    fn some(&mut self, b: &Builder) -> (Vec<Value>, Vec<Type>) {
+    fn pick_values(&mut self, b: &Builder) -> (Vec<Value>, Vec<Type>) {
         let count = self.rng.range(1, 3) as usize;
         let values: Vec<Value> = (0..count).map(|_| self.rng.pick(&self.pool)).collect();
         let types = values.iter().map(|&v| b.func.ty(v).clone()).collect();
@@ -63,9 +63,9 @@ impl Gen<'_> {
         [lower, upper, step]
     }
 
-    fn counted(&mut self, b: &mut Builder) {
+    fn counted_loop(&mut self, b: &mut Builder) {
         let [lower, upper, step] = self.bounds(b);
-        let (init, types) = self.some(b);
+        let (init, types) = self.pick_values(b);
         let results = b.for_loop(lower, upper, step, &init, |b, index, carried| {
             let params: Vec<Value> = [&[index], carried].concat();
             self.inside(b, &params, &types)
@@ -86,7 +86,7 @@ impl Gen<'_> {
     }
 
     /// A loop that loads through pointers or through an index and advances them, as Triton's kernels do.
-    fn walking_pointers(&mut self, b: &mut Builder) {
+    fn pointer_loop(&mut self, b: &mut Builder) {
         let input = self.rng.pick(&self.inputs);
         let shape: &[usize] = self.rng.pick(&[&[8][..], &[16], &[4, 8], &[8, 2]]);
         let elements: usize = shape.iter().product();
@@ -97,7 +97,7 @@ impl Gen<'_> {
         let index = if shape.len() == 1 { range } else { b.reshape(range, shape) };
         let base = b.splat(input.pointer, shape);
         let carries_pointers = self.rng.one_in(2);
-        let (mut init, types) = self.some(b);
+        let (mut init, types) = self.pick_values(b);
         init.push(if carries_pointers { b.ptr_add(base, index) } else { index });
         let results = b.for_loop(lower, upper, step, &init, |b, number, carried| {
             let (&place, carried) = carried.split_last().expect("the place is carried");
@@ -119,12 +119,12 @@ impl Gen<'_> {
     }
 
     /// A loop that loads through a view and advances it.
-    fn walking_view(&mut self, b: &mut Builder) {
+    fn view_loop(&mut self, b: &mut Builder) {
         let input = self.rng.pick(&self.inputs);
         let block: &[usize] = self.rng.pick(&[&[8][..], &[4, 8], &[8, 4]]);
         let view = self.view(b, &input, block);
         let [lower, upper, step] = self.bounds(b);
-        let (mut init, types) = self.some(b);
+        let (mut init, types) = self.pick_values(b);
         init.push(view);
         let deltas: Vec<i64> = block.iter().map(|_| self.rng.range(-1, 3)).collect();
         let results = b.for_loop(lower, upper, step, &init, |b, index, carried| {
@@ -146,7 +146,7 @@ impl Gen<'_> {
         let v = self.rng.pick(&self.pool);
         let v = self.one_number(b, v);
         let condition = b.cast(v, DType::Bool);
-        let (_, types) = self.some(b);
+        let (_, types) = self.pick_values(b);
         let sides = [0, 1].map(|_| region(b, &[], Op::Yield, |b, _| self.inside(b, &[], &types)));
         let results = with_regions(b, Op::If, &[condition], &types, &sides);
         self.pool.extend(results);
@@ -154,7 +154,7 @@ impl Gen<'_> {
 
     /// A `while` loop that counts down from at most four.
     fn bounded_while(&mut self, b: &mut Builder) {
-        let (init, types) = self.some(b);
+        let (init, types) = self.pick_values(b);
         let count = b.int(self.rng.range(0, 4), DType::I32);
         let init: Vec<Value> = [&[count], init.as_slice()].concat();
         let carried: Vec<Type> = [&[Type::scalar(DType::I32)], types.as_slice()].concat();

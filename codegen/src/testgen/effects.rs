@@ -18,10 +18,10 @@ impl Gen<'_> {
     }
 
     /// A read-modify-write of elements that no other program and no other op accesses; returns the old values.
-    pub(super) fn own_atomic(&mut self, b: &mut Builder) -> Value {
-        let (pointer, dtype) = self.own.pop().expect("there is one");
+    pub(super) fn private_atomic(&mut self, b: &mut Builder) -> Value {
+        let (pointer, dtype) = self.private_buffers.pop().expect("there is one");
         let shape = self.rng.pick(&[&[][..], &[8], &[32], &[4, 8], &[8, 2]]).to_vec();
-        let pointers = self.own_pointers(b, pointer, &shape);
+        let pointers = self.program_pointers(b, pointer, &shape);
         let value = self.value(b, &shape, dtype);
         use AtomicOp::*;
         let ops: &[AtomicOp] = match dtype {

@@ -3,7 +3,7 @@
 use super::{Argument, Program};
 use crate::analysis::axis::{AxisAnalysis, AxisInfo};
 use crate::analysis::lattice::Lattice;
-use crate::analysis::{padding, reach, written};
+use crate::analysis::{bounds, memory_effects, padding};
 use crate::interp::{self, Memory, Tile, Trace};
 use crate::ir::{Func, Stage, Value};
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
@@ -67,7 +67,7 @@ struct Sizes<'p> {
     addresses: &'p [u64],
 }
 
-impl reach::Launch for Sizes<'_> {
+impl bounds::Launch for Sizes<'_> {
     fn integer(&self, arg: usize) -> i128 {
         match self.args[arg] {
             Argument::Int(n) => n.into(),
@@ -103,12 +103,12 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
     cse::run(&mut left);
     dce::run(&mut left);
     let (ends, addresses) = run(program, &left)?;
-    let reach = reach::Reach::of(func);
+    let footprint = bounds::Footprint::of(func);
     for (arg, &end) in ends.iter().enumerate().filter(|&(_, &end)| end > 0) {
         // If the buffer were one byte smaller, the bounds check must fail.
         let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();
         let sizes = Sizes { args: &program.args, bytes, addresses: &addresses };
-        if reach.check(&sizes, program.grid).is_ok() {
+        if footprint.check(&sizes, program.grid).is_ok() {
             return Err(format!("argument `{}` is accessed up to byte {end}, beyond its bounds", func.args[arg].name));
         }
     }
@@ -129,7 +129,7 @@ fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
         return Err(broken);
     }
     let params = &func.block(func.body).params;
-    let (writes, reads) = (written::through(func), written::read_through(func));
+    let (writes, reads) = (memory_effects::written_pointers(func), memory_effects::read_pointers(func));
     let mut ends = vec![0; buffers.len()];
     for (arg, id) in buffers.iter().enumerate().filter_map(|(i, id)| Some((i, (*id)?))) {
         let [read, wrote] = memory.accessed(id);

@@ -10,7 +10,7 @@ use crate::num;
 /// Elements of each input buffer: a power of two, so that a mask keeps indices in bounds.
 pub(super) const INPUT_ELEMENTS: usize = 64;
 /// Elements per program in a buffer that is divided among the programs.
-pub(super) const OWN: usize = 64;
+pub(super) const ELEMENTS_PER_PROGRAM: usize = 64;
 /// Shapes of tiles; the first is a scalar.
 const SHAPES: &[&[usize]] = &[&[], &[1], &[8], &[16], &[32], &[1, 8], &[4, 8], &[8, 4], &[16, 2], &[8, 8], &[2, 4, 4]];
 
@@ -33,8 +33,8 @@ pub(super) struct Gen<'o> {
     /// The program's linear index, i32.
     pub program: Value,
     atomics: Vec<(Value, DType, AtomicOp)>,
-    /// Buffers with [`OWN`] elements per program; a single op reads and writes each.
-    pub own: Vec<(Value, DType)>,
+    /// Buffers with [`ELEMENTS_PER_PROGRAM`] elements per program; a single op reads and writes each.
+    pub private_buffers: Vec<(Value, DType)>,
 }
 
 pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
@@ -62,7 +62,7 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
     let mut outputs = Vec::new();
     for i in 0..4 {
         let dtype = rng.pick(&options.dtypes);
-        let bytes = vec![0; grid[0] as usize * grid[1] as usize * OWN * dtype.bytes()];
+        let bytes = vec![0; grid[0] as usize * grid[1] as usize * ELEMENTS_PER_PROGRAM * dtype.bytes()];
         let ty = Type::Scalar(Elem::Ptr(dtype));
         let pointer = add(&mut func, &mut args, format!("out{i}"), ty, Argument::Output { dtype, bytes });
         outputs.push((pointer, dtype));
@@ -77,12 +77,13 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
         atomics.push((pointer, dtype, rng.pick(&commuting)));
     }
 
-    let mut own = Vec::new();
+    let mut private_buffers = Vec::new();
     for i in 0..2 {
         let dtype = rng.pick(&options.dtypes);
-        let bytes = random_bytes(&mut rng, dtype, grid[0] as usize * grid[1] as usize * OWN);
+        let bytes = random_bytes(&mut rng, dtype, grid[0] as usize * grid[1] as usize * ELEMENTS_PER_PROGRAM);
         let ty = Type::Scalar(Elem::Ptr(dtype));
-        own.push((add(&mut func, &mut args, format!("own{i}"), ty, Argument::Output { dtype, bytes }), dtype));
+        private_buffers
+            .push((add(&mut func, &mut args, format!("own{i}"), ty, Argument::Output { dtype, bytes }), dtype));
     }
 
     let body = func.body;
@@ -91,7 +92,7 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
     let row = b.binary(BinaryOp::Mul, py, nx);
     let program = b.binary(BinaryOp::Add, row, px);
     let pool = vec![n_value, x_value, px, program];
-    let mut g = Gen { rng, options, pool, inputs, budget: options.size, depth: 0, program, atomics, own };
+    let mut g = Gen { rng, options, pool, inputs, budget: options.size, depth: 0, program, atomics, private_buffers };
     while g.budget > 0 {
         g.step(&mut b);
     }
@@ -138,7 +139,7 @@ impl Gen<'_> {
         if self.options.control_flow && self.depth < 3 && self.rng.one_in(8) {
             return self.control(b);
         }
-        let made = match self.rng.below(19) {
+        let result = match self.rng.below(19) {
             0..3 => self.elementwise_unary(b),
             3..7 => self.elementwise_binary(b),
             7 => self.compare_and_select(b),
@@ -150,10 +151,10 @@ impl Gen<'_> {
             14 => self.dot(b),
             15 => self.function(b),
             16 => return self.debug(b),
-            17 if !self.own.is_empty() => self.own_atomic(b),
+            17 if !self.private_buffers.is_empty() => self.private_atomic(b),
             _ => return self.atomic(b),
         };
-        self.pool.push(made);
+        self.pool.push(result);
     }
 
     fn any(&mut self) -> Value {
@@ -484,7 +485,7 @@ impl Gen<'_> {
         let newest = self.pool.len() - self.rng.below(self.pool.len().min(4)) - 1;
         let v = b.cast(self.pool[newest], dtype);
         let shape = b.func.ty(v).shape().to_vec();
-        let first = self.own_part(b);
+        let first = self.program_offset(b);
         if shape.len() == 2 && self.rng.one_in(2) {
             let start = b.ptr_add(pointer, first);
             let [rows, cols] = [shape[0], shape[1]].map(|n| b.int(n as i64, DType::I64));
@@ -495,7 +496,7 @@ impl Gen<'_> {
             let eviction = self.eviction();
             return b.store_view(view, v, &[0], eviction);
         }
-        let pointers = self.own_pointers(b, pointer, &shape);
+        let pointers = self.program_pointers(b, pointer, &shape);
         let mask = self.rng.one_in(3).then(|| self.mask(b, &shape));
         let eviction = self.eviction();
         b.store(pointers, v, mask, eviction);
@@ -504,14 +505,14 @@ impl Gen<'_> {
 
 impl Gen<'_> {
     /// Index of the first element of an output that belongs to this program, i32.
-    fn own_part(&self, b: &mut Builder) -> Value {
-        let size = b.int(OWN as i64, DType::I32);
+    fn program_offset(&self, b: &mut Builder) -> Value {
+        let size = b.int(ELEMENTS_PER_PROGRAM as i64, DType::I32);
         b.binary(BinaryOp::Mul, self.program, size)
     }
 
     /// Pairwise different pointers to elements of this program's part of an output.
-    pub fn own_pointers(&mut self, b: &mut Builder, pointer: Value, shape: &[usize]) -> Value {
-        let first = self.own_part(b);
+    pub fn program_pointers(&mut self, b: &mut Builder, pointer: Value, shape: &[usize]) -> Value {
+        let first = self.program_offset(b);
         let index = self.indices(b, shape, true);
         let start = b.splat(first, shape);
         let index = b.binary(BinaryOp::Add, index, start);

@@ -18,7 +18,7 @@ enum Carried {
 }
 
 /// A matrix that a loop loads block by block: blocks of `shape`, along dimension `along`.
-struct Walk {
+struct OperandLoop {
     matrix: Matrix,
     shape: [usize; 2],
     along: usize,
@@ -47,10 +47,17 @@ impl Gen {
     }
 
     /// Sets up the loads of a matrix, at index `first` (i32) of the dimension that stays.
-    fn walk(&mut self, b: &mut Builder, m: Matrix, shape: [usize; 2], along: usize, first: Value) -> Walk {
+    fn begin_operand_loop(
+        &mut self,
+        b: &mut Builder,
+        m: Matrix,
+        shape: [usize; 2],
+        along: usize,
+        first: Value,
+    ) -> OperandLoop {
         let carried = match self.rng.below(3) {
-            0 if !self.regular => Carried::Pointers,
-            1 if !self.regular => Carried::Indices,
+            0 if !self.tma_compatible => Carried::Pointers,
+            1 if !self.tma_compatible => Carried::Indices,
             _ => Carried::View,
         };
         let zero = b.int(0, DType::I32);
@@ -58,7 +65,7 @@ impl Gen {
         at[along] = zero;
         if let Carried::View = carried {
             let (start, boundary) = self.view(b, &m, shape, at);
-            return Walk { matrix: m, shape, along, carried, start, boundary, across: None };
+            return OperandLoop { matrix: m, shape, along, carried, start, boundary, across: None };
         }
         let across = self.indices(b, &m, shape, at, 1 - along, false);
         let range = b.arange(0, shape[along] as i64);
@@ -72,19 +79,19 @@ impl Gen {
                 b.ptr_add(row, moving)
             }
         };
-        Walk { matrix: m, shape, along, carried, start, boundary: Vec::new(), across: Some(across) }
+        OperandLoop { matrix: m, shape, along, carried, start, boundary: Vec::new(), across: Some(across) }
     }
 
     /// Loads the block of step `k` (i32); returns it, and the carried value of the next step.
-    fn step(&mut self, b: &mut Builder, walk: &Walk, place: Value, k: Value) -> (Value, Value) {
-        let Walk { matrix: m, shape, along, .. } = walk;
+    fn step(&mut self, b: &mut Builder, operand: &OperandLoop, place: Value, k: Value) -> (Value, Value) {
+        let OperandLoop { matrix: m, shape, along, .. } = operand;
         let by = shape[*along] as i64;
-        let Some((still, across)) = walk.across else {
-            let tile = self.load_view(b, place, &walk.boundary);
+        let Some((still, across)) = operand.across else {
+            let tile = self.load_view(b, place, &operand.boundary);
             let deltas = [0, 1].map(|d| b.int(if d == *along { by } else { 0 }, DType::I64));
             return (tile, b.advance(place, &deltas));
         };
-        let (pointers, inside, next) = match walk.carried {
+        let (pointers, inside, next) = match operand.carried {
             Carried::Indices => {
                 let size = b.splat(m.sizes[*along], &[shape[*along]]);
                 let inside = b.cmp(CmpOp::Lt, place, size);
@@ -118,30 +125,30 @@ impl Gen {
 
     /// Adds the dots of a few steps to one of the accumulators, by a loop that advances what it loads through.
     /// Sometimes also sums rows or columns of the result.
-    pub fn walking(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
+    pub fn block_loop(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
         self.dots = self.dots.saturating_sub(1);
         let [m, n, inner] = self.tile;
         let steps = if self.depth == 0 { self.rng.range(0, 4) } else { self.rng.range(1, 2) } as usize;
         let whole = inner * steps.max(1);
         let depth = if self.rng.one_in(2) { whole } else { whole - self.rng.below(inner) };
-        let walks = [0, 1].map(|side| {
+        let operand_loops = [0, 1].map(|side| {
             let (shape, extents, along) =
                 [([m, inner], [self.extents[0], depth], 1), ([inner, n], [depth, self.extents[1]], 0)][side];
             let first = self.times(b, self.program[side], shape[1 - along]);
             let stored = self.stored(side);
             let matrix = self.matrix(b, stored, extents, false);
-            self.walk(b, matrix, shape, along, first)
+            self.begin_operand_loop(b, matrix, shape, along, first)
         });
         let which = self.rng.below(acc.len());
-        let mut init = vec![acc[which], walks[0].start, walks[1].start];
+        let mut init = vec![acc[which], operand_loops[0].start, operand_loops[1].start];
         // The axis of an additional sum, if there is one.
         let axis = self.rng.one_in(3).then(|| self.rng.below(2));
         if let Some(axis) = axis {
             init.push(b.zero(Type::tensor(&[[m, n][1 - axis]], self.acc)));
         }
-        let results = self.counted(b, &init, steps, |g, b, k, carried| {
-            let (x, next_x) = g.step(b, &walks[0], carried[1], k);
-            let (y, next_y) = g.step(b, &walks[1], carried[2], k);
+        let results = self.counted_loop(b, &init, steps, |g, b, k, carried| {
+            let (x, next_x) = g.step(b, &operand_loops[0], carried[1], k);
+            let (y, next_y) = g.step(b, &operand_loops[1], carried[2], k);
             let (x, y) = (g.as_operand(b, x, 0), g.as_operand(b, y, 1));
             let mut next = vec![b.dot(x, y, carried[0], g.precision), next_x, next_y];
             if let Some(axis) = axis {
@@ -190,9 +197,9 @@ impl Gen {
         let both = self.rng.one_in(3) && self.dots > 1;
         let sides = [true, both].map(|has_loop| {
             region(b, &[], Op::Yield, |b, _| match has_loop {
-                true if self.rng.one_in(2) => self.walking(b, acc),
+                true if self.rng.one_in(2) => self.block_loop(b, acc),
                 true => self.loop_of(b, acc),
-                false => acc.iter().map(|&v| self.computed(b, v)).collect(),
+                false => acc.iter().map(|&v| self.elementwise(b, v)).collect(),
             })
         });
         with_regions(b, Op::If, &[condition], &types, &sides)

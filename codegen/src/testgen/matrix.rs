@@ -10,14 +10,14 @@ use crate::ir::{
     Arg, AtomicOp, BinaryOp, Builder, CmpOp, DType, Elem, Eviction, Func, Loc, Op, Padding, Precision, Type, UnaryOp,
     Value,
 };
-use crate::mma::{self, COLUMNS, Instruction};
+use crate::mma::{self, Instruction, N_STEP};
 use crate::num;
 use crate::target::{CompileOptions, Schedule};
 
 /// Largest magnitude of an element of a dot's operands.
 const OPERAND: i64 = 2;
 /// Multiply-adds of all programs together, such that simulating them takes at most one or two seconds.
-const MOST_WORK: usize = 3 << 20;
+const MAX_WORK: usize = 3 << 20;
 
 /// Random options of a GPU compilation.
 pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
@@ -27,10 +27,10 @@ pub(super) fn compile_options(rng: &mut Rng) -> CompileOptions {
         _ => None,
     };
     let schedule = Schedule {
-        bulk_copies: choice(2),
+        tma: choice(2),
         warp_specialize: choice(3),
         overlap: choice(2),
-        take_turns: choice(2),
+        pingpong: choice(2),
         wgmma_f32: choice(4),
     };
     CompileOptions {
@@ -71,36 +71,36 @@ pub(super) struct Gen {
     pub dots: usize,
     pub depth: usize,
     /// Extents, strides and alignments meet the requirements of TMA, so that loads can be warp-specialized.
-    pub regular: bool,
+    pub tma_compatible: bool,
 }
 
 pub(super) fn case(mut rng: Rng) -> Case {
     let mut options = compile_options(&mut rng);
-    let regular = rng.one_in(3);
-    if regular {
+    let tma_compatible = rng.one_in(3);
+    if tma_compatible {
         options.num_warps = rng.pick(&[4, 8, 8]);
         options.num_stages = rng.pick(&[2, 3, 4]);
         options.max_registers = None;
-        options.schedule.bulk_copies = rng.pick(&[None, Some(true)]);
+        options.schedule.tma = rng.pick(&[None, Some(true)]);
         options.schedule.warp_specialize = Some(true);
-        options.schedule.take_turns = Some(rng.one_in(2));
+        options.schedule.pingpong = Some(rng.one_in(2));
     }
     loop {
-        if let Some(program) = program(&mut rng, regular) {
+        if let Some(program) = program(&mut rng, tma_compatible) {
             return Case { program, options, assembly: None };
         }
     }
 }
 
 /// A program; `None` if it would take too long.
-fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
-    let regular_only = |i: &&&Instruction| !regular || matches!(i.operands, DType::F16 | DType::BF16);
-    let (operands, acc, mut tile) = if regular || rng.one_in(2) {
+fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
+    let tma_compatible_only = |i: &&&Instruction| !tma_compatible || matches!(i.operands, DType::F16 | DType::BF16);
+    let (operands, acc, mut tile) = if tma_compatible || rng.one_in(2) {
         // Operand types of an MMA instruction, and tiles that are multiples of its shape.
-        let rows: Vec<&Instruction> = mma::TABLE.iter().filter(|i| regular_only(&i)).collect();
+        let rows: Vec<&Instruction> = mma::TABLE.iter().filter(|i| tma_compatible_only(&i)).collect();
         let i = rng.pick(&rows);
         let times = |rng: &mut Rng, n: u32, most: u32| (n << rng.range(0, i64::from(most))) as usize;
-        let tile = [times(rng, i.m, 2), times(rng, COLUMNS, 4).min(i.n[1].max(64) as usize), times(rng, i.k, 3)];
+        let tile = [times(rng, i.m, 2), times(rng, N_STEP, 4).min(i.n[1].max(64) as usize), times(rng, i.k, 3)];
         ([i.operands; 2], i.acc, tile)
     } else {
         let (a, b, acc) = rng.pick(&[
@@ -117,14 +117,14 @@ fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
             [rng.pick(&[16, 32, 64, 64, 64, 128]), rng.pick(&[8, 16, 32, 64, 64, 128]), rng.pick(&[8, 16, 32, 64])];
         ([a, b], acc, tile)
     };
-    if regular {
+    if tma_compatible {
         tile = [rng.pick(&[64, 128, 128]), rng.pick(&[8, 16, 32, 64]), rng.pick(&[16, 32, 64])];
     }
     let tiles = [rng.range(1, 2) as usize, rng.range(1, 2) as usize];
     let slow = !matches!(operands[0], DType::F16 | DType::BF16 | DType::F32);
     let work = tile.iter().product::<usize>() * tiles[0] * tiles[1] * if slow { 8 } else { 1 };
     // The number of dots that fit the work budget; each may run a few times.
-    let most = MOST_WORK / work / 4;
+    let most = MAX_WORK / work / 4;
     if most == 0 {
         return None;
     }
@@ -155,7 +155,7 @@ fn program(rng: &mut Rng, regular: bool) -> Option<Program> {
         precision,
         dots: most.min(4),
         depth: 0,
-        regular,
+        tma_compatible,
     };
     // The following code draws from its own generator.
     rng.next_u64();
@@ -177,7 +177,7 @@ impl Gen {
         if self.rng.one_in(2) {
             return b.int(n, dtype);
         }
-        let divisible_by = if n % 16 == 0 && (self.regular || !self.rng.one_in(3)) { 16 } else { 1 };
+        let divisible_by = if n % 16 == 0 && (self.tma_compatible || !self.rng.one_in(3)) { 16 } else { 1 };
         let v = self.argument(b, Type::scalar(dtype), divisible_by, Argument::Int(n));
         if self.rng.one_in(8) {
             let bound = b.int(n, dtype);
@@ -194,10 +194,10 @@ impl Gen {
 
     /// A matrix of small integers, or an output.
     pub fn matrix(&mut self, b: &mut Builder, dtype: DType, extents: [usize; 2], output: bool) -> Matrix {
-        let inner = if !self.regular && self.rng.one_in(4) { 0 } else { 1 };
+        let inner = if !self.tma_compatible && self.rng.one_in(4) { 0 } else { 1 };
         let pad = if self.rng.one_in(3) { self.rng.range(0, 9) as usize } else { 0 };
         // Strides that are multiples of 16 bytes, as TMA requires, or any.
-        let pitch = if !self.regular && self.rng.one_in(3) {
+        let pitch = if !self.tma_compatible && self.rng.one_in(3) {
             extents[inner] + pad
         } else {
             (extents[inner] + pad).next_multiple_of(16)
@@ -210,7 +210,7 @@ impl Gen {
             bytes.extend_from_slice(&bits.to_le_bytes()[..dtype.bytes()]);
         }
         let value = if output { Argument::Output { dtype, bytes } } else { Argument::Input { dtype, bytes } };
-        let divisible_by = if !self.regular && self.rng.one_in(4) { 1 } else { 16 };
+        let divisible_by = if !self.tma_compatible && self.rng.one_in(4) { 1 } else { 16 };
         let pointer = self.argument(b, Type::Scalar(Elem::Ptr(dtype)), divisible_by, value);
         let sizes = extents.map(|n| self.number(b, n as i64, DType::I32));
         let (one, stride) = (b.int(1, DType::I64), self.number(b, pitch as i64, DType::I64));
@@ -272,7 +272,7 @@ impl Gen {
             }
         }
         if !write && d == 0 && self.rng.one_in(4) {
-            index = self.gathered(b, m.extents[d], index, mask);
+            index = self.gather_indices(b, m.extents[d], index, mask);
         }
         let mut spread = |v: Value| {
             let v = b.expand_dims(v, 1 - d);
@@ -282,7 +282,7 @@ impl Gen {
     }
 
     /// Indices loaded from memory (a gather).
-    fn gathered(&mut self, b: &mut Builder, n: usize, index: Value, mask: Option<Value>) -> Value {
+    fn gather_indices(&mut self, b: &mut Builder, n: usize, index: Value, mask: Option<Value>) -> Value {
         let bytes = (0..n).flat_map(|_| (self.rng.below(n) as i32).to_le_bytes()).collect();
         let value = Argument::Input { dtype: DType::I32, bytes };
         let list = self.argument(b, Type::Scalar(Elem::Ptr(DType::I32)), 16, value);
@@ -335,7 +335,7 @@ impl Gen {
 
     /// Loads the block of this shape at these indices.
     fn read(&mut self, b: &mut Builder, m: &Matrix, shape: [usize; 2], at: [Value; 2]) -> Value {
-        if self.regular || !self.rng.one_in(3) {
+        if self.tma_compatible || !self.rng.one_in(3) {
             let (view, boundary) = self.view(b, m, shape, at);
             return self.load_view(b, view, &boundary);
         }
@@ -352,8 +352,8 @@ impl Gen {
     /// Converts a loaded tile to operand a (0) or b (1) of a dot.
     pub fn as_operand(&mut self, b: &mut Builder, tile: Value, side: usize) -> Value {
         let mut tile = b.cast(tile, self.operands[side]);
-        if self.rng.one_in(if self.regular { 12 } else { 4 }) {
-            tile = self.computed(b, tile);
+        if self.rng.one_in(if self.tma_compatible { 12 } else { 4 }) {
+            tile = self.elementwise(b, tile);
         }
         tile
     }
@@ -380,7 +380,7 @@ impl Gen {
     }
 
     /// Elementwise arithmetic that keeps values small integers.
-    pub fn computed(&mut self, b: &mut Builder, x: Value) -> Value {
+    pub fn elementwise(&mut self, b: &mut Builder, x: Value) -> Value {
         let ty = b.func.ty(x).clone();
         let unsigned = ty.dtype().is_some_and(|d| d.is_int() && !d.is_signed_int());
         let small = self.rng.range(if unsigned { 0 } else { -1 }, 1) as f64;
@@ -449,7 +449,7 @@ impl Gen {
     }
 
     /// A loop of `steps` iterations, with attributes.
-    pub fn counted(
+    pub fn counted_loop(
         &mut self,
         b: &mut Builder,
         acc: &[Value],
@@ -462,8 +462,8 @@ impl Gen {
         let results = b.for_loop(zero, upper, one, acc, |b, index, carried| body(self, b, index, carried));
         self.depth -= 1;
         let mut maybe = |n: usize| self.rng.one_in(n).then(|| !self.rng.one_in(4));
-        let (mut specialize, late) = (maybe(3), maybe(4));
-        if self.regular {
+        let (mut specialize, overlap_hint) = (maybe(3), maybe(4));
+        if self.tma_compatible {
             specialize = None;
         }
         let stages = self.rng.one_in(4).then(|| self.rng.range(1, 4) as u32);
@@ -471,7 +471,7 @@ impl Gen {
         if let Some(id) = b.func.def_op(results[0])
             && let Op::For { num_stages, unroll, warp_specialize, overlap } = &mut b.func.op_mut(id).op
         {
-            (*num_stages, *unroll, *warp_specialize, *overlap) = (stages, times, specialize, late);
+            (*num_stages, *unroll, *warp_specialize, *overlap) = (stages, times, specialize, overlap_hint);
         }
         results
     }
@@ -483,12 +483,12 @@ impl Gen {
             let which = self.rng.below(acc.len());
             match self.rng.below(8) {
                 0 if i > 0 && self.depth < 2 && self.dots > 0 => {
-                    acc = if self.rng.one_in(3) { self.walking(b, &acc) } else { self.loop_of(b, &acc) };
+                    acc = if self.rng.one_in(3) { self.block_loop(b, &acc) } else { self.loop_of(b, &acc) };
                 }
                 1 | 2 if self.dots > 0 => acc = self.branch(b, &acc, k, steps),
                 3 if i > 0 => {
                     let x = acc[which];
-                    acc[which] = self.computed(b, x);
+                    acc[which] = self.elementwise(b, x);
                 }
                 _ if i == 0 || self.dots > 0 => acc[which] = self.dot(b, acc[which], k, steps),
                 _ => {}
@@ -499,7 +499,7 @@ impl Gen {
 
     pub fn loop_of(&mut self, b: &mut Builder, acc: &[Value]) -> Vec<Value> {
         let steps = if self.depth == 0 { self.rng.range(0, 4) } else { self.rng.range(1, 2) } as usize;
-        self.counted(b, acc, steps, |g, b, k, carried| g.statements(b, carried, k, steps.max(1)))
+        self.counted_loop(b, acc, steps, |g, b, k, carried| g.statements(b, carried, k, steps.max(1)))
     }
 
     /// Alternates between two computations.
@@ -512,7 +512,7 @@ impl Gen {
             region(b, &[], Op::Yield, |b, _| {
                 let mut acc = acc.to_vec();
                 let which = g.rng.below(acc.len());
-                acc[which] = if dot { g.dot(b, acc[which], k, steps) } else { g.computed(b, acc[which]) };
+                acc[which] = if dot { g.dot(b, acc[which], k, steps) } else { g.elementwise(b, acc[which]) };
                 acc
             })
         };
@@ -551,8 +551,8 @@ impl Gen {
         for _ in 0..self.rng.range(1, 2) {
             acc = match self.rng.below(10) {
                 0 => self.statements(b, &acc, zero, 1),
-                1 if !self.regular && self.rng.one_in(2) => self.bounded_while(b, &acc),
-                2 | 3 => self.walking(b, &acc),
+                1 if !self.tma_compatible && self.rng.one_in(2) => self.bounded_while(b, &acc),
+                2 | 3 => self.block_loop(b, &acc),
                 4 => self.loop_in_branch(b, &acc),
                 _ => self.loop_of(b, &acc),
             };

@@ -10,12 +10,13 @@ use crate::verify::verify;
 use proptest::prelude::*;
 
 /// A possible order of the passes of a pipeline; each runs on the result of the previous ones.
-const PIPELINE: &[&str] = &["canonicalize", "cse", "licm", "resolve_views", "canonicalize", "cse", "carried", "dce"];
+const PIPELINE: &[&str] =
+    &["canonicalize", "cse", "licm", "resolve_views", "canonicalize", "cse", "fold_carried", "dce"];
 
 proptest! {
 
     #[test]
-    fn programs_are_valid_and_survive_text(seed in any::<u64>()) {
+    fn programs_verify_and_round_trip_through_text(seed in any::<u64>()) {
         let p = program(seed, &Options::default());
         let text = print(&p.func);
         verify(&p.func, Stage::Tile).map_err(|e| TestCaseError::fail(format!("{}\n{text}", e[0])))?;
@@ -24,7 +25,7 @@ proptest! {
     }
 
     #[test]
-    fn passes_keep_every_result(seed in any::<u64>(), exact in any::<bool>()) {
+    fn pipeline_preserves_results(seed in any::<u64>(), exact in any::<bool>()) {
         let p = program(seed, &Options { exact, ..Options::default() });
         let fail = |what: String| TestCaseError::fail(format!("seed {seed}: {what}\n{}", print(&p.func)));
         let expected = p.interpret().map_err(|e| fail(e.to_string()))?;
@@ -44,7 +45,7 @@ proptest! {
     }
 
     #[test]
-    fn each_pass_alone_keeps_every_result(seed in any::<u64>(), which in 0..PASSES.len()) {
+    fn every_pass_preserves_results(seed in any::<u64>(), which in 0..PASSES.len()) {
         let p = program(seed, &Options::default());
         let fail = |what: String| TestCaseError::fail(format!("seed {seed}: {what}\n{}", print(&p.func)));
         let expected = p.interpret().map_err(|e| fail(e.to_string()))?;
@@ -170,7 +171,7 @@ fn cases_agree_on_every_target() {
 
 /// The generated dots cover every MMA instruction.
 #[test]
-fn cases_reach_every_matrix_instruction() {
+fn cases_cover_every_matrix_instruction() {
     use crate::ir::{Op, Type};
     let mut seen = std::collections::BTreeSet::new();
     for seed in (1..600).step_by(2) {
@@ -202,7 +203,7 @@ fn cases_reach_every_matrix_instruction() {
         "fma_dot from shared memory",
         "async_copy",
         "tma_load",
-        "roles",
+        "warp_specialize",
         "while",
         "atomic_view",
         "atomic_rmw",
@@ -210,7 +211,7 @@ fn cases_reach_every_matrix_instruction() {
         "reduce",
         "local_trans",
         "load",
-        "take_turn",
+        "pingpong_wait",
         "hint",
         "inline_asm",
     ];

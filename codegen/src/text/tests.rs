@@ -53,7 +53,7 @@ fn errors_name_the_place_and_what_was_expected() {
 }
 
 #[test]
-fn words_and_lines_that_could_mean_two_things() {
+fn ambiguous_words_and_line_breaks_parse() {
     // `nan` is a number in one op and a variant in the other; `%1` is a result, not an operand of the previous op.
     let text = "kernel @f(%p: ptr<f32>, %n: i64) {
   %0 = make_view %p, %n, %n, %n {order = [0]} : view<4xf32>

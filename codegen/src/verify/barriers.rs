@@ -22,7 +22,7 @@ pub(super) fn barrier(cx: &OpCx, i: usize) -> Check {
 }
 
 /// Operand `i`, if there is one, is a predicate.
-fn switch(cx: &OpCx, i: usize) -> Check {
+fn predicate(cx: &OpCx, i: usize) -> Check {
     match cx.data.operands.len() > i {
         true => cx.operand_is(i, "the predicate", &Type::scalar(DType::Bool)),
         false => Ok(()),
@@ -33,10 +33,10 @@ pub(super) fn expect(cx: &OpCx, bytes: u32) -> Check {
     // PTX ISA, "mbarrier": at most 2^20 - 1 expected bytes.
     cx.attribute((1..1 << 20).contains(&bytes), || format!("`bytes` should be 1 to 2^20 - 1, found {bytes}"))?;
     barrier(cx, 0)?;
-    switch(cx, 2)
+    predicate(cx, 2)
 }
 
-pub(super) fn arrive_by_warps(cx: &OpCx, warps: u32, lanes: u32) -> Check {
+pub(super) fn arrive_warps(cx: &OpCx, warps: u32, lanes: u32) -> Check {
     cx.attribute(matches!(lanes, 1 | 32), || format!("`lanes` should be 1 or 32, found {lanes}"))?;
     arrive(cx, "warps", warps)
 }
@@ -50,20 +50,20 @@ pub(super) fn arrive(cx: &OpCx, what: &str, count: u32) -> Check {
 pub(super) fn wait(cx: &OpCx) -> Check {
     barrier(cx, 0)?;
     cx.operand_is(2, "the parity", &Type::scalar(DType::I32))?;
-    switch(cx, 3)
+    predicate(cx, 3)
 }
 
 pub(super) fn tma_load(cx: &OpCx, boundary: &[usize]) -> Check {
     let (block, elem) = memory::view(cx)?;
-    memory::padded(cx, boundary, Padding::Zero, block.len(), elem)?;
+    memory::check_padding(cx, boundary, Padding::Zero, block.len(), elem)?;
     require(buffer(cx, 1)? == (block, elem), Rule::OperandTypes, || {
         format!("the buffer should have the view's block and element, found {} and {}", cx.operand(0), cx.operand(1))
     })?;
     barrier(cx, 2)?;
-    switch(cx, 4)
+    predicate(cx, 4)
 }
 
-pub(super) fn roles(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) -> Check {
+pub(super) fn warp_specialize(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) -> Check {
     cx.attribute(warps >= 4 && warps.is_multiple_of(4), || {
         format!("`warps` should be a multiple of four, found {warps}")
     })?;
@@ -76,7 +76,7 @@ pub(super) fn roles(cx: &OpCx, warps: u32, producers: u32, registers: &[u32]) ->
     })?;
     for i in 0..2 {
         same_types(Rule::RegionParams, "the parameters of a partition", &[], &cx.params(i))?;
-        same_types(Rule::RegionResults, "the values that a partition yields", &[], &cx.ends(i))?;
+        same_types(Rule::RegionResults, "the values that a partition yields", &[], &cx.terminator_types(i))?;
     }
     Ok(())
 }

@@ -4,13 +4,13 @@ use super::{Check, OpCx, Rule, same_types};
 use crate::ir::{DType, Type};
 
 /// Maximum number of pipeline stages.
-const MOST_STAGES: u32 = 16;
+const MAX_STAGES: u32 = 16;
 /// Maximum unroll factor.
-const MOST_UNROLLED: u32 = 256;
+const MAX_UNROLL: u32 = 256;
 
 pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) -> Check {
     // Both increase code size.
-    for (what, most, n) in [("num_stages", MOST_STAGES, num_stages), ("unroll", MOST_UNROLLED, unroll)] {
+    for (what, most, n) in [("num_stages", MAX_STAGES, num_stages), ("unroll", MAX_UNROLL, unroll)] {
         let n = n.unwrap_or(1);
         cx.attribute((1..=most).contains(&n), || format!("{what} of a loop is 1 to {most}, found {n}"))?;
     }
@@ -24,7 +24,7 @@ pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) 
     let params = [&[index], carried].concat();
     same_types(Rule::ResultTypes, "the results of `for`", carried, &cx.results())?;
     same_types(Rule::RegionParams, "the parameters (index, then carried values)", &params, &cx.params(0))?;
-    same_types(Rule::RegionResults, "the values that the loop yields", carried, &cx.ends(0))
+    same_types(Rule::RegionResults, "the values that the loop yields", carried, &cx.terminator_types(0))
 }
 
 pub(super) fn if_else(cx: &OpCx) -> Check {
@@ -32,7 +32,7 @@ pub(super) fn if_else(cx: &OpCx) -> Check {
     for (i, side) in ["then", "else"].into_iter().enumerate() {
         same_types(Rule::RegionParams, &format!("the parameters of the {side} side"), &[], &cx.params(i))?;
         let what = format!("the values that the {side} side yields");
-        same_types(Rule::RegionResults, &what, &cx.results(), &cx.ends(i))?;
+        same_types(Rule::RegionResults, &what, &cx.results(), &cx.terminator_types(i))?;
     }
     Ok(())
 }
@@ -43,9 +43,9 @@ pub(super) fn while_loop(cx: &OpCx) -> Check {
     let bool = Type::scalar(DType::Bool);
     let condition = [&[&bool], cx.results().as_slice()].concat();
     let what = "the operands of `condition` (a bool, then the results of `while`)";
-    same_types(Rule::RegionResults, what, &condition, &cx.ends(0))?;
+    same_types(Rule::RegionResults, what, &condition, &cx.terminator_types(0))?;
     same_types(Rule::RegionParams, "the parameters of the second region", &cx.results(), &cx.params(1))?;
-    same_types(Rule::RegionResults, "the values that the second region yields", &carried, &cx.ends(1))
+    same_types(Rule::RegionResults, "the values that the second region yields", &carried, &cx.terminator_types(1))
 }
 
 pub(super) fn device_print(cx: &OpCx) -> Check {

@@ -11,7 +11,7 @@ fn numbers(cx: &OpCx, i: usize, described: &str, wanted: impl Fn(DType) -> bool)
 }
 
 /// All operands have the type of the first.
-fn like_first(cx: &OpCx) -> Check {
+fn same_type_as_first(cx: &OpCx) -> Check {
     (1..cx.data.operands.len()).try_for_each(|i| cx.operand_is(i, &format!("operand {i}"), cx.operand(0)))
 }
 
@@ -49,7 +49,7 @@ pub(super) fn binary(cx: &OpCx, op: BinaryOp) -> Check {
             numbers(cx, 0, "integers", DType::is_int)?;
         }
     }
-    like_first(cx)?;
+    same_type_as_first(cx)?;
     cx.result_is(0, cx.operand(0))
 }
 
@@ -60,13 +60,13 @@ pub(super) fn cmp(cx: &OpCx, op: CmpOp) -> Check {
         }
         CmpOp::Lt | CmpOp::Le | CmpOp::Gt | CmpOp::Ge => numbers(cx, 0, "integers or floats", |d| d != DType::Bool)?,
     }
-    like_first(cx)?;
+    same_type_as_first(cx)?;
     cx.result_is(0, &cx.operand(0).with_elem(DType::Bool))
 }
 
 pub(super) fn fma(cx: &OpCx) -> Check {
     numbers(cx, 0, "floats", DType::is_float)?;
-    like_first(cx)?;
+    same_type_as_first(cx)?;
     cx.result_is(0, cx.operand(0))
 }
 

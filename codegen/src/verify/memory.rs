@@ -5,12 +5,12 @@ use super::{Check, OpCx, Rule, require};
 use crate::ir::{AtomicOp, DType, Elem, Padding, Type};
 
 /// Operand 0 is a view; returns its block shape and element type.
-pub(super) fn view<'f>(cx: &OpCx<'f>) -> Result<(&'f [usize], DType), super::Broken> {
+pub(super) fn view<'f>(cx: &OpCx<'f>) -> Result<(&'f [usize], DType), super::Violation> {
     match cx.operand(0) {
         Type::View { block, elem } => Ok((block, *elem)),
         other => {
             let message = format!("operand 0 should be a view, found {other}");
-            Err(super::Broken { rule: Rule::OperandTypes, message })
+            Err(super::Violation { rule: Rule::OperandTypes, message })
         }
     }
 }
@@ -56,15 +56,15 @@ fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
 }
 
 /// Boundary and padding of a load through a view.
-pub(super) fn padded(cx: &OpCx, boundary: &[usize], padding: Padding, rank: usize, elem: DType) -> Check {
+pub(super) fn check_padding(cx: &OpCx, boundary: &[usize], padding: Padding, rank: usize, elem: DType) -> Check {
     boundary_of(cx, boundary, rank)?;
     cx.attribute(padding == Padding::Zero || elem.is_float(), || format!("{elem} has no NaN to pad with"))
 }
 
 pub(super) fn load_view(cx: &OpCx, boundary: &[usize], padding: Padding) -> Check {
     let (block, elem) = view(cx)?;
-    padded(cx, boundary, padding, block.len(), elem)?;
-    cx.result_is_but_for_layout(0, &Type::tensor(block, elem))
+    check_padding(cx, boundary, padding, block.len(), elem)?;
+    cx.result_is_ignoring_layout(0, &Type::tensor(block, elem))
 }
 
 pub(super) fn store_view(cx: &OpCx, boundary: &[usize]) -> Check {
@@ -93,9 +93,9 @@ fn atomic(op: AtomicOp, elem: DType) -> Check {
 }
 
 /// Operand 0 is a pointer or a tile of pointers; returns the type that they point to.
-fn pointers(cx: &OpCx) -> Result<DType, super::Broken> {
+fn pointers(cx: &OpCx) -> Result<DType, super::Violation> {
     let ty = cx.operand(0);
-    ty.elem().and_then(Elem::pointee).ok_or_else(|| super::Broken {
+    ty.elem().and_then(Elem::pointee).ok_or_else(|| super::Violation {
         rule: Rule::OperandTypes,
         message: format!("operand 0 should be a pointer or a tile of pointers, found {ty}"),
     })

@@ -6,7 +6,7 @@
 //! before); a function parsed from text may simply be invalid.
 
 mod barriers;
-mod contract;
+mod contraction;
 mod control;
 mod elementwise;
 mod memory;
@@ -36,7 +36,7 @@ attr_enum! {
         Arguments = "arguments",
         /// The numbers of operands and results match the op table.
         Arity = "arity",
-        /// `for`, `reduce` and `scan` have one region, `if`, `while` and `roles` two, other ops none.
+        /// `for`, `reduce` and `scan` have one region, `if`, `while` and `warp_specialize` two, other ops none.
         Regions = "regions",
         /// The kernel ends with `return`, the first region of `while` with `condition`, every other region with
         /// `yield`; these ops occur nowhere else.
@@ -44,7 +44,7 @@ attr_enum! {
         /// Operands are defined before the op, in its block or an enclosing one.
         Dominance = "dominance",
         /// Ops are legal from their own stage on. Shared memory, mbarriers and tokens are not legal at stage tile. From
-        /// stage laid on, loops carry no views and branches yield none.
+        /// stage layout on, loops carry no views and branches yield none.
         StageLegal = "stage",
 
         // Types.
@@ -52,7 +52,7 @@ attr_enum! {
         /// Extents of tiles and view blocks are powers of two, with at most 2^20 elements. The same holds for shared
         /// buffers, except for the first extent, which may count buffers.
         Extents = "extents",
-        /// At stage tile, tiles have no layout. From stage laid on, they have a distributed layout of their shape that
+        /// At stage tile, tiles have no layout. From stage layout on, they have a distributed layout of their shape that
         /// covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape of one
         /// buffer.
         Layouts = "layouts",
@@ -114,7 +114,7 @@ pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
     // Printing might not terminate if regions are not properly nested.
     let printable = broken.iter().all(|(_, b)| b.rule != Rule::Placement);
     let text = |id| if printable { print_op(func, id) } else { func.op(id).op.mnemonic().into() };
-    let error = |(op, Broken { rule, message }): (Option<OpId>, Broken)| match op {
+    let error = |(op, Violation { rule, message }): (Option<OpId>, Violation)| match op {
         Some(id) => VerifyError { rule, op: text(id), loc: func.op(id).loc.clone(), message },
         None => VerifyError { rule, op: format!("kernel @{}", func.name), loc: func.loc.clone(), message },
     };
@@ -128,23 +128,23 @@ pub fn stage_of(func: &Func) -> Stage {
         let data = func.op(id);
         stage = stage.max(data.op.stage());
         if data.results.iter().any(|&v| func.ty(v).layout().is_some()) {
-            stage = stage.max(Stage::Laid);
+            stage = stage.max(Stage::Layout);
         }
     }
     stage
 }
 
 /// A violation without its op.
-struct Broken {
+struct Violation {
     rule: Rule,
     message: String,
 }
 
-type Check = Result<(), Broken>;
+type Check = Result<(), Violation>;
 
 /// Fails with this rule and message unless the condition holds.
 fn require(condition: bool, rule: Rule, message: impl FnOnce() -> String) -> Check {
-    if condition { Ok(()) } else { Err(Broken { rule, message: message() }) }
+    if condition { Ok(()) } else { Err(Violation { rule, message: message() }) }
 }
 
 /// An op whose types are checked.
@@ -176,7 +176,7 @@ impl<'f> OpCx<'f> {
     }
 
     /// Types of the operands of the terminator of region `i`.
-    fn ends(&self, i: usize) -> Vec<&'f Type> {
+    fn terminator_types(&self, i: usize) -> Vec<&'f Type> {
         let last = self.func.block(self.data.regions[i]).ops.last();
         last.map_or_else(Vec::new, |&id| self.func.op(id).operands.iter().map(|&v| self.func.ty(v)).collect())
     }
@@ -199,7 +199,7 @@ impl<'f> OpCx<'f> {
     }
 
     /// As [`OpCx::result_is`], ignoring layouts: for ops whose operand and result layouts may differ.
-    fn result_is_but_for_layout(&self, i: usize, expected: &Type) -> Check {
+    fn result_is_ignoring_layout(&self, i: usize, expected: &Type) -> Check {
         let found = self.result(i);
         let same = found.with_layout(None) == expected.with_layout(None);
         require(same, Rule::ResultTypes, || format!("the result should be {expected}, found {found}"))
@@ -251,9 +251,9 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AtomicRmw { op } => memory::atomic_rmw(cx, *op),
         Op::AtomicCas => memory::atomic_cas(cx),
 
-        Op::Dot { precision: _ } => contract::dot(cx),
-        Op::Reduce { axis } => contract::reduce(cx, *axis),
-        Op::Scan { axis, reverse: _ } => contract::scan(cx, *axis),
+        Op::Dot { precision: _ } => contraction::dot(cx),
+        Op::Reduce { axis } => contraction::reduce(cx, *axis),
+        Op::Scan { axis, reverse: _ } => contraction::scan(cx, *axis),
 
         Op::For { num_stages, unroll, warp_specialize: _, overlap: _ } => control::for_loop(cx, *num_stages, *unroll),
         Op::If => control::if_else(cx),
@@ -271,9 +271,15 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalSlot => shared::local_slot(cx),
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
-        Op::AsyncCommit | Op::AsyncWait { pending: _ } | Op::FenceAsyncShared | Op::TakeTurn | Op::PassTurn => Ok(()),
+        Op::AsyncCommit
+        | Op::AsyncWait { pending: _ }
+        | Op::FenceAsyncShared
+        | Op::PingpongWait
+        | Op::PingpongArrive => Ok(()),
         Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
-        Op::Wgmma { warps, late: _, open: _, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
+        Op::Wgmma { warps, stage_one: _, defer_wait: _, k_end, n_end } => {
+            shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end])
+        }
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())
@@ -282,10 +288,12 @@ fn op_types(cx: &OpCx) -> Check {
         Op::MbarrierAlloc { arrivals } => barriers::alloc(cx, *arrivals),
         Op::MbarrierFree => barriers::barrier(cx, 0),
         Op::MbarrierExpect { bytes } => barriers::expect(cx, *bytes),
-        Op::MbarrierArrive { warps, lanes } => barriers::arrive_by_warps(cx, *warps, *lanes),
+        Op::MbarrierArrive { warps, lanes } => barriers::arrive_warps(cx, *warps, *lanes),
         Op::AsyncArrive { threads } => barriers::arrive(cx, "threads", *threads),
         Op::MbarrierWait => barriers::wait(cx),
         Op::TmaLoad { boundary } => barriers::tma_load(cx, boundary),
-        Op::Roles { warps, producers, registers } => barriers::roles(cx, *warps, *producers, registers),
+        Op::WarpSpecialize { warps, producers, registers } => {
+            barriers::warp_specialize(cx, *warps, *producers, registers)
+        }
     }
 }

@@ -32,11 +32,11 @@ pub(super) fn constant(cx: &OpCx, value: Literal) -> Check {
 pub(super) fn arange(cx: &OpCx, start: i64, end: i64) -> Check {
     let in_range = start >= i32::MIN as i64 && start < end && end - 1 <= i32::MAX as i64;
     cx.attribute(in_range, || format!("`arange` counts up within i32, found {start} to {end}"))?;
-    cx.result_is_but_for_layout(0, &Type::tensor(&[(end - start) as usize], DType::I32))
+    cx.result_is_ignoring_layout(0, &Type::tensor(&[(end - start) as usize], DType::I32))
 }
 
 /// The operand is a tile; returns its shape.
-fn tile<'f>(cx: &OpCx<'f>) -> Result<&'f [usize], super::Broken> {
+fn tile<'f>(cx: &OpCx<'f>) -> Result<&'f [usize], super::Violation> {
     cx.operand_where(0, "the operand", "a tile", Type::is_tensor)?;
     Ok(cx.operand(0).shape())
 }
@@ -44,7 +44,7 @@ fn tile<'f>(cx: &OpCx<'f>) -> Result<&'f [usize], super::Broken> {
 /// Result `i` has this shape and the operand's element type.
 fn reshaped(cx: &OpCx, i: usize, shape: &[usize]) -> Check {
     match cx.operand(0).elem() {
-        Some(elem) => cx.result_is_but_for_layout(i, &Type::tensor(shape, elem)),
+        Some(elem) => cx.result_is_ignoring_layout(i, &Type::tensor(shape, elem)),
         None => require(false, Rule::OperandTypes, || format!("expected a scalar or tile, found {}", cx.operand(0))),
     }
 }

@@ -1,14 +1,14 @@
 //! Type rules of layouts, shared memory, asynchronous copies and MMA.
 
 use super::shape::permutation;
-use super::{Check, OpCx, Rule, contract, memory, require};
+use super::{Check, OpCx, Rule, contraction, memory, require};
 use crate::ir::{DType, Padding, Type};
 use crate::mma::shared::Matrix;
 use crate::mma::{Family, Instruction};
 
 /// Operand `i` is a shared buffer; returns its shape and element type.
-pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Broken> {
-    shared(cx.operand(i)).ok_or_else(|| super::Broken {
+pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Violation> {
+    shared(cx.operand(i)).ok_or_else(|| super::Violation {
         rule: Rule::OperandTypes,
         message: format!("operand {i} should be a shared buffer, found {}", cx.operand(i)),
     })
@@ -22,7 +22,7 @@ fn shared(ty: &Type) -> Option<(&[usize], DType)> {
 }
 
 /// The result is a shared buffer of this shape and element type.
-fn gives_buffer(cx: &OpCx, shape: &[usize], elem: DType) -> Check {
+fn result_is_buffer(cx: &OpCx, shape: &[usize], elem: DType) -> Check {
     require(shared(cx.result(0)) == Some((shape, elem)), Rule::ResultTypes, || {
         format!("the result should be a shared buffer of {shape:?} {elem}, found {}", cx.result(0))
     })
@@ -30,7 +30,7 @@ fn gives_buffer(cx: &OpCx, shape: &[usize], elem: DType) -> Check {
 
 pub(super) fn convert_layout(cx: &OpCx) -> Check {
     cx.operand_where(0, "the operand", "a tile", Type::is_tensor)?;
-    cx.result_is_but_for_layout(0, cx.operand(0))
+    cx.result_is_ignoring_layout(0, cx.operand(0))
 }
 
 pub(super) fn local_alloc(cx: &OpCx) -> Check {
@@ -46,7 +46,7 @@ pub(super) fn local_alloc(cx: &OpCx) -> Check {
 
 pub(super) fn local_load(cx: &OpCx) -> Check {
     let (shape, elem) = buffer(cx, 0)?;
-    cx.result_is_but_for_layout(0, &Type::tensor(shape, elem))
+    cx.result_is_ignoring_layout(0, &Type::tensor(shape, elem))
 }
 
 pub(super) fn local_store(cx: &OpCx) -> Check {
@@ -59,19 +59,19 @@ pub(super) fn local_slot(cx: &OpCx) -> Check {
     let (shape, elem) = buffer(cx, 0)?;
     require(shape.len() >= 2, Rule::OperandTypes, || format!("{} is not a ring of buffers", cx.operand(0)))?;
     cx.operand_is(1, "the index", &Type::scalar(DType::I32))?;
-    gives_buffer(cx, &shape[1..], elem)
+    result_is_buffer(cx, &shape[1..], elem)
 }
 
 pub(super) fn local_trans(cx: &OpCx, perm: &[usize]) -> Check {
     let (from, elem) = buffer(cx, 0)?;
     permutation(cx, "perm", perm, from.len())?;
     let shape: Vec<usize> = perm.iter().map(|&d| from[d]).collect();
-    gives_buffer(cx, &shape, elem)
+    result_is_buffer(cx, &shape, elem)
 }
 
 pub(super) fn async_copy(cx: &OpCx, boundary: &[usize], padding: Padding) -> Check {
     let (block, elem) = memory::view(cx)?;
-    memory::padded(cx, boundary, padding, block.len(), elem)?;
+    memory::check_padding(cx, boundary, padding, block.len(), elem)?;
     require(buffer(cx, 1)? == (block, elem), Rule::OperandTypes, || {
         format!("the buffer should have the view's block and element, found {} and {}", cx.operand(0), cx.operand(1))
     })?;
@@ -87,7 +87,7 @@ pub(super) fn dot(cx: &OpCx) -> Check {
         let what = format!("operand {i}");
         cx.operand_where(i, &what, "a tile or a shared buffer", |ty| ty.is_tensor() || shared(ty).is_some())?;
     }
-    contract::dot_types(cx, cx.operand(0), cx.operand(1))
+    contraction::dot_types(cx, cx.operand(0), cx.operand(1))
 }
 
 /// As [`dot`], for an MMA instruction of the table ([`crate::mma`]) and `warps` warps along M and N.
@@ -114,7 +114,7 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
                 continue;
             };
             let layout = cx.func.layout(*layout);
-            let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.transposes).is_some();
+            let readable = Matrix::of(layout, k_axis, elem.bytes() as u32, instruction.allows_mn_major).is_some();
             require(readable, Rule::OperandTypes, || format!("wgmma cannot read operand {i} of layout {layout}"))?;
         }
     }

@@ -1,39 +1,39 @@
 //! Structural rules: placement, arguments, arity, regions, terminators, dominance, stages.
 
-use super::{Broken, Check, Rule, require, types};
+use super::{Check, Rule, Violation, require, types};
 use crate::ir::{BlockId, Def, Elem, Func, Op, OpId, Stage, Type, Value};
 
 /// Terminator of a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum Terminator {
     Return,
     Yield,
     Condition,
 }
 
-impl End {
+impl Terminator {
     fn name(self) -> &'static str {
         match self {
-            End::Return => "return",
-            End::Yield => "yield",
-            End::Condition => "condition",
+            Terminator::Return => "return",
+            Terminator::Yield => "yield",
+            Terminator::Condition => "condition",
         }
     }
 
     /// The terminator that an op is, if it is one.
-    fn of(op: &Op) -> Option<End> {
-        [(Op::Return, End::Return), (Op::Yield, End::Yield), (Op::Condition, End::Condition)]
+    fn of(op: &Op) -> Option<Terminator> {
+        [(Op::Return, Terminator::Return), (Op::Yield, Terminator::Yield), (Op::Condition, Terminator::Condition)]
             .into_iter()
             .find_map(|(terminator, end)| (*op == terminator).then_some(end))
     }
 }
 
 /// Required terminators of an op's regions, one per region.
-fn region_ends(op: &Op) -> &'static [End] {
+fn region_terminators(op: &Op) -> &'static [Terminator] {
     match op {
-        Op::For { .. } | Op::Reduce { .. } | Op::Scan { .. } => &[End::Yield],
-        Op::If | Op::Roles { .. } => &[End::Yield, End::Yield],
-        Op::While => &[End::Condition, End::Yield],
+        Op::For { .. } | Op::Reduce { .. } | Op::Scan { .. } => &[Terminator::Yield],
+        Op::If | Op::WarpSpecialize { .. } => &[Terminator::Yield, Terminator::Yield],
+        Op::While => &[Terminator::Condition, Terminator::Yield],
         Op::Unary(_)
         | Op::Binary(_)
         | Op::Cmp(_)
@@ -93,13 +93,13 @@ fn region_ends(op: &Op) -> &'static [End] {
         | Op::AsyncArrive { .. }
         | Op::MbarrierWait
         | Op::TmaLoad { .. }
-        | Op::TakeTurn
-        | Op::PassTurn => &[],
+        | Op::PingpongWait
+        | Op::PingpongArrive => &[],
     }
 }
 
 /// Checks the structure. The op is `None` if the function as a whole is at fault.
-pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Broken)> {
+pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
     let mut s = Structure {
         func,
         stage,
@@ -112,7 +112,7 @@ pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Broken)> {
     for &v in &func.block(func.body).params {
         s.report(None, types::well_formed(func, func.ty(v), stage));
     }
-    s.block(func.body, End::Return, None);
+    s.block(func.body, Terminator::Return, None);
     s.broken
 }
 
@@ -145,7 +145,7 @@ struct Structure<'f> {
     op_seen: Vec<bool>,
     /// Values defined before the current op, in its block or an enclosing one.
     visible: Vec<bool>,
-    broken: Vec<(Option<OpId>, Broken)>,
+    broken: Vec<(Option<OpId>, Violation)>,
 }
 
 impl Structure<'_> {
@@ -156,7 +156,7 @@ impl Structure<'_> {
     }
 
     /// Checks a block of `owner`, which should have the terminator `end`.
-    fn block(&mut self, block: BlockId, end: End, owner: Option<OpId>) {
+    fn block(&mut self, block: BlockId, end: Terminator, owner: Option<OpId>) {
         let known = (block.0 as usize) < self.block_seen.len();
         let first = known && !std::mem::replace(&mut self.block_seen[block.0 as usize], true);
         // A block seen before may enclose this one: visiting it again might not terminate.
@@ -194,7 +194,7 @@ impl Structure<'_> {
     }
 
     /// Checks an op of a block; `false` if the rest of the block cannot be checked.
-    fn op(&mut self, id: OpId, last: bool, end: End, defined: &mut Vec<Value>) -> bool {
+    fn op(&mut self, id: OpId, last: bool, end: Terminator, defined: &mut Vec<Value>) -> bool {
         let first = !std::mem::replace(&mut self.op_seen[id.0 as usize], true);
         if !self
             .report(Some(id), require(first, Rule::Placement, || "the op is in a block twice, or in two blocks".into()))
@@ -212,7 +212,7 @@ impl Structure<'_> {
             });
             self.report(Some(id), check);
         }
-        let ends = region_ends(&data.op);
+        let ends = region_terminators(&data.op);
         let check = require(data.regions.len() == ends.len(), Rule::Regions, || {
             format!("`{}` takes {} regions, found {}", data.op.mnemonic(), ends.len(), data.regions.len())
         });
@@ -227,8 +227,8 @@ impl Structure<'_> {
     }
 }
 
-fn terminator(op: &Op, last: bool, end: End) -> Check {
-    let found = End::of(op);
+fn terminator(op: &Op, last: bool, end: Terminator) -> Check {
+    let found = Terminator::of(op);
     require(found == last.then_some(end), Rule::Terminator, || match found {
         None => format!("expected `{}` at the end of the region", end.name()),
         Some(_) if last => format!("the region should end with `{}`", end.name()),

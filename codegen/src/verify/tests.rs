@@ -73,7 +73,7 @@ fn a_kernel_with_every_op_family_passes() {
 }
 
 /// Each function violates exactly this rule.
-const BREAKS: &[(Rule, Stage, &str)] = &[
+const VIOLATIONS: &[(Rule, Stage, &str)] = &[
     (Rule::Arity, Stage::Tile, "%0 = add %x : f32"),
     (Rule::Arity, Stage::Tile, "%0, %1 = neg %x : f32, f32"),
     (Rule::Regions, Stage::Tile, "%0 = neg %x : f32 () { yield }"),
@@ -90,11 +90,11 @@ const BREAKS: &[(Rule, Stage, &str)] = &[
         "%0 = for %n, %n, %n, %x : f32 (%k: i32, %a: f32) { yield %a }\n%1 = add %k, %n : i32",
     ),
     (Rule::StageLegal, Stage::Tile, "fence_async_shared"),
-    (Rule::StageLegal, Stage::Laid, "async_commit"),
+    (Rule::StageLegal, Stage::Layout, "async_commit"),
     (Rule::StageLegal, Stage::Tile, "%0 = local_alloc : shared<4xf32, #l0>"),
     (
         Rule::StageLegal,
-        Stage::Laid,
+        Stage::Layout,
         "%0 = make_view %p, %i, %i, %i {order = [0]} : view<4xf32>
          %1 = for %n, %n, %n, %0 : view<4xf32> (%k: i32, %v: view<4xf32>) { yield %v }",
     ),
@@ -103,11 +103,11 @@ const BREAKS: &[(Rule, Stage, &str)] = &[
     (Rule::Extents, Stage::Async, "%0 = local_alloc : shared<3x3xf32, #l0>"),
     (Rule::Layouts, Stage::Tile, "%0 = splat %x : tensor<4xf32, #l1>"),
     // A shared layout; one of another shape; one that misses elements.
-    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32, #l0>"),
-    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<8xf32, #l1>"),
-    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32, #l2>"),
-    (Rule::Layouts, Stage::Laid, "%0 = local_alloc : shared<4xf32, #l1>"),
-    (Rule::Layouts, Stage::Laid, "%0 = splat %x : tensor<4xf32>"),
+    (Rule::Layouts, Stage::Layout, "%0 = splat %x : tensor<4xf32, #l0>"),
+    (Rule::Layouts, Stage::Layout, "%0 = splat %x : tensor<8xf32, #l1>"),
+    (Rule::Layouts, Stage::Layout, "%0 = splat %x : tensor<4xf32, #l2>"),
+    (Rule::Layouts, Stage::Layout, "%0 = local_alloc : shared<4xf32, #l1>"),
+    (Rule::Layouts, Stage::Layout, "%0 = splat %x : tensor<4xf32>"),
     (Rule::Attributes, Stage::Tile, "%0 = program_id {axis = 3} : i32"),
     (Rule::Attributes, Stage::Tile, "%0 = constant {value = 256} : u8"),
     (Rule::Attributes, Stage::Tile, "%0 = constant {value = 1} : f32"),
@@ -217,8 +217,8 @@ const BREAKS: &[(Rule, Stage, &str)] = &[
 ];
 
 #[test]
-fn each_rule_refuses_what_breaks_it() {
-    for (rule, stage, body) in BREAKS {
+fn each_rule_rejects_its_violations() {
+    for (rule, stage, body) in VIOLATIONS {
         let func = kernel(body);
         let found = broken(&func, *stage);
         assert!(!found.is_empty(), "{rule:?} accepts:\n{body}");
@@ -229,11 +229,11 @@ fn each_rule_refuses_what_breaks_it() {
 }
 
 #[test]
-fn every_rule_has_a_function_that_breaks_it() {
+fn every_rule_has_a_violation_test() {
     // Violations that text cannot express are built by the tests below.
     let by_hand = [Rule::Placement, Rule::Arguments];
     for rule in Rule::ALL {
-        assert!(by_hand.contains(rule) || BREAKS.iter().any(|(r, _, _)| r == rule), "{rule:?}");
+        assert!(by_hand.contains(rule) || VIOLATIONS.iter().any(|(r, _, _)| r == rule), "{rule:?}");
     }
 }
 
@@ -258,7 +258,7 @@ fn arguments_are_described_named_and_scalar() {
 }
 
 #[test]
-fn ops_and_regions_stand_in_one_place() {
+fn ops_and_regions_have_one_parent() {
     let mut f = kernel("%0 = neg %x : f32");
     let first = f.block(f.body).ops[0];
     let body = f.body;
@@ -274,7 +274,7 @@ fn ops_and_regions_stand_in_one_place() {
 }
 
 #[test]
-fn messages_name_the_place_the_op_and_both_sides() {
+fn errors_name_location_op_expected_and_found() {
     let mut f = kernel("%0 = neg %x : f32\n%1 = add %0, %n : f32");
     let add = f.block(f.body).ops[1];
     assert!(matches!(f.op(add).op, Op::Binary(_)));

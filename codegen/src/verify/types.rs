@@ -16,20 +16,20 @@ pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
         }
         Type::View { block, elem: _ } => extents(ty, block),
         Type::Shared { shape, elem: _, layout: _ } => {
-            after_tile(ty, stage)?;
+            requires_layout_stage(ty, stage)?;
             require(shape.first().is_some_and(|&n| n >= 1), Rule::Extents, || format!("{ty} has no elements"))?;
             extents(ty, &shape[1..])?;
             layout(func, ty, stage)
         }
         Type::Barrier { count } => {
-            after_tile(ty, stage)?;
+            requires_layout_stage(ty, stage)?;
             require(*count >= 1, Rule::Extents, || format!("{ty} has no mbarriers"))
         }
-        Type::Token => after_tile(ty, stage),
+        Type::Token => requires_layout_stage(ty, stage),
     }
 }
 
-fn after_tile(ty: &Type, stage: Stage) -> Check {
+fn requires_layout_stage(ty: &Type, stage: Stage) -> Check {
     require(stage > Stage::Tile, Rule::StageLegal, || format!("{ty} is not legal at stage Tile"))
 }
 
@@ -45,14 +45,14 @@ fn extents(ty: &Type, shape: &[usize]) -> Check {
     })
 }
 
-/// Tensors and shared buffers have layouts of their kind from stage laid on, and none before.
+/// Tensors and shared buffers have layouts of their kind from stage layout on, and none before.
 fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
     let broken = |message: String| require(false, Rule::Layouts, || message);
     let id = match (ty.layout(), stage) {
         (None, Stage::Tile) => return Ok(()),
         (Some(_), Stage::Tile) => return broken(format!("{ty} has a layout at stage Tile")),
-        (None, Stage::Laid | Stage::Async) => return broken(format!("{ty} has no layout at stage {stage:?}")),
-        (Some(id), Stage::Laid | Stage::Async) => id,
+        (None, Stage::Layout | Stage::Async) => return broken(format!("{ty} has no layout at stage {stage:?}")),
+        (Some(id), Stage::Layout | Stage::Async) => id,
     };
     let Some(layout) = func.layouts.get(id.0 as usize) else {
         return broken(format!("the function has no layout #l{}", id.0));

@@ -2,8 +2,8 @@
 
 use super::host::{Lists, pascal_case};
 use super::kernel::{const_default, def_name};
-use super::{body::hidden, private};
-use crate::parse::autotune::{self as parse, Autotune, CHOICES, Config, Key};
+use super::{body::hygienic, private};
+use crate::parse::autotune::{self as parse, Autotune, Config, Key, SCHEDULE_OPTIONS};
 use crate::parse::kernel::{self as signature, Signature};
 use proc_macro2::{Ident, TokenStream};
 use quote::{format_ident, quote};
@@ -46,22 +46,23 @@ fn definition(f: &ItemFn, signature: &Signature, autotune: &Autotune, name: &Ide
         None => quote!(::core::option::Option::None),
     };
     let configs = autotune.configs.iter().map(|config| {
-        let Config { constants, num_warps, num_stages, max_registers, choices } = config;
+        let Config { constants, num_warps, num_stages, max_registers, schedule_options } = config;
         let constants = constants.iter().map(|c| const_default(c, &quote!(#private::lang)));
         let [num_warps, num_stages, max_registers] = [*num_warps, *num_stages, *max_registers].map(option);
-        let (names, choices) = (CHOICES.map(|name| format_ident!("{name}")), choices.map(flag));
+        let (names, schedule_options) =
+            (SCHEDULE_OPTIONS.map(|name| format_ident!("{name}")), schedule_options.map(flag));
         quote!(#private::autotune::ConfigDef {
             constants: &[#(#constants),*],
             num_warps: #num_warps,
             num_stages: #num_stages,
             max_registers: #max_registers,
-            schedule: #private::Schedule { #(#names: #choices),* },
+            schedule: #private::Schedule { #(#names: #schedule_options),* },
         })
     });
     let lists = match &autotune.shared {
         Some(other) => {
             let names = parse::constants(signature).map(|p| p.name.to_string());
-            let other = quote!(#private::autotune::shared(&#other, &[#(#names),*], &[#(#key),*]));
+            let other = quote!(#private::autotune::shared_configs(&#other, &[#(#names),*], &[#(#key),*]));
             quote!(tuned: #other.tuned, configs: #other.configs,)
         }
         None => quote!(tuned: &[#(#tuned),*], configs: &[#(#configs),*],),
@@ -116,7 +117,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
     let definition = definition(f, signature, autotune, &static_name);
     let Lists { lifetime, params, names, args, keys: _, values, constants } = Lists::of(signature);
     let [device, config, grid, chosen, argument_list, value_list, choice, error] =
-        ["device", "config", "grid", "chosen", "args", "values", "choice", "error"].map(hidden);
+        ["device", "config", "grid", "chosen", "args", "values", "choice", "error"].map(hygienic);
     let key_names: Vec<&Ident> = autotune.key.iter().map(|key| &key.name).collect();
     let key_words = autotune.key.iter().map(|Key { name, size }| match size {
         true => quote!(#private::autotune::size_bucket(self.#name as i64)),
@@ -171,7 +172,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                     let #chosen = #choice.config.launch_config(#config, #grid(self));
                     match self.launch_with(#device, &#chosen) {
                         ::core::result::Result::Ok(()) => return ::core::result::Result::Ok(()),
-                        ::core::result::Result::Err(#error) => #choice = #choice.after(#error)?,
+                        ::core::result::Result::Err(#error) => #choice = #choice.fallback(#error)?,
                     }
                 }
             }
@@ -202,7 +203,7 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                         let (#(#constants,)*) = (#(self.#constants,)*);
                         let #value_list = ::std::vec![#(#values),*];
                         let #argument_list = [#(#args),*];
-                        ::core::result::Result::Ok(#private::autotune::Attempt::new(
+                        ::core::result::Result::Ok(#private::autotune::CandidateLaunch::new(
                             Self::DEF,
                             #grid,
                             #value_list,

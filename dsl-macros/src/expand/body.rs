@@ -22,7 +22,7 @@ pub struct Body {
 }
 
 /// An identifier with mixed-site hygiene, which the user's code cannot see.
-pub fn hidden(name: &str) -> Ident {
+pub fn hygienic(name: &str) -> Ident {
     Ident::new(name, Span::mixed_site())
 }
 
@@ -59,7 +59,7 @@ impl Body {
             }
             Some((Stmt::Expr(last, None), before)) if !matches!(last, Expr::ForLoop(_) | Expr::While(_)) => {
                 let before = self.statements(before);
-                let value = hidden("value");
+                let value = hygienic("value");
                 let bind = self.bind(quote!(#value), None, last, Literals::Keep);
                 if assigned_in_expr(last).is_empty() {
                     let last = self.expr(last);
@@ -113,7 +113,7 @@ impl Body {
     pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
         let ty = ty.map(|ty| quote!(: #ty));
         if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {
-            let value = hidden("value");
+            let value = hygienic("value");
             let statements = self.control(expr, Some(&value));
             return quote!(#statements let #pat #ty = #value;);
         }
@@ -131,7 +131,7 @@ impl Body {
                 if matches!(&*assign.right, Expr::If(_) | Expr::Match(_) | Expr::Block(_))
                     && !assigned_in_expr(&assign.right).is_empty()
                 {
-                    let value = hidden("value");
+                    let value = hygienic("value");
                     let statements = self.control(&assign.right, Some(&value));
                     let left = self.place(&assign.left);
                     return quote!(#statements #left = #value;);
@@ -327,7 +327,7 @@ impl Body {
             let elems: Vec<TokenStream> = array.elems.iter().map(|e| self.expr(e)).collect();
             return quote!([#(#elems),*]);
         }
-        let name = |i: usize| hidden(&format!("element{i}"));
+        let name = |i: usize| hygienic(&format!("element{i}"));
         let (mut names, mut values, mut list) = (Vec::new(), Vec::new(), Vec::new());
         let neighbour = name(first);
         for (i, e) in array.elems.iter().enumerate() {

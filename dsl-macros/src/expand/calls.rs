@@ -2,7 +2,7 @@
 
 use super::body::Body;
 use super::lang;
-use crate::parse::calls::{Function, Kind, Missing, Words, canonical, function, method_kinds, named_argument};
+use crate::parse::calls::{DefaultArg, EnumWords, Function, Kind, canonical, function, method_kinds, named_argument};
 use crate::parse::literal::{self, Kind as LiteralKind};
 use crate::parse::triton;
 use proc_macro2::{Span, TokenStream};
@@ -124,7 +124,7 @@ impl Body {
         if let (1, Some(end), "range" | "static_range") = (positional.len(), end, f.name)
             && given[end].is_none()
         {
-            given[0] = Some(default_tokens(Missing::Start, name.span()));
+            given[0] = Some(default_tokens(DefaultArg::Start, name.span()));
         }
         for arg in positional {
             while next < f.params.len() && given[next].is_some() && f.params[next].kind != Kind::Rest {
@@ -243,16 +243,16 @@ impl Body {
     }
 
     /// A keyword of a fixed set, or an expression of the enum's type.
-    fn word(&mut self, words: &'static Words, value: &Expr) -> TokenStream {
+    fn word(&mut self, words: &'static EnumWords, value: &Expr) -> TokenStream {
         let span = value.span();
         let lang = lang(span);
-        let of = format_ident!("{}", words.of, span = span);
+        let enum_name = format_ident!("{}", words.enum_name, span = span);
         if let Expr::Path(path) = value
             && let Some(ident) = path.path.get_ident()
             && let Some((_, variant)) = words.words.iter().find(|(word, _)| ident == word)
         {
             let variant = format_ident!("{variant}", span = span);
-            return quote_spanned!(span=> #lang::#of::#variant);
+            return quote_spanned!(span=> #lang::#enum_name::#variant);
         }
         if let Expr::Lit(lit) = value {
             if let syn::Lit::Str(text) = &lit.lit
@@ -293,22 +293,22 @@ fn unknown_argument(f: &Function, name: &str) -> String {
     format!("`{}` has no argument `{name}`{hint}; it takes {}", f.name, names.join(", "))
 }
 
-fn default_tokens(missing: Missing, span: Span) -> TokenStream {
+fn default_tokens(missing: DefaultArg, span: Span) -> TokenStream {
     let lang = lang(span);
     match missing {
-        Missing::Unset => quote_spanned!(span=> #lang::index::Unset),
-        Missing::NoDims => quote_spanned!(span=> &[]),
-        Missing::False => quote_spanned!(span=> false),
-        Missing::True => quote_spanned!(span=> true),
-        Missing::One => quote_spanned!(span=> #lang::IntLit(1)),
-        Missing::Start => quote_spanned!(span=> #lang::IntLit(0)),
-        Missing::Ten => quote_spanned!(span=> 10),
-        Missing::Zero => quote_spanned!(span=> 0),
-        Missing::Text => quote_spanned!(span=> ""),
-        Missing::Word(words) => {
-            let of = format_ident!("{}", words.of, span = span);
+        DefaultArg::Unset => quote_spanned!(span=> #lang::index::Unset),
+        DefaultArg::NoDims => quote_spanned!(span=> &[]),
+        DefaultArg::False => quote_spanned!(span=> false),
+        DefaultArg::True => quote_spanned!(span=> true),
+        DefaultArg::One => quote_spanned!(span=> #lang::IntLit(1)),
+        DefaultArg::Start => quote_spanned!(span=> #lang::IntLit(0)),
+        DefaultArg::Ten => quote_spanned!(span=> 10),
+        DefaultArg::Zero => quote_spanned!(span=> 0),
+        DefaultArg::Text => quote_spanned!(span=> ""),
+        DefaultArg::Word(words) => {
+            let enum_name = format_ident!("{}", words.enum_name, span = span);
             let variant = format_ident!("{}", words.words[0].1, span = span);
-            quote_spanned!(span=> #lang::#of::#variant)
+            quote_spanned!(span=> #lang::#enum_name::#variant)
         }
     }
 }

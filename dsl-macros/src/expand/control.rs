@@ -1,6 +1,6 @@
 //! Expands loops and branches: the variables that they assign become loop-carried values and results.
 
-use super::body::{Body, hidden};
+use super::body::{Body, hygienic};
 use super::lang;
 use crate::parse::assigned::{assigned_in, assigned_in_expr, bound_names};
 use proc_macro2::{Ident, Span, TokenStream};
@@ -110,7 +110,7 @@ impl Body {
             let inner = self.unit_statements(&block.stmts);
             return quote!(#copies #inner (#(#vars,)*));
         }
-        let value = hidden("inner");
+        let value = hygienic("inner");
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
                 let before = self.statements(before);

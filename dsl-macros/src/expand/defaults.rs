@@ -1,6 +1,6 @@
 //! Expands the struct of the arguments that have no defaults.
 
-use super::body::hidden;
+use super::body::hygienic;
 use super::host::{Lists, field, pascal_case};
 use crate::parse::calls::PRECISION;
 use crate::parse::kernel::{Param, Signature};
@@ -27,7 +27,7 @@ pub fn required(f: &ItemFn, signature: &Signature) -> TokenStream {
         optional.iter().filter_map(|p| Some((&p.name, value(p, p.default.as_ref()?)))).unzip();
     let summary =
         format!("Arguments of the kernel `{}` but for {}, which have defaults.", f.sig.ident, list.join(", "));
-    let this = hidden("this");
+    let this = hygienic("this");
     quote! {
         #[doc = #summary]
         #[allow(non_snake_case, dead_code)]

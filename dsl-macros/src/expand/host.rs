@@ -1,6 +1,6 @@
 //! Expands the host side of a kernel: the struct of its arguments, with `launch`.
 
-use super::body::hidden;
+use super::body::hygienic;
 use super::private;
 use crate::parse::kernel::{Access, Generic, Param, ParamKind, Signature};
 use proc_macro2::{Ident, TokenStream};
@@ -99,7 +99,7 @@ pub fn arguments(f: &ItemFn, signature: &Signature, def: &Ident) -> TokenStream 
     let paragraph = (!docs.is_empty()).then(|| quote!(#[doc = ""]));
     // Constants keep the user's names, so generated names need other hygiene.
     let [key_list, value_list, consts, arg_list, device, config, grid] =
-        ["keys", "values", "consts", "args", "device", "config", "grid"].map(hidden);
+        ["keys", "values", "consts", "args", "device", "config", "grid"].map(hygienic);
     let start = |function: TokenStream| {
         quote! {
             let #key_list = [#(#keys),*];

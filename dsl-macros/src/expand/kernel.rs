@@ -93,7 +93,7 @@ pub fn const_default(d: &Default, lang: &TokenStream) -> TokenStream {
         Default::Int(n) => quote!(Int(#n)),
         Default::Float(x) => quote!(Float(#x)),
         Default::Bool(b) => quote!(Bool(#b)),
-        Default::Word(w) => quote!(Word(#w)),
+        Default::Variant(w) => quote!(Variant(#w)),
     };
     quote!(#lang::kernel::ConstDefault::#value)
 }
@@ -132,7 +132,7 @@ fn param_def(p: &Param, lang: &TokenStream) -> TokenStream {
 /// Declares the arguments, then runs the rewritten body on their handles.
 fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenStream) -> TokenStream {
     // Not the kernel's name: the body may call a function of the language with the same name.
-    let name = super::body::hidden("kernel_body");
+    let name = super::body::hygienic("kernel_body");
     let generics = &f.sig.generics;
     let (mut inputs, mut types, mut args) = (Vec::new(), Vec::new(), Vec::new());
     let (mut run_time, mut constants) = (0usize, 0usize);
@@ -160,11 +160,11 @@ fn run_body(f: &ItemFn, signature: &Signature, lang: &TokenStream, body: TokenSt
             }
         }
     }
-    let stand_ins = signature.generics.iter().enumerate().map(|(n, g)| {
-        let stand_in = format_ident!("Generic{}", g.bound);
-        quote!(#lang::dtype::#stand_in<#n>)
+    let placeholders = signature.generics.iter().enumerate().map(|(n, g)| {
+        let placeholder = format_ident!("Generic{}", g.bound);
+        quote!(#lang::dtype::#placeholder<#n>)
     });
-    let turbofish = if signature.generics.is_empty() { quote!() } else { quote!(::<#(#stand_ins),*>) };
+    let turbofish = if signature.generics.is_empty() { quote!() } else { quote!(::<#(#placeholders),*>) };
     quote! {
         #[allow(
             unused_mut, unused_variables, unused_assignments, unused_parens, non_snake_case, clippy::all

@@ -22,7 +22,7 @@ pub struct Autotune {
 }
 
 /// Options of the compiler's schedule that a configuration may set, by the names of their fields.
-pub const CHOICES: [&str; 5] = ["bulk_copies", "warp_specialize", "take_turns", "overlap", "wgmma_f32"];
+pub const SCHEDULE_OPTIONS: [&str; 5] = ["tma", "warp_specialize", "pingpong", "overlap", "wgmma_f32"];
 
 pub struct Config {
     /// One per tuned constant.
@@ -30,8 +30,8 @@ pub struct Config {
     pub num_warps: Option<u32>,
     pub num_stages: Option<u32>,
     pub max_registers: Option<u32>,
-    /// One per name of [`CHOICES`].
-    pub choices: [Option<bool>; CHOICES.len()],
+    /// One per name of [`SCHEDULE_OPTIONS`].
+    pub schedule_options: [Option<bool>; SCHEDULE_OPTIONS.len()],
 }
 
 /// An entry of the key.
@@ -129,9 +129,9 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
             errors.push(Error::new(call.func.span(), message));
             continue;
         }
-        let count = lists(call).map(|(_, list)| list.elems.len()).product::<usize>();
-        if count > MOST_COMBINATIONS {
-            let message = format!("these lists expand to {count} configurations: {MOST_COMBINATIONS} is the maximum");
+        let count = list_arguments(call).map(|(_, list)| list.elems.len()).product::<usize>();
+        if count > MAX_COMBINATIONS {
+            let message = format!("these lists expand to {count} configurations: {MAX_COMBINATIONS} is the maximum");
             errors.push(Error::new(call.func.span(), message));
             continue;
         }
@@ -156,10 +156,10 @@ fn read_configs(list: &Expr, signature: &Signature, errors: &mut Vec<Error>) -> 
 
 /// Maximum number of configurations that one `Config` with lists may expand to: a typo should not cause hours of
 /// compilation.
-const MOST_COMBINATIONS: usize = 256;
+const MAX_COMBINATIONS: usize = 256;
 
 /// Arguments that are lists, with their positions. An empty list is reported as an invalid value.
-fn lists(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
+fn list_arguments(call: &ExprCall) -> impl Iterator<Item = (usize, &ExprArray)> {
     call.args.iter().enumerate().filter_map(|(place, arg)| match named_argument(arg) {
         Some((_, Expr::Array(list))) if !list.elems.is_empty() => Some((place, list)),
         _ => None,
@@ -175,7 +175,7 @@ fn combinations(call: &ExprCall) -> Vec<ExprCall> {
         }
         call
     };
-    lists(call).fold(vec![call.clone()], |calls, (place, list)| {
+    list_arguments(call).fold(vec![call.clone()], |calls, (place, list)| {
         calls.iter().flat_map(|call| list.elems.iter().map(|value| with(call, place, value))).collect()
     })
 }
@@ -193,7 +193,7 @@ fn read_config(
         num_warps: None,
         num_stages: None,
         max_registers: None,
-        choices: [None; CHOICES.len()],
+        schedule_options: [None; SCHEDULE_OPTIONS.len()],
     };
     let known = errors.len();
     for arg in &call.args {
@@ -230,12 +230,12 @@ impl Config {
             Default::Int(n) => n.to_string(),
             Default::Float(x) => x.to_string(),
             Default::Bool(b) => b.to_string(),
-            Default::Word(w) => w.clone(),
+            Default::Variant(w) => w.clone(),
         };
         let constants: Vec<String> = self.constants.iter().map(value).collect();
         let Config { num_warps, num_stages, max_registers, .. } = self;
-        let choices = self.choices;
-        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {choices:?}")
+        let schedule_options = self.schedule_options;
+        format!("{constants:?} {num_warps:?} {num_stages:?} {max_registers:?} {schedule_options:?}")
     }
 }
 
@@ -250,8 +250,8 @@ fn read_argument(
         return Err(Error::new(arg.span(), "write `name = value`, as in `Config(tile = 64)`"));
     };
     let known = constants(signature).any(|p| p.name == *name);
-    if let (false, Some(at)) = (known, CHOICES.iter().position(|choice| name == choice)) {
-        return read_flag(name, value, &mut config.choices[at]);
+    if let (false, Some(at)) = (known, SCHEDULE_OPTIONS.iter().position(|choice| name == choice)) {
+        return read_bool(name, value, &mut config.schedule_options[at]);
     }
     let (slot, range, expected) = match name.to_string().as_str() {
         _ if known => {
@@ -273,7 +273,7 @@ fn read_argument(
                     "the kernel has no constant `{name}`: a configuration can set {}, and num_warps, num_stages, \
                      max_registers, {}",
                     names(constants(signature)),
-                    CHOICES.join(", ")
+                    SCHEDULE_OPTIONS.join(", ")
                 ),
             };
             return Err(Error::new(name.span(), message));
@@ -292,7 +292,7 @@ fn read_argument(
 }
 
 /// Parses a boolean option of the compiler.
-fn read_flag(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Option<(Ident, Default)>, Error> {
+fn read_bool(name: &Ident, value: &Expr, slot: &mut Option<bool>) -> Result<Option<(Ident, Default)>, Error> {
     let Some(Default::Bool(flag)) = kernel::constant(value) else {
         return Err(Error::new(value.span(), format!("`{name}` must be true or false")));
     };

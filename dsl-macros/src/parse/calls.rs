@@ -18,26 +18,26 @@ pub enum Kind {
     /// One dimension.
     Axis,
     /// One of a set of keywords.
-    Word(&'static Words),
+    Word(&'static EnumWords),
     /// All remaining arguments, as a tuple.
     Rest,
 }
 
 /// Keywords that stand for the variants of an enum.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Words {
+pub struct EnumWords {
     /// Name of the enum in the language module.
-    pub of: &'static str,
+    pub enum_name: &'static str,
     pub words: &'static [(&'static str, &'static str)],
 }
 
-static PADDING: Words = Words { of: "Padding", words: &[("zero", "Zero"), ("nan", "Nan")] };
-static EVICTION: Words = Words {
-    of: "Eviction",
+static PADDING: EnumWords = EnumWords { enum_name: "Padding", words: &[("zero", "Zero"), ("nan", "Nan")] };
+static EVICTION: EnumWords = EnumWords {
+    enum_name: "Eviction",
     words: &[("normal", "Normal"), ("evict_normal", "Normal"), ("evict_first", "First"), ("evict_last", "Last")],
 };
-pub static PRECISION: Words =
-    Words { of: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
+pub static PRECISION: EnumWords =
+    EnumWords { enum_name: "Precision", words: &[("ieee", "Ieee"), ("tf32", "Tf32"), ("tf32x3", "Tf32x3")] };
 
 /// A parameter of a function.
 #[derive(Debug)]
@@ -45,12 +45,12 @@ pub struct Param {
     pub name: &'static str,
     pub kind: Kind,
     /// The default of an optional argument, in the language module; `None` makes the argument mandatory.
-    pub default: Option<Missing>,
+    pub default: Option<DefaultArg>,
 }
 
 /// Defaults of optional arguments.
 #[derive(Clone, Copy, Debug)]
-pub enum Missing {
+pub enum DefaultArg {
     Unset,
     NoDims,
     False,
@@ -62,7 +62,7 @@ pub enum Missing {
     Ten,
     Zero,
     Text,
-    Word(&'static Words),
+    Word(&'static EnumWords),
 }
 
 /// A function.
@@ -85,7 +85,7 @@ macro_rules! functions {
         }),*];
     };
     (@default) => { None };
-    (@default $default:ident $(($($arg:tt)*))?) => { Some(Missing::$default $(($($arg)*))?) };
+    (@default $default:ident $(($($arg:tt)*))?) => { Some(DefaultArg::$default $(($($arg)*))?) };
 }
 
 functions! {

@@ -11,7 +11,7 @@ pub fn parse(item: TokenStream) -> (Option<ItemFn>, Vec<Error>) {
         Ok(f) => return (Some(f), Vec::new()),
         Err(error) => error,
     };
-    let mut errors = triton::in_tokens(item.clone());
+    let mut errors = triton::find_mistakes(item.clone());
     if errors.is_empty() {
         errors.push(error);
     }

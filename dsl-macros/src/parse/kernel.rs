@@ -57,7 +57,7 @@ pub enum Default {
     Int(i64),
     Float(f64),
     Bool(bool),
-    Word(String),
+    Variant(String),
 }
 
 /// Element types by their Rust names, with the variant of the element type enum.
@@ -292,9 +292,9 @@ pub fn constant(expr: &Expr) -> Option<Default> {
         Expr::Unary(unary) if matches!(unary.op, UnOp::Neg(_)) => match constant(&unary.expr)? {
             Default::Int(n) => Some(Default::Int(-n)),
             Default::Float(x) => Some(Default::Float(-x)),
-            Default::Bool(_) | Default::Word(_) => None,
+            Default::Bool(_) | Default::Variant(_) => None,
         },
-        Expr::Path(path) => path.path.segments.last().map(|s| Default::Word(s.ident.to_string())),
+        Expr::Path(path) => path.path.segments.last().map(|s| Default::Variant(s.ident.to_string())),
         _ => None,
     }
 }

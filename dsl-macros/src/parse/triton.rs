@@ -124,7 +124,7 @@ pub fn type_name(expr: &Expr) -> Option<String> {
 }
 
 /// Errors for Triton syntax in the tokens of a function that does not parse; empty if none is recognized.
-pub fn in_tokens(tokens: TokenStream) -> Vec<Error> {
+pub fn find_mistakes(tokens: TokenStream) -> Vec<Error> {
     let mut errors = Vec::new();
     scan(&tokens.clone().into_iter().collect::<Vec<_>>(), &mut errors);
     parameters(tokens, &mut errors);

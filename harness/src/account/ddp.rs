@@ -17,7 +17,7 @@ pub struct Link {
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum FitError {
     #[error("a fit requires times of at least two sizes")]
-    TooFew,
+    TooFewSizes,
     #[error("the times do not grow with the sizes")]
     NotGrowing,
 }
@@ -29,9 +29,9 @@ impl Link {
     /// # Errors
     /// Fewer than two sizes, or times that do not increase.
     pub fn fit(times: &[(f64, f64)]) -> Result<Link, FitError> {
-        let first = times.first().ok_or(FitError::TooFew)?.0;
+        let first = times.first().ok_or(FitError::TooFewSizes)?.0;
         if times.iter().all(|(bytes, _)| *bytes == first) {
-            return Err(FitError::TooFew);
+            return Err(FitError::TooFewSizes);
         }
         // With weights 1 / t, these are the normal equations of the unknowns o and 1 / w.
         let sum = |f: &dyn Fn(f64, f64) -> f64| times.iter().map(|&(b, t)| f(b, t) / (t * t)).sum::<f64>();
@@ -55,12 +55,12 @@ impl Link {
     }
 
     /// T(n): exposed time in seconds after backward, for `bytes` in `n` buckets.
-    pub fn left_over(&self, bytes: f64, n: f64) -> f64 {
+    pub fn exposed_time(&self, bytes: f64, n: f64) -> f64 {
         bytes / (n * self.bandwidth) + n * self.overhead
     }
 
     /// √(s o w): the bucket size with the least exposed time.
-    pub fn best_bucket(&self, bytes: f64) -> f64 {
+    pub fn optimal_bucket_bytes(&self, bytes: f64) -> f64 {
         (bytes * self.overhead * self.bandwidth).sqrt()
     }
 }
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_is_found_again() {
+    fn fit_recovers_the_link() {
         let link = Link { overhead: 50e-6, bandwidth: 300e9 };
         let times: Vec<_> = [1e6, 1e7, 1e8, 1e9].iter().map(|&bytes| (bytes, link.time(bytes))).collect();
         let found = Link::fit(&times).unwrap();
@@ -85,19 +85,19 @@ mod tests {
 
     #[test]
     fn bad_records_are_refused() {
-        assert_eq!(Link::fit(&[]), Err(FitError::TooFew));
-        assert_eq!(Link::fit(&[(1e6, 1.0), (1e6, 2.0)]), Err(FitError::TooFew));
+        assert_eq!(Link::fit(&[]), Err(FitError::TooFewSizes));
+        assert_eq!(Link::fit(&[(1e6, 1.0), (1e6, 2.0)]), Err(FitError::TooFewSizes));
         assert_eq!(Link::fit(&[(1e6, 1.0), (1e7, 1e-9)]), Err(FitError::NotGrowing));
     }
 
     #[test]
-    fn the_best_bucket_leaves_least_over() {
+    fn the_optimal_bucket_minimizes_exposed_time() {
         let link = Link { overhead: 40e-6, bandwidth: 320e9 };
         let s = 8e9;
-        let best = link.best_bucket(s);
-        let least = link.left_over(s, s / best);
+        let best = link.optimal_bucket_bytes(s);
+        let least = link.exposed_time(s, s / best);
         for factor in [0.5, 0.9, 1.1, 2.0] {
-            assert!(link.left_over(s, s / (best * factor)) > least);
+            assert!(link.exposed_time(s, s / (best * factor)) > least);
         }
         // At the optimum half of the exposed time is overhead, half is transfer.
         assert!((s / best * link.overhead / least - 0.5).abs() < 1e-12);

@@ -1,6 +1,6 @@
 //! Fully sharded data parallelism (FSDP) over N devices, also combined with tensor parallelism.
 //!
-//! Notation of Austin et al., "How to scale your model" (2025), part 5: B tokens in total, D = width, F = hidden, X
+//! Notation of Austin et al., "How to scale your model" (2025), part 5: B tokens in total, D = d_model, F = d_ff, X
 //! devices along the FSDP axis of the mesh and Y along the tensor axis, with M_X and M_Y hardware axes each; per
 //! device, C FLOP per second, and W bytes per second of one axis. Elements have 2 bytes.
 
@@ -8,32 +8,32 @@ use super::memory::{Bytes, Ffn};
 
 /// Memory model of one device.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sharing {
+pub struct Sharding {
     pub bytes: Bytes,
     /// Bytes per element of an activation.
     pub element: f64,
     /// The fraction of activations that is sharded.
-    pub shared_activations: f64,
+    pub sharded_activations: f64,
 }
 
-impl Sharing {
+impl Sharding {
     /// The case of the assignment: state in f32, activations in bf16, those of every second layer sharded.
-    pub const ASSIGNMENT: Sharing = Sharing { bytes: Bytes::F32, element: 2.0, shared_activations: 0.5 };
+    pub const ASSIGNMENT: Sharding = Sharding { bytes: Bytes::F32, element: 2.0, sharded_activations: 0.5 };
 
     /// Bytes per device on `n` devices with `tokens` tokens: (state + s · A) / n + (1 − s) · A, where A are the
     /// activations.
     pub fn per_device(&self, ffn: &Ffn, n: f64, tokens: f64) -> f64 {
         let activations = ffn.activations(self.element) * tokens;
-        let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
-        shared / n + (1.0 - self.shared_activations) * activations
+        let shared = ffn.parameters() * self.bytes.sum() + self.sharded_activations * activations;
+        shared / n + (1.0 - self.sharded_activations) * activations
     }
 
     /// The smallest number of devices that need less than `limit` bytes each; `None` if no number does, or none below
     /// 2⁵³.
-    pub fn fewest(&self, ffn: &Ffn, limit: f64, tokens: f64) -> Option<u64> {
+    pub fn min_devices(&self, ffn: &Ffn, limit: f64, tokens: f64) -> Option<u64> {
         let activations = ffn.activations(self.element) * tokens;
-        let room = limit - (1.0 - self.shared_activations) * activations;
-        let shared = ffn.parameters() * self.bytes.sum() + self.shared_activations * activations;
+        let room = limit - (1.0 - self.sharded_activations) * activations;
+        let shared = ffn.parameters() * self.bytes.sum() + self.sharded_activations * activations;
         // The limit is exclusive: one more device if it divides evenly.
         let fewest = (shared / room).floor() + 1.0;
         (room > 0.0 && fewest < (1_u64 << 53) as f64).then_some(fewest as u64)
@@ -67,7 +67,7 @@ pub struct Times {
 
 /// The smallest number of tokens with which a forward pass is compute-bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Batch {
+pub struct MinBatch {
     pub per_device: f64,
     pub overall: f64,
 }
@@ -87,7 +87,7 @@ impl Mesh {
     /// - weights: 2 · 2DF / (Y W M_X): both layers' weights; the shard of each device along Y is gathered along X
     /// - activations: 2 · 2BD / (X W M_Y): the input is gathered and the output reduce-scattered along Y
     pub fn times(&self, ffn: &Ffn, tokens: f64) -> Times {
-        let (d, f) = (ffn.width, ffn.hidden);
+        let (d, f) = (ffn.d_model, ffn.d_ff);
         Times {
             compute: 4.0 * tokens * d * f / (self.x * self.y * self.flops),
             weights: 4.0 * d * f / (self.y * self.bandwidth * self.m_x),
@@ -97,24 +97,24 @@ impl Mesh {
 
     /// Whether communication along Y takes less time than compute: Y < M_Y F / α. Independent of the batch.
     pub fn tensor_axis_fits(&self, ffn: &Ffn) -> bool {
-        self.y < self.m_y * ffn.hidden / self.alpha()
+        self.y < self.m_y * ffn.d_ff / self.alpha()
     }
 
     /// The smallest batch if the axes communicate concurrently on separate links: compute ≥ weights, so B / (XY) ≥ α /
     /// (Y M_X). `None` if the tensor axis is the bottleneck for every batch.
-    pub fn batch(&self, ffn: &Ffn) -> Option<Batch> {
-        self.tensor_axis_fits(ffn).then(|| self.of_device(self.alpha() / (self.y * self.m_x)))
+    pub fn batch(&self, ffn: &Ffn) -> Option<MinBatch> {
+        self.tensor_axis_fits(ffn).then(|| self.from_per_device(self.alpha() / (self.y * self.m_x)))
     }
 
     /// The smallest batch if the axes communicate one after the other: compute ≥ weights + activations, so B / (XY) ≥ α
     /// / (Y M_X) / (1 − α Y / (M_Y F)).
-    pub fn batch_in_turn(&self, ffn: &Ffn) -> Option<Batch> {
-        let left = 1.0 - self.alpha() * self.y / (self.m_y * ffn.hidden);
-        (left > 0.0).then(|| self.of_device(self.alpha() / (self.y * self.m_x) / left))
+    pub fn batch_serialized(&self, ffn: &Ffn) -> Option<MinBatch> {
+        let left = 1.0 - self.alpha() * self.y / (self.m_y * ffn.d_ff);
+        (left > 0.0).then(|| self.from_per_device(self.alpha() / (self.y * self.m_x) / left))
     }
 
-    fn of_device(&self, per_device: f64) -> Batch {
-        Batch { per_device, overall: per_device * self.x * self.y }
+    fn from_per_device(&self, per_device: f64) -> MinBatch {
+        MinBatch { per_device, overall: per_device * self.x * self.y }
     }
 }
 
@@ -124,28 +124,28 @@ mod tests {
 
     #[test]
     fn thirty_eight_devices_of_95_gb_hold_xxl() {
-        let (sharing, ffn) = (Sharing::ASSIGNMENT, Ffn::XXL);
-        assert_eq!(sharing.fewest(&ffn, 95e9, 0.0), Some(38));
+        let (sharing, ffn) = (Sharding::ASSIGNMENT, Ffn::XXL);
+        assert_eq!(sharing.min_devices(&ffn, 95e9, 0.0), Some(38));
         assert!(sharing.per_device(&ffn, 38.0, 0.0) < 95e9 && sharing.per_device(&ffn, 37.0, 0.0) >= 95e9);
         // Tokens need more devices, until the unsharded half of their activations alone exceeds the limit.
-        let more = sharing.fewest(&ffn, 95e9, 1000.0).unwrap();
+        let more = sharing.min_devices(&ffn, 95e9, 1000.0).unwrap();
         assert!(sharing.per_device(&ffn, more as f64, 1000.0) < 95e9);
         assert!(sharing.per_device(&ffn, more as f64 - 1.0, 1000.0) >= 95e9 && more > 38);
-        assert_eq!(sharing.fewest(&ffn, 95e9, 11_000.0), None);
+        assert_eq!(sharing.min_devices(&ffn, 95e9, 11_000.0), None);
     }
 
     #[test]
-    fn fewest_means_less_than_the_limit() {
-        let ffn = Ffn { width: 1.0, hidden: 1.0, blocks: 1.0 };
+    fn min_devices_is_strictly_below_the_limit() {
+        let ffn = Ffn { d_model: 1.0, d_ff: 1.0, blocks: 1.0 };
         // 32 bytes of state: on 4 devices each holds exactly 8.
-        assert_eq!(Sharing::ASSIGNMENT.fewest(&ffn, 8.0, 0.0), Some(5));
+        assert_eq!(Sharding::ASSIGNMENT.min_devices(&ffn, 8.0, 0.0), Some(5));
     }
 
     /// Finds the batch at which the times are equal by bisection over the times.
     #[test]
-    fn batches_are_where_times_meet() {
+    fn min_batch_is_where_times_are_equal() {
         let (mesh, ffn) = (Mesh::ASSIGNMENT, Ffn::XXL);
-        let meet = |communication: &dyn Fn(Times) -> f64| {
+        let crossing = |communication: &dyn Fn(Times) -> f64| {
             let (mut low, mut high) = (1.0, 1e9);
             for _ in 0..200 {
                 let middle = (low + high) / 2.0;
@@ -154,24 +154,24 @@ mod tests {
             }
             high
         };
-        let at_once = mesh.batch(&ffn).unwrap();
-        let found = meet(&|times| times.weights.max(times.activations));
-        assert!((at_once.overall / found - 1.0).abs() < 1e-9, "{} {found}", at_once.overall);
-        let in_turn = mesh.batch_in_turn(&ffn).unwrap();
-        let found = meet(&|times| times.weights + times.activations);
-        assert!((in_turn.overall / found - 1.0).abs() < 1e-9, "{} {found}", in_turn.overall);
+        let overlapped = mesh.batch(&ffn).unwrap();
+        let found = crossing(&|times| times.weights.max(times.activations));
+        assert!((overlapped.overall / found - 1.0).abs() < 1e-9, "{} {found}", overlapped.overall);
+        let serialized = mesh.batch_serialized(&ffn).unwrap();
+        let found = crossing(&|times| times.weights + times.activations);
+        assert!((serialized.overall / found - 1.0).abs() < 1e-9, "{} {found}", serialized.overall);
         // α = 4.6e14 / 1.8e11 = 2556; 2556 / (4 · 2) = 319 tokens a device, 20 444 in all.
         assert_eq!(
-            (mesh.alpha().round(), at_once.per_device.round(), at_once.overall.round()),
+            (mesh.alpha().round(), overlapped.per_device.round(), overlapped.overall.round()),
             (2556.0, 319.0, 20444.0)
         );
-        assert_eq!((in_turn.per_device.round(), in_turn.overall.round()), (395.0, 25302.0));
+        assert_eq!((serialized.per_device.round(), serialized.overall.round()), (395.0, 25302.0));
     }
 
     #[test]
-    fn too_long_a_tensor_axis_is_never_bound_by_computing() {
+    fn too_long_a_tensor_axis_is_never_compute_bound() {
         let mesh = Mesh { y: 32.0, ..Mesh::ASSIGNMENT };
         assert!(!mesh.tensor_axis_fits(&Ffn::XXL) && mesh.batch(&Ffn::XXL).is_none());
-        assert!(mesh.batch_in_turn(&Ffn::XXL).is_none());
+        assert!(mesh.batch_serialized(&Ffn::XXL).is_none());
     }
 }

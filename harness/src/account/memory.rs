@@ -1,26 +1,26 @@
 //! Memory of a stack of feed-forward layers, which dominate very large models.
 
-/// `blocks` times two linear layers: `width` → `hidden` → `width`.
+/// `blocks` times two linear layers: `d_model` → `d_ff` → `d_model`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ffn {
-    pub width: f64,
-    pub hidden: f64,
+    pub d_model: f64,
+    pub d_ff: f64,
     pub blocks: f64,
 }
 
 impl Ffn {
     /// The XXL model of the assignment.
-    pub const XXL: Ffn = Ffn { width: 16384.0, hidden: 53248.0, blocks: 126.0 };
+    pub const XXL: Ffn = Ffn { d_model: 16384.0, d_ff: 53248.0, blocks: 126.0 };
 
-    /// P = blocks · 2 · width · hidden.
+    /// P = blocks · 2 · d_model · d_ff.
     pub fn parameters(&self) -> f64 {
-        self.blocks * 2.0 * self.width * self.hidden
+        self.blocks * 2.0 * self.d_model * self.d_ff
     }
 
     /// Bytes per token of the activations saved for backward: the input of each linear layer, `element` bytes per
-    /// element. blocks · (width + hidden) · element.
+    /// element. blocks · (d_model + d_ff) · element.
     pub fn activations(&self, element: f64) -> f64 {
-        self.blocks * (self.width + self.hidden) * element
+        self.blocks * (self.d_model + self.d_ff) * element
     }
 }
 

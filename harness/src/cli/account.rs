@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use super::numbers::{not_negative, part, positive};
+use super::value_parsers::{fraction, non_negative, positive};
 use super::{CliError, Result};
 use crate::account::ddp::Link;
-use crate::account::fsdp::{Mesh, Sharing};
+use crate::account::fsdp::{Mesh, Sharding};
 use crate::account::memory::{Bytes, Ffn, devices};
 use crate::model::Config;
 use crate::report::plot::Point;
@@ -35,10 +35,10 @@ enum Subject {
 #[derive(Args)]
 struct Model {
     /// Model dimension d_model: elements of the residual stream
-    #[arg(long, default_value_t = Ffn::XXL.width, value_parser = positive)]
+    #[arg(long, default_value_t = Ffn::XXL.d_model, value_parser = positive)]
     width: f64,
     /// Feed-forward dimension d_ff: elements inside a feed-forward layer
-    #[arg(long, default_value_t = Ffn::XXL.hidden, value_parser = positive)]
+    #[arg(long, default_value_t = Ffn::XXL.d_ff, value_parser = positive)]
     hidden: f64,
     /// Number of blocks of two linear layers
     #[arg(long, default_value_t = Ffn::XXL.blocks, value_parser = positive)]
@@ -47,17 +47,17 @@ struct Model {
     #[arg(long, value_name = "BYTES", default_value_t = 2.0, value_parser = positive)]
     activation_bytes: f64,
     /// Tokens per device
-    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = not_negative)]
+    #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = non_negative)]
     tokens: f64,
 }
 
 impl Model {
     fn ffn(&self) -> Ffn {
-        Ffn { width: self.width, hidden: self.hidden, blocks: self.blocks }
+        Ffn { d_model: self.width, d_ff: self.hidden, blocks: self.blocks }
     }
 
-    fn sharing(&self, shared_activations: f64) -> Sharing {
-        Sharing { bytes: Bytes::F32, element: self.activation_bytes, shared_activations }
+    fn sharing(&self, shared_activations: f64) -> Sharding {
+        Sharding { bytes: Bytes::F32, element: self.activation_bytes, sharded_activations: shared_activations }
     }
 }
 
@@ -80,7 +80,7 @@ struct Fsdp {
     #[arg(long, value_name = "GB", default_value_t = 95.0, value_parser = positive)]
     limit_gb: f64,
     /// Fraction of the activations that is sharded
-    #[arg(long, value_name = "PART", default_value_t = Sharing::ASSIGNMENT.shared_activations, value_parser = part)]
+    #[arg(long, value_name = "PART", default_value_t = Sharding::ASSIGNMENT.sharded_activations, value_parser = fraction)]
     shared_activations: f64,
     /// Devices along the FSDP axis of the mesh
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.x, value_parser = positive)]
@@ -116,7 +116,7 @@ struct Ddp {
     #[arg(long, value_name = "N", requires = "records")]
     ranks: Option<u64>,
     /// Overhead of a call in microseconds, instead of --records
-    #[arg(long, value_name = "US", requires = "bandwidth_gbps", value_parser = not_negative)]
+    #[arg(long, value_name = "US", requires = "bandwidth_gbps", value_parser = non_negative)]
     overhead_us: Option<f64>,
     /// Bandwidth of an all-reduce (bytes of the buffer / time) in 10⁹ bytes per second, instead of --records
     #[arg(long, value_name = "GBPS", requires = "overhead_us", value_parser = positive)]
@@ -140,7 +140,7 @@ struct Ddp {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     match &arguments.subject {
         Subject::Ddp(arguments) => {
-            let outputs = arguments.outputs.apart_from(arguments.records.iter().chain(&arguments.measured));
+            let outputs = arguments.outputs.protecting_inputs(arguments.records.iter().chain(&arguments.measured));
             outputs.check()?;
             Ok(outputs.write(ddp(arguments)?, out)?)
         }
@@ -182,7 +182,7 @@ fn memory(arguments: &Memory) -> Report {
     }
     let state = Bytes::F32.sum() * p;
     let table = table
-        .note(format!("P = {} · 2 · {} · {} = {:.5e} parameters.", ffn.blocks, ffn.width, ffn.hidden, p))
+        .note(format!("P = {} · 2 · {} · {} = {:.5e} parameters.", ffn.blocks, ffn.d_model, ffn.d_ff, p))
         .note(format!(
             "The state takes {:.2} TB: {} devices of {} GB.",
             state / 1e12,
@@ -197,7 +197,7 @@ fn fsdp(arguments: &Fsdp) -> Report {
     let (tokens, limit) = (arguments.model.tokens, arguments.limit_gb * 1e9);
     let columns = [Column::integer("devices"), Column::number("per device").unit("GB").decimals(2)];
     let mut table = Table::new("fsdp-memory", "Memory per device, on N devices", columns);
-    let fewest = sharing.fewest(&ffn, limit, tokens);
+    let fewest = sharing.min_devices(&ffn, limit, tokens);
     let mut counts: Vec<u64> = [1, 2, 4, 8, 16, 32, 64, 128].to_vec();
     counts.extend(fewest);
     counts.extend(fewest.map(|n| n.saturating_sub(1)).filter(|n| *n > 0));
@@ -206,7 +206,7 @@ fn fsdp(arguments: &Fsdp) -> Report {
     for n in counts {
         table.push([Cell::from(n), Cell::from(sharing.per_device(&ffn, n as f64, tokens) / 1e9)]);
     }
-    let s = sharing.shared_activations;
+    let s = sharing.sharded_activations;
     let table = table.note(format!(
         "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} \
          tokens.",
@@ -239,11 +239,11 @@ fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
     let mut table = Table::new("fsdp-batch", "Smallest batch with a compute-bound forward pass", columns);
     let rows = [
         ("overlapped", "α / (Y M_X)", mesh.batch(ffn)),
-        ("sequential", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_in_turn(ffn)),
+        ("sequential", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_serialized(ffn)),
     ];
     for (how, formula, batch) in rows {
         let cell =
-            |value: fn(crate::account::fsdp::Batch) -> f64| batch.map_or(Cell::NotApplicable, |b| value(b).into());
+            |value: fn(crate::account::fsdp::MinBatch) -> f64| batch.map_or(Cell::NotApplicable, |b| value(b).into());
         table.push([Cell::from(how), Cell::from(formula), cell(|b| b.per_device), cell(|b| b.overall)]);
     }
     let verdict = if mesh.tensor_axis_fits(ffn) { "is" } else { "is not" };
@@ -252,7 +252,7 @@ fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
         .note(format!(
             "The tensor axis {verdict} short enough: Y = {} and M_Y F / α = {:.1}.",
             mesh.y,
-            mesh.m_y * ffn.hidden / mesh.alpha()
+            mesh.m_y * ffn.d_ff / mesh.alpha()
         ))
 }
 
@@ -271,7 +271,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
         Column::number("predicted").unit("ms"),
         Column::number("measured").unit("ms"),
     ];
-    let best = link.best_bucket(s) / 1e6;
+    let best = link.optimal_bucket_bytes(s) / 1e6;
     let mut sizes = arguments.buckets.clone();
     sizes.extend((best > 0.0).then_some(best));
     sizes.sort_by(f64::total_cmp);
@@ -284,7 +284,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
             n.into(),
             (n * link.overhead * 1e3).into(),
             (s / n / link.bandwidth * 1e3).into(),
-            (link.left_over(s, n) * 1e3).into(),
+            (link.exposed_time(s, n) * 1e3).into(),
             found.into(),
         ]);
     }
@@ -301,7 +301,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
         let sizes: Vec<f64> = (0..=60).map(|i| 10f64.powf(-1.0 + i as f64 / 12.0)).collect();
         sizes.into_iter().map(|mb| Point { x: mb, y: f(mb), error: None }).collect::<Vec<_>>()
     };
-    let mut series = vec![Series::new("predicted", points(&|mb| link.left_over(s, s / (mb * 1e6)) * 1e3))];
+    let mut series = vec![Series::new("predicted", points(&|mb| link.exposed_time(s, s / (mb * 1e6)) * 1e3))];
     if !measured.is_empty() {
         series.push(Series::new("measured", measured.iter().map(|&(x, y)| Point { x, y, error: None })));
     }

@@ -142,7 +142,7 @@ impl Extents {
         loop {
             let end = rest.find(['*', '/']).unwrap_or(rest.len());
             let word = rest[..end].trim();
-            let number = self.word(word)?;
+            let number = self.operand(word)?;
             let overflow = || format!("`{text}` is too large");
             value = Some(match (value, operator) {
                 (None, _) => number,
@@ -158,7 +158,7 @@ impl Extents {
         }
     }
 
-    fn word(&self, word: &str) -> Result<i64, String> {
+    fn operand(&self, word: &str) -> Result<i64, String> {
         if let Ok(number) = word.parse() {
             return Ok(number);
         }

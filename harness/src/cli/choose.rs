@@ -35,29 +35,29 @@ pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
 ///
 /// # Errors
 /// An item of another form, or a name that is given twice.
-pub fn pairs<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a str)>> {
-    let mut pairs: Vec<(&str, &str)> = Vec::new();
-    for (name, value) in parts(words).map(|part| pair(part, option)).collect::<Result<Vec<_>>>()? {
-        if pairs.iter().any(|(other, _)| *other == name) {
-            return Err(twice(option, name));
+pub fn assignments<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a str)>> {
+    let mut assignments: Vec<(&str, &str)> = Vec::new();
+    for (name, value) in comma_separated(words).map(|part| assignment(part, option)).collect::<Result<Vec<_>>>()? {
+        if assignments.iter().any(|(other, _)| *other == name) {
+            return Err(named_twice(option, name));
         }
-        pairs.push((name, value));
+        assignments.push((name, value));
     }
-    Ok(pairs)
+    Ok(assignments)
 }
 
 /// Splits arguments at commas.
-pub fn parts(words: &[String]) -> impl Iterator<Item = &str> {
+pub fn comma_separated(words: &[String]) -> impl Iterator<Item = &str> {
     words.iter().flat_map(|word| word.split(',')).map(str::trim)
 }
 
 /// Returns the error for an option that has the same name twice.
-pub fn twice(option: &str, name: &str) -> CliError {
+pub fn named_twice(option: &str, name: &str) -> CliError {
     CliError::usage(format!("{option} names `{name}` twice"), "give each name once")
 }
 
 /// Parses one `name=value`.
-pub fn pair<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
+pub fn assignment<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => Ok((name.trim(), value.trim())),
         Some(_) | None => Err(CliError::usage(format!("{option} got `{text}`"), format!("write {option} name=value"))),
@@ -78,7 +78,7 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
         })
         .collect();
     let mut constants: Vec<(&'static str, ConstValue)> = Vec::new();
-    for (name, value) in pairs(words, "--set")? {
+    for (name, value) in assignments(words, "--set")? {
         let Some(&(name, ty)) = known.iter().find(|(n, _)| *n == name) else {
             let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
             let help = match def.params.iter().any(|p| p.name == name) {
@@ -110,7 +110,7 @@ fn fits(value: &ConstValue, ty: &str) -> bool {
         ("f32" | "f64", ConstValue::Float(_) | ConstValue::Int(_)) => true,
         ("bool", ConstValue::Bool(_) | ConstValue::Int(0 | 1)) => true,
         ("usize" | "u32" | "u64" | "i32" | "i64" | "f32" | "f64" | "bool", _) => false,
-        (_, value) => matches!(value, ConstValue::Word(_)),
+        (_, value) => matches!(value, ConstValue::Variant(_)),
     }
 }
 
@@ -140,16 +140,16 @@ pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<(
 /// # Errors
 /// An unknown element type, a type outside of the parameter's bound, or a parameter without a type.
 pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
-    complete_dtypes(def, some_dtypes(def, words)?)
+    complete_dtypes(def, partial_dtypes(def, words)?)
 }
 
 /// As [`dtypes`], but parameters may have no type yet.
 ///
 /// # Errors
 /// An unknown element type, or a type outside of the parameter's bound.
-pub fn some_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType>>> {
+pub fn partial_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType>>> {
     let mut chosen: Vec<Option<DType>> = vec![None; def.generics.len()];
-    for word in parts(words) {
+    for word in comma_separated(words) {
         let (targets, name) = match word.split_once('=') {
             None => ((0..def.generics.len()).collect::<Vec<_>>(), word),
             Some((parameter, name)) => match def.generics.iter().position(|g| g.name == parameter.trim()) {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_similar_name_is_suggested_and_a_foreign_one_is_not() {
+    fn suggests_similar_names_only() {
         let names = ["softmax", "matmul", "weighted_sum_fwd"];
         assert!(suggest("softmaks", &names, "there are").contains("did you mean `softmax`?"));
         assert!(suggest("weighted_sum", &names, "there are").contains("did you mean `weighted_sum_fwd`?"));
@@ -231,14 +231,14 @@ mod tests {
     #[test]
     fn pairs_are_split_at_commas_and_checked() {
         let words = ["a=1,b=2".to_string(), "c=x".to_string()];
-        assert_eq!(pairs(&words, "--set").unwrap(), [("a", "1"), ("b", "2"), ("c", "x")]);
+        assert_eq!(assignments(&words, "--set").unwrap(), [("a", "1"), ("b", "2"), ("c", "x")]);
         for bad in ["a", "a=", "=1"] {
-            assert!(matches!(pairs(&[bad.to_string()], "--set"), Err(CliError::Usage(_))), "{bad}");
+            assert!(matches!(assignments(&[bad.to_string()], "--set"), Err(CliError::Usage(_))), "{bad}");
         }
     }
 
     #[test]
-    fn values_are_held_against_types() {
+    fn values_are_checked_against_types() {
         let value = ConstValue::from_text;
         assert!(fits(&value("64"), "usize") && !fits(&value("-1"), "usize") && !fits(&value("64"), "tf32 | ieee"));
         assert!(fits(&value("true"), "bool") && fits(&value("1"), "bool") && !fits(&value("2"), "bool"));

@@ -13,7 +13,7 @@ use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch,
 use tilewright::codegen::text;
 use tilewright::env::Env;
 use tilewright::kernel::{explain, explain_failure};
-use tilewright::{Error, terminal, watch};
+use tilewright::{Error, dump, terminal};
 
 use super::manifest;
 use super::{CliError, Result, choose};
@@ -72,7 +72,7 @@ pub struct Options {
 pub struct Schedule {
     /// Use TMA for the loads of software pipelines, where a tensor map can describe them (sm_90a)
     #[arg(long, value_name = "BOOL")]
-    pub bulk_copies: Option<bool>,
+    pub tma: Option<bool>,
     /// Warp specialization: producer warps load, consumer warps compute (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub warp_specialize: Option<bool>,
@@ -81,7 +81,7 @@ pub struct Schedule {
     pub overlap: Option<bool>,
     /// Ping-pong scheduling of the consumer warpgroups in warp-specialized loops (sm_90a)
     #[arg(long, value_name = "BOOL")]
-    pub take_turns: Option<bool>,
+    pub pingpong: Option<bool>,
     /// Use wgmma for f32 dots in tf32 and tf32x3, where tiles are large enough (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub wgmma_f32: Option<bool>,
@@ -89,15 +89,15 @@ pub struct Schedule {
 
 impl From<Schedule> for target::Schedule {
     fn from(given: Schedule) -> target::Schedule {
-        let Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = given;
-        target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 }
+        let Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = given;
+        target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 }
     }
 }
 
 impl From<target::Schedule> for Schedule {
     fn from(chosen: target::Schedule) -> Schedule {
-        let target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = chosen;
-        Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 }
+        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = chosen;
+        Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 }
     }
 }
 
@@ -135,7 +135,7 @@ impl Emit {
     }
 
     /// Name on the command line and in the manifest.
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Emit::Tile => "tile",
             Emit::Laid => "laid",
@@ -254,9 +254,9 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
     let all = [Emit::Tile, Emit::Laid, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
     let possible = || all.into_iter().filter(|emit| emit.exists_for(target));
     if let Some(wrong) = wanted.iter().find(|emit| !emit.exists_for(target)) {
-        let words: Vec<&str> = possible().map(Emit::word).collect();
+        let words: Vec<&str> = possible().map(Emit::name).collect();
         return Err(CliError::usage(
-            format!("the target {target} has no {}", wrong.word()),
+            format!("the target {target} has no {}", wrong.name()),
             format!("--emit can be {}", words.join(", ")),
         ));
     }
@@ -271,8 +271,8 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
     let mut specialization = Specialization::aligned_memory(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
-    let mut said = Vec::new();
-    for part in choose::parts(words) {
+    let mut seen = Vec::new();
+    for part in choose::comma_separated(words) {
         let wrong = |message: String| {
             Err(CliError::usage(message, "write --assume name%16 or --assume name=1, once for each name"))
         };
@@ -294,10 +294,10 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
         {
             return wrong(format!("`{name}` is of type {dtype}: assumptions apply to pointers and integers only"));
         }
-        if said.contains(&index) {
+        if seen.contains(&index) {
             return wrong(format!("`{name}` has two assumptions"));
         }
-        said.push(index);
+        seen.push(index);
         specialization.args[index] = match (multiple, number.parse::<i64>()) {
             (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
                 ArgSpec { divisible_by: n as u64, equal_to: None }
@@ -333,7 +333,7 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
     for &kind in emit {
         let name = format!("{}.{}", request.def.name, kind.extension());
         write(&dir.join(&name), &compiled.bytes(kind, &request.target)?)?;
-        files.push((kind.word(), name));
+        files.push((kind.name(), name));
     }
     let path = dir.join("manifest.json");
     write(&path, manifest::describe(request, &compiled.artifact, &files).as_bytes())?;
@@ -358,7 +358,7 @@ pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) ->
     let (path, described) = (dir.join(&name), dir.join(format!("{}.json", def.name)));
     crate::files::check_distinct(&[&path, &described], input.as_slice())?;
     write(&path, code)?;
-    let manifest = manifest::describe(request, &artifact, &[(kind.word(), name)]);
+    let manifest = manifest::describe(request, &artifact, &[(kind.name(), name)]);
     write(&described, manifest.as_bytes())?;
     Ok(path)
 }
@@ -377,7 +377,7 @@ struct Compiled {
 #[derive(Default)]
 struct Texts {
     tile: String,
-    laid: String,
+    layout: String,
     asynchronous: String,
     llvm: String,
 }
@@ -386,7 +386,7 @@ impl Observer for Texts {
     fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
         match stage {
             Stage::Tile => {}
-            Stage::Laid => self.laid = text::print(func),
+            Stage::Layout => self.layout = text::print(func),
             Stage::Async => self.asynchronous = text::print(func),
         }
     }
@@ -396,7 +396,7 @@ impl Observer for Texts {
     }
 
     fn note(&mut self, note: &str) {
-        tilewright::terminal::say(format_args!("note: {note}"));
+        tilewright::terminal::print_stderr(format_args!("note: {note}"));
     }
 }
 
@@ -412,10 +412,10 @@ fn compile(request: &Request) -> Result<Compiled> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
     let recording = def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     for line in &recording.prints {
-        terminal::say(format_args!("{}: {line}", def.name));
+        terminal::print_stderr(format_args!("{}: {line}", def.name));
     }
     let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
-    let artifact = watch::compile(&recording.func, target, options, Env::get()?, &mut texts)
+    let artifact = dump::compile(&recording.func, target, options, Env::get()?, &mut texts)
         .map_err(|error| explain_failure(&recording.func, error))?;
     Ok(Compiled { artifact, texts })
 }
@@ -425,7 +425,7 @@ impl Compiled {
     fn bytes(&self, kind: Emit, target: &Target) -> Result<Vec<u8>> {
         Ok(match (kind, target, &self.artifact.code) {
             (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),
-            (Emit::Laid, _, _) => self.texts.laid.clone().into_bytes(),
+            (Emit::Laid, _, _) => self.texts.layout.clone().into_bytes(),
             (Emit::Async, _, _) => self.texts.asynchronous.clone().into_bytes(),
             (Emit::Llvm, _, _) => self.texts.llvm.clone().into_bytes(),
             (Emit::Asm, Target::Host(cpu), _) => {

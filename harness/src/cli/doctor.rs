@@ -65,11 +65,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let report = probe::report();
     let doctor = examine(&report);
     // A machine without a usable device gets the same report before the command fails.
-    let nowhere =
+    let no_device =
         report.best.as_ref().err().map(|error| CliError::Failure(format!("no device can run kernels: {error}")));
     if arguments.json {
         writeln!(out, "{}", to_json(&doctor))?;
-        return nowhere.map_or(Ok(()), Err);
+        return no_device.map_or(Ok(()), Err);
     }
     let width = doctor.parts.iter().map(|part| part.name.chars().count()).max().unwrap_or(0);
     for part in &doctor.parts {
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     if let Some(device) = &doctor.runs_on {
         writeln!(out, "\nKernels run on {device}.")?;
     }
-    nowhere.map_or(Ok(()), Err)
+    no_device.map_or(Ok(()), Err)
 }
 
 /// Serializes a plain struct as JSON, which cannot fail.
@@ -103,8 +103,8 @@ fn gib(bytes: u64) -> f64 {
 fn examine(report: &Report) -> Doctor {
     let mut parts = vec![llvm(report), cpu(report), driver(report)];
     parts.extend(report.gpus.iter().enumerate().map(|(ordinal, gpu)| match gpu {
-        Ok(info) => works(format!("GPU {ordinal}"), gpu_line(info)),
-        Err(error) => lacks(format!("GPU {ordinal}"), error.to_string(), "kernels cannot run on this GPU"),
+        Ok(info) => working_part(format!("GPU {ordinal}"), gpu_line(info)),
+        Err(error) => missing_part(format!("GPU {ordinal}"), error.to_string(), "kernels cannot run on this GPU"),
     }));
     parts.push(libraries(report));
     parts.push(ptxas(report));
@@ -119,27 +119,30 @@ fn examine(report: &Report) -> Doctor {
             llvm: report.host_cpu.cpu.clone(),
             triple: report.host_cpu.triple.clone(),
             features: features(report),
-            threads: report.cpu.processors,
+            threads: report.cpu.compute_units,
             memory_bytes: report.cpu.memory_bytes,
         },
     }
 }
 
-fn works(name: impl Into<String>, state: impl Into<String>) -> Part {
+fn working_part(name: impl Into<String>, state: impl Into<String>) -> Part {
     Part { name: name.into(), ok: true, state: state.into(), cost: None }
 }
 
-fn lacks(name: impl Into<String>, state: impl Into<String>, cost: impl Into<String>) -> Part {
+fn missing_part(name: impl Into<String>, state: impl Into<String>, cost: impl Into<String>) -> Part {
     Part { name: name.into(), ok: false, state: state.into(), cost: Some(cost.into()) }
 }
 
 fn llvm(report: &Report) -> Part {
     let (major, minor, patch) = report.llvm;
-    works("LLVM", format!("{major}.{minor}.{patch}, statically linked: compiles for GPU and CPU without a toolkit"))
+    working_part(
+        "LLVM",
+        format!("{major}.{minor}.{patch}, statically linked: compiles for GPU and CPU without a toolkit"),
+    )
 }
 
 /// CPU features that determine the width and the speed of vector code.
-const TELLING_FEATURES: [&str; 14] = [
+const VECTOR_FEATURES: [&str; 14] = [
     "sse4.2",
     "avx",
     "avx2",
@@ -163,30 +166,30 @@ fn features(report: &Report) -> Vec<String> {
 
 fn cpu(report: &Report) -> Part {
     let all = features(report);
-    let telling: Vec<&str> = TELLING_FEATURES.into_iter().filter(|name| all.iter().any(|have| have == name)).collect();
+    let vector: Vec<&str> = VECTOR_FEATURES.into_iter().filter(|name| all.iter().any(|have| have == name)).collect();
     let name = report.cpu_model.as_deref().unwrap_or(&report.cpu.name);
-    works(
+    working_part(
         "CPU",
         format!(
             "{name} (LLVM: {}), {} threads, {:.1} GiB\n{}",
             report.host_cpu.cpu,
-            report.cpu.processors,
+            report.cpu.compute_units,
             gib(report.cpu.memory_bytes),
-            telling.join(" ")
+            vector.join(" ")
         ),
     )
 }
 
 fn driver(report: &Report) -> Part {
     match &report.driver {
-        Ok(version) => works("CUDA driver", format!("{}.{}", version / 1000, version % 1000 / 10)),
+        Ok(version) => working_part("CUDA driver", format!("{}.{}", version / 1000, version % 1000 / 10)),
         Err(error) => {
             // The rest of the message is about the choice of a device by one program.
             let state = match error {
                 Error::NoDriver { reason } => reason.clone(),
                 other => other.to_string(),
             };
-            lacks("CUDA driver", state, "kernels run on the CPU; compiling to PTX needs no driver")
+            missing_part("CUDA driver", state, "kernels run on the CPU; compiling to PTX needs no driver")
         }
     }
 }
@@ -196,7 +199,7 @@ fn gpu_line(info: &DeviceInfo) -> String {
     format!(
         "{}, compute capability {major}.{minor}, {} SMs, {:.1} GiB, L2 {} MiB, shared memory per block {} KiB",
         info.name,
-        info.processors,
+        info.compute_units,
         gib(info.memory_bytes),
         info.l2_bytes >> 20,
         info.max_shared_bytes >> 10
@@ -208,7 +211,7 @@ fn gpu_facts(info: &DeviceInfo) -> Gpu {
     Gpu {
         name: info.name.clone(),
         compute_capability: format!("{major}.{minor}"),
-        multiprocessors: info.processors,
+        multiprocessors: info.compute_units,
         memory_bytes: info.memory_bytes,
         l2_bytes: info.l2_bytes,
         shared_memory_per_block: info.max_shared_bytes,
@@ -224,7 +227,7 @@ fn libraries(report: &Report) -> Part {
         (false, false) => format!("{} (not {})", names(&found), names(&missing)),
     };
     if missing.is_empty() {
-        return works("CUDA libraries", state);
+        return working_part("CUDA libraries", state);
     }
     let uses: Vec<String> = missing.iter().map(|library| format!("{} ({})", library.name, library.purpose)).collect();
     let cost = format!("kernels do not need them; other features do:\n{}", uses.join(", "));
@@ -235,20 +238,23 @@ fn ptxas(report: &Report) -> Part {
     const COST: &str = "kernels do not need it; tests that assemble the PTX are skipped\n\
                         (`make cuda-tools` downloads it, or set TILEWRIGHT_PTXAS to its path)";
     match &report.ptxas {
-        Ok(Some(ptxas)) => works("ptxas", format!("{} at {}", ptxas.version, ptxas.path.display())),
-        Ok(None) => lacks("ptxas", "not found", COST),
-        Err(error) => lacks("ptxas", error.to_string(), COST),
+        Ok(Some(ptxas)) => working_part("ptxas", format!("{} at {}", ptxas.version, ptxas.path.display())),
+        Ok(None) => missing_part("ptxas", "not found", COST),
+        Err(error) => missing_part("ptxas", error.to_string(), COST),
     }
 }
 
 fn cache(report: &Report) -> Part {
     const COST: &str = "every process recompiles its kernels (set TILEWRIGHT_CACHE to a folder)";
     match (&report.cache_dir, &report.cache) {
-        (_, Err(error)) => lacks("cache folder", error.to_string(), COST),
-        (None, Ok(())) => lacks("cache folder", "off", COST),
+        (_, Err(error)) => missing_part("cache folder", error.to_string(), COST),
+        (None, Ok(())) => missing_part("cache folder", "off", COST),
         (Some(dir), Ok(())) => {
             let (entries, bytes) = report.cache_usage;
-            works("cache folder", format!("{}: {}, {} KiB", dir.display(), kernels(entries), bytes.div_ceil(1024)))
+            working_part(
+                "cache folder",
+                format!("{}: {}, {} KiB", dir.display(), kernels(entries), bytes.div_ceil(1024)),
+            )
         }
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::model_options::model_device;
-use super::run::{Choice, device};
-use super::{CliError, Result, numbers};
+use super::run::{DeviceArg, device};
+use super::{CliError, Result, value_parsers};
 use crate::data::Bpe;
 use crate::escape::printable;
 use crate::model::{Config, Transformer};
@@ -27,26 +27,26 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 200)]
     tokens: usize,
     /// Sampling temperature; 0 is greedy decoding
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = numbers::not_negative)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = value_parsers::non_negative)]
     temperature: f64,
     /// Top-k sampling: sample among the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
     /// Top-p (nucleus) sampling: sample among the most likely tokens with this total probability
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = numbers::probability)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = value_parsers::probability)]
     top_p: f64,
     /// Seed of the sampler; the same seed gives the same text
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
 }
 
 /// Adds a hint to an error of a run's newest checkpoint: the newest older checkpoint, if there is one.
 fn with_older(path: &Path, error: &dyn std::fmt::Display) -> CliError {
     let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == CHECKPOINT));
-    let help = folder.and_then(|folder| Some(folder.join(keep::second(folder)?.0)));
+    let help = folder.and_then(|folder| Some(folder.join(keep::newest_older(folder)?.0)));
     let help =
         help.map(|older| format!("\n  help: `tilewright generate {}` uses an older checkpoint", older.display()));
     CliError::Failure(format!("{error}{}", help.unwrap_or_default()))

@@ -10,12 +10,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use tilewright::terminal;
 
-use super::numbers::wait;
+use super::value_parsers::non_negative_seconds;
 use super::{CliError, Result};
-use crate::dist::launch::{self, End, Patience, Plan};
+use crate::dist::launch::{self, End, Plan, Timeouts};
 use crate::dist::rank::{self, PORT};
 use crate::dist::secret::{Access, Secret};
-use crate::signals::{self, Heard};
+use crate::signals::{self, StopSignal};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -46,13 +46,13 @@ pub struct Arguments {
     #[arg(long)]
     unauthenticated: bool,
     /// Seconds that ranks have to exit after one of them failed, and again between SIGTERM and SIGKILL; at most 10⁹
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = wait)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = non_negative_seconds)]
     grace: Duration,
     /// Seconds that ranks have to stop after a forwarded SIGINT, SIGTERM, SIGHUP or SIGUSR1; at most 10⁹
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = wait)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = non_negative_seconds)]
     stop_timeout: Duration,
     /// Seconds that ranks have to stop while one of them reports that it is saving its state; at most 10⁹
-    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = wait)]
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = non_negative_seconds)]
     save_timeout: Duration,
     /// Program of every rank, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -83,13 +83,16 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let name = plan.program.to_string_lossy().into_owned();
     let failed = Arc::new(OnceLock::new());
     let mut heard = Signals::default();
-    let ends = launch::run(&plan, &signals, |one| heard.hear(one, &plan), Terminal::Out(failed.clone()), Terminal::Err)
-        .map_err(|error| match error.kind() {
+    let ends =
+        launch::run(&plan, &signals, |one| heard.on_signal(one, &plan), Terminal::Out(failed.clone()), Terminal::Err)
+            .map_err(|error| match error.kind() {
             io::ErrorKind::TimedOut => CliError::Failure(error.to_string()),
             _ => CliError::Failure(format!("cannot start {name}: {error}")),
         })?;
     for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.left?))) {
-        terminal::say(format_args!("rank {rank} left processes in its group {group} that SIGKILL did not terminate"));
+        terminal::print_stderr(format_args!(
+            "rank {rank} left processes in its group {group} that SIGKILL did not terminate"
+        ));
     }
     heard.outcome(&ends)?;
     // The ranks continued without our output. A closed pipe is not an error.
@@ -108,44 +111,44 @@ struct Signals {
 }
 
 impl Signals {
-    fn hear(&mut self, heard: Heard, plan: &Plan) {
-        let (Heard::Stop(signal) | Heard::End(signal)) = heard;
+    fn on_signal(&mut self, heard: StopSignal, plan: &Plan) {
+        let (StopSignal::Stop(signal) | StopSignal::End(signal)) = heard;
         self.passed_on.push(signal);
         let name = signals::name(signal);
         match heard {
-            Heard::Stop(_) => {
-                let Patience { stop, save, .. } = plan.patience;
+            StopSignal::Stop(_) => {
+                let Timeouts { stop, save, .. } = plan.timeouts;
                 let (stop, save) = (stop.as_secs_f64(), save.max(stop).as_secs_f64());
-                terminal::say(format_args!(
+                terminal::print_stderr(format_args!(
                     "{name} forwarded to all ranks: they have {stop} s to stop, or {save} s while they save; a second \
                      signal terminates them immediately"
                 ));
             }
-            Heard::End(signal) => {
+            StopSignal::End(signal) => {
                 self.end = Some(signal);
-                terminal::say(format_args!("{name} forwarded to all ranks"));
+                terminal::print_stderr(format_args!("{name} forwarded to all ranks"));
             }
         }
     }
 
     /// Reports how the ranks exited. If a signal terminated them, terminates this process by the same signal.
     fn outcome(&self, ends: &[End]) -> Result<()> {
-        let all = || launch::each(&ends.iter().collect::<Vec<_>>());
+        let all = || launch::per_rank_lines(&ends.iter().collect::<Vec<_>>());
         if let Some(signal) = self.end {
-            terminal::say(format_args!("terminated by {}\n{}", signals::name(signal), all()));
-            signals::end_by(signal);
+            terminal::print_stderr(format_args!("terminated by {}\n{}", signals::name(signal), all()));
+            signals::exit_by_signal(signal);
         }
         if let Some(report) = launch::report(ends, &self.passed_on) {
             return Err(CliError::Failure(report));
         }
         match self.passed_on.first() {
             Some(signal) if !ends.iter().all(|end| end.status.success() || end.has_saved()) => {
-                terminal::say(format_args!(
+                terminal::print_stderr(format_args!(
                     "stopped by {}, but not all ranks saved their state\n{}",
                     signals::name(*signal),
                     all()
                 ));
-                signals::end_by(*signal)
+                signals::exit_by_signal(*signal)
             }
             _ if ends.iter().any(End::has_saved) => {
                 Err(CliError::Stopped("all ranks stopped and saved their state".into()))
@@ -189,14 +192,14 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         master: (address.unwrap_or_else(|| "127.0.0.1".into()), port),
         job,
         access: access(arguments)?,
-        patience: Patience { grace: arguments.grace, stop: arguments.stop_timeout, save: arguments.save_timeout },
+        timeouts: Timeouts { grace: arguments.grace, stop: arguments.stop_timeout, save: arguments.save_timeout },
     })
 }
 
 /// Determines which processes may join. Must be the same on all hosts.
 fn access(arguments: &Arguments) -> Result<Access> {
     if arguments.unauthenticated {
-        return Ok(Access::Anybody);
+        return Ok(Access::Unauthenticated);
     }
     if let Some(path) = &arguments.secret_file {
         return Secret::from_file(path).map(Access::Secret).map_err(CliError::Failure);
@@ -207,7 +210,7 @@ fn access(arguments: &Arguments) -> Result<Access> {
             "create one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and pass --secret-file FILE, or \
              its text in TILEWRIGHT_SECRET, on all hosts; --unauthenticated runs without a secret",
         )),
-        Access::Loopback => match Secret::fresh() {
+        Access::Loopback => match Secret::generate() {
             Ok(secret) => Ok(Access::Secret(secret)),
             Err(error) => Err(CliError::Failure(format!("cannot create a secret for the ranks: {error}"))),
         },

@@ -75,6 +75,6 @@ fn json(value: &ConstValue) -> serde_json::Value {
         ConstValue::Int(n) => (*n).into(),
         ConstValue::Float(x) => (*x).into(),
         ConstValue::Bool(b) => (*b).into(),
-        ConstValue::Word(word) => word.clone().into(),
+        ConstValue::Variant(word) => word.clone().into(),
     }
 }

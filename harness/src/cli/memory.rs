@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use tilewright::trace::{Options, Phase, Recording, Trace};
 
+use super::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
 use super::profile::described;
 use super::step::{Step, StepOptions, Work};
-use super::trial::{Fitted, expect_memory, fitted};
 use super::{CliError, Result};
 use crate::files;
 use crate::memory::residual::STREAM_BYTES;
@@ -43,7 +43,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    arguments.outputs.check_beside(&arguments.snapshot)?;
+    arguments.outputs.check_with(&arguments.snapshot)?;
     let (report, snapshots) = memory(arguments)?;
     arguments.outputs.write(report, out)?;
     let folder = arguments.outputs.out.as_ref();
@@ -91,13 +91,13 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         let mut found = Vec::new();
         for &work in &arguments.work {
             let recorded = expect_memory(&device, arguments.step.least_bytes(&config, work))
-                .and_then(|()| record(arguments, &config, &device, work).map_err(of_training));
-            match fitted(recorded)? {
-                Fitted::Yes(trace) => {
+                .and_then(|()| record(arguments, &config, &device, work).map_err(to_train_error));
+            match catch_oom(recorded)? {
+                MemoryOutcome::Fits(trace) => {
                     row.push(Cell::from(mib(Timeline::new(&trace).peak().bytes)));
                     found.push((work, config.clone(), trace));
                 }
-                Fitted::No(why) => {
+                MemoryOutcome::OutOfMemory(why) => {
                     lacks.push(format!("context {context}, {}: {why}", work.name()));
                     row.push(Cell::OutOfMemory);
                 }
@@ -123,7 +123,7 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
             STREAM_BYTES,
             sizes.batch,
             sizes.context,
-            sizes.width,
+            sizes.d_model,
             STREAM_BYTES,
             sizes.residual_mib()
         ))
@@ -152,8 +152,8 @@ fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
     vec![named(by_phase(timeline)), named(largest(timeline, top)), Part::Plot(plot)]
 }
 
-/// Converts a command's error to a training error, for [`fitted`].
-fn of_training(error: CliError) -> crate::train::Error {
+/// Converts a command's error to a training error, for [`catch_oom`].
+fn to_train_error(error: CliError) -> crate::train::Error {
     let text = if let CliError::Failure(text) = error { text } else { error.to_string() };
     candle_core::Error::Msg(text).into()
 }
@@ -168,7 +168,7 @@ fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, 
     Step::new(&arguments.step, config, device, work, None)?.run()?;
     device.synchronize()?;
     let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
-    let options = Options { spans: true, memory_from_bytes: Some(arguments.from_bytes), gpu, nvtx: false };
+    let options = Options { spans: true, min_allocation_bytes: Some(arguments.from_bytes), gpu, nvtx: false };
     let recording = Recording::start(options)?;
     let mut step = Step::new(&arguments.step, config, device, work, None)?;
     {

@@ -32,8 +32,8 @@ mod list;
 mod manifest;
 mod memory;
 mod model_options;
-pub(crate) mod numbers;
 mod numerics;
+mod oom_probe;
 mod output;
 mod profile;
 mod ranks;
@@ -43,8 +43,8 @@ mod shapes;
 mod step;
 mod tensors;
 mod train;
-mod trial;
 mod tune;
+pub(crate) mod value_parsers;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -57,7 +57,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::dist::launch::guard;
 use crate::dist::{lifeline, rank};
-use crate::signals::{self, Heard};
+use crate::signals::{self, StopSignal};
 
 pub use error::{CliError, Result, STOPPED};
 use output::Output;
@@ -67,8 +67,8 @@ use output::Output;
 #[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
 pub(crate) struct Arguments {
     /// Run only this row of a sweep, to find out whether it fits into memory
-    #[arg(long = trial::OPTION, value_name = "ROW", hide = true)]
-    trial: Option<usize>,
+    #[arg(long = oom_probe::OPTION, value_name = "ROW", hide = true)]
+    oom_probe: Option<usize>,
     #[command(subcommand)]
     command: Command,
 }
@@ -119,7 +119,7 @@ enum Command {
 /// Runs the program with the arguments of the process.
 pub fn main() -> ExitCode {
     program(|arguments: Arguments, out| {
-        arguments.trial.into_iter().for_each(trial::only);
+        arguments.oom_probe.into_iter().for_each(oom_probe::probe_row);
         dispatch(arguments.command, out)
     })
 }
@@ -127,7 +127,7 @@ pub fn main() -> ExitCode {
 /// Parses a program's arguments, sets up logging, calls `run` with standard output, and prints the error, if any.
 ///
 /// A broken pipe ends the program silently; any other failure to write the output is an error. Commands whose work
-/// matters more than their output finish their work first ([`Output::going_on`]). Failures to write to standard error
+/// matters more than their output finish their work first ([`Output::keep_going_on_write_errors`]). Failures to write to standard error
 /// are ignored.
 pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> ExitCode {
     // A write beyond the limit of `ulimit -f` then returns an error instead of killing the process.
@@ -180,7 +180,7 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         error => {
             // Results before the failure are printed too.
             let _ = out.flush();
-            terminal::say(error);
+            terminal::print_stderr(error);
         }
     }
     error.exit_code()
@@ -216,7 +216,7 @@ fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
 ///
 /// # Errors
 /// The thread cannot be created.
-fn on_signals(heard: impl FnMut(Heard) + Send + 'static) -> Result<()> {
+fn on_signals(heard: impl FnMut(StopSignal) + Send + 'static) -> Result<()> {
     signals::listen(heard).map_err(|error| CliError::Failure(format!("cannot install signal handlers: {error}")))
 }
 
@@ -227,7 +227,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
         Command::List(arguments) => list::run(&arguments, out),
         Command::Compile(arguments) => compile::run(&arguments, out),
         Command::Bench(arguments) => bench::run(&arguments, out),
-        Command::Train(arguments) => train::run(&arguments, out.going_on()),
+        Command::Train(arguments) => train::run(&arguments, out.keep_going_on_write_errors()),
         Command::Generate(arguments) => generate::run(&arguments, out),
         Command::Launch(arguments) => launch::run(&arguments, out),
         Command::Memory(arguments) => memory::run(&arguments, out),

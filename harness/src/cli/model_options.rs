@@ -5,7 +5,7 @@ use clap::Args;
 use tilewright::DeviceInfo;
 use tilewright::env::{DeviceChoice, Env};
 
-use super::run::Choice;
+use super::run::DeviceArg;
 use super::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Norm, Precision};
 
@@ -71,8 +71,8 @@ impl ModelOptions {
         };
         let set = |to: &mut usize, value: Option<usize>| *to = value.unwrap_or(*to);
         set(&mut config.layers, self.layers);
-        set(&mut config.width, self.width);
-        set(&mut config.hidden, self.hidden);
+        set(&mut config.d_model, self.width);
+        set(&mut config.d_ff, self.hidden);
         if let Some(heads) = self.heads {
             (config.heads, config.heads_kv) = (heads, heads);
         }
@@ -97,18 +97,18 @@ impl ModelOptions {
 ///
 /// # Errors
 /// A GPU was requested, and this build or this machine has none.
-pub fn model_device(choice: Option<Choice>) -> Result<candle_core::Device> {
+pub fn model_device(choice: Option<DeviceArg>) -> Result<candle_core::Device> {
     // Tokenizers and the initialization of weights use the pool, whatever the device.
     tilewright::pool::start();
     let choice = match (choice, Env::get()?.device) {
         (Some(choice), _) => Some(choice),
-        (None, Some(DeviceChoice::Cpu)) => Some(Choice::Cpu),
-        (None, Some(DeviceChoice::Cuda(ordinal))) => Some(Choice::Cuda(ordinal)),
+        (None, Some(DeviceChoice::Cpu)) => Some(DeviceArg::Cpu),
+        (None, Some(DeviceChoice::Cuda(ordinal))) => Some(DeviceArg::Cuda(ordinal)),
         (None, None) => None,
     };
     match choice {
-        Some(Choice::Cpu) => Ok(candle_core::Device::Cpu),
-        Some(Choice::Cuda(ordinal)) => cuda(ordinal),
+        Some(DeviceArg::Cpu) => Ok(candle_core::Device::Cpu),
+        Some(DeviceArg::Cuda(ordinal)) => cuda(ordinal),
         // Each rank of a host has its own GPU.
         None => Ok(cuda(super::ranks::local_rank().unwrap_or(0)).unwrap_or(candle_core::Device::Cpu)),
     }
@@ -143,5 +143,5 @@ pub fn peak(device: &candle_core::Device, precision: Precision) -> Result<f64> {
         Precision::F32 | Precision::Tf32x3 | Precision::Tf32 => DType::F32,
         Precision::Bf16 | Precision::F16 => precision.dtype(),
     };
-    crate::train::peak(device, name, dtype).map_err(|error| CliError::Failure(error.to_string()))
+    crate::train::peak_flops(device, name, dtype).map_err(|error| CliError::Failure(error.to_string()))
 }

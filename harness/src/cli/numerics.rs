@@ -4,7 +4,7 @@ use std::io::Write;
 
 use clap::{Args, ValueEnum};
 
-use super::{Result, numbers};
+use super::{Result, value_parsers};
 use crate::numerics::{accumulate, autocast, norm, scaling};
 use crate::report::{Outputs, Report};
 
@@ -18,7 +18,7 @@ pub struct Arguments {
     #[arg(value_enum)]
     experiments: Vec<Experiment>,
     /// Addend of the accumulation
-    #[arg(long, default_value_t = ADDEND, value_parser = numbers::finite)]
+    #[arg(long, default_value_t = ADDEND, value_parser = value_parsers::finite)]
     addend: f64,
     /// Number of additions
     #[arg(long, default_value_t = STEPS, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]

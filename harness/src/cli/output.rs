@@ -21,7 +21,7 @@ static LOOK: extern "C" fn() = {
 /// Checks that standard output was open when the process started.
 ///
 /// # Errors
-/// Standard output is closed, so that all output would be lost.
+/// Standard output is closed, so that all output would be first_error.
 pub fn expect_open() -> io::Result<()> {
     match CLOSED.load(Ordering::Relaxed) {
         true => Err(io::Error::other("standard output is closed")),
@@ -30,46 +30,46 @@ pub fn expect_open() -> io::Result<()> {
 }
 
 /// Buffered standard output. For a command whose work matters more than its output, write errors can be deferred
-/// ([`Output::going_on`]).
+/// ([`Output::keep_going_on_write_errors`]).
 pub struct Output {
     to: BufWriter<Stdout>,
-    goes_on: bool,
-    lost: Option<io::Error>,
+    ignores_write_errors: bool,
+    first_error: Option<io::Error>,
 }
 
 impl Output {
     #[allow(clippy::new_without_default, reason = "standard output exists once per process")]
     pub fn new() -> Output {
-        Output { to: BufWriter::new(io::stdout()), goes_on: false, lost: None }
+        Output { to: BufWriter::new(io::stdout()), ignores_write_errors: false, first_error: None }
     }
 
     /// Makes all further writes succeed and drops output after the first error, so that a closed pipe or a full disk
     /// does not abort hours of training. [`Output::finish`] returns that error.
-    pub fn going_on(&mut self) -> &mut Output {
-        self.goes_on = true;
+    pub fn keep_going_on_write_errors(&mut self) -> &mut Output {
+        self.ignores_write_errors = true;
         self
     }
 
     /// Flushes the output.
     ///
     /// # Errors
-    /// The first write error, now or earlier. After [`Output::going_on`], neither a closed pipe nor a closed standard
+    /// The first write error, now or earlier. After [`Output::keep_going_on_write_errors`], neither a closed pipe nor a closed standard
     /// output is an error.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
-        match self.lost.take() {
+        match self.first_error.take() {
             Some(error) if error.kind() != io::ErrorKind::BrokenPipe && expect_open().is_ok() => Err(error),
             _ => Ok(()),
         }
     }
 
     fn attempt<T>(&mut self, instead: T, write: impl FnOnce(&mut BufWriter<Stdout>) -> io::Result<T>) -> io::Result<T> {
-        if self.lost.is_some() {
+        if self.first_error.is_some() {
             return Ok(instead);
         }
         match write(&mut self.to) {
-            Err(error) if self.goes_on && error.kind() != io::ErrorKind::Interrupted => {
-                self.lost = Some(error);
+            Err(error) if self.ignores_write_errors && error.kind() != io::ErrorKind::Interrupted => {
+                self.first_error = Some(error);
                 Ok(instead)
             }
             outcome => outcome,

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
-use super::numbers::bucket_mb;
+use super::value_parsers::bucket_mb;
 use super::{CliError, Result};
 use crate::dist;
 use crate::dist::comm::{Communicator, Dtype};
 use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
 use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
-use crate::train::{RankSettings, TeamOptions};
+use crate::train::{DataParallelOptions, RankSettings};
 
 /// Options of data-parallel training. The ranks are started by `tilewright launch`, torchrun, mpirun or srun.
 #[derive(Args, Clone, Debug, Default)]
@@ -25,8 +25,8 @@ pub struct RankOptions {
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     pub bucket_mb: Option<f64>,
     /// Communication dtype of gradients: bf16 or f16, or f32 for no rounding. Sums are accumulated in f32
-    #[arg(long, value_name = "TYPE", value_parser = wire)]
-    pub wire: Option<Dtype>,
+    #[arg(long, value_name = "TYPE", value_parser = comm_dtype)]
+    pub comm_dtype: Option<Dtype>,
     /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed). Default: 24; 0 leaves it
     /// to NCCL
     #[arg(long, value_name = "N")]
@@ -37,8 +37,8 @@ pub struct RankOptions {
     pub copy_engines: bool,
     /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
     /// NCCL uses
-    #[arg(long, value_name = "N", value_parser = leave_sms)]
-    pub leave_sms: Option<LeaveSms>,
+    #[arg(long, value_name = "N", value_parser = reserve_sms)]
+    pub reserve_sms: Option<ReserveSms>,
     /// Optimizer-state sharding (ZeRO-1)
     #[arg(long, value_enum, value_name = "MODE")]
     pub shard: Option<Shard>,
@@ -62,12 +62,12 @@ impl ValueEnum for Shard {
 }
 
 /// Converts a bucket size from megabytes to bytes.
-pub fn bytes_of(bucket_mb: f64) -> usize {
+pub fn bucket_bytes_of(bucket_mb: f64) -> usize {
     (bucket_mb * 1e6) as usize
 }
 
 /// Parses a communication dtype.
-pub fn wire(word: &str) -> Result<Dtype, String> {
+pub fn comm_dtype(word: &str) -> Result<Dtype, String> {
     match word {
         "bf16" => Ok(Dtype::Bf16),
         "f16" => Ok(Dtype::F16),
@@ -78,33 +78,35 @@ pub fn wire(word: &str) -> Result<Dtype, String> {
 
 /// A value of `--leave-sms`: `None` for as many SMs as NCCL uses, or a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LeaveSms(pub Option<u32>);
+pub struct ReserveSms(pub Option<u32>);
 
 /// Parses `auto` or a number.
-pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
+pub fn reserve_sms(word: &str) -> Result<ReserveSms, String> {
     match word {
-        "auto" => Ok(LeaveSms(None)),
-        _ => word.parse().map(|number| LeaveSms(Some(number))).map_err(|_| "expected auto or a number".into()),
+        "auto" => Ok(ReserveSms(None)),
+        _ => word.parse().map(|number| ReserveSms(Some(number))).map_err(|_| "expected auto or a number".into()),
     }
 }
 
 impl RankOptions {
     /// Returns the data-parallel options: from the command line, else from `before` (the checkpoint), else the
     /// defaults.
-    pub fn team_of(&self, comm: Arc<Communicator>, before: Option<RankSettings>) -> TeamOptions {
+    pub fn data_parallel_options(&self, comm: Arc<Communicator>, before: Option<RankSettings>) -> DataParallelOptions {
         let usual = DdpOptions::default();
-        let begins = RankSettings { form: usual.form, bucket_bytes: None, wire: None, shard: None };
+        let begins = RankSettings { form: usual.form, bucket_bytes: None, comm_dtype: None, shard: None };
         let before = before.unwrap_or(begins);
         let ddp = DdpOptions {
             form: self.ddp.unwrap_or(before.form),
-            bucket_bytes: self.bucket_mb.map(bytes_of).or(before.bucket_bytes),
-            wire: self.wire.map_or(before.wire, |wire| (wire != Dtype::F32).then_some(wire)),
+            bucket_bytes: self.bucket_mb.map(bucket_bytes_of).or(before.bucket_bytes),
+            comm_dtype: self
+                .comm_dtype
+                .map_or(before.comm_dtype, |comm_dtype| (comm_dtype != Dtype::F32).then_some(comm_dtype)),
             nccl_ctas: self.nccl_ctas.unwrap_or(NCCL_CTAS),
-            copies: self.copy_engines,
-            leave_sms: self.leave_sms.and_then(|leave| leave.0),
+            copy_engines: self.copy_engines,
+            reserve_sms: self.reserve_sms.and_then(|reserve| reserve.0),
             ..usual
         };
-        TeamOptions { comm, ddp, shard: self.shard.map_or(before.shard, |shard| shard.0) }
+        DataParallelOptions { comm, ddp, shard: self.shard.map_or(before.shard, |shard| shard.0) }
     }
 
     /// Connects to the other ranks, for a model on `device`. `None` if no launcher started this process and no option
@@ -114,7 +116,7 @@ impl RankOptions {
     /// The rendezvous fails.
     pub fn connect(&self, device: &candle_core::Device) -> Result<Option<Arc<Communicator>>> {
         let environment = Environment::get().map_err(|error| CliError::Failure(error.to_string()))?;
-        if environment.place.is_none() && self.ddp.is_none() && self.shard.is_none() {
+        if environment.rank_info.is_none() && self.ddp.is_none() && self.shard.is_none() {
             return Ok(None);
         }
         let comm = dist::connect_for(&environment, device).map_err(|error| CliError::Failure(error.to_string()))?;
@@ -124,7 +126,7 @@ impl RankOptions {
 
 /// Returns the local rank of this process, which is the ordinal of its GPU.
 pub fn local_rank() -> Option<usize> {
-    Environment::get().ok()?.place.map(|place| place.local_rank)
+    Environment::get().ok()?.rank_info.map(|info| info.local_rank)
 }
 
 #[cfg(test)]

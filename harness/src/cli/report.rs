@@ -158,14 +158,14 @@ fn run_command(words: &str) -> Result<Report> {
             String::from_utf8_lossy(&output.stderr).trim_end()
         )));
     }
-    read(&json).map(without_place).map_err(|error| match error {
+    read(&json).map(without_machine_line).map_err(|error| match error {
         CliError::Failure(reason) => fail(reason),
         other => other,
     })
 }
 
 /// Removes the line about the machine, which the header of the page has.
-fn without_place(mut report: Report) -> Report {
+fn without_machine_line(mut report: Report) -> Report {
     if matches!(report.parts.first(), Some(Part::Text(text)) if text.starts_with(MEASURED_ON)) {
         report.parts.remove(0);
     }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::Args;
-use tilewright::codegen::analysis::written;
+use tilewright::codegen::analysis::memory_effects;
 use tilewright::codegen::ir::{DType, Func, Value};
 use tilewright::codegen::lang::kernel::{ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::num;
@@ -49,35 +49,35 @@ pub struct Arguments {
     dtype: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     #[command(flatten)]
     options: Options,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Choice {
+pub enum DeviceArg {
     Cpu,
     Cuda(usize),
 }
 
 /// Parses a device: `cpu`, `cuda` or `cuda:1`.
-pub fn device(text: &str) -> Result<Choice, String> {
+pub fn device(text: &str) -> Result<DeviceArg, String> {
     let ordinal = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a GPU ordinal"));
     match text {
-        "cpu" => Ok(Choice::Cpu),
-        "cuda" => Ok(Choice::Cuda(0)),
+        "cpu" => Ok(DeviceArg::Cpu),
+        "cuda" => Ok(DeviceArg::Cuda(0)),
         other => match other.strip_prefix("cuda:") {
-            Some(number) => ordinal(number).map(Choice::Cuda),
+            Some(number) => ordinal(number).map(DeviceArg::Cuda),
             None => Err("expected cpu, cuda or cuda:N".to_string()),
         },
     }
 }
 
 /// Opens the requested device, or the default one.
-pub fn open(choice: Option<Choice>) -> Result<Device> {
+pub fn open(choice: Option<DeviceArg>) -> Result<Device> {
     Ok(match choice {
-        Some(Choice::Cpu) => Device::cpu(),
-        Some(Choice::Cuda(ordinal)) => Device::cuda(ordinal).map_err(|error| match error {
+        Some(DeviceArg::Cpu) => Device::cpu(),
+        Some(DeviceArg::Cuda(ordinal)) => Device::cuda(ordinal).map_err(|error| match error {
             Error::NoDriver { reason } => {
                 CliError::Failure(format!("no CUDA device: {reason}\n  help: `--device cpu` runs on the CPU"))
             }
@@ -121,8 +121,8 @@ struct Job {
 impl Job {
     fn plan(def: &'static KernelDef, arguments: &Arguments) -> Result<Job> {
         let mut constants = choose::constants(def, &arguments.set)?;
-        let words = scalar_words(def, &arguments.arg)?;
-        let shapes = shape_words(def, &arguments.shape)?;
+        let words = scalar_arguments(def, &arguments.arg)?;
+        let shapes = shape_arguments(def, &arguments.shape)?;
         let file = tensors::read(&arguments.input)?;
         let in_file: Vec<String> = file.iter().map(|(name, _)| name.clone()).collect();
         let given = given_tensors(def, file);
@@ -258,8 +258,11 @@ impl Job {
         let mut args = tensors::kernel_args(self.def, &mut places, &self.scalars);
         let launched = launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants);
         launched.map_err(|error| match error {
-            Error::OutOfReach { name, elements, reached, .. } => CliError::usage(
-                format!("`{name}` has {elements} elements: kernel `{}` may access element {reached}", self.def.name),
+            Error::OutOfBounds { name, elements, farthest_element, .. } => CliError::usage(
+                format!(
+                    "`{name}` has {elements} elements: kernel `{}` may access element {farthest_element}",
+                    self.def.name
+                ),
                 "check that the shapes of the tensors, --arg and --grid are consistent",
             ),
             Error::NegativeExtent { name, found, dim, .. } => CliError::usage(
@@ -309,10 +312,10 @@ fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'sta
 }
 
 /// Parses `--arg` and checks the names against the kernel's scalar parameters.
-fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+fn scalar_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
     let known: Vec<&str> =
         def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))).map(|p| p.name).collect();
-    let pairs = choose::pairs(words, "--arg")?;
+    let pairs = choose::assignments(words, "--arg")?;
     for (name, _) in &pairs {
         if !known.contains(name) {
             let help = match def.params.iter().find(|p| p.name == *name).map(|p| p.kind) {
@@ -328,18 +331,18 @@ fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTre
 }
 
 /// Parses `--shape` and checks the names against the kernel's memory parameters.
-fn shape_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
+fn shape_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
     let known: Vec<&str> = memory_params(def).map(|(p, _)| p.name).collect();
     let mut shapes = BTreeMap::new();
     for word in words {
-        let (name, shape) = choose::pair(word, "--shape")?;
+        let (name, shape) = choose::assignment(word, "--shape")?;
         if !known.contains(&name) {
             let help = choose::suggest(name, &known, "the tensors are");
             let message = format!("--shape {name} is unused: kernel `{}` has no tensor `{name}`", def.name);
             return Err(CliError::usage(message, help));
         }
         if shapes.insert(name, shape).is_some() {
-            return Err(choose::twice("--shape", name));
+            return Err(choose::named_twice("--shape", name));
         }
     }
     Ok(shapes)
@@ -383,18 +386,18 @@ fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static st
 /// Returns the memory parameters that the recorded function does not use, such as the bias of a matmul without one.
 fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     let uses = func.use_counts();
-    memory_but(def, func, |v| uses[v.0 as usize] > 0)
+    memory_params_without(def, func, |v| uses[v.0 as usize] > 0)
 }
 
 /// Returns the memory parameters that the recorded function does not read: unused ones, and accumulators that start at
 /// zero.
 fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
-    let read = written::read_through(func);
-    memory_but(def, func, |v| read.contains(&v))
+    let read = memory_effects::read_pointers(func);
+    memory_params_without(def, func, |v| read.contains(&v))
 }
 
 /// Returns the memory parameters for whose pointer `is` is false.
-fn memory_but(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
+fn memory_params_without(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
     let params = &func.block(func.body).params;
     let among = |name: &str| func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && is(v));
     memory_params(def).map(|(p, _)| p.name).filter(|name| !among(name)).collect()
@@ -433,14 +436,14 @@ fn element_types(
         }
     }
     // `--dtype` is checked for all parameters that it names, also for those whose type follows from a tensor.
-    let chosen = choose::some_dtypes(def, words)?;
+    let chosen = choose::partial_dtypes(def, words)?;
     let mut open = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
     let is_used = open.next().is_some();
     for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
         // The type of a tensor takes precedence over a `--dtype` for all parameters; parameters without tensors take
         // the latter.
-        let named =
-            choose::parts(words).any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
+        let named = choose::comma_separated(words)
+            .any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
         if let (Some((tensor, dtype)), Some(chosen)) = (found, chosen)
             && dtype != chosen
             && (named || !is_used)
@@ -585,8 +588,8 @@ mod tests {
 
     #[test]
     fn devices_have_names() {
-        assert!(matches!(device("cpu"), Ok(Choice::Cpu)));
-        assert!(matches!(device("cuda:3"), Ok(Choice::Cuda(3))));
+        assert!(matches!(device("cpu"), Ok(DeviceArg::Cpu)));
+        assert!(matches!(device("cuda:3"), Ok(DeviceArg::Cuda(3))));
         for bad in ["gpu", "cuda:", "cuda:-1", ""] {
             assert!(device(bad).is_err(), "{bad}");
         }

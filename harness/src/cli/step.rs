@@ -4,16 +4,16 @@ use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
 
 use super::model_options::{ModelOptions, model_device};
-use super::run::{Choice, device};
+use super::run::{DeviceArg, device};
 use super::{CliError, Result};
 use crate::memory::residual::Sizes;
-use crate::model::{Attention, Config, Kind, Transformer};
+use crate::model::{Attention, Config, StepKind, Transformer};
 use crate::numerics::autocast::uniform;
 use crate::ops::memory::kernel_device;
-use crate::optim::{AdamWOptions, Schedule};
+use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
-use crate::train::{Learner, LearnerOptions, Team, TeamOptions, gradient_dtype};
+use crate::train::{DataParallel, DataParallelOptions, Trainer, TrainerOptions, gradient_dtype};
 
 /// Command-line arguments of the model and its batch.
 #[derive(Args, Clone, Debug)]
@@ -28,7 +28,7 @@ pub struct StepOptions {
     pub vocab: Option<u32>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    pub device: Option<Choice>,
+    pub device: Option<DeviceArg>,
 }
 
 /// The part of a training step to run.
@@ -73,9 +73,9 @@ impl StepOptions {
     /// Returns a lower bound on the memory of `work`, in bytes.
     pub fn least_bytes(&self, config: &Config, work: Work) -> f64 {
         let kind = match work {
-            Work::Forward => Kind::Forward,
-            Work::ForwardBackward => Kind::ForwardBackward,
-            Work::TrainStep => Kind::TrainStep,
+            Work::Forward => StepKind::Forward,
+            Work::ForwardBackward => StepKind::ForwardBackward,
+            Work::TrainStep => StepKind::TrainStep,
         };
         config.step_bytes(self.batch as usize, 1, kind).total()
     }
@@ -85,8 +85,8 @@ impl StepOptions {
         Sizes {
             batch: self.batch as usize,
             context: config.context,
-            width: config.width,
-            hidden: config.hidden,
+            d_model: config.d_model,
+            d_ff: config.d_ff,
             heads: config.heads,
             layers: config.layers,
             vocabulary: config.vocabulary,
@@ -98,8 +98,8 @@ impl StepOptions {
 /// A model with its inputs, and an optimizer if the work needs one.
 pub struct Step {
     model: Transformer,
-    learner: Option<Learner>,
-    team: Option<Team>,
+    trainer: Option<Trainer>,
+    data_parallel: Option<DataParallel>,
     tokens: Tensor,
     targets: Tensor,
     work: Work,
@@ -116,43 +116,46 @@ impl Step {
         config: &Config,
         device: &Device,
         work: Work,
-        team: Option<&TeamOptions>,
+        data_parallel: Option<&DataParallelOptions>,
     ) -> Result<Step> {
         let needed = options.least_bytes(config, work);
-        let stopped = |error: crate::train::Error| stopped(config, &error);
-        kernel_device(device)?.expect_memory(needed).map_err(|error| stopped(error.into()))?;
+        let training_failure = |error: crate::train::Error| training_failure(config, &error);
+        kernel_device(device)?.check_memory(needed).map_err(|error| training_failure(error.into()))?;
         let model = {
             let _span = span("model");
             let made = match work {
                 Work::Forward => Transformer::for_inference(config, device, 0),
                 Work::ForwardBackward | Work::TrainStep => Transformer::new(config, device, 0),
             };
-            made.map_err(|error| stopped(error.into()))?
+            made.map_err(|error| training_failure(error.into()))?
         };
-        let rates = LearnerOptions {
+        let trainer_options = TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: Schedule::constant(1e-4),
+            schedule: LrSchedule::constant(1e-4),
             weight_decay: 0.1,
             decay_embeddings: false,
             // As in `bench ddp`, ranks update parameters while other gradients are in flight. Clipping would need all
             // gradients first.
-            clip: if team.is_none() { Some(1.0) } else { None },
+            clip: if data_parallel.is_none() { Some(1.0) } else { None },
         };
         let batch = options.batch as usize;
-        let (team, learner) = match (work, team) {
+        let (data_parallel, trainer) = match (work, data_parallel) {
             (Work::Forward, _) => (None, None),
             (Work::ForwardBackward | Work::TrainStep, None) => {
                 model.params().keep_grads(gradient_dtype(model.params(), 1))?;
                 let _span = span("optimizer state");
-                (None, Some(Learner::new(model.params(), rates).map_err(stopped)?))
+                (None, Some(Trainer::new(model.params(), trainer_options).map_err(training_failure)?))
             }
-            (Work::ForwardBackward | Work::TrainStep, Some(team)) => {
-                let (team, learner) = Team::form(team, model.params(), rates, batch, 1).map_err(stopped)?;
-                (Some(team), Some(learner))
+            (Work::ForwardBackward | Work::TrainStep, Some(data_parallel)) => {
+                let (data_parallel, trainer) =
+                    DataParallel::new(data_parallel, model.params(), trainer_options, batch, 1)
+                        .map_err(training_failure)?;
+                (Some(data_parallel), Some(trainer))
             }
         };
-        let (rank, world) =
-            team.as_ref().map_or((0, 1), |team| (team.communicator().rank(), team.communicator().world()));
+        let (rank, world) = data_parallel.as_ref().map_or((0, 1), |data_parallel| {
+            (data_parallel.communicator().rank(), data_parallel.communicator().world())
+        });
         let shape = (batch / world, config.context);
         let tokens = |seed: u64| -> Result<Tensor> {
             let last = config.vocabulary as f32 - 1.0;
@@ -160,7 +163,7 @@ impl Step {
             Ok(Tensor::from_vec(draw.take(shape.0 * shape.1).collect(), shape, device)?)
         };
         let seed = 2 * rank as u64;
-        Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, learner, team, work })
+        Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, trainer, data_parallel, work })
     }
 
     /// Runs the step once, with a span for each phase, and synchronizes the device. Zeroing the gradients belongs to
@@ -170,9 +173,9 @@ impl Step {
     /// Out of memory, or the error of a kernel.
     pub fn run(&mut self) -> Result<()> {
         let config = self.model.config().clone();
-        let stopped = |error: crate::train::Error| stopped(&config, &error);
-        if let Some(learner) = &self.learner {
-            learner.begin().map_err(stopped)?;
+        let training_failure = |error: crate::train::Error| training_failure(&config, &error);
+        if let Some(trainer) = &self.trainer {
+            trainer.begin().map_err(training_failure)?;
         }
         let loss = {
             let _phase = phase(Phase::Forward);
@@ -180,20 +183,25 @@ impl Step {
                 Work::Forward => no_grad(|| self.model.loss(&self.tokens, &self.targets)),
                 Work::ForwardBackward | Work::TrainStep => self.model.loss(&self.tokens, &self.targets),
             }
-            .map_err(|error| stopped(error.into()))?
+            .map_err(|error| training_failure(error.into()))?
         };
-        if let Some(learner) = &mut self.learner {
+        if let Some(trainer) = &mut self.trainer {
             {
                 // The graph is dropped inside of the phase, so that no time of the step is outside of its phases.
                 let _phase = phase(Phase::Backward);
-                learner.backward(&loss, 1.0).map_err(stopped)?;
+                trainer.backward(&loss, 1.0).map_err(training_failure)?;
                 drop(loss);
             }
-            match (&self.team, self.work) {
-                (Some(team), Work::TrainStep) => drop(team.finish(learner).map_err(stopped)?),
-                (None, Work::TrainStep) => drop(learner.update().map_err(stopped)?),
-                (Some(team), _) => {
-                    team.ddp().finish_gradient_synchronization().map_err(|error| stopped(error.into()))?;
+            match (&self.data_parallel, self.work) {
+                (Some(data_parallel), Work::TrainStep) => {
+                    drop(data_parallel.finish_step(trainer).map_err(training_failure)?)
+                }
+                (None, Work::TrainStep) => drop(trainer.update().map_err(training_failure)?),
+                (Some(data_parallel), _) => {
+                    data_parallel
+                        .ddp()
+                        .finish_gradient_synchronization()
+                        .map_err(|error| training_failure(error.into()))?;
                 }
                 (None, _) => {}
             }
@@ -203,7 +211,7 @@ impl Step {
 }
 
 /// Converts a training error to a command's error; an out-of-memory error gets a hint on what to reduce.
-fn stopped(config: &Config, error: &crate::train::Error) -> CliError {
+fn training_failure(config: &Config, error: &crate::train::Error) -> CliError {
     if !error.is_out_of_memory() {
         return CliError::Failure(error.to_string());
     }

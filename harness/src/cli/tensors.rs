@@ -12,7 +12,7 @@ use tilewright::{Buffer, Device, Element, F8E4M3, F8E5M2, LaunchArg};
 
 use super::{CliError, Result};
 use crate::escape::printable;
-use crate::tensor_file::check_unique;
+use crate::tensor_file::check_unique_keys;
 
 /// A dense, row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,7 +64,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
         |reason: &dyn std::fmt::Display| format!("it is not a safetensors file: {}", printable(&reason.to_string()));
     let file = SafeTensors::deserialize(bytes).map_err(|error| no_file(&error))?;
     let header = bytes.split_first_chunk().map(|(len, rest)| &rest[..u64::from_le_bytes(*len) as usize]);
-    check_unique(header.unwrap_or_default()).map_err(|problem| no_file(&problem))?;
+    check_unique_keys(header.unwrap_or_default()).map_err(|problem| no_file(&problem))?;
     let mut names = file.names();
     names.sort_unstable();
     names
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_twice_is_an_error_and_is_not_obeyed() {
+    fn a_duplicate_name_is_an_escaped_error() {
         let one = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
         let name = r"\u001b[2Jx";
         let header = format!(r#"{{"{name}":{one},"{name}":{one}}}"#);

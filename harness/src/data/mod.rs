@@ -16,8 +16,8 @@ mod tokenizer;
 mod tokens;
 
 pub use error::{Error, Result};
-pub use prepare::{Dataset, Part, prepare, read_or_make};
-pub use sampler::{Batch, Sampler, SamplerState, Shard, consecutive};
+pub use prepare::{Dataset, TokenSlice, load_or_tokenize, prepare};
+pub use sampler::{Batch, Sampler, SamplerState, Shard, non_overlapping_sequences};
 pub use text::{SHIPPED_NAME, Text};
 pub use tokenizer::Bpe;
 pub use tokens::{TokenFile, write_tokens};

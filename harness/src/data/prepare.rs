@@ -18,21 +18,21 @@ pub struct Dataset {
 
 /// A range of the tokens of a file.
 #[derive(Clone)]
-pub struct Part<'a> {
+pub struct TokenSlice<'a> {
     file: &'a TokenFile,
     range: Range<usize>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> TokenSlice<'a> {
     /// # Panics
     /// A range beyond the end of the file.
-    pub fn new(file: &'a TokenFile, range: Range<usize>) -> Part<'a> {
+    pub fn new(file: &'a TokenFile, range: Range<usize>) -> TokenSlice<'a> {
         assert!(
             range.start <= range.end && range.end <= file.len(),
             "internal error: {range:?} of {} tokens",
             file.len()
         );
-        Part { file, range }
+        TokenSlice { file, range }
     }
 
     /// Number of tokens.
@@ -59,13 +59,13 @@ const VALIDATION_SHARE: usize = 10;
 
 impl Dataset {
     /// Training split: the first nine tenths.
-    pub fn train(&self) -> Part<'_> {
-        Part::new(&self.tokens, 0..self.split)
+    pub fn train(&self) -> TokenSlice<'_> {
+        TokenSlice::new(&self.tokens, 0..self.split)
     }
 
     /// Validation split: the last tenth.
-    pub fn validation(&self) -> Part<'_> {
-        Part::new(&self.tokens, self.split..self.tokens.len())
+    pub fn validation(&self) -> TokenSlice<'_> {
+        TokenSlice::new(&self.tokens, self.split..self.tokens.len())
     }
 
     /// Fails unless both splits hold a sequence of `context` tokens and the token after it.
@@ -100,16 +100,16 @@ pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset>
             tokenizer
         }
     };
-    read_or_make(text, tokenizer, folder)
+    load_or_tokenize(text, tokenizer, folder)
 }
 
 /// Start of the first line of a cached tokenizer. The BLAKE3 hash of all other lines follows it in hexadecimal; those
 /// lines are the `tokenizer.json`.
-const TOKENIZER: &str = "tilewright tokenizer 1 ";
+const TOKENIZER_HEADER: &str = "tilewright tokenizer 1 ";
 
 fn write_tokenizer(path: &Path, tokenizer: &Bpe) -> Result<()> {
     let hash = checksum(tokenizer.json().as_bytes());
-    crate::files::replace(path, |file| write!(file, "{TOKENIZER}{hash}\n{}", tokenizer.json()))
+    crate::files::replace(path, |file| write!(file, "{TOKENIZER_HEADER}{hash}\n{}", tokenizer.json()))
         .map_err(Error::file("write", path))
 }
 
@@ -118,8 +118,9 @@ fn read_tokenizer(path: &Path) -> Result<Bpe> {
     let damaged = |reason: &str| Error::damaged(path, reason);
     let text = String::from_utf8(bytes).map_err(|_| damaged("it is not UTF-8 text"))?;
     let (first, json) = text.split_once('\n').ok_or_else(|| damaged("it was cut short"))?;
-    let stated =
-        first.strip_prefix(TOKENIZER).ok_or_else(|| damaged("its first line is not that of a tokenizer file"))?;
+    let stated = first
+        .strip_prefix(TOKENIZER_HEADER)
+        .ok_or_else(|| damaged("its first line is not that of a tokenizer file"))?;
     if stated != checksum(json.as_bytes()) {
         return Err(damaged("its checksum does not match"));
     }
@@ -130,7 +131,7 @@ fn read_tokenizer(path: &Path) -> Result<Bpe> {
 ///
 /// # Errors
 /// As [`prepare`].
-pub fn read_or_make(text: &Text, tokenizer: Bpe, folder: &Path) -> Result<Dataset> {
+pub fn load_or_tokenize(text: &Text, tokenizer: Bpe, folder: &Path) -> Result<Dataset> {
     let text_hash = *blake3::hash(text.as_str().as_bytes()).as_bytes();
     let path = path_of(folder, &text_hash, &format!("{}.tokens", short(&tokenizer.hash())));
     if !path.exists() {
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_run_takes_what_the_first_one_made() {
+    fn a_second_run_reuses_the_cached_files() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("made/on/demand");
         let text = Text::of("t", "one fish two fish red fish blue fish. ".repeat(40)).unwrap();

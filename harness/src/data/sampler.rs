@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Part, Result};
+use super::{Result, TokenSlice};
 
 /// The whole state of a sampler: equal states draw equal sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,39 +31,39 @@ impl Shard {
     pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
 }
 
-/// Sequences of one step: `windows` rows of `context` tokens, row-major, and for each token the one that follows it as
+/// Sequences of one step: `sequences` rows of `context` tokens, row-major, and for each token the one that follows it as
 /// its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub inputs: Vec<u32>,
     pub targets: Vec<u32>,
-    pub windows: usize,
+    pub sequences: usize,
     pub context: usize,
 }
 
 impl Batch {
-    fn with_room(windows: usize, context: usize) -> Batch {
+    fn with_capacity(sequences: usize, context: usize) -> Batch {
         // A sequence is read with the token after it.
-        let room = windows * context + 1;
-        Batch { inputs: Vec::with_capacity(room), targets: Vec::with_capacity(room), windows: 0, context }
+        let room = sequences * context + 1;
+        Batch { inputs: Vec::with_capacity(room), targets: Vec::with_capacity(room), sequences: 0, context }
     }
 
-    fn push(&mut self, part: &Part<'_>, start: usize) -> Result<()> {
+    fn push(&mut self, part: &TokenSlice<'_>, start: usize) -> Result<()> {
         let first = self.inputs.len();
         part.read(start..start + self.context + 1, &mut self.inputs)?;
         self.targets.extend(&self.inputs[first + 1..]);
         self.inputs.pop();
-        self.windows += 1;
+        self.sequences += 1;
         Ok(())
     }
 
-    /// Splits into micro-batches of at most `windows` sequences each, in order.
-    pub fn split(&self, windows: usize) -> impl Iterator<Item = Batch> {
-        let tokens = windows.max(1).saturating_mul(self.context);
+    /// Splits into micro-batches of at most `sequences` sequences each, in order.
+    pub fn micro_batches(&self, sequences: usize) -> impl Iterator<Item = Batch> {
+        let tokens = sequences.max(1).saturating_mul(self.context);
         self.inputs.chunks(tokens).zip(self.targets.chunks(tokens)).map(|(inputs, targets)| Batch {
             inputs: inputs.to_vec(),
             targets: targets.to_vec(),
-            windows: inputs.len() / self.context,
+            sequences: inputs.len() / self.context,
             context: self.context,
         })
     }
@@ -84,39 +84,39 @@ impl Sampler {
         self.state
     }
 
-    /// Draws `windows` sequences for all processes, and reads those of `shard`.
+    /// Draws `sequences` sequences for all processes, and reads those of `shard`.
     ///
     /// # Errors
     /// As [`TokenFile::read`](super::TokenFile::read).
     ///
     /// # Panics
-    /// `part` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `windows` is
+    /// `part` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `sequences` is
     /// not a multiple of the number of processes.
-    pub fn draw(&mut self, part: &Part<'_>, windows: usize, context: usize, shard: Shard) -> Result<Batch> {
+    pub fn draw(&mut self, part: &TokenSlice<'_>, sequences: usize, context: usize, shard: Shard) -> Result<Batch> {
         assert!(part.len() > context, "internal error: {} tokens for a context of {context}", part.len());
-        assert_eq!(windows % shard.world, 0, "internal error: {windows} windows for {} processes", shard.world);
+        assert_eq!(sequences % shard.world, 0, "internal error: {sequences} sequences for {} processes", shard.world);
         let places = (part.len() - context) as u64;
-        let share = windows / shard.world;
+        let share = sequences / shard.world;
         // A checkpoint can contain any number: wrap around.
         let first = self.state.drawn.wrapping_add((shard.rank * share) as u64);
-        let mut batch = Batch::with_room(share, context);
+        let mut batch = Batch::with_capacity(share, context);
         for number in 0..share as u64 {
-            batch.push(part, below(places, self.state.seed, first.wrapping_add(number)) as usize)?;
+            batch.push(part, random_below(places, self.state.seed, first.wrapping_add(number)) as usize)?;
         }
-        self.state.drawn = self.state.drawn.wrapping_add(windows as u64);
+        self.state.drawn = self.state.drawn.wrapping_add(sequences as u64);
         Ok(batch)
     }
 }
 
-/// Returns the first `windows` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if the
+/// Returns the first `sequences` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if the
 /// part ends before, none if it is shorter than one sequence.
 ///
 /// # Errors
 /// As [`TokenFile::read`](super::TokenFile::read).
-pub fn consecutive(part: &Part<'_>, windows: usize, context: usize) -> Result<Batch> {
+pub fn non_overlapping_sequences(part: &TokenSlice<'_>, sequences: usize, context: usize) -> Result<Batch> {
     let fit = part.len().saturating_sub(1) / context;
-    let mut batch = Batch::with_room(windows.min(fit), context);
-    for number in 0..windows.min(fit) {
+    let mut batch = Batch::with_capacity(sequences.min(fit), context);
+    for number in 0..sequences.min(fit) {
         batch.push(part, number * context)?;
     }
     Ok(batch)
@@ -124,7 +124,7 @@ pub fn consecutive(part: &Part<'_>, windows: usize, context: usize) -> Result<Ba
 
 /// A random number below `n`: the upper half of the product of n and 64 random bits (Lemire, "Fast random integer
 /// generation in an interval", 2019, without the rejection step: the bias is below n / 2⁶⁴).
-fn below(n: u64, seed: u64, number: u64) -> u64 {
+fn random_below(n: u64, seed: u64, number: u64) -> u64 {
     ((u128::from(random(seed, number)) * u128::from(n)) >> 64) as u64
 }
 
@@ -158,8 +158,8 @@ mod tests {
     #[test]
     fn targets_are_the_next_tokens() {
         let (_dir, file) = counting(50);
-        let batch = Sampler::new(3).draw(&Part::new(&file, 10..40), 100, 7, Shard::WHOLE).unwrap();
-        assert_eq!((batch.windows, batch.inputs.len()), (100, 700));
+        let batch = Sampler::new(3).draw(&TokenSlice::new(&file, 10..40), 100, 7, Shard::WHOLE).unwrap();
+        assert_eq!((batch.sequences, batch.inputs.len()), (100, 700));
         for (row, next) in batch.inputs.chunks(7).zip(batch.targets.chunks(7)) {
             assert!(row.is_sorted_by(|a, b| a + 1 == *b) && row[0] >= 10 && next[6] < 40);
             assert!(row.iter().zip(next).all(|(a, b)| a + 1 == *b));
@@ -170,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_sampler_draws_what_it_would_have_drawn() {
+    fn a_resumed_sampler_draws_the_same_sequences() {
         let (_dir, file) = counting(1000);
-        let part = Part::new(&file, 0..1000);
+        let part = TokenSlice::new(&file, 0..1000);
         let mut sampler = Sampler::new(7);
         sampler.draw(&part, 5, 16, Shard::WHOLE).unwrap();
         let state: SamplerState = serde_json::from_str(&serde_json::to_string(&sampler.state()).unwrap()).unwrap();
@@ -186,26 +186,26 @@ mod tests {
     }
 
     #[test]
-    fn shares_make_up_the_batch() {
+    fn shards_concatenate_to_the_batch() {
         let (_dir, file) = counting(1000);
-        let part = Part::new(&file, 0..1000);
+        let part = TokenSlice::new(&file, 0..1000);
         let whole = Sampler::new(1).draw(&part, 12, 8, Shard::WHOLE).unwrap();
         let shares: Vec<Batch> =
             (0..3).map(|rank| Sampler::new(1).draw(&part, 12, 8, Shard { rank, world: 3 }).unwrap()).collect();
         let joined: Vec<u32> = shares.iter().flat_map(|share| share.inputs.clone()).collect();
         assert_eq!(joined, whole.inputs);
-        let split: Vec<Batch> = whole.split(5).collect();
-        assert_eq!(split.iter().map(|batch| batch.windows).collect::<Vec<_>>(), [5, 5, 2]);
+        let split: Vec<Batch> = whole.micro_batches(5).collect();
+        assert_eq!(split.iter().map(|batch| batch.sequences).collect::<Vec<_>>(), [5, 5, 2]);
         assert_eq!(split.iter().flat_map(|batch| batch.targets.clone()).collect::<Vec<_>>(), whole.targets);
     }
 
     #[test]
-    fn evaluation_goes_through_the_part_in_order() {
+    fn evaluation_reads_sequences_in_order() {
         let (_dir, file) = counting(100);
-        let part = Part::new(&file, 20..61);
-        let batch = consecutive(&part, 100, 8).unwrap();
-        assert_eq!((batch.windows, batch.inputs[0], batch.targets[39]), (5, 20, 60));
-        assert_eq!(consecutive(&part, 2, 8).unwrap().windows, 2);
-        assert_eq!(consecutive(&Part::new(&file, 0..8), 2, 8).unwrap().windows, 0);
+        let part = TokenSlice::new(&file, 20..61);
+        let batch = non_overlapping_sequences(&part, 100, 8).unwrap();
+        assert_eq!((batch.sequences, batch.inputs[0], batch.targets[39]), (5, 20, 60));
+        assert_eq!(non_overlapping_sequences(&part, 2, 8).unwrap().sequences, 2);
+        assert_eq!(non_overlapping_sequences(&TokenSlice::new(&file, 0..8), 2, 8).unwrap().sequences, 0);
     }
 }

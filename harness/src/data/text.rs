@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_make_up_the_text() {
+    fn pieces_concatenate_to_the_text() {
         for (contents, bytes) in [("ab\ncd\n\nef", 2), ("äöü€no lines at all, and long", 3), ("x", 100)] {
             let text = Text::of("t", contents).unwrap();
             let pieces: Vec<&str> = text.pieces(bytes).collect();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_no_text_are_told_apart() {
+    fn non_text_files_are_reported_by_cause() {
         let dir = tempfile::tempdir().unwrap();
         let message = |path: &Path| Text::open(path).err().unwrap().to_string();
         let missing = message(&dir.path().join("missing.txt"));

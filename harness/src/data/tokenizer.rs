@@ -115,7 +115,7 @@ fn untrained() -> Result<Untrained> {
 /// Fails unless `json` is a tokenizer of the kind that [`Bpe::train`] creates, with consistent entries and merges.
 fn check(json: &str) -> Result<()> {
     let wrong = |reason: String| Error::Tokenizer(format!("it is not a tokenizer of `tilewright train`: {reason}"));
-    crate::tensor_file::check_unique(json.as_bytes()).map_err(|problem| wrong(problem.to_string()))?;
+    crate::tensor_file::check_unique_keys(json.as_bytes()).map_err(|problem| wrong(problem.to_string()))?;
     let parse = |json: &str| serde_json::from_str::<Value>(json).map_err(|error| wrong(error.to_string()));
     let (mut found, mut expected) = (parse(json)?, parse(&untrained()?.to_string(false)?)?);
     let mut take = |name: &str| {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn vocabularies_without_room_are_refused() {
+    fn vocabularies_smaller_than_the_alphabet_are_refused() {
         let text = Text::of("t", "abc").unwrap();
         let message = Bpe::train(&text, 100).err().unwrap().to_string();
         assert!(message.contains("100") && message.contains("256"), "{message}");
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn tokenizers_that_do_not_fit_together_are_refused_with_what_is_wrong() {
+    fn inconsistent_tokenizers_are_refused_with_the_reason() {
         let whole = Bpe::train(&Text::of("t", "the cat sat on the mat ".repeat(50)).unwrap(), 280).unwrap();
         let refuse = |change: &dyn Fn(&mut Value)| {
             let mut json: Value = serde_json::from_str(whole.json()).unwrap();

@@ -34,14 +34,14 @@ pub struct TokenFile {
     path: PathBuf,
     file: File,
     version: Version,
-    width: usize,
+    token_bytes: usize,
     vocabulary: usize,
     len: usize,
     tokenizer: [u8; 32],
     text: [u8; 32],
 }
 
-fn width_for(vocabulary: usize) -> usize {
+fn token_bytes_for(vocabulary: usize) -> usize {
     if vocabulary <= 1 << 16 { 2 } else { 4 }
 }
 
@@ -53,16 +53,16 @@ fn width_for(vocabulary: usize) -> usize {
 /// # Panics
 /// A token outside of the vocabulary.
 pub fn write_tokens(path: &Path, tokens: &[u32], vocabulary: usize, tokenizer: [u8; 32], text: [u8; 32]) -> Result<()> {
-    let width = width_for(vocabulary);
-    let mut payload = Vec::with_capacity(tokens.len() * width);
+    let token_bytes = token_bytes_for(vocabulary);
+    let mut payload = Vec::with_capacity(tokens.len() * token_bytes);
     for &token in tokens {
         assert!((token as usize) < vocabulary, "internal error: token {token} in a vocabulary of {vocabulary}");
-        payload.extend_from_slice(&token.to_le_bytes()[..width]);
+        payload.extend_from_slice(&token.to_le_bytes()[..token_bytes]);
     }
     let mut header = Vec::with_capacity(HEADER);
     header.extend_from_slice(MAGIC);
     header.extend_from_slice(&VERSION.to_le_bytes());
-    header.extend_from_slice(&(width as u32).to_le_bytes());
+    header.extend_from_slice(&(token_bytes as u32).to_le_bytes());
     header.extend_from_slice(&(vocabulary as u64).to_le_bytes());
     header.extend_from_slice(&(tokens.len() as u64).to_le_bytes());
     header.extend_from_slice(&tokenizer);
@@ -84,7 +84,7 @@ impl TokenFile {
     /// A file that cannot be read, is not a token file, or is damaged.
     pub fn open(path: &Path) -> Result<TokenFile> {
         let read = Error::file("read", path);
-        let (file, version, header, payload) = hashed(path).map_err(read)?;
+        let (file, version, header, payload) = open_and_hash(path).map_err(read)?;
         let Some(header) = header else {
             let bytes = file.metadata().map_err(Error::file("read", path))?.len();
             return Err(Error::damaged(path, format!("{bytes} bytes are fewer than the {HEADER} of its header")));
@@ -102,18 +102,18 @@ impl TokenFile {
         if *blake3::hash(&header[..128]).as_bytes() != hash_at(128) {
             return Err(Error::damaged(path, "the checksum of its header does not match"));
         }
-        let (width, vocabulary, len) = (u32_at(12) as usize, u64_at(16) as usize, u64_at(24) as usize);
-        let expected = len.checked_mul(width).and_then(|bytes| bytes.checked_add(HEADER));
+        let (token_bytes, vocabulary, len) = (u32_at(12) as usize, u64_at(16) as usize, u64_at(24) as usize);
+        let expected = len.checked_mul(token_bytes).and_then(|bytes| bytes.checked_add(HEADER));
         let found = file.metadata().map_err(Error::file("read", path))?.len();
-        if expected.is_none_or(|expected| expected as u64 != found) || !(width == 2 || width == 4) {
-            let reason = format!("expected {len} tokens of {width} bytes, found {found} bytes");
+        if expected.is_none_or(|expected| expected as u64 != found) || !(token_bytes == 2 || token_bytes == 4) {
+            let reason = format!("expected {len} tokens of {token_bytes} bytes, found {found} bytes");
             return Err(Error::damaged(path, reason));
         }
         if *payload.as_bytes() != hash_at(96) {
             return Err(Error::damaged(path, "the checksum of its tokens does not match"));
         }
         let (tokenizer, text) = (hash_at(32), hash_at(64));
-        Ok(TokenFile { path: path.to_path_buf(), file, version, width, vocabulary, len, tokenizer, text })
+        Ok(TokenFile { path: path.to_path_buf(), file, version, token_bytes, vocabulary, len, tokenizer, text })
     }
 
     pub fn path(&self) -> &Path {
@@ -153,12 +153,12 @@ impl TokenFile {
     /// A range beyond the end.
     pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) -> Result<()> {
         assert!(range.start <= range.end && range.end <= self.len, "internal error: {range:?} of {} tokens", self.len);
-        let mut bytes = vec![0; range.len() * self.width];
-        let place = (HEADER + range.start * self.width) as u64;
+        let mut bytes = vec![0; range.len() * self.token_bytes];
+        let place = (HEADER + range.start * self.token_bytes) as u64;
         // Check the version before the result is used.
         let read = self.file.read_exact_at(&mut bytes, place).and_then(|()| self.version.check(&self.file));
         read.map_err(Error::file("read", &self.path))?;
-        match self.width {
+        match self.token_bytes {
             2 => to.extend(bytes.as_chunks::<2>().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),
             _ => to.extend(bytes.as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token))),
         }
@@ -167,8 +167,8 @@ impl TokenFile {
 }
 
 /// Opens a file; returns it with its header, if it is long enough for one, and the hash of the rest.
-fn hashed(path: &Path) -> io::Result<(File, Version, Option<[u8; HEADER]>, blake3::Hash)> {
-    let mut file = crate::files::open_ordinary(path)?;
+fn open_and_hash(path: &Path) -> io::Result<(File, Version, Option<[u8; HEADER]>, blake3::Hash)> {
+    let mut file = crate::files::open_regular(path)?;
     let version = Version::of(&file)?;
     let mut header = [0; HEADER];
     let header = match file.read_exact(&mut header) {
@@ -201,12 +201,12 @@ mod tests {
 
     #[test]
     fn tokens_come_back_in_both_widths() {
-        for (vocabulary, width) in [(1 << 16, 2), ((1 << 16) + 1, 4)] {
+        for (vocabulary, token_bytes) in [(1 << 16, 2), ((1 << 16) + 1, 4)] {
             let tokens: Vec<u32> = (0..1000).map(|i| (i * 7919) % vocabulary as u32).collect();
             let (_dir, path) = written(&tokens, vocabulary);
             let file = TokenFile::open(&path).unwrap();
             assert_eq!((file.len(), file.vocabulary()), (1000, vocabulary));
-            assert_eq!(std::fs::metadata(&path).unwrap().len(), (HEADER + 1000 * width) as u64);
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), (HEADER + 1000 * token_bytes) as u64);
             assert_eq!((file.tokenizer_hash(), file.text_hash()), ([1; 32], [2; 32]));
             let mut found = Vec::new();
             file.read(0..3, &mut found).unwrap();

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::params::{ALIGNMENT, Param, ParamId, Params};
 
 /// Chunks of a bucket start at multiples of this many elements: 64 bytes, which vector loads want.
-const GRAIN: usize = 16;
+const SHARD_ALIGNMENT: usize = 16;
 
 /// Parameters whose gradients travel together.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,35 +21,35 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// How it is shared among `world` ranks: so many elements each from the start of the range, and a rest of fewer than
+    /// How it is shared among `world` ranks: so many elements shard_len from the start of the range, and a remainder of fewer than
     /// 16 · `world` elements that belongs to all.
-    pub fn shares(&self, world: usize) -> Shares {
-        let each = self.range.len() / world / GRAIN * GRAIN;
-        let main = self.range.start..self.range.start + each * world;
-        Shares { each, rest: main.end..self.range.end, main }
+    pub fn shards(&self, world: usize) -> BucketShards {
+        let shard_len = self.range.len() / world / SHARD_ALIGNMENT * SHARD_ALIGNMENT;
+        let sharded = self.range.start..self.range.start + shard_len * world;
+        BucketShards { shard_len, remainder: sharded.end..self.range.end, sharded }
     }
 }
 
 /// A bucket in equal parts.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Shares {
-    /// Elements of each rank.
-    pub each: usize,
+pub struct BucketShards {
+    /// Elements of shard_len rank.
+    pub shard_len: usize,
     /// All ranks' parts, one behind the other.
-    pub main: Range<usize>,
+    pub sharded: Range<usize>,
     /// What is left over: every rank has it.
-    pub rest: Range<usize>,
+    pub remainder: Range<usize>,
 }
 
-impl Shares {
+impl BucketShards {
     /// The part of `rank`.
-    pub fn of(&self, rank: usize) -> Range<usize> {
-        let start = self.main.start + rank * self.each;
-        start..start + self.each
+    pub fn range_of(&self, rank: usize) -> Range<usize> {
+        let start = self.sharded.start + rank * self.shard_len;
+        start..start + self.shard_len
     }
 }
 
-/// Buckets of at most `bytes` of f32 gradients each, or of one parameter where that is more, in the order in which they are sent: last
+/// Buckets of at most `bytes` of f32 gradients shard_len, or of one parameter where that is more, in the order in which they are sent: last
 /// parameters first. Frozen parameters are in no bucket.
 pub fn buckets(params: &Params, bytes: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn frozen_parameters_do_not_travel() {
+    fn frozen_parameters_are_in_no_bucket() {
         let params = params(&[(64, false), (64, true), (64, false), (64, false)]);
         let found = buckets(&params, usize::MAX);
         assert_eq!(ids(&found), [vec![2, 3], vec![0]]);
@@ -115,10 +115,13 @@ mod tests {
     fn shares_are_equal_and_cover_the_bucket() {
         let bucket = Bucket { range: 64..64 + 320, ids: Vec::new() };
         for world in 1..=7 {
-            let shares = bucket.shares(world);
-            assert_eq!((shares.main.start, shares.rest.end), (64, 384));
-            assert_eq!((shares.of(0).start, shares.of(world - 1).end), (64, shares.rest.start));
-            assert!(shares.rest.len() < GRAIN * world && shares.each.is_multiple_of(GRAIN), "{shares:?}");
+            let shards = bucket.shards(world);
+            assert_eq!((shards.sharded.start, shards.remainder.end), (64, 384));
+            assert_eq!((shards.range_of(0).start, shards.range_of(world - 1).end), (64, shards.remainder.start));
+            assert!(
+                shards.remainder.len() < SHARD_ALIGNMENT * world && shards.shard_len.is_multiple_of(SHARD_ALIGNMENT),
+                "{shards:?}"
+            );
         }
     }
 }

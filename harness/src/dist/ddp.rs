@@ -19,7 +19,7 @@
 //! | bucketed | one for each bucket | as soon as its last gradient is ready, while backward goes on |
 //!
 //! [`Ddp::finish_by_bucket`] in the place of `finish_gradient_synchronization` lets each bucket be used while later ones travel;
-//! [`Ddp::finish_both_by_bucket`] lets the user of two ranks' gradients average them.
+//! [`Ddp::finish_by_bucket_with_peer`] lets the user of two ranks' gradients average them.
 //!
 //! A step's collectives are the same ones in the same order on every rank, even if the ranks' batches use different parameters: those
 //! that a rank did not use are sent as zeros. Overlap and buckets therefore wait for their turn: in the first step from the last parameter
@@ -34,16 +34,16 @@ use candle_core::{DType, Tensor};
 use half::bf16;
 use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
-use tilewright::kernels::rank_sum::{self, Ranks};
+use tilewright::kernels::rank_sum::{self, RankReduction};
 use tilewright::{Device as KernelDevice, View, ViewMut};
 
 use super::buckets::{Bucket, buckets};
 use super::comm::handle::wait_all;
-use super::comm::{Call, CommError, Communicator, Dtype, Handle, Inbox, Lap, Op, Reduce};
+use super::comm::{Call, CommError, Communicator, Dtype, EventTimer, Handle, Op, PeerBuffer, Reduce};
 use super::error::{Error, Result};
 use crate::ops::memory::{Elem, kernel_error};
-use crate::ops::{leave_multiprocessors, memory};
-use crate::params::{ParamId, Params, ReadyHook};
+use crate::ops::{memory, reserve_sms};
+use crate::params::{GradReadyHook, ParamId, Params};
 
 /// How gradients get to the other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
@@ -76,12 +76,12 @@ pub enum Exchange {
     /// All of it.
     AllReduce,
     /// All of it, from both ranks' gradients where two exchange them: for an optimizer that averages as it reads
-    /// ([`Ddp::finish_both_by_bucket`]). Gradients of four bytes are copied as they are then, which takes no kernels beside backward, and no more
+    /// ([`Ddp::finish_by_bucket_with_peer`]). Gradients of four bytes are copied as they are then, which takes no kernels beside backward, and no more
     /// links than a sum does. Those of two bytes stay where they are, and the optimizer reads the other rank's there: AdamW moves 28 bytes of
     /// its own GPU's memory for each parameter, which takes longer than two by NVLink. That is so of two ranks whose gradients copy
-    /// engines carry, and of two threads with `copies`; else it is [`Exchange::AllReduce`].
-    Both,
-    /// Its own share of every bucket ([`Bucket::shares`]): for an optimizer whose state is shared out (ZeRO-1).
+    /// engines carry, and of two threads with `copy_engines`; else it is [`Exchange::AllReduce`].
+    PeerGradients,
+    /// Its own share of every bucket ([`Bucket::shards`]): for an optimizer whose state is shared out (ZeRO-1).
     ReduceScatter,
 }
 
@@ -92,24 +92,24 @@ pub struct DdpOptions {
     /// Most bytes of f32 gradients in a bucket, for [`Form::Bucketed`] only; `None` is [`bucket_bytes`].
     pub bucket_bytes: Option<usize>,
     /// Gradients are rounded to this type on their way, bf16 or f16; sums are f32. Gradients that are kept in bf16 travel as they are.
-    pub wire: Option<Dtype>,
+    pub comm_dtype: Option<Dtype>,
     pub exchange: Exchange,
     /// Most multiprocessors of a GPU that collectives take while backward goes on (overlap and bucketed); 0 is as many as NCCL likes.
     pub nccl_ctas: u32,
     /// Copy engines carry what is sent while backward goes on (overlap and bucketed), between GPUs of one host; they take no multiprocessors
     /// but for short sums. NCCL carries it otherwise.
-    pub copies: bool,
+    pub copy_engines: bool,
     /// For how many of a GPU's multiprocessors less the products of backward are made while gradients travel (overlap and bucketed);
-    /// `None` is as many as collectives take: none with `copies`.
-    pub leave_sms: Option<u32>,
+    /// `None` is as many as collectives take: none with `copy_engines`.
+    pub reserve_sms: Option<u32>,
 }
 
 impl DdpOptions {
     /// Multiprocessors that products leave to collectives while gradients travel.
-    pub fn left_multiprocessors(&self) -> u32 {
+    pub fn reserved_sms(&self) -> u32 {
         // A limit above what NCCL takes by itself changes nothing.
-        let taken = if self.nccl_ctas > 0 { self.nccl_ctas.min(NCCL_OWN_CTAS) } else { NCCL_OWN_CTAS };
-        self.leave_sms.unwrap_or(if self.copies { 0 } else { taken })
+        let taken = if self.nccl_ctas > 0 { self.nccl_ctas.min(NCCL_DEFAULT_CTAS) } else { NCCL_DEFAULT_CTAS };
+        self.reserve_sms.unwrap_or(if self.copy_engines { 0 } else { taken })
     }
 
     /// Whether gradients leave while backward goes on.
@@ -118,9 +118,9 @@ impl DdpOptions {
     }
 
     /// Whether two ranks may exchange gradients of this type.
-    fn may_exchange(&self, dtype: Dtype, world: usize) -> bool {
-        let as_they_are = self.wire.is_none_or(|wire| wire == dtype);
-        self.copies && self.is_eager() && world == 2 && self.exchange == Exchange::Both && as_they_are
+    fn can_use_peer_gradients(&self, dtype: Dtype, world: usize) -> bool {
+        let same_dtype = self.comm_dtype.is_none_or(|comm_dtype| comm_dtype == dtype);
+        self.copy_engines && self.is_eager() && world == 2 && self.exchange == Exchange::PeerGradients && same_dtype
     }
 }
 
@@ -138,21 +138,21 @@ pub fn bucket_bytes(gradients: usize, between_gpus: bool) -> usize {
 }
 
 /// [`DdpOptions::nccl_ctas`] where nobody says otherwise: what NCCL takes by itself between GPUs of one host with NVLink.
-pub const NCCL_CTAS: u32 = NCCL_OWN_CTAS;
+pub const NCCL_CTAS: u32 = NCCL_DEFAULT_CTAS;
 
 /// Blocks of NCCL's all-reduce where nothing limits them: the channels that it reports between Hopper GPUs of one host.
-const NCCL_OWN_CTAS: u32 = 24;
+const NCCL_DEFAULT_CTAS: u32 = 24;
 
 impl Default for DdpOptions {
     fn default() -> DdpOptions {
         DdpOptions {
             form: Form::Bucketed,
             bucket_bytes: None,
-            wire: None,
+            comm_dtype: None,
             exchange: Exchange::AllReduce,
             nccl_ctas: NCCL_CTAS,
-            copies: false,
-            leave_sms: None,
+            copy_engines: false,
+            reserve_sms: None,
         }
     }
 }
@@ -165,23 +165,23 @@ pub struct Synchronized {
     pub bytes: usize,
     /// How long its caller was held up by waiting.
     pub waited: Duration,
-    /// The waits of the stream that computes, while collectives are traced.
-    laps: Vec<Box<dyn Lap>>,
+    /// The wait_timer of the stream that computes, while collectives are traced.
+    timers: Vec<Box<dyn EventTimer>>,
 }
 
 impl Synchronized {
     /// The communication that backward did not hide: how long the caller was held up, or on a GPU the stream that computes, where this
-    /// waits for it. (On a GPU it is known while collectives are traced, [`Communicator::start_trace`].)
-    pub fn left_over(&self) -> Duration {
-        let on_device: Option<f64> = self.laps.iter().map(|lap| lap.seconds()).sum();
-        on_device.filter(|_| !self.laps.is_empty()).map_or(self.waited, |s| Duration::from_secs_f64(s.max(0.0)))
+    /// wait_timer for it. (On a GPU it is known while collectives are traced, [`Communicator::start_trace`].)
+    pub fn exposed_time(&self) -> Duration {
+        let on_device: Option<f64> = self.timers.iter().map(|timer| timer.seconds()).sum();
+        on_device.filter(|_| !self.timers.is_empty()).map_or(self.waited, |s| Duration::from_secs_f64(s.max(0.0)))
     }
 }
 
 /// Averages the gradients of one model over all ranks.
 pub struct Ddp {
     inner: Arc<Inner>,
-    _hook: ReadyHook,
+    _hook: GradReadyHook,
 }
 
 struct Inner {
@@ -195,15 +195,15 @@ struct Inner {
     grads: u64,
     dtype: Dtype,
     /// The other rank's gradients, if two ranks exchange them.
-    others: Option<OthersGradients>,
-    pass: Mutex<Pass>,
+    peer_gradients: Option<PeerGradients>,
+    step_state: Mutex<StepState>,
 }
 
 /// Where the current step is.
-struct Pass {
+struct StepState {
     /// Gradients of this backward are the sum of this step's.
     sync: bool,
-    /// Gradients that each bucket still waits for.
+    /// Gradients that each bucket still wait_timer for.
     missing: Vec<usize>,
     /// Parameters whose gradients are complete, by id.
     ready: Vec<bool>,
@@ -211,16 +211,16 @@ struct Pass {
     order: Vec<usize>,
     next: usize,
     /// The order in which buckets are complete in the first step; after it, nothing.
-    complete: Option<Vec<usize>>,
+    completion_order: Option<Vec<usize>>,
     /// What has been sent: the bucket, and its collectives.
     sent: Vec<(usize, Vec<Handle>)>,
 }
 
-impl Pass {
-    fn new(buckets: &[Bucket], params: usize) -> Pass {
+impl StepState {
+    fn new(buckets: &[Bucket], params: usize) -> StepState {
         let order = (0..buckets.len()).collect();
         let (missing, ready) = (missing(buckets), vec![false; params]);
-        Pass { sync: true, missing, ready, order, next: 0, complete: Some(Vec::new()), sent: Vec::new() }
+        StepState { sync: true, missing, ready, order, next: 0, completion_order: Some(Vec::new()), sent: Vec::new() }
     }
 }
 
@@ -228,13 +228,13 @@ impl Ddp {
     /// Gives all ranks the parameters of rank 0, and averages gradients from now on.
     ///
     /// # Errors
-    /// Ranks with other parameters, and those of communication.
+    /// RankReduction with other parameters, and those of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
         if options.is_eager() {
             // What copy engines carry needs no communicator of fewer blocks.
-            comm.limit_beside(if options.copies { 0 } else { options.nccl_ctas })?;
-            comm.copies_beside(options.copies)?;
+            comm.set_overlap_max_ctas(if options.copy_engines { 0 } else { options.nccl_ctas })?;
+            comm.set_overlap_copy_engines(options.copy_engines)?;
         }
         let (form, world) = (options.form, comm.world());
         let buckets = match form {
@@ -251,20 +251,22 @@ impl Ddp {
         }
         broadcast_values(params, &comm)?;
         tracing::debug!("{} of {} ranks: {} buckets, {}", comm.rank(), world, buckets.len(), form.name());
-        let pass = Pass::new(&buckets, params.len());
-        let wanted = options.may_exchange(kept(params), world);
-        let in_place = wanted && kept(params).size() == 2 && all_ranks(&comm, params.expose_grads()?)?;
+        let step_state = StepState::new(&buckets, params.len());
+        let wanted = options.can_use_peer_gradients(grad_dtype(params), world);
+        let reads_peer =
+            wanted && grad_dtype(params).size() == 2 && all_true(&comm, params.make_grads_ipc_shareable()?)?;
         let flat = params.grads();
-        let dtype = kept(params);
+        let dtype = grad_dtype(params);
         let grads = match dtype {
             Dtype::Bf16 => address::<bf16>(&flat)?,
             _ => address::<f32>(&flat)?,
         };
-        let others = others_gradients(flat, (grads, dtype), &comm, wanted, in_place)?;
-        let (params, pass) = (params.clone(), Mutex::new(pass));
-        let inner = Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, others, pass });
-        let hears = inner.clone();
-        let hook = inner.params.on_grad_ready(move |id| hears.ready(id).map_err(Into::into));
+        let peer_gradients = peer_gradients(flat, (grads, dtype), &comm, wanted, reads_peer)?;
+        let (params, step_state) = (params.clone(), Mutex::new(step_state));
+        let inner =
+            Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, peer_gradients, step_state });
+        let registered = inner.clone();
+        let hook = inner.params.on_grad_ready(move |id| registered.ready(id).map_err(Into::into));
         Ok(Ddp { inner, _hook: hook })
     }
 
@@ -294,18 +296,18 @@ impl Ddp {
         backward()
     }
 
-    /// Sends what has not been sent, and waits until every gradient is the average over all ranks (with
-    /// [`Exchange::ReduceScatter`], until this rank's shares are). On a GPU, until what is queued next on the stream sees them.
+    /// Sends what has not been sent, and wait_timer until every gradient is the average over all ranks (with
+    /// [`Exchange::ReduceScatter`], until this rank's shards are). On a GPU, until what is queued next on the stream sees them.
     ///
     /// # Errors
     /// Those of communication; then the gradients hold anything.
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
-        if self.has_both() {
+        if self.has_peer_gradients() {
             return self.finish_by_bucket(|_| Ok(()));
         }
-        self.finish(|sent, waits| {
+        self.finish(|sent, wait_timer| {
             let handles: Vec<&Handle> = sent.iter().flat_map(|(_, handles)| handles).collect();
-            waits.during(|| Ok(wait_all(handles)?))
+            wait_timer.during(|| Ok(wait_all(handles)?))
         })
     }
 
@@ -318,7 +320,7 @@ impl Ddp {
         &self,
         mut with: impl FnMut(&Bucket) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
-        self.finish_both_by_bucket(|bucket, other| {
+        self.finish_by_bucket_with_peer(|bucket, other| {
             if let Some(other) = other {
                 self.inner.average(&bucket.range, other)?;
             }
@@ -326,21 +328,22 @@ impl Ddp {
         })
     }
 
-    /// As [`Ddp::finish_by_bucket`] for who averages the gradients of two ranks that [have both](Ddp::has_both): `with` gets the other rank's
+    /// As [`Ddp::finish_by_bucket`] for who averages the gradients of two ranks that [have both](Ddp::has_peer_gradients): `with` gets the other rank's
     /// too, and gradients stay this rank's own, which `with` does not write. Without exchanges it gets none, and gradients are the averages.
     ///
     /// # Errors
     /// As [`Ddp::finish_by_bucket`].
-    pub fn finish_both_by_bucket<E: From<Error>>(
+    pub fn finish_by_bucket_with_peer<E: From<Error>>(
         &self,
-        mut with: impl FnMut(&Bucket, Option<&OthersGradients>) -> Result<(), E>,
+        mut with: impl FnMut(&Bucket, Option<&PeerGradients>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
-        self.finish(|sent, waits| {
+        self.finish(|sent, wait_timer| {
             let outcome = sent.iter().try_for_each(|(bucket, handles)| {
-                waits.during(|| Ok(wait_all(handles)?))?;
-                with(&self.inner.buckets[*bucket], self.inner.others.as_ref())
+                wait_timer.during(|| Ok(wait_all(handles)?))?;
+                with(&self.inner.buckets[*bucket], self.inner.peer_gradients.as_ref())
             });
-            let outcome = outcome.and_then(|()| self.inner.part().map_err(|error| Error::from(error).into()));
+            let outcome =
+                outcome.and_then(|()| self.inner.finish_peer_reads().map_err(|error| Error::from(error).into()));
             // Whatever happened: nothing uses the gradients any more.
             let waited = wait_all(sent.iter().flat_map(|(_, handles)| handles));
             outcome.and(waited.map_err(|error| Error::from(error).into()))
@@ -350,63 +353,63 @@ impl Ddp {
     /// Sends what has not been sent, and has `wait` wait for all of it.
     fn finish<E: From<Error>>(
         &self,
-        wait: impl FnOnce(&[(usize, Vec<Handle>)], &mut Waits<'_>) -> Result<(), E>,
+        wait: impl FnOnce(&[(usize, Vec<Handle>)], &mut WaitTimer<'_>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
         let inner = &self.inner;
         // Backward is over.
-        leave_multiprocessors(0);
-        let mut waits = Waits { comm: &inner.comm, laps: Vec::new(), waited: Duration::ZERO };
-        let mut pass = inner.lock();
+        reserve_sms(0);
+        let mut wait_timer = WaitTimer { comm: &inner.comm, timers: Vec::new(), waited: Duration::ZERO };
+        let mut step_state = inner.lock();
         let eager = inner.is_eager();
-        let outcome = waits.during(|| {
-            (pass.next..inner.buckets.len()).try_for_each(|_| {
-                inner.send_next(&mut pass)?;
+        let outcome = wait_timer.during(|| {
+            (step_state.next..inner.buckets.len()).try_for_each(|_| {
+                inner.send_next(&mut step_state)?;
                 // Naive is what its name says; on a GPU its stream sees to it.
                 if eager || inner.comm.is_on_device() {
                     return Ok(());
                 }
-                Ok(pass.sent.last().map_or(Ok(()), |(_, handles)| wait_all(handles))?)
+                Ok(step_state.sent.last().map_or(Ok(()), |(_, handles)| wait_all(handles))?)
             })
         });
-        let sent = std::mem::take(&mut pass.sent);
-        pass.next = 0;
-        pass.missing = missing(&inner.buckets);
-        pass.ready.fill(false);
-        let complete = pass.complete.take();
-        drop(pass);
+        let sent = std::mem::take(&mut step_state.sent);
+        step_state.next = 0;
+        step_state.missing = missing(&inner.buckets);
+        step_state.ready.fill(false);
+        let order = step_state.completion_order.take();
+        drop(step_state);
         match outcome {
-            Ok(()) => wait(&sent, &mut waits)?,
+            Ok(()) => wait(&sent, &mut wait_timer)?,
             Err(error) => {
                 // All of them, before the error lets the gradients be used again.
                 drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
                 return Err(error.into());
             }
         }
-        if let Some(complete) = complete.filter(|_| eager) {
-            inner.learn_order(complete)?;
+        if let Some(order) = order.filter(|_| eager) {
+            inner.adopt_order(order)?;
         }
         let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * inner.dtype.size()).sum();
         let calls = sent.iter().map(|(_, handles)| handles.len()).sum();
-        Ok(Synchronized { calls, bytes, waited: waits.waited, laps: waits.laps })
+        Ok(Synchronized { calls, bytes, waited: wait_timer.waited, timers: wait_timer.timers })
     }
 
-    /// Whether two ranks exchange their gradients: see [`Exchange::Both`].
-    pub fn has_both(&self) -> bool {
-        self.inner.others.is_some()
+    /// Whether two ranks exchange their gradients: see [`Exchange::PeerGradients`].
+    pub fn has_peer_gradients(&self) -> bool {
+        self.inner.peer_gradients.is_some()
     }
 
     /// Whether who averages reads the other rank's gradients where that one has them, so that none are sent.
-    pub fn reads_in_place(&self) -> bool {
-        self.inner.others.as_ref().is_some_and(|others| others.in_place)
+    pub fn reads_peer_memory(&self) -> bool {
+        self.inner.peer_gradients.as_ref().is_some_and(|peer| peer.reads_peer)
     }
 
-    /// Makes the gradients of a step that ended with [`Ddp::finish_both_by_bucket`] the averages, for who wants to look at them.
+    /// Makes the gradients of a step that ended with [`Ddp::finish_by_bucket_with_peer`] the averages, for who wants to look at them.
     ///
     /// # Errors
     /// Those of the launches.
-    pub(crate) fn average_both(&self) -> Result<()> {
-        let Some(others) = &self.inner.others else { return Ok(()) };
-        self.inner.buckets.iter().try_for_each(|bucket| self.inner.average(&bucket.range, others))
+    pub(crate) fn average_with_peer(&self) -> Result<()> {
+        let Some(peer) = &self.inner.peer_gradients else { return Ok(()) };
+        self.inner.buckets.iter().try_for_each(|bucket| self.inner.average(&bucket.range, peer))
     }
 
     /// Whether gradients leave while backward goes on, so that something may be done with some while others travel.
@@ -416,22 +419,22 @@ impl Ddp {
 }
 
 /// How long somebody waited.
-struct Waits<'a> {
+struct WaitTimer<'a> {
     comm: &'a Communicator,
-    laps: Vec<Box<dyn Lap>>,
+    timers: Vec<Box<dyn EventTimer>>,
     waited: Duration,
 }
 
-impl Waits<'_> {
-    /// Waits, and counts it.
+impl WaitTimer<'_> {
+    /// WaitTimer, and counts it.
     fn during(&mut self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         let began = Instant::now();
-        let lap = if self.comm.is_tracing() { self.comm.lap()? } else { None };
+        let timer = if self.comm.is_tracing() { self.comm.start_timer()? } else { None };
         let outcome = wait();
         self.waited += began.elapsed();
-        if let Some(mut lap) = lap {
-            lap.stop()?;
-            self.laps.push(lap);
+        if let Some(mut timer) = timer {
+            timer.stop()?;
+            self.timers.push(timer);
         }
         outcome
     }
@@ -439,7 +442,7 @@ impl Waits<'_> {
 
 impl Drop for Ddp {
     fn drop(&mut self) {
-        leave_multiprocessors(0);
+        reserve_sms(0);
         // Collectives that a failed step left behind still use the gradients.
         let sent = std::mem::take(&mut self.inner.lock().sent);
         drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
@@ -447,8 +450,8 @@ impl Drop for Ddp {
 }
 
 impl Inner {
-    fn lock(&self) -> MutexGuard<'_, Pass> {
-        self.pass.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, StepState> {
+        self.step_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_eager(&self) -> bool {
@@ -457,34 +460,35 @@ impl Inner {
 
     /// A gradient of this backward is complete.
     fn ready(&self, id: ParamId) -> Result<()> {
-        let mut pass = self.lock();
-        let Some(bucket) = self.bucket_of.get(id.0).copied().flatten().filter(|_| pass.sync && self.is_eager()) else {
+        let mut step_state = self.lock();
+        let Some(bucket) = self.bucket_of.get(id.0).copied().flatten().filter(|_| step_state.sync && self.is_eager())
+        else {
             return Ok(());
         };
-        if std::mem::replace(&mut pass.ready[id.0], true) {
+        if std::mem::replace(&mut step_state.ready[id.0], true) {
             return Err(Error::Misuse(format!(
                 "`{}` got a second gradient in one step\n  help: run all backward passes of a step but the last inside no_sync, and finish_gradient_synchronization after the last",
                 self.params.param(id).name()
             )));
         }
-        pass.missing[bucket] -= 1;
-        if pass.missing[bucket] == 0
-            && let Some(complete) = &mut pass.complete
+        step_state.missing[bucket] -= 1;
+        if step_state.missing[bucket] == 0
+            && let Some(order) = &mut step_state.completion_order
         {
-            complete.push(bucket);
+            order.push(bucket);
         }
-        while pass.order.get(pass.next).is_some_and(|&next| pass.missing[next] == 0) {
-            self.send_next(&mut pass)?;
+        while step_state.order.get(step_state.next).is_some_and(|&next| step_state.missing[next] == 0) {
+            self.send_next(&mut step_state)?;
             // This is the thread that walks backward. A rank that is alone sends nothing.
             if self.comm.world() > 1 {
-                leave_multiprocessors(self.options.left_multiprocessors());
+                reserve_sms(self.options.reserved_sms());
             }
         }
         Ok(())
     }
 
     /// From now on buckets are sent as they were complete on rank 0, and those that no loss needed last.
-    fn learn_order(&self, mut order: Vec<usize>) -> Result<()> {
+    fn adopt_order(&self, mut order: Vec<usize>) -> Result<()> {
         order.extend((0..self.buckets.len()).filter(|bucket| !order.contains(bucket)).collect::<Vec<_>>());
         let mut wanted: Vec<u64> = order.iter().map(|&bucket| bucket as u64).collect();
         self.comm.broadcast(&mut wanted, 0)?;
@@ -493,71 +497,72 @@ impl Inner {
     }
 
     /// Where gradients are read in place: ends when the other rank has read this one's, so that they may be written again.
-    fn part(&self) -> Result<(), CommError> {
-        match &self.others {
-            Some(others) if others.in_place => wait_all(&[self.start(0..self.params.flat_len(), Op::Exchange)?]),
+    fn finish_peer_reads(&self) -> Result<(), CommError> {
+        match &self.peer_gradients {
+            Some(peer) if peer.reads_peer => wait_all(&[self.start(0..self.params.flat_len(), Op::Exchange)?]),
             _ => Ok(()),
         }
     }
 
     /// Gradients in `range` become the averages of them and the other rank's. In place, both ranks call it for the same ranges.
-    fn average(&self, range: &Range<usize>, others: &OthersGradients) -> Result<()> {
+    fn average(&self, range: &Range<usize>, peer: &PeerGradients) -> Result<()> {
         match self.dtype {
-            _ if others.in_place => Ok(wait_all(&[self.start(range.clone(), Op::AllReduce(Reduce::Avg))?])?),
-            Dtype::Bf16 => self.average_of::<bf16>(range, others),
-            _ => self.average_of::<f32>(range, others),
+            _ if peer.reads_peer => Ok(wait_all(&[self.start(range.clone(), Op::AllReduce(Reduce::Avg))?])?),
+            Dtype::Bf16 => self.average_of::<bf16>(range, peer),
+            _ => self.average_of::<f32>(range, peer),
         }
     }
 
-    fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, others: &OthersGradients) -> Result<()> {
+    fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, peer: &PeerGradients) -> Result<()> {
         let device = memory::kernel_device(self.params.device())?;
-        let others = others.view::<G>(device, range);
-        // SAFETY: as for a collective: the gradients live as long as `params`, and whoever waits for them does not use them yet.
+        let others = peer.view::<G>(device, range);
+        // SAFETY: as for a collective: the gradients live as long as `params`, and whoever wait_timer for them does not use them yet.
         let own = unsafe {
             let begin = self.grads + (range.start * size_of::<G>()) as u64;
             ViewMut::<G>::from_address(device, begin, range.len())
         };
-        let ranks = Ranks { rank: self.comm.rank(), world: 2, average: true };
+        let ranks = RankReduction { rank: self.comm.rank(), world: 2, average: true };
         let reduced = rank_sum::reduce(device, own, (others, range.len()), None, ranks, None);
         Ok(reduced.map_err(kernel_error)?)
     }
 
     /// Starts the next bucket's collectives.
-    fn send_next(&self, pass: &mut Pass) -> Result<(), CommError> {
-        let index = pass.order[pass.next];
-        pass.next += 1;
+    fn send_next(&self, step_state: &mut StepState) -> Result<(), CommError> {
+        let index = step_state.order[step_state.next];
+        step_state.next += 1;
         let mut handles = Vec::new();
         let bucket = &self.buckets[index];
         let outcome = match self.options.exchange {
-            Exchange::Both if self.others.is_some() => {
+            Exchange::PeerGradients if self.peer_gradients.is_some() => {
                 self.start(bucket.range.clone(), Op::Exchange).map(|handle| handles.push(handle))
             }
-            Exchange::AllReduce | Exchange::Both => {
+            Exchange::AllReduce | Exchange::PeerGradients => {
                 self.start(bucket.range.clone(), Op::AllReduce(Reduce::Avg)).map(|handle| handles.push(handle))
             }
             Exchange::ReduceScatter => {
-                let shares = bucket.shares(self.comm.world());
-                let parts = [(shares.main, Op::ReduceScatter(Reduce::Avg)), (shares.rest, Op::AllReduce(Reduce::Avg))];
+                let shards = bucket.shards(self.comm.world());
+                let parts =
+                    [(shards.sharded, Op::ReduceScatter(Reduce::Avg)), (shards.remainder, Op::AllReduce(Reduce::Avg))];
                 let mut parts = parts.into_iter().filter(|(range, _)| !range.is_empty());
                 parts.try_for_each(|(range, op)| self.start(range, op).map(|handle| handles.push(handle)))
             }
         };
         // With an error, too: what has been started is waited for.
-        pass.sent.push((index, handles));
+        step_state.sent.push((index, handles));
         outcome
     }
 
-    /// Starts a collective of gradients. Whoever calls it waits for the handle before these are used, and before this goes.
+    /// Starts a collective of gradients. Whoever calls it wait_timer for the handle before these are used, and before this goes.
     fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
-        // What lies in the wire's type already is not rounded again.
-        let wire = self.options.wire.filter(|wire| *wire != self.dtype);
-        let call = Call { op, dtype: self.dtype, count: range.len(), wire };
+        // What lies in the comm_dtype's type already is not rounded again.
+        let comm_dtype = self.options.comm_dtype.filter(|comm_dtype| *comm_dtype != self.dtype);
+        let call = Call { op, dtype: self.dtype, count: range.len(), comm_dtype };
         let address = self.grads + (range.start * self.dtype.size()) as u64;
         // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
         // these elements, and nobody asks for them before `finish_gradient_synchronization`.
         unsafe {
             match self.is_eager() {
-                true => self.comm.start_beside(call, address as *mut u8),
+                true => self.comm.start_overlapped(call, address as *mut u8),
                 false => self.comm.start(call, address as *mut u8),
             }
         }
@@ -569,16 +574,16 @@ fn missing(buckets: &[Bucket]) -> Vec<usize> {
 }
 
 /// The other rank's gradients, laid out as the flat gradient: where they arrive, or where that rank has them.
-pub struct OthersGradients {
+pub struct PeerGradients {
     address: u64,
-    in_place: bool,
+    reads_peer: bool,
     /// What the other rank uses: the place where its gradients arrive, or this rank's own gradients.
     _tensor: Arc<Tensor>,
-    /// Tells the communicator that its inbox is used.
+    /// Tells the communicator that its peer_buffer is used.
     _use: Arc<()>,
 }
 
-impl OthersGradients {
+impl PeerGradients {
     /// The elements in `range`, of the type in which gradients are kept, for kernels on this rank's `device`.
     pub(crate) fn view<'a, G: Elem + FloatElement>(
         &'a self,
@@ -586,14 +591,14 @@ impl OthersGradients {
         range: &Range<usize>,
     ) -> View<'a, G> {
         let begin = self.address + (range.start * size_of::<G>()) as u64;
-        // SAFETY: it is as long as the flat gradient and open to this process while this lives, which whoever waits for a bucket borrows; the
+        // SAFETY: it is as long as the flat gradient and open to this process while this lives, which whoever wait_timer for a bucket borrows; the
         // other rank writes it before that bucket's exchange and, in place, behind the one at the end.
         unsafe { View::from_address(device, begin, range.len()) }
     }
 }
 
 /// The type in which gradients are kept.
-fn kept(params: &Params) -> Dtype {
+fn grad_dtype(params: &Params) -> Dtype {
     match params.grads().dtype() {
         DType::BF16 => Dtype::Bf16,
         _ => Dtype::F32,
@@ -601,58 +606,62 @@ fn kept(params: &Params) -> Dtype {
 }
 
 /// Whether all ranks say yes.
-fn all_ranks(comm: &Communicator, yes: bool) -> Result<bool> {
+fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     let mut all = vec![0_u64; comm.world()];
     all[comm.rank()] = u64::from(yes);
     comm.all_gather(&mut all)?;
     Ok(all.iter().all(|&yes| yes == 1))
 }
 
-/// The other rank's gradients, if they are `wanted` and the communicator exchanges them; `in_place`, if it can. It has one inbox: while
+/// The other rank's gradients, if they are `wanted` and the communicator exchanges them; `reads_peer`, if it can. It has one peer_buffer: while
 /// another `Ddp` uses that, this one does without.
-fn others_gradients(
+fn peer_gradients(
     flat: Tensor,
     (grads, dtype): (u64, Dtype),
     comm: &Communicator,
     wanted: bool,
-    in_place: bool,
-) -> Result<Option<OthersGradients>> {
-    if comm.inbox_is_used() {
+    reads_peer: bool,
+) -> Result<Option<PeerGradients>> {
+    if comm.peer_buffer_in_use() {
         return Ok(None);
     }
-    if comm.has_inbox() {
+    if comm.has_peer_buffer() {
         // A former one's goes before the next one comes, and after a step that failed kernels may still read the other rank's.
         flat.device().synchronize()?;
-        comm.set_inbox(None)?;
+        comm.set_peer_buffer(None)?;
     }
     if !wanted {
         return Ok(None);
     }
     let bytes = flat.elem_count() * dtype.size();
-    let set = |at: u64, tensor: Arc<Tensor>| -> Result<Option<OthersGradients>> {
-        let inbox = Inbox { of: grads, at, bytes, owner: tensor.clone() };
-        let address = comm.set_inbox(Some(inbox))?;
-        let others =
-            |address| OthersGradients { address, in_place: at == grads, _tensor: tensor, _use: comm.use_inbox() };
+    let set = |dest: u64, tensor: Arc<Tensor>| -> Result<Option<PeerGradients>> {
+        let peer_buffer = PeerBuffer { source: grads, dest, bytes, owner: tensor.clone() };
+        let address = comm.set_peer_buffer(Some(peer_buffer))?;
+        let others = |address| PeerGradients {
+            address,
+            reads_peer: dest == grads,
+            _tensor: tensor,
+            _use: comm.hold_peer_buffer(),
+        };
         Ok(address.map(others))
     };
-    if in_place && let Some(others) = set(grads, Arc::new(flat.clone()))? {
-        return Ok(Some(others));
+    if reads_peer && let Some(peer) = set(grads, Arc::new(flat.clone()))? {
+        return Ok(Some(peer));
     }
-    let (tensor, at) = match dtype {
-        Dtype::Bf16 => exposable::<bf16>(&flat)?,
-        _ => exposable::<f32>(&flat)?,
+    let (tensor, dest) = match dtype {
+        Dtype::Bf16 => ipc_shareable::<bf16>(&flat)?,
+        _ => ipc_shareable::<f32>(&flat)?,
     };
-    set(at, tensor)
+    set(dest, tensor)
 }
 
 /// A tensor as long as `flat`, of zeros, and its address.
-fn exposable<G: Elem>(flat: &Tensor) -> Result<(Arc<Tensor>, u64)> {
-    let tensor = memory::exposable_zeros::<G>(flat.device(), flat.elem_count())?;
+fn ipc_shareable<G: Elem>(flat: &Tensor) -> Result<(Arc<Tensor>, u64)> {
+    let tensor = memory::ipc_shareable_zeros::<G>(flat.device(), flat.elem_count())?;
     // Its zeros are not written over what arrives.
     flat.device().synchronize()?;
-    let at = address::<G>(&tensor)?;
-    Ok((Arc::new(tensor), at))
+    let dest = address::<G>(&tensor)?;
+    Ok((Arc::new(tensor), dest))
 }
 
 /// Where a flat tensor's elements begin: on the host, or on the GPU.
@@ -675,7 +684,7 @@ fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Res
     match others.is_empty() {
         true => Ok(()),
         false => Err(Error::Misuse(format!(
-            "{} built another model than rank 0, or shares it otherwise: names, shapes, frozen parameters or options differ\n  help: start all ranks with the same arguments",
+            "{} built another model than rank 0, or shards it otherwise: names, shapes, frozen parameters or options differ\n  help: start all ranks with the same arguments",
             super::comm::error::ranks(&others)
         ))),
     }
@@ -686,10 +695,10 @@ fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Res
 /// # Errors
 /// Those of communication.
 pub fn broadcast_values(params: &Params, comm: &Communicator) -> Result<()> {
-    let call = Call { op: Op::Broadcast { root: 0 }, dtype: Dtype::F32, count: params.flat_len(), wire: None };
+    let call = Call { op: Op::Broadcast { root: 0 }, dtype: Dtype::F32, count: params.flat_len(), comm_dtype: None };
     let values = address::<f32>(params.values())?;
     // SAFETY: the values live as long as `params`, and we wait.
     let handle = unsafe { comm.start(call, values as *mut u8)? };
     handle.wait()?;
-    Ok(params.refresh_copy()?)
+    Ok(params.refresh_compute_weights()?)
 }

@@ -16,8 +16,8 @@ use super::comm::{CommError, Result};
 /// Says which descriptor is the socket, and its inode: `7:12345`. The number alone could be another file by now.
 pub const VARIABLE: &str = "TILEWRIGHT_LIFELINE";
 
-const BEGINS: u8 = b'+';
-const ENDS: u8 = b'-';
+const SAVE_BEGINS: u8 = b'+';
+const SAVE_ENDS: u8 = b'-';
 
 static LIFELINE: OnceLock<Option<UnixStream>> = OnceLock::new();
 
@@ -67,7 +67,7 @@ fn inode_of(socket: &UnixStream) -> Option<u64> {
 
 /// Tells the launcher, if there is one, that this rank saves its state until the handle is dropped.
 pub fn saving() -> Saving {
-    say(BEGINS);
+    send(SAVE_BEGINS);
     Saving(())
 }
 
@@ -77,11 +77,11 @@ pub struct Saving(());
 
 impl Drop for Saving {
     fn drop(&mut self) {
-        say(ENDS);
+        send(SAVE_ENDS);
     }
 }
 
-fn say(word: u8) {
+fn send(word: u8) {
     if let Some(Some(line)) = LIFELINE.get() {
         // Without waiting: a launcher that is stopped (SIGSTOP) reads nothing, and training goes on.
         // SAFETY: the byte lives through the call.
@@ -90,7 +90,7 @@ fn say(word: u8) {
 }
 
 /// The launcher's end.
-pub struct Held {
+pub struct LauncherEnd {
     socket: UnixStream,
     saving: usize,
 }
@@ -99,23 +99,23 @@ pub struct Held {
 ///
 /// # Errors
 /// The system has no more descriptors.
-pub fn pair() -> std::io::Result<(Held, UnixStream, String)> {
-    let (held, given) = UnixStream::pair()?;
-    held.set_nonblocking(true)?;
+pub fn pair() -> std::io::Result<(LauncherEnd, UnixStream, String)> {
+    let (launcher_end, given) = UnixStream::pair()?;
+    launcher_end.set_nonblocking(true)?;
     let inode = inode_of(&given).unwrap_or_default();
     let name = format!("{}:{inode}", given.as_raw_fd());
-    Ok((Held { socket: held, saving: 0 }, given, name))
+    Ok((LauncherEnd { socket: launcher_end, saving: 0 }, given, name))
 }
 
-impl Held {
+impl LauncherEnd {
     /// Whether the rank saves its state now; does not wait.
     pub fn is_saving(&mut self) -> bool {
         let mut words = [0_u8; 64];
         while let Ok(count @ 1..) = self.socket.read(&mut words) {
             for word in &words[..count] {
                 match *word {
-                    BEGINS => self.saving += 1,
-                    ENDS => self.saving = self.saving.saturating_sub(1),
+                    SAVE_BEGINS => self.saving += 1,
+                    SAVE_ENDS => self.saving = self.saving.saturating_sub(1),
                     _ => {}
                 }
             }
@@ -131,16 +131,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launchers_hear_who_saves() {
-        let (mut held, mut given, _) = pair().unwrap();
-        assert!(!held.is_saving());
+    fn the_launcher_sees_saves() {
+        let (mut launcher_end, mut given, _) = pair().unwrap();
+        assert!(!launcher_end.is_saving());
         given.write_all(b"+").unwrap();
-        assert!(held.is_saving() && held.is_saving());
+        assert!(launcher_end.is_saving() && launcher_end.is_saving());
         given.write_all(b"-+-").unwrap();
-        assert!(!held.is_saving());
+        assert!(!launcher_end.is_saving());
         given.write_all(b"+").unwrap();
         drop(given);
-        assert!(held.is_saving());
+        assert!(launcher_end.is_saving());
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub mod sharded;
 pub mod watchdog;
 
 use comm::{CommError, Communicator, Result};
-use rank::{BackEnd, Environment};
+use rank::{BackendKind, Environment};
 
 /// The communicator of this process, as whoever started it wants it; of a world of one where nobody did.
 ///
@@ -34,17 +34,17 @@ pub fn connect() -> Result<Communicator> {
 /// As [`connect`].
 pub fn connect_to(environment: &Environment) -> Result<Communicator> {
     let options = environment.options;
-    let Some(place) = &environment.place else { return Communicator::alone() };
-    let by_mpi = cfg!(feature = "mpi") && place.started_by == "mpirun";
-    let back_end = environment.back_end.unwrap_or(if by_mpi { BackEnd::Mpi } else { BackEnd::Tcp });
-    match back_end {
-        BackEnd::Tcp => rendezvous::connect(place, &environment.job, options),
+    let Some(info) = &environment.rank_info else { return Communicator::single() };
+    let by_mpi = cfg!(feature = "mpi") && info.started_by == "mpirun";
+    let backend = environment.backend.unwrap_or(if by_mpi { BackendKind::Mpi } else { BackendKind::Tcp });
+    match backend {
+        BackendKind::Tcp => rendezvous::connect(info, &environment.job, options),
         #[cfg(feature = "mpi")]
-        BackEnd::Mpi => comm::mpi::connect(options),
+        BackendKind::Mpi => comm::mpi::connect(options),
         #[cfg(not(feature = "mpi"))]
-        BackEnd::Mpi => absent("MPI", "mpi"),
+        BackendKind::Mpi => absent("MPI", "mpi"),
         // For host memory; `connect_for` has the GPUs.
-        BackEnd::Nccl => rendezvous::connect(place, &environment.job, options),
+        BackendKind::Nccl => rendezvous::connect(info, &environment.job, options),
     }
 }
 
@@ -54,17 +54,17 @@ pub fn connect_to(environment: &Environment) -> Result<Communicator> {
 /// As [`connect_to`]; several ranks with GPUs in a build without NCCL, and NCCL asked for on the CPU.
 pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> Result<Communicator> {
     match device {
-        candle_core::Device::Cpu if environment.back_end == Some(BackEnd::Nccl) => Err(CommError::Setup(
+        candle_core::Device::Cpu if environment.backend == Some(BackendKind::Nccl) => Err(CommError::Setup(
             "NCCL carries memory of GPUs, and this model is on the CPU\n  help: unset TILEWRIGHT_COMM, or train on GPUs".into(),
         )),
         candle_core::Device::Cpu => connect_to(environment),
         #[cfg(all(feature = "nccl", feature = "cuda"))]
         candle_core::Device::Cuda(cuda) => {
-            let alone = rank::Place::alone();
-            let place = environment.place.as_ref().unwrap_or(&alone);
-            comm::nccl::connect(connect_to(environment)?, place, &environment.job, cuda.cuda_stream(), environment.options)
+            let alone = rank::RankInfo::single();
+            let info = environment.rank_info.as_ref().unwrap_or(&alone);
+            comm::nccl::connect(connect_to(environment)?, info, &environment.job, cuda.cuda_stream(), environment.options)
         }
-        _ if environment.place.as_ref().is_none_or(|place| place.world == 1) => {
+        _ if environment.rank_info.as_ref().is_none_or(|info| info.world == 1) => {
             Err(CommError::Setup("one rank on a GPU has nobody to talk to: leave --ddp and --shard out".into()))
         }
         _ => absent("NCCL", "nccl"),

@@ -33,11 +33,11 @@ use super::secret::{Access, Secret};
 pub const PORT: u16 = 29500;
 
 /// More ranks than any machine has: each has a place in lists that every rank makes.
-const MOST_RANKS: usize = 1 << 20;
+const MAX_WORLD: usize = 1 << 20;
 
 /// This process among all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     pub rank: usize,
     pub world: usize,
     /// Number among the ranks of this host: which GPU is ours.
@@ -50,17 +50,17 @@ pub struct Place {
     pub started_by: &'static str,
 }
 
-impl Place {
+impl RankInfo {
     /// That of the only rank of a world of one.
-    pub fn alone() -> Place {
+    pub fn single() -> RankInfo {
         let master = ("127.0.0.1".into(), PORT);
-        Place { rank: 0, world: 1, local_rank: 0, local_world: 1, master, started_by: "nobody" }
+        RankInfo { rank: 0, world: 1, local_rank: 0, local_world: 1, master, started_by: "nobody" }
     }
 }
 
 /// What carries collectives between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackEnd {
+pub enum BackendKind {
     Tcp,
     Mpi,
     Nccl,
@@ -70,8 +70,8 @@ pub enum BackEnd {
 #[derive(Clone, Debug)]
 pub struct Environment {
     /// `None` where nobody started ranks: this process is alone.
-    pub place: Option<Place>,
-    pub back_end: Option<BackEnd>,
+    pub rank_info: Option<RankInfo>,
+    pub backend: Option<BackendKind>,
     pub options: Options,
     pub job: Job,
 }
@@ -80,7 +80,7 @@ impl Environment {
     /// Of this process.
     ///
     /// # Errors
-    /// Names the variable whose value makes no sense, and what was expected.
+    /// LauncherVariables the variable whose value makes no sense, and what was expected.
     pub fn get() -> Result<Environment> {
         expect_text(|name| std::env::var_os(name))?;
         Environment::read(|name| std::env::var(name).ok())
@@ -89,16 +89,16 @@ impl Environment {
     /// Reads the variables through `lookup`.
     pub(super) fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Environment> {
         let lookup = |name: &str| lookup(name).filter(|value| !value.is_empty());
-        let (back_end, options) = communication(&lookup)?;
-        let job = Job { word: lookup("TILEWRIGHT_JOB").unwrap_or_default(), access: access(&lookup)? };
-        Ok(Environment { place: place(&lookup)?, back_end, options, job })
+        let (backend, options) = communication(&lookup)?;
+        let job = Job { name: lookup("TILEWRIGHT_JOB").unwrap_or_default(), access: access(&lookup)? };
+        Ok(Environment { rank_info: find_rank_info(&lookup)?, backend, options, job })
     }
 }
 
 /// Checks our own variables, those of this process, whether or not it is a rank; a secret is looked at when it is needed.
 ///
 /// # Errors
-/// Names the variable whose value makes no sense, and what was expected.
+/// LauncherVariables the variable whose value makes no sense, and what was expected.
 pub fn check_own() -> Result<()> {
     expect_text(|name| std::env::var_os(name))?;
     let lookup = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -108,30 +108,30 @@ pub fn check_own() -> Result<()> {
 }
 
 /// What carries collectives, and how long they wait.
-fn communication(lookup: &impl Fn(&str) -> Option<String>) -> Result<(Option<BackEnd>, Options)> {
+fn communication(lookup: &impl Fn(&str) -> Option<String>) -> Result<(Option<BackendKind>, Options)> {
     let default = Options::default();
-    let back_end = match lookup("TILEWRIGHT_COMM").as_deref() {
+    let backend = match lookup("TILEWRIGHT_COMM").as_deref() {
         None => None,
-        Some("tcp") => Some(BackEnd::Tcp),
-        Some("mpi") => Some(BackEnd::Mpi),
-        Some("nccl") => Some(BackEnd::Nccl),
-        Some(other) => return bad("TILEWRIGHT_COMM", other, "tcp, mpi or nccl"),
+        Some("tcp") => Some(BackendKind::Tcp),
+        Some("mpi") => Some(BackendKind::Mpi),
+        Some("nccl") => Some(BackendKind::Nccl),
+        Some(other) => return invalid_value("TILEWRIGHT_COMM", other, "tcp, mpi or nccl"),
     };
     let options = Options {
         timeout: duration(lookup, "TILEWRIGHT_COMM_TIMEOUT")?.unwrap_or(default.timeout),
         start_timeout: duration(lookup, "TILEWRIGHT_START_TIMEOUT")?.unwrap_or(default.start_timeout),
     };
-    Ok((back_end, options))
+    Ok((backend, options))
 }
 
-fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
+fn invalid_value<T>(name: &str, value: &str, expected: &str) -> Result<T> {
     Err(CommError::Setup(format!("{name} is `{value}`, expected {expected}")))
 }
 
 /// Who may take part in the job.
 ///
 /// # Errors
-/// Names the variable, and what is wrong with it; never what the secret is.
+/// LauncherVariables the variable, and what is wrong with it; never what the secret is.
 fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     let wrong = |why| CommError::Setup(format!("TILEWRIGHT_SECRET: {why}"));
     if let Some(text) = lookup("TILEWRIGHT_SECRET") {
@@ -147,8 +147,8 @@ fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
 fn unauthenticated(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     match lookup("TILEWRIGHT_UNAUTHENTICATED").as_deref() {
         None | Some("0") => Ok(Access::Loopback),
-        Some("1") => Ok(Access::Anybody),
-        Some(other) => bad("TILEWRIGHT_UNAUTHENTICATED", other, "1, or nothing"),
+        Some("1") => Ok(Access::Unauthenticated),
+        Some(other) => invalid_value("TILEWRIGHT_UNAUTHENTICATED", other, "1, or nothing"),
     }
 }
 
@@ -190,7 +190,7 @@ fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option
         None => Ok(None),
         Some(value) => match value.trim().parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => bad(name, &value, "a number from 0"),
+            Err(_) => invalid_value(name, &value, "a number from 0"),
         },
     }
 }
@@ -199,44 +199,44 @@ fn duration(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
     let Some(value) = lookup(name) else { return Ok(None) };
     match value.trim().parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds < 1e9) {
         Some(seconds) => Ok(Some(Duration::from_secs_f64(seconds))),
-        None => bad(name, &value, "a number of seconds above 0, below 10⁹"),
+        None => invalid_value(name, &value, "a number of seconds above 0, below 10⁹"),
     }
 }
 
-/// Names of the variables of one kind of launcher.
-struct Names {
-    by: &'static str,
+/// LauncherVariables of the variables of one kind of launcher.
+struct LauncherVariables {
+    launcher: &'static str,
     rank: &'static str,
     world: &'static str,
     local_rank: &'static str,
     local_world: &'static str,
 }
 
-const LAUNCHERS: [Names; 4] = [
-    Names {
-        by: "torchrun",
+const LAUNCHERS: [LauncherVariables; 4] = [
+    LauncherVariables {
+        launcher: "torchrun",
         rank: "RANK",
         world: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
         local_world: "LOCAL_WORLD_SIZE",
     },
-    Names {
-        by: "mpirun",
+    LauncherVariables {
+        launcher: "mpirun",
         rank: "OMPI_COMM_WORLD_RANK",
         world: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_world: "OMPI_COMM_WORLD_LOCAL_SIZE",
     },
-    Names {
-        by: "mpirun",
+    LauncherVariables {
+        launcher: "mpirun",
         rank: "PMI_RANK",
         world: "PMI_SIZE",
         local_rank: "MPI_LOCALRANKID",
         local_world: "MPI_LOCALNRANKS",
     },
     // In a batch script outside of srun there is a SLURM_PROCID too, but no step: such a process is alone.
-    Names {
-        by: "srun",
+    LauncherVariables {
+        launcher: "srun",
         rank: "SLURM_PROCID",
         world: "SLURM_STEP_NUM_TASKS",
         local_rank: "SLURM_LOCALID",
@@ -244,35 +244,35 @@ const LAUNCHERS: [Names; 4] = [
     },
 ];
 
-fn place(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
+fn find_rank_info(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<RankInfo>> {
     for names in &LAUNCHERS {
         let (Some(rank), Some(world)) = (number(lookup, names.rank)?, number(lookup, names.world)?) else { continue };
-        if world > MOST_RANKS {
-            return bad(names.world, &world.to_string(), &format!("a number up to {MOST_RANKS}"));
+        if world > MAX_WORLD {
+            return invalid_value(names.world, &world.to_string(), &format!("a number up to {MAX_WORLD}"));
         }
         if rank >= world {
-            return bad(names.rank, &rank.to_string(), &format!("a number below {} = {world}", names.world));
+            return invalid_value(names.rank, &rank.to_string(), &format!("a number below {} = {world}", names.world));
         }
-        let local_world = match names.by {
+        let local_world = match names.launcher {
             "srun" => lookup(names.local_world).and_then(|text| tasks_of_first_node(&text)),
             _ => number(lookup, names.local_world)?,
         };
         let local_rank = number(lookup, names.local_rank)?.unwrap_or(rank);
-        if local_rank >= MOST_RANKS {
-            return bad(names.local_rank, &local_rank.to_string(), &format!("a number below {MOST_RANKS}"));
+        if local_rank >= MAX_WORLD {
+            return invalid_value(names.local_rank, &local_rank.to_string(), &format!("a number below {MAX_WORLD}"));
         }
         let local_world = local_world.unwrap_or(world).max(local_rank + 1);
-        return Ok(Some(Place {
+        return Ok(Some(RankInfo {
             rank,
             world,
             local_rank,
             local_world,
-            master: master(lookup, names.by, local_world < world)?,
-            started_by: names.by,
+            master: master(lookup, names.launcher, local_world < world)?,
+            started_by: names.launcher,
         }));
     }
     // Whoever forgot one of two would train alone. Of srun's there is one outside of steps too.
-    for Names { rank, world, .. } in LAUNCHERS.iter().filter(|names| names.by != "srun") {
+    for LauncherVariables { rank, world, .. } in LAUNCHERS.iter().filter(|names| names.launcher != "srun") {
         let set = |name: &str| lookup(name).is_some();
         if set(rank) != set(world) {
             let (there, missing) = if set(rank) { (rank, world) } else { (world, rank) };
@@ -295,7 +295,7 @@ fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> 
     let port = match number(lookup, "MASTER_PORT")? {
         Some(port) => match u16::try_from(port).ok().filter(|port| *port > 0) {
             Some(port) => port,
-            None => return bad("MASTER_PORT", &port.to_string(), "a port from 1 to 65535"),
+            None => return invalid_value("MASTER_PORT", &port.to_string(), "a port from 1 to 65535"),
         },
         // Two jobs on one host must not meet: below the ports that systems give to outgoing connections.
         None => match number(lookup, "SLURM_JOB_ID")?.filter(|_| by == "srun") {
@@ -333,12 +333,12 @@ mod tests {
         Environment::read(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
     }
 
-    fn place(variables: &[(&str, &str)]) -> Place {
-        environment(variables).unwrap().place.unwrap()
+    fn place(variables: &[(&str, &str)]) -> RankInfo {
+        environment(variables).unwrap().rank_info.unwrap()
     }
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn variables_of_every_launcher_are_read() {
         let torchrun = [
             ("RANK", "5"),
             ("WORLD_SIZE", "8"),
@@ -381,26 +381,26 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_ranked_is_alone() {
-        assert_eq!(environment(&[]).unwrap().place, None);
+    fn a_process_without_rank_variables_is_single() {
+        assert_eq!(environment(&[]).unwrap().rank_info, None);
         // A batch script outside of srun.
-        assert_eq!(environment(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]).unwrap().place, None);
-        assert_eq!(environment(&[("RANK", ""), ("WORLD_SIZE", "")]).unwrap().place, None);
+        assert_eq!(environment(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]).unwrap().rank_info, None);
+        assert_eq!(environment(&[("RANK", ""), ("WORLD_SIZE", "")]).unwrap().rank_info, None);
     }
 
     #[test]
-    fn half_of_a_rank_is_an_error() {
+    fn rank_without_world_is_an_error() {
         let error = |variables: &[_]| environment(variables).unwrap_err().to_string();
         assert!(error(&[("RANK", "1")]).starts_with("RANK is set and WORLD_SIZE is not"));
         assert!(error(&[("WORLD_SIZE", "2"), ("RANK", "")]).starts_with("WORLD_SIZE is set and RANK is not"));
         assert!(error(&[("PMI_SIZE", "2")]).starts_with("PMI_SIZE is set and PMI_RANK is not"));
         // What another launcher left behind does no harm.
         let inside = [("WORLD_SIZE", "8"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
-        assert_eq!(environment(&inside).unwrap().place.unwrap().world, 2);
+        assert_eq!(environment(&inside).unwrap().rank_info.unwrap().world, 2);
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn invalid_values_are_named() {
         let error = |variables: &[_]| environment(variables).unwrap_err().to_string();
         assert_eq!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]), "RANK is `x`, expected a number from 0");
         assert_eq!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]), "RANK is `2`, expected a number below WORLD_SIZE = 2");
@@ -420,18 +420,18 @@ mod tests {
     }
 
     #[test]
-    fn the_first_word_about_a_secret_counts() {
+    fn secret_sources_have_a_precedence() {
         let access = |variables: &[_]| environment(variables).unwrap().job.access;
         let secret = |text| Access::Secret(Secret::new(text).unwrap());
         let (text, open) = (("TILEWRIGHT_SECRET", "0123456789abcdef"), ("TILEWRIGHT_UNAUTHENTICATED", "1"));
         assert_eq!(access(&[open, ("TILEWRIGHT_SECRET_FILE", "/no/such/file"), text]), secret("0123456789abcdef"));
-        assert_eq!(access(&[open, ("TILEWRIGHT_SECRET", "")]), Access::Anybody);
+        assert_eq!(access(&[open, ("TILEWRIGHT_SECRET", "")]), Access::Unauthenticated);
         assert_eq!(access(&[("TILEWRIGHT_UNAUTHENTICATED", "0")]), Access::Loopback);
         assert_eq!(access(&[]), Access::Loopback);
     }
 
     #[test]
-    fn a_secret_that_is_no_text_is_not_taken_for_none() {
+    fn a_non_utf8_secret_is_an_error() {
         use std::os::unix::ffi::OsStringExt;
 
         for variable in OWN {

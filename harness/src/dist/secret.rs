@@ -5,7 +5,7 @@
 //!
 //! | where it comes from | |
 //! |---|---|
-//! | `TILEWRIGHT_SECRET` | the secret itself, at least [`SHORTEST`] bytes; `tilewright launch` sets it for its ranks |
+//! | `TILEWRIGHT_SECRET` | the secret itself, at least [`MIN_BYTES`] bytes; `tilewright launch` sets it for its ranks |
 //! | `TILEWRIGHT_SECRET_FILE` | a file that has it, which belongs to us and nobody else can read |
 //!
 //! Guessing a secret takes no connection once a proof was seen, so it has to be random: 32 bytes of `/dev/urandom`, not a word.
@@ -20,9 +20,9 @@ use rand::TryRng;
 use rand::rngs::SysRng;
 
 /// The fewest bytes of a secret.
-pub const SHORTEST: usize = 16;
+pub const MIN_BYTES: usize = 16;
 /// The most bytes of a file that are read.
-const LONGEST: u64 = 4096;
+const MAX_FILE_BYTES: u64 = 4096;
 
 /// What the ranks of one job know. Shown as dots wherever it is printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Secret {
     ///
     /// # Errors
     /// The system has no random numbers.
-    pub fn fresh() -> io::Result<Secret> {
+    pub fn generate() -> io::Result<Secret> {
         Ok(Secret(random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
@@ -64,8 +64,8 @@ impl Secret {
                 "the job's secret has a NUL byte, which no environment variable can hold\n  help: `head -c 32 /dev/urandom | base64` makes one that is text"
                     .into(),
             ),
-            length if length < SHORTEST => Err(format!(
-                "the job's secret has {length} bytes, expected at least {SHORTEST}\n  help: `head -c 32 /dev/urandom | base64` makes one"
+            length if length < MIN_BYTES => Err(format!(
+                "the job's secret has {length} bytes, expected at least {MIN_BYTES}\n  help: `head -c 32 /dev/urandom | base64` makes one"
             )),
             _ => Ok(Secret(text.to_string())),
         }
@@ -100,7 +100,7 @@ impl Secret {
             ));
         }
         let mut text = String::new();
-        file.take(LONGEST).read_to_string(&mut text).map_err(failed)?;
+        file.take(MAX_FILE_BYTES).read_to_string(&mut text).map_err(failed)?;
         Secret::new(&text).map_err(|why| format!("{show}: {why}"))
     }
 
@@ -119,7 +119,7 @@ pub enum Access {
     /// Whoever knows the secret.
     Secret(Secret),
     /// Whoever reaches the port, because somebody said that only the job's hosts do.
-    Anybody,
+    Unauthenticated,
 }
 
 impl Access {
@@ -128,7 +128,7 @@ impl Access {
         const CONTEXT: &str = "tilewright 2026-11-23 secret of a job of ranks";
         let secret = match self {
             Access::Secret(secret) => secret.0.as_bytes(),
-            Access::Loopback | Access::Anybody => b"",
+            Access::Loopback | Access::Unauthenticated => b"",
         };
         Key(blake3::derive_key(CONTEXT, secret))
     }
@@ -164,16 +164,16 @@ mod tests {
 
     #[test]
     fn secrets_are_long_and_never_printed() {
-        let secret = Secret::fresh().unwrap();
+        let secret = Secret::generate().unwrap();
         assert_eq!(secret.text().len(), 64);
-        assert_ne!(secret, Secret::fresh().unwrap());
+        assert_ne!(secret, Secret::generate().unwrap());
         assert!(!format!("{:?}", Access::Secret(secret.clone())).contains(&secret.text()[..8]));
         assert!(Secret::new("0123456789\0abcdef").unwrap_err().contains("NUL byte"));
         assert!(Secret::new("short").unwrap_err().contains("has 5 bytes, expected at least 16"));
     }
 
     #[test]
-    fn proofs_are_of_one_role_one_secret_and_one_conversation() {
+    fn proofs_depend_on_role_secret_and_transcript() {
         let key = |text: &str| Access::Secret(Secret::new(text).unwrap()).key();
         let (ours, other) = (key("0123456789abcdef"), key("0123456789abcdeg"));
         let proof = *ours.proof("server", &[b"nonce"]).as_bytes();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_eyes_are_refused() {
+    fn files_readable_by_others_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         std::fs::write(&path, "0123456789abcdef0123\n").unwrap();

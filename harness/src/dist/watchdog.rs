@@ -3,7 +3,7 @@
 //! Ranks wait for each other with limits, and give up in order when time is over. What is below them may not come back all the same: a
 //! library that connects to a peer that stalls, a driver, a name server. Nothing in this process can take such a call back, and the other
 //! ranks, a launcher and whoever pays for the GPUs would wait for it without end. So whoever makes such a call is [`guard`]ed: a thread that
-//! does nothing else, and never waits for anything that a call may hold, says which call it was and ends the process with [`CODE`].
+//! does nothing else, and never waits for anything that a call may hold, says which call it was and ends the process with [`EXIT_CODE`].
 //!
 //! Limits here are a last resort: they lie above those at which the call should have given up by itself. Time in which the whole process was
 //! stopped, or the machine slept, does not count.
@@ -14,13 +14,13 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The exit code of a process that was ended by its watchdog: `EX_SOFTWARE` of `sysexits.h`.
-pub const CODE: i32 = 70;
+pub const EXIT_CODE: i32 = 70;
 
 /// How long a call may go on after it should have given up.
-pub const LAST_RESORT: Duration = Duration::from_secs(30);
+pub const WATCHDOG_MARGIN: Duration = Duration::from_secs(30);
 
 /// The longest time between two looks.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 struct Call {
     /// On the clock of [`Calls`].
@@ -42,7 +42,7 @@ impl Calls {
     /// Time in which this process could run, up to now: a longer time between two looks than there should be is one in which it could not.
     fn now(&mut self) -> Duration {
         let now = Instant::now();
-        self.clock += (now - self.seen).min(2 * LOOK);
+        self.clock += (now - self.seen).min(2 * POLL_INTERVAL);
         self.seen = now;
         self.clock
     }
@@ -74,7 +74,7 @@ impl Drop for Guarded {
 
 impl Guarded {
     /// The call was left behind on a thread of its own: the process has to end until then.
-    pub fn leave(self) {
+    pub fn disarm_on_exit(self) {
         std::mem::forget(self);
     }
 }
@@ -98,11 +98,11 @@ fn watch() -> Option<&'static Watch> {
     static STARTED: OnceLock<bool> = OnceLock::new();
     let calls = || Calls { next: 0, open: BTreeMap::new(), clock: Duration::ZERO, seen: Instant::now() };
     let watch = WATCH.get_or_init(|| Watch { calls: Mutex::new(calls()), changed: Condvar::new() });
-    let thread = || std::thread::Builder::new().name("watchdog".into()).spawn(move || look_after(watch));
+    let thread = || std::thread::Builder::new().name("watchdog".into()).spawn(move || monitor(watch));
     STARTED.get_or_init(|| thread().is_ok()).then_some(watch)
 }
 
-fn look_after(watch: &Watch) {
+fn monitor(watch: &Watch) {
     let mut calls = watch.lock();
     loop {
         let now = calls.now();
@@ -116,7 +116,7 @@ fn look_after(watch: &Watch) {
         calls = match next {
             None => watch.changed.wait(calls).unwrap_or_else(PoisonError::into_inner),
             Some(left) => {
-                let waited = watch.changed.wait_timeout(calls, left.min(LOOK));
+                let waited = watch.changed.wait_timeout(calls, left.min(POLL_INTERVAL));
                 waited.unwrap_or_else(PoisonError::into_inner).0
             }
         };
@@ -131,7 +131,7 @@ fn end(why: &str) -> ! {
         if libc::poll(&raw mut wait, 1, 100) == 1 {
             libc::write(2, why.as_ptr().cast(), why.len().min(4096));
         }
-        libc::_exit(CODE)
+        libc::_exit(EXIT_CODE)
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_that_come_back_are_forgotten() {
+    fn calls_that_return_are_disarmed() {
         drop(guard(Duration::from_millis(1), || "a call that is over"));
         let long = guard(Duration::MAX, || "a call without a limit");
         std::thread::sleep(Duration::from_millis(20));

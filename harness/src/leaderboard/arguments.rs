@@ -10,8 +10,8 @@ use tilewright::kernels::attention::reference::Problem;
 
 use super::measure::Plan;
 use crate::cli::bench::tiles;
-use crate::cli::numbers::{milliseconds, seconds};
-use crate::cli::run::{Choice, device, open};
+use crate::cli::run::{DeviceArg, device, open};
+use crate::cli::value_parsers::{milliseconds, seconds};
 use crate::cli::{CliError, Result};
 use crate::report::Outputs;
 
@@ -32,7 +32,7 @@ use crate::report::Outputs;
 pub struct Arguments {
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    pub device: Option<Choice>,
+    pub device: Option<DeviceArg>,
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
     /// Number of heads. Default: 16, 2 on the CPU, 1 in a sweep

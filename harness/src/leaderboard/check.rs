@@ -8,11 +8,11 @@ use tilewright::kernels::attention::reference::Problem;
 use super::measure::Step;
 use crate::cli::bench::attention_check::{Attention, small};
 use crate::cli::bench::data::{Number, values};
-use crate::cli::bench::record::{Trouble, accept};
+use crate::cli::bench::record::{BenchError, accept};
 use crate::cli::demo::case::tolerance;
 
 /// Largest number of multiply-adds of the forward pass for which all outputs are checked in f64.
-const WHOLE: f64 = 1e8;
+const MAX_FULL_CHECK: f64 = 1e8;
 
 /// The largest relative error, and what was checked.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,15 +26,15 @@ pub struct Checked {
 /// a small problem with the same tiles.
 ///
 /// # Errors
-/// [`Trouble::Wrong`] if an error exceeds the tolerance; errors of the device.
-pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked, Trouble> {
+/// [`BenchError::WrongResult`] if an error exceeds the tolerance; errors of the device.
+pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked, BenchError> {
     let problem = *step.attention.problem();
     step.attention.poison_forward()?;
     step.attention.poison_backward()?;
     step.run(options)?;
     let mut error = sum_error(step)?;
     let size = problem.batch as f64 * problem.heads_q as f64 * (problem.n_q as f64).powi(2) * problem.d as f64;
-    let how = if size <= WHOLE {
+    let how = if size <= MAX_FULL_CHECK {
         let expected = step.attention.expected()?;
         error = error.max(step.attention.check_forward(&expected)?);
         error = error.max(step.attention.check_backward(&expected)?);
@@ -50,16 +50,16 @@ pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked
 }
 
 /// Returns the tolerance on the relative error. tf32 rounds each factor to ten mantissa bits.
-pub fn largest_error<T: Number>(precision: Option<Precision>) -> f64 {
+pub fn tolerance_of<T: Number>(precision: Option<Precision>) -> f64 {
     match (T::dtype(), precision) {
         (DType::F32, Some(Precision::Tf32)) => 2e-3,
         (dtype, _) => tolerance(dtype),
     }
 }
 
-fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -> Result<f64, Trouble> {
-    let small = Attention::<T>::new(step.device(), problem)?.cut_as(step.attention.problem());
-    let mut small = small.accept_up_to(largest_error::<T>(options.precision));
+fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -> Result<f64, BenchError> {
+    let small = Attention::<T>::new(step.device(), problem)?.split_like(step.attention.problem());
+    let mut small = small.with_tolerance(tolerance_of::<T>(options.precision));
     let expected = small.expected()?;
     small.forward(options)?;
     small.backward(options)?;
@@ -69,7 +69,7 @@ fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -
 
 /// Returns the error of the sum of O, against the f64 sum of the O that was written. It is relative to the root of the
 /// sum of squares, because terms cancel.
-fn sum_error<T: Number>(step: &Step<T>) -> Result<f64, Trouble> {
+fn sum_error<T: Number>(step: &Step<T>) -> Result<f64, BenchError> {
     let o = values(step.attention.output())?;
     let (want, scale) = (o.iter().sum::<f64>(), o.iter().map(|x| x * x).sum::<f64>().sqrt());
     let found = step.total()?;

@@ -6,16 +6,16 @@ use half::{bf16, f16};
 use tilewright::autotune::{self, Choice};
 use tilewright::bench::{Timing, do_bench};
 use tilewright::codegen::lang::Precision;
-use tilewright::kernels::attention::config::few;
+use tilewright::kernels::attention::config::is_sub_wave;
 use tilewright::kernels::attention::reference::Problem;
 use tilewright::kernels::attention::{Backward, Options, Tiles};
 use tilewright::kernels::{Tensor, TensorMut, weighted_sum};
 use tilewright::{Buffer, Device};
 
-use super::check::{Checked, check, largest_error};
+use super::check::{Checked, check, tolerance_of};
 use crate::cli::bench::attention_check::Attention;
 use crate::cli::bench::data::Number;
-use crate::cli::bench::record::Trouble;
+use crate::cli::bench::record::BenchError;
 use crate::cli::bench::tiles;
 
 /// One case to measure.
@@ -68,7 +68,7 @@ impl Plan {
     ///
     /// # Errors
     /// A wrong result, which is not timed, or an error of the device.
-    pub fn measure(&self, device: &Device, times: (f64, f64)) -> Result<Measured, Trouble> {
+    pub fn measure(&self, device: &Device, times: (f64, f64)) -> Result<Measured, BenchError> {
         match self.dtype.as_str() {
             "f32" => self.measure_as::<f32>(device, times, |_| Ok(())),
             "f16" => self.measure_as::<f16>(device, times, |_| Ok(())),
@@ -82,13 +82,13 @@ impl Plan {
         device: &Device,
         (warmup_ms, rep_ms): (f64, f64),
         after: fn(&mut Attention<T>) -> tilewright::Result<()>,
-    ) -> Result<Measured, Trouble> {
+    ) -> Result<Measured, BenchError> {
         let mut step = Step::<T>::new(device, self, after)?;
         let backward = if self.one_pass { Backward::OnePass } else { Backward::TwoPass };
         let options = Options { precision: self.precision, backward, ..Options::new(self.problem.causal) };
         let tiles = self.choose(&mut step, &options)?;
         let [forward, keys, queries] = tiles.map(Some);
-        let options = Options { forward_tiles: forward, key_tiles: keys, query_tiles: queries, ..options };
+        let options = Options { forward_tiles: forward, dkdv_tiles: keys, dq_tiles: queries, ..options };
         let checked = check(&mut step, &options)?;
         let times = [
             do_bench(device, warmup_ms, rep_ms, || step.attention.forward(&options))?,
@@ -99,9 +99,9 @@ impl Plan {
     }
 
     /// Returns the tiles of all kernels: the given ones, and those that a launch chooses.
-    fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], Trouble> {
+    fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], BenchError> {
         let [forward, keys, queries] = self.tiles;
-        let open = Options { forward_tiles: forward, key_tiles: keys, query_tiles: queries, ..options.clone() };
+        let open = Options { forward_tiles: forward, dkdv_tiles: keys, dq_tiles: queries, ..options.clone() };
         match self.tune {
             None => step.run(&open)?,
             Some(seconds) => {
@@ -109,7 +109,7 @@ impl Plan {
                 autotune::tuning(&tuning, || step.run(&open)).0?;
             }
         }
-        let chosen = autotune::chosen();
+        let chosen = autotune::current_choices();
         let names = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
         let mut tiles = Vec::new();
         for (given, name) in self.tiles.iter().zip(names) {
@@ -118,17 +118,17 @@ impl Plan {
                 tiles.push(tiles[1]);
                 continue;
             }
-            let known = || chosen.iter().find(|choice| self.is_mine::<T>(choice, name, step.device()));
+            let known = || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device()));
             let tile = given.or_else(|| known().and_then(|choice| Tiles::of(&choice.config)));
-            tiles.push(
-                tile.ok_or_else(|| Trouble::Cannot(format!("internal error: no tiles of {name}; please report")))?,
-            );
+            tiles.push(tile.ok_or_else(|| {
+                BenchError::Unsupported(format!("internal error: no tiles of {name}; please report"))
+            })?);
         }
         Ok([tiles[0], tiles[1], tiles[2]])
     }
 
     /// Whether an autotuner choice of this process is for this case.
-    fn is_mine<T: Number>(&self, choice: &Choice, kernel: &str, device: &Device) -> bool {
+    fn is_for_this_case<T: Number>(&self, choice: &Choice, kernel: &str, device: &Device) -> bool {
         let precision = match (T::dtype().bytes(), device.is_cuda()) {
             (4, true) => self.precision.unwrap_or(Precision::Tf32x3),
             (4, false) => self.precision.unwrap_or(Precision::Ieee),
@@ -137,7 +137,7 @@ impl Plan {
         let p = &self.problem;
         let bucket = |n: usize| autotune::size_bucket(n as i64);
         let key = format!(
-            "T={},R={},R=f32,d={},causal={},precision={},n_q<={},n_k<={},few={}",
+            "T={},R={},R=f32,d={},causal={},precision={},n_q<={},n_k<={},sub_wave={}",
             T::dtype(),
             T::dtype(),
             p.d,
@@ -145,7 +145,7 @@ impl Plan {
             precision.name(),
             bucket(p.n_q),
             bucket(p.n_k),
-            few(p.batch * p.heads_q, p.n_q),
+            is_sub_wave(p.batch * p.heads_q, p.n_q),
         );
         // The key of the dK/dV kernel also has the mode of dQ. Partial results of splits are f32.
         let mode = format!("one_pass={}", self.one_pass);
@@ -183,7 +183,7 @@ pub struct Step<T: Number> {
 }
 
 /// Maximum number of elements of O that one program sums.
-const MAX_ROW: usize = 8192;
+const MAX_SUM_LENGTH: usize = 8192;
 
 impl<T: Number> Step<T> {
     pub(super) fn new(
@@ -191,8 +191,8 @@ impl<T: Number> Step<T> {
         plan: &Plan,
         after: fn(&mut Attention<T>) -> tilewright::Result<()>,
     ) -> tilewright::Result<Step<T>> {
-        let limit = largest_error::<T>(plan.precision);
-        let attention = Attention::<T>::new(device, plan.problem)?.accept_up_to(limit);
+        let limit = tolerance_of::<T>(plan.precision);
+        let attention = Attention::<T>::new(device, plan.problem)?.with_tolerance(limit);
         let elements = attention.output().len();
         let rows = elements / row_length(elements);
         Ok(Step {
@@ -244,9 +244,9 @@ impl<T: Number> Step<T> {
     }
 }
 
-/// Returns the largest divisor of `elements` up to [`MAX_ROW`].
+/// Returns the largest divisor of `elements` up to [`MAX_SUM_LENGTH`].
 fn row_length(elements: usize) -> usize {
-    (1..=MAX_ROW.min(elements)).rev().find(|&n| elements.is_multiple_of(n)).unwrap_or(1)
+    (1..=MAX_SUM_LENGTH.min(elements)).rev().find(|&n| elements.is_multiple_of(n)).unwrap_or(1)
 }
 
 /// Allocates a buffer filled with `one`.

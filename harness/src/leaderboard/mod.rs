@@ -1,13 +1,13 @@
 //! The program `leaderboard`: benchmarks FlashAttention-2, forward and backward, as CS336's second assignment does.
 //!
 //! Measures one case, or a table of cases with `--sweep`. A case is checked before it is timed (`check.rs`), and timed
-//! like `triton.testing.do_bench` (`measure.rs`). `ceiling.rs` measures the matmul peak of the device in the same run,
+//! like `triton.testing.do_bench` (`measure.rs`). `peak.rs` measures the matmul peak of the device in the same run,
 //! and `peers.rs` reads the results of other implementations on the same machine.
 
 mod arguments;
-mod ceiling;
 mod check;
 mod measure;
+mod peak;
 mod peers;
 mod single;
 mod sweep;
@@ -30,8 +30,8 @@ pub fn main() -> ExitCode {
 /// # Errors
 /// A wrong result, an invalid shape, or an error of the device or a file.
 pub fn run(arguments: &Arguments, out: &mut dyn std::io::Write) -> Result<()> {
-    let outputs = arguments.outputs.apart_from(&arguments.compare);
-    outputs.check_beside(&arguments.record)?;
+    let outputs = arguments.outputs.protecting_inputs(&arguments.compare);
+    outputs.check_with(&arguments.record)?;
     let arguments = &Arguments { outputs, ..arguments.clone() };
     match arguments.sweep {
         false => single::run(arguments, out),

@@ -5,10 +5,10 @@ use std::io::Write;
 use tilewright::Device;
 
 use super::Arguments;
-use super::ceiling::{Peak, matmul_peak};
 use super::measure::{Measured, PASSES, Plan};
+use super::peak::{Peak, matmul_peak};
 use super::peers::Peers;
-use crate::cli::bench::record::{Recorder, Row, Trouble, Work};
+use crate::cli::bench::record::{BenchError, Recorder, Row, Work};
 use crate::cli::{CliError, Result};
 use crate::report::{Cell, Column, Machine, Report, Table};
 
@@ -20,10 +20,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (device, plans) = arguments.plans()?;
     let plan = &plans[0];
     let peers = arguments.compare.as_deref().map(Peers::read).transpose()?;
-    let machine = Machine::ask(arguments.outputs.commit.as_deref());
+    let machine = Machine::probe(arguments.outputs.commit.as_deref());
     let mut recorder = Recorder::new(&device, machine.commit.as_deref(), arguments.record.as_deref())?;
     let peak = matmul_peak(&device)?;
-    let measured = plan.measure(&device, arguments.times(&device)).map_err(refuse)?;
+    let measured = plan.measure(&device, arguments.times(&device)).map_err(to_cli_error)?;
     for row in rows(plan, &measured, &peak).into_iter().chain(peers.iter().flat_map(|peers| peer_rows(plan, peers))) {
         recorder.push(row)?;
     }
@@ -32,10 +32,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Converts the error of a case to a command's error.
-pub fn refuse(trouble: Trouble) -> CliError {
-    match trouble {
-        Trouble::Wrong(why) => CliError::Failure(format!("no time is reported: {why}")),
-        Trouble::Cannot(why) => CliError::Failure(why),
+pub fn to_cli_error(error: BenchError) -> CliError {
+    match error {
+        BenchError::WrongResult(why) => CliError::Failure(format!("no time is reported: {why}")),
+        BenchError::Unsupported(why) => CliError::Failure(why),
     }
 }
 

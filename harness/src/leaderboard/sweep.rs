@@ -5,34 +5,34 @@ use std::io::Write;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Arguments;
-use super::ceiling::matmul_peak;
 use super::measure::{Measured, PASSES, Plan};
+use super::peak::matmul_peak;
 use super::peers::Peers;
 use super::single::{cpu_note, rows};
-use crate::cli::bench::record::{Recorder, Trouble};
+use crate::cli::bench::record::{BenchError, Recorder};
 use crate::cli::{CliError, Result};
 use crate::report::{Axis, Cell, Column, Machine, Plot, Point, Report, Series, Table};
 
 /// Why a cell has no time.
 #[derive(Clone, Debug, PartialEq)]
-enum Missing {
-    Memory,
-    Wrong(String),
-    Cannot(String),
+enum NoTime {
+    OutOfMemory,
+    WrongResult(String),
+    Unsupported(String),
 }
 
-impl From<Trouble> for Missing {
-    fn from(trouble: Trouble) -> Missing {
-        match trouble {
-            Trouble::Wrong(why) => Missing::Wrong(why),
+impl From<BenchError> for NoTime {
+    fn from(error: BenchError) -> NoTime {
+        match error {
+            BenchError::WrongResult(why) => NoTime::WrongResult(why),
             // Both out-of-memory errors of the runtime begin with these words.
-            Trouble::Cannot(why) if why.starts_with("out of memory") => Missing::Memory,
-            Trouble::Cannot(why) => Missing::Cannot(why),
+            BenchError::Unsupported(why) if why.starts_with("out of memory") => NoTime::OutOfMemory,
+            BenchError::Unsupported(why) => NoTime::Unsupported(why),
         }
     }
 }
 
-type Found = (Plan, Result<Measured, Missing>);
+type CaseResult = (Plan, Result<Measured, NoTime>);
 
 /// Measures and reports the table.
 ///
@@ -41,7 +41,7 @@ type Found = (Plan, Result<Measured, Missing>);
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (device, plans) = arguments.plans()?;
     let peers = arguments.compare.as_deref().map(Peers::read).transpose()?;
-    let machine = Machine::ask(arguments.outputs.commit.as_deref());
+    let machine = Machine::probe(arguments.outputs.commit.as_deref());
     let mut recorder = Recorder::new(&device, machine.commit.as_deref(), arguments.record.as_deref())?;
     let peak = matmul_peak(&device)?;
     let times = arguments.times(&device);
@@ -50,18 +50,18 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     if let Ok(style) = ProgressStyle::with_template("{pos}/{len} {wide_bar} {msg}") {
         bar.set_style(style);
     }
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<CaseResult> = Vec::new();
     for plan in plans {
         bar.set_message(format!("{} {} × {}", plan.dtype_text(), plan.problem.n_q, plan.problem.d));
         // A length that runs out of memory implies the same for longer ones.
-        let full = found.iter().any(|(before, result)| {
-            result.as_ref().is_err_and(|why| *why == Missing::Memory)
+        let is_oom = found.iter().any(|(before, result)| {
+            result.as_ref().is_err_and(|why| *why == NoTime::OutOfMemory)
                 && (&before.dtype, before.precision, before.problem.d) == (&plan.dtype, plan.precision, plan.problem.d)
                 && before.problem.n_q <= plan.problem.n_q
         });
-        let result = match full {
-            true => Err(Missing::Memory),
-            false => plan.measure(&device, times).map_err(Missing::from),
+        let result = match is_oom {
+            true => Err(NoTime::OutOfMemory),
+            false => plan.measure(&device, times).map_err(NoTime::from),
         };
         if let Ok(measured) = &result {
             for row in rows(&plan, measured, &peak) {
@@ -82,14 +82,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
     let report = Report::new("flash-benchmarking", "FlashAttention-2 by sequence length and head dimension");
     arguments.outputs.write(report.table(table).plot(plot(&found)), out)?;
-    let wrong = found.iter().filter(|(_, result)| matches!(result, Err(Missing::Wrong(_)))).count();
+    let wrong = found.iter().filter(|(_, result)| matches!(result, Err(NoTime::WrongResult(_)))).count();
     match wrong {
         0 => Ok(()),
         _ => Err(CliError::Failure(format!("{wrong} of {} cases have wrong results and no time", found.len()))),
     }
 }
 
-fn table(found: &[Found], peers: Option<&Peers>) -> Table {
+fn table(found: &[CaseResult], peers: Option<&Peers>) -> Table {
     let mut columns = vec![Column::text("type"), Column::integer("d"), Column::integer("seq_len")];
     columns.extend(PASSES.map(|pass| Column::number(pass).unit("ms").significant(4)));
     columns.push(Column::number("rate").unit("TFLOP/s"));
@@ -111,9 +111,9 @@ fn table(found: &[Found], peers: Option<&Peers>) -> Table {
                 ours = Some(measured.times[2].median);
             }
             Err(why) => {
-                let cell = if *why == Missing::Memory { Cell::OutOfMemory } else { Cell::NotApplicable };
+                let cell = if *why == NoTime::OutOfMemory { Cell::OutOfMemory } else { Cell::NotApplicable };
                 row.extend([cell.clone(), cell.clone(), cell, Cell::Empty, Cell::Empty]);
-                if let Missing::Wrong(text) | Missing::Cannot(text) = why {
+                if let NoTime::WrongResult(text) | NoTime::Unsupported(text) = why {
                     let first = text.lines().next().unwrap_or_default();
                     notes.push(format!("{} {} × {}: {first}", plan.dtype_text(), plan.problem.n_q, plan.problem.d));
                 }
@@ -128,7 +128,7 @@ fn table(found: &[Found], peers: Option<&Peers>) -> Table {
 }
 
 /// Plots a line for each type and head dimension.
-fn plot(found: &[Found]) -> Plot {
+fn plot(found: &[CaseResult]) -> Plot {
     let mut series: Vec<Series> = Vec::new();
     for (plan, result) in found {
         let Ok(measured) = result else { continue };

@@ -3,12 +3,12 @@
 use clap::Parser;
 
 use super::arguments::Arguments;
-use super::ceiling::Peak;
 use super::measure::Plan;
+use super::peak::Peak;
 use super::peers::Peers;
-use super::single::{refuse, report, rows};
+use super::single::{report, rows, to_cli_error};
 use crate::cli::bench::attention_check::Attention;
-use crate::cli::bench::record::Trouble;
+use crate::cli::bench::record::BenchError;
 
 fn plans(words: &[&str]) -> Result<Vec<Plan>, String> {
     let words = [&["leaderboard", "--device", "cpu"], words].concat();
@@ -39,7 +39,7 @@ fn arguments_become_cases() {
 }
 
 #[test]
-fn operations_are_counted_as_the_others_count_them() {
+fn flop_matches_published_counts() {
     let plan = &plans(&["--heads", "16", "--length", "16384"]).unwrap()[0];
     // 1.2557 ms are 437.8 TFLOP/s in a published row of this case.
     assert!((plan.flop()[0] / 1.2557e-3 / 1e12 - 437.8).abs() < 0.1);
@@ -47,7 +47,7 @@ fn operations_are_counted_as_the_others_count_them() {
 }
 
 #[test]
-fn what_is_right_has_times_and_what_is_wrong_has_none() {
+fn only_right_results_are_timed() {
     let plan = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
     let device = tilewright::Device::cpu();
     let measured = plan.measure(&device, (0.0, 0.0)).unwrap();
@@ -69,18 +69,18 @@ fn what_is_right_has_times_and_what_is_wrong_has_none() {
     assert!(measured.checked.error < 1e-5 && measured.tiles_text(1).ends_with(" one pass"), "{measured:?}");
 
     // A fault in the last row of a gradient, as from a kernel that skips a tile.
-    fn spoil(attention: &mut Attention<f32>) -> tilewright::Result<()> {
+    fn corrupt(attention: &mut Attention<f32>) -> tilewright::Result<()> {
         let last = attention.problem().n_q * attention.problem().d - 1;
-        attention.spoil_dv(last)
+        attention.corrupt_dv(last)
     }
-    let trouble = plan.measure_as::<f32>(&device, (0.0, 0.0), spoil).unwrap_err();
-    assert!(matches!(&trouble, Trouble::Wrong(why) if why.contains("dv")), "{trouble:?}");
-    let message = refuse(trouble).to_string();
+    let error = plan.measure_as::<f32>(&device, (0.0, 0.0), corrupt).unwrap_err();
+    assert!(matches!(&error, BenchError::WrongResult(why) if why.contains("dv")), "{error:?}");
+    let message = to_cli_error(error).to_string();
     assert!(message.contains("no time is reported") && !message.contains(" ms"), "{message}");
 }
 
 #[test]
-fn peers_stand_beside_what_they_are_about() {
+fn peers_are_matched_to_their_case() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("peers.jsonl");
     let row = |name: &str, n: usize, fb: f64| {

@@ -139,7 +139,7 @@ pub fn phase_name(trace: &Trace, node: NodeId) -> &'static str {
 pub const SETUP: &str = "setup";
 
 /// Names of the enclosing spans inside the phase, for display: `block > attention`.
-pub fn place(trace: &Trace, node: NodeId) -> String {
+pub fn span_path(trace: &Trace, node: NodeId) -> String {
     let mut at = node;
     let mut names = Vec::new();
     while at != ROOT && trace.begins_phase(at).is_none() {

@@ -7,8 +7,8 @@ use crate::report::{Cell, Column, Table};
 pub struct Sizes {
     pub batch: usize,
     pub context: usize,
-    pub width: usize,
-    pub hidden: usize,
+    pub d_model: usize,
+    pub d_ff: usize,
     pub heads: usize,
     pub layers: usize,
     pub vocabulary: usize,
@@ -31,14 +31,14 @@ impl Sizes {
     /// The tensors that dominate the memory of a step.
     pub fn entries(&self) -> Vec<Entry> {
         let [b, t, d, f, h, l, v] =
-            [self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary]
+            [self.batch, self.context, self.d_model, self.d_ff, self.heads, self.layers, self.vocabulary]
                 .map(|n| n as u128);
         let entry = |name, formula, elements| Entry { name, formula, elements, bytes: self.bytes };
         let stream = |name, formula, elements| Entry { name, formula, elements, bytes: STREAM_BYTES };
         vec![
-            stream("residual stream", "batch × context × width", b * t * d),
-            stream("residual streams saved, one per layer", "layers × batch × context × width", l * b * t * d),
-            entry("feed-forward, inner activation", "batch × context × hidden", b * t * f),
+            stream("residual stream", "batch × context × d_model", b * t * d),
+            stream("residual streams saved, one per layer", "layers × batch × context × d_model", l * b * t * d),
+            entry("feed-forward, inner activation", "batch × context × d_ff", b * t * f),
             entry("attention scores, if materialized", "batch × heads × context²", b * h * t * t),
             entry("logits", "batch × context × vocabulary", b * t * v),
         ]
@@ -46,7 +46,7 @@ impl Sizes {
 
     /// Size of the residual stream in MiB (1024² bytes).
     pub fn residual_mib(&self) -> f64 {
-        (self.batch * self.context * self.width * STREAM_BYTES) as f64 / (1 << 20) as f64
+        (self.batch * self.context * self.d_model * STREAM_BYTES) as f64 / (1 << 20) as f64
     }
 
     pub fn table(&self) -> Table {
@@ -61,8 +61,8 @@ impl Sizes {
             ],
         )
         .note(format!(
-            "batch {}, context {}, width {}, hidden {}, heads {}, layers {}, vocabulary {}; 1 MiB is 1024² bytes.",
-            self.batch, self.context, self.width, self.hidden, self.heads, self.layers, self.vocabulary
+            "batch {}, context {}, d_model {}, d_ff {}, heads {}, layers {}, vocabulary {}; 1 MiB is 1024² bytes.",
+            self.batch, self.context, self.d_model, self.d_ff, self.heads, self.layers, self.vocabulary
         ));
         for entry in self.entries() {
             let mib = (entry.elements * entry.bytes as u128) as f64 / f64::from(1 << 20);

@@ -27,11 +27,11 @@ struct Segment {
     stream: u64,
     segment_type: &'static str,
     frames: Vec<Frame>,
-    blocks: Vec<Part>,
+    blocks: Vec<SegmentBlock>,
 }
 
 #[derive(Serialize)]
-struct Part {
+struct SegmentBlock {
     address: u64,
     size: u64,
     requested_size: u64,
@@ -132,13 +132,18 @@ fn segment(timeline: &Timeline<'_>, (from, to): (u64, u64), live: &[&Block]) -> 
     let mut blocks = Vec::new();
     let mut at = from;
     let mut active = 0;
-    let free =
-        |address: u64, size: u64| Part { address, size, requested_size: 0, state: "inactive", frames: Vec::new() };
+    let free = |address: u64, size: u64| SegmentBlock {
+        address,
+        size,
+        requested_size: 0,
+        state: "inactive",
+        frames: Vec::new(),
+    };
     for block in live.iter().filter(|block| (from..to).contains(&block.address)) {
         if block.address > at {
             blocks.push(free(at, block.address - at));
         }
-        blocks.push(Part {
+        blocks.push(SegmentBlock {
             address: block.address,
             size: block.bytes,
             requested_size: block.bytes,

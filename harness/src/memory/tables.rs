@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tilewright::trace::Phase;
 
-use super::{Block, SETUP, Timeline, phase_name, place};
+use super::{Block, SETUP, Timeline, phase_name, span_path};
 use crate::report::{Axis, Cell, Column, Plot, Point, Series, Table};
 
 fn mib(bytes: u64) -> f64 {
@@ -54,7 +54,7 @@ pub fn largest(timeline: &Timeline<'_>, count: usize) -> Table {
     let mut kinds: BTreeMap<(u64, &'static str, String), Vec<&Block>> = BTreeMap::new();
     for block in &timeline.blocks {
         let phase = phase_name(timeline.trace, block.node);
-        kinds.entry((block.bytes, phase, place(timeline.trace, block.node))).or_default().push(block);
+        kinds.entry((block.bytes, phase, span_path(timeline.trace, block.node))).or_default().push(block);
     }
     let mut table = Table::new(
         "largest-allocations",

@@ -75,8 +75,8 @@ fn the_residual_stream_of_the_assignment() {
     let sizes = Sizes {
         batch: 4,
         context: 128,
-        width: 2560,
-        hidden: 10240,
+        d_model: 2560,
+        d_ff: 10240,
         heads: 32,
         layers: 32,
         vocabulary: 10_000,

@@ -8,19 +8,19 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 
 use super::{Block, NormWeights};
-use crate::ops::attention::{Kept, packed_backward, packed_forward};
+use crate::ops::attention::{PackedSaved, packed_backward, packed_forward};
 use crate::ops::elementwise::{cast_to, swiglu_forward};
-use crate::ops::gate::swiglu_backward_again;
 use crate::ops::linear::{as_rows, weight_gradient};
+use crate::ops::matmul::{matmul, matmul_add, matmul_alloc, matmul_into};
 use crate::ops::memory::Elem;
 use crate::ops::norm::{layer_backward, layer_forward};
-use crate::ops::product::{fresh_product, product, product_into, product_plus};
-use crate::ops::stream_norm::{self, Gradient};
-use crate::params::{Lent, Param, Use};
+use crate::ops::residual_rms_norm::{self, Gradient};
+use crate::ops::swiglu_recompute::swiglu_backward_recompute;
+use crate::params::{Param, ParamUse, SavedActivation};
 use crate::profile::span;
 
 /// Row statistics that a norm saves.
-pub(super) enum Moments {
+pub(super) enum NormStats {
     Rms(Tensor),
     Layer([Tensor; 2]),
 }
@@ -29,27 +29,27 @@ pub(super) enum Moments {
 /// gradients.
 pub(super) struct Saved {
     x: Tensor,
-    moments: Moments,
-    qkv: Lent,
+    stats: NormStats,
+    qkv: SavedActivation,
     o: Tensor,
-    kept: Kept,
+    kept: PackedSaved,
     /// The residual stream between attention and feed-forward.
     middle: Tensor,
-    middle_moments: Moments,
-    gate_up: Lent,
+    mid_stats: NormStats,
+    gate_up: SavedActivation,
 }
 
 /// State of a backward pass that all blocks share.
-pub(super) struct Pass<'a> {
+pub(super) struct BackwardPass<'a> {
     /// Uses of the parameters of all blocks and of the last norm.
-    pub uses: &'a [Use],
-    /// Partial sums of the gradients of the RMSNorm weights: f32 [norms, sums, width].
-    pub norm_sums: Option<Tensor>,
+    pub uses: &'a [ParamUse],
+    /// Partial sums of the gradients of the RMSNorm weights: f32 [norms, sums, d_model].
+    pub norm_partials: Option<Tensor>,
 }
 
-impl Pass<'_> {
+impl BackwardPass<'_> {
     /// The use of this parameter, if it is trained.
-    pub(super) fn use_of(&self, param: &Param) -> Option<&Use> {
+    pub(super) fn use_of(&self, param: &Param) -> Option<&ParamUse> {
         self.uses.iter().find(|using| using.param().id() == param.id())
     }
 
@@ -66,63 +66,63 @@ impl Pass<'_> {
 
 impl NormWeights {
     /// The norm of the residual stream x, f32, in the compute dtype.
-    pub(super) fn fresh<T: Elem + FloatElement>(&self, x: &Tensor, eps: f64) -> Result<(Tensor, Moments)> {
+    pub(super) fn forward<T: Elem + FloatElement>(&self, x: &Tensor, eps: f64) -> Result<(Tensor, NormStats)> {
         let _span = span("norm");
         let w = self.weight.value()?;
         match &self.bias {
             None => {
-                let (y, rstd) = stream_norm::forward::<T>(x, &w, eps)?;
-                Ok((y, Moments::Rms(rstd)))
+                let (y, rstd) = residual_rms_norm::forward::<T>(x, &w, eps)?;
+                Ok((y, NormStats::Rms(rstd)))
             }
             Some(bias) => {
-                let (y, moments) = layer_forward::<f32>(x, &w, &bias.value()?, eps)?;
-                Ok((rounded::<T>(&y.into_tensor(x.shape()))?, Moments::Layer(moments)))
+                let (y, stats) = layer_forward::<f32>(x, &w, &bias.value()?, eps)?;
+                Ok((to_compute_dtype::<T>(&y.into_tensor(x.shape()))?, NormStats::Layer(stats)))
             }
         }
     }
 
-    /// Returns the gradient of the residual stream x before the norm, and, if `repeats`, the recomputed output of the
+    /// Returns the gradient of the residual stream x before the norm, and, if `recompute`, the recomputed output of the
     /// norm. The inputs are the gradient of that output and the gradient of the residual stream after the branch.
     /// Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row `norm` of
     /// the pass.
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
         (x, eps): (&Tensor, f64),
-        moments: &Moments,
+        stats: &NormStats,
         grad: &Tensor,
-        behind: Option<&Tensor>,
-        (pass, norm): (&Pass<'_>, usize),
-        repeats: bool,
+        residual_grad: Option<&Tensor>,
+        (pass, norm): (&BackwardPass<'_>, usize),
+        recompute: bool,
     ) -> Result<(Gradient, Option<Tensor>)> {
         let _span = span("norm");
         let w = self.weight.value()?;
-        match (moments, &pass.norm_sums) {
-            (Moments::Rms(rstd), Some(sums)) => {
-                stream_norm::backward::<T>(x, &w, rstd, grad, behind, (sums, norm), repeats)
+        match (stats, &pass.norm_partials) {
+            (NormStats::Rms(rstd), Some(sums)) => {
+                residual_rms_norm::backward::<T>(x, &w, rstd, grad, residual_grad, (sums, norm), recompute)
             }
-            (Moments::Rms(_), None) => {
+            (NormStats::Rms(_), None) => {
                 Err(candle_core::Error::Msg("internal error: an RMSNorm has no partial sums, please report".into()))
             }
-            (Moments::Layer(moments), _) => {
+            (NormStats::Layer(stats), _) => {
                 let grad = cast_to::<T, f32>(grad)?.into_tensor(grad.shape());
-                let (grad_x, [grad_w, grad_b]) = layer_backward::<f32>(x, &w, moments, &grad)?;
+                let (grad_x, [grad_w, grad_b]) = layer_backward::<f32>(x, &w, stats, &grad)?;
                 pass.add(&self.weight, &grad_w)?;
                 if let Some(bias) = &self.bias {
                     pass.add(bias, &grad_b)?;
                 }
-                let stream = match behind {
+                let stream = match residual_grad {
                     None => grad_x,
-                    Some(behind) => (grad_x + behind)?,
+                    Some(residual_grad) => (grad_x + residual_grad)?,
                 };
-                let again = if repeats { Some(self.fresh::<T>(x, eps)?.0) } else { None };
-                Ok((Gradient { rounded: rounded::<T>(&stream)?, stream }, again))
+                let recomputed = if recompute { Some(self.forward::<T>(x, eps)?.0) } else { None };
+                Ok((Gradient { rounded: to_compute_dtype::<T>(&stream)?, stream }, recomputed))
             }
         }
     }
 }
 
 /// Rounds x, f32, to the compute dtype.
-pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
+pub(super) fn to_compute_dtype<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
     match <T as candle_core::WithDType>::DTYPE {
         candle_core::DType::F32 => Ok(x.clone()),
         _ => Ok(cast_to::<f32, T>(x)?.into_tensor(x.shape())),
@@ -131,24 +131,24 @@ pub(super) fn rounded<T: Elem + FloatElement>(x: &Tensor) -> Result<Tensor> {
 
 /// x·Wᵀ, stored in the gradient buffer of W if it fits there, else in that of `later`, else in memory of its own.
 /// Backward reads the result for the last time before it writes these gradients.
-fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<Lent> {
+fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<SavedActivation> {
     let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
     let mut shape = x.dims().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = w.dim(0)?;
     }
-    for lender in [weight].into_iter().chain(later) {
-        if let Some(lent) = lender.lend_grad(x.dtype(), shape.as_slice())? {
-            product_into(&as_rows(lent.tensor())?, &rows, &w.t()?, false)?;
-            return Ok(lent);
+    for owner in [weight].into_iter().chain(later) {
+        if let Some(activation) = owner.alias_grad(x.dtype(), shape.as_slice())? {
+            matmul_into(&as_rows(activation.tensor())?, &rows, &w.t()?, false)?;
+            return Ok(activation);
         }
     }
-    Ok(Lent::own(fresh_product::<T>(&rows, &w.t()?)?.into_tensor(shape)))
+    Ok(SavedActivation::owned(matmul_alloc::<T>(&rows, &w.t()?)?.into_tensor(shape)))
 }
 
 /// stream + x·Wᵀ in f32.
-fn linear_plus(stream: &Tensor, x: &Tensor, weight: &Param) -> Result<Tensor> {
-    product_plus(stream, &as_rows(x)?, &weight.compute(x.dtype())?.t()?)
+fn linear_residual(stream: &Tensor, x: &Tensor, weight: &Param) -> Result<Tensor> {
+    matmul_add(stream, &as_rows(x)?, &weight.compute(x.dtype())?.t()?)
 }
 
 /// ∂L/∂x of y = x·Wᵀ, given ∂L/∂y, in the shape of x.
@@ -158,11 +158,11 @@ pub(super) fn input_gradient(weight: &Param, grad: &Tensor) -> Result<Tensor> {
     if let Some(last) = shape.last_mut() {
         *last = w.dim(1)?;
     }
-    product(&as_rows(grad)?, &w)?.reshape(shape)
+    matmul(&as_rows(grad)?, &w)?.reshape(shape)
 }
 
 /// Accumulates the gradient of W in y = x·Wᵀ, given ∂L/∂y, if W has a use.
-pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&Use>) -> Result<()> {
+pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&ParamUse>) -> Result<()> {
     match using {
         None => Ok(()),
         Some(using) => {
@@ -172,7 +172,7 @@ pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, usi
     }
 }
 
-/// Forward pass: maps the residual stream x before the block to the one after it, both f32 [batch, length, width].
+/// Forward pass: maps the residual stream x before the block to the one after it, both f32 [batch, length, d_model].
 /// `earlier` is the previous block, whose gradients are computed after those of this block.
 pub(super) fn forward<T: Elem + FloatElement>(
     block: &Block,
@@ -180,19 +180,19 @@ pub(super) fn forward<T: Elem + FloatElement>(
     earlier: Option<&Block>,
 ) -> Result<(Tensor, Saved)> {
     let _span = span("block");
-    let (batch, length, width) = x.dims3()?;
+    let (batch, length, d_model) = x.dims3()?;
     let eps = block.config.eps;
-    let (normed, moments) = block.attention_norm.fresh::<T>(x, eps)?;
+    let (normed, stats) = block.attention_norm.forward::<T>(x, eps)?;
     let qkv = linear::<T>(&normed, &block.qkv, earlier.map(|block| &block.gate_up))?;
-    let (o, kept) = packed_forward::<T>(qkv.tensor(), block.config.head_columns(), &block.rope)?;
-    let o = o.into_tensor((batch, length, width));
-    let middle = linear_plus(x, &o, &block.out)?;
-    let (middle_normed, middle_moments) = block.mlp_norm.fresh::<T>(&middle, eps)?;
+    let (o, kept) = packed_forward::<T>(qkv.tensor(), block.config.qkv_layout(), &block.rope)?;
+    let o = o.into_tensor((batch, length, d_model));
+    let middle = linear_residual(x, &o, &block.out)?;
+    let (middle_normed, mid_stats) = block.mlp_norm.forward::<T>(&middle, eps)?;
     let gate_up = linear::<T>(&middle_normed, &block.gate_up, None)?;
-    let inner = swiglu_forward::<T>(gate_up.tensor())?.into_tensor((batch, length, block.config.hidden));
-    let y = linear_plus(&middle, &inner, &block.down)?;
+    let inner = swiglu_forward::<T>(gate_up.tensor())?.into_tensor((batch, length, block.config.d_ff));
+    let y = linear_residual(&middle, &inner, &block.down)?;
     let x = x.clone();
-    Ok((y, Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up }))
+    Ok((y, Saved { x, stats, qkv, o, kept, middle, mid_stats, gate_up }))
 }
 
 /// Backward pass: maps the gradient of the residual stream after the block to the one before it.
@@ -200,39 +200,40 @@ pub(super) fn backward<T: Elem + FloatElement>(
     block: &Block,
     saved: Saved,
     grad: Gradient,
-    pass: &Pass<'_>,
+    pass: &BackwardPass<'_>,
 ) -> Result<Gradient> {
     let _span = span("block");
-    let Saved { x, moments, qkv, o, kept, middle, middle_moments, gate_up } = saved;
+    let Saved { x, stats, qkv, o, kept, middle, mid_stats, gate_up } = saved;
     let eps = block.config.eps;
     let add = |x: &Tensor, weight: &Param, grad: &Tensor| add_weight_gradient(x, weight, grad, pass.use_of(weight));
     // Unwraps the norm output that was recomputed on request.
-    let again = |y: Option<Tensor>| {
+    let recomputed = |y: Option<Tensor>| {
         y.ok_or_else(|| candle_core::Error::Msg("internal error: a norm recomputed nothing, please report".into()))
     };
     let [norm, middle_norm] = [(pass, 2 * block.index), (pass, 2 * block.index + 1)];
 
     let grad_inner = input_gradient(&block.down, &grad.rounded)?;
-    let (grad_gate_up, inner) = swiglu_backward_again::<T>(gate_up.tensor(), &grad_inner)?;
+    let (grad_gate_up, inner) = swiglu_backward_recompute::<T>(gate_up.tensor(), &grad_inner)?;
     drop((gate_up, grad_inner));
     add(&inner, &block.down, &grad.rounded)?;
     drop(inner);
     let grad_normed = input_gradient(&block.gate_up, &grad_gate_up)?;
-    let behind = Some(&grad.stream);
+    let residual_grad = Some(&grad.stream);
     let (grad_middle, normed) =
-        block.mlp_norm.backward::<T>((&middle, eps), &middle_moments, &grad_normed, behind, middle_norm, true)?;
-    drop((grad, middle, middle_moments, grad_normed));
-    add(&again(normed)?, &block.gate_up, &grad_gate_up)?;
+        block.mlp_norm.backward::<T>((&middle, eps), &mid_stats, &grad_normed, residual_grad, middle_norm, true)?;
+    drop((grad, middle, mid_stats, grad_normed));
+    add(&recomputed(normed)?, &block.gate_up, &grad_gate_up)?;
     drop(grad_gate_up);
 
     let grad_o = input_gradient(&block.out, &grad_middle.rounded)?;
     add(&o, &block.out, &grad_middle.rounded)?;
-    let grad_qkv = packed_backward::<T>(qkv.tensor(), &o, &grad_o, &kept, block.config.head_columns(), &block.rope)?;
+    let grad_qkv = packed_backward::<T>(qkv.tensor(), &o, &grad_o, &kept, block.config.qkv_layout(), &block.rope)?;
     drop((qkv, o, kept, grad_o));
     let grad_normed = input_gradient(&block.qkv, &grad_qkv)?;
-    let behind = Some(&grad_middle.stream);
-    let (grad_x, normed) = block.attention_norm.backward::<T>((&x, eps), &moments, &grad_normed, behind, norm, true)?;
+    let residual_grad = Some(&grad_middle.stream);
+    let (grad_x, normed) =
+        block.attention_norm.backward::<T>((&x, eps), &stats, &grad_normed, residual_grad, norm, true)?;
     drop((grad_middle, x, grad_normed));
-    add(&again(normed)?, &block.qkv, &grad_qkv)?;
+    add(&recomputed(normed)?, &block.qkv, &grad_qkv)?;
     Ok(grad_x)
 }

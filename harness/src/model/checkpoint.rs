@@ -6,20 +6,20 @@ use std::sync::Arc;
 use candle_core::{DType, Result, Tensor, Var};
 
 use super::Block;
-use crate::ops::memory::{Fresh, for_float_type};
-use crate::ops::tape::{record1, record2};
-use crate::params::{Use, no_grad};
+use crate::ops::graph::{record1, record2};
+use crate::ops::memory::{OutputAlloc, for_float_type};
+use crate::params::{ParamUse, no_grad};
 
 /// Runs the block, and saves nothing but its input and the block itself.
 pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
     // Taken before the recomputation: until these finish, its uses are not the last ones.
-    let uses: Vec<Use> = block.params().filter_map(|param| param.begin_use()).collect();
+    let uses: Vec<ParamUse> = block.params().filter_map(|param| param.begin_use()).collect();
     let input = x.detach();
     let y = no_grad(|| block.forward(&input))?;
     let anchor = block.qkv.anchor().as_tensor();
     let kept = block.clone();
     for_float_type!(x.dtype(), "a block", T => {
-        record2("checkpoint", [x, anchor], Fresh::<T>::copy_of(&y)?, y.shape(), move |[x, _], _, grad| {
+        record2("checkpoint", [x, anchor], OutputAlloc::<T>::copy_of(&y)?, y.shape(), move |[x, _], _, grad| {
             let input = Var::from_tensor(&x.detach())?;
             let y = kept.forward(&input)?;
             let mut grads = seed(&y, grad)?.backward()?;
@@ -34,6 +34,6 @@ pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
 /// A scalar of the autograd graph whose backward gives y the gradient `grad`.
 fn seed(y: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let grad = grad.clone();
-    let number = Fresh::<f32>::copy_of(&Tensor::zeros((), DType::F32, y.device())?)?;
+    let number = OutputAlloc::<f32>::copy_of(&Tensor::zeros((), DType::F32, y.device())?)?;
     record1("gradient", y, number, (), move |_, _, _| Ok([Some(grad.clone())]))
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use candle_core::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::ops::attention::{Heads, Tiling};
+use crate::ops::attention::{QkvLayout, Tiling};
 
 /// Hyperparameters that determine the shape and the arithmetic of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,9 +17,9 @@ pub struct Config {
     /// Context length: largest number of tokens in a sequence.
     pub context: usize,
     /// Size of the residual stream.
-    pub width: usize,
+    pub d_model: usize,
     /// Inner size of the feed-forward layers.
-    pub hidden: usize,
+    pub d_ff: usize,
     pub layers: usize,
     pub heads: usize,
     /// Number of key/value heads (grouped-query attention): a divisor of `heads`, equal to it by default.
@@ -42,7 +42,7 @@ pub struct Config {
 
 /// Which parts of a training step run, for [`Config::step_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum StepKind {
     Forward,
     ForwardBackward,
     TrainStep,
@@ -114,7 +114,7 @@ pub enum Precision {
 }
 
 /// Implements the names of an enum on the command line.
-macro_rules! words {
+macro_rules! string_enum {
     ($ty:ident, $what:literal, $($word:literal => $variant:ident),*) => {
         impl $ty {
             /// All values.
@@ -141,10 +141,10 @@ macro_rules! words {
         }
     };
 }
-words!(Norm, "norm", "rms" => Rms, "layer" => Layer);
-words!(Attention, "attention", "naive" => Naive, "tiled" => Tiled, "flash" => Flash);
-words!(Fusion, "fusion", "none" => None, "ops" => Ops, "blocks" => Blocks);
-words!(Precision, "precision", "f32" => F32, "tf32x3" => Tf32x3, "tf32" => Tf32, "bf16" => Bf16, "f16" => F16);
+string_enum!(Norm, "norm", "rms" => Rms, "layer" => Layer);
+string_enum!(Attention, "attention", "naive" => Naive, "tiled" => Tiled, "flash" => Flash);
+string_enum!(Fusion, "fusion", "none" => None, "ops" => Ops, "blocks" => Blocks);
+string_enum!(Precision, "precision", "f32" => F32, "tf32x3" => Tf32x3, "tf32" => Tf32, "bf16" => Bf16, "f16" => F16);
 
 impl Precision {
     /// The dtype of matmuls and of activations.
@@ -161,12 +161,12 @@ impl Precision {
         #[cfg(feature = "cuda")]
         {
             candle_core::cuda::set_gemm_reduced_precision_f32(self == Precision::Tf32);
-            crate::ops::multiply_by_parts(self == Precision::Tf32x3);
+            crate::ops::set_tf32x3(self == Precision::Tf32x3);
         }
     }
 }
 
-/// The model sizes of table 1 of the assignment: name, width, hidden, layers, heads.
+/// The model sizes of table 1 of the assignment: name, d_model, d_ff, layers, heads.
 pub const SIZES: [(&str, usize, usize, usize, usize); 5] = [
     ("small", 768, 3072, 12, 12),
     ("medium", 1024, 4096, 24, 16),
@@ -181,8 +181,8 @@ impl Default for Config {
         Config {
             vocabulary: 10_000,
             context: 128,
-            width: 128,
-            hidden: 512,
+            d_model: 128,
+            d_ff: 512,
             layers: 4,
             heads: 4,
             heads_kv: 4,
@@ -201,7 +201,7 @@ impl Default for Config {
 
 impl Config {
     /// Fields that do not change any bit of losses or gradients: a resumed run may change them.
-    pub const FREE: [&str; 1] = ["checkpoint"];
+    pub const BITWISE_NEUTRAL: [&str; 1] = ["checkpoint"];
 
     /// Returns a size of [`SIZES`], with a vocabulary of 10 000.
     ///
@@ -210,7 +210,7 @@ impl Config {
     pub fn named(size: &str, context: usize) -> Result<Config> {
         let wanted = size.to_lowercase();
         let found = SIZES.iter().find(|(name, ..)| name.to_lowercase() == wanted);
-        let Some(&(_, width, hidden, layers, heads)) = found else {
+        let Some(&(_, d_model, d_ff, layers, heads)) = found else {
             let names = SIZES.map(|(name, ..)| name);
             let nearest = names.iter().min_by_key(|name| strsim::levenshtein(&wanted, &name.to_lowercase()));
             let hint = match nearest {
@@ -221,18 +221,18 @@ impl Config {
             };
             return Err(Error::Msg(format!("unknown model size `{size}`: {hint}")));
         };
-        Ok(Config { context, width, hidden, layers, heads, heads_kv: heads, ..Config::default() })
+        Ok(Config { context, d_model, d_ff, layers, heads, heads_kv: heads, ..Config::default() })
     }
 
     /// The name of this size in [`SIZES`], if it has one.
     pub fn size_name(&self) -> Option<&'static str> {
-        let size = (self.width, self.hidden, self.layers, self.heads);
-        SIZES.iter().find(|&&(_, width, hidden, layers, heads)| (width, hidden, layers, heads) == size).map(|s| s.0)
+        let size = (self.d_model, self.d_ff, self.layers, self.heads);
+        SIZES.iter().find(|&&(_, d_model, d_ff, layers, heads)| (d_model, d_ff, layers, heads) == size).map(|s| s.0)
     }
 
     /// Layout of the packed queries, keys and values.
-    pub fn head_columns(&self) -> Heads {
-        Heads { heads: self.heads, heads_kv: self.heads_kv, d: self.width / self.heads.max(1) }
+    pub fn qkv_layout(&self) -> QkvLayout {
+        QkvLayout { heads: self.heads, heads_kv: self.heads_kv, d: self.d_model / self.heads.max(1) }
     }
 
     /// Number of parameters of a config that [`Config::check`] accepts.
@@ -243,12 +243,12 @@ impl Config {
     /// Number of parameters of any config. Exact below 2⁵³.
     fn count(&self) -> f64 {
         let of = |n: usize| n as f64;
-        let (width, hidden, heads, heads_kv) = (of(self.width), of(self.hidden), of(self.heads), of(self.heads_kv));
-        let qkv = width * (heads + 2.0 * heads_kv) * of(self.width / self.heads.max(1));
-        let norm = if self.norm == Norm::Layer { 2.0 * width } else { width };
-        let block = qkv + width * width + 3.0 * hidden * width + 2.0 * norm;
+        let (d_model, d_ff, heads, heads_kv) = (of(self.d_model), of(self.d_ff), of(self.heads), of(self.heads_kv));
+        let qkv = d_model * (heads + 2.0 * heads_kv) * of(self.d_model / self.heads.max(1));
+        let norm = if self.norm == Norm::Layer { 2.0 * d_model } else { d_model };
+        let block = qkv + d_model * d_model + 3.0 * d_ff * d_model + 2.0 * norm;
         let heads = if self.tied { 1.0 } else { 2.0 };
-        of(self.layers) * block + heads * of(self.vocabulary) * width + norm
+        of(self.layers) * block + heads * of(self.vocabulary) * d_model + norm
     }
 
     /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights and the
@@ -258,24 +258,24 @@ impl Config {
         (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
-    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `windows` sequences: parameters with
+    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `sequences` sequences: parameters with
     /// gradients and optimizer state, logits, and the activations that blocks save for backward. Activations follow
     /// Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023), section 4.1. A step that
     /// this bound rejects would not fit.
-    pub fn step_bytes(&self, windows: usize, micro_batches: usize, kind: Kind) -> StepBytes {
+    pub fn step_bytes(&self, sequences: usize, micro_batches: usize, kind: StepKind) -> StepBytes {
         let of = |n: usize| n as f64;
         let element = self.precision.dtype().size_in_bytes() as f64;
-        let tokens = of(windows) * of(self.context);
+        let tokens = of(sequences) * of(self.context);
         let logits = element * tokens * of(self.vocabulary);
         let scores = match self.attention {
             Attention::Naive => element * tokens * of(self.context) * of(self.heads),
             Attention::Tiled | Attention::Flash => 0.0,
         };
-        let stream = 4.0 * tokens * of(self.width);
-        let block = element * tokens * (5.0 * of(self.width) + 3.0 * of(self.hidden)) + 2.0 * scores;
+        let stream = 4.0 * tokens * of(self.d_model);
+        let block = element * tokens * (5.0 * of(self.d_model) + 3.0 * of(self.d_ff)) + 2.0 * scores;
         let activations = match (kind, self.checkpoint) {
             // The largest tensor of one block, or the logits.
-            (Kind::Forward, _) => stream + logits.max(scores).max(element * tokens * of(self.hidden)),
+            (StepKind::Forward, _) => stream + logits.max(scores).max(element * tokens * of(self.d_ff)),
             (_, true) => of(self.layers) * stream + logits,
             (_, false) => of(self.layers) * block + logits,
         };
@@ -283,8 +283,8 @@ impl Config {
         let gradient = if self.precision == Precision::Bf16 && micro_batches <= 1 { 2.0 } else { 4.0 };
         StepBytes {
             weights: self.model_bytes(),
-            gradients: if kind == Kind::Forward { 0.0 } else { gradient * self.count() },
-            moments: if kind == Kind::TrainStep { 8.0 * self.count() } else { 0.0 },
+            gradients: if kind == StepKind::Forward { 0.0 } else { gradient * self.count() },
+            moments: if kind == StepKind::TrainStep { 8.0 * self.count() } else { 0.0 },
             activations,
         }
     }
@@ -294,10 +294,10 @@ impl Config {
     /// models", 2020, section 2.1).
     pub fn flops_per_token(&self, length: usize) -> f64 {
         let of = |n: usize| n as f64;
-        let (width, layers) = (of(self.width), of(self.layers));
-        let head = of(self.vocabulary) * width;
-        let block = width * (of(self.head_columns().columns()) + width + 3.0 * of(self.hidden));
-        let attention = 2.0 * width * of(length);
+        let (d_model, layers) = (of(self.d_model), of(self.layers));
+        let head = of(self.vocabulary) * d_model;
+        let block = d_model * (of(self.qkv_layout().columns()) + d_model + 3.0 * of(self.d_ff));
+        let attention = 2.0 * d_model * of(length);
         6.0 * (layers * block + head) + 3.0 * layers * attention
     }
 
@@ -310,8 +310,8 @@ impl Config {
         for (name, n) in [
             ("vocabulary", self.vocabulary),
             ("context", self.context),
-            ("width", self.width),
-            ("hidden", self.hidden),
+            ("d_model", self.d_model),
+            ("d_ff", self.d_ff),
             ("heads", self.heads),
             ("heads_kv", self.heads_kv),
         ] {
@@ -320,36 +320,36 @@ impl Config {
             }
         }
         // The checks below compute with these sizes: none may overflow an integer.
-        if self.count() > MOST_PARAMETERS {
+        if self.count() > MAX_PARAMETERS {
             return fail(format!(
-                "a model with layers {}, width {}, hidden {}, heads {}, heads_kv {} and vocabulary {} has {:.1e} parameters: \
-                 expected at most {MOST_PARAMETERS:.1e}",
+                "a model with layers {}, d_model {}, d_ff {}, heads {}, heads_kv {} and vocabulary {} has {:.1e} parameters: \
+                 expected at most {MAX_PARAMETERS:.1e}",
                 self.layers,
-                self.width,
-                self.hidden,
+                self.d_model,
+                self.d_ff,
                 self.heads,
                 self.heads_kv,
                 self.vocabulary,
                 self.count()
             ));
         }
-        if self.context > MOST_TOKENS {
-            return fail(format!("expected a context of at most {MOST_TOKENS} tokens, found {}", self.context));
+        if self.context > MAX_TOKENS {
+            return fail(format!("expected a context of at most {MAX_TOKENS} tokens, found {}", self.context));
         }
-        if !self.width.is_multiple_of(self.heads) {
-            let near = nearest_divisors(self.width, self.heads);
-            return fail(format!("{} heads do not divide the width {}: {near}", self.heads, self.width));
+        if !self.d_model.is_multiple_of(self.heads) {
+            let near = nearest_divisors(self.d_model, self.heads);
+            return fail(format!("{} heads do not divide the d_model {}: {near}", self.heads, self.d_model));
         }
         if !self.heads.is_multiple_of(self.heads_kv) {
             let near = nearest_divisors(self.heads, self.heads_kv);
             return fail(format!("{} key/value heads do not divide {} heads: {near}", self.heads_kv, self.heads));
         }
-        let d = self.width / self.heads;
+        let d = self.d_model / self.heads;
         if d % 2 == 1 || d > 256 {
             return fail(format!(
-                "{} heads of a width of {} have a head dimension of {d}: expected an even number up to 256, since rope \
+                "{} heads of a d_model of {} have a head dimension of {d}: expected an even number up to 256, since rope \
                  rotates pairs and attention takes up to 256",
-                self.heads, self.width
+                self.heads, self.d_model
             ));
         }
         if !(self.eps > 0.0 && self.rope_base > 0.0) {
@@ -369,10 +369,10 @@ impl Config {
 }
 
 /// Far beyond any memory, and small enough for exact sums of sizes: 2⁴⁸.
-const MOST_PARAMETERS: f64 = (1_u64 << 48) as f64;
+const MAX_PARAMETERS: f64 = (1_u64 << 48) as f64;
 
 /// Positions are 32-bit integers.
-const MOST_TOKENS: usize = i32::MAX as usize;
+const MAX_TOKENS: usize = i32::MAX as usize;
 
 /// Names the numbers of heads around `count` that divide `n`, such as "8 and 16 do".
 fn nearest_divisors(n: usize, count: usize) -> String {
@@ -397,10 +397,10 @@ mod tests {
             // Without what is known of each tensor.
             [weights - 768.0 * config.layers as f64, gradients, moments].map(|bytes| bytes / config.parameters() as f64)
         };
-        assert_eq!(of(Precision::F32, 1, Kind::TrainStep), [4.0, 4.0, 8.0]);
-        assert_eq!(of(Precision::Bf16, 1, Kind::TrainStep), [6.0, 2.0, 8.0]);
-        assert_eq!(of(Precision::Bf16, 2, Kind::TrainStep), [6.0, 4.0, 8.0], "micro-batches add up in f32");
-        assert_eq!(of(Precision::F16, 1, Kind::ForwardBackward), [6.0, 4.0, 0.0]);
-        assert_eq!(of(Precision::F32, 1, Kind::Forward), [4.0, 0.0, 0.0]);
+        assert_eq!(of(Precision::F32, 1, StepKind::TrainStep), [4.0, 4.0, 8.0]);
+        assert_eq!(of(Precision::Bf16, 1, StepKind::TrainStep), [6.0, 2.0, 8.0]);
+        assert_eq!(of(Precision::Bf16, 2, StepKind::TrainStep), [6.0, 4.0, 8.0], "micro-batches add up in f32");
+        assert_eq!(of(Precision::F16, 1, StepKind::ForwardBackward), [6.0, 4.0, 0.0]);
+        assert_eq!(of(Precision::F32, 1, StepKind::Forward), [4.0, 0.0, 0.0]);
     }
 }

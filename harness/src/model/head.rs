@@ -5,26 +5,26 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 
 use super::Transformer;
-use super::block::{Moments, Pass, add_weight_gradient, input_gradient};
+use super::block::{BackwardPass, NormStats, add_weight_gradient, input_gradient};
 use crate::ops::linear::as_rows;
 use crate::ops::loss;
+use crate::ops::matmul::matmul;
 use crate::ops::memory::Elem;
-use crate::ops::product::product;
-use crate::ops::stream_norm::Gradient;
-use crate::params::Use;
+use crate::ops::residual_rms_norm::Gradient;
+use crate::params::ParamUse;
 use crate::profile::span;
 
 /// Tensors saved for backward.
 pub(super) struct Saved {
     x: Tensor,
     targets: Tensor,
-    moments: Moments,
+    stats: NormStats,
     normed: Tensor,
     logits: Tensor,
     lse: Tensor,
 }
 
-/// The mean cross-entropy, f32, of head(norm(x)) for a residual stream x [batch, length, width] and targets
+/// The mean cross-entropy, f32, of head(norm(x)) for a residual stream x [batch, length, d_model] and targets
 /// [batch · length].
 pub(super) fn forward<T: Elem + FloatElement>(
     model: &Transformer,
@@ -32,12 +32,12 @@ pub(super) fn forward<T: Elem + FloatElement>(
     targets: &Tensor,
 ) -> Result<(Tensor, Saved)> {
     let _span = span("head and loss");
-    let (normed, moments) = model.norm.fresh::<T>(x, model.config.eps)?;
+    let (normed, stats) = model.norm.forward::<T>(x, model.config.eps)?;
     let normed = as_rows(&normed)?;
-    let logits = product(&normed, &model.head.compute(normed.dtype())?.t()?)?;
+    let logits = matmul(&normed, &model.head.compute(normed.dtype())?.t()?)?;
     let (losses, lse) = loss::forward::<T>(&logits, targets)?;
     let mean = losses.into_tensor(targets.elem_count()).mean_all()?;
-    Ok((mean, Saved { x: x.clone(), targets: targets.clone(), moments, normed, logits, lse }))
+    Ok((mean, Saved { x: x.clone(), targets: targets.clone(), stats, normed, logits, lse }))
 }
 
 /// The gradient of the residual stream, given that of the loss, a scalar.
@@ -45,15 +45,15 @@ pub(super) fn backward<T: Elem + FloatElement>(
     model: &Transformer,
     saved: Saved,
     grad: &Tensor,
-    (pass, head): (&Pass<'_>, Option<&Use>),
+    (pass, head): (&BackwardPass<'_>, Option<&ParamUse>),
 ) -> Result<Gradient> {
     let _span = span("head and loss");
-    let Saved { x, targets, moments, normed, logits, lse } = saved;
+    let Saved { x, targets, stats, normed, logits, lse } = saved;
     let grad_logits = loss::backward::<T>(&logits, &targets, &lse, &grad.reshape(1)?, true)?;
     drop(logits);
     let grad_normed = input_gradient(&model.head, &grad_logits)?.reshape(x.shape())?;
     add_weight_gradient(&normed, &model.head, &grad_logits, head)?;
     drop((normed, grad_logits));
     let place = (pass, 2 * model.blocks.len());
-    Ok(model.norm.backward::<T>((&x, model.config.eps), &moments, &grad_normed, None, place, false)?.0)
+    Ok(model.norm.backward::<T>((&x, model.config.eps), &stats, &grad_normed, None, place, false)?.0)
 }

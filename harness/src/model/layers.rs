@@ -14,12 +14,12 @@ impl NormWeights {
         let dtype = config.precision.dtype();
         match (&self.bias, config.fusion) {
             (bias, Fusion::None) => {
-                let centred = match bias {
+                let centered = match bias {
                     None => x.clone(),
                     Some(_) => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
                 };
-                let spread = (centred.sqr()?.mean_keepdim(D::Minus1)? + config.eps)?.sqrt()?;
-                let y = centred.broadcast_div(&spread)?.broadcast_mul(&self.weight.leaf(DType::F32)?)?;
+                let spread = (centered.sqr()?.mean_keepdim(D::Minus1)? + config.eps)?.sqrt()?;
+                let y = centered.broadcast_div(&spread)?.broadcast_mul(&self.weight.leaf(DType::F32)?)?;
                 let y = match bias {
                     None => y,
                     Some(bias) => y.broadcast_add(&bias.leaf(DType::F32)?)?,
@@ -33,30 +33,30 @@ impl NormWeights {
 }
 
 impl Block {
-    /// Adds attention and feed-forward to the residual stream x, f32 [batch, length, width].
+    /// Adds attention and feed-forward to the residual stream x, f32 [batch, length, d_model].
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let _span = span("block");
         let qkv = ops::linear(&self.attention_norm.apply(&self.config, x)?, &self.qkv)?;
-        let x = (x + self.widened(ops::linear(&self.attention(&qkv)?, &self.out)?)?)?;
+        let x = (x + self.to_f32(ops::linear(&self.attention(&qkv)?, &self.out)?)?)?;
         let gate_up = ops::linear(&self.mlp_norm.apply(&self.config, &x)?, &self.gate_up)?;
         let inner = match self.config.fusion {
             Fusion::None => ops::swiglu_unfused(&gate_up)?,
             Fusion::Ops | Fusion::Blocks => ops::swiglu(&gate_up)?,
         };
-        x + self.widened(ops::linear(&inner, &self.down)?)?
+        x + self.to_f32(ops::linear(&inner, &self.down)?)?
     }
 
     /// Converts a branch output to f32, the dtype of the residual stream.
-    fn widened(&self, x: Tensor) -> Result<Tensor> {
+    fn to_f32(&self, x: Tensor) -> Result<Tensor> {
         match self.config.fusion {
             Fusion::None => x.to_dtype(DType::F32),
             Fusion::Ops | Fusion::Blocks => ops::cast(&x, DType::F32),
         }
     }
 
-    /// Computes O [batch, length, width] from qkv [batch, length, columns].
+    /// Computes O [batch, length, d_model] from qkv [batch, length, columns].
     fn attention(&self, qkv: &Tensor) -> Result<Tensor> {
-        let heads = self.config.head_columns();
+        let heads = self.config.qkv_layout();
         if (self.config.attention, self.config.fusion) == (Attention::Flash, Fusion::Ops) {
             return flash_attention_packed(qkv, heads, &self.rope);
         }
@@ -64,12 +64,12 @@ impl Block {
         let part = |first: usize, count: usize| {
             qkv.narrow(2, first * heads.d, count * heads.d)?.reshape((batch, length, count, heads.d))
         };
-        let turned = |x: Tensor| match self.config.fusion {
+        let rotated = |x: Tensor| match self.config.fusion {
             Fusion::None => self.rope.apply_unfused(&x, 0),
             Fusion::Ops | Fusion::Blocks => self.rope.apply(&x, 0),
         };
-        let q = turned(part(0, heads.heads)?)?.transpose(1, 2)?;
-        let k = turned(part(heads.heads, heads.heads_kv)?)?.transpose(1, 2)?;
+        let q = rotated(part(0, heads.heads)?)?.transpose(1, 2)?;
+        let k = rotated(part(heads.heads, heads.heads_kv)?)?.transpose(1, 2)?;
         let v = part(heads.heads + heads.heads_kv, heads.heads_kv)?.transpose(1, 2)?;
         let o = match self.config.attention {
             Attention::Flash => flash_attention(&q, &k, &v, true, None)?,

@@ -16,22 +16,22 @@
 //!
 //! Files in reading order: `config.rs`, this one, `layers.rs` (a block as ops of the autograd graph), `stack.rs` (the
 //! model as one op), `block.rs` and `head.rs` (its parts), `checkpoint.rs` (activation checkpointing of blocks in the
-//! autograd graph), `replay.rs` (forward and backward as a CUDA graph).
+//! autograd graph), `graph_runner.rs` (forward and backward as a CUDA graph).
 
 mod block;
 mod checkpoint;
 mod config;
+mod graph_runner;
 mod head;
 mod layers;
-mod replay;
 mod stack;
 
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub use config::{Attention, Config, Fusion, Kind, Norm, Precision, SIZES, StepBytes};
-pub use replay::Replay;
+pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES, StepBytes, StepKind};
+pub use graph_runner::ModelGraphRunner;
 
 use crate::ops::{self, Rope};
 use crate::params::{Init, Param, ParamSpec, Params};
@@ -87,29 +87,29 @@ impl Config {
     /// have no weight decay.
     ///
     /// Initialization: matrices normal with variance 2 / (inputs + outputs) (Glorot and Bengio, "Understanding the
-    /// difficulty of training deep feedforward neural networks", 2010); embeddings with variance 1, or 1/width if they
+    /// difficulty of training deep feedforward neural networks", 2010); embeddings with variance 1, or 1/d_model if they
     /// are the head too.
     pub fn specs(&self) -> Vec<ParamSpec> {
         let matrix = |name: String, outputs: usize, inputs: usize, fan_out: usize| {
             ParamSpec::matrix(name, &[outputs, inputs], (2.0 / (inputs + fan_out) as f64).sqrt())
         };
-        let (width, hidden) = (self.width, self.hidden);
-        let embedding_std = if self.tied { 1.0 / (width as f64).sqrt() } else { 1.0 };
-        let mut specs = vec![ParamSpec::matrix("embedding.weight", &[self.vocabulary, width], embedding_std)];
+        let (d_model, d_ff) = (self.d_model, self.d_ff);
+        let embedding_std = if self.tied { 1.0 / (d_model as f64).sqrt() } else { 1.0 };
+        let mut specs = vec![ParamSpec::matrix("embedding.weight", &[self.vocabulary, d_model], embedding_std)];
         for i in 0..self.layers {
             let name = |part: &str| format!("blocks.{i}.{part}.weight");
-            specs.push(matrix(name("attention.qkv"), self.head_columns().columns(), width, width));
-            specs.push(matrix(name("attention.out"), width, width, width));
-            specs.push(matrix(name("mlp.gate_up"), 2 * hidden, width, hidden));
-            specs.push(matrix(name("mlp.down"), width, hidden, width));
+            specs.push(matrix(name("attention.qkv"), self.qkv_layout().columns(), d_model, d_model));
+            specs.push(matrix(name("attention.out"), d_model, d_model, d_model));
+            specs.push(matrix(name("mlp.gate_up"), 2 * d_ff, d_model, d_ff));
+            specs.push(matrix(name("mlp.down"), d_model, d_ff, d_model));
         }
         if !self.tied {
-            specs.push(matrix("head.weight".into(), self.vocabulary, width, self.vocabulary));
+            specs.push(matrix("head.weight".into(), self.vocabulary, d_model, self.vocabulary));
         }
         let mut norm = |prefix: String| {
-            specs.push(ParamSpec::vector(format!("{prefix}.weight"), width, Init::Ones));
+            specs.push(ParamSpec::vector(format!("{prefix}.weight"), d_model, Init::Ones));
             if self.norm == Norm::Layer {
-                specs.push(ParamSpec::vector(format!("{prefix}.bias"), width, Init::Zeros));
+                specs.push(ParamSpec::vector(format!("{prefix}.bias"), d_model, Init::Zeros));
             }
         };
         for i in 0..self.layers {
@@ -128,7 +128,7 @@ impl Transformer {
     /// An inconsistent config, or out of memory.
     pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
         // Gradients begin in f32, whatever becomes of them.
-        let bytes = config.step_bytes(0, 2, Kind::ForwardBackward).total();
+        let bytes = config.step_bytes(0, 2, StepKind::ForwardBackward).total();
         Transformer::made(config, device, bytes, || Params::new(config.specs(), device, seed))
     }
 
@@ -148,7 +148,7 @@ impl Transformer {
         make: impl FnOnce() -> Result<Params>,
     ) -> Result<Transformer> {
         config.check()?;
-        ops::memory::kernel_device(device)?.expect_memory(bytes).map_err(ops::memory::kernel_error)?;
+        ops::memory::kernel_device(device)?.check_memory(bytes).map_err(ops::memory::kernel_error)?;
         Transformer::with_params(config, make()?)
     }
 
@@ -172,10 +172,10 @@ impl Transformer {
         }
         config.precision.apply();
         let dtype = config.precision.dtype();
-        if params.copy().map(|copy| copy.dtype()) != Some(dtype) {
-            params.keep_copy(dtype)?;
+        if params.compute_weights().map(|copy| copy.dtype()) != Some(dtype) {
+            params.keep_compute_weights(dtype)?;
         }
-        let rope = Rope::new(config.width / config.heads, config.rope_base, config.context, params.device())?;
+        let rope = Rope::new(config.d_model / config.heads, config.rope_base, config.context, params.device())?;
         let rope = if config.fusion == Fusion::None { rope.with_tables()? } else { rope };
         let blocks = (0..config.layers).map(|i| Block::new(config, &params, &rope, i).map(Arc::new));
         let blocks = blocks.collect::<Result<_>>()?;
@@ -224,34 +224,34 @@ impl Transformer {
         }
     }
 
-    /// Runs forward, and calls `see` with the outputs of the embedding, each block, the last norm and the head, in
+    /// Runs forward, and calls `observe` with the outputs of the embedding, each block, the last norm and the head, in
     /// order: for locating numerical errors.
     ///
     /// # Errors
-    /// As [`Transformer::logits`], and those of `see`.
-    pub fn trace(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
-        let x = self.stream_seen(tokens, see)?;
+    /// As [`Transformer::logits`], and those of `observe`.
+    pub fn trace(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
+        let x = self.stream_observed(tokens, observe)?;
         let normed = self.norm.apply(&self.config, &x)?;
-        see("norm", &normed)?;
-        see("head", &ops::linear(&normed, &self.head)?)
+        observe("norm", &normed)?;
+        observe("head", &ops::linear(&normed, &self.head)?)
     }
 
-    /// Returns the residual stream after the blocks for tokens [batch, length]: [batch, length, width], before the last
+    /// Returns the residual stream after the blocks for tokens [batch, length]: [batch, length, d_model], before the last
     /// norm.
     fn stream(&self, tokens: &Tensor) -> Result<Tensor> {
-        self.stream_seen(tokens, &mut |_, _| Ok(()))
+        self.stream_observed(tokens, &mut |_, _| Ok(()))
     }
 
-    fn stream_seen(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<Tensor> {
+    fn stream_observed(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<Tensor> {
         self.check_length(tokens)?;
         if self.config.fusion == Fusion::Blocks {
-            return stack::stream(self, tokens, see);
+            return stack::stream(self, tokens, observe);
         }
         let mut x = ops::embedding(tokens, &self.embedding, DType::F32)?;
-        see("embedding", &x)?;
+        observe("embedding", &x)?;
         for (i, block) in self.blocks.iter().enumerate() {
             x = if self.config.checkpoint { checkpoint::apply(block, &x)? } else { block.forward(&x)? };
-            see(&format!("blocks.{i}"), &x)?;
+            observe(&format!("blocks.{i}"), &x)?;
         }
         Ok(x)
     }

@@ -148,11 +148,14 @@ pub fn report(value: f64, steps: usize) -> Report {
         Axis::log10("|sum − exact|"),
         series.collect(),
     );
-    Report::new("accumulation", "Accumulation in mixed precision").text(words(value, &runs)).table(table).plot(plot)
+    Report::new("accumulation", "Accumulation in mixed precision")
+        .text(explanation(value, &runs))
+        .table(table)
+        .plot(plot)
 }
 
 /// Explains the results.
-fn words(value: f64, runs: &[Accumulation]) -> String {
+fn explanation(value: f64, runs: &[Accumulation]) -> String {
     let stored = |format: Format| format.round(value);
     let stall = runs.iter().find(|run| run.sum == Format::Bf16).and_then(Accumulation::stalled_at);
     let stall = stall.map_or(String::new(), |step| {

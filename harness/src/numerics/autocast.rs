@@ -50,9 +50,9 @@ impl Autocast {
 /// (x − mean) / √(variance + 1e-5) · weight + bias, with every step in the dtype of x.
 pub fn layer_norm(x: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     let last = x.rank() - 1;
-    let centred = x.broadcast_sub(&x.mean_keepdim(last)?)?;
-    let variance = centred.sqr()?.mean_keepdim(last)?;
-    centred.broadcast_div(&(variance + 1e-5)?.sqrt()?)?.broadcast_mul(weight)?.broadcast_add(bias)
+    let centered = x.broadcast_sub(&x.mean_keepdim(last)?)?;
+    let variance = centered.sqr()?.mean_keepdim(last)?;
+    centered.broadcast_div(&(variance + 1e-5)?.sqrt()?)?.broadcast_mul(weight)?.broadcast_add(bias)
 }
 
 /// The toy model of the assignment: fc1 (in → 10, no bias), ReLU, LayerNorm, fc2 (10 → out, no bias).
@@ -61,7 +61,7 @@ pub struct ToyModel {
 }
 
 /// A tensor of the model and its dtype.
-pub struct Seen {
+pub struct TensorType {
     pub what: String,
     pub dtype: DType,
 }
@@ -90,7 +90,7 @@ impl ToyModel {
     ///
     /// # Errors
     /// Errors of candle, or a parameter without a gradient.
-    pub fn step(&self, autocast: Autocast) -> Result<Vec<Seen>> {
+    pub fn step(&self, autocast: Autocast) -> Result<Vec<TensorType>> {
         let [fc1, ln_weight, ln_bias, fc2] = [0, 1, 2, 3].map(|i| self.parameters[i].1.as_tensor());
         let (inputs, outputs) = (fc1.dim(1)?, fc2.dim(0)?);
         const ROWS: usize = 8;
@@ -106,8 +106,8 @@ impl ToyModel {
         let loss = autocast.cross_entropy(&logits, &targets)?;
         let gradients = loss.backward()?;
 
-        let seen = |what: &str, dtype: DType| Seen { what: what.to_string(), dtype };
-        let mut all: Vec<Seen> =
+        let seen = |what: &str, dtype: DType| TensorType { what: what.to_string(), dtype };
+        let mut all: Vec<TensorType> =
             self.parameters.iter().map(|(name, var)| seen(&format!("parameter {name}"), var.dtype())).collect();
         let outputs = [
             ("input", &x),

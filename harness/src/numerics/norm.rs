@@ -7,18 +7,18 @@ use crate::report::{Cell, Column, Report, Table};
 
 /// Precision of a row: storage and arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct NormPrecision {
     /// Dtype of the stored row.
     pub stored: DType,
     /// Dtype of every intermediate step.
     pub computed: DType,
 }
 
-pub const WAYS: [Way; 4] = [
-    Way { stored: DType::F16, computed: DType::F16 },
-    Way { stored: DType::F16, computed: DType::F32 },
-    Way { stored: DType::BF16, computed: DType::BF16 },
-    Way { stored: DType::BF16, computed: DType::F32 },
+pub const NORM_PRECISIONS: [NormPrecision; 4] = [
+    NormPrecision { stored: DType::F16, computed: DType::F16 },
+    NormPrecision { stored: DType::F16, computed: DType::F32 },
+    NormPrecision { stored: DType::BF16, computed: DType::BF16 },
+    NormPrecision { stored: DType::BF16, computed: DType::F32 },
 ];
 
 const ROWS: usize = 16;
@@ -29,14 +29,14 @@ const WIDTH: usize = 1024;
 ///
 /// # Errors
 /// Errors of candle.
-pub fn error(way: Way, scale: f32, offset: f32) -> Result<f64> {
+pub fn error(precision: NormPrecision, scale: f32, offset: f32) -> Result<f64> {
     let values: Vec<f32> = uniform(9).take(ROWS * WIDTH).map(|v| scale * (v + offset)).collect();
-    let x = Tensor::from_vec(values, (ROWS, WIDTH), &Device::Cpu)?.to_dtype(way.stored)?;
+    let x = Tensor::from_vec(values, (ROWS, WIDTH), &Device::Cpu)?.to_dtype(precision.stored)?;
     let run = |dtype: DType| {
         let (one, zero) = (Tensor::ones(WIDTH, dtype, &Device::Cpu)?, Tensor::zeros(WIDTH, dtype, &Device::Cpu)?);
         layer_norm(&x.to_dtype(dtype)?, &one, &zero)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()
     };
-    let (found, expected) = (run(way.computed)?, run(DType::F64)?);
+    let (found, expected) = (run(precision.computed)?, run(DType::F64)?);
     let errors = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     Ok(errors.fold(0.0, |worst: f64, e| if e.is_nan() || worst.is_nan() { f64::NAN } else { worst.max(e) }))
 }
@@ -61,10 +61,10 @@ pub fn report() -> Result<Report> {
     .note(
         "An error of 1.7 or more, the magnitude of the result, means that rows became zero: their variance overflowed.",
     );
-    for way in WAYS {
-        let errors = CASES.iter().map(|&(_, scale, offset)| error(way, scale, offset).map(Cell::from));
+    for precision in NORM_PRECISIONS {
+        let errors = CASES.iter().map(|&(_, scale, offset)| error(precision, scale, offset).map(Cell::from));
         let errors = errors.collect::<Result<Vec<_>>>()?;
-        let names = [way.stored, way.computed].map(|dtype| Cell::from(dtype.as_str()));
+        let names = [precision.stored, precision.computed].map(|dtype| Cell::from(dtype.as_str()));
         table.push(names.into_iter().chain(errors));
     }
     Ok(Report::new("layer-norm", "LayerNorm in 16 bits")
@@ -84,13 +84,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wide_statistics_are_what_helps() {
-        for pair in WAYS.chunks(2) {
+    fn f32_statistics_restore_accuracy() {
+        for pair in NORM_PRECISIONS.chunks(2) {
             let (narrow, wide) = (error(pair[0], 1.0, 16.0).unwrap(), error(pair[1], 1.0, 16.0).unwrap());
             assert!(wide < 1e-4 && !(narrow < 1e-2), "{pair:?}: {narrow} {wide}");
         }
         // The squares of 1000 overflow f16 but not bf16.
-        assert!(!(error(WAYS[0], 1000.0, 0.0).unwrap() < 0.5));
-        assert!(error(WAYS[2], 1000.0, 0.0).unwrap() < 0.5);
+        assert!(!(error(NORM_PRECISIONS[0], 1000.0, 0.0).unwrap() < 0.5));
+        assert!(error(NORM_PRECISIONS[2], 1000.0, 0.0).unwrap() < 0.5);
     }
 }

@@ -12,7 +12,7 @@ pub fn flushed(values: &[f64], format: Format, scale: f64) -> f64 {
 }
 
 /// Fraction of `values` that overflow a type if multiplied by `scale`.
-pub fn overflown(values: &[f64], format: Format, scale: f64) -> f64 {
+pub fn overflowed(values: &[f64], format: Format, scale: f64) -> f64 {
     values.iter().filter(|&&v| format.round(v * scale).is_infinite()).count() as f64 / values.len() as f64
 }
 
@@ -26,7 +26,7 @@ pub fn report() -> Report {
         |exponent: i32| -> Vec<f64> { uniform(11).take(4096).map(|v| f64::from(v) * 10_f64.powi(exponent)).collect() };
     let lost = |exponent: i32, format: Format, scale: f64| {
         let values = values(exponent);
-        100.0 * (flushed(&values, format, scale) + overflown(&values, format, scale))
+        100.0 * (flushed(&values, format, scale) + overflowed(&values, format, scale))
     };
     let mut table = Table::new(
         "loss-scaling",
@@ -82,7 +82,7 @@ mod tests {
         assert!((flushed(&small, Format::F16, 1.0) - 2.0 / 3.0).abs() < 1e-12);
         assert_eq!(flushed(&small, Format::F16, SCALE), 0.0);
         assert_eq!(flushed(&small, Format::Bf16, 1.0), 0.0);
-        assert_eq!(overflown(&[0.5, 2.0], Format::F16, SCALE), 0.5);
-        assert_eq!(overflown(&[0.5, 2.0], Format::Bf16, SCALE), 0.0);
+        assert_eq!(overflowed(&[0.5, 2.0], Format::F16, SCALE), 0.5);
+        assert_eq!(overflowed(&[0.5, 2.0], Format::Bf16, SCALE), 0.0);
     }
 }

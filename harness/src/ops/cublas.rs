@@ -2,7 +2,7 @@
 //!
 //! Uses cublasLt instead of cuBLAS for two reasons: c and d may differ, so a residual stream is read and written once;
 //! and the caller passes the workspace, so a CUDA graph capture allocates nothing. The chosen algorithm depends only on
-//! the problem and on the number of reserved SMs ([`leave_multiprocessors`](super::leave_multiprocessors)): equal
+//! the problem and on the number of reserved SMs ([`reserve_sms`](super::reserve_sms)): equal
 //! inputs give equal bits in every run.
 
 use std::collections::HashMap;
@@ -15,17 +15,17 @@ use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use candle_core::{CudaDevice, DType, Result, WithDType};
 use tilewright::{View, ViewMut, kernels};
 
+use super::matmul::reserved_sms;
 use super::memory::Elem;
-use super::parts;
-use super::product::left_multiprocessors;
+use super::tf32x3;
 
 /// The matrix c of d = a·b + c.
 #[derive(Clone, Copy)]
-pub enum Base<'a, C: Elem> {
+pub enum Addend<'a, C: Elem> {
     /// Zero: the result overwrites d.
     Zero,
     /// d itself: the result accumulates into d.
-    Itself,
+    InPlace,
     /// Another matrix, row-major as d.
     Other(View<'a, C>),
 }
@@ -33,7 +33,7 @@ pub enum Base<'a, C: Elem> {
 /// Computes d [m, n] = a·b + base, row-major, for a [m, k] and b [k, n] that are row-major or column-major.
 ///
 /// The precision of f32 matmuls follows `candle_core::cuda::gemm_reduced_precision_f32`: f32, or operands rounded to
-/// tf32; or 3xTF32 by a Tilewright kernel, if [`multiply_by_parts`](super::multiply_by_parts) selected it.
+/// tf32; or 3xTF32 by a Tilewright kernel, if [`set_tf32x3`](super::set_tf32x3) selected it.
 ///
 /// # Errors
 /// A matrix that is neither row-major nor column-major, one with 2³¹ rows or columns, a base of another length, and
@@ -42,24 +42,24 @@ pub fn multiply<T: Elem, C: Elem>(
     device: &CudaDevice,
     a: &kernels::Tensor<'_, T, 2>,
     b: &kernels::Tensor<'_, T, 2>,
-    base: Base<'_, C>,
+    base: Addend<'_, C>,
     d: &mut ViewMut<'_, C>,
     [m, k, n]: [usize; 3],
 ) -> Result<()> {
     if m * n == 0 {
         return Ok(());
     }
-    if parts::are_wanted() && [<T as WithDType>::DTYPE, <C as WithDType>::DTYPE] == [DType::F32; 2] {
-        return parts::multiply(device, a, b, base, d, [m, n]);
+    if tf32x3::is_enabled() && [<T as WithDType>::DTYPE, <C as WithDType>::DTYPE] == [DType::F32; 2] {
+        return tf32x3::multiply(device, a, b, base, d, [m, n]);
     }
     let failed = |error: result::CublasError| {
         candle_core::Error::Msg(format!("cuBLAS failed at a matmul of {m} x {k} and {k} x {n}: {error}"))
     };
     let (c_address, beta) = match base {
-        Base::Zero => (d.address(), 0.0_f32),
-        Base::Itself => (d.address(), 1.0),
-        Base::Other(other) if other.len() == m * n => (other.address(), 1.0),
-        Base::Other(other) => {
+        Addend::Zero => (d.address(), 0.0_f32),
+        Addend::InPlace => (d.address(), 1.0),
+        Addend::Other(other) if other.len() == m * n => (other.address(), 1.0),
+        Addend::Other(other) => {
             let message =
                 format!("cannot accumulate a matmul result of shape {:?} into {} elements", [m, n], other.len());
             return Err(candle_core::Error::Msg(message));
@@ -69,16 +69,16 @@ pub fn multiply<T: Elem, C: Elem>(
     let (b_op, b_ld) = leading(b.strides(), b.shape())?;
     let addresses = [b.view().address(), a.view().address(), c_address, d.address()];
     // cuBLAS is column-major: the row-major d is its dᵀ = bᵀ·aᵀ.
-    let product = Product {
+    let key = MatmulKey {
         sizes: [int(n)?, int(m)?, int(k)?],
         ops: [b_op, a_op],
         leading: [int(b_ld)?, int(a_ld)?],
         operands: data_type::<T>()?,
         result: data_type::<C>()?,
         tf32: <T as WithDType>::DTYPE == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
-        adds: beta != 0.0,
+        accumulate: beta != 0.0,
         alignments: addresses.map(alignment),
-        left: left_multiprocessors(),
+        reserved_sms: reserved_sms(),
     };
     let stream = device.cuda_stream();
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,11 +90,11 @@ pub fn multiply<T: Elem, C: Elem>(
             &mut open[last]
         }
     };
-    let plan = match lt.plans.get(&product) {
+    let plan = match lt.plans.get(&key) {
         Some(plan) => plan,
         None => {
-            let plan = Plan::new(lt.handle, lt.multiprocessors, &product).map_err(failed)?;
-            lt.plans.entry(product).or_insert(plan)
+            let plan = Plan::new(lt.handle, lt.sms, &key).map_err(failed)?;
+            lt.plans.entry(key).or_insert(plan)
         }
     };
     let alpha = 1.0_f32;
@@ -137,8 +137,8 @@ struct Lt {
     handle: sys::cublasLtHandle_t,
     workspace: CudaSlice<u8>,
     /// Number of SMs of the GPU.
-    multiprocessors: i32,
-    plans: HashMap<Product, Plan>,
+    sms: i32,
+    plans: HashMap<MatmulKey, Plan>,
 }
 
 // SAFETY: any thread may use the handle and the objects that plans point to, one at a time, which the lock ensures.
@@ -151,15 +151,15 @@ impl Lt {
         let handle = result::create_handle().map_err(|error| failed(&error))?;
         // SAFETY: cuBLAS writes the workspace before it reads it.
         let workspace = unsafe { stream.alloc::<u8>(WORKSPACE) }.map_err(|error| failed(&error))?;
-        let multiprocessors = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-        let multiprocessors = multiprocessors.map_err(|error| failed(&error))?;
-        Ok(Lt { stream: stream.clone(), handle, workspace, multiprocessors, plans: HashMap::new() })
+        let sms = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+        let sms = sms.map_err(|error| failed(&error))?;
+        Ok(Lt { stream: stream.clone(), handle, workspace, sms, plans: HashMap::new() })
     }
 }
 
 /// Cache key: everything that the choice of an algorithm depends on, in column-major terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Product {
+struct MatmulKey {
     /// m, n and k.
     sizes: [c_int; 3],
     /// Of both operands.
@@ -168,11 +168,11 @@ struct Product {
     operands: sys::cudaDataType,
     result: sys::cudaDataType,
     tf32: bool,
-    adds: bool,
+    accumulate: bool,
     /// Alignment in bytes of both operands, the base and the result.
     alignments: [u32; 4],
     /// SMs that are reserved for other work.
-    left: u32,
+    reserved_sms: u32,
 }
 
 /// Arguments of a cublasLt call, created once per key.
@@ -185,21 +185,17 @@ struct Plan {
 
 impl Plan {
     /// Creates a plan for a GPU with this number of SMs.
-    fn new(
-        handle: sys::cublasLtHandle_t,
-        multiprocessors: i32,
-        product: &Product,
-    ) -> std::result::Result<Plan, result::CublasError> {
+    fn new(handle: sys::cublasLtHandle_t, sms: i32, key: &MatmulKey) -> std::result::Result<Plan, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Description;
         use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
 
-        let compute = match product.tf32 {
+        let compute = match key.tf32 {
             true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
         let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)?;
         let attributes = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
-        for (attribute, op) in attributes.into_iter().zip(&product.ops) {
+        for (attribute, op) in attributes.into_iter().zip(&key.ops) {
             // SAFETY: the description is alive, and these attributes have that type.
             unsafe {
                 result::set_matmul_desc_attribute(
@@ -210,8 +206,8 @@ impl Plan {
                 )?;
             }
         }
-        if product.left > 0 {
-            let target = target(multiprocessors, product.left);
+        if key.reserved_sms > 0 {
+            let target = sm_count_target(sms, key.reserved_sms);
             // SAFETY: as above.
             unsafe {
                 result::set_matmul_desc_attribute(
@@ -222,16 +218,16 @@ impl Plan {
                 )?;
             }
         }
-        let [m, n, k] = product.sizes.map(|size| size as u64);
+        let [m, n, k] = key.sizes.map(|size| size as u64);
         let layout = |dtype, op, rows, columns, leading: c_int| match op {
             AS_IS => result::create_matrix_layout(dtype, rows, columns, leading.into()),
             _ => result::create_matrix_layout(dtype, columns, rows, leading.into()),
         };
-        let [first, second] = product.leading;
+        let [first, second] = key.leading;
         let layouts = [
-            layout(product.operands, product.ops[0], m, k, first)?,
-            layout(product.operands, product.ops[1], k, n, second)?,
-            result::create_matrix_layout(product.result, m, n, m as i64)?,
+            layout(key.operands, key.ops[0], m, k, first)?,
+            layout(key.operands, key.ops[1], k, n, second)?,
+            result::create_matrix_layout(key.result, m, n, m as i64)?,
         ];
         let preference = result::create_matmul_pref()?;
         let mut limits =
@@ -242,10 +238,9 @@ impl Plan {
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
         ];
-        limits.extend(
-            names.into_iter().zip(product.alignments).map(|(name, bytes)| (name, bytes.into(), size_of::<u32>())),
-        );
-        if product.result != sys::cudaDataType_t::CUDA_R_32F {
+        limits
+            .extend(names.into_iter().zip(key.alignments).map(|(name, bytes)| (name, bytes.into(), size_of::<u32>())));
+        if key.result != sys::cudaDataType_t::CUDA_R_32F {
             // Split-K partial sums would be reduced in the dtype of the result: require f32.
             let mask = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u64;
             let name = Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
@@ -260,15 +255,15 @@ impl Plan {
             let [a, b, d] = layouts;
             let found = result::get_matmul_algo_heuristic(handle, description, a, b, d, d, preference)?;
             result::destroy_matmul_pref(preference)?;
-            tracing::debug!("{product:?}: {:.2} waves, {} bytes of workspace", found.wavesCount, found.workspaceSize);
+            tracing::debug!("{key:?}: {:.2} waves, {} bytes of workspace", found.wavesCount, found.workspaceSize);
             Ok(Plan { description, layouts, algorithm: found.algo })
         }
     }
 }
 
 /// Number of SMs that a matmul is planned for if some are reserved: at least one.
-fn target(multiprocessors: i32, left: u32) -> i32 {
-    multiprocessors.saturating_sub_unsigned(left).max(1)
+fn sm_count_target(sms: i32, reserved_sms: u32) -> i32 {
+    sms.saturating_sub_unsigned(reserved_sms).max(1)
 }
 
 /// Largest power of two, up to 256, that divides an address.

@@ -3,8 +3,8 @@
 use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::{self, FloatElement, swiglu as kernel};
 
-use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
-use super::tape::{record1, record2};
+use super::graph::{record1, record2};
+use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
 use crate::profile::span;
 
 /// SiLU: y = x · σ(x).
@@ -13,13 +13,13 @@ use crate::profile::span;
 /// An x that is neither contiguous nor a matrix.
 pub fn silu(x: &Tensor) -> Result<Tensor> {
     for_float_type!(x.dtype(), "silu", T => {
-        let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+        let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
         let source = Read::<T>::new(x)?;
         let rows = source.rows()?;
         kernel::silu(source.device(), rows, y.dense(rows.shape())?).map_err(kernel_error)?;
         drop(source);
         record1("silu", x, y, x.shape(), |[x], _, grad| {
-            let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+            let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
             let (source, grad) = (Read::<T>::new(x)?, Read::<T>::new(grad)?);
             let rows = source.rows()?;
             kernel::silu_backward(source.device(), rows, grad.rows()?, grad_x.dense(rows.shape())?)
@@ -57,9 +57,9 @@ fn halves(x: &Tensor) -> Result<(Tensor, Tensor)> {
 }
 
 /// silu(a) · b of the halves of x [.., 2d].
-pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<Fresh<T>> {
+pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<OutputAlloc<T>> {
     let _span = span("swiglu");
-    let mut y = Fresh::<T>::new(x.device(), x.elem_count() / 2)?;
+    let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count() / 2)?;
     let (a, b) = halves(x)?;
     let (a, b) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?);
     let rows = a.strided()?;
@@ -69,7 +69,7 @@ pub(crate) fn swiglu_forward<T: Elem + FloatElement>(x: &Tensor) -> Result<Fresh
 
 /// ∂L/∂x in the shape of x.
 pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
-    let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
     let (a, b) = halves(x)?;
     let (a, b, grad) = (Read::<T>::new(&a)?, Read::<T>::new(&b)?, Read::<T>::new(grad)?);
@@ -84,9 +84,9 @@ pub(crate) fn swiglu_backward<T: Elem + FloatElement>(x: &Tensor, grad: &Tensor)
 ///
 /// # Errors
 /// Shapes or types that differ.
-pub fn swiglu_of(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub fn swiglu_pair(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     for_float_type!(a.dtype(), "swiglu", T => {
-        let mut y = Fresh::<T>::new(a.device(), a.elem_count())?;
+        let mut y = OutputAlloc::<T>::new(a.device(), a.elem_count())?;
         {
             let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
             let rows = a.rows()?;
@@ -94,7 +94,7 @@ pub fn swiglu_of(a: &Tensor, b: &Tensor) -> Result<Tensor> {
         }
         record2("swiglu", [a, b], y, a.shape(), |[a, b], _, grad| {
             let shape = a.shape();
-            let [mut grad_a, mut grad_b] = [Fresh::<T>::new(a.device(), a.elem_count())?, Fresh::new(a.device(), b.elem_count())?];
+            let [mut grad_a, mut grad_b] = [OutputAlloc::<T>::new(a.device(), a.elem_count())?, OutputAlloc::new(a.device(), b.elem_count())?];
             let (a, b, grad) = (Read::<T>::new(a)?, Read::<T>::new(b)?, Read::<T>::new(grad)?);
             let rows = a.rows()?;
             let targets = (grad_a.dense(rows.shape())?, grad_b.dense(rows.shape())?);
@@ -120,8 +120,8 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     }))
 }
 
-pub(crate) fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor) -> Result<Fresh<U>> {
-    let mut y = Fresh::<U>::new(x.device(), x.elem_count())?;
+pub(crate) fn cast_to<T: Elem + FloatElement, U: Elem + FloatElement>(x: &Tensor) -> Result<OutputAlloc<U>> {
+    let mut y = OutputAlloc::<U>::new(x.device(), x.elem_count())?;
     let x = Read::<T>::new(x)?;
     let rows = x.rows()?;
     kernels::cast::forward(x.device(), rows, y.dense(rows.shape())?).map_err(kernel_error)?;

@@ -5,8 +5,8 @@ use half::bf16;
 use tilewright::kernels::{FloatElement, embedding as kernel};
 
 use super::convert;
-use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error, write};
-use super::tape::record1;
+use super::graph::record1;
+use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error, write};
 use crate::params::Param;
 use crate::profile::span;
 
@@ -27,7 +27,7 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     let using = table.begin_use();
     for_float_type!(dtype, "an embedding", T => {
         let rows = table.compute(dtype)?.index_select(&flat_ids, 0)?;
-        let y = Fresh::<T>::copy_of(&rows)?;
+        let y = OutputAlloc::<T>::copy_of(&rows)?;
         let ids = flat_ids.clone();
         if !table.requires_grad() {
             return Ok(y.into_tensor(shape));
@@ -44,15 +44,15 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
 
 /// Accumulates grad[t, :] into the gradient of row ids[t] of the table.
 pub(crate) fn add_gradient<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, table: &Param) -> Result<()> {
-    let (grad_table, adds) = table.grad_to_write()?;
+    let (grad_table, accumulate) = table.grad_to_write()?;
     if grad_table.dtype() == DType::F32 {
-        if !adds {
+        if !accumulate {
             grad_table.zero_set()?;
         }
         return add_in_f32::<T>(ids, grad, &grad_table);
     }
     // Accumulate rows in f32, and round the whole table once.
-    let sums = match adds {
+    let sums = match accumulate {
         true => grad_table.to_dtype(DType::F32)?,
         false => Tensor::zeros(grad_table.shape(), DType::F32, grad_table.device())?,
     };

@@ -2,9 +2,9 @@
 
 use candle_core::{Result, Tensor};
 
+use super::graph::record2;
+use super::matmul::{matmul, matmul_alloc, matmul_into};
 use super::memory::for_float_type;
-use super::product::{fresh_product, product, product_into};
-use super::tape::record2;
 use crate::params::Param;
 use crate::profile::span;
 
@@ -21,14 +21,14 @@ pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
     let w = weight.compute(x.dtype())?;
     let using = weight.begin_use();
     for_float_type!(x.dtype(), "a linear layer", T => {
-        let y = fresh_product::<T>(&rows, &w.t()?)?;
+        let y = matmul_alloc::<T>(&rows, &w.t()?)?;
         let backward = move |[x, _]: [&Tensor; 2], _: &Tensor, grad: &Tensor| {
             let (x_rows, grad_rows) = (as_rows(x)?, as_rows(grad)?);
             if let Some(using) = &using {
                 weight_gradient(using.param(), &x_rows, &grad_rows)?;
                 using.finish()?;
             }
-            let grad_x = if x.track_op() { Some(product(&grad_rows, &w)?.reshape(x.shape())?) } else { None };
+            let grad_x = if x.track_op() { Some(matmul(&grad_rows, &w)?.reshape(x.shape())?) } else { None };
             Ok([grad_x, None])
         };
         if weight.requires_grad() {
@@ -41,8 +41,8 @@ pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
 
 /// Accumulates gradᵀ·x into the gradient of W, for x [rows, k] and grad [rows, n].
 pub(crate) fn weight_gradient(weight: &Param, x: &Tensor, grad: &Tensor) -> Result<()> {
-    let (target, adds) = weight.grad_to_write()?;
-    product_into(&target, &grad.t()?, x, adds)
+    let (target, accumulate) = weight.grad_to_write()?;
+    matmul_into(&target, &grad.t()?, x, accumulate)
 }
 
 /// Flattens all dimensions but the last.

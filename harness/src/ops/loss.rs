@@ -4,12 +4,12 @@ use candle_core::{D, DType, Result, Tensor};
 use tilewright::kernels::cross_entropy as kernel;
 use tilewright::kernels::{self, FloatElement};
 
-use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
-use super::tape::record1;
+use super::graph::record1;
+use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
 use crate::profile::span;
 
 /// An ignore index that no target has.
-const NONE_IGNORED: i64 = -1;
+const NO_IGNORE_INDEX: i64 = -1;
 
 /// The mean over all rows of −log softmax(logits)[target]: an f32 scalar.
 ///
@@ -22,7 +22,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     let targets = targets.clone();
     for_float_type!(logits.dtype(), "cross_entropy", T => {
         let (losses, lse) = forward::<T>(logits, &targets)?;
-        let mean = Fresh::<f32>::copy_of(&losses.into_tensor(rows).mean_all()?)?;
+        let mean = OutputAlloc::<f32>::copy_of(&losses.into_tensor(rows).mean_all()?)?;
         record1("cross_entropy", logits, mean, (), move |[logits], _, grad| {
             Ok([Some(backward::<T>(logits, &targets, &lse, &grad.reshape(1)?, true)?)])
         })
@@ -45,16 +45,17 @@ pub fn cross_entropy_rows(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns (losses [rows], log-sum-exp [rows]).
-pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(Fresh<f32>, Tensor)> {
+pub(crate) fn forward<T: Elem + FloatElement>(logits: &Tensor, targets: &Tensor) -> Result<(OutputAlloc<f32>, Tensor)> {
     let _span = span("cross_entropy");
     let rows = logits.dim(0)?;
-    let [mut losses, mut lse] = [Fresh::<f32>::new(logits.device(), rows)?, Fresh::new(logits.device(), rows)?];
+    let [mut losses, mut lse] =
+        [OutputAlloc::<f32>::new(logits.device(), rows)?, OutputAlloc::new(logits.device(), rows)?];
     let (logits, targets) = (Read::<T>::new(logits)?, Read::<u32>::new(targets)?);
     kernel::forward(
         logits.device(),
         logits.strided()?,
         targets.strided()?,
-        NONE_IGNORED,
+        NO_IGNORE_INDEX,
         losses.dense([rows])?,
         lse.dense([rows])?,
     )
@@ -71,7 +72,7 @@ pub(crate) fn backward<T: Elem + FloatElement>(
     mean: bool,
 ) -> Result<Tensor> {
     let (rows, d) = logits.dims2()?;
-    let mut grad_logits = Fresh::<T>::new(logits.device(), rows * d)?;
+    let mut grad_logits = OutputAlloc::<T>::new(logits.device(), rows * d)?;
     let (logits, targets) = (Read::<T>::new(logits)?, Read::<u32>::new(targets)?);
     let (lse, grad) = (Read::<f32>::new(lse)?, Read::<f32>::new(grad)?);
     // The gradient of a mean is the same for every row: stride 0.
@@ -81,7 +82,7 @@ pub(crate) fn backward<T: Elem + FloatElement>(
         logits.device(),
         logits.strided()?,
         targets.strided()?,
-        NONE_IGNORED,
+        NO_IGNORE_INDEX,
         lse.strided()?,
         grad_rows,
         scale,

@@ -1,7 +1,7 @@
 //! Gives Tilewright kernels access to the memory of candle tensors, without copies.
 //!
 //! - [`Read`] borrows a tensor's elements for a kernel that reads them.
-//! - [`Fresh`] is a new allocation that a kernel fills and that then becomes a tensor.
+//! - [`OutputAlloc`] is a new allocation that a kernel fills and that then becomes a tensor.
 //! - [`write()`] borrows a tensor's elements mutably, for in-place kernels.
 //!
 //! Kernels run on the CPU, or on candle's own CUDA stream: they are ordered with candle's work.
@@ -113,12 +113,12 @@ macro_rules! for_float_type {
 }
 pub(crate) use for_float_type;
 
-/// Returns a flat tensor of zeros in memory that other processes can map (CUDA IPC): see [`Fresh::exposable`].
+/// Returns a flat tensor of zeros in memory that other processes can map (CUDA IPC): see [`OutputAlloc::ipc_shareable`].
 ///
 /// # Errors
 /// The device is out of memory.
-pub fn exposable_zeros<T: Elem>(device: &Device, len: usize) -> Result<Tensor> {
-    let tensor = Fresh::<T>::exposable(device, len)?.into_tensor(len);
+pub fn ipc_shareable_zeros<T: Elem>(device: &Device, len: usize) -> Result<Tensor> {
+    let tensor = OutputAlloc::<T>::ipc_shareable(device, len)?.into_tensor(len);
     tensor.zero_set()?;
     Ok(tensor)
 }
@@ -184,7 +184,7 @@ impl<'t, T: Elem> Read<'t, T> {
     }
 
     /// The memory from the first element of the tensor to the end of its storage.
-    fn reach(&self) -> Result<View<'_, T>> {
+    fn tail_view(&self) -> Result<View<'_, T>> {
         let start = self.layout.start_offset();
         match &*self.storage {
             Storage::Cpu(storage) => {
@@ -204,13 +204,13 @@ impl<'t, T: Elem> Read<'t, T> {
         if !self.layout.is_contiguous() {
             return Err(candle_core::Error::RequiresContiguous { op: "kernel" }.bt());
         }
-        self.reach()?.slice(..self.layout.shape().elem_count()).map_err(kernel_error)
+        self.tail_view()?.slice(..self.layout.shape().elem_count()).map_err(kernel_error)
     }
 
     /// The elements in the shape and strides of the tensor.
     pub fn strided<const R: usize>(&self) -> Result<kernels::Tensor<'_, T, R>> {
         let (shape, strides) = (array::<R>(self.layout.dims())?, array::<R>(self.layout.stride())?);
-        kernels::Tensor::strided(self.reach()?, shape, strides.map(|s| s as i64)).map_err(kernel_error)
+        kernels::Tensor::strided(self.tail_view()?, shape, strides.map(|s| s as i64)).map_err(kernel_error)
     }
 
     /// The elements in another shape with the same number of elements. The tensor must be contiguous.
@@ -246,31 +246,31 @@ fn array<const R: usize>(values: &[usize]) -> Result<[usize; R]> {
 }
 
 /// An allocation for the output of a kernel, which then becomes a tensor.
-pub struct Fresh<T: Elem> {
-    memory: FreshMemory<T>,
+pub struct OutputAlloc<T: Elem> {
+    memory: OutputMemory<T>,
     device: &'static KernelDevice,
 }
 
-enum FreshMemory<T: Elem> {
+enum OutputMemory<T: Elem> {
     Cpu(Vec<T>),
     #[cfg(feature = "cuda")]
     Cuda(candle_core::cuda::cudarc::driver::CudaSlice<T>, candle_core::CudaDevice),
 }
 
-impl<T: Elem> Fresh<T> {
+impl<T: Elem> OutputAlloc<T> {
     /// Allocates `len` elements with unspecified values.
     ///
     /// # Errors
     /// The device is out of memory.
-    pub fn new(device: &Device, len: usize) -> Result<Fresh<T>> {
+    pub fn new(device: &Device, len: usize) -> Result<OutputAlloc<T>> {
         let on = kernel_device(device)?;
         let memory = match device {
-            Device::Cpu => FreshMemory::Cpu(bytemuck::allocation::try_zeroed_vec(len).map_err(|()| {
+            Device::Cpu => OutputMemory::Cpu(bytemuck::allocation::try_zeroed_vec(len).map_err(|()| {
                 let requested = (len as u64).saturating_mul(size_of::<T>() as u64);
                 kernel_error(tilewright::Error::HostMemory { requested })
             })?),
             #[cfg(feature = "cuda")]
-            Device::Cuda(cuda) => FreshMemory::Cuda(cuda::allocate(cuda, len)?, cuda.clone()),
+            Device::Cuda(cuda) => OutputMemory::Cuda(cuda::allocate(cuda, len)?, cuda.clone()),
             other => {
                 return Err(candle_core::Error::Msg(format!(
                     "Tilewright kernels do not run on {:?}",
@@ -278,31 +278,31 @@ impl<T: Elem> Fresh<T> {
                 )));
             }
         };
-        Ok(Fresh { memory, device: on })
+        Ok(OutputAlloc { memory, device: on })
     }
 
-    /// As [`Fresh::new`]; on a GPU the memory can be mapped by other processes (CUDA IPC): it belongs to no memory
+    /// As [`OutputAlloc::new`]; on a GPU the memory can be mapped by other processes (CUDA IPC): it belongs to no memory
     /// pool, and is freed when no tensor uses it any more.
     ///
     /// # Errors
     /// The device is out of memory.
-    pub fn exposable(device: &Device, len: usize) -> Result<Fresh<T>> {
+    pub fn ipc_shareable(device: &Device, len: usize) -> Result<OutputAlloc<T>> {
         match device {
             #[cfg(feature = "cuda")]
             Device::Cuda(cuda) => {
-                let memory = FreshMemory::Cuda(cuda::allocate_exposable(cuda, len)?, cuda.clone());
-                Ok(Fresh { memory, device: kernel_device(device)? })
+                let memory = OutputMemory::Cuda(cuda::allocate_ipc_shareable(cuda, len)?, cuda.clone());
+                Ok(OutputAlloc { memory, device: kernel_device(device)? })
             }
-            _ => Fresh::new(device, len),
+            _ => OutputAlloc::new(device, len),
         }
     }
 
     /// All elements, writable.
     pub fn view(&mut self) -> Result<ViewMut<'_, T>> {
         match &mut self.memory {
-            FreshMemory::Cpu(elements) => ViewMut::of_slice(self.device, elements).map_err(kernel_error),
+            OutputMemory::Cpu(elements) => ViewMut::of_slice(self.device, elements).map_err(kernel_error),
             #[cfg(feature = "cuda")]
-            FreshMemory::Cuda(slice, device) => Ok(cuda::view_of_fresh(self.device, slice, device)),
+            OutputMemory::Cuda(slice, device) => Ok(cuda::view_of_output(self.device, slice, device)),
         }
     }
 
@@ -321,7 +321,7 @@ impl<T: Elem> Fresh<T> {
         [rows, d]: [usize; 2],
         ranges: [Range<usize>; N],
     ) -> Result<[kernels::TensorMut<'_, T, 2>; N]> {
-        self.parts([rows, d], ranges.map(|range| ([rows, range.len()], [d as i64, 1], range)))
+        self.strided_columns([rows, d], ranges.map(|range| ([rows, range.len()], [d as i64, 1], range)))
     }
 
     /// Splits the elements, a dense matrix [rows, d], into tensors given by (shape, strides, range of columns), for one
@@ -329,7 +329,7 @@ impl<T: Elem> Fresh<T> {
     ///
     /// # Errors
     /// Ranges that overlap or leave the matrix, and tensors that leave their range.
-    pub fn parts<const N: usize, const R: usize>(
+    pub fn strided_columns<const N: usize, const R: usize>(
         &mut self,
         [rows, d]: [usize; 2],
         parts: [([usize; R], [i64; R], Range<usize>); N],
@@ -366,8 +366,8 @@ impl<T: Elem> Fresh<T> {
     }
 
     /// Copies the elements of a contiguous tensor.
-    pub fn copy_of(tensor: &Tensor) -> Result<Fresh<T>> {
-        let mut copy = Fresh::new(tensor.device(), tensor.elem_count())?;
+    pub fn copy_of(tensor: &Tensor) -> Result<OutputAlloc<T>> {
+        let mut copy = OutputAlloc::new(tensor.device(), tensor.elem_count())?;
         copy.view()?.copy_from(Read::<T>::new(tensor)?.view()?).map_err(kernel_error)?;
         Ok(copy)
     }
@@ -375,9 +375,11 @@ impl<T: Elem> Fresh<T> {
     /// Converts to candle storage.
     pub fn into_storage(self) -> Storage {
         match self.memory {
-            FreshMemory::Cpu(elements) => Storage::Cpu(T::to_cpu_storage_owned(elements)),
+            OutputMemory::Cpu(elements) => Storage::Cpu(T::to_cpu_storage_owned(elements)),
             #[cfg(feature = "cuda")]
-            FreshMemory::Cuda(slice, device) => Storage::Cuda(candle_core::CudaStorage::wrap_cuda_slice(slice, device)),
+            OutputMemory::Cuda(slice, device) => {
+                Storage::Cuda(candle_core::CudaStorage::wrap_cuda_slice(slice, device))
+            }
         }
     }
 
@@ -481,7 +483,7 @@ mod cuda {
         unsafe { device.alloc::<T>(len) }
     }
 
-    pub(super) fn allocate_exposable<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
+    pub(super) fn allocate_ipc_shareable<T: Elem>(device: &CudaDevice, len: usize) -> Result<CudaSlice<T>> {
         let stream = device.cuda_stream();
         stream.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
         // SAFETY: as above; the slice is the only owner of this memory, and frees it (cuMemFreeAsync accepts memory of
@@ -518,7 +520,7 @@ mod cuda {
         Ok(unsafe { ViewMut::from_address(device, address, end - start) })
     }
 
-    pub(super) fn view_of_fresh<'a, T: Elem>(
+    pub(super) fn view_of_output<'a, T: Elem>(
         device: &'a KernelDevice,
         slice: &'a mut CudaSlice<T>,
         candle: &CudaDevice,

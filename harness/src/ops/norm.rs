@@ -3,8 +3,8 @@
 use candle_core::{Result, Tensor};
 use tilewright::kernels::{FloatElement, layer_norm as layer, rms_norm as rms};
 
-use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
-use super::tape::record2;
+use super::graph::record2;
+use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
 use crate::params::Param;
 use crate::profile::span;
 
@@ -29,13 +29,17 @@ pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
 }
 
 /// Returns (y, rstd [rows]) for x and w.
-pub(crate) fn rms_forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Fresh<T>, Tensor)> {
+pub(crate) fn rms_forward<T: Elem + FloatElement>(
+    x: &Tensor,
+    w: &Tensor,
+    eps: f64,
+) -> Result<(OutputAlloc<T>, Tensor)> {
     let _span = span("rms_norm");
-    let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let (x, w) = (Read::<T>::new(x)?, Read::<T>::new(w)?);
     let x_rows = x.rows()?;
     let [rows, d] = x_rows.shape();
-    let mut rstd = Fresh::<f32>::new(x.candle_device(), rows)?;
+    let mut rstd = OutputAlloc::<f32>::new(x.candle_device(), rows)?;
     rms::forward(x.device(), x_rows, w.strided()?, y.dense([rows, d])?, rstd.dense([rows])?, eps as f32)
         .map_err(kernel_error)?;
     Ok((y, rstd.into_tensor(rows)))
@@ -48,12 +52,12 @@ pub(crate) fn rms_backward<T: Elem + FloatElement>(
     rstd: &Tensor,
     grad: &Tensor,
 ) -> Result<(Tensor, Tensor)> {
-    let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
     let (x, w, rstd, grad) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<f32>::new(rstd)?, Read::<T>::new(grad)?);
     let x_rows = x.rows()?;
     let [rows, d] = x_rows.shape();
-    let mut grad_w = Fresh::<f32>::new(x.candle_device(), d)?;
+    let mut grad_w = OutputAlloc::<f32>::new(x.candle_device(), d)?;
     rms::backward(
         x.device(),
         x_rows,
@@ -75,9 +79,9 @@ pub fn layer_norm(x: &Tensor, weight: &Param, bias: &Param, eps: f64) -> Result<
     let (w, b) = (weight.compute(x.dtype())?, bias.compute(x.dtype())?);
     let uses = [weight.begin_use(), bias.begin_use()];
     for_float_type!(x.dtype(), "layer_norm", T => {
-        let (y, moments) = layer_forward::<T>(x, &w, &b, eps)?;
+        let (y, stats) = layer_forward::<T>(x, &w, &b, eps)?;
         record2("layer_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
-            let (grad_x, gradients) = layer_backward::<T>(x, &w, &moments, grad)?;
+            let (grad_x, gradients) = layer_backward::<T>(x, &w, &stats, grad)?;
             for (using, gradient) in uses.iter().zip(&gradients) {
                 if let Some(using) = using {
                     using.param().add_grad(gradient)?;
@@ -95,13 +99,14 @@ pub(crate) fn layer_forward<T: Elem + FloatElement>(
     w: &Tensor,
     b: &Tensor,
     eps: f64,
-) -> Result<(Fresh<T>, [Tensor; 2])> {
+) -> Result<(OutputAlloc<T>, [Tensor; 2])> {
     let _span = span("layer_norm");
-    let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let (x, w, b) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<T>::new(b)?);
     let x_rows = x.rows()?;
     let [rows, d] = x_rows.shape();
-    let [mut mean, mut rstd] = [Fresh::<f32>::new(x.candle_device(), rows)?, Fresh::new(x.candle_device(), rows)?];
+    let [mut mean, mut rstd] =
+        [OutputAlloc::<f32>::new(x.candle_device(), rows)?, OutputAlloc::new(x.candle_device(), rows)?];
     layer::forward(
         x.device(),
         x_rows,
@@ -123,13 +128,14 @@ pub(crate) fn layer_backward<T: Elem + FloatElement>(
     [mean, rstd]: &[Tensor; 2],
     grad: &Tensor,
 ) -> Result<(Tensor, [Tensor; 2])> {
-    let mut grad_x = Fresh::<T>::new(x.device(), x.elem_count())?;
+    let mut grad_x = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
     let shape = x.shape();
     let (x, w, grad) = (Read::<T>::new(x)?, Read::<T>::new(w)?, Read::<T>::new(grad)?);
     let (mean, rstd) = (Read::<f32>::new(mean)?, Read::<f32>::new(rstd)?);
     let x_rows = x.rows()?;
     let [rows, d] = x_rows.shape();
-    let [mut grad_w, mut grad_b] = [Fresh::<f32>::new(x.candle_device(), d)?, Fresh::new(x.candle_device(), d)?];
+    let [mut grad_w, mut grad_b] =
+        [OutputAlloc::<f32>::new(x.candle_device(), d)?, OutputAlloc::new(x.candle_device(), d)?];
     layer::backward(
         x.device(),
         x_rows,

@@ -5,8 +5,8 @@ use tilewright::Device as KernelDevice;
 use tilewright::kernels::rope::{Direction, frequencies, rotate_from};
 use tilewright::kernels::{self, FloatElement};
 
-use super::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
-use super::tape::record1;
+use super::graph::record1;
+use super::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
 use crate::profile::span;
 
 /// Rotates pairs of adjacent elements in each head by angles proportional to the position.
@@ -71,31 +71,31 @@ impl Rope {
         self.check(x, start)?;
         let rope = self.clone();
         for_float_type!(x.dtype(), "rope", T => {
-            let y = self.turn::<T>(x, start, Direction::Forward)?;
+            let y = self.rotate::<T>(x, start, Direction::Forward)?;
             record1("rope", x, y, x.shape(), move |[x], _, grad| {
-                Ok([Some(rope.turn::<T>(grad, start, Direction::Backward)?.into_tensor(x.shape()))])
+                Ok([Some(rope.rotate::<T>(grad, start, Direction::Backward)?.into_tensor(x.shape()))])
             })
         })
     }
 
     /// The rotation outside of the autograd graph, with a dense result.
-    pub(crate) fn turn<T: Elem + FloatElement>(
+    pub(crate) fn rotate<T: Elem + FloatElement>(
         &self,
         x: &Tensor,
         start: usize,
         direction: Direction,
-    ) -> Result<Fresh<T>> {
+    ) -> Result<OutputAlloc<T>> {
         let [batch, length, heads, d] = self.check(x, start)?;
-        let mut y = Fresh::<T>::new(x.device(), x.elem_count())?;
+        let mut y = OutputAlloc::<T>::new(x.device(), x.elem_count())?;
         let (x, theta) = (Read::<T>::new(x)?, Read::<f64>::new(&self.frequencies)?);
         let target = y.dense([batch * length, heads, d])?;
-        rotate_from(x.device(), tokens_of(&x)?, start, length, theta.strided()?, target, direction)
+        rotate_from(x.device(), flatten_batch(&x)?, start, length, theta.strided()?, target, direction)
             .map_err(kernel_error)?;
         Ok(y)
     }
 
     /// Rotates sequences of `length` tokens that start at position 0: x and y are [tokens, heads, d].
-    pub(crate) fn turn_into<T: Elem + FloatElement>(
+    pub(crate) fn rotate_into<T: Elem + FloatElement>(
         &self,
         device: &KernelDevice,
         x: kernels::Tensor<'_, T, 3>,
@@ -131,16 +131,16 @@ impl Rope {
         let (cos, sin) = (table(cos)?, table(sin)?);
         let pairs = x.reshape((batch, length, heads, d / 2, 2))?;
         let (even, odd) = (pairs.narrow(4, 0, 1)?.squeeze(4)?, pairs.narrow(4, 1, 1)?.squeeze(4)?);
-        let turned = [
+        let rotated = [
             (even.broadcast_mul(&cos)? - odd.broadcast_mul(&sin)?)?,
             (even.broadcast_mul(&sin)? + odd.broadcast_mul(&cos)?)?,
         ];
-        Tensor::stack(&turned, 4)?.reshape((batch, length, heads, d))
+        Tensor::stack(&rotated, 4)?.reshape((batch, length, heads, d))
     }
 }
 
 /// Flattens [batch, length, heads, d] to [batch · length, heads, d]: batches must be contiguous.
-fn tokens_of<'a, T: Elem>(x: &'a Read<'_, T>) -> Result<kernels::Tensor<'a, T, 3>> {
+fn flatten_batch<'a, T: Elem>(x: &'a Read<'_, T>) -> Result<kernels::Tensor<'a, T, 3>> {
     let x = x.strided::<4>()?;
     let ([batch, length, heads, d], [by_batch, by_token, by_head, by_element]) = (x.shape(), x.strides());
     if batch > 1 && by_batch != by_token * length as i64 {

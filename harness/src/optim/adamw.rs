@@ -9,8 +9,8 @@ use tilewright::kernels::adamw::{self, Options};
 use tilewright::prelude::*;
 use tilewright::{View, ViewMut};
 
-use super::judge::Pieces;
-use super::judge::told::{PER_GROUP, RATES};
+use super::step_control::BucketedStepControl;
+use super::step_control::step_inputs::{GROUP_RATES, RATES_PER_GROUP};
 
 /// Options that hold for all parameters and steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,7 +37,7 @@ pub struct Group {
     /// λ: each step subtracts learning rate · λ · p from every parameter p.
     pub weight_decay: f64,
     /// Factor on the learning rate.
-    pub rate_factor: f64,
+    pub lr_scale: f64,
 }
 
 /// Merges adjacent groups with the same options, which saves launches.
@@ -48,7 +48,7 @@ pub fn merge_groups(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
             Some(last)
                 if last.range.end == group.range.start
                     && last.weight_decay == group.weight_decay
-                    && last.rate_factor == group.rate_factor =>
+                    && last.lr_scale == group.lr_scale =>
             {
                 last.range.end = group.range.end;
             }
@@ -59,7 +59,7 @@ pub fn merge_groups(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
 }
 
 /// Compute weights that a step writes: the new parameters, rounded.
-pub enum Copy<'a> {
+pub enum ComputeWeights<'a> {
     None,
     Bf16(ViewMut<'a, bf16>),
     F16(ViewMut<'a, f16>),
@@ -74,19 +74,19 @@ pub struct AdamW {
     second: Buffer<f32>,
 }
 
-/// Evaluates `$step` with a range of a [`Copy`], for each of its dtypes.
+/// Evaluates `$step` with a range of a [`ComputeWeights`], for each of its dtypes.
 macro_rules! with_part {
     ($copy:ident, $range:expr, |$part:ident| $step:expr) => {
         match &mut $copy {
-            Copy::None => {
+            ComputeWeights::None => {
                 let $part = None::<ViewMut<'_, bf16>>;
                 $step
             }
-            Copy::Bf16(copy) => {
+            ComputeWeights::Bf16(copy) => {
                 let $part = Some(copy.reborrow().slice($range)?);
                 $step
             }
-            Copy::F16(copy) => {
+            ComputeWeights::F16(copy) => {
                 let $part = Some(copy.reborrow().slice($range)?);
                 $step
             }
@@ -152,7 +152,7 @@ impl AdamW {
         &mut self,
         mut values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
-        mut copy: Copy<'_>,
+        mut copy: ComputeWeights<'_>,
         groups: &[Group],
         rate: f64,
         gradient_scale: f64,
@@ -169,7 +169,7 @@ impl AdamW {
             let (m, v) = (self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?);
             let AdamWOptions { beta1, beta2, eps } = self.options;
             let options = Options {
-                lr: rate * group.rate_factor,
+                lr: rate * group.lr_scale,
                 beta1,
                 beta2,
                 eps,
@@ -177,12 +177,30 @@ impl AdamW {
                 grad_scale: gradient_scale,
             };
             match &mut copy {
-                Copy::None => adamw::step(&device, p, m, v, g, step, &options)?,
-                Copy::Bf16(copy) => {
-                    adamw::step_with_copy(&device, p, m, v, g, copy.reborrow().slice(range)?, step, &options)?;
+                ComputeWeights::None => adamw::step(&device, p, m, v, g, step, &options)?,
+                ComputeWeights::Bf16(copy) => {
+                    adamw::step_with_compute_weights(
+                        &device,
+                        p,
+                        m,
+                        v,
+                        g,
+                        copy.reborrow().slice(range)?,
+                        step,
+                        &options,
+                    )?;
                 }
-                Copy::F16(copy) => {
-                    adamw::step_with_copy(&device, p, m, v, g, copy.reborrow().slice(range)?, step, &options)?;
+                ComputeWeights::F16(copy) => {
+                    adamw::step_with_compute_weights(
+                        &device,
+                        p,
+                        m,
+                        v,
+                        g,
+                        copy.reborrow().slice(range)?,
+                        step,
+                        &options,
+                    )?;
                 }
             }
         }
@@ -190,53 +208,53 @@ impl AdamW {
         Ok(())
     }
 
-    /// Computes the rates of each group in step `t` (from 1), which [`judge::tell`](super::judge::tell) writes for
-    /// [`AdamW::step_by`].
+    /// Computes the rates of each group in step `t` (from 1), which [`step_control::upload_step_inputs`](super::step_control::upload_step_inputs) writes for
+    /// [`AdamW::step_controlled`].
     ///
     /// # Errors
     /// Betas outside [0, 1).
-    pub fn rates(&self, groups: &[Group], t: u64, rate: f64) -> Result<Vec<[f64; PER_GROUP]>> {
+    pub fn group_rates(&self, groups: &[Group], t: u64, rate: f64) -> Result<Vec<[f64; RATES_PER_GROUP]>> {
         let AdamWOptions { beta1, beta2, eps } = self.options;
         let rates = groups.iter().map(|group| {
-            let lr = rate * group.rate_factor;
+            let lr = rate * group.lr_scale;
             let options = Options { lr, beta1, beta2, eps, weight_decay: group.weight_decay, grad_scale: 1.0 };
-            let [rate, spread, decay] = options.rates_of(t)?;
+            let [rate, spread, decay] = options.rates_at_step(t)?;
             Ok([rate, spread, decay, 0.0])
         });
         rates.collect()
     }
 
     /// As [`AdamW::step`], with rates, gradient factor and the decision to apply the step read from device memory:
-    /// `told` and `found` are those of [`judge`](super::judge). The caller counts applied steps with
+    /// `step_inputs` and `step_outputs` are those of [`step_control`](super::step_control). The caller counts applied steps with
     /// [`AdamW::set_steps`].
     ///
     /// # Errors
     /// As [`AdamW::step`].
-    pub fn step_by<G: FloatElement>(
+    pub fn step_controlled<G: FloatElement>(
         &mut self,
         values: ViewMut<'_, f32>,
         gradients: View<'_, G>,
-        copy: Copy<'_>,
+        copy: ComputeWeights<'_>,
         groups: &[Group],
-        told: View<'_, f64>,
-        found: View<'_, f64>,
+        step_inputs: View<'_, f64>,
+        step_outputs: View<'_, f64>,
     ) -> Result<()> {
         let all = self.range();
-        self.step_part_by(&all, values, gradients, copy, groups, [told, found])
+        self.step_range_controlled(&all, values, gradients, copy, groups, [step_inputs, step_outputs])
     }
 
-    /// [`AdamW::step_by`] of the parameters in `part` only. In a step each parameter is updated once.
+    /// [`AdamW::step_controlled`] of the parameters in `part` only. In a step each parameter is updated once.
     ///
     /// # Errors
     /// As [`AdamW::step`].
-    pub fn step_part_by<G: FloatElement>(
+    pub fn step_range_controlled<G: FloatElement>(
         &mut self,
         part: &Range<usize>,
         mut values: ViewMut<'_, f32>,
         gradients: View<'_, G>,
-        mut copy: Copy<'_>,
+        mut copy: ComputeWeights<'_>,
         groups: &[Group],
-        [told, found]: [View<'_, f64>; 2],
+        [step_inputs, step_outputs]: [View<'_, f64>; 2],
     ) -> Result<()> {
         let device = self.first.device().clone();
         let AdamWOptions { beta1, beta2, eps } = self.options;
@@ -245,26 +263,26 @@ impl AdamW {
             let local = range.start - self.range.start..range.end - self.range.start;
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
             let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
-            let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
-            with_part!(copy, range, |copy| adamw::step_by(&device, state, g, copy, rates, &options))?;
+            let rates = [step_inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_outputs];
+            with_part!(copy, range, |copy| adamw::step_controlled(&device, state, g, copy, rates, &options))?;
         }
         Ok(())
     }
 
-    /// As [`AdamW::step_part_by`], with the average of the gradients of two ranks, whose sums of squares it writes to
-    /// `pieces` ([`AdamW::sums_of_two`]). Skips non-finite elements.
+    /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks, whose sums of squares it writes to
+    /// `pieces` ([`AdamW::num_partials_two_peers`]). Skips non-finite elements.
     ///
     /// # Errors
     /// As [`AdamW::step`].
-    pub fn step_part_of_two<G: FloatElement>(
+    pub fn step_range_two_peers<G: FloatElement>(
         &mut self,
         part: &Range<usize>,
         mut values: ViewMut<'_, f32>,
         [own, other]: [View<'_, G>; 2],
-        mut copy: Copy<'_>,
+        mut copy: ComputeWeights<'_>,
         groups: &[Group],
-        told: View<'_, f64>,
-        pieces: &mut Pieces,
+        step_inputs: View<'_, f64>,
+        pieces: &mut BucketedStepControl,
     ) -> Result<()> {
         let device = self.first.device().clone();
         let AdamWOptions { beta1, beta2, eps } = self.options;
@@ -274,16 +292,16 @@ impl AdamW {
             let p = values.reborrow().slice(range.clone())?;
             let g = [own.slice(range.clone())?, other.slice(range.clone())?];
             let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
-            let (found, squares) = pieces.sums(adamw::squares_of_two(range.len()))?;
-            let rates = [told.slice(RATES + i * PER_GROUP..)?, found];
-            with_part!(copy, range, |copy| adamw::step_of_two(&device, state, g, copy, squares, rates, &options))?;
+            let (step_outputs, squares) = pieces.next_partials(adamw::squares_two_peers(range.len()))?;
+            let rates = [step_inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_outputs];
+            with_part!(copy, range, |copy| adamw::step_two_peers(&device, state, g, copy, squares, rates, &options))?;
         }
         Ok(())
     }
 
-    /// Number of sums of squares that [`AdamW::step_part_of_two`] writes for `part`.
-    pub fn sums_of_two(&self, part: &Range<usize>, groups: &[Group]) -> usize {
-        self.ranges(part, groups).iter().map(|(_, range)| adamw::squares_of_two(range.len())).sum()
+    /// Number of sums of squares that [`AdamW::step_range_two_peers`] writes for `part`.
+    pub fn num_partials_two_peers(&self, part: &Range<usize>, groups: &[Group]) -> usize {
+        self.ranges(part, groups).iter().map(|(_, range)| adamw::squares_two_peers(range.len())).sum()
     }
 
     /// Splits the intersection of `part` and the range of this optimizer into ranges of one group each, with the
@@ -294,7 +312,7 @@ impl AdamW {
         ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect()
     }
 
-    /// Sets the number of applied steps, after [`AdamW::step_by`].
+    /// Sets the number of applied steps, after [`AdamW::step_controlled`].
     pub fn set_steps(&mut self, steps: u64) {
         self.step = steps;
     }
@@ -315,13 +333,13 @@ mod tests {
     }
 
     /// AdamW for one parameter in f64, after algorithm 2 of the paper (Loshchilov and Hutter, 2019).
-    struct Plain {
+    struct Reference {
         p: f64,
         m: f64,
         v: f64,
     }
 
-    impl Plain {
+    impl Reference {
         fn step(&mut self, g: f64, t: i32, rate: f64, decay: f64, options: &AdamWOptions) {
             self.m = options.beta1 * self.m + (1.0 - options.beta1) * g;
             self.v = options.beta2 * self.v + (1.0 - options.beta2) * g * g;
@@ -333,32 +351,32 @@ mod tests {
 
     fn groups() -> Vec<Group> {
         vec![
-            Group { range: 0..700, weight_decay: 0.1, rate_factor: 1.0 },
-            Group { range: 700..1500, weight_decay: 0.0, rate_factor: 1.0 },
+            Group { range: 0..700, weight_decay: 0.1, lr_scale: 1.0 },
+            Group { range: 700..1500, weight_decay: 0.0, lr_scale: 1.0 },
             // 1500..1600 is in no group.
-            Group { range: 1600..3000, weight_decay: 0.02, rate_factor: 0.5 },
+            Group { range: 1600..3000, weight_decay: 0.02, lr_scale: 0.5 },
         ]
     }
 
     #[test]
-    fn many_steps_follow_an_optimizer_in_f64() {
+    fn steps_match_an_f64_reference() {
         let device = Device::cpu();
         let n = 3000;
         let (options, start) = (AdamWOptions::default(), numbers(n, 1));
         let mut values = Buffer::from_slice(&device, &start).unwrap();
         let mut copy = Buffer::<bf16>::poisoned(&device, n).unwrap();
-        let mut expected: Vec<Plain> = start.iter().map(|&p| Plain { p: p.into(), m: 0.0, v: 0.0 }).collect();
+        let mut expected: Vec<Reference> = start.iter().map(|&p| Reference { p: p.into(), m: 0.0, v: 0.0 }).collect();
         let mut adamw = AdamW::new(&device, 0..n, options).unwrap();
-        let schedule = crate::optim::Schedule { peak: 1e-2, floor: 1e-3, warmup: 3, total: 20 };
+        let schedule = crate::optim::LrSchedule { peak: 1e-2, floor: 1e-3, warmup: 3, total: 20 };
         for t in 1..=20 {
             let g = numbers(n, 100 + t as u32);
             let gradients = Buffer::from_slice(&device, &g).unwrap();
             let rate = schedule.rate(t);
-            let to = Copy::Bf16(copy.view_mut());
+            let to = ComputeWeights::Bf16(copy.view_mut());
             adamw.step(values.view_mut(), gradients.view(), to, &groups(), rate, 0.25).unwrap();
             for group in groups() {
                 for i in group.range {
-                    let rate = rate * group.rate_factor;
+                    let rate = rate * group.lr_scale;
                     expected[i].step(0.25 * f64::from(g[i]), t as i32, rate, group.weight_decay, &options);
                 }
             }
@@ -366,8 +384,8 @@ mod tests {
         assert_eq!(adamw.steps(), 20);
         let (values, copy) = (values.to_vec().unwrap(), copy.to_vec().unwrap());
         for i in (0..1500).chain(1600..n) {
-            let (found, right) = (f64::from(values[i]), expected[i].p);
-            assert!((found - right).abs() <= 2e-6, "{i}: {found} for {right}");
+            let (actual, right) = (f64::from(values[i]), expected[i].p);
+            assert!((actual - right).abs() <= 2e-6, "{i}: {actual} for {right}");
             assert_eq!(copy[i], bf16::from_f32(values[i]));
         }
         assert_eq!(values[1500..1600], start[1500..1600]);
@@ -377,8 +395,8 @@ mod tests {
 
     /// Steps controlled from device memory have the same bits, and skipped steps change nothing.
     #[test]
-    fn told_steps_are_the_same_as_called_ones() {
-        use crate::optim::judge::{self, told};
+    fn controlled_steps_match_host_steps_bit_for_bit() {
+        use crate::optim::step_control::{self, step_inputs};
 
         let device = Device::cpu();
         let n = 3000;
@@ -386,24 +404,31 @@ mod tests {
         let [mut called, mut by] = [1, 2].map(|_| Buffer::from_slice(&device, &start).unwrap());
         let [mut called_copy, mut by_copy] = [1, 2].map(|_| Buffer::<bf16>::zeros(&device, n).unwrap());
         let [mut first, mut second] = [1, 2].map(|_| AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap());
-        let mut numbers_told = Buffer::<f64>::zeros(&device, 16).unwrap();
+        let mut inputs_buffer = Buffer::<f64>::zeros(&device, 16).unwrap();
         for t in 1..=5 {
             let gradients = Buffer::from_slice(&device, &numbers(n, 100 + t as u32)).unwrap();
             let rate = 0.01 / t as f64;
             for made in [0.0, 1.0] {
                 let before = by.to_vec().unwrap();
-                let mut list = vec![0.0; told::RATES];
-                list.extend(second.rates(&groups(), t, rate).unwrap().as_flattened());
-                judge::tell(&device, numbers_told.view_mut(), &list).unwrap();
-                let found = Buffer::from_slice(&device, &[0.5, made]).unwrap();
-                let copy = Copy::Bf16(by_copy.view_mut());
+                let mut list = vec![0.0; step_inputs::GROUP_RATES];
+                list.extend(second.group_rates(&groups(), t, rate).unwrap().as_flattened());
+                step_control::upload_step_inputs(&device, inputs_buffer.view_mut(), &list).unwrap();
+                let step_outputs = Buffer::from_slice(&device, &[0.5, made]).unwrap();
+                let copy = ComputeWeights::Bf16(by_copy.view_mut());
                 second
-                    .step_by(by.view_mut(), gradients.view(), copy, &groups(), numbers_told.view(), found.view())
+                    .step_controlled(
+                        by.view_mut(),
+                        gradients.view(),
+                        copy,
+                        &groups(),
+                        inputs_buffer.view(),
+                        step_outputs.view(),
+                    )
                     .unwrap();
                 assert_eq!(made == 0.0, by.to_vec().unwrap() == before);
             }
             second.set_steps(t);
-            let copy = Copy::Bf16(called_copy.view_mut());
+            let copy = ComputeWeights::Bf16(called_copy.view_mut());
             first.step(called.view_mut(), gradients.view(), copy, &groups(), rate, 0.5).unwrap();
         }
         assert_eq!(
@@ -415,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_the_parameters_give_the_same_bits_as_the_whole() {
+    fn sharded_updates_match_the_whole_bit_for_bit() {
         let device = Device::cpu();
         let n = 3000;
         let (start, g) = (numbers(n, 5), numbers(n, 6));
@@ -428,7 +453,7 @@ mod tests {
                 .collect();
             for _ in 0..3 {
                 for part in &mut parts {
-                    part.step(values.view_mut(), gradients.view(), Copy::None, &groups(), 1e-2, 1.0).unwrap();
+                    part.step(values.view_mut(), gradients.view(), ComputeWeights::None, &groups(), 1e-2, 1.0).unwrap();
                 }
             }
             values.to_vec().unwrap()
@@ -437,15 +462,15 @@ mod tests {
     }
 
     #[test]
-    fn restored_state_goes_on_with_the_same_bits() {
+    fn restored_state_resumes_bit_for_bit() {
         let device = Device::cpu();
         let n = 100;
-        let groups = [Group { range: 0..n, weight_decay: 0.1, rate_factor: 1.0 }];
+        let groups = [Group { range: 0..n, weight_decay: 0.1, lr_scale: 1.0 }];
         let gradients = Buffer::from_slice(&device, &numbers(n, 3)).unwrap();
         let mut values = Buffer::from_slice(&device, &numbers(n, 2)).unwrap();
         let mut adamw = AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap();
         let go = |adamw: &mut AdamW, values: &mut Buffer<f32>| {
-            adamw.step(values.view_mut(), gradients.view(), Copy::None, &groups, 1e-2, 1.0).unwrap();
+            adamw.step(values.view_mut(), gradients.view(), ComputeWeights::None, &groups, 1e-2, 1.0).unwrap();
         };
         go(&mut adamw, &mut values);
         let (m, v) = adamw.moments();
@@ -464,8 +489,8 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_of_one_kind_become_one_group() {
-        let group = |range, weight_decay| Group { range, weight_decay, rate_factor: 1.0 };
+    fn adjacent_groups_with_equal_options_are_merged() {
+        let group = |range, weight_decay| Group { range, weight_decay, lr_scale: 1.0 };
         let list = [group(0..4, 0.1), group(4..6, 0.1), group(6..7, 0.0), group(7..9, 0.1), group(10..12, 0.1)];
         let merged = merge_groups(list);
         assert_eq!(merged, [group(0..6, 0.1), group(6..7, 0.0), group(7..9, 0.1), group(10..12, 0.1)]);

@@ -10,7 +10,7 @@ use tilewright::{View, ViewMut};
 const TILE: usize = 1024;
 
 /// Tiles per program: enough programs to fill a GPU, and few partial sums.
-fn tiles(n: usize) -> usize {
+fn tiles_per_program(n: usize) -> usize {
     if n < 1 << 26 { 16 } else { 128 }
 }
 
@@ -39,36 +39,36 @@ pub fn sum_squares<T: Float>(
 /// # Errors
 /// Those of the launch and of earlier work on the device.
 pub fn sum_of_squares<T: FloatElement>(device: &Device, x: View<'_, T>) -> Result<f64> {
-    sum_of_squares_of(device, &[x])
+    total_sum_of_squares(device, &[x])
 }
 
 /// [`sum_of_squares`] of several slices together, with one wait for the device.
 ///
 /// # Errors
 /// As [`sum_of_squares`].
-pub fn sum_of_squares_of<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<f64> {
+pub fn total_sum_of_squares<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<f64> {
     Ok(partial_squares(device, slices)?.to_vec()?.into_iter().map(f64::from).sum())
 }
 
 /// Partial sums of squares of the slices, in order.
 pub(super) fn partial_squares<T: FloatElement>(device: &Device, slices: &[View<'_, T>]) -> Result<Buffer<f32>> {
-    let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(|x| parts_of(x.len())).sum())?;
+    let mut partials = Buffer::<f32>::uninit(device, slices.iter().map(|x| num_partials(x.len())).sum())?;
     let mut at = 0;
     for x in slices {
-        let end = at + parts_of(x.len());
-        squares_of(device, *x, partials.slice_mut(at..end)?)?;
+        let end = at + num_partials(x.len());
+        write_partial_squares(device, *x, partials.slice_mut(at..end)?)?;
         at = end;
     }
     Ok(partials)
 }
 
-/// Number of partial sums that [`squares_of`] writes for `n` elements.
-pub(super) fn parts_of(n: usize) -> usize {
-    n.div_ceil(TILE * tiles(n))
+/// Number of partial sums that [`write_partial_squares`] writes for `n` elements.
+pub(super) fn num_partials(n: usize) -> usize {
+    n.div_ceil(TILE * tiles_per_program(n))
 }
 
-/// Writes the [`parts_of`] partial sums of squares of x.
-pub(super) fn squares_of<T: FloatElement>(
+/// Writes the [`num_partials`] partial sums of squares of x.
+pub(super) fn write_partial_squares<T: FloatElement>(
     device: &Device,
     x: View<'_, T>,
     mut partials: ViewMut<'_, f32>,
@@ -76,8 +76,8 @@ pub(super) fn squares_of<T: FloatElement>(
     if x.is_empty() {
         return Ok(());
     }
-    SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles: tiles(x.len()) }
-        .launch(device, parts_of(x.len()))
+    SumSquares { x: &x, partials: &mut partials, n: x.len() as i64, tile: TILE, tiles: tiles_per_program(x.len()) }
+        .launch(device, num_partials(x.len()))
 }
 
 /// The Euclidean norm of x.
@@ -88,12 +88,12 @@ pub fn norm<T: FloatElement>(device: &Device, x: View<'_, T>) -> Result<f64> {
     sum_of_squares(device, x).map(f64::sqrt)
 }
 
-/// Factor on a gradient of this norm that limits its norm to `most` (Pascanu, Mikolov and Bengio, "On the difficulty of
+/// Factor on a gradient of this norm that limits its norm to `max_norm` (Pascanu, Mikolov and Bengio, "On the difficulty of
 /// training recurrent neural networks", 2013, algorithm 1). 1 without a limit.
-pub fn clip(norm: f64, most: Option<f64>) -> f64 {
-    match most {
+pub fn clip_factor(norm: f64, max_norm: Option<f64>) -> f64 {
+    match max_norm {
         // The divisor is slightly above the norm, so that the rounded result stays below the limit.
-        Some(most) if norm > most => most / (norm + 1e-6),
+        Some(max_norm) if norm > max_norm => max_norm / (norm + 1e-6),
         _ => 1.0,
     }
 }
@@ -102,7 +102,7 @@ pub fn clip(norm: f64, most: Option<f64>) -> f64 {
 ///
 /// # Errors
 /// As [`sum_of_squares`]; ranges outside of x.
-pub fn first_not_finite<'n, T: FloatElement + Into<f64>>(
+pub fn first_non_finite<'n, T: FloatElement + Into<f64>>(
     device: &Device,
     x: View<'_, T>,
     parts: impl IntoIterator<Item = (&'n str, Range<usize>)>,
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn norms_are_those_of_f64() {
+    fn norms_match_f64() {
         let device = Device::cpu();
         for n in [0, 1, 5, 1024, 16_384, 16_385, 100_003] {
             let x: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect();
@@ -132,7 +132,7 @@ mod tests {
             assert!((found - expected).abs() <= 1e-6 * expected, "{n}: {found} for {expected}");
             assert_eq!(norm(&device, buffer.view()).unwrap().to_bits(), found.to_bits());
             let (low, high) = (buffer.slice(0..n / 3).unwrap(), buffer.slice(n / 3..n).unwrap());
-            let parts = sum_of_squares_of(&device, &[low, buffer.slice(0..0).unwrap(), high]).unwrap().sqrt();
+            let parts = total_sum_of_squares(&device, &[low, buffer.slice(0..0).unwrap(), high]).unwrap().sqrt();
             assert!((parts - expected).abs() <= 1e-6 * expected, "{n}: {parts} for {expected}");
         }
     }
@@ -149,20 +149,20 @@ mod tests {
     }
 
     #[test]
-    fn clipped_gradients_have_the_norm_that_was_asked_for() {
-        assert_eq!([clip(0.5, Some(1.0)), clip(1.0, Some(1.0)), clip(7.0, None)], [1.0; 3]);
-        let scale = clip(8.0, Some(2.0));
+    fn clip_factor_limits_the_norm() {
+        assert_eq!([clip_factor(0.5, Some(1.0)), clip_factor(1.0, Some(1.0)), clip_factor(7.0, None)], [1.0; 3]);
+        let scale = clip_factor(8.0, Some(2.0));
         assert!(8.0 * scale <= 2.0 && 8.0 * scale > 1.999);
     }
 
     #[test]
-    fn the_part_that_is_not_finite_is_named() {
+    fn first_non_finite_names_the_range() {
         let device = Device::cpu();
         let mut x = vec![1.0_f32; 40_000];
         let parts = [("a", 0..10_000), ("b", 10_000..10_001), ("c", 10_001..40_000)];
         let first = |x: &[f32]| {
             let buffer = Buffer::from_slice(&device, x).unwrap();
-            first_not_finite(&device, buffer.view(), parts.clone()).unwrap()
+            first_non_finite(&device, buffer.view(), parts.clone()).unwrap()
         };
         assert_eq!(first(&x), None);
         // Its square overflows; the element is finite.
@@ -176,7 +176,7 @@ mod tests {
 
     /// Interprets the IR after the GPU passes, and compiles it to PTX.
     #[test]
-    fn gpus_add_up_the_same() {
+    fn gpu_ir_of_sum_squares_matches_and_compiles() {
         use tilewright::codegen::interp::{self, ArgValue, Memory};
         use tilewright::codegen::ir::DType;
         use tilewright::codegen::lang::kernel::{ConstValue, Specialization};
@@ -191,13 +191,13 @@ mod tests {
         let short = SUM_SQUARES.record(&[DType::BF16], &consts, &Specialization::default()).unwrap();
         for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
             let options = CompileOptions::default();
-            let laid = pipeline::gpu_ir(&func, arch, &options, &mut ());
+            let gpu_func = pipeline::gpu_ir(&func, arch, &options, &mut ());
             let programs = n.div_ceil(2048);
             let mut memory = Memory::new();
             let input = memory.add(bytemuck::cast_slice(&x).to_vec());
             let output = memory.add(vec![0xff; 4 * programs]);
             let arguments = [input.into(), output.into(), ArgValue::Int(n as i64)];
-            interp::run(&laid, &arguments, [programs as u32, 1, 1], &mut memory).unwrap();
+            interp::run(&gpu_func, &arguments, [programs as u32, 1, 1], &mut memory).unwrap();
             let partials = memory.bytes(output).as_chunks::<4>().0;
             let found: f64 = partials.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).sum();
             assert!((found - expected).abs() <= 1e-6 * expected, "{arch:?}: {found} for {expected}");

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Linear warm-up, cosine decay to a floor (Loshchilov and Hutter, "SGDR", 2017, without restarts), then constant at
 /// the floor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Schedule {
+pub struct LrSchedule {
     /// Highest learning rate, reached at the end of the warm-up.
     #[serde(with = "crate::train::exact")]
     pub peak: f64,
@@ -18,10 +18,10 @@ pub struct Schedule {
     pub total: u64,
 }
 
-impl Schedule {
+impl LrSchedule {
     /// Constant learning rate.
-    pub fn constant(rate: f64) -> Schedule {
-        Schedule { peak: rate, floor: rate, warmup: 0, total: 0 }
+    pub fn constant(rate: f64) -> LrSchedule {
+        LrSchedule { peak: rate, floor: rate, warmup: 0, total: 0 }
     }
 
     /// Learning rate of step `step`, counted from 1. The rate of the first step is above zero.
@@ -42,8 +42,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_rises_falls_and_stays() {
-        let schedule = Schedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
+    fn rate_warms_up_decays_and_stays_at_the_floor() {
+        let schedule = LrSchedule { peak: 1.0, floor: 0.1, warmup: 10, total: 110 };
         assert_eq!((schedule.rate(1), schedule.rate(5), schedule.rate(10)), (0.1, 0.5, 1.0));
         assert!((schedule.rate(60) - 0.55).abs() < 1e-12, "halfway down");
         assert_eq!((schedule.rate(110), schedule.rate(10_000)), (0.1, 0.1));
@@ -53,9 +53,9 @@ mod tests {
 
     #[test]
     fn warm_ups_longer_than_the_run_and_none_at_all() {
-        assert_eq!(Schedule { peak: 1.0, floor: 0.0, warmup: 100, total: 10 }.rate(50), 0.5);
-        assert_eq!(Schedule { peak: 1.0, floor: 0.0, warmup: 0, total: 2 }.rate(1), 0.5);
-        assert_eq!(Schedule::constant(3e-4).rate(1), 3e-4);
-        assert_eq!(Schedule::constant(3e-4).rate(77), 3e-4);
+        assert_eq!(LrSchedule { peak: 1.0, floor: 0.0, warmup: 100, total: 10 }.rate(50), 0.5);
+        assert_eq!(LrSchedule { peak: 1.0, floor: 0.0, warmup: 0, total: 2 }.rate(1), 0.5);
+        assert_eq!(LrSchedule::constant(3e-4).rate(1), 3e-4);
+        assert_eq!(LrSchedule::constant(3e-4).rate(77), 3e-4);
     }
 }

@@ -9,19 +9,19 @@
 //! Candle's backward pass cannot write gradients to a given buffer, so custom ops do it:
 //!
 //! - [`Param::leaf`] adds a parameter to the autograd graph; its backward accumulates the gradient of that use.
-//! - Ops that compute their parameter's gradient, as the linear layer of [`crate::ops`] does, take a [`Use`] in the
-//!   forward pass, accumulate into the flat gradient in the backward pass, and call [`Use::finish`].
+//! - Ops that compute their parameter's gradient, as the linear layer of [`crate::ops`] does, take a [`ParamUse`] in the
+//!   forward pass, accumulate into the flat gradient in the backward pass, and call [`ParamUse::finish`].
 //!
 //! Uses are counted. When the last use of a parameter in a backward pass finishes, the callbacks of
 //! [`Params::on_grad_ready`] run: once per pass and parameter, even if the parameter is shared.
 //!
-//! Files in reading order: this one, `spec.rs` (name, shape and initial values of a parameter), `tape.rs` (uses and
-//! leaves), `lend.rs` (activations that alias gradient buffers), `state.rs` (values by name).
+//! Files in reading order: this one, `spec.rs` (name, shape and initial values of a parameter), `graph.rs` (uses and
+//! leaves), `reuse.rs` (activations that alias gradient buffers), `state.rs` (values by name).
 
-mod lend;
+mod graph;
+mod reuse;
 mod spec;
 mod state;
-mod tape;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -33,10 +33,10 @@ use half::{bf16, f16};
 
 use crate::ops::{convert, memory};
 
-pub use lend::Lent;
-use spec::Start;
+pub use graph::{ParamUse, grad_enabled, no_grad};
+pub use reuse::SavedActivation;
+use spec::InitialValues;
 pub use spec::{Init, ParamSpec};
-pub use tape::{Use, grad_enabled, no_grad};
 
 /// Alignment of parameters in the flat tensors, in elements: 256 bytes in f32, 128 bytes in bf16 and f16.
 pub const ALIGNMENT: usize = 64;
@@ -71,7 +71,7 @@ pub struct Group {
 
 /// Removes a callback of [`Params::on_grad_ready`] when dropped.
 #[must_use = "the callback is removed when this is dropped"]
-pub struct ReadyHook {
+pub struct GradReadyHook {
     params: Arc<Inner>,
     key: u64,
 }
@@ -86,15 +86,15 @@ struct Inner {
     values: Tensor,
     grads: RwLock<Tensor>,
     /// Whether other processes can map the gradient memory (CUDA IPC).
-    exposed: AtomicBool,
+    ipc_shareable: AtomicBool,
     /// Per parameter: the gradient counts as zeros, whatever its memory contains.
-    blank: Vec<AtomicBool>,
+    lazy_zero: Vec<AtomicBool>,
     /// Per parameter: a saved activation aliases the gradient buffer.
-    lent: Vec<AtomicBool>,
+    grad_aliased: Vec<AtomicBool>,
     /// The compute weights: values rounded to bf16 or f16, which matmuls read.
-    copy: RwLock<Option<Tensor>>,
-    /// How often `grads` or `copy` was replaced by another tensor.
-    exchanged: AtomicU64,
+    compute_weights: RwLock<Option<Tensor>>,
+    /// How often `grads` or `compute_weights` was replaced by another tensor.
+    storage_version: AtomicU64,
     /// Tracked input of ops whose only gradient is that of a parameter, so that candle records them.
     anchor: Var,
     /// Per parameter: uses that ran forward and have not finished backward.
@@ -129,10 +129,10 @@ impl Params {
             ranges.push(end..end + spec.numel());
             end = (end + spec.numel()).next_multiple_of(ALIGNMENT);
         }
-        let values = starting_values(&Start::new(&specs, &ranges, seed), end, device)?;
+        let values = initial_values(&InitialValues::new(&specs, &ranges, seed), end, device)?;
         let anchor = Var::zeros(1, DType::F32, device)?;
         let pending = specs.iter().map(|_| AtomicUsize::new(0)).collect();
-        let [blank, lent] = [0; 2].map(|_| specs.iter().map(|_| AtomicBool::new(false)).collect());
+        let [lazy_zero, grad_aliased] = [0; 2].map(|_| specs.iter().map(|_| AtomicBool::new(false)).collect());
         Ok(Params(Arc::new(Inner {
             device: device.clone(),
             specs,
@@ -140,11 +140,11 @@ impl Params {
             ranges,
             values,
             grads: RwLock::new(anchor.as_detached_tensor()),
-            exposed: AtomicBool::new(false),
-            blank,
-            lent,
-            copy: RwLock::new(None),
-            exchanged: AtomicU64::new(0),
+            ipc_shareable: AtomicBool::new(false),
+            lazy_zero,
+            grad_aliased,
+            compute_weights: RwLock::new(None),
+            storage_version: AtomicU64::new(0),
             anchor,
             pending,
             callbacks: RwLock::default(),
@@ -159,8 +159,8 @@ impl Params {
         let zeros = self.0.specs.iter().cloned().map(|spec| ParamSpec { init: Init::Zeros, ..spec });
         let replica = Params::new(zeros.collect(), device, 0)?;
         replica.0.values.slice_set(&self.0.values.force_contiguous()?.to_device(device)?, 0, 0)?;
-        if let Some(copy) = self.copy() {
-            replica.keep_copy(copy.dtype())?;
+        if let Some(copy) = self.compute_weights() {
+            replica.keep_compute_weights(copy.dtype())?;
         }
         Ok(replica)
     }
@@ -196,7 +196,7 @@ impl Params {
     }
 
     /// All gradients: [flat_len], f32 unless [`Params::keep_grads`] changed the dtype. Padding is zero. After
-    /// [`Params::blank_grads`] the contents are valid only after [`Params::settle_grads`].
+    /// [`Params::lazy_zero_grads`] the contents are valid only after [`Params::materialize_zero_grads`].
     pub fn grads(&self) -> Tensor {
         self.0.grads()
     }
@@ -220,7 +220,7 @@ impl Params {
             let message = format!("expected gradients in f32 or bf16, found {}", dtype.as_str());
             return Err(candle_core::Error::Msg(message));
         }
-        if self.has_listeners() {
+        if self.has_grad_hooks() {
             let message =
                 "cannot change the dtype of gradients that ranks exchange: set it before communication starts";
             return Err(candle_core::Error::Msg(message.into()));
@@ -229,9 +229,9 @@ impl Params {
         // Free the old tensor before the new one is allocated.
         *grads = self.0.anchor.as_detached_tensor();
         *grads = Tensor::zeros(self.flat_len(), dtype, self.device())?;
-        self.0.exposed.store(false, Ordering::Release);
-        self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
-        self.0.exchanged.fetch_add(1, Ordering::AcqRel);
+        self.0.ipc_shareable.store(false, Ordering::Release);
+        self.0.lazy_zero.iter().for_each(|lazy_zero| lazy_zero.store(false, Ordering::Release));
+        self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
@@ -241,28 +241,28 @@ impl Params {
     ///
     /// # Errors
     /// The device is out of memory.
-    pub(crate) fn expose_grads(&self) -> Result<bool> {
-        if self.0.exposed.load(Ordering::Acquire) || self.has_listeners() {
-            return Ok(self.0.exposed.load(Ordering::Acquire));
+    pub(crate) fn make_grads_ipc_shareable(&self) -> Result<bool> {
+        if self.0.ipc_shareable.load(Ordering::Acquire) || self.has_grad_hooks() {
+            return Ok(self.0.ipc_shareable.load(Ordering::Acquire));
         }
         let mut grads = self.0.grads.write().unwrap_or_else(PoisonError::into_inner);
         let dtype = grads.dtype();
         // Free the old tensor before the new one is allocated.
         *grads = self.0.anchor.as_detached_tensor();
         *grads = match dtype {
-            DType::BF16 => memory::exposable_zeros::<bf16>(self.device(), self.flat_len())?,
-            _ => memory::exposable_zeros::<f32>(self.device(), self.flat_len())?,
+            DType::BF16 => memory::ipc_shareable_zeros::<bf16>(self.device(), self.flat_len())?,
+            _ => memory::ipc_shareable_zeros::<f32>(self.device(), self.flat_len())?,
         };
-        self.0.exposed.store(true, Ordering::Release);
-        self.0.blank.iter().for_each(|blank| blank.store(false, Ordering::Release));
-        self.0.exchanged.fetch_add(1, Ordering::AcqRel);
+        self.0.ipc_shareable.store(true, Ordering::Release);
+        self.0.lazy_zero.iter().for_each(|lazy_zero| lazy_zero.store(false, Ordering::Release));
+        self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         Ok(true)
     }
 
     /// Version of the storage: changes whenever the gradients or the compute weights move to other memory. A captured
     /// CUDA graph is valid for one version only.
-    pub fn generation(&self) -> u64 {
-        self.0.exchanged.load(Ordering::Acquire)
+    pub fn storage_version(&self) -> u64 {
+        self.0.storage_version.load(Ordering::Acquire)
     }
 
     /// Returns the parameter with this index in registration order.
@@ -300,28 +300,28 @@ impl Params {
 
     /// Sets all gradients to zero. Gradients whose buffers are aliased by saved activations are zeroed lazily.
     pub fn zero_grads(&self) -> Result<()> {
-        self.blank_grads();
-        self.set_blank_to_zero(|param| !param.is_lent())
+        self.lazy_zero_grads();
+        self.materialize_zeros_where(|param| !param.is_grad_aliased())
     }
 
     /// Marks all gradients as zero without writing memory (lazy `zero_grad`): the first contribution to a gradient
-    /// overwrites its buffer. Call [`Params::settle_grads`] before reading [`Params::grads`].
-    pub fn blank_grads(&self) {
-        self.0.blank.iter().for_each(|blank| blank.store(true, Ordering::Release));
+    /// overwrites its buffer. Call [`Params::materialize_zero_grads`] before reading [`Params::grads`].
+    pub fn lazy_zero_grads(&self) {
+        self.0.lazy_zero.iter().for_each(|lazy_zero| lazy_zero.store(true, Ordering::Release));
     }
 
-    /// Writes zeros to the gradients that got no contribution since [`Params::blank_grads`].
+    /// Writes zeros to the gradients that got no contribution since [`Params::lazy_zero_grads`].
     ///
     /// # Errors
     /// A saved activation of a pending backward pass aliases the buffer of a gradient.
-    pub fn settle_grads(&self) -> Result<()> {
-        self.iter().filter(Param::is_blank).try_for_each(|param| param.check_free())?;
-        self.set_blank_to_zero(|_| true)
+    pub fn materialize_zero_grads(&self) -> Result<()> {
+        self.iter().filter(Param::is_lazy_zero).try_for_each(|param| param.check_grad_not_aliased())?;
+        self.materialize_zeros_where(|_| true)
     }
 
-    fn set_blank_to_zero(&self, which: impl Fn(&Param) -> bool) -> Result<()> {
+    fn materialize_zeros_where(&self, which: impl Fn(&Param) -> bool) -> Result<()> {
         let mut ranges: Vec<Range<usize>> = Vec::new();
-        for param in self.iter().filter(|param| which(param) && param.take_blank()) {
+        for param in self.iter().filter(|param| which(param) && param.take_lazy_zero()) {
             match ranges.last_mut() {
                 Some(last) if param.range().start < last.end + ALIGNMENT => last.end = param.range().end,
                 _ => ranges.push(param.range()),
@@ -350,7 +350,7 @@ impl Params {
     ///
     /// # Errors
     /// Another dtype; out of memory.
-    pub fn keep_copy(&self, dtype: DType) -> Result<()> {
+    pub fn keep_compute_weights(&self, dtype: DType) -> Result<()> {
         let copy = match dtype {
             DType::F32 => None,
             DType::BF16 | DType::F16 => Some(self.0.values.to_dtype(dtype)?),
@@ -359,20 +359,20 @@ impl Params {
                 return Err(candle_core::Error::Msg(message));
             }
         };
-        *self.0.copy.write().unwrap_or_else(PoisonError::into_inner) = copy;
-        self.0.exchanged.fetch_add(1, Ordering::AcqRel);
+        *self.0.compute_weights.write().unwrap_or_else(PoisonError::into_inner) = copy;
+        self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
-    /// The compute weights that [`Params::keep_copy`] created: [flat_len]. An optimizer either writes them with the
-    /// values, or calls [`Params::refresh_copy`] after its update.
-    pub fn copy(&self) -> Option<Tensor> {
-        self.0.copy.read().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The compute weights that [`Params::keep_compute_weights`] created: [flat_len]. An optimizer either writes them with the
+    /// values, or calls [`Params::refresh_compute_weights`] after its update.
+    pub fn compute_weights(&self) -> Option<Tensor> {
+        self.0.compute_weights.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Rounds the values to the compute weights, if there are any.
-    pub fn refresh_copy(&self) -> Result<()> {
-        match self.copy() {
+    pub fn refresh_compute_weights(&self) -> Result<()> {
+        match self.compute_weights() {
             None => Ok(()),
             Some(copy) if copy.dtype() == DType::F16 => self.round_to::<f16>(&copy),
             Some(copy) => self.round_to::<bf16>(&copy),
@@ -389,16 +389,16 @@ impl Params {
     ///
     /// Parameters that the loss does not depend on are never reported. A caller that needs all gradients must check for
     /// the rest after backward.
-    pub fn on_grad_ready(&self, callback: impl Fn(ParamId) -> Result<()> + Send + Sync + 'static) -> ReadyHook {
+    pub fn on_grad_ready(&self, callback: impl Fn(ParamId) -> Result<()> + Send + Sync + 'static) -> GradReadyHook {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         let mut callbacks = self.0.callbacks.write().unwrap_or_else(PoisonError::into_inner);
         callbacks.push((key, Arc::new(callback)));
-        ReadyHook { params: self.0.clone(), key }
+        GradReadyHook { params: self.0.clone(), key }
     }
 
     /// Whether [`Params::on_grad_ready`] has callbacks.
-    pub fn has_listeners(&self) -> bool {
+    pub fn has_grad_hooks(&self) -> bool {
         !self.0.callbacks.read().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 }
@@ -414,7 +414,7 @@ const PIECE: usize = 1 << 24;
 
 /// Returns the flat tensor of initial values. For a GPU, the host generates the next piece while the previous one is
 /// copied.
-fn starting_values(start: &Start<'_>, len: usize, device: &Device) -> Result<Tensor> {
+fn initial_values(start: &InitialValues<'_>, len: usize, device: &Device) -> Result<Tensor> {
     if start.is_zero() {
         return Tensor::zeros(len, DType::F32, device);
     }
@@ -515,11 +515,11 @@ impl Param {
     /// Its gradient: a view of [`Params::grads`].
     ///
     /// # Errors
-    /// A saved activation of a pending backward pass aliases its buffer: see [`Param::lend_grad`].
+    /// A saved activation of a pending backward pass aliases its buffer: see [`Param::alias_grad`].
     pub fn grad(&self) -> Result<Tensor> {
-        self.check_free()?;
+        self.check_grad_not_aliased()?;
         let grad = self.view(&self.params.grads())?;
-        if self.take_blank() {
+        if self.take_lazy_zero() {
             grad.zero_set()?;
         }
         Ok(grad)
@@ -531,18 +531,18 @@ impl Param {
     /// # Errors
     /// As [`Param::grad`].
     pub fn grad_to_write(&self) -> Result<(Tensor, bool)> {
-        self.check_free()?;
-        Ok((self.view(&self.params.grads())?, !self.take_blank()))
+        self.check_grad_not_aliased()?;
+        Ok((self.view(&self.params.grads())?, !self.take_lazy_zero()))
     }
 
     /// Whether the gradient counts as zeros, whatever its memory contains.
-    fn is_blank(&self) -> bool {
-        self.params.blank[self.id.0].load(Ordering::Acquire)
+    fn is_lazy_zero(&self) -> bool {
+        self.params.lazy_zero[self.id.0].load(Ordering::Acquire)
     }
 
     /// Returns whether the gradient counts as zeros, and clears that state: the memory contents count from now on.
-    fn take_blank(&self) -> bool {
-        self.params.blank[self.id.0].swap(false, Ordering::AcqRel)
+    fn take_lazy_zero(&self) -> bool {
+        self.params.lazy_zero[self.id.0].swap(false, Ordering::AcqRel)
     }
 
     /// Its value in `dtype`, outside of the autograd graph: a view of the values, or of the compute weights if they
@@ -551,7 +551,7 @@ impl Param {
         if dtype == DType::F32 {
             return self.value();
         }
-        match self.params().copy() {
+        match self.params().compute_weights() {
             Some(copy) if copy.dtype() == dtype => self.view(&copy),
             _ => self.value()?.to_dtype(dtype),
         }
@@ -561,8 +561,8 @@ impl Param {
     /// gradients once.
     pub fn add_grad(&self, gradient: &Tensor) -> Result<()> {
         let gradient = gradient.to_dtype(DType::F32)?;
-        let (before, adds) = self.grad_to_write()?;
-        let sum = if adds { before.to_dtype(DType::F32)?.add(&gradient)? } else { gradient };
+        let (before, accumulate) = self.grad_to_write()?;
+        let sum = if accumulate { before.to_dtype(DType::F32)?.add(&gradient)? } else { gradient };
         let sum = sum.flatten_all()?.contiguous()?.to_dtype(before.dtype())?;
         self.params.grads().slice_set(&sum, 0, self.range().start)
     }
@@ -580,7 +580,7 @@ impl std::fmt::Debug for Params {
     }
 }
 
-impl Drop for ReadyHook {
+impl Drop for GradReadyHook {
     fn drop(&mut self) {
         let mut callbacks = self.params.callbacks.write().unwrap_or_else(PoisonError::into_inner);
         callbacks.retain(|(key, _)| *key != self.key);

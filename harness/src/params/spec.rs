@@ -56,7 +56,7 @@ impl ParamSpec {
 
 /// Generates the initial values of any range of the flat tensor. Each element is a function of the seed, the index of
 /// its parameter and its index in the parameter, so ranges can be generated in any order and in parallel.
-pub(super) struct Start<'a> {
+pub(super) struct InitialValues<'a> {
     specs: &'a [ParamSpec],
     ranges: &'a [Range<usize>],
     seed: u64,
@@ -64,11 +64,11 @@ pub(super) struct Start<'a> {
 }
 
 /// Elements that one thread generates at a time.
-const AT_ONCE: usize = 1 << 16;
+const CHUNK: usize = 1 << 16;
 
-impl<'a> Start<'a> {
-    pub(super) fn new(specs: &'a [ParamSpec], ranges: &'a [Range<usize>], seed: u64) -> Start<'a> {
-        Start { specs, ranges, seed, quantiles: quantiles() }
+impl<'a> InitialValues<'a> {
+    pub(super) fn new(specs: &'a [ParamSpec], ranges: &'a [Range<usize>], seed: u64) -> InitialValues<'a> {
+        InitialValues { specs, ranges, seed, quantiles: quantiles() }
     }
 
     /// Whether all values are zero.
@@ -78,10 +78,10 @@ impl<'a> Start<'a> {
 
     /// Writes the elements `first..first + values.len()` of the flat tensor.
     pub(super) fn fill(&self, first: usize, values: &mut [f32]) {
-        values.par_chunks_mut(AT_ONCE).enumerate().for_each(|(i, part)| self.fill_part(first + i * AT_ONCE, part));
+        values.par_chunks_mut(CHUNK).enumerate().for_each(|(i, part)| self.fill_chunk(first + i * CHUNK, part));
     }
 
-    fn fill_part(&self, first: usize, values: &mut [f32]) {
+    fn fill_chunk(&self, first: usize, values: &mut [f32]) {
         let end = first + values.len();
         // Padding is zero.
         values.fill(0.0);
@@ -159,12 +159,12 @@ mod tests {
 
     fn values(specs: &[ParamSpec], ranges: &[Range<usize>], first: usize, len: usize) -> Vec<f32> {
         let mut values = vec![f32::NAN; len];
-        Start::new(specs, ranges, 5).fill(first, &mut values);
+        InitialValues::new(specs, ranges, 5).fill(first, &mut values);
         values
     }
 
     #[test]
-    fn pieces_are_those_of_the_whole() {
+    fn any_range_matches_the_whole() {
         let specs = [
             ParamSpec::matrix("a", &[300, 301], 0.5),
             ParamSpec::vector("b", 70, Init::Ones),
@@ -184,7 +184,7 @@ mod tests {
 
     /// Kolmogorov–Smirnov test against a distribution function integrated by Simpson's rule.
     #[test]
-    fn values_follow_a_normal_that_is_cut_at_three_standard_deviations() {
+    fn values_follow_a_normal_truncated_at_three_standard_deviations() {
         let n = 1 << 20;
         let mut found = values(&[ParamSpec::matrix("w", &[n], 1.0)], std::slice::from_ref(&(0..n)), 0, n);
         found.sort_by(f32::total_cmp);

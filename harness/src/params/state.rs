@@ -22,10 +22,10 @@ impl Params {
         self.check_state(tensors)?;
         for param in self.iter() {
             if let Some(tensor) = tensors.get(param.name()) {
-                param.set_value_alone(tensor)?;
+                param.set_master_weights(tensor)?;
             }
         }
-        self.refresh_copy()
+        self.refresh_compute_weights()
     }
 
     fn check_state(&self, tensors: &HashMap<String, Tensor>) -> Result<()> {
@@ -64,8 +64,8 @@ impl Param {
     /// The shape differs.
     pub fn set_value(&self, tensor: &Tensor) -> Result<()> {
         self.check_shape(tensor)?;
-        self.set_value_alone(tensor)?;
-        match self.params().copy() {
+        self.set_master_weights(tensor)?;
+        match self.params().compute_weights() {
             None => Ok(()),
             Some(copy) => {
                 let value = self.value()?.to_dtype(copy.dtype())?;
@@ -74,7 +74,7 @@ impl Param {
         }
     }
 
-    fn set_value_alone(&self, tensor: &Tensor) -> Result<()> {
+    fn set_master_weights(&self, tensor: &Tensor) -> Result<()> {
         let tensor = tensor.to_dtype(DType::F32)?.to_device(&self.params.device)?.flatten_all()?.contiguous()?;
         // A view of the same memory cannot be copied onto itself.
         let tensor = tensor.force_contiguous()?;

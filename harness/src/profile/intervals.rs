@@ -18,7 +18,7 @@ pub fn union(mut intervals: Intervals) -> Intervals {
 }
 
 /// Intersection of `a` and `b`, both sorted and disjoint as [`union`] returns them.
-pub fn both(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
+pub fn intersection(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
     let (mut i, mut j) = (0, 0);
     let mut common = Vec::new();
     while let (Some(&(a_start, a_end)), Some(&(b_start, b_end))) = (a.get(i), b.get(j)) {
@@ -35,11 +35,11 @@ pub fn both(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
 }
 
 /// Difference: the times in `a` but not in `b`, both sorted and disjoint as [`union`] returns them.
-pub fn without(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
+pub fn difference(a: &[(u64, u64)], b: &[(u64, u64)]) -> Intervals {
     let mut rest = Vec::new();
     for &(start, end) in a {
         let mut from = start;
-        for (taken_start, taken_end) in both(&[(start, end)], b) {
+        for (taken_start, taken_end) in intersection(&[(start, end)], b) {
             rest.push((from, taken_start));
             from = taken_end;
         }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sets_are_those_of_their_moments() {
+    fn interval_sets_match_brute_force() {
         // Brute force over every time, on pseudo-random intervals.
         let mut state = 1_u64;
         let mut number = |below: u64| {
@@ -74,7 +74,7 @@ mod tests {
             let (a, b) = (draw(), draw());
             let has = |set: &Intervals, t: u64| set.iter().any(|&(start, end)| start <= t && t < end);
             let (ua, ub) = (union(a.clone()), union(b.clone()));
-            let (common, rest) = (both(&ua, &ub), without(&ua, &ub));
+            let (common, rest) = (intersection(&ua, &ub), difference(&ua, &ub));
             for t in 0..41 {
                 assert_eq!(has(&ua, t), has(&a, t));
                 assert_eq!(has(&common, t), has(&a, t) && has(&b, t));

@@ -16,7 +16,7 @@ pub mod ranks;
 pub mod tables;
 
 use tilewright::trace::{NodeId, SpanEvent, Trace};
-pub use tilewright::trace::{Phase, Span, outermost, phase, span};
+pub use tilewright::trace::{Phase, Span, phase, root_span, span};
 
 /// Name of the span around each measured step.
 pub const STEP: &str = "step";

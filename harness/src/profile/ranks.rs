@@ -18,7 +18,7 @@ use tilewright::trace::cupti::ActivityKind;
 use tilewright::trace::{Activity, Phase, SpanEvent, Trace};
 
 use super::chrome::{self, Placement};
-use super::intervals::{Intervals, both, total, union, without};
+use super::intervals::{Intervals, difference, intersection, total, union};
 use super::{STEP, milliseconds};
 use crate::dist::comm::handle::WAIT;
 use crate::dist::comm::{Communicator, Record, Result};
@@ -59,11 +59,11 @@ impl RankProfile {
         let steps: Vec<u64> = named(STEP).map(|span| span.end_ns - span.start_ns).collect();
         let measured = times(&mut named(STEP));
         let collective = |record: &Record| (since(record.started), since(record.ended));
-        let inside = |record: &&Record| !both(&[collective(record)], &measured).is_empty();
+        let inside = |record: &&Record| !intersection(&[collective(record)], &measured).is_empty();
         let (computing, communicating) = if trace.activities.is_empty() {
             let computes = |span: &&SpanEvent| trace.begins_phase(span.node).is_some_and(|phase| phase != Phase::Data);
             let phases = times(&mut trace.spans.iter().filter(computes));
-            (without(&phases, &times(&mut named(WAIT))), union(records.iter().map(collective).collect()))
+            (difference(&phases, &times(&mut named(WAIT))), union(records.iter().map(collective).collect()))
         } else {
             let sends = communication_streams(trace);
             let of = |communicates: bool| {
@@ -72,7 +72,7 @@ impl RankProfile {
             };
             (of(false), of(true))
         };
-        let (computing, communicating) = (both(&computing, &measured), both(&communicating, &measured));
+        let (computing, communicating) = (intersection(&computing, &measured), intersection(&communicating, &measured));
         let counted: Vec<&Record> = records.iter().filter(inside).collect();
         let placement = Placement { host: 2 * rank as u32 + 1, gpu: 2 * rank as u32 + 2, rank: Some(rank), offset };
         let mut events = chrome::events(trace, &placement);
@@ -82,7 +82,7 @@ impl RankProfile {
             steps,
             computing: total(&computing),
             communicating: total(&communicating),
-            hidden: total(&both(&computing, &communicating)),
+            hidden: total(&intersection(&computing, &communicating)),
             collectives: counted.len(),
             bytes: counted.iter().map(|record| record.bytes()).sum(),
             events,
@@ -137,17 +137,17 @@ fn collectives(
 /// # Errors
 /// Those of communication.
 pub fn clock_offset(comm: &Communicator, started: Instant) -> Result<i64> {
-    const LOOKS: usize = 21;
+    const SAMPLES: usize = 21;
     let (rank, world) = (comm.rank(), comm.world());
-    let mut all = vec![0_i64; LOOKS * world];
-    for look in 0..LOOKS {
+    let mut all = vec![0_i64; SAMPLES * world];
+    for sample in 0..SAMPLES {
         comm.host().barrier()?;
-        all[rank * LOOKS + look] = started.elapsed().as_nanos() as i64;
+        all[rank * SAMPLES + sample] = started.elapsed().as_nanos() as i64;
     }
     comm.host().all_gather(&mut all)?;
-    let mut differences: Vec<i64> = (0..LOOKS).map(|look| all[look] - all[rank * LOOKS + look]).collect();
+    let mut differences: Vec<i64> = (0..SAMPLES).map(|sample| all[sample] - all[rank * SAMPLES + sample]).collect();
     differences.sort_unstable();
-    Ok(differences[LOOKS / 2])
+    Ok(differences[SAMPLES / 2])
 }
 
 /// All-gathers the profiles of all ranks, in rank order. Every rank calls it.
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_under_computing_is_hidden() {
+    fn overlapped_communication_is_hidden() {
         // Two overlap with backward, one partly with a wait of the optimizer, one is after the step.
         let found = profile(&step(), &[(30, 50), (40, 70), (88, 96), (105, 115)]);
         assert_eq!(found.steps, [100 * MS]);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_gpu_streams_count() {
+    fn gpu_time_is_split_by_stream() {
         let activity = |name: &str, stream, start, end| Activity {
             kind: ActivityKind::Kernel {
                 name: name.to_string(),
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_began_apart_are_put_together() {
+    fn clock_offset_aligns_clocks() {
         let began = Instant::now();
         let worlds = threads::threads(2, Options::default()).unwrap();
         let offsets: Vec<i64> = std::thread::scope(|scope| {
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_threads_part_of_a_recording_is_its_own() {
+    fn of_thread_keeps_the_spans_of_one_thread() {
         let mut trace = step();
         trace.spans.push(SpanEvent { thread: 4, ..trace.spans[0] });
         assert_eq!(of_thread(&trace, 3).spans, step().spans);

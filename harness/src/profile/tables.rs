@@ -36,7 +36,7 @@ impl Class {
     }
 
     /// Classifies by substrings of the names of kernels of this repository, of candle and of cuBLAS.
-    pub fn of(name: &str) -> Class {
+    pub fn of_name(name: &str) -> Class {
         const WORDS: [(Class, &[&str]); 8] = [
             (Class::Attention, &["flash", "attention_fwd", "attention_bwd"]),
             (Class::MatrixProduct, &["matrix product", "matmul", "gemm", "nvjet", "cutlass", "cublas", "splitk"]),
@@ -172,7 +172,7 @@ pub fn classes(profile: &Profile<'_>) -> Table {
     let mut sums: BTreeMap<Class, Vec<u64>> = BTreeMap::new();
     for (p, &phase) in phases.iter().enumerate() {
         for item in of_phase(profile, phase) {
-            sums.entry(Class::of(&item.name)).or_insert_with(|| vec![0; phases.len()])[p] += item.ns;
+            sums.entry(Class::of_name(&item.name)).or_insert_with(|| vec![0; phases.len()])[p] += item.ns;
         }
     }
     let totals: Vec<u64> = (0..phases.len()).map(|p| sums.values().map(|ns| ns[p]).sum()).collect();

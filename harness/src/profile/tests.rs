@@ -109,12 +109,12 @@ fn names_have_classes() {
         ("copy to the GPU", Class::Memory),
         ("block", Class::Other),
     ] {
-        assert_eq!(Class::of(name), class, "{name}");
+        assert_eq!(Class::of_name(name), class, "{name}");
     }
 }
 
 #[test]
-fn the_trace_is_what_perfetto_reads() {
+fn chrome_trace_events_are_complete() {
     let value = chrome::trace(&on_gpu());
     let read: serde_json::Value = serde_json::from_str(&value.to_string()).unwrap();
     let events = read["traceEvents"].as_array().unwrap();

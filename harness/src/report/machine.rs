@@ -37,7 +37,7 @@ pub struct Gpu {
 impl Machine {
     /// Queries this machine. `commit` is what the user passed; without it, the commit of the repository that contains
     /// the program.
-    pub fn ask(commit: Option<&str>) -> Machine {
+    pub fn probe(commit: Option<&str>) -> Machine {
         let facts = probe::machine();
         let gpus = facts.gpus.iter().map(|gpu| {
             let (major, minor) = gpu.compute_capability.unwrap_or_default();
@@ -45,7 +45,7 @@ impl Machine {
             Gpu { name: gpu.name.clone(), memory_bytes: gpu.memory_bytes, compute_capability }
         });
         Machine {
-            threads: facts.cpu.processors,
+            threads: facts.cpu.compute_units,
             memory_bytes: facts.cpu.memory_bytes,
             gpus: gpus.collect(),
             cuda: facts.cuda.map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),

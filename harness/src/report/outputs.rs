@@ -38,7 +38,7 @@ pub struct Outputs {
     /// Commit to record for this program [default: that of the repository that contains the program]
     #[arg(long, value_name = "ID")]
     pub commit: Option<String>,
-    /// Input files of the command, which it must not overwrite: see [`Outputs::apart_from`].
+    /// Input files of the command, which it must not overwrite: see [`Outputs::protecting_inputs`].
     #[arg(skip)]
     pub inputs: Vec<PathBuf>,
 }
@@ -64,7 +64,7 @@ impl Outputs {
     }
 
     /// The same outputs, with `inputs` protected: none of them may be overwritten.
-    pub fn apart_from<'a>(&self, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Outputs {
+    pub fn protecting_inputs<'a>(&self, inputs: impl IntoIterator<Item = &'a PathBuf>) -> Outputs {
         Outputs { inputs: inputs.into_iter().cloned().collect(), ..self.clone() }
     }
 
@@ -74,14 +74,14 @@ impl Outputs {
     /// # Errors
     /// The first file or folder that cannot be written.
     pub fn check(&self) -> Result<(), Error> {
-        self.check_beside([])
+        self.check_with([])
     }
 
     /// As [`Outputs::check`], for a command that also writes `others`.
     ///
     /// # Errors
     /// As [`Outputs::check`].
-    pub fn check_beside<'a>(&'a self, others: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Error> {
+    pub fn check_with<'a>(&'a self, others: impl IntoIterator<Item = &'a PathBuf>) -> Result<(), Error> {
         if let Some(folder) = &self.out {
             fs::create_dir_all(folder).map_err(|source| Error::Folder { path: folder.clone(), source })?;
             check(&folder.join("report"))?;
@@ -112,7 +112,7 @@ impl Outputs {
 
     /// Adds this machine to the report, unless it has one.
     pub fn with_machine(&self, mut report: Report) -> Report {
-        report.machine.get_or_insert_with(|| Machine::ask(self.commit.as_deref()));
+        report.machine.get_or_insert_with(|| Machine::probe(self.commit.as_deref()));
         report
     }
 
@@ -149,8 +149,8 @@ impl Outputs {
         files.extend(named(&self.html, "html").map(|path| (path, report.to_html())));
         let tables: Vec<(String, String)> =
             report.tables().map(|table| (table.name.clone(), format::data::csv(table))).collect();
-        files.extend(several(self.csv.as_deref(), self.out.as_deref(), "csv", &tables));
-        files.extend(several(self.plot.as_deref(), self.out.as_deref(), "svg", &report.images()));
+        files.extend(numbered_files(self.csv.as_deref(), self.out.as_deref(), "csv", &tables));
+        files.extend(numbered_files(self.plot.as_deref(), self.out.as_deref(), "svg", &report.images()));
         files
     }
 }
@@ -161,20 +161,20 @@ fn check(path: &Path) -> Result<(), Error> {
 
 /// Paths for several outputs of one format. The first one gets the named file, later ones the named file with their own
 /// name appended; in a folder each has its own name.
-fn several(
+fn numbered_files(
     file: Option<&Path>,
     folder: Option<&Path>,
     extension: &str,
     things: &[(String, String)],
 ) -> Vec<(PathBuf, String)> {
-    let beside = |path: &Path, name: &str| {
+    let with_name_suffix = |path: &Path, name: &str| {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         let end = path.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
         path.with_file_name(format!("{stem}-{name}{end}"))
     };
     let mut files = Vec::new();
     for (i, (name, text)) in things.iter().enumerate() {
-        let named = file.map(|path| if i == 0 { path.to_path_buf() } else { beside(path, name) });
+        let named = file.map(|path| if i == 0 { path.to_path_buf() } else { with_name_suffix(path, name) });
         let in_folder = folder.map(|folder| folder.join(format!("{name}.{extension}")));
         files.extend([named, in_folder].into_iter().flatten().map(|path| (path, text.clone())));
     }

@@ -141,7 +141,7 @@ impl Plot {
         svg
     }
 
-    fn draw(&self, area: &Area) -> Drawn {
+    fn draw(&self, area: &Area) -> DrawResult {
         area.fill(&WHITE)?;
         let area = area.titled(&self.title, (FONT, 20))?;
         match &self.kind {
@@ -156,12 +156,12 @@ const WIDTH: u32 = 860;
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<Divided, Divided>>;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<AxisTicks, AxisTicks>>;
+type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 /// A palette for all color vision types (after Okabe and Ito), then darker shades of it.
-fn colour(index: usize) -> RGBColor {
-    const COLOURS: [RGBColor; 8] = [
+fn color(index: usize) -> RGBColor {
+    const COLORS: [RGBColor; 8] = [
         RGBColor(0, 114, 178),
         RGBColor(213, 94, 0),
         RGBColor(0, 158, 115),
@@ -171,51 +171,51 @@ fn colour(index: usize) -> RGBColor {
         RGBColor(110, 110, 110),
         RGBColor(240, 210, 60),
     ];
-    let RGBColor(r, g, b) = COLOURS[index % COLOURS.len()];
-    let dimmed = |c: u8| (f64::from(c) * 0.65_f64.powi((index / COLOURS.len()) as i32)) as u8;
+    let RGBColor(r, g, b) = COLORS[index % COLORS.len()];
+    let dimmed = |c: u8| (f64::from(c) * 0.65_f64.powi((index / COLORS.len()) as i32)) as u8;
     RGBColor(dimmed(r), dimmed(g), dimmed(b))
 }
 
 /// An axis with its range and ticks.
 #[derive(Clone)]
-struct Divided {
+struct AxisTicks {
     scale: Scale,
     low: f64,
     high: f64,
-    marks: Vec<f64>,
+    ticks: Vec<f64>,
 }
 
-impl Divided {
+impl AxisTicks {
     /// Covers the values that can be shown; `from_zero` for areas and bars, which start at zero.
-    fn around(scale: Scale, values: impl Iterator<Item = f64>, from_zero: bool) -> Option<Divided> {
+    fn around(scale: Scale, values: impl Iterator<Item = f64>, from_zero: bool) -> Option<AxisTicks> {
         let (low, high) = values
             .filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0))
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         (low <= high).then(|| match scale {
-            Scale::Linear => Divided::linear(low, high, from_zero),
-            Scale::Log2 => Divided::logarithmic(scale, 2.0, low, high),
-            Scale::Log10 => Divided::logarithmic(scale, 10.0, low, high),
+            Scale::Linear => AxisTicks::linear(low, high, from_zero),
+            Scale::Log2 => AxisTicks::logarithmic(scale, 2.0, low, high),
+            Scale::Log10 => AxisTicks::logarithmic(scale, 10.0, low, high),
         })
     }
 
-    fn linear(low: f64, high: f64, from_zero: bool) -> Divided {
+    fn linear(low: f64, high: f64, from_zero: bool) -> AxisTicks {
         let near_zero = low > 0.0 && low < 0.5 * high;
         let low = if from_zero || near_zero { low.min(0.0) } else { low };
         let high = if high > low { high.max(if from_zero { 0.0 } else { high }) } else { low + low.abs().max(1.0) };
         let step = round_step((high - low) / 6.0);
         let first = (low / step).floor() as i64;
         let last = (high / step).ceil() as i64;
-        let marks: Vec<f64> = (first..=last).map(|i| i as f64 * step).collect();
-        Divided { scale: Scale::Linear, low: marks[0], high: marks[marks.len() - 1], marks }
+        let ticks: Vec<f64> = (first..=last).map(|i| i as f64 * step).collect();
+        AxisTicks { scale: Scale::Linear, low: ticks[0], high: ticks[ticks.len() - 1], ticks }
     }
 
-    fn logarithmic(scale: Scale, base: f64, low: f64, high: f64) -> Divided {
+    fn logarithmic(scale: Scale, base: f64, low: f64, high: f64) -> AxisTicks {
         // A value that is a power of the base up to rounding lies on its tick.
         let first = (low.log(base) + 1e-9).floor() as i32;
         let last = ((high.log(base) - 1e-9).ceil() as i32).max(first + 1);
         let every = ((last - first) / 12 + 1) as usize;
-        let marks = (first..=last).step_by(every).map(|i| base.powi(i)).collect();
-        Divided { scale, low: base.powi(first), high: base.powi(last), marks }
+        let ticks = (first..=last).step_by(every).map(|i| base.powi(i)).collect();
+        AxisTicks { scale, low: base.powi(first), high: base.powi(last), ticks }
     }
 
     fn place(&self, v: f64) -> f64 {
@@ -236,7 +236,7 @@ fn round_step(step: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|s| *s >= step * (1.0 - 1e-9)).unwrap_or(step)
 }
 
-impl Ranged for Divided {
+impl Ranged for AxisTicks {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
@@ -246,7 +246,7 @@ impl Ranged for Divided {
     }
 
     fn key_points<H: KeyPointHint>(&self, _: H) -> Vec<f64> {
-        self.marks.clone()
+        self.ticks.clone()
     }
 
     fn range(&self) -> Range<f64> {
@@ -254,14 +254,14 @@ impl Ranged for Divided {
     }
 }
 
-impl ValueFormatter<f64> for Divided {
+impl ValueFormatter<f64> for AxisTicks {
     fn format_ext(&self, value: &f64) -> String {
-        mark(*value)
+        tick_label(*value)
     }
 }
 
 /// Formats a tick label without the noise of binary fractions.
-fn mark(value: f64) -> String {
+fn tick_label(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_string(),
         1e-4..1e6 => {
@@ -276,16 +276,16 @@ fn mark(value: f64) -> String {
     }
 }
 
-fn nothing_to_show(area: &Area) -> Drawn {
+fn draw_no_value(area: &Area) -> DrawResult {
     area.draw_text("no value to show", &(FONT, 14).into_text_style(area), (40, 40))
 }
 
-fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
+fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
     let points = || series.iter().flat_map(|s| &s.points);
     let extent = |p: &Point| [p.y, p.y - p.error.unwrap_or(0.0), p.y + p.error.unwrap_or(0.0)];
-    let ys = Divided::around(y.scale, points().flat_map(extent), false);
-    let (Some(xs), Some(ys)) = (Divided::around(x.scale, points().map(|p| p.x), false), ys) else {
-        return nothing_to_show(area);
+    let ys = AxisTicks::around(y.scale, points().flat_map(extent), false);
+    let (Some(xs), Some(ys)) = (AxisTicks::around(x.scale, points().map(|p| p.x), false), ys) else {
+        return draw_no_value(area);
     };
     let mut chart = ChartBuilder::on(area)
         .margin(12)
@@ -300,19 +300,19 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
         .label_style((FONT, 13))
         .draw()?;
     for (i, s) in series.iter().enumerate() {
-        let colour = colour(i);
+        let color = color(i);
         let shown: Vec<&Point> = s.points.iter().filter(|p| xs.shows(p.x) && ys.shows(p.y)).collect();
         // Draw the points only if they are few: many points are a curve.
         let radius = if shown.len() <= 40 { 3 } else { 0 };
         chart
-            .draw_series(LineSeries::new(shown.iter().map(|p| (p.x, p.y)), colour.stroke_width(2)).point_size(radius))?
+            .draw_series(LineSeries::new(shown.iter().map(|p| (p.x, p.y)), color.stroke_width(2)).point_size(radius))?
             .label(&s.name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(3)));
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(3)));
         let bars = shown.iter().filter_map(|p| p.error.map(|e| (p.x, p.y, e)));
         // On a logarithmic axis an error bar that reaches below zero ends at the bottom of the plot.
         let low = |y: f64, e: f64| if ys.shows(y - e) { y - e } else { ys.low };
         chart.draw_series(
-            bars.map(|(x, y, e)| ErrorBar::new_vertical(x, low(y, e), y, y + e, colour.stroke_width(1), 6)),
+            bars.map(|(x, y, e)| ErrorBar::new_vertical(x, low(y, e), y, y + e, color.stroke_width(1), 6)),
         )?;
     }
     let places = points().filter(|p| xs.shows(p.x) && ys.shows(p.y)).map(|p| (xs.place(p.x), ys.place(p.y)));
@@ -339,16 +339,16 @@ fn emptiest_corner(places: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosit
     }
 }
 
-fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
+fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> DrawResult {
     let ends = bars.iter().flat_map(|bar| [0.0, bar.value, bar.value + bar.error.unwrap_or(0.0)]);
     // Bars are linear from zero: a length on a logarithmic axis is meaningless.
-    let Some(xs) = Divided::around(Scale::Linear, ends, true) else { return nothing_to_show(area) };
+    let Some(xs) = AxisTicks::around(Scale::Linear, ends, true) else { return draw_no_value(area) };
     if bars.is_empty() {
-        return nothing_to_show(area);
+        return draw_no_value(area);
     }
     let longest = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0) as u32;
     let n = bars.len() as f64;
-    let rows = Divided { scale: Scale::Linear, low: n - 0.5, high: -0.5, marks: Vec::new() };
+    let rows = AxisTicks { scale: Scale::Linear, low: n - 0.5, high: -0.5, ticks: Vec::new() };
     let mut chart = ChartBuilder::on(area)
         .margin(12)
         .margin_right(60)
@@ -369,14 +369,14 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
         }
     }
     for (g, group) in groups.iter().enumerate() {
-        let colour = colour(g);
+        let color = color(g);
         let of_group = bars.iter().enumerate().filter(|(_, bar)| bar.group == *group && bar.value.is_finite());
         let rectangle = |(i, bar): (usize, &Bar)| {
-            Rectangle::new([(0.0, i as f64 - 0.36), (bar.value, i as f64 + 0.36)], colour.filled())
+            Rectangle::new([(0.0, i as f64 - 0.36), (bar.value, i as f64 + 0.36)], color.filled())
         };
         let drawn = chart.draw_series(of_group.map(rectangle))?;
         if !group.is_empty() {
-            drawn.label(*group).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+            drawn.label(*group).legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
         }
     }
     // Chart coordinates are those of the whole image; those of the area start below the title.
@@ -413,7 +413,7 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> Drawn {
     legend(&mut chart, entries, SeriesLabelPosition::LowerRight)
 }
 
-fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
+fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
     let len = series.iter().map(|s| s.points.len()).min().unwrap_or(0);
     let mut below = vec![0.0; len];
     let mut tops: Vec<Vec<f64>> = Vec::new();
@@ -424,9 +424,9 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
         tops.push(below.clone());
     }
     let at = |i: usize| series[0].points[i].x;
-    let xs = Divided::around(x.scale, (0..len).map(at), false);
-    let ys = Divided::around(Scale::Linear, below.iter().copied().chain([0.0]), true);
-    let (Some(xs), Some(ys)) = (xs, ys) else { return nothing_to_show(area) };
+    let xs = AxisTicks::around(x.scale, (0..len).map(at), false);
+    let ys = AxisTicks::around(Scale::Linear, below.iter().copied().chain([0.0]), true);
+    let (Some(xs), Some(ys)) = (xs, ys) else { return draw_no_value(area) };
     let mut chart =
         ChartBuilder::on(area).margin(12).x_label_area_size(44).y_label_area_size(70).build_cartesian_2d(xs, ys)?;
     chart
@@ -438,18 +438,18 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> Drawn {
         .draw()?;
     // Draw from the top down: each area covers the bottom of the one above it.
     for (i, s) in series.iter().enumerate().rev() {
-        let colour = colour(i);
+        let color = color(i);
         let top = tops[i].iter().enumerate().map(|(j, &sum)| (at(j), sum));
         chart
-            .draw_series(AreaSeries::new(top, 0.0, colour.mix(1.0)))?
+            .draw_series(AreaSeries::new(top, 0.0, color.mix(1.0)))?
             .label(&s.name)
-            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], colour.filled()));
+            .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
     }
     legend(&mut chart, series.len(), SeriesLabelPosition::UpperLeft)
 }
 
 /// Draws the legend, except for a single series.
-fn legend<'a>(chart: &mut Chart<'a>, entries: usize, position: SeriesLabelPosition) -> Drawn {
+fn legend<'a>(chart: &mut Chart<'a>, entries: usize, position: SeriesLabelPosition) -> DrawResult {
     if entries < 2 {
         return Ok(());
     }

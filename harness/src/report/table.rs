@@ -115,7 +115,7 @@ impl Column {
             Cell::Integer(n) => n.to_string(),
             Cell::Number(x) => self.precision.show(*x),
             Cell::MeanStd(mean, std) => {
-                format!("{} ± {}", self.precision.show(*mean), self.precision.beside(*mean, *std))
+                format!("{} ± {}", self.precision.show(*mean), self.precision.show_deviation(*mean, *std))
             }
             Cell::Empty => String::new(),
             Cell::NotApplicable => "N/A".to_string(),
@@ -135,7 +135,7 @@ impl Precision {
     }
 
     /// Formats a deviation with as many decimals as its mean.
-    fn beside(self, mean: f64, std: f64) -> String {
+    fn show_deviation(self, mean: f64, std: f64) -> String {
         match self {
             Precision::Decimals(_) => self.show(std),
             Precision::Significant(digits) => {

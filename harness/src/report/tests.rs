@@ -100,7 +100,7 @@ fn json_is_read_back() {
 }
 
 #[test]
-fn csv_is_read_back_by_its_own_rules() {
+fn csv_round_trips() {
     let text = format::data::csv(&sample());
     insta::assert_snapshot!(text);
     let mut reader = csv::Reader::from_reader(text.as_bytes());
@@ -111,7 +111,7 @@ fn csv_is_read_back_by_its_own_rules() {
 }
 
 #[test]
-fn html_has_everything_and_no_tag_of_the_text() {
+fn html_is_complete_and_escapes_text() {
     let page = report().to_html();
     for expected in
         ["Example GPU", "<caption>Time of a step &amp; its memory", "12.35 ± 0.50", "OOM", "<svg", "&lt;e&gt;"]
@@ -136,7 +136,7 @@ fn numbers_are_rounded_to_what_matters() {
 }
 
 #[test]
-fn columns_that_say_nothing_go() {
+fn empty_columns_are_dropped() {
     let mut table = Table::new("t", "T", [Column::text("a"), Column::text("b"), Column::number("c")]);
     table.push([Cell::from("x"), Cell::Empty, Cell::from(1.0)]);
     table.push([Cell::from("y"), Cell::Empty, Cell::Empty]);
@@ -147,7 +147,7 @@ fn columns_that_say_nothing_go() {
 
 #[test]
 #[should_panic(expected = "a row of 1 cells in the table `t` of 2 columns")]
-fn a_row_of_another_length_is_a_mistake() {
+fn a_row_of_another_length_panics() {
     Table::new("t", "T", [Column::text("a"), Column::text("b")]).push([Cell::Empty]);
 }
 
@@ -252,7 +252,7 @@ fn every_format_is_written() {
 }
 
 #[test]
-fn what_cannot_be_written_is_known_before_the_measurement() {
+fn unwritable_outputs_are_found_by_check() {
     let folder = tempfile::tempdir().unwrap();
     let missing = Outputs { json: Some(folder.path().join("no/such/x.json")), ..Outputs::default() };
     let message = missing.check().unwrap_err().to_string();

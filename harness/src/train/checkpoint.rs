@@ -9,8 +9,8 @@
 //! The metadata has two entries beside the checksums of [`tensor_file`]: `tilewright`, a JSON object ([`Header`]),
 //! and `tokenizer`, the `tokenizer.json` that made the text into tokens.
 //!
-//! Where every rank has a part of the optimizer's state, the moments are in one file for each rank ([`part_name`]), and the checkpoint has the
-//! parameters and the name of these files ([`Parts`]). They are written first: the rename of the checkpoint itself is the one commit of
+//! Where every rank has a shard of the optimizer's state, the moments are in one file for each rank ([`shard_file_name`]), and the checkpoint has the
+//! parameters and the name of these files ([`OptimizerShards`]). They are written first: the rename of the checkpoint itself is the one commit of
 //! all of them. Any number of ranks can load them.
 //!
 //! Format 2 has checksums; format 1, which had none and was otherwise the same, is read.
@@ -26,18 +26,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use super::staged::Staged;
-use super::{Error, Learner, LossScale, RankSettings, Result};
+use super::{Error, LossScale, RankSettings, Result, Trainer};
 use crate::data::SamplerState;
 use crate::escape::printable;
 use crate::ops::memory;
 use crate::params::Params;
-use crate::tensor_file::{self, Problem, TensorFile};
+use crate::tensor_file::{self, TensorFile, TensorFileError};
 
 /// What the file's format is called.
 const FORMAT: &str = "tilewright checkpoint 2";
 /// The format before it: without checksums.
 const FORMAT_1: &str = "tilewright checkpoint 1";
-pub(super) const PART_FORMAT: &str = "tilewright checkpoint part 2";
+pub(super) const SHARD_FORMAT: &str = "tilewright checkpoint part 2";
 pub(super) const FIRST: &str = "optimizer.first.";
 pub(super) const SECOND: &str = "optimizer.second.";
 const MOMENTS: [&str; 2] = [FIRST, SECOND];
@@ -50,7 +50,7 @@ pub struct Header {
     pub model: Value,
     /// How the run trains: what the command line said.
     pub training: Value,
-    /// Steps that the learner made, and steps that the optimizer made of them.
+    /// Steps that the trainer made, and steps that the optimizer made of them.
     pub step: u64,
     pub optimizer_steps: u64,
     pub scale: LossScale,
@@ -63,7 +63,8 @@ pub struct Header {
     pub validation: Option<f64>,
     /// The files that have the moments, where they are not in the checkpoint itself.
     #[serde(default)]
-    pub parts: Option<Parts>,
+    #[serde(rename = "parts")]
+    pub shards: Option<OptimizerShards>,
     /// How ranks shared the work, if there ever were several.
     #[serde(default)]
     pub ranks: Option<RankSettings>,
@@ -71,40 +72,41 @@ pub struct Header {
 
 /// The files of an optimizer's state that ranks wrote.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parts {
+pub struct OptimizerShards {
     /// Told to all ranks by the first one, new for each checkpoint: files of two checkpoints are never taken for one.
     pub id: u64,
     /// How many there are.
     pub world: usize,
 }
 
-/// Most ranks whose parts are looked for.
-const MOST_RANKS: usize = 1 << 20;
+/// Most ranks whose shards are looked for.
+const MAX_RANKS: usize = 1 << 20;
 
-/// The name of rank `rank`'s part of the checkpoint of `step`, in the folder of the checkpoint.
-pub fn part_name(step: u64, parts: &Parts, rank: usize) -> String {
-    format!("moments-{step:08}-{:016x}-{rank}-of-{}.safetensors", parts.id, parts.world)
+/// The name of rank `rank`'s shard of the checkpoint of `step`, in the folder of the checkpoint.
+pub fn shard_file_name(step: u64, shards: &OptimizerShards, rank: usize) -> String {
+    format!("moments-{step:08}-{:016x}-{rank}-of-{}.safetensors", shards.id, shards.world)
 }
 
-/// The step in a name that [`part_name`] gives.
-pub fn step_of_part(name: &str) -> Option<u64> {
+/// The step in a name that [`shard_file_name`] gives.
+pub fn step_of_shard_file(name: &str) -> Option<u64> {
     let parsed = || {
         let (step, rest) = name.strip_prefix("moments-")?.split_once('-')?;
         let (id, rest) = rest.split_once('-')?;
         let (rank, world) = rest.strip_suffix(".safetensors")?.split_once("-of-")?;
-        let parts = Parts { id: u64::from_str_radix(id, 16).ok()?, world: world.parse().ok()? };
+        let shards = OptimizerShards { id: u64::from_str_radix(id, 16).ok()?, world: world.parse().ok()? };
         let step = step.parse().ok()?;
-        Some((step, part_name(step, &parts, rank.parse().ok()?)))
+        Some((step, shard_file_name(step, &shards, rank.parse().ok()?)))
     };
     parsed().filter(|(_, parsed)| parsed == name).map(|(step, _)| step)
 }
 
-/// What a part says beside its tensors.
+/// What a shard says beside its tensors.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub(super) struct PartHeader {
+pub(super) struct ShardHeader {
     pub format: String,
     pub step: u64,
-    pub parts: Parts,
+    #[serde(rename = "parts")]
+    pub shards: OptimizerShards,
     pub rank: usize,
 }
 
@@ -113,7 +115,7 @@ impl Header {
     pub fn new(
         model: Value,
         training: Value,
-        learner: &Learner,
+        trainer: &Trainer,
         sampler: SamplerState,
         data: (&str, [u8; 32]),
     ) -> Header {
@@ -121,21 +123,21 @@ impl Header {
             format: FORMAT.to_string(),
             model,
             training,
-            step: learner.step(),
-            optimizer_steps: learner.optimizer_steps(),
-            scale: learner.scale(),
+            step: trainer.step(),
+            optimizer_steps: trainer.optimizer_steps(),
+            scale: trainer.scale(),
             sampler,
             data: data.0.to_string(),
             data_hash: hex(&data.1),
             validation: None,
-            parts: None,
+            shards: None,
             ranks: None,
         }
     }
 
     /// Fails where the numbers are those of no run.
     fn check(&self) -> Result<(), String> {
-        let Header { format, step, optimizer_steps, sampler, parts, .. } = self;
+        let Header { format, step, optimizer_steps, sampler, shards, .. } = self;
         if format != FORMAT && format != FORMAT_1 {
             return Err(format!("expected the format `{FORMAT}` or `{FORMAT_1}`, found `{format}`"));
         }
@@ -150,9 +152,9 @@ impl Header {
         if !(factor.is_normal() && factor > 0.0) {
             return Err(format!("the factor of its loss is {factor}"));
         }
-        match parts {
-            Some(parts) if !(1..=MOST_RANKS).contains(&parts.world) => {
-                Err(format!("its moments are in {} files", parts.world))
+        match shards {
+            Some(shards) if !(1..=MAX_RANKS).contains(&shards.world) => {
+                Err(format!("its moments are in {} files", shards.world))
             }
             _ => Ok(()),
         }
@@ -164,12 +166,12 @@ pub fn hex(hash: &[u8; 32]) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Writes a checkpoint. `learner` has the state of all parameters.
+/// Writes a checkpoint. `trainer` has the state of all parameters.
 ///
 /// # Errors
 /// What the file system says (the checkpoint that was there before then stays), and errors of the device.
-pub fn save(path: &Path, header: &Header, tokenizer: &str, learner: &Learner) -> Result<()> {
-    let staged = Staged::checkpoint(header, tokenizer, learner)?;
+pub fn save(path: &Path, header: &Header, tokenizer: &str, trainer: &Trainer) -> Result<()> {
+    let staged = Staged::checkpoint(header, tokenizer, trainer)?;
     crate::files::replace(path, |file| staged.write(file)).map_err(Error::file("write", path))
 }
 
@@ -183,9 +185,9 @@ pub struct Checkpoint {
 }
 
 /// Where elements of one parameter's moments are.
-struct Place {
-    /// Index of the part; none for the checkpoint itself.
-    part: Option<usize>,
+struct TensorSlice {
+    /// Index of the shard; none for the checkpoint itself.
+    shard: Option<usize>,
     name: String,
     /// Elements of the flat tensor.
     range: Range<usize>,
@@ -199,14 +201,14 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let damaged = |reason: String| Error::Damaged { path: path.to_path_buf(), reason };
         let file = TensorFile::open(path).map_err(|problem| explain(path, problem))?;
-        let no_run = || damaged("it has tensors, and nothing about the run that made them".to_string());
-        let text = file.text("tilewright").ok_or_else(no_run)?;
+        let no_header = || damaged("it has tensors, and nothing about the run that made them".to_string());
+        let text = file.text("tilewright").ok_or_else(no_header)?;
         let header: Header = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
         header.check().map_err(damaged)?;
         if header.format == FORMAT && file.hash().is_none() {
             return Err(damaged("its checksums are missing".to_string()));
         }
-        let tokenizer = file.text("tokenizer").ok_or_else(no_run)?.clone();
+        let tokenizer = file.text("tokenizer").ok_or_else(no_header)?.clone();
         let found = tensor_file::checksum(tokenizer.as_bytes());
         if file.text("tokenizer_blake3").is_some_and(|stated| *stated != found) {
             return Err(damaged(format!("its tokenizer was changed: its BLAKE3 hash is {found}")));
@@ -237,7 +239,7 @@ impl Checkpoint {
 
     /// Elements of all parameters that the file has values of.
     pub fn elements(&self) -> usize {
-        let values = self.file.names().into_iter().filter(|name| is_value(name));
+        let values = self.file.names().into_iter().filter(|name| is_parameter(name));
         values.filter_map(|name| self.file.info(&name).map(|info| info.shape.iter().product::<usize>())).sum()
     }
 
@@ -279,30 +281,30 @@ impl Checkpoint {
             Ok::<_, candle_core::Error>(())
         })?;
         outcome?;
-        Ok(params.refresh_copy()?)
+        Ok(params.refresh_compute_weights()?)
     }
 
-    /// Sets parameters and the learner's state to the checkpoint's. Where ranks share the optimizer, each reads the moments that it
+    /// Sets parameters and the trainer's state to the checkpoint's. Where ranks share the optimizer, each reads the moments that it
     /// keeps, whoever wrote them.
     ///
     /// # Errors
     /// As [`Checkpoint::load_params`], of all files.
-    pub fn load(&self, learner: &mut Learner) -> Result<()> {
-        let params = learner.params().clone();
-        let parts = self.open_parts()?;
-        let prefixes: &[&str] = if self.header.parts.is_none() { &["", FIRST, SECOND] } else { &[""] };
+    pub fn load(&self, trainer: &mut Trainer) -> Result<()> {
+        let params = trainer.params().clone();
+        let shards = self.open_shards()?;
+        let prefixes: &[&str] = if self.header.shards.is_none() { &["", FIRST, SECOND] } else { &[""] };
         self.check_tensors(&params, prefixes)?;
-        let [first, second] = MOMENTS.map(|prefix| self.places(&parts, &params, prefix));
-        let places = [first?, second?];
+        let [first, second] = MOMENTS.map(|prefix| self.slices(&shards, &params, prefix));
+        let slices = [first?, second?];
         self.load_params(&params)?;
         let Header { step, scale, optimizer_steps, .. } = self.header;
-        learner.restore(step, scale, optimizer_steps, |which, range, mut to| {
-            let places =
-                places[which].iter().filter(|place| place.range.start < range.end && range.start < place.range.end);
-            for Place { part, name, range: have } in places {
-                let (path, file) = match part {
+        trainer.restore(step, scale, optimizer_steps, |which, range, mut to| {
+            let slices =
+                slices[which].iter().filter(|slice| slice.range.start < range.end && range.start < slice.range.end);
+            for TensorSlice { shard, name, range: have } in slices {
+                let (path, file) = match shard {
                     None => (&self.path, &self.file),
-                    Some(part) => (&parts[*part].0, &parts[*part].1),
+                    Some(shard) => (&shards[*shard].0, &shards[*shard].1),
                 };
                 let values = self.read(path, file, name)?;
                 let both = have.start.max(range.start)..have.end.min(range.end);
@@ -315,22 +317,22 @@ impl Checkpoint {
     }
 
     /// Opens the files that have the moments.
-    fn open_parts(&self) -> Result<Vec<(PathBuf, TensorFile)>> {
-        let Some(parts) = &self.header.parts else { return Ok(Vec::new()) };
+    fn open_shards(&self) -> Result<Vec<(PathBuf, TensorFile)>> {
+        let Some(shards) = &self.header.shards else { return Ok(Vec::new()) };
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let mut opened = Vec::new();
-        for rank in 0..parts.world {
-            let path = folder.join(part_name(self.header.step, parts, rank));
+        for rank in 0..shards.world {
+            let path = folder.join(shard_file_name(self.header.step, shards, rank));
             let damaged = |reason: String| Error::Damaged { path: path.clone(), reason };
             let file = TensorFile::open(&path).map_err(|problem| explain(&path, problem))?;
             let text = file.text("tilewright").filter(|_| file.hash().is_some());
-            let text = text.ok_or_else(|| damaged("it is no part of a checkpoint".to_string()))?;
-            let found: PartHeader = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
+            let text = text.ok_or_else(|| damaged("it is no shard of a checkpoint".to_string()))?;
+            let found: ShardHeader = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
             let expected =
-                PartHeader { format: PART_FORMAT.to_string(), step: self.header.step, parts: parts.clone(), rank };
+                ShardHeader { format: SHARD_FORMAT.to_string(), step: self.header.step, shards: shards.clone(), rank };
             if found != expected {
                 return Err(damaged(format!(
-                    "it is a part of another checkpoint: expected rank {rank}'s of step {}, found rank {}'s of step {}",
+                    "it is a shard of another checkpoint: expected rank {rank}'s of step {}, found rank {}'s of step {}",
                     expected.step, found.rank, found.step
                 )));
             }
@@ -339,58 +341,58 @@ impl Checkpoint {
         Ok(opened)
     }
 
-    /// Where the moments behind `prefix` are. All elements of a parameter have a place, or none of them has: of those that were frozen.
-    fn places(&self, parts: &[(PathBuf, TensorFile)], params: &Params, prefix: &str) -> Result<Vec<Place>> {
-        if self.header.parts.is_none() {
-            let place = |param: crate::params::Param| Place {
-                part: None,
+    /// Where the moments behind `prefix` are. All elements of a parameter have a slice, or none of them has: of those that were frozen.
+    fn slices(&self, shards: &[(PathBuf, TensorFile)], params: &Params, prefix: &str) -> Result<Vec<TensorSlice>> {
+        if self.header.shards.is_none() {
+            let slice = |param: crate::params::Param| TensorSlice {
+                shard: None,
                 name: format!("{prefix}{}", param.name()),
                 range: param.range(),
             };
-            return Ok(params.iter().map(place).collect());
+            return Ok(params.iter().map(slice).collect());
         }
-        let mut places = Vec::new();
-        for (part, (path, file)) in parts.iter().enumerate() {
+        let mut slices = Vec::new();
+        for (shard, (path, file)) in shards.iter().enumerate() {
             for name in file.names() {
                 let Some(rest) = name.strip_prefix(prefix) else { continue };
                 let unknown = || Error::OtherModel {
                     path: path.clone(),
                     difference: format!("it has a tensor `{}`, which does not fit the model", printable(&name)),
                 };
-                let (param, piece) = piece_of(rest).unwrap_or((rest, None));
+                let (param, piece) = parse_slice_name(rest).unwrap_or((rest, None));
                 let whole = params.get(param).map_err(|_| unknown())?.range();
                 let piece = piece.unwrap_or(0..whole.len());
                 let elements = file.info(&name).map(|info| info.shape.iter().product::<usize>());
                 if piece.end > whole.len() || elements != Some(piece.len()) {
                     return Err(unknown());
                 }
-                places.push(Place {
-                    part: Some(part),
+                slices.push(TensorSlice {
+                    shard: Some(shard),
                     range: whole.start + piece.start..whole.start + piece.end,
                     name,
                 });
             }
         }
-        places.sort_by_key(|place| place.range.start);
+        slices.sort_by_key(|slice| slice.range.start);
         for param in params.iter() {
-            let own = places
+            let own = slices
                 .iter()
-                .filter(|place| place.range.start < param.range().end && param.range().start < place.range.end);
+                .filter(|slice| slice.range.start < param.range().end && param.range().start < slice.range.end);
             let mut end = param.range().start;
             let mut found = 0;
-            for place in own {
-                if place.range.start != end {
+            for slice in own {
+                if slice.range.start != end {
                     break;
                 }
-                (end, found) = (place.range.end, found + 1);
+                (end, found) = (slice.range.end, found + 1);
             }
-            let any = places.iter().filter(|place| param.range().contains(&place.range.start)).count();
+            let any = slices.iter().filter(|slice| param.range().contains(&slice.range.start)).count();
             if any > 0 && (end != param.range().end || found != any) {
-                let reason = format!("the moments `{prefix}{}` are not in its parts once each", param.name());
+                let reason = format!("the moments `{prefix}{}` are not in its shards once each", param.name());
                 return Err(Error::Damaged { path: self.path.clone(), reason });
             }
         }
-        Ok(places)
+        Ok(slices)
     }
 
     /// The elements of a tensor, all of them finite.
@@ -398,12 +400,12 @@ impl Checkpoint {
         let values = file.read(name).map_err(|problem| explain(path, problem))?;
         match values.iter().position(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(place) => Err(Error::Damaged {
+            Some(slice) => Err(Error::Damaged {
                 path: path.to_path_buf(),
                 reason: format!(
-                    "the tensor `{}` is not finite: its element {place} is {}",
+                    "the tensor `{}` is not finite: its element {slice} is {}",
                     printable(name),
-                    values[place]
+                    values[slice]
                 ),
             }),
         }
@@ -428,47 +430,47 @@ impl Checkpoint {
                 }
             }
         }
-        match self.file.names().iter().filter(|name| is_value(name)).find(|name| params.get(name).is_err()) {
+        match self.file.names().iter().filter(|name| is_parameter(name)).find(|name| params.get(name).is_err()) {
             Some(name) => other(format!("it has a tensor `{}`, which the model does not have", printable(name))),
             None => Ok(()),
         }
     }
 }
 
-fn is_value(name: &str) -> bool {
+fn is_parameter(name: &str) -> bool {
     !name.starts_with(FIRST) && !name.starts_with(SECOND)
 }
 
 /// `NAME[A..B]` as a name and a range.
-fn piece_of(name: &str) -> Option<(&str, Option<Range<usize>>)> {
+fn parse_slice_name(name: &str) -> Option<(&str, Option<Range<usize>>)> {
     let (param, range) = name.strip_suffix(']')?.rsplit_once('[')?;
     let (start, end) = range.split_once("..")?;
     let range = start.parse().ok()?..end.parse().ok()?;
     (range.start < range.end).then_some((param, Some(range)))
 }
 
-fn explain(path: &Path, problem: Problem) -> Error {
+fn explain(path: &Path, problem: TensorFileError) -> Error {
     match problem {
-        Problem::File(error) => Error::file("read", path)(error),
-        Problem::Damaged(reason) => Error::Damaged { path: path.to_path_buf(), reason },
+        TensorFileError::File(error) => Error::file("read", path)(error),
+        TensorFileError::Damaged(reason) => Error::Damaged { path: path.to_path_buf(), reason },
     }
 }
 
 /// The entries of a JSON object by name; those of objects inside it with a dot.
 fn flat_object(value: &Value) -> BTreeMap<String, String> {
-    fn walk(prefix: &str, value: &Value, to: &mut BTreeMap<String, String>) {
+    fn flatten(prefix: &str, value: &Value, to: &mut BTreeMap<String, String>) {
         match value.as_object() {
             Some(object) => {
                 for (name, value) in object {
                     let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
-                    walk(&name, value, to);
+                    flatten(&name, value, to);
                 }
             }
             None => drop(to.insert(prefix.to_string(), value.to_string())),
         }
     }
     let mut entries = BTreeMap::new();
-    walk("", value, &mut entries);
+    flatten("", value, &mut entries);
     entries
 }
 

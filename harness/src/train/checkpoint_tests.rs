@@ -5,14 +5,14 @@ use safetensors::SafeTensors;
 use serde_json::json;
 
 use super::*;
-use crate::optim::{AdamWOptions, Schedule};
+use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::{Init, ParamSpec};
-use crate::train::LearnerOptions;
+use crate::train::TrainerOptions;
 
-fn options() -> LearnerOptions {
-    LearnerOptions {
+fn options() -> TrainerOptions {
+    TrainerOptions {
         adamw: AdamWOptions::default(),
-        schedule: Schedule { peak: 0.1, floor: 0.01, warmup: 2, total: 20 },
+        schedule: LrSchedule { peak: 0.1, floor: 0.01, warmup: 2, total: 20 },
         weight_decay: 0.1,
         decay_embeddings: false,
         clip: Some(1.0),
@@ -38,41 +38,41 @@ fn loss(params: &Params) -> Tensor {
     sum
 }
 
-fn go(learner: &mut Learner, steps: usize) -> Vec<f32> {
+fn go(trainer: &mut Trainer, steps: usize) -> Vec<f32> {
     let mut losses = Vec::new();
     for _ in 0..steps {
-        learner.begin().unwrap();
-        let loss = loss(learner.params());
+        trainer.begin().unwrap();
+        let loss = loss(trainer.params());
         losses.push(loss.to_scalar::<f32>().unwrap());
-        learner.backward(&loss, 1.0).unwrap();
-        assert!(learner.update().unwrap().applied);
+        trainer.backward(&loss, 1.0).unwrap();
+        assert!(trainer.update().unwrap().applied);
     }
     losses
 }
 
-fn header(learner: &Learner) -> Header {
+fn header(trainer: &Trainer) -> Header {
     let sampler = SamplerState { seed: 3, drawn: 99 };
-    Header::new(json!({ "width": 6, "norm": { "kind": "rms" } }), json!({}), learner, sampler, ("text", [9; 32]))
+    Header::new(json!({ "width": 6, "norm": { "kind": "rms" } }), json!({}), trainer, sampler, ("text", [9; 32]))
 }
 
 fn saved(dir: &Path) -> PathBuf {
-    let mut learner = Learner::new(&model(6, 1), options()).unwrap();
-    go(&mut learner, 3);
+    let mut trainer = Trainer::new(&model(6, 1), options()).unwrap();
+    go(&mut trainer, 3);
     let path = dir.join("c.safetensors");
-    save(&path, &header(&learner), "{}", &learner).unwrap();
+    save(&path, &header(&trainer), "{}", &trainer).unwrap();
     path
 }
 
 #[test]
 fn a_resumed_run_has_the_same_losses_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
-    let mut whole = Learner::new(&model(6, 1), options()).unwrap();
+    let mut whole = Trainer::new(&model(6, 1), options()).unwrap();
     let expected = go(&mut whole, 10);
     assert!(expected[9] < expected[0]);
 
     let path = saved(dir.path());
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let mut resumed = Learner::new(&model(6, 77), options()).unwrap();
+    let mut resumed = Trainer::new(&model(6, 77), options()).unwrap();
     checkpoint.load(&mut resumed).unwrap();
     assert_eq!((resumed.step(), checkpoint.header.sampler.drawn, checkpoint.tokenizer.as_str()), (3, 99, "{}"));
     assert_eq!(checkpoint.header, header(&resumed));
@@ -141,16 +141,16 @@ fn as_format_1(whole: &[u8]) -> Vec<u8> {
 /// What is loaded of a file: all bits, and what else a run goes on from.
 fn loaded(path: &Path) -> Result<(Vec<u32>, Header, String)> {
     let checkpoint = Checkpoint::open(path)?;
-    let mut learner = Learner::new(&model(6, 77), options()).unwrap();
-    checkpoint.load(&mut learner)?;
-    let values = learner.params().values().to_vec1::<f32>().unwrap();
-    let moments = learner.moments().into_iter().flat_map(|m| [m.first.to_vec().unwrap(), m.second.to_vec().unwrap()]);
+    let mut trainer = Trainer::new(&model(6, 77), options()).unwrap();
+    checkpoint.load(&mut trainer)?;
+    let values = trainer.params().values().to_vec1::<f32>().unwrap();
+    let moments = trainer.moments().into_iter().flat_map(|m| [m.first.to_vec().unwrap(), m.second.to_vec().unwrap()]);
     let bits = values.into_iter().chain(moments.flatten()).map(f32::to_bits).collect();
     Ok((bits, checkpoint.header, checkpoint.tokenizer))
 }
 
 #[test]
-fn numbers_that_no_run_has_are_refused() {
+fn impossible_header_values_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = saved(dir.path());
     let whole = std::fs::read(&path).unwrap();
@@ -229,8 +229,8 @@ fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(file.metadata().unwrap().len() - 100).unwrap();
-    let mut learner = Learner::new(&model(6, 77), options()).unwrap();
-    let message = checkpoint.load(&mut learner).err().unwrap().to_string();
+    let mut trainer = Trainer::new(&model(6, 77), options()).unwrap();
+    let message = checkpoint.load(&mut trainer).err().unwrap().to_string();
     assert!(message.contains("cut short while it was read"), "{message}");
     // Changed, with its length kept.
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
@@ -238,12 +238,12 @@ fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
     let bytes = std::fs::read(&path).unwrap();
     std::fs::write(&path, [&bytes[..bytes.len() - 400], &[1; 400]].concat()).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), len);
-    let message = checkpoint.load(&mut learner).err().unwrap().to_string();
+    let message = checkpoint.load(&mut trainer).err().unwrap().to_string();
     assert!(message.contains("damaged"), "{message}");
 }
 
 #[test]
-fn a_name_twice_is_refused_and_escapes_are_not_obeyed() {
+fn duplicate_names_are_refused_and_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let path = saved(dir.path());
     let whole = std::fs::read(&path).unwrap();
@@ -269,9 +269,9 @@ fn a_name_twice_is_refused_and_escapes_are_not_obeyed() {
         header["odd\u{1b}[31m\nerror: all is lost"] = info;
     });
     std::fs::write(&path, escapes).unwrap();
-    let mut learner = Learner::new(&model(6, 77), options()).unwrap();
+    let mut trainer = Trainer::new(&model(6, 77), options()).unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let message = checkpoint.load(&mut learner).err().unwrap().to_string();
+    let message = checkpoint.load(&mut trainer).err().unwrap().to_string();
     assert!(!message.contains(['\u{1b}', '\n']), "{message:?}");
     let params = Params::new(
         vec![ParamSpec::matrix("embedding.weight", &[7, 6], 0.5), ParamSpec::matrix("out.weight", &[5, 6], 0.5)],
@@ -288,10 +288,10 @@ fn a_name_twice_is_refused_and_escapes_are_not_obeyed() {
 fn checkpoints_of_other_weights_have_other_hashes() {
     let dir = tempfile::tempdir().unwrap();
     let hash = |name: &str, seed: u64| {
-        let mut learner = Learner::new(&model(6, seed), options()).unwrap();
-        go(&mut learner, 2);
+        let mut trainer = Trainer::new(&model(6, seed), options()).unwrap();
+        go(&mut trainer, 2);
         let path = dir.path().join(name);
-        save(&path, &header(&learner), "{}", &learner).unwrap();
+        save(&path, &header(&trainer), "{}", &trainer).unwrap();
         let checkpoint = Checkpoint::open(&path).unwrap();
         (checkpoint.hash().unwrap(), serde_json::to_string(&checkpoint.header).unwrap())
     };
@@ -312,10 +312,10 @@ fn corrupted_files_are_refused_or_harmless() {
     let expected = loaded(&path).unwrap();
     // Of another run, of the same shapes.
     let other = {
-        let mut learner = Learner::new(&model(6, 5), options()).unwrap();
-        go(&mut learner, 4);
+        let mut trainer = Trainer::new(&model(6, 5), options()).unwrap();
+        go(&mut trainer, 4);
         let path = dir.path().join("other");
-        save(&path, &header(&learner), "{\"other\": 1}", &learner).unwrap();
+        save(&path, &header(&trainer), "{\"other\": 1}", &trainer).unwrap();
         std::fs::read(&path).unwrap()
     };
     let start = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
@@ -359,7 +359,7 @@ fn corrupted_files_are_refused_or_harmless() {
 }
 
 #[test]
-fn another_models_checkpoint_is_refused_with_what_differs() {
+fn checkpoints_of_another_model_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
     let check = |model: Value, free: &[&str]| checkpoint.check_model(&model, free);
@@ -390,33 +390,33 @@ fn another_models_checkpoint_is_refused_with_what_differs() {
 
 #[test]
 fn gradients_that_are_not_finite_stop_the_run_with_their_name() {
-    let mut learner = Learner::new(&model(6, 1), options()).unwrap();
-    go(&mut learner, 1);
-    let before = learner.params().values().to_vec1::<f32>().unwrap();
-    learner.begin().unwrap();
+    let mut trainer = Trainer::new(&model(6, 1), options()).unwrap();
+    go(&mut trainer, 1);
+    let before = trainer.params().values().to_vec1::<f32>().unwrap();
+    trainer.begin().unwrap();
     let name = "norm.weight";
-    let infinite = (learner.params().get(name).unwrap().leaf(DType::F32).unwrap() * f64::INFINITY).unwrap();
-    learner.backward(&infinite.sum_all().unwrap(), 1.0).unwrap();
-    let message = learner.update().err().unwrap().to_string();
+    let infinite = (trainer.params().get(name).unwrap().leaf(DType::F32).unwrap() * f64::INFINITY).unwrap();
+    trainer.backward(&infinite.sum_all().unwrap(), 1.0).unwrap();
+    let message = trainer.update().err().unwrap().to_string();
     assert!(message.contains("step 2") && message.contains("`norm.weight`"), "{message}");
-    assert_eq!(learner.params().values().to_vec1::<f32>().unwrap(), before);
+    assert_eq!(trainer.params().values().to_vec1::<f32>().unwrap(), before);
 }
 
 #[test]
-fn micro_batches_add_up_to_the_batch() {
+fn micro_batches_accumulate_to_the_batch() {
     let once = {
-        let mut learner = Learner::new(&model(6, 1), options()).unwrap();
-        go(&mut learner, 1);
-        learner.params().values().to_vec1::<f32>().unwrap()
+        let mut trainer = Trainer::new(&model(6, 1), options()).unwrap();
+        go(&mut trainer, 1);
+        trainer.params().values().to_vec1::<f32>().unwrap()
     };
-    let mut learner = Learner::new(&model(6, 1), options()).unwrap();
-    learner.begin().unwrap();
+    let mut trainer = Trainer::new(&model(6, 1), options()).unwrap();
+    trainer.begin().unwrap();
     for _ in 0..4 {
-        let loss = loss(learner.params());
-        learner.backward(&loss, 0.25).unwrap();
+        let loss = loss(trainer.params());
+        trainer.backward(&loss, 0.25).unwrap();
     }
-    learner.update().unwrap();
-    for (a, b) in learner.params().values().to_vec1::<f32>().unwrap().iter().zip(&once) {
+    trainer.update().unwrap();
+    for (a, b) in trainer.params().values().to_vec1::<f32>().unwrap().iter().zip(&once) {
         assert!((a - b).abs() <= 1e-6, "{a} {b}");
     }
 }
@@ -424,29 +424,29 @@ fn micro_batches_add_up_to_the_batch() {
 #[test]
 fn norms_and_embeddings_do_not_decay_unless_asked() {
     let decays = |decay_embeddings: bool| {
-        let learner = Learner::new(&model(64, 1), LearnerOptions { decay_embeddings, ..options() }).unwrap();
-        learner.groups().iter().map(|group| (group.range.clone(), group.weight_decay)).collect::<Vec<_>>()
+        let trainer = Trainer::new(&model(64, 1), TrainerOptions { decay_embeddings, ..options() }).unwrap();
+        trainer.groups().iter().map(|group| (group.range.clone(), group.weight_decay)).collect::<Vec<_>>()
     };
     assert_eq!(decays(false), [(0..512, 0.0), (512..832, 0.1)]);
     assert_eq!(decays(true), [(0..448, 0.1), (448..512, 0.0), (512..832, 0.1)]);
 }
 
 #[test]
-fn an_f16_model_leaves_steps_out_that_overflow() {
+fn f16_overflow_skips_the_step() {
     let params = model(6, 1);
-    params.keep_copy(DType::F16).unwrap();
-    let mut learner = Learner::new(&params, options()).unwrap();
-    assert_eq!(learner.scale().factor(), 65_536.0);
+    params.keep_compute_weights(DType::F16).unwrap();
+    let mut trainer = Trainer::new(&params, options()).unwrap();
+    assert_eq!(trainer.scale().factor(), 65_536.0);
     let before = params.values().to_vec1::<f32>().unwrap();
-    learner.begin().unwrap();
+    trainer.begin().unwrap();
     let huge = (params.get("norm.weight").unwrap().leaf(DType::F32).unwrap() * 1e38).unwrap();
-    learner.backward(&huge.sum_all().unwrap(), 1.0).unwrap();
-    let update = learner.update().unwrap();
-    assert!(!update.applied && learner.scale().factor() == 32_768.0 && learner.optimizer_steps() == 0);
+    trainer.backward(&huge.sum_all().unwrap(), 1.0).unwrap();
+    let update = trainer.update().unwrap();
+    assert!(!update.applied && trainer.scale().factor() == 32_768.0 && trainer.optimizer_steps() == 0);
     assert_eq!(params.values().to_vec1::<f32>().unwrap(), before);
-    go(&mut learner, 1);
-    assert_eq!((learner.step(), learner.optimizer_steps()), (2, 1));
-    let (values, copy) = (params.values().to_vec1::<f32>().unwrap(), params.copy().unwrap());
+    go(&mut trainer, 1);
+    assert_eq!((trainer.step(), trainer.optimizer_steps()), (2, 1));
+    let (values, copy) = (params.values().to_vec1::<f32>().unwrap(), params.compute_weights().unwrap());
     let copy = copy.to_vec1::<half::f16>().unwrap();
     assert!(values.iter().zip(&copy).all(|(value, copy)| half::f16::from_f32(*value) == *copy));
 }

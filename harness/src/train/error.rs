@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::escape::printable;
-use crate::optim::judge::MAX_LOSSES;
+use crate::optim::step_control::MAX_LOSSES;
 
 /// Result of this module.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -44,11 +44,11 @@ pub enum Error {
     )]
     Validation { step: u64 },
 
-    #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), full(source))]
+    #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), disk_full_help(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
     /// Of a checkpoint, the log or the curve; `last` is the step of the newest checkpoint that is on the disk.
-    #[error("cannot write {}: {source}{}{}", printable(&path.display().to_string()), full(source), kept(*last))]
+    #[error("cannot write {}: {source}{}{}", printable(&path.display().to_string()), disk_full_help(source), last_checkpoint_note(*last))]
     Save { path: PathBuf, source: std::io::Error, last: Option<u64> },
 
     #[error("{0}\n  a checkpoint is copied to host memory before it is written, so that training goes on meanwhile")]
@@ -82,7 +82,7 @@ fn hint(saved: Option<&Path>) -> String {
     }
 }
 
-fn full(source: &std::io::Error) -> &'static str {
+fn disk_full_help(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     match source.kind() {
         StorageFull | QuotaExceeded => "\n  help: there is no room for it; make some, or name another place with --out",
@@ -93,7 +93,7 @@ fn full(source: &std::io::Error) -> &'static str {
     }
 }
 
-fn kept(last: Option<u64>) -> String {
+fn last_checkpoint_note(last: Option<u64>) -> String {
     match last {
         Some(step) => format!("\n  the last checkpoint, of step {step}, is still whole: --resume goes on from it"),
         None => "\n  no checkpoint of this run is on the disk".to_string(),
@@ -113,7 +113,7 @@ impl Error {
     }
 
     /// Whether a checkpoint, or one of its files, cannot be used.
-    pub fn is_of_a_checkpoint(&self) -> bool {
+    pub fn is_checkpoint_error(&self) -> bool {
         matches!(self, Error::Damaged { .. } | Error::File { doing: "read", .. })
     }
 
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lack_of_memory_is_known_through_candles_wrapping() {
+    fn out_of_memory_is_recognized_through_candle() {
         let ours = tilewright::Error::OutOfMemory { device: "GPU 0".into(), requested: 8, free: 4, total: 16 };
         assert!(Error::Kernel(ours.clone()).is_out_of_memory());
         assert!(Error::Candle(candle_core::Error::wrap(ours).bt()).is_out_of_memory());

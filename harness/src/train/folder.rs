@@ -10,7 +10,7 @@ use super::{Error, Result, keep};
 /// The file whose lock is that of the folder.
 pub const LOCK: &str = "run.lock";
 /// Most bytes of it that are shown.
-const MOST: u64 = 300;
+const MAX_HOLDER_BYTES: u64 = 300;
 
 /// A run's folder, locked: nobody else can lock it as long as this lives, in this process or another one. The lock ends with the process,
 /// however that ends; what it leaves is the file, which says who had the lock.
@@ -20,7 +20,7 @@ pub struct RunFolder {
     /// None on a file system without locks.
     lock: Option<File>,
     /// Whether the folder was not there before.
-    made: bool,
+    created: bool,
 }
 
 impl RunFolder {
@@ -30,7 +30,7 @@ impl RunFolder {
     /// # Errors
     /// Another run that has the lock, with its process and host; what the file system says.
     pub fn lock(path: &Path) -> Result<RunFolder> {
-        let made = make(path).map_err(Error::file("make", path))?;
+        let created = create(path).map_err(Error::file("make", path))?;
         let place = path.join(LOCK);
         let lock = loop {
             let mut options = OpenOptions::new();
@@ -45,7 +45,7 @@ impl RunFolder {
             let file = opened.map_err(Error::file("lock", &place))?;
             let kind = file.metadata().map_err(Error::file("lock", &place))?.file_type();
             if !kind.is_file() {
-                return Err(Error::file("lock", &place)(crate::files::no_file(kind)));
+                return Err(Error::file("lock", &place)(crate::files::not_a_file(kind)));
             }
             match file.try_lock() {
                 // Whoever had the lock removes the file when it is done.
@@ -63,16 +63,16 @@ impl RunFolder {
                 }
             }
         };
-        let mut folder = RunFolder { path: path.to_path_buf(), lock, made };
+        let mut folder = RunFolder { path: path.to_path_buf(), lock, created };
         if let Some(file) = &mut folder.lock {
             // First, as they may be what a full disk is full of.
-            if let Err(error) = crate::files::remove_leftovers(path) {
+            if let Err(error) = crate::files::remove_stale_temporaries(path) {
                 tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
             }
-            if let Err(error) = keep::remove_leftovers(path) {
+            if let Err(error) = keep::remove_stale_shards(path) {
                 tracing::warn!("moments that no checkpoint names may stay in {}: {error}", path.display());
             }
-            say_who(file).map_err(Error::file("write", &place))?;
+            write_holder(file).map_err(Error::file("write", &place))?;
         }
         Ok(folder)
     }
@@ -100,7 +100,7 @@ impl Drop for RunFolder {
             // Before the lock ends: whoever opened the file already sees that it is gone.
             let _ = fs::remove_file(place);
         }
-        if self.made {
+        if self.created {
             // Where nothing came of the run. A folder with files in it stays.
             let _ = fs::remove_dir(&self.path);
         }
@@ -108,15 +108,15 @@ impl Drop for RunFolder {
 }
 
 /// Makes a folder, and those that it is in, where it is not there; true if it was not. The new names are on the disk then.
-fn make(path: &Path) -> std::io::Result<bool> {
-    let missing = missing(path);
+fn create(path: &Path) -> std::io::Result<bool> {
+    let missing = missing_ancestors(path);
     fs::create_dir_all(path)?;
     missing.iter().try_for_each(|folder| crate::files::sync_folder(crate::files::folder_of(folder)))?;
     Ok(!missing.is_empty())
 }
 
 /// A folder that is not there, and those that it is in, outwards.
-fn missing(path: &Path) -> Vec<&Path> {
+fn missing_ancestors(path: &Path) -> Vec<&Path> {
     path.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists()).collect()
 }
 
@@ -128,7 +128,7 @@ fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-fn say_who(file: &mut File) -> std::io::Result<()> {
+fn write_holder(file: &mut File) -> std::io::Result<()> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     file.set_len(0)?;
     file.write_all(format!("process {} on host {}", std::process::id(), host.trim()).as_bytes())
@@ -137,7 +137,7 @@ fn say_who(file: &mut File) -> std::io::Result<()> {
 /// Who has the lock, as the file says.
 fn holder(place: &Path) -> String {
     let mut text = Vec::new();
-    let read = File::open(place).and_then(|file| file.take(MOST).read_to_end(&mut text));
+    let read = File::open(place).and_then(|file| file.take(MAX_HOLDER_BYTES).read_to_end(&mut text));
     match read {
         Ok(len) if len > 0 => String::from_utf8_lossy(&text).into_owned(),
         _ => "a process that does not say which".to_string(),
@@ -175,13 +175,13 @@ mod tests {
 
     /// Those whose names are new are those that are synchronized.
     #[test]
-    fn a_new_folder_is_known_with_those_that_it_is_in() {
+    fn new_ancestors_are_synchronized() {
         let dir = tempfile::tempdir().unwrap();
         let (outer, inner) = (dir.path().join("a"), dir.path().join("a/b"));
-        assert_eq!(missing(&inner), [inner.as_path(), &outer]);
-        assert!(make(&inner).unwrap() && inner.is_dir());
-        assert!(missing(&inner).is_empty() && !make(&inner).unwrap());
-        assert_eq!(missing(Path::new("no such folder/b")).len(), 2);
+        assert_eq!(missing_ancestors(&inner), [inner.as_path(), &outer]);
+        assert!(create(&inner).unwrap() && inner.is_dir());
+        assert!(missing_ancestors(&inner).is_empty() && !create(&inner).unwrap());
+        assert_eq!(missing_ancestors(Path::new("no such folder/b")).len(), 2);
     }
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_take_turns() {
+    fn concurrent_locks_are_exclusive() {
         let dir = tempfile::tempdir().unwrap();
         let inside = std::sync::atomic::AtomicUsize::new(0);
         std::thread::scope(|scope| {

@@ -26,11 +26,11 @@ impl Default for Sampling {
     }
 }
 
-/// Draws `count` tokens after `prompt`, and gives each to `see` at once. Where the text gets longer than the model's windows, its
+/// Draws `count` tokens after `prompt`, and gives each to `on_token` at once. Where the text gets longer than the model's windows, its
 /// last part is what the model sees. The same seed gives the same tokens.
 ///
 /// # Errors
-/// Those of the model, and of `see`; scores that are NaN.
+/// Those of the model, and of `on_token`; scores that are NaN.
 ///
 /// # Panics
 /// An empty prompt: there is nothing to go on from.
@@ -39,26 +39,26 @@ pub fn generate<E: From<super::Error>>(
     prompt: &[u32],
     count: usize,
     sampling: &Sampling,
-    mut see: impl FnMut(u32) -> Result<(), E>,
+    mut on_token: impl FnMut(u32) -> Result<(), E>,
 ) -> Result<(), E> {
     assert!(!prompt.is_empty(), "internal error: generation from an empty prompt");
     let mut random = StdRng::seed_from_u64(sampling.seed);
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
-        let window = &tokens[tokens.len().saturating_sub(model.context())..];
-        let mut scores = last_scores(model, window)?;
-        let token = pick(&mut scores, sampling, random.random_range(0.0..1.0));
+        let context = &tokens[tokens.len().saturating_sub(model.context())..];
+        let mut scores = last_scores(model, context)?;
+        let token = sample_token(&mut scores, sampling, random.random_range(0.0..1.0));
         tokens.push(token);
-        see(token)?;
+        on_token(token)?;
     }
     Ok(())
 }
 
-fn last_scores(model: &dyn LanguageModel, window: &[u32]) -> Result<Vec<f32>> {
+fn last_scores(model: &dyn LanguageModel, context: &[u32]) -> Result<Vec<f32>> {
     let scores = no_grad(|| {
-        let tokens = Tensor::new(window, model.params().device())?.unsqueeze(0)?;
+        let tokens = Tensor::new(context, model.params().device())?.unsqueeze(0)?;
         let logits = model.logits(&tokens)?;
-        logits.narrow(1, window.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()
+        logits.narrow(1, context.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()
     });
     let scores: Vec<f32> = scores?;
     match scores.iter().position(|score| score.is_nan()) {
@@ -68,7 +68,7 @@ fn last_scores(model: &dyn LanguageModel, window: &[u32]) -> Result<Vec<f32>> {
 }
 
 /// The token whose part of the distribution `uniform`, from 0 to below 1, falls into.
-fn pick(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
+fn sample_token(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
     // Likeliest first; equal scores in the order of tokens.
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
@@ -102,26 +102,26 @@ mod tests {
     use super::*;
 
     /// How often each of three tokens with probabilities 0.2, 0.5, 0.3 is drawn, in per mille.
-    fn shares(sampling: Sampling) -> [usize; 3] {
+    fn frequencies(sampling: Sampling) -> [usize; 3] {
         let mut counts = [0; 3];
         for i in 0..1000 {
             let mut scores = [0.2_f32.ln(), 0.5_f32.ln(), 0.3_f32.ln()];
-            counts[pick(&mut scores, &sampling, (f64::from(i) + 0.5) / 1000.0) as usize] += 1;
+            counts[sample_token(&mut scores, &sampling, (f64::from(i) + 0.5) / 1000.0) as usize] += 1;
         }
         counts
     }
 
     #[test]
-    fn tokens_are_drawn_as_often_as_they_are_likely() {
+    fn tokens_follow_the_distribution() {
         let all = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0 };
-        assert_eq!(shares(all), [200, 500, 300]);
-        assert_eq!(shares(Sampling { temperature: 0.0, ..all }), [0, 1000, 0]);
-        assert_eq!(shares(Sampling { top_k: 2, ..all }), [0, 625, 375]);
-        assert_eq!(shares(Sampling { top_k: 99, ..all }), [200, 500, 300]);
+        assert_eq!(frequencies(all), [200, 500, 300]);
+        assert_eq!(frequencies(Sampling { temperature: 0.0, ..all }), [0, 1000, 0]);
+        assert_eq!(frequencies(Sampling { top_k: 2, ..all }), [0, 625, 375]);
+        assert_eq!(frequencies(Sampling { top_k: 99, ..all }), [200, 500, 300]);
         // 0.5 + 0.3 reaches 0.7; 0.5 alone reaches 0.4.
-        assert_eq!(shares(Sampling { top_p: 0.7, ..all }), [0, 625, 375]);
-        assert_eq!(shares(Sampling { top_p: 0.4, ..all }), [0, 1000, 0]);
+        assert_eq!(frequencies(Sampling { top_p: 0.7, ..all }), [0, 625, 375]);
+        assert_eq!(frequencies(Sampling { top_p: 0.4, ..all }), [0, 1000, 0]);
         // Squares of the probabilities: 4, 25, 9 of 38.
-        assert_eq!(shares(Sampling { temperature: 0.5, ..all }), [105, 658, 237]);
+        assert_eq!(frequencies(Sampling { temperature: 0.5, ..all }), [105, 658, 237]);
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{Checkpoint, Header, Parts, part_name, step_of_part};
+use super::checkpoint::{Checkpoint, Header, OptimizerShards, shard_file_name, step_of_shard_file};
 use super::run::CHECKPOINT;
 use super::{Error, Result};
 use crate::files::{self, Prepared};
@@ -36,7 +36,7 @@ struct Older {
     path: PathBuf,
     step: u64,
     validation: Option<f64>,
-    parts: Option<Parts>,
+    shards: Option<OptimizerShards>,
 }
 
 fn older_name(step: u64) -> String {
@@ -44,7 +44,7 @@ fn older_name(step: u64) -> String {
 }
 
 /// Files with the name of an older checkpoint, and the steps in their names.
-fn named(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
+fn older_files(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -61,34 +61,34 @@ fn named(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
 
 /// What is beside the newest checkpoint.
 #[derive(Default)]
-struct Beside {
+struct OlderCheckpoints {
     older: Vec<Older>,
     /// Steps of files with the name of a checkpoint that cannot be read now, or are none: they stay, and what they may need.
-    unread: HashSet<u64>,
+    unreadable: HashSet<u64>,
 }
 
-fn beside(folder: &Path) -> io::Result<Beside> {
-    let mut found = Beside::default();
-    for (path, step) in named(folder)? {
+fn list_older(folder: &Path) -> io::Result<OlderCheckpoints> {
+    let mut found = OlderCheckpoints::default();
+    for (path, step) in older_files(folder)? {
         match Checkpoint::open(&path) {
-            Ok(Checkpoint { header: Header { validation, parts, .. }, .. }) => {
-                found.older.push(Older { path, step, validation, parts });
+            Ok(Checkpoint { header: Header { validation, shards, .. }, .. }) => {
+                found.older.push(Older { path, step, validation, shards });
             }
-            Err(_) => drop(found.unread.insert(step)),
+            Err(_) => drop(found.unreadable.insert(step)),
         }
     }
     Ok(found)
 }
 
 /// The name and step of the newest of the older checkpoints in the folder, as far as headers show that they can be used.
-pub fn second(folder: &Path) -> Option<(String, u64)> {
-    let older = beside(folder).ok()?.older.into_iter().max_by_key(|older| older.step)?;
+pub fn newest_older(folder: &Path) -> Option<(String, u64)> {
+    let older = list_older(folder).ok()?.older.into_iter().max_by_key(|older| older.step)?;
     Some((older_name(older.step), older.step))
 }
 
 /// The newest of the older checkpoints in the folder, in words for whoever cannot use the newest of all.
-pub fn help(folder: &Path) -> Option<String> {
-    let (name, step) = second(folder)?;
+pub fn fallback_help(folder: &Path) -> Option<String> {
+    let (name, step) = newest_older(folder)?;
     Some(format!("a copy of {name} as {CHECKPOINT} is where the run goes on after step {step}"))
 }
 
@@ -96,26 +96,26 @@ pub fn help(folder: &Path) -> Option<String> {
 pub fn best(folder: &Path) -> Option<(String, u64, f64)> {
     let newest = Checkpoint::open(&folder.join(CHECKPOINT)).ok().map(|newest| newest.header);
     let newest = newest.and_then(|header| Some((CHECKPOINT.to_string(), header.step, header.validation?)));
-    let older = beside(folder).unwrap_or_default().older.into_iter();
+    let older = list_older(folder).unwrap_or_default().older.into_iter();
     let older = older.filter_map(|older| Some((older_name(older.step), older.step, older.validation?)));
     newest.into_iter().chain(older).min_by(|a, b| a.2.total_cmp(&b.2))
 }
 
 /// How many checkpoints are in the folder.
 pub fn count(folder: &Path) -> usize {
-    beside(folder).map_or(0, |beside| beside.older.len()) + usize::from(folder.join(CHECKPOINT).exists())
+    list_older(folder).map_or(0, |found| found.older.len()) + usize::from(folder.join(CHECKPOINT).exists())
 }
 
 /// The name of a checkpoint in the folder, of the newest one that has such a name, whether or not it can be read.
-pub fn any(folder: &Path) -> Option<String> {
+pub fn any_name(folder: &Path) -> Option<String> {
     if fs::symlink_metadata(folder.join(CHECKPOINT)).is_ok() {
         return Some(CHECKPOINT.to_string());
     }
-    named(folder).ok()?.into_iter().map(|(_, step)| step).max().map(older_name)
+    older_files(folder).ok()?.into_iter().map(|(_, step)| step).max().map(older_name)
 }
 
 /// Makes a file that is on the disk the newest checkpoint, whose header is `header`, and removes those that do not stay. Checkpoints of
-/// the same and later steps are removed too: the run makes these steps again.
+/// the same and later steps are removed too: the run makes these steps repeated.
 ///
 /// # Errors
 /// What the file system says against the new name, or against reading the checkpoint that was the newest, which then still is. What cannot
@@ -138,7 +138,7 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
 }
 
 /// Gives the newest checkpoint a second name, so that there is a newest one at any time. Some file systems have no second names: there, and
-/// where a link leads to another file system, a copy has it.
+/// where a link is_rank0 to another file system, a copy has it.
 fn second_name(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
     match fs::remove_file(older) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -146,64 +146,64 @@ fn second_name(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::R
     }
     let file = fs::canonicalize(newest)?;
     link(&file, older).or_else(|_| {
-        let mut from = files::open_ordinary(&file)?;
+        let mut from = files::open_regular(&file)?;
         files::replace(older, |mut to| io::copy(&mut from, &mut to).map(drop))
     })
 }
 
 fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
-    let Beside { mut older, unread } = beside(folder)?;
+    let OlderCheckpoints { mut older, unreadable } = list_older(folder)?;
     older.sort_by_key(|older| std::cmp::Reverse(older.step));
-    let (mut stay, again): (Vec<Older>, Vec<Older>) = older.into_iter().partition(|older| older.step < newest.step);
+    let (mut stay, repeated): (Vec<Older>, Vec<Older>) = older.into_iter().partition(|older| older.step < newest.step);
     let last = if keep.last == 0 { usize::MAX } else { keep.last };
     // The newest is the first of the last ones.
-    let mut go = stay.split_off(stay.len().min(last - 1));
+    let mut removed = stay.split_off(stay.len().min(last - 1));
     let mut losses: Vec<f64> =
-        stay.iter().chain(&go).filter_map(|older| older.validation).chain(newest.validation).collect();
+        stay.iter().chain(&removed).filter_map(|older| older.validation).chain(newest.validation).collect();
     losses.sort_by(f64::total_cmp);
     let worst = keep.best.checked_sub(1).and_then(|last| losses.get(last.min(losses.len().saturating_sub(1)))).copied();
     let is_best = |older: &mut Older| older.validation.is_some_and(|loss| worst.is_some_and(|worst| loss <= worst));
-    stay.extend(go.extract_if(.., is_best));
-    for older in go.iter().chain(&again) {
+    stay.extend(removed.extract_if(.., is_best));
+    for older in removed.iter().chain(&repeated) {
         fs::remove_file(&older.path)?;
     }
-    let named = stay.iter().map(|older| (older.step, &older.parts)).chain([(newest.step, &newest.parts)]);
-    remove_parts(folder, named, &unread)
+    let named = stay.iter().map(|older| (older.step, &older.shards)).chain([(newest.step, &newest.shards)]);
+    remove_shards(folder, named, &unreadable)
 }
 
 /// Removes files of moments that no checkpoint in the folder has: of a run that was killed before its commit. Nobody may be writing any.
 ///
 /// # Errors
 /// What the file system says; a newest checkpoint that cannot be read: all of them stay then, as some may be its own.
-pub fn remove_leftovers(folder: &Path) -> Result<()> {
+pub fn remove_stale_shards(folder: &Path) -> Result<()> {
     let file = Error::file("read", folder);
     let newest = match Checkpoint::open(&folder.join(CHECKPOINT)) {
         Ok(Checkpoint { header, .. }) => Some(header),
         Err(Error::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let removed = beside(folder).and_then(|Beside { older, unread }| {
-        let named = older.iter().map(|older| (older.step, &older.parts));
-        remove_parts(folder, named.chain(newest.iter().map(|newest| (newest.step, &newest.parts))), &unread)
+    let removed = list_older(folder).and_then(|OlderCheckpoints { older, unreadable }| {
+        let named = older.iter().map(|older| (older.step, &older.shards));
+        remove_shards(folder, named.chain(newest.iter().map(|newest| (newest.step, &newest.shards))), &unreadable)
     });
     removed.map_err(file)
 }
 
 /// Removes all files of moments but those of these checkpoints, and of `steps`.
-fn remove_parts<'a>(
+fn remove_shards<'a>(
     folder: &Path,
-    checkpoints: impl Iterator<Item = (u64, &'a Option<Parts>)>,
+    checkpoints: impl Iterator<Item = (u64, &'a Option<OptimizerShards>)>,
     steps: &HashSet<u64>,
 ) -> io::Result<()> {
     let needed: HashSet<String> = checkpoints
-        .flat_map(|(step, parts)| {
-            parts.iter().flat_map(move |parts| (0..parts.world).map(move |rank| part_name(step, parts, rank)))
+        .flat_map(|(step, shards)| {
+            shards.iter().flat_map(move |shards| (0..shards.world).map(move |rank| shard_file_name(step, shards, rank)))
         })
         .collect();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if step_of_part(&name).is_some_and(|step| !steps.contains(&step)) && !needed.contains(&name) {
+        if step_of_shard_file(&name).is_some_and(|step| !steps.contains(&step)) && !needed.contains(&name) {
             fs::remove_file(entry.path())?;
         }
     }
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_keeps_its_name_where_a_file_has_one_name_only() {
+    fn a_copy_is_made_without_hard_links() {
         let dir = tempfile::tempdir().unwrap();
         let (newest, older) = (dir.path().join(CHECKPOINT), dir.path().join(older_name(3)));
         fs::write(&newest, "step 3").unwrap();

@@ -58,12 +58,13 @@ impl Log {
     ///
     /// # Errors
     /// What the file system says; a file that is no log, which stays as it is.
-    pub fn after(path: &Path, step: u64) -> Result<Log> {
-        // The text of what is kept stays as it is.
+    pub fn open_after(path: &Path, step: u64) -> Result<Log> {
+        // The text of what is kept_lines stays as it is.
         let text = read_text(path)?;
         let lines = parse(&text).map_err(Error::file("use", path))?;
-        let kept: Vec<&str> = lines.iter().filter(|(_, line)| line.step() <= step).map(|(text, _)| *text).collect();
-        crate::files::replace(path, |file| kept.iter().try_for_each(|line| writeln!(file, "{line}")))
+        let kept_lines: Vec<&str> =
+            lines.iter().filter(|(_, line)| line.step() <= step).map(|(text, _)| *text).collect();
+        crate::files::replace(path, |file| kept_lines.iter().try_for_each(|line| writeln!(file, "{line}")))
             .and_then(|()| crate::files::append(path))
             .map(|file| Log { path: path.to_path_buf(), file })
             .map_err(Error::file("write", path))
@@ -99,12 +100,12 @@ fn parse(text: &str) -> io::Result<Vec<(&str, Line)>> {
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |(number, line)| match serde_json::from_str(line) {
         Ok(parsed) => Ok((line, parsed)),
-        Err(_) => Err(no_log(&format!("line {} is none of a log", number + 1))),
+        Err(_) => Err(not_a_log(&format!("line {} is none of a log", number + 1))),
     };
     whole.lines().enumerate().map(parse).collect()
 }
 
-fn no_log(why: &str) -> io::Error {
+fn not_a_log(why: &str) -> io::Error {
     let help = "\n  help: move the file away; a run goes on without its log, and its curve begins anew";
     io::Error::new(io::ErrorKind::InvalidData, format!("{why}{help}"))
 }
@@ -113,7 +114,7 @@ fn read_text(path: &Path) -> Result<String> {
     match crate::files::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            Err(Error::file("use", path)(no_log(&error.to_string())))
+            Err(Error::file("use", path)(not_a_log(&error.to_string())))
         }
         other => other.map_err(Error::file("read", path)),
     }
@@ -153,18 +154,18 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_back_and_later_steps_are_made_again() {
+    fn lines_round_trip_and_later_steps_are_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         assert_eq!(read(&path).unwrap(), []);
-        let mut log = Log::after(&path, 0).unwrap();
+        let mut log = Log::open_after(&path, 0).unwrap();
         let mut lines: Vec<Line> = (1..=4).map(step).collect();
         lines.insert(2, Line::Evaluation { step: 2, loss: 0.25 });
         lines.iter().for_each(|line| log.push(line).unwrap());
         assert_eq!(read(&path).unwrap(), lines);
 
         std::io::Write::write_all(&mut log.file, b"{\"what\":\"step\",\"st").unwrap();
-        let mut log = Log::after(&path, 3).unwrap();
+        let mut log = Log::open_after(&path, 3).unwrap();
         log.push(&step(4)).unwrap();
         assert_eq!(read(&path).unwrap(), lines);
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 5);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_log_is_refused_and_stays() {
+    fn a_file_that_is_not_a_log_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         let line = serde_json::to_string(&step(1)).unwrap();
@@ -188,7 +189,7 @@ mod tests {
             (b"a\xff\n".to_vec(), "byte 1 is no UTF-8 text"),
         ] {
             std::fs::write(&path, &bytes).unwrap();
-            for outcome in [Log::after(&path, 9).map(drop), read(&path).map(drop)] {
+            for outcome in [Log::open_after(&path, 9).map(drop), read(&path).map(drop)] {
                 let message = outcome.unwrap_err().to_string();
                 assert!(
                     message.contains("log.jsonl") && message.contains(why) && message.contains("help: move"),
@@ -205,9 +206,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log.jsonl");
         std::os::unix::fs::symlink("elsewhere", &path).unwrap();
-        let mut log = Log::after(&path, 0).unwrap();
+        let mut log = Log::open_after(&path, 0).unwrap();
         log.push(&step(1)).unwrap();
-        let mut log = Log::after(&path, 1).unwrap();
+        let mut log = Log::open_after(&path, 1).unwrap();
         log.push(&step(2)).unwrap();
         assert!(std::fs::symlink_metadata(&path).unwrap().is_symlink());
         assert_eq!(read(&dir.path().join("elsewhere")).unwrap(), [step(1), step(2)]);

@@ -28,7 +28,7 @@ pub trait LanguageModel {
     fn flop_per_token(&self, context: usize) -> f64;
 
     /// Runs forward, and shows what each part of the model made of `tokens`, in order.
-    fn trace(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
-        see("logits", &self.logits(tokens)?)
+    fn trace(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
+        observe("logits", &self.logits(tokens)?)
     }
 }

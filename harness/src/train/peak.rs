@@ -21,7 +21,7 @@ const GPUS: [(&str, f64, f64); 8] = [
 ///
 /// # Errors
 /// Those of the product.
-pub fn peak(device: &Device, gpu: Option<&str>, dtype: DType) -> Result<f64> {
+pub fn peak_flops(device: &Device, gpu: Option<&str>, dtype: DType) -> Result<f64> {
     let known = gpu.and_then(|name| GPUS.iter().find(|(part, ..)| name.contains(part)));
     if let Some((_, half, tf32)) = known {
         return Ok(if dtype == DType::F32 { *tf32 } else { *half });

@@ -10,20 +10,22 @@ use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::checkpoint::{self, Checkpoint, Header, Parts, Staged};
+use super::checkpoint::{self, Checkpoint, Header, OptimizerShards, Staged};
+use super::data_parallel::StepStatus;
 use super::keep::Keep;
-use super::learner::Update;
-use super::learner::{first_in, gradient_dtype};
 use super::log::{self, Line, Log, StepLine};
-use super::saver::{self, Files, Saver};
-use super::staged::expect_memory;
-use super::team::Vote;
-use super::whole::{Queued, WholeStep};
-use super::{Error, LanguageModel, Learner, LearnerOptions, RankSettings, Result, RunFolder, Team, TeamOptions};
-use crate::data::{Batch, Dataset, Part, Sampler, SamplerState, Shard, consecutive};
+use super::queued_step::{QueuedStep, StepHandle};
+use super::saver::{self, CheckpointFiles, Saver};
+use super::staged::check_host_memory;
+use super::trainer::Update;
+use super::trainer::{first_non_finite_param, gradient_dtype};
+use super::{
+    DataParallel, DataParallelOptions, Error, LanguageModel, RankSettings, Result, RunFolder, Trainer, TrainerOptions,
+};
+use crate::data::{Batch, Dataset, Sampler, SamplerState, Shard, TokenSlice, non_overlapping_sequences};
 use crate::dist::{self, lifeline};
 use crate::files;
-use crate::optim::judge::MAX_LOSSES;
+use crate::optim::step_control::MAX_LOSSES;
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
 
@@ -38,7 +40,8 @@ pub const EXPORTED: [&str; 2] = ["start.safetensors", "batches.safetensors"];
 /// What a run does.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunOptions {
-    pub learner: LearnerOptions,
+    #[serde(alias = "learner")]
+    pub trainer: TrainerOptions,
     /// Steps in all, those before a checkpoint included.
     pub steps: u64,
     /// Windows of a step.
@@ -50,7 +53,8 @@ pub struct RunOptions {
     /// Steps between evaluations; 0 for one at the end only.
     pub evaluate_every: u64,
     /// Windows of an evaluation, at most.
-    pub evaluate_windows: usize,
+    #[serde(alias = "evaluate_windows")]
+    pub evaluate_sequences: usize,
     /// Steps between checkpoints; 0 for one at the end only. None for every 100 steps, or fewer where saving would take more than
     /// a twentieth of the time.
     pub save_every: Option<u64>,
@@ -83,21 +87,21 @@ pub struct Run<'a> {
     model: &'a dyn LanguageModel,
     data: &'a Dataset,
     options: RunOptions,
-    learner: Learner,
-    whole: WholeStep,
+    trainer: Trainer,
+    queued_step: QueuedStep,
     /// When the last step was done.
     finished: Option<Instant>,
     sampler: Sampler,
     folder: PathBuf,
     /// Before the lock: what is being written when this goes is whole before another run begins.
     saver: Saver,
-    /// Of the rank that leads.
+    /// Of the rank that is_rank0.
     lock: Option<RunFolder>,
     /// The last step after which the run was evaluated, with the loss.
     evaluated: Option<(u64, f64)>,
-    /// Of the rank that leads.
+    /// Of the rank that is_rank0.
     log: Option<Log>,
-    team: Option<Team>,
+    data_parallel: Option<DataParallel>,
     /// For checkpoints.
     ranks: Option<RankSettings>,
     /// Peak rate of the device in FLOP/s, where it is known.
@@ -107,14 +111,14 @@ pub struct Run<'a> {
 }
 
 /// A step that has begun.
-enum OnItsWay {
-    Made(StepLine),
-    Queued(QueuedStep),
+enum StartedStep {
+    Finished(StepLine),
+    Queued(InFlightStep),
 }
 
 /// A step that the device works on, and what it takes to explain its failure.
-struct QueuedStep {
-    queued: Queued,
+struct InFlightStep {
+    queued: StepHandle,
     inputs: Tensor,
     targets: Tensor,
     /// The sampler before it.
@@ -141,62 +145,65 @@ impl<'a> Run<'a> {
     /// rank 0's of the folder, from before it read the checkpoint; without it, the folder is locked here.
     ///
     /// # Errors
-    /// As [`Run::begin`] and [`Team::form`]; ranks that were started with other settings, named by rank and option.
+    /// As [`Run::begin`] and [`DataParallel::new`]; ranks that were started with other settings, named by rank and option.
     pub fn begin_with(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,
         options: RunOptions,
         folder: &Path,
         from: Option<&Checkpoint>,
-        team: Option<&TeamOptions>,
+        data_parallel: Option<&DataParallelOptions>,
         lock: Option<RunFolder>,
     ) -> Result<Run<'a>> {
-        if let Some(team) = team {
-            super::agree::check(team, model.hyperparameters(), &options, data, from)?;
+        if let Some(data_parallel) = data_parallel {
+            super::settings_check::check(data_parallel, model.hyperparameters(), &options, data, from)?;
         }
         data.check_context(options.context)?;
-        let ranks = team.map(TeamOptions::settings).or_else(|| from.and_then(|checkpoint| checkpoint.header.ranks));
-        let world = team.map_or(1, |team| team.comm.world());
+        let ranks = data_parallel
+            .map(DataParallelOptions::settings)
+            .or_else(|| from.and_then(|checkpoint| checkpoint.header.ranks));
+        let world = data_parallel.map_or(1, |data_parallel| data_parallel.comm.world());
         let micro_batches = (options.batch / world).div_ceil(options.micro_batch.max(1));
-        let (team, mut learner) = match team {
+        let (data_parallel, mut trainer) = match data_parallel {
             None => {
                 if micro_batches > MAX_LOSSES {
                     return Err(Error::MicroBatches { found: micro_batches, batch: options.batch });
                 }
                 model.params().keep_grads(gradient_dtype(model.params(), micro_batches))?;
-                (None, Learner::new(model.params(), options.learner)?)
+                (None, Trainer::new(model.params(), options.trainer)?)
             }
-            Some(team) => {
-                let (team, learner) = Team::form(team, model.params(), options.learner, options.batch, micro_batches)?;
-                (Some(team), learner)
+            Some(data_parallel) => {
+                let (data_parallel, trainer) =
+                    DataParallel::new(data_parallel, model.params(), options.trainer, options.batch, micro_batches)?;
+                (Some(data_parallel), trainer)
             }
         };
         let mut sampler = Sampler::new(options.seed);
         if let Some(checkpoint) = from {
-            checkpoint.load(&mut learner)?;
+            checkpoint.load(&mut trainer)?;
             sampler = Sampler::from_state(checkpoint.header.sampler);
         }
-        let leads = team.as_ref().is_none_or(Team::leads);
+        let is_rank0 = data_parallel.as_ref().is_none_or(DataParallel::is_rank0);
         let lock = match lock {
-            None if leads => Some(RunFolder::lock(folder)?),
+            None if is_rank0 => Some(RunFolder::lock(folder)?),
             given => given,
         };
         let saver = Saver::new(folder.to_path_buf(), options.keep, from.map(|checkpoint| checkpoint.header.step));
-        expect_room(&saver, &options, &learner, data.tokenizer.json().len(), leads)?;
-        if let Some(team) = team.as_ref().filter(|_| learner.is_shared()) {
-            check_folder(team, folder)?;
+        check_space(&saver, &options, &trainer, data.tokenizer.json().len(), is_rank0)?;
+        if let Some(data_parallel) = data_parallel.as_ref().filter(|_| trainer.is_sharded()) {
+            check_folder(data_parallel, folder)?;
         }
-        let log = leads.then(|| Log::after(&folder.join(LOG), learner.step())).transpose()?;
+        let log = is_rank0.then(|| Log::open_after(&folder.join(LOG), trainer.step())).transpose()?;
         let evaluated = from.and_then(|checkpoint| Some((checkpoint.header.step, checkpoint.header.validation?)));
         let folder = folder.to_path_buf();
-        let whole = WholeStep::new(&learner);
+        let queued_step = QueuedStep::new(&trainer);
         let (finished, peak, time_limit) = (None, None, None);
         Ok(Run {
             model,
             data,
             options,
-            learner,
-            whole,
+            trainer,
+            queued_step,
             finished,
             sampler,
             folder,
@@ -204,15 +211,15 @@ impl<'a> Run<'a> {
             saver,
             evaluated,
             log,
-            team,
+            data_parallel,
             ranks,
             peak,
             time_limit,
         })
     }
 
-    pub fn learner(&self) -> &Learner {
-        &self.learner
+    pub fn trainer(&self) -> &Trainer {
+        &self.trainer
     }
 
     /// Makes the steps that are left. Stops after the step in which `stop` becomes true on some rank: no later one begins, those that the
@@ -221,58 +228,58 @@ impl<'a> Run<'a> {
     /// # Errors
     /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
     /// files that cannot be written.
-    pub fn go(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
-        let mut outcome = self.go_on(stop, observer);
+    pub fn train(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
+        let mut outcome = self.train_loop(stop, observer);
         // What is being written is whole before the lock ends.
-        if outcome.is_err() && !self.learner.is_shared() {
-            let _ = self.saver.settle(None, true);
+        if outcome.is_err() && !self.trainer.is_sharded() {
+            let _ = self.saver.finish(None, true);
         }
         if let Err(Error::Save { last, .. }) = &mut outcome {
             *last = self.saver.last();
         }
-        if let (Err(error), Some(team)) = (&outcome, &self.team) {
+        if let (Err(error), Some(data_parallel)) = (&outcome, &self.data_parallel) {
             // The others must not wait for us.
-            team.communicator().give_up(&error.to_string());
+            data_parallel.communicator().abort(&error.to_string());
         }
         outcome
     }
 
-    fn go_on(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
+    fn train_loop(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
         let start = Instant::now();
         let mut ending = Ending::Done;
-        let mut on_their_way = VecDeque::new();
+        let mut in_flight = VecDeque::new();
         let RunOptions { steps, evaluate_every, save_every, .. } = self.options;
-        let save_every = save_every.unwrap_or(saver::USUAL);
+        let save_every = save_every.unwrap_or(saver::DEFAULT_INTERVAL);
         let due = |every: u64, step: u64| every > 0 && step > 0 && step.is_multiple_of(every) && step < steps;
-        let begun = self.learner.step();
+        let begun = self.trainer.step();
         // Whoever was stopped after this step did not wait for it.
         if due(evaluate_every, begun) && self.evaluated.is_none() {
             self.evaluate(observer)?;
         }
-        while ending == Ending::Done && self.learner.step() < steps {
-            on_their_way.push_back(self.queue()?);
-            let step = self.learner.step();
-            // Whoever looks at the state waits for it.
-            let looks = due(evaluate_every, step) || due(save_every, step) || step >= steps;
-            let mut ahead = if looks { 0 } else { self.whole.ahead(&self.learner) };
-            while on_their_way.len() > ahead
-                && let Some(queued) = on_their_way.pop_front()
+        while ending == Ending::Done && self.trainer.step() < steps {
+            in_flight.push_back(self.queue()?);
+            let step = self.trainer.step();
+            // Whoever needs_state at the state waits for it.
+            let needs_state = due(evaluate_every, step) || due(save_every, step) || step >= steps;
+            let mut max_in_flight = if needs_state { 0 } else { self.queued_step.max_in_flight(&self.trainer) };
+            while in_flight.len() > max_in_flight
+                && let Some(queued) = in_flight.pop_front()
             {
                 let line = self.finish(queued)?;
-                let end = self.tell(line, start, stop, observer)?;
+                let end = self.report_step(line, start, stop, observer)?;
                 if let Some(end) = end.filter(|_| ending == Ending::Done) {
-                    (ending, ahead) = (end, 0);
+                    (ending, max_in_flight) = (end, 0);
                 }
             }
             if ending == Ending::Done && due(evaluate_every, step) {
                 self.evaluate(observer)?;
             }
-            self.saver.settle(self.team.as_ref(), false)?;
+            self.saver.finish(self.data_parallel.as_ref(), false)?;
             if ending == Ending::Done && due(save_every, step) && self.is_cheap()? {
                 self.start_save()?;
             }
         }
-        if self.learner.step() >= steps {
+        if self.trainer.step() >= steps {
             // Nothing is left to go on with.
             ending = Ending::Done;
         }
@@ -284,7 +291,7 @@ impl<'a> Run<'a> {
     }
 
     /// Shows and logs a step, and says whether it is the last one.
-    fn tell(
+    fn report_step(
         &mut self,
         line: StepLine,
         start: Instant,
@@ -292,77 +299,77 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<Option<Ending>> {
         let out_of_time = self.time_limit.is_some_and(|limit| start.elapsed() >= limit);
-        let own = Vote { loss: line.loss, stop: stop.load(Ordering::Relaxed), out_of_time };
-        let vote = self.team.as_ref().map_or(Ok(own), |team| team.count(own))?;
-        let line = StepLine { loss: vote.loss, ..line };
+        let own = StepStatus { loss: line.loss, stop: stop.load(Ordering::Relaxed), out_of_time };
+        let status = self.data_parallel.as_ref().map_or(Ok(own), |data_parallel| data_parallel.reduce_status(own))?;
+        let line = StepLine { loss: status.loss, ..line };
         if let Some(log) = &mut self.log {
             observer.step(&line);
             log.push(&Line::Step(line)).map_err(|error| self.saver.error_of(log.path(), error))?;
         }
         // Whoever is alone may be told by what has just been shown; ranks all have to hear of it before they stop.
-        if vote.stop || (self.team.is_none() && stop.load(Ordering::Relaxed)) {
+        if status.stop || (self.data_parallel.is_none() && stop.load(Ordering::Relaxed)) {
             return Ok(Some(Ending::Stopped));
         }
-        Ok(vote.out_of_time.then_some(Ending::OutOfTime))
+        Ok(status.out_of_time.then_some(Ending::OutOfTime))
     }
 
-    /// One training step. The loss is that of this rank's windows.
+    /// One training step. The loss is that of this rank's sequences.
     ///
     /// # Errors
-    /// As [`Run::go`].
+    /// As [`Run::train`].
     pub fn step(&mut self) -> Result<StepLine> {
         let queued = self.queue()?;
         self.finish(queued)
     }
 
     /// Begins a step. One rank of many makes it at once, others queue it.
-    fn queue(&mut self) -> Result<OnItsWay> {
+    fn queue(&mut self) -> Result<StartedStep> {
         let began = Instant::now();
-        let RunOptions { batch: windows, micro_batch, context, .. } = self.options;
+        let RunOptions { batch: sequences, micro_batch, context, .. } = self.options;
         let before = self.sampler.state();
         let batch = {
             let _phase = phase(Phase::Data);
-            let shard = self.team.as_ref().map_or(Shard::WHOLE, Team::shard);
-            self.sampler.draw(&self.data.train(), windows, context, shard)?
+            let shard = self.data_parallel.as_ref().map_or(Shard::WHOLE, DataParallel::shard);
+            self.sampler.draw(&self.data.train(), sequences, context, shard)?
         };
-        if self.team.is_some() {
-            return self.step_of_team(&batch, before, began).map(OnItsWay::Made);
+        if self.data_parallel.is_some() {
+            return self.data_parallel_step(&batch, before, began).map(StartedStep::Finished);
         }
         let (inputs, targets) = tensors(&batch, self.model.params().device())?;
-        let queued = self.whole.queue(self.model, &mut self.learner, [&inputs, &targets], micro_batch)?;
-        Ok(OnItsWay::Queued(QueuedStep { queued, inputs, targets, before, began }))
+        let queued = self.queued_step.queue(self.model, &mut self.trainer, [&inputs, &targets], micro_batch)?;
+        Ok(StartedStep::Queued(InFlightStep { queued, inputs, targets, before, began }))
     }
 
     /// Waits for a step.
-    fn finish(&mut self, step: OnItsWay) -> Result<StepLine> {
-        let QueuedStep { queued, inputs, targets, before, began } = match step {
-            OnItsWay::Made(line) => return Ok(line),
-            OnItsWay::Queued(queued) => queued,
+    fn finish(&mut self, step: StartedStep) -> Result<StepLine> {
+        let InFlightStep { queued, inputs, targets, before, began } = match step {
+            StartedStep::Finished(line) => return Ok(line),
+            StartedStep::Queued(queued) => queued,
         };
         let micro_batch = self.options.micro_batch.max(1);
-        let (announced, found) = queued.wait()?;
-        let windows = inputs.dim(0)?;
+        let (registered, result) = queued.wait()?;
+        let sequences = inputs.dim(0)?;
         let mut mean = 0.0;
-        for (i, loss) in found.losses().iter().enumerate() {
-            let (first, count) = (i * micro_batch, micro_batch.min(windows - i * micro_batch));
+        for (i, loss) in result.losses().iter().enumerate() {
+            let (first, count) = (i * micro_batch, micro_batch.min(sequences - i * micro_batch));
             if !loss.is_finite() {
-                self.learner.take_back(announced)?;
-                let error = self.not_finite(&inputs.narrow(0, first, count)?)?;
-                return Err(self.save_before(error, before));
+                self.trainer.roll_back(registered)?;
+                let error = self.non_finite_error(&inputs.narrow(0, first, count)?)?;
+                return Err(self.save_failed_step(error, before));
             }
-            mean += count as f64 / windows as f64 * loss;
+            mean += count as f64 / sequences as f64 * loss;
         }
-        let update = match self.learner.settle(announced, found.numbers()) {
+        let update = match self.trainer.commit(registered, result.values()) {
             Ok(update) => update,
             Err(Error::NotFinite { step, .. }) => {
                 // Later steps may have written over its gradient.
-                self.learner.begin()?;
-                for first in (0..windows).step_by(micro_batch) {
-                    let part = |x: &Tensor| x.narrow(0, first, micro_batch.min(windows - first));
-                    self.learner.backward(&self.model.loss(&part(&inputs)?, &part(&targets)?)?, 1.0)?;
+                self.trainer.begin()?;
+                for first in (0..sequences).step_by(micro_batch) {
+                    let part = |x: &Tensor| x.narrow(0, first, micro_batch.min(sequences - first));
+                    self.trainer.backward(&self.model.loss(&part(&inputs)?, &part(&targets)?)?, 1.0)?;
                 }
-                let error = self.learner.not_finite(step);
-                return Err(self.save_before(error, before));
+                let error = self.trainer.non_finite_error(step);
+                return Err(self.save_failed_step(error, before));
             }
             Err(error) => return Err(error),
         };
@@ -370,14 +377,14 @@ impl<'a> Run<'a> {
     }
 
     /// A step of one rank of many.
-    fn step_of_team(&mut self, batch: &Batch, before: SamplerState, began: Instant) -> Result<StepLine> {
-        self.learner.begin()?;
+    fn data_parallel_step(&mut self, batch: &Batch, before: SamplerState, began: Instant) -> Result<StepLine> {
+        self.trainer.begin()?;
         let mut mean = 0.0;
-        let mut rest = batch.windows;
-        for micro in batch.split(self.options.micro_batch) {
+        let mut rest = batch.sequences;
+        for micro in batch.micro_batches(self.options.micro_batch) {
             let (inputs, targets) = tensors(&micro, self.model.params().device())?;
-            let share = micro.windows as f64 / batch.windows as f64;
-            rest -= micro.windows;
+            let share = micro.sequences as f64 / batch.sequences as f64;
+            rest -= micro.sequences;
             let (loss, value) = {
                 let _phase = phase(Phase::Forward);
                 let loss = self.model.loss(&inputs, &targets)?;
@@ -385,24 +392,26 @@ impl<'a> Run<'a> {
                 (loss, value)
             };
             if !value.is_finite() {
-                let error = self.not_finite(&inputs)?;
-                return Err(self.save_before(error, before));
+                let error = self.non_finite_error(&inputs)?;
+                return Err(self.save_failed_step(error, before));
             }
             mean += share * value;
-            match &self.team {
-                Some(team) if rest > 0 => team.ddp().no_sync(|| self.learner.backward(&loss, share))?,
-                _ => self.learner.backward(&loss, share)?,
+            match &self.data_parallel {
+                Some(data_parallel) if rest > 0 => {
+                    data_parallel.ddp().no_sync(|| self.trainer.backward(&loss, share))?
+                }
+                _ => self.trainer.backward(&loss, share)?,
             }
         }
-        let update = match &self.team {
-            Some(team) => team.finish(&mut self.learner).map(|(_, update)| update),
-            None => self.learner.update(),
+        let update = match &self.data_parallel {
+            Some(data_parallel) => data_parallel.finish_step(&mut self.trainer).map(|(_, update)| update),
+            None => self.trainer.update(),
         };
         // Gradients that another rank did not finish may be anything.
-        self.team.as_ref().map_or(Ok(()), Team::check)?;
+        self.data_parallel.as_ref().map_or(Ok(()), DataParallel::check_comm)?;
         match update {
             Ok(update) => Ok(self.line(update, mean, began)),
-            Err(error @ Error::NotFinite { .. }) => Err(self.save_before(error, before)),
+            Err(error @ Error::NotFinite { .. }) => Err(self.save_failed_step(error, before)),
             Err(error) => Err(error),
         }
     }
@@ -413,8 +422,8 @@ impl<'a> Run<'a> {
         let since = self.finished.map_or(began, |finished| finished.max(began));
         self.finished = Some(now);
         let seconds = (now - since).as_secs_f64();
-        let RunOptions { batch: windows, context, .. } = self.options;
-        let tokens = (windows * context) as f64;
+        let RunOptions { batch: sequences, context, .. } = self.options;
+        let tokens = (sequences * context) as f64;
         let flop = tokens * self.model.flop_per_token(context);
         StepLine {
             step: update.step,
@@ -428,14 +437,14 @@ impl<'a> Run<'a> {
     }
 
     fn world(&self) -> usize {
-        self.team.as_ref().map_or(1, |team| team.communicator().world())
+        self.data_parallel.as_ref().map_or(1, |data_parallel| data_parallel.communicator().world())
     }
 
     /// Finds the first tensor that is not finite, when the loss of `inputs` is not.
-    fn not_finite(&self, inputs: &Tensor) -> Result<Error> {
-        let step = self.learner.step() + 1;
+    fn non_finite_error(&self, inputs: &Tensor) -> Result<Error> {
+        let step = self.trainer.step() + 1;
         let params = self.model.params();
-        if let Some(name) = first_in(params.values(), params)? {
+        if let Some(name) = first_non_finite_param(params.values(), params)? {
             return Ok(Error::NotFinite {
                 step,
                 what: "the loss",
@@ -457,14 +466,16 @@ impl<'a> Run<'a> {
     }
 
     /// Saves the state before a step that failed, and says so in the error.
-    fn save_before(&self, error: Error, sampler: SamplerState) -> Error {
+    fn save_failed_step(&self, error: Error, sampler: SamplerState) -> Error {
         let path = self.folder.join(NOT_FINITE);
-        if self.learner.is_shared() {
+        if self.trainer.is_sharded() {
             // The others may not know yet, and would have to help.
             return error;
         }
         let gradient = matches!(error, Error::NotFinite { what: "the gradient", .. });
-        if gradient && self.team.as_ref().is_some_and(|team| team.updates_by_bucket(&self.learner)) {
+        if gradient
+            && self.data_parallel.as_ref().is_some_and(|data_parallel| data_parallel.updates_by_bucket(&self.trainer))
+        {
             // Parameters whose gradients came before those have had their step.
             return error;
         }
@@ -482,15 +493,20 @@ impl<'a> Run<'a> {
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        let RunOptions { evaluate_windows, micro_batch, context, .. } = self.options;
+        let RunOptions { evaluate_sequences, micro_batch, context, .. } = self.options;
         let (model, part) = (self.model, self.data.validation());
-        let loss = match &self.team {
-            None => evaluate(model, &part, evaluate_windows, micro_batch, context)?,
-            Some(team) => {
-                team.sum(evaluate_share(model, &part, evaluate_windows, micro_batch, context, team.shard())?)?
-            }
+        let loss = match &self.data_parallel {
+            None => evaluate(model, &part, evaluate_sequences, micro_batch, context)?,
+            Some(data_parallel) => data_parallel.all_reduce_sum(evaluate_share(
+                model,
+                &part,
+                evaluate_sequences,
+                micro_batch,
+                context,
+                data_parallel.shard(),
+            )?)?,
         };
-        let step = self.learner.step();
+        let step = self.trainer.step();
         if !loss.is_finite() {
             return Err(Error::Validation { step });
         }
@@ -512,39 +528,39 @@ impl<'a> Run<'a> {
         // A launcher that was told to end us waits for it.
         let _saving = lifeline::saving();
         self.start_save()?;
-        self.saver.settle(self.team.as_ref(), true)
+        self.saver.finish(self.data_parallel.as_ref(), true)
     }
 
     /// Copies the run's state to host memory, and starts to write it. All ranks call it.
     fn start_save(&mut self) -> Result<()> {
-        self.saver.settle(self.team.as_ref(), true)?;
+        self.saver.finish(self.data_parallel.as_ref(), true)?;
         self.lock.as_ref().map_or(Ok(()), RunFolder::check)?;
         let began = Instant::now();
         let mut header = self.header(self.sampler.state());
-        let mut part = None;
-        if let (Some(team), true) = (&self.team, self.learner.is_shared()) {
+        let mut shard = None;
+        if let (Some(data_parallel), true) = (&self.data_parallel, self.trainer.is_sharded()) {
             // A number that f64 holds.
-            let id = if team.leads() { rand::random::<u64>() >> 11 } else { 0 };
-            let parts = Parts { id: team.sum(id as f64)? as u64, world: self.world() };
-            let rank = team.communicator().rank();
-            part = Some((Staged::part(header.step, &parts, rank, &self.learner)?, rank));
-            header.parts = Some(parts);
+            let id = if data_parallel.is_rank0() { rand::random::<u64>() >> 11 } else { 0 };
+            let shards = OptimizerShards { id: data_parallel.all_reduce_sum(id as f64)? as u64, world: self.world() };
+            let rank = data_parallel.communicator().rank();
+            shard = Some((Staged::shard(header.step, &shards, rank, &self.trainer)?, rank));
+            header.shards = Some(shards);
         }
-        let leads = self.log.is_some();
-        if !leads && part.is_none() {
+        let is_rank0 = self.log.is_some();
+        if !is_rank0 && shard.is_none() {
             return Ok(());
         }
-        let staged = || Staged::checkpoint(&header, self.data.tokenizer.json(), &self.learner);
-        let checkpoint = leads.then(staged).transpose()?;
-        self.saver.start(Files { header, checkpoint, part }, self.team.as_ref(), began)
+        let staged = || Staged::checkpoint(&header, self.data.tokenizer.json(), &self.trainer);
+        let checkpoint = is_rank0.then(staged).transpose()?;
+        self.saver.start(CheckpointFiles { header, checkpoint, shard }, self.data_parallel.as_ref(), began)
     }
 
     /// Whether a save that nobody asked for at this step leaves enough of the time to training: as the first rank finds.
     fn is_cheap(&self) -> Result<bool> {
         let own = self.options.save_every.is_some() || self.saver.is_cheap(Instant::now());
-        match &self.team {
-            Some(team) if self.options.save_every.is_none() => {
-                Ok(team.sum(f64::from(u8::from(own && team.leads())))? > 0.0)
+        match &self.data_parallel {
+            Some(data_parallel) if self.options.save_every.is_none() => {
+                Ok(data_parallel.all_reduce_sum(f64::from(u8::from(own && data_parallel.is_rank0())))? > 0.0)
             }
             _ => Ok(own),
         }
@@ -554,18 +570,18 @@ impl<'a> Run<'a> {
     fn header(&self, sampler: SamplerState) -> Header {
         let training = serde_json::to_value(self.options).unwrap_or(Value::Null);
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
-        let header = Header::new(self.model.hyperparameters(), training, &self.learner, sampler, data);
+        let header = Header::new(self.model.hyperparameters(), training, &self.trainer, sampler, data);
         let validation = self.evaluated.filter(|(step, _)| *step == header.step).map(|(_, loss)| loss);
         Header { validation, ranks: self.ranks, ..header }
     }
 
     /// Writes the state to a file of its own.
     fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
-        checkpoint::save(path, &self.header(sampler), self.data.tokenizer.json(), &self.learner)
+        checkpoint::save(path, &self.header(sampler), self.data.tokenizer.json(), &self.trainer)
     }
 
     /// Writes what another implementation needs to make the same steps: the state now (`start.safetensors`, a checkpoint) and the
-    /// batches of the steps that are left (`batches.safetensors`: `inputs` and `targets`, u32 [steps, windows, context]). For a
+    /// batches of the steps that are left (`batches.safetensors`: `inputs` and `targets`, u32 [steps, sequences, context]). For a
     /// run of one rank.
     ///
     /// # Errors
@@ -574,17 +590,17 @@ impl<'a> Run<'a> {
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let [start, batches] = EXPORTED.map(|name| folder.join(name));
         self.write(&start, self.sampler.state())?;
-        let RunOptions { batch: windows, context, steps, .. } = self.options;
-        let steps = steps.saturating_sub(self.learner.step()) as usize;
+        let RunOptions { batch: sequences, context, steps, .. } = self.options;
+        let steps = steps.saturating_sub(self.trainer.step()) as usize;
         let mut sampler = self.sampler.clone();
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for _ in 0..steps {
-            let batch = sampler.draw(&self.data.train(), windows, context, Shard::WHOLE)?;
+            let batch = sampler.draw(&self.data.train(), sequences, context, Shard::WHOLE)?;
             inputs.extend(batch.inputs.iter().flat_map(|token| token.to_le_bytes()));
             targets.extend(batch.targets.iter().flat_map(|token| token.to_le_bytes()));
         }
         let path = batches;
-        let view = |bytes| TensorView::new(safetensors::Dtype::U32, vec![steps, windows, context], bytes);
+        let view = |bytes| TensorView::new(safetensors::Dtype::U32, vec![steps, sequences, context], bytes);
         let bytes = view(&inputs)
             .and_then(|inputs| Ok([("inputs", inputs), ("targets", view(&targets)?)]))
             .and_then(|tensors| safetensors::serialize(tensors, None))
@@ -592,7 +608,7 @@ impl<'a> Run<'a> {
         files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
     }
 
-    /// Draws the log's losses, where this rank leads.
+    /// Draws the log's losses, where this rank is_rank0.
     ///
     /// # Errors
     /// What the file system says.
@@ -607,26 +623,29 @@ impl<'a> Run<'a> {
 }
 
 /// Fails unless all ranks see one folder and can write into it: each writes its moments there. All ranks call it.
-fn check_folder(team: &Team, folder: &Path) -> Result<()> {
-    let comm = team.communicator();
+fn check_folder(data_parallel: &DataParallel, folder: &Path) -> Result<()> {
+    let comm = data_parallel.communicator();
     // One that f64 holds. Nobody has looked for such a name: clients of network file systems remember what was not there.
-    let number = if team.leads() { rand::random::<u64>() >> 11 } else { 0 };
-    let number = team.sum(number as f64)? as u64;
-    let mark =
-        team.leads().then(|| files::mark(folder, number)).transpose().map_err(Error::file("write into", folder))?;
+    let number = if data_parallel.is_rank0() { rand::random::<u64>() >> 11 } else { 0 };
+    let number = data_parallel.all_reduce_sum(number as f64)? as u64;
+    let marker = data_parallel
+        .is_rank0()
+        .then(|| files::create_marker(folder, number))
+        .transpose()
+        .map_err(Error::file("write into", folder))?;
     // It is there.
-    team.sum(0.0)?;
+    data_parallel.all_reduce_sum(0.0)?;
     let mut seen = vec![0_u64; comm.world()];
-    seen[comm.rank()] = u64::from(files::is_marked(folder, number));
+    seen[comm.rank()] = u64::from(files::has_marker(folder, number));
     comm.all_gather(&mut seen).map_err(dist::error::Error::from)?;
-    drop(mark);
-    let blind: Vec<usize> = (0..seen.len()).filter(|rank| seen[*rank] == 0).collect();
-    if !blind.is_empty() {
+    drop(marker);
+    let unseeing: Vec<usize> = (0..seen.len()).filter(|rank| seen[*rank] == 0).collect();
+    if !unseeing.is_empty() {
         return Err(dist::error::Error::Misuse(format!(
             "{} {} not see the folder {} of rank 0, into which each rank writes its moments\n  help: give all ranks the same --out, on a file \
              system that all their hosts share, or leave --shard out",
-            dist::comm::error::ranks(&blind),
-            if blind.len() == 1 { "does" } else { "do" },
+            dist::comm::error::ranks(&unseeing),
+            if unseeing.len() == 1 { "does" } else { "do" },
             folder.display()
         ))
         .into());
@@ -635,63 +654,63 @@ fn check_folder(team: &Team, folder: &Path) -> Result<()> {
 }
 
 /// Fails unless there is room on the disk and in host memory for what a run saves.
-fn expect_room(saver: &Saver, options: &RunOptions, learner: &Learner, tokenizer: usize, leads: bool) -> Result<()> {
-    let values = learner.params().flat_len();
-    let own: usize = learner.moments().iter().map(|piece| 2 * piece.range.len()).sum();
-    if leads || learner.is_shared() {
-        expect_memory(own + if leads { values } else { 0 })?;
+fn check_space(saver: &Saver, options: &RunOptions, trainer: &Trainer, tokenizer: usize, is_rank0: bool) -> Result<()> {
+    let values = trainer.params().flat_len();
+    let own: usize = trainer.moments().iter().map(|piece| 2 * piece.range.len()).sum();
+    if is_rank0 || trainer.is_sharded() {
+        check_host_memory(own + if is_rank0 { values } else { 0 })?;
     }
-    if leads {
+    if is_rank0 {
         let each = 3 * size_of::<f32>() * values + 2 * tokenizer;
-        let saves = match options.save_every.unwrap_or(saver::USUAL) {
+        let saves = match options.save_every.unwrap_or(saver::DEFAULT_INTERVAL) {
             0 => 1,
-            every => options.steps.saturating_sub(learner.step()) / every + 1,
+            every => options.steps.saturating_sub(trainer.step()) / every + 1,
         };
-        saver.expect_room_for(each as u64, saves)?;
+        saver.check_space_for(each as u64, saves)?;
     }
     Ok(())
 }
 
-/// The mean loss over the first windows of `part`, at most `windows` of them, in nats a token.
+/// The mean loss over the first sequences of `part`, at most `sequences` of them, in nats a token.
 ///
 /// # Errors
 /// Those of the model's ops.
 pub fn evaluate(
     model: &dyn LanguageModel,
-    part: &Part<'_>,
-    windows: usize,
+    part: &TokenSlice<'_>,
+    sequences: usize,
     micro_batch: usize,
     context: usize,
 ) -> Result<f64> {
-    evaluate_share(model, part, windows, micro_batch, context, Shard::WHOLE)
+    evaluate_share(model, part, sequences, micro_batch, context, Shard::WHOLE)
 }
 
 /// What one rank's micro-batches add to the mean of [`evaluate`].
 fn evaluate_share(
     model: &dyn LanguageModel,
-    part: &Part<'_>,
-    windows: usize,
+    part: &TokenSlice<'_>,
+    sequences: usize,
     micro_batch: usize,
     context: usize,
     shard: Shard,
 ) -> Result<f64> {
-    let batch = consecutive(part, windows, context)?;
+    let batch = non_overlapping_sequences(part, sequences, context)?;
     let mut mean = 0.0;
-    let ours = |(number, _): &(usize, Batch)| number % shard.world == shard.rank;
-    for (_, micro) in batch.split(micro_batch).enumerate().filter(ours) {
+    let is_own = |(number, _): &(usize, Batch)| number % shard.world == shard.rank;
+    for (_, micro) in batch.micro_batches(micro_batch).enumerate().filter(is_own) {
         let (inputs, targets) = tensors(&micro, model.params().device())?;
         let loss = no_grad(|| model.loss(&inputs, &targets))?.to_scalar::<f32>()?;
-        mean += f64::from(loss) * micro.windows as f64 / batch.windows as f64;
+        mean += f64::from(loss) * micro.sequences as f64 / batch.sequences as f64;
     }
     Ok(mean)
 }
 
-/// Inputs and targets as tensors: u32 [windows, context].
+/// Inputs and targets as tensors: u32 [sequences, context].
 ///
 /// # Errors
 /// No memory on the device.
 pub fn tensors(batch: &Batch, device: &Device) -> Result<(Tensor, Tensor)> {
-    let tensor = |tokens: &[u32]| Tensor::from_slice(tokens, (batch.windows, batch.context), device);
+    let tensor = |tokens: &[u32]| Tensor::from_slice(tokens, (batch.sequences, batch.context), device);
     Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
 }
 

@@ -25,10 +25,10 @@ fn a_save_may_take_longer_than_a_collective_waits() {
         let limits = crate::dist::comm::Options { timeout: Duration::from_secs(4), ..Default::default() };
         let outcomes = ranks_with(2, limits, |comm| {
             let rank = comm.rank();
-            let team = team(comm, shard);
+            let data_parallel = data_parallel(comm, shard);
             let model = Bigrams::of(&data);
             let options = RunOptions { save_every: Some(0), ..options(9) };
-            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
+            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
             run.step().unwrap();
             let gate = run.saver.gate.clone();
             let (closed, is_closed) = std::sync::mpsc::channel();
@@ -52,28 +52,28 @@ fn ranks_that_write_into_one_folder_need_room_for_all() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     let messages = ranks(2, |comm| {
-        let team = team(comm, Some(Mode::Zero1));
+        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
+        let run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&data_parallel), None).unwrap();
         let share = files::free_bytes(&folder).unwrap() / 10 * 7;
-        run.saver.expect_room_for_all(share, None).unwrap();
-        run.saver.expect_room_for_all(1, run.team.as_ref()).unwrap();
-        run.saver.expect_room_for_all(share, run.team.as_ref()).unwrap_err().to_string()
+        run.saver.check_space_for_all(share, None).unwrap();
+        run.saver.check_space_for_all(1, run.data_parallel.as_ref()).unwrap();
+        run.saver.check_space_for_all(share, run.data_parallel.as_ref()).unwrap_err().to_string()
     });
     messages.iter().for_each(|message| assert!(message.contains("a checkpoint takes"), "{message}"));
 }
 
 /// Moments of a save that was killed may be what a disk is full of.
 #[test]
-fn moments_that_no_checkpoint_names_go_when_a_run_begins() {
+fn unreferenced_shards_are_removed_at_start() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     ranks(2, |comm| {
-        let team = team(comm, Some(Mode::Zero1));
+        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
-        run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+        run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
     });
     let whole = names(&folder);
     assert_eq!(whole.len(), 6, "two checkpoints of two ranks: {whole:?}");
@@ -113,6 +113,6 @@ fn a_run_whose_lock_was_removed_writes_nothing_more() {
     // A folder that is gone is named, and not said to have a checkpoint.
     let mut third = Run::begin(&model, &data, options(3), &folder, None).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
-    let message = third.go(&AtomicBool::new(false), &mut Heard::default()).unwrap_err().to_string();
+    let message = third.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap_err().to_string();
     assert!(message.contains("was removed") && !message.contains("whole"), "{message}");
 }

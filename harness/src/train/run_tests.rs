@@ -11,7 +11,7 @@ use crate::dist::comm::Communicator;
 use crate::dist::comm::threads::threads;
 use crate::dist::ddp::{DdpOptions, Form};
 use crate::dist::sharded::Mode;
-use crate::optim::{AdamWOptions, Schedule};
+use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::{Init, ParamSpec, Params};
 use crate::train::{Sampling, generate};
 
@@ -55,7 +55,7 @@ impl LanguageModel for Bigrams {
     }
 
     fn logits(&self, tokens: &Tensor) -> candle_core::Result<Tensor> {
-        let (windows, n) = tokens.dims2()?;
+        let (sequences, n) = tokens.dims2()?;
         let rows = self.params.get("table")?.leaf(DType::F32)?.index_select(&tokens.flatten_all()?, 0)?;
         let rows = match &self.poison {
             Some(left) if left.get() == 0 => (rows * f64::NAN)?,
@@ -65,7 +65,7 @@ impl LanguageModel for Bigrams {
             }
             None => rows,
         };
-        rows.reshape((windows, n, self.vocabulary))
+        rows.reshape((sequences, n, self.vocabulary))
     }
 
     fn loss(&self, tokens: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
@@ -81,9 +81,9 @@ impl LanguageModel for Bigrams {
 
 fn options(steps: u64) -> RunOptions {
     RunOptions {
-        learner: LearnerOptions {
+        trainer: TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: Schedule { peak: 0.3, floor: 0.3 * 0.1, warmup: 2, total: steps },
+            schedule: LrSchedule { peak: 0.3, floor: 0.3 * 0.1, warmup: 2, total: steps },
             weight_decay: 0.0,
             decay_embeddings: false,
             clip: Some(1.0),
@@ -93,7 +93,7 @@ fn options(steps: u64) -> RunOptions {
         micro_batch: 4,
         context: 8,
         evaluate_every: 10,
-        evaluate_windows: 4,
+        evaluate_sequences: 4,
         save_every: Some(5),
         keep: Keep::default(),
         seed: 1,
@@ -108,9 +108,9 @@ fn set_up() -> (tempfile::TempDir, Dataset) {
     (dir, data)
 }
 
-/// One rank of a team as it is by default.
-fn team(comm: impl Into<Arc<Communicator>>, shard: Option<Mode>) -> TeamOptions {
-    TeamOptions { comm: comm.into(), ddp: DdpOptions::default(), shard }
+/// One rank of a data_parallel as it is by default.
+fn data_parallel(comm: impl Into<Arc<Communicator>>, shard: Option<Mode>) -> DataParallelOptions {
+    DataParallelOptions { comm: comm.into(), ddp: DdpOptions::default(), shard }
 }
 
 /// A world of one.
@@ -119,7 +119,7 @@ fn alone() -> Communicator {
 }
 
 #[derive(Default)]
-struct Heard<'a> {
+struct TestObserver<'a> {
     losses: Vec<f64>,
     evaluations: Vec<(u64, f64)>,
     /// Called with the number of steps so far.
@@ -127,7 +127,7 @@ struct Heard<'a> {
     stop_after: Option<(usize, Arc<AtomicBool>)>,
 }
 
-impl Observer for Heard<'_> {
+impl Observer for TestObserver<'_> {
     fn step(&mut self, line: &StepLine) {
         self.losses.push(line.loss);
         if let Some(then) = &mut self.then {
@@ -143,29 +143,29 @@ impl Observer for Heard<'_> {
     }
 }
 
-fn go(run: &mut Run<'_>) -> (Ending, Heard<'static>) {
-    let mut heard = Heard::default();
-    let ending = run.go(&AtomicBool::new(false), &mut heard).unwrap();
-    (ending, heard)
+fn go(run: &mut Run<'_>) -> (Ending, TestObserver<'static>) {
+    let mut observer = TestObserver::default();
+    let ending = run.train(&AtomicBool::new(false), &mut observer).unwrap();
+    (ending, observer)
 }
 
 #[test]
-fn the_loss_falls_and_the_model_writes_what_it_read() {
+fn the_loss_falls_and_generation_matches_the_text() {
     let (dir, data) = set_up();
     let model = Bigrams::of(&data);
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options(60), &folder, None).unwrap();
-    let (ending, heard) = go(&mut run);
-    assert_eq!((ending, heard.losses.len()), (Ending::Done, 60));
+    let (ending, observer) = go(&mut run);
+    assert_eq!((ending, observer.losses.len()), (Ending::Done, 60));
     let uniform = (data.tokenizer.vocabulary() as f64).ln();
-    assert!((heard.losses[0] - uniform).abs() < 1e-3, "{} for {uniform}", heard.losses[0]);
-    assert_eq!(heard.evaluations.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [10, 20, 30, 40, 50, 60]);
-    assert!(heard.evaluations[5].1 < 1.5, "{:?}", heard.evaluations);
+    assert!((observer.losses[0] - uniform).abs() < 1e-3, "{} for {uniform}", observer.losses[0]);
+    assert_eq!(observer.evaluations.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [10, 20, 30, 40, 50, 60]);
+    assert!(observer.evaluations[5].1 < 1.5, "{:?}", observer.evaluations);
 
     let lines = log::read(&folder.join(LOG)).unwrap();
     assert_eq!(lines.len(), 66);
     let text = std::fs::read_to_string(folder.join(LOG)).unwrap();
-    for (loss, line) in heard.losses.iter().zip(text.lines().filter(|line| line.contains("rate"))) {
+    for (loss, line) in observer.losses.iter().zip(text.lines().filter(|line| line.contains("rate"))) {
         let loss = serde_json::to_string(loss).unwrap();
         assert!(line.contains(&format!("\"loss\":{loss},")), "{line} has all digits of {loss}");
     }
@@ -185,11 +185,11 @@ fn the_loss_falls_and_the_model_writes_what_it_read() {
 }
 
 #[test]
-fn gradients_are_bf16_where_nothing_is_added_to_them() {
+fn gradients_are_bf16_without_accumulation() {
     let (dir, data) = set_up();
     let model = Bigrams::of(&data);
-    let ranks = || team(alone(), None);
-    for (copy, micro_batch, team, expected) in [
+    let ranks = || data_parallel(alone(), None);
+    for (copy, micro_batch, data_parallel, expected) in [
         (DType::F32, 6, None, DType::F32),
         (DType::BF16, 6, None, DType::BF16),
         (DType::BF16, 3, None, DType::F32),
@@ -197,23 +197,28 @@ fn gradients_are_bf16_where_nothing_is_added_to_them() {
         (DType::BF16, 6, Some(ranks()), DType::F32),
         (DType::F16, 6, None, DType::F32),
     ] {
-        model.params().keep_copy(copy).unwrap();
+        model.params().keep_compute_weights(copy).unwrap();
         let options = RunOptions { micro_batch, ..options(2) };
         let folder = dir.path().join("run");
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, team.as_ref(), None).unwrap();
-        assert_eq!(model.params().grads().dtype(), expected, "{copy:?}, {micro_batch} of 6, team: {}", team.is_some());
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, data_parallel.as_ref(), None).unwrap();
+        assert_eq!(
+            model.params().grads().dtype(),
+            expected,
+            "{copy:?}, {micro_batch} of 6, data_parallel: {}",
+            data_parallel.is_some()
+        );
         assert_eq!(go(&mut run).1.losses.len(), 2);
     }
 }
 
 #[test]
-fn shares_of_a_step_need_gradients_in_f32() {
+fn accumulation_needs_f32_gradients() {
     let model = Bigrams::new(10);
     model.params().keep_grads(DType::BF16).unwrap();
-    let learner = Learner::new(model.params(), options(2).learner).unwrap();
+    let trainer = Trainer::new(model.params(), options(2).trainer).unwrap();
     let tokens = Tensor::zeros((1, 4), DType::U32, &Device::Cpu).unwrap();
-    learner.begin().unwrap();
-    let message = learner.backward(&model.loss(&tokens, &tokens).unwrap(), 0.5).unwrap_err().to_string();
+    trainer.begin().unwrap();
+    let message = trainer.backward(&model.loss(&tokens, &tokens).unwrap(), 0.5).unwrap_err().to_string();
     assert!(message.contains("micro-batches") && message.contains("bf16"), "{message}");
 }
 
@@ -227,8 +232,8 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
     // After step 10 the whole run was evaluated.
     for steps in [7, 10] {
         let folder = dir.path().join(steps.to_string());
-        let (ending, heard) = stopped_after(steps, &data, &folder);
-        assert_eq!((ending, heard.losses.len()), (Ending::Stopped, steps));
+        let (ending, observer) = stopped_after(steps, &data, &folder);
+        assert_eq!((ending, observer.losses.len()), (Ending::Stopped, steps));
 
         let model = Bigrams::of(&data);
         let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
@@ -236,39 +241,39 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
         let again: RunOptions = serde_json::from_value(checkpoint.header.training.clone()).unwrap();
         assert_eq!(again, options(20));
         let (_, rest) = go(&mut Run::begin(&model, &data, again, &folder, Some(&checkpoint)).unwrap());
-        assert_eq!([heard.losses, rest.losses].concat(), whole.losses);
-        assert_eq!([heard.evaluations, rest.evaluations].concat(), whole.evaluations);
+        assert_eq!([observer.losses, rest.losses].concat(), whole.losses);
+        assert_eq!([observer.evaluations, rest.evaluations].concat(), whole.evaluations);
     }
 }
 
 /// A run of 20 steps that is told to stop after so many.
-fn stopped_after(steps: usize, data: &Dataset, folder: &Path) -> (Ending, Heard<'static>) {
+fn stopped_after(steps: usize, data: &Dataset, folder: &Path) -> (Ending, TestObserver<'static>) {
     let stop = Arc::new(AtomicBool::new(false));
-    let mut heard = Heard { stop_after: Some((steps, stop.clone())), ..Heard::default() };
+    let mut observer = TestObserver { stop_after: Some((steps, stop.clone())), ..TestObserver::default() };
     let model = Bigrams::of(data);
-    let ending = Run::begin(&model, data, options(20), folder, None).unwrap().go(&stop, &mut heard).unwrap();
-    (ending, heard)
+    let ending = Run::begin(&model, data, options(20), folder, None).unwrap().train(&stop, &mut observer).unwrap();
+    (ending, observer)
 }
 
 #[test]
-fn a_run_that_is_told_to_stop_in_its_last_step_is_done() {
+fn a_stop_in_the_last_step_is_done() {
     let (dir, data) = set_up();
-    let (ending, heard) = stopped_after(20, &data, &dir.path().join("run"));
+    let (ending, observer) = stopped_after(20, &data, &dir.path().join("run"));
     assert_eq!(ending, Ending::Done);
-    assert_eq!(heard.evaluations.last().map(|(step, _)| *step), Some(20));
+    assert_eq!(observer.evaluations.last().map(|(step, _)| *step), Some(20));
 }
 
 /// The last step's weights are seen by the evaluation alone.
 #[test]
-fn a_validation_loss_that_is_no_number_is_an_error() {
+fn a_nan_validation_loss_is_an_error() {
     let (dir, data) = set_up();
     let model = Bigrams::of(&data);
     let mut options = options(1);
-    options.learner.schedule = Schedule { peak: 3e38, floor: 3e38, warmup: 0, total: 1 };
-    options.learner.clip = None;
+    options.trainer.schedule = LrSchedule { peak: 3e38, floor: 3e38, warmup: 0, total: 1 };
+    options.trainer.clip = None;
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
-    let message = run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap_err().to_string();
+    let message = run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap_err().to_string();
     assert!(message.contains("validation after step 1: the loss is not finite"), "{message}");
     assert!(!folder.join(CHECKPOINT).exists());
 }
@@ -298,14 +303,14 @@ fn exported_batches_are_those_that_the_run_sees() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_stops_the_run_with_its_state_saved() {
+fn a_nan_loss_stops_the_run_and_saves_the_state() {
     let (dir, data) = set_up();
     // Two micro-batches a step: the first one of step 4 fails.
     let poison = Some(std::cell::Cell::new(6));
     let model = Bigrams { poison, ..Bigrams::of(&data) };
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options(20), &folder, None).unwrap();
-    let message = run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap_err().to_string();
+    let message = run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap_err().to_string();
     for part in ["step 4", "the loss", "output of `logits`", NOT_FINITE, "--lr"] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
@@ -357,7 +362,7 @@ impl LanguageModel for Steep {
 
 /// The state before a step is saved unless parameters may have had a part of it.
 #[test]
-fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_whole() {
+fn a_nan_gradient_stops_all_ranks() {
     let (dir, data) = set_up();
     for (form, clip, saves) in [
         (Form::Naive, None, true),
@@ -367,10 +372,11 @@ fn a_gradient_that_is_no_number_stops_ranks_with_their_state_saved_where_it_is_w
         (Form::Bucketed, None, false),
     ] {
         let model = Steep(Bigrams::of(&data));
-        let team = TeamOptions { ddp: DdpOptions { form, ..DdpOptions::default() }, ..team(alone(), None) };
-        let options = RunOptions { learner: LearnerOptions { clip, ..options(2).learner }, ..options(2) };
+        let data_parallel =
+            DataParallelOptions { ddp: DdpOptions { form, ..DdpOptions::default() }, ..data_parallel(alone(), None) };
+        let options = RunOptions { trainer: TrainerOptions { clip, ..options(2).trainer }, ..options(2) };
         let folder = dir.path().join(format!("{form:?} {clip:?}"));
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
+        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
         let message = run.step().unwrap_err().to_string();
         assert!(message.contains("the gradient") && message.contains("`table`"), "{message}");
         assert_eq!(folder.join(NOT_FINITE).exists(), saves, "{form:?}, {clip:?}: {message}");
@@ -402,9 +408,9 @@ fn steps_go_on_while_a_checkpoint_is_written() {
             closed.take();
         }
     };
-    let mut heard = Heard { then: Some(Box::new(then)), ..Heard::default() };
-    assert_eq!(run.go(&AtomicBool::new(false), &mut heard).unwrap(), Ending::Done);
-    drop(heard);
+    let mut observer = TestObserver { then: Some(Box::new(then)), ..TestObserver::default() };
+    assert_eq!(run.train(&AtomicBool::new(false), &mut observer).unwrap(), Ending::Done);
+    drop(observer);
     drop(run);
     assert_eq!(names(&folder), ["checkpoint-00000005.safetensors", CHECKPOINT]);
     let five = Checkpoint::open(&folder.join("checkpoint-00000005.safetensors")).unwrap();
@@ -438,16 +444,16 @@ fn an_error_of_a_save_comes_with_the_next_step() {
             std::fs::create_dir(folder.join(CHECKPOINT)).unwrap();
         }
     };
-    let mut heard = Heard { then: Some(Box::new(then)), ..Heard::default() };
-    let message = run.go(&AtomicBool::new(false), &mut heard).unwrap_err().to_string();
+    let mut observer = TestObserver { then: Some(Box::new(then)), ..TestObserver::default() };
+    let message = run.train(&AtomicBool::new(false), &mut observer).unwrap_err().to_string();
     for part in ["cannot write", CHECKPOINT, "of step 5"] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
-    assert!(heard.losses.len() < 1_000_000);
+    assert!(observer.losses.len() < 1_000_000);
 }
 
 #[test]
-fn weights_that_are_not_finite_take_no_checkpoints_place() {
+fn non_finite_weights_do_not_replace_a_checkpoint() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     let model = Bigrams::of(&data);
@@ -467,23 +473,23 @@ fn weights_that_are_not_finite_take_no_checkpoints_place() {
 
 /// Where nobody says how often: after step 100, and at the end.
 #[test]
-fn a_run_saves_now_and_then_by_itself() {
+fn saves_are_due_by_default() {
     let (dir, data) = set_up();
     for world in [1, 2] {
         let folder = dir.path().join(format!("run {world}"));
         ranks(world, |comm| {
-            let team = team(comm, None);
+            let data_parallel = data_parallel(comm, None);
             let model = Bigrams::of(&data);
             let options = RunOptions { save_every: None, evaluate_every: 0, ..options(110) };
-            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&team), None).unwrap();
-            run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+            run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
         });
         assert_eq!(names(&folder), ["checkpoint-00000100.safetensors", CHECKPOINT], "{world} ranks");
     }
 }
 
 #[test]
-fn files_of_others_stay() {
+fn foreign_files_are_kept() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     let model = Bigrams::of(&data);
@@ -518,9 +524,9 @@ fn ranks_that_write_moments_see_one_folder() {
     folders[..2].iter().for_each(|folder| std::fs::create_dir(folder).unwrap());
     let begin = |comm: Communicator, folders: &[std::path::PathBuf]| {
         let folder = &folders[comm.rank()];
-        let team = team(comm, Some(Mode::Zero1));
+        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&team), None);
+        let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&data_parallel), None);
         begun.map(drop).map_err(|error| error.to_string())
     };
     for outcome in ranks(3, |comm| begin(comm, &folders)) {
@@ -553,7 +559,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
         (1.7, (0, 1)),
     ] {
         run.step().unwrap();
-        run.evaluated = Some((run.learner.step(), loss));
+        run.evaluated = Some((run.trainer.step(), loss));
         (run.saver.keep.last, run.saver.keep.best) = keep;
         let left = "moments-00000001-0123456789abcdef-0-of-2.safetensors";
         std::fs::write(folder.join(left), "of a run that was killed").unwrap();
@@ -607,7 +613,7 @@ fn ranks_with<R: Send>(
 type State = (Vec<f32>, Vec<(std::ops::Range<usize>, Vec<f32>, Vec<f32>)>);
 
 fn state(run: &Run<'_>) -> State {
-    let moments = run.learner.moments().into_iter();
+    let moments = run.trainer.moments().into_iter();
     let pieces = moments.map(|piece| (piece.range, piece.first.to_vec().unwrap(), piece.second.to_vec().unwrap()));
     (run.model.params().values().to_vec1().unwrap(), pieces.collect())
 }
@@ -625,7 +631,7 @@ fn whole(states: &[State]) -> [Vec<f32>; 2] {
 
 /// What ranks have saved of a shared optimizer any number of ranks loads: each the same bits, in the file of one rank or of many.
 #[test]
-fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
+fn sharded_state_resumes_in_any_world() {
     let (dir, data) = set_up();
     let vocabulary = data.tokenizer.vocabulary();
     // Buckets of less than a row: shares that begin anywhere.
@@ -636,11 +642,12 @@ fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
                  folder: &Path,
                  resume: bool,
                  then: &mut dyn FnMut(&mut Run<'_>)| {
-        let team = TeamOptions { ddp, ..team(comm, shard) };
+        let data_parallel = DataParallelOptions { ddp, ..data_parallel(comm, shard) };
         let model = Bigrams::of(&data);
         let from = resume.then(|| Checkpoint::open(&folder.join(CHECKPOINT)).unwrap());
         let options = RunOptions { steps, micro_batch: 6, save_every: Some(3), evaluate_every: 0, ..options(6) };
-        let mut run = Run::begin_with(&model, &data, options, folder, from.as_ref(), Some(&team), None).unwrap();
+        let mut run =
+            Run::begin_with(&model, &data, options, folder, from.as_ref(), Some(&data_parallel), None).unwrap();
         then(&mut run);
     };
     for (mode, saved_by) in [(Some(Mode::Zero1), 2), (Some(Mode::Zero1), 3), (Some(Mode::Broadcast), 2), (None, 2)] {
@@ -648,7 +655,7 @@ fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
         let saved = ranks(saved_by, |comm| {
             let mut found = None;
             begin(comm, mode, 4, &folder, false, &mut |run| {
-                assert_eq!(run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap(), Ending::Done);
+                assert_eq!(run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap(), Ending::Done);
                 found = Some(state(run));
             });
             found.unwrap()
@@ -687,7 +694,7 @@ fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
             ranks(saved_by, |comm| {
                 let mut found = None;
                 begin(comm, mode, 6, folder, resume, &mut |run| {
-                    run.go(&AtomicBool::new(false), &mut Heard::default()).unwrap();
+                    run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
                     found = Some(state(run));
                 });
                 found.unwrap()
@@ -700,16 +707,16 @@ fn shared_state_is_saved_by_its_owners_and_goes_on_on_any_number_of_ranks() {
 
 /// A part that is missing, damaged, or of another checkpoint.
 #[test]
-fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
+fn shards_of_another_checkpoint_are_refused() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     ranks(2, |comm| {
-        let team = team(comm, Some(Mode::Zero1));
+        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
-        Run::begin_with(&model, &data, options, &folder, None, Some(&team), None)
+        Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None)
             .unwrap()
-            .go(&AtomicBool::new(false), &mut Heard::default())
+            .train(&AtomicBool::new(false), &mut TestObserver::default())
             .unwrap();
     });
     let parts: Vec<PathBuf> =
@@ -717,8 +724,8 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
     assert_eq!(parts.len(), 4, "two checkpoints of two ranks");
     let load = || {
         let model = Bigrams::of(&data);
-        let mut learner = Learner::new(model.params(), options(2).learner).unwrap();
-        Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner)
+        let mut trainer = Trainer::new(model.params(), options(2).trainer).unwrap();
+        Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut trainer)
     };
     load().unwrap();
     let newest = parts
@@ -746,33 +753,33 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
 
 /// A rank that cannot save its part ends all ranks, and nothing is committed.
 #[test]
-fn a_part_that_cannot_be_saved_commits_nothing() {
+fn a_shard_that_fails_commits_nothing() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     let messages = ranks(2, |comm| {
         let comm = Arc::new(comm);
-        let team = team(comm.clone(), Some(Mode::Zero1));
+        let data_parallel = data_parallel(comm.clone(), Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&team), None).unwrap();
+        let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&data_parallel), None).unwrap();
         run.step().unwrap();
         run.save().unwrap();
         run.step().unwrap();
         if comm.rank() == 1 {
-            let (step, scale) = (run.learner.step(), run.learner.scale());
+            let (step, scale) = (run.trainer.step(), run.trainer.scale());
             let nan = |_: usize, range: std::ops::Range<usize>, mut to: tilewright::ViewMut<'_, f32>| {
                 Ok(to.copy_from_slice(&vec![f32::NAN; range.len()])?)
             };
-            run.learner.restore(step, scale, step, nan).unwrap();
+            run.trainer.restore(step, scale, step, nan).unwrap();
         }
         let error = run.save().unwrap_err().to_string();
         // As `go` does.
-        comm.give_up(&error);
+        comm.abort(&error);
         error
     });
     assert!(messages[1].contains("`optimizer.first.table") && messages[1].contains("is not finite"), "{}", messages[1]);
     assert!(messages[0].contains("rank 1"), "{}", messages[0]);
     assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
     let model = Bigrams::of(&data);
-    let mut learner = Learner::new(model.params(), options(9).learner).unwrap();
-    Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut learner).unwrap();
+    let mut trainer = Trainer::new(model.params(), options(9).trainer).unwrap();
+    Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().load(&mut trainer).unwrap();
 }

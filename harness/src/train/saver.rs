@@ -1,7 +1,7 @@
 //! Checkpoints that are written while training goes on.
 //!
 //! A save copies the state to host memory, which training waits for, and a thread writes it: into a temporary file, onto the disk, under
-//! its name, then the folder. Where every rank has a part of the optimizer's state, each writes its own; when all have, the first rank gives the
+//! its name, then the folder. Where every rank has a shard of the optimizer's state, each writes its own; when all have, the first rank gives the
 //! checkpoint its name. An error comes with the next step.
 
 use std::io;
@@ -10,29 +10,29 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::checkpoint::{Header, Staged, part_name};
+use super::checkpoint::{Header, Staged, shard_file_name};
 use super::keep::{self, Keep};
 use super::run::CHECKPOINT;
-use super::{Error, Result, Team};
+use super::{DataParallel, Error, Result};
 use crate::dist::lifeline;
 use crate::files::{self, Prepared};
 
 /// Where nobody says how often, a checkpoint is due every so many steps,
-pub const USUAL: u64 = 100;
-/// unless saves would take more than one part in this many of the time.
-const SHARE: u32 = 20;
+pub const DEFAULT_INTERVAL: u64 = 100;
+/// unless saves would take more than one shard in this many of the time.
+const MAX_OVERHEAD: u32 = 20;
 
 /// How often ranks that wait for a save tell each other who is done: a save may take longer than a collective waits for the slowest rank.
-const VOTE: Duration = Duration::from_secs(1);
-const PAUSE: Duration = Duration::from_millis(5);
+const RANK_POLL_INTERVAL: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// What a rank writes of a checkpoint.
-pub struct Files {
+pub struct CheckpointFiles {
     pub header: Header,
-    /// The checkpoint itself, of the rank that leads.
+    /// The checkpoint itself, of the rank that is_rank0.
     pub checkpoint: Option<Staged>,
     /// This rank's moments, where they are in files of their own, and the rank.
-    pub part: Option<(Staged, usize)>,
+    pub shard: Option<(Staged, usize)>,
 }
 
 /// Writes a run's checkpoints, one at a time.
@@ -87,7 +87,8 @@ impl Saver {
 
     /// Whether another save now would leave enough of the time to training.
     pub fn is_cheap(&self, now: Instant) -> bool {
-        !self.is_running() && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.took * SHARE)
+        !self.is_running()
+            && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.took * MAX_OVERHEAD)
     }
 
     /// Fails unless the file system has room for checkpoints of `each` bytes: for as many as will be there at a time, of a run that makes
@@ -95,31 +96,32 @@ impl Saver {
     ///
     /// # Errors
     /// What is needed, and what there is.
-    pub fn expect_room_for(&self, each: u64, saves: u64) -> Result<()> {
+    pub fn check_space_for(&self, each: u64, saves: u64) -> Result<()> {
         let most = if self.keep.last == 0 { saves } else { self.keep.last.saturating_add(self.keep.best) as u64 };
         // One more, while it is written and the older ones are there.
         let count = most.saturating_add(1).min(saves.max(1)).saturating_sub(keep::count(&self.folder) as u64).max(1);
         let what = if count == 1 { "a checkpoint takes".to_string() } else { format!("{count} checkpoints take") };
-        self.expect_room(&what, count.saturating_mul(each), files::free_bytes(&self.folder))
+        self.check_space(&what, count.saturating_mul(each), files::free_bytes(&self.folder))
     }
 
-    /// Fails unless there is room for what all ranks of `team` are about to write into the folder, of which `own` bytes are this rank's.
+    /// Fails unless there is room for what all ranks of `data_parallel` are about to write into the folder, of which `own` bytes are this rank's.
     /// Ranks that write all call it before one begins.
     ///
     /// # Errors
     /// What is needed, and what there is; those of communication.
-    pub fn expect_room_for_all(&self, own: u64, team: Option<&Team>) -> Result<()> {
+    pub fn check_space_for_all(&self, own: u64, data_parallel: Option<&DataParallel>) -> Result<()> {
         // Before the others are heard of, which may begin to write then.
         let free = files::free_bytes(&self.folder);
-        let needed = team.map_or(Ok(own), |team| team.sum(own as f64).map(|bytes| bytes as u64))?;
-        self.expect_room("a checkpoint takes", needed, free)
+        let needed = data_parallel
+            .map_or(Ok(own), |data_parallel| data_parallel.all_reduce_sum(own as f64).map(|bytes| bytes as u64))?;
+        self.check_space("a checkpoint takes", needed, free)
     }
 
-    fn expect_room(&self, what: &str, needed: u64, free: io::Result<u64>) -> Result<()> {
+    fn check_space(&self, what: &str, needed: u64, free: io::Result<u64>) -> Result<()> {
         match free {
             Ok(free) if free < needed => Err(self.error(io::Error::new(
                 io::ErrorKind::StorageFull,
-                format!("{what} {}, and its file system has {} left", size(needed), size(free)),
+                format!("{what} {}, and its file system has {} left", format_bytes(needed), format_bytes(free)),
             ))),
             // A file system that does not say is asked by writing.
             _ => Ok(()),
@@ -138,11 +140,16 @@ impl Saver {
     /// Starts to write files. The save before is settled. Ranks whose moments are in files of their own all call it together.
     ///
     /// # Errors
-    /// Too little room on the disk; where the system has no threads, as [`Saver::settle`]; those of communication.
-    pub fn start(&mut self, files: Files, team: Option<&Team>, began: Instant) -> Result<()> {
-        let Files { header, checkpoint, part } = files;
-        let bytes = checkpoint.iter().chain(part.iter().map(|(part, _)| part)).map(Staged::bytes).sum::<u64>();
-        self.expect_room_for_all(bytes, team.filter(|_| part.is_some()))?;
+    /// Too little room on the disk; where the system has no threads, as [`Saver::finish`]; those of communication.
+    pub fn start(
+        &mut self,
+        files: CheckpointFiles,
+        data_parallel: Option<&DataParallel>,
+        began: Instant,
+    ) -> Result<()> {
+        let CheckpointFiles { header, checkpoint, shard } = files;
+        let bytes = checkpoint.iter().chain(shard.iter().map(|(shard, _)| shard)).map(Staged::bytes).sum::<u64>();
+        self.check_space_for_all(bytes, data_parallel.filter(|_| shard.is_some()))?;
         let (folder, keep, newest) = (self.folder.clone(), self.keep, header.clone());
         #[cfg(test)]
         let gate = self.gate.clone();
@@ -151,13 +158,13 @@ impl Saver {
             let _saving = lifeline::saving();
             #[cfg(test)]
             let _open = gate.lock();
-            checkpoint.iter().chain(part.iter().map(|(part, _)| part)).try_for_each(Staged::check_finite)?;
-            if let (Some((part, rank)), Some(parts)) = (&part, &newest.parts) {
-                files::replace(&folder.join(part_name(newest.step, parts, *rank)), |file| part.write(file))?;
+            checkpoint.iter().chain(shard.iter().map(|(shard, _)| shard)).try_for_each(Staged::check_finite)?;
+            if let (Some((shard, rank)), Some(shards)) = (&shard, &newest.shards) {
+                files::replace(&folder.join(shard_file_name(newest.step, shards, *rank)), |file| shard.write(file))?;
             }
             let Some(checkpoint) = &checkpoint else { return Ok(None) };
             let prepared = files::prepare(&folder.join(CHECKPOINT), |file| checkpoint.write(file))?;
-            match newest.parts {
+            match newest.shards {
                 // Others may not be done.
                 Some(_) => Ok(Some(prepared)),
                 None => keep::commit(&folder, prepared, &newest, keep).map(|()| None),
@@ -176,19 +183,22 @@ impl Saver {
     }
 
     /// Ends the save that is under way, if this rank and all others are done with it; with `wait`, when they are, however long that takes.
-    /// With `wait`, all ranks of `team` call it together; without, those whose moments are in files of their own.
+    /// With `wait`, all ranks of `data_parallel` call it together; without, those whose moments are in files of their own.
     ///
     /// # Errors
     /// What the file system said to this rank: no newer checkpoint is on the disk than before. Those of communication.
-    pub fn settle(&mut self, team: Option<&Team>, wait: bool) -> Result<()> {
-        let shared = self.running.as_ref().is_some_and(|running| running.header.parts.is_some());
+    pub fn finish(&mut self, data_parallel: Option<&DataParallel>, wait: bool) -> Result<()> {
+        let shared = self.running.as_ref().is_some_and(|running| running.header.shards.is_some());
         // Ranks that write nothing wait with those that do, and not in the next collective, which has its limit.
-        let team = team.filter(|_| wait || shared);
+        let data_parallel = data_parallel.filter(|_| wait || shared);
         loop {
-            let (done, failed) = self.look();
+            let (done, failed) = self.poll();
             // The others hear of a failure from whoever calls us.
-            let all_are = match team.filter(|_| !failed) {
-                Some(team) => team.sum(f64::from(u8::from(done)))? >= team.communicator().world() as f64,
+            let all_are = match data_parallel.filter(|_| !failed) {
+                Some(data_parallel) => {
+                    data_parallel.all_reduce_sum(f64::from(u8::from(done)))?
+                        >= data_parallel.communicator().world() as f64
+                }
                 None => done,
             };
             if all_are {
@@ -197,9 +207,9 @@ impl Saver {
             if !wait {
                 return Ok(());
             }
-            let until = Instant::now() + VOTE;
-            while !self.look().0 && Instant::now() < until {
-                std::thread::sleep(PAUSE);
+            let until = Instant::now() + RANK_POLL_INTERVAL;
+            while !self.poll().0 && Instant::now() < until {
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         let Some(Running { header, began, outcome: Some((outcome, ended)), .. }) = self.running.take() else {
@@ -212,15 +222,15 @@ impl Saver {
         });
         committed.map_err(|error| self.error(error))?;
         // Nobody says that the state is saved before the first rank has made it so.
-        if let Some(team) = team.filter(|_| shared) {
-            team.sum(0.0)?;
+        if let Some(data_parallel) = data_parallel.filter(|_| shared) {
+            data_parallel.all_reduce_sum(0.0)?;
         }
         self.last = Some(header.step);
         Ok(())
     }
 
     /// Whether this rank writes nothing any more, and whether its save has failed.
-    fn look(&mut self) -> (bool, bool) {
+    fn poll(&mut self) -> (bool, bool) {
         let Some(running) = &mut self.running else { return (true, false) };
         if let Some(thread) = running.thread.take_if(|thread| thread.is_finished()) {
             let ended = |_| (Err(io::Error::other("the thread that writes it has ended")), Instant::now());
@@ -231,7 +241,7 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// Files that are being written are written to their end.
+    /// CheckpointFiles that are being written are written to their end.
     fn drop(&mut self) {
         if let Some(thread) = self.running.take().and_then(|running| running.thread) {
             let _ = thread.join();
@@ -240,7 +250,7 @@ impl Drop for Saver {
 }
 
 /// Bytes in words: `1.25 GiB`.
-fn size(bytes: u64) -> String {
+fn format_bytes(bytes: u64) -> String {
     match bytes as f64 {
         bytes if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),
         bytes if bytes < 1024.0 * 1024.0 * 1024.0 => format!("{:.1} MiB", bytes / 1024.0 / 1024.0),
@@ -264,16 +274,16 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_without_room_is_told_before() {
+    fn a_full_file_system_is_an_error_before_training() {
         let dir = tempfile::tempdir().unwrap();
         let saver = Saver::new(dir.path().to_path_buf(), Keep::default(), Some(7));
-        saver.expect_room_for(1000, 50).unwrap();
-        let message = saver.expect_room_for(1 << 60, 50).unwrap_err().to_string();
-        for part in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "no room", "of step 7, is still whole"] {
-            assert!(message.contains(part), "`{part}` is missing in: {message}");
+        saver.check_space_for(1000, 50).unwrap();
+        let message = saver.check_space_for(1 << 60, 50).unwrap_err().to_string();
+        for expected in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "no room", "of step 7, is still whole"] {
+            assert!(message.contains(expected), "`{expected}` is missing in: {message}");
         }
         // One save needs room for one.
-        let message = saver.expect_room_for(1 << 60, 1).unwrap_err().to_string();
+        let message = saver.check_space_for(1 << 60, 1).unwrap_err().to_string();
         assert!(message.contains("a checkpoint takes 1073741824.00 GiB"), "{message}");
     }
 }

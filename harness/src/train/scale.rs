@@ -9,21 +9,22 @@ use serde::{Deserialize, Serialize};
 pub struct LossScale {
     factor: f64,
     /// Steps since the factor changed.
-    good: u32,
+    #[serde(rename = "good")]
+    clean_steps: u32,
     dynamic: bool,
 }
 
 /// Steps without an overflow before the factor is doubled.
-const GROW_AFTER: u32 = 2000;
-const LARGEST: f64 = 16_777_216.0;
+const GROWTH_INTERVAL: u32 = 2000;
+const MAX_FACTOR: f64 = 16_777_216.0;
 
 impl LossScale {
     /// For gradients that need no scaling: the factor is 1, and an overflow is an error.
-    pub const NONE: LossScale = LossScale { factor: 1.0, good: 0, dynamic: false };
+    pub const NONE: LossScale = LossScale { factor: 1.0, clean_steps: 0, dynamic: false };
 
     /// Starts at 65536.
     pub fn dynamic() -> LossScale {
-        LossScale { factor: 65_536.0, good: 0, dynamic: true }
+        LossScale { factor: 65_536.0, clean_steps: 0, dynamic: true }
     }
 
     /// What the loss is multiplied by, and gradients are divided by.
@@ -37,24 +38,24 @@ impl LossScale {
     }
 
     /// Whether a smaller factor may help against an overflow.
-    pub fn can_shrink(&self) -> bool {
+    pub fn can_decrease(&self) -> bool {
         self.dynamic && self.factor > 1.0
     }
 
     /// Learns whether the gradient of a step was finite. Says whether the step counts: `None` where an overflow cannot be helped by a
     /// smaller factor.
-    pub fn learn(&mut self, finite: bool) -> Option<bool> {
+    pub fn update(&mut self, finite: bool) -> Option<bool> {
         if finite {
-            self.good = self.good.saturating_add(1);
-            if self.dynamic && self.good >= GROW_AFTER && self.factor < LARGEST {
-                (self.factor, self.good) = (2.0 * self.factor, 0);
+            self.clean_steps = self.clean_steps.saturating_add(1);
+            if self.dynamic && self.clean_steps >= GROWTH_INTERVAL && self.factor < MAX_FACTOR {
+                (self.factor, self.clean_steps) = (2.0 * self.factor, 0);
             }
             return Some(true);
         }
-        if !self.can_shrink() {
+        if !self.can_decrease() {
             return None;
         }
-        (self.factor, self.good) = (0.5 * self.factor, 0);
+        (self.factor, self.clean_steps) = (0.5 * self.factor, 0);
         Some(false)
     }
 }
@@ -64,23 +65,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_backs_off_at_once_and_grows_slowly() {
+    fn the_scale_backs_off_and_grows() {
         let mut scale = LossScale::dynamic();
-        assert_eq!((scale.learn(false), scale.factor()), (Some(false), 32_768.0));
-        for _ in 0..GROW_AFTER - 1 {
-            assert_eq!(scale.learn(true), Some(true));
+        assert_eq!((scale.update(false), scale.factor()), (Some(false), 32_768.0));
+        for _ in 0..GROWTH_INTERVAL - 1 {
+            assert_eq!(scale.update(true), Some(true));
         }
         assert_eq!(scale.factor(), 32_768.0);
-        scale.learn(true);
+        scale.update(true);
         assert_eq!(scale.factor(), 65_536.0);
     }
 
     #[test]
-    fn overflows_that_nothing_helps_are_errors() {
+    fn overflow_at_the_minimum_scale_is_an_error() {
         let mut none = LossScale::NONE;
-        assert_eq!((none.learn(true), none.learn(false), none.factor()), (Some(true), None, 1.0));
+        assert_eq!((none.update(true), none.update(false), none.factor()), (Some(true), None, 1.0));
         let mut scale = LossScale::dynamic();
-        let tries = std::iter::from_fn(|| scale.learn(false)).count();
+        let tries = std::iter::from_fn(|| scale.update(false)).count();
         assert_eq!((tries, scale.factor()), (16, 1.0));
     }
 }

@@ -7,8 +7,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 use tilewright::View;
 
-use super::checkpoint::{FIRST, Header, PART_FORMAT, PartHeader, Parts, SECOND};
-use super::{Error, Learner, Result};
+use super::checkpoint::{FIRST, Header, OptimizerShards, SECOND, SHARD_FORMAT, ShardHeader};
+use super::{Error, Result, Trainer};
 use crate::ops::memory::Read;
 use crate::params::Params;
 use crate::tensor_file;
@@ -33,8 +33,8 @@ impl Staged {
     ///
     /// # Errors
     /// No host memory for it; errors of the device.
-    pub fn checkpoint(header: &Header, tokenizer: &str, learner: &Learner) -> Result<Staged> {
-        let params = learner.params();
+    pub fn checkpoint(header: &Header, tokenizer: &str, trainer: &Trainer) -> Result<Staged> {
+        let params = trainer.params();
         let text = serde_json::to_string(header).map_err(candle_core::Error::wrap)?;
         let metadata = BTreeMap::from([
             ("tilewright", text),
@@ -44,8 +44,8 @@ impl Staged {
         let mut staged = Staged { metadata, flats: Vec::new(), tensors: Vec::new() };
         let values = Read::<f32>::new(params.values())?;
         staged.push("", params, 0, values.view()?)?;
-        if header.parts.is_none() {
-            staged.push_moments(learner)?;
+        if header.shards.is_none() {
+            staged.push_moments(trainer)?;
         }
         Ok(staged)
     }
@@ -54,20 +54,20 @@ impl Staged {
     ///
     /// # Errors
     /// As [`Staged::checkpoint`].
-    pub fn part(step: u64, parts: &Parts, rank: usize, learner: &Learner) -> Result<Staged> {
-        let header = PartHeader { format: PART_FORMAT.to_string(), step, parts: parts.clone(), rank };
+    pub fn shard(step: u64, shards: &OptimizerShards, rank: usize, trainer: &Trainer) -> Result<Staged> {
+        let header = ShardHeader { format: SHARD_FORMAT.to_string(), step, shards: shards.clone(), rank };
         let text = serde_json::to_string(&header).map_err(candle_core::Error::wrap)?;
         let metadata = BTreeMap::from([("tilewright", text)]);
         let mut staged = Staged { metadata, flats: Vec::new(), tensors: Vec::new() };
-        staged.push_moments(learner)?;
+        staged.push_moments(trainer)?;
         Ok(staged)
     }
 
-    fn push_moments(&mut self, learner: &Learner) -> Result<()> {
-        for moments in learner.moments() {
+    fn push_moments(&mut self, trainer: &Trainer) -> Result<()> {
+        for moments in trainer.moments() {
             let start = moments.range.start;
-            self.push(FIRST, learner.params(), start, moments.first)?;
-            self.push(SECOND, learner.params(), start, moments.second)?;
+            self.push(FIRST, trainer.params(), start, moments.first)?;
+            self.push(SECOND, trainer.params(), start, moments.second)?;
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl Staged {
     /// Copies a piece of a flat tensor, which begins at element `start`: what it has of each parameter is a tensor.
     fn push(&mut self, prefix: &str, params: &Params, start: usize, piece: View<'_, f32>) -> Result<()> {
         let (flat, all) = (self.flats.len(), start..start + piece.len());
-        expect_memory(piece.len())?;
+        check_host_memory(piece.len())?;
         self.flats.push(piece.to_vec()?);
         for param in params.iter() {
             let whole = param.range();
@@ -140,8 +140,8 @@ impl Staged {
 ///
 /// # Errors
 /// What is needed, and what there is.
-pub fn expect_memory(elements: usize) -> Result<()> {
-    tilewright::expect_host_memory(size_of::<f32>() as f64 * elements as f64).map_err(Error::SaveMemory)
+pub fn check_host_memory(elements: usize) -> Result<()> {
+    tilewright::check_host_memory(size_of::<f32>() as f64 * elements as f64).map_err(Error::SaveMemory)
 }
 
 #[cfg(test)]
@@ -149,9 +149,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_that_does_not_fit_is_refused_with_what_it_is_for() {
-        expect_memory(1000).unwrap();
-        let message = expect_memory(1 << 60).unwrap_err().to_string();
+    fn a_copy_without_host_memory_is_an_error() {
+        check_host_memory(1000).unwrap();
+        let message = check_host_memory(1 << 60).unwrap_err().to_string();
         for part in ["out of memory", "4.3e9 GiB", "copied to host memory before it is written"] {
             assert!(message.contains(part), "`{part}` is missing in: {message}");
         }

@@ -36,7 +36,7 @@ impl LanguageModel for Transformer {
         self.config().flops_per_token(context)
     }
 
-    fn trace(&self, tokens: &Tensor, see: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
-        Transformer::trace(self, tokens, see)
+    fn trace(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
+        Transformer::trace(self, tokens, observe)
     }
 }

@@ -73,7 +73,7 @@ fn the_manifest_says_what_a_launch_needs() {
     assert_eq!((&manifest["format"], &manifest["threads"]), (&1.into(), &256.into()));
     assert_eq!(
         manifest["constants"],
-        serde_json::json!({ "rows_tile": 32, "d_tile": 64, "first_out": false, "whole": false })
+        serde_json::json!({ "rows_tile": 32, "d_tile": 64, "x_evict_first": false, "single_tile": false })
     );
     assert_eq!(manifest["types"], serde_json::json!({ "T": "bf16" }));
     assert_eq!(manifest["memory"]["y"], serde_json::json!({ "access": "out", "type": "f32" }));

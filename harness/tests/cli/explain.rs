@@ -8,7 +8,7 @@ use crate::{tilewright, tilewright_with};
 const BARE: [(&str, &str); 2] = [("PATH", ""), ("TILEWRIGHT_PTXAS", "")];
 
 #[test]
-fn without_tools_the_ptx_is_explained_and_what_is_missing_is_said() {
+fn without_tools_ptx_is_explained_and_missing_tools_are_named() {
     let dir = TempDir::new().unwrap();
     let arguments = ["explain", "flash_attention_fwd", "--set", "causal=true", "--shape", "q=1,16,16384,64"];
     let measured = ["--time-ms", "1.293", "--peak-tflops", "687", "--markdown", "e.md"];
@@ -48,7 +48,7 @@ fn schedules_are_the_shipped_ones_unless_the_command_line_says_otherwise() {
 }
 
 #[test]
-fn the_assembler_tells_registers_and_the_disassembler_instructions() {
+fn ptxas_gives_registers_and_nvdisasm_instructions() {
     let dir = TempDir::new().unwrap();
     let found = std::env::var("TILEWRIGHT_PTXAS").ok().filter(|path| !path.is_empty());
     let Some(ptxas) = found else {
@@ -83,7 +83,7 @@ fn a_record_gives_time_shape_and_peak() {
 }
 
 #[test]
-fn mistakes_are_said_with_the_remedy() {
+fn mistakes_name_the_remedy() {
     let dir = TempDir::new().unwrap();
     let refused = |arguments: &[&str], reason: &str| {
         let message = tilewright(dir.path(), &[&["explain"], arguments].concat()).fails(2);

@@ -13,7 +13,7 @@ use crate::run::{file, tensor};
 use crate::{Ran, tilewright};
 
 /// Timeout of one command, far longer than any of these takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 
 const MOST: &str = "18446744073709551615";
 
@@ -57,7 +57,7 @@ fn finish(mut command: Command) -> Ran {
     let Output { status, stdout, stderr } = command.output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     let (out, err) = (text(stdout), text(stderr));
-    assert!(began.elapsed() < PATIENCE, "{command:?} took {:?}", began.elapsed());
+    assert!(began.elapsed() < COMMAND_TIMEOUT, "{command:?} took {:?}", began.elapsed());
     let code = status.code().unwrap_or_else(|| panic!("{command:?} was ended by a signal: {err}"));
     for word in ["panicked", "memory allocation of", "internal", ".tmp", ".tilewright-"] {
         assert!(!err.contains(word), "{command:?} says `{word}`: {err}");
@@ -162,7 +162,7 @@ fn absurd_worlds_are_refused_with_their_variable() {
 /// Steps are refused by a lower bound of their memory: compares the bound with the measured peak.
 #[test]
 fn estimates_of_memory_are_below_what_steps_take() {
-    use tilewright_harness::model::{Attention, Config, Fusion, Kind};
+    use tilewright_harness::model::{Attention, Config, Fusion, StepKind};
     let dir = folder();
     let mut found = Vec::new();
     for (attention, fusion, recompute) in [
@@ -181,8 +181,8 @@ fn estimates_of_memory_are_below_what_steps_take() {
         let row = json["tables"][0]["rows"][0].as_object().unwrap();
         let config = Config {
             layers: 2,
-            width: 64,
-            hidden: 128,
+            d_model: 64,
+            d_ff: 128,
             heads: 2,
             heads_kv: 2,
             vocabulary: 300,
@@ -192,9 +192,11 @@ fn estimates_of_memory_are_below_what_steps_take() {
             checkpoint: recompute,
             ..Config::default()
         };
-        for (work, kind) in
-            [("forward", Kind::Forward), ("forward-backward", Kind::ForwardBackward), ("train-step", Kind::TrainStep)]
-        {
+        for (work, kind) in [
+            ("forward", StepKind::Forward),
+            ("forward-backward", StepKind::ForwardBackward),
+            ("train-step", StepKind::TrainStep),
+        ] {
             let key = row.keys().find(|key| key.replace(['_', ' '], "-").contains(&format!("peak-of-{work}-mi")));
             let peak = row[key.unwrap_or_else(|| panic!("no peak of {work} in {row:?}"))].as_f64().unwrap();
             let estimate = config.step_bytes(2, 1, kind).total() / f64::from(1 << 20);
@@ -205,7 +207,7 @@ fn estimates_of_memory_are_below_what_steps_take() {
 }
 
 #[test]
-fn what_chooses_nothing_is_refused() {
+fn unused_options_are_errors() {
     let dir = folder();
     let cases: &[(&str, &[&str])] = &[
         ("--dtype zzz", &["`zzz` is not an element type", "bf16"]),
@@ -446,7 +448,7 @@ fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64)
 }
 
 #[test]
-fn a_system_without_threads_is_slower_or_an_error() {
+fn thread_limits_are_slow_or_an_error() {
     let dir = folder();
     // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;

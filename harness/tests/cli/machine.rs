@@ -3,7 +3,7 @@
 use crate::{tilewright, tilewright_with};
 
 #[test]
-fn doctor_says_something_of_every_part() {
+fn doctor_reports_every_part() {
     let dir = tempfile::tempdir().unwrap();
     let text = tilewright(dir.path(), &["doctor"]).ok();
     for part in ["LLVM", "22.", "CPU", "CUDA driver", "CUDA libraries", "ptxas", "cache folder", "Kernels run on"] {

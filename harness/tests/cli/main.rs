@@ -1,6 +1,6 @@
 //! Runs the program `tilewright`, and checks its output, files and exit codes.
 
-mod ahead;
+mod ahead_of_time;
 mod compile;
 mod explain;
 mod faults;

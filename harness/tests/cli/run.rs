@@ -49,7 +49,7 @@ fn small(n: usize) -> Vec<f32> {
 const TILES: [&str; 4] = ["--set", "rows_tile=16,d_tile=32", "--grid", "rows/rows_tile"];
 
 #[test]
-fn weighted_sum_gets_all_its_numbers_from_names() {
+fn scalars_are_derived_from_parameter_names() {
     let dir = tempfile::tempdir().unwrap();
     let (rows, d) = (37, 45);
     let (x, w) = (small(rows * d), small(d));
@@ -110,7 +110,7 @@ fn outputs_that_nothing_would_write_are_refused() {
 }
 
 #[test]
-fn what_follows_from_nothing_is_asked_for() {
+fn undetermined_arguments_are_requested() {
     let dir = tempfile::tempdir().unwrap();
     let mistake = |kernel: &str, more: &[&str], parts: &[&str]| {
         let message = run(dir.path(), kernel, more).fails(2);
@@ -164,7 +164,7 @@ fn tensors_that_do_not_fit_the_kernel_are_refused() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_said_so() {
+fn a_missing_gpu_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &small(4))]);
     let more = [&TILES[..], &["--shape", "y=rows", "--device", "cuda:99"]].concat();
@@ -207,7 +207,7 @@ fn extents_below_zero_are_refused() {
 }
 
 #[test]
-fn names_in_files_are_shown_and_not_obeyed() {
+fn control_characters_in_names_are_escaped() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), &[tensor("y\u{1b}[2J\nerror: x", &[16], &small(16))]);
     let message = run(dir.path(), "weighted_sum_fwd", &TILES).fails(2);

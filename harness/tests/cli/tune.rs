@@ -22,7 +22,7 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     assert_eq!(written["entries"].as_array().map(Vec::len), Some(1), "{written}");
     let entry = &written["entries"][0];
     assert_eq!(entry["kernel"], "matmul");
-    let key = "T=f32,a_columns=false,b_columns=false,precision=ieee,m<=64,n<=64,k<=64";
+    let key = "T=f32,a_col_major=false,b_col_major=false,precision=ieee,m<=64,n<=64,k<=64";
     assert_eq!(entry["key"], key);
     assert!(entry["config"].as_str().is_some_and(|config| config.starts_with("m_tile=")), "{entry}");
     assert!(entry["median_ms"].as_f64() > Some(0.0), "{entry}");
@@ -40,7 +40,7 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     let written = table(&dir, "t.json");
     let kernels: Vec<&Value> = written["entries"].as_array().unwrap().iter().map(|entry| &entry["kernel"]).collect();
     assert_eq!(kernels, ["flash_attention_bwd_dq", "matmul", "matmul"]);
-    assert_eq!(written["entries"][2]["key"], key.replace("b_columns=false", "b_columns=true"));
+    assert_eq!(written["entries"][2]["key"], key.replace("b_col_major=false", "b_col_major=true"));
 }
 
 /// Each result is written to the table and printed before the next problem starts.
@@ -75,7 +75,7 @@ fn each_problem_is_written_when_it_is_done() {
 }
 
 #[test]
-fn what_cannot_be_tuned_is_said() {
+fn untunable_arguments_are_errors() {
     let dir = TempDir::new().unwrap();
     let refused = |arguments: &[&str], code: i32, reason: &str| {
         let message = tilewright(dir.path(), &[&["tune"], arguments].concat()).fails(code);

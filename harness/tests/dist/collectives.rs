@@ -66,7 +66,7 @@ pub fn check(comm: &Communicator) {
         let expected: Vec<f32> = (0..world).flat_map(|r| floats(r, n)).collect();
         assert_eq!(data, expected, "all_gather of {n}");
 
-        check_wire(comm, n);
+        check_comm_dtype(comm, n);
         comm.barrier().unwrap();
     }
     check_types(comm);
@@ -79,20 +79,20 @@ fn floats_at(rank: usize, i: usize) -> f32 {
 }
 
 /// bf16 and f16 on the way: contributions and results are rounded, the sum is f32.
-fn check_wire(comm: &Communicator, n: usize) {
+fn check_comm_dtype(comm: &Communicator, n: usize) {
     let (rank, world) = (comm.rank(), comm.world());
-    for wire in [Dtype::Bf16, Dtype::F16] {
-        let round = |x: f32| match wire {
+    for comm_dtype in [Dtype::Bf16, Dtype::F16] {
+        let round = |x: f32| match comm_dtype {
             Dtype::Bf16 => bf16::from_f32(x).to_f32(),
             _ => f16::from_f32(x).to_f32(),
         };
         let mut data = floats(rank, n);
-        comm.all_reduce_as(&mut data, Reduce::Avg, wire).unwrap();
+        comm.all_reduce_as(&mut data, Reduce::Avg, comm_dtype).unwrap();
         let expected = |i| {
             let sum = (1..world).fold(round(floats_at(0, i)), |sum, r| sum + round(floats_at(r, i)));
             round(sum / world as f32)
         };
-        assert_eq!(data, (0..n).map(expected).collect::<Vec<_>>(), "{wire:?}, {n}");
+        assert_eq!(data, (0..n).map(expected).collect::<Vec<_>>(), "{comm_dtype:?}, {n}");
     }
 }
 
@@ -156,7 +156,7 @@ fn all_collectives_on_threads_and_sockets() {
 
 /// Work of the caller and of the collective go on at the same time.
 #[test]
-fn collectives_go_on_while_the_caller_computes() {
+fn collectives_overlap_with_computation() {
     for kind in KINDS {
         let early = ranks(kind, 2, options(), |comm| {
             let pending = comm.start_all_reduce(vec![1.0_f32; 100_000], Reduce::Sum).unwrap();

@@ -149,7 +149,7 @@ fn steps_are_timed_by_form() {
 }
 
 #[test]
-fn shared_state_takes_its_part_of_the_memory() {
+fn sharded_state_takes_its_shard_of_memory() {
     let steps = ["--repeat", "2", "--warmup", "0", "--context", "16", "--ranks", "2"];
     let (rows, text, _folder) = rows(&[&["bench", "shard"], SMALL.as_slice(), &steps].concat());
     let state: Vec<f64> = rows.iter().map(|row| row["state_mb"].as_f64().unwrap()).collect();
@@ -171,14 +171,10 @@ fn shared_state_takes_its_part_of_the_memory() {
 
 /// A back end that is not built in, or not for this device, is named with what to do.
 #[test]
-fn absent_back_ends_are_named() {
-    let bench = |back_end: &str| {
+fn missing_backends_are_named() {
+    let bench = |backend: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
-        command
-            .env("TILEWRIGHT_COMM", back_end)
-            .env("RANK", "0")
-            .env("WORLD_SIZE", "2")
-            .env("TILEWRIGHT_DEVICE", "cpu");
+        command.env("TILEWRIGHT_COMM", backend).env("RANK", "0").env("WORLD_SIZE", "2").env("TILEWRIGHT_DEVICE", "cpu");
         let output = command.args(["bench", "comm", "--sizes", "0.1"]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()

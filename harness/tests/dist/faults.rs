@@ -6,7 +6,7 @@ use tilewright_harness::dist::comm::{CommError, Options, Reduce, threads};
 use tilewright_harness::dist::rendezvous::{self, Job};
 use tilewright_harness::dist::secret::Access;
 
-use crate::world::{KINDS, Kind, free_port, options, place, ranks};
+use crate::world::{KINDS, Kind, free_port, options, rank_info, ranks};
 
 /// Patience of ranks that wait for one that hangs.
 const SHORT: Options = Options { timeout: Duration::from_millis(400), start_timeout: Duration::from_millis(600) };
@@ -14,7 +14,7 @@ const SHORT: Options = Options { timeout: Duration::from_millis(400), start_time
 const SLACK: Duration = Duration::from_secs(20);
 
 #[test]
-fn ranks_that_disagree_all_hear_what_was_called() {
+fn mismatched_collectives_are_listed_on_all_ranks() {
     for kind in KINDS {
         let texts = ranks(kind, 3, options(), |comm| {
             comm.all_reduce(&mut [0.0_f32; 8], Reduce::Sum).unwrap();
@@ -91,7 +91,7 @@ fn a_rank_that_hangs_is_named_after_the_time_out() {
 }
 
 #[test]
-fn a_rank_that_leaves_is_noticed_at_once() {
+fn a_dropped_communicator_is_noticed_immediately() {
     for kind in KINDS {
         let began = Instant::now();
         let texts = ranks(kind, 3, options(), |comm| {
@@ -109,7 +109,7 @@ fn a_rank_that_leaves_is_noticed_at_once() {
 }
 
 #[test]
-fn a_rank_that_throws_takes_the_others_with_it() {
+fn a_panic_aborts_all_ranks() {
     for kind in KINDS {
         let began = Instant::now();
         let texts = ranks(kind, 3, options(), |comm| {
@@ -132,11 +132,11 @@ fn a_rank_that_throws_takes_the_others_with_it() {
 }
 
 #[test]
-fn a_rank_that_gives_up_says_why() {
+fn an_abort_carries_its_reason() {
     for kind in KINDS {
         let texts = ranks(kind, 2, options(), |comm| match comm.rank() {
             0 => {
-                comm.give_up("the disk is full");
+                comm.abort("the disk is full");
                 comm.barrier().unwrap_err().to_string()
             }
             _ => comm.barrier().unwrap_err().to_string(),
@@ -147,8 +147,8 @@ fn a_rank_that_gives_up_says_why() {
 }
 
 fn start(rank: usize, world: usize, port: u16, job: &str) -> Result<(), CommError> {
-    let job = Job { word: job.into(), access: Access::default() };
-    rendezvous::connect(&place(rank, world, port), &job, SHORT).map(|_| ())
+    let job = Job { name: job.into(), access: Access::default() };
+    rendezvous::connect(&rank_info(rank, world, port), &job, SHORT).map(|_| ())
 }
 
 /// Starts these ranks at the same time, and gives what each says.
@@ -161,7 +161,7 @@ fn meet(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
 }
 
 #[test]
-fn ranks_that_do_not_come_are_named() {
+fn missing_ranks_are_named() {
     let began = Instant::now();
     for outcome in meet(&[(0, 4, ""), (2, 4, "")]) {
         let text = outcome.unwrap_err().to_string();
@@ -199,7 +199,7 @@ fn ranks_of_another_job_or_world_are_turned_away() {
 }
 
 #[test]
-fn a_world_of_nobody_is_refused() {
+fn an_empty_world_is_refused() {
     assert!(threads::threads(0, options()).is_err());
     let alone = ranks(Kind::Tcp, 1, options(), |comm| comm.all_reduce(&mut [1.0_f32], Reduce::Sum).is_ok());
     assert_eq!(alone, [true]);

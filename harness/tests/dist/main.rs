@@ -1,9 +1,9 @@
 //! Ranks that work together, and ranks that do not: collectives, faults, training.
 
+mod buffer_reuse;
 mod collectives;
 mod commands;
 mod faults;
-mod lend;
 mod model;
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -14,9 +14,9 @@ mod profile;
 mod settings;
 mod sharded;
 mod stops;
-mod strangers;
 #[path = "../support/tensors.rs"]
 mod tensors;
 mod training;
+mod unauthenticated_peers;
 mod update;
 mod world;

@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Result, Tensor};
 use tilewright_harness::ops::{cross_entropy, linear, memory, rms_norm, silu};
-use tilewright_harness::optim::{AdamW, AdamWOptions, Copy, Group};
+use tilewright_harness::optim::{AdamW, AdamWOptions, ComputeWeights, Group};
 use tilewright_harness::params::{Init, ParamSpec, Params};
 
 pub const WIDTH: usize = 24;
@@ -59,7 +59,7 @@ pub fn groups(params: &Params) -> Vec<Group> {
     let group = |param: tilewright_harness::params::Param| Group {
         range: param.range(),
         weight_decay: if param.decay() { 0.1 } else { 0.0 },
-        rate_factor: 1.0,
+        lr_scale: 1.0,
     };
     trained.map(group).collect()
 }
@@ -78,7 +78,9 @@ pub fn update(params: &Params, adamw: &mut AdamW) {
     let gradients = params.grads();
     let gradients = memory::Read::<f32>::new(&gradients).unwrap();
     memory::write::<f32, _>(params.values(), |_, values| {
-        adamw.step(values, gradients.view()?, Copy::None, &groups(params), RATE, 1.0).map_err(memory::kernel_error)
+        adamw
+            .step(values, gradients.view()?, ComputeWeights::None, &groups(params), RATE, 1.0)
+            .map_err(memory::kernel_error)
     })
     .unwrap();
 }

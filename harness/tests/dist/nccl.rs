@@ -23,11 +23,11 @@ struct Rank {
 }
 
 fn connect(environment: &Environment) -> Result<Rank, CommError> {
-    let place = environment.place.as_ref().unwrap();
-    let stream = stream(place.local_rank);
+    let rank_info = environment.rank_info.as_ref().unwrap();
+    let stream = stream(rank_info.local_rank);
     let device = Device::from_cuda_stream(stream.clone()).unwrap();
-    let comm = nccl::connect(dist::connect_to(environment)?, place, &environment.job, stream, environment.options)?;
-    assert_eq!((comm.back_end(), comm.rank(), comm.world()), ("nccl", place.rank, place.world));
+    let comm = nccl::connect(dist::connect_to(environment)?, rank_info, &environment.job, stream, environment.options)?;
+    assert_eq!((comm.backend(), comm.rank(), comm.world()), ("nccl", rank_info.rank, rank_info.world));
     Ok(Rank { device, comm })
 }
 
@@ -54,13 +54,13 @@ fn program_of_a_rank() {
     if what == "train" {
         return train(&environment);
     }
-    let connected = connect(&environment).and_then(|rank| rank.comm.copies_beside(copies).map(|()| rank));
+    let connected = connect(&environment).and_then(|rank| rank.comm.set_overlap_copy_engines(copies).map(|()| rank));
     let outcome = connected.and_then(|rank| match what {
         "suite" => {
             suite(&rank);
             // Asked for again, and no longer.
-            [false, true, true].into_iter().try_for_each(|on| rank.comm.copies_beside(on))?;
-            rank.comm.copies_beside(copies)
+            [false, true, true].into_iter().try_for_each(|on| rank.comm.set_overlap_copy_engines(on))?;
+            rank.comm.set_overlap_copy_engines(copies)
         }
         "order" => {
             stays_in_order(&rank);
@@ -82,10 +82,10 @@ fn program_of_a_rank() {
 /// Training of the small model, all of it on the rank's GPU.
 #[cfg(feature = "cuda")]
 fn train(environment: &Environment) {
-    let ordinal = environment.place.as_ref().unwrap().local_rank;
+    let ordinal = environment.rank_info.as_ref().unwrap().local_rank;
     let device = tilewright_harness::ops::memory::open_cuda(ordinal).unwrap();
     let comm = dist::connect_for(environment, &device).unwrap();
-    assert_eq!(comm.back_end(), "nccl");
+    assert_eq!(comm.backend(), "nccl");
     crate::training::check(&device, comm);
 }
 
@@ -94,9 +94,9 @@ fn start<T: Element + tilewright::Element>(
     comm: &Communicator,
     data: &mut Buffer<T>,
     op: Op,
-    wire: Option<Dtype>,
+    comm_dtype: Option<Dtype>,
 ) -> Result<handle::Handle, CommError> {
-    let call = Call { op, dtype: <T as Element>::DTYPE, count: data.len(), wire };
+    let call = Call { op, dtype: <T as Element>::DTYPE, count: data.len(), comm_dtype };
     // SAFETY: whoever calls keeps the buffer, and waits for the handle before it is used.
     unsafe { start_at(comm, call, data.view_mut().address()) }
 }
@@ -107,15 +107,15 @@ unsafe fn start_at(comm: &Communicator, call: Call, address: u64) -> Result<hand
     // SAFETY: the caller's promise.
     unsafe {
         match COPIES.load(Ordering::Relaxed) {
-            true => comm.start_beside(call, address as *mut u8),
+            true => comm.start_overlapped(call, address as *mut u8),
             false => comm.start(call, address as *mut u8),
         }
     }
 }
 
 /// A sum, waited for on the host.
-fn reduce(comm: &Communicator, data: &mut Buffer<f32>, wire: Option<Dtype>) -> Result<(), CommError> {
-    start(comm, data, Op::AllReduce(Reduce::Sum), wire)?.synchronize()?;
+fn reduce(comm: &Communicator, data: &mut Buffer<f32>, comm_dtype: Option<Dtype>) -> Result<(), CommError> {
+    start(comm, data, Op::AllReduce(Reduce::Sum), comm_dtype)?.synchronize()?;
     comm.failure().map_or(Ok(()), |error| Err(error.clone()))
 }
 
@@ -166,12 +166,12 @@ fn suite(rank: &Rank) {
     collectives::<i64>(rank, |x| x as i64);
     collectives::<u8>(rank, |x| x as u8);
     let (comm, n) = (&rank.comm, 100_003);
-    for wire in [Dtype::Bf16, Dtype::F16] {
+    for comm_dtype in [Dtype::Bf16, Dtype::F16] {
         let values: Vec<f32> = (0..n).map(|i| number(comm.rank(), i).into()).collect();
         let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
-        reduce(comm, &mut data, Some(wire)).unwrap();
+        reduce(comm, &mut data, Some(comm_dtype)).unwrap();
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
-        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "sums sent as {wire:?}");
+        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "sums sent as {comm_dtype:?}");
     }
     // Several segments of every lane, and a rest.
     let values: Vec<f32> = (0..20_000_003).map(|i| number(comm.rank(), i).into()).collect();
@@ -187,12 +187,12 @@ fn suite(rank: &Rank) {
     let often = |i| sum(i) * (comm.world() * comm.world()) as f32;
     assert!(data.to_vec().unwrap().into_iter().enumerate().all(|(i, found)| found == often(i)), "three times");
     for limit in [4, 1, 0, 4] {
-        comm.limit_beside(limit).unwrap();
+        comm.set_overlap_max_ctas(limit).unwrap();
         let values: Vec<f32> = (0..n).map(|i| number(comm.rank(), i).into()).collect();
         let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
-        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: n, wire: None };
+        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: n, comm_dtype: None };
         // SAFETY: the buffer is not used before the handle is waited for.
-        let handle = unsafe { comm.start_beside(call, data.view_mut().address() as *mut u8) };
+        let handle = unsafe { comm.start_overlapped(call, data.view_mut().address() as *mut u8) };
         handle.unwrap().wait().unwrap();
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
         assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} multiprocessors");
@@ -215,21 +215,21 @@ fn stays_in_order(rank: &Rank) {
     let mut data = Buffer::<f32>::zeros(device, slices * each).unwrap();
     let mut results = Vec::new();
     comm.start_trace();
-    let lap = comm.lap().unwrap().expect("a GPU has a stream that computes");
+    let timer = comm.start_timer().unwrap().expect("a GPU has a stream that computes");
     for source in &sources {
         let mut handles = Vec::new();
         for slice in (0..slices).map(|slice| slice * each..(slice + 1) * each) {
             let mut part = data.slice_mut(slice.clone()).unwrap();
             part.copy_from(source.slice(slice).unwrap()).unwrap();
-            let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: each, wire: None };
+            let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: each, comm_dtype: None };
             // SAFETY: the slice is not used before its handle is waited for.
             handles.push(unsafe { start_at(comm, call, part.address()).unwrap() });
         }
         handle::wait_all(&handles).unwrap();
         results.push(data.try_clone().unwrap());
     }
-    let mut lap = lap;
-    lap.stop().unwrap();
+    let mut timer = timer;
+    timer.stop().unwrap();
     for (round, result) in results.iter().enumerate() {
         let expected: usize = (0..comm.world()).map(|r| round + r).sum();
         assert!(result.to_vec().unwrap().iter().all(|&x| x == expected as f32), "round {round}");
@@ -237,7 +237,7 @@ fn stays_in_order(rank: &Rank) {
     let records = comm.take_trace();
     assert_eq!(records.len(), slices * rounds);
     let seconds: f64 = records.iter().map(|record| record.seconds()).sum();
-    let whole = lap.seconds().unwrap();
+    let whole = timer.seconds().unwrap();
     assert!(seconds > 0.0 && seconds <= whole, "{seconds} s of collectives in {whole} s");
 }
 
@@ -248,7 +248,7 @@ fn fail(rank: Rank, what: &str, who: &str) -> Result<(), CommError> {
     let mut load = Buffer::<f32>::zeros(&rank.device, 100_000_000).unwrap();
     let source = Buffer::<f32>::zeros(&rank.device, 100_000_000).unwrap();
     if what == "kill-late-two" {
-        comm.limit_beside(4)?;
+        comm.set_overlap_max_ctas(4)?;
     }
     for step in 1.. {
         if chosen && step == 5 {
@@ -309,7 +309,7 @@ fn training_on_gpus_gives_the_weights_of_training_on_one() {
 }
 
 #[test]
-fn ranks_that_disagree_all_hear_what_was_called() {
+fn mismatched_collectives_are_listed_on_all_ranks() {
     let Some(ran) = on_gpus(2, "disagree") else { return };
     assert_eq!(ran.code, Some(1), "{}", ran.text);
     assert_eq!(ran.text.matches("rank 1: all_reduce(sum) of 11 f32").count() / 2, 1, "{}", ran.text);
@@ -326,7 +326,7 @@ fn a_killed_rank_ends_all() {
 }
 
 #[test]
-fn a_rank_that_throws_or_leaves_ends_all() {
+fn a_panic_or_a_drop_aborts_all_ranks() {
     let Some(ran) = on_gpus(2, "throw:0") else { return };
     others_name(&ran, 2, 0, &["gave up: it panicked"]);
     let Some(ran) = on_gpus(2, "leave:1") else { return };

@@ -20,7 +20,7 @@ fn program_of_a_rank() {
         environment.options.timeout = Duration::from_secs(5);
     }
     let outcome = dist::connect_to(&environment).and_then(|comm| {
-        println!("carried by {}", comm.back_end());
+        println!("carried by {}", comm.backend());
         match what {
             "suite" => collectives::check(&comm),
             "train" => training::check(&candle_core::Device::Cpu, comm),
@@ -160,7 +160,7 @@ fn a_hanging_rank_is_named_and_ended() {
 
 /// Stopped while data travel: one of the others waits for it, and the rest for that one.
 #[test]
-fn a_rank_that_is_stopped_in_the_middle_of_a_collective_is_the_one_that_is_named() {
+fn a_rank_stopped_inside_a_collective_is_named() {
     let ran = launch(4, "stop:2");
     assert!(ran.text.contains("error: rank 2 hung, and ended by signal 9 (SIGKILL)"), "{}", ran.text);
     for rank in [0, 1, 3] {
@@ -240,7 +240,7 @@ fn compare(folder: &std::path::Path, found: &str, expected: &str) -> f64 {
 /// Whole runs of the command line: on 2 ranks with every form, with state shared out, with micro-batches; and a run whose rank is killed
 /// goes on in a world of another size.
 #[test]
-fn runs_on_many_ranks_are_the_run_on_one() {
+fn runs_on_many_ranks_match_one_rank() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let eps = ["--eps", "1e-4", "--steps", "6"];
@@ -279,7 +279,7 @@ fn runs_on_many_ranks_are_the_run_on_one() {
 
 /// Who updates a parameter does not change it: also where the whole gradient's norm decides how far.
 #[test]
-fn broadcast_gives_the_bits_of_an_optimizer_that_is_not_shared_out() {
+fn broadcast_sharding_is_bit_exact() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     for clip in ["0.05", "0"] {

@@ -107,7 +107,7 @@ fn hidden(found: &Found) -> Vec<f64> {
 }
 
 #[test]
-fn what_is_sent_after_backward_is_not_hidden() {
+fn communication_after_backward_is_exposed() {
     for form in ["naive", "flat"] {
         let found = profile(&[], &["--ddp", form, "--ranks", "2", "--work", "forward-backward"]);
         check_trace(&found, 2);
@@ -117,7 +117,7 @@ fn what_is_sent_after_backward_is_not_hidden() {
 }
 
 #[test]
-fn what_is_sent_while_backward_goes_on_is_hidden() {
+fn communication_during_backward_is_overlapped() {
     let found = profile(&[], &["--ddp", "bucketed", "--bucket-mb", "0.2", "--back-end", "tcp"]);
     check_trace(&found, 2);
     assert!(hidden(&found).iter().sum::<f64>() > 5.0, "{}", found.text);

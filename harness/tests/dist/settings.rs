@@ -60,11 +60,12 @@ fn options_that_differ_are_named_on_all_ranks() {
         "rank 1: --evaluate-every is 1, and 100 on rank 0",
     ];
     both_say(folder.path(), train(folder.path(), [PLAIN, options]), &lines);
-    let options = "--out run --data text --steps 3 --precision bf16 --wire bf16 --ddp flat --shard zero1 --layers 2";
+    let options =
+        "--out run --data text --steps 3 --precision bf16 --comm-dtype bf16 --ddp flat --shard zero1 --layers 2";
     let lines = [
         "rank 1: --steps is 3, and 2 on rank 0",
         "rank 1: --precision is bf16, and f32 on rank 0",
-        "rank 1: --wire is bf16, and off on rank 0",
+        "rank 1: --comm-dtype is bf16, and off on rank 0",
         "rank 1: --ddp is flat, and bucketed on rank 0",
         "rank 1: --shard is zero1, and off on rank 0",
         "rank 1: --layers is 2, and 1 on rank 0",

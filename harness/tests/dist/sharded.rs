@@ -7,7 +7,7 @@ use tilewright_harness::dist::comm::Communicator;
 use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, Form};
 use tilewright_harness::dist::sharded::{ShardedOptimizer, State};
 use tilewright_harness::ops::memory;
-use tilewright_harness::optim::{AdamW, Copy};
+use tilewright_harness::optim::{AdamW, ComputeWeights};
 use tilewright_harness::params::Params;
 
 use crate::model::{self, OPTIONS, RATE, values};
@@ -41,11 +41,11 @@ fn optimizer(params: &Params, ddp: &Ddp, names: &[&str]) -> ShardedOptimizer<Ada
     let (device, comm) = (memory::kernel_device(params.device()).unwrap(), ddp.communicator().clone());
     let (first, len) = (ranges(params, names), params.flat_len());
     match ddp.options().exchange {
-        Exchange::AllReduce | Exchange::Both => {
+        Exchange::AllReduce | Exchange::PeerGradients => {
             ShardedOptimizer::by_parameters(device, comm, &first, len, OPTIONS).unwrap()
         }
         Exchange::ReduceScatter => {
-            let mut optimizer = ShardedOptimizer::of_buckets(device, comm, ddp.buckets(), len, OPTIONS);
+            let mut optimizer = ShardedOptimizer::with_buckets(device, comm, ddp.buckets(), len, OPTIONS);
             optimizer.add_param_group(&first).unwrap();
             optimizer
         }
@@ -93,7 +93,7 @@ fn unshared(comm: Communicator) -> Vec<Vec<f32>> {
             for optimizer in &mut optimizers {
                 let (values, groups) = (values.reborrow(), model::groups(&params));
                 optimizer
-                    .step(values, gradients.view()?, Copy::None, &groups, RATE, 1.0)
+                    .step(values, gradients.view()?, ComputeWeights::None, &groups, RATE, 1.0)
                     .map_err(memory::kernel_error)?;
             }
             Ok(())
@@ -105,7 +105,7 @@ fn unshared(comm: Communicator) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn parameters_that_come_later_begin_their_own_count_of_steps() {
+fn later_parameter_groups_count_their_own_steps() {
     for kind in KINDS {
         for world in [1, 2, 3, 4] {
             let expected = ranks(kind, world, options(), unshared).swap_remove(0);
@@ -128,7 +128,7 @@ fn parameters_that_come_later_begin_their_own_count_of_steps() {
 
 /// State of both groups, saved by worlds of 1 to 4 ranks in either mode, goes on in worlds of 1 to 4 in the other and in the same.
 #[test]
-fn their_state_goes_on_in_any_world() {
+fn their_state_resumes_in_any_world() {
     let half = LATER + 2;
     let whole = ranks(Kind::Threads, 1, options(), unshared).swap_remove(0);
     for (saver, exchange) in [(1, EXCHANGES[0]), (2, EXCHANGES[1]), (3, EXCHANGES[0]), (4, EXCHANGES[1])] {
@@ -171,7 +171,7 @@ fn goes_on(comm: Communicator, exchange: Exchange, start: &[f32], state: &State,
 }
 
 #[test]
-fn groups_that_make_no_sense_are_mistakes() {
+fn invalid_groups_are_errors() {
     for exchange in EXCHANGES {
         let texts = ranks(Kind::Threads, 2, options(), |comm| {
             let (params, ddp) = begin(comm, exchange, 1);

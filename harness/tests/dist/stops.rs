@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use libc::{SIGHUP, SIGINT, SIGKILL, SIGTERM, SIGUSR1};
 use tilewright_harness::dist::lifeline;
-use tilewright_harness::signals::{self, Heard};
+use tilewright_harness::signals::{self, StopSignal};
 
 use crate::tensors::tensors;
 
@@ -171,7 +171,7 @@ fn signals_end_training_with_its_state_saved() {
 }
 
 #[test]
-fn resuming_remembers_how_ranks_share_the_work() {
+fn resume_restores_the_rank_settings() {
     let folder = place();
     let path = folder.path();
     let ranks = Some("--nproc 2");
@@ -181,14 +181,14 @@ fn resuming_remembers_how_ranks_share_the_work() {
         text(&ran)
     };
     let weights = |out: &str| tensors(&path.join(out).join("checkpoint.safetensors"));
-    let how = "--ddp flat --wire bf16";
+    let how = "--ddp flat --comm-dtype bf16";
     run("whole", &format!("{how} --steps 6"));
     run("parts", &format!("{how} --steps 3"));
     let said = run("parts", "--resume --steps 6");
     assert!(said.contains("gradients flat"), "{said}");
     assert!(weights("parts") == weights("whole"), "other bits");
     // What was said of ranks can be taken back.
-    let said = run("parts", "--resume --steps 7 --ddp naive --wire f32 --shard zero1");
+    let said = run("parts", "--resume --steps 7 --ddp naive --comm-dtype f32 --shard zero1");
     assert!(said.contains("gradients naive, optimizer state ZeRO-1"), "{said}");
     let said = run("parts", "--resume --steps 8");
     assert!(said.contains("gradients naive, optimizer state ZeRO-1"), "{said}");
@@ -250,7 +250,7 @@ fn a_second_signal_ends_at_once() {
         // One that comes together with the first is part of it, however long that takes here.
         while child.try_wait().unwrap().is_none() {
             assert!(began.elapsed() < PATIENCE, "a second signal ends nothing");
-            std::thread::sleep(signals::TOGETHER);
+            std::thread::sleep(signals::DEBOUNCE);
             send(&child, SIGTERM);
         }
         assert_eq!(child.wait().unwrap().signal(), Some(SIGTERM));
@@ -317,7 +317,7 @@ fn program_of_a_rank_that_stops() {
     signals::listen(move |meaning| sender.send(meaning).unwrap()).unwrap();
     let ready = std::env::var("TILEWRIGHT_TEST_READY").unwrap();
     std::fs::write(format!("{ready}-{}", std::env::var("RANK").unwrap()), "ready").unwrap();
-    assert!(matches!(heard.recv().unwrap(), Heard::Stop(SIGTERM)));
+    assert!(matches!(heard.recv().unwrap(), StopSignal::Stop(SIGTERM)));
     match what.as_str() {
         "deaf" => wait_for("nothing ends it", || false),
         _ => {
@@ -401,7 +401,7 @@ fn nothing_outlives_a_launcher_whose_ranks_have_ended() {
 
 /// As the first process of a container does: orphans are its own, and nobody else waits for them.
 #[test]
-fn a_launcher_that_inherits_orphans_waits_for_them() {
+fn a_subreaper_launcher_reaps_orphans() {
     let folder = place();
     let mut command = tilewright(folder.path(), &["launch", "--nproc", "2", "--", "sh", "-c", "sleep 1000 & true"]);
     // SAFETY: prctl is safe to call between fork and exec.
@@ -455,7 +455,7 @@ fn ranks_see_their_launcher_end() {
 }
 
 #[test]
-fn outputs_that_nobody_reads_never_end_training() {
+fn closed_output_pipes_do_not_end_training() {
     for launch in [None, Some("--nproc 2")] {
         for closed in ["out", "err", "both"] {
             let folder = place();

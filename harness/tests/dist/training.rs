@@ -20,7 +20,7 @@ const TOLERANCE: f64 = 1e-6;
 
 /// Buckets of about three parameters. On a GPU, products are those of one rank.
 fn ddp_options(form: Form) -> DdpOptions {
-    DdpOptions { form, bucket_bytes: Some(8000), leave_sms: Some(0), ..DdpOptions::default() }
+    DdpOptions { form, bucket_bytes: Some(8000), reserve_sms: Some(0), ..DdpOptions::default() }
 }
 
 /// This rank's rows.
@@ -78,8 +78,8 @@ pub fn check(device: &Device, comm: Communicator) {
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 multiprocessors: {distance:e}");
     // By copy engines, between GPUs: two ranks' gradients summed on the way, or both brought together.
-    for exchange in [Exchange::AllReduce, Exchange::Both] {
-        let options = DdpOptions { copies: true, exchange, ..ddp_options(Form::Bucketed) };
+    for exchange in [Exchange::AllReduce, Exchange::PeerGradients] {
+        let options = DdpOptions { copy_engines: true, exchange, ..ddp_options(Form::Bucketed) };
         let copied = train_with(device, comm.clone(), options);
         let distance = model::distance(&copied[STEPS - 1], &whole[STEPS - 1]);
         assert!(
@@ -88,10 +88,10 @@ pub fn check(device: &Device, comm: Communicator) {
         );
     }
     // Products for some of a GPU's multiprocessors, in the place of all: sums in another order at most.
-    for leave_sms in [None, Some(100), Some(100_000)] {
-        let left = train_with(device, comm.clone(), DdpOptions { leave_sms, ..ddp_options(Form::Bucketed) });
+    for reserve_sms in [None, Some(100), Some(100_000)] {
+        let left = train_with(device, comm.clone(), DdpOptions { reserve_sms, ..ddp_options(Form::Bucketed) });
         let distance = model::distance(&left[STEPS - 1], &expected[STEPS - 1]);
-        assert!(distance <= TOLERANCE, "products leave {leave_sms:?} multiprocessors: {distance:e}");
+        assert!(distance <= TOLERANCE, "products leave {reserve_sms:?} multiprocessors: {distance:e}");
     }
     crate::update::check(device, &comm);
     // The last one of the forms was bucketed.
@@ -152,7 +152,7 @@ fn forms_send_what_they_say() {
 
 /// In the first step `unused` holds up all others; then what is ready leaves before it.
 #[test]
-fn the_order_is_learnt_from_the_first_step() {
+fn bucket_order_is_learned_in_the_first_step() {
     let expected = model::alone(3);
     for (form, early) in [(Form::Overlap, [1, 4, 4]), (Form::Bucketed, [0, 2, 2])] {
         let found = ranks(Kind::Threads, 2, options(), |comm| {
@@ -182,54 +182,54 @@ fn the_order_is_learnt_from_the_first_step() {
 
 /// From the first bucket's way to the end of backward, and no longer.
 #[test]
-fn products_leave_multiprocessors_while_gradients_travel() {
-    use tilewright_harness::ops::left_multiprocessors;
+fn matmuls_reserve_sms_while_gradients_are_sent() {
+    use tilewright_harness::ops::reserved_sms;
 
-    let left_in = |world, form, nccl_ctas, leave_sms| {
+    let left_in = |world, form, nccl_ctas, reserve_sms| {
         let found = ranks(Kind::Threads, world, options(), |comm| {
             let params = model::params(1);
             let comm = Arc::new(comm);
-            let options = DdpOptions { nccl_ctas, leave_sms, ..ddp_options(form) };
+            let options = DdpOptions { nccl_ctas, reserve_sms, ..ddp_options(form) };
             let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
             // It hears of a gradient after `ddp` has.
             let heard = Arc::new(Mutex::new(Vec::new()));
             let hears = heard.clone();
             let _hook = params.on_grad_ready(move |_| {
-                hears.lock().unwrap().push(left_multiprocessors());
+                hears.lock().unwrap().push(reserved_sms());
                 Ok(())
             });
             for step in 0..2 {
                 heard.lock().unwrap().clear();
-                assert_eq!(left_multiprocessors(), 0);
+                assert_eq!(reserved_sms(), 0);
                 model::loss(&params, step, rows(&comm)).unwrap().backward().unwrap();
                 ddp.finish_gradient_synchronization().unwrap();
-                assert_eq!(left_multiprocessors(), 0);
+                assert_eq!(reserved_sms(), 0);
             }
             // One that fails is not gone on with.
             model::loss(&params, 2, rows(&comm)).unwrap().backward().unwrap();
             drop(ddp);
-            assert_eq!(left_multiprocessors(), 0);
+            assert_eq!(reserved_sms(), 0);
             std::mem::take(&mut *heard.lock().unwrap())
         });
         assert!(found.iter().all(|rank| *rank == found[0]));
         found.into_iter().next().unwrap()
     };
-    let left = |form, nccl_ctas, leave_sms| left_in(2, form, nccl_ctas, leave_sms);
+    let left = |form, nccl_ctas, reserve_sms| left_in(2, form, nccl_ctas, reserve_sms);
     // NCCL takes no more than it likes, however many it may.
-    for (nccl_ctas, leave_sms, expected) in
+    for (nccl_ctas, reserve_sms, expected) in
         [(8, None, 8), (0, None, 24), (1000, None, 24), (8, Some(12), 12), (8, Some(0), 0)]
     {
-        assert!(left_in(1, Form::Overlap, nccl_ctas, leave_sms).iter().all(|&left| left == 0), "nothing travels");
-        assert!(left(Form::Naive, nccl_ctas, leave_sms).iter().all(|&left| left == 0));
+        assert!(left_in(1, Form::Overlap, nccl_ctas, reserve_sms).iter().all(|&left| left == 0), "nothing travels");
+        assert!(left(Form::Naive, nccl_ctas, reserve_sms).iter().all(|&left| left == 0));
         // In the order in which they are ready the output layer is first, and leaves at once.
-        assert_eq!(left(Form::Overlap, nccl_ctas, leave_sms)[..4], [expected; 4]);
-        let bucketed = left(Form::Bucketed, nccl_ctas, leave_sms);
+        assert_eq!(left(Form::Overlap, nccl_ctas, reserve_sms)[..4], [expected; 4]);
+        let bucketed = left(Form::Bucketed, nccl_ctas, reserve_sms);
         assert_eq!((bucketed[0], *bucketed.last().unwrap()), (0, expected));
     }
     // Copy engines take none.
-    let copies = DdpOptions { copies: true, ..DdpOptions::default() };
-    assert_eq!(copies.left_multiprocessors(), 0);
-    assert_eq!(DdpOptions { leave_sms: Some(12), ..copies }.left_multiprocessors(), 12);
+    let copies = DdpOptions { copy_engines: true, ..DdpOptions::default() };
+    assert_eq!(copies.reserved_sms(), 0);
+    assert_eq!(DdpOptions { reserve_sms: Some(12), ..copies }.reserved_sms(), 12);
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn gradients_of_micro_batches_are_sent_once() {
 }
 
 #[test]
-fn a_second_backward_without_no_sync_is_a_mistake() {
+fn a_second_backward_without_no_sync_is_an_error() {
     let texts = ranks(Kind::Threads, 2, options(), |comm| {
         let params = model::params(1);
         let comm = Arc::new(comm);
@@ -292,12 +292,12 @@ fn ranks_with_other_models_are_named() {
     assert!(texts.iter().all(|text| text.contains("rank 1 built another model than rank 0")), "{texts:?}");
 }
 
-/// Half floats on the wire change little, and nothing between ranks.
+/// Half floats on the comm_dtype change little, and nothing between ranks.
 #[test]
-fn gradients_may_travel_in_bf16() {
+fn gradients_can_be_sent_in_bf16() {
     let exact = model::alone(STEPS);
     for (form, kind) in [(Form::Bucketed, Kind::Threads), (Form::Flat, Kind::Tcp)] {
-        let options_ = DdpOptions { wire: Some(Dtype::Bf16), ..ddp_options(form) };
+        let options_ = DdpOptions { comm_dtype: Some(Dtype::Bf16), ..ddp_options(form) };
         let found = ranks(kind, 3, options(), |comm| train(comm, options_));
         let distance = model::distance(&found[0][STEPS - 1], &exact[STEPS - 1]);
         assert!(distance > TOLERANCE && distance < 2e-2, "{distance:e}");
@@ -326,7 +326,7 @@ fn sharded(params: &Params, ddp: &Ddp) -> ShardedOptimizer<AdamW> {
     let (device, comm) = (memory::kernel_device(params.device()).unwrap(), ddp.communicator().clone());
     let trained: Vec<_> = params.iter().filter(|param| param.requires_grad()).map(|param| param.range()).collect();
     match ddp.options().exchange {
-        Exchange::AllReduce | Exchange::Both => {
+        Exchange::AllReduce | Exchange::PeerGradients => {
             ShardedOptimizer::by_parameters(device, comm, &trained, params.flat_len(), OPTIONS).unwrap()
         }
         Exchange::ReduceScatter => {
@@ -391,7 +391,7 @@ fn zero_1_gives_the_weights_of_training_on_one_rank() {
 
 /// State that was saved by 3 ranks goes on with 1, 2 and 4.
 #[test]
-fn state_goes_on_in_a_world_of_another_size() {
+fn state_resumes_in_a_world_of_another_size() {
     let grads = |params: &Params, step: usize| {
         params.zero_grads().unwrap();
         model::loss(params, step, 0..BATCH).unwrap().backward().map(|_| ()).unwrap();
@@ -439,7 +439,7 @@ fn state_goes_on_in_a_world_of_another_size() {
 }
 
 #[test]
-fn parameters_that_come_later_go_to_the_rank_that_has_least() {
+fn later_parameters_go_to_the_least_loaded_rank() {
     let bytes = ranks(Kind::Threads, 2, options(), |comm| {
         let params = model::params(1);
         let device = memory::kernel_device(params.device()).unwrap();
@@ -470,22 +470,22 @@ fn parameters_that_come_later_go_to_the_rank_that_has_least() {
 
 /// Two ranks that are threads exchange; one inbox is for one of two models, and the next one has it when the first is gone.
 #[test]
-fn two_ranks_bring_both_gradients_together() {
+fn two_ranks_average_peer_gradients() {
     let expected = model::alone(STEPS);
-    let options = DdpOptions { copies: true, exchange: Exchange::Both, ..ddp_options(Form::Overlap) };
+    let options = DdpOptions { copy_engines: true, exchange: Exchange::PeerGradients, ..ddp_options(Form::Overlap) };
     let found = ranks(Kind::Threads, 2, crate::world::options(), |comm| {
         let comm = Arc::new(comm);
         let params = model::params(1);
         let other = Ddp::new(&params, comm.clone(), options).unwrap();
-        assert!(other.has_both());
+        assert!(other.has_peer_gradients());
         let second = Ddp::new(&model::params(1), comm.clone(), options).unwrap();
-        assert!(!second.has_both(), "the inbox is the first one's");
+        assert!(!second.has_peer_gradients(), "the inbox is the first one's");
         drop((other, second));
         let whole = train_with(&Device::Cpu, comm.clone(), options);
         assert!(whole == train_with(&Device::Cpu, comm.clone(), ddp_options(Form::Overlap)));
         // Micro-batches are sent once, added up.
         let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
-        assert!(ddp.has_both());
+        assert!(ddp.has_peer_gradients());
         let gradients = |ddp: &Ddp| {
             params.zero_grads().unwrap();
             ddp.no_sync(|| model::loss(&params, 0, rows(&comm)).unwrap().backward().unwrap());
@@ -496,13 +496,13 @@ fn two_ranks_bring_both_gradients_together() {
         let both = gradients(&ddp);
         drop(ddp);
         let plain = Ddp::new(&params, comm.clone(), ddp_options(Form::Overlap)).unwrap();
-        assert!(!plain.has_both() && gradients(&plain) == both);
+        assert!(!plain.has_peer_gradients() && gradients(&plain) == both);
         whole
     });
     let distance = model::distance(&found[0][STEPS - 1], &expected[STEPS - 1]);
     assert!(distance <= TOLERANCE, "{distance:e}");
     // Three ranks add up.
     ranks(Kind::Threads, 3, crate::world::options(), |comm| {
-        assert!(!Ddp::new(&model::params(1), Arc::new(comm), options).unwrap().has_both());
+        assert!(!Ddp::new(&model::params(1), Arc::new(comm), options).unwrap().has_peer_gradients());
     });
 }

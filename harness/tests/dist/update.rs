@@ -8,9 +8,9 @@ use tilewright_harness::dist::comm::{Communicator, Dtype};
 use tilewright_harness::dist::ddp::{DdpOptions, Form};
 use tilewright_harness::dist::sharded::Mode;
 use tilewright_harness::ops::memory;
-use tilewright_harness::optim::{AdamWOptions, Schedule};
+use tilewright_harness::optim::{AdamWOptions, LrSchedule};
 use tilewright_harness::params::Params;
-use tilewright_harness::train::{Error, Learner, LearnerOptions, Team, TeamOptions};
+use tilewright_harness::train::{DataParallel, DataParallelOptions, Error, Trainer, TrainerOptions};
 
 use crate::model::{self, BATCH, values};
 use crate::training::{rows, same_everywhere};
@@ -20,10 +20,10 @@ const STEPS: usize = 5;
 /// Sums of the gradient's squares in another order.
 const TOLERANCE: f64 = 1e-6;
 
-fn learner_options(clip: Option<f64>) -> LearnerOptions {
-    LearnerOptions {
+fn trainer_options(clip: Option<f64>) -> TrainerOptions {
+    TrainerOptions {
         adamw: AdamWOptions { eps: 1e-4, ..AdamWOptions::default() },
-        schedule: Schedule { peak: 1e-2, floor: 1e-3, warmup: 2, total: 10 },
+        schedule: LrSchedule { peak: 1e-2, floor: 1e-3, warmup: 2, total: 10 },
         weight_decay: 0.1,
         decay_embeddings: false,
         clip,
@@ -37,12 +37,12 @@ fn form(
     ddp: DdpOptions,
     shard: Option<Mode>,
     clip: Option<f64>,
-) -> (Params, Team, Learner) {
+) -> (Params, DataParallel, Trainer) {
     let params = model::params_on(device, 1 + comm.rank() as u64);
-    params.keep_copy(DType::BF16).unwrap();
-    let team = TeamOptions { comm, ddp, shard };
-    let (team, learner) = Team::form(&team, &params, learner_options(clip), BATCH, 1).unwrap();
-    (params, team, learner)
+    params.keep_compute_weights(DType::BF16).unwrap();
+    let data_parallel = DataParallelOptions { comm, ddp, shard };
+    let (data_parallel, trainer) = DataParallel::new(&data_parallel, &params, trainer_options(clip), BATCH, 1).unwrap();
+    (params, data_parallel, trainer)
 }
 
 /// What a rank has after each step.
@@ -55,8 +55,8 @@ struct After {
 }
 
 /// Those that this rank keeps.
-fn moments(learner: &Learner) -> Vec<[Vec<f32>; 2]> {
-    let pieces = learner.moments().into_iter();
+fn moments(trainer: &Trainer) -> Vec<[Vec<f32>; 2]> {
+    let pieces = trainer.moments().into_iter();
     pieces.map(|piece| [piece.first, piece.second].map(|moments| moments.to_vec().unwrap())).collect()
 }
 
@@ -69,26 +69,26 @@ fn train(
     clip: Option<f64>,
     by_bucket: bool,
 ) -> (Vec<After>, Vec<f64>) {
-    let (params, team, mut learner) = form(device, comm, ddp, shard, clip);
+    let (params, data_parallel, mut trainer) = form(device, comm, ddp, shard, clip);
     let step = |step| {
-        learner.begin().unwrap();
-        learner.backward(&model::loss(&params, step, rows(team.communicator())).unwrap(), 1.0).unwrap();
+        trainer.begin().unwrap();
+        trainer.backward(&model::loss(&params, step, rows(data_parallel.communicator())).unwrap(), 1.0).unwrap();
         let update = match by_bucket {
             true => {
-                assert_eq!(learner.can_update_by_bucket(), clip.is_none());
-                let (sent, update) = team.finish(&mut learner).unwrap();
-                assert!(sent.calls >= team.ddp().buckets().len());
+                assert_eq!(trainer.can_update_by_bucket(), clip.is_none());
+                let (sent, update) = data_parallel.finish_step(&mut trainer).unwrap();
+                assert!(sent.calls >= data_parallel.ddp().buckets().len());
                 update
             }
             false => {
-                team.ddp().finish_gradient_synchronization().unwrap();
-                learner.update().unwrap()
+                data_parallel.ddp().finish_gradient_synchronization().unwrap();
+                trainer.update().unwrap()
             }
         };
         assert!(update.applied && update.step == step as u64 + 1);
-        same_everywhere(&params, team.communicator(), step);
-        let copy = params.copy().unwrap().to_vec1().unwrap();
-        (After { values: values(&params), copy, moments: moments(&learner), rate: update.rate }, update.norm)
+        same_everywhere(&params, data_parallel.communicator(), step);
+        let copy = params.compute_weights().unwrap().to_vec1().unwrap();
+        (After { values: values(&params), copy, moments: moments(&trainer), rate: update.rate }, update.norm)
     };
     (0..STEPS).map(step).unzip()
 }
@@ -96,7 +96,7 @@ fn train(
 /// Both kinds of updates, on one rank of a world that somebody else made.
 pub fn check(device: &Device, comm: &Arc<Communicator>) {
     for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
-        for (form, bucket_bytes, wire, copies) in [
+        for (form, bucket_bytes, comm_dtype, copies) in [
             (Form::Bucketed, 8000, None, false),
             (Form::Bucketed, 1 << 20, None, false),
             (Form::Overlap, 0, None, false),
@@ -104,15 +104,21 @@ pub fn check(device: &Device, comm: &Arc<Communicator>) {
             (Form::Bucketed, 8000, None, true),
             (Form::Overlap, 0, Some(Dtype::Bf16), true),
         ] {
-            let ddp = DdpOptions { form, bucket_bytes: Some(bucket_bytes), wire, copies, ..DdpOptions::default() };
+            let ddp = DdpOptions {
+                form,
+                bucket_bytes: Some(bucket_bytes),
+                comm_dtype,
+                copy_engines: copies,
+                ..DdpOptions::default()
+            };
             let run = |ddp, by_bucket| train(device, comm.clone(), ddp, shard, None, by_bucket);
             let ((found, norms), (expected, right)) = (run(ddp, true), run(ddp, false));
             let ranks = comm.world();
-            assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.back_end());
+            assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.backend());
             // On the host all back ends add up in the same way, and so does who averages what two ranks exchanged.
             if copies && device.is_cpu() {
-                let plain = run(DdpOptions { copies: false, ..ddp }, true).0;
-                assert!(found == plain, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.back_end());
+                let plain = run(DdpOptions { copy_engines: false, ..ddp }, true).0;
+                assert!(found == plain, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.backend());
             }
             let near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b && *b > 0.0;
             assert!(norms.iter().zip(&right).all(near), "{norms:?} {right:?}");
@@ -121,7 +127,7 @@ pub fn check(device: &Device, comm: &Arc<Communicator>) {
 }
 
 #[test]
-fn updates_by_bucket_give_the_bits_of_updates_at_the_end() {
+fn updates_by_bucket_are_bit_exact() {
     for kind in KINDS {
         for world in [1, 2, 3] {
             ranks(kind, world, options(), |comm| check(&Device::Cpu, &Arc::new(comm)));
@@ -131,16 +137,16 @@ fn updates_by_bucket_give_the_bits_of_updates_at_the_end() {
 
 /// Gradients that travel in bf16 are kept in it, where nothing is shared out and nothing is added up before.
 #[test]
-fn gradients_that_travel_in_bf16_are_kept_in_bf16() {
-    let ddp = DdpOptions { bucket_bytes: Some(8000), wire: Some(Dtype::Bf16), ..DdpOptions::default() };
+fn gradients_sent_in_bf16_are_stored_in_bf16() {
+    let ddp = DdpOptions { bucket_bytes: Some(8000), comm_dtype: Some(Dtype::Bf16), ..DdpOptions::default() };
     let train = |shard, clip| {
         ranks(Kind::Threads, 2, options(), move |comm| {
             let comm = Arc::new(comm);
-            let (params, team, _) = form(&Device::Cpu, comm.clone(), ddp, shard, clip);
+            let (params, data_parallel, _) = form(&Device::Cpu, comm.clone(), ddp, shard, clip);
             let kept = params.grads().dtype();
-            let bytes = team.ddp().finish_gradient_synchronization().unwrap().bytes;
+            let bytes = data_parallel.ddp().finish_gradient_synchronization().unwrap().bytes;
             assert_eq!(bytes, (params.flat_len() - 40 * 40) * kept.size_in_bytes());
-            drop(team);
+            drop(data_parallel);
             (kept, train(&Device::Cpu, comm, ddp, shard, clip, true).0)
         })
         .swap_remove(0)
@@ -169,7 +175,7 @@ fn clipped_updates_wait_for_the_whole_gradient() {
 
 /// The bucket with NaN, which is the last one, and later steps are not made; those before it are, on all ranks alike.
 #[test]
-fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
+fn a_non_finite_gradient_stops_the_step_at_its_bucket() {
     stops_at_its_bucket::<f32>(false);
     stops_at_its_bucket::<f32>(true);
     stops_at_its_bucket::<bf16>(true);
@@ -177,16 +183,16 @@ fn a_gradient_that_is_not_finite_stops_the_step_at_its_bucket() {
 
 /// With `copies` both ranks average what they exchanged: gradients of four bytes are sent, those of two bytes read in place.
 fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
-    let wire = (size_of::<G>() == 2).then_some(Dtype::Bf16);
+    let comm_dtype = (size_of::<G>() == 2).then_some(Dtype::Bf16);
     let found = ranks(Kind::Threads, 2, options(), |comm| {
         let leads = comm.rank() == 0;
-        let ddp = DdpOptions { bucket_bytes: Some(8000), copies, wire, ..DdpOptions::default() };
-        let (params, team, mut learner) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
+        let ddp = DdpOptions { bucket_bytes: Some(8000), copy_engines: copies, comm_dtype, ..DdpOptions::default() };
+        let (params, data_parallel, mut trainer) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
         let before = values(&params);
-        learner.begin().unwrap();
-        let loss = model::loss(&params, 0, rows(team.communicator())).unwrap();
+        trainer.begin().unwrap();
+        let loss = model::loss(&params, 0, rows(data_parallel.communicator())).unwrap();
         // Nothing is sent, so that the gradient can be spoilt before it is.
-        team.ddp().no_sync(|| learner.backward(&loss, 1.0).unwrap());
+        data_parallel.ddp().no_sync(|| trainer.backward(&loss, 1.0).unwrap());
         let first = params.get("in").unwrap().range();
         if leads {
             memory::write::<G, _>(&params.grads(), |_, grads| {
@@ -195,11 +201,11 @@ fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
             })
             .unwrap();
         }
-        assert_eq!(team.ddp().has_both(), copies);
-        let error = team.finish(&mut learner).map(|_| ()).unwrap_err();
+        assert_eq!(data_parallel.ddp().has_peer_gradients(), copies);
+        let error = data_parallel.finish_step(&mut trainer).map(|_| ()).unwrap_err();
         assert!(matches!(&error, Error::NotFinite { step: 1, first, .. } if first.contains("`in`")), "{error}");
-        assert_eq!((learner.step(), learner.optimizer_steps()), (0, 0));
-        same_everywhere(&params, team.communicator(), 1);
+        assert_eq!((trainer.step(), trainer.optimizer_steps()), (0, 0));
+        same_everywhere(&params, data_parallel.communicator(), 1);
         let after = values(&params);
         assert_eq!(after[first.clone()], before[first]);
         let last = params.get("out").unwrap().range();

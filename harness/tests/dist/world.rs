@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use tilewright_harness::dist::comm::{Communicator, Options, threads};
-use tilewright_harness::dist::rank::Place;
+use tilewright_harness::dist::rank::RankInfo;
 use tilewright_harness::dist::rendezvous::{self, Job};
 
 /// What carries the ranks of a test.
@@ -25,9 +25,9 @@ pub fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
 }
 
-pub fn place(rank: usize, world: usize, port: u16) -> Place {
+pub fn rank_info(rank: usize, world: usize, port: u16) -> RankInfo {
     let master = ("127.0.0.1".to_string(), port);
-    Place { rank, world, local_rank: rank, local_world: world, master, started_by: "torchrun" }
+    RankInfo { rank, world, local_rank: rank, local_world: world, master, started_by: "torchrun" }
 }
 
 /// Runs `f` on every rank, each on a thread of its own, and gives what they return, by rank.
@@ -36,12 +36,12 @@ pub fn ranks<R: Send>(kind: Kind, world: usize, options: Options, f: impl Fn(Com
         Kind::Threads => threads::threads(world, options).unwrap().into_iter().map(Some).collect(),
         Kind::Tcp => (0..world).map(|_| None).collect::<Vec<_>>(),
     };
-    let (port, job) = (free_port(), Job::fresh("test").unwrap());
+    let (port, job) = (free_port(), Job::generate("test").unwrap());
     std::thread::scope(|scope| {
         let start = |(rank, ready): (usize, Option<Communicator>)| {
             let (f, job) = (&f, &job);
             scope.spawn(move || {
-                let connect = || rendezvous::connect(&place(rank, world, port), job, options).unwrap();
+                let connect = || rendezvous::connect(&rank_info(rank, world, port), job, options).unwrap();
                 f(ready.unwrap_or_else(connect))
             })
         };

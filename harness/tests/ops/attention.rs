@@ -3,7 +3,7 @@
 use candle_core::{D, DType, Device, Result, Tensor};
 use tilewright_harness::ops::Rope;
 use tilewright_harness::ops::attention::{
-    Heads, Tiling, flash_attention, flash_attention_packed, naive_attention, tiled_attention,
+    QkvLayout, Tiling, flash_attention, flash_attention_packed, naive_attention, tiled_attention,
 };
 
 use crate::check::{TYPES, assert_close, check, random};
@@ -83,7 +83,7 @@ fn more_queries_than_keys() {
 
 #[test]
 fn packed() {
-    let heads = Heads { heads: 4, heads_kv: 2, d: 8 };
+    let heads = QkvLayout { heads: 4, heads_kv: 2, d: 8 };
     let (batch, n) = (2, 19);
     let rope = Rope::new(heads.d, 100.0, 32, &Device::Cpu).unwrap().with_tables().unwrap();
     for dtype in TYPES {

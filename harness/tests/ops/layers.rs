@@ -37,8 +37,8 @@ fn layer_norm() {
             &[&[d], &[d]],
             |x, w| ops::layer_norm(&x[0], &w.get("w0")?, &w.get("w1")?, 1e-5),
             |x, w| {
-                let centred = x[0].broadcast_sub(&x[0].mean_keepdim(D::Minus1)?)?;
-                rms_formula(&centred, &w[0])?.broadcast_add(&w[1])
+                let centered = x[0].broadcast_sub(&x[0].mean_keepdim(D::Minus1)?)?;
+                rms_formula(&centered, &w[0])?.broadcast_add(&w[1])
             },
         );
     }
@@ -73,7 +73,7 @@ fn weights_of_the_first_layer_get_their_gradient() {
 }
 
 #[test]
-fn nothing_is_on_the_tape_without_gradients() {
+fn no_grad_records_nothing() {
     let weights = Weights::new(&[&[4, 4]], DType::F32);
     let w = weights.params.get("w0").unwrap();
     let x = Var::ones((2, 4), DType::F32, &Device::Cpu).unwrap();
@@ -108,8 +108,8 @@ fn silu_and_swiglu() {
         let unfused = |x: &[Tensor]| ops::swiglu_unfused(&x[0]);
         check("swiglu_unfused", dtype, std::slice::from_ref(&x), &[], |x, _| unfused(x), |x, _| formula(x));
         let both = [x.clone(), random(&[3, 5, 66], dtype, 2)];
-        let of = |x: &[Tensor]| ops::swiglu_of(&x[0], &x[1]);
-        check("swiglu_of", dtype, &both, &[], |x, _| of(x), |x, _| silu(&x[0])? * &x[1]);
+        let of = |x: &[Tensor]| ops::swiglu_pair(&x[0], &x[1]);
+        check("swiglu_pair", dtype, &both, &[], |x, _| of(x), |x, _| silu(&x[0])? * &x[1]);
     }
     let odd = Tensor::zeros((2, 3), DType::F32, &Device::Cpu).unwrap();
     assert!(ops::swiglu(&odd).unwrap_err().to_string().contains("[2, 3]"));
@@ -138,9 +138,9 @@ fn rope() {
             let angles = Tensor::from_vec(angles, (1, length, 1, D / 2, 1), &Device::Cpu)?;
             let pairs = x.reshape((2, length, 3, D / 2, 2))?;
             let (re, im) = (pairs.narrow(4, 0, 1)?, pairs.narrow(4, 1, 1)?);
-            let turned_re = (re.broadcast_mul(&angles.cos()?)? - im.broadcast_mul(&angles.sin()?)?)?;
-            let turned_im = (re.broadcast_mul(&angles.sin()?)? + im.broadcast_mul(&angles.cos()?)?)?;
-            Tensor::cat(&[turned_re, turned_im], 4)?.reshape((2, length, 3, D))
+            let rotated_re = (re.broadcast_mul(&angles.cos()?)? - im.broadcast_mul(&angles.sin()?)?)?;
+            let rotated_im = (re.broadcast_mul(&angles.sin()?)? + im.broadcast_mul(&angles.cos()?)?)?;
+            Tensor::cat(&[rotated_re, rotated_im], 4)?.reshape((2, length, 3, D))
         };
         let x = random(&[2, 9, 3, D], dtype, 1);
         check("rope", dtype, std::slice::from_ref(&x), &[], |x, _| rope.apply(&x[0], start), |x, _| formula(&x[0]));
@@ -176,19 +176,19 @@ fn cross_entropy() {
 }
 
 #[test]
-fn products_add_up() {
+fn matmuls_accumulate() {
     for dtype in TYPES {
         let (a, b) = (random(&[40, 30], dtype, 1), random(&[20, 30], dtype, 2));
         let start = random(&[40, 20], DType::F32, 3);
         let c = start.to_dtype(DType::F32).unwrap();
         let short = |x: &Tensor| x.to_dtype(dtype).unwrap();
-        ops::add_product(&c, &short(&a), &short(&b).t().unwrap()).unwrap();
+        ops::matmul_accumulate(&c, &short(&a), &short(&b).t().unwrap()).unwrap();
         let product = a.matmul(&b.t().unwrap()).unwrap();
         assert_close("sum", &c, &(start + &product).unwrap(), 1e-5);
-        let found = ops::product(&short(&a), &short(&b).t().unwrap()).unwrap();
+        let found = ops::matmul(&short(&a), &short(&b).t().unwrap()).unwrap();
         assert_close("product", &found, &product, tolerance(dtype));
     }
     let (a, b) = (random(&[2, 3], DType::F32, 1), random(&[2, 3], DType::F32, 1));
-    let message = ops::product(&a, &b).unwrap_err().to_string();
+    let message = ops::matmul(&a, &b).unwrap_err().to_string();
     assert!(message.contains("[2, 3]"), "{message}");
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::draw::{Form, SAVE_EVERY, STEPS};
-use crate::spy;
+use crate::inject;
+use crate::plan::{Form, SAVE_EVERY, STEPS};
 
 /// All processes of a run have it, with the run's folder: it says too that this program is `tilewright`.
 pub const MARK: &str = "TORTURE_MARK";
@@ -61,7 +61,7 @@ impl Place {
             let mut command = self.command(&own, &words);
             command.envs(variables.iter().map(|(name, value)| (*name, value)));
             if let Some(Moment { rank, words }) = moment {
-                command.env(spy::MOMENT, words).env(spy::RANK, rank.to_string());
+                command.env(inject::MOMENT, words).env(inject::RANK, rank.to_string());
             }
             if piped {
                 let (reader, writer) = io::pipe()?;
@@ -139,7 +139,7 @@ impl Place {
 
     /// Waits until the moment has come: the process that is stopped.
     pub fn wait_for_hit(&self, job: &mut Job, stops: bool) -> Result<i32, String> {
-        let place = self.folder.join(spy::HIT);
+        let place = self.folder.join(inject::HIT);
         let began = Instant::now();
         loop {
             if let Some(pid) = fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()) {

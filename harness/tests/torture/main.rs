@@ -4,26 +4,26 @@
 //! `make torture` makes 200 of them, `cargo test` eleven, one for each fault. `-- --seed S --runs N --first I` makes others; a run depends on the seed and its number
 //! alone, as far as its moment does: parts of a step are met by watching, within some microseconds.
 //!
-//! This program is also `tilewright` itself, with a look at what a rank does ([`spy`]).
+//! This program is also `tilewright` itself, with a look at what a rank does ([`inject`]).
 
-mod draw;
+mod inject;
 mod job;
-mod spy;
+mod plan;
+mod runner;
 mod state;
-mod torture;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use draw::{Drawn, Fault, Phase};
+use plan::{Fault, Phase, PlannedRun};
 
 /// In so many runs every phase and every fault comes.
 const ALL: u64 = 200;
 
 fn main() -> ExitCode {
     if std::env::var_os(job::MARK).is_some() {
-        spy::start();
+        inject::start();
         return tilewright_harness::cli::main();
     }
     let (mut seed, mut runs, mut first) = (1, 11, 0);
@@ -54,11 +54,11 @@ fn main() -> ExitCode {
 /// The number of runs that failed.
 fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
     let total = runs.end - runs.start;
-    let mut torture = torture::Torture::new();
+    let mut torture = runner::Runner::new();
     let (mut phases, mut faults) = (BTreeMap::<Phase, u64>::new(), BTreeMap::<Fault, u64>::new());
     let mut failures = 0;
     for number in runs {
-        let drawn = Drawn::new(seed, number);
+        let drawn = PlannedRun::new(seed, number);
         let began = Instant::now();
         let outcome = torture.run(&drawn);
         *phases.entry(drawn.phase).or_default() += 1;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 
-use crate::draw::STEPS;
+use crate::plan::STEPS;
 
 /// A hash of each tensor of a checkpoint and of its files of moments, by name.
 pub type State = BTreeMap<String, blake3::Hash>;

@@ -15,8 +15,8 @@
 //! shape of q, dK and dV that of k.
 
 use super::backward_rows::{row_block, sum_block};
-use super::forward::{key_tiles, part_of, row_offset, tiles_of_part, visible};
-use crate::blocks::checked;
+use super::forward::{batch_and_split, num_k_tiles, row_offset, tiles_of_split, visible};
+use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
 /// dK and dV: a program per tile of keys loops over the queries that see it. With `one_pass`, it also adds dS K to
@@ -25,7 +25,7 @@ use tilewright_runtime::prelude::*;
 /// Scores and dP are computed transposed, [k_tile, q_tile]: Pᵀ and dSᵀ are then left operands of the dots that
 /// accumulate dV and dK. Query heads of a group share keys, so the program loops over all of them.
 ///
-/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / part_rows⌉, is the
+/// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / split_rows⌉, is the
 /// contribution of split p of the queries.
 ///
 /// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`,
@@ -37,7 +37,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, overlap = false),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
-        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, take_turns = true),
+        Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, pingpong = true),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 4, warp_specialize = true),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 3, warp_specialize = true),
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2, overlap = false),
@@ -62,8 +62,8 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = [16, 32], k_tile = 128, num_warps = 8, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
     ],
-    key = [d, causal, one_pass, precision, n_q, n_k, few],
-    default = super::config::keys_default,
+    key = [d, causal, one_pass, precision, n_q, n_k, sub_wave],
+    default = super::config::dkdv_default,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -114,12 +114,12 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = false] even_keys: bool,
     #[constexpr = false] one_pass: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false] few: bool,
-    #[constexpr = 0] part_rows: usize,
+    #[constexpr = false] sub_wave: bool,
+    #[constexpr = 0] split_rows: usize,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
     let (kv_head, entry) = (program_id(1), program_id(2));
-    let (batch, part) = part_of(entry, n_q, part_rows);
+    let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = program_id(0) * k_tile;
     let padded = d != d_tile;
     let scale2 = scale * std::f32::consts::LOG2_E;
@@ -139,8 +139,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
-    let kt = load(k_block, boundary_check = checked(true, padded), padding = zero);
-    let vt = load(v_block, boundary_check = checked(true, padded), padding = zero);
+    let kt = load(k_block, boundary_check = boundary_dims(true, padded), padding = zero);
+    let vt = load(v_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let keys = first_key + arange(0, k_tile);
     let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
 
@@ -151,7 +151,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
-    let (first_tile, tiles) = tiles_of_part(part, part_rows, first_tile, tiles, q_tile);
+    let (first_tile, tiles) = tiles_of_split(split, split_rows, first_tile, tiles, q_tile);
     // Rows of L and D then start at multiples of 16 bytes, as bulk async copies require.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
@@ -178,10 +178,12 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let mut delta_block = row_block(delta + head_rows, first_tile * q_tile, n_q, q_tile);
         let mut dq_block = sum_block(dq_sum + head_rows * d, first_tile * q_tile, n_q, d, q_tile, d_tile);
         for i in range(first_tile, tiles) {
-            let qt = load(q_block, boundary_check = checked(!even_queries, padded), padding = zero);
-            let dot_ = load(do_block, boundary_check = checked(!even_queries, padded), padding = zero);
-            let lt = load(lse2_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
-            let dt = load(delta_block, boundary_check = checked(!even_queries, false), padding = zero).expand_dims(0);
+            let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+            let dot_ = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+            let lt =
+                load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
+            let dt =
+                load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
             let scores = dot(kt, qt.trans(), input_precision = precision);
             let dp = dot(vt, dot_.trans(), input_precision = precision);
             let mut p = exp2(scores * scale2 - lt);
@@ -196,8 +198,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
             let ds = (p * (dp - dt)).to::<T>();
             sums = add_key_gradients(sums, p.to::<T>(), ds, qt, dot_, precision);
             if one_pass {
-                let part = dot(ds.trans(), kt, input_precision = precision);
-                atomic_add(dq_block, part, boundary_check = checked(!even_queries, padded));
+                let partial_dq = dot(ds.trans(), kt, input_precision = precision);
+                atomic_add(dq_block, partial_dq, boundary_check = boundary_dims(!even_queries, padded));
                 dq_block = dq_block.advance([q_tile, 0]);
             }
             q_block = q_block.advance([q_tile, 0]);
@@ -224,13 +226,13 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
-    store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = checked(true, padded));
-    store(dv_block, dv_sum.to::<R>(), boundary_check = checked(true, padded));
+    store(dk_block, (dk_sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
+    store(dv_block, dv_sum.to::<R>(), boundary_check = boundary_dims(true, padded));
 }
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
 ///
-/// `few` and `part_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / part_rows⌉, is the contribution
+/// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / split_rows⌉, is the contribution
 /// of split p of the keys.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `even_keys` promises that n_k is a multiple of `k_tile`.
@@ -265,8 +267,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         Config(q_tile = 16, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 16, k_tile = 16, num_warps = 4, num_stages = 2),
     ],
-    key = [d, causal, precision, n_q, n_k, few],
-    default = super::config::queries_default,
+    key = [d, causal, precision, n_q, n_k, sub_wave],
+    default = super::config::dq_default,
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
@@ -309,18 +311,18 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = false] causal: bool,
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false] few: bool,
-    #[constexpr = 0] part_rows: usize,
+    #[constexpr = false] sub_wave: bool,
+    #[constexpr = 0] split_rows: usize,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
-    let (batch, part) = part_of(entry, n_k, part_rows);
+    let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
-    let seen = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile);
+    let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+    let (first_tile, tiles) = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
     let scale2 = scale * std::f32::consts::LOG2_E;
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
@@ -354,8 +356,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         block_shape = [k_tile, d_tile],
         order = [1, 0],
     );
-    let qt = load(q_block, boundary_check = checked(true, padded), padding = zero);
-    let dot_ = load(do_block, boundary_check = checked(true, padded), padding = zero);
+    let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
+    let dot_ = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let head_rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
@@ -364,8 +366,8 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
 
     let rows = first_row + arange(0, q_tile);
     for i in range(first_tile, tiles) {
-        let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
-        let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
+        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let scores = dot(qt, kt.trans(), input_precision = precision);
         let dp = dot(dot_, vt.trans(), input_precision = precision);
         let mut p = exp2(scores * scale2 - lt);
@@ -387,7 +389,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    store(dq_block, (sum * scale).to::<R>(), boundary_check = checked(true, padded));
+    store(dq_block, (sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
 }
 
 /// Accumulates a tile of queries into (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].

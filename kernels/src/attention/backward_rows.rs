@@ -2,7 +2,7 @@
 //! gradients.
 
 use super::forward::row_offset;
-use crate::blocks::checked;
+use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
 /// Preprocesses each query row for both passes: `delta` = D = rowsum(dO ∘ O), and `lse2` = L · log₂ e, so that P is
@@ -52,22 +52,22 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    let ot = load(o_block, boundary_check = checked(true, padded), padding = zero).to::<f32>();
-    let dot_ = load(do_block, boundary_check = checked(true, padded), padding = zero).to::<f32>();
+    let ot = load(o_block, boundary_check = boundary_dims(true, padded), padding = zero).to::<f32>();
+    let dot_ = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero).to::<f32>();
     let rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse + rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     store(row_block(delta + rows, first_row, n_q, q_tile), sum(ot * dot_, axis = 1), boundary_check = [0]);
     store(row_block(lse2 + rows, first_row, n_q, q_tile), lt * std::f32::consts::LOG2_E, boundary_check = [0]);
     if one_pass {
         let sum_block = sum_block(dq_sum + rows * d, first_row, n_q, d, q_tile, d_tile);
-        store(sum_block, zeros::<f32>([q_tile, d_tile]), boundary_check = checked(true, padded));
+        store(sum_block, zeros::<f32>([q_tile, d_tile]), boundary_check = boundary_dims(true, padded));
     }
 }
 
-/// A gradient in its type and strides: grad = scale · Σₚ sums[b · parts + p]. For dQ of one pass, the number of sums is
-/// one; for split loops ([`parts`](super::parts)), it is the number of splits.
+/// A gradient in its type and strides: grad = scale · Σₚ sums[b · num_splits + p]. For dQ of one pass, the number of sums is
+/// one; for split loops ([`split_kv`](super::split_kv)), it is the number of splits.
 ///
-/// `sums` is dense f32 [batch · parts, heads, n, d], `grad` [batch, heads, n, d].
+/// `sums` is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d].
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
@@ -79,7 +79,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     grad_stride_row: i64,
     grad_stride_dim: i64,
     #[no_specialize] n: i32,
-    #[no_specialize] parts: i32,
+    #[no_specialize] num_splits: i32,
     scale: f32,
     #[constexpr] d: usize,
     #[constexpr] d_tile: usize,
@@ -89,11 +89,11 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     let first_row = program_id(0) * row_tile;
     let padded = d != d_tile;
     let mut total = zeros::<f32>([row_tile, d_tile]);
-    for part in range(0, parts) {
-        let rows = row_offset(head, batch * parts + part, n);
+    for split in range(0, num_splits) {
+        let rows = row_offset(head, batch * num_splits + split, n);
         total += load(
             sum_block(sums + rows * d, first_row, n, d, row_tile, d_tile),
-            boundary_check = checked(true, padded),
+            boundary_check = boundary_dims(true, padded),
             padding = zero,
         );
     }
@@ -105,7 +105,7 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
         block_shape = [row_tile, d_tile],
         order = [1, 0],
     );
-    store(grad_block, (total * scale).to::<T>(), boundary_check = checked(true, padded));
+    store(grad_block, (total * scale).to::<T>(), boundary_check = boundary_dims(true, padded));
 }
 
 /// A block pointer to `len` elements of a dense vector, from `first` on.

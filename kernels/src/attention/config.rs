@@ -10,9 +10,9 @@ use tilewright_runtime::autotune::{Config, Problem};
 pub enum Pass {
     Forward,
     /// The kernel that computes dK and dV.
-    Keys,
+    Dkdv,
     /// The kernel that computes dQ.
-    Queries,
+    Dq,
 }
 
 /// Tile sizes and compile options of one kernel.
@@ -33,9 +33,9 @@ pub struct Tiles {
 impl Tiles {
     /// Tile sizes that leave the schedule to the compiler.
     pub const fn new(q_tile: usize, k_tile: usize, num_warps: u32, num_stages: u32) -> Tiles {
-        const OPEN: Schedule =
-            Schedule { bulk_copies: None, warp_specialize: None, overlap: None, take_turns: None, wgmma_f32: None };
-        Tiles { q_tile, k_tile, num_warps, num_stages, schedule: OPEN }
+        const UNSPECIFIED: Schedule =
+            Schedule { tma: None, warp_specialize: None, overlap: None, pingpong: None, wgmma_f32: None };
+        Tiles { q_tile, k_tile, num_warps, num_stages, schedule: UNSPECIFIED }
     }
 
     /// Converts to a configuration of the autotuner.
@@ -55,10 +55,10 @@ impl Tiles {
 
 /// Whether the grid is sub-wave: too few programs, for this many batch entries and heads and rows of each, to keep the
 /// SMs of a large GPU busy. Smaller tiles, which give more programs, are faster then.
-pub fn few(batch_and_heads: usize, rows: usize) -> bool {
+pub fn is_sub_wave(batch_and_heads: usize, rows: usize) -> bool {
     /// Two programs for each of some 130 SMs.
-    const MANY: usize = 256;
-    batch_and_heads * rows.div_ceil(64) < MANY
+    const MIN_PROGRAMS: usize = 256;
+    batch_and_heads * rows.div_ceil(64) < MIN_PROGRAMS
 }
 
 /// The default for a problem of the autotuner: [`default_tiles`], or tiles for the special cases that were measured.
@@ -66,36 +66,36 @@ fn default_config(pass: Pass, problem: &Problem) -> Config {
     let d = problem.int("d").and_then(|d| usize::try_from(d).ok()).unwrap_or(64);
     let bytes = problem.dtypes.first().map_or(2, |dtype| dtype.bytes());
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
-    let exact = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
-    let few: Option<bool> = problem.get("few");
-    let tiles = match few {
-        Some(false) if hopper && exact => tiles_by_warpgroups(pass, d),
-        Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(tiles_of_few(pass)),
+    let tf32x3 = bytes == 4 && problem.get("precision") == Some(Precision::Tf32x3);
+    let sub_wave: Option<bool> = problem.get("sub_wave");
+    let tiles = match sub_wave {
+        Some(false) if hopper && tf32x3 => wgmma_f32_tiles(pass, d),
+        Some(true) if hopper && bytes == 2 && d_tile(d) <= 128 => Some(sub_wave_tiles(pass)),
         _ => None,
     };
     tiles.unwrap_or_else(|| default_tiles(pass, d, bytes, &problem.target)).config()
 }
 
 /// Tiles of bf16 and f16 on Hopper for sub-wave grids: smaller ones, which give more programs.
-fn tiles_of_few(pass: Pass) -> Tiles {
-    roles(match pass {
+fn sub_wave_tiles(pass: Pass) -> Tiles {
+    warp_specialized(match pass {
         Pass::Forward => Tiles::new(64, 128, 4, 2),
-        Pass::Keys | Pass::Queries => Tiles::new(64, 64, 4, 3),
+        Pass::Dkdv | Pass::Dq => Tiles::new(64, 64, 4, 3),
     })
 }
 
 /// Tiles of tf32x3 on Hopper for grids of more than a wave: with wgmma, operands are split (3xTF32) once per block, and
 /// the dots take half of the time. `None` where this was not measured, and where registers would spill.
-fn tiles_by_warpgroups(pass: Pass, d: usize) -> Option<Tiles> {
+fn wgmma_f32_tiles(pass: Pass, d: usize) -> Option<Tiles> {
     let tiles = match (pass, d_tile(d)) {
         (Pass::Forward, 64) => Tiles::new(64, 32, 4, 2),
         (Pass::Forward, 128) if d <= 80 => Tiles::new(128, 32, 8, 2),
         (Pass::Forward, 128) => Tiles::new(64, 32, 8, 2),
-        (Pass::Keys, 64) => in_turn(Tiles::new(32, 128, 8, 2)),
+        (Pass::Dkdv, 64) => without_overlap(Tiles::new(32, 128, 8, 2)),
         // Wider tiles spill.
-        (Pass::Keys, 128) if d <= 80 => in_turn(Tiles::new(16, 64, 8, 2)),
-        (Pass::Queries, 64) => Tiles::new(128, 32, 8, 2),
-        (Pass::Queries, 128) if d <= 80 => Tiles::new(64, 32, 4, 2),
+        (Pass::Dkdv, 128) if d <= 80 => without_overlap(Tiles::new(16, 64, 8, 2)),
+        (Pass::Dq, 64) => Tiles::new(128, 32, 8, 2),
+        (Pass::Dq, 128) if d <= 80 => Tiles::new(64, 32, 4, 2),
         _ => return None,
     };
     Some(Tiles { schedule: Schedule { wgmma_f32: Some(true), ..tiles.schedule }, ..tiles })
@@ -107,13 +107,13 @@ pub fn forward_default(problem: &Problem) -> Config {
 }
 
 /// The default configuration of the kernel that computes dK and dV.
-pub fn keys_default(problem: &Problem) -> Config {
-    default_config(Pass::Keys, problem)
+pub fn dkdv_default(problem: &Problem) -> Config {
+    default_config(Pass::Dkdv, problem)
 }
 
 /// The default configuration of the kernel that computes dQ.
-pub fn queries_default(problem: &Problem) -> Config {
-    default_config(Pass::Queries, problem)
+pub fn dq_default(problem: &Problem) -> Config {
+    default_config(Pass::Dq, problem)
 }
 
 /// The tile's extent along the head dimension: a power of two that the MMA instructions support.
@@ -122,12 +122,12 @@ pub fn d_tile(d: usize) -> usize {
 }
 
 /// Enables warp specialization (producer warps).
-fn roles(tiles: Tiles) -> Tiles {
+fn warp_specialized(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { warp_specialize: Some(true), ..tiles.schedule }, ..tiles }
 }
 
 /// Disables overlap: no asynchronous MMA stays in flight.
-fn in_turn(tiles: Tiles) -> Tiles {
+fn without_overlap(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
 }
 
@@ -135,9 +135,9 @@ fn in_turn(tiles: Tiles) -> Tiles {
 pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
     let wide = element_bytes > 2;
     // Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.
-    let little_memory = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10);
+    let small_shared_memory = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 128 << 10);
     // f32 operands of 128 columns in a pipeline take 170 KB.
-    let no_room_for_f32 = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 200 << 10);
+    let too_small_for_f32 = matches!(target, Target::Nvptx(arch) if arch.max_shared_bytes() < 200 << 10);
     match (target, pass) {
         (Target::Host(_), _) => Tiles::new(64, 64, 1, 1),
         // f32 dots keep their operands in shared memory at twice the size.
@@ -145,47 +145,47 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             ..=128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(32, 16, 4, 2),
         },
-        (Target::Nvptx(_), Pass::Keys) if wide => match d_tile(d) {
+        (Target::Nvptx(_), Pass::Dkdv) if wide => match d_tile(d) {
             32 => Tiles::new(64, 32, 4, 2),
-            128 if no_room_for_f32 || d < 128 => Tiles::new(32, 32, 8, 2),
+            128 if too_small_for_f32 || d < 128 => Tiles::new(32, 32, 8, 2),
             ..=128 => Tiles::new(64, 32, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },
-        (Target::Nvptx(_), Pass::Queries) if wide => match d_tile(d) {
+        (Target::Nvptx(_), Pass::Dq) if wide => match d_tile(d) {
             ..=32 => Tiles::new(32, 64, 4, 2),
             64 => Tiles::new(16, 64, 4, 2),
-            128 if no_room_for_f32 || d < 128 => Tiles::new(16, 32, 4, 2),
+            128 if too_small_for_f32 || d < 128 => Tiles::new(16, 32, 4, 2),
             128 => Tiles::new(32, 64, 8, 2),
             _ => Tiles::new(16, 16, 4, 2),
         },
         // Hopper loads by TMA from producer warps.
         (Target::Nvptx(arch), Pass::Forward) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
-            roles(Tiles::new(128, 128, 8, 2))
+            warp_specialized(Tiles::new(128, 128, 8, 2))
         }
-        (Target::Nvptx(arch), Pass::Keys) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
-            roles(Tiles::new(64, 128, 8, 3))
+        (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
+            warp_specialized(Tiles::new(64, 128, 8, 3))
         }
-        (Target::Nvptx(arch), Pass::Queries) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
-            ..=64 => roles(Tiles::new(128, 64, 8, 4)),
+        (Target::Nvptx(arch), Pass::Dq) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
+            ..=64 => warp_specialized(Tiles::new(128, 64, 8, 4)),
             // Spills with asynchronous MMAs in flight.
-            _ => in_turn(roles(Tiles::new(128, 128, 8, 2))),
+            _ => without_overlap(warp_specialized(Tiles::new(128, 128, 8, 2))),
         },
         (Target::Nvptx(_), Pass::Forward) => match d_tile(d) {
             ..=64 => Tiles::new(64, 128, 4, 2),
             // The tile sizes of FlashAttention-2 for such GPUs: larger ones leave no shared memory for the next stage.
-            128 if little_memory => Tiles::new(64, 64, 4, 2),
+            128 if small_shared_memory => Tiles::new(64, 64, 4, 2),
             128 => Tiles::new(128, 128, 8, 2),
-            _ if little_memory => Tiles::new(128, 32, 8, 2),
+            _ if small_shared_memory => Tiles::new(128, 32, 8, 2),
             _ => Tiles::new(128, 64, 8, 2),
         },
-        (Target::Nvptx(_), Pass::Keys) => match d_tile(d) {
+        (Target::Nvptx(_), Pass::Dkdv) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
             // Four warps and 64 × 64 spill, and so do accumulators that stay in flight.
-            128 => in_turn(Tiles::new(32, 128, 8, 2)),
-            _ if little_memory => Tiles::new(32, 32, 8, 2),
+            128 => without_overlap(Tiles::new(32, 128, 8, 2)),
+            _ if small_shared_memory => Tiles::new(32, 32, 8, 2),
             _ => Tiles::new(32, 64, 8, 2),
         },
-        (Target::Nvptx(_), Pass::Queries) => match d_tile(d) {
+        (Target::Nvptx(_), Pass::Dq) => match d_tile(d) {
             ..=64 => Tiles::new(64, 64, 4, 2),
             128 => Tiles::new(64, 64, 4, 2),
             _ => Tiles::new(64, 32, 8, 2),

@@ -1,6 +1,6 @@
 //! The forward kernel of FlashAttention-2.
 
-use crate::blocks::checked;
+use crate::blocks::boundary_dims;
 use tilewright_runtime::prelude::*;
 
 /// Attention forward with an online softmax: FlashAttention-2 (Dao, 2023), Algorithm 1.
@@ -19,23 +19,23 @@ use tilewright_runtime::prelude::*;
 /// All but `lse` may have any strides. With `causal`, query row i sees the keys j ≤ i + (n_k − n_q): the diagonal ends
 /// in the bottom right corner. A row that sees no key gets O = 0 and L = −∞.
 ///
-/// `few` marks a sub-wave grid (`config::few`): the code is the same, but the autotuner keys on it.
+/// `sub_wave` marks a sub-wave grid (`config::is_sub_wave`): the code is the same, but the autotuner keys on it.
 ///
-/// `R` is the element type of O: that of the inputs, or f32 for split results. With `part_rows` above 0, each loop over
-/// keys is split into P = ⌈n_k / part_rows⌉ splits, one program each: entry b · P + p of o and lse is the result of
-/// split p for batch entry b, and [`flash_attention_fwd_join`](super::parts) combines them.
+/// `R` is the element type of O: that of the inputs, or f32 for split results. With `split_rows` above 0, each loop over
+/// keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result of
+/// split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
 ///
 /// Only tiles of keys on the diagonal, or at the end of the keys, need a mask: the compiler peels them into a separate
-/// loop (index-set splitting, pass `split_masks`).
+/// loop (index-set splitting, pass `split_loops`).
 #[autotune(
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
-        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, take_turns = true),
-        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, take_turns = true),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, pingpong = true),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, pingpong = true),
         Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(q_tile = 64, k_tile = 128, num_warps = 4, num_stages = 2, warp_specialize = true),
         Config(q_tile = 128, k_tile = 64, num_warps = 8, num_stages = 3, warp_specialize = true),
@@ -63,7 +63,7 @@ use tilewright_runtime::prelude::*;
         Config(q_tile = 128, k_tile = [16, 32, 64], num_warps = 8, num_stages = 2, wgmma_f32 = true),
         Config(q_tile = 64, k_tile = [32, 64], num_warps = 4, num_stages = 2, wgmma_f32 = true, warp_specialize = true),
     ],
-    key = [d, causal, precision, n_q, n_k, few],
+    key = [d, causal, precision, n_q, n_k, sub_wave],
     default = super::config::forward_default,
     tables = crate::tuned::TABLES,
 )]
@@ -101,19 +101,19 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = false] causal: bool,
     #[constexpr = false] even_keys: bool,
     #[constexpr = ieee] precision: Precision,
-    #[constexpr = false] few: bool,
-    #[constexpr = 0] part_rows: usize,
+    #[constexpr = false] sub_wave: bool,
+    #[constexpr = 0] split_rows: usize,
 ) {
     static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
     // Under a causal mask the last query tiles have the most work, so they are scheduled first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
-    let (batch, part) = part_of(entry, n_k, part_rows);
+    let (batch, split) = batch_and_split(entry, n_k, split_rows);
     let kv_head = head / group;
     let first_row = tile * q_tile;
     let padded = d != d_tile;
-    let seen = key_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
-    let (first_tile, tiles) = tiles_of_part(part, part_rows, scalar::<i32>(0), seen, k_tile);
+    let seen = num_k_tiles(first_row, n_q, n_k, q_tile, k_tile, causal);
+    let (first_tile, tiles) = tiles_of_split(split, split_rows, scalar::<i32>(0), seen, k_tile);
 
     let q_block = make_block_ptr(
         q + (batch * q_stride_batch + head * q_stride_head),
@@ -140,7 +140,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         order = [1, 0],
     );
 
-    let qt = load(q_block, boundary_check = checked(true, padded), padding = zero);
+    let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let scale2 = scale * std::f32::consts::LOG2_E;
     // The maximum starts at a finite number: −∞ − (−∞) would be NaN; against a finite number every score of −∞ has the
     // exponent −∞.
@@ -148,8 +148,8 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
 
     let rows = first_row + arange(0, q_tile);
     for i in range(first_tile, tiles) {
-        let kt = load(k_block, boundary_check = checked(!even_keys, padded), padding = zero);
-        let vt = load(v_block, boundary_check = checked(!even_keys, padded), padding = zero);
+        let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
+        let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let mut scores = dot(qt, kt.trans(), input_precision = precision);
         if causal || !even_keys {
             let keys = i * k_tile + arange(0, k_tile);
@@ -161,7 +161,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         v_block = v_block.advance([k_tile, 0]);
     }
 
-    let (acc, highest, total) = softmax;
+    let (acc, row_max, total) = softmax;
     // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = make_block_ptr(
@@ -172,7 +172,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         block_shape = [q_tile, d_tile],
         order = [1, 0],
     );
-    store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = checked(true, padded));
+    store(o_block, (acc / divisor.expand_dims(1)).to::<R>(), boundary_check = boundary_dims(true, padded));
     let lse_block = make_block_ptr(
         lse + row_offset(head, entry, n_q),
         shape = [n_q],
@@ -181,7 +181,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
         block_shape = [q_tile],
         order = [0],
     );
-    store(lse_block, (highest + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
+    store(lse_block, (row_max + log2(total)) * std::f32::consts::LN_2, boundary_check = [0]);
 }
 
 /// The offset of a head's first row in a dense [batch, heads, n] tensor.
@@ -206,7 +206,7 @@ pub(super) fn visible(
 
 /// The number of tiles of keys, from the first on, that some row of a query tile sees.
 #[device_fn]
-pub(super) fn key_tiles(
+pub(super) fn num_k_tiles(
     first_row: Scalar<i32>,
     n_q: Scalar<i32>,
     n_k: Scalar<i32>,
@@ -221,31 +221,35 @@ pub(super) fn key_tiles(
     cdiv(seen, k_tile)
 }
 
-/// The batch entry and the split index of an entry of the grid's third axis, where the loop runs over `walked` rows.
+/// The batch entry and the split index of an entry of the grid's third axis, where the loop runs over `loop_rows` rows.
 #[device_fn]
-pub(super) fn part_of(entry: Scalar<i32>, walked: Scalar<i32>, part_rows: usize) -> (Scalar<i32>, Scalar<i32>) {
-    if part_rows > 0 {
-        let parts = cdiv(walked, part_rows);
-        (entry / parts, entry % parts)
+pub(super) fn batch_and_split(
+    entry: Scalar<i32>,
+    loop_rows: Scalar<i32>,
+    split_rows: usize,
+) -> (Scalar<i32>, Scalar<i32>) {
+    if split_rows > 0 {
+        let num_splits = cdiv(loop_rows, split_rows);
+        (entry / num_splits, entry % num_splits)
     } else {
         (entry, scalar::<i32>(0))
     }
 }
 
-/// The range (first, end) of those tiles in `first..last` that lie in a split of `part_rows` rows.
+/// The range (first, end) of those tiles in `first..last` that lie in a split of `split_rows` rows.
 #[device_fn]
-pub(super) fn tiles_of_part(
-    part: Scalar<i32>,
-    part_rows: usize,
+pub(super) fn tiles_of_split(
+    split: Scalar<i32>,
+    split_rows: usize,
     first: Scalar<i32>,
     last: Scalar<i32>,
     tile: usize,
 ) -> (Scalar<i32>, Scalar<i32>) {
-    if part_rows > 0 {
-        static_assert(part_rows.is_multiple_of(tile), "the rows of a split are a multiple of the tile size");
-        let each = part_rows / tile;
-        let begin = minimum(maximum(first, part * each), last);
-        (begin, maximum(begin, minimum(last, (part + 1) * each)))
+    if split_rows > 0 {
+        static_assert(split_rows.is_multiple_of(tile), "the rows of a split are a multiple of the tile size");
+        let each = split_rows / tile;
+        let begin = minimum(maximum(first, split * each), last);
+        (begin, maximum(begin, minimum(last, (split + 1) * each)))
     } else {
         (first, last)
     }
@@ -263,10 +267,10 @@ fn online_softmax<T: Float>(
     scale2: Scalar<f32>,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
-    let (acc, before, total) = state;
-    let highest = maximum(before, max(scores, axis = 1) * scale2);
-    let p = exp2(scores * scale2 - highest.expand_dims(1));
-    let rescale = exp2(before - highest);
+    let (acc, prev_max, total) = state;
+    let row_max = maximum(prev_max, max(scores, axis = 1) * scale2);
+    let p = exp2(scores * scale2 - row_max.expand_dims(1));
+    let rescale = exp2(prev_max - row_max);
     let acc = dot(p.to::<T>(), v, acc = acc * rescale.expand_dims(1), input_precision = precision);
-    (acc, highest, total * rescale + sum(p, axis = 1))
+    (acc, row_max, total * rescale + sum(p, axis = 1))
 }

@@ -1,8 +1,10 @@
 //! Host side of attention: argument checks, workspace, and the order of the kernels, which [`super::passes`] launches.
 
 use super::config::{Pass, Tiles};
-use super::parts::Parts;
-use super::passes::{RowVectors, join, key_gradients, outputs, postprocess, preprocess, query_gradient};
+use super::passes::{
+    RowVectors, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
+};
+use super::split_kv::KvSplit;
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
@@ -37,15 +39,15 @@ pub struct Options {
     /// ([`tilewright_runtime::autotune`]) and else [`config::default_tiles`](super::config::default_tiles).
     pub forward_tiles: Option<Tiles>,
     /// Tiles of the kernel that computes dK and dV.
-    pub key_tiles: Option<Tiles>,
+    pub dkdv_tiles: Option<Tiles>,
     /// Tiles of the kernel that computes dQ.
-    pub query_tiles: Option<Tiles>,
+    pub dq_tiles: Option<Tiles>,
     /// How the backward pass computes dQ.
     pub backward: Backward,
     /// Largest number of splits of the loop over keys or queries (split-KV); by default more than one on a GPU whose
     /// grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power of two from 256
     /// on.
-    pub parts: Option<usize>,
+    pub num_splits: Option<usize>,
     /// The stream of the launches; the device's own by default.
     pub stream: Option<Stream>,
 }
@@ -56,30 +58,30 @@ impl Options {
         Options { causal, ..Options::default() }
     }
 
-    /// The splits of the loops over `walked` rows, for each of `heads` heads (of all batch entries) and each tile of
+    /// The splits of the loops over `loop_rows` rows, for each of `heads` heads (of all batch entries) and each tile of
     /// `rows`.
-    fn parts_of<T: Element>(
+    fn kv_split<T: Element>(
         &self,
         device: &Device,
         pass: Pass,
         d: usize,
         heads: usize,
         rows: usize,
-        walked: usize,
-    ) -> Parts {
-        match device.is_cuda() || self.parts.is_some() {
-            true => Parts::new((pass, self.causal), (d, T::DTYPE.size()), heads, rows, walked, self.parts),
-            false => Parts::WHOLE,
+        loop_rows: usize,
+    ) -> KvSplit {
+        match device.is_cuda() || self.num_splits.is_some() {
+            true => KvSplit::new((pass, self.causal), (d, T::DTYPE.size()), heads, rows, loop_rows, self.num_splits),
+            false => KvSplit::UNSPLIT,
         }
     }
 
     /// A launch configuration without tile sizes.
-    pub(super) fn untiled(&self) -> LaunchConfig {
+    pub(super) fn base_config(&self) -> LaunchConfig {
         LaunchConfig { stream: self.stream.clone(), ..LaunchConfig::new(0) }
     }
 
     pub(super) fn launch(&self, tiles: Tiles, grid: [usize; 3]) -> LaunchConfig {
-        tiles.config().launch_config(&self.untiled(), grid)
+        tiles.config().launch_config(&self.base_config(), grid)
     }
 }
 
@@ -102,7 +104,11 @@ const MAX_ROWS: usize = 1 << 30;
 /// Largest head dimension: a tile holds a whole row.
 const MAX_D: usize = 256;
 
-pub(super) fn mistake<X>(name: &'static str, expected: impl Into<String>, found: impl Into<String>) -> Result<X> {
+pub(super) fn invalid_argument<X>(
+    name: &'static str,
+    expected: impl Into<String>,
+    found: impl Into<String>,
+) -> Result<X> {
     Err(Error::Argument { kernel: "attention".into(), name, expected: expected.into(), found: found.into() })
 }
 
@@ -114,23 +120,27 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
     let [batch, heads, n_q, d] = q.shape();
     let [_, heads_kv, n_k, _] = k.shape();
     if d == 0 || d > MAX_D {
-        return mistake("q", format!("a head dimension of 1 to {MAX_D}"), format!("shape {:?}", q.shape()));
+        return invalid_argument("q", format!("a head dimension of 1 to {MAX_D}"), format!("shape {:?}", q.shape()));
     }
     expect_shape("k", k.shape(), [batch, heads_kv, n_k, d])?;
     expect_shape("v", v.shape(), k.shape())?;
     if heads_kv == 0 && heads > 0 || heads_kv > 0 && !heads.is_multiple_of(heads_kv) {
-        return mistake(
+        return invalid_argument(
             "k",
             "a number of heads that divides the number of heads of q",
             format!("{heads_kv} heads; q has {heads}"),
         );
     }
     if n_q.max(n_k) > MAX_ROWS {
-        return mistake("q", format!("at most {MAX_ROWS} rows, as for k"), format!("{n_q} rows, and {n_k} of k"));
+        return invalid_argument(
+            "q",
+            format!("at most {MAX_ROWS} rows, as for k"),
+            format!("{n_q} rows, and {n_k} of k"),
+        );
     }
     let scale = options.scale.unwrap_or(1.0 / (d as f32).sqrt());
     if !(scale > 0.0 && scale.is_finite()) {
-        return mistake("scale", "a positive number", format!("{scale}"));
+        return invalid_argument("scale", "a positive number", format!("{scale}"));
     }
     let precision = match options.precision {
         Some(precision) if T::DTYPE.size() == 4 => precision,
@@ -167,8 +177,8 @@ pub fn forward<T: FloatElement>(
 /// then O and L of each split.
 pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let [batch, heads, n_q, d] = q;
-    let parts = options.parts_of::<T>(device, Pass::Forward, d, batch * heads, n_q, k[2]);
-    if parts.split() { parts.count * (batch * heads * n_q) * (d + 1) } else { 0 }
+    let split = options.kv_split::<T>(device, Pass::Forward, d, batch * heads, n_q, k[2]);
+    if split.is_split() { split.count * (batch * heads * n_q) * (d + 1) } else { 0 }
 }
 
 /// As [`forward`], into memory of the caller: o in q's shape, lse dense [batch, heads, n_q]. `workspace` has at least
@@ -190,23 +200,23 @@ pub fn forward_into<T: FloatElement>(
     expect_shape("o", o.shape(), q.shape())?;
     expect_rows("lse", &s, lse.len())?;
     expect_workspace(forward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
-    let parts = options.parts_of::<T>(device, Pass::Forward, s.d, s.batch * s.heads, s.n_q, s.n_k);
-    if !parts.split() {
-        return outputs(device, &s, [q, k, v], &mut o, &mut lse, parts, options);
+    let split = options.kv_split::<T>(device, Pass::Forward, s.d, s.batch * s.heads, s.n_q, s.n_k);
+    if !split.is_split() {
+        return launch_forward(device, &s, [q, k, v], &mut o, &mut lse, split, options);
     }
-    let shape = [s.batch * parts.count, s.heads, s.n_q, s.d];
-    let (mut part_o, rest) = workspace.split_at(shape.iter().product())?;
-    let mut part_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
-    let mut all_o = TensorMut::dense(part_o.reborrow(), shape)?;
-    outputs(device, &s, [q, k, v], &mut all_o, &mut part_lse, parts, options)?;
-    join(device, &s, [part_o.as_view(), part_lse.as_view()], &mut o, &mut lse, parts, options)
+    let shape = [s.batch * split.count, s.heads, s.n_q, s.d];
+    let (mut partial_o, rest) = workspace.split_at(shape.iter().product())?;
+    let mut partial_lse = rest.slice(..shape[..3].iter().product::<usize>())?;
+    let mut partial_o_tensor = TensorMut::dense(partial_o.reborrow(), shape)?;
+    launch_forward(device, &s, [q, k, v], &mut partial_o_tensor, &mut partial_lse, split, options)?;
+    launch_combine(device, &s, [partial_o.as_view(), partial_lse.as_view()], &mut o, &mut lse, split, options)
 }
 
 fn expect_workspace(needed: usize, found: usize) -> Result<()> {
     if found >= needed {
         return Ok(());
     }
-    mistake("workspace", format!("at least {needed} elements"), format!("{found}"))
+    invalid_argument("workspace", format!("at least {needed} elements"), format!("{found}"))
 }
 
 fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
@@ -214,7 +224,7 @@ fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
     if found >= expected {
         return Ok(());
     }
-    mistake(name, format!("{expected} elements, one per row of q"), format!("{found}"))
+    invalid_argument(name, format!("{expected} elements, one per row of q"), format!("{found}"))
 }
 
 /// The inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of O.
@@ -232,23 +242,24 @@ pub struct Saved<'a, T: Element> {
 /// The number of f32 in the workspace of [`backward_into`], for q and k of these shapes: two per query row; with
 /// [`Backward::OnePass`] the sums of dQ; and the gradients of each split, where loops are split.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
-    let (keys, queries) = backward_parts::<T>(device, q, k, options);
-    let of =
-        |shape: [usize; 4], parts: Parts| if parts.split() { parts.count * shape.iter().product::<usize>() } else { 0 };
-    let of_keys = 2 * of(k, keys);
+    let (keys, queries) = backward_splits::<T>(device, q, k, options);
+    let of = |shape: [usize; 4], split: KvSplit| {
+        if split.is_split() { split.count * shape.iter().product::<usize>() } else { 0 }
+    };
+    let partial_dkdv_numbers = 2 * of(k, keys);
     2 * workspace_rows(q)
         + match options.backward {
-            Backward::TwoPass => of_keys.max(of(q, queries)),
-            Backward::OnePass => sum_numbers(q) + of_keys,
+            Backward::TwoPass => partial_dkdv_numbers.max(of(q, queries)),
+            Backward::OnePass => sum_numbers(q) + partial_dkdv_numbers,
         }
 }
 
 /// The splits of the loops of the dK/dV kernel and of the dQ kernel.
-fn backward_parts<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (Parts, Parts) {
+fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> (KvSplit, KvSplit) {
     let [batch, heads, n_q, d] = q;
     let [_, heads_kv, n_k, _] = k;
-    let keys = options.parts_of::<T>(device, Pass::Keys, d, batch * heads_kv, n_k, n_q);
-    (keys, options.parts_of::<T>(device, Pass::Queries, d, batch * heads, n_q, n_k))
+    let keys = options.kv_split::<T>(device, Pass::Dkdv, d, batch * heads_kv, n_k, n_q);
+    (keys, options.kv_split::<T>(device, Pass::Dq, d, batch * heads, n_q, n_k))
 }
 
 /// The number of f32 of the sums of dQ, rounded up as in [`workspace_rows`].
@@ -314,32 +325,44 @@ pub fn backward_into<T: FloatElement>(
     let (mut lse2, rest) = rest.split_at(workspace_rows(q.shape()))?;
     let sums = if options.backward == Backward::OnePass { sum_numbers(q.shape()) } else { 0 };
     let (mut dq_sum, mut rest) = rest.split_at(sums)?;
-    let (of_keys, of_queries) = backward_parts::<T>(device, q.shape(), k.shape(), options);
+    let (dkdv_split, dq_split) = backward_splits::<T>(device, q.shape(), k.shape(), options);
 
-    preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, &mut dq_sum, options)?;
+    launch_preprocess(device, &s, o, d_o, lse, &mut delta, &mut lse2, &mut dq_sum, options)?;
     let rows = RowVectors { lse2: lse2.as_view(), delta: delta.as_view() };
-    if of_keys.split() {
-        let shape = [s.batch * of_keys.count, s.heads_kv, s.n_k, s.d];
-        let (mut part_dk, part_dv) = rest.reborrow().split_at(shape.iter().product())?;
-        let mut part_dv = part_dv.slice(..shape.iter().product::<usize>())?;
-        let mut all_dk = TensorMut::dense(part_dk.reborrow(), shape)?;
-        let mut all_dv = TensorMut::dense(part_dv.reborrow(), shape)?;
-        key_gradients(device, &s, saved, rows, &mut all_dk, &mut all_dv, &mut dq_sum, of_keys, options)?;
-        postprocess(device, &s, part_dk.as_view(), &mut dk, of_keys, 1.0, options)?;
-        postprocess(device, &s, part_dv.as_view(), &mut dv, of_keys, 1.0, options)?;
+    if dkdv_split.is_split() {
+        let shape = [s.batch * dkdv_split.count, s.heads_kv, s.n_k, s.d];
+        let (mut partial_dk, partial_dv) = rest.reborrow().split_at(shape.iter().product())?;
+        let mut partial_dv = partial_dv.slice(..shape.iter().product::<usize>())?;
+        let mut partial_dk_tensor = TensorMut::dense(partial_dk.reborrow(), shape)?;
+        let mut partial_dv_tensor = TensorMut::dense(partial_dv.reborrow(), shape)?;
+        launch_dkdv(
+            device,
+            &s,
+            saved,
+            rows,
+            &mut partial_dk_tensor,
+            &mut partial_dv_tensor,
+            &mut dq_sum,
+            dkdv_split,
+            options,
+        )?;
+        launch_postprocess(device, &s, partial_dk.as_view(), &mut dk, dkdv_split, 1.0, options)?;
+        launch_postprocess(device, &s, partial_dv.as_view(), &mut dv, dkdv_split, 1.0, options)?;
     } else {
-        key_gradients(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, of_keys, options)?;
+        launch_dkdv(device, &s, saved, rows, &mut dk, &mut dv, &mut dq_sum, dkdv_split, options)?;
     }
     match options.backward {
-        Backward::TwoPass if of_queries.split() => {
+        Backward::TwoPass if dq_split.is_split() => {
             // Reuses the memory of the dK and dV sums, which are complete.
-            let shape = [s.batch * of_queries.count, s.heads, s.n_q, s.d];
-            let mut part_dq = rest.slice(..shape.iter().product::<usize>())?;
-            let mut all_dq = TensorMut::dense(part_dq.reborrow(), shape)?;
-            query_gradient(device, &s, saved, rows, &mut all_dq, of_queries, options)?;
-            postprocess(device, &s, part_dq.as_view(), &mut dq, of_queries, 1.0, options)
+            let shape = [s.batch * dq_split.count, s.heads, s.n_q, s.d];
+            let mut partial_dq = rest.slice(..shape.iter().product::<usize>())?;
+            let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;
+            launch_dq(device, &s, saved, rows, &mut partial_dq_tensor, dq_split, options)?;
+            launch_postprocess(device, &s, partial_dq.as_view(), &mut dq, dq_split, 1.0, options)
         }
-        Backward::TwoPass => query_gradient(device, &s, saved, rows, &mut dq, of_queries, options),
-        Backward::OnePass => postprocess(device, &s, dq_sum.as_view(), &mut dq, Parts::WHOLE, s.scale, options),
+        Backward::TwoPass => launch_dq(device, &s, saved, rows, &mut dq, dq_split, options),
+        Backward::OnePass => {
+            launch_postprocess(device, &s, dq_sum.as_view(), &mut dq, KvSplit::UNSPLIT, s.scale, options)
+        }
     }
 }

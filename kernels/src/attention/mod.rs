@@ -2,7 +2,7 @@
 //!
 //! O = softmax(scale · Q Kᵀ) V for each batch entry and head, with the row-wise log-sum-exp L, which the backward pass
 //! reads. [`forward()`] and [`backward()`] launch the kernels of [`mod@forward`], [`mod@backward`] and
-//! [`backward_rows`]. [`config`] chooses tile sizes. [`parts`] splits the loop over keys or queries (split-KV,
+//! [`backward_rows`]. [`config`] chooses tile sizes. [`split_kv`] splits the loop over keys or queries (split-KV,
 //! FlashDecoding) where the grid is sub-wave. [`mod@reference`] is the definition in f64, against which the kernels are
 //! tested.
 //!
@@ -16,9 +16,9 @@ pub mod backward_rows;
 pub mod config;
 pub mod forward;
 mod launch;
-pub mod parts;
 mod passes;
 pub mod reference;
+pub mod split_kv;
 
 pub use config::Tiles;
 pub use launch::{

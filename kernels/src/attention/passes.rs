@@ -2,21 +2,21 @@
 
 use super::backward::{FlashAttentionBwdDkdv, FlashAttentionBwdDq};
 use super::backward_rows::{FlashAttentionBwdPostprocess, FlashAttentionBwdPreprocess};
-use super::config::{Tiles, d_tile, few};
+use super::config::{Tiles, d_tile, is_sub_wave};
 use super::forward::FlashAttentionFwd;
-use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, mistake};
-use super::parts::{FlashAttentionFwdJoin, Parts, UNIT};
+use super::launch::{Backward, Options, Saved, Sizes, Tensor, TensorMut, invalid_argument};
+use super::split_kv::{FlashAttentionFwdCombine, KvSplit, MIN_SPLIT_ROWS};
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
 /// Launches the forward kernel: O and L, or those of each split.
-pub(super) fn outputs<T: FloatElement, R: FloatElement>(
+pub(super) fn launch_forward<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
     [q, k, v]: [Tensor<T>; 3],
     o: &mut TensorMut<R>,
     lse: &mut ViewMut<f32>,
-    parts: Parts,
+    split: KvSplit,
     options: &Options,
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, o_strides] = [q.strides(), k.strides(), v.strides(), o.strides()];
@@ -53,17 +53,17 @@ pub(super) fn outputs<T: FloatElement, R: FloatElement>(
         causal: options.causal,
         even_keys: tuned(),
         precision: s.precision,
-        few: few(s.batch * s.heads, s.n_q),
-        part_rows: parts.rows,
+        sub_wave: is_sub_wave(s.batch * s.heads, s.n_q),
+        split_rows: split.rows,
     };
     let grid = |args: &mut FlashAttentionFwd<T, R>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * split.count]
     };
     match options.forward_tiles {
-        None => args.launch_tuned_with(device, &options.untiled(), grid),
+        None => args.launch_tuned_with(device, &options.base_config(), grid),
         Some(tiles) => {
-            expect_whole_tiles(tiles, parts)?;
+            expect_tiles_divide_split(tiles, split)?;
             args.set_configuration(&tiles.config())?;
             let grid = grid(&mut args);
             args.launch_with(device, &options.launch(tiles, grid))
@@ -72,20 +72,20 @@ pub(super) fn outputs<T: FloatElement, R: FloatElement>(
 }
 
 /// Launches the combine kernel: O and L from the dense results of the splits.
-pub(super) fn join<T: FloatElement>(
+pub(super) fn launch_combine<T: FloatElement>(
     device: &Device,
     s: &Sizes,
-    [part_o, part_lse]: [View<f32>; 2],
+    [partial_o, partial_lse]: [View<f32>; 2],
     o: &mut TensorMut<T>,
     lse: &mut ViewMut<f32>,
-    parts: Parts,
+    split: KvSplit,
     options: &Options,
 ) -> Result<()> {
     let config = options.launch(ROW_TILES, [s.n_q.div_ceil(ROW_TILES.q_tile), s.heads, s.batch]);
     let strides = o.strides();
-    FlashAttentionFwdJoin {
-        part_o: &part_o,
-        part_lse: &part_lse,
+    FlashAttentionFwdCombine {
+        partial_o: &partial_o,
+        partial_lse: &partial_lse,
         o: &mut o.data,
         lse,
         o_stride_batch: strides[0],
@@ -93,7 +93,7 @@ pub(super) fn join<T: FloatElement>(
         o_stride_row: strides[2],
         o_stride_dim: strides[3],
         n_q: s.n_q as i32,
-        parts: parts.count as i32,
+        num_splits: split.count as i32,
         d: s.d,
         d_tile: d_tile(s.d),
         q_tile: ROW_TILES.q_tile,
@@ -102,12 +102,16 @@ pub(super) fn join<T: FloatElement>(
 }
 
 /// Fails unless tile sizes divide the rows of a split.
-fn expect_whole_tiles(tiles: Tiles, parts: Parts) -> Result<()> {
+fn expect_tiles_divide_split(tiles: Tiles, split: KvSplit) -> Result<()> {
     let Tiles { q_tile, k_tile, .. } = tiles;
-    if !parts.split() || [q_tile, k_tile].iter().all(|tile| UNIT.is_multiple_of(*tile)) {
+    if !split.is_split() || [q_tile, k_tile].iter().all(|tile| MIN_SPLIT_ROWS.is_multiple_of(*tile)) {
         return Ok(());
     }
-    mistake("tiles", format!("tile sizes that divide {UNIT}, since the loop is split"), format!("{q_tile} × {k_tile}"))
+    invalid_argument(
+        "tiles",
+        format!("tile sizes that divide {MIN_SPLIT_ROWS}, since the loop is split"),
+        format!("{q_tile} × {k_tile}"),
+    )
 }
 
 /// The results of preprocessing, each with one value per query row.
@@ -120,7 +124,7 @@ pub(super) struct RowVectors<'a> {
 /// Tiles of the row-wise kernels.
 const ROW_TILES: Tiles = Tiles::new(32, 32, 4, 1);
 
-pub(super) fn preprocess<T: FloatElement>(
+pub(super) fn launch_preprocess<T: FloatElement>(
     device: &Device,
     s: &Sizes,
     o: Tensor<T>,
@@ -158,12 +162,12 @@ pub(super) fn preprocess<T: FloatElement>(
 }
 
 /// Launches postprocessing: a gradient, `scale` times the sum of the dense `sums` over the splits.
-pub(super) fn postprocess<T: FloatElement>(
+pub(super) fn launch_postprocess<T: FloatElement>(
     device: &Device,
     s: &Sizes,
     sums: View<f32>,
     grad: &mut TensorMut<T>,
-    parts: Parts,
+    split: KvSplit,
     scale: f32,
     options: &Options,
 ) -> Result<()> {
@@ -177,7 +181,7 @@ pub(super) fn postprocess<T: FloatElement>(
         grad_stride_row: strides[2],
         grad_stride_dim: strides[3],
         n: n as i32,
-        parts: parts.count as i32,
+        num_splits: split.count as i32,
         scale,
         d: s.d,
         d_tile: d_tile(s.d),
@@ -186,7 +190,7 @@ pub(super) fn postprocess<T: FloatElement>(
     .launch_with(device, &config)
 }
 
-pub(super) fn key_gradients<T: FloatElement, R: FloatElement>(
+pub(super) fn launch_dkdv<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
     Saved { q, k, v, d_o, .. }: Saved<T>,
@@ -194,7 +198,7 @@ pub(super) fn key_gradients<T: FloatElement, R: FloatElement>(
     dk: &mut TensorMut<R>,
     dv: &mut TensorMut<R>,
     dq_sum: &mut ViewMut<f32>,
-    parts: Parts,
+    split: KvSplit,
     options: &Options,
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, d_o_strides, dk_strides, dv_strides] =
@@ -246,18 +250,18 @@ pub(super) fn key_gradients<T: FloatElement, R: FloatElement>(
         even_keys: tuned(),
         one_pass: options.backward == Backward::OnePass,
         precision: s.precision,
-        few: few(s.batch * s.heads_kv, s.n_k),
-        part_rows: parts.rows,
+        sub_wave: is_sub_wave(s.batch * s.heads_kv, s.n_k),
+        split_rows: split.rows,
     };
     let grid = |args: &mut FlashAttentionBwdDkdv<T, R>| {
         args.even_queries = s.n_q.is_multiple_of(args.q_tile.max(1));
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * parts.count]
+        [s.n_k.div_ceil(args.k_tile.max(1)), s.heads_kv, s.batch * split.count]
     };
-    match options.key_tiles {
-        None => args.launch_tuned_with(device, &options.untiled(), grid),
+    match options.dkdv_tiles {
+        None => args.launch_tuned_with(device, &options.base_config(), grid),
         Some(tiles) => {
-            expect_whole_tiles(tiles, parts)?;
+            expect_tiles_divide_split(tiles, split)?;
             args.set_configuration(&tiles.config())?;
             let grid = grid(&mut args);
             args.launch_with(device, &options.launch(tiles, grid))
@@ -265,13 +269,13 @@ pub(super) fn key_gradients<T: FloatElement, R: FloatElement>(
     }
 }
 
-pub(super) fn query_gradient<T: FloatElement, R: FloatElement>(
+pub(super) fn launch_dq<T: FloatElement, R: FloatElement>(
     device: &Device,
     s: &Sizes,
     Saved { q, k, v, d_o, .. }: Saved<T>,
     rows: RowVectors,
     dq: &mut TensorMut<R>,
-    parts: Parts,
+    split: KvSplit,
     options: &Options,
 ) -> Result<()> {
     let [q_strides, k_strides, v_strides, d_o_strides, dq_strides] =
@@ -315,17 +319,17 @@ pub(super) fn query_gradient<T: FloatElement, R: FloatElement>(
         causal: options.causal,
         even_keys: tuned(),
         precision: s.precision,
-        few: few(s.batch * s.heads, s.n_q),
-        part_rows: parts.rows,
+        sub_wave: is_sub_wave(s.batch * s.heads, s.n_q),
+        split_rows: split.rows,
     };
     let grid = |args: &mut FlashAttentionBwdDq<T, R>| {
         args.even_keys = s.n_k.is_multiple_of(args.k_tile.max(1));
-        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * parts.count]
+        [s.n_q.div_ceil(args.q_tile.max(1)), s.heads, s.batch * split.count]
     };
-    match options.query_tiles {
-        None => args.launch_tuned_with(device, &options.untiled(), grid),
+    match options.dq_tiles {
+        None => args.launch_tuned_with(device, &options.base_config(), grid),
         Some(tiles) => {
-            expect_whole_tiles(tiles, parts)?;
+            expect_tiles_divide_split(tiles, split)?;
             args.set_configuration(&tiles.config())?;
             let grid = grid(&mut args);
             args.launch_with(device, &options.launch(tiles, grid))

@@ -14,7 +14,7 @@ use super::config::{Autotune, Config, KeyPart, Problem};
 use super::journal::{Event, Journal};
 use super::store::{self, DeviceId};
 use super::table::{Entry, Table};
-use super::tuner::{self, Attempt, Job, Report};
+use super::tuner::{self, CandidateLaunch, Job, Report};
 use crate::cache::Cache;
 use crate::device::{Device, Inner};
 use crate::env::Env;
@@ -42,7 +42,7 @@ pub struct Choice {
     pub key: String,
     pub config: Config,
     pub source: Source,
-    place: Place,
+    choice_key: ChoiceKey,
     default: Config,
 }
 
@@ -52,7 +52,7 @@ pub struct Options {
     /// Time limit for one kernel and key.
     pub budget: Duration,
     /// Measure again even if a result is stored.
-    pub again: bool,
+    pub remeasure: bool,
     /// Only this kernel; `None` means every launched kernel.
     pub kernel: Option<String>,
     /// Time limit for one run of a candidate (GPU).
@@ -63,13 +63,13 @@ pub struct Options {
 
 impl Options {
     pub fn new(budget: Duration) -> Options {
-        Options { budget, again: false, kernel: None, limit: Duration::from_secs(10), log: None }
+        Options { budget, remeasure: false, kernel: None, limit: Duration::from_secs(10), log: None }
     }
 }
 
 thread_local! {
     /// The options of [`tuning`] on this thread, and its results.
-    static ASKED: RefCell<Option<(Options, Vec<Report>)>> = const { RefCell::new(None) };
+    static REQUESTED: RefCell<Option<(Options, Vec<Report>)>> = const { RefCell::new(None) };
 }
 
 /// Runs `f`; launches in it, on this thread, tune their kernel first. Also returns the measurements.
@@ -79,20 +79,20 @@ pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
     impl Drop for Restore {
         fn drop(&mut self) {
             let before = self.0.take();
-            ASKED.with(|asked| *asked.borrow_mut() = before);
+            REQUESTED.with(|asked| *asked.borrow_mut() = before);
         }
     }
-    let before = ASKED.with(|asked| asked.borrow_mut().replace((options.clone(), Vec::new())));
+    let before = REQUESTED.with(|asked| asked.borrow_mut().replace((options.clone(), Vec::new())));
     let restore = Restore(before);
     let result = f();
-    let reports = ASKED.with(|asked| asked.borrow_mut().take()).map(|(_, reports)| reports).unwrap_or_default();
+    let reports = REQUESTED.with(|asked| asked.borrow_mut().take()).map(|(_, reports)| reports).unwrap_or_default();
     drop(restore);
     (result, reports)
 }
 
 /// The options of [`tuning`], else those of the environment.
-fn asked(kernel: &str) -> Result<Option<Options>> {
-    let scoped = ASKED.with(|asked| asked.borrow().as_ref().map(|(options, _)| options.clone()));
+fn requested_options(kernel: &str) -> Result<Option<Options>> {
+    let scoped = REQUESTED.with(|asked| asked.borrow().as_ref().map(|(options, _)| options.clone()));
     let options = match scoped {
         Some(options) => Some(options),
         None => Env::get()?.tune.map(Options::new),
@@ -101,33 +101,33 @@ fn asked(kernel: &str) -> Result<Option<Options>> {
 }
 
 /// Key of the stored choices: kernel, device, element types, key.
-type Place = SmallVec<[u64; 16]>;
+type ChoiceKey = SmallVec<[u64; 16]>;
 
 /// Choices of this process.
-static CHOICES: LazyLock<RwLock<HashMap<Place, Arc<Choice>>>> = LazyLock::new(RwLock::default);
+static CHOICES: LazyLock<RwLock<HashMap<ChoiceKey, Arc<Choice>>>> = LazyLock::new(RwLock::default);
 
-fn place(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[u64]) -> Place {
-    let mut place = Place::new();
-    place.push(std::ptr::from_ref(autotune) as u64);
-    place.push(match device.inner() {
+fn choice_key(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[u64]) -> ChoiceKey {
+    let mut choice_key = ChoiceKey::new();
+    choice_key.push(std::ptr::from_ref(autotune) as u64);
+    choice_key.push(match device.inner() {
         Inner::Cpu(_) => 0,
         Inner::Simulated(simulated) => std::ptr::from_ref(simulated) as u64,
         // Identifies a GPU by its context, which lives as long as the driver.
         Inner::Cuda(cuda) => cuda.context.cu_ctx() as u64,
     });
-    place.extend(dtypes.iter().map(|&dtype| dtype as u64));
-    place.extend_from_slice(key);
-    place
+    choice_key.extend(dtypes.iter().map(|&dtype| dtype as u64));
+    choice_key.extend_from_slice(key);
+    choice_key
 }
 
-fn keep(choice: Choice) -> Arc<Choice> {
+fn insert_choice(choice: Choice) -> Arc<Choice> {
     let choice = Arc::new(choice);
-    CHOICES.write().unwrap_or_else(|e| e.into_inner()).insert(choice.place.clone(), choice.clone());
+    CHOICES.write().unwrap_or_else(|e| e.into_inner()).insert(choice.choice_key.clone(), choice.clone());
     choice
 }
 
 /// The configuration that this process uses for each kernel and key, sorted by both.
-pub fn chosen() -> Vec<Arc<Choice>> {
+pub fn current_choices() -> Vec<Arc<Choice>> {
     let choices = CHOICES.read().unwrap_or_else(|e| e.into_inner());
     let mut list: Vec<Arc<Choice>> = choices.values().cloned().collect();
     list.sort_by(|a, b| (a.kernel, &a.key).cmp(&(b.kernel, &b.key)));
@@ -146,14 +146,14 @@ pub fn choose(
     dtypes: &[DType],
     key: &[u64],
     parts: &dyn Fn() -> Vec<KeyPart>,
-    attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
+    attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>,
 ) -> Result<Arc<Choice>> {
-    let place = place(autotune, device, dtypes, key);
-    let options = asked(autotune.def.name)?;
-    let known = CHOICES.read().unwrap_or_else(|e| e.into_inner()).get(&place[..]).cloned();
+    let choice_key = choice_key(autotune, device, dtypes, key);
+    let options = requested_options(autotune.def.name)?;
+    let known = CHOICES.read().unwrap_or_else(|e| e.into_inner()).get(&choice_key[..]).cloned();
     if let Some(choice) = &known {
-        let again = options.as_ref().is_some_and(|options| options.again);
-        let measured = choice.source == Source::Measured && !again;
+        let remeasure = options.as_ref().is_some_and(|options| options.remeasure);
+        let measured = choice.source == Source::Measured && !remeasure;
         if options.is_none() || measured {
             return Ok(choice.clone());
         }
@@ -164,7 +164,7 @@ pub fn choose(
         Search { autotune, device, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
     let (config, source) = search.run(options.as_ref(), attempt)?;
     tracing::debug!("{} with {}: {config} ({source:?})", autotune.def.name, problem.key());
-    Ok(keep(Choice { kernel: autotune.def.name, key: problem.key(), config, source, place, default }))
+    Ok(insert_choice(Choice { kernel: autotune.def.name, key: problem.key(), config, source, choice_key, default }))
 }
 
 impl Choice {
@@ -173,13 +173,13 @@ impl Choice {
     ///
     /// # Errors
     /// `error`, if there is nothing else to try or the error does not depend on the configuration.
-    pub fn after(&self, error: Error) -> Result<Arc<Choice>> {
+    pub fn fallback(&self, error: Error) -> Result<Arc<Choice>> {
         let about_it = matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
         if !about_it || self.source == Source::Default {
             return Err(error);
         }
         tracing::warn!("the configuration {} does not run, and {} is used instead: {error}", self.config, self.default);
-        Ok(keep(Choice { config: self.default.clone(), source: Source::Default, ..self.clone() }))
+        Ok(insert_choice(Choice { config: self.default.clone(), source: Source::Default, ..self.clone() }))
     }
 }
 
@@ -196,28 +196,28 @@ impl Search<'_> {
     fn run(
         &self,
         options: Option<&Options>,
-        attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
+        attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>,
     ) -> Result<(Config, Source)> {
         let (kernel, key) = (self.autotune.def.name, self.problem.key());
         let cache = Cache::from_env()?;
-        let remembered = store::recall(cache, kernel, &self.id);
+        let saved_choices = store::load_choices(cache, kernel, &self.id);
         let shipped = self.shipped();
         // Recording the kernel is only needed to tune, or to compare with a stored choice.
-        let wanted = match options.is_some() || remembered.exact(kernel, &key).is_some() {
+        let wanted = match options.is_some() || saved_choices.exact(kernel, &key).is_some() {
             true => Some(self.entry(key.clone(), attempt)?),
             false => None,
         };
         let log = |wanted: &Entry| {
             let named = options.and_then(|options| options.log.clone());
-            named.or_else(|| store::log(cache, &self.id, wanted))
+            named.or_else(|| store::log_path(cache, &self.id, wanted))
         };
         if let Some(wanted) = &wanted {
             let same = |entry: &&Entry| {
                 (&entry.key, &entry.compiler, &entry.ir) == (&wanted.key, &wanted.compiler, &wanted.ir)
             };
-            let exact = remembered.entries.iter().find(same).and_then(|entry| self.usable(entry));
+            let exact = saved_choices.entries.iter().find(same).and_then(|entry| self.parse_entry(entry));
             if let Some(config) = exact
-                && options.is_none_or(|options| !options.again && !is_unfinished(log(wanted)))
+                && options.is_none_or(|options| !options.remeasure && !is_unfinished(log(wanted)))
             {
                 return Ok((config, Source::Measured));
             }
@@ -226,12 +226,12 @@ impl Search<'_> {
             let config = self.tune(options, wanted, log(wanted), attempt)?;
             return Ok((config, Source::Measured));
         }
-        if let Some(config) = shipped.exact(kernel, &key).and_then(|entry| self.usable(entry)) {
+        if let Some(config) = shipped.exact(kernel, &key).and_then(|entry| self.parse_entry(entry)) {
             return Ok((config, Source::Shipped));
         }
-        let near = [remembered.nearest(kernel, &key), shipped.nearest(kernel, &key)];
+        let near = [saved_choices.nearest(kernel, &key), shipped.nearest(kernel, &key)];
         if let Some((entry, _)) = near.into_iter().flatten().min_by_key(|(_, distance)| *distance)
-            && let Some(config) = self.usable(entry)
+            && let Some(config) = self.parse_entry(entry)
         {
             return Ok((config, Source::Nearest));
         }
@@ -239,7 +239,7 @@ impl Search<'_> {
     }
 
     /// The configuration of an entry, if it is one of this kernel's.
-    fn usable(&self, entry: &Entry) -> Option<Config> {
+    fn parse_entry(&self, entry: &Entry) -> Option<Config> {
         let parsed = self.autotune.parse_config(&entry.config);
         if let Err(why) = &parsed {
             tracing::warn!("the tuned configuration `{}` of `{}` is ignored: {why}", entry.config, entry.kernel);
@@ -261,7 +261,7 @@ impl Search<'_> {
     }
 
     /// The table entry under which a choice for this problem is stored, without the configuration.
-    fn entry(&self, key: String, attempt: &mut dyn FnMut(&Config) -> Result<Attempt>) -> Result<Entry> {
+    fn entry(&self, key: String, attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>) -> Result<Entry> {
         let def = self.autotune.def;
         let attempt = attempt(&self.default)?;
         // Without the alignment facts of this launch, which the key does not contain.
@@ -278,10 +278,10 @@ impl Search<'_> {
         options: &Options,
         wanted: &Entry,
         log: Option<std::path::PathBuf>,
-        attempt: &mut dyn FnMut(&Config) -> Result<Attempt>,
+        attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>,
     ) -> Result<Config> {
         let mut configs = vec![self.default.clone()];
-        for config in self.autotune.configs().filter(|config| self.problem.is_for(config)) {
+        for config in self.autotune.configs().filter(|config| self.problem.is_relevant(config)) {
             // On the CPU a program is one thread, whatever the number of warps.
             let same = |other: &Config| match self.device.is_cuda() {
                 true => *other == config,
@@ -313,8 +313,8 @@ impl Search<'_> {
         let report = tuner::tune(&job, candidates, &mut journal)?;
         let (config, median_ms) = report.chosen.clone();
         let entry = Entry { config: config.to_string(), median_ms: Some(median_ms), ..wanted.clone() };
-        store::remember(Cache::from_env()?, &self.id, &entry);
-        ASKED.with(|asked| {
+        store::save_choice(Cache::from_env()?, &self.id, &entry);
+        REQUESTED.with(|asked| {
             if let Some((_, reports)) = asked.borrow_mut().as_mut() {
                 reports.push(report);
             }

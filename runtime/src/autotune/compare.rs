@@ -8,27 +8,28 @@ use tilewright_codegen::num;
 
 /// Elements per part, for which errors are computed separately. A wrong row of a large output changes the overall error
 /// by little, the error of its part by much.
-const PART: usize = 256;
+const CHUNK_ELEMENTS: usize = 256;
 
 /// Maximum number of bytes compared per output. Fetching and comparing more would take longer than the runs to be
 /// timed.
-const MOST: usize = 64 << 20;
+const MAX_COMPARED_BYTES: usize = 64 << 20;
 
 /// Bytes of a window: several rows or tiles of most outputs.
-const WINDOW: usize = 64 << 10;
+const RANGE_BYTES: usize = 64 << 10;
 
 /// The byte ranges of an output of `len` bytes that are compared: all of it, or, if that exceeds the limit, windows at
 /// equal distances, including the first and the last bytes. A candidate that computes some tiles wrong usually does so
 /// all over an output.
-pub(super) fn windows(len: usize) -> Vec<Range<usize>> {
-    if len <= MOST {
+pub(super) fn compared_ranges(len: usize) -> Vec<Range<usize>> {
+    if len <= MAX_COMPARED_BYTES {
         return std::iter::once(0..len).collect();
     }
-    let count = MOST / WINDOW;
+    let count = MAX_COMPARED_BYTES / RANGE_BYTES;
     // A multiple of the bytes of a part, for every element type.
-    let aligned = |start: usize| start / (8 * PART) * (8 * PART);
-    let start = |i: usize| if i + 1 == count { len - WINDOW } else { aligned((len - WINDOW) / (count - 1) * i) };
-    (0..count).map(|i| start(i)..start(i) + WINDOW).collect()
+    let aligned = |start: usize| start / (8 * CHUNK_ELEMENTS) * (8 * CHUNK_ELEMENTS);
+    let start =
+        |i: usize| if i + 1 == count { len - RANGE_BYTES } else { aligned((len - RANGE_BYTES) / (count - 1) * i) };
+    (0..count).map(|i| start(i)..start(i) + RANGE_BYTES).collect()
 }
 
 /// Maximum relative error between outputs that differ only in the order of summation. `types` are those of all the
@@ -47,7 +48,7 @@ pub(super) fn tolerance(types: impl Iterator<Item = DType>) -> f64 {
 
 /// The maximum relative error of any part of an output, relative to the root mean square of the whole output if the
 /// part's is smaller. Infinite if one value is NaN and the other is not, and if integers differ.
-pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
+pub(super) fn relative_error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
     let bytes = dtype.bytes();
     let read = |memory: &[u8], i: usize| {
         let mut word = [0; 8];
@@ -64,7 +65,7 @@ pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
         let finite = (0..memory.len() / bytes).map(|i| value(memory, i)).filter(|x| x.is_finite());
         finite.fold((0.0_f64, 0_usize), |(total, count), x| (total + x * x, count + 1))
     };
-    let pieces: Vec<(f64, usize)> = want.par_chunks(256 * PART * bytes).map(squares).collect();
+    let pieces: Vec<(f64, usize)> = want.par_chunks(256 * CHUNK_ELEMENTS * bytes).map(squares).collect();
     let (total, count) = pieces.into_iter().fold((0.0, 0), |(x, n), (y, m)| (x + y, n + m));
     let mean_square = total / count.max(1) as f64;
     let of_part = |(want, found): (&[u8], &[u8])| {
@@ -89,7 +90,7 @@ pub(super) fn error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
         let relative = (difference / size.max(floor).max(f64::MIN_POSITIVE)).sqrt();
         if relative.is_nan() { f64::INFINITY } else { relative }
     };
-    let parts = want.par_chunks(PART * bytes).zip(found.par_chunks(PART * bytes)).with_min_len(64);
+    let parts = want.par_chunks(CHUNK_ELEMENTS * bytes).zip(found.par_chunks(CHUNK_ELEMENTS * bytes)).with_min_len(64);
     parts.map(of_part).reduce(|| 0.0, f64::max)
 }
 
@@ -102,30 +103,33 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_part_is_seen_in_a_large_output() {
+    fn local_error_in_a_large_output_is_detected() {
         let want: Vec<f32> = (0..100_000).map(|i| 1.0 + (i % 7) as f32).collect();
         let mut found = want.clone();
-        assert_eq!(error(DType::F32, &bytes(&want), &bytes(&found)), 0.0);
+        assert_eq!(relative_error(DType::F32, &bytes(&want), &bytes(&found)), 0.0);
         found.iter_mut().for_each(|x| *x *= 1.0 + 1e-6);
-        let small = error(DType::F32, &bytes(&want), &bytes(&found));
+        let small = relative_error(DType::F32, &bytes(&want), &bytes(&found));
         assert!(small > 1e-7 && small < 1e-5, "{small}");
         found[50_000..50_100].fill(0.0);
-        assert!(error(DType::F32, &bytes(&want), &bytes(&found)) > 0.3);
+        assert!(relative_error(DType::F32, &bytes(&want), &bytes(&found)) > 0.3);
     }
 
     #[test]
-    fn large_outputs_are_looked_at_all_over() {
-        assert!(windows(0).len() == 1 && windows(0)[0].is_empty());
-        assert_eq!((windows(MOST).len(), windows(MOST)[0].clone()), (1, 0..MOST));
+    fn compared_ranges_cover_large_outputs_evenly() {
+        assert!(compared_ranges(0).len() == 1 && compared_ranges(0)[0].is_empty());
+        assert_eq!(
+            (compared_ranges(MAX_COMPARED_BYTES).len(), compared_ranges(MAX_COMPARED_BYTES)[0].clone()),
+            (1, 0..MAX_COMPARED_BYTES)
+        );
         // An odd number of bytes of f32, f64 or bf16.
-        for len in [MOST + 4, MOST + WINDOW + 8, 10 * MOST + 2] {
-            let windows = windows(len);
-            assert_eq!(windows.iter().map(Range::len).sum::<usize>(), MOST);
+        for len in [MAX_COMPARED_BYTES + 4, MAX_COMPARED_BYTES + RANGE_BYTES + 8, 10 * MAX_COMPARED_BYTES + 2] {
+            let windows = compared_ranges(len);
+            assert_eq!(windows.iter().map(Range::len).sum::<usize>(), MAX_COMPARED_BYTES);
             assert_eq!((windows[0].start, windows[windows.len() - 1].end), (0, len));
             let apart = len / windows.len();
             for pair in windows.windows(2) {
                 assert!(
-                    pair[0].start < pair[1].start && pair[1].start - pair[0].start < apart + WINDOW,
+                    pair[0].start < pair[1].start && pair[1].start - pair[0].start < apart + RANGE_BYTES,
                     "{len}: {pair:?}"
                 );
             }
@@ -134,28 +138,28 @@ mod tests {
     }
 
     #[test]
-    fn nan_is_equal_to_itself_alone() {
+    fn nan_equals_only_nan() {
         let (nan, one) = (bytes(&[f32::NAN, 1.0]), bytes(&[2.0, 1.0]));
-        assert_eq!(error(DType::F32, &nan, &nan), 0.0);
-        assert_eq!(error(DType::F32, &one, &nan), f64::INFINITY);
-        assert_eq!(error(DType::F32, &nan, &one), f64::INFINITY);
+        assert_eq!(relative_error(DType::F32, &nan, &nan), 0.0);
+        assert_eq!(relative_error(DType::F32, &one, &nan), f64::INFINITY);
+        assert_eq!(relative_error(DType::F32, &nan, &one), f64::INFINITY);
         let infinite = bytes(&[f32::INFINITY, 1.0]);
-        assert_eq!(error(DType::F32, &infinite, &infinite), 0.0);
-        assert_eq!(error(DType::F32, &one, &infinite), f64::INFINITY);
-        assert_eq!(error(DType::I32, &one, &nan), f64::INFINITY);
+        assert_eq!(relative_error(DType::F32, &infinite, &infinite), 0.0);
+        assert_eq!(relative_error(DType::F32, &one, &infinite), f64::INFINITY);
+        assert_eq!(relative_error(DType::I32, &one, &nan), f64::INFINITY);
     }
 
     #[test]
-    fn rounding_of_small_numbers_among_large_ones_is_no_mistake() {
+    fn rounding_errors_of_small_values_are_tolerated() {
         let mut want = vec![100.0_f32; 1024];
         want[..256].fill(1e-6);
         let mut found = want.clone();
         found[..256].fill(2e-6);
-        assert!(error(DType::F32, &bytes(&want), &bytes(&found)) < 1e-6);
+        assert!(relative_error(DType::F32, &bytes(&want), &bytes(&found)) < 1e-6);
     }
 
     #[test]
-    fn the_smallest_type_decides() {
+    fn narrowest_type_sets_the_tolerance() {
         assert_eq!(tolerance([DType::F32, DType::BF16, DType::I64].into_iter()), 2e-2);
         assert_eq!(tolerance([DType::I32].into_iter()), 0.0);
     }

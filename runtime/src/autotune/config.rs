@@ -35,7 +35,7 @@ pub struct Autotune {
 /// # Panics
 /// Those configurations do not fit the kernel; evaluated at compile time.
 #[doc(hidden)]
-pub const fn shared(other: &'static Autotune, constants: &[&str], key: &[&str]) -> &'static Autotune {
+pub const fn shared_configs(other: &'static Autotune, constants: &[&str], key: &[&str]) -> &'static Autotune {
     let mut i = 0;
     while i < other.tuned.len() {
         assert!(
@@ -300,7 +300,7 @@ impl Problem<'_> {
 
     /// Whether a configuration can differ from the same one without its schedule options on this target: `wgmma_f32`
     /// has an effect only on Hopper, in kernels with f32.
-    pub fn is_for(&self, config: &Config) -> bool {
+    pub fn is_relevant(&self, config: &Config) -> bool {
         let hopper = matches!(self.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
         config.schedule.wgmma_f32 != Some(true) || (hopper && self.dtypes.contains(&DType::F32))
     }

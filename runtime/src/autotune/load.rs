@@ -13,7 +13,7 @@ use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, Target};
 
 use super::config::Config;
-use super::tuner::Attempt;
+use super::tuner::CandidateLaunch;
 use crate::device::Device;
 use crate::error::Error;
 use crate::kernel::{LaunchConfig, compile_func, explain_failure, record};
@@ -23,25 +23,25 @@ use crate::launch::CompiledKernel;
 const MAX_ARENA_BYTES: u64 = 4 << 20;
 
 /// The relative code size of a candidate among those of its kernel: the elements of its tiles per warp.
-pub(super) fn size(config: &Config) -> u64 {
+pub(super) fn elements_per_warp(config: &Config) -> u64 {
     let extents = config.constants.iter().filter_map(|(_, value)| match value {
         ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
-        ConstValue::Float(_) | ConstValue::Bool(_) | ConstValue::Word(_) => None,
+        ConstValue::Float(_) | ConstValue::Bool(_) | ConstValue::Variant(_) => None,
     });
     extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
 }
 
 /// Queue of compiled candidates to load. They load one at a time, as the driver serializes loads anyway; so at most one
 /// load is in progress when the deadline passes.
-pub(super) struct Gate {
-    pub until: Instant,
+pub(super) struct LoadGate {
+    pub deadline: Instant,
     /// Whether a candidate is loaded: before that, the deadline does not apply.
-    pub anything: AtomicBool,
+    pub any_loaded: AtomicBool,
     /// Locked during a load. The slowest load so far, in seconds per byte of code: an estimate for the next one.
-    pub loading: Mutex<f64>,
+    pub slowest_load: Mutex<f64>,
 }
 
-impl Gate {
+impl LoadGate {
     /// Whether a candidate is past the deadline. The default never is: a launch of the kernel loads it anyway.
     fn is_closed(&self, index: usize) -> bool {
         self.is_too_late(index, 0.0)
@@ -50,38 +50,38 @@ impl Gate {
     /// Whether a load of this many seconds would end after the deadline.
     fn is_too_late(&self, index: usize, seconds: f64) -> bool {
         let end = Instant::now() + Duration::from_secs_f64(seconds);
-        index != 0 && self.anything.load(Ordering::Relaxed) && end >= self.until
+        index != 0 && self.any_loaded.load(Ordering::Relaxed) && end >= self.deadline
     }
 }
 
 /// One compilation, without borrows: it may outlive the run.
-pub(super) struct Task {
+pub(super) struct CompileTask {
     pub index: usize,
     pub name: String,
     pub def: &'static KernelDef,
     pub device: Device,
     pub dtypes: Vec<DType>,
-    pub attempt: Attempt,
+    pub attempt: CandidateLaunch,
     pub config: LaunchConfig,
-    pub gate: Arc<Gate>,
+    pub gate: Arc<LoadGate>,
 }
 
-impl Task {
+impl CompileTask {
     /// The loaded kernel; `None` past the deadline.
     fn run(&self) -> Result<Option<CompiledKernel>, String> {
         if self.gate.is_closed(self.index) {
             return Ok(None);
         }
         let words = |error: Error| error.to_string();
-        let Attempt { constants, specialization, .. } = &self.attempt;
-        let options = self.device.fit_options(&self.config.options());
+        let CandidateLaunch { constants, specialization, .. } = &self.attempt;
+        let options = self.device.limit_ptx_version(&self.config.options());
         let func = record(self.def, &self.dtypes, constants, specialization).map_err(words)?;
         if let Target::Nvptx(arch) = self.device.target() {
             // If the code needs more registers than a thread has, the driver takes minutes, during which it loads
             // nothing else.
-            let demand = pipeline::demand(&func, arch, &options);
-            let demand = demand.map_err(|error| explain_failure(&func, error).to_string())?;
-            if let Some(why) = demand.excess() {
+            let estimate = pipeline::estimate_resources(&func, arch, &options);
+            let estimate = estimate.map_err(|error| explain_failure(&func, error).to_string())?;
+            if let Some(why) = estimate.over_limit() {
                 return Err(why);
             }
         }
@@ -100,7 +100,7 @@ impl Task {
             Code::Ptx(text) => text.len(),
             Code::Object(object) => object.len(),
         } as f64;
-        let mut slowest = self.gate.loading.lock().unwrap_or_else(|e| e.into_inner());
+        let mut slowest = self.gate.slowest_load.lock().unwrap_or_else(|e| e.into_inner());
         if self.gate.is_too_late(self.index, bytes * *slowest) {
             return Ok(None);
         }
@@ -115,7 +115,7 @@ impl Task {
 }
 
 /// Runs the tasks on as many threads as there are CPUs. The threads end by themselves.
-pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<CompiledKernel>, String>)> {
+pub(super) fn spawn(tasks: VecDeque<CompileTask>) -> Receiver<(usize, Result<Option<CompiledKernel>, String>)> {
     let (sender, receiver) = channel();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
     let tasks = Arc::new(Mutex::new(tasks));
@@ -147,10 +147,10 @@ pub(super) fn spawn(tasks: VecDeque<Task>) -> Receiver<(usize, Result<Option<Com
 
 /// Whether a compiled candidate is worth a run. A candidate that spills registers is not, except the default, which is
 /// the reference for the others.
-pub(super) fn fits(kernel: &CompiledKernel, is_default: bool) -> Result<(), String> {
+pub(super) fn check_resources(kernel: &CompiledKernel, is_default: bool) -> Result<(), String> {
     let arena = kernel.manifest().arena_bytes;
     match kernel.resources() {
-        Some(resources) if resources.blocks_per_processor == 0 => {
+        Some(resources) if resources.blocks_per_sm == 0 => {
             Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
         }
         Some(resources) if resources.local_bytes > 0 && !is_default => {
@@ -168,22 +168,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_that_would_end_too_late_do_not_begin() {
-        let until = Instant::now() + Duration::from_secs(1000);
-        let gate = Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(0.0) };
+    fn loads_past_the_deadline_are_skipped() {
+        let deadline = Instant::now() + Duration::from_secs(1000);
+        let gate = LoadGate { deadline, any_loaded: AtomicBool::new(false), slowest_load: Mutex::new(0.0) };
         assert!(!gate.is_too_late(3, 2000.0), "nothing is loaded yet");
-        gate.anything.store(true, Ordering::Relaxed);
+        gate.any_loaded.store(true, Ordering::Relaxed);
         assert!(gate.is_too_late(3, 2000.0) && !gate.is_too_late(3, 10.0) && !gate.is_closed(3));
         assert!(!gate.is_too_late(0, 2000.0), "the default is never too late");
-        let over = Gate { until: Instant::now(), ..gate };
+        let over = LoadGate { deadline: Instant::now(), ..gate };
         assert!(over.is_closed(3) && !over.is_closed(0));
     }
 
     #[test]
-    fn small_tiles_come_first() {
+    fn candidates_are_ordered_by_tile_size() {
         let config = |tile: usize, warps| Config::default().set("tile", tile).set("even", true).num_warps(warps);
-        assert!(size(&config(64, 4)) < size(&config(128, 4)));
-        assert_eq!(size(&config(64, 4)), size(&config(128, 8)));
-        assert_eq!(size(&Config::default().num_warps(1)), 1);
+        assert!(elements_per_warp(&config(64, 4)) < elements_per_warp(&config(128, 4)));
+        assert_eq!(elements_per_warp(&config(64, 4)), elements_per_warp(&config(128, 8)));
+        assert_eq!(elements_per_warp(&Config::default().num_warps(1)), 1);
     }
 }

@@ -26,9 +26,9 @@ mod table;
 mod tests;
 mod tuner;
 
-pub use choose::{Choice, Options, Source, choose, chosen, tuning};
-pub use config::{Autotune, Config, ConfigDef, KeyPart, KeyValue, Problem, shared, size_bucket, tuned};
+pub use choose::{Choice, Options, Source, choose, current_choices, tuning};
+pub use config::{Autotune, Config, ConfigDef, KeyPart, KeyValue, Problem, shared_configs, size_bucket, tuned};
 pub use journal::{Event as JournalEvent, Journal};
-pub use store::{DeviceId, remembered};
+pub use store::{DeviceId, saved_choices};
 pub use table::{Entry, Table};
-pub use tuner::{Attempt, Candidate, Outcome, Report};
+pub use tuner::{Candidate, CandidateLaunch, Outcome, Report};

@@ -26,7 +26,7 @@ impl DeviceId {
     pub fn of(device: &Device) -> DeviceId {
         let info = device.info();
         // For CPUs, the choice depends on the model that code is compiled for and on the number of threads.
-        let cpu = device.host_cpu().map(|host| format!("{} with {} threads", host.cpu, info.processors));
+        let cpu = device.host_cpu().map(|host| format!("{} with {} threads", host.cpu, info.compute_units));
         DeviceId {
             device: cpu.unwrap_or_else(|| info.name.clone()),
             compute_capability: info.compute_capability.map(|(major, minor)| format!("{major}.{minor}")),
@@ -51,7 +51,7 @@ fn name(device: &DeviceId, entry: &Entry) -> String {
 }
 
 /// Stores a choice. A failure is not an error: the next process selects again.
-pub(super) fn remember(cache: &Cache, device: &DeviceId, entry: &Entry) {
+pub(super) fn save_choice(cache: &Cache, device: &DeviceId, entry: &Entry) {
     let Some(folder) = cache.make(&[FOLDER, &entry.kernel]) else { return };
     let name = name(device, entry) + EXTENSION;
     let table = Table::new(device.clone(), vec![entry.clone()]).text();
@@ -68,13 +68,13 @@ const EXTENSION: &str = ".json";
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Path of the log of tuning a problem; `None` if nothing can be stored.
-pub(super) fn log(cache: &Cache, device: &DeviceId, entry: &Entry) -> Option<PathBuf> {
+pub(super) fn log_path(cache: &Cache, device: &DeviceId, entry: &Entry) -> Option<PathBuf> {
     let folder = cache.make(&[FOLDER, &entry.kernel])?;
     Some(folder.path().join(name(device, entry)).with_extension("log.jsonl"))
 }
 
 /// All stored entries of a kernel on a device, from any compiler version.
-pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
+pub(super) fn load_choices(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
     let mut found = Table::new(device.clone(), Vec::new());
     let Some(folder) = cache.open(&[FOLDER, kernel]) else { return found };
     let mut names = folder.names().unwrap_or_default();
@@ -96,10 +96,10 @@ pub(super) fn recall(cache: &Cache, kernel: &str, device: &DeviceId) -> Table {
 }
 
 /// The stored entries of a kernel, for `tilewright tune --export`.
-pub fn remembered(kernel: &str, device: &Device) -> Table {
+pub fn saved_choices(kernel: &str, device: &Device) -> Table {
     let id = DeviceId::of(device);
     match Cache::from_env() {
-        Ok(cache) => recall(cache, kernel, &id),
+        Ok(cache) => load_choices(cache, kernel, &id),
         Err(_) => Table::new(id, Vec::new()),
     }
 }

@@ -9,7 +9,7 @@ use rustix::fs::{CWD, FileType, Mode};
 
 use super::config::distance;
 use super::journal::{Event, Journal};
-use super::store::{DeviceId, recall, remember};
+use super::store::{DeviceId, load_choices, save_choice};
 use super::*;
 use crate::cache::Cache;
 use crate::prelude::*;
@@ -63,7 +63,7 @@ fn negated(x: In<f32>, y: Out<f32>, n: i32, #[constexpr] tile: usize) {
 }
 
 #[test]
-fn lists_stand_for_all_of_their_combinations() {
+fn config_lists_expand_to_all_combinations() {
     let made: Vec<(Option<usize>, u32)> =
         NEGATED_AUTOTUNE.configs().map(|config| (config.get("tile"), config.num_warps)).collect();
     let wanted = [(64, 1), (64, 2), (128, 1), (128, 2), (256, 4), (256, 8)].map(|(tile, warps)| (Some(tile), warps));
@@ -98,14 +98,17 @@ fn configurations_read_as_they_are_written() {
 }
 
 #[test]
-fn f32_by_warpgroups_is_tried_where_it_can_be() {
+fn wgmma_f32_is_tried_only_for_f32_on_hopper() {
     use tilewright_codegen::target::{GpuArch, Schedule, Target};
     let schedule = Schedule { wgmma_f32: Some(true), ..Schedule::default() };
     let config = Config { schedule, ..Config::default() };
     let on = |arch, dtypes: &'static [DType]| Problem { target: Target::Nvptx(arch), dtypes, ..problem(10) };
-    assert!(on(GpuArch::Sm90a, &[DType::F32]).is_for(&config));
-    assert!(!on(GpuArch::Sm90a, &[DType::BF16]).is_for(&config) && !on(GpuArch::Sm80, &[DType::F32]).is_for(&config));
-    assert!(!problem(10).is_for(&config) && problem(10).is_for(&Config::default()));
+    assert!(on(GpuArch::Sm90a, &[DType::F32]).is_relevant(&config));
+    assert!(
+        !on(GpuArch::Sm90a, &[DType::BF16]).is_relevant(&config)
+            && !on(GpuArch::Sm80, &[DType::F32]).is_relevant(&config)
+    );
+    assert!(!problem(10).is_relevant(&config) && problem(10).is_relevant(&Config::default()));
 }
 
 #[test]
@@ -154,15 +157,15 @@ fn tables_are_read_as_they_are_written() {
 }
 
 #[test]
-fn what_is_damaged_or_of_another_device_is_not_recalled() {
+fn damaged_and_foreign_tables_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let id = |name: &str| DeviceId { device: name.into(), compute_capability: None };
     let cache = Cache::at(dir.path());
-    remember(&cache, &id("here"), &entry("T=f32,n<=64", "tile=64"));
-    remember(&cache, &id("there"), &entry("T=f32,n<=64", "tile=128"));
-    remember(&cache, &id("here"), &entry("T=f32,n<=64", "tile=256"));
+    save_choice(&cache, &id("here"), &entry("T=f32,n<=64", "tile=64"));
+    save_choice(&cache, &id("there"), &entry("T=f32,n<=64", "tile=128"));
+    save_choice(&cache, &id("here"), &entry("T=f32,n<=64", "tile=256"));
     std::fs::write(dir.path().join("tuned/scale/torn.json"), "{\"format\": \"tilewri").unwrap();
-    let found = recall(&cache, "scale", &id("here"));
+    let found = load_choices(&cache, "scale", &id("here"));
     assert_eq!(
         found.entries,
         [entry("T=f32,n<=64", "tile=256")],
@@ -171,16 +174,16 @@ fn what_is_damaged_or_of_another_device_is_not_recalled() {
 }
 
 #[test]
-fn choices_that_others_can_write_are_not_recalled() {
+fn tables_writable_by_others_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let (cache, id) = (Cache::at(dir.path()), DeviceId { device: "here".into(), compute_capability: None });
-    remember(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
+    save_choice(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
     let folder = dir.path().join("tuned/scale");
     let table = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     let set_mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     assert_eq!((mode(&folder), mode(&table)), (0o700, 0o600));
-    let count = || recall(&Cache::at(dir.path()), "scale", &id).entries.len();
+    let count = || load_choices(&Cache::at(dir.path()), "scale", &id).entries.len();
     assert_eq!(count(), 1);
     for place in [&table, &folder, &dir.path().to_path_buf()] {
         let before = mode(place);
@@ -193,13 +196,13 @@ fn choices_that_others_can_write_are_not_recalled() {
     assert_eq!(count(), 1, "a FIFO and a link");
     // A FIFO or a link in place of the table is replaced by a new table.
     std::fs::rename(folder.join("fifo.json"), &table).unwrap();
-    remember(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
+    save_choice(&cache, &id, &entry("T=f32,n<=64", "tile=64"));
     assert_eq!(count(), 1);
     assert!(cache.warnings().is_empty());
 }
 
 #[test]
-fn a_log_that_others_can_write_is_neither_read_nor_written() {
+fn logs_writable_by_others_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log.jsonl");
     let text = "{\"job\":\"job\"}\n{\"start\":\"a\"}\n{\"start\":\"a\"}\n";
@@ -224,7 +227,7 @@ fn a_log_that_others_can_write_is_neither_read_nor_written() {
 }
 
 #[test]
-fn logs_go_on_where_they_were() {
+fn interrupted_logs_are_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep/log.jsonl");
     let mut journal = Journal::open(Some(&path), "job");

@@ -12,7 +12,7 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, ParamKind, Special
 use super::compare;
 use super::config::Config;
 use super::journal::{Event, Journal};
-use super::load::{Gate, Task, fits, size, spawn};
+use super::load::{CompileTask, LoadGate, check_resources, elements_per_warp, spawn};
 use crate::bench::{L2Flush, Timing};
 use crate::buffer::Buffer;
 use crate::device::Device;
@@ -22,7 +22,7 @@ use crate::launch::{CompiledKernel, LaunchArg};
 
 /// What a launch with one configuration needs.
 #[derive(Clone, Debug)]
-pub struct Attempt {
+pub struct CandidateLaunch {
     pub grid: Grid,
     /// All constants of the kernel.
     pub constants: Vec<(&'static str, ConstValue)>,
@@ -30,12 +30,12 @@ pub struct Attempt {
     pub args: Vec<LaunchArg>,
 }
 
-impl Attempt {
+impl CandidateLaunch {
     /// Built from the fields of the argument struct: constants and arguments in the kernel's order.
     #[doc(hidden)]
-    pub fn new(def: &'static KernelDef, grid: Grid, constants: Vec<ConstValue>, args: &[KernelArg]) -> Attempt {
+    pub fn new(def: &'static KernelDef, grid: Grid, constants: Vec<ConstValue>, args: &[KernelArg]) -> CandidateLaunch {
         let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
-        Attempt {
+        CandidateLaunch {
             grid,
             constants: names.zip(constants).collect(),
             specialization: specialization(def, args),
@@ -87,38 +87,38 @@ pub(super) struct Job<'a> {
 }
 
 /// The fraction of the time limit for compiling and loading, once something is loaded: the rest is for timing.
-const LOADING: f64 = 0.7;
+const LOADING_SHARE: f64 = 0.7;
 /// Rounds of timing; in each, every remaining candidate runs for [`ROUND_MS`].
 const ROUNDS: usize = 5;
 const ROUND_MS: f64 = 20.0;
 /// Runs of one candidate in one round.
-const RUNS: (usize, usize) = (3, 200);
+const RUNS_PER_ROUND: (usize, usize) = (3, 200);
 /// A candidate slower than the best one by this factor is dropped.
-const RACE: f64 = 1.25;
+const MAX_SLOWDOWN: f64 = 1.25;
 /// A candidate and its state.
 struct Trial {
     config: Config,
     name: String,
-    attempt: Option<Attempt>,
+    attempt: Option<CandidateLaunch>,
     kernel: Option<CompiledKernel>,
     /// Why it was dropped.
     dropped: Option<String>,
-    agrees: bool,
+    matches_reference: bool,
 }
 
 /// Why a run failed.
-enum Stop {
+enum RunError {
     /// The candidate caused it, and the next one can run.
     Failed(String),
     /// Nothing can run in this process any more.
-    Lost(String),
+    DeviceLost(String),
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
+impl From<Error> for RunError {
+    fn from(error: Error) -> RunError {
         match &error {
-            Error::Cuda { failure, .. } if failure.is_sticky() => Stop::Lost(error.to_string()),
-            _ => Stop::Failed(error.to_string()),
+            Error::Cuda { failure, .. } if failure.is_sticky() => RunError::DeviceLost(error.to_string()),
+            _ => RunError::Failed(error.to_string()),
         }
     }
 }
@@ -128,13 +128,17 @@ impl From<Error> for Stop {
 /// # Errors
 /// No candidate runs; the first one disagrees with others that agree with each other; the device is lost to this
 /// process.
-pub(super) fn tune(job: &Job, candidates: Vec<(Config, Result<Attempt>)>, journal: &mut Journal) -> Result<Report> {
+pub(super) fn tune(
+    job: &Job,
+    candidates: Vec<(Config, Result<CandidateLaunch>)>,
+    journal: &mut Journal,
+) -> Result<Report> {
     let start = Instant::now();
     let mut run = Run { job, journal, trials: Vec::new(), start, scratch: None };
     for (config, attempt) in candidates {
         let (name, threads) = (config.to_string(), 32 * config.num_warps);
         let dropped = run.journal.dropped(&name).map(str::to_string);
-        run.trials.push(Trial { config, name, attempt: None, kernel: None, dropped, agrees: false });
+        run.trials.push(Trial { config, name, attempt: None, kernel: None, dropped, matches_reference: false });
         let last = run.trials.len() - 1;
         match attempt {
             Err(error) => run.drop_trial(last, error.to_string()),
@@ -201,28 +205,28 @@ impl Run<'_> {
     fn compile(&mut self) {
         let mut order: Vec<usize> = (0..self.trials.len()).collect();
         // The first one is the default. The sort is stable.
-        order.sort_by_key(|&index| (index != 0, size(&self.trials[index].config)));
-        let until = self.start + self.job.budget.mul_f64(LOADING);
-        let gate = Arc::new(Gate { until, anything: AtomicBool::new(false), loading: Mutex::new(0.0) });
-        let tasks: VecDeque<Task> = order.into_iter().filter_map(|index| self.task(index, &gate)).collect();
+        order.sort_by_key(|&index| (index != 0, elements_per_warp(&self.trials[index].config)));
+        let deadline = self.start + self.job.budget.mul_f64(LOADING_SHARE);
+        let gate = Arc::new(LoadGate { deadline, any_loaded: AtomicBool::new(false), slowest_load: Mutex::new(0.0) });
+        let tasks: VecDeque<CompileTask> = order.into_iter().filter_map(|index| self.task(index, &gate)).collect();
         let mut open = tasks.len();
         let mut default_is_open = tasks.iter().any(|task| task.index == 0);
         let results = spawn(tasks);
         while open > 0 {
-            let patience = match default_is_open || !gate.anything.load(Ordering::Relaxed) {
+            let timeout = match default_is_open || !gate.any_loaded.load(Ordering::Relaxed) {
                 true => Duration::from_secs(3600),
-                false => until.saturating_duration_since(Instant::now()),
+                false => deadline.saturating_duration_since(Instant::now()),
             };
-            let (index, result) = match results.recv_timeout(patience) {
+            let (index, result) = match results.recv_timeout(timeout) {
                 Ok(result) => result,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
             };
             open -= 1;
             default_is_open &= index != 0;
-            let fitting = |kernel| fits(&kernel, index == 0).map(|()| kernel);
+            let fitting = |kernel| check_resources(&kernel, index == 0).map(|()| kernel);
             match result.and_then(|kernel| kernel.map(fitting).transpose()) {
                 Ok(Some(kernel)) => {
-                    gate.anything.store(true, Ordering::Relaxed);
+                    gate.any_loaded.store(true, Ordering::Relaxed);
                     self.trials[index].kernel = Some(kernel);
                 }
                 Ok(None) => {}
@@ -240,11 +244,11 @@ impl Run<'_> {
         );
     }
 
-    fn task(&self, index: usize, gate: &Arc<Gate>) -> Option<Task> {
+    fn task(&self, index: usize, gate: &Arc<LoadGate>) -> Option<CompileTask> {
         let trial = &self.trials[index];
         let attempt = trial.attempt.clone().filter(|_| trial.dropped.is_none())?;
         let config = trial.config.launch_config(self.job.base, 0);
-        Some(Task {
+        Some(CompileTask {
             index,
             name: trial.name.clone(),
             def: self.job.def,
@@ -274,22 +278,22 @@ impl Run<'_> {
             let outputs = match self.run_once(index, &types) {
                 Ok(outputs) => outputs,
                 Err(stop) => {
-                    self.stopped(index, stop)?;
+                    self.handle_run_error(index, stop)?;
                     continue;
                 }
             };
             let Some((reference, want)) = &first else {
-                self.agrees(index, 0.0);
+                self.matches_reference(index, 0.0);
                 first = Some((index, outputs));
                 continue;
             };
-            let (error, name) = worst(want, &outputs, self.job.def);
+            let (error, name) = max_error(want, &outputs, self.job.def);
             if error <= tolerance {
-                self.agrees(index, error);
+                self.matches_reference(index, error);
                 continue;
             }
             if let Some((earlier, found)) = &other
-                && worst(found, &outputs, self.job.def).0 <= tolerance
+                && max_error(found, &outputs, self.job.def).0 <= tolerance
             {
                 let names = [*reference, *earlier, index].map(|i| self.trials[i].name.clone());
                 return Err(self.error(format!(
@@ -316,19 +320,19 @@ impl Run<'_> {
         format!("no configuration runs:{}", why.collect::<String>())
     }
 
-    fn agrees(&mut self, index: usize, error: f64) {
-        self.trials[index].agrees = true;
+    fn matches_reference(&mut self, index: usize, error: f64) {
+        self.trials[index].matches_reference = true;
         self.journal.add(Event::Agrees { config: self.trials[index].name.clone(), error });
     }
 
     /// Drops a candidate that failed; returns an error if nothing else can run.
-    fn stopped(&mut self, index: usize, stop: Stop) -> Result<()> {
+    fn handle_run_error(&mut self, index: usize, stop: RunError) -> Result<()> {
         match stop {
-            Stop::Failed(why) => {
+            RunError::Failed(why) => {
                 self.drop_trial(index, why);
                 Ok(())
             }
-            Stop::Lost(why) => {
+            RunError::DeviceLost(why) => {
                 let name = self.trials[index].name.clone();
                 self.drop_trial(index, why.clone());
                 Err(self.error(format!(
@@ -347,7 +351,7 @@ impl Run<'_> {
         self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report"))
     }
 
-    fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Outputs, Stop> {
+    fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Outputs, RunError> {
         self.scratch(index, types)?.fill()?;
         self.launch(index)?;
         self.wait()?;
@@ -358,37 +362,40 @@ impl Run<'_> {
     }
 
     /// Starts a candidate on scratch memory.
-    fn launch(&self, index: usize) -> Result<(), Stop> {
+    fn launch(&self, index: usize) -> Result<(), RunError> {
         let trial = &self.trials[index];
         let (Some(kernel), Some(attempt), Some(scratch)) = (&trial.kernel, &trial.attempt, &self.scratch) else {
-            return Err(Stop::Failed("it was not compiled".into()));
+            return Err(RunError::Failed("it was not compiled".into()));
         };
         let grid = attempt.grid.extents(self.job.def)?;
         // SAFETY: outputs point at scratch memory of the same size, inputs at memory that the caller of the launch
         // borrows for as long as tuning takes; all of it is of this device, and only this thread queues work on its
         // stream.
-        unsafe { kernel.launch(grid, &scratch.redirect(&attempt.args)) }.map_err(Stop::from)
+        unsafe { kernel.launch(grid, &scratch.redirect(&attempt.args)) }.map_err(RunError::from)
     }
 
     /// Waits for the queued work, up to the time limit.
-    fn wait(&self) -> Result<(), Stop> {
+    fn wait(&self) -> Result<(), RunError> {
         let event = self.job.device.stream().record()?;
         let start = Instant::now();
         while !event.is_done()? {
             if start.elapsed() > self.job.limit {
-                return Err(Stop::Lost(format!("it did not end within {:.0} s", self.job.limit.as_secs_f64())));
+                return Err(RunError::DeviceLost(format!(
+                    "it did not end within {:.0} s",
+                    self.job.limit.as_secs_f64()
+                )));
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        self.job.device.synchronize().map_err(Stop::from)
+        self.job.device.synchronize().map_err(RunError::from)
     }
 
     /// Times the candidates that agree, in rounds.
     fn time(&mut self) -> Result<()> {
-        let mut race: Vec<usize> = (0..self.trials.len()).filter(|&i| self.trials[i].agrees).collect();
+        let mut remaining: Vec<usize> = (0..self.trials.len()).filter(|&i| self.trials[i].matches_reference).collect();
         let mut l2 = L2Flush::new(self.job.device)?;
         for round in 0..ROUNDS {
-            for &index in &race {
+            for &index in &remaining {
                 if self.trials[index].dropped.is_some() || self.journal.rounds(&self.trials[index].name) > round {
                     continue;
                 }
@@ -397,32 +404,29 @@ impl Run<'_> {
                 }
                 match self.time_round(index, &mut l2) {
                     Ok(ms) => self.journal.add(Event::Times { config: self.trials[index].name.clone(), ms }),
-                    Err(stop) => self.stopped(index, stop)?,
+                    Err(stop) => self.handle_run_error(index, stop)?,
                 }
             }
             if let Some((index, best)) = self.best() {
-                let (kernel, name, racing) = (self.job.def.name, &self.trials[index].name, race.len());
-                tracing::info!(
-                    "{kernel}, round {} of {ROUNDS}, {racing} candidates: {best:.4} ms by {name}",
-                    round + 1
-                );
-                race.retain(|&index| self.median(index).is_some_and(|ms| ms <= RACE * best));
+                let (kernel, name, count) = (self.job.def.name, &self.trials[index].name, remaining.len());
+                tracing::info!("{kernel}, round {} of {ROUNDS}, {count} candidates: {best:.4} ms by {name}", round + 1);
+                remaining.retain(|&index| self.median(index).is_some_and(|ms| ms <= MAX_SLOWDOWN * best));
             }
         }
         Ok(())
     }
 
-    fn time_round(&mut self, index: usize, l2: &mut L2Flush) -> Result<Vec<f64>, Stop> {
+    fn time_round(&mut self, index: usize, l2: &mut L2Flush) -> Result<Vec<f64>, RunError> {
         if let Some(scratch) = &mut self.scratch {
             scratch.fill()?;
         }
         // The first run determines the number of runs per round, and warms up caches and clocks.
         let once = self.time_runs(index, l2, 1)?[0];
-        let runs = ((ROUND_MS / once.max(1e-3)) as usize).clamp(RUNS.0, RUNS.1);
+        let runs = ((ROUND_MS / once.max(1e-3)) as usize).clamp(RUNS_PER_ROUND.0, RUNS_PER_ROUND.1);
         self.time_runs(index, l2, runs)
     }
 
-    fn time_runs(&self, index: usize, l2: &mut L2Flush, runs: usize) -> Result<Vec<f64>, Stop> {
+    fn time_runs(&self, index: usize, l2: &mut L2Flush, runs: usize) -> Result<Vec<f64>, RunError> {
         let stream = self.job.device.stream();
         let mut events = Vec::with_capacity(runs);
         for _ in 0..runs {
@@ -433,7 +437,7 @@ impl Run<'_> {
         }
         self.wait()?;
         let ms = |(start, end): (crate::Event, crate::Event)| Ok(end.elapsed_since(&start)?.as_secs_f64() * 1e3);
-        events.into_iter().map(ms).collect::<Result<_>>().map_err(Stop::from)
+        events.into_iter().map(ms).collect::<Result<_>>().map_err(RunError::from)
     }
 
     fn median(&self, index: usize) -> Option<f64> {
@@ -496,11 +500,11 @@ fn memory_types(job: &Job) -> Vec<Option<MemoryType>> {
 type Outputs = Vec<(usize, DType, Vec<u8>)>;
 
 /// The largest error of any output, and that output's name.
-fn worst(want: &Outputs, found: &Outputs, def: &KernelDef) -> (f64, &'static str) {
+fn max_error(want: &Outputs, found: &Outputs, def: &KernelDef) -> (f64, &'static str) {
     let names: Vec<&'static str> =
         def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name).collect();
     let errors = want.iter().zip(found).map(|((index, dtype, want), (_, _, found))| {
-        (compare::error(*dtype, want, found), names.get(*index).copied().unwrap_or("output"))
+        (compare::relative_error(*dtype, want, found), names.get(*index).copied().unwrap_or("output"))
     });
     errors.max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((0.0, "output"))
 }
@@ -550,7 +554,7 @@ impl Scratch {
     /// The compared bytes of the outputs.
     fn download(&self) -> Result<Outputs> {
         let fetch = |buffer: &Buffer<u8>| -> Result<Vec<u8>> {
-            let windows = compare::windows(buffer.len());
+            let windows = compare::compared_ranges(buffer.len());
             let fetched: Vec<Vec<u8>> =
                 windows.into_iter().map(|window| buffer.slice(window)?.to_vec()).collect::<Result<_>>()?;
             Ok(fetched.concat())

@@ -46,12 +46,12 @@ pub struct Cache {
     /// Bytes that this process stored since it last computed the total size; `None` before that.
     kept: Mutex<Option<u64>>,
     /// The warnings so far: their subject and text.
-    warnings: Mutex<Vec<(About, String)>>,
+    warnings: Mutex<Vec<(WarningKind, String)>>,
 }
 
 /// Subjects of warnings: there is at most one warning for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum About {
+enum WarningKind {
     /// The directory is not used.
     Folder,
     /// An entry is not used.
@@ -113,7 +113,7 @@ impl Cache {
             Ok(file) => file,
             Err(Unusable::Missing) => return None,
             Err(refused @ Unusable::Refused { .. }) => {
-                self.warn(About::Entry, format!("a cache entry is not used: {refused}"));
+                self.warn(WarningKind::Entry, format!("a cache entry is not used: {refused}"));
                 return None;
             }
             Err(Unusable::Failed(error)) => {
@@ -179,7 +179,7 @@ impl Cache {
     pub fn clear(&self) -> Result<usize> {
         let Some(entries) = self.entries("clear the cache directory")? else { return Ok(0) };
         entries.clear().map_err(|(path, error)| Error::Io {
-            doing: "remove the cache entry",
+            operation: "remove the cache entry",
             path,
             message: error.to_string(),
         })
@@ -195,19 +195,19 @@ impl Cache {
         outcome.map_err(|why| self.error("write to the cache directory", &why))
     }
 
-    fn entries(&self, doing: &'static str) -> Result<Option<Entries>> {
+    fn entries(&self, operation: &'static str) -> Result<Option<Entries>> {
         let Some(dir) = &self.dir else { return Ok(None) };
         let listed = Folder::open(dir, &[], self.user).and_then(|root| Ok(Entries::of(&root)?));
         match listed {
             Ok(entries) => Ok(Some(entries)),
             Err(Unusable::Missing) => Ok(None),
-            Err(why) => Err(self.error(doing, &why)),
+            Err(why) => Err(self.error(operation, &why)),
         }
     }
 
-    fn error(&self, doing: &'static str, why: &Unusable) -> Error {
+    fn error(&self, operation: &'static str, why: &Unusable) -> Error {
         let dir = self.dir.as_deref().unwrap_or(Path::new(""));
-        Error::Io { doing, path: dir.display().to_string(), message: why.to_string() }
+        Error::Io { operation, path: dir.display().to_string(), message: why.to_string() }
     }
 
     /// The directory `below` the cache's; `None`, with a warning, if it cannot be used.
@@ -225,7 +225,7 @@ impl Cache {
             Ok(folder) => return Some(folder),
             Err(Unusable::Missing) => {}
             Err(refused @ Unusable::Refused { .. }) => self.warn(
-                About::Folder,
+                WarningKind::Folder,
                 format!(
                     "the cache directory is not used: {refused} (set TILEWRIGHT_CACHE to another directory, or to `off`); \
                      kernels are compiled again"
@@ -269,7 +269,7 @@ impl Cache {
 
     pub(crate) fn warn_unwritable(&self, path: &str, error: &std::io::Error) {
         self.warn(
-            About::Write,
+            WarningKind::Write,
             format!(
                 "compiled and tuned kernels cannot be stored in {path}: {error}; continuing without a cache (set TILEWRIGHT_CACHE to \
                  another directory, or to `off`)"
@@ -277,7 +277,7 @@ impl Cache {
         );
     }
 
-    fn warn(&self, about: About, message: String) {
+    fn warn(&self, about: WarningKind, message: String) {
         let mut warnings = self.warnings.lock().unwrap_or_else(|e| e.into_inner());
         if warnings.iter().any(|(other, _)| *other == about) {
             tracing::debug!("{message}");

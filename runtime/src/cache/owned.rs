@@ -62,7 +62,7 @@ impl From<io::Error> for Unusable {
 }
 
 /// Why something of this owner and mode is not owned by `user`; `None` if it is.
-fn objection(owner: u32, mode: u32, user: u32) -> Option<String> {
+fn permission_problem(owner: u32, mode: u32, user: u32) -> Option<String> {
     if owner != user {
         return Some(format!("belongs to user {owner}, but this process runs as user {user}"));
     }
@@ -72,23 +72,23 @@ fn objection(owner: u32, mode: u32, user: u32) -> Option<String> {
 fn check(stat: &Stat, wanted: FileType, path: &Path, user: u32) -> Result<(), Unusable> {
     let is_folder = wanted == FileType::Directory;
     if FileType::from_raw_mode(stat.st_mode) != wanted {
-        return Err(if is_folder { no_folder(path) } else { no_file(path) });
+        return Err(if is_folder { not_a_folder(path) } else { not_a_file(path) });
     }
-    let Some(objection) = objection(stat.st_uid, stat.st_mode, user) else { return Ok(()) };
+    let Some(permission_problem) = permission_problem(stat.st_uid, stat.st_mode, user) else { return Ok(()) };
     let remedy = match (is_folder, stat.st_uid == user) {
         (true, false) => "use a directory that you own".to_string(),
         (true, true) => format!("remove files that are not yours, then `chmod 700 {}`", path.display()),
         (false, _) => "remove it".to_string(),
     };
-    Err(Unusable::Refused { reason: format!("{} {objection}", path.display()), remedy })
+    Err(Unusable::Refused { reason: format!("{} {permission_problem}", path.display()), remedy })
 }
 
-fn no_folder(path: &Path) -> Unusable {
+fn not_a_folder(path: &Path) -> Unusable {
     let reason = format!("{} is not a directory, or is a symbolic link, which is not followed", path.display());
     Unusable::Refused { reason, remedy: "use the path of the directory itself".into() }
 }
 
-fn no_file(path: &Path) -> Unusable {
+fn not_a_file(path: &Path) -> Unusable {
     Unusable::Refused { reason: format!("{} is not a regular file", path.display()), remedy: "remove it".into() }
 }
 
@@ -232,7 +232,7 @@ impl Drop for Temporary<'_> {
 fn open_folder(at: impl AsFd, name: &Path, path: PathBuf, user: u32) -> Result<Folder, Unusable> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let descriptor = match rustix::fs::openat(at, name, flags, Mode::empty()) {
-        Err(Errno::NOTDIR | Errno::LOOP) => return Err(no_folder(&path)),
+        Err(Errno::NOTDIR | Errno::LOOP) => return Err(not_a_folder(&path)),
         outcome => outcome?,
     };
     check(&rustix::fs::fstat(&descriptor)?, FileType::Directory, &path, user)?;
@@ -269,7 +269,7 @@ fn open_file(at: impl AsFd, name: &Path, flags: OFlags, path: &Path, user: u32) 
     let always = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let private = Mode::RUSR | Mode::WUSR;
     let descriptor = match rustix::fs::openat(at, name, flags | always, private) {
-        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(no_file(path)),
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => return Err(not_a_file(path)),
         outcome => outcome?,
     };
     check(&rustix::fs::fstat(&descriptor)?, FileType::RegularFile, path, user)?;

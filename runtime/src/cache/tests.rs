@@ -67,7 +67,7 @@ fn fresh() -> (TempDir, Cache) {
 }
 
 #[test]
-fn what_was_put_is_got() {
+fn get_returns_what_was_put() {
     let (_dir, cache) = fresh();
     let object = artifact(Code::Object(vec![0, 255, 7, 0]));
     assert_eq!(cache.get(&key("a")), None);
@@ -82,7 +82,7 @@ fn what_was_put_is_got() {
 }
 
 #[test]
-fn everything_that_matters_is_in_the_key() {
+fn key_covers_compiler_target_options_and_text() {
     let (target, options) = (Target::Nvptx(GpuArch::Sm90a), CompileOptions::default());
     let host = |cpu: &str, features: &str| {
         Target::Host(tilewright_codegen::target::HostCpu {
@@ -185,7 +185,7 @@ fn damage_anywhere_is_a_miss() {
 }
 
 #[test]
-fn every_truncation_and_any_tail_is_a_miss() {
+fn truncated_and_extended_entries_are_misses() {
     let (_dir, cache) = fresh();
     let key = key("a");
     cache.put(&key, &ptx());
@@ -202,7 +202,7 @@ fn every_truncation_and_any_tail_is_a_miss() {
 }
 
 #[test]
-fn foreign_entries_are_misses() {
+fn entries_of_other_keys_and_versions_are_misses() {
     let (_dir, cache) = fresh();
     cache.put(&key("a"), &ptx());
     let (a, b) = (path_of(&cache, &key("a")), path_of(&cache, &key("b")));
@@ -225,7 +225,7 @@ fn foreign_entries_are_misses() {
 }
 
 #[test]
-fn threads_that_write_the_same_entry_never_show_half_of_it() {
+fn concurrent_writes_are_atomic() {
     let (_dir, cache) = fresh();
     let key = key("shared");
     let large = |fill: char| artifact(Code::Ptx(fill.to_string().repeat(200_000)));
@@ -255,7 +255,7 @@ fn threads_that_write_the_same_entry_never_show_half_of_it() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_made_is_no_failure() {
+fn uncreatable_directory_disables_the_cache() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "in the way").unwrap();
@@ -294,18 +294,18 @@ fn a_hit_takes_less_than_five_milliseconds() {
 
 /// As seen by a process of another user: directory and entry are intact, but belong to a different user.
 #[test]
-fn what_belongs_to_another_user_is_not_used() {
+fn files_of_another_user_are_ignored() {
     let (_dir, own) = fresh();
     own.put(&key("a"), &ptx());
-    let stranger = Cache { user: own.user + 1, ..Cache::at(own.dir().unwrap()) };
-    assert_eq!(stranger.get(&key("a")), None);
-    stranger.put(&key("b"), &ptx());
-    let message = stranger.check_writable().unwrap_err().to_string();
+    let other_user = Cache { user: own.user + 1, ..Cache::at(own.dir().unwrap()) };
+    assert_eq!(other_user.get(&key("a")), None);
+    other_user.put(&key("b"), &ptx());
+    let message = other_user.check_writable().unwrap_err().to_string();
     assert!(message.contains("belongs to user"), "{message}");
-    for outcome in [stranger.usage().map(drop), stranger.clear().map(drop)] {
+    for outcome in [other_user.usage().map(drop), other_user.clear().map(drop)] {
         assert!(outcome.unwrap_err().to_string().contains("a directory that you own"));
     }
-    let warnings = stranger.warnings();
+    let warnings = other_user.warnings();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     for part in ["belongs to user", "a directory that you own", "TILEWRIGHT_CACHE"] {
         assert!(warnings[0].contains(part), "`{part}` is missing in: {}", warnings[0]);
@@ -315,7 +315,7 @@ fn what_belongs_to_another_user_is_not_used() {
 }
 
 #[test]
-fn what_others_can_write_is_not_used() {
+fn files_writable_by_others_are_ignored() {
     for (which, remedy) in [(0, "chmod 700"), (1, "chmod 700"), (2, "remove it")] {
         for bits in [0o020, 0o002, 0o022, 0o077] {
             let (_dir, cache) = fresh();
@@ -342,7 +342,7 @@ fn what_others_can_write_is_not_used() {
 
 /// Read permission of others is accepted: directories of earlier versions have mode 0755.
 #[test]
-fn what_others_can_read_is_used() {
+fn files_readable_by_others_are_used() {
     let (_dir, cache) = fresh();
     fs::create_dir(cache.dir().unwrap()).unwrap();
     fs::set_permissions(cache.dir().unwrap(), Permissions::from_mode(0o755)).unwrap();
@@ -390,7 +390,7 @@ fn links_are_not_followed() {
 
 /// The check and the read use the same open file: replacing the path in between changes nothing.
 #[test]
-fn what_is_exchanged_while_it_is_read_is_not_used() {
+fn entries_replaced_during_a_read_are_not_trusted() {
     let (dir, cache) = fresh();
     let key = key("a");
     cache.put(&key, &ptx());
@@ -439,7 +439,7 @@ fn a_huge_file_is_not_read() {
 
 /// Lengths of the largest value, or whose sum overflows, with a correct checksum.
 #[test]
-fn lengths_that_lie_are_misses() {
+fn wrong_lengths_are_misses() {
     let (_dir, cache) = fresh();
     let key = key("a");
     cache.put(&key, &ptx());
@@ -466,7 +466,7 @@ fn used_at(path: &Path, seconds: u64) {
 }
 
 #[test]
-fn those_used_longest_ago_go_first() {
+fn eviction_is_least_recently_used() {
     let (_dir, cache) = fresh();
     let names = ["a", "b", "c", "d"];
     let artifact = artifact(Code::Ptx("x".repeat(10_000)));
@@ -485,7 +485,7 @@ fn those_used_longest_ago_go_first() {
 }
 
 #[test]
-fn the_limit_holds_whatever_is_put() {
+fn size_limit_holds() {
     let (_dir, cache) = fresh();
     let limit = 300_000;
     let cache = cache.max_bytes(limit);
@@ -504,7 +504,7 @@ fn the_limit_holds_whatever_is_put() {
 }
 
 #[test]
-fn what_killed_processes_left_is_removed() {
+fn stale_temporary_files_are_removed() {
     let (_dir, cache) = fresh();
     cache.put(&key("a"), &ptx());
     let shard = path_of(&cache, &key("a")).parent().unwrap().to_path_buf();
@@ -518,7 +518,7 @@ fn what_killed_processes_left_is_removed() {
 }
 
 #[test]
-fn threads_that_write_and_evict_get_what_was_put_or_nothing() {
+fn concurrent_eviction_never_returns_wrong_entries() {
     let (_dir, cache) = fresh();
     let artifact_of = |n: usize| artifact(Code::Ptx(format!("kernel {n} ").repeat(2000)));
     let limit = 60_000;

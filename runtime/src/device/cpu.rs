@@ -19,7 +19,7 @@ impl Cpu {
             compute_capability: None,
             driver_version: None,
             memory_bytes: memory_bytes().unwrap_or(0),
-            processors: rayon::current_num_threads() as u32,
+            compute_units: rayon::current_num_threads() as u32,
             l2_bytes: 0,
             max_shared_bytes: 0,
         };

@@ -11,7 +11,7 @@ use tilewright_codegen::target::GpuArch;
 
 use super::DeviceInfo;
 use super::driver::{driver_version, gpu_count};
-use crate::error::{CudaFailure, Doing, Error, Result};
+use crate::error::{CudaFailure, Error, ErrorContext, Result};
 
 pub(crate) struct Cuda {
     pub(crate) context: Arc<CudaContext>,
@@ -35,17 +35,17 @@ impl Cuda {
         if ordinal >= count {
             return Err(Error::NoSuchGpu { ordinal, count });
         }
-        let context = CudaContext::new(ordinal).doing(&format!("opening GPU {ordinal}"))?;
+        let context = CudaContext::new(ordinal).context(&format!("opening GPU {ordinal}"))?;
         // SAFETY: our buffers are ordered by their stream; nothing here relies on cudarc's event tracking.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().doing(&format!("opening a stream on GPU {ordinal}"))?;
+        let stream = context.new_stream().context(&format!("opening a stream on GPU {ordinal}"))?;
         Cuda::from_stream(stream)
     }
 
     pub(super) fn from_stream(stream: Arc<CudaStream>) -> Result<Cuda> {
         let context = stream.context().clone();
         let ordinal = context.ordinal();
-        let info = query_info(&context).doing(&format!("querying the properties of GPU {ordinal}"))?;
+        let info = query_info(&context).context(&format!("querying the properties of GPU {ordinal}"))?;
         let info = DeviceInfo { driver_version: Some(driver_version()?), ..info };
         let label = format!("GPU {ordinal} ({})", info.name);
         let (major, minor) = info.compute_capability.unwrap_or((0, 0));
@@ -66,7 +66,7 @@ impl Cuda {
     }
 
     /// Records a launch, so that a later failure can name it.
-    pub(crate) fn note_launch(&self, kernel: &Arc<str>) {
+    pub(crate) fn record_launch(&self, kernel: &Arc<str>) {
         let mut recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
         if recent.len() == RECENT_LAUNCHES {
             recent.pop_front();
@@ -75,14 +75,14 @@ impl Cuda {
     }
 
     /// `error` with the launches that may have caused it, if it comes from running code.
-    pub(crate) fn failure(&self, doing: &str, error: DriverError) -> Error {
+    pub(crate) fn failure(&self, operation: &str, error: DriverError) -> Error {
         let failure = CudaFailure::from(error);
         let recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
         if !failure.is_sticky() || recent.is_empty() {
-            return Error::Cuda { doing: doing.to_string(), failure };
+            return Error::Cuda { operation: operation.to_string(), failure };
         }
         let names: Vec<&str> = recent.iter().rev().map(|name| &**name).collect();
-        Error::Cuda { doing: format!("{doing} (last launches, newest first: {})", names.join(", ")), failure }
+        Error::Cuda { operation: format!("{operation} (last launches, newest first: {})", names.join(", ")), failure }
     }
 
     pub(crate) fn synchronize(&self, stream: &CudaStream) -> Result<()> {
@@ -138,7 +138,7 @@ impl Cuda {
     }
 
     pub(super) fn free_and_total(&self) -> Result<(u64, u64)> {
-        let (free, total) = self.context.mem_get_info().doing(&format!("querying the memory of {}", self.label))?;
+        let (free, total) = self.context.mem_get_info().context(&format!("querying the memory of {}", self.label))?;
         Ok((free as u64, total as u64))
     }
 
@@ -147,18 +147,19 @@ impl Cuda {
         // Ends the interval over which the peaks of the pool and of graphs are added: memory freed before a trim is not
         // in use at a later peak.
         let peak = self.pool_peak()?;
-        self.restart_pool_peak()?;
+        self.reset_pool_peak()?;
         self.peak_before.store(peak, Ordering::Relaxed);
         // SAFETY: the pool is the device's default pool, which lives as long as the driver.
-        unsafe { result::mem_pool::trim_to(pool, 0) }.doing(&format!("trimming the memory pool of {}", self.label))?;
+        unsafe { result::mem_pool::trim_to(pool, 0) }
+            .context(&format!("trimming the memory pool of {}", self.label))?;
         // SAFETY: the device is that of a live context.
         unsafe { sys::cuDeviceGraphMemTrim(self.context.cu_device()) }
             .result()
-            .doing(&format!("trimming the graph memory of {}", self.label))
+            .context(&format!("trimming the graph memory of {}", self.label))
     }
 
     /// Returns the bytes that the pool has in use now, including those of graphs, and restarts the peaks of both.
-    pub(crate) fn restart_pool_peak(&self) -> Result<u64> {
+    pub(crate) fn reset_pool_peak(&self) -> Result<u64> {
         let Some(pool) = self.pool()? else { return Ok(0) };
         let mut zero = 0_u64;
         let place = &raw mut zero as *mut c_void;
@@ -170,7 +171,7 @@ impl Cuda {
             result::mem_pool::set_attribute(pool, of_pool, place)
                 .and_then(|()| sys::cuDeviceSetGraphMemAttribute(self.context.cu_device(), of_graphs, place).result())
         }
-        .doing(&format!("setting up the memory pool of {}", self.label))?;
+        .context(&format!("setting up the memory pool of {}", self.label))?;
         self.peak_before.store(0, Ordering::Relaxed);
         let [of_pool, of_graphs] = self.used_now()?;
         Ok(of_pool + of_graphs)
@@ -182,7 +183,7 @@ impl Cuda {
         Ok([of_pool, self.graph_bytes(GraphMemory::CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT)?])
     }
 
-    /// Peak number of bytes that the pool had in use since [`Cuda::restart_pool_peak`], plus the peak of graphs, which
+    /// Peak number of bytes that the pool had in use since [`Cuda::reset_pool_peak`], plus the peak of graphs, which
     /// have separate memory: the two peaks need not coincide, so the sum is an upper bound.
     pub(crate) fn pool_peak(&self) -> Result<u64> {
         // Peaks that were set to zero stay zero until the next allocation.
@@ -200,7 +201,7 @@ impl Cuda {
             sys::cuDeviceGetGraphMemAttribute(self.context.cu_device(), attribute, &raw mut bytes as *mut c_void)
         }
         .result()
-        .doing(&format!("querying the graph memory of {}", self.label))?;
+        .context(&format!("querying the graph memory of {}", self.label))?;
         Ok(bytes)
     }
 
@@ -209,7 +210,7 @@ impl Cuda {
         let mut bytes = 0_u64;
         // SAFETY: the attributes that count bytes are a u64 (CUDA Driver API, cuMemPoolGetAttribute).
         unsafe { result::mem_pool::get_attribute(pool, attribute, &raw mut bytes as *mut c_void) }
-            .doing(&format!("querying the memory pool of {}", self.label))?;
+            .context(&format!("querying the memory pool of {}", self.label))?;
         Ok(bytes)
     }
 
@@ -221,7 +222,7 @@ impl Cuda {
         let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         // SAFETY: this attribute takes a pointer to a u64 (CUDA Driver API, cuMemPoolSetAttribute).
         unsafe { result::mem_pool::set_attribute(pool, attribute, &raw mut threshold as *mut c_void) }
-            .doing(&format!("setting up the memory pool of {}", self.label))
+            .context(&format!("setting up the memory pool of {}", self.label))
     }
 
     fn pool(&self) -> Result<Option<sys::CUmemoryPool>> {
@@ -231,7 +232,7 @@ impl Cuda {
         self.bind()?;
         // SAFETY: the device handle is that of a live context.
         let pool = unsafe { result::device::get_mem_pool(self.context.cu_device()) };
-        pool.doing(&format!("getting the memory pool of {}", self.label)).map(Some)
+        pool.context(&format!("getting the memory pool of {}", self.label)).map(Some)
     }
 }
 
@@ -242,7 +243,7 @@ fn query_info(context: &CudaContext) -> Result<DeviceInfo, DriverError> {
         compute_capability: Some(context.compute_capability()?),
         driver_version: None,
         memory_bytes: context.total_mem()? as u64,
-        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        compute_units: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64,
         max_shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
     })

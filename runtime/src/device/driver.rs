@@ -18,7 +18,7 @@ const NEWEST_SYMBOL: &[u8] = b"cuTensorMapEncodeTiled\0";
 /// Loads and initializes the driver at the first call. Returns its CUDA version as major × 1000 + minor × 10.
 pub(crate) fn driver_version() -> Result<i32> {
     static VERSION: OnceLock<Result<i32>> = OnceLock::new();
-    VERSION.get_or_init(initialise).clone()
+    VERSION.get_or_init(initialize).clone()
 }
 
 /// Number of visible GPUs.
@@ -28,7 +28,7 @@ pub(crate) fn gpu_count() -> Result<usize> {
     Ok(count.max(0) as usize)
 }
 
-fn initialise() -> Result<i32> {
+fn initialize() -> Result<i32> {
     check_library()?;
     let no_driver = |error| {
         let failure = CudaFailure::from(error);

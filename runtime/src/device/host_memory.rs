@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 /// Minimum size of allocations that are checked: for these, reading the limits takes less time than touching the
 /// memory.
-const LARGE: usize = 32 << 20;
+const CHECK_THRESHOLD: usize = 32 << 20;
 
 /// Bytes that allocations have to leave available.
 static RESERVE: AtomicUsize = AtomicUsize::new(0);
@@ -27,7 +27,7 @@ pub fn reserve_host_memory(bytes: usize) {
 ///
 /// # Errors
 /// Both numbers.
-pub fn expect_host_memory(bytes: f64) -> Result<()> {
+pub fn check_host_memory(bytes: f64) -> Result<()> {
     match available_bytes() {
         Some(available) if bytes > available => Err(Error::HostMemoryShort { needed: bytes, available }),
         _ => Ok(()),
@@ -35,7 +35,7 @@ pub fn expect_host_memory(bytes: f64) -> Result<()> {
 }
 
 /// Whether the system has `times` × `bytes` available: far from any limit.
-pub fn is_plenty(bytes: f64, times: f64) -> bool {
+pub fn has_ample_host_memory(bytes: f64, times: f64) -> bool {
     available_bytes().is_none_or(|available| times * bytes < available)
 }
 
@@ -43,7 +43,7 @@ pub(super) fn available_bytes() -> Option<f64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let text = read("/proc/meminfo")?;
     let free = kib_line(&text, "MemAvailable:")?.saturating_add(kib_line(&text, "SwapFree:").unwrap_or(0));
-    let group = read("/proc/self/cgroup").and_then(|groups| left_of_groups(Path::new("/sys/fs/cgroup"), &groups));
+    let group = read("/proc/self/cgroup").and_then(|groups| cgroup_headroom(Path::new("/sys/fs/cgroup"), &groups));
     let left = [address_space_left(), group].into_iter().flatten().fold(free, u64::min);
     Some(left as f64)
 }
@@ -77,7 +77,7 @@ const V2: Names = Names { limit: "memory.max", usage: "memory.current", reclaima
 
 /// The remainder of the limits of this process's control groups and their ancestors. `groups` is `/proc/self/cgroup`: a
 /// line `N:controllers:path` for each hierarchy of version 1, `0::path` for version 2.
-fn left_of_groups(root: &Path, groups: &str) -> Option<u64> {
+fn cgroup_headroom(root: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let mut words = line.splitn(3, ':').skip(1);
         let (controllers, path) = (words.next()?, words.next()?);
@@ -89,12 +89,12 @@ fn left_of_groups(root: &Path, groups: &str) -> Option<u64> {
         let own = Path::new(path.trim_start_matches('/'));
         // In a container the path may be the host's, which does not exist there; the root then is the container's
         // group.
-        own.ancestors().filter_map(|group| left_of_group(&root.join(group), &names)).min()
+        own.ancestors().filter_map(|group| group_headroom(&root.join(group), &names)).min()
     });
     lines.min()
 }
 
-fn left_of_group(folder: &Path, names: &Names) -> Option<u64> {
+fn group_headroom(folder: &Path, names: &Names) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
     // `max` means no limit.
     let limit: u64 = read(names.limit)?.trim().parse().ok()?;
@@ -107,27 +107,27 @@ fn left_of_group(folder: &Path, names: &Names) -> Option<u64> {
 
 thread_local! {
     /// This thread returns an error if an allocation fails.
-    static HANDLED: Cell<bool> = const { Cell::new(false) };
+    static CALLER_HANDLES_FAILURE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runs an allocation whose failure the caller reports as an error.
-pub(super) fn handled<R>(allocate: impl FnOnce() -> R) -> R {
-    let before = HANDLED.replace(true);
+pub(super) fn with_handled_failure<R>(allocate: impl FnOnce() -> R) -> R {
+    let before = CALLER_HANDLES_FAILURE.replace(true);
     let result = allocate();
-    HANDLED.set(before);
+    CALLER_HANDLES_FAILURE.set(before);
     result
 }
 
 /// Whether an allocation of `bytes` may be tried. If not, and no caller on this thread reports it as an error, the
 /// process ends with exit code 1 and a message: otherwise a failed allocation aborts, and an overcommitted one gets the
 /// process killed when the memory is used.
-pub(crate) fn may_allocate(bytes: usize) -> bool {
-    if bytes < LARGE {
+pub(crate) fn check_allocation(bytes: usize) -> bool {
+    if bytes < CHECK_THRESHOLD {
         return true;
     }
     match available_bytes() {
         Some(available) if bytes.saturating_add(RESERVE.load(Ordering::Relaxed)) as f64 > available => {
-            refuse(bytes, Some(available));
+            exit_out_of_memory(bytes, Some(available));
             false
         }
         _ => true,
@@ -136,12 +136,12 @@ pub(crate) fn may_allocate(bytes: usize) -> bool {
 
 /// Ends the process after a failed allocation of `bytes`, unless the caller reports it as an error.
 #[cold]
-pub(crate) fn refuse(bytes: usize, available: Option<f64>) {
-    if HANDLED.try_with(Cell::get).unwrap_or(false) {
+pub(crate) fn exit_out_of_memory(bytes: usize, available: Option<f64>) {
+    if CALLER_HANDLES_FAILURE.try_with(Cell::get).unwrap_or(false) {
         return;
     }
     // Prevents recursion if formatting the message allocates.
-    HANDLED.set(true);
+    CALLER_HANDLES_FAILURE.set(true);
     let available = available.or_else(available_bytes).unwrap_or(0.0);
     // There may be no memory for the message: it is formatted on the stack.
     let mut text = [0_u8; 320];
@@ -173,18 +173,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_there_is_is_refused_with_both_numbers() {
-        expect_host_memory(1e6).unwrap();
+    fn oversized_requests_report_needed_and_available() {
+        check_host_memory(1e6).unwrap();
         if available_bytes().is_some() {
-            let message = expect_host_memory(1e18).unwrap_err().to_string();
+            let message = check_host_memory(1e18).unwrap_err().to_string();
             assert!(message.starts_with("out of memory on the CPU: about 9.3e8 GiB"), "{message}");
-            assert!(expect_host_memory(f64::INFINITY).is_err());
-            assert!(is_plenty(1e3, 8.0) && !is_plenty(1e17, 8.0));
+            assert!(check_host_memory(f64::INFINITY).is_err());
+            assert!(has_ample_host_memory(1e3, 8.0) && !has_ample_host_memory(1e17, 8.0));
         }
     }
 
     #[test]
-    fn lines_of_proc_are_bytes() {
+    fn proc_lines_are_parsed_as_bytes() {
         let text = "MemTotal:       24 kB\nMemAvailable:   3 kB\nHugePages_Total:       0\n";
         assert_eq!(
             ["MemTotal:", "MemAvailable:", "SwapFree:"].map(|name| kib_line(text, name)),
@@ -193,24 +193,24 @@ mod tests {
     }
 
     #[test]
-    fn control_groups_leave_what_the_tightest_of_them_does() {
+    fn cgroup_headroom_is_that_of_the_tightest_group() {
         let root = tempfile::tempdir().unwrap();
         let group = |path: &str, files: &[(&str, &str)]| {
             let folder = root.path().join(path);
             std::fs::create_dir_all(&folder).unwrap();
             files.iter().for_each(|(name, text)| std::fs::write(folder.join(name), text).unwrap());
         };
-        assert_eq!(left_of_groups(root.path(), "0::/a/b\n"), None);
+        assert_eq!(cgroup_headroom(root.path(), "0::/a/b\n"), None);
         group(
             "a",
             &[("memory.max", "1000\n"), ("memory.current", "700\n"), ("memory.stat", "anon 9\ninactive_file 100\n")],
         );
         group("a/b", &[("memory.max", "max\n"), ("memory.current", "5\n")]);
-        assert_eq!(left_of_groups(root.path(), "3:cpu,cpuacct:/\n0::/a/b\n"), Some(400));
+        assert_eq!(cgroup_headroom(root.path(), "3:cpu,cpuacct:/\n0::/a/b\n"), Some(400));
         group("a/b", &[("memory.max", "90\n")]);
-        assert_eq!(left_of_groups(root.path(), "0::/a/b\n"), Some(85));
+        assert_eq!(cgroup_headroom(root.path(), "0::/a/b\n"), Some(85));
         // Version 1, in a container that does not see its own path.
         group("memory", &[("memory.limit_in_bytes", "50\n"), ("memory.usage_in_bytes", "60\n")]);
-        assert_eq!(left_of_groups(root.path(), "4:memory:/docker/1\n0::/\n"), Some(0));
+        assert_eq!(cgroup_headroom(root.path(), "4:memory:/docker/1\n0::/\n"), Some(0));
     }
 }

@@ -29,7 +29,7 @@ impl HostMemory {
         }
         // SAFETY: the layout's size is not zero.
         let pointer = HostMemory::layout(bytes)
-            .and_then(|layout| NonNull::new(host_memory::handled(|| unsafe { alloc_zeroed(layout) })));
+            .and_then(|layout| NonNull::new(host_memory::with_handled_failure(|| unsafe { alloc_zeroed(layout) })));
         let pointer = pointer.ok_or(Error::HostMemory { requested: bytes as u64 })?;
         Ok(HostMemory { pointer, bytes })
     }

@@ -15,8 +15,8 @@ use tilewright_codegen::target::{CompileOptions, GpuArch, HostCpu, Target};
 pub(crate) use cpu::Cpu;
 pub(crate) use cuda::Cuda;
 pub(crate) use driver::{driver_version, gpu_count};
-pub use host_memory::{expect_host_memory, is_plenty, reserve_host_memory};
-pub(crate) use host_memory::{may_allocate, refuse};
+pub(crate) use host_memory::{check_allocation, exit_out_of_memory};
+pub use host_memory::{check_host_memory, has_ample_host_memory, reserve_host_memory};
 pub(crate) use memory::{HostMemory, Memory};
 pub(crate) use simulated::Simulated;
 
@@ -49,7 +49,7 @@ pub struct DeviceInfo {
     /// Memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
     /// Streaming multiprocessors (SMs) of a GPU, worker threads of the CPU.
-    pub processors: u32,
+    pub compute_units: u32,
     /// L2 cache of a GPU in bytes; 0 on the CPU.
     pub l2_bytes: u64,
     /// Maximum shared memory of one block, in bytes; 0 on the CPU.
@@ -95,12 +95,12 @@ impl Device {
     /// let device = Device::simulated(GpuArch::Sm90a);
     /// ```
     pub fn simulated(arch: GpuArch) -> Device {
-        Device::simulated_by(arch, 1)
+        Device::simulated_with_seed(arch, 1)
     }
 
     /// Like [`Device::simulated`], with programs and threads in a random order from `seed`. A GPU may run them in any
     /// such order.
-    pub fn simulated_by(arch: GpuArch, seed: u64) -> Device {
+    pub fn simulated_with_seed(arch: GpuArch, seed: u64) -> Device {
         Device(Arc::new(Inner::Simulated(Simulated::new(arch, seed))))
     }
 
@@ -167,7 +167,7 @@ impl Device {
     }
 
     /// `options` with the PTX version limited to what the driver accepts.
-    pub fn fit_options(&self, options: &CompileOptions) -> CompileOptions {
+    pub fn limit_ptx_version(&self, options: &CompileOptions) -> CompileOptions {
         let mut options = options.clone();
         if let Some(newest) = self.max_ptx_version() {
             options.ptx_version = options.ptx_version.min(newest);
@@ -205,16 +205,16 @@ impl Device {
         }
     }
 
-    /// Fails if this is the CPU and [`expect_host_memory`] does. GPUs report a lack of memory themselves.
+    /// Fails if this is the CPU and [`check_host_memory`] does. GPUs report a lack of memory themselves.
     ///
     /// # Errors
-    /// Those of [`expect_host_memory`].
-    pub fn expect_memory(&self, bytes: f64) -> Result<()> {
-        if self.is_cuda() { Ok(()) } else { expect_host_memory(bytes) }
+    /// Those of [`check_host_memory`].
+    pub fn check_memory(&self, bytes: f64) -> Result<()> {
+        if self.is_cuda() { Ok(()) } else { check_host_memory(bytes) }
     }
 
     /// Free and total memory in bytes, now; `None` on the CPU.
-    pub fn memory_in_use(&self) -> Result<Option<(u64, u64)>> {
+    pub fn free_and_total_memory(&self) -> Result<Option<(u64, u64)>> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
             Inner::Cuda(cuda) => cuda.free_and_total().map(Some),
@@ -222,14 +222,14 @@ impl Device {
     }
 
     /// Restarts [`Device::peak_memory`]; returns the bytes that are allocated now, `None` on the CPU.
-    pub fn restart_peak_memory(&self) -> Result<Option<u64>> {
+    pub fn reset_peak_memory(&self) -> Result<Option<u64>> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),
-            Inner::Cuda(cuda) => cuda.restart_pool_peak().map(Some),
+            Inner::Cuda(cuda) => cuda.reset_pool_peak().map(Some),
         }
     }
 
-    /// Peak number of allocated bytes since [`Device::restart_peak_memory`], including those of CUDA graphs; `None` on
+    /// Peak number of allocated bytes since [`Device::reset_peak_memory`], including those of CUDA graphs; `None` on
     /// the CPU. Graphs have separate memory: their peak and the peak of other memory are added, separately for each
     /// interval between calls of [`Device::release_unused_memory`]. Unused memory of the pool, the driver's memory and
     /// that of other processes do not count.

@@ -18,7 +18,7 @@ impl Simulated {
             compute_capability: None,
             driver_version: None,
             memory_bytes: 0,
-            processors: 1,
+            compute_units: 1,
             l2_bytes: 0,
             max_shared_bytes: arch.max_shared_bytes(),
         };

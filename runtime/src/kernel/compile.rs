@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use tilewright_codegen::analysis::reach;
+use tilewright_codegen::analysis::bounds;
 use tilewright_codegen::diag::Diagnostic;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
@@ -13,7 +13,7 @@ use tilewright_codegen::target::{Artifact, CompileOptions, Target};
 use crate::cache::{Cache, Key};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::{terminal, watch};
+use crate::{dump, terminal};
 
 /// Records a kernel and compiles it, or loads the artifact from the cache on disk. Lines of `static_print` go to
 /// standard error.
@@ -40,10 +40,10 @@ pub(crate) fn record(
 ) -> Result<Func> {
     let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
     for line in &recording.prints {
-        terminal::say(format_args!("{}: {line}", def.name));
+        terminal::print_stderr(format_args!("{}: {line}", def.name));
     }
     let mut func = recording.func;
-    reach::distrust_unchecked(&mut func);
+    bounds::drop_unchecked_assumptions(&mut func);
     Ok(func)
 }
 
@@ -56,14 +56,14 @@ pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> R
     let env = Env::get()?;
     let key = Key::new(func, target, options);
     // A function with requested dumps must be compiled.
-    if !env.watches(&func.name)
+    if !env.wants_dump_of(&func.name)
         && let Some(mut artifact) = cache.get(&key)
     {
         // The kernel may have moved in its file since.
         artifact.manifest.source = func.loc.to_string();
         return Ok(artifact);
     }
-    let artifact = watch::compile(func, target, options, env, &mut ()).map_err(|error| explain_failure(func, error))?;
+    let artifact = dump::compile(func, target, options, env, &mut ()).map_err(|error| explain_failure(func, error))?;
     cache.put(&key, &artifact);
     Ok(artifact)
 }

@@ -64,12 +64,12 @@ fn extent(x: impl TryInto<i64>) -> i64 {
 /// Whether a launch proves that the kernel's accesses are in bounds. True except for configurations of
 /// [`LaunchConfig::unchecked`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReachCheck {
+pub struct BoundsCheck {
     skipped: bool,
 }
 
-impl ReachCheck {
-    pub(super) fn is_due(self) -> bool {
+impl BoundsCheck {
+    pub(super) fn is_enabled(self) -> bool {
         !self.skipped
     }
 }
@@ -91,7 +91,7 @@ pub struct LaunchConfig {
     /// Stream of the launch; default: the device's stream.
     pub stream: Option<Stream>,
     /// Whether the launch proves that the kernel's accesses are in bounds.
-    pub reach: ReachCheck,
+    pub bounds_check: BoundsCheck,
 }
 
 impl LaunchConfig {
@@ -106,7 +106,7 @@ impl LaunchConfig {
             max_registers,
             schedule: Schedule::default(),
             stream: None,
-            reach: ReachCheck::default(),
+            bounds_check: BoundsCheck::default(),
         }
     }
 
@@ -125,8 +125,8 @@ impl LaunchConfig {
         self
     }
 
-    pub fn bulk_copies(mut self, bulk_copies: bool) -> LaunchConfig {
-        self.schedule.bulk_copies = Some(bulk_copies);
+    pub fn tma(mut self, tma: bool) -> LaunchConfig {
+        self.schedule.tma = Some(tma);
         self
     }
 
@@ -135,8 +135,8 @@ impl LaunchConfig {
         self
     }
 
-    pub fn take_turns(mut self, take_turns: bool) -> LaunchConfig {
-        self.schedule.take_turns = Some(take_turns);
+    pub fn pingpong(mut self, pingpong: bool) -> LaunchConfig {
+        self.schedule.pingpong = Some(pingpong);
         self
     }
 
@@ -163,7 +163,7 @@ impl LaunchConfig {
     /// the argument that its address is computed from; every `multiple_of` in the kernel is true, and no index of its
     /// loops overflows.
     pub unsafe fn unchecked(mut self) -> LaunchConfig {
-        self.reach = ReachCheck { skipped: true };
+        self.bounds_check = BoundsCheck { skipped: true };
         self
     }
 

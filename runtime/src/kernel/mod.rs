@@ -5,12 +5,12 @@
 //! 1. inspects the arguments: their device, which are aligned, which integers are 1;
 //! 2. looks up the variant of the kernel that is compiled for these facts (`variant.rs`); the first time it records the
 //!    kernel and compiles it (`compile.rs`), through the cache on disk;
-//! 3. proves that every access of the kernel is in bounds of its arguments' memory (`reach.rs`), and starts the grid.
+//! 3. proves that every access of the kernel is in bounds of its arguments' memory (`bounds.rs`), and starts the grid.
 
 mod arg;
+mod bounds;
 mod compile;
 mod config;
-mod reach;
 mod variant;
 
 use smallvec::SmallVec;
@@ -22,7 +22,7 @@ use tilewright_codegen::target::Schedule;
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub(crate) use compile::record;
 pub use compile::{compile, compile_func, explain, explain_failure};
-pub use config::{Grid, LaunchConfig, ReachCheck};
+pub use config::{BoundsCheck, Grid, LaunchConfig};
 use variant::Variant;
 pub use variant::specialization;
 
@@ -105,7 +105,7 @@ fn variant(
 }
 
 /// Launches a kernel: [`prepare`], then [`CompiledKernel::launch`]. In between it proves that every access is in bounds
-/// of the arguments' memory (`codegen::analysis::reach`), unless [`LaunchConfig::unchecked`] promises it. If no tensor
+/// of the arguments' memory (`codegen::analysis::bounds`), unless [`LaunchConfig::unchecked`] promises it. If no tensor
 /// map can describe a tensor, it launches a variant without tensor maps.
 ///
 /// # Errors
@@ -119,10 +119,10 @@ pub fn launch(
     consts: Consts,
 ) -> Result<()> {
     let grid = config.grid.extents(def)?;
-    let Variant { kernel, reach } = variant(def, device, config, dtypes, args, consts)?;
+    let Variant { kernel, footprint } = variant(def, device, config, dtypes, args, consts)?;
     let values = args.iter().map(KernelArg::launch_arg).collect::<SmallVec<[_; 32]>>();
-    if config.reach.is_due() {
-        reach::check(def, &reach, &values, grid)?;
+    if config.bounds_check.is_enabled() {
+        bounds::check(def, &footprint, &values, grid)?;
     }
     let start = |kernel: &CompiledKernel| {
         // SAFETY: each pointer comes from a borrow of live memory of this device, exclusive if the kernel writes it;
@@ -136,9 +136,9 @@ pub fn launch(
         }
     };
     match start(&kernel) {
-        Err(error @ Error::TensorMap { .. }) if config.schedule.bulk_copies != Some(false) => {
+        Err(error @ Error::TensorMap { .. }) if config.schedule.tma != Some(false) => {
             tracing::debug!("{error}: using a variant without tensor maps");
-            let schedule = Schedule { bulk_copies: Some(false), ..config.schedule };
+            let schedule = Schedule { tma: Some(false), ..config.schedule };
             let config = LaunchConfig { schedule, ..config.clone() };
             start(&variant(def, device, &config, dtypes, args, consts)?.kernel)
         }
@@ -159,7 +159,7 @@ pub fn launch_erased(
     args: &mut [KernelArg],
     consts: &[(&str, ConstValue)],
 ) -> Result<()> {
-    let values = def.complete(consts).map_err(|d| Error::Kernel(explain(&d)))?;
+    let values = def.complete_consts(consts).map_err(|d| Error::Kernel(explain(&d)))?;
     let keys: Vec<u64> = values.iter().map(erased_key).collect();
     launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
 }

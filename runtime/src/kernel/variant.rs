@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, RwLock};
 
 use smallvec::SmallVec;
-use tilewright_codegen::analysis::reach::Reach;
+use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
 
@@ -23,7 +23,7 @@ type Key = SmallVec<[u64; 24]>;
 #[derive(Clone)]
 pub(super) struct Variant {
     pub kernel: CompiledKernel,
-    pub reach: Arc<Reach>,
+    pub footprint: Arc<Footprint>,
 }
 
 /// All variants of this process. Each keeps its device alive, so the address in its key is not reused.
@@ -75,8 +75,16 @@ fn key(
         Inner::Simulated(simulated) => key.extend([1, std::ptr::from_ref(simulated) as u64]),
         Inner::Cuda(cuda) => key.extend([cuda.context.cu_ctx() as u64, cuda.stream.cu_stream() as u64]),
     }
-    let LaunchConfig { grid: _, stream: _, reach: _, num_warps, num_stages, debug_asserts, max_registers, schedule } =
-        config;
+    let LaunchConfig {
+        grid: _,
+        stream: _,
+        bounds_check: _,
+        num_warps,
+        num_stages,
+        debug_asserts,
+        max_registers,
+        schedule,
+    } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
     key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
     key.push(schedule.named().iter().fold(0, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
@@ -116,7 +124,7 @@ pub(super) fn find_or_compile(
     // Two threads may compile the same variant: both results are correct, and the second one is kept.
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
-    let options = device.fit_options(&config.options());
+    let options = device.limit_ptx_version(&config.options());
     let func = {
         let _span = trace::span("kernel recorded");
         compile::record(def, dtypes, &values, &specialization(def, args))?
@@ -132,7 +140,7 @@ pub(super) fn find_or_compile(
             device.load(&artifact)?
         }
     };
-    let variant = Variant { kernel, reach: Arc::new(Reach::of(&func)) };
+    let variant = Variant { kernel, footprint: Arc::new(Footprint::of(&func)) };
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
 }

@@ -36,7 +36,7 @@ pub struct Resources {
     /// Threads per block.
     pub threads: u32,
     /// Occupancy: resident blocks per SM.
-    pub blocks_per_processor: u32,
+    pub blocks_per_sm: u32,
 }
 
 /// One entry of a loaded module.
@@ -86,7 +86,7 @@ impl Function {
                 local_bytes: 0,
                 shared_bytes: 0,
                 threads: manifest.threads,
-                blocks_per_processor: 0,
+                blocks_per_sm: 0,
             },
             log,
             tensor_maps: Mutex::default(),
@@ -97,7 +97,7 @@ impl Function {
 
     /// Finds the entry, sets its maximum shared memory, and checks that a block fits.
     fn prepare(&mut self, cuda: &Cuda, manifest: &Manifest, label: &str) -> Result<()> {
-        let doing = || format!("loading kernel {label} on {}", cuda.label);
+        let operation = || format!("loading kernel {label} on {}", cuda.label);
         let entry = CString::new(manifest.entry.as_str()).unwrap_or_default();
         // SAFETY: the module is loaded and the context is bound.
         self.function = unsafe { result::module::get_function(self.module, entry) }
@@ -105,13 +105,13 @@ impl Function {
         let attribute = |which| {
             // SAFETY: the function belongs to a loaded module.
             let value = unsafe { result::function::get_function_attribute(self.function, which) };
-            value.map(|v| v.max(0) as u32).map_err(|error| Error::cuda(doing(), error))
+            value.map(|v| v.max(0) as u32).map_err(|error| Error::cuda(operation(), error))
         };
         if manifest.shared_bytes > SHARED_WITHOUT_OPT_IN {
             let which = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: as above.
             unsafe { result::function::set_function_attribute(self.function, which, manifest.shared_bytes as i32) }
-                .map_err(|error| Error::cuda(doing(), error))?;
+                .map_err(|error| Error::cuda(operation(), error))?;
         }
         let registers = attribute(Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
         let available = attribute(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
@@ -135,7 +135,7 @@ impl Function {
             local_bytes: attribute(Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?,
             shared_bytes: fixed_shared + manifest.shared_bytes,
             threads: manifest.threads,
-            blocks_per_processor: blocks.map_err(|error| Error::cuda(doing(), error))?.max(0) as u32,
+            blocks_per_sm: blocks.map_err(|error| Error::cuda(operation(), error))?.max(0) as u32,
         };
         Ok(())
     }
@@ -177,7 +177,7 @@ impl Function {
         }
         debug_assert!(manifest.args.iter().filter(|arg| arg.ty == ArgType::TensorMap).count() == maps.len());
         cuda.bind()?;
-        cuda.note_launch(&kernel.label);
+        cuda.record_launch(&kernel.label);
         let [x, y, z] = grid;
         // SAFETY: every parameter points at a value of the declared size, which the driver copies before it returns; the
         // rest is the caller's promise.

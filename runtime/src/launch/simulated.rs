@@ -7,10 +7,10 @@ use tilewright_codegen::target::{CompileOptions, Target};
 
 use super::{CompiledKernel, Kernel, LaunchArg, Loaded, Slots, tensor_map};
 use crate::device::{Device, Simulated};
+use crate::dump;
 use crate::env::Env;
 use crate::error::{Error, Result};
 use crate::kernel::explain_failure;
-use crate::watch;
 
 /// The largest alignment that code may assume of an address, in bytes.
 const ALIGN: u64 = 256;
@@ -24,9 +24,9 @@ impl Device {
         options: &CompileOptions,
     ) -> Result<CompiledKernel> {
         let env = Env::get()?;
-        if env.watches(&func.name) {
+        if env.wants_dump_of(&func.name) {
             // Validates the artifact: the simulated GPU does not need the PTX.
-            let compiled = watch::compile(func, &Target::Nvptx(simulated.arch), options, env, &mut ());
+            let compiled = dump::compile(func, &Target::Nvptx(simulated.arch), options, env, &mut ());
             compiled.map_err(|error| explain_failure(func, error))?;
         }
         let lowered = pipeline::lower_gpu(func, simulated.arch, options, &mut ());
@@ -61,7 +61,7 @@ pub(super) unsafe fn run_grid(
             _ => unsafe { std::slice::from_raw_parts(pointer, bytes as usize) }.to_vec(),
         };
         let name = format!("argument `{}`", manifest.args[index].name);
-        bits[index] = global.add_at(name, old.clone(), addr % ALIGN);
+        bits[index] = global.add_named(name, old.clone(), addr % ALIGN);
         memory.push((pointer, bits[index], old));
     }
     bits.truncate(manifest.args.len() - manifest.tensor_maps.len());

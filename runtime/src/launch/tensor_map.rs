@@ -38,38 +38,38 @@ pub(super) struct TensorMaps {
 }
 
 /// Maximum number of cached maps.
-const REMEMBERED: usize = 32;
+const CACHED_MAPS: usize = 32;
 
 impl TensorMaps {
     /// The map of description `index` of the manifest, for these arguments.
     pub(super) fn get(&mut self, manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<TensorMap> {
         let description = &manifest.tensor_maps[index];
-        let key = checked(manifest, index, slots, label)?;
+        let key = checked_key(manifest, index, slots, label)?;
         if let Some((_, map)) = self.entries.iter().find(|(known, _)| *known == key) {
             return Ok(*map);
         }
-        let map = encode(&key, description).map_err(|reason| refused(manifest, index, label, reason))?;
+        let map = encode(&key, description).map_err(|reason| tensor_map_error(manifest, index, label, reason))?;
         match self.entries.get_mut(self.next) {
             Some(oldest) => *oldest = (key, map),
             None => self.entries.push((key, map)),
         }
-        self.next = (self.next + 1) % REMEMBERED;
+        self.next = (self.next + 1) % CACHED_MAPS;
         Ok(map)
     }
 }
 
 /// The inputs of the map of description `index` of the manifest, for these arguments.
-fn checked(manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<Key> {
+fn checked_key(manifest: &Manifest, index: usize, slots: &Slots, label: &str) -> Result<Key> {
     let description = &manifest.tensor_maps[index];
     let evaluate = |expr: &HostExpr| match *expr {
         HostExpr::Const(value) => value,
         HostExpr::Arg(arg) => integer_of(manifest, arg, slots),
     };
     let key = key_of(index, description, slots[description.base], evaluate);
-    key.map_err(|reason| refused(manifest, index, label, reason))
+    key.map_err(|reason| tensor_map_error(manifest, index, label, reason))
 }
 
-fn refused(manifest: &Manifest, index: usize, label: &str, reason: String) -> Error {
+fn tensor_map_error(manifest: &Manifest, index: usize, label: &str, reason: String) -> Error {
     let tensor = manifest.args[manifest.tensor_maps[index].base].name.clone();
     Error::TensorMap { kernel: label.to_string(), tensor, reason }
 }
@@ -79,7 +79,7 @@ fn refused(manifest: &Manifest, index: usize, label: &str, reason: String) -> Er
 /// # Errors
 /// Which tensor cannot be described, and why.
 pub(super) fn check(manifest: &Manifest, slots: &Slots, label: &str) -> Result<()> {
-    (0..manifest.tensor_maps.len()).try_for_each(|index| checked(manifest, index, slots, label).map(drop))
+    (0..manifest.tensor_maps.len()).try_for_each(|index| checked_key(manifest, index, slots, label).map(drop))
 }
 
 /// The value of an integer argument, sign-extended from its size.
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_stride_of_a_single_row_does_not_matter() {
+    fn stride_of_a_single_row_is_ignored() {
         let mut description = description();
         description.shape[1] = HostExpr::Const(1);
         let key = key_of(0, &description, 0x1000, |_| 1).unwrap();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_keep_the_engines_limits() {
+    fn blocks_respect_tma_limits() {
         let mut description = description();
         assert_eq!(check_block(&description, 2), Ok(()));
         description.block = vec![128, 64];

@@ -61,7 +61,7 @@ impl ActivityKind {
 
 /// The records of CUPTI.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct GpuTrace {
     pub activities: Vec<Activity>,
     pub memory: Vec<MemoryEvent>,
     pub dropped: u64,
@@ -251,7 +251,7 @@ fn load() -> Result<Api, String> {
 }
 
 impl Api {
-    fn check(&self, doing: &str, status: Status) -> Result<()> {
+    fn check(&self, operation: &str, status: Status) -> Result<()> {
         if status == 0 {
             return Ok(());
         }
@@ -260,7 +260,7 @@ impl Api {
         let known = unsafe { (self.text)(status, &raw mut text) } == 0 && !text.is_null();
         // SAFETY: the library reports that it has set `text`.
         let text = if known { unsafe { CStr::from_ptr(text) }.to_string_lossy() } else { "unknown error".into() };
-        Err(unavailable(format!("{doing}: {text} ({status})")))
+        Err(unavailable(format!("{operation}: {text} ({status})")))
     }
 }
 
@@ -292,7 +292,7 @@ fn kinds() -> impl Iterator<Item = u32> {
 }
 
 /// If copies between GPUs cannot be recorded, the other kinds still are.
-fn unless_rare(kind: u32, outcome: Result<()>) -> Result<()> {
+fn ignore_missing_peer_copies(kind: u32, outcome: Result<()>) -> Result<()> {
     match outcome {
         Err(error) if kind == MEMCPY2 => {
             tracing::debug!("copies between GPUs are not recorded: {error}");
@@ -315,12 +315,12 @@ pub(super) fn start(device: &Device, memory: bool) -> Result<Instant> {
     // SAFETY: `epoch` is valid for writing a u64.
     api.check("reading the timestamp", unsafe { (api.timestamp)(&raw mut epoch) })?;
     let started = Instant::now();
-    let baseline = device.restart_peak_memory()?.unwrap_or(0);
+    let baseline = device.reset_peak_memory()?.unwrap_or(0);
     *collected() = Some(Collected { epoch, device: Some(device.clone()), baseline, ..Collected::default() });
     for kind in kinds() {
         // SAFETY: a plain call.
         let enabled = api.check("enabling activities", unsafe { (api.enable)(kind) });
-        unless_rare(kind, enabled)?;
+        ignore_missing_peer_copies(kind, enabled)?;
     }
     Ok(started)
 }
@@ -330,7 +330,7 @@ fn stop() -> Result<()> {
     for kind in kinds() {
         // SAFETY: a plain call.
         let disabled = api.check("disabling activities", unsafe { (api.disable)(kind) });
-        unless_rare(kind, disabled)?;
+        ignore_missing_peer_copies(kind, disabled)?;
     }
     // SAFETY: a plain call; it calls `complete` for the remaining buffers.
     api.check("flushing the records", unsafe { (api.flush)(FORCED) })
@@ -342,7 +342,7 @@ pub(super) fn abandon() {
 }
 
 /// Ends the recording: `nodes` is their number; allocations of fewer than `from_bytes` are omitted.
-pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<Found> {
+pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<GpuTrace> {
     let device = collected().as_ref().and_then(|collected| collected.device.clone());
     let peak = match &device {
         None => 0,
@@ -352,8 +352,8 @@ pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<Found> {
         }
     };
     stop()?;
-    let Some(collected) = collected().take() else { return Ok(Found::default()) };
-    let mut found = collected.into_found(nodes, from_bytes);
+    let Some(collected) = collected().take() else { return Ok(GpuTrace::default()) };
+    let mut found = collected.into_trace(nodes, from_bytes);
     found.peak_bytes = peak.saturating_sub(found.peak_bytes);
     Ok(found)
 }
@@ -361,7 +361,7 @@ pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<Found> {
 impl Collected {
     /// Replaces correlation ids by nodes, and times by times since the start. `peak_bytes` are the bytes in use at the
     /// start.
-    fn into_found(self, nodes: usize, from_bytes: Option<usize>) -> Found {
+    fn into_trace(self, nodes: usize, from_bytes: Option<usize>) -> GpuTrace {
         let node = |correlation: u32| self.nodes.get(&correlation).copied().filter(|&n| (n as usize) < nodes);
         let since = |time: u64| time.saturating_sub(self.epoch);
         let mut activities: Vec<Activity> = Vec::with_capacity(self.activities.len());
@@ -378,7 +378,7 @@ impl Collected {
             }
         }
         memory.sort_by_key(|event| event.time_ns);
-        Found { activities, memory, dropped: self.dropped, peak_bytes: self.baseline }
+        GpuTrace { activities, memory, dropped: self.dropped, peak_bytes: self.baseline }
     }
 }
 
@@ -530,7 +530,7 @@ mod tests {
 
     /// Offsets of the C structs in cupti_activity.h, which are packed to 8 bytes, computed by hand.
     #[test]
-    fn records_are_laid_out_as_cuptis() {
+    fn record_layouts_match_cupti() {
         assert_eq!((offset_of!(Kernel, registers), offset_of!(Kernel, start)), (6, 16));
         assert_eq!((offset_of!(Kernel, stream), offset_of!(Kernel, grid)), (48, 52));
         assert_eq!((offset_of!(Kernel, correlation), offset_of!(Kernel, grid_id)), (92, 96));
@@ -601,7 +601,7 @@ mod tests {
             // SAFETY: this is a record.
             unsafe { collected.take_record((&raw const record).cast()) };
         }
-        let found = collected.into_found(4, Some(4096));
+        let found = collected.into_trace(4, Some(4096));
         let activity = &found.activities[0];
         assert_eq!((activity.node, activity.start_ns, activity.end_ns, activity.stream), (3, 500, 900, 7));
         let ActivityKind::Kernel { name, grid, shared_bytes, .. } = &activity.kind else { panic!("{activity:?}") };

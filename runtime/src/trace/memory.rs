@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use super::NodeId;
-use crate::device::{may_allocate, refuse};
+use crate::device::{check_allocation, exit_out_of_memory};
 
 /// One allocation or release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct CountingAllocator;
 
 static ON: AtomicBool = AtomicBool::new(false);
 /// Smaller blocks are counted, but have no event.
-static FROM_BYTES: AtomicUsize = AtomicUsize::new(0);
+static MIN_EVENT_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Bytes in use now, of those allocated since the start.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
@@ -44,25 +44,25 @@ struct Log {
 
 thread_local! {
     /// Allocations of the recording itself do not count.
-    static QUIET: Cell<bool> = const { Cell::new(false) };
+    static UNTRACKED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// While this lives, this thread's allocations do not count.
-pub(super) struct Quiet(bool);
+pub(super) struct Untracked(bool);
 
-pub(super) fn quiet() -> Quiet {
-    Quiet(QUIET.replace(true))
+pub(super) fn untracked() -> Untracked {
+    Untracked(UNTRACKED.replace(true))
 }
 
-impl Drop for Quiet {
+impl Drop for Untracked {
     fn drop(&mut self) {
-        QUIET.set(self.0);
+        UNTRACKED.set(self.0);
     }
 }
 
 pub(super) fn start(from_bytes: usize) {
-    let _quiet = quiet();
-    FROM_BYTES.store(from_bytes, Ordering::Relaxed);
+    let _untracked = untracked();
+    MIN_EVENT_BYTES.store(from_bytes, Ordering::Relaxed);
     LIVE.store(0, Ordering::Relaxed);
     PEAK.store(0, Ordering::Relaxed);
     *log() = Some(Log { started: Instant::now(), events: Vec::with_capacity(1 << 16) });
@@ -81,8 +81,8 @@ fn log() -> std::sync::MutexGuard<'static, Option<Log>> {
 }
 
 #[cold]
-fn note(address: usize, bytes: usize, allocated: bool) {
-    if QUIET.try_with(Cell::get).unwrap_or(true) {
+fn record_event(address: usize, bytes: usize, allocated: bool) {
+    if UNTRACKED.try_with(Cell::get).unwrap_or(true) {
         return;
     }
     let signed = bytes as i64;
@@ -90,10 +90,10 @@ fn note(address: usize, bytes: usize, allocated: bool) {
     if allocated {
         PEAK.fetch_max(live + signed, Ordering::Relaxed);
     }
-    if bytes < FROM_BYTES.load(Ordering::Relaxed) {
+    if bytes < MIN_EVENT_BYTES.load(Ordering::Relaxed) {
         return;
     }
-    let _quiet = quiet();
+    let _untracked = untracked();
     let node = super::current_node();
     if let Some(log) = log().as_mut() {
         let time_ns = u64::try_from(log.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -104,35 +104,35 @@ fn note(address: usize, bytes: usize, allocated: bool) {
 
 // SAFETY: every call is forwarded to the system's allocator with the same arguments and returns its result, or returns
 // null, which means that there is no memory; recording an event does not touch the memory. Recording allocates only
-// while QUIET is set, which ends the recursion, and reading the limits makes small allocations only, which are not
+// while UNTRACKED is set, which ends the recursion, and reading the limits makes small allocations only, which are not
 // checked.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if !may_allocate(layout.size()) {
+        if !check_allocation(layout.size()) {
             return std::ptr::null_mut();
         }
         // SAFETY: the caller's promise.
         let pointer = unsafe { System.alloc(layout) };
         if pointer.is_null() {
-            refuse(layout.size(), None);
+            exit_out_of_memory(layout.size(), None);
         }
         if ON.load(Ordering::Relaxed) && !pointer.is_null() {
-            note(pointer.addr(), layout.size(), true);
+            record_event(pointer.addr(), layout.size(), true);
         }
         pointer
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if !may_allocate(layout.size()) {
+        if !check_allocation(layout.size()) {
             return std::ptr::null_mut();
         }
         // SAFETY: the caller's promise.
         let pointer = unsafe { System.alloc_zeroed(layout) };
         if pointer.is_null() {
-            refuse(layout.size(), None);
+            exit_out_of_memory(layout.size(), None);
         }
         if ON.load(Ordering::Relaxed) && !pointer.is_null() {
-            note(pointer.addr(), layout.size(), true);
+            record_event(pointer.addr(), layout.size(), true);
         }
         pointer
     }
@@ -140,30 +140,30 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         // Before it is freed, so that an allocation of another thread at this address is not recorded first.
         if ON.load(Ordering::Relaxed) {
-            note(pointer.addr(), layout.size(), false);
+            record_event(pointer.addr(), layout.size(), false);
         }
         // SAFETY: the caller's promise.
         unsafe { System.dealloc(pointer, layout) };
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        if !may_allocate(new_size.saturating_sub(layout.size())) {
+        if !check_allocation(new_size.saturating_sub(layout.size())) {
             return std::ptr::null_mut();
         }
         let on = ON.load(Ordering::Relaxed);
         if on {
-            note(pointer.addr(), layout.size(), false);
+            record_event(pointer.addr(), layout.size(), false);
         }
         // SAFETY: the caller's promise.
         let moved = unsafe { System.realloc(pointer, layout, new_size) };
         if moved.is_null() {
-            refuse(new_size, None);
+            exit_out_of_memory(new_size, None);
         }
         if on {
             match moved.is_null() {
                 // The block is unchanged.
-                true => note(pointer.addr(), layout.size(), true),
-                false => note(moved.addr(), new_size, true),
+                true => record_event(pointer.addr(), layout.size(), true),
+                false => record_event(moved.addr(), new_size, true),
             }
         }
         moved

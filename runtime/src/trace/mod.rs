@@ -72,7 +72,7 @@ pub struct Options {
     pub spans: bool,
     /// Allocations of at least this number of bytes: of the CPU, if [`CountingAllocator`] is the program's allocator;
     /// of the GPU, through CUPTI, if `gpu` is set.
-    pub memory_from_bytes: Option<usize>,
+    pub min_allocation_bytes: Option<usize>,
     /// Kernels, copies and fills of this GPU, through CUPTI. A phase ends when the GPU has done its work.
     pub gpu: Option<Device>,
     /// Show spans in an NVIDIA tool that runs this program.
@@ -170,9 +170,9 @@ static FLAGS: AtomicU8 = AtomicU8::new(0);
 static LATEST: AtomicU32 = AtomicU32::new(ROOT);
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 /// Number of the recording, to detect spans that outlive theirs.
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+static RECORDING_ID: AtomicU32 = AtomicU32::new(0);
 /// Locked during a recording: the next one waits.
-static TURN: Mutex<()> = Mutex::new(());
+static RECORDING_LOCK: Mutex<()> = Mutex::new(());
 
 thread_local! {
     /// The node of this thread's innermost span, and the number of its recording.
@@ -182,7 +182,7 @@ thread_local! {
 }
 
 struct State {
-    generation: u32,
+    recording_id: u32,
     started: Instant,
     nodes: Vec<Node>,
     children: HashMap<(NodeId, String), NodeId>,
@@ -205,11 +205,11 @@ impl State {
 
     /// The number of the calling thread.
     fn thread(&mut self) -> u32 {
-        let (generation, number) = THREAD.get();
-        if generation == self.generation {
+        let (recording_id, number) = THREAD.get();
+        if recording_id == self.recording_id {
             return number;
         }
-        THREAD.set((self.generation, self.threads));
+        THREAD.set((self.recording_id, self.threads));
         self.threads += 1;
         self.threads - 1
     }
@@ -233,7 +233,7 @@ pub struct Span {
 }
 
 struct Open {
-    generation: u32,
+    recording_id: u32,
     node: NodeId,
     outer: (u32, NodeId),
     latest: NodeId,
@@ -269,7 +269,7 @@ pub fn phase(phase: Phase) -> Span {
 }
 
 /// Like [`span`], with the root as the parent, whatever other threads have open. For threads that work independently.
-pub fn outermost(name: &'static str) -> Span {
+pub fn root_span(name: &'static str) -> Span {
     match FLAGS.load(Ordering::Relaxed) & ANY {
         0 => Span { open: None, _thread: PhantomData },
         flags => open_in(flags, name, None, Some(ROOT)),
@@ -283,7 +283,7 @@ pub fn thread_number() -> Option<u32> {
 
 /// The names of the most recently opened span of any thread that is still open, outermost first; empty without a
 /// recording. For a monitoring thread.
-pub fn latest() -> Vec<String> {
+pub fn open_span_names() -> Vec<String> {
     let mut names = Vec::new();
     if let Some(state) = state().as_ref() {
         let mut at = LATEST.load(Ordering::Relaxed);
@@ -309,15 +309,15 @@ fn open(flags: u8, name: &str, phase: Option<Phase>) -> Span {
 /// Opens a span inside a node; default: this thread's innermost span.
 #[cold]
 fn open_in(flags: u8, name: &str, phase: Option<Phase>, around: Option<NodeId>) -> Span {
-    let _quiet = memory::quiet();
+    let _untracked = memory::untracked();
     let mut guard = state();
     let Some(state) = guard.as_mut() else { return Span { open: None, _thread: PhantomData } };
     let (outer, latest) = (CURRENT.get(), LATEST.load(Ordering::Relaxed));
     let node = state.node(around.unwrap_or_else(current_node), name, phase);
     let opened =
-        Open { generation: state.generation, node, outer, latest, start_ns: state.now(), phase: phase.is_some() };
+        Open { recording_id: state.recording_id, node, outer, latest, start_ns: state.now(), phase: phase.is_some() };
     drop(guard);
-    CURRENT.set((opened.generation, node));
+    CURRENT.set((opened.recording_id, node));
     LATEST.store(node, Ordering::Relaxed);
     if flags & GPU != 0 {
         cupti::enter(node);
@@ -339,9 +339,9 @@ impl Drop for Span {
 
 #[cold]
 fn close(open: &Open) {
-    let _quiet = memory::quiet();
+    let _untracked = memory::untracked();
     CURRENT.set(open.outer);
-    if GENERATION.load(Ordering::Relaxed) != open.generation {
+    if RECORDING_ID.load(Ordering::Relaxed) != open.recording_id {
         return;
     }
     let flags = FLAGS.load(Ordering::Relaxed);
@@ -358,7 +358,7 @@ fn close(open: &Open) {
         }
     }
     let mut guard = state();
-    let Some(state) = guard.as_mut().filter(|state| state.generation == open.generation) else { return };
+    let Some(state) = guard.as_mut().filter(|state| state.recording_id == open.recording_id) else { return };
     if flags & SPANS != 0 {
         let thread = state.thread();
         let event = SpanEvent { node: open.node, thread, start_ns: open.start_ns, end_ns: state.now() };
@@ -369,7 +369,7 @@ fn close(open: &Open) {
 /// The node of an allocation or launch of this thread. A pool thread works for the most recently opened span.
 fn current_node() -> NodeId {
     match CURRENT.get() {
-        (generation, node) if generation == GENERATION.load(Ordering::Relaxed) && node != ROOT => node,
+        (recording_id, node) if recording_id == RECORDING_ID.load(Ordering::Relaxed) && node != ROOT => node,
         _ => LATEST.load(Ordering::Relaxed),
     }
 }
@@ -378,7 +378,7 @@ fn current_node() -> NodeId {
 pub struct Recording {
     options: Options,
     finished: bool,
-    _turn: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
 impl Recording {
@@ -387,16 +387,16 @@ impl Recording {
     /// # Errors
     /// CUPTI or NVTX was requested and is missing or fails.
     pub fn start(options: Options) -> Result<Recording> {
-        let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let lock = RECORDING_LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if options.nvtx {
             nvtx::load()?;
         }
-        let generation = GENERATION.load(Ordering::Relaxed).wrapping_add(1);
-        GENERATION.store(generation, Ordering::Relaxed);
+        let recording_id = RECORDING_ID.load(Ordering::Relaxed).wrapping_add(1);
+        RECORDING_ID.store(recording_id, Ordering::Relaxed);
         let root = Node { parent: ROOT, name: String::new(), phase: None };
-        let _quiet = memory::quiet();
+        let _untracked = memory::untracked();
         *state() = Some(State {
-            generation,
+            recording_id,
             started: Instant::now(),
             nodes: vec![root],
             children: HashMap::new(),
@@ -408,19 +408,19 @@ impl Recording {
         let flag = |on: bool, flag: u8| if on { flag } else { 0 };
         let mut flags = flag(options.spans, SPANS) | flag(options.nvtx, NVTX);
         if let Some(device) = &options.gpu {
-            let memory = options.memory_from_bytes.is_some();
+            let memory = options.min_allocation_bytes.is_some();
             let started = cupti::start(device, memory).inspect_err(|_| *state() = None)?;
             // The host's and the GPU's times start at the same instant.
             if let Some(state) = state().as_mut() {
                 state.started = started;
             }
             flags |= GPU;
-        } else if let Some(bytes) = options.memory_from_bytes {
+        } else if let Some(bytes) = options.min_allocation_bytes {
             memory::start(bytes);
             flags |= MEMORY;
         }
         FLAGS.store(flags, Ordering::SeqCst);
-        Ok(Recording { options, finished: false, _turn: turn })
+        Ok(Recording { options, finished: false, _lock: lock })
     }
 
     /// The instant from which its times count.
@@ -443,7 +443,7 @@ impl Recording {
         let Some(state) = state else { return Ok(trace) };
         trace.end_ns = state.now();
         if self.options.gpu.is_some() {
-            let found = cupti::finish(state.nodes.len(), self.options.memory_from_bytes)?;
+            let found = cupti::finish(state.nodes.len(), self.options.min_allocation_bytes)?;
             (trace.activities, trace.dropped) = (found.activities, found.dropped);
             (trace.memory, trace.peak_bytes) = (found.memory, found.peak_bytes);
         }

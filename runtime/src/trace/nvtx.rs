@@ -44,20 +44,20 @@ struct VersionTable {
 }
 
 /// Pointers to the slots, which are passed to a tool. A separate static, since it refers to another.
-struct Places([*const AtomicPtr<c_void>; CORE_SLOTS + 1]);
+struct SlotPointers([*const AtomicPtr<c_void>; CORE_SLOTS + 1]);
 
 // SAFETY: these are addresses of statics.
-unsafe impl Sync for Places {}
+unsafe impl Sync for SlotPointers {}
 
 /// The table ends with a null pointer.
-static PLACES: Places = {
+static SLOT_POINTERS: SlotPointers = {
     let mut places: [*const AtomicPtr<c_void>; CORE_SLOTS + 1] = [null(); CORE_SLOTS + 1];
     let mut i = 1;
     while i < CORE_SLOTS {
         places[i] = &raw const SLOTS[i];
         i += 1;
     }
-    Places(places)
+    SlotPointers(places)
 };
 
 static CALLBACK_TABLE: CallbackTable = CallbackTable { bytes: size_of::<CallbackTable>(), functions: module_functions };
@@ -89,7 +89,7 @@ unsafe extern "C" fn module_functions(
             *slots = CORE_SLOTS as u32;
         }
         if !table.is_null() {
-            *table = PLACES.0.as_ptr();
+            *table = SLOT_POINTERS.0.as_ptr();
         }
     }
     1
@@ -161,24 +161,24 @@ mod tests {
     use super::*;
 
     thread_local! {
-        static HEARD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+        static RECEIVED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    unsafe extern "C" fn hear_push(name: *const c_char) -> c_int {
+    unsafe extern "C" fn receive_push(name: *const c_char) -> c_int {
         // SAFETY: a name ends with a zero byte.
         let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        HEARD.with_borrow_mut(|heard| heard.push(name));
+        RECEIVED.with_borrow_mut(|received| received.push(name));
         0
     }
 
-    unsafe extern "C" fn hear_pop() -> c_int {
-        HEARD.with_borrow_mut(|heard| heard.push("end".to_string()));
+    unsafe extern "C" fn receive_pop() -> c_int {
+        RECEIVED.with_borrow_mut(|received| received.push("end".to_string()));
         0
     }
 
     /// Does the same as a tool's `InitializeInjectionNvtx2`.
     #[test]
-    fn a_tool_hears_ranges() {
+    fn ranges_reach_the_injected_tool() {
         push("no tool is attached yet");
         pop();
         // SAFETY: the calls and casts are those of a tool.
@@ -189,8 +189,8 @@ mod tests {
             assert_eq!((table.functions)(2, &raw mut places, &raw mut slots), 0);
             assert_eq!((table.functions)(CORE, &raw mut places, &raw mut slots), 1);
             assert_eq!(slots as usize, CORE_SLOTS);
-            (**places.add(RANGE_PUSH_A)).store(hear_push as *mut c_void, Ordering::Release);
-            (**places.add(RANGE_POP)).store(hear_pop as *mut c_void, Ordering::Release);
+            (**places.add(RANGE_PUSH_A)).store(receive_push as *mut c_void, Ordering::Release);
+            (**places.add(RANGE_POP)).store(receive_pop as *mut c_void, Ordering::Release);
             assert!((*places.add(CORE_SLOTS)).is_null());
             assert_eq!((*export_table(VERSION).cast::<VersionTable>()).version, 3);
             assert!(export_table(99).is_null());
@@ -199,6 +199,6 @@ mod tests {
         push("atten\0tion");
         pop();
         pop();
-        assert_eq!(HEARD.with_borrow(Clone::clone), ["forward", "atten tion", "end", "end"]);
+        assert_eq!(RECEIVED.with_borrow(Clone::clone), ["forward", "atten tion", "end", "end"]);
     }
 }

@@ -53,7 +53,7 @@ fn a_kernel_computes() {
     let Some(device) = gpu() else { return };
     let kernel = device.load(&add_artifact(&device)).unwrap();
     println!("{kernel:?}: {:?}", kernel.resources());
-    assert!(kernel.resources().unwrap().blocks_per_processor > 0);
+    assert!(kernel.resources().unwrap().blocks_per_sm > 0);
     assert_eq!(kernel.resources().unwrap().local_bytes, 0);
     let n = 1000;
     let a: Vec<f32> = (0..n).map(|i| i as f32).collect();

@@ -10,11 +10,11 @@ fn the_gpu_says_what_it_is() {
     let Some(device) = gpu() else { return };
     let info = device.info();
     println!("{}: {info:?}, PTX up to {:?}", *device, device.max_ptx_version());
-    assert!(info.processors > 0 && info.l2_bytes > 0 && info.memory_bytes > 1 << 30);
+    assert!(info.compute_units > 0 && info.l2_bytes > 0 && info.memory_bytes > 1 << 30);
     assert!(info.max_shared_bytes >= 99 * 1024);
     assert!(device.max_ptx_version() >= Some(80));
     assert!(device.to_string().starts_with("GPU 0 ("));
-    let (free, total) = device.memory_in_use().unwrap().unwrap();
+    let (free, total) = device.free_and_total_memory().unwrap().unwrap();
     assert!(free <= total && total == info.memory_bytes);
 }
 
@@ -46,7 +46,7 @@ fn fresh_buffers_are_zeros_or_poison() {
 }
 
 #[test]
-fn too_much_memory_is_refused_in_words() {
+fn out_of_memory_is_an_error() {
     let Some(device) = gpu() else { return };
     let elements = device.info().memory_bytes as usize / 8 * 2;
     let error = Buffer::<f64>::uninit(&device, elements).unwrap_err();

@@ -89,7 +89,7 @@ fn check(device: &Device, kernel: &CompiledKernel, columns: usize, stride: usize
 }
 
 #[test]
-fn tiles_arrive_with_zeros_outside() {
+fn out_of_bounds_elements_are_zero() {
     let Some(device) = hopper() else { return };
     let kernel = device.load(&tma_artifact()).unwrap();
     // Repeated shapes use cached maps; all live buffers and shapes together exceed the cache.
@@ -115,7 +115,7 @@ fn a_remembered_map_keeps_launches_cheap() {
 }
 
 #[test]
-fn what_no_map_describes_is_named() {
+fn unsupported_tensors_are_named_in_errors() {
     let Some(device) = hopper() else { return };
     let kernel = device.load(&tma_artifact()).unwrap();
     let x = Buffer::<f32>::zeros(&device, 1000).unwrap();

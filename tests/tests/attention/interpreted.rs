@@ -7,7 +7,7 @@ use tilewright::codegen::target::GpuArch;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
 use tilewright::kernels::attention::backward_rows::{FLASH_ATTENTION_BWD_POSTPROCESS, FLASH_ATTENTION_BWD_PREPROCESS};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
-use tilewright::kernels::attention::parts::FLASH_ATTENTION_FWD_JOIN;
+use tilewright::kernels::attention::split_kv::FLASH_ATTENTION_FWD_COMBINE;
 use tilewright::prelude::Precision;
 use tilewright_tests::attention::{Case, Expected, Inputs, Layout, poisoned_rows};
 use tilewright_tests::consts;
@@ -31,7 +31,7 @@ fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValu
     let mut consts =
         consts! { d = p.d, d_tile = d_tile, q_tile = tiles.q, k_tile = tiles.k, group = group, causal = p.causal }
             .to_vec();
-    if let Form::Warpgroups { .. } = form {
+    if let Form::WgmmaF32 { .. } = form {
         consts.push(("precision", interpret::constant(Precision::Tf32x3)));
     }
     consts
@@ -111,10 +111,10 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         Arg::Out(&mut dq_sum),
     ];
     let mut args = arguments(tensors, vec![p.n_q.into()]);
-    let mut few = common(form, &case, tiles);
-    few.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
+    let mut shape_consts = common(form, &case, tiles);
+    shape_consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let query_programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
-    let consts = with(few.clone(), "one_pass", one_pass);
+    let consts = with(shape_consts.clone(), "one_pass", one_pass);
     interpret(form, &FLASH_ATTENTION_BWD_PREPROCESS, &dtypes[..1], &consts, query_programs, &mut args);
 
     let (mut dk, mut dv) = (case.poisoned(case.key_shape()), case.poisoned(case.key_shape()));
@@ -135,9 +135,9 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
         // Unsplit.
         let numbers = vec![p.n_q.into(), 1.into(), Arg::Float(p.scale)];
         let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
-        few.retain(|(name, _)| ["d", "d_tile"].contains(name));
-        few.extend_from_slice(consts! { row_tile = tiles.q });
-        interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &few, query_programs, &mut args);
+        shape_consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
+        shape_consts.extend_from_slice(consts! { row_tile = tiles.q });
+        interpret(form, &FLASH_ATTENTION_BWD_POSTPROCESS, &dtypes[..1], &shape_consts, query_programs, &mut args);
     } else {
         let mut tensors = read();
         tensors.push(Arg::Out(&mut dq));
@@ -198,7 +198,7 @@ fn default_tiles_of_f32() {
 /// Warp specialization with one and two consumer warpgroups: full and masked tiles, unaligned lengths, groups of heads,
 /// and more stages than iterations.
 #[test]
-fn roles() {
+fn warp_specialized() {
     let tiles = Tiles { q: 64, k: 64 };
     for (case, num_warps, num_stages) in [
         (Case::new(200, 200, 32).causal(), 4, 2),
@@ -208,7 +208,7 @@ fn roles() {
     ] {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
-        let form = Form::Specialist { num_warps, num_stages };
+        let form = Form::WarpSpecialized { num_warps, num_stages };
         check_forward(form, case, tiles, &inputs, &expected);
         check_backward(form, case, tiles, &inputs, &expected);
     }
@@ -216,18 +216,18 @@ fn roles() {
 
 /// f32 with wgmma (3xTF32): masked and full tiles, with loads by all threads and by producer warps.
 #[test]
-fn f32_by_warpgroups() {
+fn f32_by_wgmma() {
     let case = Case::new(150, 130, 32).causal().dtype(DType::F32);
     let inputs = case.inputs();
     let expected = case.expected(&inputs);
-    for (tiles, num_warps, loads, in_turn) in [
-        (Tiles { q: 64, k: 64 }, 4, Loads::Threads, false),
-        (Tiles { q: 64, k: 64 }, 4, Loads::Specialists, false),
-        (Tiles { q: 128, k: 32 }, 8, Loads::Threads, false),
+    for (tiles, num_warps, loads, no_overlap) in [
+        (Tiles { q: 64, k: 64 }, 4, Loads::AllThreads, false),
+        (Tiles { q: 64, k: 64 }, 4, Loads::WarpSpecialized, false),
+        (Tiles { q: 128, k: 32 }, 8, Loads::AllThreads, false),
         // Two warpgroups split the columns of each dot.
-        (Tiles { q: 64, k: 64 }, 8, Loads::Threads, true),
+        (Tiles { q: 64, k: 64 }, 8, Loads::AllThreads, true),
     ] {
-        let form = Form::Warpgroups { num_warps, num_stages: 2, loads, in_turn };
+        let form = Form::WgmmaF32 { num_warps, num_stages: 2, loads, no_overlap };
         check_forward(form, case, tiles, &inputs, &expected);
         check_backward(form, case, tiles, &inputs, &expected);
     }
@@ -235,14 +235,14 @@ fn f32_by_warpgroups() {
 
 /// TMA loads in pipelines without warp specialization.
 #[test]
-fn bulk_copies() {
+fn tma_loads() {
     let tiles = Tiles { q: 64, k: 64 };
     for (case, num_warps, num_stages) in
         [(Case::new(200, 200, 32).causal(), 4, 2), (Case::new(150, 130, 64).heads(2, 2, 1), 8, 3)]
     {
         let inputs = case.inputs();
         let expected = case.expected(&inputs);
-        let form = Form::Bulk { num_warps, num_stages };
+        let form = Form::Tma { num_warps, num_stages };
         check_forward(form, case, tiles, &inputs, &expected);
         check_backward(form, case, tiles, &inputs, &expected);
     }
@@ -303,7 +303,7 @@ fn strides_with_gaps() {
 fn large_scores_do_not_overflow() {
     for sign in [1.0, -1.0] {
         // Scores of 400 have an error of 1.5e-5, and so has P; in dQ and dK nearly equal terms of size 10 cancel.
-        let case = Case::new(20, 36, 16).dtype(DType::F32).within(1e-2);
+        let case = Case::new(20, 36, 16).dtype(DType::F32).with_tolerance(1e-2);
         let mut inputs = case.inputs();
         let keys: Vec<f64> = (0..36 * 16).map(|i| sign * (10.0 + (i / 16 % 3) as f64 / 8.0)).collect();
         inputs.q = case.tensor(case.query_shape(), &[10.0; 20 * 16]);
@@ -313,34 +313,34 @@ fn large_scores_do_not_overflow() {
     }
 }
 
-/// A poisoned dense f32 tensor [batch · parts, …].
-fn poisoned_parts(parts: usize, [batch, heads, n, d]: [usize; 4]) -> HostTensor {
-    HostTensor::poisoned(DType::F32, &[batch * parts, heads, n, d], &[heads * n * d, n * d, d, 1])
+/// A poisoned dense f32 tensor [batch · num_splits, …].
+fn poisoned_partials(num_splits: usize, [batch, heads, n, d]: [usize; 4]) -> HostTensor {
+    HostTensor::poisoned(DType::F32, &[batch * num_splits, heads, n, d], &[heads * n * d, n * d, d, 1])
 }
 
-fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize) {
+fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usize) {
     let p = &case.problem;
-    let parts = p.n_k.div_ceil(part_rows);
+    let num_splits = p.n_k.div_ceil(split_rows);
     let (inputs, shape) = (case.inputs(), case.query_shape());
     let expected = case.expected(&inputs);
-    let mut part_o = poisoned_parts(parts, shape);
-    let mut part_lse = poisoned_rows(parts * expected.lse.len());
+    let mut partial_o = poisoned_partials(num_splits, shape);
+    let mut partial_lse = poisoned_rows(num_splits * expected.lse.len());
     let tensors = vec![
         Arg::In(&inputs.q),
         Arg::In(&inputs.k),
         Arg::In(&inputs.v),
-        Arg::Out(&mut part_o),
-        Arg::Out(&mut part_lse),
+        Arg::Out(&mut partial_o),
+        Arg::Out(&mut partial_lse),
     ];
     let mut args = arguments(tensors, numbers(&case));
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    consts.extend_from_slice(consts! { part_rows = part_rows });
-    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts]);
+    consts.extend_from_slice(consts! { split_rows = split_rows });
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * num_splits]);
     interpret(form, &FLASH_ATTENTION_FWD, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
     let (mut o, mut lse) = (case.poisoned(shape), poisoned_rows(expected.lse.len()));
-    let numbers = vec![p.n_q.into(), parts.into()];
-    let mut args = vec![Arg::In(&part_o), Arg::In(&part_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
+    let numbers = vec![p.n_q.into(), num_splits.into()];
+    let mut args = vec![Arg::In(&partial_o), Arg::In(&partial_lse), Arg::Out(&mut o), Arg::Out(&mut lse)];
     let strides: Vec<usize> = match &args[2] {
         Arg::Out(o) => o.strides.clone(),
         _ => unreachable!(),
@@ -349,15 +349,15 @@ fn check_forward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize
     let mut consts = common(form, &case, tiles);
     consts.retain(|(name, _)| ["d", "d_tile", "q_tile"].contains(name));
     let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch]);
-    interpret(form, &FLASH_ATTENTION_FWD_JOIN, &[case.dtype], &consts, programs, &mut args);
+    interpret(form, &FLASH_ATTENTION_FWD_COMBINE, &[case.dtype], &consts, programs, &mut args);
     case.check("o", &o, &expected.o);
     case.check_lse(&lse, &expected.lse);
 }
 
 /// dK, dV and dQ of split loops.
-fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usize) {
+fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize) {
     let p = &case.problem;
-    let (parts_of_keys, parts_of_queries) = (p.n_q.div_ceil(part_rows), p.n_k.div_ceil(part_rows));
+    let (dkdv_splits, dq_splits) = (p.n_q.div_ceil(split_rows), p.n_k.div_ceil(split_rows));
     let inputs = case.inputs();
     let Inputs { q, k, v, d_o } = &inputs;
     let expected = case.expected(&inputs);
@@ -368,34 +368,34 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usiz
     let [lse2, delta] = [lse2, delta].map(|values| HostTensor::of(DType::F32, &[rows], &[1], &values));
     let read = || vec![Arg::In(q), Arg::In(k), Arg::In(v), Arg::In(d_o), Arg::In(&lse2), Arg::In(&delta)];
     let mut consts = with(common(form, &case, tiles), "even_keys", p.n_k.is_multiple_of(tiles.k));
-    consts.extend_from_slice(consts! { part_rows = part_rows });
+    consts.extend_from_slice(consts! { split_rows = split_rows });
 
     let (key_shape, query_shape) = (case.key_shape(), case.query_shape());
-    let [mut dk, mut dv] = [0, 1].map(|_| poisoned_parts(parts_of_keys, key_shape));
-    let mut dq = poisoned_parts(parts_of_queries, query_shape);
+    let [mut dk, mut dv] = [0, 1].map(|_| poisoned_partials(dkdv_splits, key_shape));
+    let mut dq = poisoned_partials(dq_splits, query_shape);
     let mut unused = poisoned_rows(0);
     let mut tensors = read();
     tensors.extend([Arg::Out(&mut dk), Arg::Out(&mut dv), Arg::Out(&mut unused)]);
     let mut args = arguments(tensors, numbers(&case));
     let of_keys = with(consts.clone(), "even_queries", p.n_q.is_multiple_of(tiles.q));
-    let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * parts_of_keys]);
+    let programs = grid([p.n_k.div_ceil(tiles.k), p.heads_kv, p.batch * dkdv_splits]);
     interpret(form, &FLASH_ATTENTION_BWD_DKDV, &[case.dtype, DType::F32], &of_keys, programs, &mut args);
     let mut tensors = read();
     tensors.push(Arg::Out(&mut dq));
     let mut args = arguments(tensors, numbers(&case));
-    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * parts_of_queries]);
+    let programs = grid([p.n_q.div_ceil(tiles.q), p.heads_q, p.batch * dq_splits]);
     interpret(form, &FLASH_ATTENTION_BWD_DQ, &[case.dtype, DType::F32], &consts, programs, &mut args);
 
     let gradients = &expected.gradients;
-    for (name, all, parts, shape, expected) in [
-        ("dk", &dk, parts_of_keys, key_shape, &gradients.dk),
-        ("dv", &dv, parts_of_keys, key_shape, &gradients.dv),
-        ("dq", &dq, parts_of_queries, query_shape, &gradients.dq),
+    for (name, all, num_splits, shape, expected) in [
+        ("dk", &dk, dkdv_splits, key_shape, &gradients.dk),
+        ("dv", &dv, dkdv_splits, key_shape, &gradients.dv),
+        ("dq", &dq, dq_splits, query_shape, &gradients.dq),
     ] {
         let mut y = case.poisoned(shape);
         let strides = y.strides.clone();
         let mut args = vec![Arg::In(all), Arg::Out(&mut y)];
-        args.extend(strides.into_iter().map(Arg::from).chain([shape[2].into(), parts.into(), Arg::Float(1.0)]));
+        args.extend(strides.into_iter().map(Arg::from).chain([shape[2].into(), num_splits.into(), Arg::Float(1.0)]));
         let mut consts = common(form, &case, tiles);
         consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
         consts.extend_from_slice(consts! { row_tile = 32usize });
@@ -408,7 +408,7 @@ fn check_backward_in_parts(form: Form, case: Case, tiles: Tiles, part_rows: usiz
 /// Splits that begin before, on and after the diagonal, empty splits, and lengths that are and are not multiples of the
 /// tiles.
 #[test]
-fn walks_in_parts() {
+fn split_kv() {
     let tiles = Tiles { q: 16, k: 32 };
     for case in [
         Case::new(96, 128, 16).dtype(DType::F32),
@@ -418,8 +418,8 @@ fn walks_in_parts() {
         Case::new(50, 150, 16).heads(2, 4, 2).causal().dtype(DType::F32),
     ] {
         for form in FORMS {
-            check_forward_in_parts(form, case, tiles, 64);
-            check_backward_in_parts(form, case, tiles, 64);
+            check_forward_split_kv(form, case, tiles, 64);
+            check_backward_split(form, case, tiles, 64);
         }
     }
 }

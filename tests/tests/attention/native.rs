@@ -10,7 +10,7 @@ use tilewright_tests::numerics::HostTensor;
 /// Tiles small enough for several of each kind in a small problem.
 fn small_tiles() -> Options {
     let tiles = Some(Tiles::new(16, 32, 1, 1));
-    Options { forward_tiles: tiles, key_tiles: tiles, query_tiles: tiles, ..Options::default() }
+    Options { forward_tiles: tiles, dkdv_tiles: tiles, dq_tiles: tiles, ..Options::default() }
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn lengths_that_tiles_divide() {
         let tiles = Some(Tiles::new(q_tile, k_tile, 1, 1));
         for backward in [Backward::TwoPass, Backward::OnePass] {
             let options =
-                Options { forward_tiles: tiles, key_tiles: tiles, query_tiles: tiles, backward, ..Options::default() };
+                Options { forward_tiles: tiles, dkdv_tiles: tiles, dq_tiles: tiles, backward, ..Options::default() };
             for (n_q, n_k) in [(128, 128), (64, 192), (192, 64)] {
                 let case = Case::new(n_q, n_k, 16).heads(2, 4, 2).dtype(DType::F32);
                 check(&Device::cpu(), case, &options);
@@ -74,7 +74,7 @@ fn empty_tensors() {
 
 /// The functions that allocate their outputs, on dense tensors.
 #[test]
-fn buffers_are_made_for_the_caller() {
+fn forward_and_backward_allocate_outputs() {
     let device = Device::cpu();
     let case = Case::new(33, 50, 16).heads(1, 2, 1).causal().dtype(DType::F32);
     let inputs = case.inputs();
@@ -147,16 +147,16 @@ fn precisions() {
         check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32), &options);
     }
     let options = Options { precision: Some(Precision::Tf32), ..Options::default() };
-    check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32).within(5e-3), &options);
+    check(&Device::cpu(), Case::new(30, 30, 16).causal().dtype(DType::F32).with_tolerance(5e-3), &options);
 }
 
 /// Split loops, with rows that see keys in no split, and rows that see keys only in some splits.
 #[test]
-fn walks_in_parts() {
-    for parts in [2, 3, 7] {
-        let options = Options { parts: Some(parts), ..Options::default() };
+fn split_kv() {
+    for num_splits in [2, 3, 7] {
+        let options = Options { num_splits: Some(num_splits), ..Options::default() };
         let needed = attention::forward_workspace::<f32>(&Device::cpu(), [1, 1, 300, 16], [1, 1, 700, 16], &options);
-        assert_eq!(needed, 700_usize.div_ceil(if parts == 2 { 512 } else { 256 }) * 300 * 17);
+        assert_eq!(needed, 700_usize.div_ceil(if num_splits == 2 { 512 } else { 256 }) * 300 * 17);
         check(&Device::cpu(), Case::new(300, 700, 16).dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(1030, 600, 20).causal().dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(512, 1024, 16).causal().dtype(DType::F32), &options);
@@ -168,13 +168,13 @@ fn walks_in_parts() {
 }
 
 #[test]
-fn parts_have_whole_tiles() {
+fn tiles_divide_splits() {
     let device = Device::cpu();
     let shape = [1, 1, 1024, 16];
     let data = Buffer::<f32>::zeros(&device, 1024 * 16).unwrap();
     let q = Tensor::dense(data.view(), shape).unwrap();
     let tiles = Some(Tiles::new(16, 512, 4, 1));
-    let options = Options { parts: Some(2), forward_tiles: tiles, ..Options::default() };
+    let options = Options { num_splits: Some(2), forward_tiles: tiles, ..Options::default() };
     let message = attention::forward(&device, q, q, q, &options).unwrap_err().to_string();
     assert!(message.contains("divide 256") && message.contains("16 × 512"), "{message}");
 }

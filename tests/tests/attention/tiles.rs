@@ -31,8 +31,8 @@ fn dense(def: &KernelDef) -> Specialization {
 fn default_tiles_fit_into_the_shared_memory_of_every_target() {
     let kernels = [
         (Pass::Forward, &FLASH_ATTENTION_FWD),
-        (Pass::Keys, &FLASH_ATTENTION_BWD_DKDV),
-        (Pass::Queries, &FLASH_ATTENTION_BWD_DQ),
+        (Pass::Dkdv, &FLASH_ATTENTION_BWD_DKDV),
+        (Pass::Dq, &FLASH_ATTENTION_BWD_DQ),
     ];
     for arch in [GpuArch::Sm80, GpuArch::Sm86, GpuArch::Sm89, GpuArch::Sm90a] {
         for (pass, def) in kernels {
@@ -48,8 +48,8 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
                     num_stages: tiles.num_stages,
                     ..CompileOptions::default()
                 };
-                let laid = gpu_ir(&func, arch, &options, &mut ());
-                let module = nvptx::lower(&laid, arch, &options)
+                let gpu_func = gpu_ir(&func, arch, &options, &mut ());
+                let module = nvptx::lower(&gpu_func, arch, &options)
                     .unwrap_or_else(|e| panic!("{} of {dtype}, head dimension {d}: {e:?}", def.name));
                 assert!(module.shared_bytes <= arch.max_shared_bytes());
                 assert!(module.shared_bytes > 32 << 10, "{}: the tiles are not in shared memory", def.name);
@@ -66,9 +66,9 @@ fn default_tiles_fit_into_the_shared_memory_of_every_target() {
 
 /// A tensor that TMA does not support gets a variant whose threads load, whatever the schedule requests.
 #[test]
-fn code_without_bulk_copies_takes_no_tensor_map() {
+fn code_without_tma_takes_no_tensor_map() {
     for warp_specialize in [None, Some(true)] {
-        for (bulk_copies, takes) in [(Some(true), true), (Some(false), false)] {
+        for (tma, takes) in [(Some(true), true), (Some(false), false)] {
             let constants =
                 consts! { d = 128usize, d_tile = 128usize, q_tile = 128usize, k_tile = 128usize, causal = true };
             let func = FLASH_ATTENTION_FWD.record(&[DType::BF16; 2], constants, &dense(&FLASH_ATTENTION_FWD));
@@ -76,13 +76,13 @@ fn code_without_bulk_copies_takes_no_tensor_map() {
             let options = CompileOptions {
                 num_warps: 8,
                 num_stages: 2,
-                schedule: Schedule { warp_specialize, bulk_copies, ..Schedule::default() },
+                schedule: Schedule { warp_specialize, tma, ..Schedule::default() },
                 ..CompileOptions::default()
             };
-            let laid = gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
-            let module = nvptx::lower(&laid, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e:?}"));
-            assert_eq!(!module.tensor_maps.is_empty(), takes, "{warp_specialize:?}, {bulk_copies:?}");
-            assert_eq!(module.llvm_ir.contains("cp.async.bulk"), takes, "{warp_specialize:?}, {bulk_copies:?}");
+            let gpu_func = gpu_ir(&func, GpuArch::Sm90a, &options, &mut ());
+            let module = nvptx::lower(&gpu_func, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e:?}"));
+            assert_eq!(!module.tensor_maps.is_empty(), takes, "{warp_specialize:?}, {tma:?}");
+            assert_eq!(module.llvm_ir.contains("cp.async.bulk"), takes, "{warp_specialize:?}, {tma:?}");
         }
     }
 }

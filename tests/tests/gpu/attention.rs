@@ -95,15 +95,15 @@ fn attention_in_other_precisions() {
             check(&gpu, case, &Options { precision: Some(precision), ..Options::default() });
         }
         let fast = Options { precision: Some(Precision::Tf32), ..Options::default() };
-        check(&gpu, case.within(TF32_TOLERANCE), &fast);
+        check(&gpu, case.with_tolerance(TF32_TOLERANCE), &fast);
     }
 }
 
 /// f32 with wgmma (3xTF32), with loads by all threads and by producer warps.
 #[test]
-fn attention_of_f32_by_warpgroups() {
+fn attention_of_f32_by_wgmma() {
     let Some(gpu) = gpu() else { return };
-    for (tiles, roles, overlap) in [
+    for (tiles, warp_specialized, overlap) in [
         ([64, 64, 4], false, None),
         ([64, 32, 4], true, None),
         ([128, 32, 8], false, None),
@@ -112,14 +112,18 @@ fn attention_of_f32_by_warpgroups() {
         let [q_tile, k_tile, num_warps] = tiles;
         let tiles = |q_tile, k_tile| {
             let tiles = Tiles::new(q_tile, k_tile, num_warps as u32, 2);
-            let schedule =
-                Schedule { wgmma_f32: Some(true), warp_specialize: Some(roles), overlap, ..Schedule::default() };
+            let schedule = Schedule {
+                wgmma_f32: Some(true),
+                warp_specialize: Some(warp_specialized),
+                overlap,
+                ..Schedule::default()
+            };
             Some(Tiles { schedule, ..tiles })
         };
         let options = Options {
             forward_tiles: tiles(q_tile, k_tile),
-            key_tiles: tiles(k_tile.min(32), q_tile),
-            query_tiles: tiles(q_tile, k_tile.min(32)),
+            dkdv_tiles: tiles(k_tile.min(32), q_tile),
+            dq_tiles: tiles(q_tile, k_tile.min(32)),
             precision: Some(Precision::Tf32x3),
             ..Options::default()
         };
@@ -133,14 +137,14 @@ fn attention_of_f32_by_warpgroups() {
 
 /// Split-KV: the default number of splits, and a limit of three.
 #[test]
-fn attention_of_walks_in_parts() {
+fn attention_split_kv() {
     let Some(gpu) = gpu() else { return };
     for (n_q, n_k, d) in [(1024, 1024, 64), (600, 1030, 128), (1030, 600, 80)] {
         for case in [Case::new(n_q, n_k, d), Case::new(n_q, n_k, d).causal(), Case::new(n_q, n_k, d).heads(2, 2, 1)] {
             for dtype in [DType::F32, DType::BF16] {
                 let case = case.dtype(dtype);
                 check(&gpu, case, &Options::default());
-                check(&gpu, case, &Options { parts: Some(3), ..Options::default() });
+                check(&gpu, case, &Options { num_splits: Some(3), ..Options::default() });
             }
         }
     }
@@ -161,21 +165,21 @@ fn attention_in_every_schedule() {
     let plain = Tiles::new(128, 128, 8, 2);
     let open = Schedule::default();
     let with = |schedule| Tiles { schedule, ..plain };
-    let roles = Schedule { warp_specialize: Some(true), ..open };
+    let warp_specialized = Schedule { warp_specialize: Some(true), ..open };
     let schedules = [
         ("no overlap", with(Schedule { overlap: Some(false), ..open })),
         ("overlap", with(Schedule { overlap: Some(true), ..open })),
-        ("TMA", with(Schedule { bulk_copies: Some(true), ..open })),
-        ("warp specialization", with(roles)),
-        ("ping-pong", with(Schedule { take_turns: Some(true), ..roles })),
+        ("TMA", with(Schedule { tma: Some(true), ..open })),
+        ("warp specialization", with(warp_specialized)),
+        ("ping-pong", with(Schedule { pingpong: Some(true), ..warp_specialized })),
     ];
     for (name, schedule) in schedules {
         println!("{name}");
         let tiles = |q_tile, k_tile| Some(Tiles { q_tile, k_tile, ..schedule });
         let options = Options {
             forward_tiles: tiles(128, 128),
-            key_tiles: tiles(64, 128),
-            query_tiles: tiles(128, 64),
+            dkdv_tiles: tiles(64, 128),
+            dq_tiles: tiles(128, 64),
             ..Options::default()
         };
         for d in [64, 128] {

@@ -1,22 +1,22 @@
 //! Software-pipelined loops, and communication between threads through global memory, on GPU 0.
 
 use super::gpu;
-use tilewright_tests::loops::{check_exchange, check_shipped_walks, check_walks};
+use tilewright_tests::loops::{check_pipelined_loops, check_shipped_row_loops, check_thread_communication};
 
 #[test]
-fn walks_fetch_ahead() {
+fn loops_are_pipelined() {
     let Some(gpu) = gpu() else { return };
-    check_walks(&gpu);
+    check_pipelined_loops(&gpu);
 }
 
 #[test]
-fn shipped_walks_fetch_ahead() {
+fn shipped_row_loops_are_pipelined() {
     let Some(gpu) = gpu() else { return };
-    check_shipped_walks(&gpu);
+    check_shipped_row_loops(&gpu);
 }
 
 #[test]
-fn threads_exchange_through_memory() {
+fn threads_communicate_through_memory() {
     let Some(gpu) = gpu() else { return };
-    check_exchange(&gpu);
+    check_thread_communication(&gpu);
 }

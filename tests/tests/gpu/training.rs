@@ -48,7 +48,7 @@ fn adamw() {
     let Some(gpu) = gpu() else { return };
     for n in LENGTHS.into_iter().chain([0, 1 << 20]) {
         for_types!(check_adamw(&gpu, n));
-        for_types!(check_adamw_of_two(&gpu, n));
+        for_types!(check_adamw_two_peers(&gpu, n));
     }
 }
 
@@ -73,7 +73,7 @@ fn gradient_of_an_embedding() {
 }
 
 #[test]
-fn empty_tensors_are_nothing_special() {
+fn empty_tensors() {
     let Some(gpu) = gpu() else { return };
     for_types!(check_layer_norm(&gpu, [0, 5], DENSE));
     for_types!(check_cross_entropy(&gpu, [0, 5], DENSE));

@@ -1,6 +1,6 @@
 //! Loops, branches, early returns, and loop-carried variables.
 
-use crate::support::{A, consts, run, text};
+use crate::support::{Arg, consts, run, text};
 use tilewright::codegen::lang::kernel::ConstValue;
 use tilewright::prelude::*;
 
@@ -34,7 +34,11 @@ fn variables_are_carried_through_nested_loops() {
             total += inner;
             last = i;
         }
-        assert_eq!(run(&NESTED_LOOPS, &vec![], &[A::OutI32(2), A::Int(n.into())], 1).i32(0), [total, last], "n = {n}");
+        assert_eq!(
+            run(&NESTED_LOOPS, &vec![], &[Arg::OutI32(2), Arg::Int(n.into())], 1).i32(0),
+            [total, last],
+            "n = {n}"
+        );
     }
 }
 
@@ -50,9 +54,9 @@ fn collatz(out: Out<i32>, start: i32) {
 }
 
 #[test]
-fn while_tests_before_each_turn() {
+fn while_condition_is_tested_before_each_iteration() {
     for (start, steps) in [(1, 0), (2, 1), (6, 8), (27, 111)] {
-        assert_eq!(run(&COLLATZ, &vec![], &[A::OutI32(1), A::Int(start)], 1).i32(0), [steps]);
+        assert_eq!(run(&COLLATZ, &vec![], &[Arg::OutI32(1), Arg::Int(start)], 1).i32(0), [steps]);
     }
 }
 
@@ -98,7 +102,7 @@ fn branches_assign_give_values_and_shadow() {
         vec![small, big, word]
     };
     for (a, b) in [(3, 5), (5, 3), (4, 4), (-2, 7), (7, -2)] {
-        let ran = run(&BRANCHES, &vec![], &[A::OutI32(3), A::Int(a.into()), A::Int(b.into())], 1);
+        let ran = run(&BRANCHES, &vec![], &[Arg::OutI32(3), Arg::Int(a.into()), Arg::Int(b.into())], 1);
         assert_eq!(ran.i32(0), expect(a, b), "{a}, {b}");
     }
 }
@@ -125,7 +129,7 @@ fn early_return(out: Out<i32>, a: i32) {
 #[test]
 fn return_skips_the_rest() {
     for (a, expected) in [(0, [1, 0]), (5, [5, 7]), (-3, [3, 0]), (-11, [2, 0])] {
-        assert_eq!(run(&EARLY_RETURN, &vec![], &[A::OutI32(2), A::Int(a)], 1).i32(0), expected, "a = {a}");
+        assert_eq!(run(&EARLY_RETURN, &vec![], &[Arg::OutI32(2), Arg::Int(a)], 1).i32(0), expected, "a = {a}");
     }
 }
 
@@ -154,8 +158,8 @@ fn constexpr_branches(out: Out<i32>, #[constexpr] causal: bool, #[constexpr = 3]
 fn constexpr_conditions_record_one_branch() {
     let with = |causal| vec![("causal", ConstValue::Bool(causal))];
     // 0 + 2 + 4 over six iterations, 0 + 2 over three.
-    assert_eq!(run(&CONSTEXPR_BRANCHES, &with(true), &[A::OutI32(1)], 1).i32(0), [64]);
-    assert_eq!(run(&CONSTEXPR_BRANCHES, &with(false), &[A::OutI32(1)], 1).i32(0), [42]);
+    assert_eq!(run(&CONSTEXPR_BRANCHES, &with(true), &[Arg::OutI32(1)], 1).i32(0), [64]);
+    assert_eq!(run(&CONSTEXPR_BRANCHES, &with(false), &[Arg::OutI32(1)], 1).i32(0), [42]);
     let printed = text(&CONSTEXPR_BRANCHES, &[], &with(false));
     // Three unrolled iterations with one run-time `if` each; no loop, and no constexpr condition.
     assert_eq!(printed.matches(" = if ").count(), 3, "{printed}");
@@ -175,7 +179,7 @@ fn loop_hints(out: Out<i32>, n: i64, #[constexpr] stages: usize) {
 fn hints_reach_the_loop_and_i64_bounds_give_an_i64_index() {
     let printed = text(&LOOP_HINTS, &[], &consts(&[("stages", 5)]));
     assert!(printed.contains("{num_stages = 5, unroll = 2, warp_specialize = true, overlap = false}"), "{printed}");
-    let args = [A::OutI32(4), A::Int(4)];
+    let args = [Arg::OutI32(4), Arg::Int(4)];
     assert_eq!(run(&LOOP_HINTS, &consts(&[("stages", 5)]), &args, 1).i32(0), [7; 4]);
 }
 
@@ -209,7 +213,10 @@ fn tuples_and_blocks_are_carried() {
         pair = (pair.1 + i, pair.0);
         sum += 2 * i + 2 * i + 1;
     }
-    assert_eq!(run(&TUPLES_AND_BLOCKS, &vec![], &[A::OutI32(3), A::Int(5)], 1).i32(0), [pair.0, pair.1, sum + 1005]);
+    assert_eq!(
+        run(&TUPLES_AND_BLOCKS, &vec![], &[Arg::OutI32(3), Arg::Int(5)], 1).i32(0),
+        [pair.0, pair.1, sum + 1005]
+    );
 }
 
 #[device_fn]
@@ -234,7 +241,7 @@ fn calls(out: Out<i32>, a: i32, #[constexpr] invert: bool) {
 fn device_functions_are_inlined() {
     let with = |invert| vec![("invert", ConstValue::Bool(invert))];
     let expect = |f: &dyn Fn(i32) -> i32| (0..8).map(f).collect::<Vec<_>>();
-    let args = |a| [A::OutI32(8), A::Int(a)];
+    let args = |a| [Arg::OutI32(8), Arg::Int(a)];
     assert_eq!(run(&CALLS, &with(true), &args(3), 1).i32(0), expect(&|i| (3 * i).min(3)));
     assert_eq!(run(&CALLS, &with(false), &args(3), 1).i32(0), expect(&|i| (3 * i).max(3)));
     assert_eq!(run(&CALLS, &with(false), &args(4), 1).i32(0), expect(&|i| (8 * i).max(4)));
@@ -273,8 +280,8 @@ fn modes(out: Out<i32>, a: i32, #[constexpr] mode: Mode, #[constexpr = 1] n: usi
 
 #[test]
 fn constexpr_enums_are_matched() {
-    let with = |mode: &str| vec![("mode", ConstValue::Word(mode.into()))];
-    let result = |mode| run(&MODES, &with(mode), &[A::OutI32(2), A::Int(7)], 1).i32(0);
+    let with = |mode: &str| vec![("mode", ConstValue::Variant(mode.into()))];
+    let result = |mode| run(&MODES, &with(mode), &[Arg::OutI32(2), Arg::Int(7)], 1).i32(0);
     assert_eq!(result("Double"), [214, 1]);
     assert_eq!(result("Square"), [249, 0]);
     assert_eq!(result("Negate"), [193, 0]);
@@ -294,6 +301,6 @@ fn views_in_loops(x: In<f32>, out: Out<f32>, n: i32) {
 #[test]
 fn pointers_and_views_are_carried() {
     let x: Vec<f32> = (0..6).map(|i| i as f32).collect();
-    let ran = run(&VIEWS_IN_LOOPS, &vec![], &[A::F32(&x), A::OutF32(8), A::Int(6)], 1);
+    let ran = run(&VIEWS_IN_LOOPS, &vec![], &[Arg::F32(&x), Arg::OutF32(8), Arg::Int(6)], 1);
     assert_eq!(ran.f32(1), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0, 1.0]);
 }

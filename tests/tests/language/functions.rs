@@ -1,6 +1,6 @@
 //! Reductions, scans, shapes, dots, random numbers, debugging.
 
-use crate::support::{A, run, run_as, text};
+use crate::support::{Arg, run, run_as, text};
 use tilewright::codegen::ir::DType;
 use tilewright::prelude::*;
 
@@ -30,7 +30,7 @@ fn reductions(x: In<f32>, out: Out<f32>) {
 #[test]
 fn reductions_agree_with_plain_rust() {
     let x: Vec<f32> = (0..32).map(|i| ((i * 7) % 32) as f32).collect();
-    let got = run(&REDUCTIONS, &vec![], &[A::F32(&x), A::OutF32(44)], 1).f32(1);
+    let got = run(&REDUCTIONS, &vec![], &[Arg::F32(&x), Arg::OutF32(44)], 1).f32(1);
     for (r, row) in x.chunks(8).enumerate() {
         let total: f32 = row.iter().sum();
         let largest = row.iter().copied().fold(f32::MIN, f32::max);
@@ -69,7 +69,7 @@ fn ties(x: In<f32>, out: Out<i32>) {
 fn the_first_of_equal_elements_wins_and_nan_loses() {
     let nan = f32::NAN;
     let x = [nan, 2.0, 7.0, 1.0, 7.0, 1.0, nan, 3.0];
-    assert_eq!(run(&TIES, &vec![], &[A::F32(&x), A::OutI32(2)], 1).i32(1), [2, 3]);
+    assert_eq!(run(&TIES, &vec![], &[Arg::F32(&x), Arg::OutI32(2)], 1).i32(1), [2, 3]);
 }
 
 #[kernel]
@@ -87,7 +87,7 @@ fn scans(x: In<i32>, out: Out<i32>) {
 #[test]
 fn scans_agree_with_plain_rust() {
     let x = [3, 1, -4, 1, 5, -9, 2, 6];
-    let got = run(&SCANS, &vec![], &[A::I32(&x), A::OutI32(40)], 1).i32(1);
+    let got = run(&SCANS, &vec![], &[Arg::I32(&x), Arg::OutI32(40)], 1).i32(1);
     for i in 0..8 {
         assert_eq!(got[i], x[..=i].iter().sum::<i32>());
         assert_eq!(got[8 + i], x[i..].iter().sum::<i32>());
@@ -115,7 +115,7 @@ fn shapes(out: Out<i32>) {
 
 #[test]
 fn shapes_move_elements() {
-    let got = run(&SHAPES, &vec![], &[A::OutI32(44)], 1).i32(0);
+    let got = run(&SHAPES, &vec![], &[Arg::OutI32(44)], 1).i32(0);
     assert_eq!(&got[..4], [1, 23, 45, 67]);
     assert_eq!(&got[4..12], [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(&got[12..20], [1, 3, 5, 7, 0, 2, 4, 6]);
@@ -129,7 +129,7 @@ fn shapes_move_elements() {
 }
 
 #[kernel]
-fn products<T: Float>(a: In<T>, b: In<T>, out: Out<f32>) {
+fn dots<T: Float>(a: In<T>, b: In<T>, out: Out<f32>) {
     let i = arange(0, 16).expand_dims(1) * 16 + arange(0, 16).expand_dims(0);
     let (x, y) = (load(a + i), load(b + i));
     let mut acc = dot(x, y);
@@ -139,10 +139,10 @@ fn products<T: Float>(a: In<T>, b: In<T>, out: Out<f32>) {
 }
 
 #[test]
-fn products_accumulate() {
+fn dot_accumulates() {
     let a: Vec<f32> = (0..256).map(|i| (i % 5) as f32 - 2.0).collect();
     let b: Vec<f32> = (0..256).map(|i| (i % 7) as f32 - 3.0).collect();
-    let got = run_as(&PRODUCTS, &[DType::F32], &vec![], &[A::F32(&a), A::F32(&b), A::OutF32(256)], 1).f32(2);
+    let got = run_as(&DOTS, &[DType::F32], &vec![], &[Arg::F32(&a), Arg::F32(&b), Arg::OutF32(256)], 1).f32(2);
     for r in 0..16 {
         for c in 0..16 {
             let straight: f32 = (0..16).map(|k| a[16 * r + k] * b[16 * k + c]).sum();
@@ -150,7 +150,7 @@ fn products_accumulate() {
             assert_eq!(got[16 * r + c], 2.0 * straight + transposed, "({r}, {c})");
         }
     }
-    let printed = text(&PRODUCTS, &[DType::BF16], &vec![]);
+    let printed = text(&DOTS, &[DType::BF16], &vec![]);
     assert!(printed.contains("precision = tf32x3") && printed.contains("precision = ieee"), "{printed}");
 }
 
@@ -169,7 +169,7 @@ fn random(out: Out<f32>, bits: Out<i32>, seed: i32) {
 
 #[test]
 fn random_numbers_have_the_right_distribution_and_known_words() {
-    let ran = run(&RANDOM, &vec![], &[A::OutF32(2048), A::OutI32(4), A::Int(0)], 1);
+    let ran = run(&RANDOM, &vec![], &[Arg::OutF32(2048), Arg::OutI32(4), Arg::Int(0)], 1);
     let got = ran.f32(0);
     let (uniform, normal) = got.split_at(1024);
     assert!(uniform.iter().all(|u| (0.0..1.0).contains(u)));
@@ -252,12 +252,12 @@ fn random_numbers_are_those_of_triton() {
     let narrow: Vec<i32> = (0..64).map(|i| i * i * 7919 - 40_000).collect();
     let wide: Vec<i64> = (0..64).map(|i| i * i * 0x1_2345_6789 - 77).collect();
     for seed in [0, 42, -7, 0x1234_5678_9abc_def0] {
-        for (dtype, offsets) in [(DType::I32, A::I32(&narrow)), (DType::I64, A::I64(&wide))] {
+        for (dtype, offsets) in [(DType::I32, Arg::I32(&narrow)), (DType::I64, Arg::I64(&wide))] {
             let at: Vec<u64> = match dtype {
                 DType::I32 => narrow.iter().map(|&n| u64::from(n as u32)).collect(),
                 _ => wide.iter().map(|&n| n as u64).collect(),
             };
-            let args = [offsets, A::OutF32(320), A::OutF32(320), A::OutI32(64), A::Int(seed)];
+            let args = [offsets, Arg::OutF32(320), Arg::OutF32(320), Arg::OutI32(64), Arg::Int(seed)];
             let ran = run_as(&RANDOM_OF, &[dtype], &vec![], &args, 1);
             let (uniform, normal, bits) = (ran.f32(1), ran.f32(2), ran.i32(3));
             for (i, &offset) in at.iter().enumerate() {
@@ -320,15 +320,15 @@ fn sums_of_small_types_are_as_wide_as_tritons() {
     let flags: Vec<u8> = (0..64).map(|i| u8::from(i % 3 != 0)).collect();
     let half: Vec<u8> = (0..64).flat_map(|i| half::bf16::from_f32(1.0 + i as f32 / 256.0).to_le_bytes()).collect();
     let args = [
-        A::Bytes(&bytes),
-        A::Bytes(&bytes),
-        A::Bytes(&shorts),
-        A::Bytes(&shorts),
-        A::Bytes(&flags),
-        A::Bytes(&half),
-        A::OutI32(192),
-        A::OutI32(192),
-        A::OutF32(128),
+        Arg::Bytes(&bytes),
+        Arg::Bytes(&bytes),
+        Arg::Bytes(&shorts),
+        Arg::Bytes(&shorts),
+        Arg::Bytes(&flags),
+        Arg::Bytes(&half),
+        Arg::OutI32(192),
+        Arg::OutI32(192),
+        Arg::OutF32(128),
     ];
     let ran = run(&SUMS, &vec![], &args, 1);
     let (signed, unsigned, floats) = (ran.i32(6), ran.i32(7), ran.f32(8));
@@ -363,7 +363,7 @@ fn generic_sums<T: Num, I: Int>(x: In<T>, n: In<I>, out: Out<f32>, counts: Out<i
 fn type_parameters_are_added_up_like_the_types_that_they_stand_for() {
     let bytes: Vec<u8> = (0..64).map(|i| 255 - i).collect();
     for (d, value) in [(DType::I8, (|b: u8| i64::from(b as i8)) as fn(u8) -> i64), (DType::U8, |b| i64::from(b))] {
-        let args = [A::Bytes(&bytes), A::Bytes(&bytes), A::OutF32(65), A::OutBytes(65 * 8)];
+        let args = [Arg::Bytes(&bytes), Arg::Bytes(&bytes), Arg::OutF32(65), Arg::OutBytes(65 * 8)];
         let ran = run_as(&GENERIC_SUMS, &[d, d], &vec![], &args, 1);
         let counts: Vec<i64> = ran.bytes(3).chunks(8).map(|c| i64::from_le_bytes(c.try_into().unwrap())).collect();
         let total: i64 = bytes.iter().map(|&b| value(b)).sum();
@@ -418,7 +418,7 @@ fn elementwise(x: In<f32>, out: Out<f32>) {
 #[test]
 fn elementwise_functions_agree_with_rust() {
     let x = [0.25f32, 0.5, 1.5, 3.0];
-    let got = run(&ELEMENTWISE, &vec![], &[A::F32(&x), A::OutF32(52)], 1).f32(1);
+    let got = run(&ELEMENTWISE, &vec![], &[Arg::F32(&x), Arg::OutF32(52)], 1).f32(1);
     let erf = [0.276_326_4, 0.520_499_9, 0.966_105_15, 0.999_977_9];
     for (i, &v) in x.iter().enumerate() {
         let expected = [
@@ -454,7 +454,7 @@ fn eight_bit(a: In<F8E4M3>, b: In<F8E5M2>, n: In<i8>, out: Out<f32>, ints: Out<i
 }
 
 #[test]
-fn eight_bit_products_accumulate_in_32_bits() {
+fn eight_bit_dots_accumulate_in_32_bits() {
     let printed = text(&EIGHT_BIT, &[], &vec![]);
     for part in [": tensor<16x16xf8e4m3>", "dot %", ": tensor<16x16xf32>", ": tensor<16x16xi32>"] {
         assert!(printed.contains(part), "`{part}` is missing in\n{printed}");

@@ -38,7 +38,7 @@ fn the_definition_lists_parameters() {
         ("tile", ParamKind::Constexpr { ty: "usize", default: Some(ConstDefault::Int(64)) }, true),
         (
             "precision",
-            ParamKind::Constexpr { ty: "ieee | tf32 | tf32x3", default: Some(ConstDefault::Word("ieee")) },
+            ParamKind::Constexpr { ty: "ieee | tf32 | tf32x3", default: Some(ConstDefault::Variant("ieee")) },
             true,
         ),
         ("scale", ParamKind::Constexpr { ty: "f32", default: None }, true),

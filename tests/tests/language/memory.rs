@@ -1,6 +1,6 @@
 //! Loads, stores, views and atomics.
 
-use crate::support::{A, consts, run, text};
+use crate::support::{Arg, consts, run, text};
 use tilewright::prelude::*;
 
 #[kernel]
@@ -14,7 +14,7 @@ fn transpose_tile(x: In<f32>, out: Out<f32>, rows: i32, cols: i32) {
 #[test]
 fn descriptors_load_and_store_within_bounds() {
     let x: Vec<f32> = (0..15).map(|i| i as f32).collect();
-    let args = [A::F32(&x), A::OutF32(15), A::Int(3), A::Int(5)];
+    let args = [Arg::F32(&x), Arg::OutF32(15), Arg::Int(3), Arg::Int(5)];
     let expected: Vec<f32> = (0..5).flat_map(|c| (0..3).map(move |r| (5 * r + c) as f32)).collect();
     assert_eq!(run(&TRANSPOSE_TILE, &vec![], &args, 1).f32(1), expected);
 }
@@ -30,7 +30,7 @@ fn masked(x: In<f32>, out: Out<f32>, n: i32) {
 
 #[test]
 fn masks_and_other() {
-    let ran = run(&MASKED, &vec![], &[A::F32(&[1.0, 2.0, 3.0, 4.0, 5.0]), A::OutF32(8), A::Int(5)], 2);
+    let ran = run(&MASKED, &vec![], &[Arg::F32(&[1.0, 2.0, 3.0, 4.0, 5.0]), Arg::OutF32(8), Arg::Int(5)], 2);
     assert_eq!(ran.f32(1), [1.0, 4.0, 3.0, 16.0, 5.0, 1.0, 1.0, 1.0]);
     let printed = text(&MASKED, &[], &vec![]);
     assert!(printed.contains("eviction = evict_first") && printed.contains("eviction = evict_last"), "{printed}");
@@ -59,7 +59,7 @@ fn atomics_combine() {
     let mut state = [0; 10];
     state[4] = 1;
     state[5] = 8;
-    let ran = run(&ATOMICS, &vec![], &[A::I32(&state), A::I32(&values)], 1);
+    let ran = run(&ATOMICS, &vec![], &[Arg::I32(&state), Arg::I32(&values)], 1);
     let sum: i32 = values.iter().sum();
     assert_eq!(ran.i32(0), [sum, 99, -4, 42, 7, (8 | 6) & 3, 5, 0, 4, 6]);
 }
@@ -72,7 +72,7 @@ fn paddings(x: In<f32>, out: Out<f32>) {
 
 #[test]
 fn padding_can_be_nan() {
-    let got = run(&PADDINGS, &vec![], &[A::F32(&[1.0, 2.0, 3.0]), A::OutF32(2)], 1).f32(1);
+    let got = run(&PADDINGS, &vec![], &[Arg::F32(&[1.0, 2.0, 3.0]), Arg::OutF32(2)], 1).f32(1);
     assert!(got[0] == 3.0 && got[1].is_nan(), "{got:?}");
 }
 
@@ -94,7 +94,7 @@ fn lists(x: In<f32>, out: Out<f32>, rows: i32, cols: i32, #[constexpr] tile: usi
 #[test]
 fn lists_may_be_variables() {
     let x: Vec<f32> = (0..15).map(|i| i as f32).collect();
-    let args = [A::F32(&x), A::OutF32(15), A::Int(3), A::Int(5)];
+    let args = [Arg::F32(&x), Arg::OutF32(15), Arg::Int(3), Arg::Int(5)];
     let got = run(&LISTS, &consts(&[("tile", 2)]), &args, 2).f32(1);
     let expected: Vec<f32> = (0..15).map(|i| x[i] + 1.0 + if i % 5 == 0 { x[i + 4] } else { 0.0 }).collect();
     assert_eq!(got, expected);

@@ -1,6 +1,6 @@
 //! Operators between tiles, scalars, numbers and pointers.
 
-use crate::support::{A, run, run_as, text};
+use crate::support::{Arg, run, run_as, text};
 use tilewright::codegen::ir::DType;
 use tilewright::prelude::*;
 
@@ -43,7 +43,7 @@ fn integers_follow_rust() {
             a.clamp(5, 6),
             a,
         ];
-        let ran = run(&INT_OPERATORS, &vec![], &[A::OutI32(14), A::Int(a.into()), A::Int(b.into())], 1);
+        let ran = run(&INT_OPERATORS, &vec![], &[Arg::OutI32(14), Arg::Int(a.into()), Arg::Int(b.into())], 1);
         assert_eq!(ran.i32(0), expected, "{a}, {b}");
     }
 }
@@ -71,7 +71,7 @@ fn ceilings_of_quotients_do_not_wrap() {
     };
     for a in [0, 1, 11, 12, 13, 16, 17, 2_147_483_600, i32::MAX - 1, i32::MAX, -1, -5, -16, -17, i32::MIN] {
         for b in [1, 2, 3, 7, 128, i32::MAX, 0, -1, -2, -7, i32::MIN] {
-            let ran = run(&CEILINGS, &vec![], &[A::OutI32(9), A::Int(a.into()), A::Int(b.into())], 1);
+            let ran = run(&CEILINGS, &vec![], &[Arg::OutI32(9), Arg::Int(a.into()), Arg::Int(b.into())], 1);
             let (wide, known) = (i64::from(a), i64::from(a.max(0)));
             let exact = [
                 up(wide, b.into()),
@@ -98,7 +98,7 @@ fn ceilings_of_constants(out: Out<i32>) {
 
 #[test]
 fn ceilings_of_rust_numbers_do_not_overflow() {
-    assert_eq!(run(&CEILINGS_OF_CONSTANTS, &vec![], &[A::OutI32(3)], 1).i32(0), [1 << 27, -1, 2]);
+    assert_eq!(run(&CEILINGS_OF_CONSTANTS, &vec![], &[Arg::OutI32(3)], 1).i32(0), [1 << 27, -1, 2]);
 }
 
 #[kernel]
@@ -113,9 +113,9 @@ fn broadcasting(x: In<f32>, y: In<f32>, out: Out<f32>, scale: f32, #[constexpr =
 }
 
 #[test]
-fn shapes_meet_as_in_numpy() {
+fn shapes_broadcast_as_in_numpy() {
     let (x, y) = ([1.0, 2.0, 3.0, 4.0], [0.5, 5.0]);
-    let ran = run(&BROADCASTING, &vec![], &[A::F32(&x), A::F32(&y), A::OutF32(8), A::Float(3.0)], 1);
+    let ran = run(&BROADCASTING, &vec![], &[Arg::F32(&x), Arg::F32(&y), Arg::OutF32(8), Arg::Float(3.0)], 1);
     let expected: Vec<f32> = x.iter().flat_map(|a| y.iter().map(move |b| ((a - b) * 3.0 + 1.0f32).max(0.0))).collect();
     assert_eq!(ran.f32(2), expected);
 }
@@ -133,7 +133,7 @@ fn wide_indices(out: Out<i32>, stride: i64, n: i32) {
 fn i32_and_i64_mix_in_positions() {
     let printed = text(&WIDE_INDICES, &[], &vec![]);
     assert!(printed.contains("mul %1, %stride : i64"), "{printed}");
-    let ran = run(&WIDE_INDICES, &vec![], &[A::OutI32(16), A::Int(8), A::Int(3)], 2);
+    let ran = run(&WIDE_INDICES, &vec![], &[Arg::OutI32(16), Arg::Int(8), Arg::Int(3)], 2);
     assert_eq!(ran.i32(0), [9, 4, 5, 0, 0, 0, 0, 0, 9, 4, 5, 0, 0, 0, 0, 0]);
 }
 
@@ -152,21 +152,21 @@ fn literals_take_the_element_type() {
         let printed = text(&GENERIC, &[dtype], &vec![]);
         assert!(printed.contains(&format!("constant {{value = 2.0}} : tensor<4x{name}>")), "{printed}");
     }
-    let args = [A::F32(&[1.0, 2.0, 3.0, 4.0]), A::OutF32(4), A::Float(1.5)];
+    let args = [Arg::F32(&[1.0, 2.0, 3.0, 4.0]), Arg::OutF32(4), Arg::Float(1.5)];
     assert_eq!(run_as(&GENERIC, &[DType::F32], &vec![], &args, 1).f32(1), [3.75, 5.75, 7.75, 9.75]);
 }
 
 #[kernel]
-fn specialised_arguments(out: Out<i32>, stride: i64, #[no_specialize] step: i32) {
+fn specialized_arguments(out: Out<i32>, stride: i64, #[no_specialize] step: i32) {
     store(out + stride * 2, step);
 }
 
 #[test]
-fn specialisation_becomes_part_of_the_function() {
+fn specialization_is_recorded_in_the_function() {
     use tilewright::codegen::lang::kernel::{ArgSpec, Specialization};
     let one = ArgSpec { divisible_by: 1, equal_to: Some(1) };
     let aligned = ArgSpec { divisible_by: 16, equal_to: None };
     let spec = Specialization { args: vec![aligned, one, ArgSpec::default()] };
-    let func = SPECIALISED_ARGUMENTS.record(&[], &[], &spec).unwrap();
+    let func = SPECIALIZED_ARGUMENTS.record(&[], &[], &spec).unwrap();
     insta::assert_snapshot!(tilewright::codegen::text::print(&func));
 }

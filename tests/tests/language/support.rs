@@ -29,7 +29,7 @@ pub fn text(def: &KernelDef, dtypes: &[DType], consts: &Consts) -> String {
 }
 
 /// An argument of a run.
-pub enum A<'a> {
+pub enum Arg<'a> {
     F32(&'a [f32]),
     I32(&'a [i32]),
     I64(&'a [i64]),
@@ -46,12 +46,12 @@ pub enum A<'a> {
 }
 
 /// The memory after a run, by argument.
-pub struct Ran {
+pub struct Outputs {
     memory: Memory,
     buffers: Vec<Option<BufferId>>,
 }
 
-impl Ran {
+impl Outputs {
     pub fn f32(&self, arg: usize) -> Vec<f32> {
         self.words(arg).map(f32::from_le_bytes).collect()
     }
@@ -70,36 +70,36 @@ impl Ran {
 }
 
 /// Runs a kernel without type parameters in the interpreter.
-pub fn run(def: &KernelDef, c: &Consts, args: &[A], grid: u32) -> Ran {
+pub fn run(def: &KernelDef, c: &Consts, args: &[Arg], grid: u32) -> Outputs {
     run_as(def, &[], c, args, grid)
 }
 
 /// Runs a kernel in the interpreter.
-pub fn run_as(def: &KernelDef, dtypes: &[DType], c: &Consts, args: &[A], grid: u32) -> Ran {
+pub fn run_as(def: &KernelDef, dtypes: &[DType], c: &Consts, args: &[Arg], grid: u32) -> Outputs {
     let func = record(def, dtypes, c);
     let mut memory = Memory::new();
     let mut buffers = Vec::new();
     let mut values = Vec::new();
     for arg in args {
         let bytes: Option<Vec<u8>> = match arg {
-            A::F32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
-            A::I32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
-            A::I64(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
-            A::Bytes(x) => Some(x.to_vec()),
-            A::OutF32(n) => Some(vec![0xff; 4 * n]),
-            A::OutI32(n) => Some(vec![0; 4 * n]),
-            A::OutBytes(n) => Some(vec![0; *n]),
-            A::Int(_) | A::Float(_) => None,
+            Arg::F32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Arg::I32(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Arg::I64(x) => Some(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            Arg::Bytes(x) => Some(x.to_vec()),
+            Arg::OutF32(n) => Some(vec![0xff; 4 * n]),
+            Arg::OutI32(n) => Some(vec![0; 4 * n]),
+            Arg::OutBytes(n) => Some(vec![0; *n]),
+            Arg::Int(_) | Arg::Float(_) => None,
         };
         let buffer = bytes.map(|b| memory.add(b));
         buffers.push(buffer);
         values.push(match (arg, buffer) {
             (_, Some(id)) => ArgValue::Buffer(id),
-            (A::Int(n), _) => ArgValue::Int(*n),
-            (A::Float(x), _) => ArgValue::Float(*x),
+            (Arg::Int(n), _) => ArgValue::Int(*n),
+            (Arg::Float(x), _) => ArgValue::Float(*x),
             _ => unreachable!(),
         });
     }
     interp::run(&func, &values, [grid, 1, 1], &mut memory).unwrap_or_else(|e| panic!("{e}\n{}", text::print(&func)));
-    Ran { memory, buffers }
+    Outputs { memory, buffers }
 }

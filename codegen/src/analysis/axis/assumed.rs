@@ -1,5 +1,5 @@
 //! Ranges of arguments from `assume`. An `assume` outside branches and loops that compares an argument with a constant
-//! is checked by every launch ([`crate::analysis::reach`]), so it holds from the first op of the kernel on.
+//! is checked by every launch ([`crate::analysis::bounds`]), so it holds from the first op of the kernel on.
 
 use super::full_range;
 use crate::ir::{BinaryOp, CmpOp, Func, Op, OpId, Value};
@@ -26,7 +26,7 @@ fn narrowed(func: &Func, condition: Value, argument: Value, (low, high): (i128, 
             return narrowed(func, b, argument, range);
         }
         Op::Cmp(op) if a == argument => (op, constant(b)),
-        Op::Cmp(op) if b == argument => (mirrored(op), constant(a)),
+        Op::Cmp(op) if b == argument => (swapped(op), constant(a)),
         _ => return (low, high),
     };
     match (op, n) {
@@ -40,7 +40,7 @@ fn narrowed(func: &Func, condition: Value, argument: Value, (low, high): (i128, 
 }
 
 /// The predicate with swapped operands.
-fn mirrored(op: CmpOp) -> CmpOp {
+fn swapped(op: CmpOp) -> CmpOp {
     match op {
         CmpOp::Lt => CmpOp::Gt,
         CmpOp::Le => CmpOp::Ge,

@@ -6,7 +6,7 @@
 //!
 //! Integer arithmetic wraps, and so may runs: an i32 run that begins below 2^31 and is widened afterwards continues
 //! 2^32 lower. Contiguity therefore holds modulo 2^32 (modulo the width of narrower types). It holds without wrapping
-//! for runs no longer than their divisor ([`AxisInfo::exact_run`]), which suffices for accesses. Transfer functions
+//! for runs no longer than their divisor ([`AxisInfo::non_wrapping_run`]), which suffices for accesses. Transfer functions
 //! that depend on signs (`rem`, `div`) use the range.
 
 mod assumed;
@@ -28,7 +28,7 @@ const MAX_DIVISOR: u64 = 1 << 32;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AxisInfo {
     /// Length of aligned runs, a power of two, in which each element is the one before plus one (for pointers: one
-    /// element further), modulo 2^32 beyond [`AxisInfo::exact_run`].
+    /// element further), modulo 2^32 beyond [`AxisInfo::non_wrapping_run`].
     pub contiguity: Vec<u64>,
     /// Power of two that divides the first element of each contiguous run (for pointers: its byte address). Shorter
     /// runs start inside longer ones, so code that reduces `contiguity` must use [`AxisInfo::divisor_at`].
@@ -105,7 +105,7 @@ impl AxisInfo {
 
     /// Length of the aligned runs along a dimension that are contiguous without wrapping around and whose first element
     /// is a multiple of the length.
-    pub fn exact_run(&self, dim: usize) -> u64 {
+    pub fn non_wrapping_run(&self, dim: usize) -> u64 {
         let aligned = self.contiguity[dim].min(self.divisibility[dim] / self.unit);
         aligned.min(1 << (self.bits - 1)).max(1)
     }
@@ -149,7 +149,7 @@ impl Lattice for AxisInfo {
                 if follows {
                     let before = values[i - stride];
                     let off = value - before - self.unit as i128;
-                    let exact = !at.is_multiple_of(self.exact_run(dim));
+                    let exact = !at.is_multiple_of(self.non_wrapping_run(dim));
                     if (exact && off != 0) || off.rem_euclid(modulus) != 0 {
                         return Err(format!("element {i} is {value}, not contiguous with {before} in dimension {dim}"));
                     }
@@ -254,7 +254,7 @@ impl AxisAnalysis {
                     self.infos[v.0 as usize] = data.regions.iter().map(yielded).reduce(|a, b| a.meet(&b));
                 }
             }
-            Op::While | Op::Reduce { .. } | Op::Scan { .. } | Op::Roles { .. } => {
+            Op::While | Op::Reduce { .. } | Op::Scan { .. } | Op::WarpSpecialize { .. } => {
                 // Values carried by a `while` stay unknown; combine regions contain no memory accesses.
                 for &r in &data.regions {
                     self.block(func, r);

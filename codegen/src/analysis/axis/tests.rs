@@ -35,7 +35,7 @@ fn pointers_of_a_masked_vector_add() {
 }
 
 #[test]
-fn assumptions_about_arguments_bound_them() {
+fn assumes_narrow_argument_ranges() {
     let quotient = |assumed: &str| {
         let text = format!(
             "kernel @f(%n: i32, %flag: bool) {{
@@ -61,7 +61,7 @@ fn assumptions_about_arguments_bound_them() {
 }
 
 #[test]
-fn a_loop_keeps_what_every_iteration_keeps() {
+fn loop_carried_facts_reach_a_fixed_point() {
     let text = |step: i64| {
         format!(
             "kernel @f(%n: i32) {{
@@ -174,7 +174,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_met_holds_of_both(seed in any::<u64>()) {
+    fn meet_holds_for_values_of_both_operands(seed in any::<u64>()) {
         let mut rng = Rng::new(seed);
         let (dtype, shape) = (rng.pick(INTS), rng.pick(SHAPES));
         let tiles = [0; 2].map(|_| random_tile(dtype, shape, &mut rng));
@@ -185,7 +185,7 @@ proptest! {
     }
 
     #[test]
-    fn weaker_operands_give_weaker_facts(seed in any::<u64>()) {
+    fn transfer_functions_are_monotone(seed in any::<u64>()) {
         let mut rng = Rng::new(seed);
         let (dtype, shape) = (rng.pick(INTS), rng.pick(SHAPES));
         let ty = Type::tensor(shape, dtype);
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn facts_hold_of_what_ops_give(seed in any::<u64>()) {
+    fn transfer_functions_hold_on_random_tiles(seed in any::<u64>()) {
         let mut rng = Rng::new(seed);
         let (dtype, shape) = (rng.pick(INTS), rng.pick(SHAPES));
         let ty = Type::tensor(shape, dtype);
@@ -242,7 +242,7 @@ fn check_binary(dtype: DType, (x, a): (&Tile, &AxisInfo), (y, b): (&Tile, &AxisI
 
 /// All runs of four and all 8-bit numbers, as first and as second operand.
 #[test]
-fn facts_hold_of_all_runs_and_all_numbers_of_eight_bits() {
+fn transfer_functions_hold_on_all_8_bit_runs_and_constants() {
     for dtype in [DType::I8, DType::U8] {
         let (low, high) = num::int_range(dtype);
         for start in low..=high {
@@ -260,7 +260,7 @@ fn facts_hold_of_all_runs_and_all_numbers_of_eight_bits() {
 
 /// A gather: rows are arbitrary and five elements apart, so that a vector load of four elements would be misaligned.
 #[test]
-fn a_run_that_a_selection_cuts_no_longer_starts_at_a_multiple() {
+fn select_drops_divisibility_of_shortened_runs() {
     let text = "kernel @f(%x: ptr<f32> {divisible_by = 16}, %m: i32) {
         %r = arange {start = 0, end = 64} : tensor<64xi32>
         %n = splat %m : tensor<64xi32>
@@ -286,7 +286,7 @@ fn a_run_that_a_selection_cuts_no_longer_starts_at_a_multiple() {
 /// A remainder keeps runs only if the dividend is not negative and the divisor not zero: -16, -15, … by 16 give 0, -15,
 /// …, and a remainder by zero is always zero.
 #[test]
-fn a_remainder_keeps_runs_of_numbers_that_are_not_negative() {
+fn rem_keeps_runs_of_non_negative_dividends() {
     let by = |first: &str, divisor: &str| {
         format!(
             "kernel @f(%n: i32, %m: i32 {{divisible_by = 16}}) {{
@@ -314,7 +314,7 @@ fn a_remainder_keeps_runs_of_numbers_that_are_not_negative() {
 
 /// Without `contiguous`, the divisibility of a hint applies to the longest runs of the actual values.
 #[test]
-fn a_hint_is_about_the_first_of_each_run() {
+fn hint_divisibility_applies_to_run_starts() {
     let text = |shape: &str, hint: &str| {
         format!(
             "kernel @f(%x: ptr<f32>, %n: tensor<{shape}xi32>) {{

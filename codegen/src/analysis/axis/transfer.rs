@@ -165,7 +165,7 @@ pub(super) fn cast(info: &AxisInfo, from: Elem, ty: &Type) -> AxisInfo {
     }
     // A run modulo fewer than 32 bits that wraps is no run in a wider type.
     let narrow = from.bits() < 32 && to.bits() > from.bits();
-    let runs = (0..info.rank()).map(|i| if narrow { info.exact_run(i) } else { info.contiguity[i] }).collect();
+    let runs = (0..info.rank()).map(|i| if narrow { info.non_wrapping_run(i) } else { info.contiguity[i] }).collect();
     let mut result = info.clone().shortened(runs);
     result.bits = to.bits() as u32;
     result.range = within(info.range, to);
@@ -245,7 +245,7 @@ fn quotient_run(a: &AxisInfo, b: &AxisInfo, dim: usize) -> u64 {
     if a.range.0 < 0 {
         return 1;
     }
-    let run = a.exact_run(dim).min(b.constancy[dim]);
+    let run = a.non_wrapping_run(dim).min(b.constancy[dim]);
     run.min(b.divisor_at(dim, run))
 }
 
@@ -289,7 +289,7 @@ pub(super) fn compare(op: CmpOp, a: &AxisInfo, b: &AxisInfo, ty: &Type) -> AxisI
     let mut info = equal_where_all_are(&[a.clone(), b.clone()], ty);
     for i in 0..info.rank() {
         let step = |run: &AxisInfo, fixed: &AxisInfo| {
-            let length = run.exact_run(i).min(fixed.constancy[i]);
+            let length = run.non_wrapping_run(i).min(fixed.constancy[i]);
             length.min(fixed.divisor_at(i, length) / fixed.unit).max(1)
         };
         let stepped = match op {

@@ -3,7 +3,7 @@
 //! Programs run in worker processes: a crash or an endless loop is a failure of its seed and does not end the run.
 
 mod supervise;
-mod work;
+mod worker;
 
 use clap::Parser;
 use std::ops::Range;
@@ -64,7 +64,7 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = if cli.here { work::run(&cli) } else { supervise::run(&cli) };
+    let result = if cli.here { worker::run(&cli) } else { supervise::run(&cli) };
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -8,10 +8,10 @@ use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// Number of seeds that a worker gets at a time.
-const PORTION: u64 = 100;
+const BATCH_SEEDS: u64 = 100;
 
 #[derive(Default)]
-struct Sums {
+struct Totals {
     programs: u64,
     counts: [u64; 5],
     failures: Vec<String>,
@@ -20,21 +20,21 @@ struct Sums {
 /// Runs all seeds; returns whether all passed.
 pub fn run(cli: &Cli) -> Result<bool, String> {
     let next = Mutex::new(cli.seeds.start);
-    let sums = Mutex::new(Sums::default());
+    let totals = Mutex::new(Totals::default());
     let started = Instant::now();
-    let portion = || {
+    let next_batch = || {
         let mut next = next.lock().unwrap_or_else(|e| e.into_inner());
-        let range = *next..(*next + PORTION).min(cli.seeds.end);
+        let range = *next..(*next + BATCH_SEEDS).min(cli.seeds.end);
         *next = range.end;
         (!range.is_empty()).then_some(range)
     };
     let work = || -> Result<(), String> {
-        while let Some(mut seeds) = portion() {
+        while let Some(mut seeds) = next_batch() {
             while !seeds.is_empty() {
-                seeds = some(cli, seeds, &sums)?;
+                seeds = run_worker(cli, seeds, &totals)?;
             }
-            let sums = sums.lock().unwrap_or_else(|e| e.into_inner());
-            eprintln!("{} programs, {} failed, {:?}", sums.programs, sums.failures.len(), started.elapsed());
+            let totals = totals.lock().unwrap_or_else(|e| e.into_inner());
+            eprintln!("{} programs, {} failed, {:?}", totals.programs, totals.failures.len(), started.elapsed());
         }
         Ok(())
     };
@@ -43,31 +43,31 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
         workers.into_iter().map(|w| w.join().unwrap_or_else(|_| Err("a thread panicked".into()))).collect()
     });
     results.into_iter().collect::<Result<(), String>>()?;
-    let sums = sums.into_inner().unwrap_or_else(|e| e.into_inner());
-    let [host, simulated, compiled, assembled, refused] = sums.counts;
+    let totals = totals.into_inner().unwrap_or_else(|e| e.into_inner());
+    let [host, simulated, compiled, assembled, refused] = totals.counts;
     println!(
         "seeds {:?}: {} programs, {host} native runs, {simulated} simulated runs, {compiled} PTX files, {assembled} assembled, \
          {refused} refused, {} failed, in {:.0?}",
         cli.seeds,
-        sums.programs,
-        sums.failures.len(),
+        totals.programs,
+        totals.failures.len(),
         started.elapsed()
     );
-    Ok(sums.failures.is_empty())
+    Ok(totals.failures.is_empty())
 }
 
 /// Runs one worker on a range of seeds; returns the seeds that are left if it crashed or timed out.
-fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, String> {
+fn run_worker(cli: &Cli, seeds: Range<u64>, totals: &Mutex<Totals>) -> Result<Range<u64>, String> {
     let mut child = start(cli, &seeds)?;
     let lines = BufReader::new(child.stdout.take().ok_or("a worker without standard output")?).lines();
     let (sender, receiver) = mpsc::channel();
     let reader = std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
     let mut current = None;
     let failed = |seed: u64, what: &str| {
-        let mut sums = sums.lock().unwrap_or_else(|e| e.into_inner());
+        let mut totals = totals.lock().unwrap_or_else(|e| e.into_inner());
         println!("seed {seed}: {what}");
-        sums.programs += 1;
-        sums.failures.push(what.into());
+        totals.programs += 1;
+        totals.failures.push(what.into());
     };
     let ended = loop {
         match receiver.recv_timeout(Duration::from_secs(cli.timeout)) {
@@ -78,10 +78,10 @@ fn some(cli: &Cli, seeds: Range<u64>, sums: &Mutex<Sums>) -> Result<Range<u64>, 
                 match (verb, seed) {
                     (Some("start"), seed) => current = seed,
                     (Some("done"), Some(_)) => {
-                        let mut sums = sums.lock().unwrap_or_else(|e| e.into_inner());
-                        sums.programs += 1;
+                        let mut totals = totals.lock().unwrap_or_else(|e| e.into_inner());
+                        totals.programs += 1;
                         for (sum, n) in
-                            sums.counts.iter_mut().zip(rest.split(' ').filter_map(|n| n.parse::<u64>().ok()))
+                            totals.counts.iter_mut().zip(rest.split(' ').filter_map(|n| n.parse::<u64>().ok()))
                         {
                             *sum += n;
                         }

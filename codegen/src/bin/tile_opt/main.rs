@@ -73,7 +73,7 @@ struct TargetArgs {
     #[arg(long, default_value_t = 3)]
     num_stages: u32,
 
-    /// How loops are scheduled: `bulk_copies`, `warp_specialize`, `overlap`, `take_turns` or `wgmma_f32`, each `true`
+    /// How loops are scheduled: `tma`, `warp_specialize`, `overlap`, `take_turns` or `wgmma_f32`, each `true`
     /// or `false`, separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = choice, value_name = "NAME=BOOL")]
     schedule: Vec<(String, bool)>,
@@ -123,7 +123,7 @@ fn tile_opt(cli: &Cli) -> Result<(), String> {
     }
     let name = cli.file.as_deref().ok_or("expected a file to read (or `-`); `tile-opt --help` lists the options")?;
     let func = text::parse(&read(name)?).map_err(|e| format!("{name}:{}:{}: {}", e.line, e.column, e.message))?;
-    valid(&func).map_err(|e| format!("{name} is not a valid function:\n{e}"))?;
+    verify_func(&func).map_err(|e| format!("{name} is not a valid function:\n{e}"))?;
     let steps = Steps::new(&cli.passes, cli.target.target, &cli.target.options())?;
     if cli.reduce {
         return reduce_failure(cli, &func, &steps);
@@ -163,7 +163,7 @@ fn read(name: &str) -> Result<String, String> {
 }
 
 /// Verifies a function. The error has a line per violated rule.
-fn valid(func: &Func) -> Result<(), String> {
+fn verify_func(func: &Func) -> Result<(), String> {
     verify::verify(func, verify::stage_of(func))
         .map_err(|errors| errors.iter().map(|e| format!("  {e}")).collect::<Vec<_>>().join("\n"))
 }
@@ -171,7 +171,7 @@ fn valid(func: &Func) -> Result<(), String> {
 fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
     let failure = |f: &Func| -> Option<String> {
         let mut out = f.clone();
-        if let Err(e) = run::quietly(|| steps.run(&mut out, true)) {
+        if let Err(e) = run::without_panic_messages(|| steps.run(&mut out, true)) {
             return Some(e);
         }
         // If the interpreter fails before the passes, it says nothing about them.
@@ -192,7 +192,7 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
 fn list_ops() {
     let stage = |s: Stage| match s {
         Stage::Tile => "tile",
-        Stage::Laid => "laid",
+        Stage::Layout => "layout",
         Stage::Async => "async",
     };
     println!(

@@ -9,7 +9,7 @@ use tilewright_codegen::target::{CompileOptions, GpuArch};
 
 /// Passes that need a target, with their summaries.
 const TARGET_PASSES: &[(&str, &str)] = &[
-    ("assign_layouts", "assign a layout to every tile (stage laid; needs resolve_views)"),
+    ("assign_layouts", "assign a layout to every tile (stage layout; needs resolve_views)"),
     ("pipeline_loads", "pipeline the loads of loops with asynchronous copies (stage async)"),
     ("gpu", "every pass of the GPU pipeline, in order"),
     ("ptx", "compile to PTX; leaves the function unchanged, and fails if the compilation fails"),
@@ -43,7 +43,8 @@ impl Steps {
                 .map_err(|cause| format!("pass {name} panicked: {}", message(&*cause)))?;
             times.push((name.as_str(), start.elapsed()));
             if verify {
-                super::valid(func).map_err(|e| format!("pass {name} leaves a function that is not valid:\n{e}"))?;
+                super::verify_func(func)
+                    .map_err(|e| format!("pass {name} leaves a function that is not valid:\n{e}"))?;
             }
         }
         Ok(times)
@@ -77,7 +78,7 @@ fn message(cause: &(dyn std::any::Any + Send)) -> String {
 }
 
 /// Runs `f` without printing panic messages.
-pub fn quietly<T>(f: impl FnOnce() -> T) -> T {
+pub fn without_panic_messages<T>(f: impl FnOnce() -> T) -> T {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));
     let result = f();

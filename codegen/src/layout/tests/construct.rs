@@ -24,7 +24,7 @@ fn blocked_agrees_with_arithmetic() {
 }
 
 #[test]
-fn a_small_tensor_is_held_in_copies() {
+fn small_tensors_are_replicated() {
     let layout = LinearLayout::blocked(&[16], &[4], &[32], &[4], &[0]);
     assert_eq!(layout.num_registers(), 4);
     assert_eq!(layout.free_mask(Dim::Lane), 0b11100);
@@ -163,7 +163,7 @@ fn wgmma_fragments_agree_with_the_ptx_manual() {
 /// In FlashAttention, the scores are the A operand of the second dot without conversion: with all warps along the rows,
 /// the accumulator layout equals the A operand layout.
 #[test]
-fn a_score_accumulator_is_the_next_operand() {
+fn attention_scores_are_the_a_operand_of_the_second_dot() {
     let scores = LinearLayout::wgmma_acc(&[128, 128], 128, [8, 1]);
     let operand = LinearLayout::wgmma_a_operand(&[128, 128], 16, [8, 1]);
     assert_eq!(Conversion::between(&scores, &operand), Conversion::Identity);

@@ -120,7 +120,7 @@ proptest! {
 }
 
 #[test]
-fn copies_do_not_move() {
+fn replicated_values_need_no_shuffle() {
     // Four warps hold replicas of the same 64 values; the other layout has the same lanes, with two registers
     // exchanged.
     let src = LinearLayout::blocked(&[128], &[4], &[32], &[4], &[0]);
@@ -130,7 +130,7 @@ fn copies_do_not_move() {
 }
 
 #[test]
-fn a_value_that_every_lane_holds_is_only_selected() {
+fn replicated_values_convert_by_selects_alone() {
     // Source: each thread holds all four values. Result: lane bits 0 and 1 select one.
     let src = LinearLayout::distributed(&[4], vec![vec![1], vec![2]], vec![vec![0]; 5], vec![], vec![]);
     let lanes = vec![vec![1], vec![2], vec![0], vec![0], vec![0]];
@@ -153,7 +153,7 @@ fn a_value_that_every_lane_holds_is_only_selected() {
 }
 
 #[test]
-fn a_transpose_of_lanes_and_registers_is_one_exchange() {
+fn lane_register_transpose_takes_one_shuffle_per_value() {
     let src = LinearLayout::blocked(&[4, 32], &[4, 1], &[1, 32], &[1, 1], &[0, 1]);
     let dst = LinearLayout::blocked(&[4, 32], &[1, 4], &[4, 8], &[1, 1], &[1, 0]);
     match Conversion::between(&src, &dst) {
@@ -173,7 +173,7 @@ fn values_that_change_warps_go_through_shared_memory() {
 }
 
 #[test]
-fn values_of_another_block_are_told_apart() {
+fn values_of_another_block_need_a_cluster_exchange() {
     let blocks = |basis: u32| {
         let lanes = (0..5).map(|bit| vec![1 << bit]).collect();
         let other = vec![96 - basis];

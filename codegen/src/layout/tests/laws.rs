@@ -19,7 +19,7 @@ fn check_renaming(
 
 proptest! {
     #[test]
-    fn a_preimage_leads_back_and_is_the_smallest(layout in any_layout()) {
+    fn pseudo_inverse_gives_the_smallest_preimage(layout in any_layout()) {
         prop_assert!(layout.is_surjective());
         let inverse = layout.pseudo_invert();
         // In the order of the dims: registers are the least significant.
@@ -68,7 +68,7 @@ proptest! {
     }
 
     #[test]
-    fn slices_forget_an_axis(layout in any_layout(), pick in 0usize..3) {
+    fn slice_projects_out_an_axis(layout in any_layout(), pick in 0usize..3) {
         let axis = pick % layout.rank();
         let drop = |mut at: Vec<u32>| { at.remove(axis); at };
         let sliced = layout.slice(axis);
@@ -82,7 +82,7 @@ proptest! {
             prop_assert_eq!(own.len(), sliced.layout.num_registers());
         }
         // Each distinct register of the operand is combined once, in the right result register.
-        let groups = layout.registers_meeting(axis);
+        let groups = layout.reduction_registers(axis);
         let mut seen: Vec<usize> = groups.concat();
         seen.sort_unstable();
         let mut distinct = layout.without_redundant_registers().registers;

@@ -41,7 +41,7 @@ proptest! {
     }
 
     #[test]
-    fn other_layouts_reduce_rightly_or_not_at_all(layout in any_layout()) {
+    fn other_layouts_reduce_correctly_or_give_none(layout in any_layout()) {
         for axis in 0..layout.rank() {
             if let Some(reduction) = layout.reduction(axis) {
                 check_reduction(&layout, axis, &reduction);

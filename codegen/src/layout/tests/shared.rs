@@ -27,7 +27,7 @@ fn swizzles_agree_with_tma_addresses() {
 /// The common formulation for full 128-byte rows: chunk XOR row modulo 8. With narrower spans, the chunk changes with
 /// every second or fourth row.
 #[test]
-fn chunks_move_with_the_row() {
+fn swizzle_xors_the_chunk_with_the_row() {
     for (span, rows_per_step) in [(128, 1), (64, 2), (32, 4)] {
         let columns = span / 2;
         let layout = LinearLayout::shared_swizzled(&[64, columns], &[1, 0], 2, span);
@@ -106,7 +106,7 @@ fn row_major_scratch_would_conflict() {
 }
 
 #[test]
-fn runs_count_aligned_neighbours() {
+fn contiguous_runs_of_known_layouts() {
     let layout = LinearLayout::blocked(&[16, 64], &[2, 8], &[4, 8], &[1, 1], &[1, 0]);
     assert_eq!((layout.contiguous_run(1), layout.contiguous_run(0)), (8, 1));
     let acc = LinearLayout::mma_m16n8(&[16, 64], [1, 1]);
@@ -122,7 +122,7 @@ fn runs_count_aligned_neighbours() {
 
 proptest! {
     #[test]
-    fn runs_are_what_they_say(layout in any_layout()) {
+    fn contiguous_runs_are_sound(layout in any_layout()) {
         for axis in 0..layout.rank() {
             let run = layout.contiguous_run(axis) as u32;
             for (r, l, w, b) in places(&layout) {
@@ -135,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn vectors_are_neighbours_in_memory((layout, other) in any_pair(), most in 0u32..5) {
+    fn vector_accesses_are_contiguous_in_memory((layout, other) in any_pair(), most in 0u32..5) {
         let scratch = LinearLayout::conversion_scratch(&layout, &other, 4);
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         for memory in [scratch, LinearLayout::shared_row_major(layout.shape(), &order)] {

@@ -1,6 +1,6 @@
 //! Addresses, masks, loads and stores at one point of a loop nest, for arena buffers, views and pointers.
 
-use super::nest::{Ev, Map, Nest, TileRef};
+use super::loop_nest::{DimMap, Evaluated, LoopNest, TileRef};
 use super::repr::{from_memory, from_stored, in_memory, reg, stored, stored_bytes, suffix, to_memory, to_stored};
 use super::state::Lowering;
 use super::writer::{Writer, iota, splat, vector};
@@ -21,7 +21,7 @@ pub struct ViewRef {
 }
 
 /// The addresses of lanes.
-pub enum Place {
+pub enum LaneAddresses {
     /// One address; the lanes of a vector are consecutive.
     Contiguous(String),
     /// A vector of addresses.
@@ -30,7 +30,7 @@ pub enum Place {
 
 /// An access to global memory.
 pub struct Access {
-    pub place: Place,
+    pub place: LaneAddresses,
     pub elem: DType,
     pub lanes: usize,
     /// The lanes to access, as one i1 per lane; `None` for all.
@@ -40,7 +40,7 @@ pub struct Access {
 /// `base` plus Σ index · stride, in elements of `ty`. Each addition is emitted at the loop level of its index.
 fn offset_pointer(
     w: &mut Writer,
-    nest: &mut Nest,
+    nest: &mut LoopNest,
     base: (String, usize),
     ty: &str,
     mut terms: Vec<(String, usize, String)>,
@@ -63,7 +63,7 @@ fn offset_pointer(
 }
 
 /// The (index, level, stride) terms of the mapped dimensions.
-fn terms(nest: &Nest, map: &Map, strides: impl Iterator<Item = String>) -> Vec<(String, usize, String)> {
+fn terms(nest: &LoopNest, map: &DimMap, strides: impl Iterator<Item = String>) -> Vec<(String, usize, String)> {
     map.iter()
         .zip(strides)
         .filter_map(|(d, stride)| d.map(|d| (nest.index[d].clone(), nest.level[d], stride)))
@@ -76,24 +76,24 @@ fn vector_suffix(ty: &str, lanes: usize) -> String {
 
 impl Lowering<'_> {
     /// The address of the first element of an arena tile.
-    pub fn tile_pointer(&mut self, nest: &mut Nest, tile: &TileRef) -> String {
+    pub fn tile_pointer(&mut self, nest: &mut LoopNest, tile: &TileRef) -> String {
         let bytes = self.arena.offset(tile.buffer) + (tile.offset * stored_bytes(tile.elem)) as u64;
         nest.inst(&mut self.w, 0, format!("getelementptr i8, ptr %arena, i64 {bytes}"))
     }
 
     /// The stride of the vector dimension in a tile, under a map.
-    fn lane_step(nest: &Nest, map: &Map, tile: &TileRef) -> usize {
+    fn lane_step(nest: &LoopNest, map: &DimMap, tile: &TileRef) -> usize {
         map.iter().zip(&tile.strides).filter(|(d, _)| **d == nest.vec_dim).map(|(_, s)| *s).sum()
     }
 
-    fn tile_address(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map) -> (String, usize) {
+    fn tile_address(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap) -> (String, usize) {
         let base = self.tile_pointer(nest, tile);
         let terms = terms(nest, map, tile.strides.iter().map(usize::to_string));
         offset_pointer(&mut self.w, nest, (base, 0), stored(tile.elem), terms)
     }
 
     /// Reads an arena tile.
-    pub fn read_tile(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map) -> Ev {
+    pub fn read_tile(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap) -> Evaluated {
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
         let (pointer, address_level) = self.tile_address(nest, tile, map);
         let level = nest.map_level(map).max(address_level);
@@ -113,12 +113,12 @@ impl Lowering<'_> {
             all
         };
         let name = from_stored(&mut self.w, tile.elem, lanes, &raw);
-        Ev { name, lanes, level }
+        Evaluated { name, lanes, level }
     }
 
     /// Writes a register value (with the lanes of the nest where the map varies) to an arena tile, in the selected
     /// section.
-    pub fn write_tile(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &Ev) {
+    pub fn write_tile(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap, value: &Evaluated) {
         let section = self.w.selected();
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
         let (pointer, _) = self.tile_address(nest, tile, map);
@@ -140,7 +140,7 @@ impl Lowering<'_> {
     }
 
     /// A value with `lanes` lanes of register type `ty`; a scalar is broadcast.
-    pub fn widen(&mut self, nest: &mut Nest, value: &Ev, ty: &str, lanes: usize) -> String {
+    pub fn widen(&mut self, nest: &mut LoopNest, value: &Evaluated, ty: &str, lanes: usize) -> String {
         if value.lanes == lanes || lanes == 1 {
             return value.name.clone();
         }
@@ -155,7 +155,13 @@ impl Lowering<'_> {
     }
 
     /// The access to a view under a map, with the mask of the lanes that are in bounds. Returns its loop level too.
-    pub fn view_access(&mut self, nest: &mut Nest, view: &ViewRef, map: &Map, boundary: &[usize]) -> (Access, usize) {
+    pub fn view_access(
+        &mut self,
+        nest: &mut LoopNest,
+        view: &ViewRef,
+        map: &DimMap,
+        boundary: &[usize],
+    ) -> (Access, usize) {
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
         let memory = in_memory(view.elem);
         let origin: Vec<_> = view.offsets.iter().zip(&view.strides).map(|(o, s)| (o.clone(), 0, s.clone())).collect();
@@ -165,25 +171,25 @@ impl Lowering<'_> {
         level = level.max(nest.map_level(map));
         let vec_stride = map.iter().position(|d| *d == nest.vec_dim).map(|d| view.strides[d].clone());
         let place = match vec_stride {
-            Some(stride) if lanes > 1 && !nest.fast && stride != "1" => {
-                let stride = self.widen(nest, &Ev { name: stride, lanes: 1, level: 0 }, "i64", lanes);
+            Some(stride) if lanes > 1 && !nest.in_bounds && stride != "1" => {
+                let stride = self.widen(nest, &Evaluated { name: stride, lanes: 1, level: 0 }, "i64", lanes);
                 let wide = vector("i64", lanes);
                 let steps = nest.inst(&mut self.w, 0, format!("mul {wide} {stride}, {}", iota("i64", lanes)));
                 let text = format!("getelementptr {memory}, ptr {pointer}, {wide} {steps}");
-                Place::Scattered(nest.inst(&mut self.w, level, text))
+                LaneAddresses::Scattered(nest.inst(&mut self.w, level, text))
             }
-            _ => Place::Contiguous(pointer),
+            _ => LaneAddresses::Contiguous(pointer),
         };
-        let mask = if nest.fast { None } else { self.bounds_mask(nest, view, map, boundary, lanes) };
+        let mask = if nest.in_bounds { None } else { self.bounds_mask(nest, view, map, boundary, lanes) };
         (Access { place, elem: view.elem, lanes, mask }, level)
     }
 
     /// The mask of the lanes that are in bounds in the dimensions of `boundary`; `None` if there are none to check.
     fn bounds_mask(
         &mut self,
-        nest: &mut Nest,
+        nest: &mut LoopNest,
         view: &ViewRef,
-        map: &Map,
+        map: &DimMap,
         boundary: &[usize],
         lanes: usize,
     ) -> Option<String> {
@@ -195,8 +201,8 @@ impl Lowering<'_> {
             let position = nest.inst(&mut self.w, level, format!("add i64 {offset}, {index}"));
             if lanes > 1 && map[d] == nest.vec_dim {
                 let wide = vector("i64", lanes);
-                let first = self.widen(nest, &Ev { name: position, lanes: 1, level }, "i64", lanes);
-                let extent = self.widen(nest, &Ev { name: extent.clone(), lanes: 1, level: 0 }, "i64", lanes);
+                let first = self.widen(nest, &Evaluated { name: position, lanes: 1, level }, "i64", lanes);
+                let extent = self.widen(nest, &Evaluated { name: extent.clone(), lanes: 1, level: 0 }, "i64", lanes);
                 let all = nest.inst(&mut self.w, level, format!("add {wide} {first}, {}", iota("i64", lanes)));
                 lanewise = Some(nest.inst(&mut self.w, level, format!("icmp ult {wide} {all}, {extent}")));
             } else {
@@ -215,7 +221,7 @@ impl Lowering<'_> {
             (None, lanewise) => lanewise,
             (Some((s, _)), None) if lanes == 1 => Some(s),
             (Some((name, level)), lanewise) => {
-                let wide = self.widen(nest, &Ev { name, lanes: 1, level }, "i1", lanes);
+                let wide = self.widen(nest, &Evaluated { name, lanes: 1, level }, "i1", lanes);
                 let depth = nest.map_level(map).max(level);
                 Some(match lanewise {
                     None => wide,
@@ -232,21 +238,21 @@ impl Lowering<'_> {
         let (ty, align) = (vector(memory, lanes), access.elem.bytes());
         let zero = if lanes > 1 { "zeroinitializer".to_string() } else { zero_of(memory) };
         let raw = match (&access.place, &access.mask) {
-            (Place::Contiguous(p), None) => self.w.inst(format!("load {ty}, ptr {p}, align {align}")),
-            (Place::Contiguous(p), Some(m)) if lanes == 1 => {
+            (LaneAddresses::Contiguous(p), None) => self.w.inst(format!("load {ty}, ptr {p}, align {align}")),
+            (LaneAddresses::Contiguous(p), Some(m)) if lanes == 1 => {
                 // Masked-off lanes read the arena instead of the forbidden address.
                 let p = self.w.inst(format!("select i1 {m}, ptr {p}, ptr %arena"));
                 let x = self.w.inst(format!("load {ty}, ptr {p}, align 1"));
                 self.w.inst(format!("select i1 {m}, {ty} {x}, {ty} {zero}"))
             }
             (place, mask) if !self.vectors.masks => self.read_lanes(place, mask.as_deref(), memory, lanes, align),
-            (Place::Contiguous(p), Some(m)) => {
+            (LaneAddresses::Contiguous(p), Some(m)) => {
                 let callee = format!("@llvm.masked.load.{}.p0", vector_suffix(memory, lanes));
                 let mask = vector("i1", lanes);
                 let align = align.to_string();
                 self.w.call(&ty, &callee, &[("ptr", p), ("i32", &align), (&mask, m), (&ty, &zero)])
             }
-            (Place::Scattered(p), m) => {
+            (LaneAddresses::Scattered(p), m) => {
                 let callee =
                     format!("@llvm.masked.gather.{}.{}", vector_suffix(memory, lanes), vector_suffix("ptr", lanes));
                 let (mask, pointers) = (vector("i1", lanes), vector("ptr", lanes));
@@ -267,15 +273,24 @@ impl Lowering<'_> {
     }
 
     /// The address of one lane.
-    fn lane_address(&mut self, place: &Place, memory: &str, lanes: usize, lane: usize) -> String {
+    fn lane_address(&mut self, place: &LaneAddresses, memory: &str, lanes: usize, lane: usize) -> String {
         match place {
-            Place::Contiguous(p) => self.w.inst(format!("getelementptr {memory}, ptr {p}, i64 {lane}")),
-            Place::Scattered(p) => self.w.inst(format!("extractelement {} {p}, i64 {lane}", vector("ptr", lanes))),
+            LaneAddresses::Contiguous(p) => self.w.inst(format!("getelementptr {memory}, ptr {p}, i64 {lane}")),
+            LaneAddresses::Scattered(p) => {
+                self.w.inst(format!("extractelement {} {p}, i64 {lane}", vector("ptr", lanes)))
+            }
         }
     }
 
     /// Reads a vector lane by lane; lanes outside of the mask are zero.
-    fn read_lanes(&mut self, place: &Place, mask: Option<&str>, memory: &str, lanes: usize, align: usize) -> String {
+    fn read_lanes(
+        &mut self,
+        place: &LaneAddresses,
+        mask: Option<&str>,
+        memory: &str,
+        lanes: usize,
+        align: usize,
+    ) -> String {
         let (ty, cond) = (vector(memory, lanes), vector("i1", lanes));
         let mut all = "poison".to_string();
         for lane in 0..lanes {
@@ -296,7 +311,15 @@ impl Lowering<'_> {
     }
 
     /// Writes the lanes of a vector inside of the mask, in order.
-    fn write_lanes(&mut self, place: &Place, mask: Option<&str>, memory: &str, lanes: usize, value: &str, align: &str) {
+    fn write_lanes(
+        &mut self,
+        place: &LaneAddresses,
+        mask: Option<&str>,
+        memory: &str,
+        lanes: usize,
+        value: &str,
+        align: &str,
+    ) {
         let (ty, cond) = (vector(memory, lanes), vector("i1", lanes));
         for lane in 0..lanes {
             let p = self.lane_address(place, memory, lanes, lane);
@@ -326,17 +349,17 @@ impl Lowering<'_> {
         let (ty, align) = (vector(memory, lanes), access.elem.bytes().to_string());
         let value = to_memory(&mut self.w, access.elem, lanes, value);
         match (&access.place, &access.mask) {
-            (Place::Contiguous(p), None) => self.w.line(format!("store {ty} {value}, ptr {p}, align {align}")),
-            (Place::Contiguous(p), Some(m)) if lanes == 1 => self.write_one(p, m, memory, &value, &align),
+            (LaneAddresses::Contiguous(p), None) => self.w.line(format!("store {ty} {value}, ptr {p}, align {align}")),
+            (LaneAddresses::Contiguous(p), Some(m)) if lanes == 1 => self.write_one(p, m, memory, &value, &align),
             (place, mask) if !self.vectors.masks => {
                 self.write_lanes(place, mask.as_deref(), memory, lanes, &value, &align);
             }
-            (Place::Contiguous(p), Some(m)) => {
+            (LaneAddresses::Contiguous(p), Some(m)) => {
                 let callee = format!("@llvm.masked.store.{}.p0", vector_suffix(memory, lanes));
                 let mask = vector("i1", lanes);
                 self.w.call_void(&callee, &[(&ty, &value), ("ptr", p), ("i32", &align), (&mask, m)]);
             }
-            (Place::Scattered(p), m) => {
+            (LaneAddresses::Scattered(p), m) => {
                 let callee =
                     format!("@llvm.masked.scatter.{}.{}", vector_suffix(memory, lanes), vector_suffix("ptr", lanes));
                 let (mask, pointers) = (vector("i1", lanes), vector("ptr", lanes));

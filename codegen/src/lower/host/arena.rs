@@ -15,7 +15,7 @@ pub struct BufferId(usize);
 struct Buffer {
     offset: u64,
     bytes: u64,
-    holders: u32,
+    references: u32,
 }
 
 /// First-fit allocator over an arena that grows as needed.
@@ -47,20 +47,20 @@ impl Arena {
                 offset
             }
         };
-        self.buffers.push(Buffer { offset, bytes, holders: 1 });
+        self.buffers.push(Buffer { offset, bytes, references: 1 });
         BufferId(self.buffers.len() - 1)
     }
 
     pub fn retain(&mut self, id: BufferId) {
-        self.buffers[id.0].holders += 1;
+        self.buffers[id.0].references += 1;
     }
 
     /// Drops one reference. Memory without references is reused.
     pub fn release(&mut self, id: BufferId) {
         let buffer = &mut self.buffers[id.0];
-        assert!(buffer.holders > 0, "internal compiler error: a tile buffer is released twice, please report");
-        buffer.holders -= 1;
-        if buffer.holders > 0 {
+        assert!(buffer.references > 0, "internal compiler error: a tile buffer is released twice, please report");
+        buffer.references -= 1;
+        if buffer.references > 0 {
             return;
         }
         let (mut start, mut size) = (buffer.offset, buffer.bytes);
@@ -83,8 +83,8 @@ impl Arena {
     }
 
     /// The reference count of a buffer.
-    pub fn holders(&self, id: BufferId) -> u32 {
-        self.buffers[id.0].holders
+    pub fn references(&self, id: BufferId) -> u32 {
+        self.buffers[id.0].references
     }
 
     /// The size of the arena in bytes; never zero, because masked-off reads use its address.
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_buffer_is_not_given_away() {
+    fn a_retained_buffer_is_not_reused() {
         let mut a = Arena::default();
         let first = a.allocate(64);
         a.retain(first);

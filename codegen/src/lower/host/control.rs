@@ -2,7 +2,7 @@
 //! buffers.
 
 use super::access::ViewRef;
-use super::nest::{TileRef, identity};
+use super::loop_nest::{TileRef, identity};
 use super::plan::{is_fused, is_map};
 use super::repr::reg;
 use super::state::{Lowering, Result};
@@ -18,7 +18,7 @@ enum Carried {
     /// `fixed` holds the components of a view that never change; the other components have slots.
     View {
         fixed: ViewRef,
-        moving: Moving,
+        moving: CarriedParts,
         slots: Vec<String>,
     },
     Tile(TileRef),
@@ -26,14 +26,14 @@ enum Carried {
 
 /// The components of a carried view that have slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Moving {
+enum CarriedParts {
     Offsets,
     Everything,
 }
 
-fn parts(view: &ViewRef, moving: Moving) -> Vec<(&'static str, String)> {
+fn view_components(view: &ViewRef, moving: CarriedParts) -> Vec<(&'static str, String)> {
     let mut list: Vec<(&'static str, String)> = Vec::new();
-    if moving == Moving::Everything {
+    if moving == CarriedParts::Everything {
         list.push(("ptr", view.base.clone()));
         list.extend(view.shape.iter().chain(&view.strides).map(|x| ("i64", x.clone())));
     }
@@ -47,11 +47,11 @@ impl Lowering<'_> {
         let captured = self.captured(id);
         for &v in &captured {
             if self.func.ty(v).is_tensor() {
-                self.settle(v)?;
+                self.materialize_captured(v)?;
             }
         }
         if !matches!(self.func.effects(id), Effects::Pure | Effects::Read) {
-            self.settle_loads(None, None)?;
+            self.materialize_clobbered_loads(None, None)?;
         }
         for &v in &captured {
             self.uses[v.0 as usize] += 1;
@@ -76,7 +76,7 @@ impl Lowering<'_> {
     }
 
     /// Allocates a location for values of a type, and stores `initial` to it if given.
-    fn carry(&mut self, ty: &Type, initial: Option<Value>, moving: Moving) -> Result<Carried> {
+    fn carry(&mut self, ty: &Type, initial: Option<Value>, moving: CarriedParts) -> Result<Carried> {
         Ok(match ty {
             Type::Scalar(elem) => {
                 let ty = reg(*elem).to_string();
@@ -93,7 +93,7 @@ impl Lowering<'_> {
                     Some(v) => self.view(v),
                     None => empty_view(block, *elem),
                 };
-                let list = parts(&fixed, moving);
+                let list = view_components(&fixed, moving);
                 let slots: Vec<String> = list.iter().map(|(ty, _)| self.alloca(ty)).collect();
                 if initial.is_some() {
                     for (slot, (ty, x)) in slots.iter().zip(&list) {
@@ -113,7 +113,7 @@ impl Lowering<'_> {
         // Reuses the initial value's buffer, if it has no other use.
         if let Some(tile) = self.tiles.get(&v).cloned()
             && self.uses[v.0 as usize] == 1
-            && self.arena.holders(tile.buffer) == 1
+            && self.arena.references(tile.buffer) == 1
             && self.plan.block[v.0 as usize] == self.block
             && self.dense(v, &tile)
         {
@@ -147,13 +147,13 @@ impl Lowering<'_> {
             }
             Carried::View { fixed, moving, slots } => {
                 let mut view = fixed.clone();
-                let list = parts(fixed, *moving);
+                let list = view_components(fixed, *moving);
                 let mut names: Vec<String> = Vec::new();
                 for (slot, (ty, _)) in slots.iter().zip(&list) {
                     names.push(self.w.inst(format!("load {ty}, ptr {slot}")));
                 }
                 let rank = view.offsets.len();
-                if *moving == Moving::Everything {
+                if *moving == CarriedParts::Everything {
                     view.base = names[0].clone();
                     view.shape = names[1..1 + rank].to_vec();
                     view.strides = names[1 + rank..1 + 2 * rank].to_vec();
@@ -174,10 +174,10 @@ impl Lowering<'_> {
                 Carried::Scalar { slot, ty } => stores.push((ty.clone(), self.scalar(v), slot.clone())),
                 Carried::View { moving, slots, fixed } => {
                     let view = self.view(v);
-                    if *moving == Moving::Everything && view.order != fixed.order {
+                    if *moving == CarriedParts::Everything && view.order != fixed.order {
                         return self.unsupported("the branches or iterations yield views of different `order`", None);
                     }
-                    for (slot, (ty, x)) in slots.iter().zip(parts(&view, *moving)) {
+                    for (slot, (ty, x)) in slots.iter().zip(view_components(&view, *moving)) {
                         stores.push((ty.to_string(), x, slot.clone()));
                     }
                 }
@@ -270,8 +270,11 @@ impl Lowering<'_> {
         let captured = self.enter(id)?;
         let mut places = Vec::new();
         for (k, &init) in data.operands[3..].iter().enumerate() {
-            let moving =
-                if self.only_advances(yielded[k], params[k + 1]) { Moving::Offsets } else { Moving::Everything };
+            let moving = if self.only_advances(yielded[k], params[k + 1]) {
+                CarriedParts::Offsets
+            } else {
+                CarriedParts::Everything
+            };
             places.push(self.carry(func.ty(init), Some(init), moving)?);
         }
         let bounds: Vec<String> = data.operands[..3].iter().map(|&v| self.scalar(v)).collect();
@@ -294,7 +297,7 @@ impl Lowering<'_> {
         for (&p, place) in params[1..].iter().zip(&places) {
             self.bind(p, place);
         }
-        self.choose_destinations(body, &places);
+        self.choose_dot_destinations(body, &places);
         let terminator = self.region(body)?;
         self.in_region(body, |l| l.assign(&func.op(terminator).operands, &places))?;
         let next = self.w.inst(format!("add {ty} {index}, {}", bounds[2]));
@@ -338,7 +341,7 @@ impl Lowering<'_> {
 
     /// Lets dots whose result becomes a carried value write directly to its buffer, where nothing reads the old value
     /// later.
-    fn choose_destinations(&mut self, body: BlockId, places: &[Carried]) {
+    fn choose_dot_destinations(&mut self, body: BlockId, places: &[Carried]) {
         let (params, yielded) = (self.func.block(body).params.clone(), self.terminator(body));
         for (k, place) in places.iter().enumerate() {
             let (Carried::Tile(tile), y, p) = (place, yielded[k], params[params.len() - places.len() + k]) else {
@@ -379,7 +382,7 @@ impl Lowering<'_> {
         let condition = self.scalar(data.operands[0]);
         let mut places = Vec::new();
         for &r in &data.results {
-            let mut place = self.carry(func.ty(r), None, Moving::Everything)?;
+            let mut place = self.carry(func.ty(r), None, CarriedParts::Everything)?;
             if let Carried::View { fixed, .. } = &mut place {
                 fixed.order = self.order_of(self.terminator(data.regions[0])[places.len()]);
             }
@@ -427,14 +430,14 @@ impl Lowering<'_> {
         let captured = self.enter(id)?;
         let mut carried = Vec::new();
         for &init in &data.operands {
-            carried.push(self.carry(func.ty(init), Some(init), Moving::Everything)?);
+            carried.push(self.carry(func.ty(init), Some(init), CarriedParts::Everything)?);
         }
         for &v in &data.operands {
             self.used(v);
         }
         let mut forwarded = Vec::new();
         for &r in &data.results {
-            let mut place = self.carry(func.ty(r), None, Moving::Everything)?;
+            let mut place = self.carry(func.ty(r), None, CarriedParts::Everything)?;
             if let Carried::View { fixed, .. } = &mut place {
                 fixed.order = self.order_of(self.terminator(before)[1 + forwarded.len()]);
             }

@@ -1,7 +1,7 @@
 //! `device_print` and `device_assert`.
 
 use super::elementwise as ew;
-use super::nest::{Ev, NestSpec, identity};
+use super::loop_nest::{Evaluated, LoopNestSpec, identity};
 use super::repr::reg;
 use super::state::{Lowering, Result};
 use super::writer::{splat, vector};
@@ -20,11 +20,11 @@ impl Lowering<'_> {
             let shape = self.shape(v).to_vec();
             let map = identity(&shape);
             let reads = [(v, map.clone())];
-            self.prepare(&reads, &shape)?;
+            self.materialize_operands(&reads, &shape)?;
             let tile = self.new_tile(&shape, Elem::Num(DType::F64));
             let elem = self.elem(v);
-            let spec = NestSpec::new(&shape, None, 1);
-            self.nest(&spec, &reads, &[], |l, nest| {
+            let spec = LoopNestSpec::new(&shape, None, 1);
+            self.loop_nest(&spec, &reads, &[], |l, nest| {
                 let ev = l.eval(nest, v, &map);
                 nest.select(&mut l.w, nest.depth());
                 let name = match elem {
@@ -35,7 +35,7 @@ impl Lowering<'_> {
                     }
                 };
                 let level = nest.depth();
-                l.write_tile(nest, &tile, &map, &Ev { name, lanes: 1, level });
+                l.write_tile(nest, &tile, &map, &Evaluated { name, lanes: 1, level });
                 Ok(())
             })?;
             let offset = self.arena.offset(tile.buffer);
@@ -53,13 +53,13 @@ impl Lowering<'_> {
         let shape = self.shape(v).to_vec();
         let map = identity(&shape);
         let reads = [(v, map.clone())];
-        self.prepare(&reads, &shape)?;
+        self.materialize_operands(&reads, &shape)?;
         let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &[]);
         let ty = vector("i1", lanes);
         let slot = self.alloca(&ty);
         self.w.line(format!("store {ty} {}, ptr {slot}", splat("i1", lanes, "true")));
-        let spec = NestSpec::new(&shape, vec_dim, lanes);
-        self.nest(&spec, &reads, &[], |l, nest| {
+        let spec = LoopNestSpec::new(&shape, vec_dim, lanes);
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
             let ev = l.eval(nest, v, &map);
             let x = l.widen(nest, &ev, reg(Elem::Num(DType::Bool)), lanes);
             nest.select(&mut l.w, nest.depth());

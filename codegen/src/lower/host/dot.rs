@@ -8,14 +8,14 @@
 //! pass.
 
 use super::elementwise as ew;
-use super::nest::{Ev, Nest, NestSpec, TileRef, identity};
+use super::loop_nest::{Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{is_narrow, reg_num, round, stored, stored_bytes};
 use super::state::{Lowering, Result};
 use super::writer::vector;
 use crate::ir::{BinaryOp, DType, OpId, Value};
 
 /// A dot, resolved to tiles and block sizes.
-struct Product {
+struct BlockedDot {
     a: TileRef,
     b: TileRef,
     /// The extent of the contracted dimension.
@@ -46,7 +46,7 @@ impl Lowering<'_> {
         let (a_tile, a_temporary) = self.tile_of(a)?;
         let (b_tile, b_temporary) = self.contiguous_rows(b)?;
         let reads = [(acc, map.clone())];
-        self.prepare(&reads, &shape)?;
+        self.materialize_operands(&reads, &shape)?;
         let d = self.elem(result).num().expect("dots are of numbers");
         let sum = if is_narrow(d) { DType::F32 } else { d };
         let vectors = self.vectors;
@@ -55,7 +55,7 @@ impl Lowering<'_> {
         let columns = power_of_two(shape[1] / lanes, if vectors.registers >= 32 { 4 } else { 2 });
         let rows = power_of_two(shape[0], vectors.registers / 2 / columns);
         let depth = self.shape(a)[1];
-        let product = Product { a: a_tile, b: b_tile, depth, rows, columns, lanes, sum };
+        let product = BlockedDot { a: a_tile, b: b_tile, depth, rows, columns, lanes, sum };
         let tile = match self.destinations.remove(&result) {
             Some(tile) => {
                 self.arena.retain(tile.buffer);
@@ -63,14 +63,14 @@ impl Lowering<'_> {
             }
             None => self.new_tile(&shape, self.elem(result)),
         };
-        let spec = NestSpec {
+        let spec = LoopNestSpec {
             shape: shape.clone(),
             order: vec![1, 0],
             steps: vec![rows, columns * lanes],
             vec_dim: (lanes > 1).then_some(1),
             lanes,
         };
-        self.nest(&spec, &reads, &[], |l, nest| {
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
             l.block(nest, &product, acc, (a, b), &tile);
             Ok(())
         })?;
@@ -98,7 +98,7 @@ impl Lowering<'_> {
     }
 
     /// Computes one register block of the result.
-    fn block(&mut self, nest: &mut Nest, p: &Product, acc: Value, operands: (Value, Value), tile: &TileRef) {
+    fn block(&mut self, nest: &mut LoopNest, p: &BlockedDot, acc: Value, operands: (Value, Value), tile: &TileRef) {
         let d = self.elem(acc).num().expect("dots are of numbers");
         let vty = vector(reg_num(p.sum), p.lanes);
         let (start, depth) = (nest.index.clone(), nest.depth());
@@ -126,7 +126,7 @@ impl Lowering<'_> {
             nest.select(&mut self.w, depth);
             let x = self.w.inst(format!("load {vty}, ptr {slot}"));
             let name = round(&mut self.w, d, p.lanes, &x);
-            let ev = Ev { name, lanes: p.lanes, level: depth };
+            let ev = Evaluated { name, lanes: p.lanes, level: depth };
             self.write_tile(nest, tile, &map, &ev);
         }
     }
@@ -142,8 +142,8 @@ impl Lowering<'_> {
     /// Emits the loop over k.
     fn contraction(
         &mut self,
-        nest: &mut Nest,
-        p: &Product,
+        nest: &mut LoopNest,
+        p: &BlockedDot,
         operands: (Value, Value),
         points: &[(Vec<String>, String)],
     ) {
@@ -181,7 +181,7 @@ impl Lowering<'_> {
     /// One step of k: adds the outer product of a column of `a` and a row of `b`.
     fn step(
         &mut self,
-        p: &Product,
+        p: &BlockedDot,
         operands: (Value, Value),
         rows: &[String],
         columns: &[String],

@@ -1,8 +1,8 @@
 //! Evaluates fused tiles inside of loop nests, vector by vector.
 
-use super::access::{Access, Place};
+use super::access::{Access, LaneAddresses};
 use super::elementwise as ew;
-use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity, row_major};
+use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity, row_major};
 use super::repr::{in_memory, reg};
 use super::state::{Lowering, Result};
 use super::writer::{iota, splat, vector};
@@ -11,7 +11,7 @@ use crate::num;
 use std::collections::HashSet;
 
 /// A view that a root writes, with the map of the written tile and the dimensions to check.
-pub type ViewUse = (Value, Map, Vec<usize>);
+pub type ViewUse = (Value, DimMap, Vec<usize>);
 
 /// The LLVM operand of a literal.
 pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
@@ -48,9 +48,9 @@ fn round_literal(d: DType, x: f64) -> f64 {
 
 impl Lowering<'_> {
     /// The operands of a fused op, with the maps by which an element of the result reads them.
-    fn operand_maps(&self, id: OpId, map: &Map) -> Vec<(Value, Map)> {
+    fn operand_maps(&self, id: OpId, map: &DimMap) -> Vec<(Value, DimMap)> {
         let data = self.func.op(id);
-        let drop_units = |v: Value, map: Map| -> (Value, Map) {
+        let drop_units = |v: Value, map: DimMap| -> (Value, DimMap) {
             let shape = self.shape(v);
             (v, map.into_iter().zip(shape).map(|(m, &n)| if n == 1 { None } else { m }).collect())
         };
@@ -80,15 +80,15 @@ impl Lowering<'_> {
     }
 
     /// All tiles that evaluating `reads` visits, once per map. Tiles with buffers are leaves.
-    pub fn visited(&self, reads: &[(Value, Map)]) -> Vec<(Value, Map)> {
-        let mut seen: HashSet<(Value, Map)> = HashSet::new();
-        let mut stack: Vec<(Value, Map)> = reads.to_vec();
+    pub fn visited(&self, reads: &[(Value, DimMap)]) -> Vec<(Value, DimMap)> {
+        let mut seen: HashSet<(Value, DimMap)> = HashSet::new();
+        let mut stack: Vec<(Value, DimMap)> = reads.to_vec();
         let mut order = Vec::new();
         while let Some((v, map)) = stack.pop() {
             if self.func.ty(v).is_scalar() || !seen.insert((v, map.clone())) {
                 continue;
             }
-            if let Some(id) = self.virtual_op(v) {
+            if let Some(id) = self.fused_op(v) {
                 stack.extend(self.operand_maps(id, &map));
             }
             order.push((v, map));
@@ -97,30 +97,30 @@ impl Lowering<'_> {
     }
 
     /// Whether the map covers the iteration space exactly once, with dimensions in order.
-    fn covers(map: &Map, shape: &[usize]) -> bool {
+    fn covers(map: &DimMap, shape: &[usize]) -> bool {
         let used: Vec<usize> = map.iter().flatten().copied().collect();
         let real: Vec<usize> = (0..shape.len()).filter(|&d| shape[d] > 1).collect();
         used == real
     }
 
     /// Materializes the values that need their own loops before `reads` can be evaluated over `shape`.
-    pub fn prepare(&mut self, reads: &[(Value, Map)], shape: &[usize]) -> Result<()> {
+    pub fn materialize_operands(&mut self, reads: &[(Value, DimMap)], shape: &[usize]) -> Result<()> {
         loop {
             let next = self.visited(reads).into_iter().rev().find(|(v, map)| {
                 let i = v.0 as usize;
-                self.virtual_op(*v).is_some()
+                self.fused_op(*v).is_some()
                     && (self.plan.own_loops[i] || (self.plan.buffered[i] && !Self::covers(map, shape)))
                     && self.uses[i] > 0
             });
             match next {
-                Some((v, _)) => self.materialise(v)?,
+                Some((v, _)) => self.materialize(v)?,
                 None => return Ok(()),
             }
         }
     }
 
     /// The dimension of `shape` along which most accesses are contiguous, and a vector width that divides its extent.
-    pub fn vector_dim(&self, shape: &[usize], reads: &[(Value, Map)], writes: &[ViewUse]) -> (Option<usize>, usize) {
+    pub fn vector_dim(&self, shape: &[usize], reads: &[(Value, DimMap)], writes: &[ViewUse]) -> (Option<usize>, usize) {
         let mut votes = vec![0i64; shape.len()];
         let mut vote = |d: Option<usize>, weight: i64| {
             if let Some(d) = d {
@@ -130,7 +130,7 @@ impl Lowering<'_> {
         for (v, map) in self.visited(reads) {
             if let Some(tile) = self.tiles.get(&v) {
                 vote(map.iter().zip(&tile.strides).find(|(d, s)| d.is_some() && **s == 1).and_then(|(d, _)| *d), 2);
-            } else if let Some(id) = self.virtual_op(v)
+            } else if let Some(id) = self.fused_op(v)
                 && let Op::LoadView { .. } = self.func.op(id).op
             {
                 vote(map[self.view(self.func.op(id).operands[0]).order[0]], 3);
@@ -154,24 +154,24 @@ impl Lowering<'_> {
 
     /// Runs `body` inside of a loop nest. Emits two versions under a run-time test where a view may be out of bounds or
     /// non-contiguous. Values that get a buffer as a side effect have it afterwards.
-    pub fn nest(
+    pub fn loop_nest(
         &mut self,
-        spec: &NestSpec,
-        reads: &[(Value, Map)],
+        spec: &LoopNestSpec,
+        reads: &[(Value, DimMap)],
         writes: &[ViewUse],
-        mut body: impl FnMut(&mut Self, &mut Nest) -> Result<()>,
+        mut body: impl FnMut(&mut Self, &mut LoopNest) -> Result<()>,
     ) -> Result<()> {
         let mut side: Vec<(Value, TileRef)> = Vec::new();
         for (v, _) in self.visited(reads) {
             let i = v.0 as usize;
             let in_block = self.plan.block[i] == self.block;
-            if self.plan.buffered[i] && in_block && self.virtual_op(v).is_some() && side.iter().all(|(s, _)| *s != v) {
+            if self.plan.buffered[i] && in_block && self.fused_op(v).is_some() && side.iter().all(|(s, _)| *s != v) {
                 let tile = self.new_tile(self.shape(v), self.elem(v));
                 side.push((v, tile));
             }
         }
         let target = self.w.selected();
-        let condition = self.all_inside(spec, reads, writes);
+        let condition = self.in_bounds_condition(spec, reads, writes);
         let done = self.w.fresh_label("done");
         let edge = self.w.fresh_label("edge");
         if let Some(c) = &condition {
@@ -179,11 +179,11 @@ impl Lowering<'_> {
             self.w.branch_if(c, &inside, &edge);
             self.w.label(&inside);
         }
-        self.nest_variant(spec, &side, true, &mut body)?;
+        self.loop_nest_variant(spec, &side, true, &mut body)?;
         if condition.is_some() {
             self.w.branch(&done);
             self.w.label(&edge);
-            self.nest_variant(spec, &side, false, &mut body)?;
+            self.loop_nest_variant(spec, &side, false, &mut body)?;
             self.w.branch(&done);
             self.w.label(&done);
         }
@@ -194,15 +194,15 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn nest_variant(
+    fn loop_nest_variant(
         &mut self,
-        spec: &NestSpec,
+        spec: &LoopNestSpec,
         side: &[(Value, TileRef)],
-        fast: bool,
-        body: &mut impl FnMut(&mut Self, &mut Nest) -> Result<()>,
+        in_bounds: bool,
+        body: &mut impl FnMut(&mut Self, &mut LoopNest) -> Result<()>,
     ) -> Result<()> {
         let target = self.w.selected();
-        let mut nest = Nest::open(&mut self.w, spec, fast);
+        let mut nest = LoopNest::open(&mut self.w, spec, in_bounds);
         nest.side = side.iter().cloned().collect();
         nest.select(&mut self.w, nest.depth());
         body(self, &mut nest)?;
@@ -211,10 +211,15 @@ impl Lowering<'_> {
     }
 
     /// The run-time condition that all views of the nest are in bounds and contiguous; `None` where it always holds.
-    fn all_inside(&mut self, spec: &NestSpec, reads: &[(Value, Map)], writes: &[ViewUse]) -> Option<String> {
+    fn in_bounds_condition(
+        &mut self,
+        spec: &LoopNestSpec,
+        reads: &[(Value, DimMap)],
+        writes: &[ViewUse],
+    ) -> Option<String> {
         let mut uses: Vec<ViewUse> = writes.to_vec();
         for (v, map) in self.visited(reads) {
-            if let Some(id) = self.virtual_op(v)
+            if let Some(id) = self.fused_op(v)
                 && let Op::LoadView { boundary, .. } = &self.func.op(id).op
             {
                 uses.push((self.func.op(id).operands[0], map, boundary.clone()));
@@ -255,14 +260,14 @@ impl Lowering<'_> {
     }
 
     /// The value of a tile (or scalar) at the current point of the nest.
-    pub fn eval(&mut self, nest: &mut Nest, v: Value, map: &Map) -> Ev {
+    pub fn eval(&mut self, nest: &mut LoopNest, v: Value, map: &DimMap) -> Evaluated {
         if self.func.ty(v).is_scalar() {
-            return Ev { name: self.scalar(v), lanes: 1, level: 0 };
+            return Evaluated { name: self.scalar(v), lanes: 1, level: 0 };
         }
         if let Some(ev) = nest.cached(v, map) {
             return ev;
         }
-        let ev = match self.virtual_op(v) {
+        let ev = match self.fused_op(v) {
             None => {
                 let tile = self.tiles.get(&v).cloned();
                 let tile = tile.unwrap_or_else(|| {
@@ -283,8 +288,8 @@ impl Lowering<'_> {
     }
 
     /// Evaluates operands and broadcasts them to the same number of lanes. Returns names, lanes and level.
-    fn operands(&mut self, nest: &mut Nest, reads: &[(Value, Map)]) -> (Vec<String>, usize, usize) {
-        let evs: Vec<Ev> = reads.iter().map(|(v, map)| self.eval(nest, *v, map)).collect();
+    fn operands(&mut self, nest: &mut LoopNest, reads: &[(Value, DimMap)]) -> (Vec<String>, usize, usize) {
+        let evs: Vec<Evaluated> = reads.iter().map(|(v, map)| self.eval(nest, *v, map)).collect();
         let lanes = evs.iter().map(|e| e.lanes).max().unwrap_or(1);
         let level = evs.iter().map(|e| e.level).max().unwrap_or(0);
         let names = evs
@@ -299,7 +304,7 @@ impl Lowering<'_> {
         (names, lanes, level)
     }
 
-    fn eval_op(&mut self, nest: &mut Nest, id: OpId, map: &Map) -> Ev {
+    fn eval_op(&mut self, nest: &mut LoopNest, id: OpId, map: &DimMap) -> Evaluated {
         let data = self.func.op(id);
         let result = data.results[0];
         let elem = self.elem(result);
@@ -307,16 +312,16 @@ impl Lowering<'_> {
         match &data.op {
             Op::Constant { value } => {
                 let name = literal(elem.num().expect("constants are numbers"), 1, *value);
-                return Ev { name, lanes: 1, level: 0 };
+                return Evaluated { name, lanes: 1, level: 0 };
             }
             Op::Arange { start, .. } => return self.eval_arange(nest, *start, map),
-            Op::Splat => return Ev { name: self.scalar(data.operands[0]), lanes: 1, level: 0 },
+            Op::Splat => return Evaluated { name: self.scalar(data.operands[0]), lanes: 1, level: 0 },
             Op::LoadView { boundary, padding, .. } => {
                 let view = self.view(data.operands[0]);
                 let (access, level) = self.view_access(nest, &view, map, boundary);
                 nest.select(&mut self.w, level);
                 let name = self.read_memory(&access, Some(*padding));
-                return Ev { name, lanes: access.lanes, level };
+                return Evaluated { name, lanes: access.lanes, level };
             }
             Op::Load { .. } => return self.eval_load(nest, id, &reads),
             Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Hint { .. } | Op::Reshape => {
@@ -326,7 +331,7 @@ impl Lowering<'_> {
         }
         let (x, lanes, level) = self.operands(nest, &reads);
         let name = self.apply(id, lanes, &x);
-        Ev { name, lanes, level }
+        Evaluated { name, lanes, level }
     }
 
     /// Emits an elementwise op on register values with `lanes` lanes, in the selected section.
@@ -355,8 +360,8 @@ impl Lowering<'_> {
         }
     }
 
-    fn eval_arange(&mut self, nest: &mut Nest, start: i64, map: &Map) -> Ev {
-        let Some(d) = map[0] else { return Ev { name: start.to_string(), lanes: 1, level: 0 } };
+    fn eval_arange(&mut self, nest: &mut LoopNest, start: i64, map: &DimMap) -> Evaluated {
+        let Some(d) = map[0] else { return Evaluated { name: start.to_string(), lanes: 1, level: 0 } };
         let (index, level) = (nest.index[d].clone(), nest.level[d]);
         let first = match index.parse::<i64>() {
             Ok(i) => (i + start).to_string(),
@@ -366,22 +371,22 @@ impl Lowering<'_> {
             }
         };
         if !nest.varies(map) {
-            return Ev { name: first, lanes: 1, level };
+            return Evaluated { name: first, lanes: 1, level };
         }
         let lanes = nest.lanes;
-        let wide = self.widen(nest, &Ev { name: first, lanes: 1, level }, "i32", lanes);
+        let wide = self.widen(nest, &Evaluated { name: first, lanes: 1, level }, "i32", lanes);
         let name =
             nest.inst(&mut self.w, level, format!("add {} {wide}, {}", vector("i32", lanes), iota("i32", lanes)));
-        Ev { name, lanes, level }
+        Evaluated { name, lanes, level }
     }
 
     /// The distance between consecutive lanes of an integer or pointer tile; `None` if it is not constant. Assumes that
     /// integers do not wrap between the lanes of a vector.
-    pub fn lane_distance(&self, nest: &Nest, v: Value, map: &Map) -> Option<i64> {
+    pub fn lane_distance(&self, nest: &LoopNest, v: Value, map: &DimMap) -> Option<i64> {
         if self.func.ty(v).is_scalar() || !nest.varies(map) {
             return Some(0);
         }
-        let id = self.virtual_op(v)?;
+        let id = self.fused_op(v)?;
         let reads = self.operand_maps(id, map);
         let distance = |i: usize| self.lane_distance(nest, reads[i].0, &reads[i].1);
         match &self.func.op(id).op {
@@ -405,7 +410,12 @@ impl Lowering<'_> {
     }
 
     /// The access through a pointer tile.
-    pub fn pointer_access(&mut self, nest: &mut Nest, reads: &[(Value, Map)], mask: Option<usize>) -> (Access, usize) {
+    pub fn pointer_access(
+        &mut self,
+        nest: &mut LoopNest,
+        reads: &[(Value, DimMap)],
+        mask: Option<usize>,
+    ) -> (Access, usize) {
         let (pointer, map) = &reads[0];
         let elem = self.elem(*pointer).pointee().expect("loads and stores go through pointers");
         let varies = nest.varies(map);
@@ -421,15 +431,15 @@ impl Lowering<'_> {
         let lanes = if contiguous { nest.lanes } else { at.lanes.max(mask_lanes) };
         let level = at.level.max(mask.as_ref().map_or(0, |(_, ev)| ev.level)).max(nest.map_level(map));
         let place = if contiguous || lanes == 1 {
-            Place::Contiguous(at.name)
+            LaneAddresses::Contiguous(at.name)
         } else {
-            Place::Scattered(self.widen(nest, &at, "ptr", lanes))
+            LaneAddresses::Scattered(self.widen(nest, &at, "ptr", lanes))
         };
         let mask = mask.map(|(_, ev)| self.widen(nest, &ev, "i1", lanes));
         (Access { place, elem, lanes, mask }, level)
     }
 
-    fn eval_load(&mut self, nest: &mut Nest, id: OpId, reads: &[(Value, Map)]) -> Ev {
+    fn eval_load(&mut self, nest: &mut LoopNest, id: OpId, reads: &[(Value, DimMap)]) -> Evaluated {
         let mask = (reads.len() > 1).then_some(1);
         let (mut access, mut level) = self.pointer_access(nest, reads, mask);
         let other = reads.get(2).map(|(v, map)| self.eval(nest, *v, map));
@@ -444,17 +454,17 @@ impl Lowering<'_> {
         if let (Some(other), Some(mask)) = (other, &access.mask) {
             lanes = lanes.max(other.lanes);
             level = level.max(other.level);
-            let mask = self.widen(nest, &Ev { name: mask.clone(), lanes: access.lanes, level }, "i1", lanes);
-            let value = self.widen(nest, &Ev { name, lanes: access.lanes, level }, reg(elem), lanes);
+            let mask = self.widen(nest, &Evaluated { name: mask.clone(), lanes: access.lanes, level }, "i1", lanes);
+            let value = self.widen(nest, &Evaluated { name, lanes: access.lanes, level }, reg(elem), lanes);
             let other = self.widen(nest, &other, reg(elem), lanes);
             nest.select(&mut self.w, level);
             name = ew::select(&mut self.w, elem, lanes, &mask, &value, &other);
         }
-        Ev { name, lanes, level }
+        Evaluated { name, lanes, level }
     }
 
     /// Computes a fused tile into a buffer, in its own loops.
-    pub fn materialise(&mut self, v: Value) -> Result<()> {
+    pub fn materialize(&mut self, v: Value) -> Result<()> {
         let tile = self.new_tile(self.shape(v), self.elem(v));
         self.plan.buffered[v.0 as usize] = false;
         self.fill(v, &tile)?;
@@ -479,8 +489,8 @@ impl Lowering<'_> {
                 return self.fill_transposed(v, tile, d, last, lanes);
             }
         }
-        let spec = NestSpec::new(&shape, vec_dim, lanes);
-        self.nest(&spec, &reads, &[], |l, nest| {
+        let spec = LoopNestSpec::new(&shape, vec_dim, lanes);
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
             let value = l.eval(nest, v, &map);
             nest.select(&mut l.w, nest.depth());
             l.write_tile(nest, tile, &map, &value);
@@ -488,12 +498,12 @@ impl Lowering<'_> {
         })
     }
 
-    /// Like [`Self::prepare`], for the operands of `v` only: `v` itself gets a buffer afterwards.
+    /// Like [`Self::materialize_operands`], for the operands of `v` only: `v` itself gets a buffer afterwards.
     fn prepare_operands(&mut self, v: Value, shape: &[usize]) -> Result<()> {
-        match self.virtual_op(v) {
+        match self.fused_op(v) {
             Some(id) => {
                 let reads = self.operand_maps(id, &identity(shape));
-                self.prepare(&reads, shape)
+                self.materialize_operands(&reads, shape)
             }
             None => Ok(()),
         }
@@ -504,10 +514,10 @@ impl Lowering<'_> {
     fn fill_transposed(&mut self, v: Value, tile: &TileRef, from: usize, to: usize, lanes: usize) -> Result<()> {
         let shape = self.shape(v).to_vec();
         let map = identity(&shape);
-        let mut spec = NestSpec::new(&shape, Some(from), lanes);
+        let mut spec = LoopNestSpec::new(&shape, Some(from), lanes);
         spec.steps[to] = lanes;
         let elem = tile.elem;
-        self.nest(&spec, &[(v, map.clone())], &[], |l, nest| {
+        self.loop_nest(&spec, &[(v, map.clone())], &[], |l, nest| {
             let (start, depth) = (nest.index.clone(), nest.depth());
             let mut rows = Vec::new();
             for r in 0..lanes {
@@ -536,7 +546,7 @@ impl Lowering<'_> {
 
     /// Writes a vector of the stored type along a contiguous dimension of a tile that is not the vector dimension of
     /// the nest.
-    fn write_row(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &str, lanes: usize) {
+    fn write_row(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap, value: &str, lanes: usize) {
         let depth = nest.depth();
         let pointer = self.tile_pointer(nest, tile);
         nest.select(&mut self.w, depth);
@@ -561,7 +571,7 @@ impl Lowering<'_> {
             return Ok((tile, false));
         }
         if self.plan.block[v.0 as usize] == self.block {
-            self.materialise(v)?;
+            self.materialize(v)?;
             return Ok((self.tiles[&v].clone(), false));
         }
         let tile = self.new_tile(self.shape(v), self.elem(v));
@@ -574,12 +584,12 @@ impl Lowering<'_> {
         if let Some(tile) = self.tiles.get(&v) {
             return Some(tile.clone());
         }
-        let id = self.virtual_op(v).filter(|&id| super::plan::is_map(self.func, id))?;
+        let id = self.fused_op(v).filter(|&id| super::plan::is_map(self.func, id))?;
         let data = self.func.op(id);
         let source = self.alias(data.operands[0])?;
         let shape = self.shape(v);
         // Composes the maps, starting with the identity.
-        let full: Map = (0..shape.len()).map(Some).collect();
+        let full: DimMap = (0..shape.len()).map(Some).collect();
         let maps = self.operand_maps(id, &full);
         let mut strides = vec![0; shape.len()];
         for (d, &stride) in maps[0].1.iter().zip(&source.strides) {

@@ -28,24 +28,25 @@ fn name(op: UnaryOp, lanes: usize) -> String {
 }
 
 /// The largest magnitude for which sine and cosine use the two-constant range reduction in f64.
-pub const NEAR: f32 = 1_073_741_824.0;
+pub const SMALL_ARGUMENT: f32 = 1_073_741_824.0;
 
-/// The name of the function for arguments up to [`NEAR`] only.
-pub fn near_name(op: UnaryOp) -> String {
+/// The name of the function for arguments up to [`SMALL_ARGUMENT`] only.
+pub fn small_argument_name(op: UnaryOp) -> String {
     format!("@math.{}.near", op.name())
 }
 
-/// The definitions of `@math.NAME.1` for these functions (for sine and cosine, also of [`near_name`]) and their
+/// The definitions of `@math.NAME.1` for these functions (for sine and cosine, also of [`small_argument_name`]) and their
 /// declarations, for lowerings with another writer. With `f8`, also the conversions of
 /// [`define_f8`](super::repr::define_f8). `attributes` is the attribute group of the definitions.
 pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     let mut w = Writer::new();
     for &op in ops {
         if let UnaryOp::Sin | UnaryOp::Cos = op {
-            let signature = format!("define internal float {}(float %x) alwaysinline {attributes}", near_name(op));
-            w.function(&near_name(op), &signature, |w| {
+            let signature =
+                format!("define internal float {}(float %x) alwaysinline {attributes}", small_argument_name(op));
+            w.function(&small_argument_name(op), &signature, |w| {
                 let mut m = Lanes { w, lanes: 1 };
-                let (r, quadrant) = m.reduce_near("%x");
+                let (r, quadrant) = m.reduce_cody_waite("%x");
                 let result = m.sin_cos_of(&r, &quadrant, op == UnaryOp::Cos);
                 m.w.line(format!("ret float {result}"));
             });
@@ -343,8 +344,8 @@ impl Lanes<'_> {
         // The phi below refers to this block: it needs a name.
         self.w.branch("near");
         self.w.label("near");
-        let near = self.reduce_near(x);
-        let limit = self.c(NEAR);
+        let near = self.reduce_cody_waite(x);
+        let limit = self.c(SMALL_ARGUMENT);
         let magnitude = self.intrinsic("llvm.fabs", "float", &[x]);
         let is_far = self.f("fcmp ogt", &magnitude, &limit);
         let any = if self.lanes == 1 {
@@ -356,7 +357,7 @@ impl Lanes<'_> {
         };
         self.w.branch_if(&any, "far", "reduced");
         self.w.label("far");
-        let far = self.reduce_far(x, &magnitude);
+        let far = self.reduce_payne_hanek(x, &magnitude);
         let r = self.select(&is_far, &far.0, &near.0);
         let quadrant = self.w.inst(format!("select {} {is_far}, {ints} {}, {ints} {}", self.ty("i1"), far.1, near.1));
         self.w.branch("reduced");
@@ -366,8 +367,8 @@ impl Lanes<'_> {
         (r, quadrant)
     }
 
-    /// Cody–Waite reduction in f64, accurate up to [`NEAR`].
-    fn reduce_near(&mut self, x: &str) -> (String, String) {
+    /// Cody–Waite reduction in f64, accurate up to [`SMALL_ARGUMENT`].
+    fn reduce_cody_waite(&mut self, x: &str) -> (String, String) {
         let wide = self.convert("fpext", "float", x, "double");
         let double = self.ty("double");
         let constant = |v: f64, lanes: usize| splat("double", lanes, super::writer::double_constant(v));
@@ -393,7 +394,7 @@ impl Lanes<'_> {
     /// trigonometric functions", SIGNUM Newsletter 18, 1983). x = m · 2ᵏ with m < 2²⁴ and 7 ≤ k ≤ 104, so quadrants and
     /// their fraction are m · (2ᵏ · 2/π mod 4) mod 4: 96 bits of 2/π from bit k − 2 on, of which two are integer, leave
     /// an error below 2⁻⁷⁰ quadrants. No f32 is closer than 2⁻³⁰ quadrants to a whole one.
-    fn reduce_far(&mut self, x: &str, magnitude: &str) -> (String, String) {
+    fn reduce_payne_hanek(&mut self, x: &str, magnitude: &str) -> (String, String) {
         let bits = self.convert("bitcast", "float", magnitude, "i32");
         let (fraction, hidden, place) = (self.ci(0x007f_ffff), self.ci(0x0080_0000), self.ci(23));
         let m = self.i("and", &bits, &fraction);

@@ -1,8 +1,8 @@
 //! Ops that write memory: stores through views and pointers, atomics; and ops that move tiles between buffers.
 
-use super::access::{Access, Place};
+use super::access::{Access, LaneAddresses};
 use super::elementwise as ew;
-use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity};
+use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{bits_type, from_bits, reg, reg_num, to_bits};
 use super::state::{Lowering, Result};
 use crate::ir::{AtomicOp, BinaryOp, DType, Literal, Op, OpId, Value};
@@ -11,17 +11,17 @@ impl Lowering<'_> {
     pub fn store_view(&mut self, id: OpId, boundary: &[usize]) -> Result<()> {
         let (view, value) = (self.func.op(id).operands[0], self.func.op(id).operands[1]);
         let keep = self.same_address_load(value, view);
-        self.settle_loads(self.memory_of(view), keep)?;
+        self.materialize_clobbered_loads(self.underlying_argument(view), keep)?;
         let shape = self.func.ty(view).shape().to_vec();
         let map = identity(&shape);
         let reads = [(value, map.clone())];
-        self.prepare(&reads, &shape)?;
+        self.materialize_operands(&reads, &shape)?;
         let writes = [(view, map.clone(), boundary.to_vec())];
         let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &writes);
-        let spec = NestSpec::new(&shape, vec_dim, lanes);
+        let spec = LoopNestSpec::new(&shape, vec_dim, lanes);
         let view = self.view(view);
         let ty = reg(self.elem(value));
-        self.nest(&spec, &reads, &writes, |l, nest| {
+        self.loop_nest(&spec, &reads, &writes, |l, nest| {
             let ev = l.eval(nest, value, &map);
             let (access, _) = l.view_access(nest, &view, &map, boundary);
             let x = l.widen(nest, &ev, ty, access.lanes);
@@ -37,7 +37,7 @@ impl Lowering<'_> {
         let mut found = None;
         let mut stack = vec![value];
         while let Some(v) = stack.pop() {
-            let Some(id) = self.virtual_op(v) else { continue };
+            let Some(id) = self.fused_op(v) else { continue };
             let data = self.func.op(id);
             match &data.op {
                 Op::LoadView { .. } | Op::Load { .. } if data.operands[0] == address => {
@@ -59,7 +59,7 @@ impl Lowering<'_> {
     pub fn store(&mut self, id: OpId) -> Result<()> {
         let operands = self.func.op(id).operands.clone();
         let keep = self.same_address_load(operands[1], operands[0]);
-        self.settle_loads(self.memory_of(operands[0]), keep)?;
+        self.materialize_clobbered_loads(self.underlying_argument(operands[0]), keep)?;
         self.through_pointers(&operands, |l, nest, reads, mask| {
             let (mut access, _) = l.pointer_access(nest, reads, mask);
             if let Some(i) = mask
@@ -81,13 +81,13 @@ impl Lowering<'_> {
     }
 
     /// Replaces an access with one address by one with `lanes` equal addresses.
-    fn spread(&mut self, nest: &mut Nest, access: Access, lanes: usize) -> Access {
+    fn spread(&mut self, nest: &mut LoopNest, access: Access, lanes: usize) -> Access {
         let level = nest.depth();
-        let Place::Contiguous(p) = access.place else {
+        let LaneAddresses::Contiguous(p) = access.place else {
             panic!("internal compiler error: an address has the wrong number of lanes, please report")
         };
-        let place = Place::Scattered(self.widen(nest, &Ev { name: p, lanes: 1, level }, "ptr", lanes));
-        let mask = access.mask.map(|m| self.widen(nest, &Ev { name: m, lanes: 1, level }, "i1", lanes));
+        let place = LaneAddresses::Scattered(self.widen(nest, &Evaluated { name: p, lanes: 1, level }, "ptr", lanes));
+        let mask = access.mask.map(|m| self.widen(nest, &Evaluated { name: m, lanes: 1, level }, "i1", lanes));
         Access { place, mask, lanes, ..access }
     }
 
@@ -95,35 +95,35 @@ impl Lowering<'_> {
     fn through_pointers(
         &mut self,
         operands: &[Value],
-        body: impl Fn(&mut Self, &mut Nest, &[(Value, Map)], Option<usize>) -> Result<()>,
+        body: impl Fn(&mut Self, &mut LoopNest, &[(Value, DimMap)], Option<usize>) -> Result<()>,
     ) -> Result<()> {
         let shape = self.shape(operands[0]).to_vec();
         let map = identity(&shape);
-        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
-        self.prepare(&reads, &shape)?;
+        let reads: Vec<(Value, DimMap)> = operands.iter().map(|&v| (v, map.clone())).collect();
+        self.materialize_operands(&reads, &shape)?;
         let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &[]);
-        let spec = NestSpec::new(&shape, vec_dim, lanes);
+        let spec = LoopNestSpec::new(&shape, vec_dim, lanes);
         let mask = (operands.len() > 2).then_some(2);
-        self.nest(&spec, &reads, &[], |l, nest| body(l, nest, &reads, mask))
+        self.loop_nest(&spec, &reads, &[], |l, nest| body(l, nest, &reads, mask))
     }
 
     /// `view[i] = op(view[i], value[i])`.
     pub fn atomic_view(&mut self, id: OpId, op: AtomicOp, boundary: &[usize]) -> Result<()> {
         let (view, value) = (self.func.op(id).operands[0], self.func.op(id).operands[1]);
-        self.settle_loads(self.memory_of(view), None)?;
+        self.materialize_clobbered_loads(self.underlying_argument(view), None)?;
         let shape = self.func.ty(view).shape().to_vec();
         let map = identity(&shape);
         let reads = [(value, map.clone())];
-        self.prepare(&reads, &shape)?;
-        let spec = NestSpec::new(&shape, None, 1);
+        self.materialize_operands(&reads, &shape)?;
+        let spec = LoopNestSpec::new(&shape, None, 1);
         let view = self.view(view);
         // Bounds are tested per element: the update costs far more.
-        self.nest(&spec, &reads, &[], |l, nest| {
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
             let value = l.eval(nest, value, &map);
-            let fast = std::mem::replace(&mut nest.fast, false);
+            let fast = std::mem::replace(&mut nest.in_bounds, false);
             let (access, _) = l.view_access(nest, &view, &map, boundary);
-            nest.fast = fast;
-            let Place::Contiguous(pointer) = access.place else { unreachable!("one lane has one address") };
+            nest.in_bounds = fast;
+            let LaneAddresses::Contiguous(pointer) = access.place else { unreachable!("one lane has one address") };
             nest.select(&mut l.w, nest.depth());
             l.guarded(access.mask.as_deref(), |l| {
                 l.update(op, view.elem, &pointer, &value.name);
@@ -137,21 +137,21 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let operands = data.operands.clone();
         let result = data.results[0];
-        self.settle_loads(self.memory_of(operands[0]), None)?;
+        self.materialize_clobbered_loads(self.underlying_argument(operands[0]), None)?;
         let elem = self.elem(result).num().expect("atomics are on numbers");
         let shape = self.shape(operands[0]).to_vec();
         let map = identity(&shape);
-        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
-        self.prepare(&reads, &shape)?;
+        let reads: Vec<(Value, DimMap)> = operands.iter().map(|&v| (v, map.clone())).collect();
+        self.materialize_operands(&reads, &shape)?;
         let tile = self.new_tile(&shape, self.elem(result));
         let (op, masked) = match &self.func.op(id).op {
             Op::AtomicRmw { op } => (Some(*op), operands.len() > 2),
             _ => (None, false),
         };
         let slot = self.alloca(reg_num(elem));
-        let spec = NestSpec::new(&shape, None, 1);
-        self.nest(&spec, &reads, &[], |l, nest| {
-            let evs: Vec<Ev> = reads.iter().map(|(v, m)| l.eval(nest, *v, m)).collect();
+        let spec = LoopNestSpec::new(&shape, None, 1);
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
+            let evs: Vec<Evaluated> = reads.iter().map(|(v, m)| l.eval(nest, *v, m)).collect();
             nest.select(&mut l.w, nest.depth());
             l.w.line(format!("store {} {}, ptr {slot}", reg_num(elem), literal_zero(elem)));
             let mask = masked.then(|| evs[2].name.clone());
@@ -164,7 +164,7 @@ impl Lowering<'_> {
             });
             let old = l.w.inst(format!("load {}, ptr {slot}", reg_num(elem)));
             let level = nest.depth();
-            l.write_tile(nest, &tile, &map, &Ev { name: old, lanes: 1, level });
+            l.write_tile(nest, &tile, &map, &Evaluated { name: old, lanes: 1, level });
             Ok(())
         })?;
         self.define(result, tile);
@@ -177,9 +177,9 @@ impl Lowering<'_> {
             self.set_tile(result, tile);
             return;
         }
-        let spec = NestSpec::new(&[], None, 1);
+        let spec = LoopNestSpec::new(&[], None, 1);
         let target = self.w.selected();
-        let mut nest = Nest::open(&mut self.w, &spec, true);
+        let mut nest = LoopNest::open(&mut self.w, &spec, true);
         let ev = self.read_tile(&mut nest, &tile, &Vec::new());
         nest.close(&mut self.w, target);
         self.scalars.insert(result, ev.name);
@@ -266,8 +266,12 @@ impl Lowering<'_> {
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
         let elem = self.elem(data.results[0]);
         let d = elem.num().expect("loads give numbers");
-        let access =
-            Access { place: Place::Contiguous(names[0].clone()), elem: d, lanes: 1, mask: names.get(1).cloned() };
+        let access = Access {
+            place: LaneAddresses::Contiguous(names[0].clone()),
+            elem: d,
+            lanes: 1,
+            mask: names.get(1).cloned(),
+        };
         let mut value = self.read_memory(&access, None);
         if let Some(other) = names.get(2) {
             value = ew::select(&mut self.w, elem, 1, &names[1], &value, other);
@@ -286,7 +290,7 @@ impl Lowering<'_> {
             if self.func.ty(v).is_scalar() {
                 self.write_scalar(&half, v);
             } else {
-                self.prepare(&[(v, identity(self.shape(v)))], self.shape(v))?;
+                self.materialize_operands(&[(v, identity(self.shape(v)))], self.shape(v))?;
                 self.fill(v, &half)?;
             }
         }
@@ -296,11 +300,11 @@ impl Lowering<'_> {
 
     /// Writes a scalar to an arena tile without dimensions.
     pub fn write_scalar(&mut self, tile: &TileRef, v: Value) {
-        let spec = NestSpec::new(&[], None, 1);
+        let spec = LoopNestSpec::new(&[], None, 1);
         let target = self.w.selected();
-        let mut nest = Nest::open(&mut self.w, &spec, true);
+        let mut nest = LoopNest::open(&mut self.w, &spec, true);
         nest.select(&mut self.w, 0);
-        let ev = Ev { name: self.scalar(v), lanes: 1, level: 0 };
+        let ev = Evaluated { name: self.scalar(v), lanes: 1, level: 0 };
         self.write_tile(&mut nest, tile, &Vec::new(), &ev);
         nest.close(&mut self.w, target);
     }
@@ -338,7 +342,7 @@ impl Lowering<'_> {
         if !temporary {
             self.arena.retain(tile.buffer);
         }
-        let strides = super::nest::row_major(self.shape(result));
+        let strides = super::loop_nest::row_major(self.shape(result));
         self.define(result, TileRef { strides, ..tile });
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Lowers Tile IR of stage *tile* to LLVM IR for a CPU. One call of the entry runs one program instance.
 //!
 //! Reading order: [`plan`] decides which tiles get a buffer and which are fused into their consumers; [`state`] tracks
-//! the location of every value; [`nest`] emits loop nests and [`eval`] their bodies; [`access`] reads and writes
+//! the location of every value; [`loop_nest`] emits loop nests and [`eval`] their bodies; [`access`] reads and writes
 //! memory; [`reduce`], [`scan`], [`dot`], [`memory`], [`control`] and [`debug`] lower the ops with their own loops;
 //! [`elementwise`], [`math`] and [`repr`] emit arithmetic on one vector.
 //!
@@ -17,9 +17,9 @@ mod debug;
 mod dot;
 mod elementwise;
 mod eval;
+mod loop_nest;
 pub(in crate::lower) mod math;
 mod memory;
-mod nest;
 mod plan;
 mod reduce;
 mod repr;
@@ -30,7 +30,7 @@ mod tests;
 mod transpose;
 pub(in crate::lower) mod writer;
 
-use crate::analysis::reach;
+use crate::analysis::bounds;
 use crate::ir::{BlockId, DType, Elem, Func, Op, OpId, Type};
 use crate::target::{ArgDesc, ArgType, CompileOptions, HostCpu};
 use access::ViewRef;
@@ -195,7 +195,7 @@ impl Lowering<'_> {
             Op::While => self.while_loop(id)?,
             Op::Return => self.w.line("ret i32 0"),
             // Not passed to LLVM, where a violated assumption is undefined behavior.
-            Op::Assume if reach::checks_assumption(self.func, id) => {}
+            Op::Assume if bounds::checks_assumption(self.func, id) => {}
             Op::Assume if self.options.debug_asserts => self.assert(id, "the assumption does not hold")?,
             Op::Assume => {}
             Op::DevicePrint { prefix } => self.print(id, prefix)?,
@@ -238,9 +238,9 @@ impl Lowering<'_> {
             | Op::AsyncArrive { .. }
             | Op::MbarrierWait
             | Op::TmaLoad { .. }
-            | Op::TakeTurn
-            | Op::PassTurn
-            | Op::Roles { .. } => {
+            | Op::PingpongWait
+            | Op::PingpongArrive
+            | Op::WarpSpecialize { .. } => {
                 panic!("internal compiler error: `{}` of a GPU stage on the CPU, please report", data.op.mnemonic())
             }
         }

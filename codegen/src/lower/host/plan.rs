@@ -24,7 +24,7 @@ const EXPENSIVE: u32 = 1000;
 type Root = (usize, usize);
 
 /// Facts about every value, by value number.
-pub struct Plan {
+pub struct FusionPlan {
     /// The value needs its own buffer.
     pub buffered: Vec<bool>,
     /// The buffer is filled by its own loops, not by those of the first consumer.
@@ -91,10 +91,10 @@ pub fn map_source(func: &Func, mut v: Value) -> Value {
     v
 }
 
-impl Plan {
-    pub fn new(func: &Func) -> Plan {
+impl FusionPlan {
+    pub fn new(func: &Func) -> FusionPlan {
         let n = func.num_values();
-        let mut plan = Plan {
+        let mut plan = FusionPlan {
             buffered: vec![false; n],
             own_loops: vec![false; n],
             roots: vec![BTreeSet::new(); n],

@@ -9,11 +9,11 @@
 //! first element.
 
 use super::elementwise as ew;
-use super::nest::{Ev, Map, Nest, NestSpec, TileRef, identity};
+use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{from_bits, is_narrow, reg, reg_num, round, to_bits};
 use super::state::{Lowering, Result};
 use super::writer::{Writer, splat, vector};
-use crate::analysis::combine::single_function;
+use crate::analysis::combine::single_binary_op;
 use crate::ir::{BinaryOp, BlockId, DType, Elem, Literal, Op, OpId, Value};
 use std::collections::HashMap;
 
@@ -45,7 +45,7 @@ impl Partial {
     }
 
     /// Converts an element to a partial result. A NaN becomes the neutral number, whose bits are those of a NaN again.
-    fn enter(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
+    fn encode(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
         if self.d == self.from {
             return x.to_string();
         }
@@ -57,7 +57,7 @@ impl Partial {
     }
 
     /// Converts a partial result to an element.
-    fn leave(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
+    fn decode(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
         if self.d == self.from {
             return x.to_string();
         }
@@ -119,14 +119,14 @@ impl Lowering<'_> {
         let (operands, results) = (data.operands.clone(), data.results.clone());
         let shape = self.shape(operands[0]).to_vec();
         let map = identity(&shape);
-        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
-        self.prepare(&reads, &shape)?;
+        let reads: Vec<(Value, DimMap)> = operands.iter().map(|&v| (v, map.clone())).collect();
+        self.materialize_operands(&reads, &shape)?;
         let mut tiles = Vec::new();
         for &r in &results {
             tiles.push(self.new_tile(self.shape(r), self.elem(r)));
         }
-        match single_function(self.func, data.regions[0]) {
-            Some(op) if operands.len() == 1 => self.reduce_fast(op, &reads, &shape, axis, &tiles[0])?,
+        match single_binary_op(self.func, data.regions[0]) {
+            Some(op) if operands.len() == 1 => self.reduce_by_op(op, &reads, &shape, axis, &tiles[0])?,
             _ => self.reduce_by_region(data.regions[0], &reads, &shape, axis, &tiles)?,
         }
         for (r, tile) in results.into_iter().zip(tiles) {
@@ -135,10 +135,10 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn reduce_fast(
+    fn reduce_by_op(
         &mut self,
         op: BinaryOp,
-        reads: &[(Value, Map)],
+        reads: &[(Value, DimMap)],
         shape: &[usize],
         axis: usize,
         tile: &TileRef,
@@ -147,23 +147,23 @@ impl Lowering<'_> {
         let d = self.elem(*v).num().expect("reductions are of numbers");
         let partial = Partial::new(op, d);
         let (vec_dim, lanes) = self.vector_dim(shape, reads, &[]);
-        let mut spec = NestSpec::new(shape, vec_dim, lanes);
+        let mut spec = LoopNestSpec::new(shape, vec_dim, lanes);
         // The reduced dimension is innermost, so that partial results stay in registers.
         spec.order.retain(|&k| k != axis);
         spec.order.push(axis);
         let vty = vector(reg_num(partial.d), lanes);
         let slot = self.alloca(&vty);
         let start = partial.start(lanes);
-        let mut result_map: Map = map.clone();
+        let mut result_map: DimMap = map.clone();
         result_map.remove(axis);
-        self.nest(&spec, reads, &[], |l, nest| {
+        self.loop_nest(&spec, reads, &[], |l, nest| {
             let outside = if nest.level[axis] > 0 { nest.level[axis] - 1 } else { nest.depth() };
             nest.select(&mut l.w, outside);
             l.w.line(format!("store {vty} {start}, ptr {slot}"));
             let ev = l.eval(nest, *v, map);
             let x = l.widen(nest, &ev, reg_num(d), lanes);
             nest.select(&mut l.w, nest.depth());
-            let x = partial.enter(&mut l.w, lanes, &x);
+            let x = partial.encode(&mut l.w, lanes, &x);
             let sum = l.w.inst(format!("load {vty}, ptr {slot}"));
             let sum = ew::binary(&mut l.w, op, partial.d, lanes, &sum, &x);
             l.w.line(format!("store {vty} {sum}, ptr {slot}"));
@@ -174,16 +174,16 @@ impl Lowering<'_> {
                 total = combine_lanes(&mut l.w, op, partial.d, lanes, &total);
             }
             let result_lanes = if along { 1 } else { lanes };
-            let total = partial.leave(&mut l.w, result_lanes, &total);
+            let total = partial.decode(&mut l.w, result_lanes, &total);
             let total = round(&mut l.w, d, result_lanes, &total);
-            let total = Ev { name: total, lanes: result_lanes, level: outside };
+            let total = Evaluated { name: total, lanes: result_lanes, level: outside };
             l.write_after(nest, tile, &result_map, &total, outside);
             Ok(())
         })
     }
 
     /// Writes to a tile at the end of a loop's body.
-    fn write_after(&mut self, nest: &mut Nest, tile: &TileRef, map: &Map, value: &Ev, level: usize) {
+    fn write_after(&mut self, nest: &mut LoopNest, tile: &TileRef, map: &DimMap, value: &Evaluated, level: usize) {
         nest.select_after(&mut self.w, level);
         self.write_tile(nest, tile, map, value);
     }
@@ -192,20 +192,20 @@ impl Lowering<'_> {
     fn reduce_by_region(
         &mut self,
         region: BlockId,
-        reads: &[(Value, Map)],
+        reads: &[(Value, DimMap)],
         shape: &[usize],
         axis: usize,
         tiles: &[TileRef],
     ) -> Result<()> {
         let (vec_dim, lanes) = self.vector_dim(shape, reads, &[]);
-        let mut spec = NestSpec::new(shape, vec_dim, lanes);
+        let mut spec = LoopNestSpec::new(shape, vec_dim, lanes);
         spec.order.retain(|&k| k != axis);
         spec.order.push(axis);
         let elems: Vec<Elem> = reads.iter().map(|(v, _)| self.elem(*v)).collect();
         let slots = self.slots(&elems, lanes);
         let mut result_map = identity(shape);
         result_map.remove(axis);
-        self.nest(&spec, reads, &[], |l, nest| {
+        self.loop_nest(&spec, reads, &[], |l, nest| {
             let outside = if nest.level[axis] > 0 { nest.level[axis] - 1 } else { nest.depth() };
             let first = l.is_first(nest, axis);
             let names = l.eval_all(nest, reads, lanes);
@@ -220,7 +220,7 @@ impl Lowering<'_> {
                 totals = l.combine_halves(region, &elems, lanes, totals)?;
             }
             for (tile, name) in tiles.iter().zip(totals) {
-                let total = Ev { name, lanes: if along { 1 } else { lanes }, level: outside };
+                let total = Evaluated { name, lanes: if along { 1 } else { lanes }, level: outside };
                 l.write_after(nest, tile, &result_map, &total, outside);
             }
             Ok(())
@@ -259,13 +259,13 @@ impl Lowering<'_> {
     }
 
     /// Whether the nest is at the beginning of a dimension, as an i1, in the innermost loop.
-    pub fn is_first(&mut self, nest: &Nest, axis: usize) -> String {
+    pub fn is_first(&mut self, nest: &LoopNest, axis: usize) -> String {
         nest.select(&mut self.w, nest.depth());
         self.w.inst(format!("icmp eq i64 {}, 0", nest.index[axis]))
     }
 
     /// The values at the current point of the nest, with `lanes` lanes each. Selects the innermost loop.
-    pub fn eval_all(&mut self, nest: &mut Nest, reads: &[(Value, Map)], lanes: usize) -> Vec<String> {
+    pub fn eval_all(&mut self, nest: &mut LoopNest, reads: &[(Value, DimMap)], lanes: usize) -> Vec<String> {
         let mut names = Vec::new();
         for (v, map) in reads {
             let ev = self.eval(nest, *v, map);

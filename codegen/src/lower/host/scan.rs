@@ -5,7 +5,7 @@
 //! Where the lanes are along another dimension, each is a separate scan.
 
 use super::elementwise as ew;
-use super::nest::{Ev, Map, NestSpec, identity};
+use super::loop_nest::{DimMap, Evaluated, LoopNestSpec, identity};
 use super::repr::reg;
 use super::state::{Lowering, Result};
 use super::writer::vector;
@@ -17,21 +17,21 @@ impl Lowering<'_> {
         let (operands, results, region) = (data.operands.clone(), data.results.clone(), data.regions[0]);
         let shape = self.shape(operands[0]).to_vec();
         let map = identity(&shape);
-        let reads: Vec<(Value, Map)> = operands.iter().map(|&v| (v, map.clone())).collect();
-        self.prepare(&reads, &shape)?;
+        let reads: Vec<(Value, DimMap)> = operands.iter().map(|&v| (v, map.clone())).collect();
+        self.materialize_operands(&reads, &shape)?;
         let mut tiles = Vec::new();
         for &r in &results {
             tiles.push(self.new_tile(self.shape(r), self.elem(r)));
         }
         let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &[]);
         let along = vec_dim == Some(axis);
-        let mut spec = NestSpec::new(&shape, vec_dim, lanes);
+        let mut spec = LoopNestSpec::new(&shape, vec_dim, lanes);
         spec.order.retain(|&k| k != axis);
         spec.order.push(axis);
         let elems: Vec<Elem> = operands.iter().map(|&v| self.elem(v)).collect();
         let slots = self.slots(&elems, lanes);
         let last = shape[axis] - spec.steps[axis];
-        self.nest(&spec, &reads, &[], |l, nest| {
+        self.loop_nest(&spec, &reads, &[], |l, nest| {
             let depth = nest.depth();
             let first = l.is_first(nest, axis);
             if reverse && nest.level[axis] > 0 {
@@ -47,7 +47,7 @@ impl Lowering<'_> {
                 let end = if reverse { 0 } else { lanes - 1 };
                 let carry = if along { l.repeat_lane(&vty, lanes, &name, end) } else { name.clone() };
                 l.w.line(format!("store {vty} {carry}, ptr {}", slots[k]));
-                l.write_tile(nest, &tiles[k], &map, &Ev { name, lanes, level: depth });
+                l.write_tile(nest, &tiles[k], &map, &Evaluated { name, lanes, level: depth });
             }
             Ok(())
         })?;

@@ -2,8 +2,8 @@
 
 use super::access::ViewRef;
 use super::arena::Arena;
-use super::nest::{TileRef, row_major};
-use super::plan::{Plan, is_fused, map_source};
+use super::loop_nest::{TileRef, row_major};
+use super::plan::{FusionPlan, is_fused, map_source};
 use super::repr::stored_bytes;
 use super::writer::Writer;
 use crate::ir::{BlockId, Elem, Func, Loc, Op, OpId, Value};
@@ -13,7 +13,7 @@ use std::collections::{BTreeSet, HashMap};
 
 /// The vector units of the CPU, which determine the shape of the loops.
 #[derive(Clone, Copy, Debug)]
-pub struct Vectors {
+pub struct VectorUnits {
     /// f32 lanes per vector register.
     pub lanes: usize,
     /// The number of vector registers.
@@ -23,17 +23,17 @@ pub struct Vectors {
     pub masks: bool,
 }
 
-impl Vectors {
-    pub fn of(cpu: &HostCpu) -> Vectors {
+impl VectorUnits {
+    pub fn of(cpu: &HostCpu) -> VectorUnits {
         let has = |feature: &str| cpu.features.split(',').any(|f| f.trim() == feature);
         if has("+avx512f") && has("+avx512vl") && has("+avx512bw") {
-            Vectors { lanes: 16, registers: 32, masks: true }
+            VectorUnits { lanes: 16, registers: 32, masks: true }
         } else if has("+avx2") {
-            Vectors { lanes: 8, registers: 16, masks: false }
+            VectorUnits { lanes: 8, registers: 16, masks: false }
         } else if cpu.triple.starts_with("aarch64") {
-            Vectors { lanes: 4, registers: 32, masks: false }
+            VectorUnits { lanes: 4, registers: 32, masks: false }
         } else {
-            Vectors { lanes: 4, registers: 16, masks: false }
+            VectorUnits { lanes: 4, registers: 16, masks: false }
         }
     }
 }
@@ -44,9 +44,9 @@ pub type Result<T> = std::result::Result<T, Unsupported>;
 pub struct Lowering<'f> {
     pub func: &'f Func,
     pub options: &'f CompileOptions,
-    pub vectors: Vectors,
+    pub vectors: VectorUnits,
     pub w: Writer,
-    pub plan: Plan,
+    pub plan: FusionPlan,
     pub arena: Arena,
     /// The `alloca`s of the entry block.
     pub allocas: String,
@@ -68,7 +68,7 @@ pub struct Lowering<'f> {
 
 impl<'f> Lowering<'f> {
     pub fn new(func: &'f Func, cpu: &HostCpu, options: &'f CompileOptions) -> Lowering<'f> {
-        let vectors = Vectors::of(cpu);
+        let vectors = VectorUnits::of(cpu);
         let mut w = Writer::new();
         w.has_scalef = vectors.masks;
         Lowering {
@@ -76,7 +76,7 @@ impl<'f> Lowering<'f> {
             options,
             vectors,
             w,
-            plan: Plan::new(func),
+            plan: FusionPlan::new(func),
             arena: Arena::default(),
             allocas: String::new(),
             block: func.body,
@@ -132,7 +132,7 @@ impl<'f> Lowering<'f> {
     }
 
     /// The fused op that computes a tile without a buffer.
-    pub fn virtual_op(&self, v: Value) -> Option<OpId> {
+    pub fn fused_op(&self, v: Value) -> Option<OpId> {
         if self.tiles.contains_key(&v) {
             return None;
         }
@@ -141,7 +141,7 @@ impl<'f> Lowering<'f> {
 
     /// Assigns a buffer to a value. A fused value then no longer depends on its operands.
     pub fn set_tile(&mut self, v: Value, tile: TileRef) {
-        let operands = match self.virtual_op(v) {
+        let operands = match self.fused_op(v) {
             Some(id) => self.func.op(id).operands.clone(),
             None => Vec::new(),
         };
@@ -171,7 +171,7 @@ impl<'f> Lowering<'f> {
     pub fn dead(&mut self, v: Value) {
         if let Some(tile) = self.tiles.get(&v) {
             self.arena.release(tile.buffer);
-        } else if let Some(id) = self.virtual_op(v) {
+        } else if let Some(id) = self.fused_op(v) {
             for operand in self.func.op(id).operands.clone() {
                 self.used(operand);
             }
@@ -197,32 +197,32 @@ impl<'f> Lowering<'f> {
     }
 
     /// Computes a fused tile that a region uses from outside into a buffer, unless it is cheap to recompute inside.
-    pub fn settle(&mut self, v: Value) -> Result<()> {
+    pub fn materialize_captured(&mut self, v: Value) -> Result<()> {
         let source = map_source(self.func, v);
-        if self.virtual_op(source).is_none() {
+        if self.fused_op(source).is_none() {
             return Ok(());
         }
         if self.plan.is_cheap(self.func, source) {
             return Ok(());
         }
-        self.materialise(source)
+        self.materialize(source)
     }
 
     /// Computes the loaded tiles whose memory an op is about to change. `writes` is the argument that the written
     /// memory belongs to (`None`: unknown), `keep` a load that the op itself may still perform.
-    pub fn settle_loads(&mut self, writes: Option<Value>, keep: Option<Value>) -> Result<()> {
+    pub fn materialize_clobbered_loads(&mut self, writes: Option<Value>, keep: Option<Value>) -> Result<()> {
         let pending = std::mem::take(&mut self.pending_loads);
         for load in pending {
-            if self.virtual_op(load).is_none() || self.uses[load.0 as usize] == 0 {
+            if self.fused_op(load).is_none() || self.uses[load.0 as usize] == 0 {
                 continue;
             }
             let id = self.func.def_op(load).expect("loads are ops");
-            let reads = self.memory_of(self.func.op(id).operands[0]);
+            let reads = self.underlying_argument(self.func.op(id).operands[0]);
             let disjoint = matches!((reads, writes), (Some(a), Some(b)) if a != b);
             if disjoint || keep == Some(load) {
                 self.pending_loads.push(load);
             } else {
-                self.materialise(load)?;
+                self.materialize(load)?;
             }
         }
         Ok(())
@@ -230,12 +230,12 @@ impl<'f> Lowering<'f> {
 
     /// The pointer argument from which an address or view is derived; `None` if unknown. Different arguments are
     /// disjoint memory: the launch rejects buffers that overlap.
-    pub fn memory_of(&self, v: Value) -> Option<Value> {
-        self.trace_memory(v, &mut Vec::new())?
+    pub fn underlying_argument(&self, v: Value) -> Option<Value> {
+        self.trace_underlying_argument(v, &mut Vec::new())?
     }
 
     /// `None`: unknown. `Some(None)`: a loop-carried value that depends on itself only.
-    fn trace_memory(&self, v: Value, visiting: &mut Vec<Value>) -> Option<Option<Value>> {
+    fn trace_underlying_argument(&self, v: Value, visiting: &mut Vec<Value>) -> Option<Option<Value>> {
         if visiting.contains(&v) {
             return Some(None);
         }
@@ -249,8 +249,8 @@ impl<'f> Lowering<'f> {
                 let last = *self.func.block(block).ops.last()?;
                 let next = *self.func.op(last).operands.get(index - 1)?;
                 visiting.push(v);
-                let from_init = self.trace_memory(init, visiting)?;
-                let from_next = self.trace_memory(next, visiting)?;
+                let from_init = self.trace_underlying_argument(init, visiting)?;
+                let from_next = self.trace_underlying_argument(next, visiting)?;
                 visiting.pop();
                 match (from_init, from_next) {
                     (a, None) => Some(a),
@@ -267,7 +267,7 @@ impl<'f> Lowering<'f> {
                 | Op::Reshape
                 | Op::Hint { .. }
                 | Op::Advance
-                | Op::MakeView { .. } => self.trace_memory(self.func.op(id).operands[0], visiting),
+                | Op::MakeView { .. } => self.trace_underlying_argument(self.func.op(id).operands[0], visiting),
                 _ => None,
             },
         }

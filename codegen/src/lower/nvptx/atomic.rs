@@ -1,24 +1,24 @@
 //! Atomic operations on global memory.
 
 use super::emit::Val;
-use super::memory::Place;
+use super::memory::BlockAddress;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{AtomicOp, BinaryOp, DType, Elem, Op, OpId, Value};
 use crate::layout::{Dim, LinearLayout};
-use crate::passes::assign_layouts::view_vector;
+use crate::passes::assign_layouts::view_vector_width;
 use crate::target::GpuArch;
 
 impl Lowering<'_> {
     pub(super) fn atomic_view(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::AtomicView { op, boundary } = &data.op else { panic!("internal compiler error: not an atomic") };
-        if let Some(addition) = self.plan.addition(id) {
-            self.add_in_bulk(id, addition);
+        if let Some(bulk_reduction) = self.plan.bulk_reduction(id) {
+            self.emit_bulk_reduce(id, bulk_reduction);
             return Ok(());
         }
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
-        let mut place = self.place(data.operands[0], layout, boundary);
+        let mut place = self.block_address(data.operands[0], layout, boundary);
         let (owner, free) = self.owner_of(data.operands[1]);
         let vector = self.reduction_vector(data.operands[0], *op, &place, layout);
         for r in (0..layout.num_registers()).step_by(vector) {
@@ -27,7 +27,7 @@ impl Lowering<'_> {
             }
             let address = self.address(&place, r);
             let inside = self.inside(&mut place, r);
-            let predicate = self.both(owner.clone(), inside);
+            let predicate = self.and_predicates(owner.clone(), inside);
             if vector > 1 {
                 self.reduce_vector(&address, &values[r..r + vector], predicate);
             } else {
@@ -39,11 +39,11 @@ impl Lowering<'_> {
 
     /// The number of consecutive elements that one instruction adds to memory: Hopper has vector reductions (`red.v2`,
     /// `red.v4`) of f32, without a result.
-    fn reduction_vector(&self, view: Value, op: AtomicOp, place: &Place, layout: &LinearLayout) -> usize {
+    fn reduction_vector(&self, view: Value, op: AtomicOp, place: &BlockAddress, layout: &LinearLayout) -> usize {
         if self.arch != GpuArch::Sm90a || op != AtomicOp::Add || place.elem != DType::F32 {
             return 1;
         }
-        let vector = view_vector(self.func, &self.axis, view, &place.boundary) as usize;
+        let vector = view_vector_width(self.func, &self.axis, view, &place.boundary) as usize;
         vector.min(layout.contiguous_run(place.parts.order[0])).min(4)
     }
 
@@ -78,10 +78,10 @@ impl Lowering<'_> {
                 olds.push(olds[r & !free].clone());
                 continue;
             }
-            let predicate = self.both(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
+            let predicate = self.and_predicates(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
             olds.push(self.atomic(op, elem, &pointers[r], &values[r], predicate)?);
         }
-        self.share_from_owner(data.results[0], olds)
+        self.broadcast_old_values(data.results[0], olds)
     }
 
     pub(super) fn atomic_cas(&mut self, id: OpId) -> Result<()> {
@@ -114,7 +114,7 @@ impl Lowering<'_> {
             });
             olds.extend(self.unpack_elements(&old, &int, ty, 1));
         }
-        self.share_from_owner(data.results[0], olds)
+        self.broadcast_old_values(data.results[0], olds)
     }
 
     /// Runs `f` where the predicate holds; the result is zero elsewhere.
@@ -220,17 +220,17 @@ impl Lowering<'_> {
 
     /// Sets the results of an atomic. Only the thread that performed it has them; the others get them through shared
     /// memory.
-    fn share_from_owner(&mut self, result: Value, olds: Vec<Val>) -> Result<()> {
+    fn broadcast_old_values(&mut self, result: Value, olds: Vec<Val>) -> Result<()> {
         let values = match self.layout(result) {
             Some(layout) => {
                 let copies = layout.free_mask(Dim::Lane) != 0 || layout.free_mask(Dim::Warp) != 0;
                 if copies && self.func.use_counts()[result.0 as usize] > 0 {
-                    self.exchange_copies(result, layout, olds)
+                    self.broadcast_from_owners(result, layout, olds)
                 } else {
                     olds
                 }
             }
-            None if self.func.use_counts()[result.0 as usize] > 0 => self.exchange_scalar(result, olds),
+            None if self.func.use_counts()[result.0 as usize] > 0 => self.broadcast_scalar(result, olds),
             None => olds,
         };
         self.set(result, values);

@@ -34,9 +34,9 @@ struct SharedMatrix {
 }
 
 /// Operand a of a `wgmma`, for all K steps of a tile of rows.
-enum First {
-    /// The [descriptors of the steps](Lowering::boxes), and whether M is the fastest dimension.
-    Buffer(Vec<(Val, u32)>, bool),
+enum OperandA {
+    /// The [descriptors of the steps](Lowering::step_descriptors), and whether M is the fastest dimension.
+    Shared(Vec<(Val, u32)>, bool),
     /// Four words for each step.
     Registers(Vec<Val>),
 }
@@ -125,7 +125,7 @@ impl Lowering<'_> {
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
         let dtype = self.operand_dtype(a);
         let instruction = instruction(Family::MmaSync, dtype);
-        self.has_registers(instruction.fewest_registers(instruction.n[0], true))?;
+        self.require_registers(instruction.min_registers(instruction.n[0], true))?;
         let (a_shape, b_shape) = (self.shape2(a), self.shape2(b));
         let warps = [warps[0], warps[1]];
         let bits = dtype.bits() as u32;
@@ -215,7 +215,7 @@ impl Lowering<'_> {
         if precision != Precision::Tf32x3 {
             return Fragment { words: elements.iter().map(|x| self.tf32(x)).collect(), rest: None };
         }
-        let (words, rest) = elements.iter().map(|x| self.tf32_parts(x)).unzip();
+        let (words, rest) = elements.iter().map(|x| self.split_tf32(x)).unzip();
         Fragment { words, rest: Some(rest) }
     }
 
@@ -225,7 +225,7 @@ impl Lowering<'_> {
     /// with few warps. The integer add rounds every number the same way. A NaN leaves NaN as the remainder, whatever
     /// the rounded word becomes. So does an infinity, or a number that rounds to one: its products are NaN, where f32
     /// arithmetic has an infinity.
-    fn tf32_parts(&mut self, x: &str) -> (Val, Val) {
+    fn split_tf32(&mut self, x: &str) -> (Val, Val) {
         let bits = self.e.inst(format!("bitcast float {x} to i32"));
         let above = self.e.inst(format!("add i32 {bits}, {TF32_HALF}"));
         let big = self.e.inst(format!("and i32 {above}, {}", TF32_KEPT as i32));
@@ -254,7 +254,7 @@ impl Lowering<'_> {
     }
 
     /// Checks that a thread has the registers that a matrix instruction needs.
-    fn has_registers(&self, needs: u32) -> Result<()> {
+    fn require_registers(&self, needs: u32) -> Result<()> {
         if self.registers >= needs {
             return Ok(());
         }
@@ -276,7 +276,7 @@ impl Lowering<'_> {
         let dtype = self.operand_dtype(b);
         let instruction = instruction(Family::Wgmma, dtype);
         let k_instr = instruction.k;
-        self.has_registers(instruction.fewest_registers(n_instr, self.func.ty(a).is_tensor()))?;
+        self.require_registers(instruction.min_registers(n_instr, self.func.ty(a).is_tensor()))?;
         let k_steps = self.func.ty(b).shape()[0] as u32 / k_instr;
         let k_used = k_end.map_or(k_steps, |end| k_steps.min(end.div_ceil(k_instr)));
         let b_matrix = self.matrix(b, 0);
@@ -284,7 +284,7 @@ impl Lowering<'_> {
         let a_regs = if a_matrix.is_some() { None } else { Some(self.regs(a)) };
         // Warpgroups are distributed along M first, then along N.
         let groups_m = warps[0] / 4;
-        let group = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        let group = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let (along_m, along_n) = if self.options.num_warps == 4 {
             ("0".to_string(), "0".to_string())
         } else {
@@ -293,13 +293,13 @@ impl Lowering<'_> {
             (along_m, along_n)
         };
         let sums = self.regs(acc);
-        let fresh = matches!(self.func.constant(acc), Some(Literal::Float(0.0)));
+        let starts_at_zero = matches!(self.func.constant(acc), Some(Literal::Float(0.0)));
         self.e.void("call void asm sideeffect \"wgmma.fence.sync.aligned;\", \"~{memory}\"() #1");
         let mut out = Vec::new();
         let per_tile = n_instr as usize / 2;
         for mi in 0..m_tiles {
             for ni in 0..n_tiles {
-                let b_group = self.group_offset(&b_matrix, &along_n, n_instr);
+                let b_group = self.warpgroup_offset(&b_matrix, &along_n, n_instr);
                 let b_tile = ni * n_instr * warps[1];
                 let at = (mi * n_tiles + ni) as usize * per_tile;
                 let n_used = self.columns_written(id, ni) as usize;
@@ -307,20 +307,24 @@ impl Lowering<'_> {
                 if n_used > 0 && k_used > 0 {
                     let a = match &a_matrix {
                         Some(matrix) => {
-                            let a_group = self.group_offset(matrix, &along_m, 64);
+                            let a_group = self.warpgroup_offset(matrix, &along_m, 64);
                             let at = mi * 16 * warps[0];
-                            First::Buffer(self.boxes(matrix, &a_group, at, k_used, k_instr), !matrix.matrix.k_major)
+                            OperandA::Shared(
+                                self.step_descriptors(matrix, &a_group, at, k_used, k_instr),
+                                !matrix.matrix.k_major,
+                            )
                         }
                         None => {
                             let regs = a_regs.as_ref().expect("internal compiler error: no operand a");
                             // Four words for each step.
                             let step = 4 * (32 / dtype.bits());
                             let first = (mi * k_steps) as usize * step;
-                            First::Registers(self.words(&regs[first..first + k_used as usize * step], dtype))
+                            OperandA::Registers(self.words(&regs[first..first + k_used as usize * step], dtype))
                         }
                     };
-                    let b = (self.boxes(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.matrix.k_major);
-                    out.extend(self.wgmma_tile(dtype, n_used as u32, &a, &b, own, fresh));
+                    let b =
+                        (self.step_descriptors(&b_matrix, &b_group, b_tile, k_used, k_instr), !b_matrix.matrix.k_major);
+                    out.extend(self.wgmma_tile(dtype, n_used as u32, &a, &b, own, starts_at_zero));
                 } else {
                     out.extend_from_slice(own);
                 }
@@ -342,7 +346,7 @@ impl Lowering<'_> {
     }
 
     /// A number that is equal in all lanes of a warp, marked as such for ptxas by a shuffle.
-    pub(super) fn uniform(
+    pub(super) fn warp_uniform(
         &mut self,
         f: impl FnOnce(&mut super::emit::Emitter, &super::threads::Threads) -> Val,
     ) -> Val {
@@ -354,15 +358,15 @@ impl Lowering<'_> {
     /// An operand of `wgmma` in shared memory, whose dimension `k_axis` is K.
     fn matrix(&self, v: Value, k_axis: usize) -> SharedMatrix {
         let (layout, elem, base) = self.buffer(v);
-        let transposes = instruction(Family::Wgmma, elem).transposes;
-        let matrix = Matrix::of(layout, k_axis, elem.bytes() as u32, transposes);
+        let allows_mn_major = instruction(Family::Wgmma, elem).allows_mn_major;
+        let matrix = Matrix::of(layout, k_axis, elem.bytes() as u32, allows_mn_major);
         let matrix = matrix
             .unwrap_or_else(|| panic!("internal compiler error: wgmma cannot read an operand of layout {layout}"));
         SharedMatrix { matrix, base }
     }
 
     /// The byte offset of the part of a warpgroup, which starts at `group · step` along M or N.
-    fn group_offset(&mut self, SharedMatrix { matrix, .. }: &SharedMatrix, group: &str, step: u32) -> Val {
+    fn warpgroup_offset(&mut self, SharedMatrix { matrix, .. }: &SharedMatrix, group: &str, step: u32) -> Val {
         if group == "0" {
             return "0".into();
         }
@@ -385,7 +389,14 @@ impl Lowering<'_> {
     ///
     /// For f32, all steps share one base descriptor, and the asm statement adds the offsets: LLVM would hoist separate
     /// descriptors out of loops, where each takes two registers, and tf32x3 has three times as many.
-    fn boxes(&mut self, shared: &SharedMatrix, group: &str, at: u32, steps: u32, k_instr: u32) -> Vec<(Val, u32)> {
+    fn step_descriptors(
+        &mut self,
+        shared: &SharedMatrix,
+        group: &str,
+        at: u32,
+        steps: u32,
+        k_instr: u32,
+    ) -> Vec<(Val, u32)> {
         let units: Vec<u32> = (0..steps).map(|k| shared.matrix.offset(at, k_instr * k) >> 4).collect();
         if shared.matrix.element_bytes < 4 {
             return units.into_iter().map(|units| (self.descriptor(shared, group, units), 0)).collect();
@@ -411,20 +422,20 @@ impl Lowering<'_> {
         &mut self,
         dtype: DType,
         n: u32,
-        a: &First,
+        a: &OperandA,
         (b, b_trans): &(Vec<(Val, u32)>, bool),
         sums: &[Val],
-        fresh: bool,
+        starts_at_zero: bool,
     ) -> Vec<Val> {
         let instruction = instruction(Family::Wgmma, dtype);
         let count = sums.len();
         let outputs: Vec<String> = (0..count).map(|i| format!("${i}")).collect();
         // After the outputs come the accumulators tied to them, unless the accumulator starts at zero.
-        let ties = if fresh { 0 } else { count };
+        let ties = if starts_at_zero { 0 } else { count };
         let mut args: Vec<String> =
-            if fresh { Vec::new() } else { sums.iter().map(|s| format!("float {s}")).collect() };
-        let mut constraints: Vec<String> = vec![if fresh { "=&f" } else { "=f" }.to_string(); count];
-        if !fresh {
+            if starts_at_zero { Vec::new() } else { sums.iter().map(|s| format!("float {s}")).collect() };
+        let mut constraints: Vec<String> = vec![if starts_at_zero { "=&f" } else { "=f" }.to_string(); count];
+        if !starts_at_zero {
             constraints.extend((0..count).map(|i| i.to_string()));
         }
         let mut operand = |value: String, constraint: &str| {
@@ -439,16 +450,19 @@ impl Lowering<'_> {
         let b: Vec<(String, u32)> =
             b.iter().map(|(base, units)| (operand(format!("i64 {base}"), "l"), *units)).collect();
         let (a_boxes, a_words, a_trans) = match a {
-            First::Buffer(boxes, trans) => {
-                let boxes = boxes.iter().map(|(base, units)| (operand(format!("i64 {base}"), "l"), *units)).collect();
-                (boxes, Vec::new(), Some(*trans))
+            OperandA::Shared(step_descriptors, trans) => {
+                let step_descriptors = step_descriptors
+                    .iter()
+                    .map(|(base, units)| (operand(format!("i64 {base}"), "l"), *units))
+                    .collect();
+                (step_descriptors, Vec::new(), Some(*trans))
             }
-            First::Registers(words) => {
+            OperandA::Registers(words) => {
                 let words = words.iter().map(|w| operand(format!("i32 {w}"), "r")).collect();
                 (Vec::new(), words, None)
             }
         };
-        let flags: String = match instruction.transposes {
+        let flags: String = match instruction.allows_mn_major {
             true => a_trans.into_iter().chain([*b_trans]).map(|t| format!(", {}", u32::from(t))).collect(),
             false => String::new(),
         };
@@ -471,7 +485,7 @@ impl Lowering<'_> {
                 Some(a) => place("da", a),
                 None => format!("{{{}}}", a_words[4 * i..4 * i + 4].join(",")),
             };
-            let scale = if fresh && i == 0 { "set" } else { "add" };
+            let scale = if starts_at_zero && i == 0 { "set" } else { "add" };
             text.push_str(&format!("{mnemonic} {{{}}}, {a_text}, {b_text}, {scale}, 1, 1{flags};", outputs.join(","),));
         }
         text.push('}');

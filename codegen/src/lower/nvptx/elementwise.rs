@@ -64,8 +64,13 @@ impl Lowering<'_> {
             }
             Op::InlineAsm { .. } => return self.inline_asm(id),
             Op::Unary(op @ (UnaryOp::Sin | UnaryOp::Cos)) if self.dtype(result) != DType::F64 => {
-                let known = magnitude::of(self.func, data.operands[0]);
-                self.sines(*op, self.dtype(result), &operands[0], known.is_some_and(|x| x <= f64::from(math::NEAR)))
+                let known = magnitude::upper_bound(self.func, data.operands[0]);
+                self.sin_cos(
+                    *op,
+                    self.dtype(result),
+                    &operands[0],
+                    known.is_some_and(|x| x <= f64::from(math::SMALL_ARGUMENT)),
+                )
             }
             _ => {
                 let mut regs = Vec::with_capacity(count);
@@ -180,11 +185,11 @@ impl Lowering<'_> {
     /// Sine or cosine of all elements of a thread. One branch for the whole thread tests whether any element is too
     /// large for the fast path, so that the fast paths of the elements overlap. `near`: all are known to be small
     /// enough.
-    fn sines(&mut self, op: UnaryOp, d: DType, xs: &[Val], near: bool) -> Vec<Val> {
+    fn sin_cos(&mut self, op: UnaryOp, d: DType, xs: &[Val], near: bool) -> Vec<Val> {
         let xs: Vec<Val> = xs.iter().map(|x| self.cast_element(x, d, DType::F32)).collect();
         self.e.shared_math(op);
         if near {
-            let short = |x| self.e.inst(format!("call float {}(float {x})", math::near_name(op)));
+            let short = |x| self.e.inst(format!("call float {}(float {x})", math::small_argument_name(op)));
             let found: Vec<Val> = xs.iter().map(short).collect();
             return found.iter().map(|v| self.cast_element(v, DType::F32, d)).collect();
         }
@@ -196,7 +201,8 @@ impl Lowering<'_> {
                 other => self.e.call("float", "llvm.maxnum.f32", &[("float", other), ("float", &size)]),
             };
         }
-        let is_far = self.e.inst(format!("fcmp ogt float {largest}, 0x{:016X}", f64::from(math::NEAR).to_bits()));
+        let is_far =
+            self.e.inst(format!("fcmp ogt float {largest}, 0x{:016X}", f64::from(math::SMALL_ARGUMENT).to_bits()));
         let [far, near, join] = ["far", "near", "sines"].map(|hint| self.e.new_label(hint));
         self.e.branch_if(&is_far, &far, &near);
         let by = |this: &mut Self, label: &str, function: &str| -> Vec<Val> {
@@ -206,7 +212,7 @@ impl Lowering<'_> {
             values
         };
         let found_far = by(self, &far, &format!("@math.{}.1", op.name()));
-        let found_near = by(self, &near, &math::near_name(op));
+        let found_near = by(self, &near, &math::small_argument_name(op));
         self.e.start_block(&join);
         let found = found_far.iter().zip(&found_near);
         let found: Vec<Val> =
@@ -365,8 +371,8 @@ impl Lowering<'_> {
             let above = if d.is_signed_int() { "sgt" } else { "ne" };
             self.e.inst(format!("icmp {above} {ty} {rest}, 0"))
         } else {
-            let signs = self.e.inst(format!("xor {ty} {rest}, {b}"));
-            let same_sign = self.e.inst(format!("icmp sge {ty} {signs}, 0"));
+            let has_release_flags = self.e.inst(format!("xor {ty} {rest}, {b}"));
+            let same_sign = self.e.inst(format!("icmp sge {ty} {has_release_flags}, 0"));
             let some = self.e.inst(format!("icmp ne {ty} {rest}, 0"));
             self.e.inst(format!("and i1 {some}, {same_sign}"))
         };

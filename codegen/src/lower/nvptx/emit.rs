@@ -8,7 +8,7 @@ use std::fmt::Write;
 pub type Val = String;
 
 /// Prefix of the comments with source locations.
-pub const PLACE: &str = ";@ ";
+pub const LOC_COMMENT: &str = ";@ ";
 
 /// The attribute that marks inline assembly of the kernel's author. The simulated GPU recognizes it by this attribute
 /// alone.
@@ -36,7 +36,7 @@ pub struct Emitter {
     bases: HashMap<(String, String), Val>,
     /// Elements of vectors: the vector, its element type, its length, and the index.
     elements: HashMap<Val, (Val, String, usize, usize)>,
-    /// The source location of the last comment of [`Emitter::place`].
+    /// The source location of the last comment of [`Emitter::set_loc`].
     loc: Loc,
     /// Whether `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
     pub f8: bool,
@@ -87,15 +87,15 @@ impl Emitter {
     }
 
     /// Emits a comment with the source location of the following instructions, which the simulated GPU reports.
-    pub fn place(&mut self, loc: &Loc) {
+    pub fn set_loc(&mut self, loc: &Loc) {
         if !loc.is_unknown() && *loc != self.loc {
             self.loc = loc.clone();
             let place = loc.to_string().replace(char::is_control, "?");
             // The previous location has no instructions.
-            if self.body.last().is_some_and(|line| line.trim_start().starts_with(PLACE)) {
+            if self.body.last().is_some_and(|line| line.trim_start().starts_with(LOC_COMMENT)) {
                 self.body.pop();
             }
-            self.body.push(format!("  {PLACE}{place}"));
+            self.body.push(format!("  {LOC_COMMENT}{place}"));
         }
     }
 

@@ -3,15 +3,15 @@
 use super::emit::Val;
 use super::threads::{Coordinate, coordinates};
 use super::{Lowering, Result, llvm_type};
-use crate::analysis::reach::argument;
+use crate::analysis::bounds::argument;
 use crate::ir::{DType, Elem, Eviction, Op, OpId, Padding, Value};
 use crate::layout::{Dim, LinearLayout};
-use crate::passes::assign_layouts::{ViewParts, pointer_vector, view_parts, view_vector};
+use crate::passes::assign_layouts::{ViewOperands, pointer_order_and_width, view_operands, view_vector_width};
 use std::collections::HashMap;
 
 /// The addresses of the elements of a view's block: the values that all its accesses share.
-pub(super) struct Place<'f> {
-    pub(super) parts: ViewParts<'f>,
+pub(super) struct BlockAddress<'f> {
+    pub(super) parts: ViewOperands<'f>,
     coordinates: Vec<Coordinate>,
     pub(super) elem: DType,
     pub(super) boundary: Vec<usize>,
@@ -29,8 +29,8 @@ pub(super) fn memory_type(d: DType) -> &'static str {
 
 impl<'f> Lowering<'f> {
     /// Computes the addresses of a view's block in a layout.
-    pub(super) fn place(&mut self, view: Value, layout: &LinearLayout, boundary: &[usize]) -> Place<'f> {
-        let parts = view_parts(self.func, view);
+    pub(super) fn block_address(&mut self, view: Value, layout: &LinearLayout, boundary: &[usize]) -> BlockAddress<'f> {
+        let parts = view_operands(self.func, view);
         let crate::ir::Type::View { elem, .. } = self.func.ty(view) else {
             panic!("internal compiler error: not a view")
         };
@@ -69,7 +69,7 @@ impl<'f> Lowering<'f> {
                     (Some(o), Some(n)) if o >= 0 && o.checked_add(shape[d] as i64).is_some_and(|end| end <= n))
             })
             .collect();
-        Place { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
+        BlockAddress { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
     }
 
     /// `offset + coordinate` in i64.
@@ -100,7 +100,7 @@ impl<'f> Lowering<'f> {
     }
 
     /// The address of the element in register `r`.
-    pub(super) fn address(&mut self, place: &Place, r: usize) -> Val {
+    pub(super) fn address(&mut self, place: &BlockAddress, r: usize) -> Val {
         let mut address = place.base.clone();
         let ty = memory_type(place.elem);
         for (d, c) in place.coordinates.iter().enumerate() {
@@ -123,7 +123,7 @@ impl<'f> Lowering<'f> {
     }
 
     /// i1: the element in register `r` is in bounds; `None` where it always is.
-    pub(super) fn inside(&mut self, place: &mut Place, r: usize) -> Option<Val> {
+    pub(super) fn inside(&mut self, place: &mut BlockAddress, r: usize) -> Option<Val> {
         let mut all: Option<Val> = None;
         for d in place.boundary.clone() {
             let constant = place.coordinates[d].register[r];
@@ -153,9 +153,9 @@ impl<'f> Lowering<'f> {
             panic!("internal compiler error: not a load of a view")
         };
         let layout = self.tile_layout(data.results[0]);
-        let mut place = self.place(data.operands[0], layout, boundary);
+        let mut place = self.block_address(data.operands[0], layout, boundary);
         let inner = place.parts.order[0];
-        let vector = view_vector(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
+        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(inner));
         let fill = match padding {
             Padding::Zero => 0u64,
@@ -178,8 +178,8 @@ impl<'f> Lowering<'f> {
         };
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
-        let mut place = self.place(data.operands[0], layout, boundary);
-        let vector = view_vector(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
+        let mut place = self.block_address(data.operands[0], layout, boundary);
+        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
         let owner = self.threads.owner(&mut self.e, layout);
         // Warps that only hold copies branch around the store, and with it around values that only the store uses: LLVM
@@ -193,14 +193,14 @@ impl<'f> Lowering<'f> {
             for r in (0..layout.num_registers()).step_by(vector).filter(|r| r & free == 0) {
                 let address = this.address(&place, r);
                 let inside = this.inside(&mut place, r);
-                let predicate = this.both(owner.clone(), inside);
+                let predicate = this.and_predicates(owner.clone(), inside);
                 this.store_vector(&address, place.elem, &values[r..r + vector], predicate, *eviction);
             }
         });
         Ok(())
     }
 
-    pub(super) fn both(&mut self, a: Option<Val>, b: Option<Val>) -> Option<Val> {
+    pub(super) fn and_predicates(&mut self, a: Option<Val>, b: Option<Val>) -> Option<Val> {
         match (a, b) {
             (Some(a), Some(b)) => Some(self.e.inst(format!("and i1 {a}, {b}"))),
             (a, b) => a.or(b),
@@ -280,7 +280,7 @@ impl<'f> Lowering<'f> {
         };
         let policy = self.cache_policy(eviction);
         let (hint, policy_operand, policy_constraint) =
-            policy_parts(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
+            cache_policy_operands(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
         // Inputs: the address, the fills tied to the outputs, the predicate, the policy of the L2 cache.
         let text = format!("{guard}ld.global{hint}.{suffix} {list}, [${at}]{policy_operand};");
         let ties: Vec<String> = (0..word.count).map(|i| i.to_string()).collect();
@@ -362,7 +362,7 @@ impl<'f> Lowering<'f> {
         };
         let policy = self.cache_policy(eviction);
         let (hint, policy_operand, policy_constraint) =
-            policy_parts(eviction, word.count + 1 + usize::from(predicate.is_some()));
+            cache_policy_operands(eviction, word.count + 1 + usize::from(predicate.is_some()));
         let text = format!("{guard}st.global{hint}.{} [$0], {list}{policy_operand};", word.suffix());
         let mut args = vec![format!("ptr addrspace(1) {address}")];
         args.extend(words.iter().map(|w| format!("{} {w}", word.ty)));
@@ -385,7 +385,7 @@ impl<'f> Lowering<'f> {
         let mask = data.operands.get(1).map(|&v| self.regs(v));
         let other = data.operands.get(2).map(|&v| self.regs(v));
         let elem = self.dtype(data.results[0]);
-        let vector = self.pointer_run(data.operands[0], data.operands.get(1).copied());
+        let vector = self.pointer_access_width(data.operands[0], data.operands.get(1).copied());
         let mut regs = Vec::new();
         for r in (0..pointers.len()).step_by(vector) {
             let fill = match &other {
@@ -406,11 +406,11 @@ impl<'f> Lowering<'f> {
         let values = self.regs(data.operands[1]);
         let mask = data.operands.get(2).map(|&v| self.regs(v));
         let elem = self.dtype(data.operands[1]);
-        let vector = self.pointer_run(data.operands[0], data.operands.get(2).copied());
+        let vector = self.pointer_access_width(data.operands[0], data.operands.get(2).copied());
         let (owner, free) = self.owner_of(data.operands[0]);
         for r in (0..pointers.len()).step_by(vector) {
             if r & free == 0 {
-                let predicate = self.both(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
+                let predicate = self.and_predicates(owner.clone(), mask.as_ref().map(|m| m[r].clone()));
                 self.store_vector(&pointers[r], elem, &values[r..r + vector], predicate, eviction);
             }
         }
@@ -418,10 +418,10 @@ impl<'f> Lowering<'f> {
     }
 
     /// The number of registers of a pointer tile that one access covers.
-    fn pointer_run(&self, pointers: Value, mask: Option<Value>) -> usize {
+    fn pointer_access_width(&self, pointers: Value, mask: Option<Value>) -> usize {
         match self.layout(pointers) {
             Some(layout) => {
-                let (order, vector) = pointer_vector(self.func, &self.axis, pointers, mask);
+                let (order, vector) = pointer_order_and_width(self.func, &self.axis, pointers, mask);
                 (vector as usize).min(layout.contiguous_run(order[0]))
             }
             None => 1,
@@ -490,7 +490,7 @@ fn signed_literal(bits: u64, bytes: usize) -> Val {
 
 /// The operands for an eviction hint: the suffix of `ld.global`, the operand after the address, and the constraint of
 /// the policy, which is operand `index` of the asm statement.
-fn policy_parts(eviction: Eviction, index: usize) -> (&'static str, String, &'static str) {
+fn cache_policy_operands(eviction: Eviction, index: usize) -> (&'static str, String, &'static str) {
     match eviction {
         Eviction::Normal => ("", String::new(), ""),
         Eviction::First => (".L1::evict_first.L2::cache_hint", format!(", ${index}"), ",l"),

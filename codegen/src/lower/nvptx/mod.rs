@@ -1,40 +1,40 @@
-//! Lowers Tile IR of stage *async* (or *laid*) to LLVM IR for NVPTX.
+//! Lowers Tile IR of stage *async* (or *layout*) to LLVM IR for NVPTX.
 //!
 //! Every tile becomes one LLVM value per register of its layout, and ops on tiles become straight-line code on these
 //! values. Coordinates of elements are never stored: they are linear functions of lane and warp, XOR a constant per
 //! register.
 //!
 //! Reading order: [`emit`] (text), [`threads`] (coordinates), this file (ops), [`control`] (control flow),
-//! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_add`], [`shared`], [`tma`] (mbarriers, TMA, warp
-//! specialization), [`reduce`], [`dot`], [`products`] (`wgmma` waits), [`plan`] (shared memory and barriers),
-//! [`exchange`] (dependencies between threads through global memory).
+//! [`elementwise`], [`memory`] (global memory), [`atomic`], [`bulk_reduce`], [`shared`], [`tma`] (mbarriers, TMA, warp
+//! specialization), [`reduce`], [`dot`], [`wgmma`] (`wgmma` waits), [`plan`] (shared memory and barriers),
+//! [`thread_dependencies`] (dependencies between threads through global memory).
 
 mod atomic;
-mod bulk_add;
+mod bulk_reduce;
 mod control;
 mod debug;
 mod dot;
 mod elementwise;
 mod emit;
-mod exchange;
 mod math;
 mod memory;
 mod plan;
-mod products;
 mod reduce;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod thread_dependencies;
 mod threads;
 mod tma;
+mod wgmma;
 
 use self::emit::{Emitter, Val};
-pub(crate) use self::emit::{PLACE, USER_ASM};
-use self::exchange::Exchange;
+pub(crate) use self::emit::{LOC_COMMENT, USER_ASM};
 use self::plan::SharedPlan;
+use self::thread_dependencies::ThreadDependencies;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::{reach, registers, written};
+use crate::analysis::{bounds, memory_effects, registers};
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::LinearLayout;
 use crate::lower::Unsupported;
@@ -63,11 +63,11 @@ pub struct GpuModule {
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
-    let exchange = Rc::new(Exchange::new(func, &axis));
-    let mut plan = SharedPlan::new(func, exchange.clone(), bulk_add::find(func, &axis, &exchange, arch));
+    let dependencies = Rc::new(ThreadDependencies::new(func, &axis));
+    let mut plan = SharedPlan::new(func, dependencies.clone(), bulk_reduce::find(func, &axis, &dependencies, arch));
     if plan.bytes > arch.max_shared_bytes() {
         // Atomics of threads need no shared memory.
-        plan = SharedPlan::new(func, exchange.clone(), HashMap::new());
+        plan = SharedPlan::new(func, dependencies.clone(), HashMap::new());
     }
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
@@ -95,11 +95,11 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
         maps: Vec::new(),
         num_warps: options.num_warps,
         consumers: None,
-        registers: registers_for_products(func, options, threads),
+        registers: registers_for_mma(func, options, threads),
         e,
         loc: func.loc.clone(),
     };
-    let mut params = l.params(&exchange);
+    let mut params = l.params(&dependencies);
     l.block(func.body)?;
     let (map_params, map_args) = l.map_arguments();
     params.extend(map_params);
@@ -143,7 +143,7 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
 /// launched with as many registers as its partitions share afterwards.
 fn resident_blocks(func: &Func) -> Option<u32> {
     func.walk().iter().find_map(|&id| match &func.op(id).op {
-        Op::Roles { warps, registers, .. } => match registers[..] {
+        Op::WarpSpecialize { warps, registers, .. } => match registers[..] {
             [consumer, producer] => Some((REGISTERS / (32 * warps * consumer + 128 * producer)).max(1)),
             _ => None,
         },
@@ -153,8 +153,8 @@ fn resident_blocks(func: &Func) -> Option<u32> {
 
 /// Threads per block: those of `num_warps`, plus four producer warps in a warp-specialized kernel.
 fn block_threads(func: &Func, options: &CompileOptions) -> u32 {
-    let roles = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::Roles { .. }));
-    32 * (options.num_warps + if roles { 4 } else { 0 })
+    let is_specialized = func.walk().iter().any(|&id| matches!(func.op(id).op, Op::WarpSpecialize { .. }));
+    32 * (options.num_warps + if is_specialized { 4 } else { 0 })
 }
 
 /// How the launch passes an argument of this type. 16-bit floats are passed as their bits.
@@ -198,13 +198,13 @@ type CoordinateMap<'f> = Box<dyn Fn(&[u32]) -> Vec<u32> + 'f>;
 type Regs = Rc<Vec<Val>>;
 
 /// Registers per thread of the consumer partition, or of every thread without warp specialization.
-fn registers_for_products(func: &Func, options: &CompileOptions, threads: u32) -> u32 {
-    let of_role = func.walk().into_iter().find_map(|id| match &func.op(id).op {
-        Op::Roles { registers, .. } => registers.first().copied(),
+fn registers_for_mma(func: &Func, options: &CompileOptions, threads: u32) -> u32 {
+    let of_partition = func.walk().into_iter().find_map(|id| match &func.op(id).op {
+        Op::WarpSpecialize { registers, .. } => registers.first().copied(),
         _ => None,
     });
     let available = registers::available(threads);
-    of_role.unwrap_or_else(|| options.max_registers.map_or(available, |most| most.min(available)))
+    of_partition.unwrap_or_else(|| options.max_registers.map_or(available, |most| most.min(available)))
 }
 
 struct Lowering<'f> {
@@ -232,10 +232,10 @@ type Result<T, E = Unsupported> = std::result::Result<T, E>;
 
 impl<'f> Lowering<'f> {
     /// The parameters of the kernel's arguments.
-    fn params(&mut self, exchange: &Exchange) -> Vec<String> {
+    fn params(&mut self, dependencies: &ThreadDependencies) -> Vec<String> {
         let func = self.func;
-        let written = written::through(func);
-        let exchanged = exchange.arguments();
+        let written = memory_effects::written_pointers(func);
+        let shared_between_threads = dependencies.shared_arguments();
         let mut params = Vec::new();
         for (i, (arg, &v)) in func.args.iter().zip(&func.block(func.body).params).enumerate() {
             let elem = func.ty(v).elem().expect("internal compiler error: argument type");
@@ -244,7 +244,7 @@ impl<'f> Lowering<'f> {
                     // Written buffers are borrowed exclusively: no two arguments overlap.
                     let access = if written.contains(&v) { "" } else { " readonly" };
                     // `noalias` would assert that only this thread changes the memory, regardless of barriers.
-                    let alone = if exchanged.contains(&v) { "" } else { " noalias" };
+                    let alone = if shared_between_threads.contains(&v) { "" } else { " noalias" };
                     format!("ptr addrspace(1){alone}{access} align {} %a{i}", arg.divisible_by.clamp(1, 16))
                 }
                 Elem::Num(DType::Bool) => format!("i8 %a{i}"),
@@ -310,7 +310,7 @@ impl<'f> Lowering<'f> {
     fn block(&mut self, block: BlockId) -> Result<()> {
         for &id in &self.func.block(block).ops {
             self.loc = self.func.op(id).loc.clone();
-            self.e.place(&self.loc);
+            self.e.set_loc(&self.loc);
             if self.plan.fence_before(id) {
                 self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
             }
@@ -324,7 +324,7 @@ impl<'f> Lowering<'f> {
 
     /// Emits `bar.sync` for all threads of the block, or of the partition.
     fn barrier(&mut self) {
-        self.wait_for_additions();
+        self.wait_for_bulk_reductions();
         let which = match self.consumers {
             Some(warps) => format!("1, {}", 32 * warps),
             None => "0".to_string(),
@@ -365,7 +365,7 @@ impl<'f> Lowering<'f> {
                 self.set(data.results[0], regs.to_vec());
             }
             // Not passed to LLVM, where a violated assumption is undefined behavior.
-            Op::Assume if reach::checks_assumption(self.func, id) => {}
+            Op::Assume if bounds::checks_assumption(self.func, id) => {}
             Op::Assume => self.device_assert(id, "the assumption does not hold"),
             // Views have no registers: accesses read their operands.
             Op::MakeView { .. } => {}
@@ -385,7 +385,7 @@ impl<'f> Lowering<'f> {
             // The ops that contain the region read its terminator.
             Op::Yield | Op::Condition => {}
             Op::Return => {
-                self.wait_for_additions();
+                self.wait_for_bulk_reductions();
                 self.e.void("ret void");
             }
             Op::DevicePrint { .. } => self.device_print(id)?,
@@ -425,9 +425,9 @@ impl<'f> Lowering<'f> {
             Op::AsyncArrive { .. } => self.async_arrive(id),
             Op::MbarrierWait => self.mbarrier_wait(id),
             Op::TmaLoad { .. } => self.tma_load(id)?,
-            Op::TakeTurn => self.turn("sync", 0),
-            Op::PassTurn => self.turn("arrive", 1),
-            Op::Roles { .. } => self.roles(id)?,
+            Op::PingpongWait => self.pingpong_barrier("sync", 0),
+            Op::PingpongArrive => self.pingpong_barrier("arrive", 1),
+            Op::WarpSpecialize { .. } => self.warp_specialize(id)?,
             Op::Dot { .. } => panic!("internal compiler error: a dot without an instruction"),
         }
         Ok(())

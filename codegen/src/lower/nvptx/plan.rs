@@ -8,13 +8,13 @@
 //! overlaps an earlier one if at least one of them writes. It repeats loops with the accesses pending at their end
 //! until nothing changes. A hazard with an access from before a loop gets one barrier before the loop.
 //!
-//! Global memory is tracked too, where one thread may read what another writes ([`exchange`](super::exchange)).
+//! Global memory is tracked too, where one thread may read what another writes ([`thread_dependencies`](super::thread_dependencies)).
 //!
 //! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. Here they only
 //! wait for previous uses of their memory, with a proxy fence where those were ordinary stores and TMA fills the ring.
 
-use super::bulk_add::BulkAdd;
-use super::exchange::Exchange;
+use super::bulk_reduce::BulkReduce;
+use super::thread_dependencies::ThreadDependencies;
 use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
@@ -33,16 +33,16 @@ pub struct SharedPlan {
     scratch: HashMap<OpId, u32>,
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
-    exchange: Rc<Exchange>,
+    dependencies: Rc<ThreadDependencies>,
     /// Atomic adds performed by bulk async reductions.
-    additions: Rc<HashMap<OpId, BulkAdd>>,
+    bulk_reductions: Rc<HashMap<OpId, BulkReduce>>,
     /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
     /// require proxy fences, which architectures before Hopper lack.
     async_proxy: bool,
 }
 
 /// A request for `bytes` of memory, live from op number `first` to `last`.
-struct Need {
+struct Allocation {
     op: OpId,
     bytes: u32,
     align: u32,
@@ -75,24 +75,33 @@ struct Pending {
     /// Accesses of global memory.
     global: HashSet<OpId>,
     /// TMA may still read the operand of a bulk async reduction: threads wait for it before they synchronize.
-    adding: bool,
+    bulk_reading: bool,
 }
 
 impl Pending {
     /// Clears the accesses that a barrier orders.
-    fn settled(&mut self) {
+    fn clear_synchronized(&mut self) {
         self.reads.clear();
         self.writes.clear();
         self.global.clear();
-        self.adding = false;
+        self.bulk_reading = false;
     }
 }
 
 impl SharedPlan {
-    pub fn new(func: &Func, exchange: Rc<Exchange>, additions: HashMap<OpId, BulkAdd>) -> SharedPlan {
+    pub fn new(
+        func: &Func,
+        dependencies: Rc<ThreadDependencies>,
+        bulk_reductions: HashMap<OpId, BulkReduce>,
+    ) -> SharedPlan {
         let by_async_proxy = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::TmaLoad { .. });
-        let async_proxy = !additions.is_empty() || func.walk().iter().any(by_async_proxy);
-        let mut plan = SharedPlan { exchange, additions: Rc::new(additions), async_proxy, ..SharedPlan::default() };
+        let async_proxy = !bulk_reductions.is_empty() || func.walk().iter().any(by_async_proxy);
+        let mut plan = SharedPlan {
+            dependencies,
+            bulk_reductions: Rc::new(bulk_reductions),
+            async_proxy,
+            ..SharedPlan::default()
+        };
         plan.allocate(func);
         let mut pending = Pending::default();
         plan.walk(func, func.body, &mut pending);
@@ -109,12 +118,12 @@ impl SharedPlan {
         self.scratch[&id]
     }
 
-    pub fn addition(&self, id: OpId) -> Option<BulkAdd> {
-        self.additions.get(&id).copied()
+    pub fn bulk_reduction(&self, id: OpId) -> Option<BulkReduce> {
+        self.bulk_reductions.get(&id).copied()
     }
 
-    pub fn has_additions(&self) -> bool {
-        !self.additions.is_empty()
+    pub fn has_bulk_reductions(&self) -> bool {
+        !self.bulk_reductions.is_empty()
     }
 
     pub fn barrier_before(&self, id: OpId) -> bool {
@@ -126,7 +135,7 @@ impl SharedPlan {
     }
 
     fn allocate(&mut self, func: &Func) {
-        let mut needs = Vec::new();
+        let mut allocations = Vec::new();
         let order = func.walk();
         let number: HashMap<OpId, usize> = order.iter().enumerate().map(|(i, &id)| (id, i)).collect();
         let spans = loop_spans(func, &number);
@@ -146,7 +155,7 @@ impl SharedPlan {
                     }
                 }
                 let bytes = (ty.numel() * elem.bytes()) as u32;
-                needs.push(Need { op: id, bytes, align: BUFFER_ALIGN, first: i, last, scratch: false });
+                allocations.push(Allocation { op: id, bytes, align: BUFFER_ALIGN, first: i, last, scratch: false });
             }
             if let (Op::MbarrierAlloc { .. }, Some(&v)) = (&data.op, data.results.first())
                 && let Type::Barrier { count } = func.ty(v)
@@ -154,47 +163,47 @@ impl SharedPlan {
                 // Never shares memory: a later buffer would have to wait for the last waits.
                 let bytes = *count as u32 * super::tma::MBARRIER_BYTES;
                 let align = super::tma::MBARRIER_BYTES;
-                needs.push(Need { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
+                allocations.push(Allocation { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
             }
             let bytes = scratch::bytes(func, id);
             if bytes > 0 {
-                needs.push(Need { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
+                allocations.push(Allocation { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
             }
         }
-        if let Some((&op, largest)) = self.additions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
+        if let Some((&op, largest)) = self.bulk_reductions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
             // All share one buffer, each once TMA has read the operand of the previous one.
             let bytes = largest.bytes();
-            needs.push(Need { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, scratch: true });
+            allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, scratch: true });
         }
         // Largest first, each at the lowest offset that is free during its live range.
-        needs.sort_by_key(|n| (n.scratch, std::cmp::Reverse(n.bytes), n.first));
-        let mut placed: Vec<(u32, &Need)> = Vec::new();
-        for need in &needs {
+        allocations.sort_by_key(|n| (n.scratch, std::cmp::Reverse(n.bytes), n.first));
+        let mut placed: Vec<(u32, &Allocation)> = Vec::new();
+        for allocation in &allocations {
             let mut at = 0u32;
             loop {
-                let end = at + need.bytes;
+                let end = at + allocation.bytes;
                 let clash = placed
                     .iter()
                     .filter(|(start, p)| {
-                        *start < end && at < start + p.bytes && p.first <= need.last && need.first <= p.last
+                        *start < end && at < start + p.bytes && p.first <= allocation.last && allocation.first <= p.last
                     })
                     .map(|(start, p)| start + p.bytes)
                     .max();
                 match clash {
-                    Some(next) => at = next.next_multiple_of(need.align),
+                    Some(next) => at = next.next_multiple_of(allocation.align),
                     None => break,
                 }
             }
-            placed.push((at, need));
-            self.bytes = self.bytes.max(at + need.bytes);
-            if need.scratch {
-                self.scratch.insert(need.op, at);
+            placed.push((at, allocation));
+            self.bytes = self.bytes.max(at + allocation.bytes);
+            if allocation.scratch {
+                self.scratch.insert(allocation.op, at);
             } else {
-                self.offsets.insert(need.op, at);
+                self.offsets.insert(allocation.op, at);
             }
         }
-        if let Some(at) = self.additions.keys().find_map(|id| self.scratch.get(id).copied()) {
-            self.scratch.extend(self.additions.keys().map(|&id| (id, at)));
+        if let Some(at) = self.bulk_reductions.keys().find_map(|id| self.scratch.get(id).copied()) {
+            self.scratch.extend(self.bulk_reductions.keys().map(|&id| (id, at)));
         }
     }
 
@@ -204,7 +213,7 @@ impl SharedPlan {
             match &data.op {
                 Op::For { .. } | Op::While => self.walk_loop(func, id, pending),
                 // Each partition has its own barriers; mbarriers order their communication.
-                Op::If | Op::Roles { .. } => {
+                Op::If | Op::WarpSpecialize { .. } => {
                     let mut merged = Pending::default();
                     for &r in &data.regions {
                         let mut arm = pending.clone();
@@ -214,7 +223,7 @@ impl SharedPlan {
                         merged.unfenced.extend(&arm.unfenced);
                         merged.in_flight.extend(&arm.in_flight);
                         merged.global.extend(&arm.global);
-                        merged.adding |= arm.adding;
+                        merged.bulk_reading |= arm.bulk_reading;
                     }
                     *pending = merged;
                 }
@@ -227,9 +236,9 @@ impl SharedPlan {
     /// iteration: it gets one barrier before the loop.
     fn walk_loop(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         let (mut alone, mut with) = (self.clone(), self.clone());
-        alone.settle(func, id, &mut Pending::default());
+        alone.visit_to_fixpoint(func, id, &mut Pending::default());
         let mut open = pending.clone();
-        with.settle(func, id, &mut open);
+        with.visit_to_fixpoint(func, id, &mut open);
         if (&with.barriers, &with.fences) == (&alone.barriers, &alone.fences) {
             *self = with;
             *pending = open;
@@ -240,11 +249,11 @@ impl SharedPlan {
         }
         self.barriers.insert(id);
         *pending = Pending { in_flight: std::mem::take(&mut pending.in_flight), ..Pending::default() };
-        self.settle(func, id, pending);
+        self.visit_to_fixpoint(func, id, pending);
     }
 
     /// Visits a loop until the pending accesses at its end do not change.
-    fn settle(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
+    fn visit_to_fixpoint(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         loop {
             let before = (self.barriers.len(), self.fences.len(), pending.clone());
             for &r in &func.op(id).regions {
@@ -256,7 +265,7 @@ impl SharedPlan {
             pending.unfenced.extend(&before.2.unfenced);
             pending.in_flight.extend(&before.2.in_flight);
             pending.global.extend(&before.2.global);
-            pending.adding |= before.2.adding;
+            pending.bulk_reading |= before.2.bulk_reading;
             if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
                 break;
             }
@@ -266,7 +275,7 @@ impl SharedPlan {
     fn access(&mut self, func: &Func, id: OpId, pending: &mut Pending) {
         let data = func.op(id);
         if let Op::BlockBarrier { id: 0, threads: None } = data.op {
-            pending.settled();
+            pending.clear_synchronized();
             return;
         }
         if let Op::WgmmaWait { pending: left } = data.op {
@@ -277,14 +286,14 @@ impl SharedPlan {
             }
             return;
         }
-        if self.additions.contains_key(&id) {
+        if self.bulk_reductions.contains_key(&id) {
             // The op has its own barrier, and a fence by all threads, before TMA reads.
-            if pending.adding {
+            if pending.bulk_reading {
                 self.barriers.insert(id);
             }
-            pending.settled();
+            pending.clear_synchronized();
             pending.unfenced.clear();
-            pending.adding = true;
+            pending.bulk_reading = true;
             return;
         }
         if data.op == Op::FenceAsyncShared {
@@ -294,19 +303,19 @@ impl SharedPlan {
         }
         if let Op::AsyncCopy { .. } | Op::TmaLoad { .. } = data.op {
             let Some(ring) = self.bytes_of(func, data.operands[1]) else { return };
-            let by_engine = matches!(data.op, Op::TmaLoad { .. });
-            let unfenced = by_engine && pending.unfenced.iter().any(|p| p.overlaps(ring));
+            let by_tma = matches!(data.op, Op::TmaLoad { .. });
+            let unfenced = by_tma && pending.unfenced.iter().any(|p| p.overlaps(ring));
             if unfenced {
                 self.fences.insert(id);
                 pending.unfenced.clear();
             }
             if unfenced || pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(ring)) {
                 self.barriers.insert(id);
-                pending.settled();
+                pending.clear_synchronized();
             }
             // `cp.async` writes are ordinary stores to TMA copies into the same memory. `wgmma` has its own fences,
             // placed by the pass that allocated the ring.
-            if !by_engine && self.async_proxy {
+            if !by_tma && self.async_proxy {
                 pending.unfenced.insert(ring);
             }
             return;
@@ -326,10 +335,10 @@ impl SharedPlan {
         let unfenced = by_wgmma && reads.iter().any(|r| pending.unfenced.iter().any(|u| u.overlaps(*r)));
         let clash = reads.iter().any(|r| pending.writes.iter().any(|w| w.overlaps(*r)))
             || writes.iter().any(|w| pending.writes.iter().chain(&pending.reads).any(|p| p.overlaps(*w)))
-            || pending.global.iter().any(|&first| self.exchange.meet(first, id));
+            || pending.global.iter().any(|&first| self.dependencies.need_barrier(first, id));
         if clash || unfenced {
             self.barriers.insert(id);
-            pending.settled();
+            pending.clear_synchronized();
         }
         if unfenced {
             self.fences.insert(id);
@@ -337,7 +346,7 @@ impl SharedPlan {
         }
         if let Some(scratch) = scratch {
             // The op writes its scratch memory, synchronizes, and reads it.
-            pending.settled();
+            pending.clear_synchronized();
             pending.reads.insert(scratch);
             if self.async_proxy {
                 pending.unfenced.insert(scratch);
@@ -347,7 +356,7 @@ impl SharedPlan {
         if by_wgmma {
             pending.in_flight.extend(&reads);
         }
-        if self.exchange.has(id) {
+        if self.dependencies.tracks(id) {
             pending.global.insert(id);
         }
         pending.reads.extend(reads);

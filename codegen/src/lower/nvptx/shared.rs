@@ -6,7 +6,7 @@ use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
-use crate::passes::assign_layouts::{copied_at_once, copy_layout};
+use crate::passes::assign_layouts::{async_copy_layout, async_copy_width};
 use std::collections::HashMap;
 
 /// Maximum size of one access by one thread, in bytes.
@@ -178,13 +178,13 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let Op::AsyncCopy { boundary, .. } = &data.op else { panic!("internal compiler error: not a copy") };
         let view = data.operands[0];
-        let layout = copy_layout(self.func, &self.axis, view, boundary, self.num_warps);
+        let layout = async_copy_layout(self.func, &self.axis, view, boundary, self.num_warps);
         let (memory, elem, base) = self.buffer(data.operands[1]);
         let memory = memory.clone();
         let predicate = data.operands.get(2).map(|&p| self.scalar(p));
-        let mut place = self.place(view, &layout, boundary);
+        let mut place = self.block_address(view, &layout, boundary);
         let mut access = self.shared_access(&layout, &memory, base, elem);
-        let n = copied_at_once(&layout, place.parts.order[0], &memory);
+        let n = async_copy_width(&layout, place.parts.order[0], &memory);
         let bytes = n * elem.bytes();
         if !matches!(bytes, 4 | 8 | 16) {
             panic!("internal compiler error: an asynchronous copy of {bytes} bytes");
@@ -350,7 +350,7 @@ impl Lowering<'_> {
     }
 
     /// Broadcasts values through shared memory from the threads that own the elements to all threads with copies.
-    pub(super) fn exchange_copies(&mut self, result: Value, layout: &LinearLayout, values: Vec<Val>) -> Vec<Val> {
+    pub(super) fn broadcast_from_owners(&mut self, result: Value, layout: &LinearLayout, values: Vec<Val>) -> Vec<Val> {
         let order: Vec<usize> = (0..layout.rank()).rev().collect();
         let memory = LinearLayout::shared_row_major(layout.shape(), &order);
         let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
@@ -364,7 +364,7 @@ impl Lowering<'_> {
     }
 
     /// Broadcasts a scalar from thread 0.
-    pub(super) fn exchange_scalar(&mut self, result: Value, values: Vec<Val>) -> Vec<Val> {
+    pub(super) fn broadcast_scalar(&mut self, result: Value, values: Vec<Val>) -> Vec<Val> {
         let id = self.func.def_op(result).expect("internal compiler error: a broadcast of a block parameter");
         let base = self.plan.scratch(id);
         let elem = self.dtype(result);

@@ -12,16 +12,16 @@ fn options(seed: u64) -> CompileOptions {
 }
 
 #[test]
-fn passes_of_the_gpu_pipeline_keep_the_meaning() {
+fn gpu_passes_preserve_semantics() {
     for seed in 0..PROGRAMS {
         let exact = Options { exact: true, ..Options::default() };
         let program = testgen::program(seed, &exact);
         let expected = program.interpret().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
         for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
-            let laid = gpu_ir(&program.func, arch, &options(seed), &mut ());
-            let found = program.interpret_as(&laid).unwrap_or_else(|e| panic!("seed {seed}, {}: {e}", arch.name()));
+            let gpu_func = gpu_ir(&program.func, arch, &options(seed), &mut ());
+            let found = program.interpret_as(&gpu_func).unwrap_or_else(|e| panic!("seed {seed}, {}: {e}", arch.name()));
             if let Some(difference) = testgen::difference(&program.output_dtypes(), &expected, &found) {
-                panic!("seed {seed}, {}: {difference}\n{}", arch.name(), crate::text::print(&laid));
+                panic!("seed {seed}, {}: {difference}\n{}", arch.name(), crate::text::print(&gpu_func));
             }
         }
     }
@@ -64,7 +64,7 @@ fn random_programs_become_ptx() {
 }
 
 #[test]
-fn a_tile_beyond_the_registers_of_a_block_is_refused_at_once() {
+fn a_tile_larger_than_the_register_file_is_rejected() {
     let text = "kernel @wide(%x: ptr<f32>) {
   %i = arange {start = 0, end = 262144} : tensor<262144xi32>
   %p = splat %x : tensor<262144xptr<f32>>

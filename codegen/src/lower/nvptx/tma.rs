@@ -10,7 +10,7 @@ use crate::target::{ArgDesc, ArgType, TensorMapDesc};
 pub(super) const MBARRIER_BYTES: u32 = 8;
 
 /// The first named barrier for ping-pong scheduling; 0 is the block's, 1 the consumer partition's.
-const FIRST_TURN: u32 = 2;
+const FIRST_PINGPONG_BARRIER: u32 = 2;
 
 impl Lowering<'_> {
     /// i1: this thread acts for its partition (or its block).
@@ -21,7 +21,7 @@ impl Lowering<'_> {
     }
 
     /// The leader, where the predicate holds, if there is one.
-    fn acting(&mut self, switch: Option<&Value>) -> Val {
+    fn acting_thread(&mut self, switch: Option<&Value>) -> Val {
         let leader = self.leader();
         match switch {
             Some(&v) => {
@@ -89,9 +89,9 @@ impl Lowering<'_> {
     pub(super) fn mbarrier_expect(&mut self, id: OpId) {
         let data = self.func.op(id);
         let Op::MbarrierExpect { bytes } = data.op else { panic!("internal compiler error: not an arrival") };
-        let acting = self.acting(data.operands.get(2));
+        let acting_thread = self.acting_thread(data.operands.get(2));
         let p = self.barrier_at(data.operands[0], data.operands[1]);
-        self.when(Some(acting), |this| {
+        self.when(Some(acting_thread), |this| {
             this.barrier_asm(&format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {bytes};"), &p);
         });
     }
@@ -146,7 +146,7 @@ impl Lowering<'_> {
             block: plan.block.clone(),
             swizzle_bytes: plan.swizzle_bytes,
         });
-        let acting = self.acting(data.operands.get(4));
+        let acting_thread = self.acting_thread(data.operands.get(4));
         let barrier = self.barrier_at(data.operands[2], data.operands[3]);
         let base = self.scalar(buffer);
         let at: Vec<Val> =
@@ -159,7 +159,7 @@ impl Lowering<'_> {
             2 + rank
         );
         let constraints = format!("r,l,{},r,~{{memory}}", vec!["r"; rank].join(","));
-        self.when(Some(acting), |this| {
+        self.when(Some(acting_thread), |this| {
             for copy in &plan.copies {
                 let to = this.e.inst(format!("add i32 {base}, {}", copy.offset));
                 let to = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {to}"));
@@ -223,30 +223,32 @@ impl Lowering<'_> {
 
     /// Waits at the named barrier of this warpgroup (`bar.sync`), or arrives at that of the warpgroup `ahead`
     /// (`bar.arrive`). Each barrier counts its own warpgroup and the previous one.
-    pub(super) fn turn(&mut self, how: &str, ahead: u32) {
+    pub(super) fn pingpong_barrier(&mut self, how: &str, ahead: u32) {
         let groups = self.consumers.expect("internal compiler error: ping-pong outside of a consumer partition") / 4;
-        let own = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+        let own = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let next = self.e.hoist(format!("add i32 {own}, {ahead}"));
         let next = self.e.hoist(format!("and i32 {next}, {}", groups - 1));
-        let id = self.e.hoist(format!("add i32 {next}, {FIRST_TURN}"));
+        let id = self.e.hoist(format!("add i32 {next}, {FIRST_PINGPONG_BARRIER}"));
         self.e.void(format!("call void asm sideeffect \"bar.{how} $0, 256;\", \"r,~{{memory}}\"(i32 {id}) #1"));
     }
 
     /// The last warpgroup arrives once before the loop, so that the first warpgroup starts.
-    fn first_turn(&mut self, warps: u32) {
-        let own = self.uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
+    fn start_pingpong(&mut self, warps: u32) {
+        let own = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let last = self.e.hoist(format!("icmp eq i32 {own}, {}", warps / 4 - 1));
-        self.when(Some(last), |this| this.turn("arrive", 1));
+        self.when(Some(last), |this| this.pingpong_barrier("arrive", 1));
     }
 
-    /// Emits the two partitions; see [`Op::Roles`].
-    pub(super) fn roles(&mut self, id: OpId) -> Result<()> {
+    /// Emits the two partitions; see [`Op::WarpSpecialize`].
+    pub(super) fn warp_specialize(&mut self, id: OpId) -> Result<()> {
         let func = self.func;
         let data = func.op(id);
-        let Op::Roles { warps, producers, registers } = &data.op else { panic!("internal compiler error: no roles") };
+        let Op::WarpSpecialize { warps, producers, registers } = &data.op else {
+            panic!("internal compiler error: not a warp_specialize")
+        };
         let labels = ["consume", "produce", "produced"].map(|hint| self.e.new_label(hint));
         let [consume, produce, join] = &labels;
-        let warp = self.uniform(|_, t| t.warp.clone());
+        let warp = self.warp_uniform(|_, t| t.warp.clone());
         let producer = self.e.hoist(format!("icmp uge i32 {warp}, {warps}"));
         self.e.branch_if(&producer, produce, consume);
 
@@ -257,8 +259,8 @@ impl Lowering<'_> {
             ));
         }
         self.consumers = Some(*warps);
-        if func.walk_from(data.regions[0]).iter().any(|&op| func.op(op).op == Op::TakeTurn) {
-            self.first_turn(*warps);
+        if func.walk_from(data.regions[0]).iter().any(|&op| func.op(op).op == Op::PingpongWait) {
+            self.start_pingpong(*warps);
         }
         self.block(data.regions[0])?;
         self.consumers = None;

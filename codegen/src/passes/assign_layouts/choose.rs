@@ -32,7 +32,7 @@ pub fn default_layout(shape: &[usize], num_warps: u32) -> LinearLayout {
 }
 
 /// The operands of a `make_view` by name.
-pub struct ViewParts<'f> {
+pub struct ViewOperands<'f> {
     pub base: Value,
     pub shape: &'f [Value],
     pub strides: &'f [Value],
@@ -41,20 +41,20 @@ pub struct ViewParts<'f> {
 }
 
 /// The operands of the `make_view` that defines a view.
-pub fn view_parts(func: &Func, view: Value) -> ViewParts<'_> {
+pub fn view_operands(func: &Func, view: Value) -> ViewOperands<'_> {
     let id = func.def_op(view).expect("internal compiler error: an unresolved view");
     let OpData { op: Op::MakeView { order }, operands, .. } = func.op(id) else {
         panic!("internal compiler error: an unresolved view")
     };
     let rank = order.len();
     let part = |i: usize| &operands[1 + i * rank..1 + (i + 1) * rank];
-    ViewParts { base: operands[0], shape: part(0), strides: part(1), offsets: part(2), order }
+    ViewOperands { base: operands[0], shape: part(0), strides: part(1), offsets: part(2), order }
 }
 
 /// The maximum number of consecutive elements along the fastest dimension of a view that one access may cover, by
 /// alignment alone; 1 where that dimension is not contiguous.
-pub fn view_vector(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> u64 {
-    let parts = view_parts(func, view);
+pub fn view_vector_width(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize]) -> u64 {
+    let parts = view_operands(func, view);
     let crate::ir::Type::View { elem, block } = func.ty(view) else {
         panic!("internal compiler error: a view of another type")
     };
@@ -79,22 +79,33 @@ pub fn view_vector(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[us
 
 /// The layout of a `cp.async` copy of a view's block into shared memory, with the vector as the first register bits.
 /// Vectors stay wide even where some threads then have nothing to copy: `cp.async` copies at least four bytes.
-pub fn copy_layout(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], num_warps: u32) -> LinearLayout {
-    let (extents, order) = (extents(func.ty(view).shape()), view_parts(func, view).order);
+pub fn async_copy_layout(
+    func: &Func,
+    axis: &AxisAnalysis,
+    view: Value,
+    boundary: &[usize],
+    num_warps: u32,
+) -> LinearLayout {
+    let (extents, order) = (extents(func.ty(view).shape()), view_operands(func, view).order);
     let mut size = vec![1; extents.len()];
-    size[order[0]] = extents[order[0]].min(view_vector(func, axis, view, boundary) as u32);
+    size[order[0]] = extents[order[0]].min(view_vector_width(func, axis, view, boundary) as u32);
     LinearLayout::blocked_filling(&extents, &size, num_warps, order)
 }
 
 /// Elements that one `cp.async` of the given layout copies into a buffer: elements that are consecutive along `inner`
 /// in global memory have to be consecutive in the buffer too.
-pub fn copied_at_once(copies: &LinearLayout, inner: usize, buffer: &LinearLayout) -> usize {
+pub fn async_copy_width(copies: &LinearLayout, inner: usize, buffer: &LinearLayout) -> usize {
     copies.contiguous_run(inner).min(copies.contiguous_offsets(buffer))
 }
 
 /// The dimensions of a pointer tile from the fastest-varying in memory to the slowest, and the number of consecutive
 /// elements along the fastest that one access may cover.
-pub fn pointer_vector(func: &Func, axis: &AxisAnalysis, pointers: Value, mask: Option<Value>) -> (Vec<usize>, u64) {
+pub fn pointer_order_and_width(
+    func: &Func,
+    axis: &AxisAnalysis,
+    pointers: Value,
+    mask: Option<Value>,
+) -> (Vec<usize>, u64) {
     let info = axis.get(func, pointers);
     let shape = func.ty(pointers).shape();
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
@@ -120,8 +131,8 @@ pub fn memory_layout(
     match &data.op {
         Op::LoadView { boundary, .. } | Op::StoreView { boundary, .. } | Op::AtomicView { boundary, .. } => {
             let view = data.operands[0];
-            let vector = view_vector(func, axis, view, boundary).min(most);
-            let parts = view_parts(func, view);
+            let vector = view_vector_width(func, axis, view, boundary).min(most);
+            let parts = view_operands(func, view);
             Some(coalesced(func.ty(view).shape(), parts.order, vector, num_warps))
         }
         Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
@@ -134,7 +145,7 @@ pub fn memory_layout(
                 Op::Store { .. } | Op::AtomicRmw { .. } => data.operands.get(2),
                 _ => None,
             };
-            let (order, vector) = pointer_vector(func, axis, pointers, mask.copied());
+            let (order, vector) = pointer_order_and_width(func, axis, pointers, mask.copied());
             Some(coalesced(func.ty(pointers).shape(), &order, vector.min(most), num_warps))
         }
         _ => None,

@@ -1,4 +1,4 @@
-//! Assigns a layout to every tile: the step from stage *tile* to stage *laid*.
+//! Assigns a layout to every tile: the step from stage *tile* to stage *layout*.
 //!
 //! Does: assigns layouts to values that are costly to compute twice (loads, dots, reductions, loop-carried tiles and
 //! values computed from them), seeded by anchors with priorities: memory accesses and dots. Leaves constants, ranges,
@@ -9,13 +9,16 @@
 //! Keeps: results, the order of effects, names.
 //! Does not: pipeline loads or place barriers.
 
+mod anchors;
 mod choose;
 mod dot;
-mod homes;
 mod rewrite;
 mod tf32;
 
-pub use choose::{ViewParts, coalesced, copied_at_once, copy_layout, pointer_vector, view_parts, view_vector};
+pub use choose::{
+    ViewOperands, async_copy_layout, async_copy_width, coalesced, pointer_order_and_width, view_operands,
+    view_vector_width,
+};
 pub use dot::{DotPlan, plan_dot};
 
 use crate::ir::Func;
@@ -23,6 +26,6 @@ use crate::target::{CompileOptions, GpuArch};
 
 /// Runs the pass.
 pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
-    let homes = homes::Homes::choose(func, arch, options);
-    *func = rewrite::rewrite(&homes);
+    let assignments = anchors::Assignments::choose(func, arch, options);
+    *func = rewrite::rewrite(&assignments);
 }

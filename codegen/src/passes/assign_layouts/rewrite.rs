@@ -1,8 +1,8 @@
-//! Rebuilds the function with the layouts that [`Homes`] chose.
+//! Rebuilds the function with the layouts that [`Assignments`] chose.
 
+use super::anchors::{Assignments, scan_layout};
 use super::choose::extents;
 use super::dot::DotPlan;
-use super::homes::{Homes, scan_layout};
 use crate::analysis::padding::zero_from;
 use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
 use crate::layout::{Conversion, LinearLayout};
@@ -12,8 +12,8 @@ use std::collections::HashMap;
 /// A value of the old function in one layout (`None` for scalars and views).
 type Key = (Value, Option<LayoutId>);
 
-pub fn rewrite(homes: &Homes) -> Func {
-    let old = homes.func;
+pub fn rewrite(assignments: &Assignments) -> Func {
+    let old = assignments.func;
     let mut new = Func::new(old.name.clone());
     new.loc = old.loc.clone();
     let mut scope = HashMap::new();
@@ -23,21 +23,21 @@ pub fn rewrite(homes: &Homes) -> Func {
     }
     let body = new.body;
     let mut r = Rewrite {
-        homes,
+        assignments,
         old,
         new,
         scopes: vec![scope],
         block: body,
         loc: Loc::unknown(),
         loaded: HashMap::new(),
-        held: HashMap::new(),
+        hoisted_splits: HashMap::new(),
     };
     r.ops(old.body);
     r.new
 }
 
 pub(super) struct Rewrite<'h, 'f> {
-    pub homes: &'h Homes<'f>,
+    pub assignments: &'h Assignments<'f>,
     pub old: &'f Func,
     pub new: Func,
     /// The values computed so far, by region, innermost last.
@@ -47,7 +47,7 @@ pub(super) struct Rewrite<'h, 'f> {
     /// Shared buffers of loaded tiles, each allocated next to the load, so that it dominates every dot.
     loaded: HashMap<Value, Value>,
     /// Shared buffers of the (big, small) tf32 split of loaded tiles that tf32x3 dots in a loop share.
-    pub(super) held: HashMap<Value, (Value, Value)>,
+    pub(super) hoisted_splits: HashMap<Value, (Value, Value)>,
 }
 
 impl Rewrite<'_, '_> {
@@ -79,28 +79,29 @@ impl Rewrite<'_, '_> {
     }
 
     /// A scalar or a view.
-    fn plain(&self, v: Value) -> Value {
+    fn scalar_or_view(&self, v: Value) -> Value {
         self.lookup((v, None)).expect("internal compiler error: a scalar used before its definition")
     }
 
     /// A tile in the given layout, or a scalar.
     pub(super) fn get(&mut self, v: Value, layout: LayoutId) -> Value {
         if !self.old.ty(v).is_tensor() {
-            return self.plain(v);
+            return self.scalar_or_view(v);
         }
         if let Some(found) = self.lookup((v, Some(layout))) {
             return found;
         }
-        let value = match self.homes.home(v) {
-            Some(_) if self.is_wider_than_its_source(v) => self.materialise(v, layout),
-            Some(home) => {
-                let home = self.intern(&home.layout);
-                let at_home =
-                    self.lookup((v, Some(home))).expect("internal compiler error: a tile used before its definition");
-                let ty = self.new.ty(at_home).with_layout(Some(layout));
-                self.emit_one(Op::ConvertLayout, vec![at_home], ty)
+        let value = match self.assignments.assignment(v) {
+            Some(_) if self.is_wider_than_its_source(v) => self.materialize(v, layout),
+            Some(assignment) => {
+                let assignment = self.intern(&assignment.layout);
+                let assigned = self
+                    .lookup((v, Some(assignment)))
+                    .expect("internal compiler error: a tile used before its definition");
+                let ty = self.new.ty(assigned).with_layout(Some(layout));
+                self.emit_one(Op::ConvertLayout, vec![assigned], ty)
             }
-            None => self.materialise(v, layout),
+            None => self.materialize(v, layout),
         };
         self.define((v, Some(layout)), value);
         value
@@ -113,22 +114,22 @@ impl Rewrite<'_, '_> {
             return false;
         };
         let bits = |v: Value| self.old.ty(v).elem().map_or(0, Elem::bits);
-        let layout = |v: Value| self.homes.home(v).map(|home| &home.layout);
+        let layout = |v: Value| self.assignments.assignment(v).map(|assignment| &assignment.layout);
         bits(operands[0]) < bits(v) && layout(operands[0]).is_some() && layout(operands[0]) == layout(v)
     }
 
     /// A tile in its assigned layout, or in the default layout of its shape.
-    pub(super) fn get_anywhere(&mut self, v: Value) -> Value {
+    pub(super) fn get_assigned(&mut self, v: Value) -> Value {
         if !self.old.ty(v).is_tensor() {
-            return self.plain(v);
+            return self.scalar_or_view(v);
         }
-        let layout = self.homes.layout_or_default(v);
+        let layout = self.assignments.layout_or_default(v);
         let id = self.intern(&layout);
         self.get(v, id)
     }
 
     /// Computes a flexible tile in the given layout.
-    fn materialise(&mut self, v: Value, layout: LayoutId) -> Value {
+    fn materialize(&mut self, v: Value, layout: LayoutId) -> Value {
         let id = self.old.def_op(v).expect("internal compiler error: a flexible block parameter");
         let data = self.old.op(id);
         let ty = self.old.ty(v).with_layout(Some(layout));
@@ -175,7 +176,7 @@ impl Rewrite<'_, '_> {
                 let id = self.intern(&l);
                 data.operands.iter().map(|&v| self.get(v, id)).collect()
             }
-            None => data.operands.iter().map(|&v| self.plain(v)).collect(),
+            None => data.operands.iter().map(|&v| self.scalar_or_view(v)).collect(),
         };
         let value = self.emit_one(data.op.clone(), operands, ty);
         self.loc = loc;
@@ -219,12 +220,12 @@ impl Rewrite<'_, '_> {
     }
 
     /// The type of a value of the old function with its assigned layout.
-    fn home_type(&mut self, v: Value) -> Type {
+    fn assigned_type(&mut self, v: Value) -> Type {
         let ty = self.old.ty(v).clone();
         if !ty.is_tensor() {
             return ty;
         }
-        let layout = self.homes.layout_or_default(v);
+        let layout = self.assignments.layout_or_default(v);
         let id = self.intern(&layout);
         ty.with_layout(Some(id))
     }
@@ -233,7 +234,7 @@ impl Rewrite<'_, '_> {
     fn get_as(&mut self, v: Value, ty: &Type) -> Value {
         match ty.layout() {
             Some(layout) => self.get(v, layout),
-            None => self.plain(v),
+            None => self.scalar_or_view(v),
         }
     }
 
@@ -260,8 +261,8 @@ impl Rewrite<'_, '_> {
             Op::For { .. } => self.for_loop(id),
             Op::While => self.while_loop(id),
             Op::If => {
-                let condition = self.plain(data.operands[0]);
-                let types: Vec<Type> = data.results.iter().map(|&v| self.home_type(v)).collect();
+                let condition = self.scalar_or_view(data.operands[0]);
+                let types: Vec<Type> = data.results.iter().map(|&v| self.assigned_type(v)).collect();
                 let regions = data
                     .regions
                     .iter()
@@ -278,32 +279,32 @@ impl Rewrite<'_, '_> {
             Op::Reduce { .. } | Op::Scan { .. } => self.contraction(id),
             Op::Dot { .. } => self.dot(id),
             Op::LoadView { .. } => {
-                let view = self.plain(data.operands[0]);
-                let ty = self.home_type(data.results[0]);
+                let view = self.scalar_or_view(data.operands[0]);
+                let ty = self.assigned_type(data.results[0]);
                 let new = self.emit(data.op.clone(), vec![view], vec![ty], Vec::new());
                 self.define_results(id, new);
-                self.share_loaded(data.results[0]);
+                self.copy_operand_to_shared(data.results[0]);
             }
             Op::StoreView { .. } | Op::AtomicView { .. } => {
-                let view = self.plain(data.operands[0]);
+                let view = self.scalar_or_view(data.operands[0]);
                 let layout = self.store_layout(id, data.operands[1]);
                 let tile = self.get(data.operands[1], layout);
                 self.emit(data.op.clone(), vec![view, tile], Vec::new(), Vec::new());
             }
             Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
-                match self.homes.memory_layout(id) {
+                match self.assignments.memory_layout(id) {
                     Some(layout) => {
                         let layout = self.intern(&layout);
                         self.same_layout(id, layout);
                         if let Op::Load { .. } = data.op {
-                            self.share_loaded(data.results[0]);
+                            self.copy_operand_to_shared(data.results[0]);
                         }
                     }
                     None => self.unchanged(id),
                 }
             }
             Op::Split => {
-                let half = self.homes.layout_or_default(data.results[0]);
+                let half = self.assignments.layout_or_default(data.results[0]);
                 let joined = half.join().layout;
                 let joined = self.intern(&joined);
                 let operand = self.get(data.operands[0], joined);
@@ -313,13 +314,13 @@ impl Rewrite<'_, '_> {
                 self.define_results(id, new);
             }
             Op::DevicePrint { .. } | Op::DeviceAssert { .. } => {
-                let operands = data.operands.iter().map(|&v| self.get_anywhere(v)).collect();
+                let operands = data.operands.iter().map(|&v| self.get_assigned(v)).collect();
                 self.emit(data.op.clone(), operands, Vec::new(), Vec::new());
             }
             Op::InlineAsm { .. } => {
                 match data.results.iter().chain(&data.operands).find(|&&v| self.old.ty(v).is_tensor()) {
                     Some(&v) => {
-                        let layout = self.homes.layout_or_default(v);
+                        let layout = self.assignments.layout_or_default(v);
                         let layout = self.intern(&layout);
                         self.same_layout(id, layout);
                     }
@@ -329,9 +330,9 @@ impl Rewrite<'_, '_> {
             _ => match data.results.first() {
                 Some(&result) if self.old.ty(result).is_tensor() => {
                     // Flexible tiles are computed when a user needs them.
-                    if let Some(home) = self.homes.home(result) {
-                        let layout = self.intern(&home.layout.clone());
-                        let value = self.materialise(result, layout);
+                    if let Some(assignment) = self.assignments.assignment(result) {
+                        let layout = self.intern(&assignment.layout.clone());
+                        let value = self.materialize(result, layout);
                         self.define((result, Some(layout)), value);
                     }
                 }
@@ -343,7 +344,7 @@ impl Rewrite<'_, '_> {
     /// Rebuilds an op on scalars and views.
     fn unchanged(&mut self, id: OpId) {
         let data = self.old.op(id);
-        let operands = data.operands.iter().map(|&v| self.plain(v)).collect();
+        let operands = data.operands.iter().map(|&v| self.scalar_or_view(v)).collect();
         let types = data.results.iter().map(|&v| self.old.ty(v).clone()).collect();
         let new = self.emit(data.op.clone(), operands, types, Vec::new());
         self.define_results(id, new);
@@ -352,16 +353,18 @@ impl Rewrite<'_, '_> {
     /// The layout from which to store a tile: its assigned layout, if threads then write 16 consecutive bytes (8 for
     /// atomics, of which a group of lanes fills a sector; or as much as memory allows), else the coalesced one.
     fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
-        let memory = self.homes.memory_layout(id).expect("internal compiler error: a store without a layout");
-        let layout = match self.homes.home(tile) {
-            Some(home) => {
+        let memory = self.assignments.memory_layout(id).expect("internal compiler error: a store without a layout");
+        let layout = match self.assignments.assignment(tile) {
+            Some(assignment) => {
                 let bytes = self.old.ty(tile).elem().map_or(8, Elem::bits) / 8;
-                let inner = super::choose::view_parts(self.old, self.old.op(id).operands[0]).order[0];
+                let inner = super::choose::view_operands(self.old, self.old.op(id).operands[0]).order[0];
                 let enough = if let Op::AtomicView { .. } = self.old.op(id).op { 8 } else { 16 };
                 let run = |l: &LinearLayout| l.contiguous_run(inner) * bytes;
-                let small = self.old.ty(tile).numel() <= 32 * 32 * self.homes.num_warps as usize / 8;
-                if run(&home.layout) >= run(&memory).min(enough) || (small && self.old.ty(tile).shape().len() == 1) {
-                    (*home.layout).clone()
+                let small = self.old.ty(tile).numel() <= 32 * 32 * self.assignments.num_warps as usize / 8;
+                if run(&assignment.layout) >= run(&memory).min(enough)
+                    || (small && self.old.ty(tile).shape().len() == 1)
+                {
+                    (*assignment.layout).clone()
                 } else {
                     memory
                 }
@@ -375,9 +378,9 @@ impl Rewrite<'_, '_> {
         let data = self.old.op(id);
         let region = data.regions[0];
         let old_params = &self.old.block(region).params;
-        let params: Vec<(Value, Type)> = old_params.iter().map(|&p| (p, self.home_type(p))).collect();
+        let params: Vec<(Value, Type)> = old_params.iter().map(|&p| (p, self.assigned_type(p))).collect();
         let types: Vec<Type> = params[1..].iter().map(|(_, ty)| ty.clone()).collect();
-        let mut operands: Vec<Value> = data.operands[..3].iter().map(|&v| self.plain(v)).collect();
+        let mut operands: Vec<Value> = data.operands[..3].iter().map(|&v| self.scalar_or_view(v)).collect();
         for (&v, ty) in data.operands[3..].iter().zip(&types) {
             let v = self.get_as(v, ty);
             operands.push(v);
@@ -394,12 +397,12 @@ impl Rewrite<'_, '_> {
         let data = self.old.op(id);
         let (before, after) = (data.regions[0], data.regions[1]);
         let carried: Vec<(Value, Type)> =
-            self.old.block(before).params.iter().map(|&p| (p, self.home_type(p))).collect();
+            self.old.block(before).params.iter().map(|&p| (p, self.assigned_type(p))).collect();
         let forwarded: Vec<(Value, Type)> =
-            self.old.block(after).params.iter().map(|&p| (p, self.home_type(p))).collect();
+            self.old.block(after).params.iter().map(|&p| (p, self.assigned_type(p))).collect();
         let operands: Vec<Value> = data.operands.iter().zip(&carried).map(|(&v, (_, ty))| self.get_as(v, ty)).collect();
         let before = self.region(before, &carried, |this, values| {
-            let mut out = vec![this.plain(values[0])];
+            let mut out = vec![this.scalar_or_view(values[0])];
             for (&v, (_, ty)) in values[1..].iter().zip(&forwarded) {
                 let v = this.get_as(v, ty);
                 out.push(v);
@@ -420,22 +423,23 @@ impl Rewrite<'_, '_> {
         let data = self.old.op(id);
         let (layout, result) = match &data.op {
             Op::Scan { axis, .. } => {
-                let l = scan_layout(self.old.ty(data.operands[0]).shape(), *axis, self.homes.num_warps);
+                let l = scan_layout(self.old.ty(data.operands[0]).shape(), *axis, self.assignments.num_warps);
                 (l.clone(), l)
             }
             Op::Reduce { axis } => {
-                let strongest = data.operands.iter().filter_map(|&v| self.homes.home(v)).max_by_key(|h| h.strength);
-                let l = match strongest {
-                    // The first operand of the highest priority, as `Homes` chose.
+                let highest_priority =
+                    data.operands.iter().filter_map(|&v| self.assignments.assignment(v)).max_by_key(|h| h.priority);
+                let l = match highest_priority {
+                    // The first operand of the highest priority, as `Assignments` chose.
                     Some(best) => {
                         let first = data
                             .operands
                             .iter()
-                            .filter_map(|&v| self.homes.home(v))
-                            .find(|h| h.strength == best.strength);
+                            .filter_map(|&v| self.assignments.assignment(v))
+                            .find(|h| h.priority == best.priority);
                         first.map_or_else(|| (*best.layout).clone(), |h| (*h.layout).clone())
                     }
-                    None => self.homes.layout_or_default(data.operands[0]),
+                    None => self.assignments.layout_or_default(data.operands[0]),
                 };
                 let sliced = l.slice(*axis).layout;
                 (l, sliced)
@@ -448,7 +452,8 @@ impl Rewrite<'_, '_> {
         let old_region = data.regions[0];
         let params: Vec<(Value, Type)> =
             self.old.block(old_region).params.iter().map(|&p| (p, self.old.ty(p).clone())).collect();
-        let region = self.region(old_region, &params, |this, values| values.iter().map(|&v| this.plain(v)).collect());
+        let region =
+            self.region(old_region, &params, |this, values| values.iter().map(|&v| this.scalar_or_view(v)).collect());
         self.loc = data.loc.clone();
         let new = self.emit(data.op.clone(), operands, types, vec![region]);
         self.define_results(id, new);
@@ -456,26 +461,26 @@ impl Rewrite<'_, '_> {
 
     fn dot(&mut self, id: OpId) {
         let data = self.old.op(id);
-        let (shape, plan) = self.homes.dot(id);
+        let (shape, plan) = self.assignments.dot(id);
         let acc_layout = self.intern(&plan.acc_layout(shape.m, shape.n));
         let acc_ty = self.old.ty(data.results[0]).with_layout(Some(acc_layout));
         let [a, b, acc] = data.operands[..] else { panic!("internal compiler error: a dot has three operands") };
         if let (Some(wgmma), DType::F32) = (plan.wgmma(), shape.operands) {
             let acc = self.get(acc, acc_layout);
-            let result = self.tf32_product(shape, wgmma, [a, b], acc);
+            let result = self.tf32_dot(shape, wgmma, [a, b], acc);
             return self.define((data.results[0], Some(acc_layout)), result);
         }
-        let [k_end, n_end] = self.ends([a, b]);
+        let [k_end, n_end] = self.nonzero_ends([a, b]);
         // Signed and unsigned 8-bit integers can be multiplied with each other: each operand keeps its type.
-        let [a_dtype, b_dtype] = [a, b].map(|v| self.homes.multiplied_as(v));
+        let [a_dtype, b_dtype] = [a, b].map(|v| self.assignments.mma_dtype(v));
         let a = match plan.a_layout(shape.m, shape.k) {
-            Some(layout) if !self.comes_from_memory(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
+            Some(layout) if !self.is_loaded(a) && !self.stays_in_shared(a, &layout, acc, &plan) => {
                 self.in_registers(a, &layout, a_dtype)
             }
             _ => self.in_shared(a, a_dtype),
         };
         let b = match plan.b_layout(shape.k, shape.n) {
-            Some(layout) if !self.comes_from_memory(b) => self.in_registers(b, &layout, b_dtype),
+            Some(layout) if !self.is_loaded(b) => self.in_registers(b, &layout, b_dtype),
             _ => self.in_shared(b, b_dtype),
         };
         let acc = self.get(acc, acc_layout);
@@ -484,7 +489,7 @@ impl Rewrite<'_, '_> {
                 let (warps, operands) = (mma.warps.to_vec(), vec![a, b, acc]);
                 match mma.instruction.family {
                     Family::Wgmma => {
-                        let op = Op::Wgmma { warps, late: None, open: None, k_end, n_end };
+                        let op = Op::Wgmma { warps, stage_one: None, defer_wait: None, k_end, n_end };
                         let started = self.emit_one(op, operands, acc_ty.clone());
                         self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
                     }
@@ -501,17 +506,17 @@ impl Rewrite<'_, '_> {
 
     /// The index along K from which both operands of a dot are zero, and the index along N from which the second is;
     /// `None` where unknown.
-    pub(super) fn ends(&self, [a, b]: [Value; 2]) -> [Option<u32>; 2] {
-        let zero = |v, dim| zero_from(self.old, &self.homes.axis, v, dim).and_then(|end| u32::try_from(end).ok());
+    pub(super) fn nonzero_ends(&self, [a, b]: [Value; 2]) -> [Option<u32>; 2] {
+        let zero = |v, dim| zero_from(self.old, &self.assignments.axis, v, dim).and_then(|end| u32::try_from(end).ok());
         [zero(a, 1).zip(zero(b, 0)).map(|(a, b)| a.max(b)), zero(b, 1)]
     }
 
     /// Whether the tile is the result of a load, perhaps transposed.
-    pub(super) fn comes_from_memory(&self, v: Value) -> bool {
+    pub(super) fn is_loaded(&self, v: Value) -> bool {
         match self.old.def_op(v).map(|id| self.old.op(id)) {
             Some(data) => match data.op {
                 Op::LoadView { .. } | Op::Load { .. } => true,
-                Op::Trans { .. } => self.comes_from_memory(data.operands[0]),
+                Op::Trans { .. } => self.is_loaded(data.operands[0]),
                 _ => false,
             },
             None => false,
@@ -523,8 +528,11 @@ impl Rewrite<'_, '_> {
     /// shared memory written in each iteration cannot overlap with the next iteration.
     fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
         let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
-        let is_far =
-            || self.homes.home(v).is_some_and(|home| Conversion::between(&home.layout, to) == Conversion::Shared);
+        let is_far = || {
+            self.assignments
+                .assignment(v)
+                .is_some_and(|assignment| Conversion::between(&assignment.layout, to) == Conversion::Shared)
+        };
         plan.wgmma().is_some() && is_fresh && is_far()
     }
 
@@ -540,11 +548,11 @@ impl Rewrite<'_, '_> {
     }
 
     /// Stores a loaded tile to shared memory if a dot reads it there.
-    fn share_loaded(&mut self, v: Value) {
-        if let Some(dtype) = self.homes.shared_operand(v) {
+    fn copy_operand_to_shared(&mut self, v: Value) {
+        if let Some(dtype) = self.assignments.shared_operand(v) {
             let buffer = self.in_shared(v, dtype);
             self.loaded.insert(v, buffer);
-            self.hold_parts(v);
+            self.hoist_tf32_split(v);
         }
     }
 
@@ -552,7 +560,7 @@ impl Rewrite<'_, '_> {
     pub(super) fn in_shared(&mut self, v: Value, dtype: DType) -> Value {
         if let Some(id) = self.old.def_op(v) {
             let data = self.old.op(id);
-            if let (Op::Trans { perm }, true) = (&data.op, self.comes_from_memory(v)) {
+            if let (Op::Trans { perm }, true) = (&data.op, self.is_loaded(v)) {
                 let inner = self.in_shared(data.operands[0], dtype);
                 let layout = self.new.layout_of(inner).transpose(perm).layout;
                 let layout = self.intern(&layout);
@@ -563,7 +571,7 @@ impl Rewrite<'_, '_> {
         if let Some(&buffer) = self.loaded.get(&v) {
             return buffer;
         }
-        let tile = self.get_anywhere(v);
+        let tile = self.get_assigned(v);
         let tile = self.cast(tile, dtype);
         let shape = self.old.ty(v).shape().to_vec();
         let layout = shared_layout(self.new.layout_of(tile), &shape, dtype);

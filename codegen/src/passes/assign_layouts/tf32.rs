@@ -21,52 +21,52 @@ use crate::mma::{self, DotShape};
 use crate::num::{TF32_HALF, TF32_KEPT};
 
 /// Maximum shared memory of one split operand, in bytes.
-const HELD_BYTES: usize = 64 << 10;
+const MAX_SPLIT_BYTES: usize = 64 << 10;
 /// Maximum number of split operands that stay in shared memory: two leave space for pipelined loads.
-const HELD_OPERANDS: usize = 2;
+const MAX_SPLIT_OPERANDS: usize = 2;
 
 impl Rewrite<'_, '_> {
     /// acc + a·b in the layout of `acc`. `acc` is a value of the new function, `operands` are values of the old one.
-    pub(super) fn tf32_product(&mut self, dot: DotShape, plan: &mma::Plan, operands: [Value; 2], acc: Value) -> Value {
+    pub(super) fn tf32_dot(&mut self, dot: DotShape, plan: &mma::Plan, operands: [Value; 2], acc: Value) -> Value {
         let [a, b] = operands;
-        let ends = self.ends(operands);
-        let (warps, exact) = (&plan.warps, dot.precision == Precision::Tf32x3);
+        let ends = self.nonzero_ends(operands);
+        let (warps, is_tf32x3) = (&plan.warps, dot.precision == Precision::Tf32x3);
         let acc_ty = self.new.ty(acc).clone();
         let layout = plan.a_layout(&extents(&[dot.m, dot.k]));
-        let b_buffer = self.k_major(b, 0);
-        let b_layout = self.second_in_registers(b, b_buffer.is_some());
-        if !exact {
-            let a = match self.k_major(a, 1) {
+        let b_buffer = self.k_major_buffer(b, 0);
+        let b_layout = self.b_register_layout(b, b_buffer.is_some());
+        if !is_tf32x3 {
+            let a = match self.k_major_buffer(a, 1) {
                 Some(buffer) => buffer,
-                None => self.tile(a, &layout),
+                None => self.load_to_registers(a, &layout),
             };
             let b = b_buffer.unwrap_or_else(|| {
-                let tile = self.tile(b, &b_layout);
-                self.shared_along(tile, 0)
+                let tile = self.load_to_registers(b, &b_layout);
+                self.alloc_k_major(tile, 0)
             });
-            let started = self.start(warps, ends, [a, b], acc, &acc_ty);
+            let started = self.issue_wgmma(warps, ends, [a, b], acc, &acc_ty);
             return self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty);
         }
         // b first: its registers are free again once b is in shared memory.
-        let b = self.tile(b, &b_layout);
-        let (b_big, b_small) = self.parts(b);
-        let (b_big, b_small) = (self.shared_along(b_big, 0), self.shared_along(b_small, 0));
-        let (a_big, a_small) = match self.held.get(&a) {
+        let b = self.load_to_registers(b, &b_layout);
+        let (b_big, b_small) = self.split_tf32(b);
+        let (b_big, b_small) = (self.alloc_k_major(b_big, 0), self.alloc_k_major(b_small, 0));
+        let (a_big, a_small) = match self.hoisted_splits.get(&a) {
             Some(&parts) => parts,
             None => {
-                let a = self.tile(a, &layout);
-                self.parts(a)
+                let a = self.load_to_registers(a, &layout);
+                self.split_tf32(a)
             }
         };
         let mut sum = self.emit_one(Op::Constant { value: Literal::Float(0.0) }, vec![], acc_ty.clone());
         for pair in [[a_small, b_big], [a_big, b_small], [a_big, b_big]] {
-            sum = self.start(warps, ends, pair, sum, &acc_ty);
+            sum = self.issue_wgmma(warps, ends, pair, sum, &acc_ty);
         }
         let sum = self.emit_one(Op::WgmmaWait { pending: 0 }, vec![sum], acc_ty.clone());
         self.emit_one(Op::Binary(BinaryOp::Add), vec![acc, sum], acc_ty)
     }
 
-    fn start(
+    fn issue_wgmma(
         &mut self,
         warps: &[u32; 2],
         [k_end, n_end]: [Option<u32>; 2],
@@ -74,24 +74,24 @@ impl Rewrite<'_, '_> {
         acc: Value,
         ty: &Type,
     ) -> Value {
-        let op = Op::Wgmma { warps: warps.to_vec(), late: None, open: None, k_end, n_end };
+        let op = Op::Wgmma { warps: warps.to_vec(), stage_one: None, defer_wait: None, k_end, n_end };
         self.emit_one(op, vec![a, b, acc], ty.clone())
     }
 
     /// The buffer of a loaded tile, if dimension `k`, which is K, is the fastest there.
-    fn k_major(&mut self, v: Value, k: usize) -> Option<Value> {
-        if !self.comes_from_memory(v) {
+    fn k_major_buffer(&mut self, v: Value, k: usize) -> Option<Value> {
+        if !self.is_loaded(v) {
             return None;
         }
         let buffer = self.in_shared(v, DType::F32);
         let Type::Shared { shape, layout, .. } = self.new.ty(buffer) else { return None };
-        let wanted = along_k(shape, k);
+        let wanted = k_major_layout(shape, k);
         (*self.new.layout(*layout) == wanted).then_some(buffer)
     }
 
     /// A tile in registers: loaded from shared memory where a load put it there for dots.
-    fn tile(&mut self, v: Value, layout: &LinearLayout) -> Value {
-        if !self.comes_from_memory(v) {
+    fn load_to_registers(&mut self, v: Value, layout: &LinearLayout) -> Value {
+        if !self.is_loaded(v) {
             return self.in_registers(v, layout, DType::F32);
         }
         let buffer = self.in_shared(v, DType::F32);
@@ -102,37 +102,38 @@ impl Rewrite<'_, '_> {
 
     /// The register layout of the second operand [k, n] between its source, which may be K-major too, and a K-major
     /// buffer: four consecutive elements on each side.
-    fn second_in_registers(&self, b: Value, is_along_k: bool) -> LinearLayout {
+    fn b_register_layout(&self, b: Value, is_k_major: bool) -> LinearLayout {
         let shape = extents(self.old.ty(b).shape());
-        let num_warps = self.homes.num_warps;
-        match is_along_k {
+        let num_warps = self.assignments.num_warps;
+        match is_k_major {
             true => LinearLayout::blocked_filling(&shape, &[4.min(shape[0]), 1], num_warps, &[0, 1]),
             false => LinearLayout::transposing(&shape, num_warps),
         }
     }
 
     /// Splits a loaded tile next to its load, if it is a loop-invariant first operand.
-    pub(super) fn hold_parts(&mut self, v: Value) {
+    pub(super) fn hoist_tf32_split(&mut self, v: Value) {
         let numbers: usize = self.old.ty(v).shape().iter().product();
-        let has_room = 2 * numbers * size_of::<f32>() <= HELD_BYTES && self.held.len() < HELD_OPERANDS;
-        if has_room && self.homes.is_shared_by_a_loop(v) {
-            let tile = self.get_anywhere(v);
-            let (big, small) = self.parts(tile);
-            let parts = (self.shared_along(big, 1), self.shared_along(small, 1));
-            self.held.insert(v, parts);
+        let has_room =
+            2 * numbers * size_of::<f32>() <= MAX_SPLIT_BYTES && self.hoisted_splits.len() < MAX_SPLIT_OPERANDS;
+        if has_room && self.assignments.is_loop_invariant_operand(v) {
+            let tile = self.get_assigned(v);
+            let (big, small) = self.split_tf32(tile);
+            let parts = (self.alloc_k_major(big, 1), self.alloc_k_major(small, 1));
+            self.hoisted_splits.insert(v, parts);
         }
     }
 
     /// Stores a tile to a shared buffer that `wgmma` can read, with dimension `k` as K.
-    fn shared_along(&mut self, tile: Value, k: usize) -> Value {
+    fn alloc_k_major(&mut self, tile: Value, k: usize) -> Value {
         let shape = self.new.ty(tile).shape().to_vec();
-        let layout = self.intern(&along_k(&shape, k));
+        let layout = self.intern(&k_major_layout(&shape, k));
         self.emit_one(Op::LocalAlloc, vec![tile], Type::Shared { shape, elem: DType::F32, layout })
     }
 
     /// Splits x into x rounded to tf32 and the remainder. Tensor cores truncate the remainder to tf32: at most its last
     /// bit is lost.
-    fn parts(&mut self, x: Value) -> (Value, Value) {
+    fn split_tf32(&mut self, x: Value) -> (Value, Value) {
         let ty = self.new.ty(x).clone();
         let bits_ty = ty.with_elem(DType::I32);
         let int = |this: &mut Self, n| this.emit_one(Op::Constant { value: Literal::Int(n) }, vec![], bits_ty.clone());
@@ -146,6 +147,6 @@ impl Rewrite<'_, '_> {
 }
 
 /// The layout of a buffer from which `wgmma` can read f32: dimension `k`, which is K, is the fastest.
-fn along_k(shape: &[usize], k: usize) -> LinearLayout {
+fn k_major_layout(shape: &[usize], k: usize) -> LinearLayout {
     shared_in_order(shape, &[k, 1 - k], DType::F32)
 }

@@ -27,7 +27,7 @@ pub(super) fn fold(func: &Func, id: OpId) -> Option<Change> {
         }
         Op::Binary(op) => {
             let (d, a, b) = (dtype(0)?, bits(0)?, bits(1)?);
-            specified(*op, d, b).then(|| literal(d, arith::binary(*op, d, a, b)))?
+            is_defined(*op, d, b).then(|| literal(d, arith::binary(*op, d, a, b)))?
         }
         Op::Cmp(op) => Literal::Bool(arith::compare(*op, Some(dtype(0)?), bits(0)?, bits(1)?)),
         Op::Fma => {
@@ -61,7 +61,7 @@ pub(super) fn constant_bits(func: &Func, v: Value) -> Option<u64> {
 }
 
 /// Whether the IR defines the result of the op for this right operand.
-fn specified(op: BinaryOp, dtype: DType, b: u64) -> bool {
+fn is_defined(op: BinaryOp, dtype: DType, b: u64) -> bool {
     if dtype.is_float() {
         return true;
     }

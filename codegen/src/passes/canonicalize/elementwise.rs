@@ -7,21 +7,21 @@ use crate::ir::{BinaryOp, CmpOp, DType, Func, Literal, Op, OpId, UnaryOp, Value}
 use crate::num;
 
 /// The op that defines a value, with its operands.
-fn made_by(func: &Func, v: Value) -> Option<(&Op, &[Value])> {
+fn defining_op(func: &Func, v: Value) -> Option<(&Op, &[Value])> {
     let data = func.op(func.def_op(v)?);
     Some((&data.op, &data.operands))
 }
 
 /// Removes `−−x` and `!!x`.
 pub(super) fn unary(func: &Func, id: OpId, op: UnaryOp) -> Option<Change> {
-    let undoes_itself = matches!(op, UnaryOp::Neg | UnaryOp::Not);
-    match made_by(func, func.op(id).operands[0])? {
-        (Op::Unary(inner), operands) if undoes_itself && *inner == op => Change::is(operands[0]),
+    let is_involution = matches!(op, UnaryOp::Neg | UnaryOp::Not);
+    match defining_op(func, func.op(id).operands[0])? {
+        (Op::Unary(inner), operands) if is_involution && *inner == op => Change::is(operands[0]),
         _ => None,
     }
 }
 
-fn commutes(op: BinaryOp) -> bool {
+fn is_commutative(op: BinaryOp) -> bool {
     match op {
         BinaryOp::Add
         | BinaryOp::Mul
@@ -39,7 +39,7 @@ pub(super) fn binary(pass: &mut Pass, id: OpId, op: BinaryOp) -> Option<Change> 
     let func = &*pass.func;
     let (a, b) = (func.op(id).operands[0], func.op(id).operands[1]);
     let dtype = func.ty(a).dtype()?;
-    if commutes(op) && func.constant(a).is_some() && func.constant(b).is_none() {
+    if is_commutative(op) && func.constant(a).is_some() && func.constant(b).is_none() {
         return Some(Change::Into(Op::Binary(op), vec![b, a]));
     }
     if a == b && !dtype.is_float() {
@@ -50,17 +50,17 @@ pub(super) fn binary(pass: &mut Pass, id: OpId, op: BinaryOp) -> Option<Change> 
         }
     }
     let right = constant_bits(func, b)?;
-    if leaves_left(op, dtype, right) {
+    if is_right_identity(op, dtype, right) {
         return Change::is(a);
     }
-    if forces_right(op, dtype, right) {
+    if is_right_absorber(op, dtype, right) {
         return Change::is(b);
     }
-    regroup(pass, id, op, dtype, right)
+    reassociate(pass, id, op, dtype, right)
 }
 
 /// Whether `op(x, c)` is x for every x: c is a right identity.
-fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
+fn is_right_identity(op: BinaryOp, dtype: DType, c: u64) -> bool {
     if dtype.is_float() {
         let c = num::decode(dtype, c);
         let zero_with = |negative: bool| c == 0.0 && c.is_sign_negative() == negative;
@@ -84,7 +84,7 @@ fn leaves_left(op: BinaryOp, dtype: DType, c: u64) -> bool {
 }
 
 /// Whether `op(x, c)` is c for every x: c is a right absorber.
-fn forces_right(op: BinaryOp, dtype: DType, c: u64) -> bool {
+fn is_right_absorber(op: BinaryOp, dtype: DType, c: u64) -> bool {
     if dtype.is_float() {
         return false;
     }
@@ -111,13 +111,13 @@ fn ones(dtype: DType) -> u64 {
 }
 
 /// Rewrites `(x op c) op d` to `x op (c op d)`, for wrapping integer ops.
-fn regroup(pass: &mut Pass, id: OpId, op: BinaryOp, dtype: DType, d: u64) -> Option<Change> {
-    let associates = matches!(op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
-    if dtype.is_float() || !associates {
+fn reassociate(pass: &mut Pass, id: OpId, op: BinaryOp, dtype: DType, d: u64) -> Option<Change> {
+    let is_associative = matches!(op, BinaryOp::Add | BinaryOp::Mul | BinaryOp::And | BinaryOp::Or | BinaryOp::Xor);
+    if dtype.is_float() || !is_associative {
         return None;
     }
     let func = &*pass.func;
-    let (x, c) = match made_by(func, func.op(id).operands[0])? {
+    let (x, c) = match defining_op(func, func.op(id).operands[0])? {
         (Op::Binary(inner), operands) if *inner == op => (operands[0], constant_bits(func, operands[1])?),
         _ => return None,
     };
@@ -155,7 +155,7 @@ pub(super) fn select(func: &Func, id: OpId) -> Option<Change> {
 }
 
 /// Whether `to` represents every number of `from` exactly.
-fn holds(from: DType, to: DType) -> bool {
+fn represents_exactly(from: DType, to: DType) -> bool {
     let float = |d: DType| match d {
         // Significant bits, and exponent bits.
         DType::F8E4M3 => Some((4, 4)),
@@ -193,10 +193,10 @@ pub(super) fn cast(func: &Func, id: OpId) -> Option<Change> {
     if func.ty(x) == to {
         return Change::is(x);
     }
-    match made_by(func, x)? {
+    match defining_op(func, x)? {
         (Op::Cast, inner) => {
             let (from, between) = (func.ty(inner[0]).dtype()?, func.ty(x).dtype()?);
-            (func.ty(inner[0]) == to && holds(from, between)).then(|| Change::Replace(vec![inner[0]]))
+            (func.ty(inner[0]) == to && represents_exactly(from, between)).then(|| Change::Replace(vec![inner[0]]))
         }
         _ => None,
     }
@@ -208,7 +208,7 @@ pub(super) fn bitcast(func: &Func, id: OpId) -> Option<Change> {
     if func.ty(x) == func.ty(data.results[0]) {
         return Change::is(x);
     }
-    match made_by(func, x)? {
+    match defining_op(func, x)? {
         (Op::Bitcast, inner) => Some(Change::Into(Op::Bitcast, inner.to_vec())),
         _ => None,
     }

@@ -14,17 +14,17 @@ mod elementwise;
 mod memory;
 mod shape;
 
-use super::carried;
 use super::edit::{rewrite, terminator};
+use super::fold_carried;
 use crate::ir::{BlockId, Func, Literal, Loc, Op, OpId, Type, Value};
 
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
-    let mut any = fix_arguments(func);
+    let mut any = propagate_constant_arguments(func);
     loop {
         let mut pass = Pass { func, out: Vec::new(), changed: false };
         pass.block(pass.func.body);
-        let changed = pass.changed | carried::run(func);
+        let changed = pass.changed | fold_carried::run(func);
         any |= changed;
         if !changed {
             return any;
@@ -33,7 +33,7 @@ pub fn run(func: &mut Func) -> bool {
 }
 
 /// Replaces arguments with a known value by constants.
-fn fix_arguments(func: &mut Func) -> bool {
+fn propagate_constant_arguments(func: &mut Func) -> bool {
     let uses = func.use_counts();
     let mut constants = Vec::new();
     for (i, &v) in func.block(func.body).params.clone().iter().enumerate() {
@@ -107,7 +107,7 @@ impl Pass<'_> {
 
     /// The next rewrite of an op. Without one, emits the op to the current block.
     fn simplify(&mut self, id: OpId) -> Option<Change> {
-        let change = constants::fold(self.func, id).or_else(|| self.family(id));
+        let change = constants::fold(self.func, id).or_else(|| self.rewrite_rules(id));
         if change.is_none() {
             for region in self.func.op(id).regions.clone() {
                 self.block(region);
@@ -118,7 +118,7 @@ impl Pass<'_> {
     }
 
     /// Applies the rules of an op. Ops without rules are canonical.
-    fn family(&mut self, id: OpId) -> Option<Change> {
+    fn rewrite_rules(&mut self, id: OpId) -> Option<Change> {
         match self.func.op(id).op.clone() {
             Op::Unary(op) => elementwise::unary(self.func, id, op),
             Op::Binary(op) => elementwise::binary(self, id, op),

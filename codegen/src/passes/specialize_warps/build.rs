@@ -1,7 +1,7 @@
 //! Builds the consumer and the producer partition.
 
 use super::slice::Slice;
-use super::{Group, Plan};
+use super::{Plan, RingGroup};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, Type, Value};
 use crate::passes::pipeline_loads::Candidate;
 use std::collections::HashMap;
@@ -14,18 +14,18 @@ struct State {
 }
 
 /// The values of a ring: its buffers and its mbarriers.
-struct Made {
+struct RingValues {
     ring: Value,
     full: Value,
     empty: Value,
 }
 
-struct Roles<'a> {
+struct Partitioner<'a> {
     func: &'a mut Func,
     plan: &'a Plan,
     slice: &'a Slice,
     /// By group, then by ring.
-    made: Vec<Vec<Made>>,
+    made: Vec<Vec<RingValues>>,
     loc: Loc,
 }
 
@@ -33,32 +33,32 @@ struct Roles<'a> {
 pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let loc = func.loc.clone();
     let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
-    let mut roles = Roles { func, plan, slice, made: Vec::new(), loc };
-    roles.rings(head);
+    let mut partitioner = Partitioner { func, plan, slice, made: Vec::new(), loc };
+    partitioner.rings(head);
 
-    let mut start = roles.states(produce, 1);
-    let body = roles.func.body;
-    roles.produce(body, produce, &mut start, &mut HashMap::new());
-    roles.end(produce);
+    let mut start = partitioner.states(produce, 1);
+    let body = partitioner.func.body;
+    partitioner.produce(body, produce, &mut start, &mut HashMap::new());
+    partitioner.end(produce);
 
     // The original body becomes the consumer partition.
-    let mut ops = std::mem::take(&mut roles.func.block_mut(body).ops);
+    let mut ops = std::mem::take(&mut partitioner.func.block_mut(body).ops);
     let ret = ops.pop().expect("internal compiler error: a kernel without a terminator");
-    let mut start = roles.states(consume, 0);
-    roles.func.block_mut(consume).ops.extend(ops);
-    roles.consume(consume, &mut start);
-    roles.end(consume);
+    let mut start = partitioner.states(consume, 0);
+    partitioner.func.block_mut(consume).ops.extend(ops);
+    partitioner.consume(consume, &mut start);
+    partitioner.end(consume);
 
-    let (warps, registers, loc) = (plan.warps, plan.registers(), roles.loc.clone());
-    let func = roles.func;
-    let op = Op::Roles { warps, producers: 1, registers };
+    let (warps, registers, loc) = (plan.warps, plan.registers(), partitioner.loc.clone());
+    let func = partitioner.func;
+    let op = Op::WarpSpecialize { warps, producers: 1, registers };
     let split = func.create_op(op, vec![], vec![], vec![consume, produce], loc);
     let mut ops = std::mem::take(&mut func.block_mut(head).ops);
     ops.extend([split, ret]);
     func.block_mut(body).ops = ops;
 }
 
-impl Roles<'_> {
+impl Partitioner<'_> {
     fn builder(&mut self, block: BlockId) -> Builder<'_> {
         Builder::new(self.func, block, self.loc.clone())
     }
@@ -82,9 +82,9 @@ impl Roles<'_> {
                     let barriers = Type::Barrier { count };
                     // Arrivals per phase: of the thread that sets the expected bytes, or of each thread of the copying
                     // warp.
-                    let arrivals = if ring.bulk { 1 } else { 32 };
-                    let readers = self.plan.warps * ring.lanes();
-                    Made {
+                    let arrivals = if ring.tma { 1 } else { 32 };
+                    let readers = self.plan.warps * ring.arriving_lanes();
+                    RingValues {
                         ring: one(self, Op::LocalAlloc, ty),
                         full: one(self, Op::MbarrierAlloc { arrivals }, barriers.clone()),
                         empty: one(self, Op::MbarrierAlloc { arrivals: readers }, barriers),
@@ -137,7 +137,7 @@ impl Roles<'_> {
     fn produce(&mut self, from: BlockId, to: BlockId, states: &mut [State], map: &mut HashMap<Value, Value>) {
         for id in self.func.block(from).ops.clone() {
             if self.slice.loads.contains(&id) {
-                self.fetch(to, id, states, map);
+                self.produce_load(to, id, states, map);
             } else if self.slice.ops.contains(&id) {
                 let data = self.func.op(id).clone();
                 let operands = data.operands.iter().map(|v| *map.get(v).unwrap_or(v)).collect();
@@ -223,10 +223,10 @@ impl Roles<'_> {
     }
 
     /// One load: waits until its buffer is empty, and fills it.
-    fn fetch(&mut self, to: BlockId, load: OpId, states: &[State], map: &HashMap<Value, Value>) {
+    fn produce_load(&mut self, to: BlockId, load: OpId, states: &[State], map: &HashMap<Value, Value>) {
         let (group, number) = self.ring_of(load);
         let (state, ring) = (states[group], &self.plan.groups[group].rings[number]);
-        let Made { ring: buffers, full, empty } = self.made[group][number];
+        let RingValues { ring: buffers, full, empty } = self.made[group][number];
         let data = self.func.op(load).clone();
         let Op::LoadView { boundary, padding, .. } = data.op else {
             panic!("internal compiler error: a candidate that is not a load")
@@ -236,7 +236,7 @@ impl Roles<'_> {
         b.op(Op::MbarrierWait, &[empty, state.slot, state.parity], &[]);
         let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&ring.buffer));
         let slot = b.func.result(slot);
-        if ring.bulk {
+        if ring.tma {
             b.op(Op::MbarrierExpect { bytes: ring.bytes }, &[full, state.slot], &[]);
             b.op(Op::TmaLoad { boundary }, &[view, slot, full, state.slot], &[]);
         } else {
@@ -289,7 +289,7 @@ impl Roles<'_> {
         let plan = self.plan;
         if let Some((g, candidates)) = plan.loops.get(&id) {
             for (number, c) in candidates.iter().enumerate() {
-                self.take(region, c, *g, number, inner[*g]);
+                self.consume_load(region, c, *g, number, inner[*g]);
             }
             inner[*g] = self.advance(region, inner[*g]);
         }
@@ -317,9 +317,9 @@ impl Roles<'_> {
     }
 
     /// One load: waits for its buffer before the first use, and releases it at the end of the block.
-    fn take(&mut self, block: BlockId, c: &Candidate, group: usize, number: usize, state: State) {
-        let Group { rings } = &self.plan.groups[group];
-        let Made { ring: buffers, full, empty } = self.made[group][number];
+    fn consume_load(&mut self, block: BlockId, c: &Candidate, group: usize, number: usize, state: State) {
+        let RingGroup { rings } = &self.plan.groups[group];
+        let RingValues { ring: buffers, full, empty } = self.made[group][number];
         let loc = self.func.op(c.load).loc.clone();
         let scratch = self.func.add_block();
         let mut b = Builder::new(self.func, scratch, loc);
@@ -345,8 +345,8 @@ impl Roles<'_> {
         }
         let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
         self.func.block_mut(block).ops.splice(at..at, new);
-        done.extend(self.products(block, slot));
-        let (warps, lanes) = (self.plan.warps, rings[number].lanes());
+        done.extend(self.read_results(block, slot));
+        let (warps, lanes) = (self.plan.warps, rings[number].arriving_lanes());
         let operands = [vec![empty, state.slot], done].concat();
         self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
     }
@@ -363,7 +363,7 @@ impl Roles<'_> {
 
     /// The values that exist only once a buffer, or a view of it, has been read. Where regions of an op read it, these
     /// are the results of the op and the buffer itself, which stands for the op in case it has no results.
-    fn products(&self, block: BlockId, buffer: Value) -> Vec<Value> {
+    fn read_results(&self, block: BlockId, buffer: Value) -> Vec<Value> {
         let mut derived = vec![buffer];
         let mut done = Vec::new();
         for &id in &self.func.block(block).ops {

@@ -44,14 +44,14 @@ impl Slice {
         let mut loads: Vec<OpId> = slice.loads.iter().copied().collect();
         loads.sort();
         for load in loads {
-            slice.around(func, load)?;
+            slice.keep_enclosing(func, load)?;
             slice.value(func, func.op(load).operands[0])?;
         }
         Some(slice)
     }
 
     /// Adds the control flow around an op.
-    fn around(&mut self, func: &Func, id: OpId) -> Option<()> {
+    fn keep_enclosing(&mut self, func: &Func, id: OpId) -> Option<()> {
         let block = self.places[&id];
         match self.owners.get(&block).copied() {
             Some(owner) => self.keep(func, owner),
@@ -69,7 +69,7 @@ impl Slice {
             Op::If => self.value(func, data.operands[0])?,
             _ => return None,
         }
-        self.around(func, id)
+        self.keep_enclosing(func, id)
     }
 
     /// Adds the definition of a value.
@@ -115,7 +115,7 @@ impl Slice {
         if !self.ops.insert(id) {
             return Some(());
         }
-        self.around(func, id)?;
+        self.keep_enclosing(func, id)?;
         data.operands.iter().try_for_each(|&v| self.value(func, v))
     }
 }

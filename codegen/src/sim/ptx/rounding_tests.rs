@@ -53,8 +53,8 @@ processor! {
     of_i64_wide: u64 [reg], f64 [xmm_reg], "vcvtsi2sd {r}, {r}, {a} /* {b} {c} */";
 }
 
-type Of<F> = (&'static str, usize, fn(u32, F, F, F) -> F);
-const SINGLE: [Of<f32>; 6] = [
+type HostInstruction<F> = (&'static str, usize, fn(u32, F, F, F) -> F);
+const SINGLE: [HostInstruction<f32>; 6] = [
     ("add", 2, add32),
     ("sub", 2, sub32),
     ("mul", 2, mul32),
@@ -62,7 +62,7 @@ const SINGLE: [Of<f32>; 6] = [
     ("sqrt", 1, sqrt32),
     ("fma", 3, fma32),
 ];
-const DOUBLE: [Of<f64>; 6] = [
+const DOUBLE: [HostInstruction<f64>; 6] = [
     ("add", 2, add64),
     ("sub", 2, sub64),
     ("mul", 2, mul64),
@@ -200,7 +200,7 @@ fn arithmetic_of_f64() {
 }
 
 #[test]
-fn reciprocals_are_quotients_of_one() {
+fn rcp_equals_one_divided_by_x() {
     for direction in ["rn", "rz", "rm", "rp"] {
         let rcp = Instruction::new(&format!("rcp.{direction}.f64"), Ty::Double, Ty::Double, 1);
         let div = Instruction::new(&format!("div.{direction}.f64"), Ty::Double, Ty::Double, 2);

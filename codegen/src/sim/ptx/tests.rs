@@ -1,6 +1,6 @@
 //! Checks scalar PTX against the PTX ISA, instruction by instruction.
 
-use super::{Program, known};
+use super::{Program, known_instructions};
 use crate::ir::DType;
 use crate::num;
 use crate::sim::parse::Ty;
@@ -178,7 +178,7 @@ fn several_instructions_with_registers_and_predicates() {
 }
 
 #[test]
-fn what_is_not_known_is_named() {
+fn unsupported_instructions_are_named() {
     for (text, named) in [
         ("frobnicate.b32 $0, $1;", "frobnicate.b32"),
         ("add.rx.f32 $0, $1, $1;", "add.rx.f32"),
@@ -245,8 +245,8 @@ fn guards_and_ties() {
 
 /// Every instruction listed in error messages is supported.
 #[test]
-fn what_is_listed_is_known() {
-    for name in known() {
+fn listed_instructions_are_supported() {
+    for name in known_instructions() {
         let arithmetic = super::float::FORMS.iter().chain(super::integer::FORMS);
         let forms: Vec<_> = arithmetic.filter(|(ops, ..)| ops.split(' ').any(|op| op == name)).collect();
         assert!(!forms.is_empty() || ["cvt", "mov", "selp", "setp"].contains(&name), "{name}");
@@ -277,7 +277,7 @@ fn what_is_listed_is_known() {
 }
 
 #[test]
-fn conversions_of_code_round_once() {
+fn llvm_conversions_round_once() {
     // Above the tie by less than an f32 can represent.
     let x = 2049.0 + 1e-10;
     assert_eq!(

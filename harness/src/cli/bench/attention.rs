@@ -14,7 +14,7 @@ use tilewright::kernels::attention::{Backward, Options, Tiles};
 use super::attention_check::{Attention, Expected, small};
 use super::attention_peer as peer;
 use super::data::Number;
-use super::record::{Measured, Recorder, Row, Trouble, Work};
+use super::record::{BenchError, Measured, Recorder, Row, Work};
 use super::{Common, attention_kinds, tiles};
 use crate::cli::{CliError, Result};
 
@@ -118,7 +118,7 @@ struct Bench<'a, T: Number> {
 
 /// The tiles of each pass.
 #[derive(Clone, Copy)]
-struct Choice {
+struct TileChoice {
     forward: Tiles,
     keys: Tiles,
     queries: Tiles,
@@ -128,8 +128,8 @@ impl<'a, T: Number> Bench<'a, T> {
     fn new(arguments: &'a Arguments, device: &'a Device, problem: Problem) -> Result<Bench<'a, T>> {
         let (small, full) = (Attention::new(device, small(&problem))?, Attention::new(device, problem)?);
         let (small, full) = match arguments.parts {
-            None => (small.cut_as(&problem), full),
-            Some(parts) => (small.in_parts(parts as usize)?, full.in_parts(parts as usize)?),
+            None => (small.split_like(&problem), full),
+            Some(parts) => (small.with_splits(parts as usize)?, full.with_splits(parts as usize)?),
         };
         let expected = small.expected()?;
         Ok(Bench { arguments, device, problem, full, small, expected })
@@ -138,13 +138,13 @@ impl<'a, T: Number> Bench<'a, T> {
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
         let [forwards, keys, queries] = [
             self.candidates(Pass::Forward, &self.arguments.forward),
-            self.candidates(Pass::Keys, &self.arguments.keys),
-            self.candidates(Pass::Queries, &self.arguments.queries),
+            self.candidates(Pass::Dkdv, &self.arguments.keys),
+            self.candidates(Pass::Dq, &self.arguments.queries),
         ];
-        let mut best = Choice { forward: forwards[0], keys: keys[0], queries: queries[0] };
+        let mut best = TileChoice { forward: forwards[0], keys: keys[0], queries: queries[0] };
         let mut forward_ms = f64::INFINITY;
         for forward in forwards {
-            let choice = Choice { forward, ..best };
+            let choice = TileChoice { forward, ..best };
             let measured = self.forward(choice);
             self.record(recorder, "attention_fwd", tiles::text(forward), 1.0, &measured)?;
             keep_better(&mut best, &mut forward_ms, choice, &measured);
@@ -163,7 +163,8 @@ impl<'a, T: Number> Bench<'a, T> {
         let queries = if self.arguments.one_pass { Vec::new() } else { queries };
         let queries = queries.into_iter().skip(1).map(|queries| (None, Some(queries)));
         for (keys, queries) in keys.chain(queries) {
-            let choice = Choice { keys: keys.unwrap_or(best.keys), queries: queries.unwrap_or(best.queries), ..best };
+            let choice =
+                TileChoice { keys: keys.unwrap_or(best.keys), queries: queries.unwrap_or(best.queries), ..best };
             let measured = self.backward(choice);
             let tiles = self.backward_text(choice);
             self.record(recorder, "attention_bwd", tiles, 2.5, &measured)?;
@@ -172,7 +173,7 @@ impl<'a, T: Number> Bench<'a, T> {
         if backward_ms.is_infinite() {
             return Ok(());
         }
-        let measured = self.both(best);
+        let measured = self.forward_backward(best);
         let tiles = format!("{} {}", tiles::text(best.forward), self.backward_text(best));
         self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
     }
@@ -232,22 +233,22 @@ impl<'a, T: Number> Bench<'a, T> {
         }
     }
 
-    fn backward_text(&self, choice: Choice) -> String {
+    fn backward_text(&self, choice: TileChoice) -> String {
         let queries = if self.arguments.one_pass { "one pass".to_string() } else { tiles::text(choice.queries) };
         format!("{} {queries}", tiles::text(choice.keys))
     }
 
-    fn options(&self, choice: Choice) -> Options {
+    fn options(&self, choice: TileChoice) -> Options {
         Options {
             backward: if self.arguments.one_pass { Backward::OnePass } else { Backward::TwoPass },
             forward_tiles: Some(choice.forward),
-            key_tiles: Some(choice.keys),
-            query_tiles: Some(choice.queries),
+            dkdv_tiles: Some(choice.keys),
+            dq_tiles: Some(choice.queries),
             ..Options::new(self.problem.causal)
         }
     }
 
-    fn forward(&mut self, choice: Choice) -> Measured {
+    fn forward(&mut self, choice: TileChoice) -> Measured {
         let options = self.options(choice);
         self.small.poison_forward()?;
         self.small.forward(&options)?;
@@ -257,7 +258,7 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok((timing, error.max(self.full.spot_check_forward()?)))
     }
 
-    fn backward(&mut self, choice: Choice) -> Measured {
+    fn backward(&mut self, choice: TileChoice) -> Measured {
         let options = self.options(choice);
         self.small.poison_backward()?;
         self.small.backward(&options)?;
@@ -268,7 +269,7 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 
     /// Times forward and backward together. [`Bench::forward`] and [`Bench::backward`] have checked both.
-    fn both(&mut self, choice: Choice) -> Measured {
+    fn forward_backward(&mut self, choice: TileChoice) -> Measured {
         let options = self.options(choice);
         self.full.poison_forward()?;
         self.full.poison_backward()?;
@@ -280,7 +281,12 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 }
 
-fn keep_better(best: &mut Choice, best_ms: &mut f64, choice: Choice, measured: &Result<(Timing, f64), Trouble>) {
+fn keep_better(
+    best: &mut TileChoice,
+    best_ms: &mut f64,
+    choice: TileChoice,
+    measured: &Result<(Timing, f64), BenchError>,
+) {
     if let Ok((timing, _)) = measured
         && timing.median < *best_ms
     {

@@ -5,7 +5,7 @@ use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, Ten
 use tilewright::{Buffer, Device, elements};
 
 use super::data::{Number, normal, values};
-use super::record::{Trouble, accept};
+use super::record::{BenchError, accept};
 use super::tiles::MAX_TILE;
 use crate::cli::demo::case::{relative_error, tolerance};
 
@@ -26,7 +26,7 @@ pub struct Attention<T: Number> {
     dv: Buffer<T>,
     workspace: Buffer<f32>,
     /// Number of splits of the forward and the backward pass, where the options leave it open.
-    parts: [Option<usize>; 2],
+    splits: [Option<usize>; 2],
 }
 
 /// The inputs and results of a [`small`] problem in f64.
@@ -47,7 +47,7 @@ pub fn small(p: &Problem) -> Problem {
 /// Allocates a workspace that is large enough for every pass.
 fn workspace<T: Number>(device: &Device, problem: &Problem, parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
     let shape = shape(problem);
-    let options = |backward| Options { backward, parts, ..Options::new(problem.causal) };
+    let options = |backward| Options { backward, num_splits: parts, ..Options::new(problem.causal) };
     let two_pass = options(Backward::TwoPass);
     let backward = [&two_pass, &options(Backward::OnePass)]
         .map(|options| attention::backward_workspace::<T>(device, shape, shape, options));
@@ -61,7 +61,7 @@ impl<T: Number> Attention<T> {
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
         let shape = shape(&problem);
         let len = elements(&shape)?;
-        device.expect_memory(8.0 * len as f64 * size_of::<T>() as f64)?;
+        device.check_memory(8.0 * len as f64 * size_of::<T>() as f64)?;
         Ok(Attention {
             device: device.clone(),
             problem,
@@ -76,34 +76,34 @@ impl<T: Number> Attention<T> {
             dk: Buffer::poisoned(device, len)?,
             dv: Buffer::poisoned(device, len)?,
             workspace: workspace::<T>(device, &problem, None)?,
-            parts: [None; 2],
+            splits: [None; 2],
         })
     }
 
     /// Splits each loop over KV or query blocks into at most `parts` splits.
-    pub fn in_parts(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
+    pub fn with_splits(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
         self.workspace = workspace::<T>(&self.device, &self.problem, Some(parts))?;
-        self.parts = [Some(parts); 2];
+        self.splits = [Some(parts); 2];
         Ok(self)
     }
 
     /// Disables splits in the passes that are not split for `full`. The smaller problem would be split otherwise,
     /// because its grid has fewer programs than SMs.
-    pub fn cut_as(mut self, full: &Problem) -> Attention<T> {
+    pub fn split_like(mut self, full: &Problem) -> Attention<T> {
         let (shape, options) = (shape(full), Options::new(full.causal));
         let forward = attention::forward_workspace::<T>(&self.device, shape, shape, &options);
-        let whole = Options { parts: Some(1), ..options.clone() };
+        let whole = Options { num_splits: Some(1), ..options.clone() };
         let backward = [&options, &whole].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, o));
-        self.parts = [forward == 0, backward[0] == backward[1]].map(|is_whole| is_whole.then_some(1));
+        self.splits = [forward == 0, backward[0] == backward[1]].map(|is_whole| is_whole.then_some(1));
         self
     }
 
-    fn cut(options: &Options, parts: Option<usize>) -> Options {
-        Options { parts: options.parts.or(parts), ..options.clone() }
+    fn with_split(options: &Options, parts: Option<usize>) -> Options {
+        Options { num_splits: options.num_splits.or(parts), ..options.clone() }
     }
 
     /// Sets the tolerance to `limit`, for matmuls that are less accurate than the element type.
-    pub fn accept_up_to(mut self, limit: f64) -> Attention<T> {
+    pub fn with_tolerance(mut self, limit: f64) -> Attention<T> {
         self.limit = limit;
         self
     }
@@ -124,13 +124,13 @@ impl<T: Number> Attention<T> {
 
     /// Injects a fault: writes a wrong number into dV.
     #[cfg(test)]
-    pub fn spoil_dv(&mut self, at: usize) -> tilewright::Result<()> {
+    pub fn corrupt_dv(&mut self, at: usize) -> tilewright::Result<()> {
         self.dv.slice_mut(at..at + 1)?.copy_from_slice(&[T::from_f32(9.0)])
     }
 
     pub fn forward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
-        let options = Self::cut(options, self.parts[0]);
+        let options = Self::with_split(options, self.splits[0]);
         attention::forward_into(
             &self.device,
             Tensor::dense(self.q.view(), shape)?,
@@ -146,7 +146,7 @@ impl<T: Number> Attention<T> {
     /// Reads the outputs of [`Attention::forward`].
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
-        let options = Self::cut(options, self.parts[1]);
+        let options = Self::with_split(options, self.splits[1]);
         let saved = Saved {
             q: Tensor::dense(self.q.view(), shape)?,
             k: Tensor::dense(self.k.view(), shape)?,
@@ -189,15 +189,15 @@ impl<T: Number> Attention<T> {
     }
 
     /// Returns the largest error of O and the log-sum-exp.
-    pub fn check_forward(&self, expected: &Expected) -> Result<f64, Trouble> {
-        worst(self.limit, &[("o", &values(&self.o)?, &expected.o), ("lse", &values(&self.lse)?, &expected.lse)])
+    pub fn check_forward(&self, expected: &Expected) -> Result<f64, BenchError> {
+        max_error(self.limit, &[("o", &values(&self.o)?, &expected.o), ("lse", &values(&self.lse)?, &expected.lse)])
     }
 
     /// Returns the largest error of dQ, dK and dV.
-    pub fn check_backward(&self, expected: &Expected) -> Result<f64, Trouble> {
+    pub fn check_backward(&self, expected: &Expected) -> Result<f64, BenchError> {
         let Gradients { dq, dk, dv } = &expected.gradients;
         let [found_q, found_k, found_v] = [values(&self.dq)?, values(&self.dk)?, values(&self.dv)?];
-        worst(self.limit, &[("dq", &found_q, dq), ("dk", &found_k, dk), ("dv", &found_v, dv)])
+        max_error(self.limit, &[("dq", &found_q, dq), ("dk", &found_k, dk), ("dv", &found_v, dv)])
     }
 
     /// Returns the heads and rows that are checked in a large problem: the first, the last, and some in between.
@@ -216,7 +216,7 @@ impl<T: Number> Attention<T> {
 
     /// As [`Attention::check_forward`], for a few rows of the full problem. Finds errors that occur only when the whole
     /// GPU is busy.
-    pub fn spot_check_forward(&self) -> Result<f64, Trouble> {
+    pub fn spot_check_forward(&self) -> Result<f64, BenchError> {
         let (heads, rows) = self.samples();
         let (mut found, mut want) = (Vec::new(), Vec::new());
         let (mut found_lse, mut want_lse) = (Vec::new(), Vec::new());
@@ -232,11 +232,11 @@ impl<T: Number> Attention<T> {
                 found_lse.push(lse[row]);
             }
         }
-        worst(self.limit, &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
+        max_error(self.limit, &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
     }
 
     /// As [`Attention::check_backward`], for a few rows. dK and dV are computed from the L and O of the forward pass.
-    pub fn spot_check_backward(&self) -> Result<f64, Trouble> {
+    pub fn spot_check_backward(&self) -> Result<f64, BenchError> {
         let (heads, rows) = self.samples();
         let mut found: [Vec<f64>; 3] = Default::default();
         let mut want: [Vec<f64>; 3] = Default::default();
@@ -259,7 +259,7 @@ impl<T: Number> Attention<T> {
                 }
             }
         }
-        worst(self.limit, &[("dq", &found[0], &want[0]), ("dk", &found[1], &want[1]), ("dv", &found[2], &want[2])])
+        max_error(self.limit, &[("dq", &found[0], &want[0]), ("dk", &found[1], &want[1]), ("dv", &found[2], &want[2])])
     }
 
     /// Returns the problem of one query of one head, with the keys that the mask leaves.
@@ -323,8 +323,8 @@ fn shape(p: &Problem) -> [usize; 4] {
 /// Returns the largest error of `outputs`: (name, found, expected).
 ///
 /// # Errors
-/// A [`Trouble::Wrong`] if an error exceeds `limit`.
-fn worst(limit: f64, outputs: &[(&str, &[f64], &[f64])]) -> Result<f64, Trouble> {
+/// A [`BenchError::WrongResult`] if an error exceeds `limit`.
+fn max_error(limit: f64, outputs: &[(&str, &[f64], &[f64])]) -> Result<f64, BenchError> {
     let mut largest = 0.0_f64;
     for (name, found, want) in outputs {
         largest = largest.max(accept(name, relative_error(found, want), limit)?);
@@ -340,17 +340,17 @@ mod tests {
         Problem { batch: 1, heads_q: 2, heads_kv: 2, n_q: n, n_k: n, d: 16, causal, scale: 0.25 }
     }
 
-    fn is_wrong(result: Result<f64, Trouble>, name: &str) {
-        assert!(matches!(&result, Err(Trouble::Wrong(why)) if why.contains(name)), "{name}: {result:?}");
+    fn assert_wrong(result: Result<f64, BenchError>, name: &str) {
+        assert!(matches!(&result, Err(BenchError::WrongResult(why)) if why.contains(name)), "{name}: {result:?}");
     }
 
     #[test]
-    fn both_checks_accept_what_is_right_and_find_what_is_not() {
+    fn checks_accept_right_and_reject_wrong_results() {
         for causal in [false, true] {
             let mut a = Attention::<f32>::new(&Device::cpu(), problem(70, causal)).unwrap();
             let expected = a.expected().unwrap();
             let options = Options::new(causal);
-            is_wrong(a.check_forward(&expected), "o");
+            assert_wrong(a.check_forward(&expected), "o");
             a.forward(&options).unwrap();
             a.backward(&options).unwrap();
             for error in [a.check_forward(&expected), a.spot_check_forward()] {
@@ -362,17 +362,17 @@ mod tests {
             // A fault in the last row of each output.
             let last = 2 * 70 * 16 - 1;
             a.dv.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
-            is_wrong(a.check_backward(&expected), "dv");
-            is_wrong(a.spot_check_backward(), "dv");
+            assert_wrong(a.check_backward(&expected), "dv");
+            assert_wrong(a.spot_check_backward(), "dv");
             a.dq.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
-            is_wrong(a.spot_check_backward(), "dq");
+            assert_wrong(a.spot_check_backward(), "dq");
             a.o.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
-            is_wrong(a.spot_check_forward(), "o");
+            assert_wrong(a.spot_check_forward(), "o");
         }
     }
 
     #[test]
-    fn the_small_problem_ends_as_the_large_one() {
+    fn small_problem_keeps_the_tile_remainder() {
         for (n, smaller) in [(16384, 512), (16385, 513), (1000, 1000), (4097, 513), (1, 1)] {
             assert_eq!(small(&problem(n, true)).n_q, smaller);
         }

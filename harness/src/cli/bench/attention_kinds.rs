@@ -5,9 +5,9 @@ use std::io::Write;
 use candle_core::{DType, Device, Tensor, Var};
 
 use super::attention;
-use super::wall::{Times, held, release};
+use super::wall_time::{Times, live_bytes_after, release_memory};
 use crate::cli::model_options::{device_info, model_device};
-use crate::cli::trial::{Fitted, expect_memory, fitted};
+use crate::cli::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
 use crate::cli::{CliError, Result};
 use crate::model::Attention;
 use crate::ops::attention::{Tiling, flash_attention, naive_attention, tiled_attention};
@@ -40,11 +40,11 @@ pub struct Case {
 }
 
 /// Results of one case.
-pub struct Found {
+pub struct AttentionTimes {
     pub forward: Times,
     pub backward: Times,
     /// Bytes in use between forward and backward: inputs, output, and saved tensors.
-    pub held: Option<f64>,
+    pub saved_bytes: Option<f64>,
 }
 
 impl Case {
@@ -79,13 +79,13 @@ impl Case {
     ///
     /// # Errors
     /// Out of memory, or an error of candle or a kernel.
-    pub fn measure(&self, device: &Device, warmup: usize, runs: usize) -> train::Result<Found> {
+    pub fn measure(&self, device: &Device, warmup: usize, runs: usize) -> train::Result<AttentionTimes> {
         // Naive attention has six live score matrices at the end of forward, and two more in backward.
         let scores = if self.kind == Attention::Naive { 8.0 * self.score_bytes() } else { 0.0 };
         expect_memory(device, scores + 2.0 * self.input_bytes())?;
         // Excludes one-time allocations, such as compiled kernels, from the saved bytes.
         drop(self.run(&self.inputs(device)?)?);
-        let ((inputs, o), held) = held(device, || {
+        let ((inputs, o), saved_bytes) = live_bytes_after(device, || {
             let inputs = self.inputs(device)?;
             let o = self.run(&inputs)?;
             Ok((inputs, o))
@@ -97,16 +97,16 @@ impl Case {
             device.synchronize()?;
         }
         for _ in 0..runs {
-            let o = forward.take(device, || Ok(self.run(&inputs)?))?;
-            backward.take(device, || Ok(o.backward().map(drop)?))?;
+            let o = forward.time(device, || Ok(self.run(&inputs)?))?;
+            backward.time(device, || Ok(o.backward().map(drop)?))?;
         }
-        Ok(Found { forward, backward, held })
+        Ok(AttentionTimes { forward, backward, saved_bytes })
     }
 }
 
 /// Results of all cases, and notes about cases that ran out of memory.
-pub struct Rows {
-    pub cases: Vec<(Case, Option<Found>)>,
+pub struct CaseResults {
+    pub cases: Vec<(Case, Option<AttentionTimes>)>,
     pub notes: Vec<String>,
 }
 
@@ -114,28 +114,28 @@ pub struct Rows {
 ///
 /// # Errors
 /// Any error but out of memory.
-pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize) -> Result<Rows> {
-    let mut rows = Rows { cases: Vec::new(), notes: Vec::new() };
-    let mut told = Vec::new();
+pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize) -> Result<CaseResults> {
+    let mut rows = CaseResults { cases: Vec::new(), notes: Vec::new() };
+    let mut reported = Vec::new();
     for case in cases {
-        let found = match fitted(case.measure(device, warmup, runs))? {
-            Fitted::Yes(found) => Some(found),
-            Fitted::No(why) => {
-                if !told.contains(&case.kind) {
-                    told.push(case.kind);
-                    rows.notes.push(accounting(&case, &why));
+        let found = match catch_oom(case.measure(device, warmup, runs))? {
+            MemoryOutcome::Fits(found) => Some(found),
+            MemoryOutcome::OutOfMemory(why) => {
+                if !reported.contains(&case.kind) {
+                    reported.push(case.kind);
+                    rows.notes.push(memory_breakdown(&case, &why));
                 }
                 None
             }
         };
-        release(device);
+        release_memory(device);
         rows.cases.push((case, found));
     }
     Ok(rows)
 }
 
 /// Explains why a case does not fit: the sizes of its score matrices.
-fn accounting(case: &Case, why: &str) -> String {
+fn memory_breakdown(case: &Case, why: &str) -> String {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     let Case { kind, batch, length, d, .. } = case;
     let scores = gib(case.score_bytes());
@@ -186,7 +186,7 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(outputs.write(report(&rows, &device_info(&device)?.name, runs), out)?)
 }
 
-fn report(rows: &Rows, device: &str, runs: usize) -> Report {
+fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
     let columns = [
         Column::text("attention"),
         Column::integer("batch"),
@@ -207,8 +207,8 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
         cells.extend(match found {
             None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory, Cell::Empty],
             Some(found) => {
-                let mib = found.held.map_or(Cell::Empty, |bytes| Cell::Number(bytes / (1u64 << 20) as f64));
-                let matrices = found.held.map_or(Cell::Empty, |bytes| Cell::Number(bytes / case.score_bytes()));
+                let mib = found.saved_bytes.map_or(Cell::Empty, |bytes| Cell::Number(bytes / (1u64 << 20) as f64));
+                let matrices = found.saved_bytes.map_or(Cell::Empty, |bytes| Cell::Number(bytes / case.score_bytes()));
                 [found.forward.mean_std(), found.backward.mean_std(), mib, matrices]
             }
         });
@@ -222,8 +222,8 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
     ));
     let mut report = Report::new("attention", "Attention under autograd").table(table);
     for (name, title, pick) in [
-        ("forward", "Forward", (|found: &Found| found.forward.mean_std()) as fn(&Found) -> Cell),
-        ("backward", "Backward", |found: &Found| found.backward.mean_std()),
+        ("forward", "Forward", (|found: &AttentionTimes| found.forward.mean_std()) as fn(&AttentionTimes) -> Cell),
+        ("backward", "Backward", |found: &AttentionTimes| found.backward.mean_std()),
     ] {
         let series = series(rows, pick);
         let axes = (Axis::log2("sequence length"), Axis::log10("ms"));
@@ -233,7 +233,7 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
 }
 
 /// Returns a line for each implementation and head dimension, over sequence lengths.
-fn series(rows: &Rows, pick: fn(&Found) -> Cell) -> Vec<Series> {
+fn series(rows: &CaseResults, pick: fn(&AttentionTimes) -> Cell) -> Vec<Series> {
     let mut names: Vec<(Attention, usize)> = Vec::new();
     for (case, _) in &rows.cases {
         if !names.contains(&(case.kind, case.d)) {

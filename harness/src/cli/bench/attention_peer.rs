@@ -5,7 +5,7 @@ use tilewright::Error;
 
 use super::attention_check::Attention;
 use super::data::{Number, values};
-use super::record::Trouble;
+use super::record::BenchError;
 use crate::cli::demo::case::relative_error;
 
 /// Inputs of an attention problem as candle tensors.
@@ -20,17 +20,17 @@ pub struct Peer {
 
 impl Peer {
     /// Copies the inputs of `ours`, as f32.
-    pub fn new<T: Number>(ours: &Attention<T>) -> Result<Peer, Trouble> {
+    pub fn new<T: Number>(ours: &Attention<T>) -> Result<Peer, BenchError> {
         let p = &ours.problem;
         let tensor = |values: Vec<f64>| {
             let values: Vec<f32> = values.into_iter().map(|x| x as f32).collect();
-            Tensor::from_vec(values, (p.batch, p.heads_q, p.n_q, p.d), &Device::Cpu).map_err(trouble)
+            Tensor::from_vec(values, (p.batch, p.heads_q, p.n_q, p.d), &Device::Cpu).map_err(candle_error)
         };
-        let hidden = |at: usize| if at % p.n_k + p.n_q <= at / p.n_k + p.n_k { 0.0 } else { f32::NEG_INFINITY };
+        let mask_value = |at: usize| if at % p.n_k + p.n_q <= at / p.n_k + p.n_k { 0.0 } else { f32::NEG_INFINITY };
         let mask = p.causal.then(|| {
-            Tensor::from_iter((0..p.n_q * p.n_k).map(hidden), &Device::Cpu)
+            Tensor::from_iter((0..p.n_q * p.n_k).map(mask_value), &Device::Cpu)
                 .and_then(|mask| mask.reshape((p.n_q, p.n_k)))
-                .map_err(trouble)
+                .map_err(candle_error)
         });
         let (q, k, v) = (tensor(values(&ours.q)?)?, tensor(values(&ours.k)?)?, tensor(values(&ours.v)?)?);
         Ok(Peer { q, k, v, scale: p.scale, mask: mask.transpose()? })
@@ -51,13 +51,13 @@ impl Peer {
     }
 
     /// Returns the relative difference of candle's result from ours, which has been checked.
-    pub fn difference<T: Number>(&self, ours: &Attention<T>) -> Result<f64, Trouble> {
-        let found = self.run()?.flatten_all().and_then(|o| o.to_vec1::<f32>()).map_err(trouble)?;
+    pub fn difference<T: Number>(&self, ours: &Attention<T>) -> Result<f64, BenchError> {
+        let found = self.run()?.flatten_all().and_then(|o| o.to_vec1::<f32>()).map_err(candle_error)?;
         let found: Vec<f64> = found.into_iter().map(f64::from).collect();
         Ok(relative_error(&found, &values(&ours.o)?))
     }
 }
 
-fn trouble(error: candle_core::Error) -> Trouble {
-    Trouble::Cannot(error.to_string())
+fn candle_error(error: candle_core::Error) -> BenchError {
+    BenchError::Unsupported(error.to_string())
 }

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use candle_core::Device;
 use clap::{Args, ValueEnum};
-use tilewright::{Buffer, expect_host_memory};
+use tilewright::{Buffer, check_host_memory};
 
-use super::world::{Carrier, each_world, failed};
+use super::rank_worlds::{CommBackend, comm_failure, for_each_world};
 use crate::cli::Result;
 use crate::cli::model_options::model_device;
-use crate::cli::run::{Choice, device};
+use crate::cli::run::{DeviceArg, device};
 use crate::dist::comm::handle::wait_all;
 use crate::dist::comm::{Call, CommError, Communicator, Dtype, Handle, Op, Reduce};
 use crate::ops::memory::kernel_device;
@@ -25,17 +25,17 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Collective::AllReduce])]
     collective: Vec<Collective>,
     /// Sizes of each rank's f32 buffer, in megabytes (10⁶ bytes)
-    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [0.512, 1.0, 10.0, 50.0, 100.0, 500.0, 1000.0], value_parser = crate::cli::numbers::size_mb)]
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [0.512, 1.0, 10.0, 50.0, 100.0, 500.0, 1000.0], value_parser = crate::cli::value_parsers::size_mb)]
     sizes: Vec<f64>,
     /// Numbers of ranks, if they are threads of this process
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<u16>,
     /// Communication backends, if ranks are threads of this process
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads, Carrier::Tcp])]
-    back_end: Vec<Carrier>,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads, CommBackend::Tcp])]
+    back_end: Vec<CommBackend>,
     /// Device of the buffers: cpu, cuda or cuda:N. Default: a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     /// Use copy engines between GPUs of one host, for all_reduce, reduce_scatter and all_gather
     #[arg(long)]
     copy_engines: bool,
@@ -70,8 +70,8 @@ struct Sample {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let device = model_device(arguments.device)?;
-    let measure = |comm: Communicator| measure(arguments, &device, &comm).map_err(failed);
-    let worlds = each_world(&device, &arguments.back_end, &arguments.ranks, measure)?;
+    let measure = |comm: Communicator| measure(arguments, &device, &comm).map_err(comm_failure);
+    let worlds = for_each_world(&device, &arguments.back_end, &arguments.ranks, measure)?;
     if worlds.is_empty() {
         return Ok(());
     }
@@ -82,7 +82,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 /// Measures on one rank. Every rank returns the samples of all ranks.
 fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Result<Vec<Sample>, CommError> {
     let world = comm.world();
-    comm.copies_beside(arguments.copy_engines)?;
+    comm.set_overlap_copy_engines(arguments.copy_engines)?;
     let copies = arguments.copy_engines && comm.is_on_device();
     let mut samples = Vec::new();
     for &collective in &arguments.collective {
@@ -92,7 +92,7 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
             // All ranks of the host allocate a buffer each, and a copy of it for the check.
             let times = f64::from(arguments.warmup) + f64::from(arguments.repeat) * world as f64;
             let bytes = (4.0 * count as f64 + 8.0 * times) * world as f64;
-            expect_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
+            check_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
             let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
             data.calls(comm, collective, copies, &mut [0.0])?;
             check(comm, collective, &data.to_vec()?)?;
@@ -102,7 +102,7 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
             data.calls(comm, collective, copies, own)?;
             comm.all_gather(&mut all)?;
             let bytes = count * size_of::<f32>();
-            let back_end = if copies && collective != Collective::Broadcast { "copies" } else { comm.back_end() };
+            let back_end = if copies && collective != Collective::Broadcast { "copies" } else { comm.backend() };
             samples.push(Sample { back_end, ranks: world, collective, bytes, seconds: all });
         }
     }
@@ -152,10 +152,10 @@ impl Data {
             Data::Host(values) => (values.as_mut_ptr().cast(), values.len()),
             Data::Gpu(buffer) => (buffer.view_mut().address() as *mut u8, buffer.len()),
         };
-        let call = Call { op, dtype: Dtype::F32, count, wire: None };
+        let call = Call { op, dtype: Dtype::F32, count, comm_dtype: None };
         // SAFETY: the buffer is owned by `self`, and all collectives complete before this function returns; on a GPU
         // the stream orders them.
-        let start = || unsafe { if copies { comm.start_beside(call, address) } else { comm.start(call, address) } };
+        let start = || unsafe { if copies { comm.start_overlapped(call, address) } else { comm.start(call, address) } };
         comm.barrier()?;
         if !comm.is_on_device() {
             return seconds.iter_mut().try_for_each(|seconds| {
@@ -205,7 +205,7 @@ fn name(collective: Collective) -> &'static str {
 
 /// Returns the ratio of bus bandwidth to algorithm bandwidth, as in nccl-tests: bytes over a link per byte of the
 /// buffer. It makes collectives and world sizes comparable.
-fn traffic(collective: Collective, ranks: usize) -> f64 {
+fn bus_factor(collective: Collective, ranks: usize) -> f64 {
     let share = (ranks - 1) as f64 / ranks as f64;
     match collective {
         Collective::AllReduce => 2.0 * share,
@@ -233,7 +233,7 @@ fn report(samples: &[Sample]) -> Report {
         let median = (seconds[(seconds.len() - 1) / 2] + seconds[seconds.len() / 2]) / 2.0;
         let milliseconds: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
         let (mb, algorithm) = (sample.bytes as f64 / 1e6, sample.bytes as f64 / median / 1e9);
-        let bus = algorithm * traffic(sample.collective, sample.ranks);
+        let bus = algorithm * bus_factor(sample.collective, sample.ranks);
         table.push([
             Cell::from(sample.back_end),
             sample.ranks.into(),

@@ -1,5 +1,5 @@
 //! `tilewright bench compile`: times the phases of compiling FlashAttention-2's forward kernel, cache hits, and the
-//! start of a process until its first launch (`start.rs`).
+//! start of a process until its first launch (`startup.rs`).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::{Cache, Device, Error};
 
 use super::record::{Recorder, Row, Work};
-use super::{Common, start, tiles};
+use super::{Common, startup, tiles};
 use crate::cli::demo::case::count;
 use crate::cli::{CliError, Result};
 
@@ -60,7 +60,7 @@ type Phases = [Duration; PHASES.len()];
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let d = arguments.dim.first().map_or(64, |&d| usize::from(d));
     if let Some(since) = arguments.first_launch_of {
-        let parts = start::first_launch(arguments.common.device, d, since)?;
+        let parts = startup::first_launch(arguments.common.device, d, since)?;
         return Ok(writeln!(out, "{}", serde_json::json!(parts))?);
     }
     let (device, mut recorder) = arguments.common.open("compile")?;
@@ -77,8 +77,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         let case = if first_of_process { "first in process" } else { "first of this variant" };
         first_of_process = false;
         record(&mut recorder, &[variant.compile()?], |kernel| row(kernel, case))?;
-        let again: Vec<Phases> = (0..arguments.runs).map(|_| variant.compile()).collect::<Result<_>>()?;
-        record(&mut recorder, &again, |kernel| row(kernel, "repeated"))?;
+        let repeated: Vec<Phases> = (0..arguments.runs).map(|_| variant.compile()).collect::<Result<_>>()?;
+        record(&mut recorder, &repeated, |kernel| row(kernel, "repeated"))?;
         let hits = variant.cache_hits(&device)?;
         recorder.push(row("cache hit", "with recording").timed(&timing(&hits), Work::None))?;
         if device.is_cuda() {
@@ -87,7 +87,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
     }
     if arguments.starts > 0 {
-        start::measure(&mut recorder, &device, d, arguments.starts)?;
+        startup::measure(&mut recorder, &device, d, arguments.starts)?;
     }
     recorder.finish(out)
 }
@@ -137,9 +137,9 @@ impl Variant {
         let func = self.record()?;
         let recorded = start.elapsed();
         let fail = |error: Error| CliError::Failure(error.to_string());
-        let laid = gpu_ir(&func, self.arch, &self.options, &mut ());
+        let gpu_func = gpu_ir(&func, self.arch, &self.options, &mut ());
         let passed = start.elapsed();
-        let module = lower::nvptx::lower(&laid, self.arch, &self.options)
+        let module = lower::nvptx::lower(&gpu_func, self.arch, &self.options)
             .map_err(|unsupported| fail(explain_failure(&func, unsupported.into())))?;
         let lowered = start.elapsed();
         let ptx = llvm::ptx(&module.llvm_ir, self.arch, self.options.ptx_version, &Opt::gpu())
@@ -176,7 +176,7 @@ impl Variant {
     /// Times the driver's compilation of the PTX to machine code, which is short if the driver's own cache has it.
     fn load(&self, device: &Device) -> Result<Duration> {
         let func = self.record()?;
-        let artifact = compile_gpu(&func, self.arch, &device.fit_options(&self.options), &mut ())
+        let artifact = compile_gpu(&func, self.arch, &device.limit_ptx_version(&self.options), &mut ())
             .map_err(|error| CliError::Failure(explain_failure(&func, error).to_string()))?;
         let start = Instant::now();
         device.load(&artifact)?;

@@ -28,7 +28,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 }
 
 /// Measures the bandwidth of a large copy in GB/s, counting bytes read and bytes written.
-pub fn ceiling(common: &Common, device: &Device) -> Result<f64> {
+pub fn bandwidth(common: &Common, device: &Device) -> Result<f64> {
     let len = default_len(device);
     Ok(measure(common, device, len)?.gbps(bytes(len)))
 }

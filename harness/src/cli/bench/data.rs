@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn inputs_are_normal_and_repeat_late() {
+    fn inputs_are_normal_with_a_long_period() {
         let device = Device::cpu();
         let x = values(&normal::<f32>(&device, PERIOD + 1000, 1).unwrap()).unwrap();
         let mean = x.iter().sum::<f64>() / x.len() as f64;

@@ -7,20 +7,20 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use clap::{Args, ValueEnum};
 
-use super::world::{Carrier, each_world};
+use super::rank_worlds::{CommBackend, for_each_world};
 use crate::cli::model_options::{ModelOptions, model_device};
-use crate::cli::ranks::{self, LeaveSms, leave_sms};
-use crate::cli::run::{Choice, device};
+use crate::cli::ranks::{self, ReserveSms, reserve_sms};
+use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
 use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
-use crate::model::{Config, Kind, Transformer};
-use crate::optim::{AdamWOptions, Schedule};
+use crate::model::{Config, StepKind, Transformer};
+use crate::optim::{AdamWOptions, LrSchedule};
 use crate::report::plot::Bar;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Table};
-use crate::train::{self, Learner, LearnerOptions, Team, TeamOptions, team_gradient_dtype};
+use crate::train::{self, DataParallel, DataParallelOptions, Trainer, TrainerOptions, data_parallel_gradient_dtype};
 
 /// Without a launcher (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
 #[derive(Args)]
@@ -31,11 +31,11 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed])]
     form: Vec<Form>,
     /// Bucket sizes of the bucketed scheme, in megabytes (10⁶ bytes)
-    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::numbers::bucket_mb)]
+    #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::value_parsers::bucket_mb)]
     buckets: Vec<f64>,
     /// Communication dtypes of gradients: f32 (no rounding), bf16 or f16
-    #[arg(long, value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = wire)]
-    wires: Vec<Wire>,
+    #[arg(long, value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = comm_dtype)]
+    wires: Vec<CommDtype>,
     /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed); 0 leaves it to NCCL
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
     ctas: Vec<u32>,
@@ -45,8 +45,8 @@ pub struct Arguments {
     copy_engines: Vec<Switch>,
     /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
     /// NCCL uses
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = leave_sms)]
-    leave_sms: Vec<LeaveSms>,
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = reserve_sms)]
+    reserve_sms: Vec<ReserveSms>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -58,12 +58,12 @@ enum Switch {
 }
 
 /// A value of `--wires`; `None` is f32.
-type Wire = Option<Dtype>;
+type CommDtype = Option<Dtype>;
 
-fn wire(word: &str) -> Result<Wire, String> {
+fn comm_dtype(word: &str) -> Result<CommDtype, String> {
     match word {
         "f32" => Ok(None),
-        _ => ranks::wire(word).map(Some).map_err(|_| "expected f32, bf16 or f16".into()),
+        _ => ranks::comm_dtype(word).map(Some).map_err(|_| "expected f32, bf16 or f16".into()),
     }
 }
 
@@ -77,7 +77,7 @@ pub struct Work {
     pub sizes: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: a GPU if there is one
     #[arg(long, value_parser = device)]
-    pub device: Option<Choice>,
+    pub device: Option<DeviceArg>,
     /// Global batch size: sequences per step, over all ranks
     #[arg(long, value_name = "WINDOWS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
@@ -88,8 +88,8 @@ pub struct Work {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2])]
     pub ranks: Vec<u16>,
     /// Communication backends, if ranks are threads of this process
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads])]
-    pub back_end: Vec<Carrier>,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads])]
+    pub back_end: Vec<CommBackend>,
     /// Number of warm-up steps
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub warmup: u32,
@@ -131,17 +131,17 @@ pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
 
 /// How a rank trains.
 #[derive(Clone, Copy)]
-pub enum Way {
+pub enum Training {
     /// By itself, without communication. Gradients have the dtype that they would have with this communication dtype.
-    Alone(Option<Dtype>),
-    Together(DdpOptions, Option<Mode>),
+    SingleRank(Option<Dtype>),
+    DataParallel(DdpOptions, Option<Mode>),
 }
 
 /// A model with its optimizer and one batch, on one rank.
-pub struct Trainee {
+pub struct BenchModel {
     pub model: Transformer,
-    pub learner: Learner,
-    pub team: Option<Team>,
+    pub trainer: Trainer,
+    pub data_parallel: Option<DataParallel>,
     device: Device,
     inputs: Tensor,
     targets: Tensor,
@@ -150,48 +150,53 @@ pub struct Trainee {
 /// Times of one step on one rank, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step {
-    pub whole: f64,
+    pub total: f64,
     /// Exposed communication: the wait for gradients after the backward pass.
-    pub waited: f64,
+    pub exposed: f64,
     /// All gradient collectives, overlapped or exposed.
     pub communication: f64,
     /// All collectives that distribute updated parameters.
     pub parameters: f64,
 }
 
-impl Trainee {
+impl BenchModel {
     /// Creates a model with random parameters.
     ///
     /// # Errors
     /// Out of memory, or a batch that the number of ranks does not divide.
-    pub fn new(work: &Work, config: &Config, comm: &Arc<Communicator>, way: Way) -> train::Result<Trainee> {
+    pub fn new(
+        work: &Work,
+        config: &Config,
+        comm: &Arc<Communicator>,
+        training: Training,
+    ) -> train::Result<BenchModel> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
         let windows = work.batch as usize / comm.world().max(1);
-        let needed = config.step_bytes(windows, 1, Kind::TrainStep).total();
-        crate::ops::memory::kernel_device(&device)?.expect_memory(needed)?;
+        let needed = config.step_bytes(windows, 1, StepKind::TrainStep).total();
+        crate::ops::memory::kernel_device(&device)?.check_memory(needed)?;
         let model = Transformer::new(config, &device, 0)?;
-        let options = LearnerOptions {
+        let options = TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: Schedule { peak: 1e-3, floor: 1e-4, warmup: 0, total: 1000 },
+            schedule: LrSchedule { peak: 1e-3, floor: 1e-4, warmup: 0, total: 1000 },
             weight_decay: 0.1,
             decay_embeddings: false,
             clip: None,
         };
         let (batch, world) = (work.batch as usize, comm.world());
-        let (ddp, shard) = match way {
-            Way::Alone(wire) => (DdpOptions { wire, ..DdpOptions::default() }, None),
-            Way::Together(ddp, shard) => (ddp, shard),
+        let (ddp, shard) = match training {
+            Training::SingleRank(comm_dtype) => (DdpOptions { comm_dtype, ..DdpOptions::default() }, None),
+            Training::DataParallel(ddp, shard) => (ddp, shard),
         };
-        let team = TeamOptions { comm: comm.clone(), ddp, shard };
-        let (team, learner) = match way {
-            Way::Alone(_) => {
-                model.params().keep_grads(team_gradient_dtype(model.params(), &team, 1))?;
-                (None, Learner::new(model.params(), options)?)
+        let data_parallel = DataParallelOptions { comm: comm.clone(), ddp, shard };
+        let (data_parallel, trainer) = match training {
+            Training::SingleRank(_) => {
+                model.params().keep_grads(data_parallel_gradient_dtype(model.params(), &data_parallel, 1))?;
+                (None, Trainer::new(model.params(), options)?)
             }
-            Way::Together(..) => {
-                let (team, learner) = Team::form(&team, model.params(), options, batch, 1)?;
-                (Some(team), learner)
+            Training::DataParallel(..) => {
+                let (data_parallel, trainer) = DataParallel::new(&data_parallel, model.params(), options, batch, 1)?;
+                (Some(data_parallel), trainer)
             }
         };
         // The time of a step does not depend on the tokens.
@@ -201,14 +206,14 @@ impl Trainee {
         let tensor =
             |from: usize| Tensor::from_slice(&tokens[from..from + windows * context], (windows, context), &device);
         let (inputs, targets) = (tensor(0)?, tensor(1)?);
-        Ok(Trainee { model, learner, team, device, inputs, targets })
+        Ok(BenchModel { model, trainer, data_parallel, device, inputs, targets })
     }
 
     /// Runs the forward and the backward pass.
     fn backward(&mut self) -> train::Result<()> {
-        self.learner.begin()?;
+        self.trainer.begin()?;
         let loss = self.model.loss(&self.inputs, &self.targets)?;
-        self.learner.backward(&loss, 1.0)
+        self.trainer.backward(&loss, 1.0)
     }
 
     /// Runs forward and backward, and finishes the gradient synchronization.
@@ -217,8 +222,8 @@ impl Trainee {
     /// Errors of the model and of communication.
     pub fn gradients(&mut self) -> train::Result<()> {
         self.backward()?;
-        if let Some(team) = &self.team {
-            team.ddp().finish_gradient_synchronization()?;
+        if let Some(data_parallel) = &self.data_parallel {
+            data_parallel.ddp().finish_gradient_synchronization()?;
         }
         Ok(())
     }
@@ -226,29 +231,29 @@ impl Trainee {
     /// Runs the optimizer and synchronizes the device.
     ///
     /// # Errors
-    /// As [`Trainee::gradients`].
+    /// As [`BenchModel::gradients`].
     pub fn update(&mut self) -> train::Result<()> {
-        self.learner.update()?;
+        self.trainer.update()?;
         Ok(self.device.synchronize()?)
     }
 
     /// Runs and times a step, after a barrier of all ranks.
     ///
     /// # Errors
-    /// As [`Trainee::gradients`].
+    /// As [`BenchModel::gradients`].
     pub fn step(&mut self, comm: &Communicator) -> train::Result<Step> {
         comm.barrier().map_err(Error::from)?;
         comm.start_trace();
         let began = Instant::now();
         self.backward()?;
-        let Some(team) = &self.team else {
+        let Some(data_parallel) = &self.data_parallel else {
             self.update()?;
-            return Ok(Step { whole: began.elapsed().as_secs_f64(), ..Step::default() });
+            return Ok(Step { total: began.elapsed().as_secs_f64(), ..Step::default() });
         };
-        let (sent, _) = team.finish(&mut self.learner)?;
+        let (sent, _) = data_parallel.finish_step(&mut self.trainer)?;
         self.device.synchronize()?;
-        let whole = began.elapsed().as_secs_f64();
-        let trace = team.communicator().take_trace();
+        let total = began.elapsed().as_secs_f64();
+        let trace = data_parallel.communicator().take_trace();
         // Collectives of gradients and parameters are f32 or bf16; control messages have other types.
         let of = |gives: bool| {
             let flats = trace.iter().filter(|record| matches!(record.call.dtype, Dtype::F32 | Dtype::Bf16));
@@ -256,44 +261,44 @@ impl Trainee {
             flats.filter(|record| is_one(record.call.op)).map(Record::seconds).sum()
         };
         let (communication, parameters) = (of(false), of(true));
-        Ok(Step { whole, waited: sent.left_over().as_secs_f64(), communication, parameters })
+        Ok(Step { total, exposed: sent.exposed_time().as_secs_f64(), communication, parameters })
     }
 }
 
 /// Runs warm-up and timed steps. Each time is the maximum over all ranks.
 ///
 /// # Errors
-/// As [`Trainee::gradients`].
-pub fn steps(work: &Work, trainee: &mut Trainee, comm: &Communicator) -> train::Result<Vec<Step>> {
+/// As [`BenchModel::gradients`].
+pub fn steps(work: &Work, bench_model: &mut BenchModel, comm: &Communicator) -> train::Result<Vec<Step>> {
     for _ in 0..work.warmup {
-        trainee.step(comm)?;
+        bench_model.step(comm)?;
     }
     let mut steps = Vec::new();
     for _ in 0..work.repeat {
-        let step = trainee.step(comm)?;
-        let mut numbers = [step.whole, step.waited, step.communication, step.parameters];
+        let step = bench_model.step(comm)?;
+        let mut numbers = [step.total, step.exposed, step.communication, step.parameters];
         comm.all_reduce(&mut numbers, Reduce::Max).map_err(Error::from)?;
-        let [whole, waited, communication, parameters] = numbers;
-        steps.push(Step { whole, waited, communication, parameters });
+        let [total, exposed, communication, parameters] = numbers;
+        steps.push(Step { total, exposed, communication, parameters });
     }
     Ok(steps)
 }
 
 /// The result of one configuration.
-struct Found {
+struct DdpResult {
     size: String,
     form: &'static str,
     /// The dtype in which gradients are stored.
     gradients: &'static str,
     bucket_mb: Option<f64>,
     /// The communication dtype; `None` without communication.
-    wire: Option<&'static str>,
+    comm_dtype: Option<&'static str>,
     /// What transfers gradients during the backward pass; `None` if nothing is overlapped.
-    by: Option<&'static str>,
+    transport: Option<&'static str>,
     /// The maximum number of CTAs, for NCCL.
     ctas: Option<u32>,
     /// SMs that matmuls leave to communication.
-    left: Option<u32>,
+    reserved_sms: Option<u32>,
     calls: Option<usize>,
     steps: Vec<Step>,
 }
@@ -301,14 +306,14 @@ struct Found {
 struct World {
     back_end: &'static str,
     ranks: usize,
-    found: Vec<Found>,
+    found: Vec<DdpResult>,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let work = &arguments.work;
     let models = work.models()?;
-    let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
+    let worlds = for_each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
         measure(arguments, &models, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
@@ -319,73 +324,84 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 
 fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
     let mut found = Vec::new();
-    for ((size, config), way) in models.iter().flat_map(|model| ways(arguments, &model.1).map(move |way| (model, way)))
+    for ((size, config), training) in
+        models.iter().flat_map(|model| trainings(arguments, &model.1).map(move |training| (model, training)))
     {
-        let mut trainee = Trainee::new(&arguments.work, config, &comm, way)?;
-        let calls = trainee.team.as_ref().map(|team| team.ddp().buckets().len());
-        let in_place = trainee.team.as_ref().is_some_and(|team| team.ddp().reads_in_place());
-        let steps = steps(&arguments.work, &mut trainee, &comm)?;
-        let ddp = match way {
-            Way::Alone(_) => None,
-            Way::Together(ddp, _) => Some(ddp),
+        let mut bench_model = BenchModel::new(&arguments.work, config, &comm, training)?;
+        let calls = bench_model.data_parallel.as_ref().map(|data_parallel| data_parallel.ddp().buckets().len());
+        let peer_reads =
+            bench_model.data_parallel.as_ref().is_some_and(|data_parallel| data_parallel.ddp().reads_peer_memory());
+        let steps = steps(&arguments.work, &mut bench_model, &comm)?;
+        let ddp = match training {
+            Training::SingleRank(_) => None,
+            Training::DataParallel(ddp, _) => Some(ddp),
         };
         let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
         let eager = ddp.filter(|ddp| ddp.is_eager() && comm.is_on_device() && comm.world() > 1);
-        found.push(Found {
+        found.push(DdpResult {
             size: size.clone(),
             form: ddp.map_or("none", |ddp| ddp.form.name()),
-            gradients: trainee.model.params().grads().dtype().as_str(),
+            gradients: bench_model.model.params().grads().dtype().as_str(),
             bucket_mb: bucketed.and_then(|ddp| ddp.bucket_bytes).map(|bytes| bytes as f64 / 1e6),
-            wire: ddp.map(|ddp| ddp.wire.unwrap_or(Dtype::F32).name()),
-            by: eager.map(|ddp| match (in_place, ddp.copies) {
+            comm_dtype: ddp.map(|ddp| ddp.comm_dtype.unwrap_or(Dtype::F32).name()),
+            transport: eager.map(|ddp| match (peer_reads, ddp.copy_engines) {
                 (true, _) => "AdamW, in place",
                 (false, true) => "copy engines",
                 (false, false) => "NCCL",
             }),
-            ctas: eager.filter(|ddp| !ddp.copies).map(|ddp| ddp.nccl_ctas),
-            left: eager.map(|ddp| ddp.left_multiprocessors()),
+            ctas: eager.filter(|ddp| !ddp.copy_engines).map(|ddp| ddp.nccl_ctas),
+            reserved_sms: eager.map(|ddp| ddp.reserved_sms()),
             calls,
             steps,
         });
     }
-    Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
+    Ok(World { back_end: comm.backend(), ranks: comm.world(), found })
 }
 
 /// Returns all configurations to measure for a model.
-fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
-    let is_kept = |wire: &&Wire| **wire == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
+fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Training> {
+    let is_kept = |wire: &&CommDtype| **wire == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
     let kept = arguments.wires.iter().find(is_kept).copied();
     let exact = arguments.wires.iter().any(|wire| !is_kept(&wire)).then_some(None);
-    let mut ways: Vec<Way> = exact.into_iter().chain(kept).map(Way::Alone).collect();
+    let mut trainings: Vec<Training> = exact.into_iter().chain(kept).map(Training::SingleRank).collect();
     for &form in &arguments.form {
         let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
-        let shared: Vec<(bool, u32, LeaveSms)> = match form {
-            Form::Naive | Form::Flat => vec![(false, 0, LeaveSms(None))],
-            _ => carriers(arguments),
+        let shared: Vec<(bool, u32, ReserveSms)> = match form {
+            Form::Naive | Form::Flat => vec![(false, 0, ReserveSms(None))],
+            _ => transports(arguments),
         };
-        for (&wire, &mb, &(copies, nccl_ctas, LeaveSms(leave_sms))) in triples(&arguments.wires, buckets, &shared) {
+        for (&comm_dtype, &mb, &(copies, nccl_ctas, ReserveSms(reserve_sms))) in
+            cartesian_product(&arguments.wires, buckets, &shared)
+        {
             let bucket_bytes = Some((mb * 1e6) as usize);
-            let options =
-                DdpOptions { form, bucket_bytes, wire, nccl_ctas, copies, leave_sms, ..DdpOptions::default() };
-            ways.push(Way::Together(options, None));
+            let options = DdpOptions {
+                form,
+                bucket_bytes,
+                comm_dtype,
+                nccl_ctas,
+                copy_engines: copies,
+                reserve_sms,
+                ..DdpOptions::default()
+            };
+            trainings.push(Training::DataParallel(options, None));
         }
     }
-    ways.into_iter()
+    trainings.into_iter()
 }
 
 /// Returns all combinations of (copy engines, CTAs of NCCL, reserved SMs). Copy engines have no CTAs to limit.
-fn carriers(arguments: &Arguments) -> Vec<(bool, u32, LeaveSms)> {
-    let mut carriers = Vec::new();
+fn transports(arguments: &Arguments) -> Vec<(bool, u32, ReserveSms)> {
+    let mut transports = Vec::new();
     for &switch in &arguments.copy_engines {
         let copies = switch == Switch::On;
         let ctas = if copies { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
-        carriers.extend(ctas.iter().flat_map(|&ctas| arguments.leave_sms.iter().map(move |&n| (copies, ctas, n))));
+        transports.extend(ctas.iter().flat_map(|&ctas| arguments.reserve_sms.iter().map(move |&n| (copies, ctas, n))));
     }
-    carriers
+    transports
 }
 
 /// Returns the Cartesian product of three lists; the last list varies fastest.
-fn triples<'a, A, B, C>(a: &'a [A], b: &'a [B], c: &'a [C]) -> impl Iterator<Item = (&'a A, &'a B, &'a C)> {
+fn cartesian_product<'a, A, B, C>(a: &'a [A], b: &'a [B], c: &'a [C]) -> impl Iterator<Item = (&'a A, &'a B, &'a C)> {
     a.iter().flat_map(move |a| b.iter().flat_map(move |b| c.iter().map(move |c| (a, b, c))))
 }
 
@@ -418,14 +434,14 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     for world in worlds {
         for found in &world.found {
             let alone = found.calls.is_none();
-            let same = |none: &&Found| none.size == found.size && none.gradients == found.gradients;
+            let same = |none: &&DdpResult| none.size == found.size && none.gradients == found.gradients;
             let none = world.found.iter().filter(|none| none.calls.is_none()).find(same);
-            let base = none.map_or(f64::NAN, |none| mean(&none.steps, |s| s.whole));
-            let (whole, waited) = (mean(&found.steps, |s| s.whole), mean(&found.steps, |s| s.waited));
+            let base = none.map_or(f64::NAN, |none| mean(&none.steps, |s| s.total));
+            let (total, exposed) = (mean(&found.steps, |s| s.total), mean(&found.steps, |s| s.exposed));
             let communication = mean(&found.steps, |s| s.communication);
             let number = |x: f64| if alone { Cell::Empty } else { Cell::from(x) };
-            let hidden = (1.0 - waited / communication).clamp(0.0, 1.0);
-            let times: Vec<f64> = found.steps.iter().map(|step| step.whole * 1e3).collect();
+            let overlapped = (1.0 - exposed / communication).clamp(0.0, 1.0);
+            let times: Vec<f64> = found.steps.iter().map(|step| step.total * 1e3).collect();
             table.push([
                 Cell::from(world.back_end),
                 world.ranks.into(),
@@ -433,25 +449,25 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 found.form.into(),
                 found.gradients.into(),
                 found.bucket_mb.into(),
-                found.wire.map_or(Cell::Empty, Cell::from),
-                found.by.map_or(Cell::Empty, Cell::from),
+                found.comm_dtype.map_or(Cell::Empty, Cell::from),
+                found.transport.map_or(Cell::Empty, Cell::from),
                 found.ctas.map_or(Cell::Empty, |ctas| Cell::from(u64::from(ctas))),
-                found.left.map_or(Cell::Empty, |left| Cell::from(u64::from(left))),
+                found.reserved_sms.map_or(Cell::Empty, |left| Cell::from(u64::from(left))),
                 found.calls.into(),
                 Cell::statistics(&times),
-                number(whole / base),
+                number(total / base),
                 number(communication * 1e3),
-                number(waited * 1e3),
-                number(100.0 * waited / whole),
-                number(100.0 * hidden),
+                number(exposed * 1e3),
+                number(100.0 * exposed / total),
+                number(100.0 * overlapped),
             ]);
             let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
-            size += &found.wire.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
-            size += found.by.filter(|by| *by != "NCCL").map_or("", |_| " copy engines");
+            size += &found.comm_dtype.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
+            size += found.transport.filter(|by| *by != "NCCL").map_or("", |_| " copy engines");
             size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
-            size += &found.left.map(|left| format!(", {left} SMs reserved")).unwrap_or_default();
+            size += &found.reserved_sms.map(|left| format!(", {left} SMs reserved")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
-            bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
+            bars.push(Bar { name: format!("{}{size}", found.form), group, value: total * 1e3, error: None });
         }
     }
     let table = table
@@ -482,10 +498,10 @@ mod tests {
     }
 
     #[test]
-    fn copy_engines_are_one_variant_beside_those_of_nccl() {
+    fn copy_engines_add_one_variant_to_those_of_nccl() {
         let carried = |words: &[&str]| {
             let line = Line::try_parse_from([&["ddp"], words].concat()).map_err(|error| error.to_string()).unwrap();
-            carriers(&line.arguments)
+            transports(&line.arguments)
                 .into_iter()
                 .map(|(copies, ctas, leave)| (copies, ctas, leave.0))
                 .collect::<Vec<_>>()

@@ -5,12 +5,12 @@ use std::io::Write;
 use candle_core::{DType, Device};
 use clap::{Args, ValueEnum};
 
-use super::attention_kinds::{self, Found};
+use super::attention_kinds::{self, AttentionTimes};
 use super::model::{self, Mode};
-use super::wall::{Times, release};
+use super::wall_time::{Times, release_memory};
 use crate::cli::model_options::{device_info, model_device};
-use crate::cli::run::{Choice, device};
-use crate::cli::trial::{Fitted, fitted};
+use crate::cli::oom_probe::{MemoryOutcome, catch_oom};
+use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision, SIZES};
 use crate::report::{Cell, Column, Outputs, Report, Table};
@@ -46,7 +46,7 @@ pub struct Arguments {
     steps: usize,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -119,11 +119,15 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     let mut table = Table::new("fused-attention", "Attention", columns);
     for pair in rows.cases.chunks(2) {
         let [(case, unfused), (_, fused)] = pair else { continue };
-        let times = |found: &Option<Found>, pick: fn(&Found) -> &Times| {
+        let times = |found: &Option<AttentionTimes>, pick: fn(&AttentionTimes) -> &Times| {
             found.as_ref().map_or(Cell::OutOfMemory, |found| pick(found).mean_std())
         };
         let mut cells: Vec<Cell> = vec![case.d.into(), case.length.into()];
-        for pick in [(|found: &Found| &found.forward) as fn(&Found) -> &Times, |found: &Found| &found.backward] {
+        for pick in
+            [(|found: &AttentionTimes| &found.forward) as fn(&AttentionTimes) -> &Times, |found: &AttentionTimes| {
+                &found.backward
+            }]
+        {
             let (slow, fast) = (times(unfused, pick), times(fused, pick));
             let gain = gain(&slow, &fast);
             cells.extend([slow, fast, gain]);
@@ -163,19 +167,19 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
         Column::number("gain").key("whole_step_gain").decimals(2),
     ];
     let mut table = Table::new("fused-model", "Whole models", columns);
-    let mut kept = model::Kept::default();
+    let mut param_cache = model::ParamCache::default();
     for size in sizes {
         for &context in &arguments.contexts {
             let base = match size {
                 None => Config { context, ..Config::default() },
                 Some(size) => Config::named(size, context).map_err(|error| CliError::Usage(error.to_string()))?,
             };
-            let label = size.map_or_else(|| format!("{}×{}", base.layers, base.width), str::to_string);
+            let label = size.map_or_else(|| format!("{}×{}", base.layers, base.d_model), str::to_string);
             let mut unfused: Option<[Cell; 3]> = None;
             for (form, attention, fusion) in FORMS {
                 let config = Config { attention, fusion, precision: arguments.precision, ..base.clone() };
                 let case = model::Case { size: label.clone(), config, batch: 4 };
-                let times = form_times(&case, arguments, device, &mut kept, &mut table.notes)?;
+                let times = form_times(&case, arguments, device, &mut param_cache, &mut table.notes)?;
                 let slow = unfused.get_or_insert_with(|| times.clone());
                 let mut cells: Vec<Cell> = vec![label.clone().into(), context.into(), form.into()];
                 for (time, slow) in times.iter().zip(slow.iter()) {
@@ -198,17 +202,17 @@ fn form_times(
     case: &model::Case,
     arguments: &Arguments,
     device: &Device,
-    kept: &mut model::Kept,
+    param_cache: &mut model::ParamCache,
     notes: &mut Vec<String>,
 ) -> Result<[Cell; 3]> {
     let plan = model::Plan { warmup: arguments.warmup, steps: arguments.steps, seconds: None };
     let mut cells = [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory];
     for (cell, mode) in cells.iter_mut().zip([Mode::Forward, Mode::ForwardBackward, Mode::TrainStep]) {
-        match fitted(model::measure(case, device, (mode, !device.is_cpu(), false), &plan, kept))? {
-            Fitted::Yes(parts) => *cell = parts.step.mean_std(),
-            Fitted::No(why) => notes.push(format!("{}, {}: {why}", case.size, mode.name())),
+        match catch_oom(model::measure(case, device, (mode, !device.is_cpu(), false), &plan, param_cache))? {
+            MemoryOutcome::Fits(parts) => *cell = parts.step.mean_std(),
+            MemoryOutcome::OutOfMemory(why) => notes.push(format!("{}, {}: {why}", case.size, mode.name())),
         }
-        release(device);
+        release_memory(device);
     }
     Ok(cells)
 }

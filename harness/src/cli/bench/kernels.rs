@@ -8,7 +8,7 @@ use tilewright::Device;
 
 use super::data::Number;
 use super::record::{Measured, Recorder, Row, Work};
-use super::rows::{Op, Rows, exists};
+use super::rowwise::{Op, RowwiseBuffers, supports};
 use super::{Common, copy, matmul};
 use crate::cli::{CliError, Result, choose};
 
@@ -63,7 +63,7 @@ impl Kernel {
             Kernel::CrossEntropy => &[Op::CrossEntropy, Op::CrossEntropyBackward],
             Kernel::Rope => &[Op::RopeFrom, Op::RopeAt],
             Kernel::Embedding => &[Op::EmbeddingBackward],
-            Kernel::Adamw => &[Op::AdamW, Op::AdamWWithCopy, Op::AdamWOfTwo],
+            Kernel::Adamw => &[Op::AdamW, Op::AdamWWithComputeWeights, Op::AdamWTwoPeers],
             Kernel::Cast => &[Op::Cast],
             Kernel::RankSum => &[Op::RankSum],
             Kernel::Matmul => &[],
@@ -76,7 +76,7 @@ impl Kernel {
         let name = match kernel {
             "softmax_rows" | "softmax_wide_rows" => "softmax",
             // The same work, with step control in device memory instead of arguments.
-            "adamw_by" => "adamw_with_copy",
+            "adamw_controlled" => "adamw_with_compute_weights",
             other => other,
         };
         if name == "matmul" {
@@ -131,10 +131,10 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     let all = wanted.iter().flat_map(|kernel| kernel.ops()).copied();
     let ops: Vec<Op> = all.filter(|op| alone.is_none_or(|alone| alone == *op)).collect();
     if !ops.is_empty() {
-        let ceiling = copy::ceiling(&arguments.common, &device)?;
+        let copy_gbps = copy::bandwidth(&arguments.common, &device)?;
         for d in widths {
-            over_rows::<f32>(arguments, &device, &ops, [rows, d], ceiling, &mut recorder)?;
-            over_rows::<bf16>(arguments, &device, &ops, [rows, d], ceiling, &mut recorder)?;
+            measure_rowwise::<f32>(arguments, &device, &ops, [rows, d], copy_gbps, &mut recorder)?;
+            measure_rowwise::<bf16>(arguments, &device, &ops, [rows, d], copy_gbps, &mut recorder)?;
         }
     }
     if wanted.contains(&Kernel::Matmul) {
@@ -151,27 +151,27 @@ fn checked_rows(rows: usize) -> usize {
     rows.min(4096 + rows % 64)
 }
 
-fn over_rows<T: Number>(
+fn measure_rowwise<T: Number>(
     arguments: &Arguments,
     device: &Device,
     ops: &[Op],
     [rows, d]: [usize; 2],
-    ceiling: f64,
+    copy_gbps: f64,
     recorder: &mut Recorder,
 ) -> Result<()> {
-    let mut small = Rows::<T>::new(device, checked_rows(rows), d)?;
-    let mut full = Rows::<T>::new(device, rows, d)?;
-    for &op in ops.iter().filter(|op| exists(**op, d)) {
+    let mut small = RowwiseBuffers::<T>::new(device, checked_rows(rows), d)?;
+    let mut full = RowwiseBuffers::<T>::new(device, rows, d)?;
+    for &op in ops.iter().filter(|op| supports(**op, d)) {
         let measured = (|| -> Measured {
-            small.before(op)?;
-            full.before(op)?;
+            small.prepare(op)?;
+            full.prepare(op)?;
             small.run(op)?;
             let error = small.check(op)?;
             Ok((arguments.common.time(device, || full.run(op))?, error))
         })();
         let bytes = (op.bytes_per_element(T::dtype().bytes()) * rows * d) as f64;
         let row = Row::new(op.name(), &[rows, d], T::dtype().name());
-        recorder.push(row.measured(&measured, Work::Bytes(bytes, Some(ceiling))))?;
+        recorder.push(row.measured(&measured, Work::Bytes(bytes, Some(copy_gbps))))?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use tilewright::{Buffer, Device, elements};
 
 use super::Common;
 use super::data::{Number, normal, values};
-use super::record::{Measured, Recorder, Row, Trouble, Work, accept};
+use super::record::{BenchError, Measured, Recorder, Row, Work, accept};
 use crate::cli::Result;
 use crate::cli::demo::case::{relative_error, tolerance};
 
@@ -25,7 +25,7 @@ struct Case {
 }
 
 /// Buffers of a square matmul, n × n × n.
-struct Product<T: Number> {
+struct Gemm<T: Number> {
     device: Device,
     n: usize,
     a: Buffer<T>,
@@ -37,13 +37,13 @@ struct Product<T: Number> {
 /// Size of the problem that is checked; larger matmuls use the same tiles.
 const CHECKED: usize = 256;
 
-impl<T: Number> Product<T> {
-    fn new(device: &Device, n: usize) -> tilewright::Result<Product<T>> {
+impl<T: Number> Gemm<T> {
+    fn new(device: &Device, n: usize) -> tilewright::Result<Gemm<T>> {
         let len = elements(&[n, n])?;
-        device.expect_memory(3.0 * len as f64 * size_of::<T>() as f64)?;
+        device.check_memory(3.0 * len as f64 * size_of::<T>() as f64)?;
         let [a, b] = [normal(device, len, 1)?, normal(device, len, 2)?];
         let bias = normal(device, n, 3)?;
-        Ok(Product { device: device.clone(), n, a, b, bias, c: Buffer::poisoned(device, len)? })
+        Ok(Gemm { device: device.clone(), n, a, b, bias, c: Buffer::poisoned(device, len)? })
     }
 
     fn run(&mut self, case: Case) -> tilewright::Result<()> {
@@ -59,7 +59,7 @@ impl<T: Number> Product<T> {
         }
     }
 
-    fn check(&self, case: Case) -> Result<f64, Trouble> {
+    fn check(&self, case: Case) -> Result<f64, BenchError> {
         let mut want = matmul::reference(&values(&self.a)?, &values(&self.b)?, [self.n; 3]);
         if case.bias {
             let bias = values(&self.bias)?;
@@ -96,10 +96,10 @@ pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: 
     };
     for case in cases {
         let measured = (|| -> Measured {
-            let mut small = Product::<T>::new(device, n.min(CHECKED + n % CHECKED))?;
+            let mut small = Gemm::<T>::new(device, n.min(CHECKED + n % CHECKED))?;
             small.run(case)?;
             let error = small.check(case)?;
-            let mut full = Product::<T>::new(device, n)?;
+            let mut full = Gemm::<T>::new(device, n)?;
             Ok((common.time(device, || full.run(case))?, error))
         })();
         let row = Row::new("matmul", &[n, n, n], T::dtype().name());

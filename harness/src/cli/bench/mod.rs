@@ -19,13 +19,13 @@ mod launch;
 mod matmul;
 mod model;
 mod norm;
+pub(in crate::cli) mod rank_worlds;
 pub(crate) mod record;
-pub(crate) mod rows;
+pub(crate) mod rowwise;
 mod shard;
-mod start;
+mod startup;
 pub(crate) mod tiles;
-mod wall;
-pub(in crate::cli) mod world;
+mod wall_time;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -36,8 +36,8 @@ use tilewright::bench::{Timing, do_bench};
 
 use self::record::Recorder;
 use super::Result;
-use super::numbers::milliseconds;
-use super::run::{Choice, device, open};
+use super::run::{DeviceArg, device, open};
+use super::value_parsers::milliseconds;
 use crate::report::Outputs;
 
 #[derive(Args)]
@@ -81,7 +81,7 @@ enum Subject {
 struct Common {
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     /// Append each row to this file when it is measured, as JSON lines
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -99,7 +99,7 @@ impl Common {
     /// Opens the device, and a recorder for the rows of a benchmark.
     fn open(&self, subject: &str) -> Result<(Device, Recorder)> {
         let device = open(self.device)?;
-        self.outputs.check_beside(&self.record)?;
+        self.outputs.check_with(&self.record)?;
         let recorder = Recorder::new(&device, self.outputs.commit.as_deref(), self.record.as_deref())?;
         Ok((device, recorder.writing(subject, self.outputs.clone())))
     }

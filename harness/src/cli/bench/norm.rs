@@ -5,10 +5,10 @@ use std::io::Write;
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor, Var};
 use clap::Args;
 
-use super::wall::{Times, release};
+use super::wall_time::{Times, release_memory};
 use crate::cli::model_options::{device_info, model_device};
-use crate::cli::run::{Choice, device};
-use crate::cli::trial::{Fitted, expect_memory, fitted};
+use crate::cli::oom_probe::{MemoryOutcome, catch_oom, expect_memory};
+use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::ops;
 use crate::params::{Init, ParamSpec, Params};
@@ -31,7 +31,7 @@ pub struct Arguments {
     runs: Option<usize>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     #[command(flatten)]
     outputs: Outputs,
 }
@@ -66,8 +66,8 @@ impl Subject {
             Subject::RmsInOps => scaled(&x.to_dtype(DType::F32)?, &weight.leaf(DType::F32)?)?.to_dtype(x.dtype()),
             Subject::LayerInOps => {
                 let wide = x.to_dtype(DType::F32)?;
-                let centred = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
-                let y = scaled(&centred, &weight.leaf(DType::F32)?)?.broadcast_add(&bias.leaf(DType::F32)?)?;
+                let centered = wide.broadcast_sub(&wide.mean_keepdim(D::Minus1)?)?;
+                let y = scaled(&centered, &weight.leaf(DType::F32)?)?.broadcast_add(&bias.leaf(DType::F32)?)?;
                 y.to_dtype(x.dtype())
             }
         }
@@ -76,11 +76,11 @@ impl Subject {
 
 /// Computes x / √(mean(x²) + ε) · w, one tensor op at a time.
 fn scaled(x: &Tensor, w: &Tensor) -> CandleResult<Tensor> {
-    let spread = (x.sqr()?.mean_keepdim(D::Minus1)? + EPS)?.sqrt()?;
-    x.broadcast_div(&spread)?.broadcast_mul(w)
+    let root_mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + EPS)?.sqrt()?;
+    x.broadcast_div(&root_mean_square)?.broadcast_mul(w)
 }
 
-struct Found {
+struct NormTimes {
     forward: Times,
     backward: Times,
 }
@@ -102,14 +102,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut notes = Vec::new();
     for subject in SUBJECTS {
         for &width in &arguments.widths {
-            let measured = match fitted(measure(subject, [rows, width], dtype, &device, runs))? {
-                Fitted::Yes(found) => Some(found),
-                Fitted::No(why) => {
+            let measured = match catch_oom(measure(subject, [rows, width], dtype, &device, runs))? {
+                MemoryOutcome::Fits(found) => Some(found),
+                MemoryOutcome::OutOfMemory(why) => {
                     notes.push(format!("{}, d {width}: {why}", subject.name()));
                     None
                 }
             };
-            release(&device);
+            release_memory(&device);
             found.push((subject, width, measured));
         }
     }
@@ -127,28 +127,28 @@ fn measure(
     dtype: DType,
     device: &Device,
     runs: usize,
-) -> train::Result<Found> {
+) -> train::Result<NormTimes> {
     // Tensor ops save five f32 tensors of this size, and allocate two more at a time in backward.
     expect_memory(device, 8.0 * 4.0 * rows as f64 * width as f64)?;
     let specs = vec![ParamSpec::vector("weight", width, Init::Ones), ParamSpec::vector("bias", width, Init::Zeros)];
     let params = Params::new(specs, device, 0)?;
     if dtype != DType::F32 {
-        params.keep_copy(dtype)?;
+        params.keep_compute_weights(dtype)?;
     }
     let x = Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, (rows, width), device)?.to_dtype(dtype)?)?;
-    let mut found = Found { forward: Times::default(), backward: Times::default() };
+    let mut found = NormTimes { forward: Times::default(), backward: Times::default() };
     for _ in 0..2 {
         subject.run(x.as_tensor(), &params)?.backward()?;
     }
     device.synchronize()?;
     for _ in 0..runs {
-        let y = found.forward.take(device, || Ok(subject.run(x.as_tensor(), &params)?))?;
-        found.backward.take(device, || Ok(y.backward().map(drop)?))?;
+        let y = found.forward.time(device, || Ok(subject.run(x.as_tensor(), &params)?))?;
+        found.backward.time(device, || Ok(y.backward().map(drop)?))?;
     }
     Ok(found)
 }
 
-fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, notes: Vec<String>) -> Report {
+fn report(found: &[(Subject, usize, Option<NormTimes>)], rows: usize, dtype: DType, notes: Vec<String>) -> Report {
     let columns = [
         Column::text("norm"),
         Column::integer("rows"),
@@ -163,7 +163,7 @@ fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, 
         let mut cells: Vec<Cell> = vec![subject.name().into(), rows.into(), (*width).into(), dtype.as_str().into()];
         cells.extend(match found {
             None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory],
-            Some(Found { forward, backward }) => {
+            Some(NormTimes { forward, backward }) => {
                 let both = forward.0.iter().zip(&backward.0).map(|(a, b)| a + b).collect();
                 [forward.mean_std(), backward.mean_std(), Times(both).mean_std()]
             }
@@ -173,8 +173,8 @@ fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, 
     table.notes = notes;
     let mut report = Report::new("norm", "Norms").table(table);
     for (name, title, pick) in [
-        ("norm-forward", "Forward", (|found: &Found| found.forward.mean_std()) as fn(&Found) -> Cell),
-        ("norm-backward", "Backward", |found: &Found| found.backward.mean_std()),
+        ("norm-forward", "Forward", (|found: &NormTimes| found.forward.mean_std()) as fn(&NormTimes) -> Cell),
+        ("norm-backward", "Backward", |found: &NormTimes| found.backward.mean_std()),
     ] {
         let lines = SUBJECTS.map(|subject| {
             let of_line = found.iter().filter(|(other, ..)| *other == subject);

@@ -54,32 +54,32 @@ pub enum Work {
 
 /// Why a measurement has no time.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Trouble {
+pub enum BenchError {
     /// The result is wrong: always a failure of the command.
-    Wrong(String),
+    WrongResult(String),
     /// It does not compile or launch, which is expected of some tiles of a sweep.
-    Cannot(String),
+    Unsupported(String),
 }
 
-impl From<tilewright::Error> for Trouble {
-    fn from(error: tilewright::Error) -> Trouble {
-        Trouble::Cannot(error.to_string())
+impl From<tilewright::Error> for BenchError {
+    fn from(error: tilewright::Error) -> BenchError {
+        BenchError::Unsupported(error.to_string())
     }
 }
 
 /// A time and the relative error of the results, or why there is none.
-pub type Measured = Result<(Timing, f64), Trouble>;
+pub type Measured = Result<(Timing, f64), BenchError>;
 
 /// Returns `error`.
 ///
 /// # Errors
 /// The error exceeds `tolerance`.
-pub fn accept(what: &str, error: f64, tolerance: f64) -> Result<f64, Trouble> {
+pub fn accept(what: &str, error: f64, tolerance: f64) -> Result<f64, BenchError> {
     match error <= tolerance {
         true => Ok(error),
-        false => {
-            Err(Trouble::Wrong(format!("wrong result: the error of {what} is {error:.1e}, above {tolerance:.0e}")))
-        }
+        false => Err(BenchError::WrongResult(format!(
+            "wrong result: the error of {what} is {error:.1e}, above {tolerance:.0e}"
+        ))),
     }
 }
 
@@ -108,9 +108,9 @@ impl Row {
         self.n = Some(timing.n);
         match work {
             Work::Flop(flop) => self.tflops = Some(timing.tflops(flop)),
-            Work::Bytes(bytes, ceiling) => {
+            Work::Bytes(bytes, copy_gbps) => {
                 self.gbps = Some(timing.gbps(bytes));
-                self.fraction = ceiling.map(|ceiling| timing.gbps(bytes) / ceiling);
+                self.fraction = copy_gbps.map(|copy_gbps| timing.gbps(bytes) / copy_gbps);
             }
             Work::None => {}
         }
@@ -124,7 +124,7 @@ impl Row {
                 self.error = Some(*error);
                 self.timed(timing, work)
             }
-            Err(Trouble::Wrong(why) | Trouble::Cannot(why)) => {
+            Err(BenchError::WrongResult(why) | BenchError::Unsupported(why)) => {
                 self.failed = Some(why.clone());
                 self
             }
@@ -217,7 +217,7 @@ impl Recorder {
     /// # Errors
     /// As [`Recorder::push`].
     pub fn push_choice(&mut self, row: Row, measured: &Measured) -> Result<()> {
-        self.failures += usize::from(matches!(measured, Err(Trouble::Wrong(_))));
+        self.failures += usize::from(matches!(measured, Err(BenchError::WrongResult(_))));
         self.keep(row)
     }
 
@@ -317,9 +317,9 @@ mod tests {
     #[test]
     fn wrong_results_get_no_time_and_fail() {
         assert_eq!(accept("o", 0.5, 1.0), Ok(0.5));
-        assert!(matches!(accept("o", f64::NAN, 1.0), Err(Trouble::Wrong(why)) if why.contains("NaN")));
+        assert!(matches!(accept("o", f64::NAN, 1.0), Err(BenchError::WrongResult(why)) if why.contains("NaN")));
         let wrong: Measured = accept("o", 2.0, 1.0).map(|error| (timing(), error));
-        let cannot: Measured = Err(Trouble::Cannot("too much shared memory".to_string()));
+        let cannot: Measured = Err(BenchError::Unsupported("too much shared memory".to_string()));
         let mut recorder = Recorder::new(&Device::cpu(), Some("abc"), None).unwrap();
         recorder.push_choice(Row::new("a", &[], "f32").measured(&cannot, Work::None), &cannot).unwrap();
         let row = Row::new("b", &[], "f32").measured(&wrong, Work::Flop(1.0));

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::ddp::{Trainee, Way, Work, models_note, steps};
-use super::world::each_world;
+use super::ddp::{BenchModel, Training, Work, models_note, steps};
+use super::rank_worlds::for_each_world;
 use crate::cli::model_options::model_device;
-use crate::cli::numbers::bucket_mb;
-use crate::cli::ranks::{LeaveSms, bytes_of, leave_sms};
+use crate::cli::ranks::{ReserveSms, bucket_bytes_of, reserve_sms};
+use crate::cli::value_parsers::bucket_mb;
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Reduce};
 use crate::dist::ddp::{DdpOptions, NCCL_CTAS};
@@ -37,14 +37,14 @@ pub struct Arguments {
     copy_engines: bool,
     /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
     /// NCCL uses
-    #[arg(long, value_name = "N", default_value = "auto", value_parser = leave_sms)]
-    leave_sms: LeaveSms,
+    #[arg(long, value_name = "N", default_value = "auto", value_parser = reserve_sms)]
+    reserve_sms: ReserveSms,
     #[command(flatten)]
     outputs: Outputs,
 }
 
 /// The result of one sharding mode: bytes of the rank that has the most.
-struct Found {
+struct ShardResult {
     size: String,
     shard: Option<Mode>,
     parameters: f64,
@@ -54,22 +54,22 @@ struct Found {
     peaks: Option<[f64; 3]>,
     milliseconds: Vec<f64>,
     /// Mean time per step of the collectives that distribute updated parameters, in milliseconds.
-    sending: f64,
+    param_sync_ms: f64,
 }
 
 struct World {
     back_end: &'static str,
     ranks: usize,
-    found: Vec<Found>,
+    found: Vec<ShardResult>,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
-    let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bytes_of), arguments.nccl_ctas);
-    let (copies, leave_sms) = (arguments.copy_engines, arguments.leave_sms.0);
-    let ddp = DdpOptions { bucket_bytes, nccl_ctas, copies, leave_sms, ..DdpOptions::default() };
+    let (bucket_bytes, nccl_ctas) = (arguments.bucket_mb.map(bucket_bytes_of), arguments.nccl_ctas);
+    let (copies, reserve_sms) = (arguments.copy_engines, arguments.reserve_sms.0);
+    let ddp = DdpOptions { bucket_bytes, nccl_ctas, copy_engines: copies, reserve_sms, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);
-    let worlds = each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
+    let worlds = for_each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
         measure(work, &models, ddp, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
@@ -84,27 +84,27 @@ fn measure(work: &Work, models: &[(String, Config)], ddp: DdpOptions, comm: Arc<
     for ((size, config), shard) in models.iter().flat_map(|model| modes.map(|mode| (model, mode))) {
         comm.barrier().map_err(Error::from)?;
         let before = Peak::start(work)?;
-        let mut trainee = Trainee::new(work, config, &comm, Way::Together(ddp, shard))?;
+        let mut bench_model = BenchModel::new(work, config, &comm, Training::DataParallel(ddp, shard))?;
         let mut peaks = [before.read()?, None, None];
-        trainee.gradients()?;
+        bench_model.gradients()?;
         peaks[1] = before.read()?;
-        trainee.update()?;
+        bench_model.update()?;
         peaks[2] = before.read()?;
-        let flat = (trainee.model.params().flat_len() * size_of::<f32>()) as f64;
-        let mut bytes = [trainee.learner.optimizer_bytes() as f64, 0.0, 0.0, 0.0];
+        let flat = (bench_model.model.params().flat_len() * size_of::<f32>()) as f64;
+        let mut bytes = [bench_model.trainer.optimizer_bytes() as f64, 0.0, 0.0, 0.0];
         for (to, peak) in bytes[1..].iter_mut().zip(peaks) {
             *to = peak.unwrap_or(f64::NAN);
         }
         comm.all_reduce(&mut bytes, Reduce::Max).map_err(Error::from)?;
         let [optimizer, peaks @ ..] = bytes;
-        let steps = steps(work, &mut trainee, &comm)?;
-        let milliseconds = steps.iter().map(|step| step.whole * 1e3).collect();
-        let sending = steps.iter().map(|step| step.parameters * 1e3).sum::<f64>() / steps.len() as f64;
+        let steps = steps(work, &mut bench_model, &comm)?;
+        let milliseconds = steps.iter().map(|step| step.total * 1e3).collect();
+        let param_sync_ms = steps.iter().map(|step| step.parameters * 1e3).sum::<f64>() / steps.len() as f64;
         let peaks = peaks.iter().all(|peak| peak.is_finite()).then_some(peaks);
         let (size, parameters, gradients) = (size.clone(), flat, flat);
-        found.push(Found { size, shard, parameters, gradients, optimizer, peaks, milliseconds, sending });
+        found.push(ShardResult { size, shard, parameters, gradients, optimizer, peaks, milliseconds, param_sync_ms });
     }
-    Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
+    Ok(World { back_end: comm.backend(), ranks: comm.world(), found })
 }
 
 /// Peak memory since [`Peak::start`]: allocated bytes on a GPU, else the resident memory of the process where the
@@ -118,7 +118,7 @@ impl Peak {
         let device = kernel_device(&model_device(work.device).map_err(other)?)?;
         // Wait until the memory of the previous case is freed.
         device.synchronize()?;
-        device.restart_peak_memory()?;
+        device.reset_peak_memory()?;
         // Linux: 5 resets the peak resident set size. Other systems do not have this file, and no peak is reported.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         Ok(Peak(device))
@@ -189,8 +189,8 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 saved,
                 mb(2.0 * found.parameters * (1.0 - 1.0 / parts)),
                 Cell::statistics(&found.milliseconds),
-                shared.then_some(found.sending).into(),
-                shared.then_some(100.0 * found.sending / mean).into(),
+                shared.then_some(found.param_sync_ms).into(),
+                shared.then_some(100.0 * found.param_sync_ms / mean).into(),
             ]);
         }
     }

@@ -34,9 +34,9 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     for hint in hints {
         let word = hint.strip_prefix("no-").unwrap_or(hint);
         let slot = match word {
-            "bulk" => &mut tiles.schedule.bulk_copies,
+            "bulk" => &mut tiles.schedule.tma,
             "ws" => &mut tiles.schedule.warp_specialize,
-            "turns" => &mut tiles.schedule.take_turns,
+            "turns" => &mut tiles.schedule.pingpong,
             "ov" => &mut tiles.schedule.overlap,
             "wgmma" => &mut tiles.schedule.wgmma_f32,
             _ => {
@@ -61,9 +61,8 @@ pub fn text(tiles: Tiles) -> String {
         Some(false) => format!(",no-{on}"),
     };
     let Tiles { q_tile, k_tile, num_warps, num_stages, schedule } = tiles;
-    let Schedule { bulk_copies, warp_specialize, take_turns, overlap, wgmma_f32 } = schedule;
-    let hints =
-        [(bulk_copies, "bulk"), (warp_specialize, "ws"), (take_turns, "turns"), (overlap, "ov"), (wgmma_f32, "wgmma")];
+    let Schedule { tma, warp_specialize, pingpong, overlap, wgmma_f32 } = schedule;
+    let hints = [(tma, "bulk"), (warp_specialize, "ws"), (pingpong, "turns"), (overlap, "ov"), (wgmma_f32, "wgmma")];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
     format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}")
 }
@@ -85,7 +84,7 @@ pub fn sweep(pass: Pass) -> Vec<Tiles> {
             [128, 32, 4, 3],
             [256, 64, 8, 2],
         ],
-        Pass::Keys | Pass::Queries => &[
+        Pass::Dkdv | Pass::Dq => &[
             [32, 64, 4, 2],
             [64, 32, 4, 2],
             [64, 64, 4, 2],
@@ -108,14 +107,14 @@ mod tests {
 
     #[test]
     fn tiles_read_as_they_are_written() {
-        for pass in [Pass::Forward, Pass::Keys, Pass::Queries] {
+        for pass in [Pass::Forward, Pass::Dkdv, Pass::Dq] {
             for tiles in sweep(pass) {
                 assert_eq!(parse(&text(tiles)), Ok(tiles));
                 let schedule = Schedule {
                     warp_specialize: Some(true),
                     overlap: Some(false),
-                    take_turns: Some(false),
-                    bulk_copies: Some(true),
+                    pingpong: Some(false),
+                    tma: Some(true),
                     wgmma_f32: Some(true),
                 };
                 let hinted = Tiles { schedule, ..tiles };

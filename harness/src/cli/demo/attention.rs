@@ -29,11 +29,11 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
     let d_o = inputs.get_or_ones("d_o", &q.shape)?;
     let [q, k, v, d_o] = [q, k, v, &d_o].map(|tensor| tensor.rounded(dtype));
     let [q64, k64, v64, d_o64] = [&q, &k, &v, &d_o].map(|tensor| tensor.to_f64());
-    warn_of_long_reference(&problem);
+    warn_if_reference_is_slow(&problem);
     let (o64, lse64) = reference::forward(&problem, &q64, &k64, &v64);
     let gradients = reference::backward(&problem, &q64, &k64, &v64, &d_o64);
 
-    let shape = problem_in_words(&problem);
+    let shape = describe_problem(&problem);
     let mask = if causal { "-causal" } else { "" };
     let rows = vec![problem.batch, problem.heads_q, problem.n_q];
     let o = (q.shape.clone(), dtype);
@@ -45,7 +45,7 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         inputs: BTreeMap::from([("q", q.clone()), ("k", k.clone()), ("v", v.clone())]),
         outputs: BTreeMap::from([("o", o.clone()), ("lse", (rows.clone(), DType::F32))]),
         calls: Box::new(move |target| {
-            let calls = vec![Maker { problem, dtype, target }.forward()?];
+            let calls = vec![LaunchBuilder { problem, dtype, target }.forward()?];
             Ok(Launches { calls, ..Launches::default() })
         }),
         expected: vec![("o", o64), ("lse", lse64)],
@@ -71,9 +71,9 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         inputs: BTreeMap::from([("q", q), ("k", k), ("v", v), ("d_o", d_o)]),
         // The backward pass reads the outputs of the forward pass.
         calls: Box::new(move |target| {
-            let maker = Maker { problem, dtype, target };
-            let calls = vec![maker.preprocess()?, maker.keys()?, maker.queries()?];
-            Ok(Launches { before: vec![maker.forward()?], calls })
+            let builder = LaunchBuilder { problem, dtype, target };
+            let calls = vec![builder.preprocess()?, builder.keys()?, builder.queries()?];
+            Ok(Launches { setup: vec![builder.forward()?], calls })
         }),
         expected: vec![("dq", gradients.dq), ("dk", gradients.dk), ("dv", gradients.dv)],
         tolerance: tolerance(dtype),
@@ -104,12 +104,12 @@ fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
 }
 
 /// Prints a note if the f64 references, which are plain loops, take longer than 20 s.
-fn warn_of_long_reference(p: &Problem) {
+fn warn_if_reference_is_slow(p: &Problem) {
     const OPERATIONS_PER_SECOND: f64 = 5e8;
     let scores = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
     let seconds = 10.0 * scores / OPERATIONS_PER_SECOND;
     if seconds > 20.0 {
-        tilewright::terminal::say(format_args!(
+        tilewright::terminal::print_stderr(format_args!(
             "computing the f64 references of attention takes about {:.0} minutes",
             (seconds / 60.0).ceil()
         ));
@@ -117,7 +117,7 @@ fn warn_of_long_reference(p: &Problem) {
 }
 
 /// Formats the problem as `[batch, heads, length, d]`, with both numbers where queries and keys differ.
-fn problem_in_words(p: &Problem) -> String {
+fn describe_problem(p: &Problem) -> String {
     let heads = if p.heads_q == p.heads_kv { p.heads_q.to_string() } else { format!("{}/{}", p.heads_q, p.heads_kv) };
     let length = if p.n_q == p.n_k { p.n_q.to_string() } else { format!("{}/{}", p.n_q, p.n_k) };
     let mask = if p.causal { " causal" } else { "" };
@@ -125,13 +125,13 @@ fn problem_in_words(p: &Problem) -> String {
 }
 
 /// Builds the launches of one attention problem.
-struct Maker<'a> {
+struct LaunchBuilder<'a> {
     problem: Problem,
     dtype: DType,
     target: &'a Target,
 }
 
-impl Maker<'_> {
+impl LaunchBuilder<'_> {
     fn tiles(&self, pass: Pass) -> Tiles {
         default_tiles(pass, self.problem.d, self.dtype.bytes(), self.target)
     }
@@ -143,7 +143,7 @@ impl Maker<'_> {
     }
 
     fn preprocess(&self) -> Result<Call> {
-        let tiles = self.tiles(Pass::Queries);
+        let tiles = self.tiles(Pass::Dq);
         let p = &self.problem;
         let constants = vec![count("d", p.d), count("d_tile", d_tile(p.d)), count("q_tile", tiles.q_tile)];
         let scalars = vec![("n_q", extent("the length of q", p.n_q)?)];
@@ -151,14 +151,14 @@ impl Maker<'_> {
     }
 
     fn keys(&self) -> Result<Call> {
-        let (tiles, p) = (self.tiles(Pass::Keys), &self.problem);
+        let (tiles, p) = (self.tiles(Pass::Dkdv), &self.problem);
         let even = ("even_queries", ConstValue::Bool(p.n_q.is_multiple_of(tiles.q_tile)));
         let grid = [p.n_k.div_ceil(tiles.k_tile), p.heads_kv, p.batch];
         self.pass(&FLASH_ATTENTION_BWD_DKDV, tiles, even, grid)
     }
 
     fn queries(&self) -> Result<Call> {
-        let tiles = self.tiles(Pass::Queries);
+        let tiles = self.tiles(Pass::Dq);
         let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
         self.pass(&FLASH_ATTENTION_BWD_DQ, tiles, even, self.over_queries(tiles))
     }
@@ -182,7 +182,7 @@ impl Maker<'_> {
             (Target::Nvptx(_) | Target::Host(_), _) => "ieee",
         };
         let constants = vec![
-            ("precision", ConstValue::Word(precision.to_string())),
+            ("precision", ConstValue::Variant(precision.to_string())),
             count("d", p.d),
             count("d_tile", d_tile(p.d)),
             count("q_tile", tiles.q_tile),

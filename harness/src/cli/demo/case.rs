@@ -42,7 +42,7 @@ pub type Calls = Box<dyn Fn(&Target) -> Result<Launches>>;
 #[derive(Default)]
 pub struct Launches {
     /// Launches that must run first; they are not timed or compiled ahead of time.
-    pub before: Vec<Call>,
+    pub setup: Vec<Call>,
     pub calls: Vec<Call>,
 }
 
@@ -134,9 +134,9 @@ impl Case {
     /// # Errors
     /// A compilation or a launch fails. A wrong result is not an error here.
     pub fn run(&self, device: &Device) -> Result<Outcome> {
-        let Launches { before, calls } = (self.calls)(&device.target())?;
+        let Launches { setup, calls } = (self.calls)(&device.target())?;
         let mut buffers = self.upload(device)?;
-        before.iter().chain(&calls).try_for_each(|call| call.launch(self, device, &mut buffers))?;
+        setup.iter().chain(&calls).try_for_each(|call| call.launch(self, device, &mut buffers))?;
         device.synchronize()?;
         let (mut error, mut worst) = (0.0, "");
         for (name, expected) in &self.expected {

@@ -23,7 +23,7 @@ mod tests {
     fn generate() -> Result<Vec<u8>, String> {
         let mut random = Random(2022);
         let mut tensor = |name: &str, dtype, shape: &[usize]| {
-            let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.bell()).collect();
+            let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.approx_normal()).collect();
             (name.to_string(), Tensor::from_f64(dtype, shape, &values))
         };
         serialize(&[
@@ -51,7 +51,7 @@ mod tests {
 
         /// Returns an approximately normal number with mean 0: the sum of four uniform numbers has variance 1/3, so
         /// 1.75 times it has variance 1.02.
-        fn bell(&mut self) -> f64 {
+        fn approx_normal(&mut self) -> f64 {
             let uniform = |bits: u64| (bits >> 40) as f64 / (1_u64 << 24) as f64;
             let sum: f64 = (0..4).map(|_| uniform(self.next())).sum();
             (sum - 2.0) * 1.75

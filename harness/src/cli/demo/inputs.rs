@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tilewright::codegen::ir::DType;
-use tilewright::{elements, expect_host_memory};
+use tilewright::{check_host_memory, elements};
 
 use super::data::SHIPPED;
 use crate::cli::tensors::{self, Tensor};
@@ -54,7 +54,7 @@ impl Inputs {
             return Ok(tensor.clone());
         }
         let count = elements(shape)?;
-        expect_host_memory(12.0 * count as f64)?;
+        check_host_memory(12.0 * count as f64)?;
         Ok(Tensor::from_f64(DType::F32, shape, &vec![1.0; count]))
     }
 

@@ -20,7 +20,7 @@ use tilewright::codegen::target::{GpuArch, HostCpu, Target};
 
 use self::case::Case;
 use self::inputs::Inputs;
-use super::run::{Choice, device, open};
+use super::run::{DeviceArg, device, open};
 use super::{CliError, Result};
 
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub struct Arguments {
     out: PathBuf,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             format!("{:.1e}", outcome.error),
             format!("{:.0e}", case.tolerance),
             format!("{:.3} ms", outcome.ms),
-            place(&ptx),
+            file_pattern(&ptx),
         ]);
     }
     writeln!(out, "{}", table.build().with(Style::sharp()))?;
@@ -94,7 +94,7 @@ fn cases(inputs: &Inputs) -> Result<Vec<Case>> {
 }
 
 /// Formats the path of one file, or the pattern of several.
-fn place(files: &[PathBuf]) -> String {
+fn file_pattern(files: &[PathBuf]) -> String {
     match files {
         [file] => file.display().to_string(),
         files => files.first().map_or(String::new(), |file| file.with_file_name("*.ptx").display().to_string()),

@@ -18,7 +18,7 @@ pub struct Assembled {
     pub spill_stores: u32,
     pub spill_loads: u32,
     /// ptxas's message, if it serialized asynchronous MMAs (wgmma).
-    pub serialised: Option<String>,
+    pub serialized: Option<String>,
     /// SASS instructions; `None` without `nvdisasm`.
     pub code: Option<Code>,
     /// Tools that are not installed.
@@ -40,7 +40,7 @@ pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
     let mut assembled = read(&said)
         .ok_or_else(|| CliError::Failure(format!("{} does not report registers:\n{said}", ptxas.display())))?;
     match cuda_tool("nvdisasm") {
-        Some(nvdisasm) => assembled.code = Some(Code::of_sass(&run(&nvdisasm, &[Path::new("-c"), &binary])?)),
+        Some(nvdisasm) => assembled.code = Some(Code::from_sass(&run(&nvdisasm, &[Path::new("-c"), &binary])?)),
         None => assembled.missing.push("nvdisasm"),
     }
     Ok(Some(assembled))
@@ -63,12 +63,12 @@ fn read(said: &str) -> Option<Assembled> {
         let end = start + said[start..].find(before)?;
         said[start..end].trim().parse::<u32>().ok()
     };
-    let serialised = said.lines().find(|line| line.contains("wgmma") && line.contains("serialized"));
+    let serialized = said.lines().find(|line| line.contains("wgmma") && line.contains("serialized"));
     Some(Assembled {
         registers: number(" Used ", " registers")?,
         spill_stores: number("stack frame, ", " bytes spill stores")?,
         spill_loads: number("spill stores, ", " bytes spill loads")?,
-        serialised: serialised.map(|line| line.trim_start_matches("ptxas info    : ").to_string()),
+        serialized: serialized.map(|line| line.trim_start_matches("ptxas info    : ").to_string()),
         ..Assembled::default()
     })
 }
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_assemblers_words() {
+    fn ptxas_output_is_parsed() {
         let said = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized \
                     due to insufficient register resources for the function 'k'\nptxas info    : Function properties \
                     for k\n    96 bytes stack frame, 100 bytes spill stores, 104 bytes spill loads\nptxas info    : \
                     Used 255 registers, used 1 barriers";
         let read = read(said).unwrap();
         assert_eq!((read.registers, read.spill_stores, read.spill_loads), (255, 100, 104));
-        assert!(read.serialised.is_some_and(|why| why.contains("insufficient register")));
+        assert!(read.serialized.is_some_and(|why| why.contains("insufficient register")));
         assert_eq!(super::read("nothing"), None);
     }
 }

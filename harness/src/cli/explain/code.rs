@@ -42,7 +42,7 @@ const CLASSES: &[(&str, &[&str], &[&str])] = &[
     ("branch", &["BRA", "BRX", "EXIT", "BSSY", "BSYNC", "CALL", "RET"], &["bra", "ret"]),
     ("nop", &["NOP"], &[]),
 ];
-const REST: &str = "integers, addresses, predicates";
+const OTHER: &str = "integers, addresses, predicates";
 
 /// Classes of the instructions in order, and the loops.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -58,12 +58,12 @@ pub type Counts = BTreeMap<&'static str, usize>;
 
 /// Iterates over the classes in the order of the table.
 pub fn classes() -> impl Iterator<Item = &'static str> {
-    CLASSES.iter().map(|(name, _, _)| *name).chain([REST])
+    CLASSES.iter().map(|(name, _, _)| *name).chain([OTHER])
 }
 
 impl Code {
     /// Parses the output of `nvdisasm -c`.
-    pub fn of_sass(text: &str) -> Code {
+    pub fn from_sass(text: &str) -> Code {
         let mut code = Reader::new(".L_", "BRA", |(_, machine, _)| machine);
         for line in text.lines().map(str::trim) {
             if !code.label(line)
@@ -76,7 +76,7 @@ impl Code {
     }
 
     /// Parses PTX.
-    pub fn of_ptx(text: &str) -> Code {
+    pub fn from_ptx(text: &str) -> Code {
         let mut code = Reader::new("$L_", "bra", |(_, _, ptx)| ptx);
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
             if code.label(line) {
@@ -112,14 +112,14 @@ impl Code {
             .filter(|outer| !self.loops.iter().any(|inner| contains(outer, inner)))
             .map(|&(first, last)| count(&self.classes[first..=last]))
             .collect();
-        let weight = |counts: &Counts| (products(counts), counts.values().sum::<usize>());
+        let weight = |counts: &Counts| (mma_count(counts), counts.values().sum::<usize>());
         found.sort_by_key(|counts| std::cmp::Reverse(weight(counts)));
         found
     }
 }
 
 /// Returns the number of tensor-core instructions.
-pub fn products(counts: &Counts) -> usize {
+pub fn mma_count(counts: &Counts) -> usize {
     ["tensor core (wgmma)", "tensor core (mma.sync)"].iter().filter_map(|class| counts.get(class)).sum()
 }
 
@@ -191,7 +191,7 @@ impl Reader {
             }
         }
         let fits = |class: &&Class| (self.mnemonics)(class).iter().any(|begin| mnemonic.starts_with(begin));
-        self.code.classes.push(CLASSES.iter().find(fits).map_or(REST, |(name, _, _)| name));
+        self.code.classes.push(CLASSES.iter().find(fits).map_or(OTHER, |(name, _, _)| name));
     }
 }
 
@@ -217,14 +217,14 @@ mod tests {
 .L_x_3:
         /*0080*/                   BRA `(.L_x_3);
 ";
-        let code = Code::of_sass(text);
+        let code = Code::from_sass(text);
         assert_eq!(code.len(), 9);
         let all = code.all();
-        assert_eq!((all["async copy (cp.async)"], all["branch"], all[REST]), (1, 4, 1));
+        assert_eq!((all["async copy (cp.async)"], all["branch"], all[OTHER]), (1, 4, 1));
         let loops = code.innermost_loops();
         assert_eq!(loops.len(), 1, "the outer loop contains another one, and the branch to itself is not a loop");
         assert_eq!(loops[0].values().sum::<usize>(), 3);
-        assert_eq!((products(&loops[0]), loops[0]["special function"]), (1, 1));
+        assert_eq!((mma_count(&loops[0]), loops[0]["special function"]), (1, 1));
     }
 
     #[test]
@@ -246,10 +246,10 @@ $L__BB0_1:
 \tret;
 }
 ";
-        let code = Code::of_ptx(text);
+        let code = Code::from_ptx(text);
         let all = code.all();
         assert_eq!((all["TMA, bulk async copy"], all["async copy (cp.async)"], all["wait"]), (1, 1, 1), "{all:?}");
         assert_eq!((code.len(), code.innermost_loops()[0].values().sum::<usize>()), (8, 6));
-        assert_eq!(products(&all), 1);
+        assert_eq!(mma_count(&all), 1);
     }
 }

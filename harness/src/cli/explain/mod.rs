@@ -3,8 +3,8 @@
 
 mod assemble;
 mod code;
-mod floors;
 mod occupancy;
+mod roofline;
 mod subject;
 
 use std::io::Write;
@@ -14,12 +14,12 @@ use clap::Args;
 use tilewright::codegen::target::{Code as Artifacts, GpuArch};
 
 use self::assemble::{Assembled, assemble};
-use self::code::{Code, Counts, classes, products};
-use self::floors::{Peaks, Work, data_sheet};
+use self::code::{Code, Counts, classes, mma_count};
 use self::occupancy::occupancy;
+use self::roofline::{Peaks, Work, data_sheet};
 use self::subject::Subject;
 use super::compile::Schedule;
-use super::{CliError, Result, numbers};
+use super::{CliError, Result, value_parsers};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
@@ -53,17 +53,17 @@ pub struct Arguments {
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,
     /// Measured time of a launch, in milliseconds
-    #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = numbers::positive)]
+    #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = value_parsers::positive)]
     time_ms: Option<f64>,
     /// Take time, shape and measured peak from the last row of this kernel in a file that `tilewright bench --record`
     /// or `leaderboard --record` wrote
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Peak matmul rate of the device, in TFLOP/s. Default: NVIDIA's data sheet
-    #[arg(long, value_name = "RATE", value_parser = numbers::positive)]
+    #[arg(long, value_name = "RATE", value_parser = value_parsers::positive)]
     peak_tflops: Option<f64>,
     /// Peak memory bandwidth of the device, in GB/s. Default: NVIDIA's data sheet
-    #[arg(long, value_name = "RATE", value_parser = numbers::positive)]
+    #[arg(long, value_name = "RATE", value_parser = value_parsers::positive)]
     peak_gbps: Option<f64>,
     #[command(flatten)]
     outputs: Outputs,
@@ -86,7 +86,7 @@ struct Facts {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let outputs = arguments.outputs.apart_from(&arguments.record);
+    let outputs = arguments.outputs.protecting_inputs(&arguments.record);
     outputs.check()?;
     let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel)).transpose()?;
     let mut subject = Subject::new(arguments, row.as_ref())?;
@@ -100,18 +100,18 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let peaks = Peaks {
         flop: tflops.map_or(sheet.flop, |rate| rate * 1e12),
         bytes: arguments.peak_gbps.map_or(sheet.bytes, |rate| rate * 1e9),
-        whose: match (tflops, arguments.peak_gbps) {
-            (None, None) => sheet.whose,
+        source: match (tflops, arguments.peak_gbps) {
+            (None, None) => sheet.source,
             (Some(_), Some(_)) => "measured".to_string(),
-            (Some(_), None) => format!("measured, for memory {}", sheet.whose),
-            (None, Some(_)) => format!("measured, for matmuls {}", sheet.whose),
+            (Some(_), None) => format!("measured, for memory {}", sheet.source),
+            (None, Some(_)) => format!("measured, for matmuls {}", sheet.source),
         },
     };
     let facts = Facts {
         threads: artifact.manifest.threads,
         shared_bytes: artifact.manifest.shared_bytes,
         assembled: assemble(ptx, arguments.target.name())?,
-        ptx: Code::of_ptx(ptx),
+        ptx: Code::from_ptx(ptx),
         work: subject.work(),
         peaks,
         time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
@@ -126,7 +126,7 @@ impl Facts {
         let mut report = Report::new("explain", &self.subject.title(arch)).table(self.resources(arch));
         report = report.table(self.instructions());
         if self.work != Work::default() {
-            report = report.table(self.floors());
+            report = report.table(self.roofline());
         }
         report
     }
@@ -156,14 +156,14 @@ impl Facts {
                     "occupancy of an SM",
                     format!(
                         "{} {plural}, {} of {} warps; limited by {}",
-                        found.blocks, found.warps, found.of, found.limit
+                        found.blocks, found.warps, found.max_warps, found.limit
                     ),
                 );
                 add(
                     "asynchronous MMAs",
-                    match &assembled.serialised {
+                    match &assembled.serialized {
                         Some(why) => format!("serialized: {why}"),
-                        None if products(&self.ptx.all()) == 0 => "none: the kernel has no MMAs".to_string(),
+                        None if mma_count(&self.ptx.all()) == 0 => "none: the kernel has no MMAs".to_string(),
                         None => "not serialized by the assembler".to_string(),
                     },
                 );
@@ -209,7 +209,7 @@ impl Facts {
         table
     }
 
-    fn floors(&self) -> Table {
+    fn roofline(&self) -> Table {
         let columns = [
             Column::text("bound"),
             Column::number("work").key("work"),
@@ -228,7 +228,7 @@ impl Facts {
             let reached = self.time_ms.map(|ms| 100.0 * seconds / (ms * 1e-3));
             table.push([name.into(), amount.into(), unit.into(), (seconds * 1e6).into(), reached.into()]);
         }
-        let mut table = table.note(format!("Source of the peak rates: {}.", self.peaks.whose));
+        let mut table = table.note(format!("Source of the peak rates: {}.", self.peaks.source));
         if let Some(ms) = self.time_ms {
             table = table.note(format!("A launch takes {ms} ms."));
         }

@@ -7,7 +7,7 @@ use tilewright::codegen::target::GpuArch;
 
 /// Resources of an SM.
 #[derive(Clone, Copy, Debug)]
-struct Processor {
+struct SmLimits {
     registers: u32,
     threads: u32,
     blocks: u32,
@@ -16,7 +16,7 @@ struct Processor {
     reserved_bytes: u32,
 }
 
-fn processor(arch: GpuArch) -> Processor {
+fn sm_limits(arch: GpuArch) -> SmLimits {
     let (registers, reserved_bytes) = (65_536, 1024);
     let (threads, blocks, shared_bytes) = match arch {
         GpuArch::Sm80 => (2048, 32, 164 * 1024),
@@ -24,7 +24,7 @@ fn processor(arch: GpuArch) -> Processor {
         GpuArch::Sm89 => (1536, 24, 100 * 1024),
         GpuArch::Sm90a => (2048, 32, 228 * 1024),
     };
-    Processor { registers, threads, blocks, shared_bytes, reserved_bytes }
+    SmLimits { registers, threads, blocks, shared_bytes, reserved_bytes }
 }
 
 /// Granularity of register allocation per warp.
@@ -38,13 +38,13 @@ pub struct Occupancy {
     pub blocks: u32,
     pub warps: u32,
     /// Maximum number of resident warps.
-    pub of: u32,
+    pub max_warps: u32,
     pub limit: &'static str,
 }
 
 /// Computes the occupancy of blocks with `threads` threads, `registers` per thread, and `shared_bytes` per block.
 pub fn occupancy(arch: GpuArch, threads: u32, registers: u32, shared_bytes: u32) -> Occupancy {
-    let p = processor(arch);
+    let p = sm_limits(arch);
     let warps = threads.div_ceil(32).max(1);
     let per_warp = (registers.max(1) * 32).next_multiple_of(REGISTER_UNIT);
     let shared = (shared_bytes + p.reserved_bytes).next_multiple_of(SHARED_UNIT);
@@ -56,7 +56,7 @@ pub fn occupancy(arch: GpuArch, threads: u32, registers: u32, shared_bytes: u32)
     ];
     // Ties go to the first limit: the ones that a kernel's author can change come first.
     let (blocks, limit) = limits.into_iter().min_by_key(|(blocks, _)| *blocks).unwrap_or((0, "registers"));
-    Occupancy { blocks, warps: blocks * warps, of: p.threads / 32, limit }
+    Occupancy { blocks, warps: blocks * warps, max_warps: p.threads / 32, limit }
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_out_first_is_the_limit() {
+    fn occupancy_names_its_limit() {
         let of = |threads, registers, shared| {
             let found = occupancy(GpuArch::Sm90a, threads, registers, shared);
             (found.blocks, found.warps, found.limit)

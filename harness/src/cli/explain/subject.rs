@@ -7,7 +7,7 @@ use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKin
 use tilewright::codegen::target::{self, GpuArch, Target};
 use tilewright::kernels::AUTOTUNED;
 
-use super::floors::{self, Work};
+use super::roofline::{self, Work};
 use super::{Arguments, Row};
 use crate::cli::bind::{self, Extents};
 use crate::cli::compile::{Options, Request, assumptions};
@@ -34,14 +34,14 @@ impl Subject {
         let extents = extents(def, arguments, row)?;
         let mut notes = Vec::new();
         if let Some(case) = row.and_then(|row| row.case.as_deref()) {
-            take_case(def, case, &mut constants);
+            apply_case(def, case, &mut constants);
         }
-        take_extents(def, &extents, &mut constants);
+        apply_extents(def, &extents, &mut constants);
         let mut assumed = Vec::new();
         let config = match AUTOTUNED.iter().find(|autotune| std::ptr::eq(autotune.def, def)) {
             Some(autotune) => {
-                usual_constants(def, autotune.tuned, &mut constants, &mut assumed);
-                let config = shipped(autotune, arguments.target, &dtypes, &constants, &extents);
+                default_constants(def, autotune.tuned, &mut constants, &mut assumed);
+                let config = shipped_config(autotune, arguments.target, &dtypes, &constants, &extents);
                 for (name, value) in &config.constants {
                     if !constants.iter().any(|(known, _)| known == name) {
                         constants.push((name, value.clone()));
@@ -50,8 +50,8 @@ impl Subject {
                 config
             }
             None => {
-                usual_constants(def, &[], &mut constants, &mut assumed);
-                usual_config(&constants)
+                default_constants(def, &[], &mut constants, &mut assumed);
+                default_config(&constants)
             }
         };
         // The shipped configurations are tuned for extents that are multiples of the tiles.
@@ -94,13 +94,13 @@ impl Subject {
         words.push(format!("num_warps={}", options.num_warps));
         words.push(format!("num_stages={}", options.num_stages));
         words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
-        let target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = options.schedule;
+        let target::Schedule { tma, warp_specialize, overlap, pingpong, wgmma_f32 } = options.schedule;
         // In the order of the command line's help.
         let schedule = [
-            ("bulk_copies", bulk_copies),
+            ("tma", tma),
             ("warp_specialize", warp_specialize),
             ("overlap", overlap),
-            ("take_turns", take_turns),
+            ("pingpong", pingpong),
             ("wgmma_f32", wgmma_f32),
         ];
         words.extend(schedule.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))));
@@ -116,7 +116,7 @@ impl Subject {
     pub fn precision(&self) -> &str {
         let found = self.request.constants.iter().find(|(name, _)| *name == "precision");
         match found {
-            Some((_, ConstValue::Word(word))) => word,
+            Some((_, ConstValue::Variant(word))) => word,
             _ => "ieee",
         }
     }
@@ -151,7 +151,7 @@ impl Subject {
             self.notes
                 .push(format!("The shape of {names} is unknown, so that it is not counted: give it with --shape."));
         }
-        Work { flop: floors::flop(def, &extents, constants), bytes: Some(bytes) }
+        Work { flop: roofline::flop(def, &extents, constants), bytes: Some(bytes) }
     }
 }
 
@@ -160,7 +160,7 @@ impl Subject {
 /// # Errors
 /// A type without `=` that no parameter can have.
 fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
-    let parts: Vec<&str> = choose::parts(words).collect();
+    let parts: Vec<&str> = choose::comma_separated(words).collect();
     let for_all = parts.iter().rfind(|part| !part.contains('='));
     let mut unused: Vec<&&str> = parts.iter().filter(|part| !part.contains('=')).collect();
     let mut all: Vec<String> = parts.iter().filter(|part| part.contains('=')).map(|part| part.to_string()).collect();
@@ -213,7 +213,7 @@ fn extents(def: &'static KernelDef, arguments: &Arguments, row: Option<&Row>) ->
         Ok(())
     };
     for word in &arguments.shape {
-        let (name, shape) = choose::pair(word, "--shape")?;
+        let (name, shape) = choose::assignment(word, "--shape")?;
         let numbers: Option<Vec<usize>> = shape.split(',').map(|n| n.trim().parse().ok()).collect();
         let numbers =
             numbers.ok_or_else(|| CliError::usage(format!("--shape got `{word}`"), "write --shape q=1,16,16384,64"))?;
@@ -249,12 +249,12 @@ fn extents(def: &'static KernelDef, arguments: &Arguments, row: Option<&Row>) ->
 }
 
 /// Sets constants from the `case` of a record row: `causal`, or a precision. Other words are ignored.
-fn take_case(def: &KernelDef, case: &str, constants: &mut Vec<(&'static str, ConstValue)>) {
+fn apply_case(def: &KernelDef, case: &str, constants: &mut Vec<(&'static str, ConstValue)>) {
     for word in case.split_whitespace() {
         let value = match word {
             "causal" => ("causal", ConstValue::Bool(true)),
             "full" => ("causal", ConstValue::Bool(false)),
-            "ieee" | "tf32" | "tf32x3" => ("precision", ConstValue::Word(word.to_string())),
+            "ieee" | "tf32" | "tf32x3" => ("precision", ConstValue::Variant(word.to_string())),
             _ => continue,
         };
         let exists = def.params.iter().any(|p| p.name == value.0);
@@ -265,7 +265,7 @@ fn take_case(def: &KernelDef, case: &str, constants: &mut Vec<(&'static str, Con
 }
 
 /// Sets constants that are extents of the shapes.
-fn take_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'static str, ConstValue)>) {
+fn apply_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'static str, ConstValue)>) {
     for name in choose::missing_constants(def, constants) {
         if let Ok(Some(extent)) = extents.of_name(name) {
             constants.push((name, ConstValue::Int(extent)));
@@ -274,7 +274,7 @@ fn take_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'stati
 }
 
 /// Sets missing constants to the values that the host functions of the shipped kernels choose for large tensors.
-fn usual_constants(
+fn default_constants(
     def: &KernelDef,
     tuned: &[&str],
     constants: &mut Vec<(&'static str, ConstValue)>,
@@ -302,7 +302,7 @@ fn usual_constants(
 }
 
 /// Chooses the number of warps for a tile: 32 elements per thread.
-fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
+fn default_config(constants: &[(&str, ConstValue)]) -> Config {
     let tile: i64 = constants
         .iter()
         .filter(|(name, _)| name.ends_with("tile"))
@@ -313,7 +313,7 @@ fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
 }
 
 /// Returns the shipped configuration for the problem, or the default.
-fn shipped(
+fn shipped_config(
     autotune: &Autotune,
     arch: GpuArch,
     dtypes: &[DType],

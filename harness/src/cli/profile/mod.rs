@@ -9,7 +9,7 @@ use candle_core::Device;
 use clap::Args;
 use tilewright::trace::{Options, Recording, Trace};
 
-use super::bench::world::Carrier;
+use super::bench::rank_worlds::CommBackend;
 use super::ranks::RankOptions;
 use super::step::{Step, StepOptions, Work};
 use super::{CliError, Result};
@@ -55,14 +55,14 @@ pub struct Arguments {
     pub ranks: Option<u16>,
     /// Communication backend, if ranks are threads of this process. Default: threads
     #[arg(long, value_enum)]
-    pub back_end: Option<Carrier>,
+    pub back_end: Option<CommBackend>,
     #[command(flatten)]
     pub outputs: Outputs,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    arguments.outputs.check_beside(arguments.trace.iter().chain(&arguments.flame_graph))?;
-    let (report, chrome, flame_graph) = if ranks::are_wanted(arguments)? {
+    arguments.outputs.check_with(arguments.trace.iter().chain(&arguments.flame_graph))?;
+    let (report, chrome, flame_graph) = if ranks::is_multi_rank(arguments)? {
         let Some(found) = ranks::profile(arguments)? else { return Ok(()) };
         (found.report, found.trace.to_string(), found.flame_graph)
     } else {
@@ -94,14 +94,14 @@ pub fn profile(arguments: &Arguments) -> Result<(Report, Trace)> {
     let trace = record(arguments, &config)?;
     let model = described(&config, arguments.step.batch as usize);
     let title = format!("Profile of {model} ({})", arguments.work.name());
-    let report = tables_of(Report::new("profile", &title), arguments, &config, &Profile::new(&trace));
+    let report = add_tables(Report::new("profile", &title), arguments, &config, &Profile::new(&trace));
     Ok((report, trace))
 }
 
 /// Adds the tables and plots of a profile to a report.
-fn tables_of(report: Report, arguments: &Arguments, config: &Config, profile: &Profile<'_>) -> Report {
+fn add_tables(report: Report, arguments: &Arguments, config: &Config, profile: &Profile<'_>) -> Report {
     let batch = arguments.step.batch as usize;
-    let flop = AttentionFlop::new(config.layers, batch, config.heads, config.context, config.width / config.heads);
+    let flop = AttentionFlop::new(config.layers, batch, config.heads, config.context, config.d_model / config.heads);
     let mut report = report.table(tables::phases(profile)).table(tables::classes(profile));
     if let Some(table) = tables::attention(profile, flop) {
         report = report.table(table);
@@ -121,7 +121,7 @@ fn tables_of(report: Report, arguments: &Arguments, config: &Config, profile: &P
 pub fn described(config: &Config, batch: usize) -> String {
     let size = match config.size_name() {
         Some(name) => name.to_string(),
-        None => format!("{} layers of {}", config.layers, config.width),
+        None => format!("{} layers of {}", config.layers, config.d_model),
     };
     format!(
         "{size}, batch {batch}, context {}, {}, attention {}, fusion {}",
@@ -146,5 +146,5 @@ fn record(arguments: &Arguments, config: &Config) -> Result<Trace> {
 /// Returns the recording options for steps on `device`.
 fn options(arguments: &Arguments, device: &Device) -> Result<Options> {
     let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
-    Ok(Options { spans: true, memory_from_bytes: None, gpu, nvtx: arguments.nvtx })
+    Ok(Options { spans: true, min_allocation_bytes: None, gpu, nvtx: arguments.nvtx })
 }

@@ -15,18 +15,18 @@ use clap::Args;
 use self::plan::Plan;
 use self::progress::Progress;
 use super::model_options::{ModelOptions, device_info, model_device, peak};
-use super::numbers;
 use super::ranks::RankOptions;
-use super::run::{Choice, device};
+use super::run::{DeviceArg, device};
 use super::step::{options_for_less, words};
+use super::value_parsers;
 use super::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype};
 use crate::dist::sharded::Mode;
 use crate::escape::printable;
-use crate::model::{Config, Kind, StepBytes, Transformer};
-use crate::signals::{self, Heard};
+use crate::model::{Config, StepBytes, StepKind, Transformer};
+use crate::signals::{self, StopSignal};
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
-use crate::train::{self, Ending, LanguageModel, Run, RunFolder, TeamOptions, keep};
+use crate::train::{self, DataParallelOptions, Ending, LanguageModel, Run, RunFolder, keep};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -48,13 +48,13 @@ pub struct Arguments {
     export: Option<PathBuf>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
-    steps: Steps,
+    steps: StepArgs,
     #[command(flatten)]
-    rates: Rates,
+    rates: OptimizerArgs,
     #[command(flatten)]
     ranks: RankOptions,
 }
@@ -62,7 +62,7 @@ pub struct Arguments {
 /// Options of the training loop.
 #[derive(Args)]
 #[command(next_help_heading = "Steps")]
-struct Steps {
+struct StepArgs {
     /// Context length: tokens per sequence. Default: 128
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
@@ -77,7 +77,7 @@ struct Steps {
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Time limit in minutes, at most 10⁷; the run saves its state and stops
-    #[arg(long, value_name = "MINUTES", value_parser = numbers::minutes)]
+    #[arg(long, value_name = "MINUTES", value_parser = value_parsers::minutes)]
     minutes: Option<Duration>,
     /// Steps between evaluations on the last tenth of the text; 0 evaluates at the end only. Default: 100
     #[arg(long, value_name = "STEPS")]
@@ -103,12 +103,12 @@ struct Steps {
 /// Options of the optimizer.
 #[derive(Args)]
 #[command(next_help_heading = "Optimizer (AdamW)")]
-struct Rates {
+struct OptimizerArgs {
     /// Peak learning rate. Default: 0.003, or 0.0006 with --size
-    #[arg(long, value_name = "RATE", value_parser = numbers::not_negative)]
+    #[arg(long, value_name = "RATE", value_parser = value_parsers::non_negative)]
     lr: Option<f64>,
     /// Final learning rate. Default: a tenth of the peak
-    #[arg(long, value_name = "RATE", value_parser = numbers::not_negative)]
+    #[arg(long, value_name = "RATE", value_parser = value_parsers::non_negative)]
     min_lr: Option<f64>,
     /// Warm-up steps of the learning rate. Default: 5 % of all steps, at most 2000
     #[arg(long, value_name = "STEPS")]
@@ -117,22 +117,22 @@ struct Rates {
     #[arg(long, value_enum, value_name = "PLAN")]
     schedule: Option<SchedulePlan>,
     /// Weight decay of matrices. Default: 0.1
-    #[arg(long, value_name = "LAMBDA", value_parser = numbers::not_negative)]
+    #[arg(long, value_name = "LAMBDA", value_parser = value_parsers::non_negative)]
     weight_decay: Option<f64>,
     /// Apply weight decay to embeddings too
     #[arg(long)]
     decay_embeddings: bool,
     /// AdamW β₁. Default: 0.9
-    #[arg(long, value_parser = numbers::decay)]
+    #[arg(long, value_parser = value_parsers::decay)]
     beta1: Option<f64>,
     /// AdamW β₂. Default: 0.95
-    #[arg(long, value_parser = numbers::decay)]
+    #[arg(long, value_parser = value_parsers::decay)]
     beta2: Option<f64>,
     /// AdamW ε. Default: 1e-8
-    #[arg(long, value_parser = numbers::not_negative)]
+    #[arg(long, value_parser = value_parsers::non_negative)]
     eps: Option<f64>,
     /// Gradient clipping: maximum global norm of the gradients; 0 disables it. Default: 1
-    #[arg(long, value_name = "NORM", value_parser = numbers::not_negative)]
+    #[arg(long, value_name = "NORM", value_parser = value_parsers::non_negative)]
     clip: Option<f64>,
 }
 
@@ -148,49 +148,49 @@ enum SchedulePlan {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let device = model_device(arguments.device)?;
     let Some(comm) = arguments.ranks.connect(&device)? else { return train(arguments, device, None, out) };
-    let mut nobody = std::io::sink();
-    let outcome = train(arguments, device, Some(&comm), if comm.rank() == 0 { out } else { &mut nobody });
+    let mut sink = std::io::sink();
+    let outcome = train(arguments, device, Some(&comm), if comm.rank() == 0 { out } else { &mut sink });
     if let Err(error) = &outcome
         && !matches!(error, CliError::Stopped(_))
     {
         // Abort the other ranks, so that they do not wait for this one.
-        comm.give_up(&error.to_string());
+        comm.abort(&error.to_string());
     }
     outcome
 }
 
 fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>, out: &mut dyn Write) -> Result<()> {
-    let leads = comm.is_none_or(|comm| comm.rank() == 0);
+    let is_rank0 = comm.is_none_or(|comm| comm.rank() == 0);
     // Locked before the checkpoint is read, because another run might replace it.
-    let lock = leads.then(|| RunFolder::lock(&arguments.out)).transpose();
+    let lock = is_rank0.then(|| RunFolder::lock(&arguments.out)).transpose();
     let lock = lock.map_err(|error| CliError::Failure(error.to_string()))?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
     let before = checkpoint.as_ref().and_then(|checkpoint| checkpoint.header.ranks);
-    let team = comm.map(|comm| arguments.ranks.team_of(comm.clone(), before));
-    let team = team.as_ref();
+    let data_parallel = comm.map(|comm| arguments.ranks.data_parallel_options(comm.clone(), before));
+    let data_parallel = data_parallel.as_ref();
     let name = device_info(&device)?.name;
     let millions = config.parameters() as f64 / 1e6;
     writeln!(out, "text: {}, {} tokens of {}", printable(&data.name), data.tokens.len(), config.vocabulary)?;
     writeln!(out, "model: {millions:.2} M parameters, {}, on {name}", config.precision)?;
-    if let Some(TeamOptions { comm, ddp, shard }) = team {
+    if let Some(DataParallelOptions { comm, ddp, shard }) = data_parallel {
         let state = shard.map_or("replicated", |mode| if mode == Mode::Zero1 { "ZeRO-1" } else { "sharded" });
-        let (world, name) = (comm.world(), comm.back_end());
+        let (world, name) = (comm.world(), comm.backend());
         writeln!(out, "ranks: {world} over {name}, gradients {}, optimizer state {state}", ddp.form.name())?;
     }
     out.flush()?;
 
-    let needs = Needs::of(&config, &options, team);
+    let needs = Needs::of(&config, &options, data_parallel);
     let fail = |error: train::Error| needs.explain(error, &device, &options, &config);
     needs.expect(&device).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
-    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), team, lock);
-    let mut run = begun.map_err(|error| match error.is_of_a_checkpoint() && arguments.resume {
+    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), data_parallel, lock);
+    let mut run = begun.map_err(|error| match error.is_checkpoint_error() && arguments.resume {
         true => plan::unusable(&arguments.out, error),
         false => fail(error),
     })?;
     // The checkpoint may be large and is not needed any more.
     drop(checkpoint);
-    let begun = run.learner().step();
+    let begun = run.trainer().step();
     if begun >= options.steps {
         return Err(CliError::usage(
             format!("the run has completed {begun} of {} steps", options.steps),
@@ -198,7 +198,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
         ));
     }
     if let Some(folder) = &arguments.export {
-        if team.is_some() {
+        if data_parallel.is_some() {
             return Err(CliError::usage(
                 "--export does not support several ranks",
                 "omit --export, or start one process",
@@ -209,12 +209,12 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     }
     run.peak = Some(peak(&device, config.precision)?);
     run.time_limit = arguments.steps.minutes;
-    let stop = watch_for_signals(leads)?;
+    let stop = stop_on_signals(is_rank0)?;
     let uniform = (model.vocabulary() as f64).ln();
     match begun {
         0 => writeln!(out, "the loss of uniform predictions is ln({}) = {uniform:.3}", model.vocabulary())?,
         step => {
-            let schedule = options.learner.schedule;
+            let schedule = options.trainer.schedule;
             let (rate, end) = (schedule.rate(step + 1), schedule.rate(options.steps));
             writeln!(
                 out,
@@ -225,11 +225,11 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
         }
     }
     out.flush()?;
-    let mut progress = Progress::new(begun, options.steps, leads);
-    let ending = run.go(&stop.asked, &mut progress);
+    let mut progress = Progress::new(begun, options.steps, is_rank0);
+    let ending = run.train(&stop.asked, &mut progress);
     progress.finish();
     let ending = ending.map_err(fail)?;
-    let step = run.learner().step();
+    let step = run.trainer().step();
     writeln!(out, "step {step}: {}", progress.summary())?;
     // A failure to draw the loss curve does not prevent a stopped run from being resumed.
     let drawn = run.draw().map_err(fail);
@@ -266,16 +266,18 @@ struct Needs {
 
 impl Needs {
     /// Computes the bound for this rank's share of the batch.
-    fn of(config: &Config, options: &train::RunOptions, team: Option<&TeamOptions>) -> Needs {
-        let world = team.map_or(1, |team| team.comm.world());
+    fn of(config: &Config, options: &train::RunOptions, data_parallel: Option<&DataParallelOptions>) -> Needs {
+        let world = data_parallel.map_or(1, |data_parallel| data_parallel.comm.world());
         let batch = options.batch.div_ceil(world);
         let windows = options.micro_batch.min(batch);
         let config = Config { context: options.context, ..config.clone() };
         // Among several ranks, gradients are kept in bf16 only if they are communicated in bf16 and nothing is sharded.
-        let like_one = team.is_none_or(|team| team.ddp.wire == Some(Dtype::Bf16) && team.shard.is_none());
+        let like_one = data_parallel.is_none_or(|data_parallel| {
+            data_parallel.ddp.comm_dtype == Some(Dtype::Bf16) && data_parallel.shard.is_none()
+        });
         let micro_batches = batch.div_ceil(windows.max(1)).max(if like_one { 1 } else { 2 });
-        let mut step = config.step_bytes(windows, micro_batches, Kind::TrainStep);
-        if team.is_some_and(|team| team.shard.is_some()) {
+        let mut step = config.step_bytes(windows, micro_batches, StepKind::TrainStep);
+        if data_parallel.is_some_and(|data_parallel| data_parallel.shard.is_some()) {
             step.moments /= world as f64;
         }
         Needs { step, tokens: 16.0 * batch as f64 * options.context as f64, windows }
@@ -287,7 +289,7 @@ impl Needs {
     /// Out of memory.
     fn expect(&self, device: &Device) -> train::Result<()> {
         let on_host = if device.is_cpu() { self.step.total() } else { 0.0 };
-        Ok(tilewright::expect_host_memory(on_host + self.tokens)?)
+        Ok(tilewright::check_host_memory(on_host + self.tokens)?)
     }
 
     /// Converts a training error to a command's error. An out-of-memory error also lists the memory of a step, and the
@@ -298,7 +300,7 @@ impl Needs {
         }
         let gib = |bytes: f64| format!("{:.2} GiB", bytes / (1u64 << 30) as f64);
         let on = crate::ops::memory::kernel_device(device).ok();
-        let free = on.and_then(|device| device.memory_in_use().ok().flatten());
+        let free = on.and_then(|device| device.free_and_total_memory().ok().flatten());
         let free = free.map(|(free, total)| {
             format!("\n  {} of {} on the device are free now", gib(free as f64), gib(total as f64))
         });
@@ -347,21 +349,21 @@ struct Stop {
 
 /// Installs a handler: the first signal requests a stop, the second one terminates the program immediately. Only rank 0
 /// prints a message.
-fn watch_for_signals(leads: bool) -> Result<Arc<Stop>> {
+fn stop_on_signals(is_rank0: bool) -> Result<Arc<Stop>> {
     let stop = Arc::new(Stop::default());
     let heard = stop.clone();
     crate::cli::on_signals(move |meaning| match meaning {
-        Heard::Stop(signal) => {
+        StopSignal::Stop(signal) => {
             heard.signal.store(signal, Ordering::Relaxed);
             heard.asked.store(true, Ordering::Release);
-            if leads {
+            if is_rank0 {
                 let name = signals::name(signal);
-                tilewright::terminal::say(format_args!(
+                tilewright::terminal::print_stderr(format_args!(
                     "{name}: stopping after this step; a second signal terminates immediately"
                 ));
             }
         }
-        Heard::End(signal) => signals::end_by(signal),
+        StopSignal::End(signal) => signals::exit_by_signal(signal),
     })?;
     Ok(stop)
 }

@@ -4,16 +4,16 @@ use std::path::{Path, PathBuf};
 
 use tilewright::Cache;
 
-use super::{Arguments, Rates, SchedulePlan, Steps};
+use super::{Arguments, OptimizerArgs, SchedulePlan, StepArgs};
 use crate::cli::{CliError, Result};
 use crate::data::{self, Bpe, Dataset, SHIPPED_NAME, Text};
 use crate::escape::printable;
 use crate::model::Config;
-use crate::optim::{AdamWOptions, Schedule};
+use crate::optim::{AdamWOptions, LrSchedule};
 use crate::train::checkpoint::{Checkpoint, hex};
 use crate::train::keep;
 use crate::train::run::{CHECKPOINT, CURVE, EXPORTED, LOG, NOT_FINITE};
-use crate::train::{Keep, LearnerOptions, RunOptions};
+use crate::train::{Keep, RunOptions, TrainerOptions};
 
 /// Everything that a run starts from.
 pub struct Plan {
@@ -36,10 +36,10 @@ pub fn plan(arguments: &Arguments) -> Result<Plan> {
         return resumed(arguments, opened?);
     }
     // Also refuse older checkpoints without a current one: the new run would treat them as its own and remove them.
-    match keep::any(&arguments.out) {
+    match keep::any_name(&arguments.out) {
         None => fresh(arguments),
         Some(name) => {
-            let from = match keep::help(&arguments.out).filter(|_| name != CHECKPOINT) {
+            let from = match keep::fallback_help(&arguments.out).filter(|_| name != CHECKPOINT) {
                 Some(copy) => format!("{copy} (--resume)"),
                 None => "--resume continues from it".to_string(),
             };
@@ -57,12 +57,12 @@ fn failure(error: impl std::fmt::Display) -> CliError {
 
 /// Adds a hint to an error of a folder's newest checkpoint: the newest older checkpoint, if there is one.
 pub fn unusable(folder: &Path, error: impl std::fmt::Display) -> CliError {
-    let help = keep::help(folder).map(|help| format!("\n  help: {help}"));
+    let help = keep::fallback_help(folder).map(|help| format!("\n  help: {help}"));
     failure(format!("{error}{}", help.unwrap_or_default()))
 }
 
 /// Returns the folder of tokenizers and token files, in the cache that all runs share.
-fn data_folder(arguments: &Arguments) -> Result<PathBuf> {
+fn token_cache_folder(arguments: &Arguments) -> Result<PathBuf> {
     Ok(Cache::from_env()?.folder(&["data"]).unwrap_or_else(|| arguments.out.join("data")))
 }
 
@@ -87,7 +87,7 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
     arguments.model.config(base.clone())?;
     let options = options(arguments, &defaults(arguments, sized))?;
     let vocabulary = arguments.vocab.unwrap_or(arguments.model.usual_vocabulary());
-    let data = data::prepare(&text(arguments, None)?, vocabulary, &data_folder(arguments)?).map_err(failure)?;
+    let data = data::prepare(&text(arguments, None)?, vocabulary, &token_cache_folder(arguments)?).map_err(failure)?;
     data.check_context(options.context).map_err(failure)?;
     let config = arguments.model.config(Config { vocabulary: data.tokenizer.vocabulary(), ..base })?;
     Ok(Plan { config, options, data, checkpoint: None })
@@ -103,7 +103,7 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let context = arguments.steps.context.unwrap_or(trained.context);
     let config = arguments.model.config(Config { context, ..trained })?;
     let model = serde_json::to_value(&config).map_err(failure)?;
-    checkpoint.check_model(&model, &Config::FREE).map_err(failure)?;
+    checkpoint.check_model(&model, &Config::BITWISE_NEUTRAL).map_err(failure)?;
     if let Some(seed) = arguments.steps.seed.filter(|seed| *seed != before.seed) {
         return Err(CliError::usage(
             format!("--seed is {seed}, but the run started with {}", before.seed),
@@ -117,7 +117,7 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
         ));
     }
     let mut options = options(arguments, &before)?;
-    options.learner.schedule = schedule(arguments, &before, &options, checkpoint.header.step)?;
+    options.trainer.schedule = schedule(arguments, &before, &options, checkpoint.header.step)?;
     let text = text(arguments, Some(&checkpoint.header.data))?;
     let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone())
         .map_err(|error| CliError::file("use the checkpoint", checkpoint.path(), error))
@@ -127,7 +127,7 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
         let reason = format!("its tokenizer has {found} entries, but its model has a vocabulary of {expected}");
         return Err(unusable(&arguments.out, CliError::file("use the checkpoint", checkpoint.path(), reason)));
     }
-    let data = data::read_or_make(&text, tokenizer, &data_folder(arguments)?).map_err(failure)?;
+    let data = data::load_or_tokenize(&text, tokenizer, &token_cache_folder(arguments)?).map_err(failure)?;
     if hex(&data.tokens.text_hash()) != checkpoint.header.data_hash {
         return Err(CliError::Failure(format!(
             "the checkpoint was trained on another text: expected {}, found {}, whose contents differ\n  help: pass \
@@ -146,9 +146,9 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
     let peak = arguments.rates.lr.unwrap_or(if sized { 6e-4 } else { 3e-3 });
     let batch = arguments.steps.batch.unwrap_or(16);
     RunOptions {
-        learner: LearnerOptions {
+        trainer: TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: Schedule { peak, floor: 0.1 * peak, warmup: (steps / 20).min(2000), total: steps },
+            schedule: LrSchedule { peak, floor: 0.1 * peak, warmup: (steps / 20).min(2000), total: steps },
             weight_decay: 0.1,
             decay_embeddings: false,
             clip: Some(1.0),
@@ -158,7 +158,7 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
         micro_batch: batch,
         context: arguments.steps.context.unwrap_or(128),
         evaluate_every: 100,
-        evaluate_windows: 64,
+        evaluate_sequences: 64,
         save_every: None,
         keep: Keep::default(),
         seed: 0,
@@ -167,31 +167,32 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
 
 /// Returns `base` with the given options applied.
 fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
-    let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
+    let StepArgs { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
         arguments.steps;
-    let Steps { keep_last, keep_best, seed, .. } = arguments.steps;
-    let Rates { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip, .. } = arguments.rates;
+    let StepArgs { keep_last, keep_best, seed, .. } = arguments.steps;
+    let OptimizerArgs { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip, .. } =
+        arguments.rates;
     let mut options = *base;
     options.batch = batch.unwrap_or(options.batch);
     options.micro_batch = micro_batch.or(batch).unwrap_or(options.micro_batch).min(options.batch);
     options.context = context.unwrap_or(options.context);
     options.steps = steps.unwrap_or(options.steps);
     options.evaluate_every = evaluate_every.unwrap_or(options.evaluate_every);
-    options.evaluate_windows = evaluate_windows.unwrap_or(options.evaluate_windows);
+    options.evaluate_sequences = evaluate_windows.unwrap_or(options.evaluate_sequences);
     options.save_every = save_every.or(options.save_every);
     options.keep.last = keep_last.unwrap_or(options.keep.last);
     options.keep.best = keep_best.unwrap_or(options.keep.best);
     options.seed = seed.unwrap_or(options.seed);
-    let learner = &mut options.learner;
-    learner.schedule.peak = lr.unwrap_or(learner.schedule.peak);
-    learner.schedule.floor = min_lr.unwrap_or(learner.schedule.floor);
-    learner.schedule.warmup = warmup.unwrap_or(learner.schedule.warmup);
-    learner.weight_decay = weight_decay.unwrap_or(learner.weight_decay);
-    learner.decay_embeddings |= decay_embeddings;
-    learner.adamw.beta1 = beta1.unwrap_or(learner.adamw.beta1);
-    learner.adamw.beta2 = beta2.unwrap_or(learner.adamw.beta2);
-    learner.adamw.eps = eps.unwrap_or(learner.adamw.eps);
-    learner.clip = clip.map_or(learner.clip, |clip| (clip != 0.0).then_some(clip));
+    let trainer = &mut options.trainer;
+    trainer.schedule.peak = lr.unwrap_or(trainer.schedule.peak);
+    trainer.schedule.floor = min_lr.unwrap_or(trainer.schedule.floor);
+    trainer.schedule.warmup = warmup.unwrap_or(trainer.schedule.warmup);
+    trainer.weight_decay = weight_decay.unwrap_or(trainer.weight_decay);
+    trainer.decay_embeddings |= decay_embeddings;
+    trainer.adamw.beta1 = beta1.unwrap_or(trainer.adamw.beta1);
+    trainer.adamw.beta2 = beta2.unwrap_or(trainer.adamw.beta2);
+    trainer.adamw.eps = eps.unwrap_or(trainer.adamw.eps);
+    trainer.clip = clip.map_or(trainer.clip, |clip| (clip != 0.0).then_some(clip));
     check(&options)?;
     Ok(options)
 }
@@ -200,9 +201,9 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
 ///
 /// # Errors
 /// The number of steps changed, and `--schedule` does not resolve the ambiguity.
-fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, step: u64) -> Result<Schedule> {
-    let (kept, steps) = (options.learner.schedule, options.steps);
-    let extended = Schedule { total: steps, ..kept };
+fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, step: u64) -> Result<LrSchedule> {
+    let (kept, steps) = (options.trainer.schedule, options.steps);
+    let extended = LrSchedule { total: steps, ..kept };
     match arguments.rates.schedule {
         Some(SchedulePlan::Keep) => return Ok(kept),
         Some(SchedulePlan::Extend) => return Ok(extended),
@@ -231,14 +232,14 @@ fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, st
 
 /// Checks all options, including those from a checkpoint.
 fn check(options: &RunOptions) -> Result<()> {
-    let AdamWOptions { beta1, beta2, eps } = options.learner.adamw;
-    let Schedule { peak, floor, .. } = options.learner.schedule;
+    let AdamWOptions { beta1, beta2, eps } = options.trainer.adamw;
+    let LrSchedule { peak, floor, .. } = options.trainer.schedule;
     let counts = [
         ("--steps", options.steps > 0),
         ("--batch", options.batch > 0),
         ("--micro-batch", options.micro_batch > 0),
         ("--context", options.context > 0),
-        ("--evaluate-windows", options.evaluate_windows > 0),
+        ("--evaluate-windows", options.evaluate_sequences > 0),
     ];
     if let Some((name, _)) = counts.iter().find(|(_, good)| !good) {
         return Err(CliError::usage(format!("{name} is 0"), "expected a number of at least 1"));
@@ -257,13 +258,13 @@ fn check(options: &RunOptions) -> Result<()> {
     }
     let positive = |x: f64| x.is_finite() && x >= 0.0;
     // `None` disables clipping; infinity is accepted.
-    if let Some(clip) = options.learner.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
+    if let Some(clip) = options.trainer.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
         return Err(CliError::usage(
             format!("--clip is {clip}"),
             "expected a number above 0, or 0 to disable clipping",
         ));
     }
-    let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.learner.weight_decay)];
+    let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.trainer.weight_decay)];
     match rest.iter().find(|(_, value)| !positive(*value)) {
         Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "expected a number of at least 0")),
         None => Ok(()),

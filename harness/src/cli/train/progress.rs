@@ -23,8 +23,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 
 impl Progress {
     /// Creates the progress of a run that has completed `begun` of `steps` steps. Only rank 0 shows a bar.
-    pub fn new(begun: u64, steps: u64, leads: bool) -> Progress {
-        let terminal = leads && std::io::stderr().is_terminal();
+    pub fn new(begun: u64, steps: u64, is_rank0: bool) -> Progress {
+        let terminal = is_rank0 && std::io::stderr().is_terminal();
         let target = if terminal { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(begun);
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}<{eta}  {msg}");
@@ -65,7 +65,7 @@ impl Observer for Progress {
         self.loss = Some(self.loss.map_or(line.loss, |mean| mean + (line.loss - mean) / 20.0));
         let message = self.message(line);
         if self.lines && self.last_line.elapsed() >= PAUSE {
-            tilewright::terminal::say(format_args!("step {}: {message}", line.step));
+            tilewright::terminal::print_stderr(format_args!("step {}: {message}", line.step));
             self.last_line = Instant::now();
         }
         self.bar.set_position(line.step);

@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use clap::Args;
 use tilewright::Cache;
-use tilewright::autotune::{DeviceId, Entry, Table as Choices};
+use tilewright::autotune::{DeviceId, Entry, Table as TuningTable};
 use tilewright::codegen::lang::Precision;
 
 use self::supervise::{Watch, is_stopped, supervise};
-use self::worker::{Answer, Problem};
-use super::numbers::seconds;
-use super::run::{Choice, device, open};
+use self::worker::{Problem, TuneResult};
+use super::run::{DeviceArg, device, open};
+use super::value_parsers::seconds;
 use super::{CliError, Result, choose};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
@@ -30,7 +30,7 @@ pub struct Arguments {
     kernels: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     /// Time budget of each kernel and problem, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     budget: f64,
@@ -94,20 +94,20 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         let answer = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
         writeln!(out, "{}", answer.line())?;
         out.flush()?;
-        leave();
+        exit_without_cleanup();
     }
-    arguments.outputs.check_beside(&arguments.export)?;
+    arguments.outputs.check_with(&arguments.export)?;
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
-    let mut answers: Vec<Answer> = Vec::new();
+    let mut answers: Vec<TuneResult> = Vec::new();
     let mut written = Vec::new();
     let mut failures = Vec::new();
     for problem in &problems {
-        match arguments.ask(problem) {
+        match arguments.tune_in_worker(problem) {
             Ok(answer) => answers.push(answer),
             // Continue with the other problems.
             Err(error) if problems.len() > 1 && !is_stopped() => {
-                tilewright::terminal::say(&error);
+                tilewright::terminal::print_stderr(&error);
                 failures.push(problem.title());
                 continue;
             }
@@ -139,27 +139,27 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 
 /// Exits a worker that has answered, without destructors: threads may still be compiling late candidates, and would use
 /// what LLVM and the driver tear down in a normal exit.
-fn leave() -> ! {
+fn exit_without_cleanup() -> ! {
     // SAFETY: exits the process; all output has been written and flushed.
     unsafe { libc::_exit(0) }
 }
 
 /// Adds an entry to a table, and replaces the entry of the same problem.
-fn add(table: &mut Choices, entry: Entry) {
+fn add(table: &mut TuningTable, entry: Entry) {
     table.entries.retain(|other| (&other.kernel, &other.key) != (&entry.kernel, &entry.key));
     table.entries.push(entry);
     table.entries.sort_by(|a, b| (&a.kernel, &a.key).cmp(&(&b.kernel, &b.key)));
 }
 
 /// Reads the table to which `--export` adds; creates a new one if the file does not exist.
-fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<Choices> {
+fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<TuningTable> {
     let id = DeviceId::of(device);
     let text = match crate::files::read_to_string(path) {
         Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Choices::new(id, Vec::new())),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(TuningTable::new(id, Vec::new())),
         Err(error) => return Err(CliError::file("read", path, error)),
     };
-    let table = Choices::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
+    let table = TuningTable::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
     if table.device != id {
         let found = format!("it is a table of {}, but this device is {id}", table.device);
         return Err(CliError::file("add to", path, found));
@@ -229,10 +229,10 @@ impl Arguments {
                     }
                     continue;
                 }
-                if let Some((rows, widths)) = worker::usual_rows(kernel) {
+                if let Some((rows, widths)) = worker::default_row_shapes(kernel) {
                     let rows = self.rows.unwrap_or(if gpu { rows } else { 512 });
                     let shapes = or(&self.d, widths, &[256]).into_iter().map(|d| [rows, d]);
-                    problems.extend(shapes.map(|shape| Problem::over_rows(kernel, dtype, shape)));
+                    problems.extend(shapes.map(|shape| Problem::rowwise(kernel, dtype, shape)));
                     continue;
                 }
                 for precision in precisions(dtype) {
@@ -250,7 +250,7 @@ impl Arguments {
     }
 
     /// Tunes one problem in a worker.
-    fn ask(&self, problem: &Problem) -> Result<Answer> {
+    fn tune_in_worker(&self, problem: &Problem) -> Result<TuneResult> {
         let program = std::env::current_exe()
             .map_err(|error| CliError::Failure(format!("cannot start a worker, unknown program path: {error}")))?;
         let (_keep, log) = self.log(problem)?;
@@ -268,7 +268,7 @@ impl Arguments {
         };
         let watch = Watch { log: &log, limit: Duration::from_secs_f64(self.limit), what: problem.title() };
         let line = supervise(&start, &watch)?;
-        Answer::parse(problem, &line)
+        TuneResult::parse(problem, &line)
     }
 
     /// Returns the path of a problem's log. Without a cache, it is in a temporary folder, which must be kept alive as
@@ -288,17 +288,17 @@ impl Arguments {
 }
 
 /// Formats the device for the worker's command line.
-fn device_word(choice: Option<Choice>, device: &tilewright::Device) -> String {
+fn device_word(choice: Option<DeviceArg>, device: &tilewright::Device) -> String {
     match choice {
-        Some(Choice::Cpu) => "cpu".to_string(),
-        Some(Choice::Cuda(ordinal)) => format!("cuda:{ordinal}"),
+        Some(DeviceArg::Cpu) => "cpu".to_string(),
+        Some(DeviceArg::Cuda(ordinal)) => format!("cuda:{ordinal}"),
         None if device.is_cuda() => "cuda".to_string(),
         None => "cpu".to_string(),
     }
 }
 
 /// Returns a table of the candidates of each problem, and one of the chosen configurations.
-fn report(answers: &[Answer]) -> Report {
+fn report(answers: &[TuneResult]) -> Report {
     let mut report = Report::new("tune", "Tuning");
     for answer in answers.iter().filter(|answer| !answer.candidates.is_empty()) {
         let name = format!("candidates-{}", report.parts.len() + 1);
@@ -308,7 +308,7 @@ fn report(answers: &[Answer]) -> Report {
 }
 
 /// Returns the table of chosen configurations, one row per problem.
-fn chosen(answers: &[Answer]) -> Table {
+fn chosen(answers: &[TuneResult]) -> Table {
     let columns = [
         Column::text("kernel"),
         Column::text("problem"),
@@ -334,7 +334,7 @@ fn chosen(answers: &[Answer]) -> Table {
 }
 
 /// Returns the table of all candidates of a problem.
-fn candidates(answer: &Answer, name: &str) -> Table {
+fn candidates(answer: &TuneResult, name: &str) -> Table {
     let columns = [
         Column::text("candidate"),
         Column::number("median").unit("ms"),
@@ -354,7 +354,7 @@ fn candidates(answer: &Answer, name: &str) -> Table {
     table
 }
 
-impl Answer {
+impl TuneResult {
     fn entry(&self) -> Entry {
         Entry {
             kernel: self.kernel.clone(),

@@ -67,7 +67,7 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
                 match Journal::running(&events) {
                     Some(config) => drop_candidate(watch, config, format!("it crashed the worker ({status})"))?,
                     // The worker has logged the candidate that made it fail.
-                    None if names_a_culprit(&events[before.min(events.len())..]) => {}
+                    None if blames_a_candidate(&events[before.min(events.len())..]) => {}
                     None => return Err(failure(watch, &messages, status)),
                 }
             }
@@ -92,7 +92,7 @@ fn reader(
         while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
             let read = String::from_utf8_lossy(&line);
             if pass_on {
-                terminal::say(read.trim_end_matches('\n'));
+                terminal::print_stderr(read.trim_end_matches('\n'));
             }
             text.push_str(&read);
             line.clear();
@@ -118,7 +118,7 @@ pub fn is_stopped() -> bool {
 }
 
 /// Whether the last event drops a candidate that made the worker fail, so that a new worker can continue.
-fn names_a_culprit(events: &[JournalEvent]) -> bool {
+fn blames_a_candidate(events: &[JournalEvent]) -> bool {
     matches!(events.last(), Some(JournalEvent::Dropped { why, .. }) if why.contains("did not end within") || why.contains("CUDA_ERROR"))
 }
 
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_that_is_no_candidates_is_told() {
+    fn a_failure_outside_of_candidates_is_reported() {
         let (outcome, _) = worker("echo 'error: no device' >&2; exit 1");
         assert_eq!(outcome.unwrap_err().to_string(), "error: a test: no device");
         let message = worker("kill -SEGV $$").0.unwrap_err().to_string();

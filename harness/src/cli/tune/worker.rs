@@ -14,7 +14,7 @@ use tilewright::{Buffer, Device, elements};
 use super::Arguments;
 use crate::cli::bench::attention_check::Attention;
 use crate::cli::bench::data::{Number, normal};
-use crate::cli::bench::rows::{Op, Rows};
+use crate::cli::bench::rowwise::{Op, RowwiseBuffers};
 use crate::cli::{CliError, Result};
 
 /// The kernels that the name `attention` denotes.
@@ -44,12 +44,12 @@ pub fn kernels() -> impl Iterator<Item = &'static str> {
 }
 
 /// Returns the op that launches a row-wise kernel; `None` for other kernels.
-fn op_of(kernel: &str) -> Option<Op> {
+fn rowwise_op(kernel: &str) -> Option<Op> {
     ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, op, _)| *op)
 }
 
 /// Returns the default shapes of a row-wise kernel; `None` for other kernels.
-pub fn usual_rows(kernel: &str) -> Option<RowShapes> {
+pub fn default_row_shapes(kernel: &str) -> Option<RowShapes> {
     ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, _, shapes)| *shapes)
 }
 
@@ -68,7 +68,7 @@ enum Shape {
     /// Batch, heads, sequence length and head dimension; whether the mask is causal.
     Attention([usize; 4], bool),
     /// m, n and k; whether a and b are column-major.
-    Product([usize; 3], [bool; 2]),
+    Gemm([usize; 3], [bool; 2]),
     /// Number of rows, and elements per row.
     Rows([usize; 2]),
 }
@@ -95,7 +95,7 @@ pub fn columns(text: &str) -> Result<[bool; 2], String> {
     found.map(|(_, columns)| *columns).ok_or_else(|| format!("`{text}` is unknown: expected none, a, b or ab"))
 }
 
-fn word_of(columns: [bool; 2]) -> &'static str {
+fn operand_name(columns: [bool; 2]) -> &'static str {
     COLUMNS.iter().find(|(_, other)| *other == columns).map_or("none", |(word, _)| word)
 }
 
@@ -111,15 +111,15 @@ impl Problem {
     }
 
     pub fn matmul(dtype: &str, precision: Option<Precision>, size: [usize; 3], columns: [bool; 2]) -> Problem {
-        Problem { kernel: MATMUL, dtype: dtype.to_string(), precision, shape: Shape::Product(size, columns) }
+        Problem { kernel: MATMUL, dtype: dtype.to_string(), precision, shape: Shape::Gemm(size, columns) }
     }
 
-    pub fn over_rows(kernel: &'static str, dtype: &str, shape: [usize; 2]) -> Problem {
+    pub fn rowwise(kernel: &'static str, dtype: &str, shape: [usize; 2]) -> Problem {
         Problem { kernel, dtype: dtype.to_string(), precision: None, shape: Shape::Rows(shape) }
     }
 
     /// Formats the element type, with the precision of f32.
-    fn numbers(&self) -> String {
+    fn dtype_and_precision(&self) -> String {
         match self.precision {
             Some(precision) => format!("{} ({})", self.dtype, precision.name()),
             None => self.dtype.clone(),
@@ -128,14 +128,14 @@ impl Problem {
 
     /// Formats the problem; unique for every problem.
     pub fn title(&self) -> String {
-        let (kernel, dtype) = (self.kernel, self.numbers());
+        let (kernel, dtype) = (self.kernel, self.dtype_and_precision());
         match self.shape {
             Shape::Attention([b, h, n, d], causal) => {
                 format!("{kernel} {dtype} {b}×{h}×{n}×{d} {}", if causal { "causal" } else { "full" })
             }
-            Shape::Product([m, n, k], [false, false]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
-            Shape::Product([m, n, k], columns) => {
-                format!("{kernel} {dtype} {m}×{n}×{k}, {} column-major", word_of(columns))
+            Shape::Gemm([m, n, k], [false, false]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
+            Shape::Gemm([m, n, k], columns) => {
+                format!("{kernel} {dtype} {m}×{n}×{k}, {} column-major", operand_name(columns))
             }
             Shape::Rows([rows, d]) => format!("{kernel} {dtype} {rows}×{d}"),
         }
@@ -153,9 +153,9 @@ impl Problem {
                 add("--dim", d.to_string());
                 add("--causal", causal.to_string());
             }
-            Shape::Product([m, n, k], columns) => {
+            Shape::Gemm([m, n, k], columns) => {
                 add("--size", format!("{m}x{n}x{k}"));
-                add("--columns", word_of(columns).to_string());
+                add("--columns", operand_name(columns).to_string());
             }
             Shape::Rows([rows, d]) => {
                 add("--rows", rows.to_string());
@@ -182,21 +182,21 @@ impl Problem {
                     attention.backward(&options)?;
                 }
             }
-            Shape::Product([m, n, k], [a_columns, b_columns]) => {
+            Shape::Gemm([m, n, k], [a_col_major, b_col_major]) => {
                 let [a, b, c] = [elements(&[m, k])?, elements(&[k, n])?, elements(&[m, n])?];
-                device.expect_memory((a as f64 + b as f64 + c as f64) * size_of::<T>() as f64)?;
+                device.check_memory((a as f64 + b as f64 + c as f64) * size_of::<T>() as f64)?;
                 let (a, b) = (normal::<T>(device, a, 1)?, normal::<T>(device, b, 2)?);
                 let mut c = Buffer::<T>::poisoned(device, c)?;
-                let (a, b) = (matrix(&a, [m, k], a_columns)?, matrix(&b, [k, n], b_columns)?);
+                let (a, b) = (matrix(&a, [m, k], a_col_major)?, matrix(&b, [k, n], b_col_major)?);
                 let c = TensorMut::dense(c.view_mut(), [m, n])?;
                 let options = matmul::Options::default();
                 let precision = self.precision.unwrap_or(options.precision);
                 matmul::multiply(device, a, b, c, matmul::Options { precision, ..options })?;
             }
             Shape::Rows([rows, d]) => {
-                if let Some(op) = op_of(self.kernel) {
-                    let mut rows = Rows::<T>::new(device, rows, d)?;
-                    rows.before(op)?;
+                if let Some(op) = rowwise_op(self.kernel) {
+                    let mut rows = RowwiseBuffers::<T>::new(device, rows, d)?;
+                    rows.prepare(op)?;
                     rows.run(op)?;
                 }
             }
@@ -219,7 +219,7 @@ fn matrix<T: Number>(
 
 /// The result of a worker, printed as one line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
+pub struct TuneResult {
     #[serde(skip)]
     pub title: String,
     pub kernel: String,
@@ -228,12 +228,12 @@ pub struct Answer {
     pub median_ms: Option<f64>,
     pub seconds: f64,
     /// Empty if the configuration was known.
-    pub candidates: Vec<Tried>,
+    pub candidates: Vec<CandidateResult>,
 }
 
 /// The result of one candidate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Tried {
+pub struct CandidateResult {
     pub config: String,
     pub median_ms: Option<f64>,
     pub runs: Option<usize>,
@@ -244,9 +244,9 @@ pub struct Tried {
 ///
 /// # Errors
 /// All candidates fail, or the device is lost.
-pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Path) -> Result<Answer> {
+pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Path) -> Result<TuneResult> {
     let options = autotune::Options {
-        again: arguments.again,
+        remeasure: arguments.again,
         kernel: Some(problem.kernel.to_string()),
         limit: Duration::from_secs_f64(arguments.limit),
         log: Some(log.to_path_buf()),
@@ -259,38 +259,40 @@ pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Pat
     });
     outcome?;
     if let Some(report) = reports.into_iter().next() {
-        let tried = |candidate: autotune::Candidate| {
+        let result = |candidate: autotune::Candidate| {
             let config = candidate.config.to_string();
             match candidate.outcome {
                 Outcome::Timed { median_ms, runs } => {
-                    Tried { config, median_ms: Some(median_ms), runs: Some(runs), dropped: None }
+                    CandidateResult { config, median_ms: Some(median_ms), runs: Some(runs), dropped: None }
                 }
-                Outcome::Dropped(why) => Tried { config, dropped: Some(why), ..Tried::default() },
-                Outcome::Unfinished => {
-                    Tried { config, dropped: Some("the time budget ran out".to_string()), ..Tried::default() }
-                }
+                Outcome::Dropped(why) => CandidateResult { config, dropped: Some(why), ..CandidateResult::default() },
+                Outcome::Unfinished => CandidateResult {
+                    config,
+                    dropped: Some("the time budget ran out".to_string()),
+                    ..CandidateResult::default()
+                },
             }
         };
         let (config, median_ms) = report.chosen;
-        return Ok(Answer {
+        return Ok(TuneResult {
             title: problem.title(),
             kernel: report.kernel.to_string(),
             key: report.key,
             config: config.to_string(),
             median_ms: Some(median_ms),
             seconds: report.seconds,
-            candidates: report.candidates.into_iter().map(tried).collect(),
+            candidates: report.candidates.into_iter().map(result).collect(),
         });
     }
-    let chosen = autotune::chosen().into_iter().find(|choice| choice.kernel == problem.kernel);
+    let chosen = autotune::current_choices().into_iter().find(|choice| choice.kernel == problem.kernel);
     let choice = chosen.ok_or_else(|| {
         CliError::Failure(format!("internal error: `{}` chose no configuration; please report", problem.kernel))
     })?;
     let (kernel, key, config) = (choice.kernel.to_string(), choice.key.clone(), choice.config.to_string());
-    Ok(Answer { title: problem.title(), kernel, key, config, ..Answer::default() })
+    Ok(TuneResult { title: problem.title(), kernel, key, config, ..TuneResult::default() })
 }
 
-impl Answer {
+impl TuneResult {
     /// Serializes the result as a worker prints it.
     pub fn line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
@@ -300,11 +302,11 @@ impl Answer {
     ///
     /// # Errors
     /// The line is not the JSON of a result.
-    pub fn parse(problem: &Problem, line: &str) -> Result<Answer> {
-        let answer: Answer = serde_json::from_str(line).map_err(|error| {
+    pub fn parse(problem: &Problem, line: &str) -> Result<TuneResult> {
+        let answer: TuneResult = serde_json::from_str(line).map_err(|error| {
             CliError::Failure(format!("internal error: a worker answered `{line}`: {error}; please report"))
         })?;
-        Ok(Answer { title: problem.title(), ..answer })
+        Ok(TuneResult { title: problem.title(), ..answer })
     }
 }
 

@@ -32,7 +32,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Every type, in the order of its code on the wire.
+    /// Every type, in the order of its code on the comm_dtype.
     pub const ALL: [Dtype; 9] =
         [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16, Dtype::I32, Dtype::I64, Dtype::U8, Dtype::U32, Dtype::U64];
 
@@ -92,7 +92,7 @@ pub enum Op {
     /// Nobody goes on before all are here.
     Barrier,
     /// Of two ranks: each one's buffer, which stays as it is, goes to the place that the other one has for it
-    /// (`Communicator::set_inbox`); or it may be read in place, where nobody goes on before both are here.
+    /// (`Communicator::set_peer_buffer`); or it may be read in place, where nobody goes on before both are here.
     Exchange,
 }
 
@@ -104,7 +104,7 @@ pub struct Call {
     /// Elements of the whole buffer.
     pub count: usize,
     /// What floats are rounded to on their way; the sums are f32 all the same.
-    pub wire: Option<Dtype>,
+    pub comm_dtype: Option<Dtype>,
 }
 
 impl fmt::Display for Call {
@@ -123,8 +123,8 @@ impl fmt::Display for Call {
             Op::Broadcast { root } => write!(f, "broadcast(from rank {root})")?,
         }
         write!(f, " of {} {}", self.count, self.dtype.name())?;
-        match self.wire {
-            Some(wire) => write!(f, " sent as {}", wire.name()),
+        match self.comm_dtype {
+            Some(comm_dtype) => write!(f, " sent as {}", comm_dtype.name()),
             None => Ok(()),
         }
     }
@@ -148,11 +148,11 @@ pub(super) fn encode(seq: u64, call: &Call) -> [u8; HEADER_BYTES] {
         Op::Barrier => (4, 0),
         Op::Exchange => (5, 0),
     };
-    let wire = call.wire.map_or(0, |wire| wire as u32 + 1);
+    let comm_dtype = call.comm_dtype.map_or(0, |comm_dtype| comm_dtype as u32 + 1);
     let mut bytes = [0; HEADER_BYTES];
     bytes[0..8].copy_from_slice(&seq.to_le_bytes());
     bytes[8..16].copy_from_slice(&(call.count as u64).to_le_bytes());
-    for (slot, word) in bytes[16..].chunks_exact_mut(4).zip([op, detail, call.dtype as u32, wire]) {
+    for (slot, word) in bytes[16..].chunks_exact_mut(4).zip([op, detail, call.dtype as u32, comm_dtype]) {
         slot.copy_from_slice(&word.to_le_bytes());
     }
     bytes
@@ -177,11 +177,11 @@ pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<(u64, Call)> {
         5 => Op::Exchange,
         _ => return None,
     };
-    let wire = match word(28) {
+    let comm_dtype = match word(28) {
         0 => None,
         code => Some(*Dtype::ALL.get(code as usize - 1)?),
     };
-    Some((long(0), Call { op, dtype: *Dtype::ALL.get(word(24) as usize)?, count: long(8) as usize, wire }))
+    Some((long(0), Call { op, dtype: *Dtype::ALL.get(word(24) as usize)?, count: long(8) as usize, comm_dtype }))
 }
 
 #[cfg(test)]
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_survive_the_wire() {
+    fn headers_round_trip() {
         let ops = [
             Op::AllReduce(Reduce::Avg),
             Op::ReduceScatter(Reduce::Max),
@@ -200,8 +200,8 @@ mod tests {
         ];
         for op in ops {
             for dtype in Dtype::ALL {
-                for wire in [None, Some(Dtype::Bf16)] {
-                    let call = Call { op, dtype, count: 5_000_000_000, wire };
+                for comm_dtype in [None, Some(Dtype::Bf16)] {
+                    let call = Call { op, dtype, count: 5_000_000_000, comm_dtype };
                     assert_eq!(decode(&encode(42, &call)), Some((42, call)));
                 }
             }
@@ -210,8 +210,8 @@ mod tests {
     }
 
     #[test]
-    fn calls_read_well() {
-        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: 3, wire: Some(Dtype::Bf16) };
+    fn calls_are_displayed() {
+        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: 3, comm_dtype: Some(Dtype::Bf16) };
         assert_eq!(call.to_string(), "all_reduce(sum) of 3 f32 sent as bf16");
     }
 }

@@ -34,11 +34,11 @@ pub enum CommError {
     Setup(String),
     /// What carries the bytes failed.
     #[error("{call} failed on rank {rank}: {message}")]
-    Carrier { rank: usize, call: String, message: String },
+    Backend { rank: usize, call: String, message: String },
 }
 
 /// The ranks for which a line of [`CommError::TimedOut`] says that somebody waited.
-pub fn awaited(line: &str) -> Vec<usize> {
+pub fn awaited_ranks(line: &str) -> Vec<usize> {
     let waited = line.rsplit_once(" waited ").map(|(_, rest)| rest);
     let names = waited.and_then(|rest| rest.split_once(" s for rank")).and_then(|(_, rest)| rest.split_once(" at "));
     // How many more there are is the number of none.
@@ -49,7 +49,7 @@ pub fn awaited(line: &str) -> Vec<usize> {
 }
 
 /// The rank of which a line of [`CommError::Lost`] or [`CommError::Aborted`] says that it was to blame.
-pub fn blamed(line: &str) -> Option<usize> {
+pub fn failed_peer(line: &str) -> Option<usize> {
     let (_, rest) = line.split_once("rank ")?;
     let (number, what) = rest.split_once(' ')?;
     let number = number.parse().ok()?;
@@ -65,13 +65,13 @@ fn list(calls: &[String]) -> String {
 }
 
 /// The most ranks that a message names.
-const MOST_NAMED: usize = 16;
+const MAX_NAMED_RANKS: usize = 16;
 
-/// `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`; of more than [`MOST_NAMED`], how many more there are.
+/// `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`; of more than [`MAX_NAMED_RANKS`], how many more there are.
 pub fn ranks(ranks: &[usize]) -> String {
-    let mut words: Vec<String> = ranks.iter().take(MOST_NAMED).map(usize::to_string).collect();
-    if ranks.len() > MOST_NAMED {
-        words.push(format!("{} more", ranks.len() - MOST_NAMED));
+    let mut words: Vec<String> = ranks.iter().take(MAX_NAMED_RANKS).map(usize::to_string).collect();
+    if ranks.len() > MAX_NAMED_RANKS {
+        words.push(format!("{} more", ranks.len() - MAX_NAMED_RANKS));
     }
     match words.split_last() {
         None => "no rank".to_string(),
@@ -90,19 +90,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_who_is_to_blame() {
+    fn messages_name_the_failed_rank() {
         let call = || "barrier".to_string();
         let lost = CommError::Lost { rank: 1, peer: 12, call: call(), why: "its connection is closed".into() };
         let aborted = CommError::Aborted { rank: 1, by: 3, call: call(), reason: "the disk is full".into() };
         let line = |error: CommError| error.to_string().lines().next().unwrap_or_default().to_string();
-        assert_eq!(blamed(&line(lost.clone())), Some(12));
-        assert_eq!(blamed(&format!("error: {}", line(aborted))), Some(3));
+        assert_eq!(failed_peer(&line(lost.clone())), Some(12));
+        assert_eq!(failed_peer(&format!("error: {}", line(aborted))), Some(3));
         let late = CommError::TimedOut { rank: 1, call: call(), missing: vec![2], after: Duration::from_secs(1) };
-        assert_eq!([blamed(&line(late.clone())), blamed("the disk is full"), blamed("rank x has ended")], [None; 3]);
-        assert_eq!(awaited(&format!("error: rank 0 gave up: {}", line(late))), [2]);
+        assert_eq!(
+            [failed_peer(&line(late.clone())), failed_peer("the disk is full"), failed_peer("rank x has ended")],
+            [None; 3]
+        );
+        assert_eq!(awaited_ranks(&format!("error: rank 0 gave up: {}", line(late))), [2]);
         let several =
             CommError::TimedOut { rank: 1, call: call(), missing: vec![2, 10, 3], after: Duration::from_millis(1500) };
-        assert_eq!(awaited(&line(several)), [2, 10, 3]);
+        assert_eq!(awaited_ranks(&line(several)), [2, 10, 3]);
         let many = CommError::TimedOut {
             rank: 1,
             call: call(),
@@ -110,7 +113,7 @@ mod tests {
             after: Duration::from_secs(1),
         };
         assert!(many.to_string().len() < 300 && many.to_string().contains("17 and 1048558 more at"), "{many}");
-        assert_eq!(awaited(&line(many)), (2..18).collect::<Vec<_>>());
-        assert!(awaited("rank 1 waited for rank 2").is_empty() && awaited(&line(lost)).is_empty());
+        assert_eq!(awaited_ranks(&line(many)), (2..18).collect::<Vec<_>>());
+        assert!(awaited_ranks("rank 1 waited for rank 2").is_empty() && awaited_ranks(&line(lost)).is_empty());
     }
 }

@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::carrier::Fence;
+use super::backend::CompletionEvent;
 use super::error::{CommError, Result};
 
 pub(super) const PANICKED: &str = "internal compiler error: the thread of a communicator panicked, please report";
@@ -11,7 +11,7 @@ pub(super) const PANICKED: &str = "internal compiler error: the thread of a comm
 /// The span in which a rank waits for others.
 pub const WAIT: &str = "waiting for ranks";
 
-type Outcome = Result<Option<Arc<dyn Fence>>>;
+type Outcome = Result<Option<Arc<dyn CompletionEvent>>>;
 
 /// Where the communicator's thread leaves the outcome.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl Handle {
         Handle(completion)
     }
 
-    fn settled(&self) -> MutexGuard<'_, Option<Outcome>> {
+    fn wait_outcome(&self) -> MutexGuard<'_, Option<Outcome>> {
         let done = self.0.changed.wait_while(self.0.lock(), |outcome| outcome.is_none());
         done.unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,8 +70,8 @@ impl Handle {
     /// What became of the collective.
     pub fn wait(&self) -> Result<()> {
         let _span = tilewright::trace::span(WAIT);
-        match &*self.settled() {
-            Some(Ok(Some(fence))) => fence.join(),
+        match &*self.wait_outcome() {
+            Some(Ok(Some(event))) => event.join(),
             Some(Err(error)) => Err(error.clone()),
             Some(Ok(None)) | None => Ok(()),
         }
@@ -83,8 +83,8 @@ impl Handle {
     /// As [`Handle::wait`].
     pub fn synchronize(&self) -> Result<()> {
         self.wait()?;
-        match &*self.settled() {
-            Some(Ok(Some(fence))) => fence.synchronize(),
+        match &*self.wait_outcome() {
+            Some(Ok(Some(event))) => event.synchronize(),
             _ => Ok(()),
         }
     }
@@ -97,7 +97,7 @@ impl Handle {
     /// Seconds on the GPU, with NCCL, once it has run.
     pub fn device_seconds(&self) -> Option<f64> {
         match &*self.0.lock() {
-            Some(Ok(Some(fence))) => fence.seconds(),
+            Some(Ok(Some(event))) => event.seconds(),
             _ => None,
         }
     }
@@ -112,8 +112,8 @@ pub fn wait_all<'h>(handles: impl IntoIterator<Item = &'h Handle>) -> Result<()>
     let mut outcome = Ok(());
     let mut last = None;
     for handle in handles {
-        match &*handle.settled() {
-            Some(Ok(Some(fence))) => last = Some(fence.clone()),
+        match &*handle.wait_outcome() {
+            Some(Ok(Some(event))) => last = Some(event.clone()),
             Some(Err(error)) => outcome = outcome.and_then(|()| Err(error.clone())),
             Some(Ok(None)) | None => {}
         }
@@ -153,7 +153,7 @@ impl<T> Pending<T> {
 
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
-        drop(self.handle.settled());
+        drop(self.handle.wait_outcome());
         // SAFETY: dropped here only, and the collective is done with it.
         unsafe { ManuallyDrop::drop(&mut self.data) };
     }

@@ -8,17 +8,17 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::backend::{Backend, CompletionEvent, Deadline, Memory, Ready, check_same_calls};
 use super::call::{Call, Dtype, HEADER_BYTES, Op, Reduce, decode, encode};
-use super::carrier::{Carrier, Deadline, Fence, Memory, Ready, compare};
 use super::error::{CommError, Result};
-use super::sum::{Accumulator, SEGMENT, chunk};
+use super::host_reduce::{Accumulator, SEGMENT, chunk};
 
 /// Why a link failed. The rank's own number and the operation are added above.
 pub(crate) enum LinkError {
-    /// These ranks did not come in time. They may be waiting themselves: [`Links::call_roll`] finds out.
-    Late(Vec<usize>),
-    /// As `Late`, where this rank's time is not up, but another one's is.
-    Called(Vec<usize>),
+    /// These ranks did not come in time. They may be waiting themselves: [`Links::roll_call`] finds out.
+    TimedOut(Vec<usize>),
+    /// As `TimedOut`, where this rank's time is not up, but another one's is.
+    PeerTimedOut(Vec<usize>),
     /// A rank has ended.
     Gone(usize, String),
     /// A rank gave up and said why.
@@ -33,7 +33,11 @@ pub(crate) trait Links {
     fn world(&self) -> usize;
 
     /// Gives `mine` to every other rank, and returns theirs, by rank (`mine` at this rank's place).
-    fn agree(&mut self, mine: &[u8; HEADER_BYTES], deadline: Deadline) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError>;
+    fn exchange_headers(
+        &mut self,
+        mine: &[u8; HEADER_BYTES],
+        deadline: Deadline,
+    ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError>;
 
     /// Sends and receives at the same time; either may be `None`. Both sides know the lengths.
     fn exchange(
@@ -43,17 +47,17 @@ pub(crate) trait Links {
         deadline: Deadline,
     ) -> Result<(), LinkError>;
 
-    /// Who is behind it, where `late` did not come in time (`Late`, of ranks that do not wait themselves), or what a rank says whose time
-    /// was up before (`Aborted`), if it is not this one's that `is_up`.
-    fn call_roll(&mut self, late: Vec<usize>, _is_up: bool) -> LinkError {
-        LinkError::Late(late)
+    /// Who is behind it, where `late` did not come in time (`TimedOut`, of ranks that do not wait themselves), or what a rank says whose time
+    /// was up before (`Aborted`), if it is not this one's that `own_timeout`.
+    fn roll_call(&mut self, late: Vec<usize>, _own_timeout: bool) -> LinkError {
+        LinkError::TimedOut(late)
     }
 
     /// Tells every rank that can be told, without waiting long.
-    fn give_up(&mut self, reason: &str);
+    fn abort(&mut self, reason: &str);
 }
 
-/// A carrier made of links.
+/// A backend made of links.
 pub(crate) struct OverLinks<L> {
     links: L,
     accumulator: Accumulator,
@@ -75,39 +79,39 @@ impl<L: Links> OverLinks<L> {
     }
 
     /// Whether all ranks call the same.
-    pub fn agree(&mut self, seq: u64, call: &Call, deadline: Deadline) -> Result<()> {
-        let headers = self.links.agree(&encode(seq, call), deadline);
+    pub fn check_agreement(&mut self, seq: u64, call: &Call, deadline: Deadline) -> Result<()> {
+        let headers = self.links.exchange_headers(&encode(seq, call), deadline);
         let headers = headers.map_err(|error| self.explain(call, deadline, error))?;
-        let unreadable = |rank: usize| CommError::Carrier {
+        let unreadable = |rank: usize| CommError::Backend {
             rank: self.links.rank(),
             call: call.to_string(),
             message: format!("what rank {rank} sent makes no sense: it runs another program, or another version"),
         };
         let calls = headers.iter().enumerate().map(|(rank, bytes)| decode(bytes).ok_or_else(|| unreadable(rank)));
-        compare(&calls.collect::<Result<Vec<_>>>()?)
+        check_same_calls(&calls.collect::<Result<Vec<_>>>()?)
     }
 
     /// The error of a link, with what this rank was doing.
     pub fn explain(&mut self, call: &Call, deadline: Deadline, error: LinkError) -> CommError {
         let (rank, call) = (self.links.rank(), call.to_string());
         let error = match error {
-            LinkError::Late(late) => self.links.call_roll(late, true),
-            LinkError::Called(late) => self.links.call_roll(late, false),
+            LinkError::TimedOut(late) => self.links.roll_call(late, true),
+            LinkError::PeerTimedOut(late) => self.links.roll_call(late, false),
             other => other,
         };
         match error {
-            LinkError::Late(missing) | LinkError::Called(missing) => {
-                CommError::TimedOut { rank, call, missing, after: deadline.patience }
+            LinkError::TimedOut(missing) | LinkError::PeerTimedOut(missing) => {
+                CommError::TimedOut { rank, call, missing, after: deadline.timeout }
             }
             LinkError::Gone(peer, why) => CommError::Lost { rank, peer, call, why },
             LinkError::Aborted(by, reason) => CommError::Aborted { rank, by, call, reason },
-            LinkError::Other(message) => CommError::Carrier { rank, call, message },
+            LinkError::Other(message) => CommError::Backend { rank, call, message },
         }
     }
 
     /// The data's part of a call that all agree on, in host memory.
     pub fn carry(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
-        if self.links.world() == 1 && call.wire.is_none() {
+        if self.links.world() == 1 && call.comm_dtype.is_none() {
             return Ok(());
         }
         match call.op {
@@ -115,8 +119,8 @@ impl<L: Links> OverLinks<L> {
             Op::Barrier | Op::Exchange => Ok(()),
             Op::AllReduce(reduce) => {
                 self.reduce_scatter(call, reduce, data, deadline)?;
-                match call.wire {
-                    Some(wire) => self.gather_rounded(call, wire, data, deadline),
+                match call.comm_dtype {
+                    Some(comm_dtype) => self.gather_rounded(call, comm_dtype, data, deadline),
                     None => self.gather(call, data, deadline),
                 }
             }
@@ -135,7 +139,7 @@ impl<L: Links> OverLinks<L> {
         deadline: Deadline,
     ) -> Result<(), LinkError> {
         let (rank, world, size) = (self.links.rank(), self.links.world(), call.dtype.size());
-        let wire = call.wire.unwrap_or(call.dtype);
+        let comm_dtype = call.comm_dtype.unwrap_or(call.dtype);
         let segment = |of: usize, step: usize| {
             let chunk = chunk(call.count, world, of);
             let start = (chunk.start + step * SEGMENT).min(chunk.end);
@@ -148,26 +152,26 @@ impl<L: Links> OverLinks<L> {
             for distance in 1..world {
                 let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
                 let send = &data[bytes(&segment(to, step))];
-                let send = match call.wire {
-                    Some(wire) => round(wire, bytemuck::cast_slice(send), &mut self.rounded),
+                let send = match call.comm_dtype {
+                    Some(comm_dtype) => round(comm_dtype, bytemuck::cast_slice(send), &mut self.rounded),
                     None => send,
                 };
-                let room = room(&mut self.received[from], mine.len() * wire.size());
+                let room = room(&mut self.received[from], mine.len() * comm_dtype.size());
                 self.links.exchange(Some((to, send)), Some((from, room)), deadline)?;
             }
-            if let Some(wire) = call.wire {
+            if let Some(comm_dtype) = call.comm_dtype {
                 let own = bytemuck::cast_slice(&data[bytes(&mine)]);
-                round(wire, own, &mut self.received[rank]);
+                round(comm_dtype, own, &mut self.received[rank]);
             }
             let own = &data[bytes(&mine)];
-            let (received, wired) = (&self.received, call.wire.is_some());
+            let (received, wired) = (&self.received, call.comm_dtype.is_some());
             let part = |r: usize| match r == rank && !wired {
                 true => own,
-                false => &bytemuck::cast_slice(&received[r])[..mine.len() * wire.size()],
+                false => &bytemuck::cast_slice(&received[r])[..mine.len() * comm_dtype.size()],
             };
-            let result = self.accumulator.reduce(wire, reduce, None, world, part);
-            match call.wire {
-                Some(wire) => widen(wire, result, bytemuck::cast_slice_mut(&mut data[bytes(&mine)])),
+            let result = self.accumulator.reduce(comm_dtype, reduce, None, world, part);
+            match call.comm_dtype {
+                Some(comm_dtype) => widen(comm_dtype, result, bytemuck::cast_slice_mut(&mut data[bytes(&mine)])),
                 None => data[bytes(&mine)].copy_from_slice(result),
             }
         }
@@ -189,11 +193,11 @@ impl<L: Links> OverLinks<L> {
         Ok(())
     }
 
-    /// [`OverLinks::gather`] of f32 that are values of `wire` already, or (on one rank alone) become so.
+    /// [`OverLinks::gather`] of f32 that are values of `comm_dtype` already, or (on one rank alone) become so.
     fn gather_rounded(
         &mut self,
         call: &Call,
-        wire: Dtype,
+        comm_dtype: Dtype,
         data: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), LinkError> {
@@ -205,12 +209,12 @@ impl<L: Links> OverLinks<L> {
                 let start = (chunk.start + step * SEGMENT).min(chunk.end);
                 start..chunk.end.min(start + SEGMENT)
             };
-            let send = round(wire, &data[segment(rank)], &mut self.rounded);
+            let send = round(comm_dtype, &data[segment(rank)], &mut self.rounded);
             for distance in 1..world {
                 let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
-                let receive = room(&mut self.received[from], segment(from).len() * wire.size());
+                let receive = room(&mut self.received[from], segment(from).len() * comm_dtype.size());
                 self.links.exchange(Some((to, send)), Some((from, &mut *receive)), deadline)?;
-                widen(wire, receive, &mut data[segment(from)]);
+                widen(comm_dtype, receive, &mut data[segment(from)]);
             }
         }
         Ok(())
@@ -230,7 +234,7 @@ impl<L: Links> OverLinks<L> {
     }
 }
 
-impl<L: Links> Carrier for OverLinks<L> {
+impl<L: Links> Backend for OverLinks<L> {
     fn run(
         &mut self,
         seq: u64,
@@ -238,18 +242,18 @@ impl<L: Links> Carrier for OverLinks<L> {
         memory: &mut Memory,
         _ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Arc<dyn Fence>>> {
-        self.agree(seq, call, deadline)?;
+    ) -> Result<Option<Arc<dyn CompletionEvent>>> {
+        self.check_agreement(seq, call, deadline)?;
         // SAFETY: links are used for host memory only, which is ours until the call is done.
         let data = unsafe { memory.host() };
         // All ranks are here. From now on their time is up together, however long each has waited before.
-        let deadline = Deadline::after(deadline.patience);
+        let deadline = Deadline::after(deadline.timeout);
         self.carry(call, data, deadline).map_err(|error| self.explain(call, deadline, error))?;
         Ok(None)
     }
 
-    fn give_up(&mut self, error: &CommError) {
-        self.links.give_up(&error.to_string());
+    fn abort(&mut self, error: &CommError) {
+        self.links.abort(&error.to_string());
     }
 }
 
@@ -271,9 +275,9 @@ fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usi
 }
 
 /// `values` as bf16 or f16.
-fn round<'a>(wire: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8] {
+fn round<'a>(comm_dtype: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8] {
     let bytes = room(scratch, values.len() * 2);
-    match wire {
+    match comm_dtype {
         Dtype::F16 => bytemuck::cast_slice_mut(bytes).iter_mut().zip(values).for_each(|(r, &v)| *r = f16::from_f32(v)),
         _ => bytemuck::cast_slice_mut(bytes).iter_mut().zip(values).for_each(|(r, &v)| *r = bf16::from_f32(v)),
     }
@@ -281,8 +285,8 @@ fn round<'a>(wire: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8]
 }
 
 /// bf16 or f16 as f32.
-fn widen(wire: Dtype, rounded: &[u8], values: &mut [f32]) {
-    match wire {
+fn widen(comm_dtype: Dtype, rounded: &[u8], values: &mut [f32]) {
+    match comm_dtype {
         Dtype::F16 => {
             values.iter_mut().zip(bytemuck::cast_slice(rounded)).for_each(|(v, r): (_, &f16)| *v = r.to_f32())
         }

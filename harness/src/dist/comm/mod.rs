@@ -21,22 +21,22 @@
 //!   without end either, and none is said to be done while its memory may still be used.
 //! - After an error a communicator only returns that error.
 //!
-//! In reading order: [`call`] (what is called), [`carrier`] (what a back end owes), this page (queue and handles), [`sum`],
+//! In reading order: [`call`] (what is called), [`backend`] (what a back end owes), this page (queue and handles), [`host_reduce`],
 //! then the back ends: [`threads`]; [`links`] for those that have messages between two ranks, which are [`tcp`] and `mpi`; [`copies`] is what
 //! GPUs queue where copy engines carry collectives in the place of NCCL's kernels.
 
+pub(crate) mod backend;
 pub mod call;
-pub(crate) mod carrier;
 pub mod copies;
 pub mod error;
 pub mod handle;
+mod host_reduce;
 pub(crate) mod links;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]
 pub mod nccl;
-mod roll;
-mod sum;
+mod roll_call;
 pub mod tcp;
 pub mod threads;
 
@@ -50,12 +50,12 @@ pub use call::{Call, Dtype, Element, Op, Reduce};
 pub use error::{CommError, Result};
 pub use handle::{Handle, Pending};
 
-pub(crate) use carrier::Inbox;
-pub use carrier::Lap;
-use carrier::{Carrier, Compute, Deadline, Fence, Memory, Ready};
+pub use backend::EventTimer;
+pub(crate) use backend::PeerBuffer;
+use backend::{Backend, CompletionEvent, Compute, Deadline, Memory, Ready};
 use handle::Completion;
 
-use super::watchdog::{LAST_RESORT, guard};
+use super::watchdog::{WATCHDOG_MARGIN, guard};
 
 /// How patient ranks are with each other.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,7 @@ pub struct Record {
     pub started: Instant,
     /// When it was done; with NCCL, when it was queued on its stream.
     pub ended: Instant,
-    fence: Option<Arc<dyn Fence>>,
+    event: Option<Arc<dyn CompletionEvent>>,
 }
 
 impl Record {
@@ -100,8 +100,8 @@ impl Record {
     /// Seconds that it took: on the device with NCCL, where this waits for it, else from its turn to its end.
     pub fn seconds(&self) -> f64 {
         let host = (self.ended - self.started).as_secs_f64();
-        let Some(fence) = &self.fence else { return host };
-        fence.synchronize().ok().and_then(|()| fence.seconds()).unwrap_or(host)
+        let Some(event) = &self.event else { return host };
+        event.synchronize().ok().and_then(|()| event.seconds()).unwrap_or(host)
     }
 }
 
@@ -116,8 +116,8 @@ pub struct Communicator {
     failed: Arc<OnceLock<CommError>>,
     /// Whether there are inboxes.
     exchanges: Arc<AtomicU64>,
-    /// Lives as long as somebody uses the inbox.
-    inbox_use: Mutex<Weak<()>>,
+    /// Lives as long as somebody uses the peer_buffer.
+    peer_buffer_holder: Mutex<Weak<()>>,
     /// The stream that computes, for back ends on a GPU.
     compute: Option<Box<dyn Compute>>,
     /// Carries collectives of host memory, where this one is for a GPU's.
@@ -125,22 +125,22 @@ pub struct Communicator {
 }
 
 /// What is to be from now on of collectives that run beside computing.
-enum Beside {
-    Limit(u32),
-    Copies(bool),
+enum OverlapSetting {
+    MaxCtas(u32),
+    CopyEngines(bool),
     /// And where the other rank's is read from; 0 without exchanges.
-    Inbox(Option<Inbox>, Arc<AtomicU64>),
+    PeerBuffer(Option<PeerBuffer>, Arc<AtomicU64>),
 }
 
 enum Job {
-    Run { call: Call, memory: Memory, beside: bool, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
-    Prepare { beside: Beside, done: Arc<Completion> },
-    GiveUp(CommError),
+    Run { call: Call, memory: Memory, overlapped: bool, ready: Option<Ready>, called: Instant, done: Arc<Completion> },
+    Configure { setting: OverlapSetting, done: Arc<Completion> },
+    Abort(CommError),
 }
 
 impl Communicator {
-    /// A communicator whose carrier is made on the thread that will use it.
-    pub(crate) fn with_carrier<C: Carrier + 'static>(
+    /// A communicator whose backend is made on the thread that will use it.
+    pub(crate) fn with_backend<C: Backend + 'static>(
         rank: usize,
         world: usize,
         name: &'static str,
@@ -149,33 +149,33 @@ impl Communicator {
         make: impl FnOnce() -> Result<C> + Send + 'static,
     ) -> Result<Communicator> {
         let (queue, jobs) = channel();
-        let (made, whether) = channel();
+        let (started, has_started) = channel();
         let trace = Arc::new(Mutex::new(None));
         let failed = Arc::new(OnceLock::new());
         // MPI says who we are when it has started.
         let who: Arc<str> = if world > 1 { format!("rank {rank}").into() } else { "this rank".into() };
         let (trace_too, failed_too) = (trace.clone(), failed.clone());
-        let progress = Progress {
+        let worker = Worker {
             who: who.clone(),
             options,
-            last_resort: LAST_RESORT,
+            watchdog_margin: WATCHDOG_MARGIN,
             trace: trace_too,
             failed: failed_too,
             seq: 0,
         };
-        let begins = guard(options.start_timeout + LAST_RESORT, move || format!("{who}: the start of {name}"));
+        let begins = guard(options.start_timeout + WATCHDOG_MARGIN, move || format!("{who}: the start of {name}"));
         let body = move || match make() {
-            Ok(carrier) => {
+            Ok(backend) => {
                 drop(begins);
-                let _ = made.send(Ok(()));
-                progress.serve(carrier, &jobs);
+                let _ = started.send(Ok(()));
+                worker.run_jobs(backend, &jobs);
             }
-            Err(error) => drop(made.send(Err(error))),
+            Err(error) => drop(started.send(Err(error))),
         };
         let thread = std::thread::Builder::new().name(format!("comm {rank}")).spawn(body);
         let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
         let gone = |_| CommError::Setup(handle::PANICKED.into());
-        whether.recv().map_err(gone)??;
+        has_started.recv().map_err(gone)??;
         Ok(Communicator {
             rank,
             world,
@@ -185,7 +185,7 @@ impl Communicator {
             trace,
             failed,
             exchanges: Arc::default(),
-            inbox_use: Mutex::default(),
+            peer_buffer_holder: Mutex::default(),
             compute,
             host: None,
         })
@@ -195,14 +195,14 @@ impl Communicator {
     ///
     /// # Errors
     /// The system has no more threads.
-    pub fn alone() -> Result<Communicator> {
+    pub fn single() -> Result<Communicator> {
         let mut all = threads::threads(1, Options::default())?;
         all.pop().ok_or_else(|| CommError::Setup("a world needs a rank".into()))
     }
 
-    /// The same with its number, where that is known only after the carrier was made.
+    /// The same with its number, where that is known only after the backend was made.
     #[cfg(feature = "mpi")]
-    fn renamed(mut self, rank: usize, world: usize) -> Communicator {
+    fn with_rank(mut self, rank: usize, world: usize) -> Communicator {
         (self.rank, self.world) = (rank, world);
         self
     }
@@ -230,7 +230,7 @@ impl Communicator {
     }
 
     /// The back end: `threads`, `tcp`, `mpi` or `nccl`.
-    pub fn back_end(&self) -> &'static str {
+    pub fn backend(&self) -> &'static str {
         self.name
     }
 
@@ -242,12 +242,12 @@ impl Communicator {
         self.run(Op::AllReduce(reduce), data, None)
     }
 
-    /// [`Communicator::all_reduce`] of f32 that travel as `wire` (bf16 or f16): half the bytes. The sums are f32.
+    /// [`Communicator::all_reduce`] of f32 that travel as `comm_dtype` (bf16 or f16): half the bytes. The sums are f32.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
-    pub fn all_reduce_as(&self, data: &mut [f32], reduce: Reduce, wire: Dtype) -> Result<()> {
-        self.run(Op::AllReduce(reduce), data, Some(wire))
+    pub fn all_reduce_as(&self, data: &mut [f32], reduce: Reduce, comm_dtype: Dtype) -> Result<()> {
+        self.run(Op::AllReduce(reduce), data, Some(comm_dtype))
     }
 
     /// [`Op::ReduceScatter`]: `data` is `world` equal chunks, chunk `rank` becomes the reduction of all ranks' chunks of that place.
@@ -316,14 +316,14 @@ impl Communicator {
     }
 
     fn start_owned<T: Element>(&self, op: Op, mut data: Vec<T>) -> Result<Pending<T>> {
-        let call = Call { op, dtype: T::DTYPE, count: data.len(), wire: None };
+        let call = Call { op, dtype: T::DTYPE, count: data.len(), comm_dtype: None };
         // SAFETY: the vector's memory stays where it is, in a `Pending` that waits before it frees it.
         let handle = unsafe { self.host().start(call, data.as_mut_ptr().cast())? };
         Ok(Pending::new(data, handle))
     }
 
-    fn run<T: Element>(&self, op: Op, data: &mut [T], wire: Option<Dtype>) -> Result<()> {
-        let call = Call { op, dtype: T::DTYPE, count: data.len(), wire };
+    fn run<T: Element>(&self, op: Op, data: &mut [T], comm_dtype: Option<Dtype>) -> Result<()> {
+        let call = Call { op, dtype: T::DTYPE, count: data.len(), comm_dtype };
         // SAFETY: `data` is borrowed until this function returns, which is when the collective is done.
         let handle = unsafe { self.host().start(call, data.as_mut_ptr().cast())? };
         handle.wait()
@@ -339,90 +339,90 @@ impl Communicator {
     /// them. `address` is aligned for the element type. A handle that is forgotten may never be known to be done.
     pub unsafe fn start(&self, call: Call, address: *mut u8) -> Result<Handle> {
         // SAFETY: the caller's promise.
-        unsafe { self.begin(call, address, false) }
+        unsafe { self.enqueue(call, address, false) }
     }
 
     /// As [`Communicator::start`], for what goes on while the GPU computes: on at most as many multiprocessors as
-    /// [`Communicator::limit_beside`] said.
+    /// [`Communicator::set_overlap_max_ctas`] said.
     ///
     /// # Errors
     /// As [`Communicator::start`].
     ///
     /// # Safety
     /// As [`Communicator::start`].
-    pub unsafe fn start_beside(&self, call: Call, address: *mut u8) -> Result<Handle> {
+    pub unsafe fn start_overlapped(&self, call: Call, address: *mut u8) -> Result<Handle> {
         // SAFETY: the caller's promise.
-        unsafe { self.begin(call, address, true) }
+        unsafe { self.enqueue(call, address, true) }
     }
 
-    /// From now on collectives of [`Communicator::start_beside`] take at most so many of a GPU's multiprocessors, 0 for as many as the
+    /// From now on collectives of [`Communicator::start_overlapped`] take at most so many of a GPU's multiprocessors, 0 for as many as the
     /// back end likes: fewer leave more to kernels that compute, and are slower. A collective, for all ranks to call with the
     /// same number. Other back ends than NCCL do nothing.
     ///
     /// # Errors
     /// [`CommError`].
-    pub fn limit_beside(&self, multiprocessors: u32) -> Result<()> {
-        self.prepare(Beside::Limit(multiprocessors))
+    pub fn set_overlap_max_ctas(&self, max_ctas: u32) -> Result<()> {
+        self.configure(OverlapSetting::MaxCtas(max_ctas))
     }
 
-    /// From now on copy engines carry collectives of [`Communicator::start_beside`], where they can (sums and averages of f32, bf16 and f16,
+    /// From now on copy engines carry collectives of [`Communicator::start_overlapped`], where they can (sums and averages of f32, bf16 and f16,
     /// all-gathers and exchanges), or no longer. They take no multiprocessors but for short sums; all GPUs are of one host. A collective, for all
     /// ranks to call with the same answer. Other back ends than NCCL do nothing.
     ///
     /// # Errors
     /// [`CommError`]: on all ranks, where the processes may not share memory of their GPUs.
-    pub fn copies_beside(&self, on: bool) -> Result<()> {
-        self.prepare(Beside::Copies(on))
+    pub fn set_overlap_copy_engines(&self, on: bool) -> Result<()> {
+        self.configure(OverlapSetting::CopyEngines(on))
     }
 
-    /// From now on `inbox` is where the other rank's part of an [`Op::Exchange`] goes, if there is one, or what that rank may read in place behind
+    /// From now on `peer_buffer` is where the other rank's part of an [`Op::Exchange`] goes, if there is one, or what that rank may read in place behind
     /// one. Gives where the other rank's is read from, if there are exchanges: of two ranks that are threads, or whose GPUs'
-    /// [copy engines](Communicator::copies_beside) carry what runs beside computing; in place, if these have NVLink between them. A collective,
-    /// for all ranks to call with as many bytes. An inbox is held until the next one or none is set, or the communicator ends; nothing may be
+    /// [copy engines](Communicator::set_overlap_copy_engines) carry what runs beside computing; in place, if these have NVLink between them. A collective,
+    /// for all ranks to call with as many bytes. An peer_buffer is held until the next one or none is set, or the communicator ends; nothing may be
     /// under way in it then.
     ///
     /// # Errors
-    /// As [`Communicator::copies_beside`].
-    pub(crate) fn set_inbox(&self, inbox: Option<Inbox>) -> Result<Option<u64>> {
-        self.prepare(Beside::Inbox(inbox, self.exchanges.clone()))?;
+    /// As [`Communicator::set_overlap_copy_engines`].
+    pub(crate) fn set_peer_buffer(&self, peer_buffer: Option<PeerBuffer>) -> Result<Option<u64>> {
+        self.configure(OverlapSetting::PeerBuffer(peer_buffer, self.exchanges.clone()))?;
         Ok(Some(self.exchanges.load(Ordering::Acquire)).filter(|&at| at != 0))
     }
 
-    /// Whether an inbox is set.
-    pub(crate) fn has_inbox(&self) -> bool {
+    /// Whether an peer_buffer is set.
+    pub(crate) fn has_peer_buffer(&self) -> bool {
         self.exchanges.load(Ordering::Acquire) != 0
     }
 
-    /// Whether what [`Communicator::use_inbox`] gave still lives.
-    pub(crate) fn inbox_is_used(&self) -> bool {
-        self.inbox_use.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
+    /// Whether what [`Communicator::hold_peer_buffer`] gave still lives.
+    pub(crate) fn peer_buffer_in_use(&self) -> bool {
+        self.peer_buffer_holder.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
     }
 
-    /// For who uses the inbox to hold.
-    pub(crate) fn use_inbox(&self) -> Arc<()> {
+    /// For who uses the peer_buffer to hold.
+    pub(crate) fn hold_peer_buffer(&self) -> Arc<()> {
         let used = Arc::default();
-        *self.inbox_use.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&used);
+        *self.peer_buffer_holder.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&used);
         used
     }
 
-    fn prepare(&self, beside: Beside) -> Result<()> {
+    fn configure(&self, setting: OverlapSetting) -> Result<()> {
         let done = Arc::new(Completion::default());
-        match self.send(Job::Prepare { beside, done: done.clone() }) {
+        match self.send(Job::Configure { setting, done: done.clone() }) {
             true => Handle::new(done).wait(),
             false => Err(CommError::Setup(handle::PANICKED.into())),
         }
     }
 
-    /// [`Communicator::start`] and [`Communicator::start_beside`].
-    unsafe fn begin(&self, call: Call, address: *mut u8, beside: bool) -> Result<Handle> {
+    /// [`Communicator::start`] and [`Communicator::start_overlapped`].
+    unsafe fn enqueue(&self, call: Call, address: *mut u8, overlapped: bool) -> Result<Handle> {
         self.check(&call)?;
         if let Some(error) = self.failed.get() {
             return Err(error.clone());
         }
-        let ready = self.compute.as_ref().map(|compute| compute.mark()).transpose()?;
+        let ready = self.compute.as_ref().map(|compute| compute.record()).transpose()?;
         let done = Arc::new(Completion::default());
         let memory = Memory { address, bytes: call.count * call.dtype.size() };
-        let job = Job::Run { call, memory, beside, ready, called: Instant::now(), done: done.clone() };
+        let job = Job::Run { call, memory, overlapped, ready, called: Instant::now(), done: done.clone() };
         match self.send(job) {
             true => Ok(Handle::new(done)),
             false => Err(CommError::Setup(handle::PANICKED.into())),
@@ -446,10 +446,10 @@ impl Communicator {
         if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && !call.count.is_multiple_of(self.world) {
             return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
         }
-        if call.op == Op::Exchange && !self.has_inbox() {
-            return misuse("nobody has set an inbox for it".into());
+        if call.op == Op::Exchange && !self.has_peer_buffer() {
+            return misuse("nobody has set an peer_buffer for it".into());
         }
-        match (call.op, call.wire) {
+        match (call.op, call.comm_dtype) {
             (Op::Broadcast { root }, _) if root >= self.world => {
                 misuse(format!("there is no rank {root}, only 0 to {}", self.world - 1))
             }
@@ -463,11 +463,11 @@ impl Communicator {
 
     /// Tells all ranks that this one cannot go on: their collectives fail with `reason` instead of waiting. For a rank that found an
     /// error outside of collectives; dropping the communicator while panicking does it too.
-    pub fn give_up(&self, reason: &str) {
+    pub fn abort(&self, reason: &str) {
         if let Some(host) = &self.host {
-            host.give_up(reason);
+            host.abort(reason);
         }
-        self.send(Job::GiveUp(CommError::Setup(reason.to_string())));
+        self.send(Job::Abort(CommError::Setup(reason.to_string())));
     }
 
     /// The first error, after which nothing works any more. On a GPU what a collective should have filled holds anything from then on,
@@ -480,8 +480,8 @@ impl Communicator {
     ///
     /// # Errors
     /// The GPU's.
-    pub fn lap(&self) -> Result<Option<Box<dyn Lap>>> {
-        self.compute.as_ref().map(|compute| compute.lap()).transpose()
+    pub fn start_timer(&self) -> Result<Option<Box<dyn EventTimer>>> {
+        self.compute.as_ref().map(|compute| compute.start_timer()).transpose()
     }
 
     /// Whether collectives are queued on a GPU's stream: there they are done one after the other, and the host need not wait for that.
@@ -512,7 +512,7 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.send(Job::GiveUp(CommError::Setup("it panicked".into())));
+            self.send(Job::Abort(CommError::Setup("it panicked".into())));
         }
         self.queue = None;
         if let Some(thread) = self.thread.take() {
@@ -523,28 +523,28 @@ impl Drop for Communicator {
 }
 
 /// How often a communicator looks after what is under way while nothing is called.
-const WATCH: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a back end may take to give up: kernels of a GPU end behind what it still computes.
-const GIVING_UP: Duration = Duration::from_secs(90);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// What the communicator's thread keeps.
-struct Progress {
+struct Worker {
     /// This rank, for messages.
     who: Arc<str>,
     options: Options,
     /// How long a call may go on after it should have given up.
-    last_resort: Duration,
+    watchdog_margin: Duration,
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
     seq: u64,
 }
 
-impl Progress {
+impl Worker {
     /// Carries jobs until the communicator is dropped. Every job ends, if not well then with the first error.
-    fn serve(mut self, mut carrier: impl Carrier, jobs: &Receiver<Job>) {
+    fn run_jobs(mut self, mut backend: impl Backend, jobs: &Receiver<Job>) {
         loop {
-            let job = match jobs.recv_timeout(WATCH) {
+            let job = match jobs.recv_timeout(CHECK_INTERVAL) {
                 Ok(job) => job,
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
@@ -552,18 +552,18 @@ impl Progress {
                         continue;
                     }
                     let who = self.who.clone();
-                    let guarded = guard(self.last_resort, move || format!("{who}: a look at what is under way"));
-                    let watched = carrier.watch();
+                    let guarded = guard(self.watchdog_margin, move || format!("{who}: a look at what is under way"));
+                    let watched = backend.check_progress();
                     drop(guarded);
                     if let Err(error) = watched {
-                        self.fail(&mut carrier, error);
+                        self.fail(&mut backend, error);
                     }
                     continue;
                 }
             };
             match job {
-                Job::GiveUp(reason) => self.fail(&mut carrier, reason),
-                Job::Prepare { beside, done } => {
+                Job::Abort(reason) => self.fail(&mut backend, reason),
+                Job::Configure { setting, done } => {
                     let done = handle::Finisher::new(done);
                     if let Some(error) = self.failed.get() {
                         done.finish(Err(error.clone()));
@@ -573,22 +573,22 @@ impl Progress {
                     let deadline = Deadline::after(self.options.timeout);
                     let (who, Options { timeout, start_timeout }) = (self.who.clone(), self.options);
                     // What is under way comes first.
-                    let limit = 2 * timeout + start_timeout + self.last_resort;
+                    let limit = 2 * timeout + start_timeout + self.watchdog_margin;
                     let guarded = guard(limit, move || format!("{who}: making ready for collectives"));
-                    let outcome = match beside {
-                        Beside::Limit(multiprocessors) => carrier.limit(self.seq, multiprocessors, deadline),
-                        Beside::Copies(on) => carrier.copies(self.seq, on, deadline),
-                        Beside::Inbox(inbox, exchanges) => carrier
-                            .inbox(self.seq, inbox, deadline)
+                    let outcome = match setting {
+                        OverlapSetting::MaxCtas(max_ctas) => backend.set_max_ctas(self.seq, max_ctas, deadline),
+                        OverlapSetting::CopyEngines(on) => backend.set_copy_engines(self.seq, on, deadline),
+                        OverlapSetting::PeerBuffer(peer_buffer, exchanges) => backend
+                            .set_peer_buffer(self.seq, peer_buffer, deadline)
                             .map(|at| exchanges.store(at.unwrap_or(0), Ordering::Release)),
                     };
                     drop(guarded);
                     if let Err(error) = &outcome {
-                        self.fail(&mut carrier, error.clone());
+                        self.fail(&mut backend, error.clone());
                     }
                     done.finish(outcome.map(|()| None));
                 }
-                Job::Run { call, mut memory, beside, ready, called, done } => {
+                Job::Run { call, mut memory, overlapped, ready, called, done } => {
                     // Whatever happens below, whoever waits is woken.
                     let done = handle::Finisher::new(done);
                     if let Some(error) = self.failed.get() {
@@ -598,18 +598,18 @@ impl Progress {
                     self.seq += 1;
                     let started = Instant::now();
                     let deadline = Deadline::after(self.options.timeout);
-                    carrier.beside(beside);
+                    backend.set_overlapped(overlapped);
                     // For all to come, and for their data.
-                    let (who, limit) = (self.who.clone(), 2 * self.options.timeout + self.last_resort);
+                    let (who, limit) = (self.who.clone(), 2 * self.options.timeout + self.watchdog_margin);
                     let guarded = guard(limit, move || format!("{who}: {call}"));
-                    let outcome = carrier.run(self.seq, &call, &mut memory, ready, deadline);
+                    let outcome = backend.run(self.seq, &call, &mut memory, ready, deadline);
                     drop(guarded);
                     match &outcome {
-                        Ok(fence) => {
-                            let (ended, fence) = (Instant::now(), fence.clone());
-                            self.keep(Record { seq: self.seq, call, called, started, ended, fence });
+                        Ok(event) => {
+                            let (ended, event) = (Instant::now(), event.clone());
+                            self.push_record(Record { seq: self.seq, call, called, started, ended, event });
                         }
-                        Err(error) => self.fail(&mut carrier, error.clone()),
+                        Err(error) => self.fail(&mut backend, error.clone()),
                     }
                     done.finish(outcome);
                 }
@@ -617,15 +617,15 @@ impl Progress {
         }
     }
 
-    /// The error is known before the carrier gives up: on a GPU that lets go whoever waits for it, who then asks whether all is well.
-    fn fail(&self, carrier: &mut impl Carrier, error: CommError) {
+    /// The error is known before the backend gives up: on a GPU that lets go whoever waits for it, who then asks whether all is well.
+    fn fail(&self, backend: &mut impl Backend, error: CommError) {
         let _ = self.failed.set(error.clone());
         let (who, text) = (self.who.clone(), error.to_string());
-        let _guarded = guard(GIVING_UP + self.last_resort, move || format!("{text}\n{who}: giving up for it"));
-        carrier.give_up(&error);
+        let _guarded = guard(ABORT_TIMEOUT + self.watchdog_margin, move || format!("{text}\n{who}: giving up for it"));
+        backend.abort(&error);
     }
 
-    fn keep(&self, record: Record) {
+    fn push_record(&self, record: Record) {
         let mut trace = self.trace.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(records) = trace.as_mut() {
             records.push(record);
@@ -638,9 +638,9 @@ mod tests {
     use super::*;
 
     /// A back end that does not come back.
-    struct Stuck;
+    struct HangingBackend;
 
-    impl Carrier for Stuck {
+    impl Backend for HangingBackend {
         fn run(
             &mut self,
             _seq: u64,
@@ -648,33 +648,33 @@ mod tests {
             _memory: &mut Memory,
             _ready: Option<Ready>,
             _deadline: Deadline,
-        ) -> Result<Option<Arc<dyn Fence>>> {
+        ) -> Result<Option<Arc<dyn CompletionEvent>>> {
             loop {
                 std::thread::park();
             }
         }
 
-        fn give_up(&mut self, _error: &CommError) {}
+        fn abort(&mut self, _error: &CommError) {}
     }
 
     const CHILD: &str = "TILEWRIGHT_TEST_STUCK";
 
     /// What the test below runs in a process of its own: waits for a collective that never ends.
     #[test]
-    fn program_whose_collective_is_stuck() {
+    fn child_whose_collective_hangs() {
         if std::env::var_os(CHILD).is_none() {
             return;
         }
         let (queue, jobs) = channel();
         let options = Options { timeout: Duration::from_millis(50), start_timeout: Duration::from_millis(50) };
         let (trace, failed) = (Arc::default(), Arc::default());
-        let progress =
-            Progress { who: "rank 3".into(), options, last_resort: Duration::from_millis(50), trace, failed, seq: 0 };
-        let thread = std::thread::spawn(move || progress.serve(Stuck, &jobs));
-        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: 0, wire: None };
+        let worker =
+            Worker { who: "rank 3".into(), options, watchdog_margin: Duration::from_millis(50), trace, failed, seq: 0 };
+        let thread = std::thread::spawn(move || worker.run_jobs(HangingBackend, &jobs));
+        let call = Call { op: Op::AllReduce(Reduce::Sum), dtype: Dtype::F32, count: 0, comm_dtype: None };
         let memory = Memory { address: std::ptr::dangling_mut(), bytes: 0 };
         let done = Arc::new(Completion::default());
-        let job = Job::Run { call, memory, beside: false, ready: None, called: Instant::now(), done: done.clone() };
+        let job = Job::Run { call, memory, overlapped: false, ready: None, called: Instant::now(), done: done.clone() };
         assert!(queue.send(job).is_ok());
         let outcome = Handle::new(done).wait();
         drop(thread);
@@ -682,12 +682,12 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_does_not_come_back_ends_the_process_and_is_named() {
+    fn a_hanging_call_is_named_by_the_watchdog() {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        command.args(["dist::comm::tests::program_whose_collective_is_stuck", "--exact", "--nocapture"]);
+        command.args(["dist::comm::tests::child_whose_collective_hangs", "--exact", "--nocapture"]);
         let output = command.env(CHILD, "1").output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(crate::dist::watchdog::CODE), "{text}");
+        assert_eq!(output.status.code(), Some(crate::dist::watchdog::EXIT_CODE), "{text}");
         let line = "error: rank 3: all_reduce(sum) of 0 f32 did not come back within 0.15 s, and cannot be taken back";
         assert!(text.contains(line), "{text}");
     }

@@ -10,24 +10,24 @@ use mpi::environment::Universe;
 use mpi::ffi;
 use mpi::topology::Communicator as _;
 
+use super::backend::Deadline;
 use super::call::HEADER_BYTES;
-use super::carrier::Deadline;
 use super::links::{LinkError, Links, OverLinks};
 use super::{CommError, Communicator, Options, Result};
 use crate::escape::printable_lines;
 
 const CALL: i32 = 1;
 const DATA: i32 = 2;
-const GAVE_UP: i32 = 3;
-const LEFT: i32 = 4;
+const ABORT: i32 = 3;
+const SHUTDOWN: i32 = 4;
 /// The most bytes of one message: MPI counts in 32 bits.
-const PIECE: usize = 1 << 30;
+const MAX_MESSAGE: usize = 1 << 30;
 const LONGEST_REASON: usize = 64 * 1024;
 /// How long telling the others that this rank gives up may take.
-const FAREWELL: Duration = Duration::from_millis(500);
+const ABORT_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Looks at what goes on, before giving the core away for a while.
 const SPINS: usize = 200;
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 
 /// The communicator of all ranks that MPI knows.
 ///
@@ -35,15 +35,15 @@ const NAP: Duration = Duration::from_micros(50);
 /// MPI cannot be started, or has been before in this process.
 pub fn connect(options: Options) -> Result<Communicator> {
     // Rank and size are only known on the thread that starts MPI.
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let make = move || {
         let links = Mpi::start()?;
-        let _ = tell.send((links.rank, links.world));
+        let _ = sender.send((links.rank, links.world));
         Ok(OverLinks::new(links))
     };
-    let communicator = Communicator::with_carrier(0, 1, "mpi", options, None, make)?;
-    let (rank, world) = told.recv().map_err(|_| CommError::Setup("MPI did not start".into()))?;
-    Ok(communicator.renamed(rank, world))
+    let communicator = Communicator::with_backend(0, 1, "mpi", options, None, make)?;
+    let (rank, world) = receiver.recv().map_err(|_| CommError::Setup("MPI did not start".into()))?;
+    Ok(communicator.with_rank(rank, world))
 }
 
 struct Mpi {
@@ -51,13 +51,13 @@ struct Mpi {
     rank: usize,
     world: usize,
     /// After a failure MPI may still hold memory that is no longer ours to lend: it is not called again, and not ended.
-    dead: bool,
+    failed: bool,
     /// Whether the others know.
-    told: bool,
+    abort_sent: bool,
     /// The collective that we are at.
     seq: u64,
     /// The last collective of each rank that left in order.
-    left: Vec<Option<u64>>,
+    shut_down: Vec<Option<u64>>,
 }
 
 /// A message under way.
@@ -85,10 +85,10 @@ impl Mpi {
             universe: ManuallyDrop::new(universe),
             rank,
             world,
-            dead: false,
-            told: false,
+            failed: false,
+            abort_sent: false,
             seq: 0,
-            left: vec![None; world],
+            shut_down: vec![None; world],
         })
     }
 
@@ -134,7 +134,7 @@ impl Mpi {
     fn wait(&mut self, pending: &mut [Pending], deadline: Deadline) -> Result<(), LinkError> {
         let outcome = self.watch(pending, deadline);
         if outcome.is_err() {
-            self.dead = true;
+            self.failed = true;
             for message in pending.iter_mut().filter(|message| !message.done && message.receives) {
                 // SAFETY: the request is active; a receive that is cancelled is done at once, and leaves the memory alone.
                 unsafe {
@@ -159,32 +159,34 @@ impl Mpi {
                 return Ok(());
             }
             if round % 16 == 0 {
-                self.hear(deadline)?;
-                if let Some(&peer) = missing.iter().find(|&&peer| self.left[peer].is_some_and(|seq| seq < self.seq)) {
+                self.receive_notices(deadline)?;
+                if let Some(&peer) =
+                    missing.iter().find(|&&peer| self.shut_down[peer].is_some_and(|seq| seq < self.seq))
+                {
                     return Err(LinkError::Gone(peer, "it has dropped its communicator".into()));
                 }
                 if deadline.is_over() {
                     missing.sort_unstable();
                     missing.dedup();
-                    return Err(LinkError::Late(missing));
+                    return Err(LinkError::TimedOut(missing));
                 }
             }
             match round < SPINS {
                 true => std::thread::yield_now(),
-                false => std::thread::sleep(NAP),
+                false => std::thread::sleep(SLEEP),
             }
         }
         Ok(())
     }
 
     /// Reads what ranks say that give up or leave.
-    fn hear(&mut self, deadline: Deadline) -> Result<(), LinkError> {
-        if let Some((from, bytes)) = self.probe(GAVE_UP) {
+    fn receive_notices(&mut self, deadline: Deadline) -> Result<(), LinkError> {
+        if let Some((from, bytes)) = self.probe(ABORT) {
             return Err(LinkError::Aborted(from, printable_lines(&bytes)));
         }
-        while let Some((from, bytes)) = self.probe(LEFT).filter(|_| !deadline.is_over()) {
+        while let Some((from, bytes)) = self.probe(SHUTDOWN).filter(|_| !deadline.is_over()) {
             let seq = bytes.as_slice().try_into().map_or(0, u64::from_le_bytes);
-            self.left[from] = Some(seq);
+            self.shut_down[from] = Some(seq);
         }
         Ok(())
     }
@@ -216,13 +218,13 @@ impl Mpi {
     }
 
     /// Says something to all, and waits a little until it has left.
-    fn tell_all(&self, tag: i32, bytes: &[u8]) {
+    fn send_to_all(&self, tag: i32, bytes: &[u8]) {
         // Messages that do not leave in time keep their bytes for good.
         let bytes: &'static [u8] = Vec::leak(bytes.to_vec());
         let others = (0..self.world).filter(|&peer| peer != self.rank);
         // SAFETY: the bytes are never freed.
         let mut pending: Vec<Pending> = others.map(|to| unsafe { self.send(to, tag, bytes) }).collect();
-        let deadline = Deadline::after(FAREWELL);
+        let deadline = Deadline::after(ABORT_NOTICE_TIMEOUT);
         while pending.iter().any(|message| !message.done) && !deadline.is_over() {
             for message in pending.iter_mut().filter(|message| !message.done) {
                 let mut done = 0;
@@ -244,7 +246,11 @@ impl Links for Mpi {
         self.world
     }
 
-    fn agree(&mut self, mine: &[u8; HEADER_BYTES], deadline: Deadline) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
+    fn exchange_headers(
+        &mut self,
+        mine: &[u8; HEADER_BYTES],
+        deadline: Deadline,
+    ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
         self.seq = mine[..8].try_into().map_or(0, u64::from_le_bytes);
         // A send that fails is never taken back: its bytes are kept for good.
         let sent: &'static [u8; HEADER_BYTES] = Box::leak(Box::new(*mine));
@@ -271,30 +277,30 @@ impl Links for Mpi {
     ) -> Result<(), LinkError> {
         let mut pending = Vec::new();
         // SAFETY: `wait` returns when all messages are done. If it fails, receives are taken back; sends may stay active, but MPI only
-        // looks at their bytes inside its own calls, and the last ones of those come before the collective returns (`dead`).
+        // looks at their bytes inside its own calls, and the last ones of those come before the collective returns (`failed`).
         unsafe {
             if let Some((from, bytes)) = receive {
-                pending.extend(bytes.chunks_mut(PIECE).map(|piece| self.receive(from, DATA, piece)));
+                pending.extend(bytes.chunks_mut(MAX_MESSAGE).map(|piece| self.receive(from, DATA, piece)));
             }
             if let Some((to, bytes)) = send {
-                pending.extend(bytes.chunks(PIECE).map(|piece| self.send(to, DATA, piece)));
+                pending.extend(bytes.chunks(MAX_MESSAGE).map(|piece| self.send(to, DATA, piece)));
             }
         }
         self.wait(&mut pending, deadline)
     }
 
-    fn give_up(&mut self, reason: &str) {
-        self.dead = true;
-        if !std::mem::replace(&mut self.told, true) {
-            self.tell_all(GAVE_UP, &reason.as_bytes()[..reason.len().min(LONGEST_REASON)]);
+    fn abort(&mut self, reason: &str) {
+        self.failed = true;
+        if !std::mem::replace(&mut self.abort_sent, true) {
+            self.send_to_all(ABORT, &reason.as_bytes()[..reason.len().min(LONGEST_REASON)]);
         }
     }
 }
 
 impl Drop for Mpi {
     fn drop(&mut self) {
-        if !self.dead {
-            self.tell_all(LEFT, &self.seq.to_le_bytes());
+        if !self.failed {
+            self.send_to_all(SHUTDOWN, &self.seq.to_le_bytes());
             // SAFETY: dropped once, here; no message is under way.
             unsafe { ManuallyDrop::drop(&mut self.universe) };
         }

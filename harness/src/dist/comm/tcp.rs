@@ -10,10 +10,10 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use super::backend::Deadline;
 use super::call::HEADER_BYTES;
-use super::carrier::Deadline;
 use super::links::{LinkError, Links, OverLinks};
-use super::roll::{self, CUT_OFF, Standing, read_head, send_behind, write_head};
+use super::roll_call::{self, LinkState, TRUNCATED, flush_and_send, read_head, write_head};
 use super::{Communicator, Options, Result};
 use crate::escape::printable_lines;
 
@@ -21,23 +21,23 @@ use crate::escape::printable_lines;
 pub(super) const CALL: u32 = 0x7743_0001;
 pub(super) const DATA: u32 = 0x7743_0002;
 /// Without a trailer, as the next one.
-pub(super) const GAVE_UP: u32 = 0x7743_0003;
-pub(super) const LATE: u32 = 0x7743_0004;
+pub(super) const ABORT: u32 = 0x7743_0003;
+pub(super) const WAITING_FOR: u32 = 0x7743_0004;
 pub(super) const HEAD: usize = 12;
-/// Bytes behind a message: [`WHOLE`], or 0 if its sender failed, and its payload is nothing.
+/// Bytes behind a message: [`COMPLETE`], or 0 if its sender failed, and its payload is nothing.
 pub(super) const TRAILER: usize = 1;
-const WHOLE: u8 = 1;
+const COMPLETE: u8 = 1;
 /// How often a rank that waits for one looks whether others have something to say.
-const LOOK: Duration = Duration::from_secs(1);
+const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
 /// The longest reason for giving up that is read.
 const LONGEST_REASON: usize = 4096;
 /// How long telling the others that this rank gives up may take.
-const FAREWELL: Duration = Duration::from_millis(500);
+const ABORT_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A communicator over sockets that are connected already. `peers[r]` leads to rank r; there is none for this rank.
 pub(crate) fn over_sockets(rank: usize, peers: Vec<Option<TcpStream>>, options: Options) -> Result<Communicator> {
     let world = peers.len();
-    Communicator::with_carrier(rank, world, "tcp", options, None, move || {
+    Communicator::with_backend(rank, world, "tcp", options, None, move || {
         Ok(OverLinks::new(Sockets::new(rank, peers)?))
     })
 }
@@ -45,11 +45,11 @@ pub(crate) fn over_sockets(rank: usize, peers: Vec<Option<TcpStream>>, options: 
 pub(crate) struct Sockets {
     rank: usize,
     peers: Vec<Option<TcpStream>>,
-    gave_up: bool,
+    aborted: bool,
     /// Where the messages to and from each rank stand after a failure.
-    standing: Vec<Standing>,
+    link_state: Vec<LinkState>,
     /// How long ranks look for each other's calls before they sleep.
-    eager: Duration,
+    spin: Duration,
 }
 
 impl Sockets {
@@ -58,24 +58,24 @@ impl Sockets {
             let set = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
             set.map_err(|error| super::CommError::Setup(format!("cannot set up a socket: {error}")))?;
         }
-        let standing = peers.iter().map(|_| Standing::default()).collect();
-        Ok(Sockets { rank, peers, gave_up: false, standing, eager: Duration::ZERO })
+        let link_state = peers.iter().map(|_| LinkState::default()).collect();
+        Ok(Sockets { rank, peers, aborted: false, link_state, spin: Duration::ZERO })
     }
 
     /// Looks for calls so long before it sleeps: for ranks that have cores to spare, and whose GPUs wait.
     #[cfg(any(feature = "nccl", test))]
-    pub fn looking_for(self, eager: Duration) -> Sockets {
-        Sockets { eager, ..self }
+    pub fn with_spin(self, spin: Duration) -> Sockets {
+        Sockets { spin, ..self }
     }
 
     /// A rank whose end of its socket is closed, or that gave up, if there is one; does not wait. What it sent before is not read.
     #[cfg(any(feature = "nccl", test))]
-    pub fn ended(&self) -> Option<LinkError> {
+    pub fn closed_peer(&self) -> Option<LinkError> {
         for (peer, socket) in self.peers.iter().enumerate() {
             let Some(socket) = socket else { continue };
             let mut head = [0_u8; HEAD];
             match socket.peek(&mut head) {
-                Ok(HEAD) if head[..4] == GAVE_UP.to_le_bytes() => {
+                Ok(HEAD) if head[..4] == ABORT.to_le_bytes() => {
                     let mut nothing = [0_u8; 0];
                     return self.pump_in(&mut Incoming::new(peer, CALL, &mut nothing)).err();
                 }
@@ -86,7 +86,7 @@ impl Sockets {
                 }
                 Ok(_) => {}
                 Err(error) if [ErrorKind::WouldBlock, ErrorKind::Interrupted].contains(&error.kind()) => {}
-                Err(error) => return Some(LinkError::Gone(peer, closed(&error))),
+                Err(error) => return Some(LinkError::Gone(peer, connection_error(&error))),
             }
         }
         None
@@ -94,8 +94,8 @@ impl Sockets {
 
     /// Says to all that this rank sends nothing any more, and waits until nobody else does, a while at most.
     #[cfg(any(feature = "nccl", test))]
-    pub fn leave(&self, patience: Duration) {
-        let deadline = Deadline::after(patience);
+    pub fn shutdown(&self, timeout: Duration) {
+        let deadline = Deadline::after(timeout);
         for socket in self.peers.iter().flatten() {
             // Whoever is gone need not be told.
             let _ = socket.shutdown(std::net::Shutdown::Write);
@@ -134,9 +134,9 @@ impl Sockets {
         {
             waits.push(libc::pollfd { fd: self.socket(peer)?.as_raw_fd(), events, revents: 0 });
         }
-        let patience = deadline.left().as_millis().clamp(1, 1000) as libc::c_int;
+        let timeout = deadline.left().as_millis().clamp(1, 1000) as libc::c_int;
         // SAFETY: the array lives through the call, and its length is given.
-        let outcome = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, patience) };
+        let outcome = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, timeout) };
         match outcome {
             -1 if std::io::Error::last_os_error().kind() != ErrorKind::Interrupted => {
                 Err(LinkError::Other(format!("poll: {}", std::io::Error::last_os_error())))
@@ -153,19 +153,19 @@ impl Sockets {
                 Ok(n) => out.done += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.lost(out.to, &error)),
+                Err(error) => return Err(self.disconnect_reason(out.to, &error)),
             }
         }
         Ok(())
     }
 
     /// A peer whose socket cannot be written to may have said why before.
-    fn lost(&self, peer: usize, error: &std::io::Error) -> LinkError {
+    fn disconnect_reason(&self, peer: usize, error: &std::io::Error) -> LinkError {
         let mut text = [0u8; 1];
-        let mut parting = Incoming::new(peer, CALL, &mut text);
-        match self.pump_in(&mut parting) {
+        let mut incoming = Incoming::new(peer, CALL, &mut text);
+        match self.pump_in(&mut incoming) {
             Err(said @ LinkError::Aborted(..)) => said,
-            _ => LinkError::Gone(peer, closed(error)),
+            _ => LinkError::Gone(peer, connection_error(error)),
         }
     }
 
@@ -178,12 +178,12 @@ impl Sockets {
                 Ok(n) => into.done += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(LinkError::Gone(into.from, closed(&error))),
+                Err(error) => return Err(LinkError::Gone(into.from, connection_error(&error))),
             }
             if into.done == HEAD {
                 self.check_head(into)?;
             }
-            if into.is_done() && into.trailer[0] != WHOLE {
+            if into.is_done() && into.trailer[0] != COMPLETE {
                 // Its sender failed in the middle: the next message says why.
                 into.done = 0;
             }
@@ -194,11 +194,11 @@ impl Sockets {
     /// Looks at the header of a message that has begun.
     fn check_head(&self, into: &Incoming) -> Result<(), LinkError> {
         let (kind, length) = read_head(&into.head);
-        if kind == GAVE_UP {
-            return Err(LinkError::Aborted(into.from, self.reason(into.from, length)));
+        if kind == ABORT {
+            return Err(LinkError::Aborted(into.from, self.read_abort_reason(into.from, length)));
         }
-        if kind == LATE {
-            return Err(LinkError::Called(vec![into.from]));
+        if kind == WAITING_FOR {
+            return Err(LinkError::PeerTimedOut(vec![into.from]));
         }
         match kind == into.kind && length == into.body.len() {
             true => Ok(()),
@@ -212,9 +212,9 @@ impl Sockets {
     }
 
     /// Reads why a rank gives up.
-    fn reason(&self, from: usize, length: usize) -> String {
+    fn read_abort_reason(&self, from: usize, length: usize) -> String {
         let mut text = vec![0; length.min(LONGEST_REASON)];
-        let (mut done, deadline) = (0, Deadline::after(FAREWELL));
+        let (mut done, deadline) = (0, Deadline::after(ABORT_NOTICE_TIMEOUT));
         while done < text.len() && !deadline.is_over() {
             let Ok(mut socket) = self.socket(from) else { break };
             match socket.read(&mut text[done..]) {
@@ -230,7 +230,7 @@ impl Sockets {
 
 impl Sockets {
     /// Receives all of `rest`, which loses what has come.
-    fn hear(&self, rest: &mut Vec<Incoming>, deadline: Deadline) -> Result<(), LinkError> {
+    fn receive_all(&self, rest: &mut Vec<Incoming>, deadline: Deadline) -> Result<(), LinkError> {
         let began = Instant::now();
         loop {
             let mut first_error = None;
@@ -238,7 +238,8 @@ impl Sockets {
                 if let Err(error) = self.pump_in(into) {
                     // A reason says more than a closed connection, which may be its consequence, and than a rank whose time is up.
                     match (&first_error, &error) {
-                        (None, _) | (Some(LinkError::Gone(..) | LinkError::Called(_)), LinkError::Aborted(..)) => {
+                        (None, _)
+                        | (Some(LinkError::Gone(..) | LinkError::PeerTimedOut(_)), LinkError::Aborted(..)) => {
                             first_error = Some(error);
                         }
                         _ => {}
@@ -249,11 +250,11 @@ impl Sockets {
             let missing: Vec<usize> = rest.iter().map(|into| into.from).collect();
             match first_error {
                 // Another one waits in vain: whoever it is that it waits for, those who are missing here may know.
-                Some(LinkError::Called(_)) => return Err(LinkError::Called(missing)),
+                Some(LinkError::PeerTimedOut(_)) => return Err(LinkError::PeerTimedOut(missing)),
                 Some(error) => return Err(error),
                 None if missing.is_empty() => return Ok(()),
-                None if deadline.is_over() => return Err(LinkError::Late(missing)),
-                None if began.elapsed() < self.eager => std::hint::spin_loop(),
+                None if deadline.is_over() => return Err(LinkError::TimedOut(missing)),
+                None if began.elapsed() < self.spin => std::hint::spin_loop(),
                 None => self.poll(&missing, None, deadline)?,
             }
         }
@@ -275,19 +276,19 @@ impl Sockets {
             let mut late: Vec<usize> = to.into_iter().chain(from).collect();
             late.dedup();
             match received {
-                Err(LinkError::Called(_)) => return Err(LinkError::Called(late)),
+                Err(LinkError::PeerTimedOut(_)) => return Err(LinkError::PeerTimedOut(late)),
                 other => other?,
             }
             if late.is_empty() {
                 return Ok(());
             }
             if deadline.is_over() {
-                return Err(LinkError::Late(late));
+                return Err(LinkError::TimedOut(late));
             }
-            if looked.elapsed() >= LOOK {
+            if looked.elapsed() >= NOTICE_INTERVAL {
                 looked = Instant::now();
-                match self.news(from) {
-                    Some(LinkError::Called(_)) => return Err(LinkError::Called(late)),
+                match self.pending_notice(from) {
+                    Some(LinkError::PeerTimedOut(_)) => return Err(LinkError::PeerTimedOut(late)),
                     Some(error) => return Err(error),
                     None => {}
                 }
@@ -297,14 +298,14 @@ impl Sockets {
     }
 
     /// What a rank says that gives up or whose time is up, where that is the next thing on its socket. `except` is in the middle of a message.
-    fn news(&self, except: Option<usize>) -> Option<LinkError> {
+    fn pending_notice(&self, except: Option<usize>) -> Option<LinkError> {
         (0..self.peers.len()).filter(|peer| Some(*peer) != except).find_map(|peer| {
             let mut head = [0; HEAD];
             let got = self.peers[peer].as_ref()?.peek(&mut head).ok()?;
             let (kind, _) = read_head(&head);
             match (got == HEAD, kind) {
-                (true, GAVE_UP) => self.pump_in(&mut Incoming::new(peer, CALL, &mut [])).err(),
-                (true, LATE) => Some(LinkError::Called(vec![peer])),
+                (true, ABORT) => self.pump_in(&mut Incoming::new(peer, CALL, &mut [])).err(),
+                (true, WAITING_FOR) => Some(LinkError::PeerTimedOut(vec![peer])),
                 _ => None,
             }
         })
@@ -313,20 +314,20 @@ impl Sockets {
     /// Remembers how far a message came that was on its way out at a failure.
     fn note_sent(&mut self, out: &Outgoing) {
         if out.done > 0
-            && let Some(standing) = self.standing.get_mut(out.to)
+            && let Some(link_state) = self.link_state.get_mut(out.to)
         {
-            standing.unsent = out.left();
+            link_state.unsent = out.left();
         }
     }
 
     /// Remembers how far a message came that was on its way in at a failure.
     fn note_received(&mut self, into: &Incoming) {
-        let Some(standing) = self.standing.get_mut(into.from).filter(|_| !into.is_done()) else { return };
+        let Some(link_state) = self.link_state.get_mut(into.from).filter(|_| !into.is_done()) else { return };
         let (kind, length) = read_head(&into.head);
-        standing.head = into.head;
-        standing.head_got = into.done.min(HEAD);
-        let trailer = if [LATE, GAVE_UP].contains(&kind) { 0 } else { TRAILER };
-        standing.unread = length.saturating_add(trailer).saturating_sub(into.done.saturating_sub(HEAD));
+        link_state.head = into.head;
+        link_state.head_got = into.done.min(HEAD);
+        let trailer = if [WAITING_FOR, ABORT].contains(&kind) { 0 } else { TRAILER };
+        link_state.unread = length.saturating_add(trailer).saturating_sub(into.done.saturating_sub(HEAD));
     }
 }
 
@@ -339,7 +340,11 @@ impl Links for Sockets {
         self.peers.len()
     }
 
-    fn agree(&mut self, mine: &[u8; HEADER_BYTES], deadline: Deadline) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
+    fn exchange_headers(
+        &mut self,
+        mine: &[u8; HEADER_BYTES],
+        deadline: Deadline,
+    ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
         let mut headers = vec![*mine; self.world()];
         let others = |rank: usize, world: usize| (0..world).filter(move |&peer| peer != rank);
         // A peer that is gone for good may still have left a reason on its socket, or another rank may know more: read before saying so.
@@ -348,7 +353,7 @@ impl Links for Sockets {
             let sent = loop {
                 match self.pump_out(&mut out) {
                     Ok(()) if out.is_done() => break Ok(()),
-                    Ok(()) if deadline.is_over() => break Err(LinkError::Late(vec![to])),
+                    Ok(()) if deadline.is_over() => break Err(LinkError::TimedOut(vec![to])),
                     Ok(()) => self.poll(&[], Some(to), deadline)?,
                     Err(error) => break Err(error),
                 }
@@ -364,7 +369,7 @@ impl Links for Sockets {
             .filter(|(from, _)| *from != self.rank)
             .map(|(from, h)| Incoming::new(from, CALL, h))
             .collect();
-        match self.hear(&mut rest, deadline) {
+        match self.receive_all(&mut rest, deadline) {
             Ok(()) => drop(rest),
             Err(error) => {
                 rest.iter().for_each(|into| self.note_received(into));
@@ -390,31 +395,31 @@ impl Links for Sockets {
         outcome
     }
 
-    fn call_roll(&mut self, late: Vec<usize>, is_up: bool) -> LinkError {
-        let behind = roll::call(&self.peers, &mut self.standing, &late);
+    fn roll_call(&mut self, late: Vec<usize>, own_timeout: bool) -> LinkError {
+        let behind = roll_call::find_unresponsive(&self.peers, &mut self.link_state, &late);
         // Whose time was up says so next.
-        let deadline = Deadline::after(if is_up { Duration::ZERO } else { LOOK });
+        let deadline = Deadline::after(if own_timeout { Duration::ZERO } else { NOTICE_INTERVAL });
         while !deadline.is_over() {
-            if let Some(said @ LinkError::Aborted(..)) = self.news(None) {
+            if let Some(said @ LinkError::Aborted(..)) = self.pending_notice(None) {
                 return said;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        LinkError::Late(behind)
+        LinkError::TimedOut(behind)
     }
 
-    fn give_up(&mut self, reason: &str) {
-        if std::mem::replace(&mut self.gave_up, true) {
+    fn abort(&mut self, reason: &str) {
+        if std::mem::replace(&mut self.aborted, true) {
             return;
         }
-        let notice = notice(reason);
+        let notice = abort_notice(reason);
         for to in (0..self.peers.len()).filter(|&to| to != self.rank) {
-            let (deadline, mut sent) = (Deadline::after(FAREWELL), 0);
+            let (deadline, mut sent) = (Deadline::after(ABORT_NOTICE_TIMEOUT), 0);
             // Behind what was under way, which ends as nothing.
-            let mut unsent = std::mem::take(&mut self.standing[to].unsent);
-            while unsent != CUT_OFF && sent < notice.len() && !deadline.is_over() {
+            let mut unsent = std::mem::take(&mut self.link_state[to].unsent);
+            while unsent != TRUNCATED && sent < notice.len() && !deadline.is_over() {
                 let Ok(socket) = self.socket(to) else { break };
-                let going = send_behind(socket, &mut unsent, &notice, &mut sent).is_ok();
+                let going = flush_and_send(socket, &mut unsent, &notice, &mut sent).is_ok();
                 if !going || (sent < notice.len() && self.poll(&[], Some(to), deadline).is_err()) {
                     break;
                 }
@@ -424,14 +429,14 @@ impl Links for Sockets {
 }
 
 /// What a rank says to the others when it does not go on.
-fn notice(reason: &str) -> Vec<u8> {
+fn abort_notice(reason: &str) -> Vec<u8> {
     let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
-    [&write_head(GAVE_UP, reason.len()), reason].concat()
+    [&write_head(ABORT, reason.len()), reason].concat()
 }
 
 /// Says so to ranks with which there is no communicator yet.
-pub(crate) fn part<'a>(peers: impl Iterator<Item = &'a TcpStream>, reason: &str) {
-    let notice = notice(reason);
+pub(crate) fn send_abort_notice<'a>(peers: impl Iterator<Item = &'a TcpStream>, reason: &str) {
+    let notice = abort_notice(reason);
     for mut socket in peers {
         // A fresh connection has room for it, and whoever cannot be told finds out.
         let _ = socket.set_nonblocking(true).and_then(|()| socket.write(&notice));
@@ -439,7 +444,7 @@ pub(crate) fn part<'a>(peers: impl Iterator<Item = &'a TcpStream>, reason: &str)
 }
 
 /// Why the rank at the other end of a connection that is closed gave up, if it said so; it may have called collectives before.
-pub(crate) fn parting(socket: &TcpStream) -> Option<String> {
+pub(crate) fn abort_reason(socket: &TcpStream) -> Option<String> {
     let mut said = vec![0; HEAD + 2 * LONGEST_REASON];
     socket.set_nonblocking(true).ok()?;
     let got = socket.peek(&mut said).ok()?;
@@ -447,14 +452,14 @@ pub(crate) fn parting(socket: &TcpStream) -> Option<String> {
     loop {
         let (kind, length) = read_head(rest.first_chunk()?);
         rest = &rest[HEAD..];
-        if kind == GAVE_UP {
+        if kind == ABORT {
             return Some(printable_lines(&rest[..length.min(rest.len())]));
         }
         rest = rest.get(length.checked_add(TRAILER)?..)?;
     }
 }
 
-fn closed(error: &std::io::Error) -> String {
+fn connection_error(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => "its connection is closed".into(),
         _ => format!("its connection failed: {error}"),
@@ -472,7 +477,7 @@ struct Outgoing<'a> {
 
 impl<'a> Outgoing<'a> {
     fn new(to: usize, kind: u32, body: &'a [u8]) -> Outgoing<'a> {
-        Outgoing { to, head: write_head(kind, body.len()), body, trailer: &[WHOLE; TRAILER], done: 0 }
+        Outgoing { to, head: write_head(kind, body.len()), body, trailer: &[COMPLETE; TRAILER], done: 0 }
     }
 
     fn is_done(&self) -> bool {
@@ -530,15 +535,15 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let here = listener.accept().unwrap().0;
-        let here = Sockets::new(0, vec![None, Some(here)]).unwrap().looking_for(Duration::from_micros(50));
+        let here = Sockets::new(0, vec![None, Some(here)]).unwrap().with_spin(Duration::from_micros(50));
         (here, Sockets::new(1, vec![Some(there), None]).unwrap())
     }
 
-    /// What `ended` says, once it says anything.
+    /// What `closed_peer` says, once it says anything.
     fn wait_for_end(sockets: &Sockets) -> LinkError {
         let deadline = Deadline::after(Duration::from_secs(20));
         loop {
-            if let Some(error) = sockets.ended() {
+            if let Some(error) = sockets.closed_peer() {
                 return error;
             }
             assert!(!deadline.is_over(), "nothing was noticed");
@@ -547,9 +552,9 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_rank_is_noticed_without_reading_what_it_sent() {
+    fn a_closed_peer_is_noticed_without_reading_its_data() {
         let (mut here, there) = pair();
-        assert!(here.ended().is_none());
+        assert!(here.closed_peer().is_none());
         let mut call = Outgoing::new(0, CALL, &[7; HEADER_BYTES]);
         assert!(there.pump_out(&mut call).is_ok() && call.is_done());
         drop(there);
@@ -562,34 +567,34 @@ mod tests {
             assert!(here.pump_in(&mut into).is_ok());
         }
         assert_eq!(header, [7; HEADER_BYTES]);
-        assert!(here.agree(&[0; HEADER_BYTES], deadline).is_err());
+        assert!(here.exchange_headers(&[0; HEADER_BYTES], deadline).is_err());
     }
 
     #[test]
-    fn ranks_leave_together() {
+    fn shutdown_waits_for_all_ranks() {
         let (mut here, there) = pair();
         std::thread::scope(|scope| {
-            let leaving = scope.spawn(move || there.leave(Duration::from_secs(60)));
+            let leaving = scope.spawn(move || there.shutdown(Duration::from_secs(60)));
             assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
             assert!(!leaving.is_finished(), "the other one is still there");
-            let outcome = here.agree(&[0; HEADER_BYTES], Deadline::after(Duration::from_secs(20)));
+            let outcome = here.exchange_headers(&[0; HEADER_BYTES], Deadline::after(Duration::from_secs(20)));
             assert!(matches!(outcome, Err(LinkError::Gone(1, _))));
-            here.leave(Duration::from_secs(60));
+            here.shutdown(Duration::from_secs(60));
         });
     }
 
     #[test]
-    fn both_see_the_others_call() {
+    fn headers_are_exchanged() {
         let (mut here, mut there) = pair();
         let deadline = Deadline::after(Duration::from_secs(20));
         std::thread::scope(|scope| {
             let other = scope.spawn(move || {
                 (1..50).all(
-                    |call| matches!(there.agree(&[2 * call; HEADER_BYTES], deadline), Ok(all) if all[0][0] == call),
+                    |call| matches!(there.exchange_headers(&[2 * call; HEADER_BYTES], deadline), Ok(all) if all[0][0] == call),
                 )
             });
             for call in 1..50 {
-                let all = here.agree(&[call; HEADER_BYTES], deadline);
+                let all = here.exchange_headers(&[call; HEADER_BYTES], deadline);
                 assert!(matches!(all, Ok(all) if all == [[call; HEADER_BYTES], [2 * call; HEADER_BYTES]]));
             }
             assert!(other.join().unwrap());
@@ -597,9 +602,9 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_gives_up_is_heard_without_a_collective() {
+    fn an_abort_notice_is_seen_outside_of_collectives() {
         let (here, mut there) = pair();
-        there.give_up("the disk is full");
+        there.abort("the disk is full");
         assert!(matches!(wait_for_end(&here), LinkError::Aborted(1, reason) if reason == "the disk is full"));
     }
 
@@ -619,22 +624,22 @@ mod tests {
     /// What the links say in the end, and tell the others.
     fn ends(links: &mut Sockets, error: LinkError) -> String {
         let error = match error {
-            LinkError::Late(late) => links.call_roll(late, true),
-            LinkError::Called(late) => links.call_roll(late, false),
+            LinkError::TimedOut(late) => links.roll_call(late, true),
+            LinkError::PeerTimedOut(late) => links.roll_call(late, false),
             other => other,
         };
         let text = match error {
-            LinkError::Late(ranks) => format!("waits for {ranks:?}"),
+            LinkError::TimedOut(ranks) => format!("waits for {ranks:?}"),
             LinkError::Aborted(_, reason) => reason,
-            LinkError::Gone(..) | LinkError::Called(_) | LinkError::Other(_) => "something else".into(),
+            LinkError::Gone(..) | LinkError::PeerTimedOut(_) | LinkError::Other(_) => "something else".into(),
         };
-        links.give_up(&text);
+        links.abort(&text);
         text
     }
 
     /// Rank 3 hangs in the middle of a message to rank 2, rank 2 in the middle of one to rank 1, and so on: each waits for another one.
     #[test]
-    fn the_rank_that_hangs_is_named_and_not_the_one_that_waits_for_it() {
+    fn roll_call_names_the_hanging_rank_only() {
         let hang = |first: usize| {
             let mut all = mesh(4);
             let hangs = all.pop().unwrap();
@@ -668,13 +673,13 @@ mod tests {
 
     /// What is left of a message whose sender failed is nobody's data.
     #[test]
-    fn a_message_that_was_cut_off_is_not_taken_for_data() {
+    fn a_truncated_message_is_discarded() {
         let (mut here, mut there) = pair();
         let mut out = Outgoing::new(0, DATA, &[7; 1 << 12]);
         out.body = &out.body[..100];
         assert!(there.pump_out(&mut out).is_ok());
-        there.standing[0].unsent = (1 << 12) - 100;
-        there.give_up("the disk is full");
+        there.link_state[0].unsent = (1 << 12) - 100;
+        there.abort("the disk is full");
         let mut room = [0; 1 << 12];
         let outcome = here.exchange(None, Some((1, &mut room)), Deadline::after(Duration::from_secs(20)));
         assert!(matches!(outcome, Err(LinkError::Aborted(1, reason)) if reason == "the disk is full"));

@@ -1,16 +1,16 @@
 //! Ranks that are threads of one process: they read each other's memory.
 //!
-//! All ranks post their call and address on a board; when the last one has, each checks that the calls agree and does its share of
-//! the work in everybody's memory; when all have, the board is wiped for the next collective. Between the two meetings only the
+//! All ranks post their call and address on a state; when the last one has, each checks that the calls agree and does its share of
+//! the work in everybody's memory; when all have, the state is wiped for the next collective. Between the two meetings only the
 //! communicators' threads run, which wait for nothing, so a time-out can only strike before memory is shared.
 
 use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::backend::{Backend, CompletionEvent, Deadline, Memory, PeerBuffer, Ready, check_same_calls};
 use super::call::{Call, Dtype, Op};
-use super::carrier::{Carrier, Deadline, Fence, Inbox, Memory, Ready, compare};
 use super::error::{CommError, Result};
-use super::sum::{Accumulator, SEGMENT, chunk};
+use super::host_reduce::{Accumulator, SEGMENT, chunk};
 use super::{Communicator, Options};
 
 /// Communicators of `world` ranks in this process, by rank. Each goes to a thread of its own.
@@ -21,31 +21,32 @@ pub fn threads(world: usize, options: Options) -> Result<Vec<Communicator>> {
     if world == 0 {
         return Err(CommError::Setup("a world needs at least one rank".into()));
     }
-    let hall = Arc::new(Hall { world, board: Mutex::new(Board::new(world)), changed: Condvar::new() });
+    let shared =
+        Arc::new(SharedState { world, state: Mutex::new(CollectiveState::new(world)), changed: Condvar::new() });
     let make = |rank| {
-        let hall = hall.clone();
-        let carrier = move || Ok(Threads { rank, hall, accumulator: Accumulator::default(), inbox: None });
-        Communicator::with_carrier(rank, world, "threads", options, None, carrier)
+        let shared = shared.clone();
+        let backend = move || Ok(Threads { rank, shared, accumulator: Accumulator::default(), peer_buffer: None });
+        Communicator::with_backend(rank, world, "threads", options, None, backend)
     };
     (0..world).map(make).collect()
 }
 
-struct Hall {
+struct SharedState {
     world: usize,
-    board: Mutex<Board>,
+    state: Mutex<CollectiveState>,
     changed: Condvar,
 }
 
-struct Board {
+struct CollectiveState {
     posts: Vec<Option<Post>>,
     /// Ranks that have done their share.
     finished: usize,
     /// How many collectives are over.
-    over: u64,
+    completed: u64,
     /// Ranks that gave up, or left in order, and why.
-    gone: Vec<Option<String>>,
-    /// Whose memory each rank's in-place inbox is: a rank that leaves after an error may leave another one reading there.
-    read_in_place: Vec<Option<Arc<dyn Any + Send + Sync>>>,
+    departed: Vec<Option<String>>,
+    /// Whose memory each rank's in-dest peer_buffer is: a rank that leaves after an error may leave another one reading there.
+    peer_read_owners: Vec<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
 #[derive(Clone, Copy)]
@@ -58,32 +59,32 @@ struct Post {
 // SAFETY: an address is only used between the two meetings, while its rank waits.
 unsafe impl Send for Post {}
 
-impl Board {
-    fn new(world: usize) -> Board {
-        Board {
+impl CollectiveState {
+    fn new(world: usize) -> CollectiveState {
+        CollectiveState {
             posts: vec![None; world],
             finished: 0,
-            over: 0,
-            gone: vec![None; world],
-            read_in_place: vec![None; world],
+            completed: 0,
+            departed: vec![None; world],
+            peer_read_owners: vec![None; world],
         }
     }
 }
 
-impl Hall {
-    fn lock(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+impl SharedState {
+    fn lock(&self) -> MutexGuard<'_, CollectiveState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 struct Threads {
     rank: usize,
-    hall: Arc<Hall>,
+    shared: Arc<SharedState>,
     accumulator: Accumulator,
-    inbox: Option<Inbox>,
+    peer_buffer: Option<PeerBuffer>,
 }
 
-impl Carrier for Threads {
+impl Backend for Threads {
     fn run(
         &mut self,
         seq: u64,
@@ -91,109 +92,115 @@ impl Carrier for Threads {
         memory: &mut Memory,
         _ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Arc<dyn Fence>>> {
-        let posts = self.meet(seq, call, memory, deadline)?;
+    ) -> Result<Option<Arc<dyn CompletionEvent>>> {
+        let posts = self.post_and_wait(seq, call, memory, deadline)?;
         let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
-        let place =
-            self.inbox.as_ref().and_then(|inbox| Some((inbox.place(memory.address as u64, memory.bytes)?, inbox)));
-        let place = place.map(|(at, inbox)| (at, inbox.is_in_place()));
-        let agreed = compare(&calls).and_then(|()| match (call.op, place) {
-            (Op::Exchange, None) => Err(CommError::Misuse(format!("{call}: there is no inbox for it"))),
-            // In place, all that there is to do is to meet.
-            (_, place) => Ok(place.filter(|(_, in_place)| !in_place).map(|(at, _)| at)),
+        let dest = self.peer_buffer.as_ref().and_then(|peer_buffer| {
+            Some((peer_buffer.dest_address(memory.address as u64, memory.bytes)?, peer_buffer))
         });
-        if let Ok(place) = agreed {
-            self.share(call, &posts, place);
+        let dest = dest.map(|(at, peer_buffer)| (at, peer_buffer.is_peer_read()));
+        let agreed = check_same_calls(&calls).and_then(|()| match (call.op, dest) {
+            (Op::Exchange, None) => Err(CommError::Misuse(format!("{call}: there is no peer_buffer for it"))),
+            // In dest, all that there is to do is to meet.
+            (_, dest) => Ok(dest.filter(|(_, peer_read)| !peer_read).map(|(at, _)| at)),
+        });
+        if let Ok(dest) = agreed {
+            self.execute(call, &posts, dest);
         }
-        self.part();
+        self.wait_until_all_done();
         agreed.map(|_| None)
     }
 
-    fn inbox(&mut self, seq: u64, inbox: Option<Inbox>, deadline: Deadline) -> Result<Option<u64>> {
-        self.inbox = inbox.filter(|_| self.hall.world == 2);
-        let Some(inbox) = &self.inbox else { return Ok(None) };
-        if !inbox.is_in_place() {
-            return Ok(Some(inbox.at));
+    fn set_peer_buffer(
+        &mut self,
+        seq: u64,
+        peer_buffer: Option<PeerBuffer>,
+        deadline: Deadline,
+    ) -> Result<Option<u64>> {
+        self.peer_buffer = peer_buffer.filter(|_| self.shared.world == 2);
+        let Some(peer_buffer) = &self.peer_buffer else { return Ok(None) };
+        if !peer_buffer.is_peer_read() {
+            return Ok(Some(peer_buffer.dest));
         }
-        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count: inbox.bytes, wire: None };
-        let own = Memory { address: inbox.at as *mut u8, bytes: inbox.bytes };
-        let owner = inbox.owner.clone();
-        let posts = self.meet(seq, &call, &own, deadline)?;
+        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count: peer_buffer.bytes, comm_dtype: None };
+        let own = Memory { address: peer_buffer.dest as *mut u8, bytes: peer_buffer.bytes };
+        let owner = peer_buffer.owner.clone();
+        let posts = self.post_and_wait(seq, &call, &own, deadline)?;
         let calls: Vec<(u64, Call)> = posts.iter().map(|post| (post.seq, post.call)).collect();
-        self.hall.lock().read_in_place[self.rank] = Some(owner);
-        self.part();
-        compare(&calls).map(|()| Some(posts[1 - self.rank].address as u64))
+        self.shared.lock().peer_read_owners[self.rank] = Some(owner);
+        self.wait_until_all_done();
+        check_same_calls(&calls).map(|()| Some(posts[1 - self.rank].address as u64))
     }
 
-    fn give_up(&mut self, error: &CommError) {
-        self.hall.lock().gone[self.rank].get_or_insert(error.to_string());
-        self.hall.changed.notify_all();
+    fn abort(&mut self, error: &CommError) {
+        self.shared.lock().departed[self.rank].get_or_insert(error.to_string());
+        self.shared.changed.notify_all();
     }
 }
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        self.hall.lock().gone[self.rank].get_or_insert_default();
-        self.hall.changed.notify_all();
+        self.shared.lock().departed[self.rank].get_or_insert_default();
+        self.shared.changed.notify_all();
     }
 }
 
 impl Threads {
     /// Posts this rank's call, and waits for all others'.
-    fn meet(&self, seq: u64, call: &Call, memory: &Memory, deadline: Deadline) -> Result<Vec<Post>> {
+    fn post_and_wait(&self, seq: u64, call: &Call, memory: &Memory, deadline: Deadline) -> Result<Vec<Post>> {
         let rank = self.rank;
-        let mut board = self.hall.lock();
-        board.posts[rank] = Some(Post { seq, call: *call, address: memory.address });
-        if board.posts.iter().all(Option::is_some) {
-            self.hall.changed.notify_all();
+        let mut state = self.shared.lock();
+        state.posts[rank] = Some(Post { seq, call: *call, address: memory.address });
+        if state.posts.iter().all(Option::is_some) {
+            self.shared.changed.notify_all();
         }
         loop {
-            if board.posts.iter().all(Option::is_some) {
-                return Ok(board.posts.iter().flatten().copied().collect());
+            if state.posts.iter().all(Option::is_some) {
+                return Ok(state.posts.iter().flatten().copied().collect());
             }
-            let missing: Vec<usize> = (0..self.hall.world).filter(|&r| board.posts[r].is_none()).collect();
-            let gone = missing.iter().find_map(|&r| board.gone[r].clone().map(|why| (r, why)));
-            let error = match gone {
+            let missing: Vec<usize> = (0..self.shared.world).filter(|&r| state.posts[r].is_none()).collect();
+            let departed = missing.iter().find_map(|&r| state.departed[r].clone().map(|why| (r, why)));
+            let error = match departed {
                 Some((peer, why)) if why.is_empty() => {
                     let why = "it has dropped its communicator".into();
                     Some(CommError::Lost { rank, peer, call: call.to_string(), why })
                 }
                 Some((by, reason)) => Some(CommError::Aborted { rank, by, call: call.to_string(), reason }),
                 None if deadline.is_over() => {
-                    Some(CommError::TimedOut { rank, call: call.to_string(), missing, after: deadline.patience })
+                    Some(CommError::TimedOut { rank, call: call.to_string(), missing, after: deadline.timeout })
                 }
                 None => None,
             };
             if let Some(error) = error {
                 // Nobody may use this rank's memory from now on.
-                board.posts[rank] = None;
-                board.gone[rank].get_or_insert(error.to_string());
-                self.hall.changed.notify_all();
+                state.posts[rank] = None;
+                state.departed[rank].get_or_insert(error.to_string());
+                self.shared.changed.notify_all();
                 return Err(error);
             }
-            let waited = self.hall.changed.wait_timeout(board, deadline.left());
-            board = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.shared.changed.wait_timeout(state, deadline.left());
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Waits until all ranks are done with everybody's memory.
-    fn part(&self) {
-        let mut board = self.hall.lock();
-        let over = board.over;
-        board.finished += 1;
-        if board.finished == self.hall.world {
-            board.finished = 0;
-            board.posts.fill(None);
-            board.over += 1;
-            self.hall.changed.notify_all();
+    fn wait_until_all_done(&self) {
+        let mut state = self.shared.lock();
+        let completed = state.completed;
+        state.finished += 1;
+        if state.finished == self.shared.world {
+            state.finished = 0;
+            state.posts.fill(None);
+            state.completed += 1;
+            self.shared.changed.notify_all();
             return;
         }
-        let done = self.hall.changed.wait_while(board, |board| board.over == over);
+        let done = self.shared.changed.wait_while(state, |state| state.completed == completed);
         drop(done.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// This rank's part of a collective that all agree on. What is exchanged comes to `place`.
-    fn share(&mut self, call: &Call, posts: &[Post], place: Option<u64>) {
+    /// This rank's part of a collective that all agree on. What is exchanged comes to `dest`.
+    fn execute(&mut self, call: &Call, posts: &[Post], dest: Option<u64>) {
         let (world, size, rank) = (posts.len(), call.dtype.size(), self.rank);
         let mine = chunk(call.count, world, rank);
         match call.op {
@@ -209,7 +216,7 @@ impl Threads {
                     // SAFETY: this range is this rank's alone, in all buffers, until all have parted; the borrows of `part`
                     // end before the result is written.
                     let part = |rank: usize| unsafe { read(&posts[rank], &range) };
-                    let result = self.accumulator.reduce(call.dtype, reduce, call.wire, world, part);
+                    let result = self.accumulator.reduce(call.dtype, reduce, call.comm_dtype, world, part);
                     for post in posts.iter().enumerate().filter(|(r, _)| everywhere || *r == rank).map(|(_, post)| post)
                     {
                         // SAFETY: as above.
@@ -232,9 +239,9 @@ impl Threads {
             Op::Broadcast { .. } => {}
             Op::Exchange => {
                 let bytes = call.count * size;
-                if let Some(at) = place {
+                if let Some(at) = dest {
                     let here = Post { address: at as *mut u8, ..posts[rank] };
-                    // SAFETY: all only read the buffers, and each writes its own inbox, which has as many bytes from there on.
+                    // SAFETY: all only read the buffers, and each writes its own peer_buffer, which has as many bytes from there on.
                     unsafe { write(&here, 0, read(&posts[1 - rank], &(0..bytes))) };
                 }
             }

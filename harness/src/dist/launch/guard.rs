@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use crate::dist::lifeline;
-use crate::signals::STOPS;
+use crate::signals::STOP_SIGNALS;
 
 /// The hidden command of the program `tilewright` that is the guard.
 pub const COMMAND: &str = "launch-guard";
@@ -44,13 +44,13 @@ impl Guard {
         Ok(Guard { process, pipe })
     }
 
-    /// Where a group announces itself ([`announce`]).
+    /// Where a group announces itself ([`register_group`]).
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
     /// A group that has ended.
-    pub fn forget(&mut self, group: Word) {
+    pub fn unregister_group(&mut self, group: Word) {
         if let Some(pipe) = &mut self.pipe {
             // A guard that was ended has nothing to forget.
             let _ = pipe.write_all(&(-group).to_ne_bytes());
@@ -74,7 +74,7 @@ fn own_program() -> io::Result<std::path::PathBuf> {
 }
 
 /// Tells the guard the caller's own group: between fork and exec.
-pub fn announce(pipe: RawFd) {
+pub fn register_group(pipe: RawFd) {
     // SAFETY: getpid and write are safe to call there, and the bytes live through the call.
     unsafe {
         let word = libc::getpid().to_ne_bytes();
@@ -84,7 +84,7 @@ pub fn announce(pipe: RawFd) {
 
 /// The guard: reads until the launcher has ended, then ends the groups that are left.
 pub fn watch() {
-    for signal in STOPS {
+    for signal in STOP_SIGNALS {
         // SAFETY: no handler runs. Whoever signals all processes means the ranks and the launcher.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

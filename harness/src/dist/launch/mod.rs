@@ -1,7 +1,7 @@
 //! Starts the ranks of one host, looks after them, and leaves nothing of them behind.
 //!
 //! Each rank is a process group. Signals that ask to stop are passed on to all of it, and whoever does not end in time is asked (SIGTERM)
-//! and ended (SIGKILL): [`Patience`] has the times. If this process is killed, the [`guard`] ends the groups, the ranks see their
+//! and ended (SIGKILL): [`Timeouts`] has the times. If this process is killed, the [`guard`] ends the groups, the ranks see their
 //! [`lifeline`](super::lifeline) close, and Linux sends them a parent-death signal. Programs other than ours that leave their group are nobody's.
 
 pub mod guard;
@@ -16,9 +16,9 @@ use std::time::{Duration, Instant};
 
 use self::guard::Guard;
 use self::process::Rank;
-pub use self::report::{End, each, report};
+pub use self::report::{End, per_rank_lines, report};
 use super::secret::Access;
-use crate::signals::Heard;
+use crate::signals::StopSignal;
 
 /// What to start, and how.
 #[derive(Clone, Debug)]
@@ -37,12 +37,12 @@ pub struct Plan {
     pub job: String,
     /// Who may take part: ranks get it through their environment.
     pub access: Access,
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
-/// How long ranks have to end by themselves. Who is there still gets SIGTERM, and SIGKILL a [`Patience::grace`] later.
+/// How long ranks have to end by themselves. Who is there still gets SIGTERM, and SIGKILL a [`Timeouts::grace`] later.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// After one has failed: the others have to find out, say so, and save nothing by halves. Also after a second signal.
     pub grace: Duration,
     /// After a signal that asks to stop, or when a rank has stopped by itself: a step, and what belongs to it.
@@ -55,10 +55,10 @@ pub struct Patience {
 pub const LAST_LINES: usize = 8;
 
 /// How long what was sent SIGKILL has at least to be gone.
-const LAST_WAIT: Duration = Duration::from_secs(5);
+const MIN_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often is looked who has ended: short, so that the order of the ends is seen.
-const PAUSE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A port that is free now.
 ///
@@ -69,14 +69,14 @@ pub fn free_port() -> io::Result<u16> {
 }
 
 /// Starts all ranks and waits until nothing is left of them. Their lines go to `out` and `err` with the rank before them. The ends come in
-/// the order in which they happened. `hear` is told each signal that comes out of `signals`, when it has been passed on.
+/// the order in which they happened. `on_signal` is told each signal that comes out of `signals`, when it has been passed on.
 ///
 /// # Errors
 /// A rank cannot be started; those that were are ended. A rank that SIGKILL does not end ([`io::ErrorKind::TimedOut`]).
 pub fn run(
     plan: &Plan,
-    signals: &Receiver<Heard>,
-    mut hear: impl FnMut(Heard),
+    signals: &Receiver<StopSignal>,
+    mut on_signal: impl FnMut(StopSignal),
     out: impl Write + Send + Clone + 'static,
     err: impl Write + Send + Clone + 'static,
 ) -> io::Result<Vec<End>> {
@@ -93,47 +93,47 @@ pub fn run(
         }
     }
     let mut order = Vec::new();
-    let mut clock = Clock::new(plan.patience);
+    let mut schedule = ShutdownSchedule::new(plan.timeouts);
     while ranks.iter().any(|rank| !rank.is_gone()) {
         let now = Instant::now();
         for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
-            let Some(status) = rank.look(began, &mut guard)? else { continue };
+            let Some(status) = rank.poll(began, &mut guard)? else { continue };
             order.push(rank.number);
             match status.code() == Some(crate::cli::STOPPED.into()) {
-                true => clock.stop(now),
-                false if !status.success() => clock.fail(now),
+                true => schedule.stop(now),
+                false if !status.success() => schedule.fail(now),
                 false => {}
             }
         }
         if ranks.iter().all(Rank::has_ended) {
-            clock.all_have_ended(now);
+            schedule.all_have_ended(now);
         }
-        while let Ok(heard) = signals.try_recv() {
-            let (Heard::Stop(signal) | Heard::End(signal)) = heard;
+        while let Ok(stop_signal) = signals.try_recv() {
+            let (StopSignal::Stop(signal) | StopSignal::End(signal)) = stop_signal;
             for rank in &ranks {
                 rank.signal(signal);
             }
-            match heard {
-                Heard::Stop(_) => clock.stop(now),
-                Heard::End(_) => clock.end(now),
+            match stop_signal {
+                StopSignal::Stop(_) => schedule.stop(now),
+                StopSignal::End(_) => schedule.end(now),
             }
-            hear(heard);
+            on_signal(stop_signal);
         }
         // All are asked, so that none has more to say than there is room for.
         let mut saving = false;
         for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
             saving |= rank.is_saving();
         }
-        if clock.is_in_vain(now) {
+        if schedule.is_unkillable(now) {
             break;
         }
-        if let Some(signal) = clock.due(now, saving) {
+        if let Some(signal) = schedule.due(now, saving) {
             for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
                 rank.signal(signal);
                 rank.stopped |= !rank.has_ended();
             }
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
     if let Some(rank) = ranks.iter().find(|rank| !rank.has_ended()) {
         let (number, process) = (rank.number, rank.leader());
@@ -146,8 +146,8 @@ pub fn run(
 }
 
 /// When ranks that do not end by themselves are ended.
-struct Clock {
-    patience: Patience,
+struct ShutdownSchedule {
+    timeouts: Timeouts,
     /// Since when they are to end, and how long they have.
     ending: Option<(Instant, Duration)>,
     /// Whether a rank that saves has longer.
@@ -160,12 +160,19 @@ struct Clock {
     killed: Option<Instant>,
 }
 
-impl Clock {
-    fn new(patience: Patience) -> Clock {
-        Clock { patience, ending: None, waits_for_saving: true, asked: false, terminated: None, killed: None }
+impl ShutdownSchedule {
+    fn new(timeouts: Timeouts) -> ShutdownSchedule {
+        ShutdownSchedule {
+            timeouts,
+            ending: None,
+            waits_for_saving: true,
+            asked: false,
+            terminated: None,
+            killed: None,
+        }
     }
 
-    fn within(&mut self, now: Instant, time: Duration) {
+    fn end_within(&mut self, now: Instant, time: Duration) {
         let sooner = self.ending.is_none_or(|(since, allowed)| now + time < since + allowed);
         if sooner {
             self.ending = Some((now, time));
@@ -175,26 +182,26 @@ impl Clock {
     /// A signal asked to stop, or a rank has.
     fn stop(&mut self, now: Instant) {
         self.asked = true;
-        self.within(now, self.patience.stop);
+        self.end_within(now, self.timeouts.stop);
     }
 
     /// A rank failed.
     fn fail(&mut self, now: Instant) {
         if !self.asked {
-            self.within(now, self.patience.grace);
+            self.end_within(now, self.timeouts.grace);
         }
     }
 
     /// A second signal: nothing is waited for any more.
     fn end(&mut self, now: Instant) {
         self.waits_for_saving = false;
-        self.within(now, self.patience.grace);
+        self.end_within(now, self.timeouts.grace);
     }
 
     /// What is left was left behind by ranks that have ended. After a signal it may be what they were wrappers of.
     fn all_have_ended(&mut self, now: Instant) {
         if !self.asked {
-            self.within(now, Duration::ZERO);
+            self.end_within(now, Duration::ZERO);
         }
     }
 
@@ -202,7 +209,7 @@ impl Clock {
     fn due(&mut self, now: Instant, saving: bool) -> Option<i32> {
         let (since, allowed) = self.ending?;
         let saving = saving && self.waits_for_saving;
-        let allowed = if saving { allowed.max(self.patience.save) } else { allowed };
+        let allowed = if saving { allowed.max(self.timeouts.save) } else { allowed };
         match self.terminated {
             None if now >= since + allowed => {
                 self.terminated = Some(now);
@@ -210,7 +217,7 @@ impl Clock {
             }
             // Some save because of the SIGTERM.
             Some(at)
-                if self.killed.is_none() && now >= at + self.patience.grace && !(saving && now < since + allowed) =>
+                if self.killed.is_none() && now >= at + self.timeouts.grace && !(saving && now < since + allowed) =>
             {
                 self.killed = Some(now);
                 Some(libc::SIGKILL)
@@ -220,8 +227,8 @@ impl Clock {
     }
 
     /// Whether SIGKILL has not ended what is left: a process that waits for a device, or one that has ended and nobody waits for.
-    fn is_in_vain(&self, now: Instant) -> bool {
-        self.killed.is_some_and(|at| now >= at + self.patience.grace.max(LAST_WAIT))
+    fn is_unkillable(&self, now: Instant) -> bool {
+        self.killed.is_some_and(|at| now >= at + self.timeouts.grace.max(MIN_KILL_TIMEOUT))
     }
 }
 
@@ -231,56 +238,56 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn clock() -> (Clock, impl Fn(u32) -> Instant) {
+    fn schedule() -> (ShutdownSchedule, impl Fn(u32) -> Instant) {
         let began = Instant::now();
-        let patience = Patience { grace: 5 * SECOND, stop: 60 * SECOND, save: 600 * SECOND };
-        (Clock::new(patience), move |seconds| began + seconds * SECOND)
+        let timeouts = Timeouts { grace: 5 * SECOND, stop: 60 * SECOND, save: 600 * SECOND };
+        (ShutdownSchedule::new(timeouts), move |seconds| began + seconds * SECOND)
     }
 
     #[test]
-    fn a_failure_leaves_the_others_a_while() {
-        let (mut clock, at) = clock();
-        assert_eq!(clock.due(at(1000), false), None);
-        clock.fail(at(1000));
-        clock.fail(at(1004));
-        assert_eq!(clock.due(at(1004), false), None);
-        assert_eq!(clock.due(at(1005), true), None, "a checkpoint is finished");
-        assert_eq!(clock.due(at(1005), false), Some(libc::SIGTERM));
-        assert_eq!(clock.due(at(1009), false), None);
-        assert_eq!(clock.due(at(1010), true), None, "what SIGTERM made it save is finished");
-        assert_eq!(clock.due(at(1011), false), Some(libc::SIGKILL));
-        assert_eq!(clock.due(at(1012), true), None);
+    fn after_a_failure_other_ranks_get_the_grace_period() {
+        let (mut schedule, at) = schedule();
+        assert_eq!(schedule.due(at(1000), false), None);
+        schedule.fail(at(1000));
+        schedule.fail(at(1004));
+        assert_eq!(schedule.due(at(1004), false), None);
+        assert_eq!(schedule.due(at(1005), true), None, "a checkpoint is finished");
+        assert_eq!(schedule.due(at(1005), false), Some(libc::SIGTERM));
+        assert_eq!(schedule.due(at(1009), false), None);
+        assert_eq!(schedule.due(at(1010), true), None, "what SIGTERM made it save is finished");
+        assert_eq!(schedule.due(at(1011), false), Some(libc::SIGKILL));
+        assert_eq!(schedule.due(at(1012), true), None);
     }
 
     #[test]
-    fn a_signal_leaves_time_to_save_up_to_a_limit() {
-        let (mut clock, at) = clock();
-        clock.stop(at(0));
-        clock.fail(at(1));
-        clock.all_have_ended(at(1));
-        assert_eq!(clock.due(at(59), false), None);
-        assert_eq!(clock.due(at(599), true), None);
-        assert_eq!(clock.due(at(600), true), Some(libc::SIGTERM));
-        assert_eq!(clock.due(at(605), true), Some(libc::SIGKILL));
+    fn after_a_signal_ranks_may_save_until_a_limit() {
+        let (mut schedule, at) = schedule();
+        schedule.stop(at(0));
+        schedule.fail(at(1));
+        schedule.all_have_ended(at(1));
+        assert_eq!(schedule.due(at(59), false), None);
+        assert_eq!(schedule.due(at(599), true), None);
+        assert_eq!(schedule.due(at(600), true), Some(libc::SIGTERM));
+        assert_eq!(schedule.due(at(605), true), Some(libc::SIGKILL));
     }
 
     #[test]
-    fn a_second_signal_waits_for_nothing() {
-        let (mut clock, at) = clock();
-        clock.stop(at(0));
-        clock.end(at(2));
-        assert_eq!(clock.due(at(6), true), None);
-        assert_eq!(clock.due(at(7), true), Some(libc::SIGTERM));
-        assert_eq!(clock.due(at(12), true), Some(libc::SIGKILL));
+    fn a_second_signal_does_not_wait_for_saves() {
+        let (mut schedule, at) = schedule();
+        schedule.stop(at(0));
+        schedule.end(at(2));
+        assert_eq!(schedule.due(at(6), true), None);
+        assert_eq!(schedule.due(at(7), true), Some(libc::SIGTERM));
+        assert_eq!(schedule.due(at(12), true), Some(libc::SIGKILL));
     }
 
     #[test]
-    fn what_ranks_leave_behind_is_ended_at_once() {
-        let (mut clock, at) = clock();
-        clock.all_have_ended(at(3));
-        assert_eq!(clock.due(at(3), false), Some(libc::SIGTERM));
-        assert_eq!(clock.due(at(8), false), Some(libc::SIGKILL));
-        assert!(!clock.is_in_vain(at(12)));
-        assert!(clock.is_in_vain(at(13)), "nothing is waited for without end");
+    fn leftover_processes_are_terminated_immediately() {
+        let (mut schedule, at) = schedule();
+        schedule.all_have_ended(at(3));
+        assert_eq!(schedule.due(at(3), false), Some(libc::SIGTERM));
+        assert_eq!(schedule.due(at(8), false), Some(libc::SIGKILL));
+        assert!(!schedule.is_unkillable(at(12)));
+        assert!(schedule.is_unkillable(at(13)), "nothing is waited for without end");
     }
 }

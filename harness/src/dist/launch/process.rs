@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::guard::{self, Guard};
-use super::{End, LAST_LINES, PAUSE, Plan};
-use crate::dist::lifeline::{self, Held};
+use super::{End, LAST_LINES, POLL_INTERVAL, Plan};
+use crate::dist::lifeline::{self, LauncherEnd};
 use crate::dist::secret::Access;
 
 /// A rank that runs or has run.
@@ -19,7 +19,7 @@ pub struct Rank {
     pub number: usize,
     leader: Child,
     group: libc::pid_t,
-    lifeline: Held,
+    lifeline: LauncherEnd,
     last: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<JoinHandle<()>>,
     /// How its leader ended, and seconds since the start.
@@ -91,7 +91,7 @@ impl Rank {
     ///
     /// # Errors
     /// The process is lost.
-    pub fn look(&mut self, began: Instant, guard: &mut Guard) -> io::Result<Option<ExitStatus>> {
+    pub fn poll(&mut self, began: Instant, guard: &mut Guard) -> io::Result<Option<ExitStatus>> {
         let mut news = None;
         if self.ended.is_none() {
             news = self.leader.try_wait()?;
@@ -101,7 +101,7 @@ impl Rank {
             self.reap();
             if !self.signal(0) {
                 self.empty = true;
-                guard.forget(self.group);
+                guard.unregister_group(self.group);
             }
         }
         Ok(news)
@@ -151,9 +151,9 @@ impl Rank {
 
     /// How it ended, after a short wait for its last lines: what left its group may hold its output open.
     pub fn end(self) -> Option<End> {
-        let patience = Instant::now() + Duration::from_secs(1);
-        while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < patience {
-            std::thread::sleep(PAUSE);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {
+            std::thread::sleep(POLL_INTERVAL);
         }
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         let (status, after) = self.ended?;
@@ -169,7 +169,7 @@ fn give_access(command: &mut Command, access: &Access) {
     }
     match access {
         Access::Secret(secret) => drop(command.env("TILEWRIGHT_SECRET", secret.text())),
-        Access::Anybody => drop(command.env("TILEWRIGHT_UNAUTHENTICATED", "1")),
+        Access::Unauthenticated => drop(command.env("TILEWRIGHT_UNAUTHENTICATED", "1")),
         Access::Loopback => {}
     }
 }
@@ -186,7 +186,7 @@ fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
                 libc::_exit(1);
             }
         }
-        guard::announce(guard);
+        guard::register_group(guard);
         // We ignore it ourselves; their program decides for itself.
         libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
         // Theirs stays open.
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn output_without_lines_is_cut() {
+    fn long_lines_are_split() {
         let (to, last) = (Shared::default(), Arc::default());
         let text = [vec![b'x'; 1_000_000], b"\nend\n".to_vec()].concat();
         forward(3, io::Cursor::new(text), to.clone(), Arc::clone(&last)).unwrap().join().unwrap();

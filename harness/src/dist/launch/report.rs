@@ -4,11 +4,11 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use crate::cli::STOPPED;
-use crate::dist::comm::error::{awaited, blamed};
+use crate::dist::comm::error::{awaited_ranks, failed_peer};
 use crate::signals;
 
 /// Failures within this time belong together, in seconds.
-const TOGETHER: f64 = 1.0;
+const SIMULTANEOUS_SECONDS: f64 = 1.0;
 
 /// How one rank ended.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct End {
 
 impl End {
     /// `exit code 1`, `signal 9 (SIGKILL)`.
-    pub fn how(&self) -> String {
+    pub fn describe(&self) -> String {
         match (self.status.code(), self.status.signal()) {
             (Some(0), _) => "in order".into(),
             (Some(code), _) => format!("with exit code {code}"),
@@ -54,7 +54,10 @@ impl End {
 fn hung(ends: &[End]) -> Option<(&End, &String)> {
     ends.iter().filter(|end| end.stopped).find_map(|end| {
         let others = ends.iter().filter(|other| other.rank != end.rank);
-        others.flat_map(|other| &other.last).find(|line| awaited(line).contains(&end.rank)).map(|line| (end, line))
+        others
+            .flat_map(|other| &other.last)
+            .find(|line| awaited_ranks(line).contains(&end.rank))
+            .map(|line| (end, line))
     })
 }
 
@@ -64,10 +67,10 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
     let fails = |end: &&End| !end.status.success() && !end.has_saved() && !end.stopped && !end.is_by(forwarded);
     let failures: Vec<&End> = ends.iter().filter(fails).collect();
     let seen = failures.first()?;
-    let together = || failures.iter().filter(|end| end.after < seen.after + TOGETHER);
+    let together = || failures.iter().filter(|end| end.after < seen.after + SIMULTANEOUS_SECONDS);
     // Whoever was killed did not end because of another rank, even if that one was seen first; nor did who names no other that failed.
     let killed = together().find(|end| end.status.signal().is_some());
-    let names = |end: &End, other: &End| end.last.iter().any(|line| blamed(line) == Some(other.rank));
+    let names = |end: &End, other: &End| end.last.iter().any(|line| failed_peer(line) == Some(other.rank));
     let alone = together().find(|end| !failures.iter().any(|other| other.rank != end.rank && names(end, other)));
     let hung = hung(ends).filter(|_| killed.is_none());
     let first = hung.map(|(end, _)| end).or(killed.or(alone).copied()).unwrap_or(seen);
@@ -75,11 +78,11 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
         Some((_, line)) => format!(
             "rank {} hung, and ended {}, which the launcher sent after {:.1} s; another rank said: {}",
             first.rank,
-            first.how(),
+            first.describe(),
             first.after,
             line.strip_prefix("error: ").unwrap_or(line)
         ),
-        None => format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.how(), first.after),
+        None => format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.describe(), first.after),
     };
     match first.last.is_empty() {
         true if hung.is_some() => text += "; it said nothing",
@@ -93,20 +96,20 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
     }
     let others: Vec<&End> = ends.iter().filter(|end| end.rank != first.rank).collect();
     if !others.is_empty() {
-        text += &format!("\n{}", each(&others));
+        text += &format!("\n{}", per_rank_lines(&others));
     }
     Some(text)
 }
 
 /// A line for each rank.
-pub fn each(ends: &[&End]) -> String {
+pub fn per_rank_lines(ends: &[&End]) -> String {
     let line = |end: &&End| {
         let cause = match (end.stopped, end.status.signal()) {
             (true, Some(_)) => ", which the launcher sent",
             (true, None) => ", told by the launcher,",
             (false, _) => "",
         };
-        format!("rank {} ended {}{cause} after {:.1} s", end.rank, end.how(), end.after)
+        format!("rank {} ended {}{cause} after {:.1} s", end.rank, end.describe(), end.after)
     };
     ends.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_that_failed_first_is_the_one_that_others_name() {
+    fn the_first_failure_is_the_rank_that_others_name() {
         let lost = "rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
         // A process closes its connections a moment before it is seen to have ended.
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");

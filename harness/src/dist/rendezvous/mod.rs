@@ -1,40 +1,40 @@
 //! How processes that were started apart find each other: at rank 0's address.
 //!
-//! Every rank but 0 connects to rank 0, and both prove that they are of the same job ([`greeting`]); it says where it listens itself. When
+//! Every rank but 0 connects to rank 0, and both prove that they are of the same job ([`handshake`]); it says where it listens itself. When
 //! all are there, rank 0 sends everybody the list; rank i then connects to ranks 1 to i − 1, in the same way. In the end there is a socket
 //! between every two ranks. Whoever finds something wrong tells those whom it can tell, so that all ranks name the same reason.
 //!
 //! What always holds:
 //! - All of it ends within [`Options::start_timeout`], and a moment for telling each other.
-//! - Only a rank that has proved itself can make the rendezvous fail, or take a rank's place. Whoever else connects is turned away, costs
-//!   the ranks no time ([`gate`]), and a rank that meets somebody else at the address of another one tries again until time is over.
+//! - Only a rank that has proved itself can make the rendezvous fail, or take a rank's rank_info. Whoever else connects is turned away, costs
+//!   the ranks no time ([`acceptor`]), and a rank that meets somebody else at the address of another one tries again until time is over.
 //! - Without a secret ([`Access`]) a proof is worth nothing; ranks listen and connect on the loopback interface only then, unless
 //!   somebody said that anybody may come.
 //! - Rank 0 listens at the address that it was given, the others at the one from which they reach rank 0.
 
-mod gate;
-mod greeting;
+mod acceptor;
+mod handshake;
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-use super::comm::carrier::Deadline;
+use super::comm::backend::Deadline;
 use super::comm::error::{ranks, seconds};
 use super::comm::{CommError, Communicator, Options, Result, tcp};
-use super::rank::Place;
+use super::rank::RankInfo;
 use super::secret::{Access, Secret};
-use super::watchdog::{LAST_RESORT, guard};
+use super::watchdog::{WATCHDOG_MARGIN, guard};
 use crate::escape::{printable, printable_lines};
-use gate::{Arrival, Event, GREETING, Gate};
-use greeting::{Own, Why, greet, read_by, write_by};
+use acceptor::{AcceptedPeer, Acceptor, Event, HANDSHAKE_TIMEOUT};
+use handshake::{HandshakeError, LocalIdentity, handshake, read_by, write_by};
 
 /// How long a rank waits before it tries to connect again.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long one attempt to connect may take, of several addresses of one name.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long telling one rank how the rendezvous ended may take.
-const TELLING: Duration = Duration::from_secs(2);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest reason for a failure that is read.
 const LONGEST_REASON: usize = 4096;
 /// The most bytes of one rank in the list of all.
@@ -44,7 +44,7 @@ const LONGEST_LINE: usize = 64;
 #[derive(Clone, Debug, Default)]
 pub struct Job {
     /// Tells apart jobs that meet by accident.
-    pub word: String,
+    pub name: String,
     /// Keeps out who does not belong to it.
     pub access: Access,
 }
@@ -54,9 +54,9 @@ impl Job {
     ///
     /// # Errors
     /// The system has no random numbers.
-    pub fn fresh(word: &str) -> Result<Job> {
-        let secret = Secret::fresh().map_err(|error| CommError::Setup(format!("cannot make a secret: {error}")))?;
-        Ok(Job { word: word.to_string(), access: Access::Secret(secret) })
+    pub fn generate(name: &str) -> Result<Job> {
+        let secret = Secret::generate().map_err(|error| CommError::Setup(format!("cannot make a secret: {error}")))?;
+        Ok(Job { name: name.to_string(), access: Access::Secret(secret) })
     }
 }
 
@@ -65,25 +65,30 @@ impl Job {
 /// # Errors
 /// The port is in use, ranks are missing after [`Options::start_timeout`], two say that they are the same one, or they do not agree
 /// how many they are; an address that others reach, without a secret.
-pub fn connect(place: &Place, job: &Job, options: Options) -> Result<Communicator> {
-    tcp::over_sockets(place.rank, sockets(place, job, "ranks", options)?, options)
+pub fn connect(rank_info: &RankInfo, job: &Job, options: Options) -> Result<Communicator> {
+    tcp::over_sockets(rank_info.rank, sockets(rank_info, job, "ranks", options)?, options)
 }
 
 /// The sockets themselves, by rank; none for this rank. `purpose` tells apart several meetings of one job.
 ///
 /// # Errors
 /// As [`connect`].
-pub(crate) fn sockets(place: &Place, job: &Job, purpose: &str, options: Options) -> Result<Vec<Option<TcpStream>>> {
+pub(crate) fn sockets(
+    rank_info: &RankInfo,
+    job: &Job,
+    purpose: &str,
+    options: Options,
+) -> Result<Vec<Option<TcpStream>>> {
     let deadline = Deadline::after(options.start_timeout);
-    let own = Own::new(place, job, purpose);
+    let identity = LocalIdentity::new(rank_info, job, purpose);
     // A name server may not answer.
-    let (rank, (name, port)) = (place.rank, place.master.clone());
-    let limit = options.start_timeout.saturating_add(LAST_RESORT);
+    let (rank, (name, port)) = (rank_info.rank, rank_info.master.clone());
+    let limit = options.start_timeout.saturating_add(WATCHDOG_MARGIN);
     let _guarded = guard(limit, move || format!("rank {rank}: the meeting of the ranks at {name}:{port}"));
-    match (place.world, place.rank) {
+    match (rank_info.world, rank_info.rank) {
         (1, _) => Ok(vec![None]),
-        (_, 0) => host(place, job, &own, deadline),
-        _ => join(place, job, &own, deadline),
+        (_, 0) => run_rank0(rank_info, job, &identity, deadline),
+        _ => run_other_rank(rank_info, job, &identity, deadline),
     }
 }
 
@@ -102,8 +107,8 @@ fn check_access(job: &Job, ip: IpAddr) -> Result<()> {
 }
 
 /// Where rank 0 listens: at all addresses of this host that the name has, and nowhere else.
-fn listen(place: &Place, job: &Job) -> Result<Vec<TcpListener>> {
-    let (name, port) = &place.master;
+fn listen(rank_info: &RankInfo, job: &Job) -> Result<Vec<TcpListener>> {
+    let (name, port) = &rank_info.master;
     let addresses: Vec<SocketAddr> = match (name.as_str(), *port).to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
         Err(error) => {
@@ -113,12 +118,14 @@ fn listen(place: &Place, job: &Job) -> Result<Vec<TcpListener>> {
         }
     };
     addresses.iter().try_for_each(|address| check_access(job, address.ip()))?;
-    if place.local_world < place.world && addresses.iter().all(|address| address.ip().to_canonical().is_loopback()) {
+    if rank_info.local_world < rank_info.world
+        && addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
+    {
         let ip = addresses.first().map_or_else(|| name.clone(), |address| address.ip().to_string());
         return setup(format!(
             "MASTER_ADDR is `{name}`, which is {ip} on the host of rank 0: {} of {} ranks are on other hosts, which cannot reach it there\n  help: set MASTER_ADDR to an address of this host that they reach, the same for all ranks",
-            place.world - place.local_world,
-            place.world
+            rank_info.world - rank_info.local_world,
+            rank_info.world
         ));
     }
     let mut listeners: Vec<TcpListener> = Vec::new();
@@ -147,10 +154,15 @@ fn listen(place: &Place, job: &Job) -> Result<Vec<TcpListener>> {
 }
 
 /// Rank 0's part.
-fn host(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<Option<TcpStream>>> {
-    let listeners = listen(place, job)?;
-    let mut arrivals: Vec<Arrival> = Vec::new();
-    let outcome = gather(&listeners, place, own, deadline, &mut arrivals);
+fn run_rank0(
+    rank_info: &RankInfo,
+    job: &Job,
+    identity: &LocalIdentity,
+    deadline: Deadline,
+) -> Result<Vec<Option<TcpStream>>> {
+    let listeners = listen(rank_info, job)?;
+    let mut accepted: Vec<AcceptedPeer> = Vec::new();
+    let outcome = accept_all(&listeners, rank_info, identity, deadline, &mut accepted);
     let mut message = match &outcome {
         Ok(()) => vec![b'y'],
         Err(_) => vec![b'n'],
@@ -158,96 +170,102 @@ fn host(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<O
     let mut text = String::new();
     match &outcome {
         Ok(()) => {
-            arrivals.sort_by_key(|arrival| arrival.visitor.rank);
-            arrivals.iter().for_each(|arrival| text += &format!("{} {}\n", arrival.ip, arrival.visitor.port));
+            accepted.sort_by_key(|peer| peer.peer_info.rank);
+            accepted.iter().for_each(|peer| text += &format!("{} {}\n", peer.ip, peer.peer_info.port));
         }
         Err(error) => text = error.to_string(),
     }
     message.extend((text.len() as u32).to_le_bytes());
     message.extend(text.into_bytes());
-    for Arrival { socket, .. } in &mut arrivals {
+    for AcceptedPeer { socket, .. } in &mut accepted {
         // Whoever cannot be told finds out by itself.
-        let _ = socket.set_nonblocking(false).and_then(|()| write_by(socket, &message, Deadline::after(TELLING)));
+        let _ =
+            socket.set_nonblocking(false).and_then(|()| write_by(socket, &message, Deadline::after(NOTIFY_TIMEOUT)));
     }
     outcome?;
-    Ok(std::iter::once(None).chain(arrivals.into_iter().map(|arrival| Some(arrival.socket))).collect())
+    Ok(std::iter::once(None).chain(accepted.into_iter().map(|peer| Some(peer.socket))).collect())
 }
 
 /// Lets ranks in until all are there.
-fn gather(
+fn accept_all(
     listeners: &[TcpListener],
-    place: &Place,
-    own: &Own,
+    rank_info: &RankInfo,
+    identity: &LocalIdentity,
     deadline: Deadline,
-    arrivals: &mut Vec<Arrival>,
+    accepted: &mut Vec<AcceptedPeer>,
 ) -> Result<()> {
-    let mut gate = Gate::new(listeners, own)?;
-    while arrivals.len() + 1 < place.world {
-        let here: Vec<&TcpStream> = arrivals.iter().map(|arrival| &arrival.socket).collect();
-        let arrival = match gate.next(&here, deadline)? {
-            Event::Arrived(arrival) => arrival,
-            Event::Ended(at) => {
-                let Arrival { socket, visitor, .. } = &arrivals[at];
-                return setup(match tcp::parting(socket) {
-                    Some(reason) => format!("rank {} gave up: {reason}", visitor.rank),
-                    None => format!("rank {} has ended before all ranks had come", visitor.rank),
+    let mut acceptor = Acceptor::new(listeners, identity)?;
+    while accepted.len() + 1 < rank_info.world {
+        let here: Vec<&TcpStream> = accepted.iter().map(|peer| &peer.socket).collect();
+        let peer = match acceptor.next(&here, deadline)? {
+            Event::Accepted(peer) => peer,
+            Event::Closed(at) => {
+                let AcceptedPeer { socket, peer_info, .. } = &accepted[at];
+                return setup(match tcp::abort_reason(socket) {
+                    Some(reason) => format!("rank {} gave up: {reason}", peer_info.rank),
+                    None => format!("rank {} has ended before all ranks had come", peer_info.rank),
                 });
             }
-            Event::Over => {
-                let is_here = |rank: &usize| arrivals.iter().any(|arrival| arrival.visitor.rank == *rank);
-                let missing: Vec<usize> = (1..place.world).filter(|rank| !is_here(rank)).collect();
-                let (host, port) = &place.master;
+            Event::TimedOut => {
+                let is_here = |rank: &usize| accepted.iter().any(|peer| peer.peer_info.rank == *rank);
+                let missing: Vec<usize> = (1..rank_info.world).filter(|rank| !is_here(rank)).collect();
+                let (host, port) = &rank_info.master;
                 return setup(format!(
                     "{} of {} did not come to {host}:{port} within {}{}\n  help: see why they did not start; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
                     ranks(&missing),
-                    place.world,
-                    seconds(&deadline.patience),
-                    gate.turned_away()
+                    rank_info.world,
+                    seconds(&deadline.timeout),
+                    acceptor.rejections()
                 ));
             }
         };
-        let visitor = arrival.visitor;
-        let taken = visitor.rank == 0 || arrivals.iter().any(|other| other.visitor.rank == visitor.rank);
+        let peer_info = peer.peer_info;
+        let taken = peer_info.rank == 0 || accepted.iter().any(|other| other.peer_info.rank == peer_info.rank);
         // It hears of the error too.
-        arrivals.push(arrival);
-        if visitor.world != place.world {
+        accepted.push(peer);
+        if peer_info.world != rank_info.world {
             return setup(format!(
                 "rank {} counts {} ranks, rank 0 counts {}",
-                visitor.rank, visitor.world, place.world
+                peer_info.rank, peer_info.world, rank_info.world
             ));
         }
-        if taken || visitor.rank >= place.world {
-            return setup(format!("two processes say that they are rank {}", visitor.rank));
+        if taken || peer_info.rank >= rank_info.world {
+            return setup(format!("two processes say that they are rank {}", peer_info.rank));
         }
     }
     Ok(())
 }
 
 /// Everybody else's part. The ranks that this one is connected to when it fails are told why.
-fn join(place: &Place, job: &Job, own: &Own, deadline: Deadline) -> Result<Vec<Option<TcpStream>>> {
-    let mut peers: Vec<Option<TcpStream>> = (0..place.world).map(|_| None).collect();
-    match connect_peers(place, job, own, deadline, &mut peers) {
+fn run_other_rank(
+    rank_info: &RankInfo,
+    job: &Job,
+    identity: &LocalIdentity,
+    deadline: Deadline,
+) -> Result<Vec<Option<TcpStream>>> {
+    let mut peers: Vec<Option<TcpStream>> = (0..rank_info.world).map(|_| None).collect();
+    match connect_peers(rank_info, job, identity, deadline, &mut peers) {
         Ok(()) => Ok(peers),
         Err(error) => {
-            tcp::part(peers.iter().flatten(), &error.to_string());
+            tcp::send_abort_notice(peers.iter().flatten(), &error.to_string());
             Err(error)
         }
     }
 }
 
 fn connect_peers(
-    place: &Place,
+    rank_info: &RankInfo,
     job: &Job,
-    own: &Own,
+    identity: &LocalIdentity,
     deadline: Deadline,
     peers: &mut [Option<TcpStream>],
 ) -> Result<()> {
-    let (name, port) = &place.master;
-    let (rank, world) = (place.rank, place.world);
+    let (name, port) = &rank_info.master;
+    let (rank, world) = (rank_info.rank, rank_info.world);
     let broken = |what: &str, error: std::io::Error| CommError::Setup(format!("rank {rank}: {what}: {error}"));
     let help = "rank 0 has to run there; MASTER_ADDR and MASTER_PORT have to be the same for all ranks";
     let mut listener = None;
-    let socket = reach((name, *port), job, deadline, help, |socket, brief| {
+    let socket = connect_with_retry((name, *port), job, deadline, help, |socket, proof_deadline| {
         // Where others of the job reach us: at the address from which we reach rank 0.
         if listener.is_none() {
             let ip = socket.local_addr().map(|address| address.ip());
@@ -255,11 +273,11 @@ fn connect_peers(
         }
         let port =
             listener.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
-        greet(socket, own, 0, port, brief, deadline)
+        handshake(socket, identity, 0, port, proof_deadline, deadline)
     })?;
     let socket = peers[0].insert(socket);
     let Some(listener) = listener else { return setup(format!("rank {rank} has no port where other ranks reach it")) };
-    let list = roster(socket, place, deadline)?;
+    let list = receive_address_list(socket, rank_info, deadline)?;
     let master = socket.peer_addr().map_err(|error| broken("rank 0 is gone", error))?.ip();
     for (index, line) in list.lines().enumerate().take(rank - 1) {
         let to = index + 1;
@@ -267,44 +285,47 @@ fn connect_peers(
         let Some((ip, port)): Option<(IpAddr, u16)> = address else {
             return setup(format!("rank 0 sent an address that makes no sense: `{}`", printable(line)));
         };
-        // What rank 0 sees on its own host is where we see rank 0.
+        // What rank 0 sees on its identity host is where we see rank 0.
         let ip = if ip.to_canonical().is_loopback() { master } else { ip };
-        let peer =
-            reach((&ip.to_string(), port), job, deadline, "all ranks have to reach each other", |socket, brief| {
-                greet(socket, own, to, 0, brief, deadline)
-            });
+        let peer = connect_with_retry(
+            (&ip.to_string(), port),
+            job,
+            deadline,
+            "all ranks have to reach each other",
+            |socket, proof_deadline| handshake(socket, identity, to, 0, proof_deadline, deadline),
+        );
         let peer = peer.map_err(|error| CommError::Setup(format!("rank {rank} cannot reach rank {to}: {error}")))?;
         peers[to] = Some(peer);
     }
     let listeners = [listener];
-    let mut gate = Gate::new(&listeners, own)?;
+    let mut acceptor = Acceptor::new(&listeners, identity)?;
     let (mut deadline, mut ended) = (deadline, None);
     while let Some(missing) = (rank + 1..world).find(|&rank| peers[rank].is_none()) {
         let here: Vec<(usize, &TcpStream)> =
             peers.iter().enumerate().filter_map(|(rank, peer)| Some((rank, peer.as_ref()?))).collect();
         let watched: Vec<&TcpStream> = here.iter().filter(|_| ended.is_none()).map(|(_, socket)| *socket).collect();
-        match gate.next(&watched, deadline)? {
-            Event::Arrived(Arrival { socket, visitor, .. }) => {
-                if visitor.rank <= rank || visitor.rank >= world || peers[visitor.rank].is_some() {
-                    return setup(format!("two processes say that they are rank {}", visitor.rank));
+        match acceptor.next(&watched, deadline)? {
+            Event::Accepted(AcceptedPeer { socket, peer_info, .. }) => {
+                if peer_info.rank <= rank || peer_info.rank >= world || peers[peer_info.rank].is_some() {
+                    return setup(format!("two processes say that they are rank {}", peer_info.rank));
                 }
-                peers[visitor.rank] = Some(socket);
+                peers[peer_info.rank] = Some(socket);
             }
             // It may have done its part already. If it has failed, because of a rank that is missing here, that one does not come.
-            Event::Ended(at) => {
+            Event::Closed(at) => {
                 let (other, socket) = here[at];
-                if let Some(reason) = tcp::parting(socket) {
+                if let Some(reason) = tcp::abort_reason(socket) {
                     return setup(format!("rank {other} gave up: {reason}"));
                 }
                 ended = Some(other);
-                deadline = Deadline::after(GREETING.min(deadline.left()));
+                deadline = Deadline::after(HANDSHAKE_TIMEOUT.min(deadline.left()));
             }
-            Event::Over => {
+            Event::TimedOut => {
                 let after = ended.map_or(String::new(), |ended| format!(" after rank {ended} had ended"));
                 return setup(format!(
                     "rank {missing} did not connect to rank {rank} within {}{after}{}",
-                    seconds(&deadline.patience),
-                    gate.turned_away()
+                    seconds(&deadline.timeout),
+                    acceptor.rejections()
                 ));
             }
         }
@@ -313,13 +334,13 @@ fn connect_peers(
 }
 
 /// What rank 0 says when all have come, or when it gives up.
-fn roster(socket: &mut TcpStream, place: &Place, deadline: Deadline) -> Result<String> {
-    let (name, port) = &place.master;
+fn receive_address_list(socket: &mut TcpStream, rank_info: &RankInfo, deadline: Deadline) -> Result<String> {
+    let (name, port) = &rank_info.master;
     // Rank 0 gives up first, and says why.
-    let deadline = Deadline::after(deadline.left() + GREETING);
+    let deadline = Deadline::after(deadline.left() + HANDSHAKE_TIMEOUT);
     let gone = |error: std::io::Error| match error.kind() {
         ErrorKind::TimedOut => {
-            CommError::Setup(format!("rank 0 at {name}:{port} does not answer rank {} any more", place.rank))
+            CommError::Setup(format!("rank 0 at {name}:{port} does not answer rank {} any more", rank_info.rank))
         }
         _ => CommError::Setup(format!("rank 0 at {name}:{port} ended before all ranks had come")),
     };
@@ -327,7 +348,7 @@ fn roster(socket: &mut TcpStream, place: &Place, deadline: Deadline) -> Result<S
     read_by(socket, &mut head, deadline).map_err(gone)?;
     let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
     let (is_list, most) = match head[0] {
-        b'y' => (true, LONGEST_LINE * place.world),
+        b'y' => (true, LONGEST_LINE * rank_info.world),
         _ => (false, LONGEST_REASON),
     };
     let mut text = vec![0; length.min(most)];
@@ -338,17 +359,17 @@ fn roster(socket: &mut TcpStream, place: &Place, deadline: Deadline) -> Result<S
     }
 }
 
-/// Connects to where a rank listens, or will soon, and greets it. Whoever else listens there may be gone soon: it is tried until time is
+/// Connects to where a rank listens, or will soon, and do_handshake it. Whoever else listens there may be gone soon: it is tried until time is
 /// over.
-fn reach(
+fn connect_with_retry(
     (host, port): (&str, u16),
     job: &Job,
     deadline: Deadline,
     help: &str,
-    mut greets: impl FnMut(&mut TcpStream, Deadline) -> Result<(), Why>,
+    mut do_handshake: impl FnMut(&mut TcpStream, Deadline) -> Result<(), HandshakeError>,
 ) -> Result<TcpStream> {
     let mut last = String::from("it has no address");
-    let mut met: Option<Why> = None;
+    let mut last_error: Option<HandshakeError> = None;
     loop {
         let addresses = (host, port).to_socket_addrs();
         if let Err(error) = &addresses {
@@ -356,31 +377,33 @@ fn reach(
         }
         for address in addresses.into_iter().flatten() {
             check_access(job, address.ip())?;
-            let mut socket = match TcpStream::connect_timeout(&address, deadline.left().clamp(PAUSE, CONNECT)) {
-                Ok(socket) => socket,
-                Err(error) => {
-                    last = error.to_string();
-                    continue;
-                }
-            };
-            let brief = Deadline::after(GREETING.min(deadline.left().max(PAUSE)));
-            match greets(&mut socket, brief) {
+            let mut socket =
+                match TcpStream::connect_timeout(&address, deadline.left().clamp(RETRY_INTERVAL, CONNECT_TIMEOUT)) {
+                    Ok(socket) => socket,
+                    Err(error) => {
+                        last = error.to_string();
+                        continue;
+                    }
+                };
+            let proof_deadline = Deadline::after(HANDSHAKE_TIMEOUT.min(deadline.left().max(RETRY_INTERVAL)));
+            match do_handshake(&mut socket, proof_deadline) {
                 Ok(()) => return Ok(socket),
                 // Somebody who says who he is says more than somebody who is silent.
-                Err(Why::Silent) if met.is_some() => {}
-                Err(why) => met = Some(why),
+                Err(HandshakeError::NoReply) if last_error.is_some() => {}
+                Err(why) => last_error = Some(why),
             }
         }
         if deadline.is_over() {
-            let after = seconds(&deadline.patience);
-            return match met {
-                Some(why) => {
-                    setup(format!("no rank of this job answers at {host}:{port} after {after}: {}", why.of_listener()))
-                }
+            let after = seconds(&deadline.timeout);
+            return match last_error {
+                Some(why) => setup(format!(
+                    "no rank of this job answers at {host}:{port} after {after}: {}",
+                    why.listener_message()
+                )),
                 None => setup(format!("nobody answers at {host}:{port} after {after} ({last})\n  help: {help}")),
             };
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_INTERVAL);
     }
 }
 
@@ -390,24 +413,31 @@ mod tests {
 
     use super::*;
 
-    /// A job of so many ranks on this host, of which tests play some.
-    struct Play {
+    /// A job of so many ranks on this host, of which tests test_job some.
+    struct TestJob {
         world: usize,
         port: u16,
         job: Job,
         options: Options,
     }
 
-    impl Play {
-        fn new(world: usize) -> Play {
+    impl TestJob {
+        fn new(world: usize) -> TestJob {
             let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
             let options = Options { start_timeout: Duration::from_secs(120), ..Options::default() };
-            Play { world, port, job: Job::fresh("test").unwrap(), options }
+            TestJob { world, port, job: Job::generate("test").unwrap(), options }
         }
 
-        fn place(&self, rank: usize) -> Place {
+        fn rank_info(&self, rank: usize) -> RankInfo {
             let master = ("127.0.0.1".into(), self.port);
-            Place { rank, world: self.world, local_rank: rank, local_world: self.world, master, ..Place::alone() }
+            RankInfo {
+                rank,
+                world: self.world,
+                local_rank: rank,
+                local_world: self.world,
+                master,
+                ..RankInfo::single()
+            }
         }
 
         fn deadline(&self) -> Deadline {
@@ -416,43 +446,47 @@ mod tests {
 
         /// A rank as it is.
         fn sockets(&self, rank: usize) -> Result<Vec<Option<TcpStream>>> {
-            sockets(&self.place(rank), &self.job, "ranks", self.options)
+            sockets(&self.rank_info(rank), &self.job, "ranks", self.options)
         }
 
         /// The connection of a rank that is played to where another one listens.
-        fn come(&self, rank: usize, to: usize, port: u16) -> TcpStream {
-            let own = Own::new(&self.place(rank), &self.job, "ranks");
-            let greets = |socket: &mut TcpStream, brief: Deadline| greet(socket, &own, to, 1, brief, self.deadline());
-            reach(("127.0.0.1", port), &self.job, self.deadline(), "", greets).unwrap()
+        fn connect_as(&self, rank: usize, to: usize, port: u16) -> TcpStream {
+            let identity = LocalIdentity::new(&self.rank_info(rank), &self.job, "ranks");
+            let do_handshake = |socket: &mut TcpStream, proof_deadline: Deadline| {
+                handshake(socket, &identity, to, 1, proof_deadline, self.deadline())
+            };
+            connect_with_retry(("127.0.0.1", port), &self.job, self.deadline(), "", do_handshake).unwrap()
         }
 
         /// What rank 0 says to one that is played.
-        fn roster(&self, rank: usize, socket: &mut TcpStream) -> Result<String> {
-            roster(socket, &self.place(rank), self.deadline())
+        fn receive_address_list(&self, rank: usize, socket: &mut TcpStream) -> Result<String> {
+            receive_address_list(socket, &self.rank_info(rank), self.deadline())
         }
     }
 
     /// Rank 2 has come to rank 0, and ends before it connects to rank 1; rank 0 finds out, and ends too.
     #[test]
-    fn a_rank_does_not_wait_for_one_that_ended_after_all_had_come() {
-        let (play, began) = (Play::new(3), Instant::now());
+    fn a_rank_that_ends_after_the_rendezvous_ends_the_wait() {
+        let (test_job, began) = (TestJob::new(3), Instant::now());
         let error = std::thread::scope(|scope| {
-            scope.spawn(|| drop(play.sockets(0).unwrap()));
-            scope.spawn(|| drop(play.roster(2, &mut play.come(2, 0, play.port)).unwrap()));
-            play.sockets(1).unwrap_err().to_string()
+            scope.spawn(|| drop(test_job.sockets(0).unwrap()));
+            scope.spawn(|| {
+                drop(test_job.receive_address_list(2, &mut test_job.connect_as(2, 0, test_job.port)).unwrap())
+            });
+            test_job.sockets(1).unwrap_err().to_string()
         });
         assert!(error.contains("rank 2 did not connect to rank 1 within 5 s after rank 0 had ended"), "{error}");
         assert!(began.elapsed() < Duration::from_secs(100));
     }
 
     #[test]
-    fn a_rank_that_fails_before_all_have_come_says_why() {
-        let play = Play::new(4);
+    fn a_rank_that_fails_before_the_list_sends_its_reason() {
+        let test_job = TestJob::new(4);
         std::thread::scope(|scope| {
-            let zero = scope.spawn(|| play.sockets(0).unwrap_err().to_string());
-            let mut first = play.come(1, 0, play.port);
-            tcp::part([&play.come(2, 0, play.port)].into_iter(), "it is out of luck");
-            let one = play.roster(1, &mut first).unwrap_err().to_string();
+            let zero = scope.spawn(|| test_job.sockets(0).unwrap_err().to_string());
+            let mut first = test_job.connect_as(1, 0, test_job.port);
+            tcp::send_abort_notice([&test_job.connect_as(2, 0, test_job.port)].into_iter(), "it is out of luck");
+            let one = test_job.receive_address_list(1, &mut first).unwrap_err().to_string();
             for error in [zero.join().unwrap(), one] {
                 assert_eq!(error, "rank 2 gave up: it is out of luck");
             }
@@ -461,18 +495,20 @@ mod tests {
 
     /// Rank 2 is connected to rank 1, which still waits for rank 3, when it fails.
     #[test]
-    fn a_rank_that_fails_while_it_connects_says_why() {
-        let play = Play::new(4);
+    fn a_rank_that_fails_while_connecting_sends_its_reason() {
+        let test_job = TestJob::new(4);
         std::thread::scope(|scope| {
             // Its sockets stay open until the end.
-            let zero = scope.spawn(|| play.sockets(0));
-            let one = scope.spawn(|| play.sockets(1).unwrap_err().to_string());
-            scope.spawn(|| drop(play.roster(3, &mut play.come(3, 0, play.port)).unwrap()));
-            let mut first = play.come(2, 0, play.port);
-            let list = play.roster(2, &mut first).unwrap();
+            let zero = scope.spawn(|| test_job.sockets(0));
+            let one = scope.spawn(|| test_job.sockets(1).unwrap_err().to_string());
+            scope.spawn(|| {
+                drop(test_job.receive_address_list(3, &mut test_job.connect_as(3, 0, test_job.port)).unwrap())
+            });
+            let mut first = test_job.connect_as(2, 0, test_job.port);
+            let list = test_job.receive_address_list(2, &mut first).unwrap();
             let port = list.lines().next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
-            let second = play.come(2, 1, port);
-            tcp::part([&first, &second].into_iter(), "it is out of luck");
+            let second = test_job.connect_as(2, 1, port);
+            tcp::send_abort_notice([&first, &second].into_iter(), "it is out of luck");
             drop((first, second));
             assert_eq!(one.join().unwrap(), "rank 2 gave up: it is out of luck");
             drop(zero.join().unwrap());

@@ -3,16 +3,16 @@
 //! | mode | gradients | a rank's part | after the step |
 //! |---|---|---|---|
 //! | broadcast | all of them, averaged, on every rank | whole parameters, about 1/world of all elements | every rank broadcasts its part |
-//! | ZeRO-1 | each rank's shares only ([`Exchange::ReduceScatter`](super::ddp::Exchange)) | 1/world of every bucket | an all-gather for each bucket |
+//! | ZeRO-1 | each rank's shards only ([`Exchange::ReduceScatter`](super::ddp::Exchange)) | 1/world of every bucket | an all-gather for each bucket |
 //!
 //! Broadcast sends n bytes more than data-parallel training without sharding; ZeRO-1 sends the same bytes, since an all-reduce is a
 //! reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
 //!
 //! Elements are updated one by one, so that who does it does not change the result: in broadcast mode parameters are bit for bit those
 //! of an optimizer that is not shared out, if the step's rate and scale are. ([`ShardedOptimizer::gradient_norm`] adds up in another order;
-//! who has the whole gradient takes [`norm_of`](crate::optim::judge::norm_of).)
+//! who has the whole gradient takes [`grad_norm`](crate::optim::step_control::grad_norm).)
 
-mod parts;
+mod partition;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ use super::comm::handle::wait_all;
 use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
 use super::ddp::{Ddp, Synchronized};
 use super::error::{Error, Result};
-use crate::optim::{AdamW, AdamWOptions, Copy, Group, sum_of_squares_of};
-use parts::{Part, cut, join, overlap, share_out};
+use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
+use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
 
 /// An optimizer whose state belongs to a range of the flat tensors, element by element.
 pub trait FlatOptimizer: Sized {
@@ -56,7 +56,7 @@ pub trait FlatOptimizer: Sized {
         &mut self,
         values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
-        copy: Copy<'_>,
+        compute_weights: ComputeWeights<'_>,
         groups: &[Group],
         rate: f64,
         gradient_scale: f64,
@@ -100,12 +100,12 @@ impl FlatOptimizer for AdamW {
         &mut self,
         values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
-        copy: Copy<'_>,
+        compute_weights: ComputeWeights<'_>,
         groups: &[Group],
         rate: f64,
         gradient_scale: f64,
     ) -> tilewright::Result<()> {
-        AdamW::step(self, values, gradients, copy, groups, rate, gradient_scale)
+        AdamW::step(self, values, gradients, compute_weights, groups, rate, gradient_scale)
     }
 
     fn state(&self) -> Vec<View<'_, f32>> {
@@ -140,13 +140,13 @@ pub struct ShardedOptimizer<O: FlatOptimizer> {
     comm: Arc<Communicator>,
     device: Device,
     options: O::Options,
-    parts: Vec<Part>,
+    parts: Vec<Partition>,
     /// Elements that each rank owns.
     load: Vec<usize>,
     /// This rank's own, each with the part that it belongs to.
     own: Vec<(usize, O)>,
     /// The elements that are updated, by all ranks together, with the steps that each range has been in: sorted.
-    made: Vec<(Range<usize>, u64)>,
+    step_counts: Vec<(Range<usize>, u64)>,
     mode: Mode,
     flat_len: usize,
 }
@@ -157,7 +157,7 @@ struct Sent {
     handles: Vec<Handle>,
 }
 
-fn handles_of(sent: &[Sent]) -> impl Iterator<Item = &Handle> {
+fn all_handles(sent: &[Sent]) -> impl Iterator<Item = &Handle> {
     sent.iter().flat_map(|sent| &sent.handles)
 }
 
@@ -179,7 +179,7 @@ impl State {
 }
 
 impl<O: FlatOptimizer> ShardedOptimizer<O> {
-    /// Shares whole parameters out by size: `params` are their ranges in a flat tensor of `flat_len` elements. Each rank's part is one
+    /// BucketShards whole parameters out by size: `params` are their ranges in a flat tensor of `flat_len` elements. Each rank's part is one
     /// piece of the flat tensor, and within one parameter as large as the others'.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(optimizer)
     }
 
-    /// Shares every bucket out: those of the [`Ddp`] that reduce-scatters the gradients.
+    /// BucketShards every bucket out: those of the [`Ddp`] that reduce-scatters the gradients.
     ///
     /// # Errors
     /// No memory for this rank's state.
@@ -207,14 +207,14 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         flat_len: usize,
         options: O::Options,
     ) -> Result<ShardedOptimizer<O>> {
-        let mut optimizer = ShardedOptimizer::of_buckets(device, comm, buckets, flat_len, options);
+        let mut optimizer = ShardedOptimizer::with_buckets(device, comm, buckets, flat_len, options);
         let all: Vec<Range<usize>> = buckets.iter().map(|bucket| bucket.range.clone()).collect();
         optimizer.add_param_group(&all)?;
         Ok(optimizer)
     }
 
     /// As [`ShardedOptimizer::by_buckets`], of no parameters yet: [`ShardedOptimizer::add_param_group`] says which.
-    pub fn of_buckets(
+    pub fn with_buckets(
         device: &Device,
         comm: Arc<Communicator>,
         buckets: &[Bucket],
@@ -224,12 +224,12 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         let mut optimizer = ShardedOptimizer::empty(device, comm, options, Mode::Zero1, flat_len);
         let world = optimizer.comm.world();
         for bucket in buckets {
-            let shares = bucket.shares(world);
-            if shares.each > 0 {
-                optimizer.parts.push(Part::Shared { each: shares.each, range: shares.main });
+            let shards = bucket.shards(world);
+            if shards.shard_len > 0 {
+                optimizer.parts.push(Partition::Sharded { shard_len: shards.shard_len, range: shards.sharded });
             }
-            if !shares.rest.is_empty() {
-                optimizer.parts.push(Part::Common { range: shares.rest });
+            if !shards.remainder.is_empty() {
+                optimizer.parts.push(Partition::Replicated { range: shards.remainder });
             }
         }
         optimizer
@@ -244,7 +244,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             parts: Vec::new(),
             load,
             own: Vec::new(),
-            made: Vec::new(),
+            step_counts: Vec::new(),
             mode,
             flat_len,
         }
@@ -260,7 +260,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         sorted.sort_by_key(|range| range.start);
         let twice = sorted.windows(2).find(|pair| pair[0].end > pair[1].start).map(|pair| pair[1].clone());
         let taken = |range: &&Range<usize>| {
-            range.end > self.flat_len || self.made.iter().any(|(made, _)| overlap(made, range).is_some())
+            range.end > self.flat_len || self.step_counts.iter().any(|(known, _)| intersection(known, range).is_some())
         };
         if let Some(range) = twice.or_else(|| sorted.iter().find(taken).cloned()) {
             return Err(Error::Misuse(format!(
@@ -269,33 +269,33 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         }
         match self.mode {
             Mode::Broadcast => {
-                for (by, range) in share_out(&sorted, &mut self.load) {
+                for (by, range) in assign_by_size(&sorted, &mut self.load) {
                     if by == self.comm.rank() {
                         self.own.push((self.parts.len(), O::new(&self.device, range.clone(), &self.options)?));
                     }
-                    self.parts.push(Part::Owned { by, range });
+                    self.parts.push(Partition::Owned { rank: by, range });
                 }
             }
             Mode::Zero1 => self.add_shares(&sorted)?,
         }
-        self.made.extend(sorted.into_iter().map(|range| (range, 0)));
-        self.made.sort_by_key(|(range, _)| range.start);
+        self.step_counts.extend(sorted.into_iter().map(|range| (range, 0)));
+        self.step_counts.sort_by_key(|(range, _)| range.start);
         Ok(())
     }
 
-    /// State for what this rank has in its shares of parameters.
+    /// State for what this rank has in its shards of parameters.
     fn add_shares(&mut self, params: &[Range<usize>]) -> Result<()> {
         let covered = |range: &Range<usize>| -> usize {
-            self.parts.iter().filter_map(|part| overlap(&part.range(), range)).map(|both| both.len()).sum()
+            self.parts.iter().filter_map(|part| intersection(&part.range(), range)).map(|both| both.len()).sum()
         };
         if let Some(range) = params.iter().find(|range| covered(range) < range.len()) {
             let help = "gradients of parameters that were frozen when Ddp was made do not travel: make both anew, and load the state";
             return Err(Error::Misuse(format!("parameters {range:?} are in no bucket\n  help: {help}")));
         }
-        let joined = join(params);
+        let joined = merge_adjacent(params);
         for (index, part) in self.parts.iter().enumerate() {
-            let Some(mine) = part.of(self.comm.rank()) else { continue };
-            for range in joined.iter().filter_map(|range| overlap(range, &mine)) {
+            let Some(mine) = part.range_of(self.comm.rank()) else { continue };
+            for range in joined.iter().filter_map(|range| intersection(range, &mine)) {
                 self.own.push((index, O::new(&self.device, range, &self.options)?));
             }
         }
@@ -308,7 +308,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
 
     /// Steps made.
     pub fn steps(&self) -> u64 {
-        self.made.iter().map(|(_, steps)| *steps).max().unwrap_or(0)
+        self.step_counts.iter().map(|(_, steps)| *steps).max().unwrap_or(0)
     }
 
     /// Bytes of state on this rank.
@@ -328,11 +328,11 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     /// Those of the device and of communication.
     pub fn gradient_norm(&self, gradients: View<'_, f32>) -> Result<f64> {
         // What all have is counted once.
-        let counts = |part: &Part| !matches!(part, Part::Common { .. }) || self.comm.rank() == 0;
+        let counts = |part: &Partition| !matches!(part, Partition::Replicated { .. }) || self.comm.rank() == 0;
         let own = self.own.iter().filter(|(part, _)| counts(&self.parts[*part]));
         let slices: Vec<View<'_, f32>> =
             own.map(|(_, own)| gradients.slice(own.range())).collect::<tilewright::Result<_>>()?;
-        let mut sum = [sum_of_squares_of(&self.device, &slices)?];
+        let mut sum = [total_sum_of_squares(&self.device, &slices)?];
         self.comm.all_reduce(&mut sum, Reduce::Sum)?;
         Ok(sum[0].sqrt())
     }
@@ -354,11 +354,13 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         let mut sent = Vec::new();
         let outcome = (0..self.parts.len()).try_for_each(|index| {
             // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            unsafe { self.step_part(index, values.reborrow(), gradients, groups, (rate, gradient_scale), &mut sent) }
+            unsafe {
+                self.step_partition(index, values.reborrow(), gradients, groups, (rate, gradient_scale), &mut sent)
+            }
         });
-        let waited = wait_all(handles_of(&sent));
+        let waited = wait_all(all_handles(&sent));
         outcome.and(waited.map_err(Error::from))?;
-        self.made.iter_mut().for_each(|(_, steps)| *steps += 1);
+        self.step_counts.iter_mut().for_each(|(_, steps)| *steps += 1);
         Ok(())
     }
 
@@ -366,7 +368,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     ///
     /// # Safety
     /// As [`ShardedOptimizer::start`]'s, for the handles that come into `sent`.
-    unsafe fn step_part(
+    unsafe fn step_partition(
         &mut self,
         index: usize,
         mut values: ViewMut<'_, f32>,
@@ -377,7 +379,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     ) -> Result<()> {
         // What is under way is other parts' elements, which these steps neither read nor write.
         for (_, own) in self.own.iter_mut().filter(|(part, _)| *part == index) {
-            own.step(values.reborrow(), gradients, Copy::None, groups, rate, gradient_scale)?;
+            own.step(values.reborrow(), gradients, ComputeWeights::None, groups, rate, gradient_scale)?;
         }
         let mut handles = Vec::new();
         // SAFETY: the caller's promise.
@@ -401,16 +403,16 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         (rate, gradient_scale): (f64, f64),
         mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
     ) -> Result<(Synchronized, f64)> {
-        let touches = |bucket: &Bucket, part: &Part| overlap(&bucket.range, &part.range()).is_some();
+        let touches = |bucket: &Bucket, part: &Partition| intersection(&bucket.range, &part.range()).is_some();
         // Of how many buckets the gradients of each part are not here.
-        let count = |part: &Part| ddp.buckets().iter().filter(|bucket| touches(bucket, part)).count();
+        let count = |part: &Partition| ddp.buckets().iter().filter(|bucket| touches(bucket, part)).count();
         let mut missing: Vec<usize> = self.parts.iter().map(count).collect();
         let alone: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == 0).collect();
         let mut sent = Vec::new();
         let mut update = |optimizer: &mut Self, index: usize| {
             let (values, scales) = (values.reborrow(), (rate, gradient_scale));
             // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            unsafe { optimizer.step_part(index, values, gradients, groups, scales, &mut sent) }
+            unsafe { optimizer.step_partition(index, values, gradients, groups, scales, &mut sent) }
         };
         let outcome = ddp.finish_by_bucket(|bucket| -> Result<()> {
             for index in 0..missing.len() {
@@ -437,9 +439,9 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             })?;
             Ok((synchronized, norm))
         });
-        let waited = wait_all(handles_of(&sent));
+        let waited = wait_all(all_handles(&sent));
         let done = rest.and_then(|done| waited.map(|()| done).map_err(Error::from))?;
-        self.made.iter_mut().for_each(|(_, steps)| *steps += 1);
+        self.step_counts.iter_mut().for_each(|(_, steps)| *steps += 1);
         Ok(done)
     }
 
@@ -451,14 +453,14 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         let part = &self.parts[index];
         let range = part.range();
         let op = match part {
-            Part::Owned { by, .. } => Op::Broadcast { root: *by },
-            Part::Shared { .. } => Op::AllGather,
-            Part::Common { .. } => return Ok(()),
+            Partition::Owned { rank: by, .. } => Op::Broadcast { root: *by },
+            Partition::Sharded { .. } => Op::AllGather,
+            Partition::Replicated { .. } => return Ok(()),
         };
-        if !self.made.iter().any(|(made, _)| overlap(made, &range).is_some()) {
+        if !self.step_counts.iter().any(|(known, _)| intersection(known, &range).is_some()) {
             return Ok(());
         }
-        let call = Call { op, dtype: Dtype::F32, count: range.len(), wire: None };
+        let call = Call { op, dtype: Dtype::F32, count: range.len(), comm_dtype: None };
         let address = base + (range.start * size_of::<f32>()) as u64;
         // SAFETY: the caller's promise.
         handles.push(unsafe { self.comm.start(call, address as *mut u8)? });
@@ -479,7 +481,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
 
     /// What this rank gives to the state of all: its own pieces, of those that every rank has the first rank's alone.
     pub fn own_state(&self) -> impl Iterator<Item = &O> {
-        let gives = |part: usize| !matches!(self.parts[part], Part::Common { .. }) || self.comm.rank() == 0;
+        let gives = |part: usize| !matches!(self.parts[part], Partition::Replicated { .. }) || self.comm.rank() == 0;
         self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
     }
 
@@ -497,7 +499,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             self.synchronize(&mut flat.view_mut())?;
             flats.push(flat.to_vec()?);
         }
-        Ok(State { steps: self.made.clone(), flats })
+        Ok(State { steps: self.step_counts.clone(), flats })
     }
 
     /// Sets this rank's part from the state of a whole optimizer, whatever its world was. Parameters that the state does not know
@@ -533,7 +535,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     ) -> Result<(), E> {
         let mut own = Vec::new();
         for (part, range) in std::mem::take(&mut self.own).into_iter().map(|(part, own)| (part, own.range())) {
-            for (range, steps) in cut(&range, steps) {
+            for (range, steps) in split_by_steps(&range, steps) {
                 let mut pieces = Vec::new();
                 for index in 0..O::STATE.len() {
                     let mut piece = vec![0.0_f32; range.len()];
@@ -549,7 +551,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             }
         }
         self.own = own;
-        self.made = self.made.iter().flat_map(|(range, _)| cut(range, steps)).collect();
+        self.step_counts = self.step_counts.iter().flat_map(|(range, _)| split_by_steps(range, steps)).collect();
         Ok(())
     }
 }

@@ -5,9 +5,9 @@ use tilewright::kernels::attention::{self as kernel, Options, Saved};
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{self, FloatElement, TensorMut};
 
-use crate::ops::memory::{Elem, Fresh, Read, for_float_type, kernel_error};
+use crate::ops::graph::{record1, record3};
+use crate::ops::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
 use crate::ops::rope::Rope;
-use crate::ops::tape::{record1, record3};
 use crate::profile::span;
 
 /// Returns O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v
@@ -21,8 +21,8 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
     let options = options(causal, scale);
     let (batch, heads, n_q, d) = q.dims4()?;
     for_float_type!(q.dtype(), "flash_attention", T => {
-        let mut o = Fresh::<T>::new(q.device(), q.elem_count())?;
-        let mut lse = Fresh::<f32>::new(q.device(), batch * heads * n_q)?;
+        let mut o = OutputAlloc::<T>::new(q.device(), q.elem_count())?;
+        let mut lse = OutputAlloc::<f32>::new(q.device(), batch * heads * n_q)?;
         {
             let device = q.device();
             let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
@@ -41,8 +41,8 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
 }
 
 /// Allocates a workspace of at least one element, because drivers may refuse allocations of size 0.
-fn scratch(device: &candle_core::Device, len: usize) -> Result<Fresh<f32>> {
-    Fresh::new(device, len.max(1))
+fn scratch(device: &candle_core::Device, len: usize) -> Result<OutputAlloc<f32>> {
+    OutputAlloc::new(device, len.max(1))
 }
 
 fn options(causal: bool, scale: Option<f64>) -> Options {
@@ -59,8 +59,8 @@ fn backward<T: Elem + FloatElement>(
     lse: &Tensor,
     options: &Options,
 ) -> Result<[Tensor; 3]> {
-    let fresh = |x: &Tensor| Fresh::<T>::new(x.device(), x.elem_count());
-    let (mut dq, mut dk, mut dv) = (fresh(q)?, fresh(k)?, fresh(v)?);
+    let alloc = |x: &Tensor| OutputAlloc::<T>::new(x.device(), x.elem_count());
+    let (mut dq, mut dk, mut dv) = (alloc(q)?, alloc(k)?, alloc(v)?);
     let shape = |x: &Tensor| x.dims4().map(|(a, b, c, d)| [a, b, c, d]);
     let (q_shape, k_shape) = (shape(q)?, shape(k)?);
     let device = q.device();
@@ -87,20 +87,20 @@ fn backward<T: Elem + FloatElement>(
 /// Layout of the columns of a packed tensor: `heads` query heads, then `heads_kv` key heads, then `heads_kv` value
 /// heads, each of `d` columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
+pub struct QkvLayout {
     pub heads: usize,
     pub heads_kv: usize,
     pub d: usize,
 }
 
-impl Heads {
+impl QkvLayout {
     /// Columns of the packed tensor.
     pub fn columns(&self) -> usize {
         (self.heads + 2 * self.heads_kv) * self.d
     }
 
     /// Number of heads that rope rotates: those of queries and keys.
-    fn turned(&self) -> usize {
+    fn rotated(&self) -> usize {
         self.heads + self.heads_kv
     }
 }
@@ -110,7 +110,7 @@ impl Heads {
 ///
 /// # Errors
 /// A qkv with another number of columns, or more positions than `rope` supports.
-pub fn flash_attention_packed(qkv: &Tensor, heads: Heads, rope: &Rope) -> Result<Tensor> {
+pub fn flash_attention_packed(qkv: &Tensor, heads: QkvLayout, rope: &Rope) -> Result<Tensor> {
     let (batch, n, _) = qkv.dims3()?;
     let rope = rope.clone();
     for_float_type!(qkv.dtype(), "flash_attention", T => {
@@ -123,12 +123,12 @@ pub fn flash_attention_packed(qkv: &Tensor, heads: Heads, rope: &Rope) -> Result
 
 /// Tensors that a packed forward pass saves: rotated queries and keys [batch, n, heads + heads_kv, d], and the
 /// log-sum-exp of each row.
-pub(crate) struct Kept {
-    turned: Tensor,
+pub(crate) struct PackedSaved {
+    rotated: Tensor,
     lse: Tensor,
 }
 
-fn batch_and_length(qkv: &Tensor, heads: Heads) -> Result<(usize, usize)> {
+fn batch_and_length(qkv: &Tensor, heads: QkvLayout) -> Result<(usize, usize)> {
     let (batch, n, columns) = qkv.dims3()?;
     if columns == heads.columns() {
         return Ok((batch, n));
@@ -158,32 +158,32 @@ fn heads_at<'a, T: Elem>(
 /// Returns O as an allocation [batch, n, heads · d], and what backward needs.
 pub(crate) fn packed_forward<T: Elem + FloatElement>(
     qkv: &Tensor,
-    heads: Heads,
+    heads: QkvLayout,
     rope: &Rope,
-) -> Result<(Fresh<T>, Kept)> {
+) -> Result<(OutputAlloc<T>, PackedSaved)> {
     let _span = span("attention");
     let (batch, n) = batch_and_length(qkv, heads)?;
-    let (d, turned_heads) = (heads.d, heads.turned());
-    let (columns, turned_columns) = (heads.columns(), turned_heads * d);
-    let mut turned = Fresh::<T>::new(qkv.device(), batch * n * turned_columns)?;
-    let mut o = Fresh::<T>::new(qkv.device(), batch * n * heads.heads * d)?;
-    let mut lse = Fresh::<f32>::new(qkv.device(), batch * heads.heads * n)?;
+    let (d, rotated_heads) = (heads.d, heads.rotated());
+    let (columns, rotated_columns) = (heads.columns(), rotated_heads * d);
+    let mut rotated = OutputAlloc::<T>::new(qkv.device(), batch * n * rotated_columns)?;
+    let mut o = OutputAlloc::<T>::new(qkv.device(), batch * n * heads.heads * d)?;
+    let mut lse = OutputAlloc::<f32>::new(qkv.device(), batch * heads.heads * n)?;
     let packed = Read::<T>::new(qkv)?;
     {
         let strides = [columns, d, 1].map(|s| s as i64);
-        let tokens = kernels::Tensor::strided(packed.view()?, [batch * n, turned_heads, d], strides);
-        let target = turned.dense([batch * n, turned_heads, d])?;
-        rope.turn_into(packed.device(), tokens.map_err(kernel_error)?, n, target, Direction::Forward)?;
+        let tokens = kernels::Tensor::strided(packed.view()?, [batch * n, rotated_heads, d], strides);
+        let target = rotated.dense([batch * n, rotated_heads, d])?;
+        rope.rotate_into(packed.device(), tokens.map_err(kernel_error)?, n, target, Direction::Forward)?;
     }
-    let turned = turned.into_tensor((batch, n, turned_columns));
+    let rotated = rotated.into_tensor((batch, n, rotated_columns));
     {
-        let source = Read::<T>::new(&turned)?;
-        let sizes = [batch, n, turned_columns];
+        let source = Read::<T>::new(&rotated)?;
+        let sizes = [batch, n, rotated_columns];
         let q = heads_at(&source, sizes, 0, [heads.heads, d])?;
         let k = heads_at(&source, sizes, heads.heads * d, [heads.heads_kv, d])?;
-        let v = heads_at(&packed, [batch, n, columns], turned_columns, [heads.heads_kv, d])?;
-        let width = heads.heads * d;
-        let strides = [n * width, d, width, 1].map(|s| s as i64);
+        let v = heads_at(&packed, [batch, n, columns], rotated_columns, [heads.heads_kv, d])?;
+        let q_columns = heads.heads * d;
+        let strides = [n * q_columns, d, q_columns, 1].map(|s| s as i64);
         let target = TensorMut::strided(o.view()?, [batch, heads.heads, n, d], strides).map_err(kernel_error)?;
         let options = options(true, None);
         let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
@@ -191,7 +191,7 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
         kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
             .map_err(kernel_error)?;
     }
-    Ok((o, Kept { turned, lse: lse.into_tensor((batch, heads.heads, n)) }))
+    Ok((o, PackedSaved { rotated, lse: lse.into_tensor((batch, heads.heads, n)) }))
 }
 
 /// Returns ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
@@ -199,48 +199,53 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     qkv: &Tensor,
     o: &Tensor,
     grad: &Tensor,
-    kept: &Kept,
-    heads: Heads,
+    kept: &PackedSaved,
+    heads: QkvLayout,
     rope: &Rope,
 ) -> Result<Tensor> {
     let _span = span("attention");
     let (batch, n) = batch_and_length(qkv, heads)?;
-    let (d, turned_heads) = (heads.d, heads.turned());
-    let (columns, turned_columns) = (heads.columns(), turned_heads * d);
+    let (d, rotated_heads) = (heads.d, heads.rotated());
+    let (columns, rotated_columns) = (heads.columns(), rotated_heads * d);
     let tokens = batch * n;
-    let mut grad_turned = Fresh::<T>::new(qkv.device(), tokens * turned_columns)?;
-    let mut grad_qkv = Fresh::<T>::new(qkv.device(), tokens * columns)?;
+    let mut grad_rotated = OutputAlloc::<T>::new(qkv.device(), tokens * rotated_columns)?;
+    let mut grad_qkv = OutputAlloc::<T>::new(qkv.device(), tokens * columns)?;
     let options = options(true, None);
     let packed = Read::<T>::new(qkv)?;
     let shapes = [heads.heads, heads.heads_kv].map(|heads| [batch, heads, n, d]);
     let needed = kernel::backward_workspace::<T>(packed.device(), shapes[0], shapes[1], &options);
     let mut workspace = scratch(qkv.device(), needed)?;
     {
-        let [turned, o, grad] = [Read::<T>::new(&kept.turned)?, Read::new(o)?, Read::new(grad)?];
+        let [rotated, o, grad] = [Read::<T>::new(&kept.rotated)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(&kept.lse)?;
-        let (sizes, width) = ([batch, n, turned_columns], heads.heads * d);
+        let (sizes, q_columns) = ([batch, n, rotated_columns], heads.heads * d);
         let saved = Saved {
-            q: heads_at(&turned, sizes, 0, [heads.heads, d])?,
-            k: heads_at(&turned, sizes, width, [heads.heads_kv, d])?,
-            v: heads_at(&packed, [batch, n, columns], turned_columns, [heads.heads_kv, d])?,
-            o: heads_at(&o, [batch, n, width], 0, [heads.heads, d])?,
+            q: heads_at(&rotated, sizes, 0, [heads.heads, d])?,
+            k: heads_at(&rotated, sizes, q_columns, [heads.heads_kv, d])?,
+            v: heads_at(&packed, [batch, n, columns], rotated_columns, [heads.heads_kv, d])?,
+            o: heads_at(&o, [batch, n, q_columns], 0, [heads.heads, d])?,
             lse: lse.view()?,
-            d_o: heads_at(&grad, [batch, n, width], 0, [heads.heads, d])?,
+            d_o: heads_at(&grad, [batch, n, q_columns], 0, [heads.heads, d])?,
         };
         let part = |row: usize, count: usize, range: std::ops::Range<usize>| {
             ([batch, count, n, d], [n * row, d, row, 1].map(|s| s as i64), range)
         };
-        let [dq, dk] = grad_turned.parts(
-            [tokens, turned_columns],
-            [part(turned_columns, heads.heads, 0..width), part(turned_columns, heads.heads_kv, width..turned_columns)],
+        let [dq, dk] = grad_rotated.strided_columns(
+            [tokens, rotated_columns],
+            [
+                part(rotated_columns, heads.heads, 0..q_columns),
+                part(rotated_columns, heads.heads_kv, q_columns..rotated_columns),
+            ],
         )?;
-        let [dv] = grad_qkv.parts([tokens, columns], [part(columns, heads.heads_kv, turned_columns..columns)])?;
+        let [dv] =
+            grad_qkv.strided_columns([tokens, columns], [part(columns, heads.heads_kv, rotated_columns..columns)])?;
         kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options).map_err(kernel_error)?;
     }
-    let grad_turned = grad_turned.into_tensor((tokens, turned_heads, d));
-    let source = Read::<T>::new(&grad_turned)?;
+    let grad_rotated = grad_rotated.into_tensor((tokens, rotated_heads, d));
+    let source = Read::<T>::new(&grad_rotated)?;
     let strides = [columns, d, 1].map(|s| s as i64);
-    let [target] = grad_qkv.parts([tokens, columns], [([tokens, turned_heads, d], strides, 0..turned_columns)])?;
-    rope.turn_into(packed.device(), source.strided()?, n, target, Direction::Backward)?;
+    let [target] =
+        grad_qkv.strided_columns([tokens, columns], [([tokens, rotated_heads, d], strides, 0..rotated_columns)])?;
+    rope.rotate_into(packed.device(), source.strided()?, n, target, Direction::Backward)?;
     Ok(grad_qkv.into_tensor((batch, n, columns)))
 }

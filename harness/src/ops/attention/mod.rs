@@ -11,7 +11,7 @@ mod flash;
 mod naive;
 mod tiled;
 
-pub use flash::{Heads, flash_attention, flash_attention_packed};
-pub(crate) use flash::{Kept, packed_backward, packed_forward};
+pub(crate) use flash::{PackedSaved, packed_backward, packed_forward};
+pub use flash::{QkvLayout, flash_attention, flash_attention_packed};
 pub use naive::naive_attention;
 pub use tiled::{Tiling, tiled_attention};

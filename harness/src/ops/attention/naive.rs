@@ -14,23 +14,23 @@ pub fn naive_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
     let scale = scale.unwrap_or(1.0 / (d as f64).sqrt());
     let scores = {
         let _span = span("scores");
-        let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * scale)?;
+        let scores = (batched_matmul(q, &k.t()?)?.to_dtype(score_type(q))? * scale)?;
         if causal { scores.broadcast_add(&causal_mask((0, n_q), (0, n_k), [n_q, n_k], &scores)?)? } else { scores }
     };
     let weights = softmax(&scores)?.to_dtype(q.dtype())?;
     let o = {
         let _span = span("values");
-        batched_product(&weights, v)?
+        batched_matmul(&weights, v)?
     };
     match n_q.checked_sub(n_k) {
-        Some(hidden) if causal && hidden > 0 => see_nothing(&o, hidden),
+        Some(masked_rows) if causal && masked_rows > 0 => zero_masked_rows(&o, masked_rows),
         _ => Ok(o),
     }
 }
 
-/// Sets the first `hidden` rows of O to zero: the causal mask leaves them no key.
-pub(super) fn see_nothing(o: &Tensor, hidden: usize) -> Result<Tensor> {
-    o.narrow(2, hidden, o.dim(2)? - hidden)?.pad_with_zeros(2, hidden, 0)?.contiguous()
+/// Sets the first `masked_rows` rows of O to zero: the causal mask leaves them no key.
+pub(super) fn zero_masked_rows(o: &Tensor, masked_rows: usize) -> Result<Tensor> {
+    o.narrow(2, masked_rows, o.dim(2)? - masked_rows)?.pad_with_zeros(2, masked_rows, 0)?.contiguous()
 }
 
 /// Softmax over the last dimension in differentiable ops. The maximum only keeps exp in range, so it is detached.
@@ -55,15 +55,15 @@ pub(super) fn causal_mask(
     like: &Tensor,
 ) -> Result<Tensor> {
     let places = |first: usize, n: usize| Tensor::arange(first as u32, (first + n) as u32, like.device());
-    let reach = places(first_row + n_k, rows)?.unsqueeze(1)?;
-    let place = places(first_key + n_q, keys)?.unsqueeze(0)?;
-    let seen = reach.broadcast_ge(&place)?.to_dtype(like.dtype())?;
+    let row_positions = places(first_row + n_k, rows)?.unsqueeze(1)?;
+    let key_positions = places(first_key + n_q, keys)?.unsqueeze(0)?;
+    let seen = row_positions.broadcast_ge(&key_positions)?.to_dtype(like.dtype())?;
     seen.affine(1e30, -1e30)
 }
 
 /// Batched matmul a·b. Candle's CPU back end has no bf16 matmul: there the operands are widened to f32, which is exact,
 /// and the result is rounded once.
-pub(super) fn batched_product(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(super) fn batched_matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let _span = span("matmul");
     let (a, b) = (a.contiguous()?, b.contiguous()?);
     if a.dtype() == DType::BF16 && a.device().is_cpu() {

@@ -4,9 +4,9 @@
 
 use candle_core::{D, Result, Tensor};
 
-use super::naive::{batched_product, causal_mask, score_type, see_nothing};
-use crate::ops::memory::{Fresh, for_float_type};
-use crate::ops::tape::record3;
+use super::naive::{batched_matmul, causal_mask, score_type, zero_masked_rows};
+use crate::ops::graph::record3;
+use crate::ops::memory::{OutputAlloc, for_float_type};
 use crate::profile::span;
 
 /// Rows per tile of queries and of keys.
@@ -59,7 +59,7 @@ pub fn tiled_attention(
     let [q_off, k_off, v_off] = [q, k, v].map(Tensor::detach);
     let (o, lse) = plan.forward(&q_off, &k_off, &v_off)?;
     for_float_type!(q.dtype(), "tiled_attention", T => {
-        record3("tiled_attention", [q, k, v], Fresh::<T>::copy_of(&o)?, q.shape(), move |[q, k, v], o, grad| {
+        record3("tiled_attention", [q, k, v], OutputAlloc::<T>::copy_of(&o)?, q.shape(), move |[q, k, v], o, grad| {
             let [q, k, v, o] = [q, k, v, o].map(Tensor::detach);
             Ok(plan.backward([&q, &k, &v, &o, grad], &lse)?.map(Some))
         })
@@ -80,7 +80,7 @@ impl Plan {
 
     /// scale · Q Kᵀ of two tiles, masked.
     fn scores(&self, q: &Tensor, k: &Tensor, (row, rows): Rows, (key, keys): Rows) -> Result<Tensor> {
-        let scores = (batched_product(q, &k.t()?)?.to_dtype(score_type(q))? * self.scale)?;
+        let scores = (batched_matmul(q, &k.t()?)?.to_dtype(score_type(q))? * self.scale)?;
         // Only tiles on the diagonal are masked: the first row attends to all keys of the others.
         if !self.causal || row + self.n_k >= key + keys - 1 + self.n_q {
             return Ok(scores);
@@ -105,7 +105,7 @@ impl Plan {
                 };
                 let weights = scores.broadcast_sub(&largest)?.exp()?;
                 let values =
-                    batched_product(&weights.to_dtype(v.dtype())?, &part(v, k_rows)?)?.to_dtype(weights.dtype())?;
+                    batched_matmul(&weights.to_dtype(v.dtype())?, &part(v, k_rows)?)?.to_dtype(weights.dtype())?;
                 let sum = weights.sum_keepdim(D::Minus1)?;
                 state = Some(match state {
                     None => (largest, sum, values),
@@ -129,14 +129,14 @@ impl Plan {
             }
         }
         let (o, lse) = (Tensor::cat(&outputs, 2)?, Tensor::cat(&sums, 2)?);
-        let hidden = if self.causal { self.n_q.saturating_sub(self.n_k) } else { 0 };
-        if hidden == 0 {
+        let masked_rows = if self.causal { self.n_q.saturating_sub(self.n_k) } else { 0 };
+        if masked_rows == 0 {
             return Ok((o, lse));
         }
         // The first rows attend to no key, even if their tile has keys: their weights are exp(−∞).
-        let rest = lse.narrow(2, hidden, self.n_q - hidden)?;
-        let unseen = (lse.narrow(2, 0, hidden)?.zeros_like()? + 1e30)?;
-        Ok((see_nothing(&o, hidden)?, Tensor::cat(&[unseen, rest], 2)?))
+        let rest = lse.narrow(2, masked_rows, self.n_q - masked_rows)?;
+        let unseen = (lse.narrow(2, 0, masked_rows)?.zeros_like()? + 1e30)?;
+        Ok((zero_masked_rows(&o, masked_rows)?, Tensor::cat(&[unseen, rest], 2)?))
     }
 
     /// Algorithm 2: dQ, dK, dV, with D = rowsum(dO ∘ O) and the scores recomputed from L.
@@ -152,12 +152,12 @@ impl Plan {
             for k_rows in self.key_tiles(q_rows) {
                 let (k_tile, v_tile) = (part(k, k_rows)?, part(v, k_rows)?);
                 let weights = self.scores(&q_tile, &k_tile, q_rows, k_rows)?.broadcast_sub(&lse_tile)?.exp()?;
-                let dv = batched_product(&weights.to_dtype(q.dtype())?.t()?, &grad_tile)?.to_dtype(wide)?;
-                let d_weights = batched_product(&grad_tile, &v_tile.t()?)?.to_dtype(wide)?;
+                let dv = batched_matmul(&weights.to_dtype(q.dtype())?.t()?, &grad_tile)?.to_dtype(wide)?;
+                let d_weights = batched_matmul(&grad_tile, &v_tile.t()?)?.to_dtype(wide)?;
                 let d_scores =
                     ((weights * d_weights.broadcast_sub(&delta_tile)?)? * self.scale)?.to_dtype(q.dtype())?;
-                let dk = batched_product(&d_scores.t()?, &q_tile)?.to_dtype(wide)?;
-                let more = batched_product(&d_scores, &k_tile)?.to_dtype(wide)?;
+                let dk = batched_matmul(&d_scores.t()?, &q_tile)?.to_dtype(wide)?;
+                let more = batched_matmul(&d_scores, &k_tile)?.to_dtype(wide)?;
                 dq = Some(match dq {
                     None => more,
                     Some(before) => (before + more)?,

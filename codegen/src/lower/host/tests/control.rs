@@ -7,7 +7,7 @@ use crate::pipeline::CompileError;
 
 /// Each iteration swaps two tiles; a third takes the old value of one of them.
 #[test]
-fn carried_tiles_change_places() {
+fn carried_tiles_are_swapped() {
     let text = format!(
         "kernel @k(%a: ptr<f32>, %b: ptr<f32>, %n: i32, %y: ptr<f32>, %z: ptr<f32>, %u: ptr<f32>) {{
 {}{}  %zero = constant {{value = 0}} : i32
@@ -38,7 +38,7 @@ fn carried_tiles_change_places() {
 
 /// A dot accumulates in place, and another op reads the transposed accumulator: it must observe the old values.
 #[test]
-fn products_in_loops_do_not_overwrite_what_is_read() {
+fn dots_in_loops_do_not_overwrite_values_that_are_read() {
     let text = format!(
         "kernel @k(%a: ptr<f32>, %n: i32, %y: ptr<f32>) {{
 {}  %zero = constant {{value = 0}} : i32

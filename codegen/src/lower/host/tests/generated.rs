@@ -30,7 +30,7 @@ proptest! {
 /// Regression tests: programs that were miscompiled once, by masked vector loads on AVX2 and by minima of a NaN and a
 /// number.
 #[test]
-fn programs_of_old_faults_agree() {
+fn regression_programs_agree() {
     for (seed, size) in [(995, 39), (1785, 29), (2708, 32), (2882, 6)] {
         check_seed(seed, size).unwrap_or_else(|e| panic!("{e}"));
     }

@@ -60,7 +60,7 @@ fn sweep(low: f32, high: f32) -> Vec<f32> {
 }
 
 /// Numbers of every exponent, both signs, and those nearest to multiples of π/2.
-fn of_all_magnitudes() -> Vec<f32> {
+fn all_magnitudes() -> Vec<f32> {
     let mut random = Random(2);
     let mut values: Vec<f32> =
         (0..65_000).map(|_| f32::from_bits(random.next() as u32)).filter(|x| x.is_finite()).collect();
@@ -77,7 +77,7 @@ fn of_all_magnitudes() -> Vec<f32> {
 #[test]
 fn sine_and_cosine_are_accurate_for_numbers_of_all_magnitudes() {
     for op in [UnaryOp::Sin, UnaryOp::Cos] {
-        let error = worst(op, &of_all_magnitudes());
+        let error = worst(op, &all_magnitudes());
         assert!(error <= 1.7, "{}: {error:.2} ulp", op.name());
     }
 }

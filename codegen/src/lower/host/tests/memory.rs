@@ -101,7 +101,7 @@ fn pointers_agree_under_masks() {
 }
 
 #[test]
-fn a_store_does_not_overtake_a_load() {
+fn a_store_is_not_moved_above_a_load() {
     // y[i + 1] = x[i] with x and y in one buffer: the whole load precedes the store. A second load observes the store.
     let text = "kernel @k(%x: ptr<i32>, %y: ptr<i32>) {
   %i = arange {start = 0, end = 64} : tensor<64xi32>

@@ -1,13 +1,13 @@
 //! Compares native code with the interpreter: every op, every element type, odd boundaries.
 
 mod control;
+mod dots;
 mod elementwise;
 mod fusion;
 mod generated;
 mod kernels;
 mod math;
 mod memory;
-mod products;
 mod reductions;
 
 use crate::interp::{self, ArgValue, BufferId, Memory};
@@ -348,7 +348,7 @@ fn dense_view(name: &str, shape: &[usize], ty: &str) -> String {
     for (d, &n) in shape.iter().enumerate() {
         operands.push(constant("n", d, n));
     }
-    for (d, s) in super::nest::row_major(shape).into_iter().enumerate() {
+    for (d, s) in super::loop_nest::row_major(shape).into_iter().enumerate() {
         operands.push(constant("s", d, s));
     }
     for d in 0..shape.len() {

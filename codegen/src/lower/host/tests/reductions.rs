@@ -19,7 +19,7 @@ fn kernel(
         let view = |b: &mut Builder, base: Value, shape: &[usize]| {
             let extents: Vec<Value> = shape.iter().map(|&n| i64_of(b, n as i64)).collect();
             let strides: Vec<Value> =
-                crate::lower::host::nest::row_major(shape).iter().map(|&s| i64_of(b, s as i64)).collect();
+                crate::lower::host::loop_nest::row_major(shape).iter().map(|&s| i64_of(b, s as i64)).collect();
             let offsets: Vec<Value> = shape.iter().map(|_| i64_of(b, 0)).collect();
             let order: Vec<usize> = (0..shape.len()).rev().collect();
             b.make_view(base, &extents, &strides, &offsets, shape, &order)

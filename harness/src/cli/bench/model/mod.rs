@@ -12,15 +12,15 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-use super::wall::release;
+use super::wall_time::release_memory;
 use crate::cli::model_options::{ModelOptions, device_info, model_device, peak};
-use crate::cli::run::{Choice, device};
-use crate::cli::trial::{Fitted, fitted};
+use crate::cli::oom_probe::{MemoryOutcome, catch_oom};
+use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Precision};
 use crate::report::{Machine, Outputs, Report};
 use report::{Row, report};
-pub(super) use subject::{Kept, Parts, Plan, measure};
+pub(super) use subject::{ParamCache, Plan, StepTimes, measure};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -57,11 +57,11 @@ pub struct Arguments {
     steps: u16,
     /// Time limit of warm-up, of measured steps and of steps timed by phase, in seconds each, at most 86400; at least
     /// three steps run
-    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::numbers::seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = crate::cli::value_parsers::seconds)]
     seconds: Option<f64>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
-    device: Option<Choice>,
+    device: Option<DeviceArg>,
     #[command(flatten)]
     model: Shape,
     #[command(flatten)]
@@ -139,21 +139,21 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         .map(drop);
     }
     let name = device_info(&device)?.name;
-    let machine = Machine::ask(arguments.outputs.commit.as_deref());
+    let machine = Machine::probe(arguments.outputs.commit.as_deref());
     let report = |rows: &[Row]| Report { machine: Some(machine.clone()), ..report(rows, &name) };
     let rows = match arguments.warmup.as_slice() {
         [] => Vec::new(),
         // Rows are printed and written as they are measured, so that an interrupted run has those before.
         [warmup] => measure_all(arguments, &device, &cases, *warmup, &mut |rows| {
             if let Some(last) = rows.last().filter(|_| cases.len() > 1) {
-                writeln!(out, "{}", last.in_words())?;
+                writeln!(out, "{}", last.summary_line())?;
                 out.flush()?;
             }
             arguments.outputs.write_files(&report(rows))?;
             Ok(())
         })?,
         several => {
-            let rows = several.iter().map(|&warmup| in_a_process_of_its_own(warmup));
+            let rows = several.iter().map(|&warmup| run_in_subprocess(warmup));
             rows.collect::<Result<Vec<_>>>()?.concat()
         }
     };
@@ -203,7 +203,7 @@ fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
                             let config = options.config(base)?;
                             let size = config
                                 .size_name()
-                                .map_or_else(|| format!("{}×{}", config.layers, config.width), str::to_string);
+                                .map_or_else(|| format!("{}×{}", config.layers, config.d_model), str::to_string);
                             cases.push(Case { size, config, batch });
                         }
                     }
@@ -226,12 +226,12 @@ fn measure_all(
     show: &mut dyn FnMut(&[Row]) -> Result<()>,
 ) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    let mut kept = Kept::default();
-    let (ways, plan) =
-        (ways(arguments, device), Plan { warmup, steps: arguments.steps.into(), seconds: arguments.seconds });
+    let mut param_cache = ParamCache::default();
+    let (variants, plan) =
+        (variants(arguments, device), Plan { warmup, steps: arguments.steps.into(), seconds: arguments.seconds });
     for case in cases {
         let peak = peak(device, case.config.precision)?;
-        for &(mode, replay, apart) in &ways {
+        for &(mode, replay, time_phases) in &variants {
             let row = Row {
                 size: case.size.clone(),
                 context: case.config.context,
@@ -241,7 +241,7 @@ fn measure_all(
                 fusion: case.config.fusion,
                 mode,
                 replay,
-                why_not: None,
+                fallback_reason: None,
                 warmup,
                 step: Vec::new(),
                 forward: Vec::new(),
@@ -251,10 +251,10 @@ fn measure_all(
                 mfu: None,
                 failed: None,
             };
-            let measured = measure(case, device, (mode, replay, apart), &plan, &mut kept);
-            rows.push(match fitted(measured)? {
-                Fitted::No(why) => Row { failed: Some(why), ..row },
-                Fitted::Yes(Parts { step, forward, backward, optimizer, memory, why_not }) => {
+            let measured = measure(case, device, (mode, replay, time_phases), &plan, &mut param_cache);
+            rows.push(match catch_oom(measured)? {
+                MemoryOutcome::OutOfMemory(why) => Row { failed: Some(why), ..row },
+                MemoryOutcome::Fits(StepTimes { step, forward, backward, optimizer, memory, fallback_reason }) => {
                     let seconds = 1e-3 * step.0.iter().sum::<f64>() / step.0.len() as f64;
                     let tokens = (case.batch * case.config.context) as f64;
                     // Backward has two matmuls for each matmul of forward.
@@ -266,13 +266,13 @@ fn measure_all(
                         backward: backward.0,
                         optimizer: optimizer.0,
                         memory,
-                        why_not,
+                        fallback_reason,
                         mfu: Some(flop / seconds / peak),
                         ..row
                     }
                 }
             });
-            release(device);
+            release_memory(device);
             show(&rows)?;
         }
     }
@@ -281,27 +281,27 @@ fn measure_all(
 
 /// Returns how each case is measured: (mode, replayed as a CUDA graph, phases timed separately). Phases are timed once
 /// per mode.
-fn ways(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
+fn variants(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
     let replay = match (arguments.replay.as_slice(), device.is_cpu()) {
         ([], true) => vec![false],
         ([], false) => vec![true],
         (given, _) => given.iter().map(|&switch| switch == Switch::On).collect(),
     };
-    let mut ways = Vec::new();
+    let mut variants = Vec::new();
     for &mode in &arguments.modes {
         match mode {
             // The forward pass is not captured as a graph, and has one phase.
-            Mode::Forward => ways.push((mode, false, false)),
+            Mode::Forward => variants.push((mode, false, false)),
             Mode::ForwardBackward | Mode::TrainStep => {
-                ways.extend(replay.iter().enumerate().map(|(i, &replay)| (mode, replay, i == 0)));
+                variants.extend(replay.iter().enumerate().map(|(i, &replay)| (mode, replay, i == 0)));
             }
         }
     }
-    ways
+    variants
 }
 
 /// Runs this program in a subprocess for one number of warm-up steps, and reads its rows.
-fn in_a_process_of_its_own(warmup: usize) -> Result<Vec<Row>> {
+fn run_in_subprocess(warmup: usize) -> Result<Vec<Row>> {
     let failure = |error: &dyn std::fmt::Display| CliError::Failure(format!("cannot measure a cold start: {error}"));
     let program = std::env::current_exe().map_err(|error| failure(&error))?;
     let output = std::process::Command::new(program)

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::super::wall::Times;
+use super::super::wall_time::Times;
 use super::Mode;
 use crate::model::{Attention, Fusion, Precision};
 use crate::report::{Axis, Bar, Cell, Column, Plot, Report, Table};
@@ -19,7 +19,7 @@ pub struct Row {
     pub mode: Mode,
     pub replay: bool,
     /// The fallback reason, if steps could not be replayed as a CUDA graph.
-    pub why_not: Option<String>,
+    pub fallback_reason: Option<String>,
     pub warmup: usize,
     /// Milliseconds of each measured step; empty if it ran out of memory.
     pub step: Vec<f64>,
@@ -34,7 +34,7 @@ pub struct Row {
 
 impl Row {
     /// Formats the row as one line of progress.
-    pub fn in_words(&self) -> String {
+    pub fn summary_line(&self) -> String {
         let Row { size, context, batch, precision, attention, fusion, mode, warmup, .. } = self;
         let replay = if self.replay { ", replayed" } else { "" };
         let found = match (&self.failed, Times(self.step.clone()).median().value()) {
@@ -76,7 +76,7 @@ pub fn report(rows: &[Row], device: &str) -> Report {
         let names = [row.size.clone(), row.precision.to_string(), row.attention.to_string(), row.fusion.to_string()];
         let [size, precision, attention, fusion] = names.map(Cell::from);
         let mut cells = vec![size, row.context.into(), row.batch.into(), precision, attention, fusion];
-        let replay = match (row.replay, &row.why_not) {
+        let replay = match (row.replay, &row.fallback_reason) {
             (false, _) => "no",
             (true, None) => "yes",
             (true, Some(_)) => "failed",
@@ -87,7 +87,7 @@ pub fn report(rows: &[Row], device: &str) -> Report {
         if let Some(why) = &row.failed {
             table.notes.push(format!("{}, context {}, batch {}: {why}", row.size, row.context, row.batch));
         }
-        if let Some(why) = row.why_not.as_ref().filter(|_| row.replay) {
+        if let Some(why) = row.fallback_reason.as_ref().filter(|_| row.replay) {
             table
                 .notes
                 .push(format!("{}, context {}, batch {}: not replayed: {why}", row.size, row.context, row.batch));

@@ -6,22 +6,22 @@ use candle_core::{Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-use super::super::wall::Times;
+use super::super::wall_time::Times;
 use super::{Case, Mode};
-use crate::cli::trial::expect_memory;
-use crate::model::{Config, Kind, Replay, Transformer};
-use crate::optim::{AdamWOptions, Schedule};
+use crate::cli::oom_probe::expect_memory;
+use crate::model::{Config, ModelGraphRunner, StepKind, Transformer};
+use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::{Params, no_grad};
-use crate::train::{self, Learner, LearnerOptions, WholeStep};
+use crate::train::{self, QueuedStep, Trainer, TrainerOptions};
 
 /// The results of a case.
-pub struct Parts {
+pub struct StepTimes {
     pub step: Times,
     pub forward: Times,
     pub backward: Times,
     pub optimizer: Times,
     pub memory: Option<f64>,
-    pub why_not: Option<String>,
+    pub fallback_reason: Option<String>,
 }
 
 /// How many steps of a case are run.
@@ -31,12 +31,12 @@ pub struct Plan {
     pub warmup: usize,
     /// Number of measured steps.
     pub steps: usize,
-    /// Time limit in seconds for the steps of one kind, after at least [`FEWEST`] of them.
+    /// Time limit in seconds for the steps of one kind, after at least [`MIN_STEPS`] of them.
     pub seconds: Option<f64>,
 }
 
 /// Enough for a replay: the first step runs eagerly, the second one is captured.
-const FEWEST: usize = 3;
+const MIN_STEPS: usize = 3;
 
 impl Plan {
     /// Runs `step` up to `count` times, within the time limit.
@@ -44,7 +44,7 @@ impl Plan {
         let began = Instant::now();
         for i in 0..count {
             let late = self.seconds.is_some_and(|seconds| began.elapsed().as_secs_f64() > seconds);
-            if i >= FEWEST && late {
+            if i >= MIN_STEPS && late {
                 break;
             }
             step()?;
@@ -56,9 +56,9 @@ impl Plan {
 /// Parameters of the previous case, reused if the shapes match: step times do not depend on values, and initializing
 /// billions of them takes seconds.
 #[derive(Default)]
-pub struct Kept(Option<Params>);
+pub struct ParamCache(Option<Params>);
 
-impl Kept {
+impl ParamCache {
     fn model(&mut self, config: &Config, device: &Device) -> train::Result<Transformer> {
         let specs = config.specs();
         let fits = |params: &Params| {
@@ -82,33 +82,40 @@ impl Kept {
 pub fn measure(
     case: &Case,
     device: &Device,
-    (mode, replay, apart): (Mode, bool, bool),
+    (mode, replay, time_phases): (Mode, bool, bool),
     plan: &Plan,
-    kept: &mut Kept,
-) -> train::Result<Parts> {
+    param_cache: &mut ParamCache,
+) -> train::Result<StepTimes> {
     let kind = match mode {
-        Mode::Forward => Kind::Forward,
-        Mode::ForwardBackward => Kind::ForwardBackward,
-        Mode::TrainStep => Kind::TrainStep,
+        Mode::Forward => StepKind::Forward,
+        Mode::ForwardBackward => StepKind::ForwardBackward,
+        Mode::TrainStep => StepKind::TrainStep,
     };
     expect_memory(device, case.config.step_bytes(case.batch, 1, kind).total())?;
     let on = crate::ops::memory::kernel_device(device)?;
-    on.restart_peak_memory()?;
-    let mut subject = Subject::new(case, device, mode, replay, kept)?;
+    on.reset_peak_memory()?;
+    let mut subject = Subject::new(case, device, mode, replay, param_cache)?;
     device.synchronize()?;
-    let mut unkept = Times::default();
-    plan.repeat(plan.warmup, || unkept.take(device, || subject.step()))?;
+    let mut discarded = Times::default();
+    plan.repeat(plan.warmup, || discarded.time(device, || subject.step()))?;
     let mut step = Times::default();
-    plan.repeat(plan.steps, || step.take(device, || subject.step()))?;
+    plan.repeat(plan.steps, || step.time(device, || subject.step()))?;
     let memory = on.peak_memory()?.map(|bytes| bytes as f64);
     let (mut forward, mut backward, mut optimizer) = Default::default();
     // Phases are timed in separate steps, because synchronizing between them slows the step down.
-    plan.repeat(if apart { plan.steps } else { 0 }, || {
-        subject.parts(device, [&mut forward, &mut backward, &mut optimizer])
+    plan.repeat(if time_phases { plan.steps } else { 0 }, || {
+        subject.time_phases(device, [&mut forward, &mut backward, &mut optimizer])
     })?;
     // On the CPU, the next case checks the available memory before it allocates: keep nothing.
-    kept.0 = device.is_cuda().then(|| subject.model.params().clone());
-    Ok(Parts { step, forward, backward, optimizer, memory, why_not: subject.why_not().map(str::to_string) })
+    param_cache.0 = device.is_cuda().then(|| subject.model.params().clone());
+    Ok(StepTimes {
+        step,
+        forward,
+        backward,
+        optimizer,
+        memory,
+        fallback_reason: subject.fallback_reason().map(str::to_string),
+    })
 }
 
 /// A model, its batch, and what a step runs.
@@ -122,33 +129,39 @@ struct Subject {
 /// What a step runs.
 enum Steps {
     Forward,
-    ForwardBackward(Option<Replay>),
-    Train(Box<Learner>, WholeStep),
+    ForwardBackward(Option<ModelGraphRunner>),
+    Train(Box<Trainer>, QueuedStep),
 }
 
 impl Subject {
-    fn new(case: &Case, device: &Device, mode: Mode, replay: bool, kept: &mut Kept) -> train::Result<Subject> {
-        let model = kept.model(&case.config, device)?;
+    fn new(
+        case: &Case,
+        device: &Device,
+        mode: Mode,
+        replay: bool,
+        param_cache: &mut ParamCache,
+    ) -> train::Result<Subject> {
+        let model = param_cache.model(&case.config, device)?;
         let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
         model.params().keep_grads(train::gradient_dtype(model.params(), 1))?;
         let steps = match mode {
             Mode::Forward => Steps::Forward,
-            Mode::ForwardBackward => Steps::ForwardBackward(replay.then(|| Replay::new(&model))),
+            Mode::ForwardBackward => Steps::ForwardBackward(replay.then(|| ModelGraphRunner::new(&model))),
             Mode::TrainStep => {
-                let learner = Learner::new(model.params(), options())?;
-                let whole = if replay { WholeStep::new(&learner) } else { WholeStep::one_by_one() };
-                Steps::Train(Box::new(learner), whole)
+                let trainer = Trainer::new(model.params(), options())?;
+                let whole = if replay { QueuedStep::new(&trainer) } else { QueuedStep::eager() };
+                Steps::Train(Box::new(trainer), whole)
             }
         };
         Ok(Subject { model, inputs, targets, steps })
     }
 
     /// Returns the fallback reason, if steps could not be replayed.
-    fn why_not(&self) -> Option<&str> {
+    fn fallback_reason(&self) -> Option<&str> {
         match &self.steps {
             Steps::Forward | Steps::ForwardBackward(None) => None,
-            Steps::ForwardBackward(Some(replay)) => replay.why_not(),
-            Steps::Train(_, whole) => whole.why_not(),
+            Steps::ForwardBackward(Some(replay)) => replay.fallback_reason(),
+            Steps::Train(_, whole) => whole.fallback_reason(),
         }
     }
 
@@ -163,32 +176,32 @@ impl Subject {
                     None => drop(model.loss(inputs, targets)?.backward()?),
                 }
             }
-            Steps::Train(learner, whole) => {
+            Steps::Train(trainer, whole) => {
                 let windows = inputs.dim(0)?;
-                let (announced, found) = whole.queue(model, learner, [inputs, targets], windows)?.wait()?;
-                learner.settle(announced, found.numbers())?;
+                let (registered, result) = whole.queue(model, trainer, [inputs, targets], windows)?.wait()?;
+                trainer.commit(registered, result.values())?;
             }
         }
         Ok(())
     }
 
     /// Runs a step with a synchronization after forward, backward and optimizer, and times each.
-    fn parts(&mut self, device: &Device, [forward, backward, optimizer]: [&mut Times; 3]) -> train::Result<()> {
+    fn time_phases(&mut self, device: &Device, [forward, backward, optimizer]: [&mut Times; 3]) -> train::Result<()> {
         let Subject { model, inputs, targets, steps } = self;
         model.params().zero_grads()?;
-        let loss = forward.take(device, || Ok(model.loss(inputs, targets)?))?;
-        backward.take(device, || Ok(loss.backward().map(drop)?))?;
-        if let Steps::Train(learner, _) = steps {
-            optimizer.take(device, || learner.update())?;
+        let loss = forward.time(device, || Ok(model.loss(inputs, targets)?))?;
+        backward.time(device, || Ok(loss.backward().map(drop)?))?;
+        if let Steps::Train(trainer, _) = steps {
+            optimizer.time(device, || trainer.update())?;
         }
         Ok(())
     }
 }
 
-fn options() -> LearnerOptions {
-    LearnerOptions {
+fn options() -> TrainerOptions {
+    TrainerOptions {
         adamw: AdamWOptions::default(),
-        schedule: Schedule::constant(1e-4),
+        schedule: LrSchedule::constant(1e-4),
         weight_decay: 0.1,
         decay_embeddings: true,
         clip: Some(1.0),

@@ -4,7 +4,7 @@
 ///
 /// Each lane has
 /// - an inbox: a slot of `segment` bytes for each other rank, in rank order, one behind the other;
-/// - an outbox of `segment` bytes, which the others fetch;
+/// - an send_slot of `segment` bytes, which the others fetch;
 /// - a flag for each other rank, which counts that rank's signals, and a cell from which this rank's signals to it are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
@@ -33,23 +33,23 @@ impl Block {
         self.flags() + self.flag(lane, to)
     }
 
-    /// Where the slots begin, as one after the other: a lane's inbox, then its outbox.
+    /// Where the slots begin, as one after the other: a lane's inbox, then its send_slot.
     fn slot(&self, lane: usize, slot: usize) -> usize {
         2 * self.flags() + (lane * self.world + slot) * self.segment
     }
 
     /// The inbox of `lane` in the block of `owner`, where it begins: slots of all other ranks.
-    pub fn inbox(&self, lane: usize) -> usize {
+    pub fn recv_slots(&self, lane: usize) -> usize {
         self.slot(lane, 0)
     }
 
     /// The slot for what `from` sends to `owner`.
-    pub fn inbox_of(&self, lane: usize, owner: usize, from: usize) -> usize {
+    pub fn recv_slot(&self, lane: usize, owner: usize, from: usize) -> usize {
         self.slot(lane, if from < owner { from } else { from - 1 })
     }
 
     /// What the others fetch.
-    pub fn outbox(&self, lane: usize) -> usize {
+    pub fn send_slot(&self, lane: usize) -> usize {
         self.slot(lane, self.world - 1)
     }
 
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_do_not_overlap() {
+    fn regions_do_not_overlap() {
         for (world, lanes, segment) in [(2, 1, 256), (2, 2, 128), (5, 3, 1024)] {
             let block = Block { world, lanes, segment };
             for owner in 0..world {
@@ -74,11 +74,11 @@ mod tests {
                     places.extend(
                         others().flat_map(|rank| [block.flag(lane, rank), block.cell(lane, rank)]).map(|at| (at, 4)),
                     );
-                    places.extend(others().map(|rank| (block.inbox_of(lane, owner, rank), segment)));
-                    places.push((block.outbox(lane), segment));
+                    places.extend(others().map(|rank| (block.recv_slot(lane, owner, rank), segment)));
+                    places.push((block.send_slot(lane), segment));
                     let first = others().next().unwrap();
-                    assert_eq!(block.inbox(lane), block.inbox_of(lane, owner, first), "the kernel begins there");
-                    let slots: Vec<usize> = others().map(|rank| block.inbox_of(lane, owner, rank)).collect();
+                    assert_eq!(block.recv_slots(lane), block.recv_slot(lane, owner, first), "the kernel begins there");
+                    let slots: Vec<usize> = others().map(|rank| block.recv_slot(lane, owner, rank)).collect();
                     assert!(slots.windows(2).all(|two| two[1] - two[0] == segment), "and goes on in rank order");
                 }
                 places.sort_unstable();

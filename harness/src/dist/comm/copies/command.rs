@@ -13,8 +13,8 @@ pub enum Command {
     /// Waits until the u32 there [is reached](super::plan::is_reached).
     Wait { at: u64, value: u32 },
     /// `bytes` at `own` become the reduction of themselves and what lies at `inbox`: the other ranks' parts in rank order, `stride` bytes from
-    /// one to the next. So do those at `outbox`, if there are any.
-    Reduce { own: u64, inbox: u64, stride: usize, outbox: Option<u64>, bytes: usize },
+    /// one to the next. So do those at `send_slot`, if there are any.
+    Reduce { own: u64, recv: u64, stride: usize, send: Option<u64>, bytes: usize },
 }
 
 /// Where one rank sees all ranks' blocks.
@@ -47,7 +47,7 @@ impl Addresses {
         let at = |offset: usize| buffer + offset as u64;
         let (first, second) = match step {
             Step::Push { to, from } => {
-                let slot = self.at(*to, block.inbox_of(lane, *to, self.rank));
+                let slot = self.at(*to, block.recv_slot(lane, *to, self.rank));
                 (Command::Copy { to: slot, from: at(from.start), bytes: from.len() }, None)
             }
             Step::Send { from } => {
@@ -55,16 +55,16 @@ impl Addresses {
                 (Command::Copy { to, from: at(from.start), bytes: from.len() }, None)
             }
             Step::Pull { from, into } => {
-                let slot = self.at(*from, block.outbox(lane));
+                let slot = self.at(*from, block.send_slot(lane));
                 (Command::Copy { to: at(into.start), from: slot, bytes: into.len() }, None)
             }
-            Step::Post { from } => {
-                (Command::Copy { to: self.own(block.outbox(lane)), from: at(from.start), bytes: from.len() }, None)
+            Step::Stage { from } => {
+                (Command::Copy { to: self.own(block.send_slot(lane)), from: at(from.start), bytes: from.len() }, None)
             }
-            Step::Reduce { of, post } => {
-                let outbox = post.then(|| self.own(block.outbox(lane)));
-                let (own, inbox) = (at(of.start), self.own(block.inbox(lane)));
-                (Command::Reduce { own, inbox, stride: block.segment, outbox, bytes: of.len() }, None)
+            Step::Reduce { of, stage } => {
+                let send = stage.then(|| self.own(block.send_slot(lane)));
+                let (own, recv) = (at(of.start), self.own(block.recv_slots(lane)));
+                (Command::Reduce { own, recv, stride: block.segment, send, bytes: of.len() }, None)
             }
             Step::Signal { to, value } => {
                 // A stream writes only its own GPU's memory; a copy takes it over. The cell is written again behind that copy, on the same lane.

@@ -30,7 +30,7 @@
 //!
 //! - **No inbox is overwritten before it was read.** Rank r writes p's inbox in its push of n. What was there came from r's push of some
 //!   m < n, and p read it in its reduction of m, before its second signal of m. Before it pushes, r has awaited p's second of n − 1 or a later one;
-//!   an all_gather and an all_reduce await it themselves, a reduce_scatter leaves it to the next push of the lane (`owed`). A meeting has
+//!   an all_gather and an all_reduce await it themselves, a reduce_scatter leaves it to the next push of the lane (`unacknowledged`). A meeting has
 //!   nothing read, and its first signal stands behind all that was.
 //! - **No outbox is overwritten before it was fetched.** Rank r writes its outbox in the reduction, or the copy, of n. The others fetched what
 //!   was there in a segment m < n, which they have ended when they give their first signal of n; r has awaited all of these.
@@ -62,7 +62,7 @@ pub enum Kind {
     /// Of two ranks.
     Exchange,
     /// Of two ranks.
-    Meeting,
+    PeerRead,
 }
 
 /// What a rank queues on a lane. Ranges are bytes of the buffer that the collective works in.
@@ -75,9 +75,9 @@ pub enum Step {
     /// Copies from the start of the outbox of `from`.
     Pull { from: usize, into: Range<usize> },
     /// Copies to the start of the own outbox.
-    Post { from: Range<usize> },
-    /// What is there becomes the reduction, in rank order, of it and the slots of the own inbox; with `post` the outbox too.
-    Reduce { of: Range<usize>, post: bool },
+    Stage { from: Range<usize> },
+    /// What is there becomes the reduction, in rank order, of it and the slots of the own inbox; with `stage` the outbox too.
+    Reduce { of: Range<usize>, stage: bool },
     /// Sets this rank's flag at `to`.
     Signal { to: usize, value: u32 },
     /// Waits until the flag of `from` is at `value` or later: [`is_reached`].
@@ -97,7 +97,7 @@ struct Lane {
     /// Segments so far, around 2³².
     segments: u32,
     /// Whether the last segment's second signals have not been awaited.
-    owed: bool,
+    unacknowledged: bool,
 }
 
 /// What one rank queues, collective after collective.
@@ -107,14 +107,14 @@ pub struct Plan {
     block: Block,
     lanes: Vec<Lane>,
     /// The lane of the next segment.
-    turn: usize,
+    next: usize,
 }
 
 impl Plan {
     /// Of rank `rank`, before its first collective. `segment` is rounded up to whole lines of [`LINE`] bytes.
     pub fn new(rank: usize, world: usize, lanes: usize, segment: usize) -> Plan {
         let block = Block { world, lanes, segment: segment.max(1).next_multiple_of(LINE) };
-        Plan { rank, block, lanes: vec![Lane::default(); lanes], turn: 0 }
+        Plan { rank, block, lanes: vec![Lane::default(); lanes], next: 0 }
     }
 
     /// The same after so many segments on each lane.
@@ -146,7 +146,7 @@ impl Plan {
             Kind::AllReduce => count.div_ceil(world).next_multiple_of(grain),
             Kind::ReduceScatter | Kind::AllGather => count / world,
             Kind::Exchange => return self.exchange(count * size),
-            Kind::Meeting => return self.meeting(),
+            Kind::PeerRead => return self.peer_read(),
         };
         let most = (self.block.segment / size).max(1);
         let cut = each.div_ceil(each.div_ceil(most)).next_multiple_of(grain).min(most);
@@ -166,7 +166,7 @@ impl Plan {
 
     /// The steps of an exchange of so many bytes.
     fn exchange(&mut self, bytes: usize) -> Vec<(usize, Step)> {
-        let (lane, other, [first, second]) = self.one_of_two();
+        let (lane, other, [first, second]) = self.two_rank_segment();
         let steps = [
             Step::Signal { to: other, value: first },
             Step::Await { from: other, value: first },
@@ -178,8 +178,8 @@ impl Plan {
     }
 
     /// The steps of a meeting.
-    fn meeting(&mut self) -> Vec<(usize, Step)> {
-        let (lane, other, [first, second]) = self.one_of_two();
+    fn peer_read(&mut self) -> Vec<(usize, Step)> {
+        let (lane, other, [first, second]) = self.two_rank_segment();
         let steps = [
             Step::Signal { to: other, value: first },
             Step::Await { from: other, value: first },
@@ -189,18 +189,18 @@ impl Plan {
     }
 
     /// The lane of one more segment between two ranks, the other rank, and the segment's signals.
-    fn one_of_two(&mut self) -> (usize, usize, [u32; 2]) {
+    fn two_rank_segment(&mut self) -> (usize, usize, [u32; 2]) {
         assert_eq!(self.block.world, 2, "an exchange is of two ranks");
         let lane = self.next_lane();
         let signals = [1, 2].map(|nth| self.lanes[lane].segments.wrapping_mul(2).wrapping_add(nth));
-        self.lanes[lane] = Lane { segments: self.lanes[lane].segments.wrapping_add(1), owed: false };
+        self.lanes[lane] = Lane { segments: self.lanes[lane].segments.wrapping_add(1), unacknowledged: false };
         (lane, 1 - self.rank, signals)
     }
 
     /// The lane whose turn it is.
     fn next_lane(&mut self) -> usize {
-        let lane = self.turn;
-        self.turn = (self.turn + 1) % self.lanes.len();
+        let lane = self.next;
+        self.next = (self.next + 1) % self.lanes.len();
         lane
     }
 
@@ -209,10 +209,10 @@ impl Plan {
         let (rank, world) = (self.rank, self.block.world);
         // Each rank begins with the next one, so that not all turn to one at once.
         let others = || (1..world).map(move |distance| (rank + distance) % world);
-        let Lane { segments, owed } = self.lanes[lane];
+        let Lane { segments, unacknowledged } = self.lanes[lane];
         let before = segments.wrapping_mul(2);
         let (first, second) = (before.wrapping_add(1), before.wrapping_add(2));
-        if owed && kind != Kind::AllGather {
+        if unacknowledged && kind != Kind::AllGather {
             others().for_each(|from| queue(Step::Await { from, value: before }));
         }
         for to in others() {
@@ -224,8 +224,8 @@ impl Plan {
         others().for_each(|from| queue(Step::Await { from, value: first }));
         if !part(rank).is_empty() {
             queue(match kind {
-                Kind::AllGather => Step::Post { from: part(rank) },
-                _ => Step::Reduce { of: part(rank), post: kind == Kind::AllReduce },
+                Kind::AllGather => Step::Stage { from: part(rank) },
+                _ => Step::Reduce { of: part(rank), stage: kind == Kind::AllReduce },
             });
         }
         others().for_each(|to| queue(Step::Signal { to, value: second }));
@@ -237,6 +237,6 @@ impl Plan {
                 }
             }
         }
-        self.lanes[lane] = Lane { segments: segments.wrapping_add(1), owed: kind == Kind::ReduceScatter };
+        self.lanes[lane] = Lane { segments: segments.wrapping_add(1), unacknowledged: kind == Kind::ReduceScatter };
     }
 }

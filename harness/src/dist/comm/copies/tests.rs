@@ -1,7 +1,7 @@
 //! All ranks' plans on host memory, in any order in which GPUs may run them.
 //!
 //! A queue runs its steps in order; which queue goes on is chosen at random. Copies and reductions take time: between their begin and their
-//! end what they write holds nonsense, and at the end nobody may have written what they read or write. An inbox that has been read holds
+//! end what they write holds nonsense, and at the end nobody may have written what they read or write. An peer_buffer that has been read holds
 //! nonsense again, and so does a buffer as soon as its rank has ended the collective and found there what should be: it may be used for
 //! something else then.
 
@@ -15,7 +15,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::plan::{RELEASE, is_reached};
 use super::{Addresses, Block, Command, Kind, Plan, Step};
-use crate::dist::comm::sum::{Accumulator, chunk};
+use crate::dist::comm::host_reduce::{Accumulator, chunk};
 use crate::dist::comm::{Dtype, Reduce};
 
 /// A collective in a part of every rank's memory that is its own.
@@ -39,17 +39,17 @@ struct Case {
     seed: u64,
 }
 
-/// What a rank has: buffers, which no other rank sees, a block, and for each buffer a place for the other rank's.
+/// What a rank has: buffers, which no other rank sees, a block, and for each buffer a region for the other rank's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Buffers = 0,
     Block = 1,
-    Inbox = 2,
+    PeerBuffer = 2,
 }
 
 /// Bytes of rank `.0`.
 #[derive(Clone, Debug)]
-struct Place(usize, Memory, Range<usize>);
+struct Region(usize, Memory, Range<usize>);
 
 /// An address of rank `.0`'s own, as no other rank sees it: `.1` says whose memory it is, `.2` which, `.3` where in it.
 const fn address(Seen(viewer, owner, memory, at): Seen) -> u64 {
@@ -59,13 +59,13 @@ const fn address(Seen(viewer, owner, memory, at): Seen) -> u64 {
 struct Seen(usize, usize, Memory, usize);
 
 /// What lies at an address that `viewer` uses.
-fn place(viewer: usize, address: u64, bytes: usize) -> Place {
+fn region(viewer: usize, address: u64, bytes: usize) -> Region {
     assert_eq!(address >> 56, viewer as u64 + 1, "rank {viewer} uses another rank's address");
     let owner = (address >> 48 & 0xff) as usize;
-    let memory = [Memory::Buffers, Memory::Block, Memory::Inbox][(address >> 40 & 0xff) as usize];
+    let memory = [Memory::Buffers, Memory::Block, Memory::PeerBuffer][(address >> 40 & 0xff) as usize];
     assert!(memory != Memory::Buffers || owner == viewer, "buffers are private");
     let at = (address & 0xff_ffff_ffff) as usize;
-    Place(owner, memory, at..at + bytes)
+    Region(owner, memory, at..at + bytes)
 }
 
 #[derive(Clone, Copy)]
@@ -77,10 +77,10 @@ struct Task {
 
 /// A copy or a reduction that has begun: what it read, and where, and what it will write.
 struct Begun {
-    reads: Vec<(Place, Vec<u8>)>,
-    writes: Vec<(Place, Vec<u8>)>,
+    reads: Vec<(Region, Vec<u8>)>,
+    writes: Vec<(Region, Vec<u8>)>,
     /// What nobody needs any more then.
-    spent: Vec<Place>,
+    spent: Vec<Region>,
 }
 
 struct Queue {
@@ -98,7 +98,7 @@ struct Gpus {
     starts: Vec<usize>,
     buffers: Vec<Vec<u8>>,
     blocks: Vec<Vec<u8>>,
-    inboxes: Vec<Vec<u8>>,
+    peer_buffers: Vec<Vec<u8>>,
     queues: Vec<Queue>,
     /// What each rank's buffers hold when a collective begins on it; nonsense before.
     values: Vec<Vec<u8>>,
@@ -111,7 +111,7 @@ struct Gpus {
     random: StdRng,
 }
 
-const NONSENSE: u8 = 0xa5;
+const POISON: u8 = 0xa5;
 /// What a rank makes of a buffer when the collective is over.
 const USED: u8 = 0x5a;
 
@@ -132,11 +132,11 @@ impl Gpus {
             expected(c, &buffers)
         });
         let wanted = wanted.collect();
-        let buffers = values.iter().map(|values| vec![NONSENSE; values.len()]).collect();
-        let inboxes = values.iter().map(|values| vec![USED; values.len()]).collect();
+        let buffers = values.iter().map(|values| vec![POISON; values.len()]).collect();
+        let peer_buffers = values.iter().map(|values| vec![USED; values.len()]).collect();
         let begun = vec![vec![false; collectives.len()]; world];
         let block = Plan::new(0, world, lanes, segment).block();
-        let mut blocks = vec![vec![NONSENSE; block.bytes()]; world];
+        let mut blocks = vec![vec![POISON; block.bytes()]; world];
         let mut queues = Vec::new();
         let mut left = vec![vec![0; collectives.len()]; world];
         for rank in 0..world {
@@ -152,7 +152,7 @@ impl Gpus {
                 let mut steps = plan.steps(c.kind, c.count, c.dtype.size());
                 change(rank, of, &mut steps);
                 let buffer = address(Seen(rank, rank, Memory::Buffers, starts[of]));
-                let there = address(Seen(rank, (rank + 1) % world, Memory::Inbox, starts[of]));
+                let there = address(Seen(rank, (rank + 1) % world, Memory::PeerBuffer, starts[of]));
                 for (lane, step) in steps {
                     let commands: Vec<Command> = addresses.commands(lane, &step, buffer, there).collect();
                     left[rank][of] += commands.len();
@@ -171,7 +171,7 @@ impl Gpus {
             starts,
             buffers,
             blocks,
-            inboxes,
+            peer_buffers,
             queues,
             values,
             begun,
@@ -181,16 +181,16 @@ impl Gpus {
         }
     }
 
-    fn bytes(&mut self, Place(rank, memory, range): &Place) -> &mut [u8] {
+    fn bytes(&mut self, Region(rank, memory, range): &Region) -> &mut [u8] {
         let memory = match memory {
             Memory::Buffers => &mut self.buffers,
             Memory::Block => &mut self.blocks,
-            Memory::Inbox => &mut self.inboxes,
+            Memory::PeerBuffer => &mut self.peer_buffers,
         };
         &mut memory[*rank][range.clone()]
     }
 
-    fn word(&self, Place(rank, _, range): &Place) -> u32 {
+    fn word(&self, Region(rank, _, range): &Region) -> u32 {
         u32::from_le_bytes(self.blocks[*rank][range.clone()].try_into().unwrap())
     }
 
@@ -199,12 +199,12 @@ impl Gpus {
         self.blocks[rank][at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
-    fn can_go_on(&self, queue: usize) -> bool {
+    fn can_advance(&self, queue: usize) -> bool {
         let Queue { rank, tasks, .. } = &self.queues[queue];
         match tasks.front() {
             None => false,
             Some(Task { command: Command::Wait { at, value }, .. }) => {
-                is_reached(self.word(&place(*rank, *at, 4)), *value)
+                is_reached(self.word(&region(*rank, *at, 4)), *value)
             }
             Some(_) => true,
         }
@@ -215,27 +215,27 @@ impl Gpus {
         let mut spent = Vec::new();
         let (reads, writes) = match command {
             Command::Write { at, value } => {
-                self.bytes(&place(rank, at, 4)).copy_from_slice(&value.to_le_bytes());
+                self.bytes(&region(rank, at, 4)).copy_from_slice(&value.to_le_bytes());
                 return None;
             }
             Command::Copy { to, from, bytes: 4 } if to >> 40 & from >> 40 & 1 == 1 => {
-                let word = self.word(&place(rank, from, 4));
-                self.bytes(&place(rank, to, 4)).copy_from_slice(&word.to_le_bytes());
+                let word = self.word(&region(rank, from, 4));
+                self.bytes(&region(rank, to, 4)).copy_from_slice(&word.to_le_bytes());
                 return None;
             }
             Command::Wait { .. } => return None,
-            Command::Copy { to, from, bytes } => (vec![place(rank, from, bytes)], vec![place(rank, to, bytes)]),
-            Command::Reduce { own, inbox, stride, outbox, bytes } => {
-                let slots = (0..self.block.world - 1).map(|slot| place(rank, inbox + (slot * stride) as u64, bytes));
+            Command::Copy { to, from, bytes } => (vec![region(rank, from, bytes)], vec![region(rank, to, bytes)]),
+            Command::Reduce { own, recv, stride, send, bytes } => {
+                let slots = (0..self.block.world - 1).map(|slot| region(rank, recv + (slot * stride) as u64, bytes));
                 spent.extend(slots);
                 let mut reads = spent.clone();
-                reads.insert(rank, place(rank, own, bytes));
-                let writes = [Some(own), outbox].into_iter().flatten().map(|at| place(rank, at, bytes));
+                reads.insert(rank, region(rank, own, bytes));
+                let writes = [Some(own), send].into_iter().flatten().map(|at| region(rank, at, bytes));
                 (reads, writes.collect())
             }
         };
-        let reads: Vec<(Place, Vec<u8>)> =
-            reads.into_iter().map(|place| (place.clone(), self.bytes(&place).to_vec())).collect();
+        let reads: Vec<(Region, Vec<u8>)> =
+            reads.into_iter().map(|region| (region.clone(), self.bytes(&region).to_vec())).collect();
         let result = match command {
             Command::Reduce { .. } => {
                 let parts: Vec<&[u8]> = reads.iter().map(|(_, bytes)| bytes.as_slice()).collect();
@@ -243,11 +243,11 @@ impl Gpus {
             }
             _ => reads[0].1.clone(),
         };
-        for place in &writes {
-            let bytes = self.bytes(place);
-            // A place that is still in use is left as it is, and found not to be free at the end.
+        for region in &writes {
+            let bytes = self.bytes(region);
+            // A region that is still in use is left as it is, and found not to be free at the end.
             if !bytes.iter().all(|&byte| byte == USED) {
-                bytes.fill(NONSENSE);
+                bytes.fill(POISON);
             }
         }
         // What is written is not what was read any more.
@@ -257,31 +257,31 @@ impl Gpus {
     }
 
     fn end(&mut self, begun: Begun) -> Result<(), String> {
-        for (place, was) in &begun.reads {
-            if self.bytes(place) != was {
-                return Err(format!("{place:?} changed while it was read"));
+        for (region, was) in &begun.reads {
+            if self.bytes(region) != was {
+                return Err(format!("{region:?} changed while it was read"));
             }
         }
-        for (place, becomes) in &begun.writes {
-            if self.bytes(place).iter().any(|&byte| byte != NONSENSE) {
-                return Err(format!("{place:?} was written by two"));
+        for (region, becomes) in &begun.writes {
+            if self.bytes(region).iter().any(|&byte| byte != POISON) {
+                return Err(format!("{region:?} was written by two"));
             }
-            self.bytes(place).copy_from_slice(becomes);
+            self.bytes(region).copy_from_slice(becomes);
         }
-        for place in &begun.spent {
-            self.bytes(place).fill(NONSENSE);
+        for region in &begun.spent {
+            self.bytes(region).fill(POISON);
         }
         Ok(())
     }
 
     /// Lets a queue, which can, go on by half a step.
-    fn go_on(&mut self, queue: usize) -> Result<(), String> {
+    fn advance(&mut self, queue: usize) -> Result<(), String> {
         let rank = self.queues[queue].rank;
         let Task { command, of } = *self.queues[queue].tasks.front().unwrap();
         if !std::mem::replace(&mut self.begun[rank][of], true) {
             let range = self.starts[of]..self.starts[of + 1];
             self.buffers[rank][range.clone()].copy_from_slice(&self.values[rank][range.clone()]);
-            self.inboxes[rank][range].fill(NONSENSE);
+            self.peer_buffers[rank][range].fill(POISON);
         }
         let ended = match self.queues[queue].begun.take() {
             Some(begun) => self.end(begun),
@@ -301,18 +301,18 @@ impl Gpus {
 
     /// A rank has ended a collective: its buffer holds the result, and is used for something else from now on.
     fn done(&mut self, rank: usize, of: usize) -> Result<(), String> {
-        let (range, (place, wanted)) = (self.starts[of]..self.starts[of + 1], &self.wanted[of][rank]);
+        let (range, (region, wanted)) = (self.starts[of]..self.starts[of + 1], &self.wanted[of][rank]);
         let buffer = &mut self.buffers[rank][range.clone()];
-        if buffer[place.clone()] != *wanted {
+        if buffer[region.clone()] != *wanted {
             return Err(format!("rank {rank} has something else after {:?}", self.collectives[of]));
         }
         buffer.fill(USED);
-        let inbox = &mut self.inboxes[rank][range.clone()];
-        if self.collectives[of].kind == Kind::Exchange && *inbox != self.values[1 - rank][range] {
-            return Err(format!("rank {rank} has something else in its inbox"));
+        let peer_buffer = &mut self.peer_buffers[rank][range.clone()];
+        if self.collectives[of].kind == Kind::Exchange && *peer_buffer != self.values[1 - rank][range] {
+            return Err(format!("rank {rank} has something else in its peer_buffer"));
         }
-        inbox.fill(USED);
-        if self.collectives[of].kind == Kind::Meeting && !self.begun[1 - rank][of] {
+        peer_buffer.fill(USED);
+        if self.collectives[of].kind == Kind::PeerRead && !self.begun[1 - rank][of] {
             return Err(format!("rank {rank} met nobody"));
         }
         Ok(())
@@ -321,7 +321,7 @@ impl Gpus {
     /// Runs until all is done or, with a number, until so many half steps are.
     fn run(&mut self, most: Option<usize>) -> Result<(), String> {
         for _ in 0..most.unwrap_or(usize::MAX) {
-            let able: Vec<usize> = (0..self.queues.len()).filter(|&queue| self.can_go_on(queue)).collect();
+            let able: Vec<usize> = (0..self.queues.len()).filter(|&queue| self.can_advance(queue)).collect();
             let all: u32 = able.iter().map(|&queue| self.queues[queue].weight).sum();
             if able.is_empty() {
                 let left: Vec<usize> = self.queues.iter().map(|queue| queue.tasks.len()).collect();
@@ -338,7 +338,7 @@ impl Gpus {
                 drawn = drawn.saturating_sub(weight);
                 hit
             });
-            self.go_on(chosen.unwrap())?;
+            self.advance(chosen.unwrap())?;
         }
         Ok(())
     }
@@ -393,7 +393,7 @@ fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
             let own = (0..world).map(|rank| chunk(c.count, world, rank));
             own.map(|range| (bytes(&range), reduced(range))).collect()
         }
-        Kind::Exchange | Kind::Meeting => buffers.iter().map(|buffer| (0..c.count * size, buffer.to_vec())).collect(),
+        Kind::Exchange | Kind::PeerRead => buffers.iter().map(|buffer| (0..c.count * size, buffer.to_vec())).collect(),
         Kind::AllGather => {
             let chunks = buffers.iter().enumerate().map(|(rank, buffer)| &buffer[bytes(&chunk(c.count, world, rank))]);
             let all: Vec<u8> = chunks.flatten().copied().collect();
@@ -413,7 +413,7 @@ fn outcome(
 
 fn collective(world: usize) -> impl Strategy<Value = Collective> {
     let mut kinds = vec![Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather];
-    kinds.extend([Kind::Exchange, Kind::Meeting].into_iter().filter(|_| world == 2));
+    kinds.extend([Kind::Exchange, Kind::PeerRead].into_iter().filter(|_| world == 2));
     let kinds = prop::sample::select(kinds);
     let lengths = prop_oneof![0_usize..6, 0_usize..40, 0_usize..400];
     let types = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
@@ -438,13 +438,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_order_gives_the_sums_in_rank_order((case, collectives) in case()) {
+    fn every_schedule_reduces_in_rank_order((case, collectives) in case()) {
         prop_assert_eq!(outcome(case, &collectives, |_, _, _| {}), Ok(()));
     }
 
     /// A rank stops anywhere; what others wait for is set far ahead, again and again, since late signals set it back.
     #[test]
-    fn what_waits_for_a_rank_that_is_gone_can_be_released((case, collectives) in case(), most in 0_usize..400, gone in 0_usize..4) {
+    fn waits_for_a_lost_rank_are_released((case, collectives) in case(), most in 0_usize..400, gone in 0_usize..4) {
         let mut gpus = Gpus::new(case, &collectives, |_, _, _| {});
         if gpus.run(Some(most)).is_err() {
             return Err(TestCaseError::fail("it does not even go well"));
@@ -470,7 +470,7 @@ proptest! {
 }
 
 /// Of these collectives, whether some order finds out that `change` was made.
-fn is_found_out(
+fn is_detected(
     world: usize,
     collectives: &[Collective],
     change: impl Fn(usize, usize, &mut Vec<(usize, Step)>),
@@ -488,7 +488,7 @@ fn of(kind: Kind, count: usize) -> Collective {
 /// Any single wait of a rank's second collective, whatever it follows.
 #[test]
 fn every_wait_is_needed() {
-    use Kind::{AllGather, AllReduce, Exchange, Meeting, ReduceScatter};
+    use Kind::{AllGather, AllReduce, Exchange, PeerRead, ReduceScatter};
     for world in [2, 3] {
         for kinds in [
             [AllReduce, AllReduce],
@@ -499,12 +499,12 @@ fn every_wait_is_needed() {
             [Exchange, Exchange],
             [AllReduce, Exchange],
             [ReduceScatter, Exchange],
-            [Meeting, Meeting],
-            [Exchange, Meeting],
-            [Meeting, Exchange],
-            [ReduceScatter, Meeting],
+            [PeerRead, PeerRead],
+            [Exchange, PeerRead],
+            [PeerRead, Exchange],
+            [ReduceScatter, PeerRead],
         ] {
-            if world != 2 && (kinds.contains(&Exchange) || kinds.contains(&Meeting)) {
+            if world != 2 && (kinds.contains(&Exchange) || kinds.contains(&PeerRead)) {
                 continue;
             }
             let collectives = kinds.map(|kind| of(kind, 32 * world));
@@ -513,7 +513,7 @@ fn every_wait_is_needed() {
             let [_, second] = collectives.map(|c| plan.steps(c.kind, c.count, c.dtype.size()));
             let waits: Vec<usize> = (0..second.len()).filter(|&at| is_wait(&second[at])).collect();
             // What the first collective owes, and what the second one awaits itself: once or twice.
-            let awaits = |kind| if matches!(kind, ReduceScatter | Meeting) { 1 } else { 2 };
+            let awaits = |kind| if matches!(kind, ReduceScatter | PeerRead) { 1 } else { 2 };
             let owed = usize::from(kinds[0] == ReduceScatter && matches!(kinds[1], AllReduce | ReduceScatter));
             assert_eq!(waits.len(), (owed + awaits(kinds[1])) * (world - 1), "{kinds:?} {second:?}");
             for at in waits {
@@ -522,7 +522,7 @@ fn every_wait_is_needed() {
                         assert!(is_wait(&steps.remove(at)));
                     }
                 };
-                assert!(is_found_out(world, &collectives, drop_one), "{kinds:?}: nobody misses {:?}", second[at]);
+                assert!(is_detected(world, &collectives, drop_one), "{kinds:?}: nobody misses {:?}", second[at]);
             }
         }
     }
@@ -530,7 +530,7 @@ fn every_wait_is_needed() {
 
 /// A signal that is given before the copy or the reduction that it speaks of.
 #[test]
-fn an_early_signal_is_found_out() {
+fn an_early_signal_is_detected() {
     for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::Exchange] {
         let collectives = [of(kind, 64), of(kind, 64)];
         let steps = Plan::new(0, 2, 1, 256).steps(kind, 64, 4);
@@ -542,20 +542,20 @@ fn an_early_signal_is_found_out() {
                     steps.swap(at - 1, at);
                 }
             };
-            assert!(is_found_out(2, &collectives, hurry), "{kind:?}: nobody minds that {:?} is early", steps[at]);
+            assert!(is_detected(2, &collectives, hurry), "{kind:?}: nobody minds that {:?} is early", steps[at]);
         }
     }
 }
 
 #[test]
-fn segments_are_even_and_go_to_lanes_in_turn() {
+fn segments_are_even_and_dealt_round_robin() {
     let mut plan = Plan::new(0, 2, 2, 1024);
     // 300 f32 of each chunk: two segments of 160 and 140, not one of 256 and a rest.
     let steps = plan.steps(Kind::AllReduce, 600, 4);
     let reduced: Vec<(usize, usize)> = steps
         .iter()
         .filter_map(|(lane, step)| match step {
-            Step::Reduce { of, post: true } => Some((*lane, of.len() / 4)),
+            Step::Reduce { of, stage: true } => Some((*lane, of.len() / 4)),
             _ => None,
         })
         .collect();

@@ -1,4 +1,4 @@
-//! Copy engines as the carrier of what runs beside computing: [`copies`](super::super::copies)' commands, given to the driver.
+//! Copy engines as the backend of what runs beside computing: [`copies`](super::super::copies)' commands, given to the driver.
 //!
 //! Every rank allocates one block, which the other processes of the host map (CUDA's inter-process memory). A lane is a stream: a command of
 //! [`Command`] is one call of the driver there, or the launch of one kernel. A flag of another rank is set as NCCL's own copy-engine
@@ -19,19 +19,19 @@ use tilewright::cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError
 use tilewright::kernels::{FloatElement, rank_sum};
 use tilewright::{Buffer, Device, View, ViewMut};
 
+use super::super::backend::{Deadline, PeerBuffer};
 use super::super::call::{Call, Dtype, Op};
-use super::super::carrier::{Deadline, Inbox};
 use super::super::copies::plan::{LANES, RELEASE, SEGMENT};
 use super::super::copies::{Addresses, Command, Kind, Plan};
 use super::super::{CommError, Result};
-use super::Guard;
-use super::shared::{self, HANDLE};
+use super::ControlLinks;
+use super::ipc::{self, HANDLE_BYTES};
 use super::start::host_name;
 use crate::escape::printable_lines;
 
 /// A collective that copy engines carry.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct CopyCollective {
     pub kind: Kind,
     /// Whether a reduction is an average, and not a sum.
     pub average: bool,
@@ -41,15 +41,15 @@ pub struct Work {
     pub address: u64,
 }
 
-/// One rank's lanes, and all ranks' blocks. Memory that is neither [closed](Engines::close) nor [freed](Engines::free) stays until the
+/// One rank's lanes, and all ranks' blocks. Memory that is neither [closed](CopyEngines::close) nor [freed](CopyEngines::free) stays until the
 /// process ends: after a failure another rank may still write there.
-pub struct Engines {
+pub struct CopyEngines {
     context: Arc<CudaContext>,
     plan: Plan,
     addresses: Addresses,
     lanes: Vec<Lane>,
     /// Where what the other one of two ranks exchanges goes, or what it reads in place; and the begin of that rank's as this process sees it.
-    inbox: Option<(Inbox, u64)>,
+    peer_buffer: Option<(PeerBuffer, u64)>,
     /// A stream that waits for nothing, with a priority of its own, so that no other stream's waits hold it up.
     release: Arc<CudaStream>,
 }
@@ -61,7 +61,7 @@ struct Lane {
 }
 
 /// How often is looked whether lanes have ended.
-const PAUSE: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// All ranks call it. On any trouble of one rank all get the same error.
 ///
@@ -70,14 +70,14 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub fn open(
     rank: usize,
     world: usize,
-    guard: &mut Guard,
+    control: &mut ControlLinks,
     context: &Arc<CudaContext>,
-    patience: Duration,
-) -> Result<Engines> {
-    let mut table = Table { guard, rank, world, deadline: Deadline::after(patience) };
-    let made = make(rank, world, context);
+    timeout: Duration,
+) -> Result<CopyEngines> {
+    let mut status = StatusExchange { control, rank, world, deadline: Deadline::after(timeout) };
+    let made = allocate(rank, world, context);
     let shown = made.as_ref().map(|(_, handle)| [handle.as_slice(), &host_name()].concat()).map_err(Clone::clone);
-    let shown = match table.show(shown) {
+    let shown = match status.all_gather(shown) {
         Ok(shown) => shown,
         Err(error) => {
             // Nobody has opened it.
@@ -87,15 +87,15 @@ pub fn open(
     };
     // An error of this rank would have been everybody's.
     let (mut engines, _) = made.map_err(CommError::Setup)?;
-    let tried = one_host(&shown)
+    let tried = check_one_host(&shown)
         .and_then(|()| {
             let opened = engines.open_others(&shown);
-            table.show(opened.map(|()| Vec::new()))
+            status.all_gather(opened.map(|()| Vec::new()))
         })
         .and_then(|_| {
-            // Sooner than the others lose patience, to say what it was.
-            let checked = engines.check(Deadline::after(patience / 3));
-            table.show(checked.map(|()| Vec::new()))
+            // Sooner than the others lose timeout, to say what it was.
+            let checked = engines.check(Deadline::after(timeout / 3));
+            status.all_gather(checked.map(|()| Vec::new()))
         });
     match tried {
         Ok(_) => {
@@ -103,10 +103,10 @@ pub fn open(
             Ok(engines)
         }
         Err(error) => {
-            if engines.release(PATIENCE_AFTER_FAILURE) {
+            if engines.release(RELEASE_TIMEOUT) {
                 engines.close();
                 // Freed when all have closed it.
-                if table.show(Ok(Vec::new())).is_ok() {
+                if status.all_gather(Ok(Vec::new())).is_ok() {
                     engines.free();
                 }
             }
@@ -116,53 +116,53 @@ pub fn open(
 }
 
 /// How long lanes may take to end when they are let go.
-const PATIENCE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Ranks that show each other whether all is well.
-struct Table<'a> {
-    guard: &'a mut Guard,
+struct StatusExchange<'a> {
+    control: &'a mut ControlLinks,
     rank: usize,
     world: usize,
     deadline: Deadline,
 }
 
-impl Table<'_> {
+impl StatusExchange<'_> {
     /// What every rank shows, by rank, or the same error on all ranks if any has one to show.
-    fn show(&mut self, own: Result<Vec<u8>, String>) -> Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, own: Result<Vec<u8>, String>) -> Result<Vec<Vec<u8>>> {
         /// Bytes of what a rank shows: whether all is well, the length, and that much.
-        const ROOM: usize = 1024;
+        const MAX_BYTES: usize = 1024;
         let (well, bytes) = match &own {
             Ok(bytes) => (1, bytes.as_slice()),
             Err(why) => (0, why.as_bytes()),
         };
-        let bytes = &bytes[..bytes.len().min(ROOM - 3)];
-        let mut all = vec![0; ROOM * self.world];
-        let place = &mut all[ROOM * self.rank..][..ROOM];
+        let bytes = &bytes[..bytes.len().min(MAX_BYTES - 3)];
+        let mut all = vec![0; MAX_BYTES * self.world];
+        let place = &mut all[MAX_BYTES * self.rank..][..MAX_BYTES];
         place[0] = well;
         place[1..3].copy_from_slice(&(bytes.len() as u16).to_le_bytes());
         place[3..3 + bytes.len()].copy_from_slice(bytes);
-        let call = Call { op: Op::AllGather, dtype: Dtype::U8, count: all.len(), wire: None };
-        let carried = self.guard.carry(&call, &mut all, self.deadline);
-        carried.map_err(|error| self.guard.explain(&call, self.deadline, error))?;
-        let (mut shown, mut troubles) = (Vec::new(), String::new());
-        for (rank, place) in all.chunks_exact(ROOM).enumerate() {
-            let length = usize::from(u16::from_le_bytes([place[1], place[2]])).min(ROOM - 3);
+        let call = Call { op: Op::AllGather, dtype: Dtype::U8, count: all.len(), comm_dtype: None };
+        let carried = self.control.carry(&call, &mut all, self.deadline);
+        carried.map_err(|error| self.control.explain(&call, self.deadline, error))?;
+        let (mut shown, mut errors) = (Vec::new(), String::new());
+        for (rank, place) in all.chunks_exact(MAX_BYTES).enumerate() {
+            let length = usize::from(u16::from_le_bytes([place[1], place[2]])).min(MAX_BYTES - 3);
             let bytes = &place[3..3 + length];
             if place[0] == 0 {
-                troubles += &format!("\n  rank {rank}: {}", printable_lines(bytes));
+                errors += &format!("\n  rank {rank}: {}", printable_lines(bytes));
             }
             shown.push(bytes.to_vec());
         }
-        match troubles.is_empty() {
+        match errors.is_empty() {
             true => Ok(shown),
-            false => Err(refused(&troubles)),
+            false => Err(refused(&errors)),
         }
     }
 }
 
-fn refused(troubles: &str) -> CommError {
+fn refused(errors: &str) -> CommError {
     CommError::Setup(format!(
-        "copy engines cannot carry gradients here:{troubles}\n  help: leave --copy-engines out, and NCCL carries them"
+        "copy engines cannot carry gradients here:{errors}\n  help: leave --copy-engines out, and NCCL carries them"
     ))
 }
 
@@ -193,9 +193,9 @@ fn find_functions() -> Result<(), String> {
 }
 
 /// Whether all ranks, of which each shows a handle and its host's name, are on one. All ranks find the same.
-fn one_host(shown: &[Vec<u8>]) -> Result<()> {
+fn check_one_host(shown: &[Vec<u8>]) -> Result<()> {
     let name = |rank: usize| {
-        let bytes = shown[rank].get(HANDLE..).unwrap_or_default();
+        let bytes = shown[rank].get(HANDLE_BYTES..).unwrap_or_default();
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         printable_lines(&bytes[..end])
     };
@@ -210,7 +210,11 @@ fn one_host(shown: &[Vec<u8>]) -> Result<()> {
 }
 
 /// Lanes, and a block with flags at zero, with the handle by which others open it.
-fn make(rank: usize, world: usize, context: &Arc<CudaContext>) -> Result<(Engines, [u8; HANDLE]), String> {
+fn allocate(
+    rank: usize,
+    world: usize,
+    context: &Arc<CudaContext>,
+) -> Result<(CopyEngines, [u8; HANDLE_BYTES]), String> {
     let say = |what: &'static str| move |error: DriverError| format!("{what}: {error}");
     find_functions()?;
     context.bind_to_thread().map_err(say("its GPU"))?;
@@ -231,7 +235,7 @@ fn make(rank: usize, world: usize, context: &Arc<CudaContext>) -> Result<(Engine
     let mut blocks = vec![0; world];
     blocks[rank] = own;
     let addresses = Addresses { rank, block, blocks };
-    let engines = Engines { context: context.clone(), plan, addresses, lanes, inbox: None, release };
+    let engines = CopyEngines { context: context.clone(), plan, addresses, lanes, peer_buffer: None, release };
     match engines.export(own) {
         Ok(handle) => Ok((engines, handle)),
         Err(why) => {
@@ -241,9 +245,9 @@ fn make(rank: usize, world: usize, context: &Arc<CudaContext>) -> Result<(Engine
     }
 }
 
-impl Engines {
+impl CopyEngines {
     /// The block's handle, when its flags are zero.
-    fn export(&self, own: u64) -> Result<[u8; HANDLE], String> {
+    fn export(&self, own: u64) -> Result<[u8; HANDLE_BYTES], String> {
         let stream = &self.release;
         // SAFETY: the flags begin the block, which is ours alone yet.
         unsafe {
@@ -251,7 +255,7 @@ impl Engines {
                 .and_then(|()| stream.synchronize())
                 .map_err(|error| format!("clearing its flags: {error}"))?;
         }
-        shared::handle(own)
+        ipc::handle(own)
     }
 
     /// Maps the other ranks' blocks.
@@ -260,41 +264,48 @@ impl Engines {
             if rank == self.addresses.rank {
                 continue;
             }
-            self.addresses.blocks[rank] = shared::open(rank, shown)?;
+            self.addresses.blocks[rank] = ipc::open(rank, shown)?;
         }
         Ok(())
     }
 
-    /// From now on `inbox` is where the other rank's part of an exchange goes, or what it reads in place; both ranks call it, with as many bytes
-    /// or both without one. The inbox before it, which nothing uses any more, is given back when both have closed it. On any trouble of one
+    /// From now on `peer_buffer` is where the other rank's part of an exchange goes, or what it reads in place; both ranks call it, with as many bytes
+    /// or both without one. The peer_buffer before it, which nothing uses any more, is given back when both have closed it. On any trouble of one
     /// rank both get the same error, and memory stays until the process ends: the other one may have it open. Gives where the other rank's is
-    /// read from; without NVLink nothing is, in place: the inbox is given back then.
+    /// read from; without NVLink nothing is, in place: the peer_buffer is given back then.
     ///
     /// # Errors
     /// Memory that processes may not share; and those of the sockets.
-    pub fn set_inbox(&mut self, guard: &mut Guard, inbox: Option<Inbox>, patience: Duration) -> Result<Option<u64>> {
+    pub fn set_peer_buffer(
+        &mut self,
+        control: &mut ControlLinks,
+        peer_buffer: Option<PeerBuffer>,
+        timeout: Duration,
+    ) -> Result<Option<u64>> {
         let (rank, world) = (self.addresses.rank, self.addresses.block.world);
-        let mut table = Table { guard, rank, world, deadline: Deadline::after(patience) };
-        let handle =
-            inbox.as_ref().map_or(Ok(Vec::new()), |inbox| shared::handle(inbox.at).map(|handle| handle.to_vec()));
-        let shown = table.show(handle)?;
-        let mut before = self.inbox.take();
-        before.iter_mut().for_each(|(_, there)| shared::close(there));
-        let opened = match inbox {
+        let mut status = StatusExchange { control, rank, world, deadline: Deadline::after(timeout) };
+        let handle = peer_buffer
+            .as_ref()
+            .map_or(Ok(Vec::new()), |peer_buffer| ipc::handle(peer_buffer.dest).map(|handle| handle.to_vec()));
+        let shown = status.all_gather(handle)?;
+        let mut before = self.peer_buffer.take();
+        before.iter_mut().for_each(|(_, there)| ipc::close(there));
+        let opened = match peer_buffer {
             None => Ok(None),
-            Some(inbox) => match shared::open(1 - rank, &shown[1 - rank]) {
-                Ok(there) => Ok(Some((inbox, there))),
+            Some(peer_buffer) => match ipc::open(1 - rank, &shown[1 - rank]) {
+                Ok(there) => Ok(Some((peer_buffer, there))),
                 Err(why) => {
-                    std::mem::forget(inbox);
+                    std::mem::forget(peer_buffer);
                     Err(why)
                 }
             },
         };
-        let can = |opened: &Option<(Inbox, u64)>| {
-            let too_far = |(inbox, there): &(Inbox, u64)| inbox.is_in_place() && !shared::has_nvlink(*there);
+        let can = |opened: &Option<(PeerBuffer, u64)>| {
+            let too_far =
+                |(peer_buffer, there): &(PeerBuffer, u64)| peer_buffer.is_peer_read() && !ipc::has_nvlink(*there);
             u8::from(!opened.as_ref().is_some_and(too_far))
         };
-        let shown = match table.show(opened.as_ref().map(|opened| vec![can(opened)]).map_err(Clone::clone)) {
+        let shown = match status.all_gather(opened.as_ref().map(|opened| vec![can(opened)]).map_err(Clone::clone)) {
             Ok(shown) => shown,
             Err(error) => {
                 std::mem::forget((before, opened));
@@ -302,11 +313,14 @@ impl Engines {
             }
         };
         // The other rank has closed what was before.
-        self.inbox = opened.unwrap_or_default();
+        self.peer_buffer = opened.unwrap_or_default();
         if shown.iter().any(|can| can != &[1]) {
-            return self.set_inbox(guard, None, patience);
+            return self.set_peer_buffer(control, None, timeout);
         }
-        Ok(self.inbox.as_ref().map(|(inbox, there)| if inbox.is_in_place() { *there } else { inbox.at }))
+        Ok(self
+            .peer_buffer
+            .as_ref()
+            .map(|(peer_buffer, there)| if peer_buffer.is_peer_read() { *there } else { peer_buffer.dest }))
     }
 
     /// Whether collectives give what they should, on all lanes: a driver that shares memory in name only is found out here.
@@ -324,14 +338,14 @@ impl Engines {
             let address = buffer.view_mut().address();
             buffers.push(buffer);
             let after = stream.record_event(None).map_err(|error| error.to_string())?;
-            let work = Work { kind, average: false, dtype: Dtype::F32, count: values.len(), address };
+            let work = CopyCollective { kind, average: false, dtype: Dtype::F32, count: values.len(), address };
             self.queue(&work, &[&after], &stream)?;
         }
         while !self.is_idle() {
             if deadline.is_over() {
                 return Err("the first copies between GPUs did not arrive".into());
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
         for (kind, buffer) in kinds.iter().zip(&buffers) {
             let found = buffer.to_vec().map_err(failed)?;
@@ -341,7 +355,7 @@ impl Engines {
                 Kind::ReduceScatter => i / each != rank || found == sum(i),
                 Kind::AllGather => found == value(i / each, i),
                 // Not among them: they are of memory of the caller's.
-                Kind::Exchange | Kind::Meeting => false,
+                Kind::Exchange | Kind::PeerRead => false,
             });
             if !good {
                 return Err(format!("the first copies between GPUs brought something else ({kind:?})"));
@@ -354,7 +368,7 @@ impl Engines {
     ///
     /// # Errors
     /// The driver's; then lanes wait for what does not come, until they are let go.
-    pub fn queue(&mut self, work: &Work, after: &[&CudaEvent], then: &CudaStream) -> Result<(), String> {
+    pub fn queue(&mut self, work: &CopyCollective, after: &[&CudaEvent], then: &CudaStream) -> Result<(), String> {
         let queued = self.queue_steps(work, after);
         // With an error, too: what was queued uses the memory.
         for lane in &self.lanes {
@@ -363,14 +377,14 @@ impl Engines {
         queued
     }
 
-    fn queue_steps(&mut self, work: &Work, after: &[&CudaEvent]) -> Result<(), String> {
-        let (kind, there) = match (work.kind, &self.inbox) {
-            (Kind::Exchange, Some((inbox, there))) => {
-                let offset = inbox.offset(work.address, work.count * work.dtype.size());
-                let kind = if inbox.is_in_place() { Kind::Meeting } else { Kind::Exchange };
+    fn queue_steps(&mut self, work: &CopyCollective, after: &[&CudaEvent]) -> Result<(), String> {
+        let (kind, there) = match (work.kind, &self.peer_buffer) {
+            (Kind::Exchange, Some((peer_buffer, there))) => {
+                let offset = peer_buffer.offset(work.address, work.count * work.dtype.size());
+                let kind = if peer_buffer.is_peer_read() { Kind::PeerRead } else { Kind::Exchange };
                 (kind, there + offset.ok_or("it is outside of the memory that is exchanged")?)
             }
-            (Kind::Exchange, None) => return Err("there is no inbox for it".into()),
+            (Kind::Exchange, None) => return Err("there is no peer_buffer for it".into()),
             (kind, _) => (kind, 0),
         };
         for lane in &self.lanes {
@@ -378,13 +392,13 @@ impl Engines {
         }
         for (lane, step) in self.plan.steps(kind, work.count, work.dtype.size()) {
             for command in self.addresses.commands(lane, &step, work.address, there) {
-                self.give(&self.lanes[lane], command, work).map_err(|error| format!("{step:?}: {error}"))?;
+                self.enqueue(&self.lanes[lane], command, work).map_err(|error| format!("{step:?}: {error}"))?;
             }
         }
         Ok(())
     }
 
-    fn give(&self, lane: &Lane, command: Command, work: &Work) -> Result<(), String> {
+    fn enqueue(&self, lane: &Lane, command: Command, work: &CopyCollective) -> Result<(), String> {
         let stream = lane.stream.cu_stream();
         // SAFETY: addresses are of blocks, which all ranks keep until all have ended, and of the buffer, which is this collective's; the
         // plan sees to it that nobody else uses them meanwhile. Words are aligned to lines.
@@ -413,7 +427,7 @@ impl Engines {
     }
 
     fn reduce<T: FloatElement>(&self, lane: &Lane, command: Command, average: bool) -> Result<(), String> {
-        let Command::Reduce { own, inbox, stride, outbox, bytes } = command else { return Ok(()) };
+        let Command::Reduce { own, recv, stride, send, bytes } = command else { return Ok(()) };
         let (rank, world, size) = (self.addresses.rank, self.addresses.block.world, size_of::<T>());
         let (device, n, stride) = (&lane.device, bytes / size, stride / size);
         // SAFETY: as for every command; all of it has been written when the lane comes to this, and nobody else uses it before the lane
@@ -421,11 +435,11 @@ impl Engines {
         let (y, x, copy) = unsafe {
             (
                 ViewMut::<T>::from_address(device, own, n),
-                View::<T>::from_address(device, inbox, (world - 2) * stride + n),
-                outbox.map(|at| ViewMut::<T>::from_address(device, at, n)),
+                View::<T>::from_address(device, recv, (world - 2) * stride + n),
+                send.map(|at| ViewMut::<T>::from_address(device, at, n)),
             )
         };
-        let ranks = rank_sum::Ranks { rank, world, average };
+        let ranks = rank_sum::RankReduction { rank, world, average };
         rank_sum::reduce(device, y, (x, stride), copy, ranks, None).map_err(|error| error.to_string())
     }
 
@@ -439,8 +453,8 @@ impl Engines {
     }
 
     /// Lets go all that waits for other ranks; from then on memory holds anything. Whether the lanes have ended after that.
-    pub fn release(&self, patience: Duration) -> bool {
-        let deadline = Deadline::after(patience);
+    pub fn release(&self, timeout: Duration) -> bool {
+        let deadline = Deadline::after(timeout);
         if self.context.bind_to_thread().is_err() {
             return false;
         }
@@ -459,7 +473,7 @@ impl Engines {
                 // SAFETY: a flag of our own block, which is not freed before this has returned.
                 let _ = unsafe { sys::cuStreamWriteValue32_v2(self.release.cu_stream(), at, value, flags) };
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -467,18 +481,18 @@ impl Engines {
     pub fn close(&mut self) {
         let own = self.addresses.rank;
         let others = self.addresses.blocks.iter_mut().enumerate().filter(|(rank, _)| *rank != own);
-        others.for_each(|(_, block)| shared::close(block));
-        self.inbox.iter_mut().for_each(|(_, there)| shared::close(there));
+        others.for_each(|(_, block)| ipc::close(block));
+        self.peer_buffer.iter_mut().for_each(|(_, there)| ipc::close(there));
     }
 
     /// Leaves all memory as it is until the process ends: other ranks may still write there.
-    pub fn abandon(self) {
-        std::mem::forget(self.inbox);
+    pub fn leak(self) {
+        std::mem::forget(self.peer_buffer);
     }
 
     /// Frees our block, which no other rank uses any more: they have closed it.
     pub fn free(self) {
-        // SAFETY: allocated by `make`, and not used again.
+        // SAFETY: allocated by `allocate`, and not used again.
         let _ = unsafe { free_sync(self.addresses.blocks[self.addresses.rank]) };
     }
 }
@@ -497,9 +511,9 @@ mod tests {
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let here = listener.accept().unwrap().0;
         let run = |rank: usize, peers: Vec<Option<TcpStream>>| {
-            let mut guard: Guard = OverLinks::new(Sockets::new(rank, peers).unwrap());
+            let mut control: ControlLinks = OverLinks::new(Sockets::new(rank, peers).unwrap());
             let deadline = Deadline::after(Duration::from_secs(20));
-            Table { guard: &mut guard, rank, world: 2, deadline }.show(own(rank))
+            StatusExchange { control: &mut control, rank, world: 2, deadline }.all_gather(own(rank))
         };
         std::thread::scope(|scope| {
             let other = scope.spawn(|| run(1, vec![Some(there), None]));
@@ -508,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_see_what_each_shows_or_the_same_error() {
+    fn all_gather_returns_all_statuses_or_one_error() {
         for found in shown(|rank| Ok(vec![rank as u8 + 7; 3 * rank])) {
             assert_eq!(found, Ok(vec![vec![], vec![8; 3]]));
         }
@@ -526,9 +540,9 @@ mod tests {
 
     #[test]
     fn ranks_on_several_hosts_are_named() {
-        let on = |host: &str| [vec![0xff; HANDLE], host.as_bytes().to_vec(), vec![0; 3]].concat();
-        assert_eq!(one_host(&[on("a"), on("a")]), Ok(()));
-        let message = one_host(&[on("a"), on("a"), on("b")]).unwrap_err().to_string();
+        let on = |host: &str| [vec![0xff; HANDLE_BYTES], host.as_bytes().to_vec(), vec![0; 3]].concat();
+        assert_eq!(check_one_host(&[on("a"), on("a")]), Ok(()));
+        let message = check_one_host(&[on("a"), on("a"), on("b")]).unwrap_err().to_string();
         for part in ["rank 2", "`a`", "`b`", "--copy-engines"] {
             assert!(message.contains(part), "{message}");
         }

@@ -17,7 +17,7 @@
 //! after each addition.
 
 mod engines;
-mod shared;
+mod ipc;
 mod start;
 
 use std::collections::VecDeque;
@@ -34,31 +34,31 @@ use tilewright::cudarc::nccl::result::{self, NcclError};
 use tilewright::cudarc::nccl::sys;
 use tilewright::{Buffer, Device, Element as KernelElement, View, ViewMut, kernels};
 
+use super::backend::{Backend, CompletionEvent, Compute, Deadline, EventTimer, Memory, PeerBuffer, Ready};
 use super::call::{Call, Dtype, Op, Reduce};
-use super::carrier::{Carrier, Compute, Deadline, Fence, Inbox, Lap, Memory, Ready};
 use super::copies::Kind;
 use super::links::OverLinks;
 use super::tcp::Sockets;
 use super::{CommError, Communicator, Options, Result};
-use crate::dist::rank::Place;
+use crate::dist::rank::RankInfo;
 use crate::dist::rendezvous::Job;
-use crate::dist::watchdog::{LAST_RESORT, guard};
+use crate::dist::watchdog::{WATCHDOG_MARGIN, guard};
 use crate::ops::convert;
-use engines::{Engines, Work};
-use start::{Made, initialize, is_installed, limited, meet};
+use engines::{CopyCollective, CopyEngines};
+use start::{NcclComm, connect_control, initialize, is_installed, split_with_max_ctas};
 
-type Guard = OverLinks<Sockets>;
+type ControlLinks = OverLinks<Sockets>;
 
 /// How often is looked whether something has ended.
-const PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long ranks look for each other's calls before they sleep: about what waking up costs twice.
-const EAGER: Duration = Duration::from_micros(100);
+const SPIN: Duration = Duration::from_micros(100);
 /// How long a collective may go on after a rank has ended: it may have ended because all was done.
-const AFTERMATH: Duration = Duration::from_secs(1);
+const PEER_EXIT_GRACE: Duration = Duration::from_secs(1);
 /// How long a rank that is done waits for the others to be: they may still read its memory.
-const FAREWELL: Duration = Duration::from_secs(10);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long lanes that are let go may take to end: they come behind what the GPU still computes.
-const BACKLOG: Duration = Duration::from_secs(60);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The communicator of GPUs whose processes `host` connects; `compute` is the stream that the model runs on. `host` goes on carrying
 /// collectives of host memory.
@@ -67,7 +67,7 @@ const BACKLOG: Duration = Duration::from_secs(60);
 /// NCCL is not installed, two ranks have one GPU, and NCCL's own.
 pub fn connect(
     host: Communicator,
-    place: &Place,
+    rank_info: &RankInfo,
     job: &Job,
     compute: Arc<CudaStream>,
     options: Options,
@@ -85,15 +85,15 @@ pub fn connect(
         id = made.internal.map(|byte| byte as u8);
     }
     host.broadcast(&mut id, 0)?;
-    let guard = meet(&host, place, job, &id, options)?;
+    let control = connect_control(&host, rank_info, job, &id, options)?;
     let stream = ComputeStream { stream: compute.clone(), rank };
-    let make = move || Nccl::new(rank, world, id, guard, compute, options);
-    let communicator = Communicator::with_carrier(rank, world, "nccl", options, Some(Box::new(stream)), make)?;
+    let make = move || Nccl::new(rank, world, id, control, compute, options);
+    let communicator = Communicator::with_backend(rank, world, "nccl", options, Some(Box::new(stream)), make)?;
     Ok(communicator.with_host(host))
 }
 
 fn driver(call: impl ToString, rank: usize, error: DriverError) -> CommError {
-    CommError::Carrier { rank, call: call.to_string(), message: error.to_string() }
+    CommError::Backend { rank, call: call.to_string(), message: error.to_string() }
 }
 
 /// NCCL's words for what went wrong.
@@ -114,28 +114,28 @@ struct ComputeStream {
 }
 
 impl Compute for ComputeStream {
-    fn mark(&self) -> Result<Ready> {
+    fn record(&self) -> Result<Ready> {
         let event = self.stream.record_event(None);
         Ok(Box::new(event.map_err(|error| driver("a mark on the stream", self.rank, error))?))
     }
 
-    fn lap(&self) -> Result<Box<dyn Lap>> {
+    fn start_timer(&self) -> Result<Box<dyn EventTimer>> {
         let (stream, rank) = (self.stream.clone(), self.rank);
         let begin = stream.record_event(TIMED).map_err(|error| driver("a mark on the stream", rank, error))?;
-        Ok(Box::new(StreamLap { stream, rank, begin, end: None }))
+        Ok(Box::new(StreamTimer { stream, rank, begin, end: None }))
     }
 }
 
 const TIMED: Option<CUevent_flags> = Some(CUevent_flags::CU_EVENT_DEFAULT);
 
-struct StreamLap {
+struct StreamTimer {
     stream: Arc<CudaStream>,
     rank: usize,
     begin: CudaEvent,
     end: Option<CudaEvent>,
 }
 
-impl Lap for StreamLap {
+impl EventTimer for StreamTimer {
     fn stop(&mut self) -> Result<()> {
         let end = self.stream.record_event(TIMED);
         self.end = Some(end.map_err(|error| driver("a mark on the stream", self.rank, error))?);
@@ -150,31 +150,31 @@ impl Lap for StreamLap {
 struct Nccl {
     rank: usize,
     world: usize,
-    guard: Guard,
+    control: ControlLinks,
     comm: Option<sys::ncclComm_t>,
     /// Communicators of the same ranks whose kernels have at most so many blocks.
-    limited: Vec<(u32, sys::ncclComm_t)>,
+    split_comms: Vec<(u32, sys::ncclComm_t)>,
     /// Which of them carries what runs beside computing; 0 for `comm`.
-    limit: u32,
+    max_ctas: u32,
     /// Whether the next collective does.
-    beside: bool,
+    overlapped: bool,
     /// Whether copy engines carry what does, if they can.
-    copies: bool,
+    use_copy_engines: bool,
     /// There from the first time on that they were asked for.
-    engines: Option<Engines>,
+    engines: Option<CopyEngines>,
     /// Whether the last thing that the stream was given is to wait for them.
-    copies_last: bool,
+    waits_for_copies: bool,
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     stream: Arc<CudaStream>,
     /// The stream as our kernels know it.
     device: Device,
     /// What has been queued, oldest first: it ends in this order.
-    under_way: VecDeque<UnderWay>,
+    in_flight: VecDeque<InFlight>,
     /// Since when a rank is known to have ended.
     lost: Option<Instant>,
     /// Gradients in half floats, as bytes of the device.
-    wire: Option<Buffer<u8>>,
+    cast_buffer: Option<Buffer<u8>>,
     /// How long ranks wait for each other when another communicator is made.
     start_timeout: Duration,
 }
@@ -187,12 +187,12 @@ fn priority(stream: &CudaStream) -> std::result::Result<i32, DriverError> {
 }
 
 /// What the GPU has been given and has not ended.
-struct UnderWay {
+struct InFlight {
     span: Arc<Span>,
     /// Addresses of what it works in.
     memory: Range<u64>,
     since: Instant,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// A collective on the stream.
@@ -202,10 +202,10 @@ struct Span {
     compute: Arc<CudaStream>,
     rank: usize,
     call: Call,
-    patience: Duration,
+    timeout: Duration,
 }
 
-impl Fence for Span {
+impl CompletionEvent for Span {
     fn join(&self) -> Result<()> {
         self.compute.wait(&self.end).map_err(|error| driver(self.call, self.rank, error))
     }
@@ -213,7 +213,7 @@ impl Fence for Span {
     fn synchronize(&self) -> Result<()> {
         // It is given up before, and ends then.
         let (rank, call) = (self.rank, self.call);
-        let limit = self.patience.saturating_add(BACKLOG + LAST_RESORT);
+        let limit = self.timeout.saturating_add(DRAIN_TIMEOUT + WATCHDOG_MARGIN);
         let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
         self.end.synchronize().map_err(|error| driver(self.call, self.rank, error))
     }
@@ -231,7 +231,7 @@ impl Nccl {
         rank: usize,
         world: usize,
         id: [u8; 128],
-        mut guard: Guard,
+        mut control: ControlLinks,
         compute: Arc<CudaStream>,
         options: Options,
     ) -> Result<Nccl> {
@@ -245,34 +245,34 @@ impl Nccl {
         tracing::debug!("priorities: {:?} of collectives, {:?} of what computes; lower numbers go first", ours, other);
         let device = Device::from_cuda_stream(stream.clone())
             .map_err(|error| CommError::Setup(format!("no stream for collectives: {error}")))?;
-        let comm = Some(initialize(rank, world, id, &mut guard, &context, options.start_timeout)?);
+        let comm = Some(initialize(rank, world, id, &mut control, &context, options.start_timeout)?);
         Ok(Nccl {
             rank,
             world,
-            guard,
+            control,
             comm,
-            limited: Vec::new(),
-            limit: 0,
-            beside: false,
-            copies: false,
+            split_comms: Vec::new(),
+            max_ctas: 0,
+            overlapped: false,
+            use_copy_engines: false,
             engines: None,
-            copies_last: false,
+            waits_for_copies: false,
             context,
             compute,
             stream,
             device,
-            under_way: VecDeque::new(),
+            in_flight: VecDeque::new(),
             lost: None,
-            wire: None,
+            cast_buffer: None,
             start_timeout: options.start_timeout,
         })
     }
 
     /// Forgets what the GPU has ended.
-    fn settle(&mut self) -> Result<()> {
-        while let Some(UnderWay { span, .. }) = self.under_way.front() {
+    fn retire_completed(&mut self) -> Result<()> {
+        while let Some(InFlight { span, .. }) = self.in_flight.front() {
             match span.end.try_is_complete() {
-                Ok(true) => drop(self.under_way.pop_front()),
+                Ok(true) => drop(self.in_flight.pop_front()),
                 Ok(false) => break,
                 Err(error) => return Err(driver(span.call, self.rank, error)),
             }
@@ -281,44 +281,44 @@ impl Nccl {
     }
 
     /// Whether what is under way can still end well.
-    fn look(&mut self) -> Result<()> {
-        let settled = self.settle();
-        let Some(UnderWay { span, since, patience, .. }) = self.under_way.front() else { return settled };
-        if since.elapsed() > *patience {
+    fn check_in_flight(&mut self) -> Result<()> {
+        let settled = self.retire_completed();
+        let Some(InFlight { span, since, timeout, .. }) = self.in_flight.front() else { return settled };
+        if since.elapsed() > *timeout {
             let (rank, call) = (self.rank, span.call.to_string());
             let message =
-                format!("the GPU did not end it within {}: a rank hangs or is gone", super::error::seconds(patience));
-            return Err(CommError::Carrier { rank, call, message });
+                format!("the GPU did not end it within {}: a rank hangs or is gone", super::error::seconds(timeout));
+            return Err(CommError::Backend { rank, call, message });
         }
-        let (call, deadline) = (span.call, Deadline::after(*patience));
-        let lost = self.guard.links().ended().map(|lost| self.guard.explain(&call, deadline, lost));
+        let (call, deadline) = (span.call, Deadline::after(*timeout));
+        let lost = self.control.links().closed_peer().map(|lost| self.control.explain(&call, deadline, lost));
         let failed = settled.and_then(|()| self.check_nccl(&call));
         match (lost, failed) {
             // What the GPU and NCCL say is its consequence.
             (Some(lost), Err(_)) => Err(lost),
-            (Some(lost), Ok(())) if self.lost.get_or_insert_with(Instant::now).elapsed() > AFTERMATH => Err(lost),
-            (None, Err(error)) => Err(self.blame(&call, deadline, error)),
+            (Some(lost), Ok(())) if self.lost.get_or_insert_with(Instant::now).elapsed() > PEER_EXIT_GRACE => Err(lost),
+            (None, Err(error)) => Err(self.root_cause(&call, deadline, error)),
             (_, failed) => failed,
         }
     }
 
     /// Waits until nothing is under way.
     fn drain(&mut self) -> Result<()> {
-        while !self.under_way.is_empty() {
-            std::thread::sleep(PAUSE / 20);
-            self.look()?;
+        while !self.in_flight.is_empty() {
+            std::thread::sleep(POLL_INTERVAL / 20);
+            self.check_in_flight()?;
         }
         Ok(())
     }
 
     /// A GPU's error, or what is behind it: copy engines may miss the memory of a rank that has ended before its sockets say so.
-    fn blame(&mut self, call: &Call, deadline: Deadline, error: CommError) -> CommError {
-        let until = Deadline::after(AFTERMATH);
+    fn root_cause(&mut self, call: &Call, deadline: Deadline, error: CommError) -> CommError {
+        let until = Deadline::after(PEER_EXIT_GRACE);
         while self.engines.is_some() && !until.is_over() {
-            if let Some(lost) = self.guard.links().ended() {
-                return self.guard.explain(call, deadline, lost);
+            if let Some(lost) = self.control.links().closed_peer() {
+                return self.control.explain(call, deadline, lost);
             }
-            std::thread::sleep(PAUSE / 20);
+            std::thread::sleep(POLL_INTERVAL / 20);
         }
         error
     }
@@ -330,13 +330,13 @@ impl Nccl {
 
     /// All of NCCL's communicators.
     fn comms(&self) -> impl Iterator<Item = sys::ncclComm_t> {
-        self.comm.into_iter().chain(self.limited.iter().map(|(_, comm)| *comm))
+        self.comm.into_iter().chain(self.split_comms.iter().map(|(_, comm)| *comm))
     }
 
     /// The one for the next collective.
-    fn chosen(&self) -> Option<sys::ncclComm_t> {
-        let limited = self.limited.iter().find(|(blocks, _)| self.beside && *blocks == self.limit);
-        self.comm.map(|all| limited.map_or(all, |(_, comm)| *comm))
+    fn next_comm(&self) -> Option<sys::ncclComm_t> {
+        let split = self.split_comms.iter().find(|(blocks, _)| self.overlapped && *blocks == self.max_ctas);
+        self.comm.map(|all| split.map_or(all, |(_, comm)| *comm))
     }
 
     fn check_comm(&self, comm: sys::ncclComm_t, call: &Call) -> Result<()> {
@@ -348,7 +348,7 @@ impl Nccl {
         };
         match [asked, state].into_iter().find(|state| !well(state)) {
             None => Ok(()),
-            Some(bad) => Err(CommError::Carrier {
+            Some(bad) => Err(CommError::Backend {
                 rank: self.rank,
                 call: call.to_string(),
                 message: explain(Some(comm), &NcclError(bad)),
@@ -358,42 +358,42 @@ impl Nccl {
 
     /// Queues the data's part. Its memory may be used when the GPU has come to all of `behind`; where that is empty, when the stream has come to what is queued next.
     fn queue(&mut self, call: &Call, address: u64, behind: &[&CudaEvent]) -> Result<()> {
-        let Some(wire) = call.wire else { return self.queue_as(call, call.dtype, address, behind) };
-        match wire {
-            Dtype::F16 => self.queue_rounded::<f16>(call, wire, address),
-            _ => self.queue_rounded::<bf16>(call, wire, address),
+        let Some(comm_dtype) = call.comm_dtype else { return self.queue_as(call, call.dtype, address, behind) };
+        match comm_dtype {
+            Dtype::F16 => self.queue_rounded::<f16>(call, comm_dtype, address),
+            _ => self.queue_rounded::<bf16>(call, comm_dtype, address),
         }
     }
 
     fn queue_rounded<T: KernelElement + kernels::FloatElement>(
         &mut self,
         call: &Call,
-        wire: Dtype,
+        comm_dtype: Dtype,
         address: u64,
     ) -> Result<()> {
         let rank = self.rank;
         let failed =
-            |error: tilewright::Error| CommError::Carrier { rank, call: call.to_string(), message: error.to_string() };
-        let (device, bytes) = (&self.device, call.count * wire.size());
-        if self.wire.as_ref().is_none_or(|wire| wire.len() < bytes) {
-            self.wire = Some(Buffer::uninit(device, bytes).map_err(failed)?);
+            |error: tilewright::Error| CommError::Backend { rank, call: call.to_string(), message: error.to_string() };
+        let (device, bytes) = (&self.device, call.count * comm_dtype.size());
+        if self.cast_buffer.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
+            self.cast_buffer = Some(Buffer::uninit(device, bytes).map_err(failed)?);
         }
-        let at = self.wire.as_ref().map_or(0, |wire| wire.view().address());
+        let at = self.cast_buffer.as_ref().map_or(0, |buffer| buffer.view().address());
         // SAFETY: the gradients are ours until the collective is done, and the buffer is this back end's alone; both have `count` elements.
         let (exact, rounded) = unsafe {
             (View::<f32>::from_address(device, address, call.count), ViewMut::<T>::from_address(device, at, call.count))
         };
         convert(device, exact, rounded).map_err(failed)?;
-        self.queue_as(call, wire, at, &[])?;
+        self.queue_as(call, comm_dtype, at, &[])?;
         let device = &self.device;
-        self.copies_last = false;
+        self.waits_for_copies = false;
         // Of what is scattered, only the own chunk is worth anything.
         let (each, size) = (call.count / self.world, size_of::<f32>());
         let (first, count) = match call.op {
             Op::ReduceScatter(_) => (self.rank * each, each),
             _ => (0, call.count),
         };
-        let (address, at) = (address + (first * size) as u64, at + (first * wire.size()) as u64);
+        let (address, at) = (address + (first * size) as u64, at + (first * comm_dtype.size()) as u64);
         // SAFETY: as above.
         let (exact, rounded) = unsafe {
             (ViewMut::<f32>::from_address(device, address, count), View::<T>::from_address(device, at, count))
@@ -402,7 +402,7 @@ impl Nccl {
     }
 
     /// What copy engines should make of the next collective, if they carry it.
-    fn work(&self, call: &Call, dtype: Dtype, address: u64) -> Option<Work> {
+    fn work(&self, call: &Call, dtype: Dtype, address: u64) -> Option<CopyCollective> {
         let (kind, average) = match call.op {
             Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
             Op::ReduceScatter(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::ReduceScatter, reduce == Reduce::Avg),
@@ -411,31 +411,31 @@ impl Nccl {
             _ => return None,
         };
         let can = matches!(dtype, Dtype::F32 | Dtype::Bf16 | Dtype::F16);
-        let wanted = self.copies && self.beside && can;
-        wanted.then_some(Work { kind, average, dtype, count: call.count, address })
+        let wanted = self.use_copy_engines && self.overlapped && can;
+        wanted.then_some(CopyCollective { kind, average, dtype, count: call.count, address })
     }
 
     /// As copy engines carry it.
-    fn queue_copies(&mut self, call: &Call, work: &Work, behind: &[&CudaEvent]) -> Result<()> {
+    fn queue_copies(&mut self, call: &Call, work: &CopyCollective, behind: &[&CudaEvent]) -> Result<()> {
         let rank = self.rank;
         let Some(engines) = &mut self.engines else { return Ok(()) };
         // What copy engines carry already, in other memory, is not waited for: a lane may begin while the other one ends.
-        let queued = if self.copies_last && !behind.is_empty() {
+        let queued = if self.waits_for_copies && !behind.is_empty() {
             engines.queue(work, behind, &self.stream)
         } else {
             let before = self.stream.record_event(None).map_err(|error| driver(call, rank, error))?;
             engines.queue(work, &[&before], &self.stream)
         };
-        self.copies_last = true;
-        queued.map_err(|message| CommError::Carrier { rank, call: call.to_string(), message })
+        self.waits_for_copies = true;
+        queued.map_err(|message| CommError::Backend { rank, call: call.to_string(), message })
     }
 
     fn queue_as(&mut self, call: &Call, dtype: Dtype, address: u64, behind: &[&CudaEvent]) -> Result<()> {
         if let Some(work) = self.work(call, dtype, address).filter(|_| self.engines.is_some()) {
             return self.queue_copies(call, &work, behind);
         }
-        self.copies_last = false;
-        let Some(comm) = self.chosen() else { return Ok(()) };
+        self.waits_for_copies = false;
+        let Some(comm) = self.next_comm() else { return Ok(()) };
         let (each, ty) = (call.count / self.world, nccl_type(dtype));
         let stream = self.stream.cu_stream().cast();
         let all = address as *mut std::ffi::c_void;
@@ -451,11 +451,11 @@ impl Nccl {
                 Op::Barrier => return Ok(()),
                 Op::Exchange => {
                     let message = "it runs beside computing alone, by copy engines".to_string();
-                    return Err(CommError::Carrier { rank: self.rank, call: call.to_string(), message });
+                    return Err(CommError::Backend { rank: self.rank, call: call.to_string(), message });
                 }
             }
         };
-        queued.map(drop).map_err(|error| CommError::Carrier {
+        queued.map(drop).map_err(|error| CommError::Backend {
             rank: self.rank,
             call: call.to_string(),
             message: explain(Some(comm), &error),
@@ -463,17 +463,17 @@ impl Nccl {
     }
 
     /// Gives NCCL up: its kernels end, lanes of copy engines too, and so does whoever waits for the GPU.
-    fn abort(&mut self) {
+    fn abort_nccl(&mut self) {
         let engines = self.engines.take();
         let waiting = engines.as_ref().filter(|engines| !engines.is_idle());
         // SAFETY: not used again.
-        let abort = |Made(comm)| drop(unsafe { result::comm_abort(comm) });
-        let mut all: Vec<Made> =
-            self.limited.drain(..).map(|(_, comm)| comm).chain(self.comm.take()).map(Made).collect();
+        let abort = |NcclComm(comm)| drop(unsafe { result::comm_abort(comm) });
+        let mut all: Vec<NcclComm> =
+            self.split_comms.drain(..).map(|(_, comm)| comm).chain(self.comm.take()).map(NcclComm).collect();
         let last = all.pop();
-        if self.under_way.is_empty() && waiting.is_none() {
+        if self.in_flight.is_empty() && waiting.is_none() {
             all.into_iter().chain(last).for_each(abort);
-            engines.into_iter().for_each(Engines::abandon);
+            engines.into_iter().for_each(CopyEngines::leak);
             return;
         }
         // To free a communicator's memory waits for all of the GPU's kernels, those of the others too, which end when these are given up:
@@ -481,7 +481,7 @@ impl Nccl {
         let context = &self.context;
         std::thread::scope(|scope| {
             if let Some(engines) = waiting {
-                drop(std::thread::Builder::new().spawn_scoped(scope, || engines.release(BACKLOG)));
+                drop(std::thread::Builder::new().spawn_scoped(scope, || engines.release(DRAIN_TIMEOUT)));
             }
             for comm in all {
                 let on_thread = move || {
@@ -493,11 +493,11 @@ impl Nccl {
             }
             last.into_iter().for_each(abort);
         });
-        engines.into_iter().for_each(Engines::abandon);
+        engines.into_iter().for_each(CopyEngines::leak);
     }
 }
 
-impl Carrier for Nccl {
+impl Backend for Nccl {
     fn run(
         &mut self,
         seq: u64,
@@ -505,9 +505,9 @@ impl Carrier for Nccl {
         memory: &mut Memory,
         ready: Option<Ready>,
         deadline: Deadline,
-    ) -> Result<Option<Arc<dyn Fence>>> {
+    ) -> Result<Option<Arc<dyn CompletionEvent>>> {
         let rank = self.rank;
-        self.guard.agree(seq, call, deadline)?;
+        self.control.check_agreement(seq, call, deadline)?;
         let failed = |error: DriverError| driver(call, rank, error);
         self.context.bind_to_thread().map_err(failed)?;
         let ready = ready.and_then(|ready| ready.downcast::<CudaEvent>().ok());
@@ -515,45 +515,45 @@ impl Carrier for Nccl {
             self.stream.wait(ready).map_err(failed)?;
         }
         let begin = self.stream.record_event(TIMED).map_err(failed)?;
-        if let Err(error) = self.settle() {
-            return Err(self.blame(call, deadline, error));
+        if let Err(error) = self.retire_completed() {
+            return Err(self.root_cause(call, deadline, error));
         }
         let address = memory.address as u64;
         let memory = address..address + memory.bytes as u64;
         if call.count > 0 {
             // What is under way in the same memory comes first.
-            let overlaps = |other: &&UnderWay| other.memory.start < memory.end && memory.start < other.memory.end;
+            let overlaps = |other: &&InFlight| other.memory.start < memory.end && memory.start < other.memory.end;
             let spans: Vec<Arc<Span>> =
-                self.under_way.iter().filter(overlaps).map(|other| other.span.clone()).collect();
+                self.in_flight.iter().filter(overlaps).map(|other| other.span.clone()).collect();
             // It may connect to other ranks first.
-            let (what, limit) = (*call, deadline.patience.saturating_add(LAST_RESORT));
+            let (what, limit) = (*call, deadline.timeout.saturating_add(WATCHDOG_MARGIN));
             let _guarded = guard(limit, move || format!("rank {rank}: {what}, in NCCL"));
             let behind: Vec<&CudaEvent> =
                 ready.as_deref().into_iter().chain(spans.iter().map(|span| &span.end)).collect();
             self.queue(call, address, if ready.is_some() { &behind } else { &[] })?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
-        let (since, patience) = (Instant::now(), deadline.patience);
-        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call, patience });
-        self.under_way.push_back(UnderWay { span: span.clone(), memory, since, patience });
+        let (since, timeout) = (Instant::now(), deadline.timeout);
+        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call, timeout });
+        self.in_flight.push_back(InFlight { span: span.clone(), memory, since, timeout });
         Ok(Some(span))
     }
 
-    fn beside(&mut self, beside: bool) {
-        self.beside = beside;
+    fn set_overlapped(&mut self, overlapped: bool) {
+        self.overlapped = overlapped;
     }
 
-    fn limit(&mut self, seq: u64, multiprocessors: u32, deadline: Deadline) -> Result<()> {
-        let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
-        self.guard.agree(seq, &call, deadline)?;
-        self.limit = multiprocessors;
-        let known = self.limited.iter().any(|(blocks, _)| *blocks == multiprocessors);
-        let Some(all) = self.comm.filter(|_| multiprocessors > 0 && !known) else { return Ok(()) };
+    fn set_max_ctas(&mut self, seq: u64, max_ctas: u32, deadline: Deadline) -> Result<()> {
+        let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, comm_dtype: None };
+        self.control.check_agreement(seq, &call, deadline)?;
+        self.max_ctas = max_ctas;
+        let known = self.split_comms.iter().any(|(blocks, _)| *blocks == max_ctas);
+        let Some(all) = self.comm.filter(|_| max_ctas > 0 && !known) else { return Ok(()) };
         // NCCL wants nothing under way where communicators are made.
         self.drain()?;
-        let (rank, patience) = (self.rank, self.start_timeout);
-        match limited(all, rank, multiprocessors, &mut self.guard, &self.context, patience) {
-            Ok(comm) => self.limited.push((multiprocessors, comm)),
+        let (rank, timeout) = (self.rank, self.start_timeout);
+        match split_with_max_ctas(all, rank, max_ctas, &mut self.control, &self.context, timeout) {
+            Ok(comm) => self.split_comms.push((max_ctas, comm)),
             Err(error) => {
                 // A thread that was left behind may still use it. None of its kernels is under way.
                 self.comm = None;
@@ -563,33 +563,38 @@ impl Carrier for Nccl {
         Ok(())
     }
 
-    fn copies(&mut self, seq: u64, on: bool, deadline: Deadline) -> Result<()> {
-        let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
-        self.guard.agree(seq, &call, deadline)?;
-        self.copies = on;
+    fn set_copy_engines(&mut self, seq: u64, on: bool, deadline: Deadline) -> Result<()> {
+        let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, comm_dtype: None };
+        self.control.check_agreement(seq, &call, deadline)?;
+        self.use_copy_engines = on;
         if on && self.engines.is_none() && self.world > 1 {
-            let made = engines::open(self.rank, self.world, &mut self.guard, &self.context, self.start_timeout);
+            let made = engines::open(self.rank, self.world, &mut self.control, &self.context, self.start_timeout);
             self.engines = Some(made?);
         }
         Ok(())
     }
 
-    fn inbox(&mut self, seq: u64, inbox: Option<Inbox>, deadline: Deadline) -> Result<Option<u64>> {
-        let count = inbox.as_ref().map_or(0, |inbox| inbox.bytes);
-        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count, wire: None };
-        self.guard.agree(seq, &call, deadline)?;
+    fn set_peer_buffer(
+        &mut self,
+        seq: u64,
+        peer_buffer: Option<PeerBuffer>,
+        deadline: Deadline,
+    ) -> Result<Option<u64>> {
+        let count = peer_buffer.as_ref().map_or(0, |peer_buffer| peer_buffer.bytes);
+        let call = Call { op: Op::Exchange, dtype: Dtype::U8, count, comm_dtype: None };
+        self.control.check_agreement(seq, &call, deadline)?;
         self.drain()?;
         let Some(engines) = self.engines.as_mut().filter(|_| self.world == 2) else { return Ok(None) };
-        engines.set_inbox(&mut self.guard, inbox.filter(|_| self.copies), self.start_timeout)
+        engines.set_peer_buffer(&mut self.control, peer_buffer.filter(|_| self.use_copy_engines), self.start_timeout)
     }
 
-    fn watch(&mut self) -> Result<()> {
-        self.look()
+    fn check_progress(&mut self) -> Result<()> {
+        self.check_in_flight()
     }
 
-    fn give_up(&mut self, error: &CommError) {
-        self.guard.give_up(error);
-        self.abort();
+    fn abort(&mut self, error: &CommError) {
+        self.control.abort(error);
+        self.abort_nccl();
     }
 }
 
@@ -598,28 +603,28 @@ impl Drop for Nccl {
         if self.comm.is_none() {
             return;
         }
-        let patience = self.under_way.iter().map(|under_way| under_way.patience).max().unwrap_or_default();
-        let (rank, limit) = (self.rank, patience.saturating_add(FAREWELL + BACKLOG + LAST_RESORT));
+        let timeout = self.in_flight.iter().map(|in_flight| in_flight.timeout).max().unwrap_or_default();
+        let (rank, limit) = (self.rank, timeout.saturating_add(SHUTDOWN_TIMEOUT + DRAIN_TIMEOUT + WATCHDOG_MARGIN));
         let _guarded = guard(limit, move || format!("rank {rank}: the end of NCCL"));
         // What is under way may be somebody's gradients.
         let well = loop {
-            match self.look() {
-                Ok(()) if self.under_way.is_empty() => break true,
-                Ok(()) => std::thread::sleep(PAUSE / 20),
+            match self.check_in_flight() {
+                Ok(()) if self.in_flight.is_empty() => break true,
+                Ok(()) => std::thread::sleep(POLL_INTERVAL / 20),
                 Err(error) => {
-                    self.guard.give_up(&error);
+                    self.control.abort(&error);
                     break false;
                 }
             }
         };
         if well {
             let mut engines = self.engines.take();
-            engines.iter_mut().for_each(Engines::close);
+            engines.iter_mut().for_each(CopyEngines::close);
             // Nobody's memory goes while another rank's kernel may still read it, or has it mapped. Whoever is gone needs nothing any more.
-            self.guard.links().leave(FAREWELL);
-            engines.into_iter().for_each(Engines::free);
+            self.control.links().shutdown(SHUTDOWN_TIMEOUT);
+            engines.into_iter().for_each(CopyEngines::free);
         }
-        self.abort();
+        self.abort_nccl();
     }
 }
 

@@ -9,17 +9,17 @@ use tilewright::cudarc::driver::CudaContext;
 use tilewright::cudarc::nccl::result::{self, NcclError};
 use tilewright::cudarc::nccl::sys;
 
+use super::super::backend::{Backend, Deadline};
 use super::super::call::{Call, Dtype, Op};
-use super::super::carrier::{Carrier, Deadline};
 use super::super::error::seconds;
 use super::super::handle::PANICKED;
 use super::super::links::OverLinks;
 use super::super::tcp::Sockets;
 use super::super::{CommError, Communicator, Options, Result};
-use super::{EAGER, Guard, PAUSE, explain};
-use crate::dist::rank::Place;
+use super::{ControlLinks, POLL_INTERVAL, SPIN, explain};
+use crate::dist::rank::RankInfo;
 use crate::dist::rendezvous::{self, Job};
-use crate::dist::watchdog::{LAST_RESORT, guard};
+use crate::dist::watchdog::{WATCHDOG_MARGIN, guard};
 use crate::escape::printable_lines;
 
 /// Whether NCCL is there. Candle's CUDA back end links CUDA's libraries, and NCCL with them: such a program does not start without it.
@@ -34,25 +34,31 @@ pub fn is_installed() -> bool {
 }
 
 /// Sockets for what ranks show each other: where rank 0 says, at a port of its own.
-pub fn meet(host: &Communicator, place: &Place, job: &Job, id: &[u8], options: Options) -> Result<Guard> {
+pub fn connect_control(
+    host: &Communicator,
+    rank_info: &RankInfo,
+    job: &Job,
+    id: &[u8],
+    options: Options,
+) -> Result<ControlLinks> {
     let failed = |error| CommError::Setup(format!("no port for NCCL's ranks to meet: {error}"));
     let mut port = [0_u32];
-    let address = match host.back_end() {
-        "mpi" => address_over(host)?,
-        _ => place.master.0.clone(),
+    let address = match host.backend() {
+        "mpi" => rank0_address(host)?,
+        _ => rank_info.master.0.clone(),
     };
     if host.rank() == 0 {
         let free = TcpListener::bind((address.as_str(), 0)).and_then(|free| free.local_addr()).map_err(failed)?;
         port = [free.port().into()];
     }
     host.broadcast(&mut port, 0)?;
-    // Made anew by rank 0 for every world, so that it tells jobs apart.
-    let word: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
-    let job = Job { word, access: job.access.clone() };
+    // NcclComm anew by rank 0 for every world, so that it tells jobs apart.
+    let name: String = id.iter().take(32).map(|byte| format!("{byte:02x}")).collect();
+    let job = Job { name, access: job.access.clone() };
     let (rank, world) = (host.rank(), host.world());
-    let place = Place { rank, world, master: (address, port[0] as u16), ..place.clone() };
-    let sockets = rendezvous::sockets(&place, &job, "calls of GPUs", options)?;
-    Ok(OverLinks::new(Sockets::new(rank, sockets)?.looking_for(EAGER)))
+    let rank_info = RankInfo { rank, world, master: (address, port[0] as u16), ..rank_info.clone() };
+    let sockets = rendezvous::sockets(&rank_info, &job, "calls of GPUs", options)?;
+    Ok(OverLinks::new(Sockets::new(rank, sockets)?.with_spin(SPIN)))
 }
 
 /// This host's name, in as many bytes on all: zeros follow it, one at least.
@@ -64,7 +70,7 @@ pub fn host_name() -> [u8; 64] {
 }
 
 /// Rank 0's address where nobody named one: this host, or its name where there are several.
-fn address_over(host: &Communicator) -> Result<String> {
+fn rank0_address(host: &Communicator) -> Result<String> {
     let own = host_name();
     let mut names = vec![0_u8; own.len() * host.world()];
     names[own.len() * host.rank()..][..own.len()].copy_from_slice(&own);
@@ -78,27 +84,27 @@ fn address_over(host: &Communicator) -> Result<String> {
 }
 
 /// NCCL's handle, for the thread that gets it.
-pub struct Made(pub sys::ncclComm_t);
+pub struct NcclComm(pub sys::ncclComm_t);
 
 // SAFETY: NCCL's communicators belong to no thread; one at a time uses this one.
-unsafe impl Send for Made {}
+unsafe impl Send for NcclComm {}
 
 /// NCCL's communicator of all ranks.
 pub fn initialize(
     rank: usize,
     world: usize,
     id: [u8; 128],
-    guard: &mut Guard,
+    control: &mut ControlLinks,
     context: &Arc<CudaContext>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<sys::ncclComm_t> {
     let help = "every rank needs a GPU of its own";
-    patiently(rank, guard, context, (patience, help), move || {
+    with_timeout(rank, control, context, (timeout, help), move || {
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut comm: sys::ncclComm_t = std::ptr::null_mut();
         // SAFETY: the communicator's handle is written by the call; this thread's context is the GPU's.
         let made = unsafe { result::comm_init_rank(&mut comm, world as i32, id, rank as i32) };
-        made.map(|_| Made(comm)).map_err(|error| explain(None, &error))
+        made.map(|_| NcclComm(comm)).map_err(|error| explain(None, &error))
     })
 }
 
@@ -123,25 +129,25 @@ const UNDEFINED: i32 = i32::MIN;
 const MAGIC: u32 = 0xcafe_beef;
 
 /// The first version with `ncclCommSplit`, 2.18.1, as `ncclGetVersion` says it.
-const SPLITS: i32 = 21_801;
+const MIN_SPLIT_VERSION: i32 = 21_801;
 
 /// Another communicator of the ranks of `all`, for the same GPUs, whose kernels have at most `blocks` blocks: each takes a
 /// multiprocessor. Nothing is under way on `all`.
-pub fn limited(
+pub fn split_with_max_ctas(
     all: sys::ncclComm_t,
     rank: usize,
     blocks: u32,
-    guard: &mut Guard,
+    control: &mut ControlLinks,
     context: &Arc<CudaContext>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<sys::ncclComm_t> {
-    let all = Made(all);
+    let all = NcclComm(all);
     let help = "`--nccl-ctas 0` does without a limit of NCCL's blocks";
-    patiently(rank, guard, context, (patience, help), move || {
+    with_timeout(rank, control, context, (timeout, help), move || {
         let version = result::get_nccl_version().map_err(|error| explain(None, &error))?;
-        if version < SPLITS {
+        if version < MIN_SPLIT_VERSION {
             return Err(format!(
-                "its version is {version}, and the first that limits blocks of some collectives is {SPLITS}"
+                "its version is {version}, and the first that limits blocks of some collectives is {MIN_SPLIT_VERSION}"
             ));
         }
         // All of it, not the pointer alone, which may not move between threads.
@@ -163,50 +169,50 @@ pub fn limited(
         // SAFETY: `all` works, and nobody else uses it now; NCCL reads as much of the configuration as its size says.
         let made = unsafe { sys::ncclCommSplit(all.0, 0, rank as i32, &raw mut comm, (&raw mut config).cast()) };
         match made {
-            sys::ncclResult_t::ncclSuccess => Ok(Made(comm)),
+            sys::ncclResult_t::ncclSuccess => Ok(NcclComm(comm)),
             error => Err(explain(Some(all.0), &NcclError(error))),
         }
     })
 }
 
 /// What NCCL itself would wait for without end if a rank does not come is made on a thread that can be left behind.
-fn patiently(
+fn with_timeout(
     rank: usize,
-    others: &mut Guard,
+    others: &mut ControlLinks,
     context: &Arc<CudaContext>,
-    (patience, help): (Duration, &str),
-    make: impl FnOnce() -> Result<Made, String> + Send + 'static,
+    (timeout, help): (Duration, &str),
+    make: impl FnOnce() -> Result<NcclComm, String> + Send + 'static,
 ) -> Result<sys::ncclComm_t> {
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let what = move || format!("rank {rank}: NCCL's call that connects it to the others");
-    let guarded = guard(patience.saturating_add(LAST_RESORT), what);
+    let guarded = guard(timeout.saturating_add(WATCHDOG_MARGIN), what);
     let context = context.clone();
     let make = move || {
         let made = context.bind_to_thread().map_err(|error| error.to_string()).and_then(|()| make());
-        drop(tell.send(made));
+        drop(sender.send(made));
     };
     let thread = std::thread::Builder::new().name(format!("NCCL {rank}")).spawn(make);
     let thread = thread.map_err(|error| CommError::Setup(format!("cannot start a thread: {error}")))?;
-    let barrier = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, wire: None };
-    let deadline = Deadline::after(patience);
+    let barrier = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, comm_dtype: None };
+    let deadline = Deadline::after(timeout);
     loop {
-        let error = match told.recv_timeout(PAUSE) {
-            Ok(Ok(Made(comm))) => return Ok(comm),
+        let error = match receiver.recv_timeout(POLL_INTERVAL) {
+            Ok(Ok(NcclComm(comm))) => return Ok(comm),
             Ok(Err(why)) => CommError::Setup(format!("NCCL cannot connect rank {rank}: {why}\n  help: {help}")),
             Err(RecvTimeoutError::Disconnected) => CommError::Setup(PANICKED.into()),
-            Err(RecvTimeoutError::Timeout) => match others.links().ended() {
+            Err(RecvTimeoutError::Timeout) => match others.links().closed_peer() {
                 Some(lost) => others.explain(&barrier, deadline, lost),
                 None if deadline.is_over() => CommError::Setup(format!(
                     "NCCL did not connect rank {rank} within {}\n  help: NCCL_DEBUG=INFO says what it does; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
-                    seconds(&patience)
+                    seconds(&timeout)
                 )),
                 None => continue,
             },
         };
-        others.give_up(&error);
+        others.abort(&error);
         // It may still hang there, and would keep the process from ending in order.
         if !thread.is_finished() {
-            guarded.leave();
+            guarded.disarm_on_exit();
         }
         return Err(error);
     }

@@ -1,0 +1,103 @@
+//! Memory effects of a kernel: the pointers that it writes and reads through, traced back to the arguments.
+//!
+//! Written arguments are borrowed exclusively, so the memory of different arguments does not overlap: memory read
+//! through pointers that share no underlying pointer with a written one does not change while the kernel runs.
+
+use crate::ir::{Def, Effects, Elem, Func, Op, Type, Value};
+use std::collections::HashSet;
+
+/// Pointers and views that the kernel writes through, with all pointers and views that they derive from.
+pub fn written_pointers(func: &Func) -> HashSet<Value> {
+    let mut written = HashSet::new();
+    for id in func.walk() {
+        let data = func.op(id);
+        match data.op {
+            Op::LocalStore | Op::AsyncCopy { .. } | Op::TmaLoad { .. } => {}
+            // May write through any pointer operand.
+            Op::InlineAsm { pure: false, .. } => {
+                data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut written));
+            }
+            _ if data.op.effects() == Effects::Write => mark(func, data.operands[0], &mut written),
+            _ => {}
+        }
+    }
+    written
+}
+
+/// Pointers and views that the kernel reads through (atomics included), with all pointers and views that they derive
+/// from.
+pub fn read_pointers(func: &Func) -> HashSet<Value> {
+    let mut read = HashSet::new();
+    for id in func.walk() {
+        let data = func.op(id);
+        match data.op {
+            Op::InlineAsm { .. } => {
+                data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut read));
+            }
+            Op::Store { .. } | Op::StoreView { .. } => {}
+            _ if data.op.effects() != Effects::Pure => {
+                let addresses = data.operands.first().filter(|&&v| is_pointer(func, v));
+                addresses.into_iter().for_each(|&v| mark(func, v, &mut read));
+            }
+            _ => {}
+        }
+    }
+    read
+}
+
+/// A pointer or view, and all pointers and views that it derives from.
+pub fn underlying_pointers(func: &Func, v: Value) -> HashSet<Value> {
+    let mut sources = HashSet::new();
+    mark(func, v, &mut sources);
+    sources
+}
+
+fn is_pointer(func: &Func, v: Value) -> bool {
+    matches!(func.ty(v).elem(), Some(Elem::Ptr(_))) || matches!(func.ty(v), Type::View { .. })
+}
+
+/// Adds a pointer or view, and all pointers and views that it derives from.
+fn mark(func: &Func, v: Value, marked: &mut HashSet<Value>) {
+    if !marked.insert(v) {
+        return;
+    }
+    match func.value(v).def {
+        Def::Result(id, index) => {
+            let data = func.op(id);
+            data.operands.iter().filter(|&&o| is_pointer(func, o)).for_each(|&o| mark(func, o, marked));
+            for &r in &data.regions {
+                if let Some(&last) = func.block(r).ops.last() {
+                    let operands = &func.op(last).operands;
+                    let skip = usize::from(matches!(func.op(last).op, Op::Condition));
+                    if let Some(&y) = operands.get(index + skip) {
+                        mark(func, y, marked);
+                    }
+                }
+            }
+        }
+        Def::Param(block, index) => {
+            // Loop-carried: the initial value, and the values that the loop yields.
+            for id in func.walk() {
+                let data = func.op(id);
+                if data.regions.contains(&block) {
+                    let skip = match data.op {
+                        Op::For { .. } => 2,
+                        _ => 0,
+                    };
+                    if let Some(&init) = data.operands.get(index + skip) {
+                        mark(func, init, marked);
+                    }
+                    for &r in &data.regions {
+                        if let Some(&last) = func.block(r).ops.last() {
+                            for &y in &func.op(last).operands {
+                                if func.ty(y) == func.ty(v) {
+                                    mark(func, y, marked);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Lowers waits for `wgmma`: the registers that `wgmma` in flight write, and the values that must be computed before
+//! the wait.
+
+use super::Lowering;
+use super::emit::Val;
+use crate::ir::{BlockId, Def, Op, OpId, Type, Value};
+
+impl Lowering<'_> {
+    /// Emits `wgmma.wait_group`, with the accumulators as tied operands, so that no use of them moves above it.
+    pub(super) fn wgmma_wait(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wgmma_wait") };
+        let under_way = |&v: &Value| match self.func.def_op(v) {
+            Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
+            None => true,
+        };
+        let (products, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(under_way);
+        for (&v, &result) in data.operands.iter().zip(&data.results) {
+            if computed.contains(&v) {
+                let regs = self.regs(v);
+                self.force_before_wait(&regs);
+                self.values[result.0 as usize] = Some(regs);
+            }
+        }
+        // Registers that no `wgmma` writes keep their values, and take no register if these are constant.
+        let written: Vec<Vec<bool>> = products.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
+        let mut regs: Vec<Val> = Vec::new();
+        for (&v, written) in products.iter().zip(&written) {
+            regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
+        }
+        // Register operands of `wgmma` in flight must stay in their registers until the wait.
+        let held = self.register_operands(&data.operands);
+        let text = format!("wgmma.wait_group.sync.aligned {pending};");
+        if regs.is_empty() {
+            self.e.void(format!("call void asm sideeffect \"{text}\", \"~{{memory}}\"() #1"));
+            return;
+        }
+        let ty = format!("{{ {} }}", vec!["float"; regs.len()].join(", "));
+        let mut constraints = vec!["=f".to_string(); regs.len()];
+        constraints.extend((0..regs.len()).map(|i| i.to_string()));
+        constraints.extend(vec!["r".to_string(); held.len()]);
+        constraints.push("~{memory}".into());
+        let mut args: Vec<String> = regs.iter().map(|r| format!("float {r}")).collect();
+        args.extend(held.iter().map(|r| format!("i32 {r}")));
+        let v = self.e.inst(format!(
+            "call {ty} asm sideeffect \"{text}\", \"{}\"({}) #1",
+            constraints.join(","),
+            args.join(", ")
+        ));
+        let mut given = 0..regs.len();
+        let results = data.operands.iter().zip(&data.results).filter(|(o, _)| products.contains(o));
+        for ((&o, &result), written) in results.zip(&written) {
+            let before = self.regs(o);
+            let values =
+                before.iter().zip(written).map(|(reg, written)| match written.then(|| given.next()).flatten() {
+                    Some(at) => self.e.inst(format!("extractvalue {ty} {v}, {at}")),
+                    None => reg.clone(),
+                });
+            let values = values.collect();
+            self.set(result, values);
+        }
+    }
+
+    /// The columns (N) of one `wgmma` instruction that covers its whole tile.
+    pub(super) fn instruction_columns(&self, id: OpId) -> u32 {
+        let data = self.func.op(id);
+        let Op::Wgmma { warps, .. } = &data.op else { panic!("internal compiler error: not wgmma") };
+        (self.tile_layout(data.results[0]).shape()[1] / warps[1]).min(256)
+    }
+
+    /// The columns that the instructions of a dot write in tile `tile` along N.
+    pub(super) fn columns_written(&self, id: OpId, tile: u32) -> u32 {
+        let Op::Wgmma { warps, n_end, .. } = &self.func.op(id).op else { panic!("internal compiler error: not wgmma") };
+        let columns = self.instruction_columns(id);
+        match n_end {
+            // Warpgroups along N have different columns, but share the instruction.
+            Some(end) if warps[1] == 1 => end.saturating_sub(tile * columns).min(columns).next_multiple_of(8),
+            _ => columns,
+        }
+    }
+
+    /// The registers of an accumulator that `wgmma` in flight may write.
+    fn written(&self, v: Value, seen: &mut Vec<Value>) -> Vec<bool> {
+        let count = self.tile_layout(v).num_registers();
+        let all = |written: bool| vec![written; count];
+        if seen.contains(&v) {
+            return all(false);
+        }
+        seen.push(v);
+        let either = |values: &[Value], seen: &mut Vec<Value>| {
+            let each: Vec<Vec<bool>> = values.iter().map(|&v| self.written(v, seen)).collect();
+            (0..count).map(|i| each.iter().any(|written| written[i])).collect()
+        };
+        match self.func.value(v).def {
+            Def::Result(id, index) => match &self.func.op(id).op {
+                Op::Wgmma { n_end: Some(_), warps, .. } => {
+                    let per_tile = self.instruction_columns(id) / 2;
+                    let n_tiles = self.tile_layout(v).shape()[1] / (2 * per_tile * warps[1]);
+                    let own =
+                        (0..count as u32).map(|i| i % per_tile < self.columns_written(id, i / per_tile % n_tiles) / 2);
+                    let before = self.written(self.func.op(id).operands[2], seen);
+                    own.zip(before).map(|(own, before)| own || before).collect()
+                }
+                Op::WgmmaWait { .. } => self.written(self.func.op(id).operands[index], seen),
+                Op::Constant { .. } => all(false),
+                Op::For { .. } => either(&self.carried(id, index), seen),
+                _ => all(true),
+            },
+            Def::Param(block, index) => match self.loop_of(block) {
+                Some(id) if index > 0 => either(&self.carried(id, index - 1), seen),
+                _ => all(true),
+            },
+        }
+    }
+
+    /// The values that a loop carries at an index: before the first iteration, and after each.
+    fn carried(&self, id: OpId, index: usize) -> [Value; 2] {
+        let data = self.func.op(id);
+        let last = self.func.block(data.regions[0]).ops.last().expect("internal compiler error: an empty region");
+        [data.operands[3 + index], self.func.op(*last).operands[index]]
+    }
+
+    fn loop_of(&self, block: BlockId) -> Option<OpId> {
+        let is = |&id: &OpId| matches!(self.func.op(id).op, Op::For { .. }) && self.func.op(id).regions[0] == block;
+        self.func.walk().into_iter().find(is)
+    }
+}
+
+/// The maximum number of registers that one `force_before_wait` ties.
+const TIED_REGISTERS: usize = 32;
+
+impl Lowering<'_> {
+    /// Forces these floats to be computed before the wait that follows. ptxas moves a wait above arithmetic without a
+    /// dependency on it, but not above a store to shared memory. These stores are predicated off by a condition that is
+    /// never true, which ptxas cannot prove.
+    fn force_before_wait(&mut self, regs: &[Val]) {
+        // Several predicates: ptxas turns a long run of instructions with one predicate into a branch.
+        let never = ["x", "y", "z"].map(|axis| {
+            let grid = self.e.hoist(format!("call i32 asm \"mov.u32 $0, %nctaid.{axis};\", \"=r\"() #2"));
+            self.e.hoist(format!("icmp eq i32 {grid}, 0"))
+        });
+        let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
+        let step = regs.len().div_ceil(TIED_REGISTERS).max(1);
+        let sample: Vec<&Val> = regs.chunks(4).step_by(step).flatten().collect();
+        for (i, words) in sample.chunks(4).enumerate() {
+            let never = &never[i % 3];
+            let list: Vec<String> = (0..words.len()).map(|i| format!("${}", i + 2)).collect();
+            let (width, list) = match words.len() {
+                4 => (".v4", format!("{{{}}}", list.join(","))),
+                2 => (".v2", format!("{{{}}}", list.join(","))),
+                _ => ("", list[0].clone()),
+            };
+            let args: Vec<String> = words.iter().map(|w| format!("float {w}")).collect();
+            let floats = vec!["f"; words.len()].join(",");
+            self.e.void(format!(
+                "call void asm sideeffect \"@$0 st.shared{width}.b32 [$1], {list};\", \"b,r,{floats},~{{memory}}\"(i1 {never}, i32 {start}, {}) #1",
+                args.join(", ")
+            ));
+        }
+    }
+
+    /// The words of the register operands of the `wgmma` that produce these results and of those that they accumulate
+    /// onto.
+    fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
+        let mut held = Vec::new();
+        let mut products = results.to_vec();
+        while let Some(v) = products.pop() {
+            let Some(id) = self.func.def_op(v) else { continue };
+            let data = self.func.op(id);
+            let Op::Wgmma { .. } = data.op else { continue };
+            products.push(data.operands[2]);
+            if let Type::Tensor { .. } = self.func.ty(data.operands[0]) {
+                let regs = self.regs(data.operands[0]);
+                held.extend(self.words(&regs, self.dtype(data.operands[0])));
+            }
+        }
+        held
+    }
+}

@@ -1,0 +1,493 @@
+//! Chooses a layout for each value, without rewriting the function.
+//!
+//! Anchors (memory accesses and dots) fix a layout with a priority; elementwise ops, reductions and shape ops propagate
+//! it. Loops iterate until no carried value changes: a layout is only replaced by one of higher priority, so the
+//! iteration ends.
+
+use super::choose::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
+use super::dot::{DotPlan, plan_dot};
+use crate::analysis::axis::AxisAnalysis;
+use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, Type, UnaryOp, Value};
+use crate::layout::LinearLayout;
+use crate::mma::{DotShape, mma_dtype};
+use crate::target::{CompileOptions, GpuArch};
+use std::rc::Rc;
+
+/// A layout and its priority.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Assignment {
+    pub layout: Rc<LinearLayout>,
+    pub priority: Priority,
+}
+
+/// The priority of an assigned layout: where operands have different layouts, the higher priority wins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// No anchor requires the layout.
+    Default,
+    /// The layout of a memory access.
+    Memory,
+    /// The accumulator of a dot, or a reduction of one.
+    Dot,
+}
+
+/// The assigned layouts of one function.
+pub struct Assignments<'f> {
+    pub func: &'f Func,
+    pub axis: AxisAnalysis,
+    pub arch: GpuArch,
+    pub num_warps: u32,
+    wgmma_f32: bool,
+    /// By value number; `None` for flexible values and for values that are not tiles.
+    assignments: Vec<Option<Assignment>>,
+    /// Uses of each value, as (op, operand index).
+    uses: Vec<Vec<(OpId, usize)>>,
+}
+
+impl<'f> Assignments<'f> {
+    pub fn choose(func: &'f Func, arch: GpuArch, options: &CompileOptions) -> Assignments<'f> {
+        let mut uses = vec![Vec::new(); func.num_values()];
+        for id in func.walk() {
+            for (i, v) in func.op(id).operands.iter().enumerate() {
+                uses[v.0 as usize].push((id, i));
+            }
+        }
+        let axis = AxisAnalysis::new(func);
+        let (num_warps, wgmma_f32) = (options.num_warps, options.schedule.wgmma_f32 == Some(true));
+        let mut assignments =
+            Assignments { func, axis, arch, num_warps, wgmma_f32, assignments: vec![None; func.num_values()], uses };
+        assignments.block(func.body);
+        assignments
+    }
+
+    /// The assigned layout of a tile; `None` where the tile is flexible.
+    pub fn assignment(&self, v: Value) -> Option<&Assignment> {
+        self.assignments[v.0 as usize].as_ref()
+    }
+
+    /// The layout in which to compute a tile if no user requires one: its assigned layout, or the default of its shape.
+    pub fn layout_or_default(&self, v: Value) -> LinearLayout {
+        match self.assignment(v) {
+            Some(assignment) => (*assignment.layout).clone(),
+            None => default_layout(self.func.ty(v).shape(), self.num_warps),
+        }
+    }
+
+    /// The coalesced layout of the tile of a memory op.
+    pub fn memory_layout(&self, id: OpId) -> Option<LinearLayout> {
+        let data = self.func.op(id);
+        let most = match (&data.op, data.results.first()) {
+            (Op::LoadView { .. } | Op::Load { .. }, Some(&loaded)) => self.max_store_vector(loaded),
+            _ => u64::MAX,
+        };
+        memory_layout(self.func, &self.axis, data, self.num_warps, most)
+    }
+
+    /// The maximum number of consecutive elements per thread for a loaded tile, so that stores of elementwise results
+    /// leave no gaps between threads: the width of one store of the widest stored element type. Half-written sectors
+    /// cost twice, while the L1 cache absorbs the gaps of loads.
+    fn max_store_vector(&self, loaded: Value) -> u64 {
+        let mut widest = 0;
+        let mut reached = vec![loaded];
+        let mut next = 0;
+        while let Some(&v) = reached.get(next) {
+            next += 1;
+            for &(id, index) in &self.uses[v.0 as usize] {
+                let data = self.func.op(id);
+                match data.op {
+                    Op::StoreView { .. } | Op::Store { .. } if index == 1 => {
+                        widest = widest.max(self.func.ty(v).elem().map_or(0, |e| (e.bits() / 8) as u64));
+                    }
+                    _ if is_elementwise(&data.op)
+                        && self.func.ty(data.results[0]).shape() == self.func.ty(loaded).shape()
+                        && !reached.contains(&data.results[0]) =>
+                    {
+                        reached.push(data.results[0]);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        MAX_VECTOR_BYTES.checked_div(widest).unwrap_or(u64::MAX)
+    }
+
+    /// The shape and the implementation of a `dot`.
+    pub fn dot(&self, id: OpId) -> (DotShape, DotPlan) {
+        let data = self.func.op(id);
+        let Op::Dot { precision } = data.op else { panic!("internal compiler error: not a dot") };
+        let a = self.func.ty(data.operands[0]);
+        let acc = self.func.ty(data.operands[2]);
+        let operands = self.mma_dtype(data.operands[0]);
+        let shape = DotShape {
+            m: acc.shape()[0],
+            n: acc.shape()[1],
+            k: a.shape()[1],
+            operands,
+            acc: acc.dtype().unwrap_or(DType::F32),
+            precision,
+        };
+        let plan = plan_dot(shape, self.arch, self.num_warps, self.wgmma_f32);
+        (shape, plan)
+    }
+
+    /// The element type as which a dot multiplies this operand.
+    pub fn mma_dtype(&self, operand: Value) -> DType {
+        self.func.ty(operand).dtype().map(mma_dtype).expect("internal compiler error: a dot of pointers")
+    }
+
+    /// The element type as which dots read this tile, perhaps transposed, from shared memory; `None` where none does.
+    pub fn shared_operand(&self, v: Value) -> Option<DType> {
+        self.uses[v.0 as usize].iter().find_map(|&(id, index)| match self.func.op(id).op {
+            Op::Dot { .. } if index < 2 => Some(self.mma_dtype(v)),
+            Op::Trans { .. } => self.shared_operand(self.func.op(id).results[0]),
+            _ => None,
+        })
+    }
+
+    /// Whether this tile, loaded outside of a loop, is the first operand of a tf32x3 `wgmma` dot inside of the loop.
+    pub fn is_loop_invariant_operand(&self, v: Value) -> bool {
+        let loaded = self.func.def_op(v).map(|id| self.func.parent_block(id));
+        self.uses[v.0 as usize].iter().any(|&(id, index)| {
+            matches!(self.func.op(id).op, Op::Dot { precision: Precision::Tf32x3 })
+                && index == 0
+                && matches!(self.dot(id), (DotShape { operands: DType::F32, .. }, plan) if plan.wgmma().is_some())
+                && Some(self.func.parent_block(id)) != loaded
+        })
+    }
+
+    fn set(&mut self, v: Value, assignment: Option<Assignment>) {
+        self.assignments[v.0 as usize] = assignment;
+    }
+
+    fn set_layout(&mut self, v: Value, layout: LinearLayout, priority: Priority) {
+        self.set(v, Some(Assignment { layout: Rc::new(layout), priority }));
+    }
+
+    fn block(&mut self, block: BlockId) {
+        let func = self.func;
+        for &id in &func.block(block).ops {
+            self.op(id);
+        }
+    }
+
+    #[expect(clippy::too_many_lines, reason = "one arm per op")]
+    fn op(&mut self, id: OpId) {
+        let func = self.func;
+        let data = func.op(id);
+        match &data.op {
+            Op::For { .. } => self.for_loop(id),
+            Op::While => self.while_loop(id),
+            Op::If => {
+                for &r in &data.regions {
+                    self.block(r);
+                }
+                for (i, &v) in data.results.iter().enumerate() {
+                    let yields: Vec<Value> =
+                        data.regions.iter().filter_map(|&r| self.terminator(r).get(i).copied()).collect();
+                    let assignment = self.highest_priority(&yields).or_else(|| self.fallback(v));
+                    self.set(v, assignment);
+                }
+            }
+            Op::LoadView { .. } | Op::Load { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+                if let Some(layout) = self.memory_layout(id) {
+                    self.set_layout(data.results[0], layout, Priority::Memory);
+                }
+            }
+            Op::Dot { .. } => {
+                let (shape, plan) = self.dot(id);
+                self.set_layout(data.results[0], plan.acc_layout(shape.m, shape.n), Priority::Dot);
+            }
+            Op::Reduce { axis } => {
+                let assignment = self.highest_priority(&data.operands);
+                let priority = assignment.as_ref().map_or(Priority::Default, |h| h.priority);
+                let layout =
+                    assignment.map_or_else(|| self.layout_or_default(data.operands[0]), |h| (*h.layout).clone());
+                let sliced = layout.slice(*axis).layout;
+                for &v in &data.results {
+                    if func.ty(v).is_tensor() {
+                        self.set_layout(v, sliced.clone(), priority);
+                    }
+                }
+            }
+            Op::Scan { axis, .. } => {
+                let layout = scan_layout(func.ty(data.operands[0]).shape(), *axis, self.num_warps);
+                for &v in &data.results {
+                    self.set_layout(v, layout.clone(), Priority::Default);
+                }
+            }
+            Op::ExpandDims { axis } => self.derive(id, |l| l.expand_dims(*axis).layout),
+            Op::Trans { perm } => self.derive(id, |l| l.transpose(perm).layout),
+            Op::Reshape => {
+                let shape = extents(func.ty(data.results[0]).shape());
+                self.derive(id, |l| l.reshape(&shape).layout);
+            }
+            Op::Join => self.derive(id, |l| l.join().layout),
+            Op::Split => {
+                if let Some(assignment) = self.assignment(data.operands[0]).cloned() {
+                    let splittable = assignment.layout.splittable();
+                    if let Some(half) = splittable.split() {
+                        for &v in &data.results {
+                            self.set_layout(v, half.layout.clone(), assignment.priority);
+                        }
+                    }
+                }
+                for &v in &data.results {
+                    if self.assignment(v).is_none() {
+                        let fallback = self.fallback(v);
+                        self.set(v, fallback);
+                    }
+                }
+            }
+            // Recomputing it for every user costs too much, above all inside a loop.
+            Op::Unary(op) if is_costly(*op) => {
+                let assignment = self.highest_priority(&data.operands).or_else(|| self.fallback(data.results[0]));
+                self.set(data.results[0], assignment);
+            }
+            Op::Unary(_)
+            | Op::Binary(_)
+            | Op::Cmp(_)
+            | Op::Fma
+            | Op::Select
+            | Op::Cast
+            | Op::Bitcast
+            | Op::PtrAdd
+            | Op::Hint { .. } => {
+                let assignment = self.highest_priority(&data.operands);
+                self.set(data.results[0], assignment);
+            }
+            Op::InlineAsm { .. } => {
+                // Must not be duplicated, so the result always has an assigned layout.
+                for &v in &data.results {
+                    let assignment = self.highest_priority(&data.operands).or_else(|| self.fallback(v));
+                    self.set(v, assignment);
+                }
+            }
+            // Flexible, scalar, or without results.
+            Op::Constant { .. }
+            | Op::Arange { .. }
+            | Op::Splat
+            | Op::Broadcast
+            | Op::ProgramId { .. }
+            | Op::NumPrograms { .. }
+            | Op::MakeView { .. }
+            | Op::Advance
+            | Op::StoreView { .. }
+            | Op::AtomicView { .. }
+            | Op::Store { .. }
+            | Op::Yield
+            | Op::Condition
+            | Op::Return
+            | Op::Assume
+            | Op::DevicePrint { .. }
+            | Op::DeviceAssert { .. } => {}
+            Op::ConvertLayout
+            | Op::LocalAlloc
+            | Op::LocalLoad
+            | Op::LocalStore
+            | Op::LocalSlot
+            | Op::LocalTrans { .. }
+            | Op::AsyncCopy { .. }
+            | Op::AsyncCommit
+            | Op::AsyncWait { .. }
+            | Op::MmaSync { .. }
+            | Op::FmaDot
+            | Op::Wgmma { .. }
+            | Op::WgmmaWait { .. }
+            | Op::FenceAsyncShared
+            | Op::BlockBarrier { .. }
+            | Op::MbarrierAlloc { .. }
+            | Op::MbarrierFree
+            | Op::MbarrierExpect { .. }
+            | Op::MbarrierArrive { .. }
+            | Op::AsyncArrive { .. }
+            | Op::MbarrierWait
+            | Op::TmaLoad { .. }
+            | Op::PingpongWait
+            | Op::PingpongArrive
+            | Op::WarpSpecialize { .. } => {
+                panic!("internal compiler error: `{}` before layout assignment", data.op.mnemonic())
+            }
+        }
+    }
+
+    /// Assigns the result of an op with one tile operand the layout that the operand's layout determines.
+    fn derive(&mut self, id: OpId, f: impl FnOnce(&LinearLayout) -> LinearLayout) {
+        let data = self.func.op(id);
+        let assignment = data.operands.iter().find_map(|&v| self.assignment(v).cloned());
+        if let Some(assignment) = assignment {
+            let layout = f(&assignment.layout);
+            self.set_layout(data.results[0], layout, assignment.priority);
+        }
+    }
+
+    fn highest_priority(&self, values: &[Value]) -> Option<Assignment> {
+        // The first value of the highest priority: `max_by_key` would return the last.
+        let mut best: Option<&Assignment> = None;
+        for assignment in values.iter().filter_map(|&v| self.assignment(v)) {
+            if best.is_none_or(|b| assignment.priority > b.priority) {
+                best = Some(assignment);
+            }
+        }
+        best.cloned()
+    }
+
+    fn terminator(&self, block: BlockId) -> &'f [Value] {
+        match self.func.block(block).ops.last() {
+            Some(&id) => &self.func.op(id).operands,
+            None => &[],
+        }
+    }
+
+    fn for_loop(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let region = data.regions[0];
+        let params = &self.func.block(region).params[1..];
+        let inits = &data.operands[3..];
+        self.carried(inits, params, region);
+        for (&result, &param) in data.results.iter().zip(params) {
+            let assignment = self.assignment(param).cloned();
+            self.set(result, assignment);
+        }
+    }
+
+    fn while_loop(&mut self, id: OpId) {
+        let data = self.func.op(id);
+        let (before, after) = (data.regions[0], data.regions[1]);
+        let params = &self.func.block(before).params;
+        for (&param, &init) in params.iter().zip(&data.operands) {
+            let assignment = self.assignment(init).cloned().or_else(|| self.fallback(param));
+            self.set(param, assignment);
+        }
+        self.block(before);
+        // `condition` forwards its operands to *after* and to the results.
+        let forwarded = &self.terminator(before)[1..];
+        let after_params = &self.func.block(after).params;
+        for (i, &v) in forwarded.iter().enumerate() {
+            let assignment = self.assignment(v).cloned().or_else(|| self.fallback(v));
+            self.set(after_params[i], assignment.clone());
+            self.set(data.results[i], assignment);
+        }
+        self.block(after);
+    }
+
+    /// Assigns layouts to loop-carried values: those of the initial values, until the body yields one of higher
+    /// priority.
+    fn carried(&mut self, inits: &[Value], params: &[Value], region: BlockId) {
+        for (&param, &init) in params.iter().zip(inits) {
+            let assignment = self.assignment(init).cloned();
+            self.set(param, assignment);
+        }
+        // Terminates: the priority of a value only rises, at most once per level.
+        loop {
+            self.block(region);
+            let yields = self.terminator(region);
+            let mut changed = false;
+            for (&param, &next) in params.iter().zip(yields) {
+                let next = self.assignment(next).cloned();
+                let stronger = match (self.assignment(param), &next) {
+                    (None, Some(_)) => true,
+                    (Some(old), Some(new)) => new.priority > old.priority,
+                    (_, None) => false,
+                };
+                if stronger {
+                    self.set(param, next);
+                    changed = true;
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        let flexible: Vec<Value> =
+            params.iter().copied().filter(|&p| self.func.ty(p).is_tensor() && self.assignment(p).is_none()).collect();
+        if !flexible.is_empty() {
+            for p in flexible {
+                let assignment = self.fallback(p);
+                self.set(p, assignment);
+            }
+            self.block(region);
+        }
+    }
+
+    /// The layout of the first memory access that the value reaches through elementwise ops, else the default layout;
+    /// `None` for scalars.
+    fn fallback(&self, v: Value) -> Option<Assignment> {
+        let ty = self.func.ty(v);
+        if !ty.is_tensor() {
+            return None;
+        }
+        let mut visited = Vec::new();
+        let (layout, priority) = match self.layout_of_memory_use(v, ty, &mut visited) {
+            Some(layout) => (layout, Priority::Memory),
+            None => (default_layout(ty.shape(), self.num_warps), Priority::Default),
+        };
+        Some(Assignment { layout: Rc::new(layout), priority })
+    }
+
+    fn layout_of_memory_use(&self, v: Value, ty: &Type, visited: &mut Vec<Value>) -> Option<LinearLayout> {
+        if visited.contains(&v) {
+            return None;
+        }
+        visited.push(v);
+        for &(id, index) in &self.uses[v.0 as usize] {
+            let data = self.func.op(id);
+            let memory = match data.op {
+                Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => true,
+                Op::StoreView { .. } | Op::AtomicView { .. } => index == 1,
+                _ => false,
+            };
+            if memory {
+                return self.memory_layout(id);
+            }
+            if is_elementwise(&data.op)
+                && self.func.ty(data.results[0]).shape() == ty.shape()
+                && let Some(layout) = self.layout_of_memory_use(data.results[0], ty, visited)
+            {
+                return Some(layout);
+            }
+        }
+        None
+    }
+}
+
+/// Whether each element of the result depends only on the same element of the operands.
+fn is_elementwise(op: &Op) -> bool {
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd)
+}
+
+/// Whether the function takes many instructions, or the slow special-function units.
+fn is_costly(op: UnaryOp) -> bool {
+    match op {
+        UnaryOp::Exp
+        | UnaryOp::Exp2
+        | UnaryOp::Log
+        | UnaryOp::Log2
+        | UnaryOp::Sqrt
+        | UnaryOp::Rsqrt
+        | UnaryOp::Sin
+        | UnaryOp::Cos
+        | UnaryOp::Tanh
+        | UnaryOp::Erf => true,
+        UnaryOp::Neg | UnaryOp::Not | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil => false,
+    }
+}
+
+/// A layout in which each warp holds whole lines along `axis`: consecutive elements in registers, then in lanes. Warps
+/// are distributed over another dimension.
+pub fn scan_layout(shape: &[usize], axis: usize, num_warps: u32) -> LinearLayout {
+    let rank = shape.len();
+    let lanes = 32.min(shape[axis]);
+    let mut size = vec![1; rank];
+    size[axis] = (shape[axis] / lanes) as u32;
+    let mut threads = vec![1; rank];
+    threads[axis] = 32;
+    let mut warps = vec![1; rank];
+    if let Some(other) = (0..rank).rev().find(|&d| d != axis) {
+        warps[other] = num_warps;
+    } else {
+        warps[axis] = num_warps;
+    }
+    let mut order = vec![axis];
+    order.extend((0..rank).rev().filter(|&d| d != axis));
+    LinearLayout::blocked(&extents(shape), &size, &threads, &warps, &order)
+}

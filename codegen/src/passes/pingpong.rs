@@ -1,0 +1,78 @@
+//! Ping-pong scheduling: consumer warpgroups alternate on the tensor cores, so that the arithmetic of one overlaps with
+//! the `wgmma` of another.
+//!
+//! Does: in loops of a consumer partition with several warpgroups, inserts a wait on the warpgroup's named barrier
+//! before the first `wgmma` of an iteration, and an arrival at the next warpgroup's barrier once the `wgmma` before the
+//! first `wgmma_wait` have been issued.
+//! Requires: stage *async*, with `wgmma_wait` in final position (`delay_waits`).
+//! Keeps: results. All warpgroups run the same iterations.
+//! Does not: change loops without `wgmma` in their own body, loops in which all warpgroups would synchronize between
+//! the two barriers (to fill a buffer together, or to exchange values), or partitions of more than four warpgroups.
+//! Source: FlashAttention-3 (Shah et al., 2024), section 3.1.
+
+use crate::analysis::buffers::buffer_of;
+use crate::analysis::scratch;
+use crate::ir::{BlockId, Func, Op, OpId, Value};
+use crate::target::CompileOptions;
+
+/// Runs the pass.
+pub fn run(func: &mut Func, options: &CompileOptions) {
+    if options.schedule.pingpong != Some(true) {
+        return;
+    }
+    let consumers = func.walk().into_iter().find_map(|id| match func.op(id).op {
+        Op::WarpSpecialize { warps, .. } if (8..=16).contains(&warps) => Some(func.op(id).regions[0]),
+        _ => None,
+    });
+    let Some(consumers) = consumers else { return };
+    for id in func.walk_from(consumers) {
+        if matches!(func.op(id).op, Op::For { .. }) {
+            insert_pingpong(func, id);
+        }
+    }
+}
+
+fn insert_pingpong(func: &mut Func, id: OpId) {
+    let region = func.op(id).regions[0];
+    let ops = &func.block(region).ops;
+    let first = ops.iter().position(|&op| matches!(func.op(op).op, Op::Wgmma { .. }));
+    let wait = ops.iter().position(|&op| matches!(func.op(op).op, Op::WgmmaWait { .. }));
+    let (Some(first), Some(wait)) = (first, wait) else { return };
+    if wait < first || ops[first..wait].iter().any(|&op| may_synchronize(func, region, op)) {
+        return;
+    }
+    let loc = func.op(ops[first]).loc.clone();
+    let [take, pass] =
+        [Op::PingpongWait, Op::PingpongArrive].map(|op| func.create_op(op, vec![], vec![], vec![], loc.clone()));
+    let ops = &mut func.block_mut(region).ops;
+    ops.insert(wait, pass);
+    ops.insert(first, take);
+}
+
+/// Whether an op of a loop body, or an op inside of it, may need a barrier: where threads write shared memory (others
+/// may still read it), read shared memory written in this loop, exchange values, or write global memory.
+fn may_synchronize(func: &Func, region: BlockId, op: OpId) -> bool {
+    let inside = func.op(op).regions.iter().flat_map(|&inner| func.walk_from(inner));
+    std::iter::once(op).chain(inside).any(|id| {
+        let data = func.op(id);
+        let writes = match data.op {
+            Op::LocalAlloc => !data.operands.is_empty(),
+            Op::LocalStore | Op::BlockBarrier { .. } => true,
+            Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. } => {
+                true
+            }
+            _ => false,
+        };
+        writes || scratch::bytes(func, id) > 0 || data.operands.iter().any(|&v| is_written_in_loop(func, region, v))
+    })
+}
+
+/// Whether the loop writes the buffer of a value.
+fn is_written_in_loop(func: &Func, region: BlockId, v: Value) -> bool {
+    let Some(buffer) = buffer_of(func, v) else { return false };
+    func.walk_from(region).into_iter().any(|id| match func.op(id).op {
+        Op::LocalAlloc => id == buffer && !func.op(id).operands.is_empty(),
+        Op::LocalStore => buffer_of(func, func.op(id).operands[0]) == Some(buffer),
+        _ => false,
+    })
+}

@@ -1,0 +1,227 @@
+//! Splits loops at mask boundaries (index-set splitting), so that most iterations run without masks.
+//!
+//! Does: where a `for` with dots selects by an integer comparison that, from some iteration on or up to one, has the
+//! same outcome for all elements (a causal mask away from the diagonal, the end of a sequence before its last tile),
+//! splits it into two consecutive loops. In the loop where the outcome is known, the comparison becomes a constant, the
+//! `select` disappears, and so do boundary checks of loads that are always in bounds there. The split index is computed
+//! before the loops. Both loops keep the carried values and hints of the original.
+//! Requires: stage *tile*, views rebuilt at their uses (`resolve_views`), invariant ops outside of loops (`licm`).
+//! Keeps: every value, bit for bit, and the order of effects. 32-bit arithmetic may wrap, and so may comparisons with
+//! it; the 64-bit sums of this pass cannot. Where a wrap would make a difference, all iterations run in the loop with
+//! the mask.
+//! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are bound by
+//! memory, and would only become longer. Nor split a loop twice, nor follow comparisons of values other than `factor ·
+//! index + scalars + arange`, nor remove dead ops (`dce` does).
+
+mod affine;
+mod bound;
+#[cfg(test)]
+mod tests;
+
+use super::canonicalize;
+use super::edit::{copy_op, rewrite};
+use crate::ir::{BinaryOp, Builder, CmpOp, Func, Literal, Op, OpId, UnaryOp, Value};
+use affine::{Affine, Loop, add_test};
+use bound::{Conditions, Side};
+use std::collections::HashMap;
+
+/// Runs the pass. Returns whether it changed the function.
+pub fn run(func: &mut Func) -> bool {
+    let mut changed = false;
+    // Inner loops first: an outer loop with its own dot copies them as they are then.
+    for id in func.walk().into_iter().rev() {
+        if let Some(plan) = plan(func, id) {
+            split(func, &plan);
+            changed = true;
+        }
+    }
+    if changed {
+        canonicalize::run(func);
+    }
+    changed
+}
+
+/// A comparison whose outcome is the same for all elements in the iterations of one side.
+struct MaskComparison {
+    comparison: Value,
+    outcome: bool,
+}
+
+/// The plan for one loop.
+struct Plan {
+    range: Loop,
+    conditions: Conditions,
+    comparisons: Vec<MaskComparison>,
+    /// Loads, by their results, with the dimensions whose bounds check is redundant.
+    loads: Vec<(Value, Vec<usize>)>,
+}
+
+fn plan(func: &Func, id: OpId) -> Option<Plan> {
+    if !matches!(func.op(id).op, Op::For { .. }) {
+        return None;
+    }
+    let ops = &func.block(func.op(id).regions[0]).ops;
+    if !ops.iter().any(|&op| matches!(func.op(op).op, Op::Dot { .. })) {
+        return None;
+    }
+    let range = Loop::of(func, id)?;
+    let mut plan = Plan {
+        conditions: Conditions { side: Side::First, sums: Vec::new(), at_start: Vec::new(), tests: Vec::new() },
+        comparisons: Vec::new(),
+        loads: Vec::new(),
+        range,
+    };
+    for leaf in comparisons(func, &plan.range) {
+        let mut tests = Vec::new();
+        let Some(sum) = slack(func, &plan.range, &leaf, &mut tests) else { continue };
+        let side = if sum.index < 0 { Side::First } else { Side::Last };
+        // The first comparison determines which end of the loop runs without masks.
+        if plan.comparisons.is_empty() || side == plan.conditions.side {
+            plan.conditions.side = side;
+            add(&mut plan.conditions.sums, sum);
+            tests.into_iter().for_each(|test| add_test(&mut plan.conditions.tests, test));
+            plan.comparisons.push(leaf);
+        }
+    }
+    if plan.comparisons.is_empty() {
+        return None;
+    }
+    for &op in ops {
+        drop_bounds_checks(func, op, &mut plan);
+    }
+    Some(plan)
+}
+
+fn add(sums: &mut Vec<Affine>, sum: Affine) {
+    if !sums.contains(&sum) {
+        sums.push(sum);
+    }
+}
+
+/// The tile comparisons that determine the conditions of `select` in a loop, with the outcomes for which they do.
+fn comparisons(func: &Func, range: &Loop) -> Vec<MaskComparison> {
+    let mut found = Vec::new();
+    for &op in &func.block(range.region).ops {
+        let data = func.op(op);
+        if data.op == Op::Select && func.ty(data.operands[0]).is_tensor() {
+            // A mask replaces elements by a constant: the wanted outcome keeps the elements.
+            let [then, otherwise] = [1, 2].map(|i| func.constant(data.operands[i]).is_some());
+            collect_comparisons(func, range, data.operands[0], !then || otherwise, &mut found);
+        }
+    }
+    found
+}
+
+/// Adds the comparisons, with outcomes, that together make `condition` equal to `outcome`.
+fn collect_comparisons(func: &Func, range: &Loop, condition: Value, outcome: bool, found: &mut Vec<MaskComparison>) {
+    let Some(id) = func.def_op(condition) else { return };
+    let data = func.op(id);
+    match (&data.op, &data.operands[..]) {
+        (Op::Splat | Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Reshape, &[x]) => {
+            collect_comparisons(func, range, x, outcome, found)
+        }
+        (Op::Unary(UnaryOp::Not), &[x]) => collect_comparisons(func, range, x, !outcome, found),
+        (Op::Binary(op), &[x, y]) if *op == if outcome { BinaryOp::And } else { BinaryOp::Or } => {
+            collect_comparisons(func, range, x, outcome, found);
+            collect_comparisons(func, range, y, outcome, found);
+        }
+        (Op::Cmp(_), _) => {
+            let known = found.iter().any(|leaf| leaf.comparison == condition);
+            if !known && func.block(range.region).ops.contains(&id) {
+                found.push(MaskComparison { comparison: condition, outcome });
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A sum that depends on the index, and whose elements are all non-negative exactly where all elements of the
+/// comparison have the wanted outcome.
+fn slack(func: &Func, range: &Loop, leaf: &MaskComparison, tests: &mut Vec<Affine>) -> Option<Affine> {
+    let data = func.op(func.def_op(leaf.comparison)?);
+    let Op::Cmp(op) = data.op else { return None };
+    let [x, y] = [data.operands[0], data.operands[1]];
+    // The condition is small + strict ≤ large.
+    let (small, large, strict) = match (op, leaf.outcome) {
+        (CmpOp::Lt, true) | (CmpOp::Ge, false) => (x, y, 1),
+        (CmpOp::Le, true) | (CmpOp::Gt, false) => (x, y, 0),
+        (CmpOp::Gt, true) | (CmpOp::Le, false) => (y, x, 1),
+        (CmpOp::Ge, true) | (CmpOp::Lt, false) => (y, x, 0),
+        (CmpOp::Eq | CmpOp::Ne, _) => return None,
+    };
+    let mut side = |v: Value| {
+        let sum = range.affine(func, v, tests)?;
+        range.test(func, v, &sum, tests);
+        Some(sum)
+    };
+    let (small, large) = (side(small)?, side(large)?);
+    let strict = Affine { low: strict, high: strict, ..Affine::default() };
+    let sum = large.plus(&small, -1)?.plus(&strict, -1)?;
+    (sum.index != 0).then_some(sum)
+}
+
+/// Adds the bounds checks of a load that are redundant in the loop without masks, with the conditions for that.
+fn drop_bounds_checks(func: &Func, op: OpId, plan: &mut Plan) {
+    let data = func.op(op);
+    let Op::LoadView { boundary, .. } = &data.op else { return };
+    let Some(view) = func.def_op(data.operands[0]).map(|id| func.op(id)) else { return };
+    if !matches!(view.op, Op::MakeView { .. }) {
+        return;
+    }
+    let block = func.ty(data.results[0]).shape();
+    let mut free = Vec::new();
+    for &d in boundary {
+        let (shape, offset) = (view.operands[1 + d], view.operands[1 + 2 * block.len() + d]);
+        let mut tests = Vec::new();
+        let Some(offset) = plan.range.affine(func, offset, &mut tests) else { continue };
+        let Some(shape) = plan.range.affine(func, shape, &mut tests) else { continue };
+        let size = block[d] as i64;
+        let size = Affine { low: size, high: size, ..Affine::default() };
+        let room = shape.plus(&offset, -1).and_then(|a| a.plus(&size, -1));
+        // Offsets grow with the index: they stay in bounds up to some iteration, if the first is not negative.
+        let Some(room) = room.filter(|room| room.index < 0 && offset.index > 0) else { continue };
+        if plan.conditions.side == Side::First {
+            free.push(d);
+            add(&mut plan.conditions.sums, room);
+            add(&mut plan.conditions.at_start, offset);
+            tests.into_iter().for_each(|test| add_test(&mut plan.conditions.tests, test));
+        }
+    }
+    if !free.is_empty() {
+        plan.loads.push((data.results[0], free));
+    }
+}
+
+fn split(func: &mut Func, plan: &Plan) {
+    let id = plan.range.id;
+    let (parent, at) = func.op_position(id);
+    let loc = func.op(id).loc.clone();
+    let scratch = func.add_block();
+    let split_index = bound::split_index(&mut Builder::new(func, scratch, loc), &plan.range, &plan.conditions);
+    let mut copies = HashMap::new();
+    copy_op(func, id, scratch, &mut copies);
+    let new = std::mem::take(&mut func.block_mut(scratch).ops);
+    let first = *new.last().expect("internal compiler error: a loop without its copy");
+    func.block_mut(parent).ops.splice(at..at, new);
+    func.op_mut(first).operands[1] = split_index;
+    let first_results = func.op(first).results.clone();
+    let second = func.op_mut(id);
+    second.operands[0] = split_index;
+    second.operands.splice(3.., first_results);
+
+    let known = |v: Value| match plan.conditions.side {
+        Side::First => copies[&v],
+        Side::Last => v,
+    };
+    let op_of = |func: &Func, v: Value| func.def_op(v).expect("internal compiler error: an op without its result");
+    for leaf in &plan.comparisons {
+        let comparison = op_of(func, known(leaf.comparison));
+        rewrite(func, comparison, Op::Constant { value: Literal::Bool(leaf.outcome) }, Vec::new());
+    }
+    for (load, free) in &plan.loads {
+        let load = op_of(func, known(*load));
+        if let Op::LoadView { boundary, .. } = &mut func.op_mut(load).op {
+            boundary.retain(|d| !free.contains(d));
+        }
+    }
+}

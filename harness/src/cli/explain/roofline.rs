@@ -1,0 +1,96 @@
+//! Roofline bounds of a launch: its minimum FLOP count and bytes moved, and the time that they take at peak rates.
+
+use tilewright::codegen::ir::DType;
+use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright::codegen::target::GpuArch;
+
+use crate::cli::bind::Extents;
+
+/// Lower bounds on the work of a launch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Floating-point operations of matmuls; `None` for kernels without them.
+    pub flop: Option<f64>,
+    /// Bytes, with every input read once and every output written once.
+    pub bytes: Option<f64>,
+}
+
+/// Peak rates in FLOP/s and bytes per second, and their source.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Peaks {
+    pub flop: f64,
+    pub bytes: f64,
+    pub source: String,
+}
+
+/// Returns the dense peak rates of a GPU of this architecture, from NVIDIA's data sheets (H200 SXM; A100 SXM 80 GB;
+/// A40; L40S).
+pub fn data_sheet(arch: GpuArch, dtype: DType, precision: &str) -> Peaks {
+    let (name, half, tf32, single, bytes) = match arch {
+        GpuArch::Sm80 => ("A100", 312e12, 156e12, 19.5e12, 2.039e12),
+        GpuArch::Sm86 => ("A40", 149.7e12, 74.8e12, 37.4e12, 0.696e12),
+        GpuArch::Sm89 => ("L40S", 362e12, 183e12, 91.6e12, 0.864e12),
+        GpuArch::Sm90a => ("H200", 989e12, 494e12, 67e12, 4.8e12),
+    };
+    let flop = match (dtype.bytes(), precision) {
+        (..=2, _) => half,
+        (_, "tf32") => tf32,
+        // Three tf32 products per f32 product.
+        (_, "tf32x3") => tf32 / 3.0,
+        _ => single,
+    };
+    Peaks { flop, bytes, source: format!("the data sheet of the {name}") }
+}
+
+/// Counts the FLOPs of a launch, for kernels with matmuls: 2mnk for an m × k by k × n matmul.
+/// Attention has matmuls of queries × keys × head dimension, with half of the scores if causal: two in the forward
+/// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ).
+pub fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
+    let products = match def.name {
+        "matmul" => {
+            let size = |name: &str| extents.of_name(name).ok().flatten().map(|n| n as f64);
+            return Some(2.0 * size("m")? * size("n")? * size("k")?);
+        }
+        "flash_attention_fwd" => 2.0,
+        "flash_attention_bwd_dkdv" => 4.0,
+        "flash_attention_bwd_dq" => 3.0,
+        _ => return None,
+    };
+    let [batch, heads, n_q, d] = *extents.shape("q")? else { return None };
+    let n_k = *extents.shape("k")?.get(2)?;
+    let causal = constants.iter().any(|(name, value)| *name == "causal" && *value == ConstValue::Bool(true));
+    let scores = [batch, heads, n_q, n_k].map(|n| n as f64).iter().product::<f64>();
+    Some(products * 2.0 * scores * d as f64 * if causal { 0.5 } else { 1.0 })
+}
+
+impl Work {
+    /// Returns the seconds that the FLOPs and the bytes take at peak rates.
+    pub fn seconds(&self, peaks: &Peaks) -> [Option<f64>; 2] {
+        [self.flop.map(|flop| flop / peaks.flop), self.bytes.map(|bytes| bytes / peaks.bytes)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+
+    #[test]
+    fn attention_flop_is_halved_by_the_causal_mask() {
+        let mut extents = Extents::default();
+        extents.add_tensor("q", &[1, 16, 16384, 64], None);
+        extents.add_tensor("k", &[1, 16, 16384, 64], None);
+        let of = |causal| flop(&FLASH_ATTENTION_FWD, &extents, &[("causal", ConstValue::Bool(causal))]).unwrap();
+        assert_eq!((of(false), of(true)), (4.0 * 16.0 * 16384.0 * 16384.0 * 64.0, of(false) / 2.0));
+        let work = Work { flop: Some(of(true)), bytes: None };
+        let peaks = Peaks { flop: 5e14, bytes: 1e12, source: String::new() };
+        assert_eq!(work.seconds(&peaks), [Some(of(true) / 5e14), None]);
+    }
+
+    #[test]
+    fn narrow_types_have_higher_peaks() {
+        let of = |dtype, precision| data_sheet(GpuArch::Sm90a, dtype, precision).flop;
+        assert!(of(DType::BF16, "ieee") > of(DType::F32, "tf32"));
+        assert!(of(DType::F32, "tf32") > of(DType::F32, "tf32x3") && of(DType::F32, "tf32x3") > of(DType::F32, "ieee"));
+    }
+}

@@ -1,0 +1,240 @@
+//! Calling the roll: when time is up, ranks over sockets find out which of them hangs.
+//!
+//! A rank that waits for another one knows only that this one is late; it may wait itself, for a third one that hangs. So every rank whose
+//! time is up, or that hears of another one's, says for whom it waits ([`WAITING_FOR`]), and listens for a while. Whoever says nothing, and is
+//! waited for, hangs. Ranks that are in no collective say nothing either, but nobody who waits names them.
+//!
+//! Messages that were under way when time was up are completed with zeros and a mark that says so: nobody takes them for data, and what
+//! follows is read as what it is.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use super::backend::Deadline;
+use super::tcp::{ABORT, HEAD, TRAILER, WAITING_FOR};
+
+/// How long a rank that is well takes to answer: it may look for news once a second only.
+const ROLL_CALL_TIMEOUT: Duration = Duration::from_secs(3);
+/// The most ranks that a notice names.
+const MAX_RANKS: usize = 1 << 16;
+
+/// Where messages to and from one rank stand.
+pub(super) struct LinkState {
+    /// Bytes of a message, with its trailer, that have not been sent.
+    pub unsent: usize,
+    /// A header as far as it has come.
+    pub head: [u8; HEAD],
+    pub head_got: usize,
+    /// Bytes that follow a header that has come.
+    pub unread: usize,
+}
+
+impl Default for LinkState {
+    fn default() -> LinkState {
+        LinkState { unsent: 0, head: [0; HEAD], head_got: 0, unread: 0 }
+    }
+}
+
+/// Of a connection on which a notice was begun and not ended: nothing that comes behind it would be understood.
+pub(super) const TRUNCATED: usize = usize::MAX;
+
+/// Sends zeros for what is `unsent` of an earlier message, then `bytes` from `sent` on, as far as there is room.
+///
+/// # Errors
+/// The connection has failed.
+pub(super) fn flush_and_send(
+    mut socket: &TcpStream,
+    unsent: &mut usize,
+    bytes: &[u8],
+    sent: &mut usize,
+) -> std::io::Result<()> {
+    const ZEROS: &[u8] = &[0; 1 << 14];
+    while *sent < bytes.len() {
+        let written = match *unsent {
+            0 => socket.write(&bytes[*sent..]),
+            unsent => socket.write(&ZEROS[..unsent.min(ZEROS.len())]),
+        };
+        match written {
+            Ok(n) if *unsent > 0 => *unsent -= n,
+            Ok(n) => *sent += n,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// What a header says: the kind of message, and its length.
+pub(super) fn read_head(head: &[u8; HEAD]) -> (u32, usize) {
+    let kind = u32::from_le_bytes(head[..4].try_into().unwrap_or_default());
+    (kind, u64::from_le_bytes(head[4..].try_into().unwrap_or_default()) as usize)
+}
+
+/// A header.
+pub(super) fn write_head(kind: u32, length: usize) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&kind.to_le_bytes());
+    head[4..].copy_from_slice(&(length as u64).to_le_bytes());
+    head
+}
+
+/// One rank while the roll is called.
+struct Peer<'a> {
+    socket: &'a TcpStream,
+    link_state: &'a mut LinkState,
+    /// What of the own notice has been sent.
+    sent: usize,
+    /// Bytes of its notice.
+    notice: Vec<u8>,
+    /// For whom it waits.
+    answer: Option<Vec<usize>>,
+    closed: bool,
+}
+
+/// The ranks behind it, of those that are `late` for this one. Takes [`ROLL_CALL_TIMEOUT`] where somebody hangs.
+pub(super) fn find_unresponsive(
+    sockets: &[Option<TcpStream>],
+    link_state: &mut [LinkState],
+    late: &[usize],
+) -> Vec<usize> {
+    let mut own = write_head(WAITING_FOR, 4 * late.len()).to_vec();
+    late.iter().for_each(|rank| own.extend((*rank as u32).to_le_bytes()));
+    let with = sockets.iter().zip(link_state);
+    let mut peers: Vec<Option<Peer>> = with
+        .map(|(socket, link_state)| {
+            let socket = socket.as_ref()?;
+            Some(Peer { socket, link_state, sent: 0, notice: Vec::new(), answer: None, closed: false })
+        })
+        .collect();
+    let deadline = Deadline::after(ROLL_CALL_TIMEOUT);
+    loop {
+        let mut waits = Vec::new();
+        for peer in peers.iter_mut().flatten() {
+            peer.send(&own);
+            peer.receive();
+            let (sends, receives) = (peer.sent < own.len(), peer.answer.is_none());
+            if !peer.closed && (sends || receives) {
+                let events = if sends { libc::POLLOUT } else { 0 } | if receives { libc::POLLIN } else { 0 };
+                waits.push(libc::pollfd { fd: peer.socket.as_raw_fd(), events, revents: 0 });
+            }
+        }
+        if waits.is_empty() || deadline.is_over() {
+            break;
+        }
+        let timeout = deadline.left().as_millis().clamp(1, 1000) as libc::c_int;
+        // SAFETY: the array lives through the call, and its length is given.
+        unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, timeout) };
+    }
+    for peer in peers.iter_mut().flatten().filter(|peer| (1..own.len()).contains(&peer.sent)) {
+        peer.link_state.unsent = TRUNCATED;
+    }
+    let answers: Vec<Option<Vec<usize>>> =
+        peers.into_iter().map(|peer| peer.map_or(Some(Vec::new()), |peer| peer.answer)).collect();
+    unresponsive(late, &answers)
+}
+
+/// Whom the late ranks wait for in the end: those without an answer. `late` itself where all answer.
+fn unresponsive(late: &[usize], answers: &[Option<Vec<usize>>]) -> Vec<usize> {
+    let (mut seen, mut next, mut silent) = (vec![false; answers.len()], late.to_vec(), Vec::new());
+    while let Some(rank) = next.pop() {
+        if rank >= answers.len() || std::mem::replace(&mut seen[rank], true) {
+            continue;
+        }
+        match &answers[rank] {
+            Some(waits_for) => next.extend(waits_for),
+            None => silent.push(rank),
+        }
+    }
+    silent.sort_unstable();
+    if silent.is_empty() { late.to_vec() } else { silent }
+}
+
+impl Peer<'_> {
+    /// Completes what was under way, and sends the notice, as far as there is room.
+    fn send(&mut self, own: &[u8]) {
+        if !self.closed && self.sent < own.len() {
+            let sent = flush_and_send(self.socket, &mut self.link_state.unsent, own, &mut self.sent);
+            self.closed = sent.is_err();
+        }
+    }
+
+    /// Reads over what was under way, up to the notice.
+    fn receive(&mut self) {
+        let mut room = [0; 1 << 14];
+        while !self.closed && self.answer.is_none() {
+            let link_state = &mut *self.link_state;
+            let reads_head = link_state.head_got < HEAD;
+            let into = match reads_head {
+                true => &mut link_state.head[link_state.head_got..],
+                false => &mut room[..link_state.unread.min(1 << 14)],
+            };
+            let got = match self.socket.read(into) {
+                Ok(0) => {
+                    self.closed = true;
+                    return;
+                }
+                Ok(n) => n,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.closed = true;
+                    return;
+                }
+            };
+            if reads_head {
+                link_state.head_got += got;
+                if link_state.head_got == HEAD {
+                    let (kind, length) = read_head(&link_state.head);
+                    link_state.unread = match kind {
+                        WAITING_FOR | ABORT => length,
+                        _ => length.saturating_add(TRAILER),
+                    };
+                }
+            } else {
+                if read_head(&link_state.head).0 == WAITING_FOR && self.notice.len() < 4 * MAX_RANKS {
+                    self.notice.extend(&room[..got]);
+                }
+                link_state.unread -= got;
+            }
+            self.accept_message();
+        }
+    }
+
+    /// Takes a message that is whole.
+    fn accept_message(&mut self) {
+        if self.link_state.head_got < HEAD || self.link_state.unread > 0 {
+            return;
+        }
+        self.link_state.head_got = 0;
+        match read_head(&self.link_state.head).0 {
+            WAITING_FOR => {
+                let numbers = self.notice.chunks_exact(4);
+                self.answer = Some(numbers.map(|n| u32::from_le_bytes([n[0], n[1], n[2], n[3]]) as usize).collect());
+            }
+            // It knows why, and waits for nobody any more.
+            ABORT => self.answer = Some(Vec::new()),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unresponsive_ranks_are_those_without_an_answer() {
+        let waits = |ranks: &[usize]| Some(ranks.to_vec());
+        // 0 waits for 1, 1 for 2, 2 for 3, which says nothing; 4 computes, and nobody waits for it.
+        let answers = [waits(&[]), waits(&[2]), waits(&[3]), None, None];
+        assert_eq!(unresponsive(&[1], &answers), [3]);
+        assert_eq!(unresponsive(&[3, 4], &answers), [3, 4]);
+        // All wait for each other: a link is slow or broken.
+        let answers = [waits(&[]), waits(&[2]), waits(&[1])];
+        assert_eq!(unresponsive(&[1], &answers), [1]);
+        assert_eq!(unresponsive(&[7], &answers), [7]);
+    }
+}

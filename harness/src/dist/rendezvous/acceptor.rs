@@ -1,0 +1,230 @@
+//! Lets ranks in, and nobody else: all that connect are served side by side by one thread that never waits for one of them.
+//!
+//! A greeting has [`HANDSHAKE_TIMEOUT`] as a whole, however its bytes come. At most [`MAX_PENDING`] are under way; one more takes the place of
+//! the oldest. A rank whose greeting was dropped for others' sake connects again.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use super::super::comm::backend::Deadline;
+use super::super::comm::{CommError, Result};
+use super::handshake::{HELLO, HandshakeError, LocalIdentity, PeerInfo, ServerAction, ServerState, is_pause, welcome};
+use super::setup;
+
+/// How long a greeting may take.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Greetings that are under way at once.
+const MAX_PENDING: usize = 128;
+/// Connections that are accepted before greetings are looked at again.
+const ACCEPT_BATCH: usize = 32;
+
+/// The event of a socket whose other end is closed, whatever it sent before: it may be at work already. Elsewhere the system tells of
+/// connections that were reset, unasked.
+#[cfg(target_os = "linux")]
+const CLOSED: libc::c_short = libc::POLLRDHUP;
+#[cfg(not(target_os = "linux"))]
+const CLOSED: libc::c_short = 0;
+
+/// A connection whose other end has not proved anything yet.
+struct Pending {
+    socket: TcpStream,
+    ip: IpAddr,
+    until: Deadline,
+    state: ServerState,
+    message: [u8; HELLO],
+    got: usize,
+}
+
+/// Whoever was let in.
+pub struct AcceptedPeer {
+    pub socket: TcpStream,
+    pub ip: IpAddr,
+    pub peer_info: PeerInfo,
+}
+
+/// What happened at the gate.
+pub enum Event {
+    Accepted(AcceptedPeer),
+    /// The connection of somebody who had arrived is closed.
+    Closed(usize),
+    /// Time is over.
+    TimedOut,
+}
+
+/// Who was turned away, for whoever waits in vain.
+#[derive(Default)]
+struct Rejections {
+    count: usize,
+    last: Option<(IpAddr, HandshakeError)>,
+}
+
+pub struct Acceptor<'a> {
+    listeners: &'a [TcpListener],
+    identity: &'a LocalIdentity,
+    pending: VecDeque<Pending>,
+    rejections: Rejections,
+}
+
+impl<'a> Acceptor<'a> {
+    /// # Errors
+    /// The system's.
+    pub fn new(listeners: &'a [TcpListener], identity: &'a LocalIdentity) -> Result<Acceptor<'a>> {
+        for listener in listeners {
+            let set = listener.set_nonblocking(true);
+            set.map_err(|error| CommError::Setup(format!("cannot listen for ranks: {error}")))?;
+        }
+        Ok(Acceptor { listeners, identity, pending: VecDeque::new(), rejections: Rejections::default() })
+    }
+
+    /// Waits for the next rank that proves itself, while it looks after those that are `connected`.
+    ///
+    /// # Errors
+    /// The system cannot accept connections.
+    pub fn next(&mut self, connected: &[&TcpStream], deadline: Deadline) -> Result<Event> {
+        loop {
+            if deadline.is_over() {
+                return Ok(Event::TimedOut);
+            }
+            let ready = self.poll(connected, deadline)?;
+            if let Some(ended) = ready.connected.iter().position(|ended| *ended) {
+                return Ok(Event::Closed(ended));
+            }
+            for at in (0..self.pending.len()).rev() {
+                if ready.pending[at]
+                    && let Some(peer) = self.serve(at)?
+                {
+                    return Ok(Event::Accepted(peer));
+                }
+            }
+            while self.pending.front().is_some_and(|oldest| oldest.until.is_over()) {
+                self.reject(0, HandshakeError::NoReply);
+            }
+            for (listener, ready) in self.listeners.iter().zip(ready.listeners) {
+                if ready {
+                    self.accept(listener)?;
+                }
+            }
+        }
+    }
+
+    /// What to tell of those that were turned away: nothing, or a line.
+    pub fn rejections(&self) -> String {
+        let Rejections { count, last: Some((ip, why)) } = &self.rejections else { return String::new() };
+        let connections =
+            if *count == 1 { "1 connection was".to_string() } else { format!("{count} connections were") };
+        format!("\n  {connections} turned away; the last one, from {ip}: {}", why.peer_message())
+    }
+
+    fn poll(&self, connected: &[&TcpStream], deadline: Deadline) -> Result<Ready> {
+        let descriptors = self.listeners.iter().map(AsRawFd::as_raw_fd);
+        let descriptors = descriptors.chain(self.pending.iter().map(|pending| pending.socket.as_raw_fd()));
+        let wait = |events| move |fd| libc::pollfd { fd, events, revents: 0 };
+        let connected_too = connected.iter().map(|socket| socket.as_raw_fd()).map(wait(CLOSED));
+        let mut waits: Vec<libc::pollfd> = descriptors.map(wait(libc::POLLIN)).chain(connected_too).collect();
+        let first = self.pending.front().map_or(Duration::from_secs(1), |oldest| oldest.until.left());
+        let timeout = first.min(deadline.left()).as_millis().clamp(1, 1000) as libc::c_int;
+        // SAFETY: the array lives through the call, and its length is given.
+        let outcome = unsafe { libc::poll(waits.as_mut_ptr(), waits.len() as libc::nfds_t, timeout) };
+        let error = std::io::Error::last_os_error();
+        if outcome < 0 && error.kind() != ErrorKind::Interrupted {
+            return setup(format!("cannot wait for ranks: {error}"));
+        }
+        let mut ready = waits.iter().map(|wait| outcome > 0 && wait.revents != 0);
+        let mut take = |n: usize| ready.by_ref().take(n).collect();
+        Ok(Ready {
+            listeners: take(self.listeners.len()),
+            pending: take(self.pending.len()),
+            connected: take(connected.len()),
+        })
+    }
+
+    fn accept(&mut self, listener: &TcpListener) -> Result<()> {
+        for _ in 0..ACCEPT_BATCH {
+            let (socket, address) = match listener.accept() {
+                Ok(connection) => connection,
+                Err(error) if is_pause(&error) => return Ok(()),
+                // Gone before it was accepted.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+                // Descriptors may have run out: whoever waits longest makes room.
+                Err(_) if !self.pending.is_empty() => {
+                    self.reject(0, HandshakeError::NoReply);
+                    return Ok(());
+                }
+                Err(error) => return setup(format!("cannot accept a rank's connection: {error}")),
+            };
+            if socket.set_nonblocking(true).is_err() {
+                continue;
+            }
+            if self.pending.len() == MAX_PENDING {
+                self.reject(0, HandshakeError::NoReply);
+            }
+            let until = Deadline::after(HANDSHAKE_TIMEOUT);
+            let (state, message) = (ServerState::Hello, [0; HELLO]);
+            self.pending.push_back(Pending { socket, ip: address.ip(), until, state, message, got: 0 });
+        }
+        Ok(())
+    }
+
+    /// Closes a connection.
+    fn reject(&mut self, at: usize, why: HandshakeError) {
+        let Some(pending) = self.pending.remove(at) else { return };
+        self.rejections.count += 1;
+        self.rejections.last = Some((pending.ip, why));
+    }
+
+    /// Reads what has come of a greeting, and goes on with it.
+    fn serve(&mut self, at: usize) -> Result<Option<AcceptedPeer>> {
+        let pending = &mut self.pending[at];
+        while pending.got < pending.state.due() {
+            match pending.socket.read(&mut pending.message[pending.got..pending.state.due()]) {
+                Ok(n) if n > 0 => pending.got += n,
+                Err(error) if is_pause(&error) => return Ok(None),
+                _ => {
+                    // Whoever heard our proof and leaves has another secret.
+                    let why = if matches!(pending.state, ServerState::Answer { .. }) {
+                        HandshakeError::NoProof
+                    } else {
+                        HandshakeError::NoReply
+                    };
+                    self.reject(at, why);
+                    return Ok(None);
+                }
+            }
+        }
+        let next = pending.state.take(self.identity, &pending.message[..pending.got]);
+        let next = next.map_err(|error| CommError::Setup(format!("no random numbers to greet ranks with: {error}")))?;
+        // A fresh connection has room for these few bytes; who leaves none is not worth waiting for.
+        let told = |mut socket: &TcpStream, bytes: &[u8]| socket.write(bytes).is_ok_and(|n| n == bytes.len());
+        match next {
+            ServerAction::Send(bytes, state) if told(&pending.socket, &bytes) => {
+                (pending.state, pending.got) = (state, 0);
+                Ok(None)
+            }
+            ServerAction::Send(..) => {
+                self.reject(at, HandshakeError::NoReply);
+                Ok(None)
+            }
+            ServerAction::Refuse(bytes, why) => {
+                let _ = told(&pending.socket, &bytes);
+                self.reject(at, why);
+                Ok(None)
+            }
+            ServerAction::Accepted(peer_info) => {
+                let Some(Pending { socket, ip, .. }) = self.pending.remove(at) else { return Ok(None) };
+                // Whoever is not told connects again.
+                let stays = told(&socket, welcome());
+                Ok(stays.then_some(AcceptedPeer { socket, ip, peer_info }))
+            }
+        }
+    }
+}
+
+/// What can be read, and who of those that are connected has ended.
+struct Ready {
+    listeners: Vec<bool>,
+    pending: Vec<bool>,
+    connected: Vec<bool>,
+}

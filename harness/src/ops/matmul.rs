@@ -1,0 +1,262 @@
+//! Matmuls outside of the autograd graph: c = a·b, and c += a·b to accumulate gradients.
+//!
+//! Uses the `gemm` crate on the CPU and cuBLAS on a GPU. Both take row-major and column-major operands, so no matmul
+//! copies a transposed matrix. bf16 and f16 products are exact and accumulate in f32; the result is rounded once.
+
+use std::cell::Cell;
+
+use candle_core::{DType, Result, Tensor};
+
+use super::memory::{Elem, OutputAlloc, Read, for_float_type, write};
+use crate::profile::span;
+
+thread_local! {
+    static RESERVED_SMS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Reserves `count` SMs of the GPU for other work, such as collectives: later matmuls of this thread are planned for
+/// the remaining SMs. 0 releases them. A matmul whose thread blocks fill the GPU exactly once takes twice as long if
+/// some SMs are occupied. On a GPU the bits of the results may depend on `count`.
+pub fn reserve_sms(count: u32) {
+    RESERVED_SMS.set(count);
+}
+
+/// The number of SMs that [`reserve_sms`] reserved on this thread.
+pub fn reserved_sms() -> u32 {
+    RESERVED_SMS.get()
+}
+
+/// Returns a·b for a [m, k] and b [k, n] of one float dtype, which is also that of the result [m, n].
+///
+/// # Errors
+/// Shapes that do not match, and matrices that are neither row-major nor column-major.
+pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (m, _, n) = sizes(a, b)?;
+    for_float_type!(a.dtype(), "a matmul", T => Ok(matmul_alloc::<T>(a, b)?.into_tensor((m, n))))
+}
+
+/// As [`matmul`], but returns an allocation that can be recorded in the autograd graph.
+pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
+    let _span = span("matmul");
+    let (m, k, n) = sizes(a, b)?;
+    let device = a.device();
+    let mut c = OutputAlloc::<T>::new(device, m * n)?;
+    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+    #[cfg(feature = "cuda")]
+    if let candle_core::Device::Cuda(cuda) = device {
+        super::cublas::multiply(cuda, &a, &b, super::cublas::Addend::Zero, &mut c.view()?, [m, k, n])?;
+        return Ok(c);
+    }
+    let mut target = c.view()?;
+    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n], false)?;
+    Ok(c)
+}
+
+/// Returns base + a·b in f32, for a contiguous f32 base of m·n elements, and a [m, k] and b [k, n] of one float dtype.
+///
+/// # Errors
+/// As [`matmul`]; also a base with another number of elements.
+pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let _span = span("matmul");
+    let (m, k, n) = sizes(a, b)?;
+    if base.elem_count() != m * n {
+        let message = format!("cannot accumulate a matmul result of shape {:?} into {:?}", [m, n], base.dims());
+        return Err(candle_core::Error::Msg(message));
+    }
+    #[cfg(feature = "cuda")]
+    let device = a.device();
+    for_float_type!(a.dtype(), "a matmul", T => {
+        let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+        let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+        #[cfg(feature = "cuda")]
+        if let candle_core::Device::Cuda(cuda) = device {
+            let source = Read::<f32>::new(base)?;
+            let mut c = OutputAlloc::<f32>::new(device, m * n)?;
+            let other = super::cublas::Addend::Other(source.view()?);
+            super::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, [m, k, n])?;
+            return Ok(c.into_tensor(base.shape()));
+        }
+        let mut c = OutputAlloc::<f32>::copy_of(base)?;
+        cpu::multiply(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), [m, k, n], true)?;
+        Ok(c.into_tensor(base.shape()))
+    })
+}
+
+/// Computes c += a·b for a contiguous c [m, n] in f32 or the dtype of a and b, and a [m, k] and b [k, n] of one float
+/// dtype.
+///
+/// # Errors
+/// As [`matmul`].
+pub fn matmul_accumulate(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    matmul_into(c, a, b, true)
+}
+
+/// Computes c = a·b, or with `accumulate` c += a·b: see [`matmul_accumulate`].
+///
+/// # Errors
+/// As [`matmul`].
+pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Result<()> {
+    let _span = span("matmul");
+    let (m, k, n) = sizes(a, b)?;
+    if c.dims() != [m, n] {
+        return Err(candle_core::Error::Msg(format!(
+            "cannot accumulate a matmul result of shape {:?} into {:?}",
+            [m, n],
+            c.dims()
+        )));
+    }
+    for_float_type!(a.dtype(), "a matmul", T => match c.dtype() {
+        DType::F32 => matmul_write::<T, f32>(c, a, b, [m, k, n], accumulate),
+        same if same == a.dtype() => matmul_write::<T, T>(c, a, b, [m, k, n], accumulate),
+        other => Err(candle_core::Error::Msg(format!(
+            "expected f32 or {0} as the target of a {0} matmul, found {1}",
+            a.dtype().as_str(),
+            other.as_str()
+        ))),
+    })
+}
+
+fn matmul_write<T: Elem, C: Elem>(
+    c: &Tensor,
+    a: &Tensor,
+    b: &Tensor,
+    sizes: [usize; 3],
+    accumulate: bool,
+) -> Result<()> {
+    #[cfg(feature = "cuda")]
+    let device = a.device();
+    let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
+    let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
+    write::<C, ()>(c, |_, mut target| {
+        #[cfg(feature = "cuda")]
+        if let candle_core::Device::Cuda(cuda) = device {
+            let base = if accumulate { super::cublas::Addend::InPlace } else { super::cublas::Addend::Zero };
+            return super::cublas::multiply(cuda, &a, &b, base, &mut target, sizes);
+        }
+        cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), sizes, accumulate)
+    })
+}
+
+fn sizes(a: &Tensor, b: &Tensor) -> Result<(usize, usize, usize)> {
+    let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
+    if k != l || a.dtype() != b.dtype() {
+        let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
+        return Err(candle_core::Error::Msg(format!("cannot multiply {} by {}", say(a), say(b))));
+    }
+    Ok((m, k, n))
+}
+
+mod cpu {
+    use candle_core::Result;
+    use gemm::Parallelism;
+    use rayon::prelude::*;
+    use tilewright::kernels;
+
+    use super::Elem;
+
+    type Matrix<'a, T> = kernels::Tensor<'a, T, 2>;
+
+    /// Computes c = a·b, or with `accumulate` c += a·b, rounded to the dtype of c once.
+    pub fn multiply<T: Elem, C: Elem>(
+        a: &Matrix<T>,
+        b: &Matrix<T>,
+        c: &mut [C],
+        sizes: [usize; 3],
+        accumulate: bool,
+    ) -> Result<()> {
+        if let Ok(c) = bytemuck::try_cast_slice_mut::<C, f32>(c)
+            && <C as candle_core::WithDType>::DTYPE == candle_core::DType::F32
+        {
+            return in_f32(a, b, c, sizes, accumulate);
+        }
+        let mut exact = vec![0.0; c.len()];
+        if accumulate {
+            C::to_f32s(c, &mut exact);
+        }
+        in_f32(a, b, &mut exact, sizes, accumulate)?;
+        c.par_chunks_mut(CHUNK).zip(exact.par_chunks(CHUNK)).for_each(|(c, exact)| {
+            C::from_f32s(exact, c);
+        });
+        Ok(())
+    }
+
+    /// Elements that a thread converts at a time.
+    const CHUNK: usize = 1 << 14;
+
+    /// An operand in f32 with its strides: borrowed, or converted.
+    enum Operand<'a> {
+        Same(&'a [f32], [isize; 2]),
+        Converted(Vec<f32>, [isize; 2]),
+    }
+
+    impl<'a> Operand<'a> {
+        fn new<T: Elem>(matrix: &Matrix<'a, T>) -> Operand<'a> {
+            let strides = matrix.strides().map(|s| s as isize);
+            let elements = matrix.view().as_slice().unwrap_or_default();
+            if let (Ok(same), candle_core::DType::F32) =
+                (bytemuck::try_cast_slice(elements), <T as candle_core::WithDType>::DTYPE)
+            {
+                return Operand::Same(same, strides);
+            }
+            // The view may extend beyond the matrix, up to the end of all parameters.
+            let [m, n] = matrix.shape();
+            let last =
+                m.saturating_sub(1) * strides[0].unsigned_abs() + n.saturating_sub(1) * strides[1].unsigned_abs();
+            let elements = &elements[..elements.len().min(last + 1)];
+            let mut converted = vec![0.0_f32; elements.len()];
+            converted.par_chunks_mut(CHUNK).zip(elements.par_chunks(CHUNK)).for_each(|(to, from)| {
+                T::to_f32s(from, to);
+            });
+            Operand::Converted(converted, strides)
+        }
+
+        fn parts(&self) -> (*const f32, [isize; 2]) {
+            match self {
+                Operand::Same(elements, strides) => (elements.as_ptr(), *strides),
+                Operand::Converted(elements, strides) => (elements.as_ptr(), *strides),
+            }
+        }
+    }
+
+    fn in_f32<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], [m, k, n]: [usize; 3], add: bool) -> Result<()> {
+        if m * n == 0 {
+            return Ok(());
+        }
+        let (a, b) = (Operand::new(a), Operand::new(b));
+        let ((a_at, a_strides), (b_at, b_strides)) = (a.parts(), b.parts());
+        // Below this number of multiplications threads cost more time than they save.
+        let parallelism = if m * k * n < 1 << 18 { Parallelism::None } else { Parallelism::Rayon(0) };
+        assert!(
+            c.len() >= m * n,
+            "internal error: a matmul result of {m} x {n} for {} elements, please report",
+            c.len()
+        );
+        // SAFETY: a and b are [m, k] and [k, n] in their strides, which `Tensor::strided` checked against their memory;
+        // c has m·n elements, row-major, borrowed exclusively. With `read_dst` unset, c is only written.
+        unsafe {
+            gemm::gemm(
+                m,
+                n,
+                k,
+                c.as_mut_ptr(),
+                1,
+                n as isize,
+                add,
+                a_at,
+                a_strides[1],
+                a_strides[0],
+                b_at,
+                b_strides[1],
+                b_strides[0],
+                if add { 1.0 } else { 0.0 },
+                1.0,
+                false,
+                false,
+                false,
+                parallelism,
+            );
+        }
+        Ok(())
+    }
+}

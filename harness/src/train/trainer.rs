@@ -1,0 +1,641 @@
+//! One training step, in step_control.
+
+use std::ops::Range;
+
+use candle_core::{DType, Tensor};
+use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
+use tilewright::kernels::FloatElement;
+use tilewright::{View, ViewMut};
+
+use super::{Error, LossScale, Result};
+use crate::dist::ddp::{Ddp, Synchronized};
+use crate::dist::sharded::{Mode, ShardedOptimizer};
+use crate::ops::convert;
+use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
+use crate::optim::step_control::{self, BucketedStepControl, step_inputs, step_outputs};
+use crate::optim::{
+    AdamW, AdamWOptions, ComputeWeights, Group, LrSchedule, clip_factor, first_non_finite, merge_groups,
+};
+use crate::params::{Param, Params};
+use crate::profile::{Phase, phase};
+
+/// How parameters are updated.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TrainerOptions {
+    pub adamw: AdamWOptions,
+    pub schedule: LrSchedule,
+    /// λ of parameters that decay.
+    #[serde(with = "super::exact")]
+    pub weight_decay: f64,
+    /// Whether embeddings decay too, as matrices do. Norms never do.
+    pub decay_embeddings: bool,
+    /// Largest norm of the whole gradient; larger ones are shrunk to it.
+    #[serde(with = "super::exact::option")]
+    pub clip: Option<f64>,
+}
+
+/// What an update step_outputs and did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Update {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub rate: f64,
+    /// Norm of the gradient before clipping.
+    pub norm: f64,
+    /// False where an f16 gradient overflowed, and the parameters stayed as they were.
+    pub applied: bool,
+}
+
+/// Parameters that learn.
+///
+/// ```text
+/// trainer.begin()?;
+/// for each micro-batch { trainer.backward(&loss, share)?; }
+/// // here gradients of other processes would be added
+/// let update = trainer.update()?;
+/// ```
+///
+/// [`Trainer::update`] waits for the device. Its three parts do not, where the whole optimizer is here: [`Trainer::register`] before
+/// the step, [`Trainer::enqueue`] in the place of `update`, and [`Trainer::commit`] when what was step_outputs is read.
+pub struct Trainer {
+    params: Params,
+    options: TrainerOptions,
+    groups: Vec<Group>,
+    optimizer: OptimizerState,
+    scale: LossScale,
+    step: u64,
+    /// What the device is step_inputs of a step, and what it finds: f64, see [`step_control`].
+    step_inputs: Tensor,
+    step_outputs: Tensor,
+}
+
+/// A step that was registered, and whose end is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Registered {
+    /// The number of the step, from 1.
+    pub step: u64,
+    /// Learning rate.
+    pub rate: f64,
+    /// Steps that the optimizer had applied before.
+    optimizer_steps: u64,
+}
+
+/// Who has the optimizer's state.
+enum OptimizerState {
+    /// This process, all of it.
+    Replicated(AdamW),
+    /// Each rank a range.
+    Sharded(Box<ShardedOptimizer<AdamW>>),
+}
+
+impl OptimizerState {
+    /// The optimizer where it is whole, for steps that are applied in step_control.
+    fn replicated(&mut self) -> Result<&mut AdamW> {
+        match self {
+            OptimizerState::Replicated(adamw) => Ok(adamw),
+            OptimizerState::Sharded(_) => {
+                let message = "an optimizer that ranks share makes its steps with `update`";
+                Err(candle_core::Error::Msg(message.into()).into())
+            }
+        }
+    }
+}
+
+/// First and second moments of consecutive elements of the flat tensors, where the optimizer keeps them.
+pub struct Moments<'a> {
+    pub range: Range<usize>,
+    pub first: View<'a, f32>,
+    pub second: View<'a, f32>,
+}
+
+impl Trainer {
+    /// For gradients of the type that the parameters keep them in: see [`gradient_dtype`].
+    ///
+    /// # Errors
+    /// No memory for the moments on the parameters' device.
+    pub fn new(params: &Params, options: TrainerOptions) -> Result<Trainer> {
+        let device = kernel_device(params.device())?;
+        let adamw = AdamW::new(device, 0..params.flat_len(), options.adamw)?;
+        Trainer::with_optimizer(params, options, OptimizerState::Replicated(adamw))
+    }
+
+    /// As [`Trainer::new`], with an optimizer of which every rank has a range.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn sharded(params: &Params, options: TrainerOptions, optimizer: ShardedOptimizer<AdamW>) -> Result<Trainer> {
+        Trainer::with_optimizer(params, options, OptimizerState::Sharded(Box::new(optimizer)))
+    }
+
+    fn with_optimizer(params: &Params, options: TrainerOptions, optimizer: OptimizerState) -> Result<Trainer> {
+        let f16 = params.compute_weights().is_some_and(|compute_weights| compute_weights.dtype() == DType::F16);
+        let groups = groups(params, &options);
+        let inputs = (step_inputs::GROUP_RATES + step_inputs::RATES_PER_GROUP * groups.len())
+            .next_multiple_of(step_control::SCALARS_PER_LAUNCH);
+        Ok(Trainer {
+            step_inputs: Tensor::zeros(inputs, DType::F64, params.device())?,
+            step_outputs: Tensor::zeros(step_outputs::LOSSES + 1, DType::F64, params.device())?,
+            groups,
+            optimizer,
+            scale: if f16 { LossScale::dynamic() } else { LossScale::NONE },
+            params: params.clone(),
+            options,
+            step: 0,
+        })
+    }
+
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    pub fn options(&self) -> &TrainerOptions {
+        &self.options
+    }
+
+    /// The groups of [`AdamW::step`].
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Steps that the optimizer applied: without those that an f16 overflow left out.
+    pub fn optimizer_steps(&self) -> u64 {
+        match &self.optimizer {
+            OptimizerState::Replicated(adamw) => adamw.steps(),
+            OptimizerState::Sharded(sharded) => sharded.steps(),
+        }
+    }
+
+    /// Bytes of the optimizer's state in this process.
+    pub fn optimizer_bytes(&self) -> usize {
+        match &self.optimizer {
+            OptimizerState::Replicated(adamw) => adamw.bytes(),
+            OptimizerState::Sharded(sharded) => sharded.bytes(),
+        }
+    }
+
+    /// Whether every rank has a range of the optimizer's state.
+    pub fn is_sharded(&self) -> bool {
+        matches!(self.optimizer, OptimizerState::Sharded(_))
+    }
+
+    /// The moments that this rank keeps; of those that every rank keeps, the first rank gives them alone. Those of all ranks together are the
+    /// moments of all parameters that are trained.
+    pub fn moments(&self) -> Vec<Moments<'_>> {
+        let of = |adamw: &'_ AdamW| adamw.range();
+        match &self.optimizer {
+            OptimizerState::Replicated(adamw) => {
+                let (first, second) = adamw.moments();
+                vec![Moments { range: of(adamw), first, second }]
+            }
+            OptimizerState::Sharded(sharded) => sharded
+                .own_state()
+                .map(|adamw| {
+                    let (first, second) = adamw.moments();
+                    Moments { range: of(adamw), first, second }
+                })
+                .collect(),
+        }
+    }
+
+    /// Steps applied, those included that an f16 overflow left out.
+    pub fn step(&self) -> u64 {
+        self.step
+    }
+
+    pub fn scale(&self) -> LossScale {
+        self.scale
+    }
+
+    /// Sets what a checkpoint has: `read` fills elements of the first moments (0) or the second (1) that this rank keeps.
+    pub(super) fn restore(
+        &mut self,
+        step: u64,
+        scale: LossScale,
+        optimizer_steps: u64,
+        mut read: impl FnMut(usize, Range<usize>, ViewMut<'_, f32>) -> Result<()>,
+    ) -> Result<()> {
+        (self.step, self.scale) = (step, scale);
+        match &mut self.optimizer {
+            OptimizerState::Replicated(adamw) => {
+                let all = adamw.range();
+                adamw.restore(optimizer_steps, |first, second| {
+                    read(0, all.clone(), first)?;
+                    read(1, all.clone(), second)
+                })
+            }
+            OptimizerState::Sharded(sharded) => {
+                let host = kernel_device(&candle_core::Device::Cpu)?;
+                let steps = [(0..self.params.flat_len(), optimizer_steps)];
+                sharded.load_with(&steps, |which, range, to| read(which, range, ViewMut::of_slice(host, to)?))
+            }
+        }
+    }
+
+    /// Begins a step: all gradients are zero.
+    ///
+    /// # Errors
+    /// Those of earlier work on the device.
+    pub fn begin(&self) -> Result<()> {
+        self.params.lazy_zero_grads();
+        Ok(())
+    }
+
+    /// Adds `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches add up to 1.
+    ///
+    /// # Errors
+    /// A share of a step whose gradients are not kept in f32, and those of the model's ops, lack of memory above all.
+    pub fn backward(&self, loss: &Tensor, share: f64) -> Result<()> {
+        let _phase = phase(Phase::Backward);
+        let kept = self.params.grads().dtype();
+        if share != 1.0 && kept != DType::F32 {
+            let message = format!("gradients of several micro-batches add up in f32, not in {}", kept.as_str());
+            return Err(candle_core::Error::Msg(message).into());
+        }
+        let factor = share * self.scale.factor();
+        match factor == 1.0 {
+            true => loss.backward()?,
+            false => (loss * factor)?.backward()?,
+        };
+        // Parameters that the loss does not depend on.
+        Ok(self.params.materialize_zero_grads()?)
+    }
+
+    /// Clips the gradient and makes a step of AdamW. Waits for the device.
+    ///
+    /// # Errors
+    /// A gradient that is not finite, with the first parameter whose gradient it is; the parameters are as before.
+    pub fn update(&mut self) -> Result<Update> {
+        if self.is_sharded() {
+            return self.update_sharded();
+        }
+        let registered = self.register()?;
+        self.enqueue(&Tensor::zeros(1, DType::F32, self.params.device())?)?;
+        let step_outputs = self.step_outputs.to_vec1::<f64>()?;
+        self.commit(registered, &step_outputs)
+    }
+
+    /// Tells the device what the next step needs, and counts the step as applied. It does not wait.
+    ///
+    /// # Errors
+    /// An optimizer of which every rank has a range, and those of the launches.
+    pub fn register(&mut self) -> Result<Registered> {
+        let adamw = self.optimizer.replicated()?;
+        let _phase = phase(Phase::Optimizer);
+        let (step, optimizer_steps) = (self.step + 1, adamw.steps());
+        let rate = self.options.schedule.rate(step);
+        let mut inputs = vec![0.0; step_inputs::GROUP_RATES];
+        inputs[step_inputs::LOSS_SCALE] = self.scale.factor();
+        inputs[step_inputs::MAX_NORM] = self.options.clip.unwrap_or(f64::INFINITY);
+        inputs[step_inputs::HALT_IF_NON_FINITE] = if self.scale.can_decrease() { 0.0 } else { 1.0 };
+        inputs.extend(adamw.group_rates(&self.groups, optimizer_steps + 1, rate)?.as_flattened());
+        memory::write::<f64, ()>(&self.step_inputs, |device, step_inputs| {
+            step_control::upload_step_inputs(device, step_inputs, &inputs).map_err(kernel_error)
+        })?;
+        adamw.set_steps(optimizer_steps + 1);
+        self.step = step;
+        Ok(Registered { step, rate, optimizer_steps })
+    }
+
+    /// Queues the end of a step on the device: the gradient's norm, clipping and AdamW, or nothing of it if the gradient or one of
+    /// `losses`, f32 [n], is not finite. It does not wait, and depends on nothing but memory: a recording of it can be replayed,
+    /// if `enqueue` has run before with as many losses.
+    ///
+    /// # Errors
+    /// As [`Trainer::register`].
+    pub fn enqueue(&mut self, losses: &Tensor) -> Result<()> {
+        let _phase = phase(Phase::Optimizer);
+        let wanted = step_outputs::LOSSES + losses.elem_count();
+        if self.step_outputs.elem_count() != wanted {
+            self.step_outputs = Tensor::zeros(wanted, DType::F64, self.params.device())?;
+        }
+        let adamw = self.optimizer.replicated()?;
+        let of = (&self.params, self.groups.as_slice());
+        match self.params.grads().dtype() {
+            DType::BF16 => enqueue_update::<bf16>(of, adamw, losses, [&self.step_inputs, &self.step_outputs]),
+            _ => enqueue_update::<f32>(of, adamw, losses, [&self.step_inputs, &self.step_outputs]),
+        }
+    }
+
+    /// As [`Trainer::update`], of gradients that are still on their way to other ranks: parameters are updated bucket by bucket, each as
+    /// soon as its gradient is there, while later ones travel. It gives the same bits, where [`Trainer::can_update_by_bucket`]. A
+    /// gradient that is not finite stops the step where it is step_outputs: buckets before it have been updated. Where two ranks
+    /// [have gradient_pair](Ddp::has_peer_gradients) gradients, all has been updated but what is near it.
+    ///
+    /// # Errors
+    /// As [`Trainer::update`], and those of communication.
+    pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+        if self.is_sharded() {
+            return self.update_sharded_by_bucket(ddp);
+        }
+        let registered = self.register()?;
+        let queued = self.queue_by_bucket(ddp).and_then(|sent| {
+            let step_outputs = self.step_outputs.to_vec1::<f64>()?;
+            if step_outputs[step_outputs::APPLIED] == 0.0 {
+                // The error says where, of the averages.
+                ddp.average_with_peer()?;
+            }
+            Ok((sent, step_outputs))
+        });
+        match queued {
+            Ok((sent, step_outputs)) => Ok((sent, self.commit(registered, &step_outputs)?)),
+            Err(error) => {
+                self.roll_back(registered)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether steps can be applied by [`Trainer::update_by_bucket`]: where nothing needs the whole gradient before the first parameter is
+    /// updated, as clipping does.
+    pub fn can_update_by_bucket(&self) -> bool {
+        self.options.clip.is_none() && !self.scale.is_dynamic()
+    }
+
+    /// The device's range of a step by buckets.
+    fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
+        let _phase = phase(Phase::Optimizer);
+        let adamw = self.optimizer.replicated()?;
+        let of = (&self.params, self.groups.as_slice());
+        match self.params.grads().dtype() {
+            DType::BF16 => enqueue_update_by_bucket::<bf16>(of, adamw, ddp, [&self.step_inputs, &self.step_outputs]),
+            _ => enqueue_update_by_bucket::<f32>(of, adamw, ddp, [&self.step_inputs, &self.step_outputs]),
+        }
+    }
+
+    /// What the last [`Trainer::enqueue`] step_outputs, f64, as [`step_control`] lists it. The next one writes over it.
+    pub fn step_outputs(&self) -> &Tensor {
+        &self.step_outputs
+    }
+
+    /// Ends a step with what was step_outputs: learns from it, and takes the step back if it was not applied. Steps are settled in their order.
+    ///
+    /// # Errors
+    /// A gradient that is not finite, as [`Trainer::update`] says it; steps that were registered later were not applied either.
+    pub fn commit(&mut self, registered: Registered, step_outputs: &[f64]) -> Result<Update> {
+        let Registered { step, rate, optimizer_steps } = registered;
+        let (norm, applied) = (step_outputs[step_outputs::GRAD_NORM], step_outputs[step_outputs::APPLIED] != 0.0);
+        if applied {
+            self.scale.update(true);
+            return Ok(Update { step, rate, norm, applied: true });
+        }
+        self.roll_back(registered)?;
+        match self.scale.update(norm.is_finite()) {
+            // What is not finite is a loss.
+            Some(true) | None => Err(self.non_finite_error(step)),
+            Some(false) => {
+                self.step = step;
+                debug_assert_eq!(optimizer_steps, self.optimizer_steps());
+                Ok(Update { step, rate, norm, applied: false })
+            }
+        }
+    }
+
+    /// Takes back a step that was registered and not applied, and all later ones.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn roll_back(&mut self, registered: Registered) -> Result<()> {
+        self.step = registered.step - 1;
+        if let OptimizerState::Replicated(adamw) = &mut self.optimizer {
+            adamw.set_steps(registered.optimizer_steps);
+        }
+        Ok(self.step_outputs.zero_set()?)
+    }
+
+    /// Whether steps may be registered before earlier ones are settled: not where the next step depends on what was step_outputs.
+    pub fn can_run_ahead(&self) -> bool {
+        !self.is_sharded() && !self.scale.is_dynamic()
+    }
+
+    /// As [`Trainer::update`], with an optimizer of which every rank has a range.
+    fn update_sharded(&mut self) -> Result<Update> {
+        let _phase = phase(Phase::Optimizer);
+        let OptimizerState::Sharded(sharded) = &mut self.optimizer else {
+            return Err(candle_core::Error::Msg("this optimizer is not sharded".into()).into());
+        };
+        let (step, factor) = (self.step + 1, self.scale.factor());
+        let rate = self.options.schedule.rate(step);
+        let gradients = self.params.grads();
+        let gradients = Read::<f32>::new(&gradients)?;
+        let norm = match sharded.mode() {
+            // All of the gradient is here: its norm, and so clipping, is that of an optimizer that is not sharded out.
+            Mode::Broadcast => step_control::grad_norm(kernel_device(self.params.device())?, gradients.view()?)?,
+            Mode::Zero1 => sharded.gradient_norm(gradients.view()?)?,
+        };
+        let norm = norm / factor;
+        match self.scale.update(norm.is_finite()) {
+            Some(true) => {
+                let (groups, scale) = (&self.groups, clip_factor(norm, self.options.clip) / factor);
+                memory::write::<f32, _>(self.params.values(), |_, values| {
+                    Ok(sharded.step(values, gradients.view()?, groups, rate, scale)?)
+                })?;
+                self.params.refresh_compute_weights()?;
+            }
+            Some(false) => {}
+            None => return Err(self.non_finite_error(step)),
+        }
+        self.step = step;
+        Ok(Update { step, rate, norm, applied: norm.is_finite() })
+    }
+
+    /// As [`Trainer::update_by_bucket`], with an optimizer of which every rank has a range: what a rank updates leaves at once.
+    fn update_sharded_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+        let _phase = phase(Phase::Optimizer);
+        let OptimizerState::Sharded(sharded) = &mut self.optimizer else {
+            return Err(candle_core::Error::Msg("this optimizer is not sharded".into()).into());
+        };
+        let (step, factor) = (self.step + 1, self.scale.factor());
+        let rate = self.options.schedule.rate(step);
+        let (gradients, groups, compute_weights) = (self.params.grads(), &self.groups, self.params.compute_weights());
+        let gradients = Read::<f32>::new(&gradients)?;
+        let (sent, norm) = memory::write::<f32, _>(self.params.values(), |_, values| {
+            let tensors = (values, gradients.view()?);
+            Ok(sharded.step_by_bucket(ddp, tensors, groups, (rate, 1.0 / factor), |range, values| {
+                Ok(compute_weights
+                    .as_ref()
+                    .map_or(Ok(()), |compute_weights| round_range(compute_weights, range, values))?)
+            })?)
+        })?;
+        let norm = norm / factor;
+        if self.scale.update(norm.is_finite()) != Some(true) {
+            return Err(self.non_finite_error(step));
+        }
+        self.step = step;
+        Ok((sent, Update { step, rate, norm, applied: true }))
+    }
+
+    /// The error of a step whose gradient, which is there now, is not finite.
+    pub(super) fn non_finite_error(&self, step: u64) -> Error {
+        let first = match first_non_finite_param(&self.params.grads(), &self.params) {
+            Ok(Some(name)) => format!("that of `{name}`"),
+            Ok(None) => "none: its elements are finite, and the sum of their squares is not".to_string(),
+            Err(error) => format!("unknown: {error}"),
+        };
+        Error::NotFinite { step, what: "the gradient", first, saved: None }
+    }
+}
+
+/// Brings the compute_weights in a shorter type up to date with a range of the values.
+fn round_range(compute_weights: &Tensor, range: &Range<usize>, values: View<'_, f32>) -> candle_core::Result<()> {
+    let values = values.slice(range.clone()).map_err(kernel_error)?;
+    macro_rules! round {
+        ($ty:ty) => {
+            memory::write::<$ty, ()>(compute_weights, |device, compute_weights| {
+                convert(device, values, compute_weights.slice(range.clone()).map_err(kernel_error)?)
+                    .map_err(kernel_error)
+            })
+        };
+    }
+    match compute_weights.dtype() {
+        DType::F16 => round!(f16),
+        _ => round!(bf16),
+    }
+}
+
+/// The name of the first parameter that has NaN or infinity in `flat`, the parameters' values or their gradients.
+pub(super) fn first_non_finite_param(flat: &Tensor, params: &Params) -> Result<Option<String>> {
+    let device = kernel_device(params.device())?;
+    let list: Vec<Param> = params.iter().collect();
+    let parts = list.iter().map(|param| (param.name(), param.range()));
+    let first = match flat.dtype() {
+        DType::BF16 => first_non_finite(device, Read::<bf16>::new(flat)?.view()?, parts)?,
+        _ => first_non_finite(device, Read::<f32>::new(flat)?.view()?, parts)?,
+    };
+    Ok(first.map(str::to_string))
+}
+
+/// The type in which the gradients of a step are kept that this process makes alone, of so many micro-batches: that of the products in
+/// bf16, if each gradient is one product and nothing is added to it, else f32.
+pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
+    match params.compute_weights().map(|compute_weights| compute_weights.dtype()) {
+        Some(DType::BF16) if micro_batches <= 1 => DType::BF16,
+        _ => DType::F32,
+    }
+}
+
+/// [`Trainer::enqueue`] for gradients of type G; the inputs are `step_inputs` and `step_outputs`.
+fn enqueue_update<G: Elem + FloatElement>(
+    (params, groups): (&Params, &[Group]),
+    adamw: &mut AdamW,
+    losses: &Tensor,
+    [step_inputs, step_outputs]: [&Tensor; 2],
+) -> Result<()> {
+    let gradients = params.grads();
+    let gradients = Read::<G>::new(&gradients)?;
+    let (losses, step_inputs) = (Read::<f32>::new(losses)?, Read::<f64>::new(step_inputs)?);
+    memory::write::<f64, ()>(step_outputs, |device, step_outputs| {
+        step_control::control_step(device, gradients.view()?, losses.view()?, step_inputs.view()?, step_outputs)
+            .map_err(kernel_error)
+    })?;
+    let step_outputs = Read::<f64>::new(step_outputs)?;
+    let (all, views) = (adamw.range(), [step_inputs.view()?, step_outputs.view()?]);
+    step_range((params, groups), adamw, &all, gradients.view()?, views)
+}
+
+/// As [`enqueue_update`], bucket by bucket as gradients come.
+fn enqueue_update_by_bucket<G: Elem + FloatElement>(
+    (params, groups): (&Params, &[Group]),
+    adamw: &mut AdamW,
+    ddp: &Ddp,
+    [step_inputs, step_outputs]: [&Tensor; 2],
+) -> Result<Synchronized> {
+    let (device, ranges) = (kernel_device(params.device())?, ddp.buckets().iter().map(|bucket| &bucket.range));
+    let step_inputs = Read::<f64>::new(step_inputs)?;
+    let mut step_control = match ddp.has_peer_gradients() {
+        true => {
+            let sums = ranges.map(|range| adamw.num_partials_two_peers(range, groups)).sum();
+            BucketedStepControl::with_partials(device, sums, step_inputs.view()?)?
+        }
+        false => BucketedStepControl::new(device, ranges.map(Range::len))?,
+    };
+    let gradients = params.grads();
+    let sent = ddp.finish_by_bucket_with_peer(|bucket, other| -> Result<()> {
+        let gradients = Read::<G>::new(&gradients)?;
+        if let Some(other) = other {
+            let gradient_pair = [gradients.view()?, other.view::<G>(device, &(0..params.flat_len()))];
+            return with_compute_weights(params, |values, compute_weights| {
+                adamw
+                    .step_range_two_peers(
+                        &bucket.range,
+                        values,
+                        gradient_pair,
+                        compute_weights,
+                        groups,
+                        step_inputs.view()?,
+                        &mut step_control,
+                    )
+                    .map_err(kernel_error)
+            });
+        }
+        let piece = gradients.view()?.slice(bucket.range.clone())?;
+        let views = [step_inputs.view()?, step_control.check_bucket(piece, step_inputs.view()?)?];
+        step_range((params, groups), adamw, &bucket.range, gradients.view()?, views)
+    })?;
+    let losses = Tensor::zeros(1, DType::F32, params.device())?;
+    let losses = Read::<f32>::new(&losses)?;
+    memory::write::<f64, ()>(step_outputs, |_, step_outputs| {
+        step_control.finish(losses.view()?, step_inputs.view()?, step_outputs).map_err(kernel_error)
+    })?;
+    Ok(sent)
+}
+
+/// A step of the parameters in `range`, and of their compute_weights in a shorter type.
+fn step_range<G: Elem + FloatElement>(
+    (params, groups): (&Params, &[Group]),
+    adamw: &mut AdamW,
+    range: &Range<usize>,
+    gradients: View<'_, G>,
+    step_control_views: [View<'_, f64>; 2],
+) -> Result<()> {
+    with_compute_weights(params, |values, compute_weights| {
+        adamw
+            .step_range_controlled(range, values, gradients, compute_weights, groups, step_control_views)
+            .map_err(kernel_error)
+    })
+}
+
+/// Gives `go` the parameters, and their compute_weights in a shorter type.
+fn with_compute_weights(
+    params: &Params,
+    go: impl FnOnce(ViewMut<'_, f32>, ComputeWeights<'_>) -> candle_core::Result<()>,
+) -> Result<()> {
+    let compute_weights = params.compute_weights();
+    memory::write::<f32, _>(params.values(), |_, values| match &compute_weights {
+        Some(compute_weights) if compute_weights.dtype() == DType::BF16 => {
+            memory::write::<bf16, _>(compute_weights, |_, compute_weights| {
+                go(values, ComputeWeights::Bf16(compute_weights))
+            })
+        }
+        Some(compute_weights) if compute_weights.dtype() == DType::F16 => {
+            memory::write::<f16, _>(compute_weights, |_, compute_weights| {
+                go(values, ComputeWeights::F16(compute_weights))
+            })
+        }
+        _ => go(values, ComputeWeights::None),
+    })?;
+    Ok(())
+}
+
+/// The parameters that are trained, in groups of neighbours with the same options. Gaps between neighbours go with them: they are zeros,
+/// and their gradients are.
+fn groups(params: &Params, options: &TrainerOptions) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for param in params.iter().filter(Param::requires_grad) {
+        let decays = param.decay() && (options.decay_embeddings || !param.name().contains("embed"));
+        let group = Group {
+            range: param.range(),
+            weight_decay: if decays { options.weight_decay } else { 0.0 },
+            lr_scale: param.lr_scale(),
+        };
+        groups.push(group);
+    }
+    for i in 1..groups.len() {
+        let gap = groups[i].range.start - groups[i - 1].range.end;
+        if gap < crate::params::ALIGNMENT {
+            groups[i - 1].range.end = groups[i].range.start;
+        }
+    }
+    merge_groups(groups)
+}

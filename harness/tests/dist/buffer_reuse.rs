@@ -1,0 +1,143 @@
+//! What forward leaves in the memory of gradients, beside gradients that leave while backward goes on and parameters that are updated
+//! as they come: the same bits as without either.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Tensor};
+use tilewright_harness::dist::comm::{Communicator, Dtype};
+use tilewright_harness::dist::ddp::{DdpOptions, Form};
+use tilewright_harness::dist::sharded::Mode;
+use tilewright_harness::model::{Config, Fusion, Precision, Transformer};
+use tilewright_harness::optim::{AdamWOptions, LrSchedule};
+use tilewright_harness::train::{DataParallel, DataParallelOptions, TrainerOptions};
+
+use crate::model::values;
+use crate::world::{Kind, options, ranks};
+
+const STEPS: usize = 3;
+/// Windows of each rank.
+const WINDOWS: usize = 2;
+
+fn config(way: Way) -> Config {
+    Config {
+        vocabulary: 61,
+        context: way.length,
+        d_model: 32,
+        d_ff: way.d_ff,
+        layers: 3,
+        heads: 4,
+        heads_kv: 4,
+        fusion: Fusion::Blocks,
+        precision: way.precision,
+        checkpoint: way.checkpoint,
+        ..Config::default()
+    }
+}
+
+/// Token ids [windows, length], others on each rank and in each step.
+fn tokens([windows, length]: [usize; 2], seed: usize) -> Tensor {
+    let ids = (0..windows * length).map(|i| ((i * i * 7 + i * 3 + seed * 13) % 61) as u32);
+    Tensor::from_iter(ids, &Device::Cpu).unwrap().reshape((windows, length)).unwrap()
+}
+
+/// How a rank trains.
+#[derive(Clone, Copy, Debug)]
+struct Way {
+    precision: Precision,
+    checkpoint: bool,
+    /// Of windows, and the feed-forward part's width.
+    length: usize,
+    d_ff: usize,
+    micro_batches: usize,
+    comm_dtype: Option<Dtype>,
+    shard: Option<Mode>,
+    clip: Option<f64>,
+}
+
+/// The values after some steps, and whether the memory of gradients was lent in the first pass.
+fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, bool) {
+    let rank = comm.rank();
+    let batch = WINDOWS * comm.world();
+    let model = Transformer::new(&config(way), &Device::Cpu, 3).unwrap();
+    let params = model.params();
+    let trainer = TrainerOptions {
+        adamw: AdamWOptions { eps: 1e-4, ..AdamWOptions::default() },
+        schedule: LrSchedule::constant(1e-2),
+        weight_decay: 0.1,
+        decay_embeddings: false,
+        clip: way.clip,
+    };
+    // About a block's parameters, so that buckets hold some of two blocks.
+    let ddp = DdpOptions { form, bucket_bytes: Some(30_000), comm_dtype: way.comm_dtype, ..DdpOptions::default() };
+    let data_parallel = DataParallelOptions { comm: Arc::new(comm), ddp, shard: way.shard };
+    let (data_parallel, mut trainer) =
+        DataParallel::new(&data_parallel, params, trainer, batch, way.micro_batches).unwrap();
+    let weight = params.get("blocks.1.mlp.gate_up.weight").unwrap().range();
+    let mut lent = false;
+    for step in 0..STEPS {
+        match aliases {
+            true => trainer.begin().unwrap(),
+            // What is not blank is not lent.
+            false => params.zero_grads().unwrap(),
+        }
+        let windows = WINDOWS / way.micro_batches;
+        for micro in 0..way.micro_batches {
+            let ids = |salt| tokens([windows, way.length], 1000 * rank + 100 * step + 10 * micro + salt);
+            let gradient = || {
+                let part = params.grads().narrow(0, weight.start, weight.len()).unwrap();
+                part.to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap()
+            };
+            let before = gradient();
+            let loss = model.loss(&ids(0), &ids(5)).unwrap();
+            lent |= step + micro == 0 && gradient() != before;
+            let share = 1.0 / way.micro_batches as f64;
+            match micro + 1 < way.micro_batches {
+                true => data_parallel.ddp().no_sync(|| trainer.backward(&loss, share).unwrap()),
+                false => trainer.backward(&loss, share).unwrap(),
+            }
+        }
+        data_parallel.finish_step(&mut trainer).unwrap();
+    }
+    (values(params), lent)
+}
+
+#[test]
+fn aliased_activations_are_not_all_reduced() {
+    // Fewer tokens than the model is wide: what a product makes fits where its weight's gradient will be.
+    let f32 = Way {
+        precision: Precision::F32,
+        checkpoint: false,
+        length: 9,
+        d_ff: 48,
+        micro_batches: 1,
+        comm_dtype: None,
+        shard: None,
+        clip: None,
+    };
+    let bf16 = Way { precision: Precision::Bf16, comm_dtype: Some(Dtype::Bf16), ..f32 };
+    // More: some of it fits where a larger gradient of the block before will be.
+    let (long_f32, long_bf16) = (Way { length: 33, d_ff: 192, ..f32 }, Way { length: 33, d_ff: 192, ..bf16 });
+    for way in [
+        f32,
+        Way { checkpoint: true, ..f32 },
+        Way { micro_batches: 2, ..f32 },
+        Way { clip: Some(0.1), ..f32 },
+        Way { shard: Some(Mode::Broadcast), ..f32 },
+        Way { shard: Some(Mode::Zero1), ..f32 },
+        bf16,
+        Way { checkpoint: true, clip: Some(0.1), ..bf16 },
+        long_f32,
+        Way { checkpoint: true, shard: Some(Mode::Zero1), ..long_f32 },
+        Way { micro_batches: 2, ..long_f32 },
+        Way { clip: Some(0.1), ..long_bf16 },
+    ] {
+        let run =
+            |form, aliases| ranks(Kind::Threads, 2, options(), |comm| train(comm, way, form, aliases)).swap_remove(0);
+        let (expected, lent) = run(Form::Flat, false);
+        assert!(!lent && expected.iter().all(|value| value.is_finite()), "{way:?}");
+        for form in [Form::Flat, Form::Overlap, Form::Bucketed] {
+            let (found, lent) = run(form, true);
+            assert!(lent && found == expected, "{way:?}, {form:?}, lent: {lent}");
+        }
+    }
+}

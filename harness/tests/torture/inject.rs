@@ -1,0 +1,197 @@
+//! The side of torture that is inside of a rank: it finds the moment, and stops the process right there.
+//!
+//! Writes, the wait for the disk and connections are met exactly: functions of the C library that Rust's standard library calls are
+//! defined here, and are the system's own calls with a look at them. The parts of a step are met by watching which span is open.
+
+use std::ffi::c_void;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tilewright::trace::{self, Recording};
+
+use crate::plan::Phase;
+
+/// In the environment of a rank that is hit: `PHASE COUNT FULL FOLDER`.
+pub const MOMENT: &str = "TORTURE_MOMENT";
+/// Which rank it is.
+pub const RANK: &str = "TORTURE_RANK";
+/// The file, beside the run's folder, that says that the moment has come: the rank's process.
+pub const HIT: &str = "hit";
+
+struct Moment {
+    phase: Phase,
+    /// The disk is full from then on; else the process is stopped.
+    full: bool,
+    /// The run's.
+    folder: PathBuf,
+}
+
+static INJECTION: OnceLock<Moment> = OnceLock::new();
+/// How often the phase is still to come.
+static LEFT: AtomicU64 = AtomicU64::new(0);
+static DONE: AtomicBool = AtomicBool::new(false);
+static FULL: AtomicBool = AtomicBool::new(false);
+/// A file of a checkpoint is on the disk: the folder is synchronized for its name.
+static SAVED: AtomicBool = AtomicBool::new(false);
+
+/// Begins to look for the moment, where this process is the rank that is hit.
+pub fn start() {
+    let own = std::env::var("RANK").unwrap_or_else(|_| "0".into());
+    let (Ok(moment), Ok(rank)) = (std::env::var(MOMENT), std::env::var(RANK)) else { return };
+    if rank != own || std::env::args().nth(1).as_deref() != Some("train") {
+        return;
+    }
+    let words: Vec<&str> = moment.splitn(4, ' ').collect();
+    let phase = Phase::ALL.into_iter().find(|phase| phase.name() == words[0]).unwrap();
+    LEFT.store(words[1].parse().unwrap(), Ordering::Relaxed);
+    let _ = INJECTION.set(Moment { phase, full: words[2] == "full", folder: words[3].into() });
+    if matches!(phase, Phase::Forward | Phase::Backward | Phase::Collective | Phase::Update) {
+        let options = trace::Options { spans: true, ..trace::Options::default() };
+        std::mem::forget(Recording::start(options).unwrap());
+        std::thread::spawn(move || watch(phase));
+    }
+}
+
+/// The phase that the span belongs to which was opened last.
+fn now() -> Option<Phase> {
+    let names = trace::open_span_names();
+    if names.iter().any(|name| name == tilewright_harness::dist::comm::handle::WAIT) {
+        return Some(Phase::Collective);
+    }
+    match names.first()?.as_str() {
+        "forward" => Some(Phase::Forward),
+        "backward" => Some(Phase::Backward),
+        "optimizer" => Some(Phase::Update),
+        _ => None,
+    }
+}
+
+fn watch(phase: Phase) {
+    let mut before = None;
+    while !DONE.load(Ordering::Relaxed) {
+        let now = now();
+        if now == Some(phase) && before != now {
+            inject(phase);
+        }
+        before = now;
+        std::thread::sleep(Duration::from_micros(20));
+    }
+}
+
+/// A phase that has come, of which one is the moment.
+fn inject(phase: Phase) {
+    let Some(moment) = INJECTION.get().filter(|moment| moment.phase == phase) else { return };
+    let counted = LEFT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+    if counted != Ok(1) || DONE.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let place = moment.folder.with_file_name(HIT);
+    // By renaming: it is there with what it says.
+    let made = place.with_extension("new");
+    std::fs::write(&made, std::process::id().to_string()).unwrap();
+    std::fs::rename(&made, &place).unwrap();
+    match moment.full {
+        true => FULL.store(true, Ordering::SeqCst),
+        // SAFETY: stops this process.
+        false => unsafe {
+            let _ = libc::kill(libc::getpid(), libc::SIGSTOP);
+        },
+    }
+}
+
+/// Whether this is the thread that writes checkpoints.
+fn saves() -> bool {
+    let mut name = [0_u8; 16];
+    // SAFETY: it fills 16 bytes.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name.starts_with(b"save\0")
+}
+
+/// The kind of a descriptor's file: `S_IFREG`, `S_IFDIR`.
+fn kind(fd: i32) -> u32 {
+    let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: it is read where the call has filled it.
+    unsafe { if libc::fstat(fd, found.as_mut_ptr()) == 0 { found.assume_init().st_mode & libc::S_IFMT } else { 0 } }
+}
+
+/// Whether a descriptor is the run's folder.
+fn is_folder(fd: i32) -> bool {
+    let Some(moment) = INJECTION.get() else { return false };
+    let (own, there) = (std::fs::read_link(format!("/proc/self/fd/{fd}")), std::fs::canonicalize(&moment.folder));
+    matches!((own, there), (Ok(own), Ok(there)) if own.as_os_str().as_bytes() == there.as_os_str().as_bytes())
+}
+
+fn wants(phase: Phase) -> bool {
+    !DONE.load(Ordering::Relaxed) && INJECTION.get().is_some_and(|moment| moment.phase == phase)
+}
+
+/// # Safety
+/// As the C library's: `count` bytes at `from`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: i32, from: *const c_void, count: usize) -> isize {
+    if fd > 2 && FULL.load(Ordering::Relaxed) && kind(fd) == libc::S_IFREG {
+        // SAFETY: this thread's own number.
+        unsafe { *libc::__errno_location() = libc::ENOSPC };
+        return -1;
+    }
+    let hit = wants(Phase::Write) && count > 1 && saves() && kind(fd) == libc::S_IFREG;
+    // A short write is one too: its other half comes after the moment.
+    let count = if hit { count / 2 } else { count };
+    // SAFETY: the caller's memory, of which the first bytes are read.
+    let written = unsafe { libc::syscall(libc::SYS_write, fd, from, count) };
+    if hit {
+        inject(Phase::Write);
+    }
+    written as isize
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fsync(fd: i32) -> i32 {
+    let looks = wants(Phase::Rename);
+    // The new name is there, and may not be on the disk.
+    if looks && SAVED.load(Ordering::Relaxed) && kind(fd) == libc::S_IFDIR && is_folder(fd) {
+        inject(Phase::Rename);
+    }
+    // SAFETY: asks the system.
+    let done = unsafe { libc::syscall(libc::SYS_fsync, fd) };
+    // The file is on the disk, and has its name next.
+    if looks && saves() && kind(fd) == libc::S_IFREG {
+        SAVED.store(true, Ordering::Relaxed);
+        inject(Phase::Rename);
+    }
+    done as i32
+}
+
+/// # Safety
+/// As the C library's: `length` bytes at `address`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: i32, address: *const libc::sockaddr, length: libc::socklen_t) -> i32 {
+    // SAFETY: the caller's memory.
+    let (done, family) =
+        unsafe { (libc::syscall(libc::SYS_connect, fd, address, length), i32::from((*address).sa_family)) };
+    // SAFETY: this thread's own number, which what follows must not change.
+    let errno = unsafe { *libc::__errno_location() };
+    if wants(Phase::Rendezvous) && family == libc::AF_INET {
+        inject(Phase::Rendezvous);
+    }
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+    done as i32
+}
+
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: i32, backlog: i32) -> i32 {
+    // SAFETY: asks the system.
+    let done = unsafe { libc::syscall(libc::SYS_listen, fd, backlog) };
+    if wants(Phase::Rendezvous) {
+        inject(Phase::Rendezvous);
+    }
+    done as i32
+}

@@ -1,0 +1,89 @@
+//! Checks that a launch keeps the promises of its kernel, and that its accesses are in bounds of its arguments' memory.
+
+use tilewright_codegen::analysis::bounds::{Footprint, Launch, LaunchViolation, OutOfBounds};
+use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
+
+use super::arg::label;
+use crate::error::{Error, Result};
+use crate::launch::LaunchArg;
+
+struct Values<'a>(&'a [LaunchArg]);
+
+impl Launch for Values<'_> {
+    fn integer(&self, arg: usize) -> i128 {
+        self.0[arg].integer().unwrap_or(0)
+    }
+
+    fn bytes(&self, arg: usize) -> u64 {
+        match self.0[arg] {
+            LaunchArg::Ptr { bytes, .. } => bytes,
+            _ => 0,
+        }
+    }
+
+    fn address(&self, arg: usize) -> u64 {
+        match self.0[arg] {
+            LaunchArg::Ptr { addr, .. } => addr,
+            _ => 0,
+        }
+    }
+}
+
+pub(super) fn check(def: &KernelDef, footprint: &Footprint, args: &[LaunchArg], grid: [u32; 3]) -> Result<()> {
+    footprint.check(&Values(args), grid).map_err(|violation| explain(def, violation))
+}
+
+/// Name of an argument, from its index among the passed arguments.
+fn name_of(def: &KernelDef, arg: usize) -> Option<&'static str> {
+    let mut passed = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
+    passed.nth(arg).map(|p| p.name)
+}
+
+fn explain(def: &KernelDef, violation: LaunchViolation) -> Error {
+    let kernel = label(def);
+    match violation {
+        LaunchViolation::OutOfBounds(out_of_bounds) => explain_access(def, out_of_bounds),
+        LaunchViolation::Extent { arg, dim, found, loc } => {
+            let place = loc.to_string();
+            match arg.and_then(|arg| name_of(def, arg)) {
+                Some(name) => Error::NegativeExtent { kernel, name: name.into(), found, dim, place },
+                None => {
+                    let precondition =
+                        format!("extents of block pointers must not be negative: dimension {dim} has {found} elements");
+                    Error::PreconditionFailed { kernel, precondition, place }
+                }
+            }
+        }
+        LaunchViolation::Step { found, loc } => {
+            let precondition = format!("the step of a loop must be positive: it is {found}");
+            Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
+        }
+        LaunchViolation::LoopEnd { found, step, dtype, loc } => {
+            let precondition =
+                format!("a loop to {found} in steps of {step} is too long for {dtype}: its index would overflow");
+            Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
+        }
+        LaunchViolation::Assumption { loc } => {
+            let precondition = "the condition of `assume` must hold".to_string();
+            Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
+        }
+        LaunchViolation::Multiple { by, loc } => {
+            let precondition = format!("the operand of `multiple_of` must be a multiple of {by}");
+            Error::PreconditionFailed { kernel, precondition, place: loc.to_string() }
+        }
+    }
+}
+
+fn explain_access(def: &KernelDef, OutOfBounds { arg, elements, farthest_element, loc }: OutOfBounds) -> Error {
+    let name = arg.and_then(|arg| name_of(def, arg));
+    let (kernel, place) = (label(def), loc.to_string());
+    match (name, farthest_element) {
+        (Some(name), Some(farthest_element)) => {
+            Error::OutOfBounds { kernel, name: name.into(), elements, farthest_element, place }
+        }
+        (Some(name), None) => {
+            Error::UnprovenBounds { kernel, memory: format!("`{name}`, which has {elements} elements"), place }
+        }
+        (None, _) => Error::UnprovenBounds { kernel, memory: "the kernel's buffers".into(), place },
+    }
+}

@@ -1,0 +1,160 @@
+//! The machine code (SASS) of the attention kernels on Hopper: asynchronous MMAs must overlap the arithmetic of the
+//! softmax.
+//!
+//! That the compiler starts MMAs early and waits late does not suffice: ptxas moves waits, and serializes MMAs where it
+//! cannot prove that their registers are not in use. So the SASS is checked.
+
+use std::path::PathBuf;
+use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};
+use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
+use tilewright_codegen::ir::DType;
+use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::pipeline;
+use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
+use tilewright_tests::configurations::{Configuration, PTX_VERSION, configurations, well_aligned};
+use tilewright_tests::{consts, ptxas, sass};
+
+/// A kernel, and the overlap that it must have.
+struct Case {
+    def: &'static KernelDef,
+    d: usize,
+    tiles: [usize; 2],
+    causal: bool,
+    /// Warp specialization: producer warps load.
+    warp_specialize: bool,
+    /// Least number of exponentials of a thread that each iteration executes while an MMA is in flight.
+    exponentials: usize,
+}
+
+fn case(def: &'static KernelDef, d: usize, tiles: [usize; 2], exponentials: usize) -> Case {
+    Case { def, d, tiles, causal: false, warp_specialize: false, exponentials }
+}
+
+fn cases() -> Vec<Case> {
+    let forward = |d| case(&FLASH_ATTENTION_FWD, d, [128, 128], 64);
+    vec![
+        forward(64),
+        forward(128),
+        Case { causal: true, warp_specialize: true, ..forward(64) },
+        Case { causal: true, warp_specialize: true, ..forward(128) },
+        Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DQ, 64, [128, 64], 32) },
+        Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DQ, 128, [128, 64], 32) },
+        Case { warp_specialize: true, ..case(&FLASH_ATTENTION_BWD_DKDV, 64, [64, 128], 32) },
+    ]
+}
+
+impl Case {
+    fn name(&self) -> String {
+        let [q_tile, k_tile] = self.tiles;
+        let (causal, warp_specialize) = (self.causal, self.warp_specialize);
+        format!(
+            "{} d {} tiles {q_tile} x {k_tile}, causal: {causal}, warp_specialize: {warp_specialize}",
+            self.def.name, self.d
+        )
+    }
+
+    fn ptx(&self) -> String {
+        let [q_tile, k_tile] = self.tiles;
+        let all: Vec<(&'static str, ConstValue)> = consts! {
+            d = self.d, d_tile = self.d, q_tile = q_tile, k_tile = k_tile, causal = self.causal,
+            even_keys = true, even_queries = true,
+        }
+        .to_vec();
+        let consts = all.into_iter().filter(|(name, _)| self.def.params.iter().any(|p| p.name == *name)).collect();
+        let options = CompileOptions {
+            num_warps: 8,
+            num_stages: 2,
+            ptx_version: PTX_VERSION,
+            debug_asserts: false,
+            schedule: Schedule {
+                warp_specialize: Some(self.warp_specialize),
+                overlap: Some(true),
+                ..Schedule::default()
+            },
+            ..CompileOptions::default()
+        };
+        ptx(&Configuration { def: self.def, dtypes: vec![DType::BF16; 2], consts, options })
+    }
+}
+
+fn ptx(configuration: &Configuration) -> String {
+    let func = configuration.record(&well_aligned(configuration.def));
+    let target = Target::Nvptx(GpuArch::Sm90a);
+    match pipeline::compile(&func, &target, &configuration.options, &mut ()).unwrap_or_else(|e| panic!("{e}")).code {
+        Code::Ptx(ptx) => ptx,
+        Code::Object(_) => panic!("an object file instead of PTX"),
+    }
+}
+
+/// The largest number of exponentials between a wait that leaves MMAs in flight and a wait for all.
+fn overlapped_exponentials(body: &[sass::Instruction]) -> usize {
+    let (mut most, mut count, mut open) = (0, 0, false);
+    for instruction in body {
+        if instruction.starts_with("WARPGROUP.DEPBAR") {
+            open = !instruction.ends_with("gsb0, 0x0");
+            count = 0;
+        } else if open && instruction.starts_with("MUFU.EX2") {
+            count += 1;
+            most = most.max(count);
+        }
+    }
+    most
+}
+
+#[test]
+fn exponentials_overlap_wgmma() {
+    let Some(ptxas) = ptxas::find() else { return };
+    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("kernel.cubin");
+    let mut failures = Vec::new();
+    for case in cases() {
+        let name = case.name();
+        let resources =
+            ptxas::assemble_to(&ptxas, &case.ptx(), "sm_90a", &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        println!("{name}: {} registers, {} bytes of spills", resources.registers, resources.spills);
+        if !resources.warnings.is_empty() || resources.spills > 0 {
+            failures.push(format!("{name}: {} bytes of spills {:?}", resources.spills, resources.warnings));
+        }
+        if !nvdisasm.is_file() {
+            println!("skipped: no nvdisasm in the folder of {}", ptxas.display());
+            continue;
+        }
+        let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let most = loops.iter().map(|body| overlapped_exponentials(body)).max().unwrap_or(0);
+        if most < case.exponentials {
+            failures.push(format!("{name}: {most} exponentials overlap MMAs, expected at least {}", case.exponentials));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// In a plain matmul the next iteration issues its MMA before it waits for that of the current one.
+#[test]
+fn accumulation_overlaps_the_next_iteration() {
+    let Some(ptxas) = ptxas::find() else { return };
+    let nvdisasm: PathBuf = ptxas.with_file_name("nvdisasm");
+    let folder = tempfile::tempdir().unwrap();
+    let cubin = folder.path().join("kernel.cubin");
+    let all = configurations(DType::BF16);
+    let matmul = all.into_iter().find(|c| c.def.name == "matmul").expect("a configuration");
+    for warp_specialize in [false, true] {
+        let schedule = Schedule { warp_specialize: Some(warp_specialize), ..matmul.options.schedule };
+        let options = CompileOptions { schedule, ..matmul.options.clone() };
+        let ptx = ptx(&Configuration { options, ..matmul.clone() });
+        let resources = ptxas::assemble_to(&ptxas, &ptx, "sm_90a", &cubin).unwrap_or_else(|e| panic!("{e}"));
+        println!("matmul, warp_specialize: {warp_specialize}: {} registers", resources.registers);
+        assert!(
+            resources.warnings.is_empty() && resources.spills == 0,
+            "warp_specialize: {warp_specialize}: {resources:?}"
+        );
+        if nvdisasm.is_file() {
+            let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
+            let product = |body: &&Vec<String>| body.iter().any(|i| i.starts_with("HGMMA"));
+            let body = loops.iter().filter(product).min_by_key(|body| body.len()).expect("a loop with MMAs");
+            let waits: Vec<&String> = body.iter().filter(|i| i.starts_with("WARPGROUP.DEPBAR")).collect();
+            let left = !waits.is_empty() && waits.iter().all(|i| i.ends_with("gsb0, 0x1"));
+            assert!(left, "warp_specialize: {warp_specialize}: {waits:?}");
+        }
+    }
+}
