@@ -36,7 +36,8 @@ fn a_case_is_checked_timed_compared_and_recorded() {
     std::fs::write(dir.path().join("peers.jsonl"), peer).unwrap();
     let arguments =
         ["--length", "65", "--dim", "32", "--compare", "peers.jsonl", "--record", "record.jsonl", "--json", "l.json"];
-    let out = ok(dir.path(), &arguments);
+    // Notes are wrapped.
+    let out = ok(dir.path(), &arguments).split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["forward + sum + backward", "other", "not a valid entry of the", "all outputs against f64"] {
         assert!(out.contains(part), "{part}: {out}");
     }

@@ -745,7 +745,7 @@ fn shards_of_another_checkpoint_are_refused() {
     };
     refuse(&flipped, "damaged");
     refuse(&whole[..whole.len() / 2], "cut short");
-    others.iter().for_each(|other| refuse(other, "part of another checkpoint"));
+    others.iter().for_each(|other| refuse(other, "shard of another checkpoint"));
     std::fs::remove_file(newest).unwrap();
     let message = load().unwrap_err().to_string();
     assert!(message.contains("cannot read") && message.contains("-1-of-2"), "{message}");

@@ -398,7 +398,7 @@ fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
     training.env("TILEWRIGHT_CACHE", &open);
     let ran = finish(training);
     assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
-    assert_eq!(ran.err.matches("the cache folder is not used").count(), 1, "{}", ran.err);
+    assert_eq!(ran.err.matches("the cache directory is not used").count(), 1, "{}", ran.err);
 }
 
 /// Every command checks its environment variables before it starts, also those that it does not use.
