@@ -476,7 +476,7 @@ fn invalid_configs_and_inputs_are_errors() {
     let message = |config: Config| config.check().unwrap_err().to_string();
     let heads = message(Config { heads: 5, heads_kv: 5, ..small() });
     assert!(heads.contains("5 heads") && heads.contains("32") && heads.contains("4 and 8 do"), "{heads}");
-    assert!(message(Config { heads_kv: 3, ..small() }).contains("3 heads"));
+    assert!(message(Config { heads_kv: 3, ..small() }).contains("3 key/value heads"));
     assert!(message(Config { heads: 32, heads_kv: 32, ..small() }).contains("even"));
     assert!(message(Config { layers: 1, vocabulary: 0, ..small() }).contains("vocabulary"));
     assert!(message(Config { attention: Attention::Naive, ..small() }).contains("`ops`"));
