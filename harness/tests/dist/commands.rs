@@ -180,7 +180,7 @@ fn absent_back_ends_are_named() {
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    has(&bench("nccl"), &["NCCL carries memory of GPUs", "unset TILEWRIGHT_COMM"]);
+    has(&bench("nccl"), &["NCCL transfers GPU memory only", "unset TILEWRIGHT_COMM"]);
     has(&bench("gloo"), &["TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl"]);
     if !cfg!(feature = "mpi") {
         has(&bench("mpi"), &["built without MPI", "--features tilewright-harness/mpi"]);

@@ -125,7 +125,7 @@ fn a_rank_that_throws_takes_the_others_with_it() {
         });
         assert_eq!(texts[1], "true");
         for text in [&texts[0], &texts[2]] {
-            assert!(text.contains("rank 1 gave up: it panicked") && text.contains("all_reduce"), "{kind:?}: {text}");
+            assert!(text.contains("rank 1 aborted: it panicked") && text.contains("all_reduce"), "{kind:?}: {text}");
         }
         assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
     }
@@ -141,7 +141,7 @@ fn a_rank_that_gives_up_says_why() {
             }
             _ => comm.barrier().unwrap_err().to_string(),
         });
-        assert!(texts[1].contains("rank 0 gave up: the disk is full") && texts[1].contains("at barrier"), "{texts:?}");
+        assert!(texts[1].contains("rank 0 aborted: the disk is full") && texts[1].contains("at barrier"), "{texts:?}");
         assert!(texts[0].contains("the disk is full"), "{texts:?}");
     }
 }
@@ -166,7 +166,7 @@ fn ranks_that_do_not_come_are_named() {
     for outcome in meet(&[(0, 4, ""), (2, 4, "")]) {
         let text = outcome.unwrap_err().to_string();
         assert!(
-            text.contains("ranks 1 and 3 of 4 did not come to 127.0.0.1:") && text.contains("within 0.6 s"),
+            text.contains("ranks 1 and 3 of 4 did not connect to 127.0.0.1:") && text.contains("within 0.6 s"),
             "{text}"
         );
     }
@@ -188,14 +188,14 @@ fn ranks_of_another_job_or_world_are_turned_away() {
     let outcomes = meet(&[(0, 2, "mine"), (1, 2, "other")]);
     let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert!(texts[0].contains("rank 1 of 2 did not come"), "{texts:?}");
-    assert!(texts[1].contains("another job meets at this port"), "{texts:?}");
+    assert!(texts[1].contains("another job uses this port"), "{texts:?}");
     for outcome in meet(&[(0, 2, ""), (1, 3, "")]) {
         let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("rank 1 counts 3 ranks, rank 0 counts 2"), "{text}");
+        assert!(text.contains("rank 1 has world size 3, rank 0 has 2"), "{text}");
     }
     let texts: Vec<String> =
         meet(&[(0, 3, ""), (1, 3, ""), (1, 3, "")]).into_iter().map(|o| o.unwrap_err().to_string()).collect();
-    assert!(texts.iter().all(|text| text.contains("two processes say that they are rank 1")), "{texts:?}");
+    assert!(texts.iter().all(|text| text.contains("two processes claim rank 1")), "{texts:?}");
 }
 
 #[test]

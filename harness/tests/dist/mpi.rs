@@ -51,7 +51,7 @@ fn faults_end_all_ranks() {
     let (code, text) = mpirun(3, "kill:1");
     assert!(code != Some(0) && text.contains("signal 9"), "{text}");
     let (code, text) = mpirun(3, "throw:1");
-    assert!(code != Some(0) && text.contains("rank 1 gave up: it panicked"), "{text}");
+    assert!(code != Some(0) && text.contains("rank 1 aborted: it panicked"), "{text}");
     let (code, text) = mpirun(2, "leave:1");
     assert!(
         code != Some(0) && text.contains("rank 1 has ended") && text.contains("dropped its communicator"),

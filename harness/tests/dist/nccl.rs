@@ -328,7 +328,7 @@ fn a_killed_rank_ends_all() {
 #[test]
 fn a_rank_that_throws_or_leaves_ends_all() {
     let Some(ran) = on_gpus(2, "throw:0") else { return };
-    others_name(&ran, 2, 0, &["gave up: it panicked"]);
+    others_name(&ran, 2, 0, &["aborted: it panicked"]);
     let Some(ran) = on_gpus(2, "leave:1") else { return };
     others_name(&ran, 2, 1, &["has ended"]);
 }
@@ -359,7 +359,7 @@ fn copy_engines_do_not_wait_for_a_rank_that_is_gone() {
         assert!(ran.text.contains("rank 1 failed first: it ended by signal 9 (SIGKILL)"), "{}", ran.text);
     }
     for (what, at_fault, words) in [
-        ("throw-copies:0", 0, "gave up: it panicked"),
+        ("throw-copies:0", 0, "aborted: it panicked"),
         ("leave-copies:1", 1, "has ended"),
         ("hang-copies:0", 0, "waited 3 s"),
     ] {

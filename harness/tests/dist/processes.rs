@@ -142,7 +142,7 @@ fn a_rank_that_exits_ends_all() {
 #[test]
 fn a_rank_that_throws_ends_all() {
     let ran = launch(3, "throw:2");
-    others_name(&ran, 3, 2, &["gave up: it panicked"]);
+    others_name(&ran, 3, 2, &["aborted: it panicked"]);
     assert_eq!(ran.code, Some(1), "{}", ran.text);
 }
 
@@ -332,7 +332,7 @@ fn a_run_survives_a_killed_rank() {
     for rank in [0, 1] {
         let prefix = format!("[rank {rank}] ");
         let said: String = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
-        assert!(said.contains("rank 2 has ended") || said.contains("gave up: rank 2 has ended"), "{text}");
+        assert!(said.contains("rank 2 has ended") || said.contains("aborted: rank 2 has ended"), "{text}");
     }
     let (code, text) = train(path, Some(2), "run", &["--resume", "--minutes", "0", "--steps", "100000"]);
     assert_eq!(code, 0, "{text}");

@@ -216,8 +216,8 @@ fn a_rank_that_ends_while_others_come_is_named() {
         assert!(one.join().unwrap().is_err());
         text
     });
-    let why = format!("rank 0 at 127.0.0.1:{port} does not answer rank 1 any more");
-    assert_eq!(text, format!("rank 1 gave up: {why}"));
+    let why = format!("rank 0 at 127.0.0.1:{port} no longer answers rank 1");
+    assert_eq!(text, format!("rank 1 aborted: {why}"));
     assert!(began.elapsed() < IN_TIME);
 }
 
@@ -237,12 +237,12 @@ fn strange_pair(jobs: [Job; 2]) -> [String; 2] {
 fn ranks_with_another_secret_or_none_are_turned_away() {
     for other in [job(), Job { access: Access::Loopback, ..job() }] {
         let [zero, one] = strange_pair([job(), other]);
-        assert!(zero.contains("rank 1 of 2 did not come to 127.0.0.1:"), "{zero}");
+        assert!(zero.contains("rank 1 of 2 did not connect to 127.0.0.1:"), "{zero}");
         assert!(
-            zero.contains("turned away; the last one, from 127.0.0.1: it does not know the job's secret"),
+            zero.contains("rejected; the last one, from 127.0.0.1: it does not know the job's secret"),
             "{zero}"
         );
-        assert!(one.contains("what answers there does not know this job's secret"), "{one}");
+        assert!(one.contains("the program that answers there does not know this job's secret"), "{one}");
     }
 }
 
@@ -253,7 +253,7 @@ fn without_a_secret_ranks_stay_on_the_loopback_interface() {
     let error = |rank, access| connect(&elsewhere(rank), &job(access), SHORT).map(|_| ()).unwrap_err().to_string();
     for rank in [0, 1] {
         let text = error(rank, Access::Loopback);
-        assert!(text.contains("192.0.2.1, which others reach too") && text.contains("TILEWRIGHT_SECRET"), "{text}");
+        assert!(text.contains("192.0.2.1, which other hosts can reach") && text.contains("TILEWRIGHT_SECRET"), "{text}");
     }
     for access in [Access::Anybody, Access::Secret(Secret::fresh().unwrap())] {
         let text = error(0, access);
@@ -282,7 +282,7 @@ fn rank_0_listens_where_it_was_told_and_nowhere_else() {
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
         // It did listen: somebody came.
-        assert!(text.contains("turned away; the last one, from 127.0.0.1: it did not say who it is"), "{text}");
+        assert!(text.contains("rejected; the last one, from 127.0.0.1: it did not identify itself"), "{text}");
     });
 }
 
@@ -297,7 +297,7 @@ fn what_ranks_say_is_printed_without_commands_for_terminals() {
     });
     let found = &texts[1];
     assert!(
-        found.contains("gave up: \\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{202e}the disk is full\n  help: make room"),
+        found.contains("aborted: \\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{202e}the disk is full\n  help: make room"),
         "{found}"
     );
 }
@@ -330,7 +330,7 @@ fn a_secret_that_is_no_text_is_refused() {
         let output = command.env(variable, std::ffi::OsStr::from_bytes(&[0xfe; 32])).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{words}: {text}");
-        assert!(text.contains(&format!("{variable} is no UTF-8 text")), "{words}: {text}");
+        assert!(text.contains(&format!("{variable} is not valid UTF-8")), "{words}: {text}");
     }
 }
 
@@ -353,7 +353,7 @@ fn a_launcher_makes_a_secret_of_its_own_for_its_ranks() {
     let mode = |mode| std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     mode(0o644);
     let (good, text) = launch(&["--secret-file", path], say, &[]);
-    assert!(!good && text.contains("can be used by others (mode 0644)") && !text.contains("0123456789"), "{text}");
+    assert!(!good && text.contains("is accessible to other users (mode 0644)") && !text.contains("0123456789"), "{text}");
     mode(0o600);
     assert_eq!(secrets(launch(&["--secret-file", path], say, &[])), "0123456789abcdef");
     assert_eq!(secrets(launch(&[], say, &[("TILEWRIGHT_SECRET_FILE", path)])), "0123456789abcdef");

@@ -130,7 +130,7 @@ mod tests {
         let lost = "rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
         // A process closes its connections a moment before it is seen to have ended.
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
-        let told = "rank 0 gave up: rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
+        let told = "rank 0 aborted: rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
         assert_eq!(first(&[end(1, 3, 1.0, told), end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
         // Killed, whatever it said last; and long before the others.
         assert_eq!(first(&[end(0, 3, 1.0, "no"), end(2, -9, 1.01, lost)]), "rank 2");
@@ -142,7 +142,7 @@ mod tests {
         // A rank that hangs fails last, when it is ended.
         let waited = "error: rank 0 waited 300 s for rank 2 at barrier";
         let hung = End { stopped: true, ..end(2, -9, 9.0, "step 7") };
-        let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 gave up: {waited}")), hung];
+        let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 aborted: {waited}")), hung];
         let text = report(&ends, &[]).unwrap();
         assert!(text.starts_with("rank 2 hung, and ended by signal 9 (SIGKILL)"), "{text}");
         assert!(
