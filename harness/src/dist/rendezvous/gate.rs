@@ -190,7 +190,8 @@ impl<'a> Gate<'a> {
             }
         }
         let next = pending.state.take(self.own, &pending.message[..pending.got]);
-        let next = next.map_err(|error| CommError::Setup(format!("no random numbers for the handshake with ranks: {error}")))?;
+        let next =
+            next.map_err(|error| CommError::Setup(format!("no random numbers for the handshake with ranks: {error}")))?;
         // The send buffer of a new connection has space for these few bytes.
         let told = |mut socket: &TcpStream, bytes: &[u8]| socket.write(bytes).is_ok_and(|n| n == bytes.len());
         match next {

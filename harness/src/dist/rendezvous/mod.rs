@@ -260,7 +260,7 @@ fn connect_peers(
         greet(socket, own, 0, port, brief, deadline)
     })?;
     let socket = peers[0].insert(socket);
-    let Some(listener) = listener else { return setup(format!("rank {rank} has no port on which other ranks can reach it")) };
+    let Some(listener) = listener else { return setup(format!("rank {rank} has no port for the other ranks")) };
     let list = roster(socket, place, deadline)?;
     let master = socket.peer_addr().map_err(|error| broken("lost the connection to rank 0", error))?.ip();
     for (index, line) in list.lines().enumerate().take(rank - 1) {
