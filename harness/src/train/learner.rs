@@ -1,4 +1,4 @@
-//! One training step, in pieces.
+//! The trainer: one training step in separate calls, with loss scaling, gradient clipping and AdamW.
 
 use std::ops::Range;
 
@@ -18,45 +18,46 @@ use crate::optim::{AdamW, AdamWOptions, Copy, Group, Schedule, clip, first_not_f
 use crate::params::{Param, Params};
 use crate::profile::{Phase, phase};
 
-/// How parameters are updated.
+/// Options of the optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LearnerOptions {
     pub adamw: AdamWOptions,
     pub schedule: Schedule,
-    /// λ of parameters that decay.
+    /// Weight decay λ.
     #[serde(with = "super::exact")]
     pub weight_decay: f64,
-    /// Whether embeddings decay too, as matrices do. Norms never do.
+    /// Whether weight decay applies to embeddings as to other matrices. It never applies to norms.
     pub decay_embeddings: bool,
-    /// Largest norm of the whole gradient; larger ones are shrunk to it.
+    /// Maximum norm of the whole gradient (gradient clipping).
     #[serde(with = "super::exact::option")]
     pub clip: Option<f64>,
 }
 
-/// What an update found and did.
+/// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// The number of the step, from 1.
+    /// Number of the step, from 1.
     pub step: u64,
     /// Learning rate.
     pub rate: f64,
-    /// Norm of the gradient before clipping.
+    /// Gradient norm before clipping.
     pub norm: f64,
-    /// False where an f16 gradient overflowed, and the parameters stayed as they were.
+    /// False if an f16 gradient overflowed (found_inf) and the step was skipped.
     pub applied: bool,
 }
 
-/// Parameters that learn.
+/// Trainer state: parameters, optimizer, loss scale.
 ///
 /// ```text
 /// learner.begin()?;
 /// for each micro-batch { learner.backward(&loss, share)?; }
-/// // here gradients of other processes would be added
+/// // all-reduce of gradients goes here
 /// let update = learner.update()?;
 /// ```
 ///
-/// [`Learner::update`] waits for the device. Its three parts do not, where the whole optimizer is here: [`Learner::announce`] before
-/// the step, [`Learner::decide`] in the place of `update`, and [`Learner::settle`] when what was found is read.
+/// [`Learner::update`] synchronizes with the device. With a replicated optimizer it consists of three calls that do
+/// not: [`Learner::announce`] registers the step, [`Learner::decide`] enqueues the update, and [`Learner::settle`]
+/// commits the step when its outputs are read back.
 pub struct Learner {
     params: Params,
     options: LearnerOptions,
@@ -64,44 +65,44 @@ pub struct Learner {
     engine: Engine,
     scale: LossScale,
     step: u64,
-    /// What the device is told of a step, and what it finds: f64, see [`judge`].
+    /// Inputs and outputs of step control on the device: f64, see [`judge`].
     told: Tensor,
     found: Tensor,
 }
 
-/// A step that was announced, and whose end is not known yet.
+/// A registered step whose outcome is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Announced {
-    /// The number of the step, from 1.
+    /// Number of the step, from 1.
     pub step: u64,
     /// Learning rate.
     pub rate: f64,
-    /// Steps that the optimizer had made before.
+    /// Step count of the optimizer before this step.
     optimizer_steps: u64,
 }
 
-/// Who has the optimizer's state.
+/// Where the optimizer's state is stored.
 enum Engine {
-    /// This process, all of it.
+    /// All of it in this process.
     Whole(AdamW),
-    /// Each rank a part.
+    /// One shard per rank.
     Shared(Box<ShardedOptimizer<AdamW>>),
 }
 
 impl Engine {
-    /// The optimizer where it is whole, for steps that are made in pieces.
+    /// The replicated optimizer, for steps that are enqueued.
     fn whole(&mut self) -> Result<&mut AdamW> {
         match self {
             Engine::Whole(adamw) => Ok(adamw),
             Engine::Shared(_) => {
-                let message = "an optimizer that ranks share makes its steps with `update`";
+                let message = "a sharded optimizer runs its steps with `update`";
                 Err(candle_core::Error::Msg(message.into()).into())
             }
         }
     }
 }
 
-/// First and second moments of consecutive elements of the flat tensors, where the optimizer keeps them.
+/// First and second moments of a range of the flat tensors.
 pub struct Moments<'a> {
     pub range: Range<usize>,
     pub first: View<'a, f32>,
@@ -109,7 +110,7 @@ pub struct Moments<'a> {
 }
 
 impl Learner {
-    /// For gradients of the type that the parameters keep them in: see [`gradient_dtype`].
+    /// Creates a trainer for gradients of the parameters' gradient dtype: see [`gradient_dtype`].
     ///
     /// # Errors
     /// No memory for the moments on the parameters' device.
@@ -119,10 +120,10 @@ impl Learner {
         Learner::with_engine(params, options, Engine::Whole(adamw))
     }
 
-    /// As [`Learner::new`], with an optimizer of which every rank has a part.
+    /// Same as [`Learner::new`], with a sharded optimizer.
     ///
     /// # Errors
-    /// As [`Learner::new`].
+    /// See [`Learner::new`].
     pub fn shared(params: &Params, options: LearnerOptions, optimizer: ShardedOptimizer<AdamW>) -> Result<Learner> {
         Learner::with_engine(params, options, Engine::Shared(Box::new(optimizer)))
     }
@@ -151,12 +152,12 @@ impl Learner {
         &self.options
     }
 
-    /// The groups of [`AdamW::step`].
+    /// The parameter groups of [`AdamW::step`].
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// Steps that the optimizer made: without those that an f16 overflow left out.
+    /// Steps that the optimizer applied, without those that an f16 overflow skipped.
     pub fn optimizer_steps(&self) -> u64 {
         match &self.engine {
             Engine::Whole(adamw) => adamw.steps(),
@@ -172,13 +173,13 @@ impl Learner {
         }
     }
 
-    /// Whether every rank has a part of the optimizer's state.
+    /// Whether the optimizer's state is sharded over ranks.
     pub fn is_shared(&self) -> bool {
         matches!(self.engine, Engine::Shared(_))
     }
 
-    /// The moments that this rank keeps; of those that every rank keeps, the first rank gives them alone. Those of all ranks together are the
-    /// moments of all parameters that are trained.
+    /// The moments that this rank saves: its shard; rank 0 alone saves moments that are replicated. The union over all
+    /// ranks covers all trained parameters.
     pub fn moments(&self) -> Vec<Moments<'_>> {
         let of = |adamw: &'_ AdamW| adamw.range();
         match &self.engine {
@@ -196,7 +197,7 @@ impl Learner {
         }
     }
 
-    /// Steps made, those included that an f16 overflow left out.
+    /// Number of steps, including those that an f16 overflow skipped.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -205,7 +206,7 @@ impl Learner {
         self.scale
     }
 
-    /// Sets what a checkpoint has: `read` fills elements of the first moments (0) or the second (1) that this rank keeps.
+    /// Restores the state of a checkpoint: `read` fills elements of this rank's first (0) or second (1) moments.
     pub(super) fn restore(
         &mut self,
         step: u64,
@@ -230,24 +231,25 @@ impl Learner {
         }
     }
 
-    /// Begins a step: all gradients are zero.
+    /// Starts a step: zeroes all gradients.
     ///
     /// # Errors
-    /// Those of earlier work on the device.
+    /// Errors of earlier work on the device.
     pub fn begin(&self) -> Result<()> {
         self.params.blank_grads();
         Ok(())
     }
 
-    /// Adds `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches add up to 1.
+    /// Accumulates `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches sum to 1.
     ///
     /// # Errors
-    /// A share of a step whose gradients are not kept in f32, and those of the model's ops, lack of memory above all.
+    /// A share other than 1 if gradients are not stored in f32; errors of the model's ops, mainly lack of memory.
     pub fn backward(&self, loss: &Tensor, share: f64) -> Result<()> {
         let _phase = phase(Phase::Backward);
         let kept = self.params.grads().dtype();
         if share != 1.0 && kept != DType::F32 {
-            let message = format!("gradients of several micro-batches add up in f32, not in {}", kept.as_str());
+            let message =
+                format!("gradients of several micro-batches are accumulated in f32, not in {}", kept.as_str());
             return Err(candle_core::Error::Msg(message).into());
         }
         let factor = share * self.scale.factor();
@@ -255,14 +257,14 @@ impl Learner {
             true => loss.backward()?,
             false => (loss * factor)?.backward()?,
         };
-        // Parameters that the loss does not depend on.
+        // Gradients of parameters that the loss does not depend on.
         Ok(self.params.settle_grads()?)
     }
 
-    /// Clips the gradient and makes a step of AdamW. Waits for the device.
+    /// Clips the gradient and applies one AdamW step. Synchronizes with the device.
     ///
     /// # Errors
-    /// A gradient that is not finite, with the first parameter whose gradient it is; the parameters are as before.
+    /// A non-finite gradient, with the first parameter that has one; the parameters are unchanged.
     pub fn update(&mut self) -> Result<Update> {
         if self.is_shared() {
             return self.update_shared();
@@ -273,10 +275,10 @@ impl Learner {
         self.settle(announced, &found)
     }
 
-    /// Tells the device what the next step needs, and counts the step as made. It does not wait.
+    /// Uploads the inputs of the next step, and increments the step count. Does not synchronize.
     ///
     /// # Errors
-    /// An optimizer of which every rank has a part, and those of the launches.
+    /// A sharded optimizer, and errors of the launches.
     pub fn announce(&mut self) -> Result<Announced> {
         let adamw = self.engine.whole()?;
         let _phase = phase(Phase::Optimizer);
@@ -293,12 +295,12 @@ impl Learner {
         Ok(Announced { step, rate, optimizer_steps })
     }
 
-    /// Queues the end of a step on the device: the gradient's norm, clipping and AdamW, or nothing of it if the gradient or one of
-    /// `losses`, f32 [n], is not finite. It does not wait, and depends on nothing but memory: a recording of it can be replayed,
-    /// if `decide` has run before with as many losses.
+    /// Enqueues the end of a step on the device: gradient norm, clipping and AdamW. The device skips the update if the
+    /// gradient or one of `losses`, f32 [n], is not finite. Does not synchronize, and depends only on device memory: it
+    /// can be captured in a CUDA graph, if `decide` has run before with the same number of losses.
     ///
     /// # Errors
-    /// As [`Learner::announce`].
+    /// See [`Learner::announce`].
     pub fn decide(&mut self, losses: &Tensor) -> Result<()> {
         let _phase = phase(Phase::Optimizer);
         let wanted = found::LOSSES + losses.elem_count();
@@ -313,13 +315,13 @@ impl Learner {
         }
     }
 
-    /// As [`Learner::update`], of gradients that are still on their way to other ranks: parameters are updated bucket by bucket, each as
-    /// soon as its gradient is there, while later ones travel. It gives the same bits, where [`Learner::can_update_by_bucket`]. A
-    /// gradient that is not finite stops the step where it is found: buckets before it have been updated. Where two ranks
-    /// [have both](Ddp::has_both) gradients, all has been updated but what is near it.
+    /// Same as [`Learner::update`], for gradients that are still in flight: parameters are updated bucket by bucket,
+    /// each as soon as its gradient has arrived, while later buckets are in flight. Gives the same bits; requires
+    /// [`Learner::can_update_by_bucket`]. A non-finite gradient stops the step at its bucket: earlier buckets are
+    /// updated. With peer gradients ([`Ddp::has_both`]) all elements are updated but those near it.
     ///
     /// # Errors
-    /// As [`Learner::update`], and those of communication.
+    /// See [`Learner::update`]; also errors of communication.
     pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
         if self.is_shared() {
             return self.update_shared_by_bucket(ddp);
@@ -328,7 +330,7 @@ impl Learner {
         let queued = self.queue_by_bucket(ddp).and_then(|sent| {
             let found = self.found.to_vec1::<f64>()?;
             if found[found::MADE] == 0.0 {
-                // The error says where, of the averages.
+                // The error names the first non-finite average.
                 ddp.average_both()?;
             }
             Ok((sent, found))
@@ -342,13 +344,13 @@ impl Learner {
         }
     }
 
-    /// Whether steps can be made by [`Learner::update_by_bucket`]: where nothing needs the whole gradient before the first parameter is
-    /// updated, as clipping does.
+    /// Whether [`Learner::update_by_bucket`] can be used: nothing may need the whole gradient before the first
+    /// parameter is updated, as clipping does.
     pub fn can_update_by_bucket(&self) -> bool {
         self.options.clip.is_none() && !self.scale.is_dynamic()
     }
 
-    /// The device's part of a step by buckets.
+    /// The device work of a step by buckets.
     fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
         let _phase = phase(Phase::Optimizer);
         let adamw = self.engine.whole()?;
@@ -359,15 +361,16 @@ impl Learner {
         }
     }
 
-    /// What the last [`Learner::decide`] found, f64, as [`judge`] lists it. The next one writes over it.
+    /// The outputs of the last [`Learner::decide`], f64, as listed in [`judge`]. The next call overwrites them.
     pub fn found(&self) -> &Tensor {
         &self.found
     }
 
-    /// Ends a step with what was found: learns from it, and takes the step back if it was not made. Steps are settled in their order.
+    /// Ends a step with its outputs: updates the loss scale, and rolls the step back if it was not applied. Steps are
+    /// committed in order.
     ///
     /// # Errors
-    /// A gradient that is not finite, as [`Learner::update`] says it; steps that were announced later were not made either.
+    /// A non-finite gradient, see [`Learner::update`]; steps that were registered later were not applied either.
     pub fn settle(&mut self, announced: Announced, found: &[f64]) -> Result<Update> {
         let Announced { step, rate, optimizer_steps } = announced;
         let (norm, made) = (found[found::NORM], found[found::MADE] != 0.0);
@@ -377,7 +380,7 @@ impl Learner {
         }
         self.take_back(announced)?;
         match self.scale.learn(norm.is_finite()) {
-            // What is not finite is a loss.
+            // A loss is not finite.
             Some(true) | None => Err(self.not_finite(step)),
             Some(false) => {
                 self.step = step;
@@ -387,10 +390,10 @@ impl Learner {
         }
     }
 
-    /// Takes back a step that was announced and not made, and all later ones.
+    /// Rolls back a registered step that was not applied, and all later ones.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn take_back(&mut self, announced: Announced) -> Result<()> {
         self.step = announced.step - 1;
         if let Engine::Whole(adamw) = &mut self.engine {
@@ -399,23 +402,24 @@ impl Learner {
         Ok(self.found.zero_set()?)
     }
 
-    /// Whether steps may be announced before earlier ones are settled: not where the next step depends on what was found.
+    /// Whether steps may be registered before earlier ones are committed: not if the next step depends on their
+    /// outputs.
     pub fn can_run_ahead(&self) -> bool {
         !self.is_shared() && !self.scale.is_dynamic()
     }
 
-    /// As [`Learner::update`], with an optimizer of which every rank has a part.
+    /// Same as [`Learner::update`], for a sharded optimizer.
     fn update_shared(&mut self) -> Result<Update> {
         let _phase = phase(Phase::Optimizer);
         let Engine::Shared(shared) = &mut self.engine else {
-            return Err(candle_core::Error::Msg("this optimizer is not shared".into()).into());
+            return Err(candle_core::Error::Msg("the optimizer is not sharded".into()).into());
         };
         let (step, factor) = (self.step + 1, self.scale.factor());
         let rate = self.options.schedule.rate(step);
         let gradients = self.params.grads();
         let gradients = Read::<f32>::new(&gradients)?;
         let norm = match shared.mode() {
-            // All of the gradient is here: its norm, and so clipping, is that of an optimizer that is not shared out.
+            // The whole gradient is on this rank: its norm, and so clipping, is the same as without sharding.
             Mode::Broadcast => judge::norm_of(kernel_device(self.params.device())?, gradients.view()?)?,
             Mode::Zero1 => shared.gradient_norm(gradients.view()?)?,
         };
@@ -435,11 +439,11 @@ impl Learner {
         Ok(Update { step, rate, norm, applied: norm.is_finite() })
     }
 
-    /// As [`Learner::update_by_bucket`], with an optimizer of which every rank has a part: what a rank updates leaves at once.
+    /// Same as [`Learner::update_by_bucket`], for a sharded optimizer: updated partitions are sent immediately.
     fn update_shared_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
         let _phase = phase(Phase::Optimizer);
         let Engine::Shared(shared) = &mut self.engine else {
-            return Err(candle_core::Error::Msg("this optimizer is not shared".into()).into());
+            return Err(candle_core::Error::Msg("the optimizer is not sharded".into()).into());
         };
         let (step, factor) = (self.step + 1, self.scale.factor());
         let rate = self.options.schedule.rate(step);
@@ -459,7 +463,7 @@ impl Learner {
         Ok((sent, Update { step, rate, norm, applied: true }))
     }
 
-    /// The error of a step whose gradient, which is there now, is not finite.
+    /// The error of a step whose current gradient is not finite.
     pub(super) fn not_finite(&self, step: u64) -> Error {
         let first = match first_in(&self.params.grads(), &self.params) {
             Ok(Some(name)) => format!("that of `{name}`"),
@@ -470,7 +474,7 @@ impl Learner {
     }
 }
 
-/// Brings the copy in a shorter type up to date with a range of the values.
+/// Rounds a range of the master weights to the compute weights.
 fn round_part(copy: &Tensor, range: &Range<usize>, values: View<'_, f32>) -> candle_core::Result<()> {
     let values = values.slice(range.clone()).map_err(kernel_error)?;
     macro_rules! round {
@@ -486,7 +490,7 @@ fn round_part(copy: &Tensor, range: &Range<usize>, values: View<'_, f32>) -> can
     }
 }
 
-/// The name of the first parameter that has NaN or infinity in `flat`, the parameters' values or their gradients.
+/// Name of the first parameter with NaN or infinity in `flat`, which holds the values or the gradients.
 pub(super) fn first_in(flat: &Tensor, params: &Params) -> Result<Option<String>> {
     let device = kernel_device(params.device())?;
     let list: Vec<Param> = params.iter().collect();
@@ -498,8 +502,8 @@ pub(super) fn first_in(flat: &Tensor, params: &Params) -> Result<Option<String>>
     Ok(first.map(str::to_string))
 }
 
-/// The type in which the gradients of a step are kept that this process makes alone, of so many micro-batches: that of the products in
-/// bf16, if each gradient is one product and nothing is added to it, else f32.
+/// Dtype of the gradients of a step on this process alone: bf16 if the compute weights are bf16 and there is a single
+/// micro-batch, so that nothing is accumulated; otherwise f32.
 pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
     match params.copy().map(|copy| copy.dtype()) {
         Some(DType::BF16) if micro_batches <= 1 => DType::BF16,
@@ -507,7 +511,7 @@ pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
     }
 }
 
-/// [`Learner::decide`] for gradients of type G; the numbers are `told` and `found`.
+/// [`Learner::decide`] for gradients of type G, with the inputs and outputs of step control.
 fn decide_on<G: Elem + FloatElement>(
     (params, groups): (&Params, &[Group]),
     adamw: &mut AdamW,
@@ -525,7 +529,7 @@ fn decide_on<G: Elem + FloatElement>(
     step_part((params, groups), adamw, &all, gradients.view()?, views)
 }
 
-/// As [`decide_on`], bucket by bucket as gradients come.
+/// Same as [`decide_on`], bucket by bucket as gradients arrive.
 fn decide_by_bucket<G: Elem + FloatElement>(
     (params, groups): (&Params, &[Group]),
     adamw: &mut AdamW,
@@ -562,7 +566,7 @@ fn decide_by_bucket<G: Elem + FloatElement>(
     Ok(sent)
 }
 
-/// A step of the parameters in `part`, and of their copy in a shorter type.
+/// One step of a range of the parameters and of their compute weights.
 fn step_part<G: Elem + FloatElement>(
     (params, groups): (&Params, &[Group]),
     adamw: &mut AdamW,
@@ -575,7 +579,7 @@ fn step_part<G: Elem + FloatElement>(
     })
 }
 
-/// Gives `go` the parameters, and their copy in a shorter type.
+/// Calls `go` with the parameters and their compute weights.
 fn with_copy(params: &Params, go: impl FnOnce(ViewMut<'_, f32>, Copy<'_>) -> candle_core::Result<()>) -> Result<()> {
     let copy = params.copy();
     memory::write::<f32, _>(params.values(), |_, values| match &copy {
@@ -590,8 +594,8 @@ fn with_copy(params: &Params, go: impl FnOnce(ViewMut<'_, f32>, Copy<'_>) -> can
     Ok(())
 }
 
-/// The parameters that are trained, in groups of neighbours with the same options. Gaps between neighbours go with them: they are zeros,
-/// and their gradients are.
+/// The trained parameters in groups of adjacent parameters with equal options. Padding between them belongs to the
+/// group: its values and gradients are zero.
 fn groups(params: &Params, options: &LearnerOptions) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for param in params.iter().filter(Param::requires_grad) {

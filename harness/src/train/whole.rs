@@ -1,4 +1,5 @@
-//! Whole training steps, queued: forward, backward, clipping and AdamW, which a GPU replays as one CUDA graph.
+//! Queued training steps: forward, backward, clipping and AdamW, enqueued without synchronization and captured as one
+//! CUDA graph on a GPU.
 
 use candle_core::{DType, Tensor};
 
@@ -8,69 +9,69 @@ use crate::ops::replay::Replay;
 use crate::optim::judge::found;
 use crate::profile::{Phase, phase};
 
-/// Makes steps of one learner without waiting for them.
+/// Enqueues the steps of one trainer.
 pub struct WholeStep {
     replay: Replay,
-    /// f32, one for each micro-batch.
+    /// f32, one per micro-batch.
     losses: Option<Tensor>,
     mailbox: Mailbox,
 }
 
-/// A step on its way.
+/// A step in flight.
 pub struct Queued {
-    /// What it was announced as.
+    /// Its registration.
     pub announced: Announced,
     letter: Letter,
 }
 
-/// What came of a step.
+/// Outputs of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Found {
     numbers: Vec<f64>,
 }
 
 impl Found {
-    /// The loss of each micro-batch.
+    /// Loss of each micro-batch.
     pub fn losses(&self) -> &[f64] {
         &self.numbers[found::LOSSES..]
     }
 
-    /// All numbers, as [`Learner::settle`] takes them.
+    /// All outputs, for [`Learner::settle`].
     pub fn numbers(&self) -> &[f64] {
         &self.numbers
     }
 }
 
 impl WholeStep {
-    /// For steps of this learner, alone.
+    /// For steps of this trainer only.
     pub fn new(learner: &Learner) -> WholeStep {
         WholeStep { replay: Replay::new(learner.params().device()), losses: None, mailbox: Mailbox::default() }
     }
 
-    /// The same, never replayed: every kernel is started by itself.
+    /// Same, without a CUDA graph: every kernel is launched separately.
     pub fn one_by_one() -> WholeStep {
         WholeStep {
-            replay: Replay::never("every kernel is to be started by itself"),
+            replay: Replay::never("every kernel is launched separately"),
             losses: None,
             mailbox: Mailbox::default(),
         }
     }
 
-    /// Why steps are not replayed, if they are not: see [`Replay::why_not`].
+    /// Why steps do not run as a CUDA graph, if they do not: see [`Replay::why_not`].
     pub fn why_not(&self) -> Option<&str> {
         self.replay.why_not()
     }
 
-    /// How many steps may be on their way when another one is queued: a GPU then never waits for the host.
+    /// Number of steps that may be in flight when another one is enqueued, so that a GPU never waits for the host.
     pub fn ahead(&self, learner: &Learner) -> usize {
         usize::from(learner.can_run_ahead() && learner.params().device().is_cuda())
     }
 
-    /// Queues a step on tokens and targets, u32 [windows, n], of which `micro_batch` windows run at a time. Its loss is the mean over
-    /// all windows.
+    /// Enqueues a step on tokens and targets, u32 [sequences, n], in micro-batches of `micro_batch` sequences. Its loss
+    /// is the mean over all sequences.
     ///
     /// # Errors
-    /// Those of the model and of the launches.
+    /// Errors of the model and of the launches.
     pub fn queue(
         &mut self,
         model: &dyn LanguageModel,
@@ -113,16 +114,16 @@ impl WholeStep {
 }
 
 impl Queued {
-    /// Waits for the step, and for nothing that was queued after it. What was found is for [`Learner::settle`].
+    /// Waits for this step only, not for work enqueued after it. The result is for [`Learner::settle`].
     ///
     /// # Errors
-    /// Those of the device's work.
+    /// Errors of the device.
     pub fn wait(self) -> Result<(Announced, Found)> {
         Ok((self.announced, Found { numbers: self.letter.read()? }))
     }
 }
 
-/// Numbers on their way from the device.
+/// An asynchronous readback of f64 values.
 enum Letter {
     Here(Vec<f64>),
     #[cfg(feature = "cuda")]
@@ -139,7 +140,7 @@ impl Letter {
     }
 }
 
-/// Host memory for letters, used again when one was read.
+/// Pinned host buffers, reused after a readback.
 #[derive(Default)]
 struct Mailbox {
     #[cfg(feature = "cuda")]
@@ -147,7 +148,7 @@ struct Mailbox {
 }
 
 impl Mailbox {
-    /// Queues a copy of f64 numbers.
+    /// Starts an asynchronous copy of f64 values to the host.
     fn post(&self, numbers: &Tensor) -> Result<Letter> {
         #[cfg(feature = "cuda")]
         if numbers.device().is_cuda() {
@@ -165,7 +166,7 @@ mod cuda {
     use candle_core::cuda::cudarc::driver::{CudaEvent, PinnedHostSlice};
     use candle_core::{Error, Result, Storage, Tensor};
 
-    /// Memory that the GPU copies into by itself.
+    /// Pinned host memory, the destination of a device-to-host copy.
     pub type Page = PinnedHostSlice<f64>;
 
     pub struct Letter {
@@ -175,7 +176,7 @@ mod cuda {
     }
 
     fn failed(error: impl std::fmt::Display) -> Error {
-        Error::Msg(format!("reading what a step found: {error}"))
+        Error::Msg(format!("reading back the outputs of a step: {error}"))
     }
 
     pub fn post(free: &Rc<RefCell<Vec<Page>>>, numbers: &Tensor) -> Result<Letter> {
@@ -183,12 +184,12 @@ mod cuda {
         let known = free.borrow_mut().pop().filter(|page| page.len() == numbers.elem_count());
         let mut page = match known {
             Some(page) => page,
-            // SAFETY: the copy below fills all of it before anyone reads it.
+            // SAFETY: the copy below initializes all of it before it is read.
             None => unsafe { stream.context().alloc_pinned_with_flags(numbers.elem_count(), 0) }.map_err(failed)?,
         };
         let (storage, layout) = numbers.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else {
-            return Err(failed("it lies on another device"));
+            return Err(failed("it is on another device"));
         };
         let source = storage.as_cuda_slice::<f64>()?.slice(layout.start_offset()..layout.start_offset() + page.len());
         stream.memcpy_dtoh(&source, &mut page).map_err(failed)?;
@@ -201,14 +202,14 @@ mod cuda {
             self.arrived.synchronize().map_err(failed)?;
             match &self.page {
                 Some(page) => Ok(page.as_slice().map_err(failed)?.to_vec()),
-                None => Err(failed("it was read before")),
+                None => Err(failed("it was already read")),
             }
         }
     }
 
     impl Drop for Letter {
         fn drop(&mut self) {
-            // The copy may still be on its way into the page.
+            // The copy may still be in flight.
             if self.arrived.synchronize().is_ok()
                 && let Some(page) = self.page.take()
             {

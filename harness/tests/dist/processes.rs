@@ -303,7 +303,7 @@ fn batches_that_do_not_divide_are_refused() {
     let (code, text) = train(folder.path(), Some(5), "run", &["--steps", "2"]);
     assert_eq!(code, 1, "{text}");
     assert!(
-        text.contains("a batch of 12 windows does not divide into 5 ranks") && text.contains("--batch 10 or 15"),
+        text.contains("a batch of 12 sequences is not a multiple of the world size, 5") && text.contains("--batch 10 or 15"),
         "{text}"
     );
 }

@@ -147,5 +147,5 @@ fn profiles_that_make_no_sense_are_refused() {
     has(&text, &["nothing travels between ranks in a forward pass"]);
     let (code, text) = tilewright(&["profile", "--ranks", "3", "--batch", "4"]);
     assert_eq!(code, 1, "{text}");
-    has(&text, &["a batch of 4 windows does not divide into 3 ranks"]);
+    has(&text, &["a batch of 4 sequences is not a multiple of the world size, 3"]);
 }
