@@ -151,7 +151,7 @@ fn one_file_is_one_under_every_name() {
     check(&place("other"), &[&path, &path]).unwrap();
     let new = [place("new"), place("folder/../new")];
     let message = check_distinct(&[&new[0], &new[1]], &[]).unwrap_err().to_string();
-    assert!(message.contains("is written as"), "{message}");
+    assert!(message.contains("is also written as"), "{message}");
     let null = Path::new("/dev/null");
     check_distinct(&[null, null], &[null]).unwrap();
 }

@@ -75,7 +75,7 @@ fn damaged_checkpoints_are_refused_by_generate_and_resume() {
     refuse(flip(header + 3), &["the tensor `", "is damaged", "BLAKE3"]);
     let vocabulary = whole.windows(5).position(|part| part == b"vocab").unwrap();
     refuse(flip(vocabulary + 40), &["was changed", "BLAKE3"]);
-    refuse(whole[..whole.len() / 2].to_vec(), &["cut short"]);
+    refuse(whole[..whole.len() / 2].to_vec(), &["truncated"]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_log_that_is_no_log_is_not_touched() {
     std::os::unix::fs::symlink("../notes", place.path("run/log.jsonl")).unwrap();
     let more = "--steps 4 --schedule keep";
     let message = fails(place.resume("run", more), 1);
-    assert_says(&message, &["cannot use run/log.jsonl", "line 1 is none of a log", "help: move the file away"]);
+    assert_says(&message, &["cannot use run/log.jsonl", "line 1 is not a log line", "help: move the file away"]);
     assert_eq!(std::fs::read_to_string(place.path("notes")).unwrap(), notes);
     std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
     ok(place.resume("run", more));
@@ -167,8 +167,8 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
     let message = fails(place.resume("run", ""), 1);
-    let older = "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors";
-    assert_says(&message, &["cut short", older]);
+    let older = "copy checkpoint-00000010.safetensors to checkpoint.safetensors";
+    assert_says(&message, &["truncated", older]);
     // Whatever of it is damaged.
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;

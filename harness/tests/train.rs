@@ -141,7 +141,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     let limit = before.len() / 2 / 512;
     let again = "train --resume --out run --steps 8 --schedule keep";
     let message = fails(place.shell(&format!("trap '' XFSZ; ulimit -f {limit}"), again), 1);
-    assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "still whole"]);
+    assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "is intact"]);
     assert!(std::fs::read(&path).unwrap() == before, "the checkpoint was touched");
     let left = place.names("run");
     assert!(!left.iter().any(|name| name.starts_with(".tilewright")), "{left:?} were left behind");
@@ -154,7 +154,7 @@ fn a_loss_that_is_no_number_stops_the_run() {
     let message = fails(place.train("run", "--steps 50 --lr 1e30 --warmup 0 --clip 0"), 1);
     assert_says(
         &message,
-        &["step ", "not finite", "the first that has NaN or infinity is", "run/not-finite.safetensors"],
+        &["step ", "not finite", "the first non-finite value is in", "run/not-finite.safetensors"],
     );
     assert!(place.path("run/not-finite.safetensors").exists());
 }
@@ -216,6 +216,6 @@ fn checkpoints_that_do_not_fit_are_refused() {
     std::fs::write(&path, &whole[..whole.len() - 100]).unwrap();
     let found = (whole.len() - 100).to_string();
     for command in [place.resume("run", "--schedule keep --steps 4"), place.command("generate run")] {
-        assert_says(&fails(command, 1), &["run/checkpoint.safetensors", "cut short", &found]);
+        assert_says(&fails(command, 1), &["run/checkpoint.safetensors", "truncated", &found]);
     }
 }

@@ -97,7 +97,7 @@ fn a_file_cut_at_any_place_is_refused() {
     for len in (1..whole.len()).step_by(13).chain([4, 7, 8, 9, whole.len() - 1]) {
         std::fs::write(&path, &whole[..len]).unwrap();
         let message = Checkpoint::open(&path).err().unwrap().to_string();
-        assert!(message.contains("cut short") && message.contains(&format!("found {len}")), "{message}");
+        assert!(message.contains("truncated") && message.contains(&format!("found {len}")), "{message}");
     }
     std::fs::write(&path, "no checkpoint at all, but long enough to have a length").unwrap();
     assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
@@ -231,7 +231,7 @@ fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
     file.set_len(file.metadata().unwrap().len() - 100).unwrap();
     let mut learner = Learner::new(&model(6, 77), options()).unwrap();
     let message = checkpoint.load(&mut learner).err().unwrap().to_string();
-    assert!(message.contains("cut short while it was read"), "{message}");
+    assert!(message.contains("truncated while it was read"), "{message}");
     // Changed, with its length kept.
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
     let len = std::fs::metadata(&path).unwrap().len();
@@ -261,7 +261,7 @@ fn a_name_twice_is_refused_and_escapes_are_not_obeyed() {
         bytes[place + 10] = b't';
         std::fs::write(&path, bytes).unwrap();
         let message = loaded(&path).err().unwrap().to_string();
-        assert!(message.contains("the name `norm.weight` twice") && message.contains("c.safetensors"), "{message}");
+        assert!(message.contains("a duplicate name, `norm.weight`") && message.contains("c.safetensors"), "{message}");
     }
     let escapes = with_header(&whole, true, &|header| {
         let info = header["norm.weight"].take();

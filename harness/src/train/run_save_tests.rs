@@ -105,7 +105,7 @@ fn a_run_whose_lock_was_removed_writes_nothing_more() {
     let mut second = Run::begin(&other, &data, options(3), &folder, None).unwrap();
     go(&mut second);
     let message = first.save().unwrap_err().to_string();
-    assert!(message.contains("is not locked by this run any more"), "{message}");
+    assert!(message.contains("is no longer locked by this run"), "{message}");
     drop(first);
     assert!(second.save().is_ok(), "its lock is still there");
     assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 3);

@@ -458,7 +458,7 @@ fn weights_that_are_not_finite_take_no_checkpoints_place() {
     let table = model.params.get("table").unwrap();
     table.set_value(&(table.value().unwrap() + f64::NAN).unwrap()).unwrap();
     let message = run.save().unwrap_err().to_string();
-    for part in ["cannot write", "`table` is not finite", "--lr", "of step 1, is still whole"] {
+    for part in ["cannot write", "`table` is not finite", "--lr", "of step 1, is intact"] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     assert_eq!(names(&folder), [CHECKPOINT]);
@@ -737,7 +737,7 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
         assert!(message.contains(name) && message.contains(what), "{message}");
     };
     refuse(&flipped, "damaged");
-    refuse(&whole[..whole.len() / 2], "cut short");
+    refuse(&whole[..whole.len() / 2], "truncated");
     others.iter().for_each(|other| refuse(other, "part of another checkpoint"));
     std::fs::remove_file(newest).unwrap();
     let message = load().unwrap_err().to_string();

@@ -91,5 +91,5 @@ fn a_rank_that_goes_on_from_another_step_is_named() {
     std::fs::create_dir(folder.path().join("mine")).unwrap();
     std::fs::rename(folder.path().join("checkpoint"), folder.path().join("mine/checkpoint.safetensors")).unwrap();
     let ran = train(folder.path(), [PLAIN, "--out mine --data text --layers 1 --steps 4 --schedule keep --resume"]);
-    both_say(folder.path(), ran, &["rank 1: the step that it goes on from (--resume) is 2, and 0 on rank 0"]);
+    both_say(folder.path(), ran, &["rank 1: the step to resume from (--resume) is 2, and 0 on rank 0"]);
 }

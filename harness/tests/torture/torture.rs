@@ -175,7 +175,7 @@ fn hit(drawn: &Drawn, place: &Place) -> Outcome<Vec<String>> {
         expect(all(&[&[STOPPED], late].concat()), "the run is stopped with its state saved")?;
     }
     if full {
-        let (named, codes) = (output.contains("no room"), [&[1], late].concat());
+        let (named, codes) = (output.contains("the disk is full"), [&[1], late].concat());
         expect(all(&codes) && (named || all(late)), "a full disk is named")?;
     }
     if form.launch && !drawn.to_launcher && matches!(fault, Fault::Kill | Fault::StopKill) {
