@@ -2,7 +2,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// A folder, and the path of a file in it that holds `old`.
+/// A folder, and the path of a file in it that contains `old`.
 fn with_file() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
@@ -20,7 +20,7 @@ fn mode(path: &Path) -> u32 {
 
 fn fifo(path: &Path) {
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the name is a string that ends with a zero.
+    // SAFETY: the name ends with a NUL byte.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
 }
 
@@ -48,7 +48,7 @@ fn links_stay_and_what_they_point_to_is_written() {
     write(&place("link to link"), "new").unwrap();
     assert_eq!(fs::read_link(place("link to link")).unwrap(), place("link"));
     assert_eq!(fs::read(&path).unwrap(), b"new");
-    // One that points nowhere yet.
+    // A dangling link.
     fs::create_dir(place("folder")).unwrap();
     symlink("folder/made", place("dangling")).unwrap();
     write(&place("dangling"), "made").unwrap();
@@ -67,11 +67,11 @@ fn permissions_are_kept_and_never_widened() {
         write(&path, "new").unwrap();
         assert_eq!(mode(&path), kept, "{kept:o}");
     }
-    // A set-user-ID bit was given to the old contents.
+    // A set-user-ID bit applies to the old contents only.
     fs::set_permissions(&path, Permissions::from_mode(0o4755)).unwrap();
     write(&path, "new").unwrap();
     assert_eq!(mode(&path), 0o755);
-    // A new file has what any new file has here.
+    // A new file gets the default permissions.
     let fresh = [dir.path().join("ours"), dir.path().join("theirs")];
     write(&fresh[0], "").unwrap();
     fs::write(&fresh[1], "").unwrap();
@@ -80,9 +80,9 @@ fn permissions_are_kept_and_never_widened() {
 
 #[test]
 fn what_may_not_be_written_is_not_replaced() {
-    // SAFETY: asks for a number.
+    // SAFETY: has no preconditions.
     if unsafe { libc::geteuid() } == 0 {
-        // Permissions do not bind root.
+        // Permissions do not restrict root.
         return;
     }
     let (_dir, path) = with_file();
@@ -114,7 +114,7 @@ fn pipes_and_devices_are_written_to_and_stay() {
     let pipe = dir.path().join("pipe");
     fifo(&pipe);
     check_writable(&pipe).unwrap();
-    // Nobody reads it: an error, and no wait.
+    // A pipe without a reader: an error instead of blocking.
     assert!(write(&pipe, "text").is_err() && append(&pipe).is_err());
     assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
     let (mut reader, writer) = io::pipe().unwrap();
@@ -229,7 +229,7 @@ fn a_prepared_file_takes_the_place_of_a_link_and_nothing_until_it_is_committed()
 
 #[test]
 fn the_system_is_quoted_without_the_temporary_file() {
-    // As the library makes it: with the path behind.
+    // An error of the library, which ends with the path.
     let missing = tempfile::Builder::new().tempfile_in("/no/such/folder").unwrap_err();
     let quoted = nameless(&missing);
     assert!(quoted.contains("os error 2") && !quoted.contains("/no/such"), "{quoted}");

@@ -1,4 +1,5 @@
-//! What `tilewright train` leaves in its folder, and what it and `tilewright generate` make of what they find there.
+//! Tests of the files in a run's folder: what `tilewright train` writes, and how it and `tilewright generate` handle
+//! existing files.
 
 mod support;
 #[path = "support/tensors.rs"]
@@ -7,7 +8,7 @@ mod tensors;
 use support::{Place, SMALL, assert_says, fails, field, ok};
 use tensors::tensors;
 
-/// A number of the line of a training step in a run's log.
+/// A value in the log line of a training step.
 fn number(place: &Place, out: &str, step: usize, name: &str) -> String {
     let is_step = |line: &&String| line.contains(&format!("\"step\":{step},")) && line.contains("\"rate\"");
     field(place.log(out).iter().find(is_step).unwrap(), name)
@@ -22,17 +23,17 @@ fn a_folder_has_one_run_at_a_time() {
     for second in [place.train("run", "--steps 3"), place.resume("run", "--steps 3")] {
         assert_says(&fails(second, 1), &["another run", "run", &pid, "--out"]);
     }
-    // Readers do not mind.
+    // Reading needs no lock.
     assert_says(&fails(place.command("generate run"), 1), &["run/checkpoint.safetensors", "train"]);
     child.kill().unwrap();
     child.wait().unwrap();
-    // The lock ends with its owner, and what killed writers leave is removed.
+    // The lock ends with its holder, and temporary files of killed writers are removed.
     std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
     ok(place.train("run", "--steps 3"));
     assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
 }
 
-/// A new run would take their steps for its own, and remove them.
+/// A new run would mistake their steps for its own, and remove them.
 #[test]
 fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
     let place = Place::new();
@@ -44,7 +45,7 @@ fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
         &message,
         &["run holds a checkpoint of another run already", "checkpoint-00000002.safetensors", "after step 2"],
     );
-    // Also one that cannot be read now.
+    // Also a file that cannot be read now.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
     assert_says(
@@ -97,13 +98,13 @@ fn a_flipped_tokenizer_is_refused() {
 #[test]
 fn a_first_save_that_fails_claims_no_checkpoint() {
     let place = Place::new();
-    // Files of at most 16 KiB: tokens and logs, and no checkpoint. Kernels are in no cache then.
+    // Limits files to 16 KiB: tokens and logs fit, checkpoints do not. Kernels are not cached then.
     let model = SMALL.replace("--width 32", "--width 64");
     let limited = |blocks: u32, out: &str| {
         let train = format!("train --data text.txt --out {out} {model} --steps 2");
         fails(place.shell(&format!("trap '' XFSZ; ulimit -f {blocks}"), &train), 1)
     };
-    // Nothing at all can be written, and nothing is left.
+    // Nothing can be written, and no file remains.
     assert_says(&limited(0, "none"), &["cannot write none/run.lock"]);
     assert!(!place.path("none").exists());
     let message = limited(32, "run");
@@ -112,7 +113,7 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
 }
 
-/// The log is longer than a file may be, and checkpoints are not.
+/// The log exceeds the file size limit, and checkpoints do not.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
@@ -151,25 +152,25 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let said = ok(place.train("run", "--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
     let kept = ["checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors", "checkpoint.safetensors"];
     assert_eq!(place.names("run")[..3], kept);
-    // The best of these, as the log has it.
+    // The best of these, according to the log.
     let evaluations = place.log("run").into_iter().filter(|line| line.contains("evaluation"));
     let losses: Vec<f64> = evaluations.map(|line| field(&line, "loss").parse().unwrap()).collect();
     let best = (3..6).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
     let (name, step, loss) = (kept[best - 3], 2 * (best + 1), losses[best]);
     let line = format!("the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}\n");
     assert_says(&said, &[&line]);
-    // Each is whole.
+    // Each is complete.
     for name in kept {
         ok(place.command(&format!("generate run/{name} --tokens 2")));
     }
-    // Where the newest is damaged, an older one takes its place.
+    // An older checkpoint replaces a damaged newest one.
     let newest = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
     let message = fails(place.resume("run", ""), 1);
     let older = "copy checkpoint-00000010.safetensors to checkpoint.safetensors";
     assert_says(&message, &["truncated", older]);
-    // Whatever of it is damaged.
+    // For damage at any position.
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     std::fs::write(&newest, &flipped).unwrap();
@@ -188,7 +189,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
 }
 
-/// Forward again in place of what was kept gives the same bits, so that a run may go on with it.
+/// Recomputed activations have the same bits, so that a run can resume with recomputation.
 #[test]
 fn a_run_goes_on_with_recomputation_bit_for_bit() {
     for precision in ["f32", "bf16"] {
@@ -235,7 +236,7 @@ fn other_steps_need_a_decision_about_the_learning_rate() {
         let expected = 0.001 + 0.009 * (0.5 + 0.5 * (progress * std::f64::consts::PI).cos());
         assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} for {expected}");
     }
-    // What was decided holds when the run goes on again; fewer steps ask too, and a level rate does not.
+    // The choice is stored for the next resume; fewer steps ask again, and a constant rate does not.
     std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
     ok(place.resume("run", "--steps 20 --schedule extend --minutes 0"));
     ok(place.resume("run", "--minutes 0"));

@@ -1,4 +1,4 @@
-//! `tilewright train` and `tilewright generate` as programs: what they learn, what survives their end, and what they refuse.
+//! Tests of `tilewright train` and `tilewright generate` as programs: learning, resuming, and errors.
 
 mod support;
 
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::{Place, assert_says, fails, field, ok, text};
 
-/// What a run's log says of each loss: all digits of step and loss.
+/// The losses in a run's log, with all digits of step and loss.
 fn losses(place: &Place, out: &str) -> Vec<String> {
     let loss = |line: &String| format!("{} {} {}", field(line, "what"), field(line, "step"), field(line, "loss"));
     place.log(out).iter().map(loss).collect()
@@ -27,7 +27,7 @@ fn killed_and_resumed(precision: &str) {
 
     let mut child = place.train("killed", &steps).spawn().unwrap();
     place.wait_for_lines(&mut child, "killed", 23);
-    // SIGKILL: the program has no say in it.
+    // SIGKILL cannot be handled.
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(losses(&place, "killed").len() < expected.len(), "the run was killed before its end");
@@ -58,7 +58,7 @@ fn it_learns_the_text_and_writes_like_it() {
     assert!(std::fs::read_to_string(place.path("run/loss.svg")).unwrap().contains("</svg>"));
 }
 
-/// All ways to compute the model give the same losses, up to rounding, and the same forms the same bits.
+/// All ways to compute the model give the same losses up to rounding, and repeated runs the same bits.
 #[test]
 fn losses_agree_however_the_model_is_computed() {
     let place = Place::new();
@@ -85,8 +85,8 @@ fn losses_agree_however_the_model_is_computed() {
     }
 }
 
-/// Where one micro-batch is the step, gradients are bf16 in mixed precision; several add up in f32. That rounding is no more
-/// than what bf16 does elsewhere: the losses are as far from those of f32.
+/// With one micro-batch per step, gradients are bf16 in mixed precision; several are accumulated in f32. This rounding
+/// is no larger than that of bf16 elsewhere: the losses differ from f32 by as much.
 #[test]
 fn mixed_precision_learns_as_f32_does() {
     let place = Place::new();
@@ -108,10 +108,10 @@ fn mixed_precision_learns_as_f32_does() {
 #[test]
 fn ctrl_c_saves_what_there_is() {
     let place = Place::new();
-    // Without evaluations every line is a step, however many there are by then.
+    // Without evaluations every line is a step.
     let mut train = place.train("run", "--steps 100000 --save-every 0 --evaluate-every 0");
-    // Tests may run in the background of a shell, which ignores SIGINT, and what is ignored stays ignored.
-    // SAFETY: signal is safe to call between fork and exec.
+    // A shell's background jobs ignore SIGINT, and the child would inherit it. SAFETY: signal is safe to call between
+    // fork and exec.
     unsafe {
         std::os::unix::process::CommandExt::pre_exec(&mut train, || {
             libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -137,7 +137,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     ok(place.train("run", "--steps 4"));
     let path = place.path("run/checkpoint.safetensors");
     let before = std::fs::read(&path).unwrap();
-    // Files of at most half of the checkpoint: what is beyond cannot be written.
+    // Limits files to half of the checkpoint's size.
     let limit = before.len() / 2 / 512;
     let again = "train --resume --out run --steps 8 --schedule keep";
     let message = fails(place.shell(&format!("trap '' XFSZ; ulimit -f {limit}"), again), 1);
@@ -152,10 +152,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
 fn a_loss_that_is_no_number_stops_the_run() {
     let place = Place::new();
     let message = fails(place.train("run", "--steps 50 --lr 1e30 --warmup 0 --clip 0"), 1);
-    assert_says(
-        &message,
-        &["step ", "not finite", "the first non-finite value is in", "run/not-finite.safetensors"],
-    );
+    assert_says(&message, &["step ", "not finite", "the first non-finite value is in", "run/not-finite.safetensors"]);
     assert!(place.path("run/not-finite.safetensors").exists());
 }
 

@@ -1,4 +1,4 @@
-//! Ranks that fail inside one process: everybody else gets an error in time that names the rank and the operation.
+//! Failures of ranks inside one process: all other ranks get an error in time that names the rank and the operation.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use tilewright_harness::dist::secret::Access;
 
 use crate::world::{KINDS, Kind, free_port, options, place, ranks};
 
-/// Patience of ranks that wait for one that hangs.
+/// Timeouts of ranks that wait for one that hangs.
 const SHORT: Options = Options { timeout: Duration::from_millis(400), start_timeout: Duration::from_millis(600) };
-/// What "at once" and "in time" may cost on a busy machine.
+/// Tolerance for "immediately" and "in time" on a busy machine.
 const SLACK: Duration = Duration::from_secs(20);
 
 #[test]
@@ -24,7 +24,7 @@ fn ranks_that_disagree_all_hear_what_was_called() {
                 _ => comm.broadcast(&mut [0_i32; 100], 2),
             };
             let error = outcome.unwrap_err();
-            // It is of no more use, and says so without waiting.
+            // Every later call fails without waiting.
             assert_eq!(comm.barrier().unwrap_err(), error);
             error.to_string()
         });
@@ -116,7 +116,7 @@ fn a_rank_that_throws_takes_the_others_with_it() {
             if comm.rank() == 1 {
                 let thrown = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     let _comm = comm;
-                    // Not `panic!`, whose message in the output of the tests would look like a failure.
+                    // Not `panic!`, whose message in the output would look like a test failure.
                     std::panic::resume_unwind(Box::new("thrown"));
                 }));
                 return format!("{}", thrown.is_err());
@@ -151,7 +151,7 @@ fn start(rank: usize, world: usize, port: u16, job: &str) -> Result<(), CommErro
     rendezvous::connect(&place(rank, world, port), &job, SHORT).map(|_| ())
 }
 
-/// Starts these ranks at the same time, and gives what each says.
+/// Starts these ranks concurrently, and returns their results.
 fn meet(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
     let port = free_port();
     std::thread::scope(|scope| {

@@ -1,13 +1,13 @@
-//! `tilewright train` in a folder of its own, for the tests of the program.
+//! Runs `tilewright train` in a temporary folder.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A model that makes a step in some milliseconds.
+/// A model whose steps take a few milliseconds.
 pub const SMALL: &str = "--layers 1 --width 32 --hidden 64 --heads 2 --context 16 --vocab 300 --batch 4";
 
-/// A folder with a text to learn from (`text.txt`), and a cache of its own.
+/// A folder with a training text (`text.txt`) and a separate cache.
 pub struct Place {
     folder: tempfile::TempDir,
 }
@@ -24,15 +24,15 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// `tilewright` with the words of this line.
+    /// `tilewright` with the arguments in `line`.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.set_up(env!("CARGO_BIN_EXE_tilewright"));
         command.args(line.split_whitespace());
         command
     }
 
-    /// `tilewright` with the words of this line, started by a shell after `before`: limits, say. Without a cache, kernels are compiled anew and
-    /// tokens lie in the run's own folder.
+    /// `tilewright` with the arguments in `line`, started by a shell after `before`, for example resource limits.
+    /// Without a cache: kernels are compiled again, and tokens are stored in the run's folder.
     pub fn shell(&self, before: &str, line: &str) -> Command {
         let mut command = self.set_up("sh");
         command.args(["-c", &format!("{before}; exec {} {line}", env!("CARGO_BIN_EXE_tilewright"))]);
@@ -53,18 +53,18 @@ impl Place {
         self.command(&format!("train --data text.txt --out {out} {SMALL} {more}"))
     }
 
-    /// Goes on with the training in the folder `out`.
+    /// Resumes the training in the folder `out`.
     pub fn resume(&self, out: &str, more: &str) -> Command {
         self.command(&format!("train --resume --out {out} {more}"))
     }
 
-    /// The lines of a run's log, as far as there are any.
+    /// The lines of a run's log so far.
     pub fn log(&self, out: &str) -> Vec<String> {
         let log = std::fs::read_to_string(self.path(out).join("log.jsonl")).unwrap_or_default();
         log.lines().map(str::to_string).collect()
     }
 
-    /// Waits until the log of a run that goes on has so many lines.
+    /// Waits until the log of a running training has this many lines.
     pub fn wait_for_lines(&self, child: &mut Child, out: &str, lines: usize) {
         let start = Instant::now();
         while self.log(out).len() < lines {
@@ -74,7 +74,7 @@ impl Place {
         }
     }
 
-    /// The names in a folder, in order.
+    /// The sorted file names in a folder.
     pub fn names(&self, folder: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(folder)).unwrap();
         let mut names: Vec<String> =
@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-/// A number of a line of a log, with all its digits.
+/// A value in a log line, with all its digits.
 pub fn field(line: &str, name: &str) -> String {
     let value = line.split(&format!("\"{name}\":")).nth(1).unwrap();
     value.split([',', '}']).next().unwrap().to_string()
@@ -94,7 +94,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The standard output of a program that succeeds.
+/// Runs a program that has to succeed; returns its standard output.
 #[track_caller]
 pub fn ok(mut command: Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -102,7 +102,7 @@ pub fn ok(mut command: Command) -> String {
     text(&stdout)
 }
 
-/// The error of a program that ended with this exit code. A panic never counts.
+/// Runs a program that has to end with this exit code; returns its error message. A panic always fails the test.
 #[track_caller]
 pub fn fails(mut command: Command, code: i32) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();

@@ -1,8 +1,8 @@
-//! The bytes of a file of tensors.
+//! Reads the tensor bytes of a file.
 
 use std::path::Path;
 
-/// All tensors of a file in the safetensors format, one behind the other: what is behind the header, which also says how a run was started.
+/// All tensors of a safetensors file as bytes: everything after the header, which also has the run's settings.
 pub fn tensors(path: &Path) -> Vec<u8> {
     let mut bytes = std::fs::read(path).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
