@@ -134,7 +134,7 @@ fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
 fn a_log_that_is_no_log_is_not_touched() {
     let place = Place::new();
     ok(place.train("run", "--steps 2"));
-    let notes = "what I think of this run\n";
+    let notes = "notes on this run\n";
     std::fs::write(place.path("notes"), notes).unwrap();
     std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
     std::os::unix::fs::symlink("../notes", place.path("run/log.jsonl")).unwrap();
@@ -184,7 +184,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_says(&message, &["is damaged", "help: `tilewright generate run/checkpoint-00000010.safetensors`"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
     assert_says(&ok(place.resume("run", "")), &["going on after step 10", &line]);
-    assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
+    assert!(std::fs::read(&newest).unwrap() == whole, "the recomputed steps are identical");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
 }

@@ -14,7 +14,7 @@ const GRAIN: usize = 16;
 /// Parameters whose gradients are communicated together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
-    /// Elements of the flat tensors, including the padding after each parameter.
+    /// Elements of the flat tensors, including the padding after every parameter.
     pub range: Range<usize>,
     /// Parameters in registration order.
     pub ids: Vec<ParamId>,

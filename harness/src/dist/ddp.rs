@@ -54,9 +54,9 @@ pub enum Form {
     Naive,
     /// One all-reduce for all parameters, after backward
     Flat,
-    /// One all-reduce for each parameter, while backward goes on
+    /// One all-reduce for each parameter, during backward
     Overlap,
-    /// One all-reduce for each bucket, while backward goes on
+    /// One all-reduce for each bucket, during backward
     Bucketed,
 }
 

@@ -80,7 +80,7 @@ impl Environment {
     /// Reads the environment of this process.
     ///
     /// # Errors
-    /// Names the variable with an invalid value, and the expected values.
+    /// States the variable with an invalid value, and the expected values.
     pub fn get() -> Result<Environment> {
         expect_text(|name| std::env::var_os(name))?;
         Environment::read(|name| std::env::var(name).ok())
@@ -99,7 +99,7 @@ impl Environment {
 /// needed.
 ///
 /// # Errors
-/// Names the variable with an invalid value, and the expected values.
+/// States the variable with an invalid value, and the expected values.
 pub fn check_own() -> Result<()> {
     expect_text(|name| std::env::var_os(name))?;
     let lookup = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -132,7 +132,7 @@ fn bad<T>(name: &str, value: &str, expected: &str) -> Result<T> {
 /// Reads which peers may take part in the job.
 ///
 /// # Errors
-/// Names the variable and the reason; never shows the secret.
+/// States the variable and the reason; never shows the secret.
 fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     let wrong = |why| CommError::Setup(format!("TILEWRIGHT_SECRET: {why}"));
     if let Some(text) = lookup("TILEWRIGHT_SECRET") {

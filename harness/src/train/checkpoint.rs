@@ -140,19 +140,22 @@ impl Header {
             return Err(format!("expected the format `{FORMAT}` or `{FORMAT_1}`, found `{format}`"));
         }
         if optimizer_steps > step {
-            return Err(format!("its optimizer has made {optimizer_steps} of {step} steps"));
+            return Err(format!("its header states {optimizer_steps} optimizer steps, more than its {step} steps"));
         }
         // Later additions must not overflow.
         if step.max(&sampler.drawn) > &(u64::MAX >> 1) {
-            return Err(format!("it has made {step} steps of {} windows, which no run has", sampler.drawn));
+            return Err(format!(
+                "its header states step {step} and {} sequences, more than a run can have",
+                sampler.drawn
+            ));
         }
         let factor = self.scale.factor();
         if !(factor.is_normal() && factor > 0.0) {
-            return Err(format!("the factor of its loss is {factor}"));
+            return Err(format!("its loss scale is {factor}, expected a positive number"));
         }
         match parts {
             Some(parts) if !(1..=MOST_RANKS).contains(&parts.world) => {
-                Err(format!("its moments are in {} files", parts.world))
+                Err(format!("its header states {} ranks, each with a file of moments", parts.world))
             }
             _ => Ok(()),
         }
@@ -199,7 +202,7 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let damaged = |reason: String| Error::Damaged { path: path.to_path_buf(), reason };
         let file = TensorFile::open(path).map_err(|problem| explain(path, problem))?;
-        let no_run = || damaged("it has tensors, and nothing about the run that made them".to_string());
+        let no_run = || damaged("it has tensors, and no header of a run".to_string());
         let text = file.text("tilewright").ok_or_else(no_run)?;
         let header: Header = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
         header.check().map_err(damaged)?;
@@ -325,13 +328,13 @@ impl Checkpoint {
             let damaged = |reason: String| Error::Damaged { path: path.clone(), reason };
             let file = TensorFile::open(&path).map_err(|problem| explain(&path, problem))?;
             let text = file.text("tilewright").filter(|_| file.hash().is_some());
-            let text = text.ok_or_else(|| damaged("it is no part of a checkpoint".to_string()))?;
+            let text = text.ok_or_else(|| damaged("it is not a shard of a checkpoint".to_string()))?;
             let found: PartHeader = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
             let expected =
                 PartHeader { format: PART_FORMAT.to_string(), step: self.header.step, parts: parts.clone(), rank };
             if found != expected {
                 return Err(damaged(format!(
-                    "it is a part of another checkpoint: expected rank {rank}'s of step {}, found rank {}'s of step {}",
+                    "it is a shard of another checkpoint: expected rank {rank}'s of step {}, found rank {}'s of step {}",
                     expected.step, found.rank, found.step
                 )));
             }
@@ -388,7 +391,7 @@ impl Checkpoint {
             }
             let any = places.iter().filter(|place| param.range().contains(&place.range.start)).count();
             if any > 0 && (end != param.range().end || found != any) {
-                let reason = format!("the moments `{prefix}{}` are not in its parts once each", param.name());
+                let reason = format!("the moments `{prefix}{}` are not in its shards exactly once", param.name());
                 return Err(Error::Damaged { path: self.path.clone(), reason });
             }
         }

@@ -167,11 +167,11 @@ fn numbers_that_no_run_has_are_refused() {
     let message = refuse(&|header| header["out.weight"]["shape"] = json!([u64::MAX, 1_u64 << 40]));
     assert!(message.contains("header is damaged"), "{message}");
     let message = refuse(&|header| own(header, |own| own["optimizer_steps"] = json!(u64::MAX)));
-    assert!(message.contains("18446744073709551615 of 3 steps"), "{message}");
+    assert!(message.contains("18446744073709551615 optimizer steps, more than its 3 steps"), "{message}");
     let message = refuse(&|header| own(header, |own| own["sampler"]["drawn"] = json!(u64::MAX)));
-    assert!(message.contains("which no run has"), "{message}");
+    assert!(message.contains("more than a run can have"), "{message}");
     let message = refuse(&|header| own(header, |own| own["parts"] = json!({ "id": 1, "world": u64::MAX })));
-    assert!(message.contains("18446744073709551615 files") || message.contains("checksums are missing"), "{message}");
+    assert!(message.contains("18446744073709551615 ranks") || message.contains("checksums are missing"), "{message}");
 }
 
 #[test]

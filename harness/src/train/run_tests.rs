@@ -738,7 +738,7 @@ fn parts_that_do_not_belong_to_a_checkpoint_are_refused_by_name() {
     };
     refuse(&flipped, "damaged");
     refuse(&whole[..whole.len() / 2], "truncated");
-    others.iter().for_each(|other| refuse(other, "part of another checkpoint"));
+    others.iter().for_each(|other| refuse(other, "shard of another checkpoint"));
     std::fs::remove_file(newest).unwrap();
     let message = load().unwrap_err().to_string();
     assert!(message.contains("cannot read") && message.contains("-1-of-2"), "{message}");

@@ -140,7 +140,7 @@ fn check_misuse(comm: &Communicator) {
     assert!(text.contains("there is no rank"), "{text}");
     if comm.world() > 1 {
         let text = said(comm.all_gather(&mut vec![0.0_f32; comm.world() + 1]));
-        assert!(text.contains("do not divide"), "{text}");
+        assert!(text.contains("does not divide"), "{text}");
     }
     comm.barrier().unwrap();
 }

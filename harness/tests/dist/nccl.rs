@@ -196,7 +196,7 @@ fn suite(rank: &Rank) {
         let handle = unsafe { comm.start_beside(call, data.view_mut().address() as *mut u8) };
         handle.unwrap().wait().unwrap();
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
-        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} multiprocessors");
+        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} SMs");
     }
     // Collectives of host memory run concurrently.
     let mut sum = [comm.rank() as f64];
@@ -216,7 +216,7 @@ fn stays_in_order(rank: &Rank) {
     let mut data = Buffer::<f32>::zeros(device, slices * each).unwrap();
     let mut results = Vec::new();
     comm.start_trace();
-    let lap = comm.lap().unwrap().expect("a GPU has a stream that computes");
+    let lap = comm.lap().unwrap().expect("a GPU has a compute stream");
     for source in &sources {
         let mut handles = Vec::new();
         for slice in (0..slices).map(|slice| slice * each..(slice + 1) * each) {

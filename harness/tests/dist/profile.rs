@@ -135,7 +135,7 @@ fn processes_make_one_trace() {
     assert_eq!(
         found.text.matches("Overlap of communication and compute").count(),
         1,
-        "only rank 0 speaks: {}",
+        "only rank 0 prints: {}",
         found.text
     );
     // Reduce-scatters and all-gathers.

@@ -166,7 +166,7 @@ fn goes_on(comm: Communicator, exchange: Exchange, start: &[f32], state: &State,
     let mut optimizer = optimizer(&params, &ddp, &[FIRST.as_slice(), &SECOND].concat());
     let before = optimizer.bytes();
     optimizer.load_state(state).unwrap();
-    assert_eq!(optimizer.bytes(), before, "no element has its state twice");
+    assert_eq!(optimizer.bytes(), before, "no element has duplicate state");
     assert_eq!(optimizer.steps(), from as u64);
     go(&params, &ddp, &mut optimizer, from..STEPS).pop().unwrap()
 }
@@ -188,7 +188,7 @@ fn groups_that_make_no_sense_are_mistakes() {
             if exchange == Exchange::ReduceScatter {
                 texts.push(optimizer.add_param_group(&frozen).unwrap_err().to_string());
             }
-            assert_eq!((optimizer.bytes(), optimizer.ranges()), before, "a mistake changes nothing");
+            assert_eq!((optimizer.bytes(), optimizer.ranges()), before, "a failed call changes nothing");
             texts
         });
         let texts = &texts[0];

@@ -97,7 +97,7 @@ fn steps(folder: &Path) -> usize {
 /// Waits until a run has this many steps.
 #[track_caller]
 fn wait_for_steps(child: &mut Child, folder: &Path, count: usize) {
-    wait_for("steps are made", || {
+    wait_for("the run makes steps", || {
         if steps(folder) >= count {
             return true;
         }
@@ -123,7 +123,7 @@ fn marked(folder: &Path) -> Vec<i32> {
 
 #[track_caller]
 fn nothing_is_left(folder: &Path) {
-    wait_for("processes are left", || marked(folder).is_empty());
+    wait_for("all processes end", || marked(folder).is_empty());
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn signals_end_training_with_its_state_saved() {
         assert!(resumed.status.success(), "{}", text(&resumed));
         let (whole, other) = (place(), path.join("run/checkpoint.safetensors"));
         assert!(train(whole.path(), None, &more).output().unwrap().status.success());
-        assert!(tensors(&other) == tensors(&whole.path().join("run/checkpoint.safetensors")), "{name}: other bits");
+        assert!(tensors(&other) == tensors(&whole.path().join("run/checkpoint.safetensors")), "{name}: tensors differ");
     }
 }
 
@@ -249,7 +249,7 @@ fn a_second_signal_ends_at_once() {
         let began = Instant::now();
         // A second signal within the debounce time is ignored; repeat until one is later.
         while child.try_wait().unwrap().is_none() {
-            assert!(began.elapsed() < PATIENCE, "a second signal ends nothing");
+            assert!(began.elapsed() < PATIENCE, "the second signal did not end it");
             std::thread::sleep(signals::TOGETHER);
             send(&child, SIGTERM);
         }
@@ -319,7 +319,7 @@ fn program_of_a_rank_that_stops() {
     std::fs::write(format!("{ready}-{}", std::env::var("RANK").unwrap()), "ready").unwrap();
     assert!(matches!(heard.recv().unwrap(), Heard::Stop(SIGTERM)));
     match what.as_str() {
-        "deaf" => wait_for("nothing ends it", || false),
+        "deaf" => wait_for("a kill by the launcher", || false),
         _ => {
             let saving = lifeline::saving();
             // Far longer than the stop timeout, and shorter than the save timeout.

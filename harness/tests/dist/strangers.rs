@@ -178,7 +178,7 @@ fn a_claim_to_a_rank_that_is_there_is_nothing_without_a_proof() {
             socket.read_exact(&mut challenge).unwrap();
             // Sending back the received proof proves nothing.
             let _ = socket.write_all(&[&[0, 0], &challenge[40..]].concat());
-            assert_eq!(socket.read(&mut challenge).unwrap_or(0), 0, "it was let in");
+            assert_eq!(socket.read(&mut challenge).unwrap_or(0), 0, "it was accepted");
         }
         let last = scope.spawn(move || rank(2));
         first.into_iter().chain([last]).map(|thread| thread.join().unwrap()).collect()
@@ -277,7 +277,7 @@ fn rank_0_listens_where_it_was_told_and_nowhere_else() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| connect(&place, &job(), SHORT).map(|_| ()));
         while !zero.is_finished() {
-            assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "it listens at another address too");
+            assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "it also listens at another address");
             drop(TcpStream::connect(("127.0.0.2", port)));
         }
         let text = zero.join().unwrap().unwrap_err().to_string();

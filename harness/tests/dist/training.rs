@@ -76,7 +76,7 @@ pub fn check(device: &Device, comm: Communicator) {
     // With fewer SMs for NCCL: sums of two ranks are the same in any order.
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
-    assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 multiprocessors: {distance:e}");
+    assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 SMs: {distance:e}");
     // With copy engines: two ranks' gradients are reduced, or exchanged.
     for exchange in [Exchange::AllReduce, Exchange::Both] {
         let options = DdpOptions { copies: true, exchange, ..ddp_options(Form::Bucketed) };
@@ -91,22 +91,22 @@ pub fn check(device: &Device, comm: Communicator) {
     for leave_sms in [None, Some(100), Some(100_000)] {
         let left = train_with(device, comm.clone(), DdpOptions { leave_sms, ..ddp_options(Form::Bucketed) });
         let distance = model::distance(&left[STEPS - 1], &expected[STEPS - 1]);
-        assert!(distance <= TOLERANCE, "products leave {leave_sms:?} multiprocessors: {distance:e}");
+        assert!(distance <= TOLERANCE, "{leave_sms:?} reserved SMs: {distance:e}");
     }
     crate::update::check(device, &comm);
     // The last one of the forms was bucketed.
     let (shared, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
-    assert!(shared == whole, "shared out, broadcast");
+    assert!(shared == whole, "sharded, broadcast");
     let (shared, ..) = train_sharded(device, comm, Exchange::ReduceScatter);
     let distance = model::distance(&shared[STEPS - 1], &expected[STEPS - 1]);
-    assert!(distance <= TOLERANCE, "shared out, ZeRO-1: {distance:e}");
+    assert!(distance <= TOLERANCE, "sharded, ZeRO-1: {distance:e}");
 }
 
 #[test]
 fn every_form_gives_the_weights_of_training_on_one_rank() {
     let expected = model::alone(STEPS);
     let start = values(&model::params(1));
-    assert!(model::distance(&expected[STEPS - 1], &start) > 0.1, "the test sees parameters that move");
+    assert!(model::distance(&expected[STEPS - 1], &start) > 0.1, "parameters change during training");
     for kind in KINDS {
         for world in [2, 4] {
             for form in FORMS {
@@ -220,7 +220,10 @@ fn products_leave_multiprocessors_while_gradients_travel() {
     for (nccl_ctas, leave_sms, expected) in
         [(8, None, 8), (0, None, 24), (1000, None, 24), (8, Some(12), 12), (8, Some(0), 0)]
     {
-        assert!(left_in(1, Form::Overlap, nccl_ctas, leave_sms).iter().all(|&left| left == 0), "nothing travels");
+        assert!(
+            left_in(1, Form::Overlap, nccl_ctas, leave_sms).iter().all(|&left| left == 0),
+            "one rank has no communication"
+        );
         assert!(left(Form::Naive, nccl_ctas, leave_sms).iter().all(|&left| left == 0));
         // In order of completion the output layer is first, and is sent immediately.
         assert_eq!(left(Form::Overlap, nccl_ctas, leave_sms)[..4], [expected; 4]);
@@ -482,7 +485,7 @@ fn two_ranks_bring_both_gradients_together() {
         let other = Ddp::new(&params, comm.clone(), options).unwrap();
         assert!(other.has_both());
         let second = Ddp::new(&model::params(1), comm.clone(), options).unwrap();
-        assert!(!second.has_both(), "the inbox is the first one's");
+        assert!(!second.has_both(), "the peer buffer belongs to the first Ddp");
         drop((other, second));
         let whole = train_with(&Device::Cpu, comm.clone(), options);
         assert!(whole == train_with(&Device::Cpu, comm.clone(), ddp_options(Form::Overlap)));

@@ -163,7 +163,7 @@ fn clipped_updates_wait_for_the_whole_gradient() {
         };
         let (clipped, plain) = (run(Some(1e-3), true), run(None, true));
         assert!(clipped.0 == run(Some(1e-3), false).0 && clipped.0 != plain.0, "{shard:?}");
-        assert!(clipped.1[0] > 1e-3, "the limit is one: {:?}", clipped.1);
+        assert!(clipped.1[0] > 1e-3, "the gradient norm exceeds the limit: {:?}", clipped.1);
     }
 }
 

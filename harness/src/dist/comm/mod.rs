@@ -447,7 +447,10 @@ impl Communicator {
             return misuse("integers have no average; use a sum, and divide afterwards".into());
         }
         if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && !call.count.is_multiple_of(self.world) {
-            return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
+            return misuse(format!(
+                "the world size ({}) does not divide {} elements; pad the buffer",
+                self.world, call.count
+            ));
         }
         if call.op == Op::Exchange && !self.has_inbox() {
             return misuse("no buffer is set for the exchange".into());

@@ -59,7 +59,7 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(part(bytes, at))
 }
 
-/// Why a handshake failed.
+/// The reason for a failed handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// It uses another protocol, or another version of this one.
@@ -169,7 +169,7 @@ pub fn welcome() -> &'static [u8] {
 /// to prove itself before the first deadline, and to finish before `deadline`.
 ///
 /// # Errors
-/// Why the server is not the expected rank.
+/// The reason if the server is not the expected rank.
 pub fn greet(
     socket: &mut TcpStream,
     own: &Own,

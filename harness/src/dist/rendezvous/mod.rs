@@ -454,10 +454,10 @@ mod tests {
         std::thread::scope(|scope| {
             let zero = scope.spawn(|| play.sockets(0).unwrap_err().to_string());
             let mut first = play.come(1, 0, play.port);
-            tcp::part([&play.come(2, 0, play.port)].into_iter(), "it is out of luck");
+            tcp::part([&play.come(2, 0, play.port)].into_iter(), "it has no GPU");
             let one = play.roster(1, &mut first).unwrap_err().to_string();
             for error in [zero.join().unwrap(), one] {
-                assert_eq!(error, "rank 2 aborted: it is out of luck");
+                assert_eq!(error, "rank 2 aborted: it has no GPU");
             }
         });
     }
@@ -475,9 +475,9 @@ mod tests {
             let list = play.roster(2, &mut first).unwrap();
             let port = list.lines().next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
             let second = play.come(2, 1, port);
-            tcp::part([&first, &second].into_iter(), "it is out of luck");
+            tcp::part([&first, &second].into_iter(), "it has no GPU");
             drop((first, second));
-            assert_eq!(one.join().unwrap(), "rank 2 aborted: it is out of luck");
+            assert_eq!(one.join().unwrap(), "rank 2 aborted: it has no GPU");
             drop(zero.join().unwrap());
         });
     }

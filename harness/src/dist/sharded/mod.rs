@@ -130,9 +130,9 @@ impl FlatOptimizer for AdamW {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Whole parameters by size; every rank broadcasts its own
+    /// Each rank updates whole parameters, balanced by size, and broadcasts them
     Broadcast,
-    /// A share of every bucket; gradients are reduce-scattered, parameters all-gathered
+    /// Each rank updates a shard of every bucket; gradients are reduce-scattered, parameters all-gathered
     Zero1,
 }
 

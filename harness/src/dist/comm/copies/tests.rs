@@ -264,7 +264,7 @@ impl Gpus {
         }
         for (place, becomes) in &begun.writes {
             if self.bytes(place).iter().any(|&byte| byte != NONSENSE) {
-                return Err(format!("{place:?} was written by two"));
+                return Err(format!("{place:?} was written twice"));
             }
             self.bytes(place).copy_from_slice(becomes);
         }
@@ -328,7 +328,7 @@ impl Gpus {
                 return if left.iter().all(|&left| left == 0) {
                     Ok(())
                 } else {
-                    Err(format!("deadlock: {left:?} left"))
+                    Err(format!("deadlock: {left:?} remain"))
                 };
             }
             let mut drawn = self.random.random_range(0..all);
