@@ -1,4 +1,4 @@
-//! `tilewright bench` as a program: what it refuses, what it prints, and the rows that it writes.
+//! Runs the program `tilewright bench`: its errors, its output, and the rows that it writes.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -16,7 +16,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a benchmark that succeeds; returns its output and its rows.
+/// Runs a benchmark that must succeed, and returns its output and its rows.
 fn rows(name: &str, arguments: &[&str]) -> (String, Vec<Value>) {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}.jsonl"));
     let _ = std::fs::remove_file(&file);
@@ -29,12 +29,12 @@ fn rows(name: &str, arguments: &[&str]) -> (String, Vec<Value>) {
     (text(&output.stdout), rows)
 }
 
-/// The rows' kernels, in order.
+/// Returns the kernels of the rows, in order.
 fn kernels(rows: &[Value]) -> Vec<&str> {
     rows.iter().map(|row| row["kernel"].as_str().expect("a kernel has a name")).collect()
 }
 
-/// Every row says what it is about and has a time.
+/// Checks that every row has its metadata and a time.
 fn assert_timed(rows: &[Value]) {
     for row in rows {
         assert_eq!(row["commit"], "abc123", "{row}");
@@ -71,14 +71,14 @@ fn kernels_are_held_against_a_copy() {
     assert_eq!(kernels(&rows), [&["softmax", "softmax"][..], &products[..]].concat());
     assert_eq!((&rows[2]["case"], &rows[3]["case"]), (&Value::Null, &Value::from("bias relu")));
     assert!(rows[0]["gbps"].is_f64() && rows[0]["fraction"].is_f64() && rows[2]["tflops"].is_f64());
-    assert!(out.contains("of a copy"), "{out}");
+    assert!(out.contains("of copy bandwidth"), "{out}");
 }
 
 #[test]
 fn every_kernel_over_rows_is_checked_and_timed() {
     let (_, rows) = rows("all", &["kernels", "--rows", "40", "--d", "64", "--sizes", "16"]);
     assert_timed(&rows);
-    // Twenty-two kernels and three products, in two types.
+    // Twenty-two kernels and three matmul variants, in two types.
     assert_eq!(rows.len(), 2 * 25);
     assert!(rows.iter().all(|row| row["error"].is_f64()), "{rows:?}");
     let (_, one) = self::rows("one", &["rms_norm_bwd", "--rows", "33", "--d", "50"]);
@@ -107,7 +107,7 @@ fn compilation_is_timed_by_phase_without_a_gpu() {
     let options = ["--runs", "1", "--starts", "2", "--target", "sm_90a"];
     let (_, rows) = rows("compile", &[&["compile", "--dim", "64"][..], &options].concat());
     assert_timed(&rows);
-    let phases = ["record", "passes", "lower", "llvm parse", "llvm optimise", "llvm codegen", "IR to PTX"];
+    let phases = ["record", "passes", "lower", "llvm parse", "llvm optimize", "llvm codegen", "IR to PTX"];
     let parts = ["program", "device", "memory", "lookup", "load", "launch"].map(|part| format!("start {part}"));
     let parts: Vec<&str> = parts.iter().map(String::as_str).chain(["start to first launch"]).collect();
     assert_eq!(kernels(&rows), [&phases[..], &phases[..], &["cache hit"], &parts, &parts].concat());
@@ -119,11 +119,11 @@ fn compilation_is_timed_by_phase_without_a_gpu() {
     assert!(cold.iter().all(|row| row["case"] == "empty cache" && row["n"] == 1), "{cold:?}");
     assert!(warm.iter().all(|row| row["case"] == "from the cache" && row["n"] == 2), "{warm:?}");
     assert!((cold[..6].iter().map(ms).sum::<f64>() - ms(&cold[6])).abs() < 1e-6, "{cold:?}");
-    // A kernel that is compiled takes longer than one that is read.
+    // Compilation takes longer than a cache hit.
     assert!(ms(&cold[3]) > 2.0 * ms(&warm[3]), "{cold:?} {warm:?}");
 }
 
-/// A benchmark that writes through the report: its rows as JSON objects, and what it printed.
+/// Runs a benchmark with `--json`, and returns its output and the rows of `table`.
 fn report_rows(name: &str, table: &str, arguments: &[&str]) -> (String, Vec<Value>) {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{name}.json"));
     let path = file.to_string_lossy();
@@ -190,12 +190,12 @@ fn attention_is_timed_as_models_use_it() {
         assert!(positive(row, "forward_ms") && positive(row, "backward_ms"), "{row}");
         assert_eq!((&row["batch"], &row["mask"], &row["dtype"]), (&8.into(), &"causal".into(), &"f32".into()));
     }
-    let held = |row: &Value| row["held_for_backward_mib"].as_f64().unwrap();
-    // Queries, keys, values and output; naive attention keeps matrices of scores beside them.
+    let held = |row: &Value| row["saved_for_backward_mib"].as_f64().unwrap();
+    // Queries, keys, values and output; naive attention saves score matrices in addition.
     let least = 4.0 * 8.0 * 64.0 * 16.0 * 4.0 / f64::from(1 << 20);
     assert!(held(&rows[5]) >= least && held(&rows[5]) < 1.5 * least, "{} for {least}", rows[5]);
     assert!(held(&rows[1]) > 2.0 * held(&rows[5]), "{}", rows[1]);
-    assert!(out.contains("matrices of scores"), "{out}");
+    assert!(out.contains("score matrices"), "{out}");
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn norms_and_fusion_are_timed() {
     let more = ["--steps", "2", "--warmup", "1"];
     let (out, rows) = report_rows("fused", "fused-model", &[&arguments[..], &more].concat());
     let forms: Vec<&str> = rows.iter().map(|row| row["form"].as_str().unwrap()).collect();
-    assert_eq!(forms, ["tensor ops", "a kernel per part", "whole blocks"]);
+    assert_eq!(forms, ["tensor ops", "one kernel per op", "fused blocks"]);
     let gain = |row: &Value| row["whole_step_gain"].as_f64().unwrap();
     assert!(gain(&rows[0]) == 1.0 && rows.iter().all(|row| gain(row) > 0.0), "{rows:?}");
     assert!(out.contains("unfused forward"), "{out}");

@@ -8,7 +8,7 @@ mod tensors;
 use support::{Place, SMALL, assert_says, fails, field, ok};
 use tensors::tensors;
 
-/// A value in the log line of a training step.
+/// Returns a number from the line of a training step in a run's log.
 fn number(place: &Place, out: &str, step: usize, name: &str) -> String {
     let is_step = |line: &&String| line.contains(&format!("\"step\":{step},")) && line.contains("\"rate\"");
     field(place.log(out).iter().find(is_step).unwrap(), name)
@@ -43,14 +43,14 @@ fn a_new_run_begins_beside_no_checkpoints_of_another_one() {
     let message = fails(place.train("run", "--steps 3"), 2);
     assert_says(
         &message,
-        &["run holds a checkpoint of another run already", "checkpoint-00000002.safetensors", "after step 2"],
+        &["run already contains a checkpoint of another run", "checkpoint-00000002.safetensors", "after step 2"],
     );
     // Also a file that cannot be read now.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
     assert_says(
         &fails(place.train("run", "--steps 3"), 2),
-        &["checkpoint-00000002.safetensors", "--out names another"],
+        &["checkpoint-00000002.safetensors", "choose another folder with --out"],
     );
     assert_eq!(place.names("run").len() + 1, names.len());
 }
@@ -113,7 +113,7 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
 }
 
-/// The log exceeds the file size limit, and checkpoints do not.
+/// The log exceeds the limit of file sizes; checkpoints do not.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
@@ -123,11 +123,11 @@ fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
     let message = fails(place.shell("trap '' XFSZ; ulimit -f 256", &train), 1);
     assert_says(
         &message,
-        &["cannot write run/log.jsonl", "ulimit -f", "the last checkpoint, of step ", "--resume goes on"],
+        &["cannot write run/log.jsonl", "ulimit -f", "the last checkpoint, of step ", "--resume continues from it"],
     );
     let step = message.split("of step ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
     let resumed = ok(place.command("train --resume --out run --minutes 0"));
-    assert_says(&resumed, &[&format!("going on after step {step},")]);
+    assert_says(&resumed, &[&format!("resuming after step {step},")]);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let said = ok(place.train("run", "--steps 12 --save-every 2 --evaluate-every 2 --keep-last 3 --keep-best 0"));
     let kept = ["checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors", "checkpoint.safetensors"];
     assert_eq!(place.names("run")[..3], kept);
-    // The best of these, according to the log.
+    // The checkpoint with the lowest validation loss, according to the log.
     let evaluations = place.log("run").into_iter().filter(|line| line.contains("evaluation"));
     let losses: Vec<f64> = evaluations.map(|line| field(&line, "loss").parse().unwrap()).collect();
     let best = (3..6).min_by(|a, b| losses[*a].total_cmp(&losses[*b])).unwrap();
@@ -183,7 +183,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let message = fails(place.command("generate run"), 1);
     assert_says(&message, &["is damaged", "help: `tilewright generate run/checkpoint-00000010.safetensors`"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
-    assert_says(&ok(place.resume("run", "")), &["going on after step 10", &line]);
+    assert_says(&ok(place.resume("run", "")), &["resuming after step 10", &line]);
     assert!(std::fs::read(&newest).unwrap() == whole, "the recomputed steps are identical");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
@@ -202,7 +202,7 @@ fn a_run_goes_on_with_recomputation_bit_for_bit() {
         };
         ok(begin("whole", ""));
         ok(begin("run", "--minutes 0"));
-        assert_says(&ok(place.resume("run", "--recompute")), &["going on after step 1,"]);
+        assert_says(&ok(place.resume("run", "--recompute")), &["resuming after step 1,"]);
         let [found, expected] = ["run", "whole"].map(|out| tensors(&place.path(out).join("checkpoint.safetensors")));
         assert!(found == expected, "{precision}");
         for step in 1..=12 {

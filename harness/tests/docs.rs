@@ -1,4 +1,4 @@
-//! The documentation speaks of files, folders and commands that exist.
+//! Checks that files, links, commands and passes in the documentation exist.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Every page, with its text.
+/// Returns every page with its text.
 fn pages() -> Vec<(PathBuf, String)> {
     let in_folder = |folder: PathBuf| {
         let entries = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -20,7 +20,7 @@ fn pages() -> Vec<(PathBuf, String)> {
     pages
 }
 
-/// The text without code.
+/// Returns the text without code.
 fn prose(text: &str) -> String {
     let outside = |text: &str, fence: &str| text.split(fence).step_by(2).collect::<String>();
     outside(&outside(text, "```"), "`")
@@ -43,7 +43,7 @@ fn links_lead_somewhere() {
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
-/// Words in code font that look like paths from the root, in ARCHITECTURE.md and the pages on adding things.
+/// Words in code font that look like paths from the root exist.
 #[test]
 fn paths_exist() {
     const ROOMS: [&str; 8] = ["codegen", "dsl-macros", "docs", "harness", "kernels", "runtime", "scripts", "tests"];
@@ -51,7 +51,7 @@ fn paths_exist() {
     for (page, text) in pages() {
         for word in text.split('`').skip(1).step_by(2) {
             let is_path = word.split_once('/').is_some_and(|(room, _)| ROOMS.contains(&room));
-            // A page may name a file that the reader is about to make.
+            // A page may name a file that the reader is about to create.
             let made_up = ["kernels/src/scale.rs"].contains(&word);
             if is_path && !word.contains([' ', '<', '*', '…']) && !made_up && !root().join(word).exists() {
                 absent.push(format!("{}: {word}", page.display()));
@@ -79,7 +79,7 @@ fn commands_exist() {
                 _ => panic!("{}: what is `{line}`?", page.display()),
             };
             words.remove(0);
-            // What a launcher starts is a command of its own.
+            // For `launch`, check the command after `--`.
             if let Some(dashes) = words.iter().position(|word| word == "--") {
                 words.drain(..dashes + 2);
             }
@@ -93,7 +93,7 @@ fn commands_exist() {
     assert!(count > 25, "{count} commands were found");
 }
 
-/// The words of a line of shell, with double quotes.
+/// Splits a line of shell into words, with double quotes.
 fn words(line: &str) -> Vec<String> {
     let quoted = |(i, part): (usize, &str)| match i % 2 {
         0 => part.split_whitespace().map(str::to_string).collect::<Vec<_>>(),
@@ -102,7 +102,7 @@ fn words(line: &str) -> Vec<String> {
     line.split('"').enumerate().flat_map(quoted).collect()
 }
 
-/// ARCHITECTURE.md's table of passes is the pipeline's list.
+/// ARCHITECTURE.md's table of passes contains every pass of the pipeline.
 #[test]
 fn the_table_of_passes_is_complete() {
     let architecture = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
@@ -111,6 +111,6 @@ fn the_table_of_passes_is_complete() {
     let passes: Vec<&str> = pipeline.split(".pass(").skip(1).filter_map(|rest| rest.split('"').nth(1)).collect();
     assert!(passes.len() > 8, "{passes:?}");
     for pass in passes {
-        assert!(table.contains(&format!("`{pass}`")), "ARCHITECTURE.md does not say what `{pass}` does");
+        assert!(table.contains(&format!("`{pass}`")), "ARCHITECTURE.md does not describe `{pass}`");
     }
 }

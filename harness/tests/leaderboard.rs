@@ -1,4 +1,4 @@
-//! The program `leaderboard` from the outside, on the CPU at small sizes.
+//! Runs the program `leaderboard` on the CPU at small sizes.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -17,7 +17,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Output of a run that succeeds.
+/// Runs the program, which must succeed, and returns its output.
 fn ok(dir: &Path, arguments: &[&str]) -> String {
     let output = leaderboard(dir, arguments);
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
@@ -37,11 +37,11 @@ fn a_case_is_checked_timed_compared_and_recorded() {
     let arguments =
         ["--length", "65", "--dim", "32", "--compare", "peers.jsonl", "--record", "record.jsonl", "--json", "l.json"];
     let out = ok(dir.path(), &arguments);
-    for part in ["forward + sum + backward", "other", "no entry of a leaderboard", "all outputs against f64"] {
+    for part in ["forward + sum + backward", "other", "not a valid entry of the", "all outputs against f64"] {
         assert!(out.contains(part), "{part}: {out}");
     }
     let rows = lines(&dir.path().join("record.jsonl"));
-    assert_eq!(rows.len(), 6, "three of ours and three of theirs");
+    assert_eq!(rows.len(), 6, "three rows of ours and three of the peer");
     for row in &rows[..3] {
         assert_eq!((&row["commit"], &row["shape"]), (&Value::from("abc"), &serde_json::json!([1, 2, 65, 32])));
         assert!(row["median_ms"].as_f64() > Some(0.0) && row["mean_ms"].is_f64() && row["peer"].is_null(), "{row}");
@@ -79,7 +79,7 @@ fn what_cannot_be_measured_is_said() {
     refused(&["--length", "64,128"], 2, "--sweep");
     refused(&["--compare", "nothing.jsonl", "--length", "64"], 1, "nothing.jsonl");
     refused(&["--json", "no/such/folder/l.json", "--length", "64"], 1, "no/such/folder");
-    // 2⁴⁹ bytes for q alone: more than addresses.
+    // 2⁴⁹ bytes for q alone, more than the address space.
     refused(&["--length", "1073741824", "--heads", "64", "--batch", "64"], 1, "out of memory");
     refused(&["--device", "cuda:99"], 1, "help");
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use support::{Place, assert_says, fails, field, ok, text};
 
-/// The losses in a run's log, with all digits of step and loss.
+/// Returns step and loss, with all digits, of every line of a run's log.
 fn losses(place: &Place, out: &str) -> Vec<String> {
     let loss = |line: &String| format!("{} {} {}", field(line, "what"), field(line, "step"), field(line, "loss"));
     place.log(out).iter().map(loss).collect()
@@ -32,7 +32,7 @@ fn killed_and_resumed(precision: &str) {
     child.wait().unwrap();
     assert!(losses(&place, "killed").len() < expected.len(), "the run was killed before its end");
     let said = ok(place.resume("killed", ""));
-    assert_says(&said, &["going on after step "]);
+    assert_says(&said, &["resuming after step "]);
     assert_eq!(losses(&place, "killed"), expected);
 
     let model = |out: &str| std::fs::read(place.path(out).join("checkpoint.safetensors")).unwrap();
@@ -169,7 +169,7 @@ fn another_seed_is_refused_when_a_run_goes_on() {
     let place = Place::new();
     ok(place.train("run", "--steps 2"));
     let message = fails(place.resume("run", "--steps 4 --schedule keep --seed 7"), 2);
-    assert_says(&message, &["--seed is 7", "began with 0"]);
+    assert_says(&message, &["--seed is 7", "started with 0"]);
     ok(place.resume("run", "--steps 4 --schedule keep --seed 0"));
 }
 
@@ -190,7 +190,7 @@ fn mistakes_are_told_with_what_to_do() {
     assert_says(&fails(train("--batch 0"), 2), &["--batch is 0"]);
     assert_says(&fails(train("--vocab 100"), 1), &["vocabulary of 100", "256"]);
     if !cfg!(feature = "cuda") {
-        assert_says(&fails(train("--device cuda:3"), 1), &["GPU 3 was asked for", "--device cpu"]);
+        assert_says(&fails(train("--device cuda:3"), 1), &["GPU 3 was requested", "--device cpu"]);
     }
     assert!(!place.path("x/checkpoint.safetensors").exists());
     assert_says(&fails(place.command("generate x"), 1), &["cannot read", "tilewright train"]);
@@ -202,7 +202,7 @@ fn checkpoints_that_do_not_fit_are_refused() {
     let place = Place::new();
     ok(place.train("run", "--steps 2"));
     assert_says(&fails(place.train("run", "--steps 4"), 2), &["another run", "--resume", "--out"]);
-    assert_says(&fails(place.resume("run", ""), 2), &["2 steps already, of 2", "--steps"]);
+    assert_says(&fails(place.resume("run", ""), 2), &["completed 2 of 2 steps", "--steps"]);
     let other = fails(place.resume("run", "--schedule keep --steps 4 --layers 2 --tied"), 1);
     assert_says(&other, &["another model", "`layers` is expected to be 2, found 1", "`tied` is expected to be true"]);
     std::fs::write(place.path("text.txt"), "another text, which is long enough. ".repeat(90)).unwrap();

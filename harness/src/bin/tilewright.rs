@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// `tilewright memory` listens to it; otherwise it is the system's.
+/// Wraps the system allocator, so that `tilewright memory` can record allocations.
 #[global_allocator]
 static ALLOCATOR: tilewright::trace::CountingAllocator = tilewright::trace::CountingAllocator;
 

@@ -1,4 +1,4 @@
-//! `tilewright account`: what training on many devices costs, from formulas.
+//! `tilewright account`: estimates memory, communication and batch sizes of training on many devices from formulas.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -23,30 +23,30 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Subject {
-    /// What gradients in buckets cost after backward, and the best size of a bucket
+    /// Exposed communication of bucketed gradients after backward, and the best bucket size
     Ddp(Ddp),
-    /// What the weights, gradients, optimizer state and activations of a model take, and on how many devices they fit
+    /// Memory of a model's weights, gradients, optimizer state and activations, and the number of devices that it needs
     Memory(Memory),
-    /// What each of many devices holds when they share a model, and from which batch on computing is the bottleneck
+    /// Memory per device of a model sharded by FSDP, and the smallest batch whose forward pass is compute-bound
     Fsdp(Fsdp),
 }
 
-/// A stack of feed-forward layers; without arguments the assignment's XXL.
+/// A stack of feed-forward layers. The defaults are the assignment's XXL model.
 #[derive(Args)]
 struct Model {
-    /// Elements of the residual stream
+    /// Model dimension d_model: elements of the residual stream
     #[arg(long, default_value_t = Ffn::XXL.width, value_parser = positive)]
     width: f64,
-    /// Elements inside a feed-forward layer
+    /// Feed-forward dimension d_ff: elements inside a feed-forward layer
     #[arg(long, default_value_t = Ffn::XXL.hidden, value_parser = positive)]
     hidden: f64,
     /// Number of blocks of two linear layers
     #[arg(long, default_value_t = Ffn::XXL.blocks, value_parser = positive)]
     blocks: f64,
-    /// Bytes of an activation's element
+    /// Bytes per activation element
     #[arg(long, value_name = "BYTES", default_value_t = 2.0, value_parser = positive)]
     activation_bytes: f64,
-    /// Tokens on a device
+    /// Tokens per device
     #[arg(long, value_name = "N", default_value_t = 0.0, value_parser = not_negative)]
     tokens: f64,
 }
@@ -65,7 +65,7 @@ impl Model {
 struct Memory {
     #[command(flatten)]
     model: Model,
-    /// Gigabytes (10⁹ bytes) of a device
+    /// Memory of a device, in gigabytes (10⁹ bytes)
     #[arg(long, value_name = "GB", default_value_t = 80.0, value_parser = positive)]
     device_gb: f64,
     #[command(flatten)]
@@ -76,10 +76,10 @@ struct Memory {
 struct Fsdp {
     #[command(flatten)]
     model: Model,
-    /// Each device has to stay below so many gigabytes (10⁹ bytes)
+    /// Memory limit of each device, in gigabytes (10⁹ bytes)
     #[arg(long, value_name = "GB", default_value_t = 95.0, value_parser = positive)]
     limit_gb: f64,
-    /// The part of the activations that is shared out
+    /// Fraction of the activations that is sharded
     #[arg(long, value_name = "PART", default_value_t = Sharing::ASSIGNMENT.shared_activations, value_parser = part)]
     shared_activations: f64,
     /// Devices along the FSDP axis of the mesh
@@ -88,16 +88,16 @@ struct Fsdp {
     /// Devices along the tensor axis of the mesh
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.y, value_parser = positive)]
     y: f64,
-    /// Hardware axes of the FSDP axis
+    /// Hardware axes that the FSDP axis uses
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.m_x, value_parser = positive)]
     mx: f64,
-    /// Hardware axes of the tensor axis
+    /// Hardware axes that the tensor axis uses
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.m_y, value_parser = positive)]
     my: f64,
     /// FLOP/s of a device
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.flops, value_parser = positive)]
     flops: f64,
-    /// Bytes a second of one hardware axis
+    /// Bytes per second of one hardware axis
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.bandwidth, value_parser = positive)]
     bandwidth: f64,
     #[command(flatten)]
@@ -106,22 +106,22 @@ struct Fsdp {
 
 #[derive(Args)]
 struct Ddp {
-    /// The JSON file of `tilewright bench comm`, which overhead and bandwidth are fitted to
+    /// JSON file of `tilewright bench comm`, to which overhead and bandwidth are fitted
     #[arg(long, value_name = "FILE", conflicts_with_all = ["overhead_us", "bandwidth_gbps"])]
     records: Option<PathBuf>,
-    /// Only records of this back end
+    /// Use only the records of this backend
     #[arg(long, value_name = "NAME", requires = "records")]
     back_end: Option<String>,
-    /// Only records of so many ranks
+    /// Use only the records with this number of ranks
     #[arg(long, value_name = "N", requires = "records")]
     ranks: Option<u64>,
-    /// Overhead of a call in microseconds, instead of records
+    /// Overhead of a call in microseconds, instead of --records
     #[arg(long, value_name = "US", requires = "bandwidth_gbps", value_parser = not_negative)]
     overhead_us: Option<f64>,
-    /// Bandwidth of an all-reduce (bytes of the buffer by time) in 10⁹ bytes a second, instead of records
+    /// Bandwidth of an all-reduce (bytes of the buffer / time) in 10⁹ bytes per second, instead of --records
     #[arg(long, value_name = "GBPS", requires = "overhead_us", value_parser = positive)]
     bandwidth_gbps: Option<f64>,
-    /// The model whose gradients travel, in f32: small, medium, large, xl or 2.7B
+    /// Model whose gradients are all-reduced, in f32: small, medium, large, xl or 2.7B
     #[arg(long, default_value = "xl")]
     size: String,
     /// Bytes of all gradients, instead of a model's
@@ -130,7 +130,7 @@ struct Ddp {
     /// Bucket sizes, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = positive)]
     buckets: Vec<f64>,
-    /// The JSON file of `tilewright bench ddp`, whose waiting times stand beside the prediction
+    /// JSON file of `tilewright bench ddp`: its exposed communication is shown next to the prediction
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
     #[command(flatten)]
@@ -159,7 +159,7 @@ fn memory(arguments: &Memory) -> Report {
     let (ffn, capacity) = (arguments.model.ffn(), arguments.device_gb * 1e9);
     let p = ffn.parameters();
     let columns = [
-        Column::text("what"),
+        Column::text("item"),
         Column::text("formula"),
         Column::number("memory").unit("GB").decimals(3),
         Column::number("devices").decimals(2),
@@ -175,7 +175,7 @@ fn memory(arguments: &Memory) -> Report {
     row("AdamW's moments, f32", format!("{optimizer} P"), optimizer * p);
     row("state", format!("{} P", Bytes::F32.sum()), Bytes::F32.sum() * p);
     let element = arguments.model.activation_bytes;
-    row("saved for backward, a token", format!("blocks (width + hidden) {element}"), ffn.activations(element));
+    row("saved for backward, per token", format!("blocks (d_model + d_ff) {element}"), ffn.activations(element));
     if arguments.model.tokens > 0.0 {
         let tokens = arguments.model.tokens;
         row("saved for backward", format!("{tokens} tokens"), ffn.activations(element) * tokens);
@@ -189,14 +189,14 @@ fn memory(arguments: &Memory) -> Report {
             devices(state, capacity).ceil(),
             arguments.device_gb
         ));
-    Report::new("account-memory", "Memory of a model in training").table(table)
+    Report::new("account-memory", "Memory of a model during training").table(table)
 }
 
 fn fsdp(arguments: &Fsdp) -> Report {
     let (ffn, sharing) = (arguments.model.ffn(), arguments.model.sharing(arguments.shared_activations));
     let (tokens, limit) = (arguments.model.tokens, arguments.limit_gb * 1e9);
-    let columns = [Column::integer("devices"), Column::number("each").unit("GB").decimals(2)];
-    let mut table = Table::new("fsdp-memory", "Memory on each of N devices", columns);
+    let columns = [Column::integer("devices"), Column::number("per device").unit("GB").decimals(2)];
+    let mut table = Table::new("fsdp-memory", "Memory per device, on N devices", columns);
     let fewest = sharing.fewest(&ffn, limit, tokens);
     let mut counts: Vec<u64> = [1, 2, 4, 8, 16, 32, 64, 128].to_vec();
     counts.extend(fewest);
@@ -208,16 +208,17 @@ fn fsdp(arguments: &Fsdp) -> Report {
     }
     let s = sharing.shared_activations;
     let table = table.note(format!(
-        "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} tokens.",
+        "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} \
+         tokens.",
         1.0 - s,
         ffn.parameters(),
         ffn.activations(sharing.element) * tokens
     ));
     let table = table.note(match fewest {
-        Some(n) => format!("Below {} GB from N = {n} on.", arguments.limit_gb),
-        None => format!("No N is enough for {} GB: activations that are not shared out need more.", arguments.limit_gb),
+        Some(n) => format!("Each device needs less than {} GB from N = {n} on.", arguments.limit_gb),
+        None => format!("No N is enough for {} GB: the unsharded activations need more.", arguments.limit_gb),
     });
-    Report::new("account-fsdp", "A model that many devices share").table(table).table(batch(arguments, &ffn))
+    Report::new("account-fsdp", "Model sharded over many devices").table(table).table(batch(arguments, &ffn))
 }
 
 fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
@@ -230,15 +231,15 @@ fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
         bandwidth: arguments.bandwidth,
     };
     let columns = [
-        Column::text("communication of the two axes"),
+        Column::text("communication of the mesh axes"),
         Column::text("formula"),
-        Column::number("tokens a device").decimals(1),
-        Column::number("tokens in all").decimals(0),
+        Column::number("tokens per device").decimals(1),
+        Column::number("tokens in total").decimals(0),
     ];
-    let mut table = Table::new("fsdp-batch", "The batch from which a forward pass is bound by computing", columns);
+    let mut table = Table::new("fsdp-batch", "Smallest batch with a compute-bound forward pass", columns);
     let rows = [
-        ("at the same time", "α / (Y M_X)", mesh.batch(ffn)),
-        ("one after the other", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_in_turn(ffn)),
+        ("overlapped", "α / (Y M_X)", mesh.batch(ffn)),
+        ("sequential", "α / (Y M_X) / (1 − α Y / (M_Y F))", mesh.batch_in_turn(ffn)),
     ];
     for (how, formula, batch) in rows {
         let cell =
@@ -247,7 +248,7 @@ fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
     }
     let verdict = if mesh.tensor_axis_fits(ffn) { "is" } else { "is not" };
     table
-        .note(format!("α = C / W = {:.4e} / {:.4e} = {:.1} FLOP a byte.", mesh.flops, mesh.bandwidth, mesh.alpha()))
+        .note(format!("α = C / W = {:.4e} / {:.4e} = {:.1} FLOP per byte.", mesh.flops, mesh.bandwidth, mesh.alpha()))
         .note(format!(
             "The tensor axis {verdict} short enough: Y = {} and M_Y F / α = {:.1}.",
             mesh.y,
@@ -274,7 +275,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
     let mut sizes = arguments.buckets.clone();
     sizes.extend((best > 0.0).then_some(best));
     sizes.sort_by(f64::total_cmp);
-    let mut table = Table::new("ddp", "Communication left over after backward", columns);
+    let mut table = Table::new("ddp", "Exposed communication after backward", columns);
     for &mb in &sizes {
         let n = s / (mb * 1e6);
         let found = measured.iter().find(|(bucket, _)| (bucket - mb).abs() < 1e-3 * mb).map(|(_, ms)| *ms);
@@ -294,7 +295,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
             link.bandwidth / 1e9,
             s / 1e9
         ))
-        .note(format!("T(n) = s / (n w) + n o is least for buckets of √(s o w) = {best:.1} MB."))
+        .note(format!("T(n) = s / (n w) + n o has its minimum at buckets of √(s o w) = {best:.1} MB."))
         .without_empty_columns();
     let points = |f: &dyn Fn(f64) -> f64| {
         let sizes: Vec<f64> = (0..=60).map(|i| 10f64.powf(-1.0 + i as f64 / 12.0)).collect();
@@ -304,19 +305,20 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
     if !measured.is_empty() {
         series.push(Series::new("measured", measured.iter().map(|&(x, y)| Point { x, y, error: None })));
     }
-    let (x, y) = (Axis::log10("bucket size (MB)"), Axis::log10("after backward (ms)"));
-    let plot = Plot::lines("ddp", "Communication left over after backward", x, y, series);
-    Ok(Report::new("account-ddp", "What gradients in buckets cost").table(table).plot(plot))
+    let (x, y) = (Axis::log10("bucket size (MB)"), Axis::log10("exposed communication (ms)"));
+    let plot = Plot::lines("ddp", "Exposed communication after backward", x, y, series);
+    Ok(Report::new("account-ddp", "Cost of bucketed gradients").table(table).plot(plot))
 }
 
-/// Overhead and bandwidth, and where they come from.
+/// Returns overhead and bandwidth of an all-reduce, and their source as text.
 fn link(arguments: &Ddp) -> Result<(Link, String)> {
     if let (Some(us), Some(gbps)) = (arguments.overhead_us, arguments.bandwidth_gbps) {
         return Ok((Link { overhead: us * 1e-6, bandwidth: gbps * 1e9 }, "given".into()));
     }
     let Some(path) = &arguments.records else {
-        let help = "give --records FILE, written by `tilewright bench comm --json FILE`, or --overhead-us and --bandwidth-gbps";
-        return Err(CliError::usage("there is nothing to predict from", help));
+        let help = "give --records FILE, written by `tilewright bench comm --json FILE`, or --overhead-us and \
+                    --bandwidth-gbps";
+        return Err(CliError::usage("no overhead and bandwidth to predict from", help));
     };
     let rows = rows(path)?;
     let wanted = |row: &&Value| {
@@ -337,7 +339,7 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
     }
     match worlds.as_slice() {
         [] => {
-            Err(CliError::Failure(format!("{} has no all_reduce of this back end and number of ranks", path.display())))
+            Err(CliError::Failure(format!("{} has no all_reduce row of this backend and rank count", path.display())))
         }
         [(back_end, ranks)] => {
             let link = Link::fit(&times).map_err(|error| CliError::file("fit the times in", path, error))?;
@@ -345,13 +347,13 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
         }
         several => {
             let list: Vec<String> = several.iter().map(|(name, ranks)| format!("{ranks} ranks of {name}")).collect();
-            let message = format!("{} has times of {}", path.display(), list.join(", "));
+            let message = format!("{} has rows of several worlds: {}", path.display(), list.join(", "));
             Err(CliError::usage(message, "choose with --back-end and --ranks"))
         }
     }
 }
 
-/// Rows of all tables of a report in JSON.
+/// Returns the rows of all tables of a JSON report.
 fn rows(path: &Path) -> Result<Vec<Value>> {
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let report: Value = serde_json::from_str(&text).map_err(|error| CliError::file("read", path, error))?;
@@ -359,14 +361,14 @@ fn rows(path: &Path) -> Result<Vec<Value>> {
     Ok(tables.iter().flat_map(|table| table["rows"].as_array().cloned().unwrap_or_default()).collect())
 }
 
-/// Bucket sizes in megabytes and milliseconds after backward, of a report of `bench ddp`.
+/// Returns (bucket size in MB, exposed communication in ms) of each bucketed row of a `bench ddp` report, by size.
 fn waits(path: &Path) -> Result<Vec<(f64, f64)>> {
     let pair = |row: &Value| Some((row["bucket_mb"].as_f64()?, row["left_over_ms"].as_f64()?));
     let mut waits: Vec<(f64, f64)> =
         rows(path)?.iter().filter(|row| row["form"] == "bucketed").filter_map(pair).collect();
     waits.sort_by(|a, b| a.0.total_cmp(&b.0));
     match waits.is_empty() {
-        true => Err(CliError::Failure(format!("{} has no bucketed step", path.display()))),
+        true => Err(CliError::Failure(format!("{} has no row of the form `bucketed`", path.display()))),
         false => Ok(waits),
     }
 }

@@ -1,14 +1,16 @@
-//! Which numbers a kernel's parameters get, from the shapes of its tensors and the names of its parameters.
+//! Derives scalar arguments of a kernel (strides, extents) from the shapes of its tensors and the names of its
+//! parameters.
 //!
-//! Nothing in a kernel says that `x_stride_row` is a stride of `x`; its name does. The convention, which all kernels here
-//! follow:
+//! A kernel's signature does not declare that `x_stride_row` is a stride of `x`; only the name does. All kernels of
+//! this
+//! repository follow this convention:
 //!
 //! - the strides of a tensor `x` are the scalars `x_stride_…`, in the order of its dimensions; what follows `x_stride_` names
 //!   the dimension. (`d_o` may write `do_stride_…`, and `partial_grad_w` may write `partial_stride_…`.)
 //! - a scalar or constant named as a dimension is its extent: `d`, or `rows` for a dimension `row`; `d` also means a dimension
 //!   `dim`. `n_q` is the extent of dimension `row` of `q`, or the length of a `q` with one dimension.
 //!
-//! What follows from no name is asked for on the command line.
+//! A value that no name determines must be given on the command line.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +28,7 @@ pub struct Strides {
     pub dims: Vec<Option<&'static str>>,
 }
 
-/// The stride parameters of every memory parameter, by its name. None where the kernel takes no strides of it.
+/// Returns the stride parameters of each memory parameter, by its name. A parameter without strides has no entry.
 pub fn strides(def: &'static KernelDef) -> BTreeMap<&'static str, Strides> {
     let memory: Vec<&'static str> = def
         .params
@@ -50,7 +52,7 @@ pub fn strides(def: &'static KernelDef) -> BTreeMap<&'static str, Strides> {
     found
 }
 
-/// The memory parameter that stride parameters with this prefix belong to.
+/// Returns the memory parameter to which stride parameters with this prefix belong.
 fn owner(prefix: &str, memory: &[&'static str]) -> Option<&'static str> {
     let exact = memory.iter().find(|name| **name == prefix);
     let joined = || memory.iter().find(|name| name.replace('_', "") == prefix);
@@ -61,7 +63,7 @@ fn owner(prefix: &str, memory: &[&'static str]) -> Option<&'static str> {
     exact.or_else(joined).or_else(begun).copied()
 }
 
-/// Shapes of tensors that are known, and what follows from them.
+/// Known tensor shapes and numbers, and the extents that follow from them.
 #[derive(Clone, Debug, Default)]
 pub struct Extents {
     /// Shape of each tensor.
@@ -73,27 +75,27 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// Learns the shape of a tensor.
+    /// Adds the shape of a tensor.
     pub fn add_tensor(&mut self, name: &'static str, shape: &[usize], strides: Option<&Strides>) {
         self.shapes.insert(name, shape.to_vec());
         let dims = strides.map_or(vec![None; shape.len()], |strides| strides.dims.clone());
         self.dims.insert(name, dims);
     }
 
-    /// Learns a number.
+    /// Adds the value of an argument or constant.
     pub fn add_number(&mut self, name: &str, value: i64) {
         self.numbers.insert(name.to_string(), value);
     }
 
-    /// The shape of a tensor that is known.
+    /// Returns the shape of a tensor, if it is known.
     pub fn shape(&self, tensor: &str) -> Option<&[usize]> {
         self.shapes.get(tensor).map(Vec::as_slice)
     }
 
-    /// The extent that a parameter's or dimension's name means.
+    /// Returns the extent that the name of a parameter or dimension denotes; `None` for an unknown name.
     ///
     /// # Errors
-    /// Tensors that disagree about it, both with their extents; an extent beyond an i64.
+    /// Two tensors have different extents for the name (the message has both), or the extent does not fit into an i64.
     pub fn of_name(&self, name: &str) -> Result<Option<i64>, String> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(Some(number));
@@ -107,7 +109,7 @@ impl Extents {
             let extent = self.shapes[tensor][axis];
             match found {
                 Some((other, before)) if before != extent => {
-                    return Err(format!("it is {before} in `{other}` and {extent} in `{tensor}`"));
+                    return Err(format!("its extent is {before} in `{other}` and {extent} in `{tensor}`"));
                 }
                 Some(_) => {}
                 None => found = Some((tensor, extent)),
@@ -120,17 +122,19 @@ impl Extents {
             .transpose()
     }
 
-    /// The extent of a tensor's dimension `row`, or of its only dimension.
+    /// Returns the extent of a tensor's dimension `row`, or of its only dimension.
     fn rows(&self, tensor: &str) -> Option<usize> {
         let shape = self.shapes.get(tensor)?;
         let axis = self.dims[tensor].iter().position(|dim| *dim == Some("row"));
         axis.or((shape.len() == 1).then_some(0)).map(|axis| shape[axis])
     }
 
-    /// Reads `rows/rows_tile*heads`: numbers and names, multiplied and divided from left to right; `/` rounds up.
+    /// Evaluates an expression such as `rows/rows_tile*heads`: numbers and names, multiplied and divided from left to
+    /// right.
+    /// `/` rounds up.
     ///
     /// # Errors
-    /// A word that is neither number nor known name, or a division by zero.
+    /// An operand that is neither a number nor a known name, a divisor that is not positive, or overflow.
     pub fn evaluate(&self, text: &str) -> Result<i64, String> {
         let mut value: Option<i64> = None;
         let mut rest = text.trim();
@@ -143,7 +147,7 @@ impl Extents {
             value = Some(match (value, operator) {
                 (None, _) => number,
                 (Some(left), '/') if number > 0 => left.div_euclid(number) + i64::from(left.rem_euclid(number) != 0),
-                (Some(_), '/') => return Err(format!("`{text}` divides by {number}")),
+                (Some(_), '/') => return Err(format!("`{text}` divides by {number}: expected 1 or more")),
                 (Some(left), _) => left.checked_mul(number).ok_or_else(overflow)?,
             });
             if end == rest.len() {
@@ -158,7 +162,7 @@ impl Extents {
         if let Ok(number) = word.parse() {
             return Ok(number);
         }
-        if let Some(number) = self.of_name(word).map_err(|why| format!("`{word}` is not one number: {why}"))? {
+        if let Some(number) = self.of_name(word).map_err(|why| format!("`{word}` is ambiguous: {why}"))? {
             return Ok(number);
         }
         let mut known: Vec<&str> = self.numbers.keys().map(String::as_str).collect();
@@ -168,29 +172,29 @@ impl Extents {
         Err(format!("`{word}` is neither a number nor a known name ({})", suggest(word, &known, "known are")))
     }
 
-    /// The extents that a list such as `rows,d` means; the name of a tensor means its shape.
+    /// Evaluates a list of extents such as `rows,d`. The name of a tensor denotes its shape.
     ///
     /// # Errors
-    /// Says which part of the list means nothing, or a negative extent.
+    /// An element of the list that cannot be evaluated or is negative.
     pub fn evaluate_shape(&self, text: &str) -> Result<Vec<usize>, String> {
         if let Some(shape) = self.shape(text.trim()) {
             return Ok(shape.to_vec());
         }
         let extent = |part: &str| {
             let value = self.evaluate(part)?;
-            usize::try_from(value).map_err(|_| format!("`{part}` is {value}, which is no extent"))
+            usize::try_from(value).map_err(|_| format!("`{part}` is {value}: expected an extent, 0 or more"))
         };
         text.split(',').map(extent).collect()
     }
 }
 
-/// Row-major strides of a dense tensor, in elements. Those of an empty tensor end at the largest number.
+/// Returns the row-major strides of a dense tensor, in elements. Strides of an empty tensor saturate at `i64::MAX`.
 pub fn dense_strides(shape: &[usize]) -> Vec<i64> {
     let shape: Vec<i64> = shape.iter().map(|&extent| i64::try_from(extent).unwrap_or(i64::MAX)).collect();
     tilewright::Strided::row_major(&shape).strides
 }
 
-/// Checks that the kernel takes as many strides of a tensor as it has dimensions.
+/// Checks that the kernel takes as many strides of a tensor as the tensor has dimensions.
 pub fn check_rank(def: &KernelDef, tensor: &str, rank: usize, strides: Option<&Strides>) -> Result<()> {
     match strides {
         Some(strides) if strides.params.len() != rank => Err(CliError::usage(

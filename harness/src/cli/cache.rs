@@ -1,4 +1,4 @@
-//! `tilewright cache`: the folder of compiled kernels.
+//! `tilewright cache`: shows or clears the cache of compiled kernels on disk.
 
 use std::io::Write;
 
@@ -15,11 +15,11 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Print where compiled kernels are kept
+    /// Print the path of the cache folder
     Path,
-    /// Say how many there are, and how large they are together (the default)
+    /// Print the number and the total size of the compiled kernels (default)
     List,
-    /// Remove them; programs compile again what they need
+    /// Remove all compiled kernels; programs recompile what they need
     Clear,
 }
 
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// `1 kernel`, `3 kernels`.
+/// Formats a count: `1 kernel`, `3 kernels`.
 pub fn kernels(count: usize) -> String {
     format!("{count} kernel{}", if count == 1 { "" } else { "s" })
 }

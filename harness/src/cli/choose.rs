@@ -1,4 +1,4 @@
-//! What the words of a command line mean for a kernel: which kernel, which element types, which constants.
+//! Resolves names on the command line to a kernel, its element types and its constants.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef, ParamKind};
@@ -6,10 +6,10 @@ use tilewright::kernels::KERNELS;
 
 use super::{CliError, Result};
 
-/// The kernel of that name.
+/// Returns the kernel with this name.
 ///
 /// # Errors
-/// Lists the kernels that there are, the most similar first.
+/// No kernel has this name. The message suggests the most similar name and lists all kernels.
 pub fn kernel(name: &str) -> Result<&'static KernelDef> {
     KERNELS.iter().copied().find(|def| def.name == name).ok_or_else(|| {
         let names: Vec<&str> = KERNELS.iter().map(|def| def.name).collect();
@@ -17,7 +17,7 @@ pub fn kernel(name: &str) -> Result<&'static KernelDef> {
     })
 }
 
-/// `did you mean …` where a name is similar, and all names otherwise.
+/// Returns `introduction` and all names, after `did you mean …` if one of the names is similar to `wrong`.
 pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
     let score = |name: &str| {
         let contained = if name.contains(wrong) || wrong.contains(name) { 0.8 } else { 0.0 };
@@ -31,10 +31,10 @@ pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
     }
 }
 
-/// Reads `name=value` words, several with commas, as `--set` takes them.
+/// Parses `name=value` items, separated by commas, as `--set` takes them.
 ///
 /// # Errors
-/// A word that is no such pair, and a name that is given twice.
+/// An item of another form, or a name that is given twice.
 pub fn pairs<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a str)>> {
     let mut pairs: Vec<(&str, &str)> = Vec::new();
     for (name, value) in parts(words).map(|part| pair(part, option)).collect::<Result<Vec<_>>>()? {
@@ -46,17 +46,17 @@ pub fn pairs<'a>(words: &'a [String], option: &str) -> Result<Vec<(&'a str, &'a 
     Ok(pairs)
 }
 
-/// Words between commas.
+/// Splits arguments at commas.
 pub fn parts(words: &[String]) -> impl Iterator<Item = &str> {
     words.iter().flat_map(|word| word.split(',')).map(str::trim)
 }
 
-/// The mistake of an option that names something twice.
+/// Returns the error for an option that has the same name twice.
 pub fn twice(option: &str, name: &str) -> CliError {
     CliError::usage(format!("{option} names `{name}` twice"), "give each name once")
 }
 
-/// Reads one `name=value`.
+/// Parses one `name=value`.
 pub fn pair<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => Ok((name.trim(), value.trim())),
@@ -64,10 +64,10 @@ pub fn pair<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
     }
 }
 
-/// The constants that `--set` names, with values of the right kind.
+/// Parses the constants that `--set` gives, and checks their values against the types of the parameters.
 ///
 /// # Errors
-/// A name that is no constexpr parameter of the kernel, or is named twice, and a value that its type does not have.
+/// A name that is not a constexpr parameter of the kernel, a name that is given twice, or a value outside of its type.
 pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'static str, ConstValue)>> {
     let known: Vec<(&'static str, &'static str)> = def
         .params
@@ -100,7 +100,7 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
     Ok(constants)
 }
 
-/// Whether a value can be of that type. Words are left to the kernel, which knows its enums.
+/// Whether a value can have this type. Words are checked by the kernel, which defines its enums.
 fn fits(value: &ConstValue, ty: &str) -> bool {
     match (ty, value) {
         ("usize" | "u64", ConstValue::Int(n)) => *n >= 0,
@@ -114,7 +114,7 @@ fn fits(value: &ConstValue, ty: &str) -> bool {
     }
 }
 
-/// The constants without default that nobody has given.
+/// Returns the constants that have neither a default nor a given value.
 pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&'static str> {
     let is_missing = |p: &&tilewright::codegen::lang::kernel::ParamDef| {
         matches!(p.kind, ParamKind::Constexpr { default: None, .. }) && !given.iter().any(|(name, _)| *name == p.name)
@@ -122,7 +122,7 @@ pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&
     def.params.iter().filter(is_missing).map(|p| p.name).collect()
 }
 
-/// Fails where a constant without default has no value.
+/// Checks that every constant without a default has a value.
 pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<()> {
     let missing = missing_constants(def, given);
     if missing.is_empty() {
@@ -135,18 +135,18 @@ pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<(
     ))
 }
 
-/// The element types of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`.
+/// Parses the element types of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`.
 ///
 /// # Errors
-/// A word that is no element type, one outside the parameter's bound, and a parameter that gets none.
+/// An unknown element type, a type outside of the parameter's bound, or a parameter without a type.
 pub fn dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<DType>> {
     complete_dtypes(def, some_dtypes(def, words)?)
 }
 
-/// As [`dtypes`], where parameters may get none.
+/// As [`dtypes`], but parameters may have no type yet.
 ///
 /// # Errors
-/// As there, but for that.
+/// An unknown element type, or a type outside of the parameter's bound.
 pub fn some_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType>>> {
     let mut chosen: Vec<Option<DType>> = vec![None; def.generics.len()];
     for word in parts(words) {
@@ -166,12 +166,12 @@ pub fn some_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType
         };
         let dtype = DType::from_name(name).ok_or_else(|| {
             let names: Vec<&str> = DType::ALL.iter().map(|d| d.name()).collect();
-            CliError::usage(format!("`{name}` is no element type"), suggest(name, &names, "the element types are"))
+            CliError::usage(format!("`{name}` is not an element type"), suggest(name, &names, "the element types are"))
         })?;
         if def.generics.is_empty() {
             return Err(CliError::usage(
                 format!("--dtype {name} is unused: kernel `{}` has no type parameter", def.name),
-                "leave --dtype out: its signature says all element types",
+                "omit --dtype: the kernel's signature fixes all element types",
             ));
         }
         for target in targets {
@@ -182,10 +182,10 @@ pub fn some_dtypes(def: &KernelDef, words: &[String]) -> Result<Vec<Option<DType
     Ok(chosen)
 }
 
-/// All element types.
+/// Checks that every type parameter has an element type.
 ///
 /// # Errors
-/// A parameter that has none.
+/// A parameter without a type.
 pub fn complete_dtypes(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Vec<DType>> {
     def.generics
         .iter()
@@ -202,7 +202,7 @@ pub fn complete_dtypes(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Ve
         .collect()
 }
 
-/// Fails where a type parameter cannot be `dtype`.
+/// Checks that a type parameter can be `dtype`.
 pub fn check_member(def: &KernelDef, parameter: usize, dtype: DType) -> Result<()> {
     let generic = &def.generics[parameter];
     if generic.members().contains(&dtype) {

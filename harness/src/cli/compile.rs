@@ -1,4 +1,5 @@
-//! `tilewright compile`: a kernel ahead of time, as text and as code, with a manifest for whoever launches it.
+//! `tilewright compile`: compiles a kernel ahead of time to IR text and code, with a manifest for the program that
+//! launches it.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -19,9 +20,9 @@ use super::{CliError, Result, choose};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// The kernel, as `tilewright list` names it
+    /// Name of the kernel, as in `tilewright list`
     kernel: String,
-    /// What to compile for: sm_80, sm_86, sm_89, sm_90a, or host (this machine's CPU)
+    /// Target: sm_80, sm_86, sm_89, sm_90a, or host (this machine's CPU)
     #[arg(long)]
     target: String,
     /// Element type of the kernel's type parameters: `bf16` for all, or `T=bf16,U=f32`
@@ -30,58 +31,58 @@ pub struct Arguments {
     /// Constants of the kernel: `q_tile=64,k_tile=32`
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
-    /// What the code may assume about arguments: `d%16` (a multiple), `stride=1` (exactly that). Memory is assumed to be
-    /// aligned to 16 bytes unless `x%1` says otherwise
+    /// Assumptions about arguments: `d%16` (a multiple of 16), `stride=1` (equal to 1). Pointers are assumed to be
+    /// aligned to 16 bytes; `x%1` drops that assumption
     #[arg(long, value_name = "NAME%N|NAME=N,…")]
     assume: Vec<String>,
     #[command(flatten)]
     options: Options,
-    /// Newest PTX version to write, as in `8.3`
+    /// Newest PTX version that the code may use, as in `8.3`
     #[arg(long, value_name = "VERSION", default_value = "8.3", value_parser = ptx_version)]
     ptx_version: u32,
-    /// What to write, several with commas; without it ptx for a GPU, obj for the host
+    /// Files to write, separated by commas. Default: ptx for a GPU, obj for the host
     #[arg(long, value_delimiter = ',')]
     emit: Vec<Emit>,
-    /// The folder to write to; it is made if need be
+    /// Output folder; it is created if it does not exist
     #[arg(short, long, value_name = "DIR")]
     out: PathBuf,
 }
 
-/// Choices of the compiler that are the same for every kernel.
+/// Compiler options that every kernel has.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Warps of 32 threads in a block (GPU), a power of two
+    /// Warps (32 threads each) per block (GPU), a power of two
     #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_warps)]
     num_warps: u32,
-    /// Depth of software pipelines in loops that do not name their own (GPU)
+    /// Number of stages of software pipelines, in loops that do not set it themselves (GPU)
     #[arg(long, value_name = "N", default_value_t = CompileOptions::default().num_stages)]
     num_stages: u32,
-    /// Upper bound of registers per thread (GPU)
+    /// Maximum number of registers per thread (GPU)
     #[arg(long, value_name = "N")]
     max_registers: Option<u32>,
-    /// Leave `device_assert`s out
+    /// Compile without `device_assert`s
     #[arg(long)]
     no_asserts: bool,
     #[command(flatten)]
     schedule: Schedule,
 }
 
-/// How loops with products run on a GPU; what is left out is the compiler's choice.
+/// Schedule of loops with dots on a GPU. The compiler chooses whatever is `None`.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Schedule {
-    /// Whether the bulk copy engine (TMA) makes the copies of pipelines, where it can (sm_90a)
+    /// Use TMA for the loads of software pipelines, where a tensor map can describe them (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub bulk_copies: Option<bool>,
-    /// Whether loads are the work of warps of their own (sm_90a)
+    /// Warp specialization: producer warps load, consumer warps compute (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub warp_specialize: Option<bool>,
-    /// Whether products run under the arithmetic of the next iteration (sm_90a)
+    /// Overlap asynchronous MMAs with the arithmetic of the next iteration (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub overlap: Option<bool>,
-    /// Whether the warp groups that compute take turns at the tensor cores, where loads are the work of others (sm_90a)
+    /// Ping-pong scheduling of the consumer warpgroups in warp-specialized loops (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub take_turns: Option<bool>,
-    /// Whether warp groups make products of f32 in tf32 and tf32x3, where tiles are large enough (sm_90a)
+    /// Use wgmma for f32 dots in tf32 and tf32x3, where tiles are large enough (sm_90a)
     #[arg(long, value_name = "BOOL")]
     pub wgmma_f32: Option<bool>,
 }
@@ -100,16 +101,16 @@ impl From<target::Schedule> for Schedule {
     }
 }
 
-/// What can be written.
+/// A file that `--emit` can write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub enum Emit {
-    /// Tile IR as the kernel records it
+    /// Tile IR as recorded from the kernel
     Tile,
-    /// Tile IR with layouts (GPU)
+    /// Tile IR with layouts assigned (GPU)
     Laid,
-    /// Tile IR with asynchronous copies and products (GPU)
+    /// Tile IR with asynchronous copies and MMAs (GPU)
     Async,
-    /// LLVM IR as LLVM gets it
+    /// LLVM IR before LLVM's passes
     Llvm,
     /// PTX (GPU)
     Ptx,
@@ -120,7 +121,7 @@ pub enum Emit {
 }
 
 impl Emit {
-    /// Name of the file, after the kernel's name.
+    /// File extension, appended to the kernel's name.
     fn extension(self) -> &'static str {
         match self {
             Emit::Tile => "tile",
@@ -133,7 +134,7 @@ impl Emit {
         }
     }
 
-    /// The word of the command line.
+    /// Name on the command line and in the manifest.
     fn word(self) -> &'static str {
         match self {
             Emit::Tile => "tile",
@@ -157,9 +158,9 @@ impl Emit {
     }
 }
 
-/// `8.3` or `83`.
+/// Parses a PTX version: `8.3` or `83`.
 fn ptx_version(text: &str) -> Result<u32, String> {
-    let wrong = || format!("`{text}` is no PTX version: write it as in 8.3");
+    let wrong = || format!("`{text}` is not a PTX version: expected a version such as 8.3");
     let version = match text.split_once('.') {
         Some((major, minor)) => {
             let major: u32 = major.parse().map_err(|_| wrong())?;
@@ -175,15 +176,15 @@ fn ptx_version(text: &str) -> Result<u32, String> {
 }
 
 impl Options {
-    /// These choices, and checks of assertions.
+    /// Returns options with these values, and with `device_assert`s.
     pub fn new(num_warps: u32, num_stages: u32, max_registers: Option<u32>, schedule: Schedule) -> Options {
         Options { num_warps, num_stages, max_registers, no_asserts: false, schedule }
     }
 
-    /// The compiler's options.
+    /// Checks the options and converts them to the compiler's.
     ///
     /// # Errors
-    /// Numbers that no GPU can run.
+    /// A number of warps, stages or registers that GPUs do not support.
     pub fn compile_options(&self) -> Result<CompileOptions> {
         if !self.num_warps.is_power_of_two() || self.num_warps > 32 {
             return Err(CliError::usage(
@@ -194,7 +195,7 @@ impl Options {
         if !(1..=16).contains(&self.num_stages) {
             return Err(CliError::usage(
                 format!("--num-stages cannot be {}", self.num_stages),
-                "1 turns pipelines off; 2 to 5 are common, 16 is the most",
+                "expected 1 to 16: 1 turns software pipelining off, 2 to 5 are common",
             ));
         }
         if let Some(registers) = self.max_registers
@@ -266,7 +267,7 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
     })
 }
 
-/// What the code may assume: memory aligned to 16 bytes, and what `--assume` adds.
+/// Parses `--assume` on top of the default assumption that pointers are aligned to 16 bytes.
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
     let mut specialization = Specialization::aligned_memory(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();
@@ -291,9 +292,7 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
         if let ParamKind::Scalar(ElemDef::Fixed(dtype)) = kind
             && dtype.is_float()
         {
-            return wrong(format!(
-                "`{name}` is of type {dtype}: only of addresses and integers can something be assumed"
-            ));
+            return wrong(format!("`{name}` is of type {dtype}: assumptions apply to pointers and integers only"));
         }
         if said.contains(&index) {
             return wrong(format!("`{name}` has two assumptions"));
@@ -312,10 +311,10 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
     Ok(specialization)
 }
 
-/// One compilation.
+/// Everything that one compilation depends on.
 pub struct Request {
     pub def: &'static KernelDef,
-    /// One per type parameter.
+    /// The element type of each type parameter.
     pub dtypes: Vec<DType>,
     pub constants: Vec<(&'static str, ConstValue)>,
     pub specialization: Specialization,
@@ -323,13 +322,13 @@ pub struct Request {
     pub options: CompileOptions,
 }
 
-/// Compiles and writes the files and `manifest.json`; gives their paths.
+/// Compiles, writes the files and `manifest.json`, and returns their paths.
 ///
 /// # Errors
-/// Mistakes in the kernel, what the target does not have, and a folder that cannot be written to.
+/// A mistake in the kernel, a feature that the target lacks, or a folder that cannot be written to.
 pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<PathBuf>> {
     let compiled = compile(request)?;
-    std::fs::create_dir_all(dir).map_err(|error| CliError::file("make the folder", dir, error))?;
+    std::fs::create_dir_all(dir).map_err(|error| CliError::file("create the folder", dir, error))?;
     let mut files = Vec::new();
     for &kind in emit {
         let name = format!("{}.{}", request.def.name, kind.extension());
@@ -342,15 +341,15 @@ pub fn compile_to(request: &Request, emit: &[Emit], dir: &Path) -> Result<Vec<Pa
     Ok(paths.chain([path]).collect())
 }
 
-/// Compiles, or takes the code from the cache, and writes it to `dir` with a manifest that has the kernel's name; gives the
-/// path of the code. Neither may be the file that the command reads.
+/// Compiles, or takes the code from the cache, and writes it to `dir` with a manifest `KERNEL.json`. Returns the path
+/// of the code. Neither file may be `input`.
 ///
 /// # Errors
 /// As [`compile_to`].
 pub fn compile_cached_to(request: &Request, dir: &Path, input: Option<&Path>) -> Result<PathBuf> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
     let artifact = tilewright::kernel::compile(def, dtypes, constants, specialization, target, options)?;
-    std::fs::create_dir_all(dir).map_err(|error| CliError::file("make the folder", dir, error))?;
+    std::fs::create_dir_all(dir).map_err(|error| CliError::file("create the folder", dir, error))?;
     let (kind, code) = match &artifact.code {
         Code::Ptx(ptx) => (Emit::Ptx, ptx.as_bytes()),
         Code::Object(object) => (Emit::Obj, object.as_slice()),
@@ -368,13 +367,13 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     crate::files::replace(path, |file| file.write_all(bytes)).map_err(|error| CliError::file("write", path, error))
 }
 
-/// Code, and what it was on its way.
+/// The code, and its text at each stage.
 struct Compiled {
     artifact: Artifact,
     texts: Texts,
 }
 
-/// The function as recorded and as it leaves each stage, and the LLVM IR.
+/// Tile IR as recorded and at the end of each stage, and the LLVM IR.
 #[derive(Default)]
 struct Texts {
     tile: String,
@@ -401,10 +400,10 @@ impl Observer for Texts {
     }
 }
 
-/// Compiles, without the cache; gives the code alone.
+/// Compiles without the cache, and writes no file.
 ///
 /// # Errors
-/// As [`compile_to`], without the folder.
+/// A mistake in the kernel, or a feature that the target lacks.
 pub fn compile_artifact(request: &Request) -> Result<Artifact> {
     compile(request).map(|compiled| compiled.artifact)
 }
@@ -422,7 +421,7 @@ fn compile(request: &Request) -> Result<Compiled> {
 }
 
 impl Compiled {
-    /// Contents of the file of that kind.
+    /// Returns the contents of one file.
     fn bytes(&self, kind: Emit, target: &Target) -> Result<Vec<u8>> {
         Ok(match (kind, target, &self.artifact.code) {
             (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),

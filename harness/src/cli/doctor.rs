@@ -1,4 +1,4 @@
-//! `tilewright doctor`: what this machine offers, and what each missing part costs.
+//! `tilewright doctor`: reports GPUs, driver, CPU, tools and cache of this machine, and what each missing part costs.
 
 use std::io::Write;
 
@@ -12,20 +12,20 @@ use super::{CliError, Result};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Print JSON for programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// One part of the machine.
+/// One line of the report.
 #[derive(Serialize)]
 struct Part {
     name: String,
-    /// Whether it is there and works.
+    /// Whether the part is present and usable.
     ok: bool,
-    /// What it is, or why it does not work.
+    /// Description of the part, or why it is not usable.
     state: String,
-    /// What is lost without it, and how to get it.
+    /// What does not work without the part, and how to install it.
     #[serde(skip_serializing_if = "Option::is_none")]
     cost: Option<String>,
 }
@@ -33,7 +33,7 @@ struct Part {
 #[derive(Serialize)]
 struct Doctor {
     version: &'static str,
-    /// Where kernels run when the program does not say.
+    /// The default device.
     runs_on: Option<String>,
     parts: Vec<Part>,
     gpus: Vec<Gpu>,
@@ -53,7 +53,7 @@ struct Gpu {
 #[derive(Serialize)]
 struct Cpu {
     name: Option<String>,
-    /// LLVM's name of it.
+    /// LLVM's name of the CPU.
     llvm: String,
     triple: String,
     features: Vec<String>,
@@ -64,8 +64,9 @@ struct Cpu {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let report = probe::report();
     let doctor = examine(&report);
-    // A machine on which nothing runs is told of like any other, and then fails.
-    let nowhere = report.best.as_ref().err().map(|error| CliError::Failure(format!("kernels run nowhere: {error}")));
+    // A machine without a usable device gets the same report before the command fails.
+    let nowhere =
+        report.best.as_ref().err().map(|error| CliError::Failure(format!("no device can run kernels: {error}")));
     if arguments.json {
         writeln!(out, "{}", to_json(&doctor))?;
         return nowhere.map_or(Ok(()), Err);
@@ -84,12 +85,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     nowhere.map_or(Ok(()), Err)
 }
 
-/// What we say in JSON. Serialising plain structs cannot fail.
+/// Serializes a plain struct as JSON, which cannot fail.
 pub fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("\"{error}\""))
 }
 
-/// Later lines moved right, under the first.
+/// Indents all lines but the first.
 fn indented(text: &str, columns: usize) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     lines.join(&format!("\n{:columns$}", ""))
@@ -134,10 +135,10 @@ fn lacks(name: impl Into<String>, state: impl Into<String>, cost: impl Into<Stri
 
 fn llvm(report: &Report) -> Part {
     let (major, minor, patch) = report.llvm;
-    works("LLVM", format!("{major}.{minor}.{patch}, linked in: compiles for GPU and CPU without any toolkit"))
+    works("LLVM", format!("{major}.{minor}.{patch}, statically linked: compiles for GPU and CPU without a toolkit"))
 }
 
-/// The features of a CPU that decide how wide and how fast its vector code is.
+/// CPU features that determine the width and the speed of vector code.
 const TELLING_FEATURES: [&str; 14] = [
     "sse4.2",
     "avx",
@@ -155,7 +156,7 @@ const TELLING_FEATURES: [&str; 14] = [
     "sve",
 ];
 
-/// All features that the CPU has, in LLVM's spelling.
+/// Returns all features of the CPU, in LLVM's spelling.
 fn features(report: &Report) -> Vec<String> {
     report.host_cpu.features.split(',').filter_map(|word| word.strip_prefix('+')).map(String::from).collect()
 }
@@ -180,12 +181,12 @@ fn driver(report: &Report) -> Part {
     match &report.driver {
         Ok(version) => works("CUDA driver", format!("{}.{}", version / 1000, version % 1000 / 10)),
         Err(error) => {
-            // The rest of the message is about one program's choice of device.
+            // The rest of the message is about the choice of a device by one program.
             let state = match error {
                 Error::NoDriver { reason } => reason.clone(),
                 other => other.to_string(),
             };
-            lacks("CUDA driver", state, "kernels run on the CPU; compiling to PTX works all the same")
+            lacks("CUDA driver", state, "kernels run on the CPU; compiling to PTX needs no driver")
         }
     }
 }
@@ -226,13 +227,13 @@ fn libraries(report: &Report) -> Part {
         return works("CUDA libraries", state);
     }
     let uses: Vec<String> = missing.iter().map(|library| format!("{} ({})", library.name, library.purpose)).collect();
-    let cost = format!("no kernel needs them; they are for other work:\n{}", uses.join(", "));
+    let cost = format!("kernels do not need them; other features do:\n{}", uses.join(", "));
     Part { name: "CUDA libraries".into(), ok: !found.is_empty(), state, cost: Some(cost) }
 }
 
 fn ptxas(report: &Report) -> Part {
     const COST: &str = "kernels do not need it; tests that assemble the PTX are skipped\n\
-                        (`make cuda-tools` fetches it, TILEWRIGHT_PTXAS names one)";
+                        (`make cuda-tools` downloads it, or set TILEWRIGHT_PTXAS to its path)";
     match &report.ptxas {
         Ok(Some(ptxas)) => works("ptxas", format!("{} at {}", ptxas.version, ptxas.path.display())),
         Ok(None) => lacks("ptxas", "not found", COST),
@@ -241,7 +242,7 @@ fn ptxas(report: &Report) -> Part {
 }
 
 fn cache(report: &Report) -> Part {
-    const COST: &str = "every process compiles its kernels again (TILEWRIGHT_CACHE names a folder)";
+    const COST: &str = "every process recompiles its kernels (set TILEWRIGHT_CACHE to a folder)";
     match (&report.cache_dir, &report.cache) {
         (_, Err(error)) => lacks("cache folder", error.to_string(), COST),
         (None, Ok(())) => lacks("cache folder", "off", COST),

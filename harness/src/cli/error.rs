@@ -1,4 +1,4 @@
-//! Why a command stopped, and the exit code that says so.
+//! Errors of commands, and their exit codes.
 
 use std::fmt;
 use std::io;
@@ -8,31 +8,31 @@ use std::process::ExitCode;
 /// Result of a command.
 pub type Result<T, E = CliError> = std::result::Result<T, E>;
 
-/// Why a command stopped.
+/// The error of a command.
 #[derive(Debug)]
 pub enum CliError {
-    /// The command line asks for something that does not exist or does not fit: exit code 2.
+    /// The command line names something that does not exist or does not apply: exit code 2.
     Usage(String),
-    /// Something went wrong: exit code 1.
+    /// Any other failure: exit code 1.
     Failure(String),
-    /// Words that are no arguments of the program, or ask for help: exit codes 2 and 0.
+    /// Invalid arguments (exit code 2), or a request for help or the version (exit code 0).
     Arguments(clap::Error),
-    /// A signal asked to stop, and what it takes to go on is on disk: exit code [`STOPPED`].
+    /// Stopped by a signal after the state was saved: exit code [`STOPPED`].
     Stopped(String),
-    /// Nobody reads our output any more: the exit code of a program that SIGPIPE ends.
+    /// Standard output was closed by its reader: the exit code of a program that SIGPIPE terminates.
     ClosedOutput,
 }
 
-/// The exit code of what was stopped by a signal and can go on: `EX_TEMPFAIL` of sysexits.h, "try again later".
+/// Exit code of a run that a signal stopped and that can be resumed: `EX_TEMPFAIL` of sysexits.h, "try again later".
 pub const STOPPED: u8 = 75;
 
 impl CliError {
-    /// A mistake on the command line, and what to do about it.
+    /// Returns a usage error with a hint on what to write instead.
     pub fn usage(message: impl Into<String>, help: impl fmt::Display) -> CliError {
         CliError::Usage(format!("{}\n  help: {help}", message.into()))
     }
 
-    /// A file that cannot be used. `doing` reads as in "cannot read".
+    /// Returns the error for a file operation. `doing` is the verb after "cannot", such as "read".
     pub fn file(doing: &str, path: &Path, error: impl fmt::Display) -> CliError {
         CliError::Failure(format!("cannot {doing} {}: {error}", path.display()))
     }
@@ -51,12 +51,12 @@ impl CliError {
 impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // A diagnostic of the compiler has its own heading.
+            // Diagnostics of the compiler have their own heading.
             CliError::Usage(text) | CliError::Failure(text) if text.starts_with("error") => f.write_str(text),
             CliError::Usage(text) | CliError::Failure(text) => write!(f, "error: {text}"),
             CliError::Arguments(error) => error.fmt(f),
             CliError::Stopped(text) => f.write_str(text),
-            CliError::ClosedOutput => f.write_str("error: the output is closed"),
+            CliError::ClosedOutput => f.write_str("error: standard output was closed"),
         }
     }
 }
@@ -64,7 +64,7 @@ impl fmt::Display for CliError {
 impl std::error::Error for CliError {}
 
 impl From<io::Error> for CliError {
-    /// For writes to our output; files go through [`CliError::file`].
+    /// For writes to standard output. Errors of files are made by [`CliError::file`].
     fn from(error: io::Error) -> CliError {
         match error.kind() {
             io::ErrorKind::BrokenPipe => CliError::ClosedOutput,

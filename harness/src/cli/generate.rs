@@ -1,4 +1,4 @@
-//! `tilewright generate`: text from a checkpoint.
+//! `tilewright generate`: samples text from a checkpoint.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,37 +17,38 @@ use crate::train::{self, Sampling, keep};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// A checkpoint, or the folder of a run
+    /// Checkpoint file, or folder of a run
     #[arg(value_name = "RUN", default_value = "tilewright-run")]
     run: PathBuf,
-    /// What the text begins with
+    /// Beginning of the text
     #[arg(long, value_name = "TEXT", default_value = "Phileas Fogg")]
     prompt: String,
-    /// How many tokens to add
+    /// Number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 200)]
     tokens: usize,
-    /// Below 1, likely words become likelier; 0 takes the likeliest each time
+    /// Sampling temperature; 0 is greedy decoding
     #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = numbers::not_negative)]
     temperature: f64,
-    /// Draw from this many of the likeliest tokens; 0 for all
+    /// Top-k sampling: sample among the K most likely tokens; 0 for all
     #[arg(long, value_name = "K", default_value_t = 0)]
     top_k: usize,
-    /// Draw from the likeliest tokens that together have this probability
+    /// Top-p (nucleus) sampling: sample among the most likely tokens with this total probability
     #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = numbers::probability)]
     top_p: f64,
-    /// The same seed gives the same text
+    /// Seed of the sampler; the same seed gives the same text
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
 }
 
-/// An error of a run's newest checkpoint, with an older one that may be used in its place.
+/// Adds a hint to an error of a run's newest checkpoint: the newest older checkpoint, if there is one.
 fn with_older(path: &Path, error: &dyn std::fmt::Display) -> CliError {
     let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == CHECKPOINT));
     let help = folder.and_then(|folder| Some(folder.join(keep::second(folder)?.0)));
-    let help = help.map(|older| format!("\n  help: `tilewright generate {}` uses an older one", older.display()));
+    let help =
+        help.map(|older| format!("\n  help: `tilewright generate {}` uses an older checkpoint", older.display()));
     CliError::Failure(format!("{error}{}", help.unwrap_or_default()))
 }
 
@@ -58,34 +59,36 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let path = if arguments.run.is_dir() { arguments.run.join(CHECKPOINT) } else { arguments.run.clone() };
     let checkpoint = Checkpoint::open(&path).map_err(|error| match path.exists() {
         true => with_older(&path, &error),
-        false => CliError::Failure(format!("{error}\n  help: `tilewright train --out DIR` makes a checkpoint in DIR")),
+        false => CliError::Failure(format!("{error}\n  help: `tilewright train --out DIR` writes a checkpoint to DIR")),
     })?;
     let unusable = |reason: &dyn std::fmt::Display| {
         with_older(&path, &CliError::file("use the checkpoint", &path, printable(&reason.to_string())))
     };
     let config: Config = serde_json::from_value(checkpoint.header.model.clone())
-        .map_err(|error| unusable(&format!("its hyperparameters are unknown: {error}")))?;
+        .map_err(|error| unusable(&format!("its hyperparameters cannot be read: {error}")))?;
     config.check().map_err(|error| unusable(&error))?;
     let tokenizer = Bpe::from_json(checkpoint.tokenizer.clone()).map_err(|error| unusable(&error))?;
     if tokenizer.vocabulary() > config.vocabulary {
         let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
-        return Err(unusable(&format!("its tokenizer has {found} entries, its model {expected}")));
+        return Err(unusable(&format!(
+            "its tokenizer has {found} entries, but its model has a vocabulary of {expected}"
+        )));
     }
-    // Before memory for a model is taken that the file does not have.
+    // Checked before memory for the model is allocated.
     if checkpoint.elements() != config.parameters() {
         let (found, expected) = (checkpoint.elements(), config.parameters());
-        return Err(unusable(&format!("it has {found} parameters, and its hyperparameters mean {expected}")));
+        return Err(unusable(&format!("it has {found} parameters, but its hyperparameters need {expected}")));
     }
     let prompt = tokenizer.encode(&arguments.prompt).map_err(|error| failure(&error))?;
     if prompt.is_empty() {
-        return Err(CliError::usage("--prompt is empty", "a text to go on from, if only one word"));
+        return Err(CliError::usage("--prompt is empty", "give a text of at least one word to continue"));
     }
     let model = Transformer::for_inference(&config, &device, 0).map_err(|error| failure(&error))?;
     checkpoint.load_params(model.params()).map_err(|error| with_older(&path, &error))?;
 
     let sampling = Sampling { temperature, top_k, top_p, seed };
     let mut tokens = prompt.clone();
-    // What was printed already: characters come when all of their bytes are there.
+    // Bytes already printed. A character is printed once all of its bytes are generated.
     let mut printed = 0;
     let mut print = |tokens: &[u32], all: bool| -> Result<()> {
         let text = tokenizer.decode(tokens).map_err(|error| failure(&error))?;
@@ -106,7 +109,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Either the model failed, or nobody reads.
+/// Why generation stops early: the model failed, or the output cannot be written.
 struct Stop(CliError);
 
 impl From<train::Error> for Stop {

@@ -1,4 +1,5 @@
-//! `tilewright launch`: starts the ranks of this host, passes signals on to them, and ends all of them when one fails.
+//! `tilewright launch`: starts the ranks of this host, forwards signals to them, and terminates all of them when one
+//! fails.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -18,48 +19,51 @@ use crate::signals::{self, Heard};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// How many ranks to start on this host
+    /// Number of ranks to start on this host
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     nproc: u16,
-    /// How many hosts there are, each with as many ranks; run the same command on each of them
+    /// Number of hosts, each with --nproc ranks; run the same command on every host
     #[arg(long, value_name = "HOSTS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     hosts: u16,
-    /// The number of this host, from 0; rank 0 is on host 0
+    /// Index of this host, from 0; rank 0 is on host 0
     #[arg(long, value_name = "HOST", default_value_t = 0)]
     host: u16,
-    /// The address of host 0, where the ranks meet
+    /// Address of host 0, for the rendezvous
     #[arg(long, value_name = "ADDRESS", env = "MASTER_ADDR", default_value = "127.0.0.1")]
     master_addr: String,
-    /// The port where the ranks meet; without it a free one, or 29500 with several hosts
+    /// Port of the rendezvous. Default: a free port, or 29500 with several hosts
     #[arg(long, value_name = "PORT", env = "MASTER_PORT", value_parser = port)]
     master_port: Option<Port>,
-    /// A word that all hosts agree on: ranks with another one are turned away
+    /// Job identifier, the same on all hosts: ranks of another job are rejected
     #[arg(long, value_name = "WORD", env = "TILEWRIGHT_JOB")]
     job: Option<String>,
-    /// The file with the job's secret, of mode 0600; else TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE, else on one host a new secret
+    /// File (mode 0600) with the job's secret. Default: TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE, else a new secret
+    /// on a single host
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
-    /// Do without a secret: whoever reaches the port can take part. For a network that only the job's hosts reach
+    /// Run without a secret: any process that reaches the port can join. Only for networks that are private to the
+    /// job's hosts
     #[arg(long)]
     unauthenticated: bool,
-    /// Seconds that the ranks have to end by themselves once one has failed, and again between SIGTERM and SIGKILL; at most 10⁹
+    /// Seconds that ranks have to exit after one of them failed, and again between SIGTERM and SIGKILL; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = wait)]
     grace: Duration,
-    /// Seconds that the ranks have to stop after SIGINT, SIGTERM, SIGHUP or SIGUSR1 was passed on to them; at most 10⁹
+    /// Seconds that ranks have to stop after a forwarded SIGINT, SIGTERM, SIGHUP or SIGUSR1; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = wait)]
     stop_timeout: Duration,
-    /// Seconds that they have while one of them says that it saves its state; at most 10⁹
+    /// Seconds that ranks have to stop while one of them reports that it is saving its state; at most 10⁹
     #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = wait)]
     save_timeout: Duration,
-    /// The program of every rank, with its arguments
+    /// Program of every rank, with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
-/// A port. A variable that is set to nothing is none.
+/// A value of `--master-port`: a port, or `None` for an empty environment variable.
 #[derive(Clone, Copy, Debug)]
 struct Port(Option<u16>);
 
+/// Parses a port number.
 fn port(word: &str) -> Result<Port, String> {
     match (word.is_empty(), word.parse::<u16>()) {
         (true, _) => Ok(Port(None)),
@@ -74,7 +78,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     super::on_signals(move |heard| {
         let _ = sender.send(heard);
     })?;
-    // The ranks' lines go past our own buffer, which must not hold older ones.
+    // The ranks' lines bypass our output buffer: flush what it holds first.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();
     let failed = Arc::new(OnceLock::new());
@@ -85,21 +89,21 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             _ => CliError::Failure(format!("cannot start {name}: {error}")),
         })?;
     for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.left?))) {
-        terminal::say(format_args!("rank {rank} left processes in its group {group} that SIGKILL did not end"));
+        terminal::say(format_args!("rank {rank} left processes in its group {group} that SIGKILL did not terminate"));
     }
     heard.outcome(&ends)?;
-    // The ranks went on without it. A reader that has seen enough is nothing to tell.
+    // The ranks continued without our output. A closed pipe is not an error.
     match failed.get() {
         Some(kind) if *kind != io::ErrorKind::BrokenPipe => Err(io::Error::from(*kind).into()),
         _ => Ok(()),
     }
 }
 
-/// What signals this process has passed on.
+/// The signals that this process has forwarded.
 #[derive(Default)]
 struct Signals {
     passed_on: Vec<i32>,
-    /// The second one.
+    /// The second signal.
     end: Option<i32>,
 }
 
@@ -113,21 +117,22 @@ impl Signals {
                 let Patience { stop, save, .. } = plan.patience;
                 let (stop, save) = (stop.as_secs_f64(), save.max(stop).as_secs_f64());
                 terminal::say(format_args!(
-                    "{name} was passed on to all ranks: they have {stop} s to stop, and {save} s where they save; another signal ends them at once"
+                    "{name} forwarded to all ranks: they have {stop} s to stop, or {save} s while they save; a second \
+                     signal terminates them immediately"
                 ));
             }
             Heard::End(signal) => {
                 self.end = Some(signal);
-                terminal::say(format_args!("{name} was passed on to all ranks"));
+                terminal::say(format_args!("{name} forwarded to all ranks"));
             }
         }
     }
 
-    /// What is to say of how ranks ended. Ends this process as the ranks were where a signal ended them.
+    /// Reports how the ranks exited. If a signal terminated them, terminates this process by the same signal.
     fn outcome(&self, ends: &[End]) -> Result<()> {
         let all = || launch::each(&ends.iter().collect::<Vec<_>>());
         if let Some(signal) = self.end {
-            terminal::say(format_args!("ended by {}\n{}", signals::name(signal), all()));
+            terminal::say(format_args!("terminated by {}\n{}", signals::name(signal), all()));
             signals::end_by(signal);
         }
         if let Some(report) = launch::report(ends, &self.passed_on) {
@@ -136,14 +141,14 @@ impl Signals {
         match self.passed_on.first() {
             Some(signal) if !ends.iter().all(|end| end.status.success() || end.has_saved()) => {
                 terminal::say(format_args!(
-                    "stopped by {}, and not all ranks saved their state\n{}",
+                    "stopped by {}, but not all ranks saved their state\n{}",
                     signals::name(*signal),
                     all()
                 ));
                 signals::end_by(*signal)
             }
             _ if ends.iter().any(End::has_saved) => {
-                Err(CliError::Stopped("all ranks stopped, with their state saved".into()))
+                Err(CliError::Stopped("all ranks stopped and saved their state".into()))
             }
             _ => Ok(()),
         }
@@ -152,8 +157,8 @@ impl Signals {
 
 fn plan(arguments: &Arguments) -> Result<Plan> {
     if arguments.host >= arguments.hosts {
-        let message = format!("--host {} does not exist among {} hosts", arguments.host, arguments.hosts);
-        return Err(CliError::usage(message, "hosts count from 0"));
+        let message = format!("--host is {}, but there are {} hosts", arguments.host, arguments.hosts);
+        return Err(CliError::usage(message, "hosts are numbered from 0"));
     }
     let several = arguments.hosts > 1;
     let port = match arguments.master_port.and_then(|port| port.0) {
@@ -161,18 +166,18 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
         None if several => PORT,
         None => launch::free_port().map_err(|error| CliError::Failure(format!("no free port: {error}")))?,
     };
-    // Ranks of another launch on this host may be looking for the same port.
+    // Ranks of another launch on this host may connect to the same port.
     let own = || {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         format!("{}-{}", std::process::id(), since.as_nanos())
     };
-    // As for ranks, an empty variable counts as unset.
+    // An empty environment variable counts as unset, as in the ranks.
     let address = Some(arguments.master_addr.clone()).filter(|address| !address.is_empty());
     let job = arguments.job.clone().filter(|job| !job.is_empty());
     let job = job.unwrap_or_else(|| if several { String::new() } else { own() });
     let mut command = arguments.command.iter().cloned();
-    let program = command.next().ok_or_else(|| CliError::usage("there is no command", "give it after --"))?;
-    // All ranks run the program that starts them, wherever it lies.
+    let program = command.next().ok_or_else(|| CliError::usage("no command was given", "give the program after --"))?;
+    // `tilewright` denotes this very executable, wherever it is installed.
     let own = std::env::current_exe().ok().filter(|_| program == "tilewright");
     let program = own.map_or(program, Into::into);
     Ok(Plan {
@@ -188,7 +193,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     })
 }
 
-/// Who may take part: the same on all hosts.
+/// Determines which processes may join. Must be the same on all hosts.
 fn access(arguments: &Arguments) -> Result<Access> {
     if arguments.unauthenticated {
         return Ok(Access::Anybody);
@@ -198,21 +203,22 @@ fn access(arguments: &Arguments) -> Result<Access> {
     }
     match rank::own_access().map_err(|error| CliError::Failure(error.to_string()))? {
         Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
-            "the ranks of several hosts need a secret, by which they know each other",
-            "make one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and give all hosts --secret-file FILE or its text in TILEWRIGHT_SECRET; --unauthenticated does without",
+            "ranks on several hosts need a secret to authenticate each other",
+            "create one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and pass --secret-file FILE, or \
+             its text in TILEWRIGHT_SECRET, on all hosts; --unauthenticated runs without a secret",
         )),
         Access::Loopback => match Secret::fresh() {
             Ok(secret) => Ok(Access::Secret(secret)),
-            Err(error) => Err(CliError::Failure(format!("cannot make a secret for the ranks: {error}"))),
+            Err(error) => Err(CliError::Failure(format!("cannot create a secret for the ranks: {error}"))),
         },
         said => Ok(said),
     }
 }
 
-/// This process's output, for whichever thread has a line.
+/// Standard output or standard error of this process, written by any thread.
 #[derive(Clone)]
 enum Terminal {
-    /// With why it could not be written at first.
+    /// Holds the kind of the first write error.
     Out(Arc<OnceLock<io::ErrorKind>>),
     Err,
 }
@@ -220,7 +226,7 @@ enum Terminal {
 impl Write for Terminal {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            // The lock of our own writer is held by whoever runs the command.
+            // Not through `Output`, which the thread of the command holds.
             Terminal::Out(failed) => raw(1, bytes).inspect_err(|error| {
                 failed.get_or_init(|| error.kind());
             }),
@@ -233,9 +239,9 @@ impl Write for Terminal {
     }
 }
 
-/// Writes to a file descriptor that stays open as long as the process.
+/// Writes to a file descriptor that stays open until the process exits.
 fn raw(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the bytes live through the call.
+    // SAFETY: the bytes are valid during the call.
     let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }

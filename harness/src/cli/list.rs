@@ -1,4 +1,4 @@
-//! `tilewright list`: the kernels, with what each takes.
+//! `tilewright list`: lists the kernels with their arguments and constants.
 
 use std::io::Write;
 
@@ -12,9 +12,9 @@ use super::{Result, choose};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Only this kernel, with its whole description
+    /// Only this kernel, with its full description
     kernel: Option<String>,
-    /// Print JSON for programs
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -44,7 +44,7 @@ struct Parameter {
     /// An element type, or the name of a type parameter.
     #[serde(rename = "type")]
     ty: String,
-    /// Whether alignment and the value one are compiled in.
+    /// Whether the kernel is specialized for the alignment of the argument, and for the value 1.
     specialized: bool,
 }
 
@@ -101,7 +101,7 @@ fn print(kernel: &Kernel, whole: bool, out: &mut dyn Write) -> Result<()> {
     list("constants", constants.collect(), out)
 }
 
-/// `title  a, b, c`, broken at 100 columns.
+/// Prints `title  a, b, c`, wrapped at 100 columns.
 fn list(title: &str, items: Vec<String>, out: &mut dyn Write) -> Result<()> {
     const WIDTH: usize = 100;
     if items.is_empty() {

@@ -1,4 +1,5 @@
-//! `manifest.json`: what another program must know to launch compiled code. `docs/ahead-of-time.md` explains it.
+//! Writes `manifest.json`, which describes compiled code to the program that launches it. `docs/ahead-of-time.md`
+//! explains the fields.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +10,24 @@ use tilewright::codegen::target::{Artifact, CompileOptions, Manifest};
 use super::compile::Request;
 use super::doctor::to_json;
 
-/// Raised when the meaning of a field changes.
+/// Version of the format; incremented when the meaning of a field changes.
 const FORMAT: u32 = 1;
 
 #[derive(Serialize)]
 struct Document<'a> {
     format: u32,
-    /// The compiler that made the code, and the LLVM in it.
+    /// The version of the compiler, and of its LLVM.
     compiler: &'static str,
     #[serde(flatten)]
     manifest: &'a Manifest,
-    /// What the memory arguments hold, by name.
+    /// Access and element type of the memory arguments, by name.
     memory: BTreeMap<&'static str, Memory>,
-    /// The constants that are compiled in.
+    /// The values of the kernel's constants.
     constants: BTreeMap<&'static str, serde_json::Value>,
-    /// The types of the kernel's type parameters.
+    /// The element types of the kernel's type parameters.
     types: BTreeMap<&'static str, &'static str>,
     options: &'a CompileOptions,
-    /// The files beside this one, by what they are.
+    /// The names of the files next to this one, by kind.
     files: BTreeMap<&'a str, &'a str>,
 }
 
@@ -38,7 +39,7 @@ struct Memory {
     elem: &'static str,
 }
 
-/// The text of the manifest.
+/// Returns the text of the manifest.
 pub fn describe(request: &Request, artifact: &Artifact, files: &[(&str, String)]) -> String {
     let memory = |kind: ParamKind| {
         let (access, elem) = match kind {

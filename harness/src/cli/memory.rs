@@ -1,4 +1,4 @@
-//! `tilewright memory`: what the memory of a step is for.
+//! `tilewright memory`: profiles the memory of a training step from a trace of its allocations.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -21,19 +21,19 @@ use crate::report::{Cell, Column, Outputs, Part, Report, Table};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Tokens of a window, several with commas; details are about the last that fits
+    /// Context lengths (tokens per sequence), separated by commas; details are reported for the last one that fits
     #[arg(long, value_delimiter = ',', default_value = "128", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Vec<u32>,
-    /// How much of a step runs, several with commas
+    /// Parts of a step to run, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "forward,train-step")]
     pub work: Vec<Work>,
-    /// Smallest allocation that gets an event of its own, in bytes
+    /// Smallest allocation, in bytes, that is recorded as a separate event
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
     pub from_bytes: usize,
-    /// Rows of the table of largest allocations
+    /// Number of rows in the table of largest allocations
     #[arg(long, default_value_t = 12)]
     pub top: usize,
-    /// Write a snapshot of the last kind of work that PyTorch's memory viewer (pytorch.org/memory_viz) opens
+    /// Write a snapshot of the last part of a step for PyTorch's memory viewer (pytorch.org/memory_viz)
     #[arg(long, value_name = "FILE")]
     pub snapshot: Option<PathBuf>,
     #[command(flatten)]
@@ -61,13 +61,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Snapshots by the work that they are of.
+/// Snapshots, with the part of a step that each is of.
 type Snapshots = Vec<(Work, Vec<u8>)>;
 
-/// Tables, plots and snapshots.
+/// Measures, and returns the report and the snapshots.
 ///
 /// # Errors
-/// A model that does not exist; one that does not fit is a row of the table.
+/// An unknown model. A model that does not fit into memory is a row of the table.
 pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
     let device = arguments.step.device()?;
     let peaks = arguments.work.iter().map(|work| {
@@ -76,10 +76,13 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
     });
     let mut table = Table::new(
         "memory-contexts",
-        "Most memory that lived at once",
+        "Peak memory",
         [Column::integer("context"), Column::number("parameters").unit("MiB").decimals(2)].into_iter().chain(peaks),
     )
-    .note("Peaks are of everything: parameters, gradients where there is a backward pass, the optimizer's state where there is one, and what a step makes.");
+    .note(
+        "Peaks include everything: parameters, gradients if there is a backward pass, optimizer state if there is one, \
+         and what a step allocates.",
+    );
     let mut details: Vec<(Work, Config, Trace)> = Vec::new();
     let mut lacks = Vec::new();
     for &context in &arguments.context {
@@ -115,7 +118,8 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
     let mut report = Report::new("memory", &format!("Memory of {}", described(&config, batch)))
         .table(table)
         .text(format!(
-            "The residual stream of this model is batch × context × width numbers of {} bytes: {} · {} · {} · {} = {:.3} MiB.",
+            "The residual stream of this model has batch × context × d_model elements of {} bytes: {} · {} · {} · {} = \
+             {:.3} MiB.",
             STREAM_BYTES,
             sizes.batch,
             sizes.context,
@@ -129,12 +133,13 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         let timeline = Timeline::new(trace);
         report.parts.extend(parts(*work, &timeline, arguments.top));
         let pickle = Snapshot::new(&timeline).to_pickle();
-        snapshots.push((*work, pickle.map_err(|error| CliError::Failure(format!("cannot make a snapshot: {error}")))?));
+        snapshots
+            .push((*work, pickle.map_err(|error| CliError::Failure(format!("cannot create a snapshot: {error}")))?));
     }
     Ok((report, snapshots))
 }
 
-/// What one kind of work says, its names told apart.
+/// Returns the tables and the plot of one part of a step, with names that include it.
 fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
     let named = |mut table: Table| {
         table.name = format!("{}-{}", table.name, work.name());
@@ -147,7 +152,7 @@ fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
     vec![named(by_phase(timeline)), named(largest(timeline, top)), Part::Plot(plot)]
 }
 
-/// A command's error as one of a step, for [`fitted`].
+/// Converts a command's error to a training error, for [`fitted`].
 fn of_training(error: CliError) -> crate::train::Error {
     let text = if let CliError::Failure(text) = error { text } else { error.to_string() };
     candle_core::Error::Msg(text).into()
@@ -157,7 +162,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Records a model that is made and runs once. It has run before, so that kernels are compiled and pools are filled.
+/// Records the construction of a model and one run. An earlier run outside of the recording compiles kernels and fills
+/// pools.
 fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, work: Work) -> Result<Trace> {
     Step::new(&arguments.step, config, device, work, None)?.run()?;
     device.synchronize()?;
@@ -174,13 +180,13 @@ fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, 
     Ok(trace)
 }
 
-/// A recording without an allocation in the forward pass is none.
+/// Fails if the recording has no allocation in the forward pass.
 fn check(trace: &Trace) -> Result<()> {
     let timeline = Timeline::new(trace);
     match timeline.peak_of(Phase::Forward) {
         Some(peak) if peak.bytes > 0 => Ok(()),
         _ => Err(CliError::Failure(
-            "no allocation was seen: this program runs with another allocator than tilewright's".to_string(),
+            "no allocation was recorded: this program does not use tilewright's counting allocator".to_string(),
         )),
     }
 }

@@ -1,17 +1,18 @@
 //! The command line `tilewright`.
 //!
-//! Each command is a file with its arguments (a clap struct) and one function that writes to a given output. Exit codes:
+//! Each command is a file with a clap struct of its arguments and a function `run` that writes to a given output. Exit
+//! codes:
 //!
 //! | | |
 //! |---|---|
-//! | 0 | done |
-//! | 1 | failed |
-//! | 2 | asked for something that does not exist (as clap's own errors) |
-//! | 70 | a call of a library did not come back, and could not be taken back (`EX_SOFTWARE` of sysexits.h) |
-//! | 75 | stopped by a signal, with what it takes to go on saved (`EX_TEMPFAIL` of sysexits.h) |
-//! | 141 | nobody reads the output any more (as if ended by SIGPIPE) |
+//! | 0 | success |
+//! | 1 | failure |
+//! | 2 | invalid command line, as clap's own errors |
+//! | 70 | a library call hung and could not be canceled (`EX_SOFTWARE` of sysexits.h) |
+//! | 75 | stopped by a signal after the state was saved, so that the run can be resumed (`EX_TEMPFAIL` of sysexits.h) |
+//! | 141 | standard output was closed (as if terminated by SIGPIPE) |
 //!
-//! A second signal ends a command as the signal does where nobody handles it: shells show 128 + its number.
+//! A second signal terminates a command by the signal's default action: shells show 128 + its number.
 //!
 //! Adding a command: a file here, a variant of `Command`, a line in `dispatch`.
 
@@ -65,7 +66,7 @@ use output::Output;
 #[derive(Parser)]
 #[command(name = "tilewright", version = tilewright::codegen::VERSION, max_term_width = 100)]
 pub(crate) struct Arguments {
-    /// Only make this row of a sweep, to see whether it fits into memory
+    /// Run only this row of a sweep, to find out whether it fits into memory
     #[arg(long = trial::OPTION, value_name = "ROW", hide = true)]
     trial: Option<usize>,
     #[command(subcommand)]
@@ -74,44 +75,44 @@ pub(crate) struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Say what this machine offers, and what each missing part costs
+    /// Report GPU, driver, CPU and tools of this machine, and what each missing part costs
     Doctor(doctor::Arguments),
-    /// Compile weighted sum and FlashAttention-2, run them, and check the results
+    /// Compile weighted sum and FlashAttention-2, run them, and check their results
     Demo(demo::Arguments),
-    /// Show the kernels and what each takes
+    /// List the kernels with their parameters
     List(list::Arguments),
-    /// Compile a kernel ahead of time: text, code, and a manifest for whoever launches it
+    /// Compile a kernel ahead of time: IR, code, and a manifest for launching it
     Compile(compile::Arguments),
-    /// Time kernels, launches and compilations, and check what is timed
+    /// Benchmark kernels, models, collectives, launches and compilation, with checks
     Bench(bench::Arguments),
-    /// Train a Transformer on a text: on the book that ships, unless told otherwise
+    /// Train a Transformer on a text; by default on the book that ships
     Train(Box<train::Arguments>),
-    /// Let a trained model write
+    /// Generate text from a trained model
     Generate(generate::Arguments),
-    /// Start the ranks of a program on this host, and end all of them when one fails
+    /// Start the ranks of a program on this host; if one fails, terminate all of them
     Launch(launch::Arguments),
-    /// Say what the memory of a training step is for: peaks, largest allocations, a timeline
+    /// Profile the memory of a training step: peaks, largest allocations, a timeline
     Memory(memory::Arguments),
-    /// Show by experiment what 16-bit numbers do to sums, layer norms and gradients
+    /// Run experiments on 16-bit precision: accumulation, autocast, layer norm, loss scaling
     Numerics(numerics::Arguments),
-    /// Compute what training on many devices costs: memory, communication, batch sizes
+    /// Estimate the cost of training on many devices: memory, communication, batch sizes
     Account(account::Arguments),
-    /// Say what the compiler made of a kernel: registers, occupancy, instructions, and the least that it must do
+    /// Analyze a compiled kernel: registers, occupancy, instructions, and roofline bounds
     Explain(explain::Arguments),
-    /// Find the best configurations of kernels for this device, and write them to a table
+    /// Autotune kernels for this device, and write the configurations to a table
     Tune(tune::Arguments),
-    /// Say where the time of a training step goes: phases, kernels, a trace, a flame graph
+    /// Profile the time of a training step: phases, kernels, a trace, a flame graph
     Profile(profile::Arguments),
-    /// Measure a chosen set of all this, and write one page with tables and plots
+    /// Run several measurements, and write one HTML page with tables and plots
     Report(report::Arguments),
     /// Run a kernel on tensors from a safetensors file
     Run(run::Arguments),
-    /// Show, or empty, the folder of compiled kernels
+    /// Show or clear the cache of compiled kernels
     Cache(cache::Arguments),
-    /// Ends the ranks of a launcher that has ended: started by `launch`
+    /// Terminates the ranks of a launcher that has died; started by `launch`
     #[command(name = guard::COMMAND, hide = true)]
     Guard,
-    /// Print the versions of Tilewright and of the LLVM inside it
+    /// Print the versions of Tilewright and of its LLVM
     Version,
 }
 
@@ -123,13 +124,14 @@ pub fn main() -> ExitCode {
     })
 }
 
-/// Reads a program's arguments, sets logging up, runs its one function with its output, and says why it stopped.
+/// Parses a program's arguments, sets up logging, calls `run` with standard output, and prints the error, if any.
 ///
-/// A broken pipe ends the program quietly; output that cannot be written for another reason is an error. Commands whose work is worth more
-/// than their output finish it first ([`Output::going_on`]). What cannot be written to standard error is lost, and ends nothing.
+/// A broken pipe ends the program silently; any other failure to write the output is an error. Commands whose work
+/// matters more than their output finish their work first ([`Output::going_on`]). Failures to write to standard error
+/// are ignored.
 pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> ExitCode {
-    // A file beyond the limit of `ulimit -f` is then an error of the write, and not the end of the process.
-    // SAFETY: no handler runs.
+    // A write beyond the limit of `ulimit -f` then returns an error instead of killing the process.
+    // SAFETY: SIG_IGN installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     let (filter, log) = match log_filter(std::env::var_os(LOG)) {
         Ok(filter) => (filter, Ok(())),
@@ -138,15 +140,15 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
-        // The library would say so with `eprintln!`, which panics where standard error is full.
+        // The library would report them with `eprintln!`, which panics if standard error cannot be written.
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();
-    // Before anything is opened: the launcher's socket then is what its number says.
+    // Before any file is opened, so that the launcher's socket still has the descriptor number that it passed.
     let lifeline = lifeline::attach();
-    // Not locked: kernels print from the threads of the pool.
+    // Standard output is not locked: kernels print from the threads of the pool.
     let mut out = Output::new();
     let arguments = A::try_parse().map_err(CliError::Arguments);
     let environment = || -> Result<()> {
@@ -162,7 +164,7 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     });
     let error = match outcome {
         Ok(()) => return ExitCode::SUCCESS,
-        // Help is what was asked for.
+        // `--help` and `--version` are successes.
         Err(CliError::Arguments(help)) if !help.use_stderr() => {
             match output::expect_open().and_then(|()| help.print()).and_then(|()| io::stdout().flush()) {
                 Ok(()) => return ExitCode::SUCCESS,
@@ -172,11 +174,11 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
         Err(error) => error,
     };
     match &error {
-        // Whoever read our output has seen enough, as in `tilewright list | head`.
+        // The reader closed the pipe, as in `tilewright list | head`.
         CliError::ClosedOutput => {}
         CliError::Arguments(wrong) => drop(wrong.print()),
         error => {
-            // What was found before the failure is worth reading too.
+            // Results before the failure are printed too.
             let _ = out.flush();
             terminal::say(error);
         }
@@ -184,12 +186,16 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     error.exit_code()
 }
 
-/// What is logged to standard error: `warn` without it.
+/// Environment variable with the log filter of standard error. Default: `warn`.
 const LOG: &str = "TILEWRIGHT_LOG";
+/// The accepted values of [`LOG`], for its error message.
 const LOG_VALUES: &str =
     "a level (off, error, warn, info, debug or trace) or MODULE=LEVEL, several separated by commas";
 
-/// What `TILEWRIGHT_LOG` asks for.
+/// Parses the value of `TILEWRIGHT_LOG`.
+///
+/// # Errors
+/// Not UTF-8, an unknown level, or another error of the filter's syntax.
 fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(EnvFilter::new("warn")) };
     let bad = || tilewright::Error::BadVariable {
@@ -198,7 +204,7 @@ fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
         expected: LOG_VALUES,
     };
     let text = value.to_str().ok_or_else(bad)?;
-    // The library takes any word for a module of which everything is logged: a level that is misspelled would log nothing.
+    // `EnvFilter` accepts any word as the name of a module to log at all levels: a misspelled level would log nothing.
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
     if !text.contains('[') && !text.split(',').map(str::trim).all(|word| is_level(word) || word.contains('=')) {
         return Err(bad().into());
@@ -206,12 +212,12 @@ fn log_filter(value: Option<OsString>) -> Result<EnvFilter> {
     Ok(EnvFilter::try_new(text).map_err(|_| bad())?)
 }
 
-/// Calls `heard` at signals that ask to stop ([`crate::signals`]), on a thread of its own.
+/// Calls `heard` for every signal that asks to stop ([`crate::signals`]), on a separate thread.
 ///
 /// # Errors
-/// The system has no more threads.
+/// The thread cannot be created.
 fn on_signals(heard: impl FnMut(Heard) + Send + 'static) -> Result<()> {
-    signals::listen(heard).map_err(|error| CliError::Failure(format!("cannot watch for signals: {error}")))
+    signals::listen(heard).map_err(|error| CliError::Failure(format!("cannot install signal handlers: {error}")))
 }
 
 fn dispatch(command: Command, out: &mut Output) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Arguments that say which model, and on which device: what `train`, `generate` and the benchmarks of models share.
+//! Command-line arguments for the model and its device, shared by `train`, `generate` and the model benchmarks.
 
 use candle_core::DType;
 use clap::Args;
@@ -9,57 +9,57 @@ use super::run::Choice;
 use super::{CliError, Result};
 use crate::model::{Attention, Config, Fusion, Norm, Precision};
 
-/// What a model is made of. What is not said is as the size, the checkpoint or the default has it.
+/// Hyperparameters of a model. What is not given comes from `--size`, the checkpoint or the default.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
-    /// A size of the assignment: small, medium, large, xl or 2.7B; without it, a model that trains on a CPU in minutes
+    /// Model size of the assignment: small, medium, large, xl or 2.7B. Default: a model that trains on a CPU in minutes
     #[arg(long)]
     pub size: Option<String>,
-    /// Number of blocks
+    /// Number of Transformer blocks
     #[arg(long)]
     pub layers: Option<usize>,
-    /// Elements of the residual stream
+    /// Model dimension d_model: elements of the residual stream
     #[arg(long)]
     pub width: Option<usize>,
-    /// Elements inside a feed-forward layer
+    /// Feed-forward dimension d_ff: elements inside a feed-forward layer
     #[arg(long)]
     pub hidden: Option<usize>,
     #[arg(long)]
     pub heads: Option<usize>,
-    /// Heads of keys and values, a divisor of the heads
+    /// Number of key/value heads (grouped-query attention), a divisor of --heads
     #[arg(long, value_name = "HEADS")]
     pub heads_kv: Option<usize>,
-    /// Which norm: rms or layer
+    /// Normalization: rms or layer
     #[arg(long)]
     pub norm: Option<Norm>,
-    /// How attention is computed: naive, tiled or flash
+    /// Attention implementation: naive, tiled or flash
     #[arg(long)]
     pub attention: Option<Attention>,
-    /// What is computed by kernels of ours: none, ops or blocks
+    /// What our own kernels compute: none, ops (one kernel per op) or blocks (whole blocks)
     #[arg(long)]
     pub fusion: Option<Fusion>,
-    /// What products are in: f32, tf32x3 (f32 by three products of tf32, about as exact), tf32, bf16 or f16
+    /// Precision of matmuls: f32, tf32x3 (three tf32 products, nearly as accurate as f32), tf32, bf16 or f16
     #[arg(long)]
     pub precision: Option<Precision>,
-    /// Use the embedding as output head
+    /// Tie the embedding and the output head
     #[arg(long)]
     pub tied: bool,
-    /// Keep only the inputs of blocks, and compute the rest again backward
+    /// Activation checkpointing: keep only the inputs of blocks, and recompute the rest in the backward pass
     #[arg(long)]
     pub recompute: bool,
 }
 
 impl ModelOptions {
-    /// Entries of a vocabulary of which nothing was said: of the sizes of the assignment, and of the small model.
+    /// Returns the default vocabulary size: 10000 for the named sizes of the assignment, 1024 for the small model.
     pub fn usual_vocabulary(&self) -> usize {
         if self.size.is_some() { 10_000 } else { 1024 }
     }
 
-    /// `base`, or the named size, with everything that was said.
+    /// Returns `base`, or the named size, with the given options applied.
     ///
     /// # Errors
-    /// An unknown size, numbers that do not fit together.
+    /// An unknown size, or hyperparameters that contradict each other.
     pub fn config(&self, base: Config) -> Result<Config> {
         let usage = |error: candle_core::Error| CliError::Usage(error.to_string());
         let mut config = match &self.size {
@@ -79,7 +79,7 @@ impl ModelOptions {
         set(&mut config.heads_kv, self.heads_kv);
         config.norm = self.norm.unwrap_or(config.norm);
         config.attention = self.attention.unwrap_or(config.attention);
-        // Whole blocks are for flash attention; whoever asks for another kind and says no more means the ops.
+        // Fused blocks need flash attention: another attention without --fusion selects the ops.
         if config.attention != Attention::Flash && config.fusion == Fusion::Blocks {
             config.fusion = Fusion::Ops;
         }
@@ -92,13 +92,13 @@ impl ModelOptions {
     }
 }
 
-/// The device of models that was asked for; without a choice, where `TILEWRIGHT_DEVICE` says, else a GPU if this build and
-/// this machine have one.
+/// Opens the device for models: `choice`, else `TILEWRIGHT_DEVICE`, else a GPU if this build and this machine have one,
+/// else the CPU.
 ///
 /// # Errors
-/// A GPU was asked for, and this build or this machine has none.
+/// A GPU was requested, and this build or this machine has none.
 pub fn model_device(choice: Option<Choice>) -> Result<candle_core::Device> {
-    // Tokenizers and starting values want it, wherever the model is.
+    // Tokenizers and the initialization of weights use the pool, whatever the device.
     tilewright::pool::start();
     let choice = match (choice, Env::get()?.device) {
         (Some(choice), _) => Some(choice),
@@ -109,14 +109,14 @@ pub fn model_device(choice: Option<Choice>) -> Result<candle_core::Device> {
     match choice {
         Some(Choice::Cpu) => Ok(candle_core::Device::Cpu),
         Some(Choice::Cuda(ordinal)) => cuda(ordinal),
-        // Ranks of one host have a GPU each.
+        // Each rank of a host has its own GPU.
         None => Ok(cuda(super::ranks::local_rank().unwrap_or(0)).unwrap_or(candle_core::Device::Cpu)),
     }
 }
 
 #[cfg(feature = "cuda")]
 fn cuda(ordinal: usize) -> Result<candle_core::Device> {
-    // Asks in our own words first: candle panics where there is no driver.
+    // Fails with our own error first: candle panics without a driver.
     tilewright::Device::cuda(ordinal)?;
     crate::ops::memory::open_cuda(ordinal).map_err(|error| CliError::Failure(error.to_string()))
 }
@@ -124,18 +124,18 @@ fn cuda(ordinal: usize) -> Result<candle_core::Device> {
 #[cfg(not(feature = "cuda"))]
 fn cuda(ordinal: usize) -> Result<candle_core::Device> {
     Err(CliError::Failure(format!(
-        "GPU {ordinal} was asked for, and this build of tilewright has models on the CPU only\n  help: build it with \
-         `--features tilewright-harness/cuda` (`make cuda-setup` makes what that needs), or use --device cpu"
+        "GPU {ordinal} was requested, but this build of tilewright runs models on the CPU only\n  help: build it with \
+        `--features tilewright-harness/cuda` (`make cuda-setup` installs what that needs), or use --device cpu"
     )))
 }
 
-/// What the device is, for people and for its peak rate.
+/// Returns the name and properties of the device.
 pub fn device_info(device: &candle_core::Device) -> Result<DeviceInfo> {
     let device = crate::ops::memory::kernel_device(device).map_err(|error| CliError::Failure(error.to_string()))?;
     Ok(device.info().clone())
 }
 
-/// The peak rate of the device for the model's products, in FLOP/s.
+/// Returns the peak rate of the device for the model's matmuls, in FLOP/s.
 pub fn peak(device: &candle_core::Device, precision: Precision) -> Result<f64> {
     let info = device_info(device)?;
     let name = (!device.is_cpu()).then_some(info.name.as_str());

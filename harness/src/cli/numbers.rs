@@ -1,16 +1,18 @@
-//! Fractions on the command line: every option that takes one is read by a parser of this file, so that none is NaN or infinite, or negative
-//! where that means nothing.
+//! clap value parsers for fractional numbers and durations.
+//!
+//! Every option that takes one uses a parser of this file, which rejects NaN, infinities and, where they have no
+//! meaning, negative numbers. A test checks all options of both programs.
 
 use std::ops::RangeBounds;
 use std::time::Duration;
 
-/// The longest time that an option takes, in seconds: thirty years. Help says so.
+/// The longest accepted duration, in seconds: thirty years. Help texts state it.
 const LONGEST: f64 = 1e9;
-/// The same in minutes.
+/// The longest accepted duration of options in minutes.
 const LONGEST_MINUTES: f64 = 1e7;
-/// Seconds of a day.
+/// Seconds per day.
 const DAY: f64 = 86400.0;
-/// The smallest number above 0.
+/// The smallest positive normal number.
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 
 fn number(word: &str, range: impl RangeBounds<f64>, expected: &str) -> Result<f64, String> {
@@ -18,62 +20,62 @@ fn number(word: &str, range: impl RangeBounds<f64>, expected: &str) -> Result<f6
     number.ok_or_else(|| format!("expected {expected}"))
 }
 
-/// Any that is finite.
+/// Parses a finite number.
 pub fn finite(word: &str) -> Result<f64, String> {
     number(word, .., "a finite number")
 }
 
-/// From 0.
+/// Parses a number of at least 0.
 pub fn not_negative(word: &str) -> Result<f64, String> {
     number(word, 0.0.., "a number from 0")
 }
 
-/// Above 0.
+/// Parses a number above 0.
 pub fn positive(word: &str) -> Result<f64, String> {
     number(word, ABOVE_0.., "a number above 0")
 }
 
-/// From 0 to 1.
+/// Parses a number from 0 to 1.
 pub fn part(word: &str) -> Result<f64, String> {
     number(word, 0.0..=1.0, "a number from 0 to 1")
 }
 
-/// Above 0, at most 1.
+/// Parses a number above 0, at most 1.
 pub fn probability(word: &str) -> Result<f64, String> {
     number(word, ABOVE_0..=1.0, "a probability above 0, at most 1")
 }
 
-/// From 0, and below 1: what is kept of a moving mean.
+/// Parses the decay of a moving average: a number from 0 to below 1.
 pub fn decay(word: &str) -> Result<f64, String> {
     number(word, 0.0..1.0, "a number from 0 to below 1")
 }
 
-/// Of a bucket, in megabytes (10⁶ bytes).
+/// Parses a bucket size in megabytes (10⁶ bytes).
 pub fn bucket_mb(word: &str) -> Result<f64, String> {
     number(word, 0.0..1e9, "a number of megabytes from 0 to below 10⁹")
 }
 
-/// Of what a collective sends, in megabytes (10⁶ bytes).
+/// Parses the size of a collective's buffer in megabytes (10⁶ bytes).
 pub fn size_mb(word: &str) -> Result<f64, String> {
     number(word, ABOVE_0..=1e6, "a number of megabytes above 0, at most 10⁶")
 }
 
-/// From 0 to a day, in milliseconds.
+/// Parses milliseconds, from 0 to a day.
 pub fn milliseconds(word: &str) -> Result<f64, String> {
     number(word, 0.0..=1000.0 * DAY, "a number of milliseconds from 0, at most a day")
 }
 
-/// Above 0, at most a day, in seconds.
+/// Parses seconds, above 0 and at most a day.
 pub fn seconds(word: &str) -> Result<f64, String> {
     number(word, ABOVE_0..=DAY, "a number of seconds above 0, at most a day")
 }
 
-/// From 0, in seconds.
+/// Parses a duration in seconds, at least 0.
 pub fn wait(word: &str) -> Result<Duration, String> {
     number(word, 0.0..=LONGEST, "a number of seconds from 0, at most 10⁹").map(Duration::from_secs_f64)
 }
 
-/// From 0, in minutes.
+/// Parses a duration in minutes, at least 0.
 pub fn minutes(word: &str) -> Result<Duration, String> {
     let minutes = number(word, 0.0..=LONGEST_MINUTES, "a number of minutes from 0, at most 10⁷")?;
     Ok(Duration::from_secs_f64(60.0 * minutes))
@@ -88,10 +90,10 @@ mod tests {
 
     use super::*;
 
-    /// Options for which numbers below 0 mean something.
+    /// Options that accept negative numbers.
     const MAY_BE_NEGATIVE: [&str; 1] = ["--addend"];
 
-    /// The words that lead to every option that takes a fraction or a time, the option last.
+    /// Returns the command line that leads to each option with a fraction or a duration: subcommands, then the option.
     fn options(command: &Command, words: &[String]) -> Vec<Vec<String>> {
         let kinds = [TypeId::of::<f64>(), TypeId::of::<f32>(), TypeId::of::<Duration>()];
         let takes_fraction = |arg: &&clap::Arg| kinds.iter().any(|kind| arg.get_value_parser().type_id() == *kind);
@@ -131,11 +133,11 @@ mod tests {
         assert!(positive("0").is_err() && decay("1").is_err() && part("1.01").is_err() && seconds("86401").is_err());
         assert_eq!((wait("0.5"), minutes("0.5")), (Ok(Duration::from_millis(500)), Ok(Duration::from_secs(30))));
         assert!(wait("1.1e9").is_err() && minutes("1.1e7").is_err());
-        // Clocks can count what is accepted.
+        // `Instant` can represent every accepted duration.
         assert!(std::time::Instant::now().checked_add(2 * wait("1e9").unwrap() + minutes("1e7").unwrap()).is_some());
     }
 
-    /// The help of all options that take a time.
+    /// Returns all options that take a duration, with their help texts.
     fn times(command: &Command) -> Vec<(String, String)> {
         let is_time = |arg: &&clap::Arg| {
             let names = arg.get_value_names().unwrap_or_default();
@@ -155,7 +157,7 @@ mod tests {
         let times: Vec<_> = programs.iter().flat_map(times).collect();
         assert!(times.len() > 10, "{times:?}");
         for (option, help) in times {
-            // A launch that is over took what it took.
+            // `explain --time-ms` is a measured time, without an upper limit.
             assert!(help.contains("at most") || option == "explain --time-ms", "{option}: {help}");
         }
     }

@@ -1,4 +1,4 @@
-//! `tilewright numerics`: experiments with precision.
+//! `tilewright numerics`: runs experiments on numerical precision.
 
 use std::io::Write;
 
@@ -14,13 +14,13 @@ pub const STEPS: u32 = 1000;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Which experiments; all of them unless some are named
+    /// Experiments to run; all of them by default
     #[arg(value_enum)]
     experiments: Vec<Experiment>,
-    /// What is added again and again
+    /// Addend of the accumulation
     #[arg(long, default_value_t = ADDEND, value_parser = numbers::finite)]
     addend: f64,
-    /// How often it is added
+    /// Number of additions
     #[arg(long, default_value_t = STEPS, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     steps: u32,
     #[command(flatten)]
@@ -29,13 +29,13 @@ pub struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Experiment {
-    /// A small number added many times, in several types
+    /// Accumulation of a small number, in several types
     Accumulation,
-    /// Which types a toy model's tensors have under mixed precision
+    /// Types of a toy model's tensors under autocast
     Autocast,
-    /// Layer normalisation in 16 bits
+    /// Layer normalization in 16 bits
     LayerNorm,
-    /// Gradients that f16 loses, and the scale that saves them
+    /// Gradients that underflow in f16, and loss scaling
     LossScaling,
 }
 
@@ -45,10 +45,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(arguments.outputs.write(report, out)?)
 }
 
-/// Tables, plots and words of the experiments, or of all if none are named.
+/// Runs the experiments, or all of them if `experiments` is empty, and returns their report.
 ///
 /// # Errors
-/// What candle refuses.
+/// Errors of candle.
 pub fn report(experiments: &[Experiment], addend: f64, steps: u32) -> Result<Report> {
     let wanted = |experiment| experiments.is_empty() || experiments.contains(&experiment);
     let mut parts = Vec::new();

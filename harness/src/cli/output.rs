@@ -3,22 +3,25 @@
 use std::io::{self, BufWriter, Stdout, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether this process was started with standard output closed, as by `>&-`. When `main` begins, Rust's library has opened `/dev/null` in its
-/// place, where all writes succeed.
+/// Whether this process was started with standard output closed, as by `>&-`. Rust's runtime opens `/dev/null` in its
+/// place before `main`, where all writes succeed.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Runs before `main`.
+/// Sets [`CLOSED`] before Rust's runtime starts.
 #[used]
 #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
 static LOOK: extern "C" fn() = {
     extern "C" fn look() {
-        // SAFETY: asks for a flag of the descriptor, whatever it is.
+        // SAFETY: F_GETFD only reads the descriptor's flags, and fails if the descriptor is closed.
         CLOSED.store(unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } < 0, Ordering::Relaxed);
     }
     look
 };
 
-/// Fails where nothing that is written to standard output goes anywhere.
+/// Checks that standard output was open when the process started.
+///
+/// # Errors
+/// Standard output is closed, so that all output would be lost.
 pub fn expect_open() -> io::Result<()> {
     match CLOSED.load(Ordering::Relaxed) {
         true => Err(io::Error::other("standard output is closed")),
@@ -26,7 +29,8 @@ pub fn expect_open() -> io::Result<()> {
     }
 }
 
-/// Standard output, buffered. For a command whose work is worth more than its words, it loses what cannot be written.
+/// Buffered standard output. For a command whose work matters more than its output, write errors can be deferred
+/// ([`Output::going_on`]).
 pub struct Output {
     to: BufWriter<Stdout>,
     goes_on: bool,
@@ -34,22 +38,23 @@ pub struct Output {
 }
 
 impl Output {
-    #[allow(clippy::new_without_default, reason = "it is the process's, and there is one")]
+    #[allow(clippy::new_without_default, reason = "standard output exists once per process")]
     pub fn new() -> Output {
         Output { to: BufWriter::new(io::stdout()), goes_on: false, lost: None }
     }
 
-    /// The same, where from now on writes seem to succeed: a reader that goes away, or a full disk, must not end hours of training.
+    /// Makes all further writes succeed and drops output after the first error, so that a closed pipe or a full disk
+    /// does not abort hours of training. [`Output::finish`] returns that error.
     pub fn going_on(&mut self) -> &mut Output {
         self.goes_on = true;
         self
     }
 
-    /// Writes what is left.
+    /// Flushes the output.
     ///
     /// # Errors
-    /// What could not be written, now or before. A reader that went away from a command that goes on without it is none, nor is one that there
-    /// never was.
+    /// The first write error, now or earlier. After [`Output::going_on`], neither a closed pipe nor a closed standard
+    /// output is an error.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.lost.take() {

@@ -1,4 +1,4 @@
-//! Arguments that say how ranks work together: what `train` and the benchmarks of ranks share.
+//! Command-line arguments of distributed training, shared by `train` and `profile`.
 
 use std::sync::Arc;
 
@@ -14,35 +14,37 @@ use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
 use crate::train::{RankSettings, TeamOptions};
 
-/// How ranks work together. They are started by `tilewright launch`, torchrun, mpirun or srun.
+/// Options of data-parallel training. The ranks are started by `tilewright launch`, torchrun, mpirun or srun.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Ranks (tilewright launch, torchrun, mpirun, srun)")]
 pub struct RankOptions {
-    /// How gradients travel; bucketed
+    /// Gradient synchronization scheme; bucketed by default
     #[arg(long, value_enum, value_name = "FORM")]
     pub ddp: Option<Form>,
-    /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
+    /// Maximum bucket size in megabytes (10⁶ bytes). Default: 25; between GPUs, larger for large models
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     pub bucket_mb: Option<f64>,
-    /// Round gradients to this type on their way: bf16 or f16, or f32 for as they are. Sums are f32
+    /// Communication dtype of gradients: bf16 or f16, or f32 for no rounding. Sums are accumulated in f32
     #[arg(long, value_name = "TYPE", value_parser = wire)]
     pub wire: Option<Dtype>,
-    /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 24, and 0 is NCCL's own choice
+    /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed). Default: 24; 0 leaves it
+    /// to NCCL
     #[arg(long, value_name = "N")]
     pub nccl_ctas: Option<u32>,
-    /// Let copy engines carry what is sent while backward goes on, between GPUs of one host (overlap and bucketed). Two ranks with --clip 0 have
-    /// room for the other one's gradients beside their own then
+    /// Use copy engines for communication during the backward pass, between GPUs of one host (overlap and bucketed).
+    /// Two ranks with --clip 0 then also hold a buffer for the peer's gradients
     #[arg(long)]
     pub copy_engines: bool,
-    /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
+    /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
+    /// NCCL uses
     #[arg(long, value_name = "N", value_parser = leave_sms)]
     pub leave_sms: Option<LeaveSms>,
-    /// Give each rank a part of the optimizer's state only
+    /// Optimizer-state sharding (ZeRO-1)
     #[arg(long, value_enum, value_name = "MODE")]
     pub shard: Option<Shard>,
 }
 
-/// A value of `--shard`: a mode, or `none`, which takes one back.
+/// A value of `--shard`: a mode, or `none`, which overrides the mode of the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard(pub Option<Mode>);
 
@@ -53,18 +55,18 @@ impl ValueEnum for Shard {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         match self.0 {
-            None => Some(PossibleValue::new("none").help("Every rank has all of it")),
+            None => Some(PossibleValue::new("none").help("The optimizer state is replicated on every rank")),
             Some(mode) => mode.to_possible_value(),
         }
     }
 }
 
-/// Bytes of a bucket of so many megabytes.
+/// Converts a bucket size from megabytes to bytes.
 pub fn bytes_of(bucket_mb: f64) -> usize {
     (bucket_mb * 1e6) as usize
 }
 
-/// A type that gradients may be rounded to.
+/// Parses a communication dtype.
 pub fn wire(word: &str) -> Result<Dtype, String> {
     match word {
         "bf16" => Ok(Dtype::Bf16),
@@ -74,11 +76,11 @@ pub fn wire(word: &str) -> Result<Dtype, String> {
     }
 }
 
-/// A value of `--leave-sms`: as many as NCCL takes, or a number.
+/// A value of `--leave-sms`: `None` for as many SMs as NCCL uses, or a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LeaveSms(pub Option<u32>);
 
-/// `auto` or a number.
+/// Parses `auto` or a number.
 pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
     match word {
         "auto" => Ok(LeaveSms(None)),
@@ -87,7 +89,8 @@ pub fn leave_sms(word: &str) -> Result<LeaveSms, String> {
 }
 
 impl RankOptions {
-    /// How ranks work together: what was said, and else what was before, and else what is usual.
+    /// Returns the data-parallel options: from the command line, else from `before` (the checkpoint), else the
+    /// defaults.
     pub fn team_of(&self, comm: Arc<Communicator>, before: Option<RankSettings>) -> TeamOptions {
         let usual = DdpOptions::default();
         let begins = RankSettings { form: usual.form, bucket_bytes: None, wire: None, shard: None };
@@ -104,10 +107,11 @@ impl RankOptions {
         TeamOptions { comm, ddp, shard: self.shard.map_or(before.shard, |shard| shard.0) }
     }
 
-    /// The other ranks of a model on `device`, if somebody started any or the options ask for a world of one.
+    /// Connects to the other ranks, for a model on `device`. `None` if no launcher started this process and no option
+    /// needs a communicator; with such an option, the world has one rank.
     ///
     /// # Errors
-    /// Ranks that do not find each other.
+    /// The rendezvous fails.
     pub fn connect(&self, device: &candle_core::Device) -> Result<Option<Arc<Communicator>>> {
         let environment = Environment::get().map_err(|error| CliError::Failure(error.to_string()))?;
         if environment.place.is_none() && self.ddp.is_none() && self.shard.is_none() {
@@ -118,7 +122,7 @@ impl RankOptions {
     }
 }
 
-/// This process's number among those of this host, which is that of its GPU.
+/// Returns the local rank of this process, which is the ordinal of its GPU.
 pub fn local_rank() -> Option<usize> {
     Environment::get().ok()?.place.map(|place| place.local_rank)
 }
@@ -130,7 +134,7 @@ mod tests {
     #[test]
     fn shard_takes_the_modes_and_none() {
         let modes = Shard::value_variants().iter().filter_map(|shard| shard.0).collect::<Vec<_>>();
-        assert_eq!(modes, Mode::value_variants(), "each mode can be said");
+        assert_eq!(modes, Mode::value_variants(), "every mode is a value of --shard");
         let read = |word: &str| Shard::from_str(word, false).map(|shard| shard.0);
         assert_eq!([read("none"), read("zero1")], [Ok(None), Ok(Some(Mode::Zero1))]);
         assert!(read("zero2").is_err());

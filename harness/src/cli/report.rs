@@ -1,4 +1,4 @@
-//! `tilewright report`: a chosen set of measurements on one page.
+//! `tilewright report`: runs several measurements and writes one HTML page.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,40 +14,40 @@ use crate::report::{Outputs, Part, Report, to_html_page};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// What to measure; all of it unless something is named here, by --run or by --include
+    /// Measurements; all of them if none is named here and neither --run nor --include is given
     #[arg(value_enum)]
     sections: Vec<Section>,
-    /// The page
+    /// HTML file to write
     #[arg(long, value_name = "FILE", default_value = "tilewright-report.html")]
     page: PathBuf,
-    /// Run another command of this program too, in quotes: --run "bench norm --rows 500"; may be given several times
+    /// Also run another command of this program, in quotes: --run "bench norm --rows 500"; may be repeated
     #[arg(long, value_name = "COMMAND")]
     run: Vec<String>,
-    /// JSON files of other commands (their --json), whose tables go onto the page too
+    /// Also include JSON files that other commands wrote (--json)
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     include: Vec<PathBuf>,
-    /// Tokens of a window, several with commas, for the memory of a step; the profile takes the first
+    /// Context lengths (tokens per sequence) of the memory measurement, separated by commas; the profile uses the first
     #[arg(long, value_delimiter = ',', default_value = "64,128,256", value_parser = clap::value_parser!(u32).range(1..))]
     context: Vec<u32>,
-    /// Steps that the profile measures
+    /// Number of profiled steps
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     #[command(flatten)]
     step: StepOptions,
-    /// The commit that this program was built from; without it, that of the repository that the program lies in
+    /// Commit that this program was built from. Default: the commit of the repository that contains the program
     #[arg(long, value_name = "ID")]
     commit: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Section {
-    /// Experiments with precision
+    /// Experiments on numerical precision
     Numerics,
-    /// Where the time of a training step goes
+    /// Time of a training step
     Profile,
-    /// The same with attention by its definition, so that softmax and products can be told apart
+    /// Time of a training step with naive attention, which shows softmax and matmuls separately
     NaiveProfile,
-    /// What the memory of a step is for
+    /// Memory of a training step
     Memory,
 }
 
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
     reports.extend(included);
     let outputs = Outputs { commit: arguments.commit.clone(), ..Outputs::default() };
-    // One machine at the top, that of this run; included files keep theirs in a line of text.
+    // The header shows the machine of this run; included files have theirs in a line of text.
     let here = outputs.with_machine(Report::new("machine", "This machine"));
     if let Some(first) = reports.first_mut() {
         first.machine = here.machine;
@@ -140,20 +140,20 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
     }
 }
 
-/// Runs this program with these words, and reads the JSON that it writes.
+/// Runs this program with the given arguments, and reads the JSON report that it writes.
 fn run_command(words: &str) -> Result<Report> {
-    let fail = |reason: String| CliError::Failure(format!("`tilewright {words}` cannot be put on the page: {reason}"));
+    let fail = |reason: String| CliError::Failure(format!("`tilewright {words}` cannot be included: {reason}"));
     let folder = files::temporary_folder().map_err(|error| fail(error.to_string()))?;
     let json = folder.path().join("results.json");
-    // Nobody asked for that file.
+    // The user does not know this temporary file: hide its name.
     let fail = |reason: String| fail(reason.replace(&*json.to_string_lossy(), "its results"));
     let program =
-        std::env::current_exe().map_err(|error| fail(format!("this program does not find itself: {error}")))?;
+        std::env::current_exe().map_err(|error| fail(format!("the path of this program is unknown: {error}")))?;
     let command = Command::new(program).args(words.split_whitespace()).arg("--json").arg(&json).output();
     let output = command.map_err(|error| fail(error.to_string()))?;
     if !output.status.success() {
         return Err(fail(format!(
-            "it ended with {}\n{}",
+            "it exited with {}\n{}",
             output.status,
             String::from_utf8_lossy(&output.stderr).trim_end()
         )));
@@ -164,7 +164,7 @@ fn run_command(words: &str) -> Result<Report> {
     })
 }
 
-/// The machine is said at the top of the page.
+/// Removes the line about the machine, which the header of the page has.
 fn without_place(mut report: Report) -> Report {
     if matches!(report.parts.first(), Some(Part::Text(text)) if text.starts_with(MEASURED_ON)) {
         report.parts.remove(0);
@@ -174,13 +174,14 @@ fn without_place(mut report: Report) -> Report {
 
 const MEASURED_ON: &str = "Measured on ";
 
-/// A report that another command wrote as JSON.
+/// Reads a report that another command wrote as JSON.
 fn read(path: &Path) -> Result<Report> {
     let bytes = crate::files::read(path).map_err(|error| CliError::file("read", path, error))?;
     let value = serde_json::from_slice(&bytes).map_err(|error| CliError::file("read", path, error))?;
     let mut report = Report::from_json(&value).map_err(|reason| {
         CliError::Failure(format!(
-            "{} is not what --json writes: {reason}\n  help: bench, memory, numerics and profile write such files",
+            "{} is not a report in JSON: {reason}\n  help: use a file that bench, memory, numerics or profile wrote \
+             with --json",
             path.display()
         ))
     })?;

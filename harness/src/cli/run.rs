@@ -1,4 +1,4 @@
-//! `tilewright run`: a kernel on tensors from a file.
+//! `tilewright run`: runs a kernel on tensors from a safetensors file and writes its outputs to another.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,31 +22,32 @@ use crate::files;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// The kernel, as `tilewright list` names it
+    /// Name of the kernel, as in `tilewright list`
     kernel: String,
-    /// The safetensors file with its inputs; tensors are named as the kernel's parameters
+    /// Safetensors file with the inputs; tensors have the names of the kernel's parameters
     #[arg(short, long, value_name = "FILE")]
     input: PathBuf,
-    /// The safetensors file to write its outputs to
+    /// Safetensors file for the outputs
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
-    /// How many programs run along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
+    /// Number of programs along each axis: numbers, or names of arguments, constants and dimensions with `*` and `/`
     /// (which rounds up), as in `rows/rows_tile`
     #[arg(long, value_name = "X,Y,Z")]
     grid: String,
     /// Constants of the kernel: `q_tile=64,k_tile=32`
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
-    /// Arguments that follow from no tensor: `scale=0.125`
+    /// Scalar arguments that cannot be derived from tensors: `scale=0.125`
     #[arg(long, value_name = "NAME=VALUE,…")]
     arg: Vec<String>,
-    /// Shape of an output that the file does not have, in the grid's words: `lse=heads,n_q`, or `o=q` for that of `q`
+    /// Shape of an output that is not in the input file, as expressions like --grid's: `lse=heads,n_q`, or `o=q` for
+    /// the shape of `q`
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,
-    /// Element types that follow from no tensor: `bf16`, or `T=bf16`
+    /// Element types of type parameters without a tensor: `bf16`, or `T=bf16`
     #[arg(long, value_name = "TYPE")]
     dtype: Vec<String>,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
     #[command(flatten)]
@@ -59,9 +60,9 @@ pub enum Choice {
     Cuda(usize),
 }
 
-/// `cpu`, `cuda`, `cuda:1`.
+/// Parses a device: `cpu`, `cuda` or `cuda:1`.
 pub fn device(text: &str) -> Result<Choice, String> {
-    let ordinal = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number of a GPU"));
+    let ordinal = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a GPU ordinal"));
     match text {
         "cpu" => Ok(Choice::Cpu),
         "cuda" => Ok(Choice::Cuda(0)),
@@ -72,7 +73,7 @@ pub fn device(text: &str) -> Result<Choice, String> {
     }
 }
 
-/// Opens the device that was asked for.
+/// Opens the requested device, or the default one.
 pub fn open(choice: Option<Choice>) -> Result<Device> {
     Ok(match choice {
         Some(Choice::Cpu) => Device::cpu(),
@@ -104,12 +105,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Everything about a run that is known before a device is.
+/// A launch with all of its arguments, before a device is opened.
 struct Job {
     def: &'static KernelDef,
     dtypes: Vec<DType>,
     constants: Vec<(&'static str, ConstValue)>,
-    /// Tensors that the file has.
+    /// Tensors of the input file that the kernel has parameters for.
     given: BTreeMap<&'static str, Tensor>,
     /// Shape and element type of all memory parameters.
     memory: BTreeMap<&'static str, (Vec<usize>, DType)>,
@@ -128,9 +129,9 @@ impl Job {
         if let Some((name, tensor)) = shapes.keys().find_map(|name| given.get_key_value(name)) {
             let (shape, input) = (&tensor.shape, arguments.input.display());
             let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
-            return Err(CliError::usage(message, "leave it out: shapes are for tensors that the file does not have"));
+            return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
         }
-        // A tensor that is missing explains whatever else is not known.
+        // A missing tensor is the cause of other unknown values: report it first.
         let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
         let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
         let strides = bind::strides(def);
@@ -176,7 +177,7 @@ impl Job {
                 (None, None) => output_shape(def, param.name, strides.get(param.name), &extents)?,
             };
             bind::check_rank(def, param.name, shape.len(), strides.get(param.name))?;
-            // What the kernel does not touch says nothing about dimensions.
+            // A tensor that the kernel does not access does not define dimensions.
             let touched = given.contains_key(param.name) || !unused.contains(&param.name);
             extents.add_tensor(param.name, &shape, strides.get(param.name).filter(|_| touched));
             memory.insert(param.name, (shape, dtype));
@@ -193,14 +194,15 @@ impl Job {
         Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
     }
 
-    /// Whether the kernel sees the tensors as the file has them. A mistake in the kernel itself is the launch's to tell.
+    /// Checks that the kernel's views have the shapes of the file's tensors. Mistakes in the kernel itself are reported
+    /// by the launch.
     fn check_shapes(&self) -> Result<()> {
         let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
         let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
         shapes::check(&func, &self.scalars, &given)
     }
 
-    /// Whether there is a program to write the outputs, and a place for each of their elements.
+    /// Checks that at least one program runs to write the outputs, and that their elements have distinct addresses.
     fn check_outputs(&self, grid: &str) -> Result<()> {
         let strides = bind::strides(self.def);
         for (param, _) in memory_params(self.def).filter(|(param, _)| !matches!(param.kind, ParamKind::In(_))) {
@@ -212,9 +214,10 @@ impl Job {
                 let [x, y, z] = self.grid;
                 return Err(CliError::usage(
                     format!(
-                        "--grid {grid} is ({x}, {y}, {z}): no program runs, and nothing writes output `{name}` of shape {shape:?}"
+                        "--grid {grid} is ({x}, {y}, {z}): no program runs, so output `{name}` of shape \
+                         {shape:?} is not written"
                     ),
-                    "each extent of the grid has to be 1 or more",
+                    "give a grid of at least 1 along every axis",
                 ));
             }
             let of_tensor = strides.get(name).map_or(&[][..], |strides| &strides.params);
@@ -222,9 +225,10 @@ impl Job {
                 if *extent > 1 && matches!(self.scalars.get(stride), Some(LaunchArg::I32(0) | LaunchArg::I64(0))) {
                     return Err(CliError::usage(
                         format!(
-                            "`{stride}` is 0: the {extent} elements of output `{name}` along dimension {dim} would be one"
+                            "`{stride}` is 0: the {extent} elements of output `{name}` along dimension {dim} have \
+                             the same address"
                         ),
-                        "inputs alone can have strides of 0; leave --arg out for the stride that the tensor has",
+                        "only inputs can have a stride of 0; omit --arg to use the stride of the tensor",
                     ));
                 }
             }
@@ -232,7 +236,7 @@ impl Job {
         Ok(())
     }
 
-    /// Runs the kernel; gives what it wrote.
+    /// Runs the kernel and returns its outputs.
     fn launch(&self, device: &Device, options: &Options) -> Result<Vec<(String, Tensor)>> {
         let options = options.compile_options()?;
         let mut buffers: BTreeMap<&'static str, Box<dyn OnDevice>> = BTreeMap::new();
@@ -255,15 +259,15 @@ impl Job {
         let launched = launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants);
         launched.map_err(|error| match error {
             Error::OutOfReach { name, elements, reached, .. } => CliError::usage(
-                format!("`{name}` has {elements} elements: kernel `{}` may reach element {reached}", self.def.name),
-                "do the shapes of the tensors fit together, and --arg and --grid to them?",
+                format!("`{name}` has {elements} elements: kernel `{}` may access element {reached}", self.def.name),
+                "check that the shapes of the tensors, --arg and --grid are consistent",
             ),
             Error::NegativeExtent { name, found, dim, .. } => CliError::usage(
                 format!(
-                    "`{name}` is {found}, and kernel `{}` takes it for the extent of dimension {dim}: expected 0 or more",
+                    "`{name}` is {found}, but kernel `{}` uses it as the extent of dimension {dim}: expected 0 or more",
                     self.def.name
                 ),
-                "pass --arg with the number of elements that the tensor has there",
+                "pass --arg with the tensor's number of elements along this dimension",
             ),
             error => error.into(),
         })?;
@@ -280,7 +284,7 @@ impl Job {
     }
 }
 
-/// The parameters that are memory, in order.
+/// Iterates over the memory parameters, in the order of the signature.
 pub fn memory_params(def: &'static KernelDef) -> impl Iterator<Item = (&'static ParamDef, ElemDef)> {
     def.params.iter().filter_map(|p| match p.kind {
         ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem) => Some((p, elem)),
@@ -293,7 +297,7 @@ fn elements(name: &str, shape: &[usize]) -> Result<usize> {
     product.ok_or_else(|| CliError::Failure(format!("`{name}` with shape {shape:?} is too large")))
 }
 
-/// Constants that have a default and are not given.
+/// Returns the constants that are not given but have a default.
 fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'static str, ConstValue)> {
     let default = |p: &'static ParamDef| match p.kind {
         ParamKind::Constexpr { default: Some(default), .. } if !given.iter().any(|(name, _)| *name == p.name) => {
@@ -304,7 +308,7 @@ fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'sta
     def.params.iter().filter_map(default).collect()
 }
 
-/// What `--arg` says, checked against the kernel's scalars.
+/// Parses `--arg` and checks the names against the kernel's scalar parameters.
 fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
     let known: Vec<&str> =
         def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))).map(|p| p.name).collect();
@@ -313,7 +317,7 @@ fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTre
         if !known.contains(name) {
             let help = match def.params.iter().find(|p| p.name == *name).map(|p| p.kind) {
                 Some(ParamKind::Constexpr { .. }) => format!("`{name}` is a constant: --set {name}=…"),
-                Some(_) => format!("`{name}` is memory: its tensor is in the input file"),
+                Some(_) => format!("`{name}` is a tensor: it belongs in the input file"),
                 None => choose::suggest(name, &known, "the arguments are"),
             };
             let message = format!("--arg {name} is unused: kernel `{}` has no scalar argument `{name}`", def.name);
@@ -323,14 +327,14 @@ fn scalar_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTre
     Ok(pairs.into_iter().collect())
 }
 
-/// What `--shape` says, checked against the kernel's memory parameters.
+/// Parses `--shape` and checks the names against the kernel's memory parameters.
 fn shape_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
     let known: Vec<&str> = memory_params(def).map(|(p, _)| p.name).collect();
     let mut shapes = BTreeMap::new();
     for word in words {
         let (name, shape) = choose::pair(word, "--shape")?;
         if !known.contains(&name) {
-            let help = choose::suggest(name, &known, "its memory is");
+            let help = choose::suggest(name, &known, "the tensors are");
             let message = format!("--shape {name} is unused: kernel `{}` has no tensor `{name}`", def.name);
             return Err(CliError::usage(message, help));
         }
@@ -341,13 +345,13 @@ fn shape_words<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTree
     Ok(shapes)
 }
 
-/// The file's tensors that the kernel has parameters for.
+/// Returns the tensors of the file that the kernel has parameters for.
 fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeMap<&'static str, Tensor> {
     let mut by_name: BTreeMap<String, Tensor> = file.into_iter().collect();
     memory_params(def).filter_map(|(p, _)| Some((p.name, by_name.remove(p.name)?))).collect()
 }
 
-/// Checks that the file has every tensor that the kernel reads.
+/// Checks that the file contains every tensor that the kernel reads.
 fn check_given(
     def: &'static KernelDef,
     given: &BTreeMap<&'static str, Tensor>,
@@ -368,34 +372,35 @@ fn check_given(
     ))
 }
 
-/// The kernel as these types and constants make it, without what has no effect; `None` where it cannot be made, which the
-/// launch will tell.
+/// Records the kernel with these types and constants, and removes dead code. `None` if recording fails: the launch
+/// reports the error.
 fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static str, ConstValue)]) -> Option<Func> {
     let mut func = def.record(dtypes, constants, &Specialization::default()).ok()?;
     dce::run(&mut func);
     Some(func)
 }
 
-/// Memory that the kernel does not touch as it was recorded, such as the bias of a product without one.
+/// Returns the memory parameters that the recorded function does not use, such as the bias of a matmul without one.
 fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     let uses = func.use_counts();
     memory_but(def, func, |v| uses[v.0 as usize] > 0)
 }
 
-/// Memory that the kernel does not read as it was recorded: what it does not touch, and sums that begin at nothing.
+/// Returns the memory parameters that the recorded function does not read: unused ones, and accumulators that start at
+/// zero.
 fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     let read = written::read_through(func);
     memory_but(def, func, |v| read.contains(&v))
 }
 
-/// Memory but that whose pointer is one of these.
+/// Returns the memory parameters for whose pointer `is` is false.
 fn memory_but(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
     let params = &func.block(func.body).params;
     let among = |name: &str| func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && is(v));
     memory_params(def).map(|(p, _)| p.name).filter(|name| !among(name)).collect()
 }
 
-/// Element types of the type parameters, from the tensors and from `--dtype`.
+/// Determines the element types of the type parameters from the tensors and from `--dtype`.
 fn element_types(
     def: &'static KernelDef,
     given: &BTreeMap<&'static str, Tensor>,
@@ -412,7 +417,7 @@ fn element_types(
         };
         match elem {
             ElemDef::Fixed(dtype) if dtype != tensor.dtype => {
-                return Err(mismatch(dtype, format!("convert it to {dtype} before")));
+                return Err(mismatch(dtype, format!("convert it to {dtype} first")));
             }
             ElemDef::Fixed(_) => {}
             ElemDef::Generic(index) => match found[index] {
@@ -427,12 +432,13 @@ fn element_types(
             },
         }
     }
-    // A word is right for the parameters that it speaks of, whether or not tensors have said the same.
+    // `--dtype` is checked for all parameters that it names, also for those whose type follows from a tensor.
     let chosen = choose::some_dtypes(def, words)?;
     let mut open = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
     let is_used = open.next().is_some();
     for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
-        // What the tensors say wins over a `--dtype` for all, which a parameter without tensors takes.
+        // The type of a tensor takes precedence over a `--dtype` for all parameters; parameters without tensors take
+        // the latter.
         let named =
             choose::parts(words).any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
         if let (Some((tensor, dtype)), Some(chosen)) = (found, chosen)
@@ -440,8 +446,8 @@ fn element_types(
             && (named || !is_used)
         {
             return Err(CliError::usage(
-                format!("--dtype {chosen} is unused: tensor `{tensor}` says that `{}` is {dtype}", generic.name),
-                "leave it out, or convert the tensor before",
+                format!("--dtype {chosen} is unused: by tensor `{tensor}`, `{}` is {dtype}", generic.name),
+                "omit it, or convert the tensor first",
             ));
         }
     }
@@ -449,11 +455,11 @@ fn element_types(
     choose::complete_dtypes(def, all.collect())
 }
 
-/// The shape of an output from the names of its dimensions.
+/// Derives the shape of an output from the names of its dimensions.
 pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
     let unknown = |why: &str| {
         CliError::usage(
-            format!("the shape of `{name}`, an output of `{}`, is not known{why}", def.name),
+            format!("the shape of `{name}`, an output of `{}`, is unknown{why}", def.name),
             format!("--shape {name}=…, with numbers, names of dimensions, or the name of a tensor of the same shape"),
         )
     };
@@ -465,13 +471,13 @@ pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, exte
                 usize::try_from(extent).map_err(|_| unknown(&format!(": its dimension `{dim}` is {extent}")))
             }
             Ok(None) => Err(unknown(&format!(": no input has a dimension `{dim}`"))),
-            Err(why) => Err(unknown(&format!(": dimension `{dim}` is not one number: {why}"))),
+            Err(why) => Err(unknown(&format!(": dimension `{dim}` is ambiguous: {why}"))),
         }
     };
     strides.dims.iter().map(extent).collect()
 }
 
-/// Values of all scalars: from `--arg`, else strides, else extents.
+/// Determines the values of all scalar parameters: from `--arg`, else as strides, else as extents.
 fn scalars(
     def: &'static KernelDef,
     dtypes: &[DType],
@@ -500,7 +506,7 @@ fn scalars(
                 }
                 Err(why) => {
                     return Err(CliError::usage(
-                        format!("kernel `{}`: `{}` is not one number: {why}", def.name, param.name),
+                        format!("kernel `{}`: `{}` is ambiguous: {why}", def.name, param.name),
                         format!("--arg {}=…", param.name),
                     ));
                 }
@@ -512,12 +518,12 @@ fn scalars(
         return Ok(scalars);
     }
     Err(CliError::usage(
-        format!("kernel `{}` has arguments that follow from no tensor", def.name),
+        format!("kernel `{}` has arguments that cannot be derived from tensors", def.name),
         format!("--arg {}", missing.join(", ")),
     ))
 }
 
-/// A number of that type as a launch passes it: unsigned integers as signed ones, small floats as their bits.
+/// Parses a number as a launch argument: unsigned integers become signed ones, 8- and 16-bit floats become their bits.
 fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
     let wrong = || CliError::usage(format!("`{name}` cannot be {text}"), format!("its type is {dtype}"));
     let bits = match dtype {
@@ -542,7 +548,7 @@ fn number(name: &str, dtype: DType, text: &str) -> Result<LaunchArg> {
     })
 }
 
-/// The three extents of the grid.
+/// Evaluates the three extents of the grid.
 fn grid(text: &str, extents: &Extents) -> Result<[i64; 3]> {
     let wrong = |why: String| {
         CliError::usage(format!("--grid {text}: {why}"), "one to three extents, as in `rows/rows_tile,heads`")

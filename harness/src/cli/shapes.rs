@@ -1,7 +1,7 @@
-//! Whether the tensors of a file have the shapes that a kernel gives them, told before `tilewright run` runs it.
+//! Checks, before `tilewright run` launches a kernel, that the file's tensors have the shapes of the kernel's views.
 //!
-//! The launch itself refuses what would leave a tensor. Here it is about tensors that are larger than what the kernel reads of
-//! them, or cut in another way: such a run has a result, but hardly the one that was meant.
+//! The launch itself refuses out-of-bounds accesses. This check finds tensors that are larger than the kernel's view of
+//! them, or of another shape: such a run would succeed, but hardly with the intended result.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,11 @@ use tilewright::codegen::ir::{BinaryOp, Def, Func, Op, Value};
 
 use super::{CliError, Result};
 
-/// Fails where a view of a whole tensor, by as many dimensions as it has, is of another shape. Views whose base or shape
-/// depends on more than the arguments are passed over.
+/// Checks each view of a whole tensor with the tensor's rank. Views whose base or shape does not follow from the
+/// arguments are skipped.
+///
+/// # Errors
+/// A view has another shape than its tensor.
 pub fn check(
     func: &Func,
     scalars: &BTreeMap<&'static str, LaunchArg>,
@@ -30,18 +33,15 @@ pub fn check(
             && view.iter().zip(shape).any(|(&n, &extent)| n != extent as i64)
         {
             return Err(CliError::usage(
-                format!(
-                    "tensor `{name}` has shape {shape:?}: kernel `{}` reads it as one of shape {view:?}",
-                    func.name
-                ),
-                "do the shapes of the tensors fit together, and --arg to them?",
+                format!("tensor `{name}` has shape {shape:?}: kernel `{}` views it with shape {view:?}", func.name),
+                "check that the shapes of the tensors and --arg are consistent",
             ));
         }
     }
     Ok(())
 }
 
-/// The name of the argument that a value is.
+/// Returns the name of the argument, if the value is one.
 fn argument(func: &Func, v: Value) -> Option<&str> {
     match func.value(v).def {
         Def::Param(block, index) if block == func.body => func.args.get(index).map(|arg| &*arg.name),
@@ -49,7 +49,7 @@ fn argument(func: &Func, v: Value) -> Option<&str> {
     }
 }
 
-/// An integer that the arguments determine.
+/// Evaluates an integer value from the scalar arguments; `None` if it depends on anything else.
 fn number(func: &Func, v: Value, scalars: &BTreeMap<&'static str, LaunchArg>) -> Option<i64> {
     if let Some(n) = func.constant_int(v) {
         return Some(n);

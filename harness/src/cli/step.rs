@@ -1,4 +1,4 @@
-//! A training step on tokens drawn at random, for the commands that look into one.
+//! A training step on random tokens, for `profile` and `memory`.
 
 use candle_core::{Device, Tensor};
 use clap::{Args, ValueEnum};
@@ -15,30 +15,30 @@ use crate::params::no_grad;
 use crate::profile::{Phase, phase, span};
 use crate::train::{Learner, LearnerOptions, Team, TeamOptions, gradient_dtype};
 
-/// Which step, and of which model.
+/// Command-line arguments of the model and its batch.
 #[derive(Args, Clone, Debug)]
 pub struct StepOptions {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Windows of a step, of all ranks together (of `train`: 16 without its --batch)
+    /// Global batch size: sequences per step, over all ranks (the default of `train` is 16)
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
-    /// Entries of the vocabulary; 1024, and 10000 with --size
+    /// Vocabulary size. Default: 1024, or 10000 with --size
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub vocab: Option<u32>,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
 }
 
-/// How much of a step runs.
+/// The part of a training step to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// Inference: nothing is kept for a backward pass
+    /// Forward pass only, with nothing saved for a backward pass
     Forward,
-    /// Loss and gradients
+    /// Forward and backward pass
     ForwardBackward,
-    /// Loss, gradients, clipping and AdamW
+    /// Forward pass, backward pass, gradient clipping and AdamW
     TrainStep,
 }
 
@@ -53,16 +53,16 @@ impl Work {
 }
 
 impl StepOptions {
-    /// The model for windows of `context` tokens.
+    /// Returns the model's configuration for sequences of `context` tokens.
     ///
     /// # Errors
-    /// Sizes that do not exist or do not fit together.
+    /// An unknown size, or hyperparameters that contradict each other.
     pub fn config(&self, context: usize) -> Result<Config> {
         let vocabulary = self.vocab.map_or(self.model.usual_vocabulary(), |vocab| vocab as usize);
         self.model.config(Config { context, vocabulary, ..Config::default() })
     }
 
-    /// The device of the step.
+    /// Opens the device of the step.
     ///
     /// # Errors
     /// As [`model_device`].
@@ -70,7 +70,7 @@ impl StepOptions {
         model_device(self.device)
     }
 
-    /// Bytes that so much of a step takes at least.
+    /// Returns a lower bound on the memory of `work`, in bytes.
     pub fn least_bytes(&self, config: &Config, work: Work) -> f64 {
         let kind = match work {
             Work::Forward => Kind::Forward,
@@ -80,7 +80,7 @@ impl StepOptions {
         config.step_bytes(self.batch as usize, 1, kind).total()
     }
 
-    /// What the arithmetic of tensors' sizes takes.
+    /// Returns the sizes from which the sizes of tensors are computed.
     pub fn sizes(&self, config: &Config) -> Sizes {
         Sizes {
             batch: self.batch as usize,
@@ -95,7 +95,7 @@ impl StepOptions {
     }
 }
 
-/// A model with what its steps need.
+/// A model with its inputs, and an optimizer if the work needs one.
 pub struct Step {
     model: Transformer,
     learner: Option<Learner>,
@@ -106,10 +106,11 @@ pub struct Step {
 }
 
 impl Step {
-    /// A model with starting values, tokens for it, and an optimizer where the work asks for one; in a team, one rank's.
+    /// Initializes a model, random tokens, and an optimizer if `work` needs one. With data parallelism, they are those
+    /// of one rank.
     ///
     /// # Errors
-    /// No memory for them, ranks that do not divide the batch.
+    /// Out of memory, or a batch that the number of ranks does not divide.
     pub fn new(
         options: &StepOptions,
         config: &Config,
@@ -133,7 +134,8 @@ impl Step {
             schedule: Schedule::constant(1e-4),
             weight_decay: 0.1,
             decay_embeddings: false,
-            // Ranks update parameters while gradients travel, as in `bench ddp`: clipping would wait for all of them.
+            // As in `bench ddp`, ranks update parameters while other gradients are in flight. Clipping would need all
+            // gradients first.
             clip: if team.is_none() { Some(1.0) } else { None },
         };
         let batch = options.batch as usize;
@@ -161,11 +163,11 @@ impl Step {
         Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, learner, team, work })
     }
 
-    /// Runs it once, in phases, and waits for the device. Setting gradients to zero counts as the optimizer's, since the
-    /// learner says so.
+    /// Runs the step once, with a span for each phase, and synchronizes the device. Zeroing the gradients belongs to
+    /// the optimizer phase.
     ///
     /// # Errors
-    /// No memory, or whatever else a kernel says.
+    /// Out of memory, or the error of a kernel.
     pub fn run(&mut self) -> Result<()> {
         let config = self.model.config().clone();
         let stopped = |error: crate::train::Error| stopped(&config, &error);
@@ -182,7 +184,7 @@ impl Step {
         };
         if let Some(learner) = &mut self.learner {
             {
-                // What backward kept is given up in it: a measured step has no time outside of its phases.
+                // The graph is dropped inside of the phase, so that no time of the step is outside of its phases.
                 let _phase = phase(Phase::Backward);
                 learner.backward(&loss, 1.0).map_err(stopped)?;
                 drop(loss);
@@ -200,16 +202,17 @@ impl Step {
     }
 }
 
+/// Converts a training error to a command's error; an out-of-memory error gets a hint on what to reduce.
 fn stopped(config: &Config, error: &crate::train::Error) -> CliError {
     if !error.is_out_of_memory() {
         return CliError::Failure(error.to_string());
     }
     let less = ["a smaller --batch", "a smaller --context", "a smaller model"].map(str::to_string);
     let less = words(&[options_for_less(config), less.to_vec()].concat());
-    CliError::Failure(format!("{}\n  help: {less} takes less", error.out_of_memory_text()))
+    CliError::Failure(format!("{}\n  help: use {less}", error.out_of_memory_text()))
 }
 
-/// Options that let a step of this model take less memory, of those that it does not have yet.
+/// Returns the options that reduce the memory of a step and that this model does not use yet.
 pub fn options_for_less(config: &Config) -> Vec<String> {
     let naive = config.attention == Attention::Naive;
     let long = config.precision.dtype().size_in_bytes() > 2;
@@ -217,7 +220,7 @@ pub fn options_for_less(config: &Config) -> Vec<String> {
     options.iter().filter(|(helps, _)| *helps).map(|(_, option)| option.to_string()).collect()
 }
 
-/// `a`, `a or b`, `a, b or c`.
+/// Joins alternatives: `a`, `a or b`, `a, b or c`.
 pub fn words(parts: &[String]) -> String {
     match parts.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),

@@ -1,4 +1,4 @@
-//! Tensors in safetensors files, and in the memory of a device.
+//! Reads and writes tensors in safetensors files, and copies them to and from devices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::{CliError, Result};
 use crate::escape::printable;
 use crate::tensor_file::check_unique;
 
-/// A dense, row-major tensor in the host's memory.
+/// A dense, row-major tensor in host memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     pub dtype: DType,
@@ -24,7 +24,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Every element as f64, whatever the type.
+    /// Converts every element to f64, whatever its type.
     pub fn to_f64(&self) -> Vec<f64> {
         use tilewright::codegen::num;
         let width = self.dtype.bytes();
@@ -40,7 +40,7 @@ impl Tensor {
         }
     }
 
-    /// The numbers, each rounded to `dtype`, a float type.
+    /// Creates a tensor of `values`, rounded to the float type `dtype`.
     pub fn from_f64(dtype: DType, shape: &[usize], values: &[f64]) -> Tensor {
         use tilewright::codegen::num;
         let width = dtype.bytes();
@@ -49,19 +49,19 @@ impl Tensor {
     }
 }
 
-/// All tensors of a file, in the file's order.
+/// Reads all tensors of a file, sorted by name.
 ///
 /// # Errors
-/// A file that cannot be read or is no safetensors file, and a tensor of a type that kernels do not have.
+/// A file that cannot be read or is not a safetensors file, or a tensor of a type that kernels do not support.
 pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
     let bytes = crate::files::read(path).map_err(|error| CliError::file("read", path, error))?;
     parse(&bytes).map_err(|message| CliError::file("use", path, message))
 }
 
-/// All tensors of a file's contents.
+/// Parses the contents of a safetensors file.
 pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
     let no_file =
-        |reason: &dyn std::fmt::Display| format!("it is no safetensors file: {}", printable(&reason.to_string()));
+        |reason: &dyn std::fmt::Display| format!("it is not a safetensors file: {}", printable(&reason.to_string()));
     let file = SafeTensors::deserialize(bytes).map_err(|error| no_file(&error))?;
     let header = bytes.split_first_chunk().map(|(len, rest)| &rest[..u64::from_le_bytes(*len) as usize]);
     check_unique(header.unwrap_or_default()).map_err(|problem| no_file(&problem))?;
@@ -72,7 +72,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
         .map(|name| {
             let view = file.tensor(name).map_err(|error| error.to_string())?;
             let dtype = from_file(view.dtype()).ok_or_else(|| {
-                format!("tensor `{}` is {:?}, which kernels do not have", printable(name), view.dtype())
+                format!("tensor `{}` has type {:?}, which kernels do not support", printable(name), view.dtype())
             })?;
             let tensor = Tensor { dtype, shape: view.shape().to_vec(), bytes: view.data().to_vec() };
             Ok((name.to_string(), tensor))
@@ -80,7 +80,7 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
         .collect()
 }
 
-/// The contents of a file with these tensors.
+/// Returns the contents of a safetensors file with these tensors.
 pub fn serialize(tensors: &[(String, Tensor)]) -> Result<Vec<u8>, String> {
     let mut views = Vec::new();
     for (name, tensor) in tensors {
@@ -90,10 +90,10 @@ pub fn serialize(tensors: &[(String, Tensor)]) -> Result<Vec<u8>, String> {
     safetensors::serialize(views, None).map_err(|error| error.to_string())
 }
 
-/// Writes a file with these tensors.
+/// Writes a safetensors file with these tensors.
 ///
 /// # Errors
-/// A file that cannot be written.
+/// The file cannot be written.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<()> {
     let bytes = serialize(tensors).map_err(|error| CliError::file("write", path, error))?;
     crate::files::replace(path, |file| file.write_all(&bytes)).map_err(|error| CliError::file("write", path, error))
@@ -116,7 +116,7 @@ fn from_file(dtype: Dtype) -> Option<DType> {
         Dtype::BF16 => DType::BF16,
         Dtype::F32 => DType::F32,
         Dtype::F64 => DType::F64,
-        // Their list is open: complex numbers and packed formats.
+        // The enum is non-exhaustive: it also has complex numbers and packed formats.
         _ => return None,
     })
 }
@@ -141,9 +141,9 @@ fn to_file(dtype: DType) -> Dtype {
     }
 }
 
-/// A tensor's elements in the memory of a device, whatever they are.
+/// A tensor of any element type in the memory of a device.
 pub trait OnDevice: MemoryMut {
-    /// The elements, copied to the host.
+    /// Copies the elements to the host.
     fn download(&self) -> tilewright::Result<Vec<u8>>;
 }
 
@@ -153,16 +153,16 @@ impl<T: Element> OnDevice for Buffer<T> {
     }
 }
 
-/// What a fresh tensor on a device holds.
+/// The initial contents of a tensor on a device.
 #[derive(Clone, Copy, Debug)]
 pub enum Contents<'a> {
-    /// Copies of these elements.
+    /// A copy of these bytes.
     Bytes(&'a [u8]),
-    /// That many elements of NaN, or of the largest number.
+    /// This many elements of NaN, or of the largest number for integer types.
     Poison(usize),
 }
 
-/// A tensor in the memory of a device.
+/// Allocates a tensor in the memory of a device and fills it.
 pub fn upload(device: &Device, dtype: DType, contents: Contents<'_>) -> tilewright::Result<Box<dyn OnDevice>> {
     match dtype {
         DType::Bool => typed::<bool>(device, contents),
@@ -196,8 +196,8 @@ fn typed<T: Element>(device: &Device, contents: Contents<'_>) -> tilewright::Res
     }))
 }
 
-/// The kernel's arguments in order, from memory and numbers by parameter name. A parameter without either is left out,
-/// which the launch reports.
+/// Returns the kernel's arguments in order, from memory and scalars by parameter name. A parameter without a value is
+/// omitted, which the launch reports.
 pub fn kernel_args<'a>(
     def: &KernelDef,
     memory: &mut BTreeMap<&str, &'a mut Box<dyn OnDevice>>,

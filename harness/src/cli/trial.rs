@@ -1,8 +1,9 @@
-//! Rows of sweeps that may not fit into the memory of the CPU.
+//! Handles rows of sweeps that may not fit into host memory.
 //!
-//! What a step takes is known from below only ([`crate::model::Config::step_bytes`]). Less than that does not fit, [`PLENTY`] times as much
-//! does; in between the row is tried first, by this program in a process of its own, with the same words: the process skips the rows before,
-//! makes this one, and ends. If it ends for want of memory, the row does not fit, and the sweep goes on.
+//! Only a lower bound of a step's memory is known ([`crate::model::Config::step_bytes`]). With less memory than that,
+//! the row does not fit; with [`PLENTY`] times as much, it does. In between, a subprocess runs the row first: this
+//! program with the same arguments skips the rows before, runs this one, and exits. If the subprocess runs out of
+//! memory, the row is reported as out of memory and the sweep continues.
 
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -13,41 +14,42 @@ use candle_core::Device;
 use super::{CliError, Result};
 use crate::train;
 
-/// Memory for so many times the estimate is enough without a trial: activations that the estimate leaves out, and those that live a moment.
+/// With this multiple of the estimate available, no subprocess is needed. The factor covers temporary activations and
+/// those that the estimate omits.
 const PLENTY: f64 = 16.0;
 
-/// Bytes that a trial leaves: the sweep itself has memory of its own, and takes what it finds otherwise.
+/// Bytes that the subprocess leaves free, because the sweep itself needs memory in addition.
 const RESERVE: usize = 64 << 20;
 
-/// The option of the program with the number of the row that is tried.
+/// The hidden option with the index of the row that the subprocess runs.
 pub const OPTION: &str = "trial";
 
-/// Which row this process tries.
+/// The row that this process runs as a subprocess.
 static TRIED: OnceLock<usize> = OnceLock::new();
-/// Rows that have begun.
+/// Number of rows that have started.
 static ROWS: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes this process a trial of row `number`.
+/// Makes this process the subprocess for row `number`.
 pub fn only(number: usize) {
     TRIED.get_or_init(|| number);
     tilewright::reserve_host_memory(RESERVE);
 }
 
-/// What a measurement gave, or that it did not fit.
+/// The result of a measurement, or that it ran out of memory.
 pub enum Fitted<R> {
     Yes(R),
-    /// Out of memory, with what there is to say about it.
+    /// Out of memory, with the first line of the error.
     No(String),
 }
 
-/// Takes lack of memory as a finding; other errors end the command. A trial ends here, once its row has been made.
+/// Converts out-of-memory errors to [`Fitted::No`]; returns other errors. A subprocess exits here, after its row.
 pub fn fitted<R>(measured: train::Result<R>) -> Result<Fitted<R>> {
     let lack = measured.as_ref().err().filter(|error| error.is_out_of_memory()).map(ToString::to_string);
     if TRIED.get().is_some_and(|tried| tried + 1 == ROWS.load(Ordering::Relaxed)) {
         if let Some(lack) = &lack {
             tilewright::terminal::say(lack);
         }
-        // Other errors the sweep finds itself. Nothing of a trial is kept.
+        // The sweep runs into other errors itself. The subprocess has no other output.
         std::process::exit(i32::from(lack.is_some()));
     }
     match (measured, lack) {
@@ -57,15 +59,15 @@ pub fn fitted<R>(measured: train::Result<R>) -> Result<Fitted<R>> {
     }
 }
 
-/// Fails where the CPU has no memory for a row of a sweep that takes at least `bytes`, by estimate or by trial. Once for each row, before it
-/// allocates; [`fitted`] takes its outcome.
+/// Checks that host memory suffices for a row of a sweep that needs at least `bytes`, by estimate or by running it in a
+/// subprocess. Called once for each row, before it allocates; [`fitted`] takes the result.
 ///
 /// # Errors
-/// Lack of memory.
+/// Out of memory.
 pub fn expect_memory(device: &Device, bytes: f64) -> train::Result<()> {
     let row = ROWS.fetch_add(1, Ordering::Relaxed);
     if TRIED.get().is_some_and(|tried| row < *tried) {
-        return Err(lack("it is another row that is tried"));
+        return Err(lack("this subprocess runs another row"));
     }
     crate::ops::memory::kernel_device(device)?.expect_memory(bytes)?;
     match device.is_cpu() && TRIED.get().is_none() && !tilewright::is_plenty(bytes, PLENTY) {
@@ -78,7 +80,7 @@ fn lack(why: &str) -> train::Error {
     candle_core::Error::Msg(format!("out of memory on the CPU: {why}")).into()
 }
 
-/// Makes one row in a process of its own, to see whether it fits.
+/// Runs one row in a subprocess, to find out whether it fits into memory.
 fn try_row(row: usize) -> train::Result<()> {
     let program =
         if cfg!(target_os = "linux") { "/proc/self/exe".into() } else { std::env::current_exe().unwrap_or_default() };
@@ -88,7 +90,7 @@ fn try_row(row: usize) -> train::Result<()> {
     command.arg(format!("--{OPTION}={row}")).args(words);
     let output = match command.stdin(Stdio::null()).output() {
         Ok(output) => output,
-        // Without a trial, the row itself is what tells.
+        // Without a subprocess, the row itself runs out of memory or not.
         Err(_) => return Ok(()),
     };
     match output.status.code() {
@@ -96,7 +98,7 @@ fn try_row(row: usize) -> train::Result<()> {
             let said = String::from_utf8_lossy(&output.stderr);
             let lines = said.lines().map(|line| line.trim_start_matches("error: "));
             let why = lines.filter_map(|line| line.strip_prefix("out of memory on the CPU: ")).next_back();
-            Err(lack(why.unwrap_or("the system ended a process that tried it")))
+            Err(lack(why.unwrap_or("the system killed a subprocess that ran this row")))
         }
         Some(_) => Ok(()),
     }

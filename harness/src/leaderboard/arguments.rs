@@ -1,4 +1,4 @@
-//! What the program takes.
+//! Command-line arguments of `leaderboard`, and the cases that they select.
 
 use std::path::PathBuf;
 
@@ -15,73 +15,75 @@ use crate::cli::run::{Choice, device, open};
 use crate::cli::{CliError, Result};
 use crate::report::Outputs;
 
-/// The time of FlashAttention-2, forward and backward: checked against f64, then timed with a cold L2 cache.
+/// Benchmark FlashAttention-2, forward and backward: checked against f64, then timed with a cold L2 cache.
 ///
-/// Without arguments, the leaderboard's case of CS336's second assignment: bf16, causal, batch 1, 16 heads, 16384 tokens, head
-/// dimension 64; one step is the forward pass, the sum of its output, and the backward pass of that sum, whose gradient
-/// of ones is written in every step. It runs for 1 s before and for 10 s while it is timed. On the CPU the default is a
-/// small case of the same kind, and the output says so.
+/// The default is the leaderboard case of CS336's second assignment: bf16, causal, batch 1, 16 heads, 16384 tokens,
+/// head dimension 64. One step is the forward pass, the sum of its output, and the backward pass of that sum, whose
+/// gradient of ones is written in every step. Each pass warms up for 1 s and is timed for 10 s. On the CPU, the default
+/// is a small case of the same kind, and the output says so.
 ///
-/// How results are checked: all outputs of a problem of about a thousand tokens, which compiles the same code with the
-/// same tiles, against attention by its definition in f64. Of a problem too large for that, rows at irregular places of
-/// several heads: a row of O, its log-sum-exp and its dQ are exact in f64 from the inputs alone; a row of dK and dV is
-/// computed in f64 from the inputs and from the kernel's own O and log-sum-exp, which have been checked then. The sum of O is
-/// checked against the sum in f64. A case that is wrong anywhere gets no time, and the exit code is 1.
+/// Checks: all outputs of a problem of about a thousand tokens, which compiles the same code with the same tiles, are
+/// compared with naive attention in f64. In larger problems, rows at irregular positions of several heads are checked:
+/// a row of O, its log-sum-exp and its dQ are computed in f64 from the inputs alone; a row of dK and dV is computed in
+/// f64 from the inputs and from the kernel's O and log-sum-exp, which have been checked before. The sum of O is checked
+/// against the sum in f64. A case with a wrong result gets no time, and the exit code is 1.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "leaderboard", version = tilewright::codegen::VERSION, max_term_width = 100)]
 pub struct Arguments {
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
-    /// Heads; 16, 2 on the CPU, and 1 in a sweep
+    /// Number of heads. Default: 16, 2 on the CPU, 1 in a sweep
     #[arg(long)]
     pub heads: Option<usize>,
-    /// Tokens, several with commas in a sweep; 16384, 512 on the CPU
+    /// Sequence length; in a sweep, several separated by commas. Default: 16384, or 512 on the CPU
     #[arg(long, value_delimiter = ',')]
     pub length: Vec<usize>,
-    /// Head dimension, several with commas in a sweep; 64
+    /// Head dimension; in a sweep, several separated by commas. Default: 64
     #[arg(long, value_delimiter = ',')]
     pub dim: Vec<usize>,
-    /// bf16, f16 or f32, several with commas in a sweep; bf16
+    /// Element type: bf16, f16 or f32; in a sweep, several separated by commas. Default: bf16
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
     pub dtype: Vec<String>,
-    /// How f32 multiplies on a GPU: tf32x3 (nearly exact), tf32 or ieee, several with commas in a sweep
+    /// Precision of f32 on a GPU: tf32x3 (nearly as accurate as f32), tf32 or ieee; in a sweep, several separated by
+    /// commas
     #[arg(long, value_delimiter = ',', value_parser = ["tf32x3", "tf32", "ieee"])]
     pub precision: Vec<String>,
-    /// Every row sees all keys
+    /// No causal mask: every query attends to all keys
     #[arg(long)]
     pub full: bool,
-    /// The assignment's table: lengths from 128 to 65536, head dimensions from 16 to 128, bf16 and f32, each pass by itself and
-    /// together; N/A where the device's memory ends
+    /// The assignment's table: sequence lengths from 128 to 65536, head dimensions from 16 to 128, bf16 and f32, each
+    /// pass separately and all together; OOM where memory runs out
     #[arg(long)]
     pub sweep: bool,
-    /// Rows of other implementations from the same machine, a JSON object a line; they stand beside ours
+    /// Compare with rows of other implementations from the same machine, as JSON lines
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
-    /// Append what was measured to this file, a JSON object a line, as harness/records keeps it
+    /// Append the results to this file as JSON lines, in the format of harness/records
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// How long each pass runs before it is timed, in milliseconds, at most a day; 1000, and 25 in a sweep or on the CPU
+    /// Warm-up time of each pass, in milliseconds, at most a day. Default: 1000, or 25 in a sweep or on the CPU
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub warmup_ms: Option<f64>,
-    /// How long each pass is timed, in milliseconds, at most a day; 10000, and 100 in a sweep or on the CPU
+    /// Measurement time of each pass, in milliseconds, at most a day. Default: 10000, or 100 in a sweep or on the CPU
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
     pub rep_ms: Option<f64>,
-    /// Tune the kernels before, for at most so many seconds each, at most 86400
+    /// Autotune each kernel first, for at most this many seconds (at most 86400)
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub tune: Option<f64>,
-    /// Sum dQ up in the kernel that makes dK and dV, atomically: faster where it is, and not the same bits in every run
+    /// One-pass backward: the dK/dV kernel accumulates dQ with atomics. Faster in some cases, but dQ is not bitwise
+    /// deterministic
     #[arg(long)]
     pub one_pass: bool,
-    /// Tiles of the forward kernel, as q_tile,k_tile,warps,stages; without it what the autotuner knows
+    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Default: the tuned configuration
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     pub forward: Option<Tiles>,
-    /// Tiles of the kernel that makes dK and dV
+    /// Tiles of the dK/dV kernel
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     pub keys: Option<Tiles>,
-    /// Tiles of the kernel that makes dQ
+    /// Tiles of the dQ kernel
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     pub queries: Option<Tiles>,
     #[command(flatten)]
@@ -89,10 +91,10 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// The device, and everything that is measured on it, in the order of the table.
+    /// Opens the device, and returns the cases to measure in the order of the table.
     ///
     /// # Errors
-    /// No device; shapes that no attention has; several values where one case is asked for.
+    /// No device, an invalid shape, or several values without `--sweep`.
     pub fn plans(&self) -> Result<(Device, Vec<Plan>)> {
         let device = open(self.device)?;
         let gpu = device.is_cuda();
@@ -120,13 +122,13 @@ impl Arguments {
         let precisions = words(&self.precision, if self.sweep { &["tf32x3", "tf32"] } else { &["tf32x3"] });
         if !self.sweep && (lengths.len() > 1 || dims.len() > 1 || dtypes.len() > 1 || precisions.len() > 1) {
             return Err(CliError::usage(
-                "several shapes are a sweep",
-                "add --sweep, or name one length, dim and dtype",
+                "several values need --sweep",
+                "add --sweep, or give one length, dim, dtype and precision",
             ));
         }
         let mut plans = Vec::new();
         for dtype in &dtypes {
-            // Products of other types, and on the CPU, have one precision.
+            // Other types, and the CPU, have one precision.
             let chosen: Vec<Option<Precision>> = match dtype == "f32" && gpu {
                 true => precisions.iter().map(|word| Precision::from_name(word)).collect(),
                 false => vec![None],
@@ -145,8 +147,8 @@ impl Arguments {
     fn plan(&self, dtype: &str, precision: Option<Precision>, heads: usize, n: usize, d: usize) -> Result<Plan> {
         if [self.batch, heads, n].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
-                "there is no attention of this shape",
-                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+                "invalid shape of attention",
+                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
             ));
         }
         let scale = f64::from(1.0 / (d as f32).sqrt());
@@ -162,7 +164,7 @@ impl Arguments {
         })
     }
 
-    /// Warm-up and repetition in milliseconds.
+    /// Returns warm-up and measurement time in milliseconds.
     pub fn times(&self, device: &Device) -> (f64, f64) {
         let (warmup, rep) = if self.sweep || !device.is_cuda() { (25.0, 100.0) } else { (1000.0, 10_000.0) };
         (self.warmup_ms.unwrap_or(warmup), self.rep_ms.unwrap_or(rep))

@@ -1,4 +1,4 @@
-//! What the device reaches where nothing holds it back, measured in the same run.
+//! Measures the matmul peak of the device in the same run.
 
 use half::bf16;
 use tilewright::bench::do_bench;
@@ -8,16 +8,16 @@ use tilewright::{Buffer, Device, Result};
 
 use crate::cli::bench::data::{Number, normal};
 
-/// The rate of a large matrix product, our own kernel's.
+/// The rate of a large matmul by our own kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Peak {
-    /// m, n and k.
+    /// m, n and k of the matmul.
     pub size: usize,
     pub dtype: &'static str,
     pub tflops: f64,
 }
 
-/// Measures the peak: bf16, 8192 on a GPU; f32, 512 on the CPU, which has no products of bf16.
+/// Measures the peak: bf16 at 8192 on a GPU; f32 at 512 on the CPU, which has no bf16 matmuls.
 pub fn matmul_peak(device: &Device) -> Result<Peak> {
     match device.is_cuda() {
         true => peak::<bf16>(device, 8192, [100.0, 400.0]),

@@ -1,4 +1,4 @@
-//! Whether what is timed computes attention.
+//! Checks the outputs of attention before it is timed.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::Precision;
@@ -11,22 +11,22 @@ use crate::cli::bench::data::{Number, values};
 use crate::cli::bench::record::{Trouble, accept};
 use crate::cli::demo::case::tolerance;
 
-/// Multiply-adds of the forward pass up to which all outputs are computed in f64.
+/// Largest number of multiply-adds of the forward pass for which all outputs are checked in f64.
 const WHOLE: f64 = 1e8;
 
-/// What was looked at, and the largest relative error.
+/// The largest relative error, and what was checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     pub error: f64,
-    /// For people.
+    /// Description of the check.
     pub how: String,
 }
 
-/// Runs one step on poisoned outputs and checks what it wrote; before that, all outputs of a small problem with the same
-/// tiles.
+/// Runs one step on poisoned outputs and checks them: all outputs, or for a large problem some rows, and all outputs of
+/// a small problem with the same tiles.
 ///
 /// # Errors
-/// [`Trouble::Wrong`] where an error is above what rounding explains; what the device says.
+/// [`Trouble::Wrong`] if an error exceeds the tolerance; errors of the device.
 pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked, Trouble> {
     let problem = *step.attention.problem();
     step.attention.poison_forward()?;
@@ -44,12 +44,12 @@ pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked
         error = error.max(step.attention.spot_check_backward()?);
         let reduced = small(&problem);
         error = error.max(check_small::<T>(step, reduced, options)?);
-        format!("rows of several heads, and all outputs of {} tokens with the same tiles, against f64", reduced.n_q)
+        format!("rows of several heads, and all outputs at {} tokens with the same tiles, against f64", reduced.n_q)
     };
     Ok(Checked { error, how })
 }
 
-/// Products of tf32 keep ten bits of each factor.
+/// Returns the tolerance on the relative error. tf32 rounds each factor to ten mantissa bits.
 pub fn largest_error<T: Number>(precision: Option<Precision>) -> f64 {
     match (T::dtype(), precision) {
         (DType::F32, Some(Precision::Tf32)) => 2e-3,
@@ -67,7 +67,8 @@ fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -
     Ok(forward.max(small.check_backward(&expected)?))
 }
 
-/// The sum of O against that of the O that is there; its scale is the root of the sum of squares, since terms cancel.
+/// Returns the error of the sum of O, against the f64 sum of the O that was written. It is relative to the root of the
+/// sum of squares, because terms cancel.
 fn sum_error<T: Number>(step: &Step<T>) -> Result<f64, Trouble> {
     let o = values(step.attention.output())?;
     let (want, scale) = (o.iter().sum::<f64>(), o.iter().map(|x| x * x).sum::<f64>().sqrt());

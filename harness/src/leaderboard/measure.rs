@@ -1,4 +1,4 @@
-//! One case: its step, and the times of its passes.
+//! Measures one case: checks its step, and times its passes.
 
 use std::time::Duration;
 
@@ -18,37 +18,37 @@ use crate::cli::bench::data::Number;
 use crate::cli::bench::record::Trouble;
 use crate::cli::bench::tiles;
 
-/// What is measured.
+/// One case to measure.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub problem: Problem,
     /// `bf16`, `f16` or `f32`.
     pub dtype: String,
-    /// How f32 multiplies, on a GPU.
+    /// Precision of f32 on a GPU.
     pub precision: Option<Precision>,
-    /// Of the forward kernel, and of those that make dK with dV, and dQ; none where the autotuner chooses.
+    /// Tiles of the forward, the dK/dV and the dQ kernel; `None` leaves the choice to the autotuner.
     pub tiles: [Option<Tiles>; 3],
-    /// Whether dQ is summed up atomically by the kernel that makes dK and dV.
+    /// One-pass backward: the dK/dV kernel accumulates dQ with atomics.
     pub one_pass: bool,
-    /// Seconds of tuning for each kernel.
+    /// Autotuning budget of each kernel in seconds.
     pub tune: Option<f64>,
 }
 
 /// The passes that are timed, in the order of [`Measured::times`].
 pub const PASSES: [&str; 3] = ["forward", "backward", "forward + sum + backward"];
 
-/// A case that computes what it should.
+/// The result of a case that passed its check.
 #[derive(Clone, Debug)]
 pub struct Measured {
     pub checked: Checked,
     pub times: [Timing; 3],
-    /// As `Plan::tiles`, with what was used.
+    /// The tiles that were used, in the order of `Plan::tiles`.
     pub tiles: [Tiles; 3],
     one_pass: bool,
 }
 
 impl Plan {
-    /// Operations of each pass: two products forward, five backward; half of the scores where causal.
+    /// Returns the FLOPs of each pass: two matmuls forward, five backward, and half of the scores if causal.
     pub fn flop(&self) -> [f64; 3] {
         let p = &self.problem;
         let square = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
@@ -56,7 +56,7 @@ impl Plan {
         [forward, 2.5 * forward, 3.5 * forward]
     }
 
-    /// `bf16`, or `f32 (tf32)`.
+    /// Formats the element type: `bf16`, or `f32 (tf32)`.
     pub fn dtype_text(&self) -> String {
         match self.precision {
             Some(precision) => format!("{} ({})", self.dtype, precision.name()),
@@ -67,7 +67,7 @@ impl Plan {
     /// Checks and times the case.
     ///
     /// # Errors
-    /// A wrong result, or what the device said; then nothing was timed.
+    /// A wrong result, which is not timed, or an error of the device.
     pub fn measure(&self, device: &Device, times: (f64, f64)) -> Result<Measured, Trouble> {
         match self.dtype.as_str() {
             "f32" => self.measure_as::<f32>(device, times, |_| Ok(())),
@@ -76,7 +76,7 @@ impl Plan {
         }
     }
 
-    /// As [`Plan::measure`]; `after` runs after each step that is checked (tests spoil the outputs there).
+    /// As [`Plan::measure`]; `after` runs after each step (tests inject faults into the outputs there).
     pub(super) fn measure_as<T: Number>(
         &self,
         device: &Device,
@@ -98,7 +98,7 @@ impl Plan {
         Ok(Measured { checked, times, tiles, one_pass: self.one_pass })
     }
 
-    /// The tiles of all kernels: the given ones, and what a launch chooses.
+    /// Returns the tiles of all kernels: the given ones, and those that a launch chooses.
     fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], Trouble> {
         let [forward, keys, queries] = self.tiles;
         let open = Options { forward_tiles: forward, key_tiles: keys, query_tiles: queries, ..options.clone() };
@@ -113,7 +113,7 @@ impl Plan {
         let names = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
         let mut tiles = Vec::new();
         for (given, name) in self.tiles.iter().zip(names) {
-            // In one pass there is no kernel for dQ, and its tiles do not matter.
+            // One-pass backward has no dQ kernel: its tiles are unused.
             if self.one_pass && name == names[2] {
                 tiles.push(tiles[1]);
                 continue;
@@ -127,7 +127,7 @@ impl Plan {
         Ok([tiles[0], tiles[1], tiles[2]])
     }
 
-    /// Whether a choice of this process is about this case.
+    /// Whether an autotuner choice of this process is for this case.
     fn is_mine<T: Number>(&self, choice: &Choice, kernel: &str, device: &Device) -> bool {
         let precision = match (T::dtype().bytes(), device.is_cuda()) {
             (4, true) => self.precision.unwrap_or(Precision::Tf32x3),
@@ -147,7 +147,7 @@ impl Plan {
             bucket(p.n_k),
             few(p.batch * p.heads_q, p.n_q),
         );
-        // One of the kernels also asks how dQ is made, and what parts of walks leave is f32.
+        // The key of the dK/dV kernel also has the mode of dQ. Partial results of splits are f32.
         let mode = format!("one_pass={}", self.one_pass);
         let same = |word: &str| key.split(',').any(|mine| mine == word) || word == mode;
         choice.kernel == kernel && choice.key.split(',').all(same)
@@ -155,7 +155,7 @@ impl Plan {
 }
 
 impl Measured {
-    /// `q_tile,k_tile,warps,stages` of the kernels of a pass.
+    /// Formats the tiles of the kernels of a pass as `q_tile,k_tile,warps,stages`.
     pub fn tiles_text(&self, pass: usize) -> String {
         let [forward, keys, mut queries] = self.tiles.map(tiles::text);
         if self.one_pass {
@@ -169,20 +169,20 @@ impl Measured {
     }
 }
 
-/// Forward, sum and backward, with all that they read and write.
+/// The buffers of forward, sum and backward.
 pub struct Step<T: Number> {
     pub attention: Attention<T>,
     device: Device,
-    /// The gradient of the sum.
+    /// The gradient of the sum: ones.
     ones: Buffer<T>,
-    /// Ones, to sum the partial sums with.
+    /// Ones, the weights of the partial sums.
     weights: Buffer<f32>,
     partial: Buffer<f32>,
     total: Buffer<f32>,
     after: fn(&mut Attention<T>) -> tilewright::Result<()>,
 }
 
-/// Longest row of O's elements that one program sums.
+/// Maximum number of elements of O that one program sums.
 const MAX_ROW: usize = 8192;
 
 impl<T: Number> Step<T> {
@@ -210,7 +210,7 @@ impl<T: Number> Step<T> {
         &self.device
     }
 
-    /// One step: O, its sum, a gradient of ones, dQ, dK and dV.
+    /// Runs one step: O, its sum, a gradient of ones, dQ, dK and dV.
     pub fn run(&mut self, options: &Options) -> tilewright::Result<()> {
         self.attention.forward(options)?;
         self.sum()?;
@@ -219,7 +219,7 @@ impl<T: Number> Step<T> {
         (self.after)(&mut self.attention)
     }
 
-    /// Sums of rows, then the sum of the sums: the same bits in every run.
+    /// Sums rows of O, then the partial sums. The result is bitwise deterministic.
     fn sum(&mut self) -> tilewright::Result<()> {
         let o = self.attention.output();
         let length = row_length(o.len());
@@ -238,18 +238,18 @@ impl<T: Number> Step<T> {
         )
     }
 
-    /// The sum of O that the last step found.
+    /// Returns the sum of O of the last step.
     pub fn total(&self) -> tilewright::Result<f64> {
         Ok(f64::from(self.total.to_vec()?[0]))
     }
 }
 
-/// The largest divisor of `elements` that a program sums.
+/// Returns the largest divisor of `elements` up to [`MAX_ROW`].
 fn row_length(elements: usize) -> usize {
     (1..=MAX_ROW.min(elements)).rev().find(|&n| elements.is_multiple_of(n)).unwrap_or(1)
 }
 
-/// A buffer of one number.
+/// Allocates a buffer filled with `one`.
 fn ones<T: tilewright::Element + Copy>(device: &Device, len: usize, one: T) -> tilewright::Result<Buffer<T>> {
     Buffer::from_slice(device, &vec![one; len])
 }

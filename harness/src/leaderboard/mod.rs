@@ -1,8 +1,8 @@
-//! The program `leaderboard`: the time of FlashAttention-2, forward and backward, as CS336's second assignment takes it.
+//! The program `leaderboard`: benchmarks FlashAttention-2, forward and backward, as CS336's second assignment does.
 //!
-//! One case, or with `--sweep` a table of them. A case is checked before it is timed (`check.rs`), and timed as
-//! `triton.testing.do_bench` does it (`measure.rs`); `ceiling.rs` measures what the device could reach, in the same run, and
-//! `peers.rs` reads what other implementations reached on the same machine.
+//! Measures one case, or a table of cases with `--sweep`. A case is checked before it is timed (`check.rs`), and timed
+//! like `triton.testing.do_bench` (`measure.rs`). `ceiling.rs` measures the matmul peak of the device in the same run,
+//! and `peers.rs` reads the results of other implementations on the same machine.
 
 mod arguments;
 mod ceiling;
@@ -25,10 +25,10 @@ pub fn main() -> ExitCode {
     program(|arguments: Arguments, out| run(&arguments, out))
 }
 
-/// Measures what the arguments say; prints and writes it.
+/// Measures the cases, prints the tables, and writes the files.
 ///
 /// # Errors
-/// A wrong result, which gets no time; a shape that does not fit; a device or a file that does not work.
+/// A wrong result, an invalid shape, or an error of the device or a file.
 pub fn run(arguments: &Arguments, out: &mut dyn std::io::Write) -> Result<()> {
     let outputs = arguments.outputs.apart_from(&arguments.compare);
     outputs.check_beside(&arguments.record)?;

@@ -1,8 +1,8 @@
-//! Rows of other implementations: a JSON object a line, as programs that measure them on the same machine print them.
+//! Reads rows of other implementations: JSON lines, as printed by programs that measure them on the same machine.
 //!
 //! A row has `peer` (a name), `B`, `H`, `N`, `D`, `dtype` (`bfloat16` or `bf16`), `causal`, and the medians `fwd_ms`, `bwd_ms` and
-//! `fb_sum_ms`, or `error`. A row with `ceiling` (a name) and `v` says what that program reached where nothing holds it back.
-//! Other lines are passed over.
+//! `fb_sum_ms`, or `error`. A row with `ceiling` (a name) and `v` has a peak rate that the program measured. Other
+//! lines are skipped.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use tilewright::kernels::attention::reference::Problem;
 use super::measure::Plan;
 use crate::cli::{CliError, Result};
 
-/// What one implementation took for one case.
+/// The times of one implementation for one case.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Peer {
     #[serde(rename = "peer")]
@@ -33,7 +33,7 @@ pub struct Peer {
     bwd_ms: Option<f64>,
     #[serde(default)]
     fb_sum_ms: Option<f64>,
-    /// Why there is no time.
+    /// The error, if there is no time.
     #[serde(default)]
     pub error: Option<String>,
 }
@@ -44,16 +44,16 @@ struct Ceiling {
     v: f64,
 }
 
-/// Everything that a file says.
+/// The contents of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
     rows: Vec<Peer>,
-    /// Names and values.
+    /// Names and values of peak rates.
     pub ceilings: Vec<(String, f64)>,
 }
 
 impl Peer {
-    /// Medians in milliseconds, in the order of [`PASSES`](super::measure::PASSES).
+    /// Returns the medians in milliseconds, in the order of [`PASSES`](super::measure::PASSES).
     pub fn times(&self) -> [Option<f64>; 3] {
         [self.fwd_ms, self.bwd_ms, self.fb_sum_ms]
     }
@@ -66,7 +66,7 @@ impl Peer {
             other => other,
         };
         let Problem { batch, heads_q, n_q, d, causal, .. } = plan.problem;
-        // A program that failed may have left out what was not at fault.
+        // Rows of errors may omit batch and heads.
         let same = |given: Option<usize>, wanted: usize| given.is_none_or(|given| given == wanted);
         same(self.batch, batch)
             && same(self.heads, heads_q)
@@ -75,8 +75,10 @@ impl Peer {
 }
 
 impl Peers {
+    /// Reads a file.
+    ///
     /// # Errors
-    /// A file that cannot be read, or that has no row.
+    /// The file cannot be read, or has no row.
     pub fn read(path: &Path) -> Result<Peers> {
         let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
         let mut peers = Peers::default();
@@ -90,18 +92,18 @@ impl Peers {
         match peers.rows.is_empty() {
             true => Err(CliError::usage(
                 format!("{} has no row of another implementation", path.display()),
-                "a row is a line with peer, B, H, N, D, dtype, causal, fwd_ms, bwd_ms and fb_sum_ms",
+                "expected JSON lines with peer, B, H, N, D, dtype, causal, fwd_ms, bwd_ms and fb_sum_ms",
             )),
             false => Ok(peers),
         }
     }
 
-    /// The rows about a case, in the file's order.
+    /// Returns the rows of a case, in the file's order.
     pub fn of(&self, plan: &Plan) -> Vec<&Peer> {
         self.rows.iter().filter(|row| row.is_of(plan)).collect()
     }
 
-    /// The smallest time of a pass among all implementations, and whose it is.
+    /// Returns the fastest implementation of a pass, with its time in milliseconds.
     pub fn best(&self, plan: &Plan, pass: usize) -> Option<(&str, f64)> {
         let times = self.of(plan).into_iter().filter_map(|row| row.times()[pass].map(|ms| (row.name.as_str(), ms)));
         times.min_by(|(_, a), (_, b)| a.total_cmp(b))

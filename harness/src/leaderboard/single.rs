@@ -1,4 +1,4 @@
-//! One case: the leaderboard's, or another.
+//! Measures and reports one case.
 
 use std::io::Write;
 
@@ -12,10 +12,10 @@ use crate::cli::bench::record::{Recorder, Row, Trouble, Work};
 use crate::cli::{CliError, Result};
 use crate::report::{Cell, Column, Machine, Report, Table};
 
-/// Measures and writes one case.
+/// Measures and reports one case.
 ///
 /// # Errors
-/// A wrong result, or what the device or a file says.
+/// A wrong result, or an error of the device or a file.
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (device, plans) = arguments.plans()?;
     let plan = &plans[0];
@@ -31,15 +31,15 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// What stands in the place of a time.
+/// Converts the error of a case to a command's error.
 pub fn refuse(trouble: Trouble) -> CliError {
     match trouble {
-        Trouble::Wrong(why) => CliError::Failure(format!("no time is given: {why}")),
+        Trouble::Wrong(why) => CliError::Failure(format!("no time is reported: {why}")),
         Trouble::Cannot(why) => CliError::Failure(why),
     }
 }
 
-/// The case in words.
+/// Describes the case.
 fn title(plan: &Plan) -> String {
     let p = &plan.problem;
     let mask = if p.causal { "causal" } else { "full" };
@@ -54,18 +54,18 @@ fn title(plan: &Plan) -> String {
     )
 }
 
-/// What must be said of times that are not a GPU's.
+/// Returns the note about times on the CPU.
 pub fn cpu_note(device: &Device) -> Option<String> {
     (!device.is_cuda()).then(|| {
         format!(
-            "Measured on the CPU ({}), with caches as they are: this shows that the program works, and is no entry of a \
-             leaderboard, which is about GPUs.",
+            "Measured on the CPU ({}), with warm caches: this shows that the program works, and is not a valid entry \
+             of the leaderboard, which is about GPUs.",
             device.info().name
         )
     })
 }
 
-/// Ours and theirs.
+/// Returns the report of a case, with a comparison if there are peers.
 pub(super) fn report(device: &Device, plan: &Plan, measured: &Measured, peak: &Peak, peers: Option<&Peers>) -> Report {
     let ms = |name: &str| Column::number(name).unit("ms").significant(5);
     let columns = [
@@ -97,11 +97,11 @@ pub(super) fn report(device: &Device, plan: &Plan, measured: &Measured, peak: &P
         ]);
     }
     let checked = format!(
-        "Checked before: {}; the largest relative error is {:.1e}.",
+        "Checked before timing: {}; the largest relative error is {:.1e}.",
         measured.checked.how, measured.checked.error
     );
     let ceiling = format!(
-        "The peak is {:.4} TFLOP/s, a {} product of {}³ by our own kernel in this run.",
+        "The peak is {:.4} TFLOP/s, a {} matmul of {}³ by our own kernel in this run.",
         peak.tflops, peak.dtype, peak.size
     );
     let cache = match device.is_cuda() {
@@ -121,17 +121,17 @@ pub(super) fn report(device: &Device, plan: &Plan, measured: &Measured, peak: &P
     }
 }
 
-/// Medians of all implementations, and ours as a part of theirs.
+/// Returns the medians of all implementations, and the ratio of ours to theirs.
 fn comparison(plan: &Plan, measured: &Measured, peers: &Peers) -> Table {
     let mut columns = vec![Column::text("implementation")];
     for pass in PASSES {
         columns.push(Column::number(pass).unit("ms").significant(5));
         columns.push(
-            Column::number("ours / it").key(&format!("ours_over_it_{}", pass.replace([' ', '+'], ""))).decimals(3),
+            Column::number("ours / peer").key(&format!("ours_over_peer_{}", pass.replace([' ', '+'], ""))).decimals(3),
         );
     }
     columns.push(Column::text("remark"));
-    let mut table = Table::new("comparison", "Beside other implementations, medians", columns);
+    let mut table = Table::new("comparison", "Comparison with other implementations, medians", columns);
     let ours = [0, 1, 2].map(|pass| measured.times[pass].median);
     let mut push = |name: &str, times: [Option<f64>; 3], remark: Option<&String>| {
         let mut row = vec![Cell::from(name)];
@@ -146,20 +146,22 @@ fn comparison(plan: &Plan, measured: &Measured, peers: &Peers) -> Table {
     for peer in peers.of(plan) {
         push(&peer.name, peer.times(), peer.error.as_ref());
     }
-    let mut table =
-        table.note("Rows of others count where they are of the same machine and of the same hour: clocks differ.");
+    let mut table = table.note(
+        "Rows of other implementations are comparable only if measured on the same machine within the same \
+                    hour: clocks differ.",
+    );
     if peers.of(plan).is_empty() {
         table = table.note("The file has no row of this case.");
     }
     for (name, value) in &peers.ceilings {
-        table = table.note(format!("Their program reached {value} in {name}."));
+        table = table.note(format!("Peak rate measured by the other program: {name} {value}."));
     }
     table.without_empty_columns()
 }
 
 const KERNELS: [&str; 3] = ["attention_fwd", "attention_bwd", "attention_fwd_sum_bwd"];
 
-/// A row about a case, before anything is measured.
+/// Creates the record row of a pass without a measurement.
 fn row(plan: &Plan, pass: usize) -> Row {
     let p = &plan.problem;
     let mask = if p.causal { "causal" } else { "full" };
@@ -170,7 +172,7 @@ fn row(plan: &Plan, pass: usize) -> Row {
     Row::new(KERNELS[pass], &[p.batch, p.heads_q, p.n_q, p.d], &plan.dtype).case(&case)
 }
 
-/// For the record: a row for each pass.
+/// Returns a record row for each pass.
 pub fn rows(plan: &Plan, measured: &Measured, peak: &Peak) -> Vec<Row> {
     let of = |pass: usize| {
         let timed = row(plan, pass)
@@ -182,7 +184,7 @@ pub fn rows(plan: &Plan, measured: &Measured, peak: &Peak) -> Vec<Row> {
     (0..PASSES.len()).map(of).collect()
 }
 
-/// For the record: what others took.
+/// Returns record rows of the other implementations.
 fn peer_rows(plan: &Plan, peers: &Peers) -> Vec<Row> {
     let mut rows = Vec::new();
     for peer in peers.of(plan) {

@@ -1,4 +1,4 @@
-//! The assignment's table: times over lengths, head dimensions and types.
+//! Measures the assignment's table: times over sequence lengths, head dimensions and types.
 
 use std::io::Write;
 
@@ -25,7 +25,7 @@ impl From<Trouble> for Missing {
     fn from(trouble: Trouble) -> Missing {
         match trouble {
             Trouble::Wrong(why) => Missing::Wrong(why),
-            // As both of the runtime's errors about memory begin.
+            // Both out-of-memory errors of the runtime begin with these words.
             Trouble::Cannot(why) if why.starts_with("out of memory") => Missing::Memory,
             Trouble::Cannot(why) => Missing::Cannot(why),
         }
@@ -34,10 +34,10 @@ impl From<Trouble> for Missing {
 
 type Found = (Plan, Result<Measured, Missing>);
 
-/// Measures and writes the table.
+/// Measures and reports the table.
 ///
 /// # Errors
-/// Any cell that is wrong; a file that cannot be written. Cells that do not fit are findings.
+/// A wrong result, or a file that cannot be written. Cells that run out of memory are not errors.
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (device, plans) = arguments.plans()?;
     let peers = arguments.compare.as_deref().map(Peers::read).transpose()?;
@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut recorder = Recorder::new(&device, machine.commit.as_deref(), arguments.record.as_deref())?;
     let peak = matmul_peak(&device)?;
     let times = arguments.times(&device);
-    // Hidden where standard error is no terminal.
+    // Hidden if standard error is not a terminal.
     let bar = ProgressBar::new(plans.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{pos}/{len} {wide_bar} {msg}") {
         bar.set_style(style);
@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut found: Vec<Found> = Vec::new();
     for plan in plans {
         bar.set_message(format!("{} {} × {}", plan.dtype_text(), plan.problem.n_q, plan.problem.d));
-        // What does not fit at a length does not fit beyond it.
+        // A length that runs out of memory implies the same for longer ones.
         let full = found.iter().any(|(before, result)| {
             result.as_ref().is_err_and(|why| *why == Missing::Memory)
                 && (&before.dtype, before.precision, before.problem.d) == (&plan.dtype, plan.precision, plan.problem.d)
@@ -74,30 +74,30 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     bar.finish_and_clear();
     let mut table = table(&found, peers.as_ref());
     table = table.note(format!(
-        "Every case is checked against f64 before it is timed. The matrix product of {}³ in {} reaches {:.4} TFLOP/s in this run.",
+        "Every case is checked against f64 before it is timed. A matmul of {}³ in {} reaches {:.4} TFLOP/s in this run.",
         peak.size, peak.dtype, peak.tflops
     ));
     if let Some(note) = cpu_note(&device) {
         table = table.note(note);
     }
-    let report = Report::new("flash-benchmarking", "FlashAttention-2 over lengths and head dimensions");
+    let report = Report::new("flash-benchmarking", "FlashAttention-2 by sequence length and head dimension");
     arguments.outputs.write(report.table(table).plot(plot(&found)), out)?;
     let wrong = found.iter().filter(|(_, result)| matches!(result, Err(Missing::Wrong(_)))).count();
     match wrong {
         0 => Ok(()),
-        _ => Err(CliError::Failure(format!("{wrong} of {} cases are wrong and have no time", found.len()))),
+        _ => Err(CliError::Failure(format!("{wrong} of {} cases have wrong results and no time", found.len()))),
     }
 }
 
 fn table(found: &[Found], peers: Option<&Peers>) -> Table {
-    let mut columns = vec![Column::text("type"), Column::integer("d"), Column::integer("length")];
+    let mut columns = vec![Column::text("type"), Column::integer("d"), Column::integer("seq_len")];
     columns.extend(PASSES.map(|pass| Column::number(pass).unit("ms").significant(4)));
     columns.push(Column::number("rate").unit("TFLOP/s"));
     columns.push(Column::number("error").significant(2));
-    columns.push(Column::number("best other").unit("ms"));
-    columns.push(Column::text("whose"));
-    columns.push(Column::number("ours / it").decimals(3));
-    let mut table = Table::new("flash-benchmarking", "Medians; the rate is of the three passes together", columns);
+    columns.push(Column::number("best peer").unit("ms"));
+    columns.push(Column::text("peer"));
+    columns.push(Column::number("ours / peer").decimals(3));
+    let mut table = Table::new("flash-benchmarking", "Medians; the rate is that of all three passes together", columns);
     let mut notes = Vec::new();
     for (plan, result) in found {
         let mut row = vec![Cell::from(plan.dtype_text()), Cell::from(plan.problem.d), Cell::from(plan.problem.n_q)];
@@ -127,7 +127,7 @@ fn table(found: &[Found], peers: Option<&Peers>) -> Table {
     notes.into_iter().fold(table.without_empty_columns(), Table::note)
 }
 
-/// A line for each type and head dimension.
+/// Plots a line for each type and head dimension.
 fn plot(found: &[Found]) -> Plot {
     let mut series: Vec<Series> = Vec::new();
     for (plan, result) in found {
@@ -139,6 +139,6 @@ fn plot(found: &[Found]) -> Plot {
             None => series.push(Series::new(&name, [point])),
         }
     }
-    let (x, y) = (Axis::log2("length"), Axis::log10("forward + sum + backward (ms)"));
+    let (x, y) = (Axis::log2("sequence length"), Axis::log10("forward + sum + backward (ms)"));
     Plot::lines("flash-benchmarking", "FlashAttention-2", x, y, series)
 }

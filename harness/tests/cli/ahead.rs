@@ -1,10 +1,10 @@
-//! The host programs of `docs/ahead-of-time.md`, as they stand there.
+//! Compiles and runs the host programs of `docs/ahead-of-time.md`.
 
 use crate::tilewright;
 use std::path::Path;
 use std::process::Command;
 
-/// The code block of the page that begins with this line.
+/// Returns the code block of the page that begins with this line.
 fn block(first_line: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ahead-of-time.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -12,14 +12,14 @@ fn block(first_line: &str) -> String {
     page[start..].split("```").next().unwrap().to_string()
 }
 
-/// Compiles the kernel as the page does; gives the manifest.
+/// Compiles the kernel as on the page, and returns the manifest.
 fn compile(dir: &Path, target: &str, out: &str) -> serde_json::Value {
     let constants = ["--dtype", "f32", "--set", "rows_tile=32,d_tile=64"];
     tilewright(dir, &[&["compile", "weighted_sum_fwd", "--target", target, "-o", out], &constants[..]].concat()).ok();
     serde_json::from_str(&std::fs::read_to_string(dir.join(out).join("manifest.json")).unwrap()).unwrap()
 }
 
-/// Runs a command in `dir`; gives its output.
+/// Runs a command in `dir`, and returns its output.
 fn run(dir: &Path, command: &[&str]) -> String {
     let output = Command::new(command[0]).args(&command[1..]).current_dir(dir).env("LD_LIBRARY_PATH", dir).output();
     let output = output.unwrap_or_else(|error| panic!("{command:?}: {error}"));

@@ -1,4 +1,4 @@
-//! `compile`: files and manifests for every target.
+//! Tests of `compile`: files and manifests for every target.
 
 use crate::{tilewright, tilewright_with};
 use std::path::Path;
@@ -43,7 +43,7 @@ fn every_stage_of_a_gpu_kernel_is_written() {
     }
 }
 
-/// The Tile IR that is written parses and is the kernel.
+/// The Tile IR files parse, and printing them gives the same text.
 #[test]
 fn written_tile_ir_parses() {
     use tilewright::codegen::text;
@@ -98,7 +98,7 @@ fn the_manifest_says_what_a_launch_needs() {
     ];
     assert_eq!(brief[..expected.len()], expected);
 
-    // The PTX entry has as many parameters, in this order and of these sizes.
+    // The PTX entry has the same parameters in the same order, with matching sizes.
     let ptx = read(&dir.path().join("x/weighted_sum_fwd.ptx"));
     let params: Vec<&str> = ptx.lines().filter(|line| line.trim_start().starts_with(".param .")).collect();
     assert_eq!(params.len(), args.len(), "{params:?}");
@@ -127,7 +127,7 @@ fn native_code_is_written_for_the_host() {
     assert_eq!((&manifest["target"], &manifest["threads"]), (&"host".into(), &1.into()));
 }
 
-/// Options of the compiler arrive there.
+/// `--ptx-version` reaches the compiler.
 #[test]
 fn the_ptx_version_is_the_one_asked_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -137,13 +137,13 @@ fn the_ptx_version_is_the_one_asked_for() {
     }
 }
 
-/// A mistake that the kernel makes of bad constants names the line in the kernel.
+/// An error from bad constants names the line in the kernel.
 #[test]
 fn a_tile_that_is_no_power_of_two_names_its_line() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().display().to_string();
     let arguments = [&KERNEL[..], &["rows_tile=48,d_tile=64", "--target", "sm_80", "-o", &out]].concat();
-    // From inside the sources, so that the line can be shown.
+    // Run inside the sources, so that the message can show the line.
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     let cache = dir.path().join("cache").display().to_string();
     let message = tilewright_with(sources, &arguments, &[("TILEWRIGHT_CACHE", &cache)]).fails(1);

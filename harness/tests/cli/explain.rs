@@ -1,10 +1,10 @@
-//! `tilewright explain`: with NVIDIA's tools where there are any, and without.
+//! Tests `tilewright explain`, with NVIDIA's tools if they are installed, and without.
 
 use tempfile::TempDir;
 
 use crate::{tilewright, tilewright_with};
 
-/// No tool is found.
+/// An environment in which no tool is found.
 const BARE: [(&str, &str); 2] = [("PATH", ""), ("TILEWRIGHT_PTXAS", "")];
 
 #[test]
@@ -13,22 +13,22 @@ fn without_tools_the_ptx_is_explained_and_what_is_missing_is_said() {
     let arguments = ["explain", "flash_attention_fwd", "--set", "causal=true", "--shape", "q=1,16,16384,64"];
     let measured = ["--time-ms", "1.293", "--peak-tflops", "687", "--markdown", "e.md"];
     let out = tilewright_with(dir.path(), &[&arguments[..], &measured[..]].concat(), &BARE).ok();
-    for part in ["There is no ptxas here", "make cuda-tools", "PTX instructions", "tensor core, warp group", "loop 1"] {
-        // Notes are broken into lines.
+    for part in ["ptxas was not found", "make cuda-tools", "PTX instructions", "tensor core (wgmma)", "loop 1"] {
+        // Notes are wrapped.
         let text = out.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(text.contains(part), "{part}: {out}");
     }
-    // The shipped configuration of an H200 for this problem.
+    // The configuration for this problem in the shipped table of the H200.
     assert!(out.contains("q_tile=64 k_tile=128 even_keys=true num_warps=4 num_stages=2"), "{out}");
     // 4 · 16 · 16384² · 64 / 2 operations at 687 TFLOP/s take 800 µs, 61.9 % of the time.
     let markdown = std::fs::read_to_string(dir.path().join("e.md")).unwrap();
-    let products = markdown.lines().find(|line| line.starts_with("| products")).expect("a floor");
+    let products = markdown.lines().find(|line| line.starts_with("| compute")).expect("a bound");
     for part in ["549.8", "GFLOP", "800.2", "61.9"] {
         assert!(products.contains(part), "{part}: {products}");
     }
     // q, k, v and o of 32 MiB each.
-    let memory = markdown.lines().find(|line| line.starts_with("| memory")).expect("a floor");
-    assert!(memory.contains("134.2") && markdown.contains("The shape of lse follows from no name"), "{memory}");
+    let memory = markdown.lines().find(|line| line.starts_with("| memory")).expect("a bound");
+    assert!(memory.contains("134.2") && markdown.contains("The shape of lse is unknown"), "{memory}");
 }
 
 #[test]
@@ -38,13 +38,13 @@ fn schedules_are_the_shipped_ones_unless_the_command_line_says_otherwise() {
         let arguments = ["explain", "flash_attention_fwd", "--set", "d=128,causal=true"];
         tilewright_with(dir.path(), &[&arguments[..], more].concat(), &BARE).ok()
     };
-    // Warps of their own for the loads: 128 threads more than the 8 warps that compute.
+    // Warp specialization: 128 threads of producer warps in addition to the 8 consumer warps.
     let shipped = explain(&[]);
     assert!(shipped.contains("warp_specialize=true") && shipped.contains("│ 384 "), "{shipped}");
-    assert!(shipped.contains("bulk copy (TMA)"), "{shipped}");
+    assert!(shipped.contains("TMA, bulk async copy"), "{shipped}");
     let other = explain(&["--warp-specialize", "false", "--bulk-copies", "false"]);
     assert!(other.contains("warp_specialize=false") && other.contains("│ 256 "), "{other}");
-    assert!(!other.contains("bulk copy (TMA)"), "{other}");
+    assert!(!other.contains("TMA, bulk async copy"), "{other}");
 }
 
 #[test]
@@ -52,18 +52,15 @@ fn the_assembler_tells_registers_and_the_disassembler_instructions() {
     let dir = TempDir::new().unwrap();
     let found = std::env::var("TILEWRIGHT_PTXAS").ok().filter(|path| !path.is_empty());
     let Some(ptxas) = found else {
-        eprintln!("skipped: there is no ptxas: `make cuda-tools` fetches one");
+        eprintln!("skipped: ptxas was not found: `make cuda-tools` downloads it");
         return;
     };
     let variables = [("TILEWRIGHT_PTXAS", ptxas.as_str())];
     let out = tilewright_with(dir.path(), &["explain", "matmul"], &variables).ok();
-    assert!(
-        out.contains("registers of a thread") && out.contains("spills of a thread") && out.contains("none"),
-        "{out}"
-    );
-    assert!(out.contains("a multiprocessor runs") && out.contains("products in flight"), "{out}");
+    assert!(out.contains("registers per thread") && out.contains("spills per thread") && out.contains("none"), "{out}");
+    assert!(out.contains("occupancy of an SM") && out.contains("asynchronous MMAs"), "{out}");
     if std::path::Path::new(&ptxas).with_file_name("nvdisasm").is_file() {
-        assert!(out.contains("machine instructions") && out.contains("tensor core, warp group"), "{out}");
+        assert!(out.contains("SASS instructions") && out.contains("tensor core (wgmma)"), "{out}");
     }
     for kernel in ["rms_norm_fwd", "embedding_bwd", "adamw", "flash_attention_bwd_preprocess", "rope_at"] {
         let out = tilewright_with(dir.path(), &["explain", kernel, "--target", "sm_80"], &variables).ok();
@@ -79,10 +76,10 @@ fn a_record_gives_time_shape_and_peak() {
     std::fs::write(dir.path().join("rows.jsonl"), format!("{row}\n{peer}\nnothing\n")).unwrap();
     let out = tilewright_with(dir.path(), &["explain", "matmul", "--record", "rows.jsonl"], &BARE).ok();
     assert!(out.contains("precision=tf32") && out.contains("A launch takes 0.01 ms"), "{out}");
-    // 2 · 1024 · 512 · 256 operations are half of what the peak allows in that time.
+    // 2 · 1024 · 512 · 256 operations are half of the peak rate times the time.
     assert!(out.contains("0.2684") && out.contains("50.1"), "{out}");
     let error = tilewright_with(dir.path(), &["explain", "softmax_rows", "--record", "rows.jsonl"], &BARE).fails(2);
-    assert!(error.contains("has no time of `softmax_rows`"), "{error}");
+    assert!(error.contains("no row with a time of `softmax_rows`"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! What must end in one message and an exit code, and never in a panic, an abort, a wait or lost data: absurd numbers, odd files, full
-//! streams, a system that gives no threads.
+//! Failures that must end in one error message and an exit code, and never in a panic, an abort, a hang or lost data:
+//! absurd numbers, unusual files, full streams, a system without threads.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use crate::run::{file, tensor};
 use crate::{Ran, tilewright};
 
-/// Longest time for one command: far more than any of these takes.
+/// Timeout of one command, far longer than any of these takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const MOST: &str = "18446744073709551615";
 
-/// A folder with the files that commands read: a kernel's inputs, and a text.
+/// Creates a folder with the input files of commands: a kernel's inputs, and a text.
 fn folder() -> tempfile::TempDir {
-    // Not named as temporary files are, which messages must not name.
+    // Without the prefix of temporary files, which messages must not contain.
     let dir = tempfile::Builder::new().prefix("faults").tempdir().unwrap();
     fs::write(dir.path().join("in.st"), inputs()).unwrap();
     fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(400)).unwrap();
@@ -31,18 +31,18 @@ fn inputs() -> Vec<u8> {
     file(&[tensor("x", &[64, 16], &x), tensor("w", &[16], &[1.0; 16])])
 }
 
-/// A run that works, in 8 programs: the words of options that follow come on top of these.
+/// A valid `run` of 8 programs; tests append options to it.
 const RUN: &str =
     "run weighted_sum_fwd -i in.st -o out.st --grid rows/rows_tile --set rows_tile=8,d_tile=16 --shape y=rows";
 
-/// A training that works.
+/// A valid `train`.
 const TRAIN: &str = "train --data text --out run --steps 1 --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300";
 
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').filter(|word| !word.is_empty()).collect()
 }
 
-/// A command in `dir`, on the CPU.
+/// Returns a command that runs in `dir`, on the CPU.
 fn command(dir: &Path, line: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", dir.join("cache")).env_remove("TILEWRIGHT_LOG");
@@ -50,7 +50,7 @@ fn command(dir: &Path, line: &str) -> Command {
     command
 }
 
-/// Runs to the end, which must come by itself and in time.
+/// Runs a command, which must exit by itself and in time.
 #[track_caller]
 fn finish(mut command: Command) -> Ran {
     let began = Instant::now();
@@ -65,11 +65,11 @@ fn finish(mut command: Command) -> Ran {
     Ran { code, out, err }
 }
 
-/// Runs what must fail with one message that has all of `parts`.
+/// Runs a command that must fail with one message that contains all of `parts`.
 #[track_caller]
 fn refused(dir: &Path, line: &str, parts: &[&str]) {
     let ran = finish(command(dir, line));
-    assert!(matches!(ran.code, 1 | 2), "`{line}` ends with {}: {}{}", ran.code, ran.out, ran.err);
+    assert!(matches!(ran.code, 1 | 2), "`{line}` exits with {}: {}{}", ran.code, ran.out, ran.err);
     assert_eq!(
         ran.err.lines().filter(|line| line.starts_with("error")).count(),
         1,
@@ -84,7 +84,7 @@ fn refused(dir: &Path, line: &str, parts: &[&str]) {
 #[test]
 fn absurd_numbers_are_refused_with_their_option() {
     let dir = folder();
-    // What comes after `train` and its usual options, and what the message says.
+    // Options after `train`, and parts of the message.
     let train: &[(&str, &[&str])] = &[
         ("--minutes inf", &["'inf'", "--minutes", "a number of minutes from 0"]),
         ("--minutes NaN", &["'NaN'", "--minutes"]),
@@ -137,13 +137,13 @@ fn absurd_numbers_are_refused_with_their_option() {
         ("generate --temperature NaN", &["--temperature", "'NaN'", "a number from 0"]),
     ];
     for (line, parts) in others {
-        // A context that does not fit is a row of the table of `memory`.
+        // In the table of `memory`, a context that runs out of memory is a row.
         match line.starts_with("memory") {
             true => assert!(finish(command(dir.path(), line)).ok().contains("OOM")),
             false => refused(dir.path(), line, parts),
         }
     }
-    // Far beyond what there is to count, and right all the same.
+    // The number of devices overflows; the output is still correct.
     let text = finish(command(dir.path(), "account fsdp --limit-gb 1e-300")).ok();
     assert!(text.contains("No N is enough"), "{text}");
 }
@@ -159,7 +159,7 @@ fn absurd_worlds_are_refused_with_their_variable() {
     }
 }
 
-/// What is refused for want of memory would have wanted more than the estimate: here beside what steps take in fact.
+/// Steps are refused by a lower bound of their memory: compares the bound with the measured peak.
 #[test]
 fn estimates_of_memory_are_below_what_steps_take() {
     use tilewright_harness::model::{Attention, Config, Fusion, Kind};
@@ -208,13 +208,13 @@ fn estimates_of_memory_are_below_what_steps_take() {
 fn what_chooses_nothing_is_refused() {
     let dir = folder();
     let cases: &[(&str, &[&str])] = &[
-        ("--dtype zzz", &["`zzz` is no element type", "bf16"]),
-        ("--dtype T=zzz", &["`zzz` is no element type"]),
+        ("--dtype zzz", &["`zzz` is not an element type", "bf16"]),
+        ("--dtype T=zzz", &["`zzz` is not an element type"]),
         ("--dtype Q=f32", &["no type parameter `Q`"]),
         ("--dtype bf16", &["--dtype bf16 is unused", "`x`", "f32"]),
         ("--set zzz=1", &["--set zzz is unused", "the constants are"]),
         ("--arg zzz=1", &["--arg zzz is unused", "the arguments are"]),
-        ("--shape zzz=1", &["--shape zzz is unused", "its memory is"]),
+        ("--shape zzz=1", &["--shape zzz is unused", "the tensors are"]),
         ("--shape x=1,1", &["--shape x is unused", "[64, 16]"]),
         ("--shape y=64", &["--shape names `y` twice"]),
         ("--arg rows=8,rows=9", &["--arg names `rows` twice"]),
@@ -224,7 +224,7 @@ fn what_chooses_nothing_is_refused() {
     for (more, parts) in cases {
         refused(dir.path(), &format!("{RUN} {more}"), parts);
     }
-    refused(dir.path(), &RUN.replace("y=rows", "y=-1"), &["--shape y=-1", "no extent"]);
+    refused(dir.path(), &RUN.replace("y=rows", "y=-1"), &["--shape y=-1", "expected an extent"]);
     refused(dir.path(), &RUN.replace("--grid rows/rows_tile", "--grid=-1"), &["--grid -1", "cannot be -1"]);
     refused(dir.path(), "compile adamw --target sm_80 --dtype zzz -o o", &["zzz"]);
     refused(dir.path(), "explain adamw --dtype zzz", &["zzz"]);
@@ -264,7 +264,7 @@ fn odd_inputs_are_refused_and_nothing_waits() {
     ] {
         refused(dir.path(), &format!("{line} {input}"), &[input]);
     }
-    // What another program writes is an input like others.
+    // A pipe from another program is a valid input.
     let (mut piped, child) = (command(dir.path(), &RUN.replace("in.st", "/dev/stdin")), inputs());
     let (reader, mut writer) = io::pipe().unwrap();
     piped.stdin(reader);
@@ -275,7 +275,7 @@ fn odd_inputs_are_refused_and_nothing_waits() {
 
 fn fifo(path: &Path) {
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the name is a string that ends with a zero.
+    // SAFETY: the name is a NUL-terminated string.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
 }
 
@@ -323,7 +323,7 @@ fn outputs_keep_links_and_permissions_and_are_never_inputs() {
     assert!(!left.into_iter().any(|name| name.starts_with(".tilewright-")), "a temporary file was left");
 }
 
-/// `/dev/full` to write to.
+/// Opens `/dev/full` for writing.
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").unwrap()
 }
@@ -344,11 +344,11 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
     ];
     for line in lines {
         let usual = finish(command(dir.path(), line));
-        // Standard error: what is said there is lost.
+        // A full standard error: messages are lost.
         let mut silent = command(dir.path(), line);
         silent.stderr(full()).env("TILEWRIGHT_LOG", "trace");
         assert_eq!(silent.output().unwrap().status.code(), Some(usual.code), "`{line}` with a full standard error");
-        // Standard output: an error, if there was something to say.
+        // A full standard output: an error, if there is output.
         let mut lost = command(dir.path(), line);
         lost.stdout(full());
         let lost = finish(lost);
@@ -356,7 +356,8 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
             true => assert_eq!(lost.code, usual.code, "`{line}`"),
             false => assert!(lost.code == 1 && lost.err.contains("cannot write the output"), "`{line}`: {}", lost.err),
         }
-        // None at all, as by `>&-`: an error too, but for a launcher, whose ranks' work is worth more than their words.
+        // A standard output that is closed from the start, as by `>&-`: an error too, except for a launcher, whose ranks
+        // continue without it.
         let mut closed = command(dir.path(), line);
         closed.stdout(Stdio::inherit());
         // SAFETY: close is safe to call between fork and exec.
@@ -373,7 +374,7 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
         let mut both = command(dir.path(), line);
         both.stdout(full()).stderr(full());
         assert_eq!(both.output().unwrap().status.code(), Some(lost.code), "`{line}` with both full");
-        // A reader that has seen enough: a quiet end, as by SIGPIPE where there was something to say. A launcher's ranks go on.
+        // A closed pipe: a silent exit, as by SIGPIPE if there is output. The ranks of a launcher continue.
         let (reader, writer) = io::pipe().unwrap();
         drop(reader);
         let mut unread = command(dir.path(), line);
@@ -384,7 +385,7 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
     }
 }
 
-/// Tokens and kernels are kept in one folder.
+/// Tokens and compiled kernels share one cache folder, so that there is one warning.
 #[test]
 fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
     let dir = folder();
@@ -398,7 +399,7 @@ fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
     assert_eq!(ran.err.matches("the cache folder is not used").count(), 1, "{}", ran.err);
 }
 
-/// Whatever the command, and before it begins: nobody has to find out later that a variable meant nothing.
+/// Every command checks its environment variables before it starts, also those that it does not use.
 #[test]
 fn variables_of_nonsense_end_every_command() {
     let dir = folder();
@@ -433,11 +434,11 @@ fn variables_of_nonsense_end_every_command() {
     }
 }
 
-/// Limits of a child, set between fork and exec.
+/// Sets a resource limit of a child, between fork and exec.
 fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) {
     let set = move || {
         let limit = libc::rlimit { rlim_cur: value, rlim_max: value };
-        // SAFETY: passes a struct that lives.
+        // SAFETY: the struct is valid during the call.
         if unsafe { libc::setrlimit(resource, &limit) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     };
     // SAFETY: setrlimit is safe to call between fork and exec.
@@ -447,11 +448,11 @@ fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64)
 #[test]
 fn a_system_without_threads_is_slower_or_an_error() {
     let dir = folder();
-    // SAFETY: asks for a number.
+    // SAFETY: geteuid has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
     let limited = |line: &str| {
         let mut command = command(dir.path(), line);
-        // Limits on processes do not bind root.
+        // Limits on processes do not apply to root.
         if is_root {
             command.uid(65534).gid(65534);
         }
@@ -498,7 +499,7 @@ fn limits_on_memory_and_files_are_errors() {
     assert!(tilewright(dir.path(), &["version"]).ok().contains("tilewright"));
 }
 
-/// Numbers of GiB in a text.
+/// Returns the numbers in front of `GiB` in a text.
 fn gib(text: &str) -> Vec<f64> {
     let words: Vec<&str> = text.split([' ', '\n', ',', ';', ':']).collect();
     words.windows(2).filter(|pair| pair[1] == "GiB").map(|pair| pair[0].parse().unwrap()).collect()
@@ -509,13 +510,10 @@ fn a_step_that_does_not_fit_says_what_its_parts_take() {
     let dir = folder();
     let train = "train --data text --vocab 300 --out run --layers 1000000";
     for (options, less) in [
-        (
-            "--precision bf16 --recompute --batch 4 --micro-batch 1",
-            "help: a smaller --context or a smaller model takes less",
-        ),
+        ("--precision bf16 --recompute --batch 4 --micro-batch 1", "help: use a smaller --context or a smaller model"),
         (
             "--attention naive --batch 4",
-            "help: --micro-batch 2 (the batch stays as it is), --recompute, --attention flash, ",
+            "help: use --micro-batch 2 (the batch size does not change), --recompute, --attention flash, ",
         ),
     ] {
         let message = finish(command(dir.path(), &format!("{train} {options}"))).fails(1);
@@ -527,7 +525,7 @@ fn a_step_that_does_not_fit_says_what_its_parts_take() {
         assert!((needed - total).abs() <= 0.06 && (total - sum).abs() <= 0.03, "{message}");
         assert!(message.contains(less), "{message}");
     }
-    // Micro-batches add up in f32, and one alone has its gradients in the type of products.
+    // Gradients of several micro-batches are accumulated in f32; those of a single one have the dtype of the matmuls.
     let gradients = |options: &str| {
         let ran = finish(command(dir.path(), &format!("{train} --precision bf16 --batch 4 {options}")));
         gib(&ran.fails(1))[4]
@@ -547,7 +545,7 @@ fn forward_alone_has_no_gradients() {
     assert!(*forward < 1.3 * parameters && *backward > 2.0 * parameters, "{table}");
 }
 
-/// A model whose step takes far more than what is known of it beforehand: about ten times the scores, of 64 MiB at 1024 tokens.
+/// A model whose step needs far more memory than the estimate: about ten score matrices, of 64 MiB each at 1024 tokens.
 const SCORES: &str = "--layers 1 --width 16 --hidden 16 --heads 4 --batch 4 --attention naive --fusion none";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Commands about the machine: doctor, cache, version, demo.
+//! Tests of `doctor`, `cache`, `version` and `demo`.
 
 use crate::{tilewright, tilewright_with};
 
@@ -31,7 +31,7 @@ fn doctor_finds_what_is_broken_and_still_succeeds() {
     assert!(text.contains("- ptxas"), "{text}");
 }
 
-/// Those that compute go on without it: `runtime/tests/hostile_cache.rs`.
+/// Commands that compute continue without the cache: see `runtime/tests/hostile_cache.rs`.
 #[test]
 fn a_cache_that_others_can_write_is_refused() {
     use std::os::unix::fs::PermissionsExt;
@@ -55,7 +55,7 @@ fn doctor_fails_where_kernels_run_nowhere() {
     for arguments in [&["doctor"][..], &["doctor", "--json"]] {
         for (device, says) in [("gpu", "TILEWRIGHT_DEVICE is `gpu`: expected"), ("cuda:99", "TILEWRIGHT_DEVICE")] {
             let message = tilewright_with(dir.path(), arguments, &[("TILEWRIGHT_DEVICE", device)]).fails(1);
-            assert!(message.contains("kernels run nowhere: ") && message.contains(says), "{message}");
+            assert!(message.contains("no device can run kernels: ") && message.contains(says), "{message}");
         }
     }
 }
@@ -74,7 +74,7 @@ fn version_names_both_compilers() {
     assert!(text.starts_with(concat!("tilewright ", env!("CARGO_PKG_VERSION"))) && text.contains("LLVM 22."), "{text}");
 }
 
-/// The demo computes everything right, leaves what it promises, and the cache that it fills can be emptied.
+/// The demo's results are correct, its files exist, and the cache that it fills can be cleared.
 #[test]
 fn the_demo_runs_on_the_cpu() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The program `tilewright` from the outside: what it prints, writes and returns.
+//! Runs the program `tilewright`, and checks its output, files and exit codes.
 
 mod ahead;
 mod compile;
@@ -12,19 +12,19 @@ mod words;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// What one run of the program gave.
+/// Exit code and output of one run of the program.
 pub struct Ran {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
-/// Runs the program in `dir` with these arguments, on the CPU, with a cache of its own in `dir`.
+/// Runs the program in `dir` with these arguments, on the CPU, with a separate cache in `dir`.
 pub fn tilewright(dir: &Path, arguments: &[&str]) -> Ran {
     tilewright_with(dir, arguments, &[])
 }
 
-/// As [`tilewright`], with these variables too.
+/// As [`tilewright`], with additional environment variables.
 pub fn tilewright_with(dir: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     for name in ["TILEWRIGHT_DUMP", "TILEWRIGHT_REPRO", "TILEWRIGHT_LOG", "COLUMNS"] {
@@ -38,14 +38,14 @@ pub fn tilewright_with(dir: &Path, arguments: &[&str], variables: &[(&str, &str)
 }
 
 impl Ran {
-    /// Standard output of a run that succeeded.
+    /// Returns standard output; the run must have succeeded.
     #[track_caller]
     pub fn ok(self) -> String {
         assert_eq!(self.code, 0, "{}{}", self.out, self.err);
         self.out
     }
 
-    /// Standard error of a run that returned `code`. A panic never counts.
+    /// Returns standard error; the run must have failed with exit code `code`, and without a panic.
     #[track_caller]
     pub fn fails(self, code: i32) -> String {
         assert_eq!(self.code, code, "{}{}", self.out, self.err);

@@ -1,4 +1,4 @@
-//! `run`: kernels on tensors from files, against arithmetic done here.
+//! Tests of `run`: kernels on tensors from files, compared with results computed here.
 
 use crate::tilewright;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -31,7 +31,7 @@ fn run(dir: &Path, kernel: &str, more: &[&str]) -> crate::Ran {
     tilewright(dir, &[&["run", kernel, "-i", "in.safetensors", "-o", "out.safetensors"], more].concat())
 }
 
-/// An f32 tensor of the output file, with its shape.
+/// Reads shape and values of an f32 tensor of the output file.
 fn output(dir: &Path, name: &str) -> (Vec<usize>, Vec<f32>) {
     let bytes = std::fs::read(dir.join("out.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -41,7 +41,7 @@ fn output(dir: &Path, name: &str) -> (Vec<usize>, Vec<f32>) {
     (view.shape().to_vec(), view.data().chunks_exact(4).map(number).collect())
 }
 
-/// Numbers that f32 sums exactly.
+/// Returns integers whose sums are exact in f32.
 fn small(n: usize) -> Vec<f32> {
     (0..n).map(|i| (i * 7 % 11) as f32 - 5.0).collect()
 }
@@ -74,7 +74,7 @@ fn outputs_of_named_dimensions_need_no_shape() {
 #[test]
 fn strides_can_be_given() {
     let dir = tempfile::tempdir().unwrap();
-    // Every row is the first one.
+    // With a row stride of 0, every row is the first one.
     write(dir.path(), &[tensor("x", &[3, 4], &small(12)), tensor("w", &[4], &[1.0; 4])]);
     let more = [&TILES[..], &["--shape", "y=rows", "--arg", "x_stride_row=0"]].concat();
     run(dir.path(), "weighted_sum_fwd", &more).ok();
@@ -90,7 +90,7 @@ fn empty_tensors_run_nothing() {
     assert_eq!(output(dir.path(), "y"), (vec![0], vec![]));
 }
 
-/// They would have whatever was in the memory, and the exit code would be 0.
+/// Without the check, the outputs would be uninitialized memory, and the exit code 0.
 #[test]
 fn outputs_that_nothing_would_write_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -178,18 +178,19 @@ fn tensors_that_do_not_fit_together_are_refused() {
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[7], &small(7))]);
     let run = |more: &[&str]| run(dir.path(), "weighted_sum_fwd", &[&TILES[..], more].concat()).fails(2);
     let text = run(&["--shape", "y=rows"]);
-    assert!(text.contains("tensor `w` has shape [7]") && text.contains("one of shape [8]"), "{text}");
+    assert!(text.contains("tensor `w` has shape [7]") && text.contains("with shape [8]"), "{text}");
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[8], &small(8))]);
     let text = run(&["--shape", "y=rows", "--arg", "x_stride_row=999999"]);
-    assert!(text.contains("`x` has 32 elements") && text.contains("reach element 3000004"), "{text}");
+    assert!(text.contains("`x` has 32 elements") && text.contains("access element 3000004"), "{text}");
     let text = run(&["--shape", "y=2"]);
     assert!(text.contains("`y` has 2 elements"), "{text}");
     write(dir.path(), &[tensor("x", &[4, 8], &small(32)), tensor("w", &[9], &small(9))]);
     let text = run(&["--shape", "y=rows"]);
-    assert!(text.contains("tensor `w` has shape [9]") && text.contains("one of shape [8]"), "{text}");
+    assert!(text.contains("tensor `w` has shape [9]") && text.contains("with shape [8]"), "{text}");
 }
 
-/// −1 tokens used to let every access through: extents were compared as unsigned numbers.
+/// Regression test: with −1 tokens, every access passed the bounds check, because extents were compared as unsigned
+/// numbers.
 #[test]
 fn extents_below_zero_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `tilewright tune`: what it finds, remembers and writes.
+//! Tests of `tilewright tune`: results, the log of known configurations, and tables.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -27,12 +27,12 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     assert!(entry["config"].as_str().is_some_and(|config| config.starts_with("m_tile=")), "{entry}");
     assert!(entry["median_ms"].as_f64() > Some(0.0), "{entry}");
 
-    // The same problem is known, and a table keeps what it has.
+    // The second time, the configuration is known. Further entries are added to the table.
     let out = tilewright(dir.path(), &arguments).ok();
     assert!(out.contains("known before"), "{out}");
     let columns = [&arguments[..], &["--columns", "b"]].concat();
     let out = tilewright(dir.path(), &columns).ok();
-    assert!(out.contains("matmul f32 40×50×60, b by columns") && out.contains("candidates in"), "{out}");
+    assert!(out.contains("matmul f32 40×50×60, b column-major") && out.contains("candidates in"), "{out}");
     let other =
         ["tune", "flash_attention_bwd_dq", "--length", "64", "--dim", "16", "--budget", "30", "--export", "t.json"];
     let out = tilewright(dir.path(), &other).ok();
@@ -43,7 +43,7 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     assert_eq!(written["entries"][2]["key"], key.replace("b_columns=false", "b_columns=true"));
 }
 
-/// What is found is in the table, and printed, before the next problem begins.
+/// Each result is written to the table and printed before the next problem starts.
 #[test]
 fn each_problem_is_written_when_it_is_done() {
     let dir = TempDir::new().unwrap();
@@ -81,11 +81,11 @@ fn what_cannot_be_tuned_is_said() {
         let message = tilewright(dir.path(), &[&["tune"], arguments].concat()).fails(code);
         assert!(message.contains(reason), "{arguments:?}: {message}");
     };
-    refused(&["softmax"], 2, "no kernel that can be tuned");
+    refused(&["softmax"], 2, "not a kernel that can be tuned");
     refused(&["matmull"], 2, "did you mean `matmul`?");
     refused(&["matmul", "--budget", "soon"], 2, "a number of seconds");
     refused(&["matmul", "--size", "4x5"], 2, "256x256x64");
-    refused(&["matmul", "--columns", "c"], 2, "none of none, a, b and ab");
+    refused(&["matmul", "--columns", "c"], 2, "expected none, a, b or ab");
     refused(&["matmul", "--precision", "fp32"], 2, "possible values");
     refused(&["attention", "--dim", "300"], 2, "1 to 256");
     std::fs::write(dir.path().join("foreign.json"), r#"{"format": "tilewright tuning table", "version": 1, "device": "another", "compute_capability": "9.0", "entries": []}"#).unwrap();

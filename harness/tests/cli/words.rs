@@ -1,4 +1,4 @@
-//! Help and error messages, word by word.
+//! Snapshot tests of help texts and error messages.
 
 use crate::tilewright;
 use std::path::Path;
@@ -43,7 +43,7 @@ fn the_list_has_every_kernel_with_all_its_parameters() {
     }
 }
 
-/// Everything that can be wrong on the command line: exit code 2, and words that say what to write instead.
+/// Invalid command lines: exit code 2, and a message with what to write instead.
 #[test]
 fn mistakes_on_the_command_line() {
     let cases: &[(&str, &[&str])] = &[
@@ -111,7 +111,7 @@ fn mistakes_on_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
     for (name, arguments) in cases {
         let message = tilewright(dir.path(), arguments).fails(2);
-        // The list of kernels grows; what is before it is the message.
+        // Compare only the part before the list of kernels, which grows.
         let message = message.split(" the kernels are").next().unwrap_or_default();
         insta::assert_snapshot!(format!("mistake_{name}"), message);
     }

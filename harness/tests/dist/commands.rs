@@ -29,7 +29,7 @@ fn accounts_reproduce_the_assignments_figures() {
     has(&text, &["3517.578", "43.97", "3.52 TB: 44 devices of 80 GB", "2.19849e11 parameters"]);
     let (code, text) = tilewright(&["account", "fsdp"]);
     assert_eq!(code, 0, "{text}");
-    has(&text, &["Below 95 GB from N = 38 on", "92.57", "319.4", "20444", "395.3", "25302", "α / (Y M_X)"]);
+    has(&text, &["less than 95 GB from N = 38 on", "92.57", "319.4", "20444", "395.3", "25302", "α / (Y M_X)"]);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn ddp_is_predicted_from_overhead_and_bandwidth() {
     has(&text, &["63.2 MB", "41.00"]);
     let (code, text) = tilewright(&["account", "ddp"]);
     assert_eq!(code, 2);
-    has(&text, &["nothing to predict from", "--records FILE"]);
+    has(&text, &["no overhead and bandwidth to predict from", "--records FILE"]);
     let (code, text) = tilewright(&["account", "ddp", "--records", "/no/such/file"]);
     assert_eq!(code, 1);
     has(&text, &["cannot read /no/such/file"]);
@@ -161,9 +161,12 @@ fn shared_state_takes_its_part_of_the_memory() {
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
         // Half of 8 bytes per parameter.
         assert!((number("saved_predicted_mb") - number("parameters_mb")).abs() < 1e-9, "{row}");
-        assert!(number("travel_ms") > 0.0 && (0.0..=100.0).contains(&number("travel_percent")), "{row}");
+        assert!(
+            number("parameter_sync_ms") > 0.0 && (0.0..=100.0).contains(&number("parameter_sync_percent")),
+            "{row}"
+        );
     }
-    assert!(rows[0]["travel_ms"].is_null() && rows[0]["size"] == "own", "{text}");
+    assert!(rows[0]["parameter_sync_ms"].is_null() && rows[0]["size"] == "custom", "{text}");
 }
 
 /// A backend that is not built in, or not available for the device, is named with the remedy.

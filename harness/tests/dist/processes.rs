@@ -251,7 +251,7 @@ fn runs_on_many_ranks_are_the_run_on_one() {
     };
     run(None, "alone", &[]);
     let text = run(Some(2), "bucketed", &["--ddp", "bucketed", "--bucket-mb", "0.01"]);
-    assert!(text.contains("ranks: 2 over tcp, gradients bucketed, optimizer state whole"), "{text}");
+    assert!(text.contains("ranks: 2 over tcp, gradients bucketed, optimizer state replicated"), "{text}");
     assert_eq!(text.matches("wrote bucketed/checkpoint").count(), 1, "one rank writes: {text}");
     run(Some(3), "flat", &["--ddp", "flat", "--micro-batch", "3"]);
     run(Some(2), "zero1", &["--shard", "zero1", "--bucket-mb", "0.02"]);
@@ -337,7 +337,7 @@ fn a_run_survives_a_killed_rank() {
     }
     let (code, text) = train(path, Some(2), "run", &["--resume", "--minutes", "0", "--steps", "100000"]);
     assert_eq!(code, 0, "{text}");
-    assert!(text.contains("going on after step"), "{text}");
+    assert!(text.contains("resuming after step"), "{text}");
 }
 
 /// The process of a rank whose working directory is `folder`.

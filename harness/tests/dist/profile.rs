@@ -112,7 +112,7 @@ fn what_is_sent_after_backward_is_not_hidden() {
         let found = profile(&[], &["--ddp", form, "--ranks", "2", "--work", "forward-backward"]);
         check_trace(&found, 2);
         assert_eq!(hidden(&found), [0.0, 0.0], "{form}: {}", found.text);
-        has(&found.text, &[&format!("of a step: 2 ranks over threads, gradients {form}, optimizer state whole")]);
+        has(&found.text, &[&format!("of a step: 2 ranks over threads, gradients {form}, optimizer state replicated")]);
     }
 }
 
@@ -149,7 +149,7 @@ fn processes_make_one_trace() {
 fn profiles_that_make_no_sense_are_refused() {
     let (code, text) = tilewright(&["profile", "--ranks", "2", "--work", "forward"]);
     assert_eq!(code, 2, "{text}");
-    has(&text, &["nothing travels between ranks in a forward pass"]);
+    has(&text, &["a forward pass has no communication between ranks"]);
     let (code, text) = tilewright(&["profile", "--ranks", "3", "--batch", "4"]);
     assert_eq!(code, 1, "{text}");
     has(&text, &["a batch of 4 sequences is not a multiple of the world size, 3"]);

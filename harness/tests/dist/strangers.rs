@@ -364,5 +364,5 @@ fn a_launcher_makes_a_secret_of_its_own_for_its_ranks() {
 
     let several = ["--hosts", "2", "--master-addr", "127.0.0.1"];
     let (good, text) = launch(&several, say, &[]);
-    assert!(!good && text.contains("the ranks of several hosts need a secret") && !text.contains("secret="), "{text}");
+    assert!(!good && text.contains("ranks on several hosts need a secret") && !text.contains("secret="), "{text}");
 }

@@ -1,13 +1,13 @@
-//! Runs `tilewright train` in a temporary folder.
+//! Runs `tilewright train` in a temporary folder, for tests of the program.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A model whose steps take a few milliseconds.
+/// A model whose step takes a few milliseconds.
 pub const SMALL: &str = "--layers 1 --width 32 --hidden 64 --heads 2 --context 16 --vocab 300 --batch 4";
 
-/// A folder with a training text (`text.txt`) and a separate cache.
+/// A temporary folder with a training text (`text.txt`) and a separate cache.
 pub struct Place {
     folder: tempfile::TempDir,
 }
@@ -24,15 +24,15 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// `tilewright` with the arguments in `line`.
+    /// Returns a command: `tilewright` with the arguments of this line.
     pub fn command(&self, line: &str) -> Command {
         let mut command = self.set_up(env!("CARGO_BIN_EXE_tilewright"));
         command.args(line.split_whitespace());
         command
     }
 
-    /// `tilewright` with the arguments in `line`, started by a shell after `before`, for example resource limits.
-    /// Without a cache: kernels are compiled again, and tokens are stored in the run's folder.
+    /// Like [`Place::command`], started by a shell after the command `before`, which may set limits. There is no cache:
+    /// kernels are compiled again, and tokens are in the run's folder.
     pub fn shell(&self, before: &str, line: &str) -> Command {
         let mut command = self.set_up("sh");
         command.args(["-c", &format!("{before}; exec {} {line}", env!("CARGO_BIN_EXE_tilewright"))]);
@@ -58,13 +58,13 @@ impl Place {
         self.command(&format!("train --resume --out {out} {more}"))
     }
 
-    /// The lines of a run's log so far.
+    /// Returns the lines of a run's log; none if there is no log.
     pub fn log(&self, out: &str) -> Vec<String> {
         let log = std::fs::read_to_string(self.path(out).join("log.jsonl")).unwrap_or_default();
         log.lines().map(str::to_string).collect()
     }
 
-    /// Waits until the log of a running training has this many lines.
+    /// Waits until the log of a running training has at least `lines` lines.
     pub fn wait_for_lines(&self, child: &mut Child, out: &str, lines: usize) {
         let start = Instant::now();
         while self.log(out).len() < lines {
@@ -74,7 +74,7 @@ impl Place {
         }
     }
 
-    /// The sorted file names in a folder.
+    /// Returns the sorted names of the files in a folder.
     pub fn names(&self, folder: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(folder)).unwrap();
         let mut names: Vec<String> =
@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-/// A value in a log line, with all its digits.
+/// Returns a number of a line of a log, with all its digits.
 pub fn field(line: &str, name: &str) -> String {
     let value = line.split(&format!("\"{name}\":")).nth(1).unwrap();
     value.split([',', '}']).next().unwrap().to_string()
@@ -94,7 +94,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a program that has to succeed; returns its standard output.
+/// Runs a program, which must succeed, and returns its standard output.
 #[track_caller]
 pub fn ok(mut command: Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -102,7 +102,7 @@ pub fn ok(mut command: Command) -> String {
     text(&stdout)
 }
 
-/// Runs a program that has to end with this exit code; returns its error message. A panic always fails the test.
+/// Runs a program, which must fail with this exit code and without a panic, and returns its error output.
 #[track_caller]
 pub fn fails(mut command: Command, code: i32) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap();

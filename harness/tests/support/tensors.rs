@@ -1,8 +1,9 @@
-//! Reads the tensor bytes of a file.
+//! Reads the tensor data of safetensors files.
 
 use std::path::Path;
 
-/// All tensors of a safetensors file as bytes: everything after the header, which also has the run's settings.
+/// Returns the data of all tensors of a safetensors file, without the header, which also contains the options of the
+/// run.
 pub fn tensors(path: &Path) -> Vec<u8> {
     let mut bytes = std::fs::read(path).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;

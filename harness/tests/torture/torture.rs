@@ -193,7 +193,7 @@ fn strike(drawn: &Drawn, place: &Place, job: &mut Job, pid: i32) -> Outcome<()> 
             send(target, drawn.fault.stop().unwrap_or_default());
             // A busy launcher may receive the signal only after the remaining steps.
             let began = Instant::now();
-            while drawn.to_launcher && !job.output().contains("was passed on") && began.elapsed() < PASSED_ON {
+            while drawn.to_launcher && !job.output().contains("forwarded to all ranks") && began.elapsed() < PASSED_ON {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -1,4 +1,5 @@
-//! `tilewright bench attention`.
+//! `tilewright bench attention`: times FlashAttention-2, forward and backward, and checks the results against f64
+//! references.
 
 use std::io::Write;
 
@@ -21,43 +22,46 @@ use crate::cli::{CliError, Result};
 pub struct Arguments {
     #[command(flatten)]
     pub(super) common: Common,
-    /// 1, and 8 with --kinds
+    /// Batch size. Default: 1, or 8 with --kinds
     #[arg(long)]
     pub(super) batch: Option<usize>,
-    /// Heads; 16, and 4 on the CPU
+    /// Number of heads. Default: 16, or 4 on the CPU
     #[arg(long)]
     heads: Option<usize>,
-    /// Queries, and as many keys; 16384, and 1024 on the CPU
+    /// Sequence length of queries and keys. Default: 16384, or 1024 on the CPU
     #[arg(long)]
     pub(super) length: Option<usize>,
-    /// Head dimensions, several with commas; 64 and 128, and 64 on the CPU
+    /// Head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
     #[arg(long, value_delimiter = ',')]
     pub(super) dim: Vec<usize>,
-    /// Whether row i sees the keys up to i only; `true,false` measures both
+    /// Causal mask; `true,false` measures with and without
     #[arg(long, value_delimiter = ',', default_value = "true,false", action = clap::ArgAction::Set)]
     pub(super) causal: Vec<bool>,
-    /// bf16, f16 or f32, several with commas; bf16, and f32 on the CPU
+    /// Element types, separated by commas: bf16, f16 or f32. Default: bf16, or f32 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
     pub(super) dtype: Vec<String>,
-    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Given several times, each is measured and the best one kept
+    /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. May be repeated: each is measured, and the fastest is
+    /// used afterwards
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     forward: Vec<Tiles>,
-    /// Tiles of the kernel that makes dK and dV, as above
+    /// Tiles of the dK/dV kernel, in the same form
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     keys: Vec<Tiles>,
-    /// Tiles of the kernel that makes dQ, as above
+    /// Tiles of the dQ kernel, in the same form
     #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
     queries: Vec<Tiles>,
-    /// Try many tiles for each kernel that has none on the command line
+    /// Sweep over many tiles for each kernel without tiles on the command line
     #[arg(long)]
     sweep: bool,
-    /// Leave the backward pass out
+    /// Skip the backward pass
     #[arg(long)]
     forward_only: bool,
-    /// The backward pass in one pass over the scores, which adds to dQ atomically: not the same in its last bits run after run
+    /// One-pass backward: the dK/dV kernel accumulates dQ with atomics, so that dQ is not deterministic in its last
+    /// bits
     #[arg(long, conflicts_with_all = ["forward_only", "queries"])]
     one_pass: bool,
-    /// In how many parts, at most, each walk over keys or queries is cut; without it as many as few programs need to keep a GPU busy
+    /// Maximum number of splits of each loop over KV blocks (split-KV) or query blocks (split-Q). Default: enough to
+    /// fill the GPU when the grid has fewer programs than SMs
     #[arg(long, value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
     parts: Option<u32>,
     #[command(flatten)]
@@ -82,8 +86,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     for d in or(&arguments.dim, &[64, 128], &[64]) {
         if [batch, heads, length].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
-                "there is no attention of this shape",
-                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+                "invalid shape of attention",
+                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
             ));
         }
         for &causal in &arguments.causal {
@@ -102,7 +106,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     recorder.finish(out)
 }
 
-/// One problem in one type, at its size and as a small one for checks.
+/// One problem in one element type, at full size and as a small problem for checks.
 struct Bench<'a, T: Number> {
     arguments: &'a Arguments,
     device: &'a Device,
@@ -149,13 +153,13 @@ impl<'a, T: Number> Bench<'a, T> {
         if self.arguments.forward_only || forward_ms.is_infinite() {
             return Ok(());
         }
-        // The results that the backward pass reads, from tiles that work.
+        // The backward pass reads the outputs of the forward pass: compute them with tiles that are known to work.
         self.small.forward(&self.options(best))?;
         self.full.forward(&self.options(best))?;
-        // One kernel after the other: each is best by itself, whatever the tiles of the other.
+        // The tiles of the two kernels are independent: tune one after the other.
         let mut backward_ms = f64::INFINITY;
         let keys = keys.into_iter().map(|keys| (Some(keys), None));
-        // In one pass there is no kernel for dQ.
+        // One-pass backward has no dQ kernel.
         let queries = if self.arguments.one_pass { Vec::new() } else { queries };
         let queries = queries.into_iter().skip(1).map(|queries| (None, Some(queries)));
         for (keys, queries) in keys.chain(queries) {
@@ -173,7 +177,7 @@ impl<'a, T: Number> Bench<'a, T> {
         self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
     }
 
-    /// On the CPU and in f32, candle's own products and softmax on the same inputs, in the same run.
+    /// Times candle's matmul and softmax on the same inputs, on the CPU in f32 only.
     fn peer(&mut self, recorder: &mut Recorder) -> Result<()> {
         if self.device.is_cuda() || T::dtype().name() != "f32" {
             return Ok(());
@@ -185,7 +189,7 @@ impl<'a, T: Number> Bench<'a, T> {
         self.record(recorder, "candle_fwd", "matmul softmax matmul".to_string(), 1.0, &measured)
     }
 
-    /// The tiles to try for one pass: those of the command line, else the default, and more for a sweep.
+    /// Returns the tiles to measure for one pass: those of the command line, else the default and, in a sweep, others.
     fn candidates(&self, pass: Pass, given: &[Tiles]) -> Vec<Tiles> {
         if !given.is_empty() {
             return given.to_vec();
@@ -198,8 +202,8 @@ impl<'a, T: Number> Bench<'a, T> {
         list
     }
 
-    /// Writes a row. `factor` says how much more there is to compute than in the forward pass: the backward pass has five
-    /// products of the same size where that has two.
+    /// Records a row. `factor` is the FLOP count relative to the forward pass: the backward pass has five matmuls of
+    /// the size of the forward pass's two.
     fn record(
         &self,
         recorder: &mut Recorder,
@@ -219,7 +223,7 @@ impl<'a, T: Number> Bench<'a, T> {
             })
             .tiles(tiles)
             .measured(measured, Work::Flop(flop));
-        // Candidates that do not fit are findings as long as they are of our choice, or one of several.
+        // A candidate that does not compile or launch is a failure only if it is the only one and given by the user.
         let alone = !self.arguments.sweep
             && [&self.arguments.forward, &self.arguments.keys, &self.arguments.queries].iter().all(|l| l.len() < 2);
         match alone {
@@ -263,7 +267,7 @@ impl<'a, T: Number> Bench<'a, T> {
         Ok((timing, error.max(self.full.spot_check_backward()?)))
     }
 
-    /// What [`Bench::forward`] and [`Bench::backward`] have checked, one after the other.
+    /// Times forward and backward together. [`Bench::forward`] and [`Bench::backward`] have checked both.
     fn both(&mut self, choice: Choice) -> Measured {
         let options = self.options(choice);
         self.full.poison_forward()?;

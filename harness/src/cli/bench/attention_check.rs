@@ -1,4 +1,4 @@
-//! An attention's buffers on a device, and the checks of what is in them.
+//! Device buffers of an attention problem, and checks of its outputs against f64 references.
 
 use tilewright::kernels::attention::reference::{self, Gradients, Problem};
 use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut};
@@ -9,11 +9,11 @@ use super::record::{Trouble, accept};
 use super::tiles::MAX_TILE;
 use crate::cli::demo::case::{relative_error, tolerance};
 
-/// Everything that the forward and the backward pass read and write, allocated once.
+/// All buffers of the forward and the backward pass, allocated once.
 pub struct Attention<T: Number> {
     device: Device,
     pub(super) problem: Problem,
-    /// Largest error that rounding explains.
+    /// Tolerance on the relative error.
     limit: f64,
     pub(super) q: Buffer<T>,
     pub(super) k: Buffer<T>,
@@ -25,7 +25,7 @@ pub struct Attention<T: Number> {
     dk: Buffer<T>,
     dv: Buffer<T>,
     workspace: Buffer<f32>,
-    /// In how many parts walks are cut forward and backward where the options leave it open.
+    /// Number of splits of the forward and the backward pass, where the options leave it open.
     parts: [Option<usize>; 2],
 }
 
@@ -36,15 +36,15 @@ pub struct Expected {
     gradients: Gradients,
 }
 
-/// A problem of about a thousand rows at most, for which a launch with the same tiles compiles the same variant, at least for
-/// head dimensions that divide by 16: what is left of its length after whole tiles is the same.
+/// Returns a problem of at most about a thousand rows for which a launch with the same tiles compiles the same variant,
+/// at least for head dimensions that are multiples of 16: its length has the same remainder after whole tiles.
 pub fn small(p: &Problem) -> Problem {
     let length = |n: usize| if n <= 2 * MAX_TILE { n } else { MAX_TILE + n % MAX_TILE };
     let heads = p.heads_q.min(2);
     Problem { batch: p.batch.min(2), heads_q: heads, heads_kv: heads, n_q: length(p.n_q), n_k: length(p.n_k), ..*p }
 }
 
-/// What every pass needs to work with.
+/// Allocates a workspace that is large enough for every pass.
 fn workspace<T: Number>(device: &Device, problem: &Problem, parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
     let shape = shape(problem);
     let options = |backward| Options { backward, parts, ..Options::new(problem.causal) };
@@ -57,7 +57,7 @@ fn workspace<T: Number>(device: &Device, problem: &Problem, parts: Option<usize>
 }
 
 impl<T: Number> Attention<T> {
-    /// Random inputs, and outputs that are not a number. Queries, keys and heads are as many of each.
+    /// Allocates random inputs and NaN outputs. Queries and keys have the same length and number of heads.
     pub fn new(device: &Device, problem: Problem) -> tilewright::Result<Attention<T>> {
         let shape = shape(&problem);
         let len = elements(&shape)?;
@@ -80,14 +80,15 @@ impl<T: Number> Attention<T> {
         })
     }
 
-    /// With each walk in so many parts, at most.
+    /// Splits each loop over KV or query blocks into at most `parts` splits.
     pub fn in_parts(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
         self.workspace = workspace::<T>(&self.device, &self.problem, Some(parts))?;
         self.parts = [Some(parts); 2];
         Ok(self)
     }
 
-    /// With whole walks if those of `full` are: the smaller one's would be cut for want of programs.
+    /// Disables splits in the passes that are not split for `full`. The smaller problem would be split otherwise,
+    /// because its grid has fewer programs than SMs.
     pub fn cut_as(mut self, full: &Problem) -> Attention<T> {
         let (shape, options) = (shape(full), Options::new(full.causal));
         let forward = attention::forward_workspace::<T>(&self.device, shape, shape, &options);
@@ -101,7 +102,7 @@ impl<T: Number> Attention<T> {
         Options { parts: options.parts.or(parts), ..options.clone() }
     }
 
-    /// Accepts errors up to `limit`, where products are less exact than the type.
+    /// Sets the tolerance to `limit`, for matmuls that are less accurate than the element type.
     pub fn accept_up_to(mut self, limit: f64) -> Attention<T> {
         self.limit = limit;
         self
@@ -111,17 +112,17 @@ impl<T: Number> Attention<T> {
         &self.problem
     }
 
-    /// O.
+    /// Returns O.
     pub fn output(&self) -> &Buffer<T> {
         &self.o
     }
 
-    /// The gradient of O, an input of the backward pass.
+    /// Returns the gradient of O, an input of the backward pass.
     pub fn gradient_mut(&mut self) -> &mut Buffer<T> {
         &mut self.d_o
     }
 
-    /// Puts a wrong number into dV, as a kernel that leaves something out would.
+    /// Injects a fault: writes a wrong number into dV.
     #[cfg(test)]
     pub fn spoil_dv(&mut self, at: usize) -> tilewright::Result<()> {
         self.dv.slice_mut(at..at + 1)?.copy_from_slice(&[T::from_f32(9.0)])
@@ -142,7 +143,7 @@ impl<T: Number> Attention<T> {
         )
     }
 
-    /// Needs the results of [`Attention::forward`].
+    /// Reads the outputs of [`Attention::forward`].
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
         let options = Self::cut(options, self.parts[1]);
@@ -165,14 +166,14 @@ impl<T: Number> Attention<T> {
         )
     }
 
-    /// Poisons the outputs of the forward pass, so that what a kernel leaves out is seen.
+    /// Fills the outputs of the forward pass with NaN, so that elements that a kernel does not write are found.
     pub fn poison_forward(&mut self) -> tilewright::Result<()> {
         self.o.poison()?;
         self.lse.poison()?;
         self.workspace.poison()
     }
 
-    /// As [`Attention::poison_forward`], of the backward pass.
+    /// As [`Attention::poison_forward`], for the backward pass.
     pub fn poison_backward(&mut self) -> tilewright::Result<()> {
         self.dq.poison()?;
         self.dk.poison()?;
@@ -180,30 +181,30 @@ impl<T: Number> Attention<T> {
         self.workspace.poison()
     }
 
-    /// All results in f64, which takes long for large problems.
+    /// Computes all results in f64 on the host, which is slow for large problems.
     pub fn expected(&self) -> tilewright::Result<Expected> {
         let [q, k, v, d_o] = [values(&self.q)?, values(&self.k)?, values(&self.v)?, values(&self.d_o)?];
         let (o, lse) = reference::forward(&self.problem, &q, &k, &v);
         Ok(Expected { o, lse, gradients: reference::backward(&self.problem, &q, &k, &v, &d_o) })
     }
 
-    /// The largest error of the forward pass's results.
+    /// Returns the largest error of O and the log-sum-exp.
     pub fn check_forward(&self, expected: &Expected) -> Result<f64, Trouble> {
         worst(self.limit, &[("o", &values(&self.o)?, &expected.o), ("lse", &values(&self.lse)?, &expected.lse)])
     }
 
-    /// The largest error of the gradients.
+    /// Returns the largest error of dQ, dK and dV.
     pub fn check_backward(&self, expected: &Expected) -> Result<f64, Trouble> {
         let Gradients { dq, dk, dv } = &expected.gradients;
         let [found_q, found_k, found_v] = [values(&self.dq)?, values(&self.dk)?, values(&self.dv)?];
         worst(self.limit, &[("dq", &found_q, dq), ("dk", &found_k, dk), ("dv", &found_v, dv)])
     }
 
-    /// Heads and rows that are looked at in a large problem: the first, the last, and some between.
+    /// Returns the heads and rows that are checked in a large problem: the first, the last, and some in between.
     fn samples(&self) -> (Vec<usize>, Vec<usize>) {
         let heads = self.problem.batch * self.problem.heads_q;
         let of = |n: usize, between: usize| {
-            // Multiples of a fraction that no tile's size divides.
+            // Multiples of a step that is not a multiple of a tile size.
             let mut places: Vec<usize> = (1..=between).map(|i| (i * n * 5 / 7 + i * n / 64) % n).collect();
             places.extend([0, n - 1]);
             places.sort_unstable();
@@ -213,7 +214,8 @@ impl<T: Number> Attention<T> {
         (of(heads, 1), of(self.problem.n_q, 5))
     }
 
-    /// As [`Attention::check_forward`], of a few rows: what only goes wrong when the whole GPU is at work is seen here.
+    /// As [`Attention::check_forward`], for a few rows of the full problem. Finds errors that occur only when the whole
+    /// GPU is busy.
     pub fn spot_check_forward(&self) -> Result<f64, Trouble> {
         let (heads, rows) = self.samples();
         let (mut found, mut want) = (Vec::new(), Vec::new());
@@ -233,7 +235,7 @@ impl<T: Number> Attention<T> {
         worst(self.limit, &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
     }
 
-    /// As [`Attention::check_backward`], of a few rows. dK and dV are computed from the L and O of the forward pass.
+    /// As [`Attention::check_backward`], for a few rows. dK and dV are computed from the L and O of the forward pass.
     pub fn spot_check_backward(&self) -> Result<f64, Trouble> {
         let (heads, rows) = self.samples();
         let mut found: [Vec<f64>; 3] = Default::default();
@@ -260,14 +262,15 @@ impl<T: Number> Attention<T> {
         worst(self.limit, &[("dq", &found[0], &want[0]), ("dk", &found[1], &want[1]), ("dv", &found[2], &want[2])])
     }
 
-    /// The attention of one query of one head, which sees only the keys that it may.
+    /// Returns the problem of one query of one head, with the keys that the mask leaves.
     fn one_row(&self, row: usize) -> Problem {
         let p = &self.problem;
         let n_k = if p.causal { row + 1 } else { p.n_k };
         Problem { batch: 1, heads_q: 1, heads_kv: 1, n_q: 1, n_k, causal: false, ..*p }
     }
 
-    /// dK and dV of key `j`: with P = exp(S − L) and dP = dO Vᵀ, dV = Σ P dO and dK = scale · Σ P (dP − dO·O) Q.
+    /// Computes dK and dV of key `j`: with P = exp(S − L) and dP = dO Vᵀ, dV = Σ P dO and dK = scale · Σ P (dP − dO·O)
+    /// Q.
     fn key_row(&self, h: &Head, j: usize) -> (Vec<f64>, Vec<f64>) {
         let Problem { d, n_q, causal, scale, .. } = self.problem;
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
@@ -317,7 +320,10 @@ fn shape(p: &Problem) -> [usize; 4] {
     [p.batch, p.heads_q, p.n_q, p.d]
 }
 
-/// The largest error; a [`Trouble`] where one is too large. Each output is a name, what was found and what was expected.
+/// Returns the largest error of `outputs`: (name, found, expected).
+///
+/// # Errors
+/// A [`Trouble::Wrong`] if an error exceeds `limit`.
 fn worst(limit: f64, outputs: &[(&str, &[f64], &[f64])]) -> Result<f64, Trouble> {
     let mut largest = 0.0_f64;
     for (name, found, want) in outputs {
@@ -353,7 +359,7 @@ mod tests {
             for error in [a.check_backward(&expected), a.spot_check_backward()] {
                 assert!(error.unwrap() < 1e-5);
             }
-            // Each output, spoilt in its last row.
+            // A fault in the last row of each output.
             let last = 2 * 70 * 16 - 1;
             a.dv.slice_mut(last..).unwrap().copy_from_slice(&[9.0]).unwrap();
             is_wrong(a.check_backward(&expected), "dv");

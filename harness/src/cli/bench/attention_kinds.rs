@@ -1,4 +1,4 @@
-//! `tilewright bench attention --kinds`: attention as models use it, with a tape, in three kinds.
+//! `tilewright bench attention --kinds`: times attention as models use it, under autograd, in three implementations.
 
 use std::io::Write;
 
@@ -15,20 +15,20 @@ use crate::report::{Axis, Cell, Column, Plot, Point, Report, Series, Table};
 use crate::train;
 
 #[derive(clap::Args)]
-#[command(next_help_heading = "Attention as models use it")]
+#[command(next_help_heading = "Attention under autograd")]
 pub struct Kinds {
-    /// Time these instead, forward and backward with a tape: naive, tiled or flash
+    /// Time these implementations instead, forward and backward under autograd: naive, tiled or flash
     #[arg(long, value_delimiter = ',')]
     pub kinds: Vec<Attention>,
-    /// With --kinds: queries, and as many keys; 256 to 16384, and 256 to 1024 on the CPU
+    /// With --kinds: sequence lengths of queries and keys. Default: 256 to 16384, or 256 to 1024 on the CPU
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',')]
     lengths: Vec<usize>,
-    /// With --kinds: measured runs; 100, and 5 on the CPU
+    /// With --kinds: number of measured runs. Default: 100, or 5 on the CPU
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
 }
 
-/// One attention without heads.
+/// One single-head attention problem.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     pub kind: Attention,
@@ -39,16 +39,16 @@ pub struct Case {
     pub dtype: DType,
 }
 
-/// What was measured of it.
+/// Results of one case.
 pub struct Found {
     pub forward: Times,
     pub backward: Times,
-    /// Bytes in use between forward and backward: inputs, output, and what backward needs.
+    /// Bytes in use between forward and backward: inputs, output, and saved tensors.
     pub held: Option<f64>,
 }
 
 impl Case {
-    /// Bytes of one matrix of scores, which are f32.
+    /// Bytes of one score matrix, in f32.
     pub fn score_bytes(&self) -> f64 {
         4.0 * self.batch as f64 * (self.length as f64).powi(2)
     }
@@ -75,15 +75,15 @@ impl Case {
         Ok([one()?, one()?, one()?])
     }
 
-    /// Times forward and backward `runs` times after `warmup`.
+    /// Times forward and backward `runs` times after `warmup` runs.
     ///
     /// # Errors
-    /// Lack of memory above all.
+    /// Out of memory, or an error of candle or a kernel.
     pub fn measure(&self, device: &Device, warmup: usize, runs: usize) -> train::Result<Found> {
-        // Of naive attention six matrices of scores live at the end of forward, and two more in backward.
+        // Naive attention has six live score matrices at the end of forward, and two more in backward.
         let scores = if self.kind == Attention::Naive { 8.0 * self.score_bytes() } else { 0.0 };
         expect_memory(device, scores + 2.0 * self.input_bytes())?;
-        // What only the first run allocates, such as compiled kernels, is not what is held.
+        // Excludes one-time allocations, such as compiled kernels, from the saved bytes.
         drop(self.run(&self.inputs(device)?)?);
         let ((inputs, o), held) = held(device, || {
             let inputs = self.inputs(device)?;
@@ -104,16 +104,16 @@ impl Case {
     }
 }
 
-/// What stands in a table of cases, and the reasons of those without room.
+/// Results of all cases, and notes about cases that ran out of memory.
 pub struct Rows {
     pub cases: Vec<(Case, Option<Found>)>,
     pub notes: Vec<String>,
 }
 
-/// Measures each case; one that does not fit is a finding.
+/// Measures each case. A case that runs out of memory has no result and a note.
 ///
 /// # Errors
-/// Everything but lack of memory.
+/// Any error but out of memory.
 pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize) -> Result<Rows> {
     let mut rows = Rows { cases: Vec::new(), notes: Vec::new() };
     let mut told = Vec::new();
@@ -134,16 +134,16 @@ pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize
     Ok(rows)
 }
 
-/// Why a case does not fit: the arithmetic for the first one.
+/// Explains why a case does not fit: the sizes of its score matrices.
 fn accounting(case: &Case, why: &str) -> String {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
     let Case { kind, batch, length, d, .. } = case;
     let scores = gib(case.score_bytes());
     let inputs = gib(case.input_bytes());
     format!(
-        "First without room: {kind}, d {d}, length {length} ({why}). One matrix of scores takes {batch} · {length}² · 4 B = \
-         {scores:.2} GiB, and naive attention holds six of them between forward and backward (scores, scaled, masked, less their \
-         maximum, exponentials, weights): {:.2} GiB, beside {inputs:.2} GiB of inputs and output.",
+        "First out of memory: {kind}, d {d}, length {length} ({why}). One score matrix takes {batch} · {length}² · 4 B \
+         = {scores:.2} GiB, and naive attention saves six of them between forward and backward (scores, scaled, \
+         masked, minus maximum, exponentials, weights): {:.2} GiB, in addition to {inputs:.2} GiB of inputs and output.",
         6.0 * scores
     )
 }
@@ -164,8 +164,8 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
     let batch = all.batch.unwrap_or(8);
     if batch == 0 || lengths.contains(&0) || dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
-            "there is no attention of this shape",
-            "batch and lengths are at least 1, head dimensions from 1 to 256",
+            "invalid shape of attention",
+            "batch and lengths must be at least 1, head dimensions from 1 to 256",
         ));
     }
     let dtype = match all.dtype.first().map(String::as_str) {
@@ -191,13 +191,13 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
         Column::text("attention"),
         Column::integer("batch"),
         Column::integer("d"),
-        Column::integer("length"),
+        Column::integer("seq_len"),
         Column::text("dtype"),
         Column::text("mask"),
         Column::number("forward").unit("ms"),
         Column::number("backward").unit("ms"),
-        Column::number("held for backward").unit("MiB"),
-        Column::number("matrices of scores").decimals(2),
+        Column::number("saved for backward").unit("MiB"),
+        Column::number("score matrices").decimals(2),
     ];
     let mut table = Table::new("attention", "Attention, forward and backward", columns);
     for (case, found) in &rows.cases {
@@ -216,22 +216,23 @@ fn report(rows: &Rows, device: &str, runs: usize) -> Report {
     }
     table.notes = rows.notes.clone();
     table.notes.push(format!(
-        "On {device}, without heads. Mean ± standard deviation of {runs} runs, each waited for. Held for backward is what forward \
-         leaves in memory, inputs and output included; the last column is the same in matrices of scores (batch · length², f32)."
+        "On {device}, single head. Mean ± standard deviation of {runs} runs, with a synchronization after each. Held \
+         for backward is what forward leaves in memory, including inputs and output; the last column is the same in \
+         score matrices (batch · length², f32)."
     ));
-    let mut report = Report::new("attention", "Attention as models use it").table(table);
+    let mut report = Report::new("attention", "Attention under autograd").table(table);
     for (name, title, pick) in [
         ("forward", "Forward", (|found: &Found| found.forward.mean_std()) as fn(&Found) -> Cell),
         ("backward", "Backward", |found: &Found| found.backward.mean_std()),
     ] {
         let series = series(rows, pick);
-        let axes = (Axis::log2("length"), Axis::log10("ms"));
+        let axes = (Axis::log2("sequence length"), Axis::log10("ms"));
         report = report.plot(Plot::lines(&format!("attention-{name}"), title, axes.0, axes.1, series));
     }
     report
 }
 
-/// A line for each kind and d, over lengths.
+/// Returns a line for each implementation and head dimension, over sequence lengths.
 fn series(rows: &Rows, pick: fn(&Found) -> Cell) -> Vec<Series> {
     let mut names: Vec<(Attention, usize)> = Vec::new();
     for (case, _) in &rows.cases {

@@ -1,4 +1,4 @@
-//! The attention of candle on the CPU, which `bench attention` times beside ours: matmul, softmax, matmul.
+//! Candle's attention on the CPU (matmul, softmax, matmul), which `bench attention` times for comparison.
 
 use candle_core::{Device, Tensor};
 use tilewright::Error;
@@ -8,18 +8,18 @@ use super::data::{Number, values};
 use super::record::Trouble;
 use crate::cli::demo::case::relative_error;
 
-/// Inputs of an attention as candle's tensors.
+/// Inputs of an attention problem as candle tensors.
 pub struct Peer {
     q: Tensor,
     k: Tensor,
     v: Tensor,
     scale: f64,
-    /// −∞ where a row does not see a key.
+    /// Additive mask: −∞ at masked keys.
     mask: Option<Tensor>,
 }
 
 impl Peer {
-    /// The same inputs, copied, in f32.
+    /// Copies the inputs of `ours`, as f32.
     pub fn new<T: Number>(ours: &Attention<T>) -> Result<Peer, Trouble> {
         let p = &ours.problem;
         let tensor = |values: Vec<f64>| {
@@ -36,7 +36,7 @@ impl Peer {
         Ok(Peer { q, k, v, scale: p.scale, mask: mask.transpose()? })
     }
 
-    /// softmax(scale · Q Kᵀ) V.
+    /// Computes softmax(scale · Q Kᵀ) V.
     pub fn run(&self) -> Result<Tensor, Error> {
         self.compute().map_err(|error| Error::Kernel(error.to_string()))
     }
@@ -50,7 +50,7 @@ impl Peer {
         candle_nn::ops::softmax_last_dim(&scores)?.matmul(&self.v)
     }
 
-    /// How far candle's result is from ours, which has been checked.
+    /// Returns the relative difference of candle's result from ours, which has been checked.
     pub fn difference<T: Number>(&self, ours: &Attention<T>) -> Result<f64, Trouble> {
         let found = self.run()?.flatten_all().and_then(|o| o.to_vec1::<f32>()).map_err(trouble)?;
         let found: Vec<f64> = found.into_iter().map(f64::from).collect();

@@ -1,4 +1,4 @@
-//! `tilewright bench comm`: how long collectives take.
+//! `tilewright bench comm`: times collectives by size, number of ranks and backend, and checks their results.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -18,31 +18,31 @@ use crate::ops::memory::kernel_device;
 use crate::report::plot::Point;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Series, Table};
 
-/// Without ranks from outside (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
+/// Without a launcher (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
 #[derive(Args)]
 pub struct Arguments {
-    /// Which collectives
+    /// Collectives, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Collective::AllReduce])]
     collective: Vec<Collective>,
-    /// Sizes of each rank's buffer, in megabytes (10⁶ bytes) of f32
+    /// Sizes of each rank's f32 buffer, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [0.512, 1.0, 10.0, 50.0, 100.0, 500.0, 1000.0], value_parser = crate::cli::numbers::size_mb)]
     sizes: Vec<f64>,
-    /// How many ranks, where they are threads of this process
+    /// Numbers of ranks, if they are threads of this process
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<u16>,
-    /// What carries them, where they are threads of this process
+    /// Communication backends, if ranks are threads of this process
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads, Carrier::Tcp])]
     back_end: Vec<Carrier>,
-    /// Where the buffers are: cpu, cuda or cuda:N; without it, on a GPU if there is one
+    /// Device of the buffers: cpu, cuda or cuda:N. Default: a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
-    /// Let copy engines carry them, between GPUs of one host: all-reduce, reduce_scatter and all_gather
+    /// Use copy engines between GPUs of one host, for all_reduce, reduce_scatter and all_gather
     #[arg(long)]
     copy_engines: bool,
-    /// Collectives before those that are timed
+    /// Number of warm-up collectives
     #[arg(long, value_name = "N", default_value_t = 5)]
     warmup: u32,
-    /// Collectives that are timed, of each size
+    /// Number of timed collectives of each size
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
     #[command(flatten)]
@@ -58,7 +58,7 @@ enum Collective {
     Broadcast,
 }
 
-/// One size, one world: seconds of all ranks' collectives.
+/// Times of one collective at one size in one world, over all ranks.
 struct Sample {
     back_end: &'static str,
     ranks: usize,
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(arguments.outputs.write(report(&samples), out)?)
 }
 
-/// Measures on one rank; every rank gets the samples of all.
+/// Measures on one rank. Every rank returns the samples of all ranks.
 fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Result<Vec<Sample>, CommError> {
     let world = comm.world();
     comm.copies_beside(arguments.copy_engines)?;
@@ -87,9 +87,9 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
     let mut samples = Vec::new();
     for &collective in &arguments.collective {
         for &mb in &arguments.sizes {
-            // Whole chunks for every rank.
+            // A multiple of the world size: every rank has a chunk of equal size.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
-            // Ranks of one host share its memory: each keeps the buffer, and a copy of it while it is checked.
+            // All ranks of the host allocate a buffer each, and a copy of it for the check.
             let times = f64::from(arguments.warmup) + f64::from(arguments.repeat) * world as f64;
             let bytes = (4.0 * count as f64 + 8.0 * times) * world as f64;
             expect_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
@@ -109,7 +109,7 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
     Ok(samples)
 }
 
-/// A buffer where the communicator wants it.
+/// A buffer in the memory that the communicator uses.
 enum Data {
     Host(Vec<f32>),
     Gpu(Buffer<f32>),
@@ -131,9 +131,9 @@ impl Data {
         }
     }
 
-    /// As many collectives as there are places for the seconds that each took. On the CPU all ranks begin each of them together. On a GPU
-    /// they are queued one behind the other, and the time is that between events: what ranks say to each other before is hidden behind
-    /// the collective before, as it is in training.
+    /// Runs `seconds.len()` collectives and stores the time of each. On the CPU, a barrier precedes each collective. On
+    /// a GPU, they are enqueued back to back and timed by events, so that the handshake of a collective overlaps with
+    /// the previous collective, as in training.
     fn calls(
         &mut self,
         comm: &Communicator,
@@ -142,7 +142,7 @@ impl Data {
         seconds: &mut [f64],
     ) -> Result<(), CommError> {
         let op = match collective {
-            // Averages stay what they are, however often they are taken.
+            // The average of averages does not change, however often it is taken.
             Collective::AllReduce => Op::AllReduce(Reduce::Avg),
             Collective::ReduceScatter => Op::ReduceScatter(Reduce::Avg),
             Collective::AllGather => Op::AllGather,
@@ -153,8 +153,8 @@ impl Data {
             Data::Gpu(buffer) => (buffer.view_mut().address() as *mut u8, buffer.len()),
         };
         let call = Call { op, dtype: Dtype::F32, count, wire: None };
-        // SAFETY: the buffer lives in `self`, and all collectives have ended before this returns; on a GPU the stream carries one after
-        // the other.
+        // SAFETY: the buffer is owned by `self`, and all collectives complete before this function returns; on a GPU
+        // the stream orders them.
         let start = || unsafe { if copies { comm.start_beside(call, address) } else { comm.start(call, address) } };
         comm.barrier()?;
         if !comm.is_on_device() {
@@ -176,7 +176,7 @@ impl Data {
     }
 }
 
-/// A time counts only if what was timed is right: rank r gave the number r + 1.
+/// Checks the result of a collective whose input on rank r is r + 1.
 fn check(comm: &Communicator, collective: Collective, data: &[f32]) -> Result<(), CommError> {
     let (rank, world, each) = (comm.rank(), comm.world(), data.len() / comm.world());
     let average = (world + 1) as f32 / 2.0;
@@ -190,7 +190,7 @@ fn check(comm: &Communicator, collective: Collective, data: &[f32]) -> Result<()
     };
     match right {
         true => Ok(()),
-        false => Err(CommError::Setup(format!("{} gave a wrong result on rank {rank}", name(collective)))),
+        false => Err(CommError::Setup(format!("wrong result of {} on rank {rank}", name(collective)))),
     }
 }
 
@@ -203,7 +203,8 @@ fn name(collective: Collective) -> &'static str {
     }
 }
 
-/// Bytes that a link carries for each byte of the buffer, at best: what makes bandwidths of collectives and worlds comparable.
+/// Returns the ratio of bus bandwidth to algorithm bandwidth, as in nccl-tests: bytes over a link per byte of the
+/// buffer. It makes collectives and world sizes comparable.
 fn traffic(collective: Collective, ranks: usize) -> f64 {
     let share = (ranks - 1) as f64 / ranks as f64;
     match collective {
@@ -249,7 +250,8 @@ fn report(samples: &[Sample]) -> Report {
     let series = lines.into_iter().map(|(name, points)| Series::new(&name, points)).collect();
     let (x, y) = (Axis::log10("size (MB)"), Axis::log10("bus bandwidth (GB/s)"));
     let table = table.note(
-        "Bandwidths are of the median; the bus bandwidth of an all-reduce is 2 (n − 1) / n times the algorithm's.",
+        "Bandwidths are computed from the median; the bus bandwidth of an all-reduce is 2 (n − 1) / n times its \
+         algorithm bandwidth.",
     );
     Report::new("comm", "Time of collectives").table(table).plot(Plot::lines(
         "comm",

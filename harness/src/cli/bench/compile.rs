@@ -1,5 +1,5 @@
-//! `tilewright bench compile`: FlashAttention-2's forward kernel from Rust to PTX, phase by phase, and from the cache; and processes
-//! from their start to their first launch (`start.rs`).
+//! `tilewright bench compile`: times the phases of compiling FlashAttention-2's forward kernel, cache hits, and the
+//! start of a process until its first launch (`start.rs`).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,24 +28,24 @@ use crate::cli::{CliError, Result};
 pub struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// Head dimensions, several with commas
+    /// Head dimensions, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "64,128", value_parser = clap::value_parser!(u16).range(1..=256))]
     dim: Vec<u16>,
-    /// sm_80, sm_86, sm_89 or sm_90a; without it, that of the GPU that is here, else sm_90a
+    /// Target: sm_80, sm_86, sm_89 or sm_90a. Default: this machine's GPU, else sm_90a
     #[arg(long)]
     target: Option<GpuArch>,
-    /// How often to compile after the first time
+    /// Number of compilations after the first one
     #[arg(long, default_value_t = 10)]
     runs: u32,
-    /// Processes that are started for their first launch with what the cache has, after one with an empty cache; 0 for none at all
+    /// Number of processes whose first launch is timed with a warm cache, after one with an empty cache; 0 for none
     #[arg(long, default_value_t = 5)]
     starts: u32,
-    /// Be such a process, which was started so many nanoseconds after the Unix epoch
+    /// Run as such a process, which was started this many nanoseconds after the Unix epoch
     #[arg(long, hide = true, value_name = "NANOSECONDS")]
     first_launch_of: Option<u128>,
 }
 
-/// Constants and specialisation of one variant.
+/// Constants, specialization and options of one variant.
 struct Variant {
     arch: GpuArch,
     consts: Vec<(&'static str, ConstValue)>,
@@ -53,8 +53,8 @@ struct Variant {
     options: CompileOptions,
 }
 
-/// The phases, in order, and what one compilation took for each.
-const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm optimise", "llvm codegen"];
+/// The phases, in order, and the time of each in one compilation.
+const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm optimize", "llvm codegen"];
 type Phases = [Duration; PHASES.len()];
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -73,12 +73,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         let row = |kernel: &str, case: &str| {
             Row::new(kernel, &[d], "bf16").case(&format!("{} {case}", arch.name())).tiles(tiles::text(tiles))
         };
-        // What LLVM sets up once per process is part of the first time, and of no other.
-        let case = if first_of_process { "first in process" } else { "first of its kind" };
+        // The first compilation of a process includes LLVM's one-time initialization.
+        let case = if first_of_process { "first in process" } else { "first of this variant" };
         first_of_process = false;
         record(&mut recorder, &[variant.compile()?], |kernel| row(kernel, case))?;
         let again: Vec<Phases> = (0..arguments.runs).map(|_| variant.compile()).collect::<Result<_>>()?;
-        record(&mut recorder, &again, |kernel| row(kernel, "again"))?;
+        record(&mut recorder, &again, |kernel| row(kernel, "repeated"))?;
         let hits = variant.cache_hits(&device)?;
         recorder.push(row("cache hit", "with recording").timed(&timing(&hits), Work::None))?;
         if device.is_cuda() {
@@ -96,7 +96,7 @@ fn timing(durations: &[Duration]) -> Timing {
     Timing::from_samples(durations.iter().map(|d| d.as_secs_f64() * 1e3).collect())
 }
 
-/// A row for each phase, and one for IR to PTX as a whole.
+/// Records a row for each phase, and one for IR to PTX as a whole.
 fn record(recorder: &mut Recorder, compilations: &[Phases], row: impl Fn(&str) -> Row) -> Result<()> {
     if compilations.is_empty() {
         return Ok(());
@@ -110,7 +110,7 @@ fn record(recorder: &mut Recorder, compilations: &[Phases], row: impl Fn(&str) -
 }
 
 impl Variant {
-    /// What a launch with dense tensors of multiples of the tiles compiles, causal.
+    /// Returns the variant of a launch on dense tensors whose extents are multiples of the tiles, with a causal mask.
     fn new(arch: GpuArch, d: usize) -> Variant {
         let tiles = default_tiles(Pass::Forward, d, DType::BF16.bytes(), &Target::Nvptx(arch));
         let consts = vec![
@@ -131,7 +131,7 @@ impl Variant {
         Ok(recording.map_err(|diagnostic| CliError::Failure(explain(&diagnostic)))?.func)
     }
 
-    /// The steps of [`compile_gpu`], with a clock between them.
+    /// Runs the steps of [`compile_gpu`] and times each.
     fn compile(&self) -> Result<Phases> {
         let start = Instant::now();
         let func = self.record()?;
@@ -144,12 +144,12 @@ impl Variant {
         let lowered = start.elapsed();
         let ptx = llvm::ptx(&module.llvm_ir, self.arch, self.options.ptx_version, &Opt::gpu())
             .map_err(|error| fail(explain_failure(&func, error.into())))?;
-        // What LLVM does outside of its own phases is setting up: part of reading the text.
+        // LLVM's time outside of its own phases is setup, counted as part of parsing.
         let outside = (start.elapsed() - lowered).saturating_sub(ptx.timings.opt + ptx.timings.codegen);
         Ok([recorded, passed - recorded, lowered - passed, outside, ptx.timings.opt, ptx.timings.codegen])
     }
 
-    /// Times from a kernel's arguments to its artifact where the cache on disk has it.
+    /// Times cache hits: from a kernel's arguments to its artifact in the cache on disk.
     fn cache_hits(&self, device: &Device) -> Result<Vec<Duration>> {
         const HITS: usize = 50;
         let folder = Scratch::new("hits");
@@ -165,7 +165,7 @@ impl Variant {
             match cache.get(&key(&self.record()?)) {
                 Some(found) if found == artifact => Ok(start.elapsed()),
                 Some(_) | None => Err(CliError::Failure(format!(
-                    "the cache in {} does not give back what {device} was to find there",
+                    "the cache in {} does not return the artifact that was stored for {device}",
                     folder.path().display()
                 ))),
             }
@@ -173,7 +173,7 @@ impl Variant {
         (0..HITS).map(hit).collect()
     }
 
-    /// The time in which the driver makes machine code of the PTX; short where it has kept it from an earlier run.
+    /// Times the driver's compilation of the PTX to machine code, which is short if the driver's own cache has it.
     fn load(&self, device: &Device) -> Result<Duration> {
         let func = self.record()?;
         let artifact = compile_gpu(&func, self.arch, &device.fit_options(&self.options), &mut ())
@@ -184,7 +184,7 @@ impl Variant {
     }
 }
 
-/// Memory and strides as dense, aligned tensors have them: multiples of 16, and one along the last dimension.
+/// Returns the specialization for dense, aligned tensors: multiples of 16, and stride 1 along the last dimension.
 fn dense(def: &KernelDef) -> Specialization {
     let args = def.params.iter().filter_map(|p| match p.kind {
         ParamKind::Constexpr { .. } => None,
@@ -198,7 +198,7 @@ fn dense(def: &KernelDef) -> Specialization {
     Specialization { args: args.collect() }
 }
 
-/// A folder that goes when this does.
+/// The path of a temporary folder, which is removed on drop.
 pub(super) struct Scratch(PathBuf);
 
 impl Scratch {

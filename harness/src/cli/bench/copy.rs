@@ -1,4 +1,4 @@
-//! `tilewright bench copy`.
+//! `tilewright bench copy`: times a device-to-device copy, the upper bound of memory-bound kernels.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ use crate::cli::Result;
 pub struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// How much to copy, in MiB; 4096, and 256 on the CPU
+    /// Size of the copy in MiB. Default: 4096, or 256 on the CPU
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     mib: Option<u32>,
 }
@@ -27,7 +27,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     recorder.finish(out)
 }
 
-/// The rate of a large copy in GB/s: bytes read and bytes written.
+/// Measures the bandwidth of a large copy in GB/s, counting bytes read and bytes written.
 pub fn ceiling(common: &Common, device: &Device) -> Result<f64> {
     let len = default_len(device);
     Ok(measure(common, device, len)?.gbps(bytes(len)))

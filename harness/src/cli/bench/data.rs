@@ -1,4 +1,4 @@
-//! Numbers for the benchmarks' inputs, and their way to and from a device.
+//! Random inputs of the benchmarks, and their transfer to and from a device.
 
 use half::{bf16, f16};
 use tilewright::kernels::FloatElement;
@@ -6,7 +6,7 @@ use tilewright::{Buffer, Device, Result};
 
 /// Element types of the benchmarks.
 pub trait Number: FloatElement {
-    /// Rounded to this type.
+    /// Rounds `x` to this type.
     fn from_f32(x: f32) -> Self;
     fn to_f64(self) -> f64;
 }
@@ -38,11 +38,11 @@ impl Number for bf16 {
     }
 }
 
-/// Numbers that repeat only after this many: a prime, so that no row, head or tile equals the next.
+/// Period of the random numbers: a prime, so that consecutive rows, heads and tiles differ.
 const PERIOD: usize = 1_000_003;
 
-/// `len` numbers on `device`, normally distributed with deviation one: a GPU's power, and so its clock, depends on the
-/// data. Each seed gives others.
+/// Allocates `len` numbers from a standard normal distribution on `device`. Constant data would distort timings: a
+/// GPU's power, and with it its clock, depends on the data.
 pub fn normal<T: Number>(device: &Device, len: usize, seed: u64) -> Result<Buffer<T>> {
     let mut random = SplitMix(seed);
     let block: Vec<T> = (0..len.min(PERIOD)).map(|_| T::from_f32(random.normal())).collect();
@@ -58,12 +58,12 @@ pub fn normal<T: Number>(device: &Device, len: usize, seed: u64) -> Result<Buffe
     Ok(all)
 }
 
-/// What a buffer holds.
+/// Copies a buffer to the host and converts it to f64.
 pub fn values<T: Number>(buffer: &Buffer<T>) -> Result<Vec<f64>> {
     Ok(buffer.to_vec()?.into_iter().map(Number::to_f64).collect())
 }
 
-/// The generator of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+/// SplitMix64 of Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 struct SplitMix(u64);
 
 impl SplitMix {
@@ -75,7 +75,7 @@ impl SplitMix {
         z ^ (z >> 31)
     }
 
-    /// By Box and Muller, from two numbers in (0, 1].
+    /// Returns a normal number by the Box–Muller transform of two uniform numbers in (0, 1].
     fn normal(&mut self) -> f32 {
         let mut unit = || ((self.next() >> 40) + 1) as f32 / (1 << 24) as f32;
         let (a, b) = (unit(), unit());

@@ -1,4 +1,4 @@
-//! `tilewright bench ddp`: training steps on many ranks, by the form in which gradients travel.
+//! `tilewright bench ddp`: times data-parallel training steps by gradient synchronization scheme.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -22,27 +22,29 @@ use crate::report::plot::Bar;
 use crate::report::{Axis, Cell, Column, Outputs, Plot, Report, Table};
 use crate::train::{self, Learner, LearnerOptions, Team, TeamOptions, team_gradient_dtype};
 
-/// Without ranks from outside (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
+/// Without a launcher (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     work: Work,
-    /// Which forms
+    /// Gradient synchronization schemes, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed])]
     form: Vec<Form>,
-    /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
+    /// Bucket sizes of the bucketed scheme, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::numbers::bucket_mb)]
     buckets: Vec<f64>,
-    /// What gradients are rounded to on their way: f32 (they are not), bf16 or f16
+    /// Communication dtypes of gradients: f32 (no rounding), bf16 or f16
     #[arg(long, value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = wire)]
     wires: Vec<Wire>,
-    /// Most multiprocessors that NCCL takes while backward goes on (overlap and bucketed); 0 is NCCL's own choice
+    /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed); 0 leaves it to NCCL
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
     ctas: Vec<u32>,
-    /// Whether copy engines carry what is sent while backward goes on, between GPUs of one host: off, on, or both with a comma
+    /// Use copy engines for communication during the backward pass, between GPUs of one host: off, on, or off,on for
+    /// both
     #[arg(long, value_name = "SWITCH,…", value_enum, value_delimiter = ',', default_values_t = [Switch::Off])]
     copy_engines: Vec<Switch>,
-    /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
+    /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
+    /// NCCL uses
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = leave_sms)]
     leave_sms: Vec<LeaveSms>,
     #[command(flatten)]
@@ -55,7 +57,7 @@ enum Switch {
     On,
 }
 
-/// A value of `--wires`.
+/// A value of `--wires`; `None` is f32.
 type Wire = Option<Dtype>;
 
 fn wire(word: &str) -> Result<Wire, String> {
@@ -65,48 +67,48 @@ fn wire(word: &str) -> Result<Wire, String> {
     }
 }
 
-/// What every rank does: what `bench ddp` and `bench shard` share.
+/// The training job of every rank, shared by `bench ddp` and `bench shard`.
 #[derive(Args)]
 pub struct Work {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Several sizes of the assignment, one after the other
+    /// Model sizes of the assignment, separated by commas
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with = "size")]
     pub sizes: Vec<String>,
-    /// Where to train: cpu, cuda or cuda:N; without it, on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<Choice>,
-    /// Windows of a step, of all ranks together
+    /// Global batch size: sequences per step, over all ranks
     #[arg(long, value_name = "WINDOWS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
-    /// Tokens of a window
+    /// Context length: tokens per sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub context: u32,
-    /// How many ranks, where they are threads of this process
+    /// Numbers of ranks, if they are threads of this process
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2])]
     pub ranks: Vec<u16>,
-    /// What carries them, where they are threads of this process
+    /// Communication backends, if ranks are threads of this process
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Carrier::Threads])]
     pub back_end: Vec<Carrier>,
-    /// Steps before those that are timed
+    /// Number of warm-up steps
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub warmup: u32,
-    /// Steps that are timed
+    /// Number of timed steps
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeat: u32,
 }
 
 impl Work {
-    /// The models, with a name each.
+    /// Returns the models with their names.
     ///
     /// # Errors
-    /// Sizes that do not exist or do not fit together.
+    /// An unknown size, or hyperparameters that contradict each other.
     pub fn models(&self) -> Result<Vec<(String, Config)>> {
         let base = Config { context: self.context as usize, ..Config::default() };
         let named = |size: Option<&String>| {
             let model = ModelOptions { size: size.or(self.model.size.as_ref()).cloned(), ..self.model.clone() };
             let config = model.config(base.clone())?;
-            let name = config.size_name().map_or_else(|| "own".to_string(), str::to_string);
+            let name = config.size_name().map_or_else(|| "custom".to_string(), str::to_string);
             Ok((name, config))
         };
         match self.sizes.as_slice() {
@@ -116,7 +118,7 @@ impl Work {
     }
 }
 
-/// What models there were, below a table.
+/// Returns the note below a table: sizes of the models, precision and batch.
 pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
     let millions = |config: &Config| format!("{:.2} M", config.parameters() as f64 / 1e6);
     let sizes: Vec<String> = match models {
@@ -124,18 +126,18 @@ pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
         _ => models.iter().map(|(name, config)| format!("{name}: {} parameters", millions(config))).collect(),
     };
     let precision = models.first().map_or(String::new(), |(_, config)| config.precision.to_string());
-    format!("{}, {precision}, {} windows of {} tokens in all.", sizes.join(", "), work.batch, work.context)
+    format!("{}, {precision}, global batch of {} sequences of {} tokens.", sizes.join(", "), work.batch, work.context)
 }
 
-/// How ranks train.
+/// How a rank trains.
 #[derive(Clone, Copy)]
 pub enum Way {
-    /// Each for itself, with gradients of the type in which it would keep them if they travelled as this one.
+    /// By itself, without communication. Gradients have the dtype that they would have with this communication dtype.
     Alone(Option<Dtype>),
     Together(DdpOptions, Option<Mode>),
 }
 
-/// A model in training on one rank.
+/// A model with its optimizer and one batch, on one rank.
 pub struct Trainee {
     pub model: Transformer,
     pub learner: Learner,
@@ -145,23 +147,23 @@ pub struct Trainee {
     targets: Tensor,
 }
 
-/// One step of one rank, in seconds.
+/// Times of one step on one rank, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step {
     pub whole: f64,
-    /// What was left over after backward.
+    /// Exposed communication: the wait for gradients after the backward pass.
     pub waited: f64,
-    /// All collectives of gradients, hidden or not.
+    /// All gradient collectives, overlapped or exposed.
     pub communication: f64,
-    /// All collectives that give parameters back after the update.
+    /// All collectives that distribute updated parameters.
     pub parameters: f64,
 }
 
 impl Trainee {
-    /// A model with random parameters.
+    /// Creates a model with random parameters.
     ///
     /// # Errors
-    /// No memory, a batch that the ranks do not divide.
+    /// Out of memory, or a batch that the number of ranks does not divide.
     pub fn new(work: &Work, config: &Config, comm: &Arc<Communicator>, way: Way) -> train::Result<Trainee> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
@@ -192,7 +194,7 @@ impl Trainee {
                 (Some(team), learner)
             }
         };
-        // Any tokens do: how long a step takes does not depend on them.
+        // The time of a step does not depend on the tokens.
         let (windows, context) = ((batch / world).max(1), config.context);
         let token = |i: usize| ((i + comm.rank() * 7919) * 2_654_435_761 % config.vocabulary) as u32;
         let tokens: Vec<u32> = (0..windows * context + 1).map(token).collect();
@@ -202,17 +204,17 @@ impl Trainee {
         Ok(Trainee { model, learner, team, device, inputs, targets })
     }
 
-    /// Forward and backward.
+    /// Runs the forward and the backward pass.
     fn backward(&mut self) -> train::Result<()> {
         self.learner.begin()?;
         let loss = self.model.loss(&self.inputs, &self.targets)?;
         self.learner.backward(&loss, 1.0)
     }
 
-    /// Forward, backward, and the gradients' way.
+    /// Runs forward and backward, and finishes the gradient synchronization.
     ///
     /// # Errors
-    /// Those of the model and of communication.
+    /// Errors of the model and of communication.
     pub fn gradients(&mut self) -> train::Result<()> {
         self.backward()?;
         if let Some(team) = &self.team {
@@ -221,7 +223,7 @@ impl Trainee {
         Ok(())
     }
 
-    /// The rest of the step.
+    /// Runs the optimizer and synchronizes the device.
     ///
     /// # Errors
     /// As [`Trainee::gradients`].
@@ -230,7 +232,7 @@ impl Trainee {
         Ok(self.device.synchronize()?)
     }
 
-    /// A whole step, from where all ranks are ready.
+    /// Runs and times a step, after a barrier of all ranks.
     ///
     /// # Errors
     /// As [`Trainee::gradients`].
@@ -247,7 +249,7 @@ impl Trainee {
         self.device.synchronize()?;
         let whole = began.elapsed().as_secs_f64();
         let trace = team.communicator().take_trace();
-        // Without what ranks tell each other in between, which is of other types.
+        // Collectives of gradients and parameters are f32 or bf16; control messages have other types.
         let of = |gives: bool| {
             let flats = trace.iter().filter(|record| matches!(record.call.dtype, Dtype::F32 | Dtype::Bf16));
             let is_one = |op| matches!(op, Op::Broadcast { .. } | Op::AllGather) == gives;
@@ -258,10 +260,10 @@ impl Trainee {
     }
 }
 
-/// Steps of the slowest rank, as far as each number goes.
+/// Runs warm-up and timed steps. Each time is the maximum over all ranks.
 ///
 /// # Errors
-/// Those of steps.
+/// As [`Trainee::gradients`].
 pub fn steps(work: &Work, trainee: &mut Trainee, comm: &Communicator) -> train::Result<Vec<Step>> {
     for _ in 0..work.warmup {
         trainee.step(comm)?;
@@ -277,20 +279,20 @@ pub fn steps(work: &Work, trainee: &mut Trainee, comm: &Communicator) -> train::
     Ok(steps)
 }
 
-/// What one form gave.
+/// The result of one configuration.
 struct Found {
     size: String,
     form: &'static str,
-    /// The type in which gradients are kept.
+    /// The dtype in which gradients are stored.
     gradients: &'static str,
     bucket_mb: Option<f64>,
-    /// Where there is communication.
+    /// The communication dtype; `None` without communication.
     wire: Option<&'static str>,
-    /// What carries it, where it runs beside a GPU's computing.
+    /// What transfers gradients during the backward pass; `None` if nothing is overlapped.
     by: Option<&'static str>,
-    /// Where that is NCCL.
+    /// The maximum number of CTAs, for NCCL.
     ctas: Option<u32>,
-    /// Multiprocessors that products leave to it.
+    /// SMs that matmuls leave to communication.
     left: Option<u32>,
     calls: Option<usize>,
     steps: Vec<Step>,
@@ -349,7 +351,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
     Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
 }
 
-/// All that is to be measured of a model.
+/// Returns all configurations to measure for a model.
 fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
     let is_kept = |wire: &&Wire| **wire == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
     let kept = arguments.wires.iter().find(is_kept).copied();
@@ -371,7 +373,7 @@ fn ways(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Way> {
     ways.into_iter()
 }
 
-/// What carries gradients while backward goes on, and how many multiprocessors products leave to it. Copy engines have no blocks to limit.
+/// Returns all combinations of (copy engines, CTAs of NCCL, reserved SMs). Copy engines have no CTAs to limit.
 fn carriers(arguments: &Arguments) -> Vec<(bool, u32, LeaveSms)> {
     let mut carriers = Vec::new();
     for &switch in &arguments.copy_engines {
@@ -382,7 +384,7 @@ fn carriers(arguments: &Arguments) -> Vec<(bool, u32, LeaveSms)> {
     carriers
 }
 
-/// Everything with everything; the last list changes fastest.
+/// Returns the Cartesian product of three lists; the last list varies fastest.
 fn triples<'a, A, B, C>(a: &'a [A], b: &'a [B], c: &'a [C]) -> impl Iterator<Item = (&'a A, &'a B, &'a C)> {
     a.iter().flat_map(move |a| b.iter().flat_map(move |b| c.iter().map(move |c| (a, b, c))))
 }
@@ -411,7 +413,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::number("left over").unit("%").decimals(1).key("left_over_percent"),
         Column::number("hidden").unit("%").decimals(1),
     ];
-    let mut table = Table::new("ddp", "Training steps by the form in which gradients travel", columns);
+    let mut table = Table::new("ddp", "Training steps by gradient synchronization scheme", columns);
     let mut bars = Vec::new();
     for world in worlds {
         for found in &world.found {
@@ -445,18 +447,23 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
             ]);
             let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
             size += &found.wire.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
-            size += found.by.filter(|by| *by != "NCCL").map_or("", |_| " by copies");
+            size += found.by.filter(|by| *by != "NCCL").map_or("", |_| " copy engines");
             size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
-            size += &found.left.map(|left| format!(", {left} left")).unwrap_or_default();
+            size += &found.left.map(|left| format!(", {left} SMs reserved")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
             bars.push(Bar { name: format!("{}{size}", found.form), group, value: whole * 1e3, error: None });
         }
     }
     let table = table
-        .note(models_note(models, work) + " Every number is the slowest rank's, on average.")
-        .note("Left over is what computing waits for after backward; hidden is the rest of the communication. `none` sends nothing; of none \
-             is the step by that one with gradients of the same type. Carried by is who carries it beside computing; what AdamW reads in place is not sent, and communication is waiting for the other rank. CTAs are the most multiprocessors that NCCL takes beside computing, 0 as many as it likes; \
-             left to them is for how many less matrix products are made meanwhile.")
+        .note(models_note(models, work) + " Every time is the mean over steps of the slowest rank's.")
+        .note(
+            "Left over is exposed communication: the wait after backward; hidden is communication overlapped with \
+               computing. `none` sends nothing; of none is the step time relative to that one with gradients of the \
+               same dtype. Carried by is the transport during backward; where AdamW reads the peer's gradients in \
+               place, nothing is sent, and communication is the wait for the other rank. CTAs are the maximum number \
+               of SMs of NCCL during backward, 0 without limit; left to them is the number of SMs reserved for \
+               communication.",
+        )
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
     Report::new("ddp", "Data-parallel training").table(table).plot(plot)

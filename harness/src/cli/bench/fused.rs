@@ -1,4 +1,4 @@
-//! `tilewright bench fused`: what it is worth to compute more at once, for attention and for whole models.
+//! `tilewright bench fused`: compares fused kernels with tensor ops, for attention and for whole models.
 
 use std::io::Write;
 
@@ -17,34 +17,34 @@ use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// attention, model, or both
+    /// What to compare: attention, model, or both
     #[arg(long, value_enum, value_delimiter = ',', default_value = "attention,model")]
     subjects: Vec<Subject>,
     /// Head dimensions of attention
     #[arg(long, value_name = "DIMS", value_delimiter = ',', default_value = "16,32,64,128")]
     dims: Vec<usize>,
-    /// Lengths of attention; 256 to 16384, and 256 to 1024 on the CPU
+    /// Sequence lengths of attention. Default: 256 to 16384, or 256 to 1024 on the CPU
     #[arg(long, value_name = "LENGTHS", value_delimiter = ',')]
     lengths: Vec<usize>,
-    /// Sizes of models; all of the assignment's on a GPU, and on the CPU one that fits it
+    /// Model sizes. Default: all of the assignment's, or a small model on the CPU
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     sizes: Vec<String>,
-    /// Tokens of a model's window
+    /// Context lengths of models: tokens per sequence
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
     contexts: Vec<usize>,
-    /// What models compute in
+    /// Precision of models
     #[arg(long, default_value = "f32")]
     precision: Precision,
-    /// Steps before the measured ones
+    /// Number of warm-up steps
     #[arg(long, value_name = "STEPS", default_value_t = 5)]
     warmup: usize,
-    /// Measured runs of attention; 100, and 5 on the CPU
+    /// Number of measured runs of attention. Default: 100, or 5 on the CPU
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Measured steps of models
+    /// Number of measured steps of models
     #[arg(long, value_name = "N", default_value_t = 10)]
     steps: usize,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
     #[command(flatten)]
@@ -53,16 +53,16 @@ pub struct Arguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Subject {
-    /// Materialised in tensor ops, and FlashAttention-2 by our kernels
+    /// Naive attention in tensor ops, against our FlashAttention-2 kernels
     Attention,
-    /// Every part in tensor ops, a kernel for each part, and whole blocks
+    /// Models in tensor ops, with one kernel per op, and with fused blocks
     Model,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     if arguments.steps == 0 || arguments.runs == Some(0) {
-        return Err(CliError::usage("nothing is measured", "--steps and --runs are at least 1"));
+        return Err(CliError::usage("--steps or --runs is 0", "both must be at least 1"));
     }
     let device = model_device(arguments.device)?;
     let name = device_info(&device)?.name;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(arguments.outputs.write(report, out)?)
 }
 
-/// How many times faster the second is.
+/// Returns the speedup of `fast` over `slow`.
 fn gain(slow: &Cell, fast: &Cell) -> Cell {
     match (slow.value(), fast.value()) {
         (Some(slow), Some(fast)) => Cell::Number(slow / fast),
@@ -92,8 +92,8 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     };
     if lengths.contains(&0) || arguments.dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
-            "there is no attention of this shape",
-            "lengths are at least 1, head dimensions from 1 to 256",
+            "invalid shape of attention",
+            "lengths must be at least 1, head dimensions from 1 to 256",
         ));
     }
     let runs = arguments.runs.unwrap_or(if device.is_cpu() { 5 } else { 100 });
@@ -108,7 +108,7 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     let rows = attention_kinds::measure_all(cases, device, arguments.warmup, runs)?;
     let columns = [
         Column::integer("d"),
-        Column::integer("length"),
+        Column::integer("seq_len"),
         Column::number("unfused forward").unit("ms"),
         Column::number("fused forward").unit("ms"),
         Column::number("forward gain").decimals(2),
@@ -132,17 +132,17 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     }
     table.notes = rows.notes;
     table.notes.push(format!(
-        "On {name}. Batch 8, no heads, causal, f32. Unfused: the matrix of scores in tensor ops. Fused: FlashAttention-2 by our \
-         kernels. Mean ± standard deviation of {runs} runs. A gain of 2 is twice as fast."
+        "On {name}. Batch 8, single head, causal, f32. Unfused: naive attention in tensor ops. Fused: our \
+         FlashAttention-2 kernels. Mean ± standard deviation of {runs} runs. A gain of 2 means twice as fast."
     ));
     Ok(table)
 }
 
-/// The forms of a model that are compared: least fused first.
+/// The implementations of a model that are compared, the least fused one first.
 const FORMS: [(&str, Attention, Fusion); 3] = [
     ("tensor ops", Attention::Naive, Fusion::None),
-    ("a kernel per part", Attention::Flash, Fusion::Ops),
-    ("whole blocks", Attention::Flash, Fusion::Blocks),
+    ("one kernel per op", Attention::Flash, Fusion::Ops),
+    ("fused blocks", Attention::Flash, Fusion::Blocks),
 ];
 
 fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
@@ -186,14 +186,14 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
         }
     }
     table.notes.push(format!(
-        "On {name}. Batch 4, {}. Mean ± standard deviation of {} steps after {} of warm-up; a whole step is forward, backward, \
-         clipping and AdamW. Gains are over tensor ops.",
+        "On {name}. Batch 4, {}. Mean ± standard deviation of {} steps after {} warm-up steps; a whole step is \
+         forward, backward, gradient clipping and AdamW. Gains are relative to tensor ops.",
         arguments.precision, arguments.steps, arguments.warmup
     ));
     Ok(table)
 }
 
-/// Forward, forward and backward, whole step of one form.
+/// Measures forward, forward and backward, and the whole step of one implementation.
 fn form_times(
     case: &model::Case,
     arguments: &Arguments,

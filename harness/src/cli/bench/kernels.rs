@@ -1,4 +1,4 @@
-//! `tilewright bench kernels`: what is bound by memory, and matrix products.
+//! `tilewright bench kernels`: times memory-bound kernels and matmuls.
 
 use std::io::Write;
 
@@ -16,21 +16,21 @@ use crate::cli::{CliError, Result, choose};
 pub struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// Which kernels, several with commas; all without it
+    /// Kernels, separated by commas. Default: all
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Kernel>,
-    /// Rows; 50000, and 8192 on the CPU
+    /// Number of rows. Default: 50000, or 8192 on the CPU
     #[arg(long)]
     rows: Option<usize>,
-    /// Elements of a row, several with commas; 1024, 2048, 4096 and 8192, and 1024 on the CPU
+    /// Elements per row, separated by commas. Default: 1024,2048,4096,8192, or 1024 on the CPU
     #[arg(long, value_delimiter = ',')]
     d: Vec<usize>,
-    /// Sizes of square matrix products, several with commas; 1024, 2048, 4096 and 8192, and 512 on the CPU
+    /// Sizes of square matmuls, separated by commas. Default: 1024,2048,4096,8192, or 512 on the CPU
     #[arg(long, value_delimiter = ',')]
     sizes: Vec<usize>,
 }
 
-/// Groups of kernels.
+/// A group of kernels: forward and backward, or variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Kernel {
@@ -70,12 +70,12 @@ impl Kernel {
         }
     }
 
-    /// What a kernel of the registry is timed with: its group, and the one operation of it that the kernel is.
+    /// Returns the group and the operation that time a kernel of the registry; `None` for attention kernels.
     fn of(kernel: &str) -> Option<(Kernel, Option<Op>)> {
-        // Rows that do not fit a tile go to a kernel of their own.
+        // Softmax of rows that do not fit into a tile is a separate kernel.
         let name = match kernel {
             "softmax_rows" | "softmax_wide_rows" => "softmax",
-            // The same work, told by memory what the other is told by arguments.
+            // The same work, with step control in device memory instead of arguments.
             "adamw_by" => "adamw_with_copy",
             other => other,
         };
@@ -87,7 +87,7 @@ impl Kernel {
     }
 }
 
-/// Words after the name of a kernel.
+/// Arguments after the name of a kernel.
 #[derive(Parser)]
 #[command(name = "tilewright bench KERNEL", max_term_width = 100)]
 struct Named {
@@ -101,7 +101,7 @@ pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
     let def = choose::kernel(name)?;
     let Some((group, op)) = Kernel::of(def.name) else {
         return Err(CliError::usage(
-            format!("`{}` is timed together with the other kernels of attention", def.name),
+            format!("`{}` is an attention kernel, and is timed with the other ones", def.name),
             "tilewright bench attention",
         ));
     };
@@ -125,7 +125,7 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     let widths = or(&arguments.d, &[1024, 2048, 4096, 8192], &[1024]);
     let sizes = or(&arguments.sizes, &[1024, 2048, 4096, 8192], &[512]);
     if rows == 0 || widths.contains(&0) || sizes.contains(&0) {
-        return Err(CliError::usage("there is nothing to time in an empty tensor", "rows, d and sizes are at least 1"));
+        return Err(CliError::usage("empty tensors cannot be timed", "rows, d and sizes must be at least 1"));
     }
     let wanted = if arguments.only.is_empty() { Kernel::value_variants() } else { &arguments.only };
     let all = wanted.iter().flat_map(|kernel| kernel.ops()).copied();
@@ -146,7 +146,7 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     recorder.finish(out)
 }
 
-/// Rows of the check: enough of them for the tiles of a large problem, and the same rest.
+/// Returns the number of rows of the check: enough for the tiles of a large problem, with the same remainder.
 fn checked_rows(rows: usize) -> usize {
     rows.min(4096 + rows % 64)
 }

@@ -1,4 +1,4 @@
-//! `tilewright bench launch`: how long the calling thread is busy with one launch.
+//! `tilewright bench launch`: times the host overhead of one kernel launch on the calling thread.
 
 use std::io::Write;
 use std::time::Instant;
@@ -18,10 +18,10 @@ use crate::cli::demo::case::{relative_error, tolerance};
 pub struct Arguments {
     #[command(flatten)]
     common: Common,
-    /// Rounds, each of which is one sample: the mean of its launches
+    /// Number of rounds; each is one sample, the mean of its launches
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Launches of a round; the driver's queue holds about a thousand, and a full one makes the thread wait
+    /// Launches per round; the driver's queue holds about a thousand, and a full queue blocks the thread
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     launches: u32,
 }
@@ -29,7 +29,7 @@ pub struct Arguments {
 const D: usize = 16;
 const EPS: f32 = 1e-5;
 
-/// RMSNorm of one row, through the struct that `#[kernel]` makes: four pointers, eight integers, a float.
+/// RMSNorm of one row, launched through the struct that `#[kernel]` generates: four pointers, eight integers, a float.
 struct Small {
     device: Device,
     x: Buffer<f32>,

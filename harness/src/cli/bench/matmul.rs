@@ -1,4 +1,4 @@
-//! Matrix products of `tilewright bench kernels`.
+//! Matmuls of `tilewright bench kernels`.
 
 use tilewright::codegen::lang::Precision;
 use tilewright::kernels::matmul::{self, Activation, Options};
@@ -11,20 +11,20 @@ use super::record::{Measured, Recorder, Row, Trouble, Work, accept};
 use crate::cli::Result;
 use crate::cli::demo::case::{relative_error, tolerance};
 
-/// What is computed, and how exactly.
+/// A matmul variant, and its tolerance.
 #[derive(Clone, Copy)]
 struct Case {
     options: Options,
     /// Whether a bias is added.
     bias: bool,
-    /// For the row; empty for the plain product.
+    /// `case` of the record row; empty for a plain matmul.
     name: &'static str,
     tolerance: f64,
     /// The activation in f64.
     then: fn(f64) -> f64,
 }
 
-/// Square products, n × n × n.
+/// Buffers of a square matmul, n × n × n.
 struct Product<T: Number> {
     device: Device,
     n: usize,
@@ -34,7 +34,7 @@ struct Product<T: Number> {
     c: Buffer<T>,
 }
 
-/// Size whose reference is computed; products of this size and larger ones use the same tiles.
+/// Size of the problem that is checked; larger matmuls use the same tiles.
 const CHECKED: usize = 256;
 
 impl<T: Number> Product<T> {
@@ -70,7 +70,7 @@ impl<T: Number> Product<T> {
     }
 }
 
-/// Measures products of size `n`.
+/// Measures matmuls of size `n`.
 pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: &mut Recorder) -> Result<()> {
     let wide = T::dtype().bytes() == 4;
     let plain =
@@ -82,7 +82,7 @@ pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: 
     let relu = Options { activation: Activation::Relu, ..Options::default() };
     let silu = Options { activation: Activation::Silu, ..Options::default() };
     let cases = match wide && device.is_cuda() {
-        // Products of tf32 keep ten bits of each factor.
+        // tf32 rounds each factor to ten mantissa bits.
         true => vec![
             of(Precision::Ieee, "ieee", 1e-5),
             of(Precision::Tf32x3, "tf32x3", 1e-5),

@@ -1,8 +1,8 @@
-//! `tilewright bench`: times of kernels, launches and compilations, each beside a check of what was timed.
+//! `tilewright bench`: benchmarks of kernels, models, collectives, launches and compilation.
 //!
-//! A kernel's results are held against an f64 reference before its time is taken, with the same tiles: a wrong kernel
-//! gets a reason in place of a time, and the command fails. Every row goes to the `--record` file as soon as it is known;
-//! the table comes last. `harness/records/README.md` says what the fields mean.
+//! A kernel's results are checked against an f64 reference with the same tiles before it is timed: a wrong kernel gets
+//! an error message in place of a time, and the command fails. Every row is appended to the `--record` file as soon as
+//! it is measured; the table is printed at the end. `harness/records/README.md` documents the fields.
 
 mod attention;
 pub(crate) mod attention_check;
@@ -48,47 +48,47 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Subject {
-    /// FlashAttention-2: forward, backward, and both, with the tiles that you name or a sweep over many; with --kinds, attention
-    /// as models use it
+    /// FlashAttention-2: forward, backward, and both, with given tiles or a sweep; with --kinds, attention under
+    /// autograd
     Attention(attention::Arguments),
     /// Transformers, end to end: forward, backward, optimizer
     Model(Box<model::Arguments>),
-    /// Norms, forward and backward: in tensor ops and by our kernels
+    /// Norms, forward and backward: tensor ops against our kernels
     Norm(norm::Arguments),
-    /// What fusing is worth: attention and whole models in tensor ops, and by our kernels
+    /// Fusion: attention and whole models in tensor ops, against our kernels
     Fused(fused::Arguments),
-    /// All other kernels: those that are bound by memory, and matrix products
+    /// All other kernels: memory-bound kernels, and matmuls
     Kernels(kernels::Arguments),
-    /// A copy within the device's memory: the most that a memory-bound kernel can reach
+    /// A copy within device memory: the upper bound of memory-bound kernels
     Copy(copy::Arguments),
-    /// Collectives between ranks: all-reduce and others, by size, number of ranks and back end
+    /// Collectives: all-reduce and others, by size, number of ranks and backend
     Comm(comm::Arguments),
-    /// Training steps on many ranks: time, communication, and how much of it backward hides, by form and bucket size
+    /// Data-parallel training steps: time, communication and its overlap with backward, by scheme and bucket size
     Ddp(ddp::Arguments),
-    /// Memory and time of a step with the optimizer's state whole and shared out
+    /// Memory and time of a step with replicated and with sharded optimizer state (ZeRO-1)
     Shard(shard::Arguments),
-    /// How long it takes to issue a launch
+    /// Host overhead of a kernel launch
     Launch(launch::Arguments),
-    /// How long each phase takes from a kernel to PTX, a hit in the cache on disk, and a process until its first launch is done
+    /// Compile time by phase, cache hits, and the time from process start to the first launch
     Compile(compile::Arguments),
     /// One kernel by its name in `tilewright list`, with the options of `kernels`
     #[command(external_subcommand)]
     Kernel(Vec<String>),
 }
 
-/// What all benchmarks take.
+/// Arguments of all kernel benchmarks.
 #[derive(Args)]
 struct Common {
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
-    /// Append the rows to this file as they are found, a JSON object a line
+    /// Append each row to this file when it is measured, as JSON lines
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// How long each kernel runs before it is timed, in milliseconds, at most a day
+    /// Warm-up time of each kernel, in milliseconds, at most a day
     #[arg(long, value_name = "MS", default_value_t = 100.0, value_parser = milliseconds)]
     warmup_ms: f64,
-    /// How long each kernel is timed, in milliseconds, at most a day
+    /// Measurement time of each kernel, in milliseconds, at most a day
     #[arg(long, value_name = "MS", default_value_t = 400.0, value_parser = milliseconds)]
     rep_ms: f64,
     #[command(flatten)]
@@ -96,7 +96,7 @@ struct Common {
 }
 
 impl Common {
-    /// The device, and what takes the rows of a benchmark.
+    /// Opens the device, and a recorder for the rows of a benchmark.
     fn open(&self, subject: &str) -> Result<(Device, Recorder)> {
         let device = open(self.device)?;
         self.outputs.check_beside(&self.record)?;

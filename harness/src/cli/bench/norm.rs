@@ -1,4 +1,4 @@
-//! `tilewright bench norm`: norms in tensor ops and by our kernels.
+//! `tilewright bench norm`: times norms in tensor ops and by our kernels.
 
 use std::io::Write;
 
@@ -17,26 +17,26 @@ use crate::train;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Rows; 50000, and 2000 on the CPU
+    /// Number of rows. Default: 50000, or 2000 on the CPU
     #[arg(long)]
     rows: Option<usize>,
-    /// Elements of a row
+    /// Elements per row, separated by commas
     #[arg(long, value_name = "WIDTHS", value_delimiter = ',', default_value = "1024,2048,4096,8192")]
     widths: Vec<usize>,
-    /// f32, bf16 or f16
+    /// Element type: f32, bf16 or f16
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
     dtype: String,
-    /// Measured runs; 100, and 5 on the CPU
+    /// Number of measured runs. Default: 100, or 5 on the CPU
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
     #[command(flatten)]
     outputs: Outputs,
 }
 
-/// What is timed.
+/// A norm and its implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Subject {
     RmsInOps,
@@ -74,7 +74,7 @@ impl Subject {
     }
 }
 
-/// x / √(mean(x²) + ε) · w, an op at a time.
+/// Computes x / √(mean(x²) + ε) · w, one tensor op at a time.
 fn scaled(x: &Tensor, w: &Tensor) -> CandleResult<Tensor> {
     let spread = (x.sqr()?.mean_keepdim(D::Minus1)? + EPS)?.sqrt()?;
     x.broadcast_div(&spread)?.broadcast_mul(w)
@@ -91,7 +91,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (rows, runs) = if device.is_cpu() { (2000, 5) } else { (50_000, 100) };
     let (rows, runs) = (arguments.rows.unwrap_or(rows), arguments.runs.unwrap_or(runs).max(1));
     if rows == 0 || arguments.widths.contains(&0) {
-        return Err(CliError::usage("there are no rows of this shape", "--rows and --widths are at least 1"));
+        return Err(CliError::usage("rows of this shape are empty", "--rows and --widths must be at least 1"));
     }
     let dtype = match arguments.dtype.as_str() {
         "bf16" => DType::BF16,
@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             let measured = match fitted(measure(subject, [rows, width], dtype, &device, runs))? {
                 Fitted::Yes(found) => Some(found),
                 Fitted::No(why) => {
-                    notes.push(format!("{}, width {width}: {why}", subject.name()));
+                    notes.push(format!("{}, d {width}: {why}", subject.name()));
                     None
                 }
             };
@@ -114,7 +114,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
     }
     notes.push(format!(
-        "On {}. Mean ± standard deviation of {runs} runs, each waited for; backward makes the gradients of rows and weights.",
+        "On {}. Mean ± standard deviation of {runs} runs, with a synchronization after each; backward computes the \
+         gradients of rows and weights.",
         device_info(&device)?.name
     ));
     Ok(arguments.outputs.write(report(&found, rows, dtype, notes), out)?)
@@ -127,7 +128,7 @@ fn measure(
     device: &Device,
     runs: usize,
 ) -> train::Result<Found> {
-    // Tensor ops keep five tensors of this size in f32, and make two more at a time backward.
+    // Tensor ops save five f32 tensors of this size, and allocate two more at a time in backward.
     expect_memory(device, 8.0 * 4.0 * rows as f64 * width as f64)?;
     let specs = vec![ParamSpec::vector("weight", width, Init::Ones), ParamSpec::vector("bias", width, Init::Zeros)];
     let params = Params::new(specs, device, 0)?;
@@ -151,7 +152,7 @@ fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, 
     let columns = [
         Column::text("norm"),
         Column::integer("rows"),
-        Column::integer("width"),
+        Column::integer("d"),
         Column::text("dtype"),
         Column::number("forward").unit("ms"),
         Column::number("backward").unit("ms"),
@@ -183,7 +184,7 @@ fn report(found: &[(Subject, usize, Option<Found>)], rows: usize, dtype: DType, 
             });
             Series::new(subject.name(), points)
         });
-        report = report.plot(Plot::lines(name, title, Axis::log2("width"), Axis::log10("ms"), lines.into()));
+        report = report.plot(Plot::lines(name, title, Axis::log2("d"), Axis::log10("ms"), lines.into()));
     }
     report
 }

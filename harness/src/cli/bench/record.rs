@@ -1,4 +1,4 @@
-//! Rows of measurements: a file of JSON lines to keep, and a table to read.
+//! Records rows of measurements: appends them to a file of JSON lines, and prints a table.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,18 +11,18 @@ use tilewright::bench::Timing;
 use crate::cli::{CliError, Result};
 use crate::report::{Axis, Bar, Cell, Column, Outputs, Plot, Report, Table};
 
-/// One measurement. `harness/records/README.md` says what the fields mean.
+/// One measurement. `harness/records/README.md` documents the fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Row {
     pub commit: Option<String>,
     pub device: String,
     pub driver: Option<String>,
-    /// Whose time it is, where it is not ours.
+    /// The implementation, if it is not ours.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
     pub kernel: String,
     pub shape: Vec<usize>,
-    /// What else tells the problem apart: `causal`, or a precision.
+    /// Further properties of the problem: `causal`, or a precision.
     pub case: Option<String>,
     pub dtype: String,
     pub tiles: Option<String>,
@@ -34,30 +34,30 @@ pub struct Row {
     pub n: Option<usize>,
     pub tflops: Option<f64>,
     pub gbps: Option<f64>,
-    /// Of the rate that a copy reaches.
+    /// `gbps` relative to a copy, or `tflops` relative to a large matmul.
     pub fraction: Option<f64>,
     /// Largest relative error of the checked outputs.
     pub error: Option<f64>,
-    /// Why there is no time.
+    /// The error, if there is no time.
     pub failed: Option<String>,
 }
 
-/// What one run does, for its rate.
+/// The work of one run, for its rate.
 #[derive(Clone, Copy, Debug)]
 pub enum Work {
     Flop(f64),
-    /// Bytes that must move, and the rate of a copy in GB/s where it is known.
+    /// Bytes read and written, and the bandwidth of a copy in GB/s if it is known.
     Bytes(f64, Option<f64>),
-    /// No rate makes sense.
+    /// No rate is computed.
     None,
 }
 
-/// Why something has no time.
+/// Why a measurement has no time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Trouble {
-    /// It computes something else: always a failure.
+    /// The result is wrong: always a failure of the command.
     Wrong(String),
-    /// It does not compile or launch, as some tiles of a sweep may not.
+    /// It does not compile or launch, which is expected of some tiles of a sweep.
     Cannot(String),
 }
 
@@ -67,10 +67,13 @@ impl From<tilewright::Error> for Trouble {
     }
 }
 
-/// A time and the error of what was timed, or why there is none.
+/// A time and the relative error of the results, or why there is none.
 pub type Measured = Result<(Timing, f64), Trouble>;
 
-/// Fails where an error is above what rounding explains.
+/// Returns `error`.
+///
+/// # Errors
+/// The error exceeds `tolerance`.
 pub fn accept(what: &str, error: f64, tolerance: f64) -> Result<f64, Trouble> {
     match error <= tolerance {
         true => Ok(error),
@@ -81,7 +84,7 @@ pub fn accept(what: &str, error: f64, tolerance: f64) -> Result<f64, Trouble> {
 }
 
 impl Row {
-    /// A row about `kernel`, before anything is measured.
+    /// Creates a row without a measurement.
     pub fn new(kernel: &str, shape: &[usize], dtype: &str) -> Row {
         Row { kernel: kernel.to_string(), shape: shape.to_vec(), dtype: dtype.to_string(), ..Row::default() }
     }
@@ -96,7 +99,7 @@ impl Row {
         self
     }
 
-    /// With the statistics of a timing.
+    /// Adds the statistics of a timing.
     pub fn timed(mut self, timing: &Timing, work: Work) -> Row {
         self.mean_ms = Some(timing.mean);
         self.median_ms = Some(timing.median);
@@ -114,7 +117,7 @@ impl Row {
         self
     }
 
-    /// With what a measurement gave.
+    /// Adds the result of a measurement.
     pub fn measured(mut self, measured: &Measured, work: Work) -> Row {
         match measured {
             Ok((timing, error)) => {
@@ -128,7 +131,7 @@ impl Row {
         }
     }
 
-    /// What tells a row apart, in words.
+    /// Returns kernel, shape with case, dtype and tiles, as text.
     fn words(&self) -> [String; 4] {
         let shape: Vec<String> = self.shape.iter().map(usize::to_string).collect();
         let shape = format!("{} {}", shape.join("×"), self.case.as_deref().unwrap_or_default());
@@ -138,7 +141,7 @@ impl Row {
 
     fn cells(&self) -> [Cell; 12] {
         let [kernel, shape, dtype, tiles] = self.words();
-        // A single run has no spread.
+        // A single run has no percentiles.
         let spread = |ms: Option<f64>| Cell::from(ms.filter(|_| self.n > Some(1)));
         [
             Cell::from(kernel),
@@ -157,7 +160,7 @@ impl Row {
     }
 }
 
-/// Takes rows: each goes to the file at once, so that a run that is cut short keeps what it found.
+/// Collects rows. Each is written to the file immediately, so that an interrupted run keeps its rows.
 pub struct Recorder {
     commit: Option<String>,
     device: String,
@@ -165,16 +168,16 @@ pub struct Recorder {
     file: Option<(PathBuf, File)>,
     rows: Vec<Row>,
     failures: usize,
-    /// What was measured, and files for the table.
+    /// Name of the report, and the files to write it to.
     subject: String,
     outputs: Outputs,
 }
 
 impl Recorder {
-    /// For measurements on `device`.
+    /// Creates a recorder for measurements on `device`.
     ///
     /// # Errors
-    /// A file that cannot be written.
+    /// The file cannot be written.
     pub fn new(device: &Device, commit: Option<&str>, json: Option<&Path>) -> Result<Recorder> {
         let open = |path: &Path| {
             let file = crate::files::append(path);
@@ -193,14 +196,14 @@ impl Recorder {
         })
     }
 
-    /// With files for the table of a benchmark.
+    /// Sets the name of the benchmark and the files for its table.
     pub fn writing(mut self, subject: &str, outputs: Outputs) -> Recorder {
         self.subject = format!("bench-{subject}");
         self.outputs = outputs;
         self
     }
 
-    /// Keeps a row; one that failed makes the command fail.
+    /// Records a row. A row without a time makes the command fail.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -209,7 +212,7 @@ impl Recorder {
         self.keep(row)
     }
 
-    /// Keeps a row of a sweep, where a choice that the device has no room for is a finding and no failure.
+    /// Records a row of a sweep. Tiles that do not compile or launch do not make the command fail; wrong results do.
     ///
     /// # Errors
     /// As [`Recorder::push`].
@@ -228,10 +231,10 @@ impl Recorder {
         Ok(())
     }
 
-    /// Prints the table, the failures below it, and writes the files.
+    /// Prints the table and the errors of rows, and writes the files.
     ///
     /// # Errors
-    /// Any row failed, or a file cannot be written.
+    /// A row failed, or a file cannot be written.
     pub fn finish(self, out: &mut dyn Write) -> Result<()> {
         let driver = self.driver.as_ref().map(|driver| format!(", driver for CUDA {driver}")).unwrap_or_default();
         writeln!(out, "{}{driver}", self.device)?;
@@ -268,7 +271,7 @@ impl Recorder {
             Column::integer("n"),
             Column::number("rate").unit("TFLOP/s").significant(3),
             Column::number("rate").unit("GB/s").significant(3),
-            Column::number("of a copy").unit("%").decimals(0),
+            Column::number("of copy bandwidth").unit("%").decimals(0),
             Column::number("error").significant(2),
         ];
         let mut table = Table::new(&self.subject, "Times of kernels", columns);
@@ -278,7 +281,7 @@ impl Recorder {
         table.without_empty_columns()
     }
 
-    /// Medians as bars, from the 20th to the 80th percentile around them.
+    /// Plots medians as bars, with the 20th to 80th percentile as error bars.
     fn plot(&self) -> Plot {
         let bar = |row: &Row| {
             let median = row.median_ms?;

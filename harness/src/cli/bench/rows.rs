@@ -1,4 +1,4 @@
-//! The kernels that are bound by memory: what each reads and writes, and how it is checked.
+//! Memory-bound kernels of `bench kernels`: their buffers, bytes moved, and checks against f64 references.
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
@@ -13,7 +13,7 @@ use super::data::{Number, normal, values};
 use super::record::{Trouble, accept};
 use crate::cli::demo::case::{relative_error, tolerance};
 
-/// One pass over rows.
+/// A row-wise or element-wise kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     WeightedSum,
@@ -94,8 +94,8 @@ impl Op {
         }
     }
 
-    /// Bytes that must move for each element of the rows, whose type has `size` bytes. What is as small as a row or a
-    /// column does not count.
+    /// Returns the bytes read and written per element of the rows, whose element type has `size` bytes. Tensors of the
+    /// size of a row or a column are not counted.
     pub fn bytes_per_element(self, size: usize) -> usize {
         match self {
             Op::WeightedSum | Op::ColumnSum | Op::CrossEntropy => size,
@@ -103,21 +103,21 @@ impl Op {
             Op::CrossEntropyBackward | Op::RopeFrom | Op::RopeAt => 2 * size,
             Op::RmsNormBackward | Op::LayerNormBackward | Op::SiluBackward | Op::Swiglu => 3 * size,
             Op::SwigluBackward => 5 * size,
-            // The gradient; each row of the table that it is added to, read and written in f32.
+            // The gradient is read; the rows of the f32 table to which it is added are read and written.
             Op::EmbeddingBackward => size + 8,
-            // Parameter and two moments, read and written in f32, and the gradient.
+            // Parameter and two moments are read and written in f32; the gradient is read.
             Op::AdamW => 24 + size,
             Op::AdamWWithCopy => 26 + size,
             Op::AdamWOfTwo => 26 + 2 * size,
-            // To bf16, or from it.
+            // From f32 to bf16, or back.
             Op::Cast => 6,
-            // Two parts, and the average in two places.
+            // Two gradients are read; their average is written twice.
             Op::RankSum => 4 * size,
         }
     }
 }
 
-/// Outputs that are checked.
+/// An output that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
     Y,
@@ -133,42 +133,43 @@ enum Output {
     Wide,
 }
 
-/// Everything that the kernels read and write, allocated once.
+/// Inputs and outputs of all kernels, allocated once.
 pub struct Rows<T: Number> {
     device: Device,
     rows: usize,
     d: usize,
     x: Buffer<T>,
-    /// A second input in the shape of x.
+    /// A second input with the shape of x.
     b: Buffer<T>,
     w: Buffer<T>,
     bias: Buffer<T>,
     grad_y: Buffer<T>,
-    /// The gradient of a result that is one number a row.
+    /// The gradient of an output with one number per row.
     grad_sum: Buffer<f32>,
-    /// A class of each row, and a row of the table; places of tokens.
+    /// Class of each row, index of a table row, or position of a token, depending on the kernel.
     targets: Buffer<i64>,
     frequencies: Buffer<f64>,
-    /// Results in the shape of x.
+    /// Outputs with the shape of x.
     y: Buffer<T>,
     y2: Buffer<T>,
-    /// Results that are one number a row.
+    /// Outputs with one number per row.
     sum: Buffer<f32>,
     rstd: Buffer<f32>,
     mean: Buffer<f32>,
     lse: Buffer<f32>,
-    /// Results that are one number a column.
+    /// Outputs with one number per column.
     grad_w: Buffer<f32>,
     grad_b: Buffer<f32>,
-    /// As many rows as there are classes.
+    /// Embedding gradient: one row per class.
     table: Buffer<f32>,
     /// Parameters and moments.
     p: Buffer<f32>,
     m: Buffer<f32>,
     v: Buffer<f32>,
-    /// What a step is told by memory: its rates, then the gradient's factor, and that it is made.
+    /// Step control in device memory: learning rate, spread and decay, then the gradient's scale and a flag that the
+    /// step is applied.
     told: Buffer<f64>,
-    /// In the shape of x, in the types that x is converted to.
+    /// Outputs with the shape of x, in the types that x is cast to.
     narrow: Buffer<bf16>,
     wide: Buffer<f32>,
 }
@@ -176,16 +177,16 @@ pub struct Rows<T: Number> {
 const EPS: f32 = 1e-5;
 const BASE: f64 = 10_000.0;
 const NO_CLASS: i64 = -100;
-/// Rows of the table whose gradient is summed.
+/// Rows of the embedding table.
 const VOCABULARY: usize = 10_000;
 
 impl<T: Number> Rows<T> {
-    /// The statistics of rows are those of the inputs, for the backward passes.
+    /// Allocates random inputs and poisoned outputs.
     pub fn new(device: &Device, rows: usize, d: usize) -> tilewright::Result<Rows<T>> {
-        // Classes are columns for one kernel and rows of a table for another.
+        // Classes index columns in cross-entropy, and table rows in the embedding's backward.
         let classes = VOCABULARY.min(d);
         let n = elements(&[rows, d])?;
-        // On the host whatever the device: classes. On the CPU the tensors, too.
+        // The classes are in host memory on every device; on the CPU, the tensors are too.
         expect_host_memory(8.0 * rows as f64)?;
         device.expect_memory(n as f64 * (5 * size_of::<T>() + 18) as f64 + 4.0 * elements(&[classes, d])? as f64)?;
         let targets: Vec<i64> = (0..rows).map(|row| (row % classes * 7919 % classes) as i64).collect();
@@ -223,7 +224,7 @@ impl<T: Number> Rows<T> {
         Ok(new)
     }
 
-    /// Outputs become no numbers; what is updated becomes what it was.
+    /// Fills outputs with NaN, and resets tensors that are updated in place.
     fn clean(&mut self) -> tilewright::Result<()> {
         for buffer in [&mut self.y, &mut self.y2] {
             buffer.poison()?;
@@ -239,7 +240,7 @@ impl<T: Number> Rows<T> {
         self.p.copy_from(p.view())
     }
 
-    /// Runs what `op` needs the results of.
+    /// Runs the forward kernel that `op` depends on, and resets the outputs.
     pub fn before(&mut self, op: Op) -> tilewright::Result<()> {
         match op {
             Op::RmsNormBackward => self.run(Op::RmsNorm),
@@ -249,7 +250,7 @@ impl<T: Number> Rows<T> {
         }?;
         self.clean()?;
         match op {
-            // In place.
+            // The average is computed in place.
             Op::RankSum => self.y.copy_from(self.b.view()),
             _ => Ok(()),
         }
@@ -337,7 +338,7 @@ impl<T: Number> Rows<T> {
                 _ => cast::forward(device, x, TensorMut::dense(self.wide.view_mut(), shape)?),
             },
             Op::RankSum => {
-                // Averages stay numbers, however often they are taken.
+                // Averages, unlike sums, stay finite over repeated runs.
                 let ranks = rank_sum::Ranks { rank: 0, world: 2, average: true };
                 let (x, copy) = ((self.x.view(), self.x.len()), self.y2.view_mut());
                 rank_sum::reduce(device, self.y.view_mut(), x, Some(copy), ranks, None)
@@ -345,7 +346,7 @@ impl<T: Number> Rows<T> {
         }
     }
 
-    /// What `op` should write, in f64.
+    /// Computes the expected outputs of `op` in f64.
     fn expected(&self, op: Op) -> tilewright::Result<Vec<(Output, Vec<f64>)>> {
         let (d, eps) = (self.d, f64::from(EPS));
         let x = values(&self.x)?;
@@ -396,7 +397,7 @@ impl<T: Number> Rows<T> {
             }
             Op::AdamW | Op::AdamWWithCopy | Op::AdamWOfTwo => {
                 let gradient = match op {
-                    // Rounded to the gradients' type, as their all-reduce would be.
+                    // Rounded to the gradients' dtype, as an all-reduce would round them.
                     Op::AdamWOfTwo => {
                         let average = rank_sum::reference(&[grad_y, x], true);
                         average.into_iter().map(|g| T::from_f32(g as f32).to_f64()).collect()
@@ -419,7 +420,7 @@ impl<T: Number> Rows<T> {
         })
     }
 
-    /// What is there, and the largest error that rounding explains.
+    /// Returns the values of an output, and the tolerance of its dtype.
     fn found(&self, output: Output) -> tilewright::Result<(Vec<f64>, f64)> {
         let exact = tolerance(DType::F32);
         Ok(match output {
@@ -437,7 +438,7 @@ impl<T: Number> Rows<T> {
         })
     }
 
-    /// The largest error of what `op` just wrote, once, on clean outputs.
+    /// Returns the largest error of the outputs after one run of `op` on reset outputs.
     pub fn check(&mut self, op: Op) -> Result<f64, Trouble> {
         let mut worst = 0.0_f64;
         for (output, want) in self.expected(op)? {
@@ -448,7 +449,7 @@ impl<T: Number> Rows<T> {
     }
 }
 
-/// Elements of a head for rotations of rows of `d` elements: even, and a part of d; 0 where there is none.
+/// Returns an even head dimension that divides `d`, for RoPE; 0 if there is none.
 fn head(d: usize) -> usize {
     [64, 2].into_iter().find(|&head| d.is_multiple_of(head)).unwrap_or(0)
 }

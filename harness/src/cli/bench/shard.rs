@@ -1,4 +1,4 @@
-//! `tilewright bench shard`: what sharing the optimizer's state out saves, and costs.
+//! `tilewright bench shard`: measures memory and time of optimizer-state sharding.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -20,39 +20,40 @@ use crate::ops::memory::kernel_device;
 use crate::report::{Cell, Column, Outputs, Report, Table};
 use crate::train;
 
-/// Without ranks from outside (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process, and what the process
-/// holds is all ranks' together.
+/// Without a launcher (`tilewright launch`, mpirun, torchrun, srun), ranks are threads of this process, and memory is
+/// measured over all ranks together.
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
     work: Work,
-    /// Most megabytes (10⁶ bytes) of a bucket; 25, between GPUs more for large models
+    /// Maximum bucket size in megabytes (10⁶ bytes). Default: 25; between GPUs, larger for large models
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     bucket_mb: Option<f64>,
-    /// Most multiprocessors that NCCL takes while backward goes on; 0 is NCCL's own choice
+    /// Maximum number of CTAs (SMs) of NCCL during the backward pass; 0 leaves it to NCCL
     #[arg(long, value_name = "N", default_value_t = NCCL_CTAS)]
     nccl_ctas: u32,
-    /// Let copy engines carry what is sent while backward goes on, between GPUs of one host
+    /// Use copy engines for communication during the backward pass, between GPUs of one host
     #[arg(long)]
     copy_engines: bool,
-    /// For how many multiprocessors less matrix products are made while gradients travel; auto: as many as NCCL takes
+    /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
+    /// NCCL uses
     #[arg(long, value_name = "N", default_value = "auto", value_parser = leave_sms)]
     leave_sms: LeaveSms,
     #[command(flatten)]
     outputs: Outputs,
 }
 
-/// What one way of keeping the state gave: bytes of the rank that has most.
+/// The result of one sharding mode: bytes of the rank that has the most.
 struct Found {
     size: String,
     shard: Option<Mode>,
     parameters: f64,
     gradients: f64,
     optimizer: f64,
-    /// Peaks after initialisation, before the update and after it.
+    /// Peak memory after initialization, before the update and after the update.
     peaks: Option<[f64; 3]>,
     milliseconds: Vec<f64>,
-    /// Milliseconds in which parameters travelled after the update.
+    /// Mean time per step of the collectives that distribute updated parameters, in milliseconds.
     sending: f64,
 }
 
@@ -106,23 +107,24 @@ fn measure(work: &Work, models: &[(String, Config)], ddp: DdpOptions, comm: Arc<
     Ok(World { back_end: comm.back_end(), ranks: comm.world(), found })
 }
 
-/// The most memory since a moment: on a GPU what is allocated there, else what the process has resident, where the system tells it.
+/// Peak memory since [`Peak::start`]: allocated bytes on a GPU, else the resident memory of the process where the
+/// system reports it.
 struct Peak(&'static tilewright::Device);
 
 impl Peak {
-    /// Forgets earlier peaks.
+    /// Resets the peak.
     fn start(work: &Work) -> train::Result<Peak> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = kernel_device(&model_device(work.device).map_err(other)?)?;
-        // What the case before this one had is given back by then.
+        // Wait until the memory of the previous case is freed.
         device.synchronize()?;
         device.restart_peak_memory()?;
-        // Linux: 5 sets the peak to what is resident now. Elsewhere there is no such file, and no peak either.
+        // Linux: 5 resets the peak resident set size. Other systems do not have this file, and no peak is reported.
         let _ = std::fs::write("/proc/self/clear_refs", "5");
         Ok(Peak(device))
     }
 
-    /// Bytes.
+    /// Returns the peak in bytes; `None` where the system does not report it.
     fn read(&self) -> train::Result<Option<f64>> {
         self.0.synchronize()?;
         if let Some(bytes) = self.0.peak_memory()? {
@@ -144,25 +146,25 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::number("parameters").unit("MB"),
         Column::number("gradients").unit("MB"),
         Column::number("state").unit("MB"),
-        Column::number("a fair part").unit("MB"),
-        Column::number("after initialisation").unit("MB"),
+        Column::number("ideal shard").unit("MB"),
+        Column::number("after initialization").unit("MB"),
         Column::number("before the update").unit("MB"),
         Column::number("after the update").unit("MB"),
-        Column::number("activations and rest").unit("MB"),
+        Column::number("activations and other").unit("MB"),
         Column::number("saved").unit("MB"),
         Column::number("saved, predicted").unit("MB").key("saved_predicted_mb"),
         Column::number("step").unit("ms"),
-        Column::number("parameters travel").unit("ms").key("travel_ms"),
-        Column::number("of the step").unit("%").decimals(1).key("travel_percent"),
+        Column::number("parameter sync").unit("ms").key("parameter_sync_ms"),
+        Column::number("parameter sync").unit("%").decimals(1).key("parameter_sync_percent"),
     ];
-    let mut table = Table::new("shard", "Memory and time with the optimizer's state whole and shared out", columns);
+    let mut table = Table::new("shard", "Memory and time with replicated and sharded optimizer state", columns);
     let mb = |bytes: f64| Cell::from(bytes / 1e6);
     for world in worlds {
         for found in &world.found {
             let name = match found.shard {
-                None => "whole",
-                Some(Mode::Broadcast) => "shared out, broadcast",
-                Some(Mode::Zero1) => "shared out, ZeRO-1",
+                None => "replicated",
+                Some(Mode::Broadcast) => "sharded, broadcast",
+                Some(Mode::Zero1) => "sharded, ZeRO-1",
             };
             let parts = if found.shard.is_some() { world.ranks as f64 } else { 1.0 };
             let state = found.parameters + found.gradients + found.optimizer;
@@ -195,14 +197,15 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let table = table
         .note(
             models_note(models, work)
-                + " Each number is that of the rank that has most. A fair part of AdamW's state is 8 bytes a parameter, by the ranks \
-                   that share it.",
+                + " Each number is that of the rank that has the most. The ideal shard of AdamW's state is 8 bytes per \
+                   parameter, divided by the number of ranks that shard it.",
         )
         .note(
-            "Peaks: memory that is allocated on a GPU; on the CPU the process's resident memory, libraries and caches included, and where \
-             ranks are threads of one process all ranks together. Saved is what the peak after the update is lower than with the state \
-             whole; predicted is what of 8 bytes a parameter other ranks have.",
+            "Peaks: allocated memory on a GPU; on the CPU the resident memory of the process, including libraries and \
+             caches, and of all ranks together if they are threads. Saved is the reduction of the peak after the \
+             update relative to the replicated state; predicted is the part of the 8 bytes per parameter that other \
+             ranks hold.",
         )
         .without_empty_columns();
-    Report::new("shard", "Sharing the optimizer's state out").table(table)
+    Report::new("shard", "Optimizer-state sharding").table(table)
 }

@@ -1,7 +1,8 @@
-//! What a process waits for before its first kernel has run: its own start, the device, the cache, the driver.
+//! Times the start of a process until its first kernel has run: process start, device, cache, driver.
 //!
-//! The program starts itself again, once with an empty cache and then with what that process left there. Each child launches
-//! FlashAttention-2's forward kernel once, as users do, checks the result, and says where its time went.
+//! The program starts itself as a subprocess, once with an empty cache and then with the cache that the first one
+//! filled. Each child launches FlashAttention-2's forward kernel once, as users do, checks the result, and prints the
+//! time of each part.
 
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime};
@@ -18,21 +19,21 @@ use super::record::{Recorder, Row, Work};
 use crate::cli::run::{Choice, open};
 use crate::cli::{CliError, Result};
 
-/// What the time until the end of the first launch is made of, in order; the last part is whatever no other one has.
+/// The parts of the time until the end of the first launch, in order. The last one is the remainder.
 const PARTS: [&str; 6] =
     ["start program", "start device", "start memory", "start lookup", "start load", "start launch"];
 
-/// Heads and length of the attention.
+/// Number of heads, and sequence length.
 const HEADS: usize = 2;
 const LENGTH: usize = 128;
 
-/// Environments of children beside the cache: what rows call them, and variables.
+/// Environments of the children: `case` of their rows, and variables in addition to the cache's.
 const WARM: (&str, &[(&str, &str)]) = ("from the cache", &[]);
 const WARM_WITHOUT_DRIVER: (&str, &[(&str, &str)]) =
-    ("from the cache, the driver's off", &[("CUDA_CACHE_DISABLE", "1")]);
+    ("from the cache, driver cache off", &[("CUDA_CACHE_DISABLE", "1")]);
 
-/// Rows of one child with an empty cache, and medians of `count` that find its artifact there. On a GPU again without the driver's own
-/// cache of machine code: what of the time is the driver's compilation.
+/// Records rows of one child with an empty cache, and medians of `count` children with a warm cache. On a GPU, also
+/// with the driver's own cache of machine code disabled, which shows the driver's compile time.
 pub fn measure(recorder: &mut Recorder, device: &Device, d: usize, count: u32) -> Result<()> {
     let folder = Scratch::new("start");
     let rows = |recorder: &mut Recorder, case: &str, children: &[[f64; PARTS.len()]]| -> Result<()> {
@@ -65,12 +66,13 @@ fn child(folder: &Scratch, variables: &[(&str, &str)]) -> Result<[f64; PARTS.len
     let output = command.args(["--first-launch-of", &now.as_nanos().to_string()]).output();
     let output = output.map_err(|error| failure(&error))?;
     if !output.status.success() {
-        return Err(failure(&"the process that was to make it failed"));
+        return Err(failure(&"the subprocess failed"));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| failure(&error))
 }
 
-/// Launches once, in a process that was started `since` the Unix epoch: milliseconds of each of the parts.
+/// Launches once and returns the milliseconds of each part. `since` is the start of the process in nanoseconds after
+/// the Unix epoch.
 pub fn first_launch(choice: Option<Choice>, d: usize, since: u128) -> Result<[f64; PARTS.len()]> {
     let started = Duration::from_nanos(u64::try_from(since).unwrap_or(u64::MAX));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -96,7 +98,7 @@ pub fn first_launch(choice: Option<Choice>, d: usize, since: u128) -> Result<[f6
     device.synchronize()?;
     let whole = begin.elapsed();
     let trace = recording.finish()?;
-    // Equal values, whatever their weights are, have themselves as their mean.
+    // Attention over equal values returns that value, whatever the weights.
     if o.to_vec()? != ones {
         return Err(CliError::Failure("wrong result: attention over ones is not one".into()));
     }

@@ -1,20 +1,20 @@
-//! Tiles of attention on the command line, and the ones that a sweep tries.
+//! Parses attention tiles on the command line, and lists the tiles of a sweep.
 //!
-//! `64,128,4,2` are q_tile, k_tile, warps and stages; words after them say what the compiler would choose otherwise: `ws`
-//! (loads by warps of their own), `turns` (which take turns), `ov` (products under the next iteration's arithmetic), `bulk` (bulk
-//! copies), `wgmma` (f32 by warpgroups), or the same with `no-` before.
+//! `64,128,4,2` are q_tile, k_tile, warps and stages. Further words override the compiler's schedule: `ws` (warp
+//! specialization), `turns` (ping-pong scheduling of the consumer warpgroups), `ov` (asynchronous MMAs overlap the next
+//! iteration's arithmetic), `bulk` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`.
 
 use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::Tiles;
 use tilewright::kernels::attention::config::Pass;
 
-/// Reads `q_tile,k_tile,warps,stages`.
+/// Parses `q_tile,k_tile,warps,stages` and schedule hints.
 pub fn parse(text: &str) -> Result<Tiles, String> {
     let words: Vec<&str> = text.split(',').map(str::trim).collect();
     let (given, hints) = words.split_at(words.len().min(4));
     let numbers: Vec<usize> = given
         .iter()
-        .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is no number: write q_tile,k_tile,warps,stages")))
+        .map(|n| n.trim().parse().map_err(|_| format!("`{n}` is not a number: expected q_tile,k_tile,warps,stages")))
         .collect::<Result<_, _>>()?;
     let &[q_tile, k_tile, warps, stages] = &numbers[..] else {
         return Err(format!("{} numbers where four are expected: q_tile,k_tile,warps,stages", numbers.len()));
@@ -41,7 +41,7 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
             "wgmma" => &mut tiles.schedule.wgmma_f32,
             _ => {
                 return Err(format!(
-                    "`{hint}` is no hint: after four numbers come ws, turns, ov, bulk, wgmma, or no-ws and so on"
+                    "`{hint}` is not a hint: expected ws, turns, ov, bulk or wgmma, or one of them with the prefix no-"
                 ));
             }
         };
@@ -50,10 +50,10 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     Ok(tiles)
 }
 
-/// Largest tile along queries or keys; the check's lengths are more than this.
+/// Largest tile along queries or keys. The lengths of checked problems exceed it.
 pub const MAX_TILE: usize = 512;
 
-/// As [`parse`] reads it.
+/// Formats tiles as [`parse`] reads them.
 pub fn text(tiles: Tiles) -> String {
     let hint = |hint: Option<bool>, on: &str| match hint {
         None => String::new(),
@@ -68,7 +68,8 @@ pub fn text(tiles: Tiles) -> String {
     format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}")
 }
 
-/// What a sweep tries beside the default. Some do not fit some head dimensions: the sweep says so and goes on.
+/// Returns the tiles of a sweep, in addition to the default. Some do not fit some head dimensions: the sweep reports
+/// them and continues.
 pub fn sweep(pass: Pass) -> Vec<Tiles> {
     let list: &[[u32; 4]] = match pass {
         Pass::Forward => &[
@@ -130,11 +131,11 @@ mod tests {
             assert!(error.contains(reason), "{text}: {error}");
         };
         refused("64,64", "2 numbers");
-        refused("64,x,4,2", "`x` is no number");
+        refused("64,x,4,2", "`x` is not a number");
         refused("48,64,4,2", "q_tile is 48");
         refused("64,8,4,2", "k_tile is 8");
         refused("64,64,3,2", "warps is 3");
         refused("64,64,4,0", "stages is 0");
-        refused("64,64,4,2,fast", "`fast` is no hint");
+        refused("64,64,4,2,fast", "`fast` is not a hint");
     }
 }

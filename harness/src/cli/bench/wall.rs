@@ -1,4 +1,4 @@
-//! What benchmarks of models and ops share: times by the clock.
+//! Wall-clock times and memory of model and op benchmarks.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use tilewright::trace::{MemoryEvent, Options, Recording};
 use crate::report::Cell;
 use crate::train;
 
-/// Times that were taken, in milliseconds.
+/// Wall-clock times, in milliseconds.
 #[derive(Clone, Debug, Default)]
 pub struct Times(pub Vec<f64>);
 
 impl Times {
-    /// Runs `f` and waits for the device; keeps the time of both.
+    /// Runs `f`, synchronizes the device, and records the time of both.
     pub fn take<R>(&mut self, device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::Result<R> {
         let start = Instant::now();
         let result = f()?;
@@ -34,8 +34,8 @@ impl Times {
     }
 }
 
-/// Runs `f`; says how many bytes of what it allocated are alive after it, and what it returned with them. `None` where allocations
-/// cannot be listened to.
+/// Runs `f` and returns its result with the number of bytes that it allocated and that are still live. `None` if
+/// allocations cannot be recorded.
 pub fn held<R>(device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::Result<(R, Option<f64>)> {
     let gpu = match device.is_cpu() {
         true => None,
@@ -56,13 +56,13 @@ pub fn held<R>(device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::
     Ok((result?, Some(trace.memory.iter().map(signed).sum())))
 }
 
-/// Smaller blocks hold no tensors that matter.
+/// Smaller blocks, in bytes, are not recorded: they hold no relevant tensors.
 const SMALLEST_BLOCK: usize = 1024;
 
-/// Gives memory of the last measurement back, so that the next one finds what there is.
+/// Returns unused memory of the last measurement to the system, so that it is available to the next one.
 pub fn release(device: &Device) {
     if let Ok(device) = crate::ops::memory::kernel_device(device) {
-        // Only a courtesy to the next measurement.
+        // An error here is not an error of the measurement.
         let _ = device.synchronize();
         let _ = device.release_unused_memory();
     }

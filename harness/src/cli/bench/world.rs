@@ -1,4 +1,4 @@
-//! The ranks of a benchmark: those that somebody started, else threads of this process.
+//! Runs a benchmark on every rank: the ranks of a launcher, else threads of this process.
 
 use std::sync::{PoisonError, RwLock};
 
@@ -11,7 +11,7 @@ use crate::dist::rank::{Environment, Place};
 use crate::dist::rendezvous::{self, Job};
 use crate::dist::{connect_for, launch};
 
-/// What carries ranks that are threads of this process.
+/// The communication backend of ranks that are threads of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Carrier {
     /// Shared memory
@@ -20,11 +20,12 @@ pub enum Carrier {
     Tcp,
 }
 
-/// Runs `f` on every rank of each world, for work on `device`: of the one that a launcher made, else of all carriers with all numbers of ranks. Gives what
-/// rank 0 of each world found; on other ranks of a launcher nothing, for they have nothing to say.
+/// Runs `f` on every rank of each world, for work on `device`: the world of the launcher, else one for every
+/// combination of backend and number of ranks. Returns the result of rank 0 of each world; on other ranks of a
+/// launcher, nothing.
 ///
 /// # Errors
-/// Ranks that do not find each other, and those of `f`.
+/// The rendezvous fails, or `f` fails.
 pub fn each_world<R: Send>(
     device: &Device,
     carriers: &[Carrier],
@@ -39,12 +40,12 @@ pub fn each_world<R: Send>(
         return Ok(if leads { vec![found] } else { Vec::new() });
     }
     if ranks.contains(&0) {
-        return Err(CliError::usage("a world of 0 ranks has nothing to measure", "--ranks counts from 1"));
+        return Err(CliError::usage("--ranks has a world of 0 ranks", "numbers of ranks must be at least 1"));
     }
     if !device.is_cpu() {
         return Err(CliError::usage(
-            "ranks that are threads of one process work on the CPU",
-            "`tilewright launch --nproc N -- tilewright bench …` starts a rank for each GPU, --device cpu stays here",
+            "ranks that are threads of one process run on the CPU only",
+            "use `tilewright launch --nproc N -- tilewright bench …` for one rank per GPU, or --device cpu",
         ));
     }
     let mut all = Vec::new();
@@ -56,7 +57,7 @@ pub fn each_world<R: Send>(
     Ok(all)
 }
 
-/// What a person reads.
+/// Converts an error of communication to a command's error.
 pub fn failed(error: CommError) -> CliError {
     CliError::Failure(error.to_string())
 }
@@ -79,7 +80,7 @@ fn world<R: Send>(
         let comm = ready.map_or_else(|| rendezvous::connect(&place, &job, options), Ok).map_err(failed)?;
         f(comm)
     };
-    // Ranks begin when all have a thread: nobody waits for one that will not come.
+    // Ranks start when all have a thread, so that none waits for a rank whose thread could not be created.
     let complete = RwLock::new(false);
     std::thread::scope(|scope| {
         let mut gate = complete.write().unwrap_or_else(PoisonError::into_inner);
@@ -87,7 +88,7 @@ fn world<R: Send>(
             let (rank, complete) = (&rank, &complete);
             let body = move || match *complete.read().unwrap_or_else(PoisonError::into_inner) {
                 true => rank(number, ready),
-                false => Err(CliError::Failure(format!("rank {number} did not begin: another one has no thread"))),
+                false => Err(CliError::Failure(format!("rank {number} did not start: another rank has no thread"))),
             };
             let thread = std::thread::Builder::new().spawn_scoped(scope, body);
             thread.map_err(|error| CliError::Failure(format!("cannot start a thread for rank {number}: {error}")))

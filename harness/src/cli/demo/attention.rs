@@ -17,10 +17,10 @@ use super::inputs::Inputs;
 use crate::cli::tensors::Tensor;
 use crate::cli::{CliError, Result};
 
-/// O, L and the gradients dQ, dK, dV, if the file has q, k and v.
+/// Returns the forward case (O, L) and the backward case (dQ, dK, dV); none if the inputs lack q, k or v.
 ///
 /// # Errors
-/// Shapes that do not fit each other.
+/// Inconsistent shapes.
 pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
     let (Some(q), Some(k), Some(v)) = (inputs.get("q"), inputs.get("k"), inputs.get("v")) else {
         return Ok(Vec::new());
@@ -62,14 +62,14 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
             ("lse", (rows.clone(), DType::F32)),
             ("lse2", (rows.clone(), DType::F32)),
             ("delta", (rows, DType::F32)),
-            // Only the backward pass in one pass over the scores adds to it.
+            // Used by the one-pass backward only, which accumulates dQ in it.
             ("dq_sum", (vec![0], DType::F32)),
             ("dq", gradient(&q)),
             ("dk", gradient(&k)),
             ("dv", gradient(&v)),
         ]),
         inputs: BTreeMap::from([("q", q), ("k", k), ("v", v), ("d_o", d_o)]),
-        // The backward pass needs what the forward pass kept.
+        // The backward pass reads the outputs of the forward pass.
         calls: Box::new(move |target| {
             let maker = Maker { problem, dtype, target };
             let calls = vec![maker.preprocess()?, maker.keys()?, maker.queries()?];
@@ -81,7 +81,7 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
     Ok(vec![forward, backward])
 }
 
-/// The sizes that the shapes say.
+/// Derives the sizes of the problem from the shapes of q, k and v.
 fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
     let four = |name: &str| match inputs.get(name).map(|tensor| tensor.shape.as_slice()) {
         Some(&[batch, heads, n, d]) => Ok([batch, heads, n, d]),
@@ -93,7 +93,7 @@ fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
     inputs.expect_shape("v", &[batch, heads_kv, n_k, d])?;
     if heads_kv == 0 || heads_q % heads_kv != 0 {
         return Err(CliError::Failure(format!(
-            "`q` has {heads_q} heads and `k` has {heads_kv}: the first must be a multiple of the second"
+            "`q` has {heads_q} heads and `k` has {heads_kv}: expected a multiple of the heads of `k`"
         )));
     }
     if d == 0 || d > 256 {
@@ -103,7 +103,7 @@ fn problem(inputs: &Inputs, causal: bool) -> Result<Problem> {
     Ok(Problem { batch, heads_q, heads_kv, n_q, n_k, d, causal, scale })
 }
 
-/// The references are plain loops in f64: a note where they take longer than somebody who watches expects.
+/// Prints a note if the f64 references, which are plain loops, take longer than 20 s.
 fn warn_of_long_reference(p: &Problem) {
     const OPERATIONS_PER_SECOND: f64 = 5e8;
     let scores = [p.batch, p.heads_q, p.n_q, p.n_k, p.d].map(|n| n as f64).iter().product::<f64>();
@@ -116,7 +116,7 @@ fn warn_of_long_reference(p: &Problem) {
     }
 }
 
-/// `[batch, heads, length, d]`, with both numbers where queries and keys differ.
+/// Formats the problem as `[batch, heads, length, d]`, with both numbers where queries and keys differ.
 fn problem_in_words(p: &Problem) -> String {
     let heads = if p.heads_q == p.heads_kv { p.heads_q.to_string() } else { format!("{}/{}", p.heads_q, p.heads_kv) };
     let length = if p.n_q == p.n_k { p.n_q.to_string() } else { format!("{}/{}", p.n_q, p.n_k) };
@@ -124,7 +124,7 @@ fn problem_in_words(p: &Problem) -> String {
     format!("[{}, {heads}, {length}, {}]{mask}", p.batch, p.d)
 }
 
-/// Makes the launches of one attention.
+/// Builds the launches of one attention problem.
 struct Maker<'a> {
     problem: Problem,
     dtype: DType,
@@ -167,7 +167,7 @@ impl Maker<'_> {
         [self.problem.n_q.div_ceil(tiles.q_tile), self.problem.heads_q, self.problem.batch]
     }
 
-    /// A pass over the scores.
+    /// Builds the launch of a kernel that computes scores.
     fn pass(
         &self,
         def: &'static KernelDef,
@@ -176,7 +176,7 @@ impl Maker<'_> {
         grid: [usize; 3],
     ) -> Result<Call> {
         let p = &self.problem;
-        // Tensor cores have no f32: three TF32 products keep its accuracy, as in the library's own launches.
+        // Tensor cores do not support f32: 3xTF32 keeps its accuracy, as in the library's own launches.
         let precision = match (self.target, self.dtype) {
             (Target::Nvptx(_), DType::F32) => "tf32x3",
             (Target::Nvptx(_) | Target::Host(_), _) => "ieee",

@@ -1,4 +1,4 @@
-//! A case of the demo: inputs, the launches that make outputs of them, and what the outputs should be.
+//! A case of the demo: inputs, launches, and expected outputs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,33 +15,33 @@ use crate::cli::compile::{Request, compile_cached_to};
 use crate::cli::tensors::{self, Contents, OnDevice, Tensor};
 use crate::cli::{CliError, Result};
 
-/// One thing that the demo computes.
+/// One computation of the demo.
 pub struct Case {
-    /// As in the table's first column.
+    /// Name in the first column of the table.
     pub kernel: String,
-    /// With dtype and mask: different for every case.
+    /// Unique name, with dtype and mask.
     pub name: String,
-    /// The problem in words, for the table.
+    /// Shape of the problem, for the table.
     pub shape: String,
     pub dtype: DType,
     pub inputs: BTreeMap<&'static str, Tensor>,
-    /// Outputs, and what passes from one launch to the next.
+    /// Shapes and dtypes of outputs, and of intermediate tensors between launches.
     pub outputs: BTreeMap<&'static str, (Vec<usize>, DType)>,
-    /// The launches on a target, whose tiles may differ.
+    /// Builds the launches; tiles may depend on the target.
     pub calls: Calls,
-    /// The outputs that are checked, and their values in f64.
+    /// The outputs that are checked, with their expected values in f64.
     pub expected: Vec<(&'static str, Vec<f64>)>,
-    /// Largest relative error, ‖found − expected‖ / ‖expected‖.
+    /// Tolerance on the relative error, ‖found − expected‖ / ‖expected‖.
     pub tolerance: f64,
 }
 
-/// Makes the launches for a target.
+/// Builds the launches for a target.
 pub type Calls = Box<dyn Fn(&Target) -> Result<Launches>>;
 
 /// The launches of a case.
 #[derive(Default)]
 pub struct Launches {
-    /// What must have run before, and is another case's concern.
+    /// Launches that must run first; they are not timed or compiled ahead of time.
     pub before: Vec<Call>,
     pub calls: Vec<Call>,
 }
@@ -51,33 +51,33 @@ pub struct Call {
     pub def: &'static KernelDef,
     pub dtypes: Vec<DType>,
     pub constants: Vec<(&'static str, ConstValue)>,
-    /// The tensor of each memory parameter that is not called as the parameter is.
+    /// (parameter, tensor) for memory parameters whose tensor has another name.
     pub renamed: Vec<(&'static str, &'static str)>,
-    /// Numbers that are no strides.
+    /// Scalar arguments other than strides.
     pub scalars: Vec<(&'static str, LaunchArg)>,
     pub grid: [usize; 3],
     pub num_warps: u32,
     pub num_stages: u32,
 }
 
-/// What came out of a case.
+/// The result of a case.
 pub struct Outcome {
-    /// The largest relative error of its outputs, and whose it is.
+    /// The largest relative error of the outputs, and the name of that output.
     pub error: f64,
     pub worst: &'static str,
-    /// Median of one run of all launches, in milliseconds.
+    /// Median time of all launches, in milliseconds.
     pub ms: f64,
 }
 
 type Buffers = BTreeMap<&'static str, Box<dyn OnDevice>>;
 
 impl Call {
-    /// The tensor that a memory parameter takes.
+    /// Returns the tensor that is passed to a memory parameter.
     fn tensor_of(&self, parameter: &'static str) -> &'static str {
         self.renamed.iter().find(|(name, _)| *name == parameter).map_or(parameter, |(_, tensor)| tensor)
     }
 
-    /// All numbers that a launch passes.
+    /// Returns all scalar arguments, including strides.
     fn scalars(&self, case: &Case) -> BTreeMap<&'static str, LaunchArg> {
         let mut scalars: BTreeMap<&'static str, LaunchArg> = self.scalars.iter().copied().collect();
         for (tensor, strides) in bind::strides(self.def) {
@@ -117,7 +117,7 @@ impl Case {
         input.or_else(|| self.outputs.get(tensor).map(|(shape, _)| shape.as_slice())).unwrap_or_default()
     }
 
-    /// The inputs on a device, and poisoned outputs.
+    /// Copies the inputs to a device, and allocates poisoned outputs.
     fn upload(&self, device: &Device) -> Result<Buffers> {
         let mut buffers = Buffers::new();
         for (name, tensor) in &self.inputs {
@@ -129,10 +129,10 @@ impl Case {
         Ok(buffers)
     }
 
-    /// Runs all launches on poisoned outputs, checks what comes out, and times those that are this case's own.
+    /// Runs all launches on poisoned outputs, computes the errors, and times `calls`.
     ///
     /// # Errors
-    /// What a compilation or a launch can say; a wrong result is no error here.
+    /// A compilation or a launch fails. A wrong result is not an error here.
     pub fn run(&self, device: &Device) -> Result<Outcome> {
         let Launches { before, calls } = (self.calls)(&device.target())?;
         let mut buffers = self.upload(device)?;
@@ -152,12 +152,12 @@ impl Case {
         Ok(Outcome { error, worst, ms: timing.median })
     }
 
-    /// Compiles the launches ahead of time for `target`; gives where the code of each lies inside `dir`.
+    /// Compiles the launches ahead of time for `target` into `dir`, and returns the path of each one's code.
     ///
     /// # Errors
-    /// What a compilation can say, and a folder that cannot be written to.
+    /// A compilation fails, or the folder cannot be written to.
     pub fn compile(&self, target: &Target, dir: &Path, input: Option<&Path>) -> Result<Vec<PathBuf>> {
-        // What the code may assume follows from real arguments.
+        // The specialization is derived from real arguments.
         let mut buffers = self.upload(&Device::cpu())?;
         let folder = dir.join(&self.name).join(target.to_string());
         let compile = |call: Call| {
@@ -179,10 +179,10 @@ impl Case {
     }
 }
 
-/// ‖found − expected‖ / ‖expected‖; NaN where anything is NaN that should not be.
+/// Returns ‖found − expected‖ / ‖expected‖; NaN if an element is NaN.
 pub fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len(), "internal error: an output of another size; please report");
-    // Infinities are right where both have them: −∞ is the log-sum-exp of a row that sees no key.
+    // Equal infinities count as correct: the log-sum-exp of a fully masked row is −∞.
     let difference = |(&f, &e): (&f64, &f64)| if f == e { 0.0 } else { (f - e).powi(2) };
     let norm: f64 = expected.iter().filter(|e| e.is_finite()).map(|e| e * e).sum();
     let distance: f64 = found.iter().zip(expected).map(difference).sum();
@@ -192,7 +192,7 @@ pub fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
     }
 }
 
-/// The largest error that rounding explains, of results in `dtype` summed in f32.
+/// Returns the tolerance on the relative error of results in `dtype` that are accumulated in f32.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 1e-2,
@@ -201,15 +201,15 @@ pub fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// A constant that counts.
+/// Returns an integer constant.
 pub fn count(name: &'static str, n: usize) -> (&'static str, ConstValue) {
     (name, ConstValue::Int(n as i64))
 }
 
-/// An extent as kernels take it.
+/// Returns an extent as an i32 argument.
 ///
 /// # Errors
-/// More than an i32 can count.
+/// The extent does not fit into an i32.
 pub fn extent(what: &str, n: usize) -> Result<LaunchArg> {
     let extent = i32::try_from(n).map_err(|_| CliError::Failure(format!("{what} is {n}: at most {}", i32::MAX)))?;
     Ok(LaunchArg::I32(extent))

@@ -1,4 +1,4 @@
-//! The inputs that ship with the demo; the test below makes them.
+//! The inputs that ship with the demo. A test below generates and compares them.
 //!
 //! | tensor | shape | type |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | q, d_o | [1, 4, 144, 64] | bf16 |
 //! | k, v | [1, 2, 144, 64] | bf16 |
 //!
-//! The lengths are no multiples of a tile, and two query heads share each key head, on purpose.
+//! The sequence length is deliberately not a multiple of a tile, and two query heads share each key/value head.
 
 /// The file `harness/data/demo.safetensors`.
 pub const SHIPPED: &[u8] = include_bytes!("../../../data/demo.safetensors");
@@ -18,7 +18,7 @@ mod tests {
     use std::path::Path;
     use tilewright::codegen::ir::DType;
 
-    /// Makes the file's contents. The numbers are the same on every machine: integer arithmetic and exact sums.
+    /// Generates the file's contents. The numbers are the same on every machine: integer arithmetic and exact sums.
     ///
     fn generate() -> Result<Vec<u8>, String> {
         let mut random = Random(2022);
@@ -49,7 +49,8 @@ mod tests {
             z ^ (z >> 31)
         }
 
-        /// Nearly normal with mean 0: a sum of four uniform numbers has variance 1/3, so 1.75 times it has 1.02.
+        /// Returns an approximately normal number with mean 0: the sum of four uniform numbers has variance 1/3, so
+        /// 1.75 times it has variance 1.02.
         fn bell(&mut self) -> f64 {
             let uniform = |bits: u64| (bits >> 40) as f64 / (1_u64 << 24) as f64;
             let sum: f64 = (0..4).map(|_| uniform(self.next())).sum();
@@ -66,7 +67,10 @@ mod tests {
             std::fs::write(path, &made).unwrap();
             return;
         }
-        assert!(made == SHIPPED, "harness/data/demo.safetensors differs from what `generate` makes: BLESS=1 writes it");
+        assert!(
+            made == SHIPPED,
+            "harness/data/demo.safetensors differs from the output of `generate`: BLESS=1 rewrites it"
+        );
         assert!(made.len() < 300_000);
     }
 

@@ -1,4 +1,4 @@
-//! The demo's inputs, from its own file or the user's.
+//! The demo's inputs, from the file that ships or from the user's.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,10 +14,10 @@ use crate::cli::{CliError, Result};
 pub struct Inputs(BTreeMap<String, Tensor>);
 
 impl Inputs {
-    /// Reads the user's file, or the one that ships.
+    /// Reads the user's file, or the file that ships.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// The file cannot be read.
     pub fn read(path: Option<&Path>) -> Result<Inputs> {
         let tensors = match path {
             Some(path) => tensors::read(path)?,
@@ -30,24 +30,24 @@ impl Inputs {
         self.0.get(name)
     }
 
-    /// The tensor, which must have this shape.
+    /// Checks that the tensor, if there is one, has this shape.
     ///
     /// # Errors
-    /// Both shapes, where they differ.
+    /// The shapes differ; the message has both.
     pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         match self.get(name) {
             Some(tensor) if tensor.shape != shape => Err(CliError::Failure(format!(
-                "`{name}` has shape {:?}: the other tensors ask for {shape:?}",
+                "`{name}` has shape {:?}: by the other tensors, expected {shape:?}",
                 tensor.shape
             ))),
             Some(_) | None => Ok(()),
         }
     }
 
-    /// The tensor, or ones: the gradient of a sum of all results.
+    /// Returns the tensor, or a tensor of ones, which is the gradient of the sum of all outputs.
     ///
     /// # Errors
-    /// A tensor of another shape.
+    /// The tensor has another shape.
     pub fn get_or_ones(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         self.expect_shape(name, shape)?;
         if let Some(tensor) = self.get(name) {
@@ -58,7 +58,7 @@ impl Inputs {
         Ok(Tensor::from_f64(DType::F32, shape, &vec![1.0; count]))
     }
 
-    /// The names, for messages.
+    /// Returns the names of the tensors, for messages.
     pub fn names(&self) -> String {
         let names: Vec<String> = self.0.keys().map(|name| crate::escape::printable(name)).collect();
         if names.is_empty() { "no tensor".to_string() } else { names.join(", ") }

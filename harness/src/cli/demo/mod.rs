@@ -1,5 +1,7 @@
-//! `tilewright demo`: the main job in one command. Weighted sum and FlashAttention-2, forward and backward, are compiled
-//! to PTX and to native code, run on the GPU or else on the CPU, and checked against f64 references.
+//! `tilewright demo`: shows the whole pipeline in one command.
+//!
+//! Compiles weighted sum and FlashAttention-2, forward and backward, to PTX and to native code, runs them on the GPU or
+//! else on the CPU, and checks the results against f64 references.
 
 mod attention;
 pub mod case;
@@ -23,14 +25,14 @@ use super::{CliError, Result};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// A safetensors file with your own inputs: x [rows, d] and w [d], with grad_y [rows] if you like; q [batch, heads,
-    /// length, d], k and v, with d_o if you like. Gradients that it lacks are ones
+    /// Safetensors file with your own inputs: x [rows, d] and w [d], optionally grad_y [rows]; q [batch, heads, length,
+    /// d], k and v, optionally d_o. Missing gradients are ones
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// The folder for PTX, native code and manifests
+    /// Output folder for PTX, native code and manifests
     #[arg(short, long, value_name = "DIR", default_value = "tilewright-demo")]
     out: PathBuf,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
 }
@@ -41,11 +43,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let cases = cases(&inputs)?;
     if cases.is_empty() {
         return Err(CliError::Failure(format!(
-            "there is nothing to do: the input has {}\n  help: the demo needs x and w, or q, k and v",
+            "the input has {}, and none of the tensors that the demo needs\n  help: provide x and w, or q, k and v",
             inputs.names()
         )));
     }
-    // The GPU that is here, else the one that most people compile for.
+    // The architecture of this machine's GPU, else Hopper.
     let gpu = Target::Nvptx(device.gpu_arch().unwrap_or(GpuArch::Sm90a));
     let native = Target::Host(HostCpu::native());
 
@@ -79,7 +81,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     finish(&failures, cases.len(), &arguments.out, out)
 }
 
-/// Everything that the demo computes.
+/// Returns all cases of the demo.
 fn cases(inputs: &Inputs) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
@@ -91,7 +93,7 @@ fn cases(inputs: &Inputs) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// One file by its path, several by their pattern.
+/// Formats the path of one file, or the pattern of several.
 fn place(files: &[PathBuf]) -> String {
     match files {
         [file] => file.display().to_string(),
@@ -99,13 +101,13 @@ fn place(files: &[PathBuf]) -> String {
     }
 }
 
-/// The last words, which say what the table showed.
+/// Prints the legend of the table and the verdict.
 fn finish(failures: &[String], cases: usize, dir: &Path, out: &mut dyn Write) -> Result<()> {
     let dir = dir.display();
     writeln!(
         out,
-        "error: relative to an f64 reference, the largest of the results. time: median of one run.\n\
-         PTX, native objects and the manifest of each kernel are in {dir}."
+        "error: largest relative error of the outputs, against f64 references. time: median of one run.\n\
+        PTX, native objects and the manifest of each kernel are in {dir}."
     )?;
     if failures.is_empty() {
         writeln!(out, "All {cases} agree with their references.")?;

@@ -15,10 +15,10 @@ use crate::cli::{CliError, Result};
 const ROWS_TILE: usize = 32;
 const D_TILE: usize = 64;
 
-/// y = x·w and its gradients, if the file has x and w.
+/// Returns the forward case (y = x·w) and the backward case (its gradients); none if the inputs lack x or w.
 ///
 /// # Errors
-/// Shapes that do not fit each other.
+/// Inconsistent shapes.
 pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
     let (Some(x), Some(w)) = (inputs.get("x"), inputs.get("w")) else { return Ok(Vec::new()) };
     let &[rows, d] = x.shape.as_slice() else {
@@ -44,7 +44,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
             Ok(Launches { calls, ..Launches::default() })
         }),
         expected: vec![("y", reference::forward(&x64, &w64, rows))],
-        // Inputs are exact and sums are in f32, whatever the type.
+        // Inputs are exact in every type, and sums are accumulated in f32.
         tolerance: tolerance(DType::F32),
     };
     let (grad_x, grad_w) = reference::backward(&x64, &w64, &grad64);
@@ -64,7 +64,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
             let mut gradients = call(&WEIGHTED_SUM_BWD, vec![dtype], [rows, d], [programs, columns])?;
             let mut sum = call(&COLUMN_SUM, vec![DType::F32, DType::F32], [programs, d], [columns, 1])?;
             gradients.scalars.push(("rows_each", extent("x", ROWS_TILE)?));
-            // All rows of partial sums are one part.
+            // One program sums all rows of partial sums.
             let rows_each = extent("partial_grad_w", programs.next_multiple_of(ROWS_TILE).max(ROWS_TILE))?;
             sum.scalars.push(("rows_each", rows_each));
             sum.renamed = vec![("x", "partial_grad_w"), ("y", "grad_w")];
@@ -76,7 +76,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
     Ok(vec![forward, backward])
 }
 
-/// A launch over a matrix of rows.
+/// Builds a launch on a matrix of shape `[rows, d]`.
 fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], grid: [usize; 2]) -> Result<Call> {
     Ok(Call {
         def,
@@ -91,7 +91,7 @@ fn call(def: &'static KernelDef, dtypes: Vec<DType>, [rows, d]: [usize; 2], grid
 }
 
 impl Tensor {
-    /// The same numbers in another float type.
+    /// Rounds the numbers to another float type.
     pub fn rounded(&self, dtype: DType) -> Tensor {
         Tensor::from_f64(dtype, &self.shape, &self.to_f64())
     }

@@ -1,4 +1,4 @@
-//! What NVIDIA's assembler and disassembler say of a kernel, where there are any.
+//! Runs NVIDIA's `ptxas` and `nvdisasm` on a kernel, if they are installed, and parses their output.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,36 +9,36 @@ use tilewright::probe::cuda_tool;
 use super::code::Code;
 use crate::cli::{CliError, Result};
 
-/// What `ptxas` made of the PTX.
+/// Output of `ptxas` and `nvdisasm`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Assembled {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of a thread's registers that are written to memory, and read from there.
+    /// Spilled bytes per thread: stores to and loads from local memory.
     pub spill_stores: u32,
     pub spill_loads: u32,
-    /// Why products wait for each other, where they do.
+    /// ptxas's message, if it serialized asynchronous MMAs (wgmma).
     pub serialised: Option<String>,
-    /// The machine's instructions; `None` without a disassembler.
+    /// SASS instructions; `None` without `nvdisasm`.
     pub code: Option<Code>,
-    /// Tools that are missing.
+    /// Tools that are not installed.
     pub missing: Vec<&'static str>,
 }
 
-/// Assembles and disassembles; `None` where there is no `ptxas`.
+/// Assembles and disassembles PTX; `None` without `ptxas`.
 ///
 /// # Errors
-/// PTX that `ptxas` rejects: a bug of ours.
+/// `ptxas` rejects the PTX, which is a bug of ours.
 pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
     let ptxas = Env::get()?.ptxas.clone().or_else(|| cuda_tool("ptxas"));
     let Some(ptxas) = ptxas else { return Ok(None) };
-    let cannot = |error| CliError::Failure(format!("cannot hand PTX to {}: {error}", ptxas.display()));
+    let cannot = |error| CliError::Failure(format!("cannot pass PTX to {}: {error}", ptxas.display()));
     let dir = crate::files::temporary_folder().map_err(cannot)?;
     let (source, binary) = (dir.path().join("kernel.ptx"), dir.path().join("kernel.cubin"));
     std::fs::write(&source, ptx).map_err(cannot)?;
     let said = run(&ptxas, &[Path::new("-v"), Path::new("-arch"), Path::new(arch), Path::new("-o"), &binary, &source])?;
     let mut assembled = read(&said)
-        .ok_or_else(|| CliError::Failure(format!("{} says nothing of registers:\n{said}", ptxas.display())))?;
+        .ok_or_else(|| CliError::Failure(format!("{} does not report registers:\n{said}", ptxas.display())))?;
     match cuda_tool("nvdisasm") {
         Some(nvdisasm) => assembled.code = Some(Code::of_sass(&run(&nvdisasm, &[Path::new("-c"), &binary])?)),
         None => assembled.missing.push("nvdisasm"),
@@ -46,17 +46,17 @@ pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
     Ok(Some(assembled))
 }
 
-/// Everything that a tool prints.
+/// Runs a tool and returns its standard output and standard error.
 fn run(tool: &PathBuf, arguments: &[&Path]) -> Result<String> {
     let output = Command::new(tool).args(arguments).output().map_err(|error| CliError::file("run", tool, error))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     match output.status.success() {
         true => Ok(text),
-        false => Err(CliError::Failure(format!("{} rejects our code; please report:\n{text}", tool.display()))),
+        false => Err(CliError::Failure(format!("{} rejects the PTX; please report:\n{text}", tool.display()))),
     }
 }
 
-/// Reads what `ptxas -v` prints.
+/// Parses the output of `ptxas -v`.
 fn read(said: &str) -> Option<Assembled> {
     let number = |after: &str, before: &str| {
         let start = said.find(after)? + after.len();
@@ -79,9 +79,10 @@ mod tests {
 
     #[test]
     fn the_assemblers_words() {
-        let said = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to \
-                    insufficient register resources for the function 'k'\nptxas info    : Function properties for k\n    \
-                    96 bytes stack frame, 100 bytes spill stores, 104 bytes spill loads\nptxas info    : Used 255 registers, used 1 barriers";
+        let said = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+                    due to insufficient register resources for the function 'k'\nptxas info    : Function properties \
+                    for k\n    96 bytes stack frame, 100 bytes spill stores, 104 bytes spill loads\nptxas info    : \
+                    Used 255 registers, used 1 barriers";
         let read = read(said).unwrap();
         assert_eq!((read.registers, read.spill_stores, read.spill_loads), (255, 100, 104));
         assert!(read.serialised.is_some_and(|why| why.contains("insufficient register")));

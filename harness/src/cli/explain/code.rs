@@ -1,18 +1,18 @@
-//! Which instructions a kernel is made of, from its disassembly or its PTX.
+//! Counts a kernel's instructions by class, from its SASS or its PTX.
 
 use std::collections::BTreeMap;
 
-/// Kinds of instructions, with the mnemonics that begin so: those of the machine, and those of PTX.
+/// Instruction classes: (name, prefixes of SASS mnemonics, prefixes of PTX mnemonics). The first match counts.
 const CLASSES: &[(&str, &[&str], &[&str])] = &[
-    ("tensor core, warp group", &["HGMMA", "QGMMA", "IGMMA", "BGMMA"], &["wgmma.mma_async"]),
-    ("tensor core, warp", &["HMMA", "IMMA", "DMMA", "QMMA"], &["mma.sync"]),
-    ("bulk copy (TMA)", &["UTMA", "UBLKCP", "UBLKRED"], &["cp.async.bulk", "cp.reduce.async.bulk"]),
-    ("asynchronous copy", &["LDGSTS"], &["cp.async"]),
+    ("tensor core (wgmma)", &["HGMMA", "QGMMA", "IGMMA", "BGMMA"], &["wgmma.mma_async"]),
+    ("tensor core (mma.sync)", &["HMMA", "IMMA", "DMMA", "QMMA"], &["mma.sync"]),
+    ("TMA, bulk async copy", &["UTMA", "UBLKCP", "UBLKRED"], &["cp.async.bulk", "cp.reduce.async.bulk"]),
+    ("async copy (cp.async)", &["LDGSTS"], &["cp.async"]),
     ("global load", &["LDG", "LD."], &["ld.global"]),
     ("global store", &["STG", "ST."], &["st.global"]),
     ("atomic", &["RED", "ATOM"], &["red.", "atom."]),
-    ("matrix load from shared memory", &["LDSM"], &["ldmatrix"]),
-    ("matrix store to shared memory", &["STSM"], &["stmatrix"]),
+    ("shared load (ldmatrix)", &["LDSM"], &["ldmatrix"]),
+    ("shared store (stmatrix)", &["STSM"], &["stmatrix"]),
     ("shared load", &["LDS"], &["ld.shared"]),
     ("shared store", &["STS"], &["st.shared"]),
     ("local memory (spills)", &["LDL", "STL"], &["ld.local", "st.local"]),
@@ -40,29 +40,29 @@ const CLASSES: &[(&str, &[&str], &[&str])] = &[
     ("barrier", &["BAR", "SYNCS", "WARPSYNC"], &["bar.", "barrier.", "mbarrier."]),
     ("wait", &["WARPGROUP", "LDGDEPBAR", "DEPBAR"], &["wgmma.", "fence.", "membar."]),
     ("branch", &["BRA", "BRX", "EXIT", "BSSY", "BSYNC", "CALL", "RET"], &["bra", "ret"]),
-    ("nothing", &["NOP"], &[]),
+    ("nop", &["NOP"], &[]),
 ];
 const REST: &str = "integers, addresses, predicates";
 
-/// Instructions in order, and where branches lead.
+/// Classes of the instructions in order, and the loops.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Code {
-    /// Class of each instruction.
+    /// The class of each instruction.
     classes: Vec<&'static str>,
-    /// First and last instruction of each loop, by place.
+    /// Index of the first and the last instruction of each loop.
     loops: Vec<(usize, usize)>,
 }
 
-/// How many instructions of each class.
+/// Number of instructions by class.
 pub type Counts = BTreeMap<&'static str, usize>;
 
-/// The order in which classes are shown.
+/// Iterates over the classes in the order of the table.
 pub fn classes() -> impl Iterator<Item = &'static str> {
     CLASSES.iter().map(|(name, _, _)| *name).chain([REST])
 }
 
 impl Code {
-    /// From what `nvdisasm -c` prints.
+    /// Parses the output of `nvdisasm -c`.
     pub fn of_sass(text: &str) -> Code {
         let mut code = Reader::new(".L_", "BRA", |(_, machine, _)| machine);
         for line in text.lines().map(str::trim) {
@@ -75,14 +75,14 @@ impl Code {
         code.code
     }
 
-    /// From PTX.
+    /// Parses PTX.
     pub fn of_ptx(text: &str) -> Code {
         let mut code = Reader::new("$L_", "bra", |(_, _, ptx)| ptx);
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
             if code.label(line) {
                 continue;
             }
-            // Assembly of our own has several statements in a line, with declarations in a scope.
+            // Our inline assembly has several statements per line, with declarations in a scope.
             for statement in line.split(';').map(|part| part.trim_start_matches(['{', '}', ' ', '\t'])) {
                 let is_code = statement.starts_with(|c: char| c.is_ascii_lowercase() || c == '@');
                 if is_code && line.contains(';') {
@@ -97,12 +97,12 @@ impl Code {
         self.classes.len()
     }
 
-    /// All instructions, by class.
+    /// Counts all instructions by class.
     pub fn all(&self) -> Counts {
         count(&self.classes)
     }
 
-    /// The innermost loops, those with the most products first, then the longest.
+    /// Counts the instructions of each innermost loop: loops with the most MMAs first, then the longest.
     pub fn innermost_loops(&self) -> Vec<Counts> {
         let contains =
             |outer: &(usize, usize), inner: &(usize, usize)| outer != inner && outer.0 <= inner.0 && inner.1 <= outer.1;
@@ -118,9 +118,9 @@ impl Code {
     }
 }
 
-/// Instructions of tensor cores.
+/// Returns the number of tensor-core instructions.
 pub fn products(counts: &Counts) -> usize {
-    ["tensor core, warp group", "tensor core, warp"].iter().filter_map(|class| counts.get(class)).sum()
+    ["tensor core (wgmma)", "tensor core (mma.sync)"].iter().filter_map(|class| counts.get(class)).sum()
 }
 
 fn count(classes: &[&'static str]) -> Counts {
@@ -132,23 +132,23 @@ fn count(classes: &[&'static str]) -> Counts {
 }
 
 type Class = (&'static str, &'static [&'static str], &'static [&'static str]);
-/// The mnemonics of a class in one of the two languages.
+/// Selects the SASS or the PTX mnemonics of a class.
 type Mnemonics = fn(&Class) -> &'static [&'static str];
 
-/// The instruction in `/*0010*/  @!P0 FADD R1, R2, R3 ;`. Encodings stand in comments of their own.
+/// Extracts the instruction from `/*0010*/  @!P0 FADD R1, R2, R3 ;`. Encodings are comments on separate lines.
 fn machine_instruction(line: &str) -> Option<&str> {
     let (address, rest) = line.strip_prefix("/*")?.split_once("*/")?;
     let rest = rest.trim_start();
     (address.len() <= 6 && !rest.is_empty()).then_some(rest)
 }
 
-/// Makes code out of labels and instructions as they come.
+/// Builds [`Code`] from labels and instructions in order.
 struct Reader {
     code: Code,
     labels: BTreeMap<String, usize>,
-    /// How labels begin.
+    /// Prefix of labels.
     label: &'static str,
-    /// The mnemonic of a jump.
+    /// Mnemonic of branches.
     branch: &'static str,
     mnemonics: Mnemonics,
 }
@@ -158,7 +158,7 @@ impl Reader {
         Reader { code: Code::default(), labels: BTreeMap::new(), label, branch, mnemonics }
     }
 
-    /// Takes a label; whether the line is one.
+    /// Records a label. Returns whether the line is one.
     fn label(&mut self, line: &str) -> bool {
         let name = line.strip_suffix(':').filter(|name| name.starts_with(self.label));
         if let Some(name) = name {
@@ -168,7 +168,7 @@ impl Reader {
     }
 
     fn instruction(&mut self, text: &str) {
-        // A predicate comes first.
+        // Skip a leading predicate.
         let word = match text.split_once([' ', '\t']) {
             Some((first, rest)) if first.starts_with('@') => rest.trim_start(),
             _ => text,
@@ -183,7 +183,7 @@ impl Reader {
         {
             let target: String =
                 word[start..].chars().take_while(|c| c.is_alphanumeric() || "._$".contains(*c)).collect();
-            // Only jumps back make loops; one to itself ends the code.
+            // Only backward branches form loops. A branch to itself is the padding after the end of the code.
             if let Some(&first) = self.labels.get(&target)
                 && first < place
             {
@@ -220,9 +220,9 @@ mod tests {
         let code = Code::of_sass(text);
         assert_eq!(code.len(), 9);
         let all = code.all();
-        assert_eq!((all["asynchronous copy"], all["branch"], all[REST]), (1, 4, 1));
+        assert_eq!((all["async copy (cp.async)"], all["branch"], all[REST]), (1, 4, 1));
         let loops = code.innermost_loops();
-        assert_eq!(loops.len(), 1, "the outer one contains another, and the last one is no loop");
+        assert_eq!(loops.len(), 1, "the outer loop contains another one, and the branch to itself is not a loop");
         assert_eq!(loops[0].values().sum::<usize>(), 3);
         assert_eq!((products(&loops[0]), loops[0]["special function"]), (1, 1));
     }
@@ -248,7 +248,7 @@ $L__BB0_1:
 ";
         let code = Code::of_ptx(text);
         let all = code.all();
-        assert_eq!((all["bulk copy (TMA)"], all["asynchronous copy"], all["wait"]), (1, 1, 1), "{all:?}");
+        assert_eq!((all["TMA, bulk async copy"], all["async copy (cp.async)"], all["wait"]), (1, 1, 1), "{all:?}");
         assert_eq!((code.len(), code.innermost_loops()[0].values().sum::<usize>()), (8, 6));
         assert_eq!(products(&all), 1);
     }

@@ -1,4 +1,4 @@
-//! What a kernel must compute and move at least, and how long that takes where nothing holds the device back.
+//! Roofline bounds of a launch: its minimum FLOP count and bytes moved, and the time that they take at peak rates.
 
 use tilewright::codegen::ir::DType;
 use tilewright::codegen::lang::kernel::{ConstValue, KernelDef};
@@ -6,16 +6,16 @@ use tilewright::codegen::target::GpuArch;
 
 use crate::cli::bind::Extents;
 
-/// The least that a launch does.
+/// Lower bounds on the work of a launch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Work {
-    /// Floating-point operations, where they decide: products.
+    /// Floating-point operations of matmuls; `None` for kernels without them.
     pub flop: Option<f64>,
-    /// Every input read once, every output written once.
+    /// Bytes, with every input read once and every output written once.
     pub bytes: Option<f64>,
 }
 
-/// Rates in operations and bytes a second, and whose they are.
+/// Peak rates in FLOP/s and bytes per second, and their source.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Peaks {
     pub flop: f64,
@@ -23,7 +23,8 @@ pub struct Peaks {
     pub whose: String,
 }
 
-/// Rates of a GPU of that architecture from NVIDIA's data sheets (H200 SXM; A100 SXM 80 GB; A40; L40S), dense.
+/// Returns the dense peak rates of a GPU of this architecture, from NVIDIA's data sheets (H200 SXM; A100 SXM 80 GB;
+/// A40; L40S).
 pub fn data_sheet(arch: GpuArch, dtype: DType, precision: &str) -> Peaks {
     let (name, half, tf32, single, bytes) = match arch {
         GpuArch::Sm80 => ("A100", 312e12, 156e12, 19.5e12, 2.039e12),
@@ -34,16 +35,16 @@ pub fn data_sheet(arch: GpuArch, dtype: DType, precision: &str) -> Peaks {
     let flop = match (dtype.bytes(), precision) {
         (..=2, _) => half,
         (_, "tf32") => tf32,
-        // Three products for one.
+        // Three tf32 products per f32 product.
         (_, "tf32x3") => tf32 / 3.0,
         _ => single,
     };
     Peaks { flop, bytes, whose: format!("the data sheet of the {name}") }
 }
 
-/// Operations of a launch, for the kernels whose time they decide: of each product of an m × k by a k × n matrix, 2mnk.
-/// Attention has products of queries × keys × head dimension, half of the scores where causal: two in the forward kernel
-/// (S, O), four where dK and dV are made (S, dP, dV, dK), three where dQ is made (S, dP, dQ).
+/// Counts the FLOPs of a launch, for kernels with matmuls: 2mnk for an m × k by k × n matmul.
+/// Attention has matmuls of queries × keys × head dimension, with half of the scores if causal: two in the forward
+/// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ).
 pub fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
     let products = match def.name {
         "matmul" => {
@@ -63,7 +64,7 @@ pub fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]
 }
 
 impl Work {
-    /// Seconds that the operations and the bytes take at those rates.
+    /// Returns the seconds that the FLOPs and the bytes take at peak rates.
     pub fn seconds(&self, peaks: &Peaks) -> [Option<f64>; 2] {
         [self.flop.map(|flop| flop / peaks.flop), self.bytes.map(|bytes| bytes / peaks.bytes)]
     }

@@ -1,4 +1,5 @@
-//! `tilewright explain`: what the compiler made of a kernel, and how far that is from the least that it must do.
+//! `tilewright explain`: reports registers, occupancy and instructions of a compiled kernel, and compares its time with
+//! roofline bounds.
 
 mod assemble;
 mod code;
@@ -23,45 +24,45 @@ use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// The kernel, as `tilewright list` names it
+    /// Name of the kernel, as in `tilewright list`
     kernel: String,
-    /// What to compile for: sm_80 or sm_90a
+    /// Target: sm_80, sm_86, sm_89 or sm_90a
     #[arg(long, default_value = "sm_90a", value_parser = arch)]
     target: GpuArch,
-    /// Element types: `bf16` for all, or `T=bf16,U=f32`; bf16 and i64 without it
+    /// Element types: `bf16` for all, or `T=bf16,U=f32`. Default: bf16 and i64
     #[arg(long, value_name = "TYPE")]
     dtype: Vec<String>,
-    /// Constants of the kernel: `d=128,causal=true`; what is missing comes from the shipped configurations, or is usual
+    /// Constants of the kernel: `d=128,causal=true`. Default: the shipped tuned configuration, else common values
     #[arg(long, value_name = "NAME=VALUE,…")]
     set: Vec<String>,
-    /// What the code may assume about arguments; without it that tensors are dense and extents multiples of 16
+    /// Assumptions about arguments. Default: dense tensors, and extents that are multiples of 16
     #[arg(long, value_name = "NAME%N|NAME=N,…")]
     assume: Vec<String>,
-    /// Warps of 32 threads in a block, a power of two
+    /// Warps (32 threads each) per block, a power of two
     #[arg(long, value_name = "N")]
     num_warps: Option<u32>,
-    /// Depth of software pipelines
+    /// Number of stages of software pipelines
     #[arg(long, value_name = "N")]
     num_stages: Option<u32>,
-    /// Upper bound of registers per thread
+    /// Maximum number of registers per thread
     #[arg(long, value_name = "N")]
     max_registers: Option<u32>,
     #[command(flatten)]
     schedule: Schedule,
-    /// Shape of a tensor, for the floors: `q=1,16,16384,64`; others follow from the names of dimensions
+    /// Shape of a tensor, for the roofline: `q=1,16,16384,64`. Other shapes are derived from the names of dimensions
     #[arg(long, value_name = "NAME=X,Y,…")]
     shape: Vec<String>,
-    /// How long a launch took, in milliseconds
+    /// Measured time of a launch, in milliseconds
     #[arg(long, value_name = "MS", conflicts_with = "record", value_parser = numbers::positive)]
     time_ms: Option<f64>,
-    /// Take time, shape and measured peak from the last row about this kernel in a file that `tilewright bench --json` or
-    /// `leaderboard --record` wrote
+    /// Take time, shape and measured peak from the last row of this kernel in a file that `tilewright bench --record`
+    /// or `leaderboard --record` wrote
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// The rate of products that the device reaches, in TFLOP/s; without it, that of a data sheet
+    /// Peak matmul rate of the device, in TFLOP/s. Default: NVIDIA's data sheet
     #[arg(long, value_name = "RATE", value_parser = numbers::positive)]
     peak_tflops: Option<f64>,
-    /// The rate of memory that the device reaches, in GB/s; without it, that of a data sheet
+    /// Peak memory bandwidth of the device, in GB/s. Default: NVIDIA's data sheet
     #[arg(long, value_name = "RATE", value_parser = numbers::positive)]
     peak_gbps: Option<f64>,
     #[command(flatten)]
@@ -72,7 +73,7 @@ fn arch(word: &str) -> Result<GpuArch, String> {
     word.parse()
 }
 
-/// Everything that is known of a kernel.
+/// Everything that the report shows.
 struct Facts {
     subject: Subject,
     threads: u32,
@@ -91,7 +92,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut subject = Subject::new(arguments, row.as_ref())?;
     let artifact = super::compile::compile_artifact(&subject.request)?;
     let Artifacts::Ptx(ptx) = &artifact.code else {
-        return Err(CliError::Failure("internal error: a GPU's code is no PTX; please report".to_string()));
+        return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report".to_string()));
     };
     let sheet = data_sheet(arguments.target, subject.main_type(), subject.precision());
     let measured = row.as_ref().and_then(Row::peak_tflops);
@@ -101,9 +102,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         bytes: arguments.peak_gbps.map_or(sheet.bytes, |rate| rate * 1e9),
         whose: match (tflops, arguments.peak_gbps) {
             (None, None) => sheet.whose,
-            (Some(_), Some(_)) => "what was measured".to_string(),
-            (Some(_), None) => format!("what was measured, for memory {}", sheet.whose),
-            (None, Some(_)) => format!("what was measured, for products {}", sheet.whose),
+            (Some(_), Some(_)) => "measured".to_string(),
+            (Some(_), None) => format!("measured, for memory {}", sheet.whose),
+            (None, Some(_)) => format!("measured, for matmuls {}", sheet.whose),
         },
     };
     let facts = Facts {
@@ -131,19 +132,19 @@ impl Facts {
     }
 
     fn resources(&self, arch: GpuArch) -> Table {
-        let columns = [Column::text("resource"), Column::text("of this kernel")];
+        let columns = [Column::text("resource"), Column::text("this kernel")];
         let mut table = Table::new("resources", &self.subject.title(arch), columns);
         let mut add = |name: &str, value: String| table.push([Cell::from(name), Cell::from(value)]);
         add("configuration", self.subject.configuration());
-        add("threads of a block", self.threads.to_string());
-        add("shared memory of a block", format!("{} bytes of {}", self.shared_bytes, arch.max_shared_bytes()));
+        add("threads per block", self.threads.to_string());
+        add("shared memory per block", format!("{} bytes of {}", self.shared_bytes, arch.max_shared_bytes()));
         let mut notes = self.subject.notes.clone();
         match &self.assembled {
             Some(assembled) => {
-                add("registers of a thread", format!("{} of 255", assembled.registers));
+                add("registers per thread", format!("{} of 255", assembled.registers));
                 let spills = assembled.spill_stores + assembled.spill_loads;
                 add(
-                    "spills of a thread",
+                    "spills per thread",
                     match spills {
                         0 => "none".to_string(),
                         _ => format!("{} bytes written, {} read", assembled.spill_stores, assembled.spill_loads),
@@ -152,52 +153,52 @@ impl Facts {
                 let found = occupancy(arch, self.threads, assembled.registers, self.shared_bytes);
                 let plural = if found.blocks == 1 { "block" } else { "blocks" };
                 add(
-                    "a multiprocessor runs",
+                    "occupancy of an SM",
                     format!(
-                        "{} {plural}, {} of {} warps; the limit is {}",
+                        "{} {plural}, {} of {} warps; limited by {}",
                         found.blocks, found.warps, found.of, found.limit
                     ),
                 );
                 add(
-                    "products in flight",
+                    "asynchronous MMAs",
                     match &assembled.serialised {
-                        Some(why) => format!("none: {why}"),
-                        None if products(&self.ptx.all()) == 0 => "the kernel has none".to_string(),
-                        None => "yes: the assembler keeps them apart from what they wait for".to_string(),
+                        Some(why) => format!("serialized: {why}"),
+                        None if products(&self.ptx.all()) == 0 => "none: the kernel has no MMAs".to_string(),
+                        None => "not serialized by the assembler".to_string(),
                     },
                 );
                 for tool in &assembled.missing {
                     notes.push(format!(
-                        "There is no {tool} here, so that instructions are counted in the PTX: `make cuda-tools` fetches it."
+                        "{tool} was not found: instructions are counted in the PTX. `make cuda-tools` downloads it."
                     ));
                 }
             }
             None => notes.push(
-                "There is no ptxas here, so that registers, spills and the machine's instructions are unknown: \
-                 `make cuda-tools` fetches it, or TILEWRIGHT_PTXAS names yours."
+                "ptxas was not found: registers, spills and SASS instructions are unknown. \
+                `make cuda-tools` downloads it, or set TILEWRIGHT_PTXAS to its path."
                     .to_string(),
             ),
         }
         notes.into_iter().fold(table, Table::note)
     }
 
-    /// The machine's code, or the PTX where there is no disassembler.
+    /// Returns the SASS, or the PTX without a disassembler.
     fn code(&self) -> (&Code, &'static str) {
         match self.assembled.as_ref().and_then(|assembled| assembled.code.as_ref()) {
-            Some(code) => (code, "machine instructions"),
+            Some(code) => (code, "SASS instructions"),
             None => (&self.ptx, "PTX instructions"),
         }
     }
 
     fn instructions(&self) -> Table {
-        /// Loops that have a column.
+        /// Maximum number of loops with a column.
         const LOOPS: usize = 3;
         let (code, what) = self.code();
         let loops: Vec<Counts> = code.innermost_loops().into_iter().take(LOOPS).collect();
         let mut columns = vec![Column::text("kind"), Column::integer("all")];
         columns.extend((1..=loops.len()).map(|n| Column::integer(&format!("loop {n}"))));
         let mut table =
-            Table::new("instructions", &format!("{} {what}, and those of the innermost loops", code.len()), columns);
+            Table::new("instructions", &format!("{} {what}, in all and by innermost loop", code.len()), columns);
         let all = code.all();
         for class in classes().filter(|class| all.contains_key(class)) {
             let cell = |counts: &Counts| Cell::from(counts.get(class).copied());
@@ -210,16 +211,16 @@ impl Facts {
 
     fn floors(&self) -> Table {
         let columns = [
-            Column::text("floor"),
-            Column::number("at least").key("least"),
-            Column::text("of"),
-            Column::number("takes").unit("µs"),
-            Column::number("reached").unit("%").decimals(1),
+            Column::text("bound"),
+            Column::number("work").key("work"),
+            Column::text("unit"),
+            Column::number("minimum time").unit("µs"),
+            Column::number("of roofline").unit("%").decimals(1),
         ];
-        let mut table = Table::new("floors", "The least that a launch must do", columns);
+        let mut table = Table::new("roofline", "Roofline bounds of a launch", columns);
         let [flop_s, bytes_s] = self.work.seconds(&self.peaks);
         let rows = [
-            ("products", self.work.flop.map(|flop| flop / 1e9), "GFLOP", flop_s),
+            ("compute", self.work.flop.map(|flop| flop / 1e9), "GFLOP", flop_s),
             ("memory", self.work.bytes.map(|bytes| bytes / 1e6), "MB", bytes_s),
         ];
         for (name, amount, unit, seconds) in rows {
@@ -227,7 +228,7 @@ impl Facts {
             let reached = self.time_ms.map(|ms| 100.0 * seconds / (ms * 1e-3));
             table.push([name.into(), amount.into(), unit.into(), (seconds * 1e6).into(), reached.into()]);
         }
-        let mut table = table.note(format!("Rates are {}.", self.peaks.whose));
+        let mut table = table.note(format!("Source of the peak rates: {}.", self.peaks.whose));
         if let Some(ms) = self.time_ms {
             table = table.note(format!("A launch takes {ms} ms."));
         }
@@ -235,7 +236,7 @@ impl Facts {
     }
 }
 
-/// What is used of a row of a record.
+/// The fields of a record row that are used.
 #[derive(Clone, Debug, serde::Deserialize)]
 pub struct Row {
     kernel: String,
@@ -254,13 +255,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// The peak of the same run, where the row is about products.
+    /// Returns the matmul peak of the same run, if the row has one.
     fn peak_tflops(&self) -> Option<f64> {
         Some(self.tflops? / self.fraction?)
     }
 }
 
-/// A kernel's name in records: attention's forward kernel is the whole forward pass.
+/// Returns a kernel's name in records: attention's forward kernel is recorded as the forward pass.
 fn record_name(kernel: &str) -> &str {
     match kernel {
         "flash_attention_fwd" => "attention_fwd",
@@ -275,8 +276,8 @@ fn last_row(path: &Path, kernel: &str) -> Result<Row> {
         rows.filter(|row| row.peer.is_none() && row.median_ms.is_some() && row.kernel == record_name(kernel));
     ours.next_back().ok_or_else(|| {
         CliError::usage(
-            format!("{} has no time of `{}`", path.display(), record_name(kernel)),
-            "a row is a line that `tilewright bench --json` wrote; --time-ms gives a time by hand",
+            format!("{} has no row with a time of `{}`", path.display(), record_name(kernel)),
+            "use a file that `tilewright bench --record` wrote, or give a time with --time-ms",
         )
     })
 }

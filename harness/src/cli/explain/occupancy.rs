@@ -1,18 +1,18 @@
-//! How many blocks of a kernel one multiprocessor runs at a time.
+//! Computes occupancy: how many blocks of a kernel are resident on one streaming multiprocessor (SM).
 //!
-//! Numbers: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; granularities: the occupancy
-//! calculator of Nsight Compute.
+//! Sources: limits from the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; allocation
+//! granularities from the occupancy calculator of Nsight Compute.
 
 use tilewright::codegen::target::GpuArch;
 
-/// What a multiprocessor has.
+/// Resources of an SM.
 #[derive(Clone, Copy, Debug)]
 struct Processor {
     registers: u32,
     threads: u32,
     blocks: u32,
     shared_bytes: u32,
-    /// Of each block's shared memory, for the system.
+    /// Shared memory that the system reserves per block.
     reserved_bytes: u32,
 }
 
@@ -27,22 +27,22 @@ fn processor(arch: GpuArch) -> Processor {
     Processor { registers, threads, blocks, shared_bytes, reserved_bytes }
 }
 
-/// Registers are handed out to a warp in portions of this.
+/// Granularity of register allocation per warp.
 const REGISTER_UNIT: u32 = 256;
-/// Shared memory is handed out in portions of this, in bytes.
+/// Granularity of shared-memory allocation, in bytes.
 const SHARED_UNIT: u32 = 128;
 
-/// Blocks at a time, and what keeps it from more.
+/// Resident blocks and warps, and the limiting resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     pub blocks: u32,
     pub warps: u32,
-    /// The most warps that a multiprocessor has.
+    /// Maximum number of resident warps.
     pub of: u32,
     pub limit: &'static str,
 }
 
-/// Occupancy of blocks of `threads` threads with so many registers each and so much shared memory.
+/// Computes the occupancy of blocks with `threads` threads, `registers` per thread, and `shared_bytes` per block.
 pub fn occupancy(arch: GpuArch, threads: u32, registers: u32, shared_bytes: u32) -> Occupancy {
     let p = processor(arch);
     let warps = threads.div_ceil(32).max(1);
@@ -54,7 +54,7 @@ pub fn occupancy(arch: GpuArch, threads: u32, registers: u32, shared_bytes: u32)
         (p.threads / 32 / warps, "threads"),
         (p.blocks, "blocks"),
     ];
-    // The first of equals: what a kernel's author can change.
+    // Ties go to the first limit: the ones that a kernel's author can change come first.
     let (blocks, limit) = limits.into_iter().min_by_key(|(blocks, _)| *blocks).unwrap_or((0, "registers"));
     Occupancy { blocks, warps: blocks * warps, of: p.threads / 32, limit }
 }

@@ -1,4 +1,5 @@
-//! Which variant of a kernel is explained: what the command line says, and for the rest what is usual.
+//! Selects the variant of a kernel that is explained, from the command line, a record row, the shipped configurations
+//! and defaults.
 
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem, size_bucket};
 use tilewright::codegen::ir::DType;
@@ -12,10 +13,10 @@ use crate::cli::bind::{self, Extents};
 use crate::cli::compile::{Options, Request, assumptions};
 use crate::cli::{CliError, Result, choose, run};
 
-/// A variant of a kernel, and the problem that it is for.
+/// A variant of a kernel, and the shapes of its problem.
 pub struct Subject {
     pub request: Request,
-    /// What nobody said.
+    /// Values that were assumed, for the report.
     pub notes: Vec<String>,
     extents: Extents,
 }
@@ -24,7 +25,7 @@ impl Subject {
     pub fn new(arguments: &Arguments, row: Option<&Row>) -> Result<Subject> {
         let def = choose::kernel(&arguments.kernel)?;
         let words = match row.filter(|_| arguments.dtype.is_empty()) {
-            // A row's type may be that of a kernel without a choice.
+            // The kernel may have no type parameter for the row's dtype.
             Some(row) => complete_types(def, std::slice::from_ref(&row.dtype)).or_else(|_| complete_types(def, &[]))?,
             None => complete_types(def, &arguments.dtype)?,
         };
@@ -53,7 +54,7 @@ impl Subject {
                 usual_config(&constants)
             }
         };
-        // Tensors that are multiples of the tiles: what the configurations are for.
+        // The shipped configurations are tuned for extents that are multiples of the tiles.
         for param in def.params.iter().filter(|p| p.name.starts_with("even_")) {
             if !constants.iter().any(|(name, _)| *name == param.name) {
                 constants.push((param.name, ConstValue::Bool(true)));
@@ -62,7 +63,7 @@ impl Subject {
         }
         choose::check_complete(def, &constants)?;
         if !assumed.is_empty() {
-            notes.push(format!("Assumed: {}; --set says otherwise.", assumed.join(", ")));
+            notes.push(format!("Assumed: {}. Change with --set.", assumed.join(", ")));
         }
         let options = Options::new(
             arguments.num_warps.unwrap_or(config.num_warps),
@@ -80,13 +81,13 @@ impl Subject {
         Ok(Subject { request, notes, extents })
     }
 
-    /// Kernel, type and target.
+    /// Formats kernel, types and target.
     pub fn title(&self, arch: GpuArch) -> String {
         let types: Vec<String> = self.request.dtypes.iter().map(DType::to_string).collect();
         format!("{} {} for {}", self.request.def.name, types.join(" "), arch.name()).replace("  ", " ")
     }
 
-    /// Constants, warps and stages.
+    /// Formats constants, warps, stages, registers and schedule.
     pub fn configuration(&self) -> String {
         let Request { constants, options, .. } = &self.request;
         let mut words: Vec<String> = constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -94,7 +95,7 @@ impl Subject {
         words.push(format!("num_stages={}", options.num_stages));
         words.extend(options.max_registers.map(|registers| format!("max_registers={registers}")));
         let target::Schedule { bulk_copies, warp_specialize, overlap, take_turns, wgmma_f32 } = options.schedule;
-        // In the command line's order.
+        // In the order of the command line's help.
         let schedule = [
             ("bulk_copies", bulk_copies),
             ("warp_specialize", warp_specialize),
@@ -106,12 +107,12 @@ impl Subject {
         words.join(" ")
     }
 
-    /// The type of most of the memory.
+    /// Returns the type of the first type parameter, which most of the memory has.
     pub fn main_type(&self) -> DType {
         self.request.dtypes.first().copied().unwrap_or(DType::F32)
     }
 
-    /// How f32 multiplies.
+    /// Returns the precision of f32 dots.
     pub fn precision(&self) -> &str {
         let found = self.request.constants.iter().find(|(name, _)| *name == "precision");
         match found {
@@ -120,8 +121,8 @@ impl Subject {
         }
     }
 
-    /// The least that a launch on these shapes does; nothing where no shape is known. Memory whose shape follows from no name
-    /// is left out, and a note says so.
+    /// Returns the minimum work of a launch on these shapes; empty if no shape is known. Memory of unknown shape is not
+    /// counted, and a note is added.
     pub fn work(&mut self) -> Work {
         let Request { def, dtypes, constants, .. } = &self.request;
         let strides = bind::strides(def);
@@ -140,25 +141,24 @@ impl Subject {
                 None => unknown.push(param.name),
             }
         }
-        // With nothing said, nothing follows.
+        // Without a given shape, there is no bound.
         let known = run::memory_params(def).any(|(param, _)| self.extents.shape(param.name).is_some());
         if !known {
             return Work::default();
         }
         if !unknown.is_empty() {
             let names = unknown.join(", ");
-            self.notes.push(format!(
-                "The shape of {names} follows from no name, so that it is not counted: --shape gives it."
-            ));
+            self.notes
+                .push(format!("The shape of {names} is unknown, so that it is not counted: give it with --shape."));
         }
         Work { flop: floors::flop(def, &extents, constants), bytes: Some(bytes) }
     }
 }
 
-/// The words of `--dtype`, with a usual type for every parameter that they leave open.
+/// Completes `--dtype` with a default type for every parameter without one.
 ///
 /// # Errors
-/// A word without `=` that no parameter takes.
+/// A type without `=` that no parameter can have.
 fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
     let parts: Vec<&str> = choose::parts(words).collect();
     let for_all = parts.iter().rfind(|part| !part.contains('='));
@@ -189,23 +189,23 @@ fn complete_types(def: &KernelDef, words: &[String]) -> Result<Vec<String>> {
             });
             let takes = takes.collect::<Vec<_>>().join("; ");
             let help =
-                if takes.is_empty() { "leave it out: its signature says all element types".into() } else { takes };
+                if takes.is_empty() { "omit it: the kernel's signature fixes all element types".into() } else { takes };
             Err(CliError::usage(
-                format!("--dtype {word} is unused: no type parameter of `{}` takes it", def.name),
+                format!("--dtype {word} is unused: no type parameter of `{}` can be that type", def.name),
                 help,
             ))
         }
     }
 }
 
-/// Shapes from `--shape`, else from a row.
+/// Determines shapes from `--shape`, else from a record row.
 fn extents(def: &'static KernelDef, arguments: &Arguments, row: Option<&Row>) -> Result<Extents> {
     let strides = bind::strides(def);
     let mut extents = Extents::default();
     let mut add = |name: &str, shape: &[usize]| -> Result<()> {
         let memory: Vec<&'static str> = run::memory_params(def).map(|(param, _)| param.name).collect();
         let Some(name) = memory.iter().copied().find(|known| *known == name) else {
-            let help = choose::suggest(name, &memory, "its memory is");
+            let help = choose::suggest(name, &memory, "the tensors are");
             return Err(CliError::usage(format!("kernel `{}` has no tensor `{name}`", def.name), help));
         };
         bind::check_rank(def, name, shape.len(), strides.get(name))?;
@@ -232,7 +232,7 @@ fn extents(def: &'static KernelDef, arguments: &Arguments, row: Option<&Row>) ->
             }
         }
     }
-    // Keys and values of attention are as many as queries unless told otherwise.
+    // Attention: k and v have the shape of q by default.
     if let Some(shape) = extents.shape("q").map(<[usize]>::to_vec) {
         for name in ["k", "v"] {
             if extents.shape(name).is_none()
@@ -248,7 +248,7 @@ fn extents(def: &'static KernelDef, arguments: &Arguments, row: Option<&Row>) ->
     Ok(extents)
 }
 
-/// What a row's case says of constants: `causal`, or a precision.
+/// Sets constants from the `case` of a record row: `causal`, or a precision. Other words are ignored.
 fn take_case(def: &KernelDef, case: &str, constants: &mut Vec<(&'static str, ConstValue)>) {
     for word in case.split_whitespace() {
         let value = match word {
@@ -264,7 +264,7 @@ fn take_case(def: &KernelDef, case: &str, constants: &mut Vec<(&'static str, Con
     }
 }
 
-/// Constants that are extents of the shapes.
+/// Sets constants that are extents of the shapes.
 fn take_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'static str, ConstValue)>) {
     for name in choose::missing_constants(def, constants) {
         if let Ok(Some(extent)) = extents.of_name(name) {
@@ -273,7 +273,7 @@ fn take_extents(def: &KernelDef, extents: &Extents, constants: &mut Vec<(&'stati
     }
 }
 
-/// Values for constants that nobody gave, as the host sides of the kernels that ship choose them for large tensors.
+/// Sets missing constants to the values that the host functions of the shipped kernels choose for large tensors.
 fn usual_constants(
     def: &KernelDef,
     tuned: &[&str],
@@ -301,7 +301,7 @@ fn usual_constants(
     }
 }
 
-/// Warps for a tile of rows: 32 elements a thread.
+/// Chooses the number of warps for a tile: 32 elements per thread.
 fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
     let tile: i64 = constants
         .iter()
@@ -312,7 +312,7 @@ fn usual_config(constants: &[(&str, ConstValue)]) -> Config {
     Config::default().num_warps(warps.next_power_of_two())
 }
 
-/// The shipped configuration for the problem, or the default.
+/// Returns the shipped configuration for the problem, or the default.
 fn shipped(
     autotune: &Autotune,
     arch: GpuArch,
@@ -346,7 +346,7 @@ fn shipped(
     autotune.shipped_for(capability, &problem)
 }
 
-/// What a launch on dense tensors with extents that are multiples of 16 may assume.
+/// Returns the specialization for dense tensors whose extents are multiples of 16.
 fn dense(def: &'static KernelDef) -> Specialization {
     let innermost: Vec<&str> = bind::strides(def).into_values().filter_map(|s| s.params.last().copied()).collect();
     let multiple = ArgSpec { divisible_by: 16, equal_to: None };

@@ -1,4 +1,4 @@
-//! `tilewright profile`: where the time of a training step goes, on one rank or on many.
+//! `tilewright profile`: profiles the time of a training step, on one rank or on many.
 
 mod ranks;
 
@@ -22,38 +22,38 @@ use crate::report::{Outputs, Report};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// How much of a step runs
+    /// Part of a step to run
     #[arg(long, value_enum, default_value_t = Work::TrainStep)]
     pub work: Work,
-    /// Tokens of a window
+    /// Context length: tokens per sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
     pub context: u32,
-    /// Steps before the measurement: kernels are compiled, memory is there
+    /// Number of warm-up steps, which compile kernels and allocate memory
     #[arg(long, default_value_t = 2)]
     pub warmup: u32,
-    /// Steps that are measured
+    /// Number of measured steps
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// Names in the tables, for each phase
+    /// Number of kernels or operations shown per phase
     #[arg(long, default_value_t = 10)]
     pub top: usize,
-    /// Write a trace for Perfetto (ui.perfetto.dev) and Chrome; with --out it is there as trace.json
+    /// Write a trace for Perfetto (ui.perfetto.dev) and Chrome; --out also writes it, as trace.json
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Write a flame graph as SVG; with --out it is there as flame-graph.svg
+    /// Write a flame graph as SVG; --out also writes it, as flame-graph.svg
     #[arg(long, value_name = "FILE")]
     pub flame_graph: Option<PathBuf>,
-    /// Show spans to Nsight Systems or Nsight Compute, which must run this program
+    /// Emit NVTX ranges for Nsight Systems or Nsight Compute, which must run this program
     #[arg(long)]
     pub nvtx: bool,
     #[command(flatten)]
     pub step: StepOptions,
     #[command(flatten)]
     pub how: RankOptions,
-    /// Look at so many ranks, as threads of this process; 2 with --ddp or --shard
+    /// Number of ranks to profile, as threads of this process. Default: 2 with --ddp or --shard
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub ranks: Option<u16>,
-    /// What carries ranks that are threads of this process; threads
+    /// Communication backend, if ranks are threads of this process. Default: threads
     #[arg(long, value_enum)]
     pub back_end: Option<Carrier>,
     #[command(flatten)]
@@ -85,10 +85,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// The tables and plots, and the recording behind them.
+/// Profiles one rank, and returns the report and the trace.
 ///
 /// # Errors
-/// A model that does not exist or does not fit, or a tool that is not there.
+/// An unknown model, out of memory, or a missing library (CUPTI).
 pub fn profile(arguments: &Arguments) -> Result<(Report, Trace)> {
     let config = arguments.step.config(arguments.context as usize)?;
     let trace = record(arguments, &config)?;
@@ -98,7 +98,7 @@ pub fn profile(arguments: &Arguments) -> Result<(Report, Trace)> {
     Ok((report, trace))
 }
 
-/// What a report says of one profile.
+/// Adds the tables and plots of a profile to a report.
 fn tables_of(report: Report, arguments: &Arguments, config: &Config, profile: &Profile<'_>) -> Report {
     let batch = arguments.step.batch as usize;
     let flop = AttentionFlop::new(config.layers, batch, config.heads, config.context, config.width / config.heads);
@@ -112,11 +112,12 @@ fn tables_of(report: Report, arguments: &Arguments, config: &Config, profile: &P
     }
     match profile.trace.dropped {
         0 => report,
-        n => report.text(format!("CUPTI had no room for {n} records: the times above leave them out.")),
+        n => report
+            .text(format!("CUPTI dropped {n} records for lack of buffer space: the times above do not include them.")),
     }
 }
 
-/// A model in a few words.
+/// Describes a model in one line.
 pub fn described(config: &Config, batch: usize) -> String {
     let size = match config.size_name() {
         Some(name) => name.to_string(),
@@ -142,7 +143,7 @@ fn record(arguments: &Arguments, config: &Config) -> Result<Trace> {
     Ok(recording.finish()?)
 }
 
-/// What is recorded of steps on `device`.
+/// Returns the recording options for steps on `device`.
 fn options(arguments: &Arguments, device: &Device) -> Result<Options> {
     let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
     Ok(Options { spans: true, memory_from_bytes: None, gpu, nvtx: arguments.nvtx })

@@ -1,4 +1,4 @@
-//! `tilewright profile` of many ranks: those that a launcher started, else threads of this process.
+//! `tilewright profile` of many ranks: the ranks of a launcher, else threads of this process.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -18,26 +18,26 @@ use crate::profile::ranks::{self, RankProfile};
 use crate::profile::{Profile, STEP, chrome, flame, outermost};
 use crate::report::Report;
 
-/// What there is to write.
+/// The report, and the contents of the files to write.
 pub struct Found {
     pub report: Report,
     pub trace: serde_json::Value,
     pub flame_graph: Option<String>,
 }
 
-/// Whether there are many ranks to look at.
+/// Whether a launcher started ranks, or an option asks for several.
 pub fn are_wanted(arguments: &Arguments) -> Result<bool> {
     let started = Environment::get().map_err(failed)?.place.is_some();
     Ok(started || arguments.ranks.is_some() || arguments.how.ddp.is_some() || arguments.how.shard.is_some())
 }
 
-/// What the first rank has to say; nothing on other ranks of a launcher.
+/// Profiles all ranks, and returns the result of rank 0; `None` on other ranks of a launcher.
 ///
 /// # Errors
-/// Ranks that do not find each other, and those of the steps.
+/// The rendezvous fails, or a step fails.
 pub fn profile(arguments: &Arguments) -> Result<Option<Found>> {
     if arguments.work == Work::Forward {
-        return Err(CliError::usage("nothing travels between ranks in a forward pass", "--work train-step"));
+        return Err(CliError::usage("a forward pass has no communication between ranks", "use --work train-step"));
     }
     let config = arguments.step.config(arguments.context as usize)?;
     let device = arguments.step.device()?;
@@ -45,13 +45,13 @@ pub fn profile(arguments: &Arguments) -> Result<Option<Found>> {
     let (carriers, ranks) = ([arguments.back_end.unwrap_or(Carrier::Threads)], [arguments.ranks.unwrap_or(2)]);
     let found = each_world(&device, &carriers, &ranks, |comm| {
         let comm = Arc::new(comm);
-        // The others must not wait for a rank that fails.
+        // Abort the other ranks, so that they do not wait for this one.
         one_rank(arguments, &config, &comm, &shared).inspect_err(|error| comm.give_up(&error.to_string()))
     })?;
     Ok(found.into_iter().next())
 }
 
-/// What ranks that are threads of one process have together: there is one recording in a process.
+/// State shared by ranks that are threads of one process: a process has one recording.
 #[derive(Default)]
 struct Shared {
     started: OnceLock<Instant>,
@@ -111,9 +111,9 @@ fn found(
     let profile = Profile::new(trace);
     let form = arguments.how.ddp.unwrap_or(Form::Bucketed).name();
     let state = match arguments.how.shard.and_then(|shard| shard.0) {
-        None => "whole",
-        Some(Mode::Broadcast) => "shared out, broadcast",
-        Some(Mode::Zero1) => "shared out, ZeRO-1",
+        None => "replicated",
+        Some(Mode::Broadcast) => "sharded, broadcast",
+        Some(Mode::Zero1) => "sharded, ZeRO-1",
     };
     let how = format!("{} ranks over {}, gradients {form}, optimizer state {state}", comm.world(), comm.back_end());
     let title = format!("Profile of {}, {how}", described(config, arguments.step.batch as usize));

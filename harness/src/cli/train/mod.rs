@@ -1,4 +1,4 @@
-//! `tilewright train`: a Transformer on a text, from nothing or from a checkpoint.
+//! `tilewright train`: trains a Transformer on a text, from scratch or from a checkpoint.
 
 mod plan;
 mod progress;
@@ -30,23 +30,23 @@ use crate::train::{self, Ending, LanguageModel, Run, RunFolder, TeamOptions, kee
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Text to learn from, a UTF-8 file; without it, the book that ships
+    /// Training text, a UTF-8 file. Default: the book that ships
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
-    /// Most entries of the vocabulary that is made from the text; 1024, and 10000 with --size
+    /// Maximum vocabulary size of the BPE tokenizer that is trained on the text. Default: 1024, or 10000 with --size
     #[arg(long, value_name = "N")]
     vocab: Option<usize>,
-    /// Folder of the run: checkpoint, log and loss curve
+    /// Folder of the run, for checkpoints, log and loss curve
     #[arg(long, value_name = "DIR", default_value = "tilewright-run")]
     out: PathBuf,
-    /// Go on from the checkpoint in the folder; what is not said again is as it was, but for --device, --minutes, and what of ranks depends
-    /// on the machines (--nccl-ctas, --copy-engines, --leave-sms)
+    /// Resume from the checkpoint in the folder. Options that are not given keep their values, except --device,
+    /// --minutes and the machine-dependent rank options (--nccl-ctas, --copy-engines, --leave-sms)
     #[arg(long)]
     resume: bool,
-    /// Write the starting state and all batches into this folder, for another implementation to make the same steps
+    /// Write the initial state and all batches to this folder, so that another implementation can reproduce the steps
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
-    /// Where to train: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
     #[command(flatten)]
@@ -59,88 +59,89 @@ pub struct Arguments {
     ranks: RankOptions,
 }
 
-/// What the steps are.
+/// Options of the training loop.
 #[derive(Args)]
 #[command(next_help_heading = "Steps")]
 struct Steps {
-    /// Tokens of a window; 128
+    /// Context length: tokens per sequence. Default: 128
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
-    /// Windows of a step; 16
+    /// Batch size: sequences per step. Default: 16
     #[arg(long, value_name = "WINDOWS")]
     batch: Option<usize>,
-    /// Windows that run at a time, where a whole batch does not fit into memory: gradients are added up
+    /// Micro-batch size for gradient accumulation: sequences that run at a time, if a whole batch does not fit into
+    /// memory
     #[arg(long, value_name = "WINDOWS")]
     micro_batch: Option<usize>,
-    /// Steps in all; 500
+    /// Total number of steps. Default: 500
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Stop after so many minutes, at most 10⁷, with the state saved
+    /// Time limit in minutes, at most 10⁷; the run saves its state and stops
     #[arg(long, value_name = "MINUTES", value_parser = numbers::minutes)]
     minutes: Option<Duration>,
-    /// Steps between evaluations on the last tenth of the text, 0 for one at the end only; 100
+    /// Steps between evaluations on the last tenth of the text; 0 evaluates at the end only. Default: 100
     #[arg(long, value_name = "STEPS")]
     evaluate_every: Option<u64>,
-    /// Windows of an evaluation, at most; 64
+    /// Maximum number of sequences per evaluation. Default: 64
     #[arg(long, value_name = "WINDOWS")]
     evaluate_windows: Option<usize>,
-    /// Steps between checkpoints, 0 for one at the end only; without it 100, more where saving would take over a twentieth of the
+    /// Steps between checkpoints; 0 saves at the end only. Default: 100, or more if saving would take over 5 % of the
     /// time
     #[arg(long, value_name = "STEPS")]
     save_every: Option<u64>,
-    /// Checkpoints to keep: the newest ones, 0 for all; 2
+    /// Number of newest checkpoints to keep; 0 for all. Default: 2
     #[arg(long, value_name = "N")]
     keep_last: Option<usize>,
-    /// Checkpoints to keep beside them: those with the lowest validation loss; 1
+    /// Number of checkpoints with the lowest validation loss to keep in addition. Default: 1
     #[arg(long, value_name = "N")]
     keep_best: Option<usize>,
-    /// Seed of starting values and of the order of windows; 0
+    /// Seed of the initialization and of the order of sequences. Default: 0
     #[arg(long)]
     seed: Option<u64>,
 }
 
-/// How parameters change.
+/// Options of the optimizer.
 #[derive(Args)]
 #[command(next_help_heading = "Optimizer (AdamW)")]
 struct Rates {
-    /// Highest learning rate; 0.003, and 0.0006 with --size
+    /// Peak learning rate. Default: 0.003, or 0.0006 with --size
     #[arg(long, value_name = "RATE", value_parser = numbers::not_negative)]
     lr: Option<f64>,
-    /// Learning rate at the end; a tenth of the highest
+    /// Final learning rate. Default: a tenth of the peak
     #[arg(long, value_name = "RATE", value_parser = numbers::not_negative)]
     min_lr: Option<f64>,
-    /// Steps in which the learning rate rises; a twentieth of all, at most 2000
+    /// Warm-up steps of the learning rate. Default: 5 % of all steps, at most 2000
     #[arg(long, value_name = "STEPS")]
     warmup: Option<u64>,
-    /// What a run that goes on with other --steps does with the learning rate, which falls until the last step that was planned
+    /// Learning-rate schedule of a resumed run with another number of --steps
     #[arg(long, value_enum, value_name = "PLAN")]
     schedule: Option<SchedulePlan>,
-    /// Weight decay of matrices; 0.1
+    /// Weight decay of matrices. Default: 0.1
     #[arg(long, value_name = "LAMBDA", value_parser = numbers::not_negative)]
     weight_decay: Option<f64>,
-    /// Let embeddings decay too
+    /// Apply weight decay to embeddings too
     #[arg(long)]
     decay_embeddings: bool,
-    /// 0.9
+    /// AdamW β₁. Default: 0.9
     #[arg(long, value_parser = numbers::decay)]
     beta1: Option<f64>,
-    /// 0.95
+    /// AdamW β₂. Default: 0.95
     #[arg(long, value_parser = numbers::decay)]
     beta2: Option<f64>,
-    /// 1e-8
+    /// AdamW ε. Default: 1e-8
     #[arg(long, value_parser = numbers::not_negative)]
     eps: Option<f64>,
-    /// Largest norm of the gradient, 0 for no limit; 1
+    /// Gradient clipping: maximum global norm of the gradients; 0 disables it. Default: 1
     #[arg(long, value_name = "NORM", value_parser = numbers::not_negative)]
     clip: Option<f64>,
 }
 
-/// The learning rate of a run that goes on with other `--steps`.
+/// The learning-rate schedule of a resumed run with another number of `--steps`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum SchedulePlan {
-    /// As the run began: the rate falls until the step that was the last one, and stays at --min-lr after it
+    /// The original schedule: the rate decays until the original last step, and stays at --min-lr afterwards
     Keep,
-    /// As if the run had begun with these --steps: the rate falls until the new last step
+    /// The schedule for the new --steps: the rate decays until the new last step
     Extend,
 }
 
@@ -152,7 +153,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     if let Err(error) = &outcome
         && !matches!(error, CliError::Stopped(_))
     {
-        // The other ranks hear of it instead of waiting.
+        // Abort the other ranks, so that they do not wait for this one.
         comm.give_up(&error.to_string());
     }
     outcome
@@ -160,7 +161,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 
 fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>, out: &mut dyn Write) -> Result<()> {
     let leads = comm.is_none_or(|comm| comm.rank() == 0);
-    // Before the checkpoint is read, which another run might replace.
+    // Locked before the checkpoint is read, because another run might replace it.
     let lock = leads.then(|| RunFolder::lock(&arguments.out)).transpose();
     let lock = lock.map_err(|error| CliError::Failure(error.to_string()))?;
     let Plan { config, options, data, checkpoint } = plan::plan(arguments)?;
@@ -172,7 +173,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     writeln!(out, "text: {}, {} tokens of {}", printable(&data.name), data.tokens.len(), config.vocabulary)?;
     writeln!(out, "model: {millions:.2} M parameters, {}, on {name}", config.precision)?;
     if let Some(TeamOptions { comm, ddp, shard }) = team {
-        let state = shard.map_or("whole", |mode| if mode == Mode::Zero1 { "ZeRO-1" } else { "shared out" });
+        let state = shard.map_or("replicated", |mode| if mode == Mode::Zero1 { "ZeRO-1" } else { "sharded" });
         let (world, name) = (comm.world(), comm.back_end());
         writeln!(out, "ranks: {world} over {name}, gradients {}, optimizer state {state}", ddp.form.name())?;
     }
@@ -187,18 +188,21 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
         true => plan::unusable(&arguments.out, error),
         false => fail(error),
     })?;
-    // The file is not needed any more, and may be large.
+    // The checkpoint may be large and is not needed any more.
     drop(checkpoint);
     let begun = run.learner().step();
     if begun >= options.steps {
         return Err(CliError::usage(
-            format!("the run has made {begun} steps already, of {}", options.steps),
-            "--steps says how many it makes in all",
+            format!("the run has completed {begun} of {} steps", options.steps),
+            "give a larger total with --steps",
         ));
     }
     if let Some(folder) = &arguments.export {
         if team.is_some() {
-            return Err(CliError::usage("many ranks export nothing", "leave --export out, or start one process"));
+            return Err(CliError::usage(
+                "--export does not support several ranks",
+                "omit --export, or start one process",
+            ));
         }
         run.export(folder).map_err(fail)?;
         writeln!(out, "wrote {}", folder.display())?;
@@ -208,13 +212,13 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     let stop = watch_for_signals(leads)?;
     let uniform = (model.vocabulary() as f64).ln();
     match begun {
-        0 => writeln!(out, "a model that knows nothing has the loss ln({}) = {uniform:.3}", model.vocabulary())?,
+        0 => writeln!(out, "the loss of uniform predictions is ln({}) = {uniform:.3}", model.vocabulary())?,
         step => {
             let schedule = options.learner.schedule;
             let (rate, end) = (schedule.rate(step + 1), schedule.rate(options.steps));
             writeln!(
                 out,
-                "going on after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
+                "resuming after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
                 options.steps
             )?;
             say_best(&arguments.out, out)?;
@@ -227,46 +231,47 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     let ending = ending.map_err(fail)?;
     let step = run.learner().step();
     writeln!(out, "step {step}: {}", progress.summary())?;
-    // It can be drawn again: a run that was stopped has what it takes to go on.
+    // A failure to draw the loss curve does not prevent a stopped run from being resumed.
     let drawn = run.draw().map_err(fail);
     for file in [CHECKPOINT, LOG, CURVE].iter().take(if drawn.is_ok() { 3 } else { 2 }) {
         writeln!(out, "wrote {}", arguments.out.join(file).display())?;
     }
     say_best(&arguments.out, out)?;
     match ending {
-        Ending::Done => writeln!(out, "`tilewright generate {}` lets it write", arguments.out.display())?,
-        Ending::OutOfTime => writeln!(out, "its time is over; --resume goes on")?,
+        Ending::Done => writeln!(out, "`tilewright generate {}` generates text from it", arguments.out.display())?,
+        Ending::OutOfTime => writeln!(out, "time limit reached; --resume continues the run")?,
         Ending::Stopped => {
-            // Another rank may have been told alone.
+            // The signal may have reached another rank only.
             let by = match stop.signal.load(Ordering::Relaxed) {
                 0 => String::new(),
                 signal => format!(" by {}", signals::name(signal)),
             };
             let undrawn = drawn.err().map_or_else(String::new, |error| format!("{error}\n"));
             return Err(CliError::Stopped(format!(
-                "{undrawn}stopped{by} after step {step}, with the state saved; --resume goes on"
+                "{undrawn}stopped{by} after step {step}, with the state saved; --resume continues the run"
             )));
         }
     }
     drawn
 }
 
-/// Bytes that a step of this rank takes at least.
+/// Lower bound of the memory of a step of this rank, in bytes.
 struct Needs {
     step: StepBytes,
-    /// In host memory: the batch's inputs and targets, of four bytes each, twice.
+    /// In host memory: inputs and targets of the batch, four bytes per token each, held twice.
     tokens: f64,
-    /// Windows that run at a time.
+    /// Sequences that run at a time.
     windows: usize,
 }
 
 impl Needs {
+    /// Computes the bound for this rank's share of the batch.
     fn of(config: &Config, options: &train::RunOptions, team: Option<&TeamOptions>) -> Needs {
         let world = team.map_or(1, |team| team.comm.world());
         let batch = options.batch.div_ceil(world);
         let windows = options.micro_batch.min(batch);
         let config = Config { context: options.context, ..config.clone() };
-        // Of ranks, those that send them so alone keep gradients in bf16.
+        // Among several ranks, gradients are kept in bf16 only if they are communicated in bf16 and nothing is sharded.
         let like_one = team.is_none_or(|team| team.ddp.wire == Some(Dtype::Bf16) && team.shard.is_none());
         let micro_batches = batch.div_ceil(windows.max(1)).max(if like_one { 1 } else { 2 });
         let mut step = config.step_bytes(windows, micro_batches, Kind::TrainStep);
@@ -276,13 +281,17 @@ impl Needs {
         Needs { step, tokens: 16.0 * batch as f64 * options.context as f64, windows }
     }
 
-    /// Fails where the CPU has no memory for a step, or the host none for a batch of tokens.
+    /// Checks that the host has memory for the tokens of a batch, and on the CPU also for a step.
+    ///
+    /// # Errors
+    /// Out of memory.
     fn expect(&self, device: &Device) -> train::Result<()> {
         let on_host = if device.is_cpu() { self.step.total() } else { 0.0 };
         Ok(tilewright::expect_host_memory(on_host + self.tokens)?)
     }
 
-    /// The error in the words of the command line: what a step takes, and what of it can be lowered where memory was short.
+    /// Converts a training error to a command's error. An out-of-memory error also lists the memory of a step, and the
+    /// options that reduce it.
     fn explain(&self, error: train::Error, device: &Device, options: &train::RunOptions, config: &Config) -> CliError {
         if !error.is_out_of_memory() {
             return CliError::Failure(error.to_string());
@@ -299,13 +308,13 @@ impl Needs {
             less.push("a smaller --batch".to_string());
         }
         if self.windows > 1 {
-            less.push(format!("--micro-batch {} (the batch stays as it is)", self.windows / 2));
+            less.push(format!("--micro-batch {} (the batch size does not change)", self.windows / 2));
         }
         less.extend(options_for_less(config));
         less.extend(["a smaller --context", "a smaller model"].map(str::to_string));
         CliError::Failure(format!(
-            "{}{}\n  a step takes at least {}: parameters {}, gradients {}, moments {}, activations of {} × {} tokens {}, \
-             and the batch's tokens {}\n  help: {} takes less",
+            "{}{}\n  a step needs at least {}: parameters {}, gradients {}, optimizer state {}, activations of \
+             {} × {} tokens {}, and the tokens of the batch {}\n  help: use {}",
             error.out_of_memory_text(),
             free.unwrap_or_default(),
             gib(self.step.total() + self.tokens),
@@ -321,22 +330,23 @@ impl Needs {
     }
 }
 
-/// Says which of the checkpoints in the folder is the best, where one has a validation loss.
+/// Prints the checkpoint of the folder with the lowest validation loss, if any has one.
 fn say_best(folder: &std::path::Path, out: &mut dyn Write) -> Result<()> {
     let Some((name, step, loss)) = keep::best(folder) else { return Ok(()) };
     writeln!(out, "the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}")?;
     Ok(())
 }
 
-/// What signals asked for.
+/// A request to stop.
 #[derive(Default)]
 struct Stop {
     asked: AtomicBool,
-    /// The first one.
+    /// The first signal; 0 for none.
     signal: AtomicI32,
 }
 
-/// Hears the first signal; the second one ends the program at once. Of many ranks one says so.
+/// Installs a handler: the first signal requests a stop, the second one terminates the program immediately. Only rank 0
+/// prints a message.
 fn watch_for_signals(leads: bool) -> Result<Arc<Stop>> {
     let stop = Arc::new(Stop::default());
     let heard = stop.clone();
@@ -347,7 +357,7 @@ fn watch_for_signals(leads: bool) -> Result<Arc<Stop>> {
             if leads {
                 let name = signals::name(signal);
                 tilewright::terminal::say(format_args!(
-                    "{name}: stopping after this step; another signal ends at once"
+                    "{name}: stopping after this step; a second signal terminates immediately"
                 ));
             }
         }

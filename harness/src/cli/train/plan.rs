@@ -1,4 +1,4 @@
-//! From arguments, and a checkpoint if there is one, to what a run does.
+//! Plans a run from the command line and, with `--resume`, a checkpoint: model, options and data.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use crate::train::keep;
 use crate::train::run::{CHECKPOINT, CURVE, EXPORTED, LOG, NOT_FINITE};
 use crate::train::{Keep, LearnerOptions, RunOptions};
 
-/// What a run does, and what it needs.
+/// Everything that a run starts from.
 pub struct Plan {
     pub config: Config,
     pub options: RunOptions,
@@ -35,17 +35,17 @@ pub fn plan(arguments: &Arguments) -> Result<Plan> {
         let opened = Checkpoint::open(&path).map_err(|error| unusable(&arguments.out, error));
         return resumed(arguments, opened?);
     }
-    // Also an older one alone: the new run would take its steps for its own, and remove them.
+    // Also refuse older checkpoints without a current one: the new run would treat them as its own and remove them.
     match keep::any(&arguments.out) {
         None => fresh(arguments),
         Some(name) => {
             let from = match keep::help(&arguments.out).filter(|_| name != CHECKPOINT) {
                 Some(copy) => format!("{copy} (--resume)"),
-                None => "--resume goes on from it".to_string(),
+                None => "--resume continues from it".to_string(),
             };
             Err(CliError::usage(
-                format!("{} holds a checkpoint of another run already: {name}", arguments.out.display()),
-                format!("{from}, --out names another folder"),
+                format!("{} already contains a checkpoint of another run: {name}", arguments.out.display()),
+                format!("{from}; or choose another folder with --out"),
             ))
         }
     }
@@ -55,13 +55,13 @@ fn failure(error: impl std::fmt::Display) -> CliError {
     CliError::Failure(error.to_string())
 }
 
-/// An error of the newest checkpoint in a folder, with the older one that can take its place.
+/// Adds a hint to an error of a folder's newest checkpoint: the newest older checkpoint, if there is one.
 pub fn unusable(folder: &Path, error: impl std::fmt::Display) -> CliError {
     let help = keep::help(folder).map(|help| format!("\n  help: {help}"));
     failure(format!("{error}{}", help.unwrap_or_default()))
 }
 
-/// Where tokenizers and tokens are kept: beside compiled kernels, for all runs.
+/// Returns the folder of tokenizers and token files, in the cache that all runs share.
 fn data_folder(arguments: &Arguments) -> Result<PathBuf> {
     Ok(Cache::from_env()?.folder(&["data"]).unwrap_or_else(|| arguments.out.join("data")))
 }
@@ -77,13 +77,13 @@ fn text(arguments: &Arguments, name: Option<&str>) -> Result<Text> {
 fn fresh(arguments: &Arguments) -> Result<Plan> {
     if arguments.rates.schedule.is_some() {
         return Err(CliError::usage(
-            "--schedule says how a run goes on",
-            "leave it out, or say --resume; a new run has --lr, --min-lr, --warmup and --steps",
+            "--schedule applies to resumed runs only",
+            "omit it, or add --resume; the schedule of a new run follows from --lr, --min-lr, --warmup and --steps",
         ));
     }
     let sized = arguments.model.size.is_some();
     let base = Config { context: arguments.steps.context.unwrap_or(128), ..Config::default() };
-    // Everything about the model but its vocabulary can be wrong before the text is read.
+    // Check everything but the vocabulary before the text is read.
     arguments.model.config(base.clone())?;
     let options = options(arguments, &defaults(arguments, sized))?;
     let vocabulary = arguments.vocab.unwrap_or(arguments.model.usual_vocabulary());
@@ -95,7 +95,7 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
 
 fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     let unreadable = |error: serde_json::Error| {
-        let reason = format!("its hyperparameters are unknown: {}", printable(&error.to_string()));
+        let reason = format!("its hyperparameters cannot be read: {}", printable(&error.to_string()));
         unusable(&arguments.out, CliError::file("use the checkpoint", checkpoint.path(), reason))
     };
     let trained: Config = serde_json::from_value(checkpoint.header.model.clone()).map_err(unreadable)?;
@@ -106,14 +106,14 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     checkpoint.check_model(&model, &Config::FREE).map_err(failure)?;
     if let Some(seed) = arguments.steps.seed.filter(|seed| *seed != before.seed) {
         return Err(CliError::usage(
-            format!("--seed is {seed}, and the run began with {}", before.seed),
-            "leave --seed out: the order of windows goes on as it was; or begin a new run with another --out",
+            format!("--seed is {seed}, but the run started with {}", before.seed),
+            "omit --seed to continue with the same order of sequences, or start a new run with another --out",
         ));
     }
     if arguments.vocab.is_some_and(|vocab| vocab < config.vocabulary) {
         return Err(CliError::usage(
             format!("the checkpoint's vocabulary has {} entries", config.vocabulary),
-            "leave --vocab out, or begin a new run with another --out",
+            "omit --vocab, or start a new run with another --out",
         ));
     }
     let mut options = options(arguments, &before)?;
@@ -124,14 +124,14 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
         .map_err(|error| unusable(&arguments.out, error))?;
     if tokenizer.vocabulary() > config.vocabulary {
         let (found, expected) = (tokenizer.vocabulary(), config.vocabulary);
-        let reason = format!("its tokenizer has {found} entries, its model {expected}");
+        let reason = format!("its tokenizer has {found} entries, but its model has a vocabulary of {expected}");
         return Err(unusable(&arguments.out, CliError::file("use the checkpoint", checkpoint.path(), reason)));
     }
     let data = data::read_or_make(&text, tokenizer, &data_folder(arguments)?).map_err(failure)?;
     if hex(&data.tokens.text_hash()) != checkpoint.header.data_hash {
         return Err(CliError::Failure(format!(
-            "the checkpoint was trained on another text: expected {}, found {}, which is not the same\n  help: --data names \
-             the text, unchanged",
+            "the checkpoint was trained on another text: expected {}, found {}, whose contents differ\n  help: pass \
+             the unchanged text with --data",
             printable(&checkpoint.header.data),
             printable(&data.name)
         )));
@@ -140,7 +140,7 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
     Ok(Plan { config, options, data, checkpoint: Some(checkpoint) })
 }
 
-/// What a run does that was told nothing more.
+/// Returns the default options of a new run.
 fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
     let steps = arguments.steps.steps.unwrap_or(500);
     let peak = arguments.rates.lr.unwrap_or(if sized { 6e-4 } else { 3e-3 });
@@ -165,7 +165,7 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
     }
 }
 
-/// `base`, with everything that was said.
+/// Returns `base` with the given options applied.
 fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     let Steps { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
         arguments.steps;
@@ -196,14 +196,17 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     Ok(options)
 }
 
-/// The schedule of a run that goes on after `step`, which has been said where more or fewer steps than before could mean two.
+/// Returns the learning-rate schedule of a run that is resumed after `step`.
+///
+/// # Errors
+/// The number of steps changed, and `--schedule` does not resolve the ambiguity.
 fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, step: u64) -> Result<Schedule> {
     let (kept, steps) = (options.learner.schedule, options.steps);
     let extended = Schedule { total: steps, ..kept };
     match arguments.rates.schedule {
         Some(SchedulePlan::Keep) => return Ok(kept),
         Some(SchedulePlan::Extend) => return Ok(extended),
-        // What was decided before holds, and a level rate is the same in both.
+        // Nothing changed, an earlier choice applies, or the rate is constant.
         None if steps == before.steps || kept.total == steps || kept.peak == kept.floor || steps <= step => {
             return Ok(kept);
         }
@@ -213,18 +216,20 @@ fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, st
     let (rate_kept, rate_extended) = (kept.rate(next), extended.rate(next));
     Err(CliError::usage(
         format!(
-            "the learning rate falls to {floor:.3e} until step {total}, and --steps is {steps} now: what becomes of the rate has to be said"
+            "the learning rate decays to {floor:.3e} until step {total}, but --steps is {steps} now: --schedule is \
+             required"
         ),
         format!(
-            "--schedule keep goes on as the run began, with {rate_kept:.3e} in step {next} and {:.3e} in step {steps}; --schedule \
-             extend lets the rate fall until step {steps}, with {rate_extended:.3e} in step {next} and {:.3e} in step {steps}",
+            "--schedule keep keeps the original schedule, with {rate_kept:.3e} in step {next} and {:.3e} in step \
+             {steps}; --schedule extend decays the rate until step {steps}, with {rate_extended:.3e} in step {next} \
+             and {:.3e} in step {steps}",
             kept.rate(steps),
             extended.rate(steps)
         ),
     ))
 }
 
-/// A checkpoint's numbers are looked at here too.
+/// Checks all options, including those from a checkpoint.
 fn check(options: &RunOptions) -> Result<()> {
     let AdamWOptions { beta1, beta2, eps } = options.learner.adamw;
     let Schedule { peak, floor, .. } = options.learner.schedule;
@@ -236,31 +241,31 @@ fn check(options: &RunOptions) -> Result<()> {
         ("--evaluate-windows", options.evaluate_windows > 0),
     ];
     if let Some((name, _)) = counts.iter().find(|(_, good)| !good) {
-        return Err(CliError::usage(format!("{name} is 0"), "a number from 1"));
+        return Err(CliError::usage(format!("{name} is 0"), "expected a number of at least 1"));
     }
     let most = isize::MAX as usize / 16;
     if options.batch.checked_mul(options.context).is_none_or(|tokens| tokens > most) {
         return Err(CliError::usage(
-            format!(
-                "--batch {} with --context {} are more tokens than any memory holds",
-                options.batch, options.context
-            ),
-            format!("windows times tokens are at most {most}"),
+            format!("--batch {} with --context {} is more tokens than memory can hold", options.batch, options.context),
+            format!("the batch times the context length must be at most {most}"),
         ));
     }
     for (name, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
         if !(0.0..1.0).contains(&beta) {
-            return Err(CliError::usage(format!("{name} is {beta}"), "a number from 0 to below 1"));
+            return Err(CliError::usage(format!("{name} is {beta}"), "expected a number from 0 to below 1"));
         }
     }
     let positive = |x: f64| x.is_finite() && x >= 0.0;
-    // None is no limit, and infinity is one too.
+    // `None` disables clipping; infinity is accepted.
     if let Some(clip) = options.learner.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
-        return Err(CliError::usage(format!("--clip is {clip}"), "a number above 0, or 0 for no limit"));
+        return Err(CliError::usage(
+            format!("--clip is {clip}"),
+            "expected a number above 0, or 0 to disable clipping",
+        ));
     }
     let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.learner.weight_decay)];
     match rest.iter().find(|(_, value)| !positive(*value)) {
-        Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "a number from 0")),
+        Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "expected a number of at least 0")),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! What a terminal shows while a run goes on.
+//! Progress of a run on standard error.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -8,21 +8,21 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::train::Observer;
 use crate::train::log::StepLine;
 
-/// A bar where there is a terminal; else a line now and then on standard error.
+/// A progress bar on a terminal, else a line every [`PAUSE`].
 pub struct Progress {
     bar: ProgressBar,
     lines: bool,
     last_line: Instant,
-    /// Moving mean of the loss, for people.
+    /// Moving average of the loss over about 20 steps.
     loss: Option<f64>,
     validation: Option<f64>,
 }
 
-/// Time between lines where there is no terminal.
+/// Time between lines without a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl Progress {
-    /// For a run that has made `begun` of `steps` steps. Of many ranks one has a bar.
+    /// Creates the progress of a run that has completed `begun` of `steps` steps. Only rank 0 shows a bar.
     pub fn new(begun: u64, steps: u64, leads: bool) -> Progress {
         let terminal = leads && std::io::stderr().is_terminal();
         let target = if terminal { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
@@ -37,7 +37,7 @@ impl Progress {
         self.bar.finish_and_clear();
     }
 
-    /// The last losses, in a sentence.
+    /// Formats the latest losses.
     pub fn summary(&self) -> String {
         let say = |loss: Option<f64>| loss.map_or("unknown".to_string(), |loss| format!("{loss:.3}"));
         format!("training loss {} (mean of about 20 steps), validation loss {}", say(self.loss), say(self.validation))
@@ -51,7 +51,7 @@ impl Progress {
     }
 }
 
-/// `950`, `12.3 k`, `4.56 M`.
+/// Formats a number: `950`, `12.3 k`, `4.56 M`.
 fn thousands(x: f64) -> String {
     match x {
         x if x < 1e3 => format!("{x:.0}"),

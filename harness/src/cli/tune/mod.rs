@@ -1,7 +1,8 @@
-//! `tilewright tune`: finds the best configurations of kernels, each candidate in a process of its own that may die.
+//! `tilewright tune`: autotunes kernels in worker processes, so that a crashing candidate does not abort the tuning.
 //!
-//! This process asks a worker, the same program again, to tune one kernel for one problem (`worker.rs`), and watches over
-//! it (`supervise.rs`): a candidate that ends the worker or does not end is dropped, and a new worker goes on from the log.
+//! This process starts a worker, the same program again, that tunes one kernel for one problem (`worker.rs`), and
+//! supervises it (`supervise.rs`): a candidate that crashes the worker or hangs is dropped, and a new worker continues
+//! from the log.
 
 mod supervise;
 mod worker;
@@ -24,61 +25,62 @@ use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Kernels, as `tilewright list` names them; `attention` means those that have tiles; without a name, all that can be tuned
+    /// Names of kernels, as in `tilewright list`; `attention` means the FlashAttention-2 kernels with tiles. Default:
+    /// all that can be tuned
     kernels: Vec<String>,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
-    /// How many seconds each kernel and problem may take, at most 86400
+    /// Time budget of each kernel and problem, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     budget: f64,
-    /// How many seconds one run of a candidate may take, at most 86400
+    /// Timeout of one run of a candidate, in seconds, at most 86400
     #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds)]
     limit: f64,
-    /// Measure again what is known
+    /// Tune again even if the configuration is known
     #[arg(long)]
     again: bool,
-    /// Element types, several with commas; bf16, and f32 on the CPU
+    /// Element types, separated by commas. Default: bf16, or f32 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
     dtype: Vec<String>,
-    /// Attention: batch entries
+    /// Attention: batch size
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Attention: heads; 16, and 2 on the CPU
+    /// Attention: number of heads. Default: 16, or 2 on the CPU
     #[arg(long)]
     heads: Option<usize>,
-    /// Attention: tokens, several with commas; 16384, and 512 on the CPU
+    /// Attention: sequence lengths, separated by commas. Default: 16384, or 512 on the CPU
     #[arg(long, value_delimiter = ',')]
     length: Vec<usize>,
-    /// Attention: head dimensions, several with commas; 64 and 128, and 64 on the CPU
+    /// Attention: head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
     #[arg(long, value_delimiter = ',')]
     dim: Vec<usize>,
-    /// Attention: whether row i sees the keys up to i only; `true,false` tunes both
+    /// Attention: causal mask; `true,false` tunes with and without
     #[arg(long, value_delimiter = ',', default_value = "true", action = clap::ArgAction::Set)]
     causal: Vec<bool>,
-    /// Matrix products: m×n×k, several with commas; 4096x4096x4096, and 256x256x256 on the CPU
+    /// Matmul: sizes m×n×k, separated by commas. Default: 4096x4096x4096, or 256x256x256 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = worker::size)]
     size: Vec<[usize; 3]>,
-    /// Matrix products: which operands lie column by column, several with commas: none, a, b, ab; a linear layer's are b forward,
-    /// none for its input's gradient, and a for its weight's
+    /// Matmul: column-major operands, separated by commas: none, a, b, ab. A linear layer has b forward, none for the
+    /// gradient of its input, and a for the gradient of its weight
     #[arg(long, value_delimiter = ',', default_value = "none", value_parser = worker::columns)]
     columns: Vec<[bool; 2]>,
-    /// f32 on a GPU: how matrix products and attention multiply, several with commas; tf32x3
+    /// f32 on a GPU: precision of matmul and attention, separated by commas. Default: tf32x3
     #[arg(long, value_delimiter = ',', value_parser = ["tf32x3", "tf32", "ieee"])]
     precision: Vec<String>,
-    /// Kernels over rows: how many; 50000 (16384 for cross-entropy), and 512 on the CPU
+    /// Row-wise kernels: number of rows. Default: 50000 (16384 for cross-entropy), or 512 on the CPU
     #[arg(long)]
     rows: Option<usize>,
-    /// Kernels over rows: elements of a row, several with commas; 1024 to 8192 (10000, 50257 and 131072 for cross-entropy), and
-    /// 256 on the CPU
+    /// Row-wise kernels: elements per row, separated by commas. Default: 1024 to 8192 (10000, 50257 and 131072 for
+    /// cross-entropy), or 256 on the CPU
     #[arg(long, value_delimiter = ',')]
     d: Vec<usize>,
-    /// Write what was found to this table, beside what it has for other problems
+    /// Add the configurations to this table; its entries for other problems are kept
     #[arg(long, value_name = "FILE")]
     export: Option<PathBuf>,
     #[command(flatten)]
     outputs: Outputs,
-    /// The log of the one problem that this process tunes for another one
+    /// Run as a worker for one problem, with this log
     #[arg(long, value_name = "FILE", hide = true)]
     worker: Option<PathBuf>,
 }
@@ -87,7 +89,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let problems = arguments.problems()?;
     if let Some(log) = &arguments.worker {
         let [problem] = &problems[..] else {
-            return Err(CliError::usage("a worker tunes one kernel for one problem", "leave --worker out"));
+            return Err(CliError::usage("a worker tunes one kernel for one problem", "omit --worker"));
         };
         let answer = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
         writeln!(out, "{}", answer.line())?;
@@ -103,7 +105,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     for problem in &problems {
         match arguments.ask(problem) {
             Ok(answer) => answers.push(answer),
-            // The others may fare better.
+            // Continue with the other problems.
             Err(error) if problems.len() > 1 && !is_stopped() => {
                 tilewright::terminal::say(&error);
                 failures.push(problem.title());
@@ -111,7 +113,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             }
             Err(error) => return Err(error),
         }
-        // What is found is kept and shown at once: the next problem may be stopped.
+        // Write and print each result immediately: the tuning may be interrupted during the next problem.
         let last = &answers[answers.len() - 1];
         if let (Some(table), Some(path)) = (&mut table, &arguments.export) {
             add(table, last.entry());
@@ -131,25 +133,25 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
     match failures.is_empty() {
         true => Ok(()),
-        false => Err(CliError::Failure(format!("not tuned, as said above: {}", failures.join("; ")))),
+        false => Err(CliError::Failure(format!("not tuned because of the errors above: {}", failures.join("; ")))),
     }
 }
 
-/// Ends a worker that has answered. Threads may still be compiling candidates that came too late: what LLVM and the driver tear down when
-/// a process ends in good order they would be using.
+/// Exits a worker that has answered, without destructors: threads may still be compiling late candidates, and would use
+/// what LLVM and the driver tear down in a normal exit.
 fn leave() -> ! {
-    // SAFETY: ends the process; all that was to be written has been.
+    // SAFETY: exits the process; all output has been written and flushed.
     unsafe { libc::_exit(0) }
 }
 
-/// Puts an entry into a table, in the place of what it has for the same problem.
+/// Adds an entry to a table, and replaces the entry of the same problem.
 fn add(table: &mut Choices, entry: Entry) {
     table.entries.retain(|other| (&other.kernel, &other.key) != (&entry.kernel, &entry.key));
     table.entries.push(entry);
     table.entries.sort_by(|a, b| (&a.kernel, &a.key).cmp(&(&b.kernel, &b.key)));
 }
 
-/// The table that `--export` adds to; a new one where there is none.
+/// Reads the table to which `--export` adds; creates a new one if the file does not exist.
 fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<Choices> {
     let id = DeviceId::of(device);
     let text = match crate::files::read_to_string(path) {
@@ -159,14 +161,14 @@ fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<Ch
     };
     let table = Choices::parse(&text).map_err(|why| CliError::file("add to", path, why))?;
     if table.device != id {
-        let found = format!("it is a table of {}, and this is {id}", table.device);
+        let found = format!("it is a table of {}, but this device is {id}", table.device);
         return Err(CliError::file("add to", path, found));
     }
     Ok(table)
 }
 
 impl Arguments {
-    /// Every kernel with every problem that is asked for.
+    /// Returns every requested combination of kernel and problem.
     fn problems(&self) -> Result<Vec<Problem>> {
         let mut kernels: Vec<&'static str> = Vec::new();
         for name in &self.kernels {
@@ -177,7 +179,7 @@ impl Arguments {
                     None => {
                         let known: Vec<&str> = worker::kernels().collect();
                         let help = choose::suggest(other, &known, "the kernels that can be tuned are");
-                        return Err(CliError::usage(format!("`{other}` is no kernel that can be tuned"), help));
+                        return Err(CliError::usage(format!("`{other}` is not a kernel that can be tuned"), help));
                     }
                 },
             }
@@ -199,16 +201,16 @@ impl Arguments {
         let dtypes = if self.dtype.is_empty() { &default_dtype[..] } else { &self.dtype };
         if self.rows == Some(0) || self.d.contains(&0) {
             return Err(CliError::usage(
-                "there is nothing to tune for in an empty tensor",
-                "--rows and --d are at least 1",
+                "kernels cannot be tuned for empty tensors",
+                "--rows and --d must be at least 1",
             ));
         }
         let wrong =
             [self.batch, heads].contains(&0) || lengths.contains(&0) || !dims.iter().all(|d| (1..=256).contains(d));
         if wrong {
             return Err(CliError::usage(
-                "there is no attention of this shape",
-                "batch, heads and length are at least 1, head dimensions from 1 to 256",
+                "invalid shape of attention",
+                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
             ));
         }
         let mut problems = Vec::new();
@@ -247,10 +249,10 @@ impl Arguments {
         Ok(problems)
     }
 
-    /// Has one problem tuned by a worker.
+    /// Tunes one problem in a worker.
     fn ask(&self, problem: &Problem) -> Result<Answer> {
         let program = std::env::current_exe()
-            .map_err(|error| CliError::Failure(format!("this program cannot start itself: {error}")))?;
+            .map_err(|error| CliError::Failure(format!("cannot start a worker, unknown program path: {error}")))?;
         let (_keep, log) = self.log(problem)?;
         let device = open(self.device)?;
         let words = problem.arguments();
@@ -269,14 +271,15 @@ impl Arguments {
         Answer::parse(problem, &line)
     }
 
-    /// Where the log of a problem is; with a folder to keep as long as the log is needed, where nothing is cached.
+    /// Returns the path of a problem's log. Without a cache, it is in a temporary folder, which must be kept alive as
+    /// long as the log.
     fn log(&self, problem: &Problem) -> Result<(Option<tempfile::TempDir>, PathBuf)> {
         let name = format!("{}.log.jsonl", problem.title().replace(|c: char| !c.is_alphanumeric(), "-"));
         match Cache::from_env()?.folder(&["tuned", "logs"]) {
             Some(dir) => Ok((None, dir.join(name))),
             None => {
                 let dir = crate::files::temporary_folder()
-                    .map_err(|error| CliError::Failure(format!("cannot keep a log of tuning: {error}")))?;
+                    .map_err(|error| CliError::Failure(format!("cannot create the log of the tuning: {error}")))?;
                 let log = dir.path().join(name);
                 Ok((Some(dir), log))
             }
@@ -284,7 +287,7 @@ impl Arguments {
     }
 }
 
-/// The device as the worker's command line has it.
+/// Formats the device for the worker's command line.
 fn device_word(choice: Option<Choice>, device: &tilewright::Device) -> String {
     match choice {
         Some(Choice::Cpu) => "cpu".to_string(),
@@ -294,7 +297,7 @@ fn device_word(choice: Option<Choice>, device: &tilewright::Device) -> String {
     }
 }
 
-/// A table of the candidates of each problem, and one of what was chosen.
+/// Returns a table of the candidates of each problem, and one of the chosen configurations.
 fn report(answers: &[Answer]) -> Report {
     let mut report = Report::new("tune", "Tuning");
     for answer in answers.iter().filter(|answer| !answer.candidates.is_empty()) {
@@ -304,7 +307,7 @@ fn report(answers: &[Answer]) -> Report {
     report.table(chosen(answers))
 }
 
-/// What was chosen, a row per problem.
+/// Returns the table of chosen configurations, one row per problem.
 fn chosen(answers: &[Answer]) -> Table {
     let columns = [
         Column::text("kernel"),
@@ -330,13 +333,13 @@ fn chosen(answers: &[Answer]) -> Table {
     table
 }
 
-/// What became of every candidate.
+/// Returns the table of all candidates of a problem.
 fn candidates(answer: &Answer, name: &str) -> Table {
     let columns = [
         Column::text("candidate"),
         Column::number("median").unit("ms"),
         Column::integer("runs"),
-        Column::text("left out because"),
+        Column::text("dropped because"),
     ];
     let mut table = Table::new(name, &answer.title, columns);
     for candidate in &answer.candidates {

@@ -1,4 +1,4 @@
-//! Workers that may die: starts one, watches its log, and starts the next where it ended.
+//! Supervises workers that may crash or hang: starts one, polls its log, and starts the next one where it stopped.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,25 +13,25 @@ use tilewright::terminal;
 use crate::cli::{CliError, Result};
 use crate::signals;
 
-/// How a worker is watched.
+/// How a worker is supervised.
 pub struct Watch<'a> {
     pub log: &'a Path,
-    /// How long one run of a candidate may take.
+    /// Timeout of one run of a candidate.
     pub limit: Duration,
-    /// What the worker does, for messages.
+    /// Name of the problem, for messages.
     pub what: String,
 }
 
-/// Set by signals that ask to stop.
+/// Set by a signal that asks to stop.
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
-/// Runs workers until one ends well; gives the last line of its output.
+/// Runs workers until one succeeds, and returns the last line of its output.
 ///
 /// # Errors
-/// A worker that fails and not by a candidate's fault; a signal that asks to stop.
+/// A worker fails for another reason than a candidate, or a signal asks to stop.
 pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
     static LISTENING: Once = Once::new();
-    // Where nothing can listen, signals end the process, whose log is on disk all the same.
+    // Without a handler, signals terminate the process; the log on disk stays valid.
     LISTENING.call_once(|| drop(signals::listen(|_| STOPPED.store(true, Ordering::Relaxed))));
     loop {
         let before = Journal::read(watch.log).len();
@@ -40,17 +40,17 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| CliError::Failure(format!("no worker starts for {}: {error}", watch.what)))?;
-        // Read while it runs: a pipe holds little.
+            .map_err(|error| CliError::Failure(format!("cannot start a worker for {}: {error}", watch.what)))?;
+        // Read concurrently: the buffer of a pipe is small.
         let output = worker.stdout.take().map(|pipe| reader(pipe, false)).transpose();
-        // Whoever asked for a log sees what the worker does while it does it.
+        // With TILEWRIGHT_LOG, the worker's log is printed as it is written.
         let logs = std::env::var_os("TILEWRIGHT_LOG").is_some_and(|value| !value.is_empty());
         let messages = worker.stderr.take().map(|pipe| reader(pipe, logs)).transpose();
         let (output, messages) = match (output, messages) {
             (Ok(output), Ok(messages)) => (output, messages),
             (Err(error), _) | (_, Err(error)) => {
                 stop(&mut worker);
-                return Err(CliError::Failure(format!("cannot start a thread to read what a worker says: {error}")));
+                return Err(CliError::Failure(format!("cannot start a thread to read a worker's output: {error}")));
             }
         };
         let ended = wait(&mut worker, watch);
@@ -65,8 +65,8 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
             End::Done(status) => {
                 let events = Journal::read(watch.log);
                 match Journal::running(&events) {
-                    Some(config) => drop_candidate(watch, config, format!("it ended the process ({status})"))?,
-                    // It has named the culprit itself.
+                    Some(config) => drop_candidate(watch, config, format!("it crashed the worker ({status})"))?,
+                    // The worker has logged the candidate that made it fail.
                     None if names_a_culprit(&events[before.min(events.len())..]) => {}
                     None => return Err(failure(watch, &messages, status)),
                 }
@@ -79,7 +79,7 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
     }
 }
 
-/// Reads to the end; passes the lines on to standard error as they come, where they are a log.
+/// Starts a thread that reads to the end; with `pass_on`, it also prints each line to standard error.
 fn reader(
     pipe: impl std::io::Read + Send + 'static,
     pass_on: bool,
@@ -88,7 +88,7 @@ fn reader(
         let mut text = String::new();
         let mut lines = BufReader::new(pipe);
         let mut line = Vec::new();
-        // What came before an error is worth having.
+        // Keep the output before a read error.
         while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
             let read = String::from_utf8_lossy(&line);
             if pass_on {
@@ -104,7 +104,8 @@ fn reader(
 fn failure(watch: &Watch, messages: &str, status: ExitStatus) -> CliError {
     match messages.trim().trim_start_matches("error: ") {
         "" => CliError::Failure(format!(
-            "{}: the process that tuned it ended without a word ({status})\n  help: the same command goes on where it was; TILEWRIGHT_LOG=info shows what it does",
+            "{}: the worker exited without a message ({status})\n  help: the same command continues from the log; \
+             TILEWRIGHT_LOG=info shows what the worker does",
             watch.what
         )),
         text => CliError::Failure(format!("{}: {text}", watch.what)),
@@ -116,7 +117,7 @@ pub fn is_stopped() -> bool {
     STOPPED.load(Ordering::Relaxed)
 }
 
-/// Whether a worker that failed has made progress that a new one can build on.
+/// Whether the last event drops a candidate that made the worker fail, so that a new worker can continue.
 fn names_a_culprit(events: &[JournalEvent]) -> bool {
     matches!(events.last(), Some(JournalEvent::Dropped { why, .. }) if why.contains("did not end within") || why.contains("CUDA_ERROR"))
 }
@@ -128,7 +129,7 @@ fn drop_candidate(watch: &Watch, config: &str, why: String) -> Result<()> {
 
 enum End {
     Done(ExitStatus),
-    /// A candidate that runs too long; the worker was stopped.
+    /// A candidate exceeded the timeout, and the worker was killed.
     Hung(String),
 }
 
@@ -136,22 +137,23 @@ fn wait(worker: &mut Child, watch: &Watch) -> Result<End> {
     let mut seen = 0;
     let mut since = Instant::now();
     loop {
-        let status = worker.try_wait().map_err(|error| CliError::Failure(format!("the worker is lost: {error}")))?;
+        let status =
+            worker.try_wait().map_err(|error| CliError::Failure(format!("cannot wait for the worker: {error}")))?;
         if let Some(status) = status {
             return Ok(End::Done(status));
         }
         if STOPPED.load(Ordering::Relaxed) {
             stop(worker);
-            let message = format!("stopped while tuning {}: the same command goes on where it was", watch.what);
+            let message = format!("stopped while tuning {}: the same command continues from the log", watch.what);
             return Err(CliError::Stopped(message));
         }
         std::thread::sleep(Duration::from_millis(20));
-        // Events are few: reading all of them again costs nothing.
+        // The log is short: reading all of it again is cheap.
         let events = Journal::read(watch.log);
         if events.len() != seen {
             (seen, since) = (events.len(), Instant::now());
         }
-        // The worker itself may notice first, and says more then.
+        // One second of slack: the worker's own timeout gives a better message.
         if let Some(config) = Journal::running(&events)
             && since.elapsed() > watch.limit + Duration::from_secs(1)
         {
@@ -163,7 +165,7 @@ fn wait(worker: &mut Child, watch: &Watch) -> Result<End> {
 }
 
 fn stop(worker: &mut Child) {
-    // It may have ended by itself just now.
+    // The worker may have exited in the meantime.
     let _ = worker.kill();
     let _ = worker.wait();
 }
@@ -172,7 +174,7 @@ fn stop(worker: &mut Child) {
 mod tests {
     use super::*;
 
-    /// Supervises a worker in the shell; `$LOG` is its log.
+    /// Supervises a shell script as the worker; `$LOG` is its log.
     fn worker(script: &str) -> (Result<String>, Vec<JournalEvent>) {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log.jsonl");
@@ -204,7 +206,10 @@ mod tests {
         let (outcome, events) = worker(script);
         assert_eq!(outcome.unwrap(), "done");
         let dropped = dropped(&events);
-        assert!(dropped.len() == 1 && dropped[0].0 == "a" && dropped[0].1.contains("ended the process"), "{dropped:?}");
+        assert!(
+            dropped.len() == 1 && dropped[0].0 == "a" && dropped[0].1.contains("crashed the worker"),
+            "{dropped:?}"
+        );
     }
 
     #[test]
@@ -222,7 +227,7 @@ mod tests {
         assert_eq!(outcome.unwrap_err().to_string(), "error: a test: no device");
         let message = worker("kill -SEGV $$").0.unwrap_err().to_string();
         assert!(
-            message.contains("a test: the process that tuned it ended") && message.contains("signal: 11"),
+            message.contains("a test: the worker exited without a message") && message.contains("signal: 11"),
             "{message}"
         );
     }

@@ -1,4 +1,4 @@
-//! What a worker does: one launch of one kernel, tuned.
+//! The worker: tunes one kernel for one problem by launching it once under the autotuner.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,16 +17,16 @@ use crate::cli::bench::data::{Number, normal};
 use crate::cli::bench::rows::{Op, Rows};
 use crate::cli::{CliError, Result};
 
-/// The kernels that `attention` means.
+/// The kernels that the name `attention` denotes.
 pub const ATTENTION: [&str; 3] = ["flash_attention_fwd", "flash_attention_bwd_dkdv", "flash_attention_bwd_dq"];
 pub const MATMUL: &str = "matmul";
-/// Rows, and elements of a row, several of them.
+/// Number of rows, and several numbers of elements per row.
 type RowShapes = (usize, &'static [usize]);
 
 const TOKENS: RowShapes = (50_000, &[1024, 2048, 4096, 8192]);
 const LOGITS: RowShapes = (16_384, &[10_000, 50_257, 131_072]);
 
-/// The kernels over rows, what launches them, and what they are tuned for on a GPU where nobody says otherwise.
+/// Row-wise kernels: (name, op that launches it, default shapes on a GPU).
 const ROWS: [(&str, Op, RowShapes); 8] = [
     ("cross_entropy_fwd", Op::CrossEntropy, LOGITS),
     ("layer_norm_bwd", Op::LayerNormBackward, TOKENS),
@@ -38,44 +38,44 @@ const ROWS: [(&str, Op, RowShapes); 8] = [
     ("weighted_sum_fwd", Op::WeightedSum, TOKENS),
 ];
 
-/// Everything that can be tuned.
+/// Iterates over all kernels that can be tuned.
 pub fn kernels() -> impl Iterator<Item = &'static str> {
     ATTENTION.into_iter().chain([MATMUL]).chain(ROWS.map(|(name, ..)| name))
 }
 
-/// What launches a kernel over rows; `None` for the others.
+/// Returns the op that launches a row-wise kernel; `None` for other kernels.
 fn op_of(kernel: &str) -> Option<Op> {
     ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, op, _)| *op)
 }
 
-/// Usual shapes of a kernel over rows; `None` for the others.
+/// Returns the default shapes of a row-wise kernel; `None` for other kernels.
 pub fn usual_rows(kernel: &str) -> Option<RowShapes> {
     ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, _, shapes)| *shapes)
 }
 
-/// A kernel and what it is tuned for.
+/// A kernel, and the problem for which it is tuned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     kernel: &'static str,
     dtype: String,
-    /// How f32 multiplies on a GPU.
+    /// Precision of f32 dots on a GPU.
     precision: Option<Precision>,
     shape: Shape,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Shape {
-    /// Batch, heads, length and head dimension.
+    /// Batch, heads, sequence length and head dimension; whether the mask is causal.
     Attention([usize; 4], bool),
-    /// m, n and k, and which operands lie column by column.
+    /// m, n and k; whether a and b are column-major.
     Product([usize; 3], [bool; 2]),
-    /// Rows, and elements of a row.
+    /// Number of rows, and elements per row.
     Rows([usize; 2]),
 }
 
-/// `256x256x64`, or `256` for all three.
+/// Parses `256x256x64`, or `256` for all three.
 pub fn size(text: &str) -> Result<[usize; 3], String> {
-    let wrong = || format!("`{text}` is no size: write it as 256x256x64");
+    let wrong = || format!("`{text}` is not a size: expected one such as 256x256x64");
     let numbers: Vec<usize> =
         text.split(['x', '×']).map(|n| n.parse().map_err(|_| wrong())).collect::<Result<_, _>>()?;
     match numbers[..] {
@@ -85,14 +85,14 @@ pub fn size(text: &str) -> Result<[usize; 3], String> {
     }
 }
 
-/// The words for which operands lie column by column.
+/// Names on the command line for the column-major operands.
 const COLUMNS: [(&str, [bool; 2]); 4] =
     [("none", [false, false]), ("a", [true, false]), ("b", [false, true]), ("ab", [true, true])];
 
-/// One of [`COLUMNS`].
+/// Parses one of [`COLUMNS`].
 pub fn columns(text: &str) -> Result<[bool; 2], String> {
     let found = COLUMNS.iter().find(|(word, _)| *word == text);
-    found.map(|(_, columns)| *columns).ok_or_else(|| format!("`{text}` is none of none, a, b and ab"))
+    found.map(|(_, columns)| *columns).ok_or_else(|| format!("`{text}` is unknown: expected none, a, b or ab"))
 }
 
 fn word_of(columns: [bool; 2]) -> &'static str {
@@ -118,7 +118,7 @@ impl Problem {
         Problem { kernel, dtype: dtype.to_string(), precision: None, shape: Shape::Rows(shape) }
     }
 
-    /// The element type, and how it multiplies where there is a choice.
+    /// Formats the element type, with the precision of f32.
     fn numbers(&self) -> String {
         match self.precision {
             Some(precision) => format!("{} ({})", self.dtype, precision.name()),
@@ -126,7 +126,7 @@ impl Problem {
         }
     }
 
-    /// In words; different for every problem.
+    /// Formats the problem; unique for every problem.
     pub fn title(&self) -> String {
         let (kernel, dtype) = (self.kernel, self.numbers());
         match self.shape {
@@ -135,13 +135,13 @@ impl Problem {
             }
             Shape::Product([m, n, k], [false, false]) => format!("{kernel} {dtype} {m}×{n}×{k}"),
             Shape::Product([m, n, k], columns) => {
-                format!("{kernel} {dtype} {m}×{n}×{k}, {} by columns", word_of(columns))
+                format!("{kernel} {dtype} {m}×{n}×{k}, {} column-major", word_of(columns))
             }
             Shape::Rows([rows, d]) => format!("{kernel} {dtype} {rows}×{d}"),
         }
     }
 
-    /// The command line that means this problem alone.
+    /// Returns the command line of this problem alone.
     pub fn arguments(&self) -> Vec<String> {
         let mut words = vec![self.kernel.to_string(), "--dtype".to_string(), self.dtype.clone()];
         let mut add = |name: &str, value: String| words.extend([name.to_string(), value]);
@@ -168,7 +168,7 @@ impl Problem {
         words
     }
 
-    /// Launches the kernel, after what it needs.
+    /// Allocates the inputs, runs the kernels that it depends on, and launches the kernel.
     fn launch<T: Number>(&self, device: &Device) -> tilewright::Result<()> {
         match self.shape {
             Shape::Attention([batch, heads, n, d], causal) => {
@@ -205,7 +205,7 @@ impl Problem {
     }
 }
 
-/// A matrix that lies row by row, or column by column.
+/// Returns a view of a row-major or column-major matrix.
 fn matrix<T: Number>(
     buffer: &Buffer<T>,
     [rows, cols]: [usize; 2],
@@ -217,7 +217,7 @@ fn matrix<T: Number>(
     }
 }
 
-/// What a worker found, as one line.
+/// The result of a worker, printed as one line of JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     #[serde(skip)]
@@ -227,11 +227,11 @@ pub struct Answer {
     pub config: String,
     pub median_ms: Option<f64>,
     pub seconds: f64,
-    /// None where it was known.
+    /// Empty if the configuration was known.
     pub candidates: Vec<Tried>,
 }
 
-/// One candidate.
+/// The result of one candidate.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tried {
     pub config: String,
@@ -243,7 +243,7 @@ pub struct Tried {
 /// Tunes the kernel for the problem.
 ///
 /// # Errors
-/// No candidate works, or the device is lost.
+/// All candidates fail, or the device is lost.
 pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Path) -> Result<Answer> {
     let options = autotune::Options {
         again: arguments.again,
@@ -267,7 +267,7 @@ pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Pat
                 }
                 Outcome::Dropped(why) => Tried { config, dropped: Some(why), ..Tried::default() },
                 Outcome::Unfinished => {
-                    Tried { config, dropped: Some("the budget ended before it".to_string()), ..Tried::default() }
+                    Tried { config, dropped: Some("the time budget ran out".to_string()), ..Tried::default() }
                 }
             }
         };
@@ -291,13 +291,15 @@ pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Pat
 }
 
 impl Answer {
-    /// As a worker prints it.
+    /// Serializes the result as a worker prints it.
     pub fn line(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
+    /// Parses the line that a worker printed.
+    ///
     /// # Errors
-    /// A line that no worker prints.
+    /// The line is not the JSON of a result.
     pub fn parse(problem: &Problem, line: &str) -> Result<Answer> {
         let answer: Answer = serde_json::from_str(line).map_err(|error| {
             CliError::Failure(format!("internal error: a worker answered `{line}`: {error}; please report"))

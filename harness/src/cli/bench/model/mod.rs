@@ -1,7 +1,7 @@
-//! `tilewright bench model`: forward, backward and optimizer of whole Transformers.
+//! `tilewright bench model`: times forward, backward and optimizer of whole Transformers.
 //!
-//! Files in reading order: this one (what is asked for, and the order of measurements), `subject.rs` (what is timed), `report.rs`
-//! (tables).
+//! Files in reading order: this one (arguments, and the order of measurements), `subject.rs` (what is timed),
+//! `report.rs` (tables).
 
 mod report;
 mod subject;
@@ -24,53 +24,54 @@ pub(super) use subject::{Kept, Parts, Plan, measure};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Sizes of the assignment: small, medium, large, xl, 2.7B; without one, all of them on a GPU, and on the CPU a model that
-    /// fits it
+    /// Model sizes of the assignment: small, medium, large, xl, 2.7B. Default: all of them, or a small model on the CPU
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     sizes: Vec<String>,
-    /// Tokens of a window
+    /// Context lengths: tokens per sequence
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
     contexts: Vec<usize>,
-    /// Windows of a step
+    /// Batch sizes: sequences per step
     #[arg(long, value_name = "WINDOWS", value_delimiter = ',', default_value = "4")]
     batches: Vec<usize>,
-    /// f32, tf32x3, tf32, bf16 or f16
+    /// Precisions of matmuls: f32, tf32x3, tf32, bf16 or f16
     #[arg(long, value_delimiter = ',', default_value = "f32")]
     precisions: Vec<Precision>,
-    /// naive, tiled or flash
+    /// Attention implementations: naive, tiled or flash
     #[arg(long, value_delimiter = ',', default_value = "flash")]
     attentions: Vec<Attention>,
-    /// none, ops or blocks; without it, blocks where attention is flash, else ops
+    /// Fusion levels: none, ops or blocks. Default: blocks with flash attention, else ops
     #[arg(long, value_delimiter = ',')]
     fusions: Vec<Fusion>,
-    /// What is timed
+    /// Which part of a step to time; several are separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "train-step")]
     modes: Vec<Mode>,
-    /// Whether steps are replayed as CUDA graphs: on, off, or both with a comma; on a GPU they are, as in training
+    /// Replay steps as CUDA graphs: on, off, or off,on for both. Default: on for a GPU, as in training
     #[arg(long, value_enum, value_delimiter = ',')]
     replay: Vec<Switch>,
-    /// Steps before the measured ones. Several, as in 0,1,2,5, are measured in a process of their own each, so that each begins cold
+    /// Number of warm-up steps. Each of several values, as in 0,1,2,5, is measured in a separate process, so that each
+    /// starts cold
     #[arg(long, value_name = "STEPS", value_delimiter = ',', default_value = "5")]
     warmup: Vec<usize>,
-    /// Steps that are measured
+    /// Number of measured steps
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..))]
     steps: u16,
-    /// End warm-up, measured steps and steps in parts after so many seconds each, at most 86400, if there were three
+    /// Time limit of warm-up, of measured steps and of steps timed by phase, in seconds each, at most 86400; at least
+    /// three steps run
     #[arg(long, value_name = "SECONDS", value_parser = crate::cli::numbers::seconds)]
     seconds: Option<f64>,
-    /// Where to run: cpu, cuda or cuda:N; without it, where TILEWRIGHT_DEVICE says, else on a GPU if there is one
+    /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<Choice>,
     #[command(flatten)]
     model: Shape,
     #[command(flatten)]
     outputs: Outputs,
-    /// Measure this warm-up only, and print rows for the process that started this one
+    /// Measure with this number of warm-up steps only, and print the rows for the parent process
     #[arg(long, hide = true, value_name = "STEPS")]
     rows_of_warmup: Option<usize>,
 }
 
-/// What differs from the named sizes in all models.
+/// Hyperparameters that override those of the named sizes.
 #[derive(Args)]
 #[command(next_help_heading = "Model")]
 struct Shape {
@@ -82,16 +83,16 @@ struct Shape {
     hidden: Option<usize>,
     #[arg(long)]
     heads: Option<usize>,
-    /// Number of tokens that there are
+    /// Vocabulary size
     #[arg(long, default_value_t = 10_000)]
     vocab: usize,
-    /// rms or layer
+    /// Normalization: rms or layer
     #[arg(long)]
     norm: Option<crate::model::Norm>,
-    /// Use the embedding as output head
+    /// Tie the embedding and the output head
     #[arg(long)]
     tied: bool,
-    /// Keep only the inputs of blocks, and compute the rest again backward
+    /// Activation checkpointing: keep only the inputs of blocks, and recompute the rest in the backward pass
     #[arg(long)]
     recompute: bool,
 }
@@ -102,15 +103,15 @@ enum Switch {
     On,
 }
 
-/// How much of a step is timed.
+/// The part of a training step that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// From tokens to the loss, keeping nothing for backward
+    /// Forward pass to the loss, with nothing saved for backward
     Forward,
-    /// Forward, and back to all gradients
+    /// Forward and backward pass
     ForwardBackward,
-    /// Both, clipping and AdamW
+    /// Forward pass, backward pass, gradient clipping and AdamW
     TrainStep,
 }
 
@@ -142,7 +143,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let report = |rows: &[Row]| Report { machine: Some(machine.clone()), ..report(rows, &name) };
     let rows = match arguments.warmup.as_slice() {
         [] => Vec::new(),
-        // Whoever ends a long measurement keeps what it has found by then.
+        // Rows are printed and written as they are measured, so that an interrupted run has those before.
         [warmup] => measure_all(arguments, &device, &cases, *warmup, &mut |rows| {
             if let Some(last) = rows.last().filter(|_| cases.len() > 1) {
                 writeln!(out, "{}", last.in_words())?;
@@ -159,7 +160,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(arguments.outputs.write(report(&rows), out)?)
 }
 
-/// What is measured: a name for people, the model, and the windows of a step.
+/// One measurement: the name of the model, its configuration, and the batch size.
 pub(super) struct Case {
     pub size: String,
     pub config: Config,
@@ -211,12 +212,12 @@ fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
         }
     }
     match arguments.batches.contains(&0) {
-        true => Err(CliError::usage("a batch of 0 windows", "numbers from 1")),
+        true => Err(CliError::usage("--batches has a batch of 0 sequences", "batch sizes must be at least 1")),
         false => Ok(cases),
     }
 }
 
-/// Measures all cases, and shows after each one what there is by then.
+/// Measures all cases, and calls `show` with all rows after each one.
 fn measure_all(
     arguments: &Arguments,
     device: &Device,
@@ -256,7 +257,7 @@ fn measure_all(
                 Fitted::Yes(Parts { step, forward, backward, optimizer, memory, why_not }) => {
                     let seconds = 1e-3 * step.0.iter().sum::<f64>() / step.0.len() as f64;
                     let tokens = (case.batch * case.config.context) as f64;
-                    // Backward has two products for each of forward's.
+                    // Backward has two matmuls for each matmul of forward.
                     let share = if mode == Mode::Forward { 1.0 / 3.0 } else { 1.0 };
                     let flop = share * tokens * case.config.flops_per_token(case.config.context);
                     Row {
@@ -278,7 +279,8 @@ fn measure_all(
     Ok(rows)
 }
 
-/// How each case is measured: mode, whether it is replayed, and whether its parts are timed, once for each mode.
+/// Returns how each case is measured: (mode, replayed as a CUDA graph, phases timed separately). Phases are timed once
+/// per mode.
 fn ways(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
     let replay = match (arguments.replay.as_slice(), device.is_cpu()) {
         ([], true) => vec![false],
@@ -288,7 +290,7 @@ fn ways(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
     let mut ways = Vec::new();
     for &mode in &arguments.modes {
         match mode {
-            // No graph is made of it, and it has no parts.
+            // The forward pass is not captured as a graph, and has one phase.
             Mode::Forward => ways.push((mode, false, false)),
             Mode::ForwardBackward | Mode::TrainStep => {
                 ways.extend(replay.iter().enumerate().map(|(i, &replay)| (mode, replay, i == 0)));
@@ -298,7 +300,7 @@ fn ways(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
     ways
 }
 
-/// Starts this program again for one number of warm-up steps, and reads its rows.
+/// Runs this program in a subprocess for one number of warm-up steps, and reads its rows.
 fn in_a_process_of_its_own(warmup: usize) -> Result<Vec<Row>> {
     let failure = |error: &dyn std::fmt::Display| CliError::Failure(format!("cannot measure a cold start: {error}"));
     let program = std::env::current_exe().map_err(|error| failure(&error))?;

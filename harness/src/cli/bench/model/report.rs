@@ -1,4 +1,4 @@
-//! The tables and plots of `bench model`.
+//! Tables and plots of `bench model`.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::Mode;
 use crate::model::{Attention, Fusion, Precision};
 use crate::report::{Axis, Bar, Cell, Column, Plot, Report, Table};
 
-/// A measurement, on its way to a table.
+/// One measurement. Subprocesses send rows to their parent as JSON.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     pub size: String,
@@ -18,22 +18,22 @@ pub struct Row {
     pub fusion: Fusion,
     pub mode: Mode,
     pub replay: bool,
-    /// Why nothing was replayed, where it should have been.
+    /// The fallback reason, if steps could not be replayed as a CUDA graph.
     pub why_not: Option<String>,
     pub warmup: usize,
-    /// Milliseconds of each measured step; none where it did not fit.
+    /// Milliseconds of each measured step; empty if it ran out of memory.
     pub step: Vec<f64>,
     pub forward: Vec<f64>,
     pub backward: Vec<f64>,
     pub optimizer: Vec<f64>,
-    /// Most bytes that were allocated at once on a GPU.
+    /// Peak memory on a GPU, in bytes.
     pub memory: Option<f64>,
     pub mfu: Option<f64>,
     pub failed: Option<String>,
 }
 
 impl Row {
-    /// The row in a line, for whoever waits for the table.
+    /// Formats the row as one line of progress.
     pub fn in_words(&self) -> String {
         let Row { size, context, batch, precision, attention, fusion, mode, warmup, .. } = self;
         let replay = if self.replay { ", replayed" } else { "" };
@@ -50,7 +50,7 @@ impl Row {
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// All rows, on the device of this name.
+/// Returns the report of all rows; `device` is the name of the device.
 pub fn report(rows: &[Row], device: &str) -> Report {
     let columns = [
         Column::text("size"),
@@ -94,9 +94,9 @@ pub fn report(rows: &[Row], device: &str) -> Report {
         }
     }
     table.notes.push(format!(
-        "On {device}. Mean ± standard deviation of {} steps, each waited for. Forward, backward and optimizer are \
-         steps of their own, with a wait after each part; their kernels are started one by one. Forward goes from tokens to the loss; the \
-         optimizer is clipping and AdamW.",
+        "On {device}. Mean ± standard deviation of {} steps, with a synchronization after each. Forward, backward and \
+         optimizer are measured in separate steps, with eager launches and a synchronization after each phase. Forward \
+         goes from tokens to the loss; the optimizer phase is gradient clipping and AdamW.",
         counts(rows)
     ));
     let mut report = Report::new("model", "Transformers, end to end").table(table);
@@ -107,7 +107,7 @@ pub fn report(rows: &[Row], device: &str) -> Report {
     report
 }
 
-/// Of how many steps rows are: `10`, or `3 to 10`.
+/// Formats the number of steps per row: `10`, or `3 to 10`.
 fn counts(rows: &[Row]) -> String {
     let counts = || rows.iter().map(|row| row.step.len()).filter(|&count| count > 0);
     match (counts().min(), counts().max()) {
@@ -125,7 +125,7 @@ fn numbers(row: &Row) -> [Cell; 8] {
     let step = times(&row.step);
     let rate = step.mean_std().value().map(|ms| (row.batch * row.context) as f64 / (1e-3 * ms));
     let or_empty = |value: Option<f64>| value.map_or(Cell::Empty, Cell::Number);
-    // Forward alone is the whole step.
+    // In mode forward, the step is the forward pass.
     let forward = if row.mode == Mode::Forward { step.mean_std() } else { times(&row.forward).mean_std() };
     [
         forward,

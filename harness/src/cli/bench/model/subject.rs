@@ -1,4 +1,4 @@
-//! What `bench model` times: a model with all that its steps need.
+//! The subject of `bench model`: a model with its batch, its optimizer, and the CUDA graph of its step.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::optim::{AdamWOptions, Schedule};
 use crate::params::{Params, no_grad};
 use crate::train::{self, Learner, LearnerOptions, WholeStep};
 
-/// The times of a case.
+/// The results of a case.
 pub struct Parts {
     pub step: Times,
     pub forward: Times,
@@ -24,22 +24,22 @@ pub struct Parts {
     pub why_not: Option<String>,
 }
 
-/// How often a case is run.
+/// How many steps of a case are run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Steps before those that are measured.
+    /// Number of warm-up steps.
     pub warmup: usize,
-    /// Steps that are measured.
+    /// Number of measured steps.
     pub steps: usize,
-    /// Steps of one kind end after so many seconds, if there are [`FEWEST`] of them.
+    /// Time limit in seconds for the steps of one kind, after at least [`FEWEST`] of them.
     pub seconds: Option<f64>,
 }
 
-/// Enough for a replay: the first step runs, the second one is recorded.
+/// Enough for a replay: the first step runs eagerly, the second one is captured.
 const FEWEST: usize = 3;
 
 impl Plan {
-    /// Runs `step` up to `count` times.
+    /// Runs `step` up to `count` times, within the time limit.
     fn repeat(&self, count: usize, mut step: impl FnMut() -> train::Result<()>) -> train::Result<()> {
         let began = Instant::now();
         for i in 0..count {
@@ -53,8 +53,8 @@ impl Plan {
     }
 }
 
-/// Parameters of the last case, for the next one if they fit it: how long steps take does not depend on values, and making billions of
-/// them takes seconds.
+/// Parameters of the previous case, reused if the shapes match: step times do not depend on values, and initializing
+/// billions of them takes seconds.
 #[derive(Default)]
 pub struct Kept(Option<Params>);
 
@@ -65,7 +65,8 @@ impl Kept {
             let shapes = params.iter().map(|param| (param.name().to_string(), param.shape().to_vec()));
             shapes.eq(specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())))
         };
-        // Others go before new ones come. Whoever succeeds puts them back: an error may leave uses of them unfinished.
+        // Parameters of other shapes are dropped before new ones are allocated. The caller puts them back on success
+        // only: after an error their use counts may be wrong.
         let known = self.0.take().filter(fits);
         Ok(match known {
             Some(params) => Transformer::with_params(config, params)?,
@@ -74,10 +75,10 @@ impl Kept {
     }
 }
 
-/// Times a case in one mode, replayed as a CUDA graph or not, and its parts by themselves or not.
+/// Times a case in one mode, optionally replayed as a CUDA graph, and optionally its phases separately.
 ///
 /// # Errors
-/// Lack of memory above all.
+/// Out of memory, or an error of the model.
 pub fn measure(
     case: &Case,
     device: &Device,
@@ -101,16 +102,16 @@ pub fn measure(
     plan.repeat(plan.steps, || step.take(device, || subject.step()))?;
     let memory = on.peak_memory()?.map(|bytes| bytes as f64);
     let (mut forward, mut backward, mut optimizer) = Default::default();
-    // Waiting between them costs time, which the whole step must not have.
+    // Phases are timed in separate steps, because synchronizing between them slows the step down.
     plan.repeat(if apart { plan.steps } else { 0 }, || {
         subject.parts(device, [&mut forward, &mut backward, &mut optimizer])
     })?;
-    // The CPU's next case looks for room of its own first.
+    // On the CPU, the next case checks the available memory before it allocates: keep nothing.
     kept.0 = device.is_cuda().then(|| subject.model.params().clone());
     Ok(Parts { step, forward, backward, optimizer, memory, why_not: subject.why_not().map(str::to_string) })
 }
 
-/// What is timed, with all that it needs.
+/// A model, its batch, and what a step runs.
 struct Subject {
     model: Transformer,
     inputs: Tensor,
@@ -118,7 +119,7 @@ struct Subject {
     steps: Steps,
 }
 
-/// What a step is.
+/// What a step runs.
 enum Steps {
     Forward,
     ForwardBackward(Option<Replay>),
@@ -142,7 +143,7 @@ impl Subject {
         Ok(Subject { model, inputs, targets, steps })
     }
 
-    /// Why nothing was replayed that should have been.
+    /// Returns the fallback reason, if steps could not be replayed.
     fn why_not(&self) -> Option<&str> {
         match &self.steps {
             Steps::Forward | Steps::ForwardBackward(None) => None,
@@ -171,7 +172,7 @@ impl Subject {
         Ok(())
     }
 
-    /// A step with a wait after forward, backward and optimizer.
+    /// Runs a step with a synchronization after forward, backward and optimizer, and times each.
     fn parts(&mut self, device: &Device, [forward, backward, optimizer]: [&mut Times; 3]) -> train::Result<()> {
         let Subject { model, inputs, targets, steps } = self;
         model.params().zero_grads()?;
