@@ -232,7 +232,7 @@ impl Ddp {
     /// Broadcasts rank 0's parameters, and averages gradients from now on.
     ///
     /// # Errors
-    /// Ranks with other parameters or options, and errors of communication.
+    /// The ranks that have other parameters or options; errors of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
         if options.is_eager() {
