@@ -176,7 +176,7 @@ impl TensorFile {
         match stated == found {
             true => Ok(Some(stated)),
             false => Err(Problem::Damaged(format!(
-                "its header was modified: expected the BLAKE3 hash {stated}, found {found}"
+                "its header was changed: expected the BLAKE3 hash {stated}, found {found}"
             ))),
         }
     }
