@@ -109,7 +109,7 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     assert!(!place.path("none").exists());
     let message = limited(32, "run");
     assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "no checkpoint of this run"]);
-    assert!(!message.contains("whole"), "{message}");
+    assert!(!message.contains("intact"), "{message}");
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
 }
 

@@ -21,8 +21,8 @@ fn a_run_that_was_killed_goes_on_bit_for_bit() {
 fn killed_and_resumed(precision: &str) {
     let place = Place::new();
     let steps = format!("--steps 60 --save-every 7 --evaluate-every 20 --precision {precision}");
-    ok(place.train("whole", &steps));
-    let expected = losses(&place, "whole");
+    ok(place.train("uninterrupted", &steps));
+    let expected = losses(&place, "uninterrupted");
     assert_eq!(expected.len(), 63);
 
     let mut child = place.train("killed", &steps).spawn().unwrap();
@@ -36,7 +36,7 @@ fn killed_and_resumed(precision: &str) {
     assert_eq!(losses(&place, "killed"), expected);
 
     let model = |out: &str| std::fs::read(place.path(out).join("checkpoint.safetensors")).unwrap();
-    assert_eq!(model("killed"), model("whole"), "parameters and moments are the same too");
+    assert_eq!(model("killed"), model("uninterrupted"), "parameters and moments are the same too");
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub enum Exchange {
     /// only. Gradients of four bytes are copied to the peer, which needs no kernels during backward and no more link
     /// bandwidth than an all-reduce. Gradients of two bytes are not copied: the optimizer reads them from peer memory.
     /// AdamW moves 28 bytes of local GPU memory for each parameter, which takes longer than two bytes over NVLink.
-    /// Requires two ranks whose gradients copy engines transfer, or two threads with `copies`; otherwise equivalent to
+    /// Requires two ranks whose gradients copy engines transfer, or two threads if `copies` is set; otherwise equivalent to
     /// [`Exchange::AllReduce`].
     Both,
     /// This rank's shard of every bucket ([`Bucket::shares`]), for a sharded optimizer (ZeRO-1).
@@ -103,7 +103,7 @@ pub struct DdpOptions {
     /// use SMs only for short reductions. Otherwise NCCL transfers them.
     pub copies: bool,
     /// Number of SMs that matmuls of backward leave free while gradients are in flight (overlap and bucketed). `None`
-    /// means the number that collectives use: none with `copies`.
+    /// means the number that collectives use: none if `copies` is set.
     pub leave_sms: Option<u32>,
 }
 

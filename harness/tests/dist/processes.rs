@@ -20,7 +20,7 @@ fn program_of_a_rank() {
         environment.options.timeout = Duration::from_secs(5);
     }
     let outcome = dist::connect_to(&environment).and_then(|comm| {
-        println!("carried by {}", comm.back_end());
+        println!("backend: {}", comm.back_end());
         match what {
             "suite" => collectives::check(&comm),
             "train" => training::check(&candle_core::Device::Cpu, comm),
@@ -107,7 +107,7 @@ fn training_in_processes_gives_the_weights_of_training_on_one_rank() {
     for ranks in [2, 4] {
         let ran = launch(ranks, "train");
         assert_eq!(ran.code, Some(0), "{}", ran.text);
-        assert_eq!(ran.text.matches("carried by tcp").count(), ranks, "{}", ran.text);
+        assert_eq!(ran.text.matches("backend: tcp").count(), ranks, "{}", ran.text);
     }
 }
 

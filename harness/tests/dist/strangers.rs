@@ -360,7 +360,7 @@ fn a_launcher_makes_a_secret_of_its_own_for_its_ranks() {
     mode(0o600);
     assert_eq!(secrets(launch(&["--secret-file", path], say, &[])), "0123456789abcdef");
     assert_eq!(secrets(launch(&[], say, &[("TILEWRIGHT_SECRET_FILE", path)])), "0123456789abcdef");
-    assert_eq!(secrets(launch(&["--unauthenticated"], say, &[("TILEWRIGHT_SECRET", "of somebody else")])), "");
+    assert_eq!(secrets(launch(&["--unauthenticated"], say, &[("TILEWRIGHT_SECRET", "of another user")])), "");
 
     let several = ["--hosts", "2", "--master-addr", "127.0.0.1"];
     let (good, text) = launch(&several, say, &[]);

@@ -77,7 +77,7 @@ pub fn check(device: &Device, comm: Communicator) {
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 SMs: {distance:e}");
-    // With copy engines: two ranks' gradients are reduced, or exchanged.
+    // Copy engines: two ranks' gradients are reduced, or exchanged.
     for exchange in [Exchange::AllReduce, Exchange::Both] {
         let options = DdpOptions { copies: true, exchange, ..ddp_options(Form::Bucketed) };
         let copied = train_with(device, comm.clone(), options);
