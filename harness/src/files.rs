@@ -8,7 +8,7 @@
 //! would block forever.
 //!
 //! Errors never name temporary files. Writers hold a lock on their temporary files, which ends with the process, so
-//! that files of killed writers can be told from files in use ([`remove_leftovers`]).
+//! that files of killed writers can be distinguished from files in use ([`remove_leftovers`]).
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};

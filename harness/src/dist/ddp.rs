@@ -80,8 +80,8 @@ pub enum Exchange {
     /// only. Gradients of four bytes are copied to the peer, which needs no kernels during backward and no more link
     /// bandwidth than an all-reduce. Gradients of two bytes are not copied: the optimizer reads them from peer memory.
     /// AdamW moves 28 bytes of local GPU memory for each parameter, which takes longer than two bytes over NVLink.
-    /// Requires two ranks whose gradients copy engines transfer, or two threads if `copies` is set; otherwise equivalent to
-    /// [`Exchange::AllReduce`].
+    /// Requires two ranks whose gradients copy engines transfer, or two threads if `copies` is set; otherwise
+    /// equivalent to [`Exchange::AllReduce`].
     Both,
     /// This rank's shard of every bucket ([`Bucket::shares`]), for a sharded optimizer (ZeRO-1).
     ReduceScatter,
@@ -563,7 +563,7 @@ impl Inner {
         let call = Call { op, dtype: self.dtype, count: range.len(), wire };
         let address = self.grads + (range.start * self.dtype.size()) as u64;
         // SAFETY: the gradients live as long as `params`, which `self` holds, and all handles are waited for before
-        // `self` is dropped. Backward does not write these elements any more, and no caller reads them before
+        // `self` is dropped. Backward no longer writes these elements, and no caller reads them before
         // `finish_gradient_synchronization`.
         unsafe {
             match self.is_eager() {

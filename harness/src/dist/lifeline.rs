@@ -85,8 +85,8 @@ impl Drop for Saving {
 
 fn say(word: u8) {
     if let Some(Some(line)) = LIFELINE.get() {
-        // Non-blocking: a launcher that is stopped (SIGSTOP) reads nothing, and training must go on. SAFETY: the byte
-        // lives through the call.
+        // Non-blocking: a launcher that is stopped (SIGSTOP) reads nothing, and training must continue.
+        // SAFETY: the byte lives through the call.
         unsafe { libc::send(line.as_raw_fd(), (&raw const word).cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     }
 }

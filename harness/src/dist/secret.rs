@@ -7,7 +7,7 @@
 //! | source | |
 //! |---|---|
 //! | `TILEWRIGHT_SECRET` | the secret itself, at least [`SHORTEST`] bytes; `tilewright launch` sets it for its ranks |
-//! | `TILEWRIGHT_SECRET_FILE` | a file with the secret, which belongs to this user and which nobody else can read |
+//! | `TILEWRIGHT_SECRET_FILE` | a file with the secret, which belongs to this user and which no other user can read |
 //!
 //! An eavesdropper can test guesses offline against a recorded proof. The secret therefore has to be random: 32 bytes
 //! of `/dev/urandom`, not a word.
@@ -125,7 +125,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The key of proofs. Without a secret it is a constant, and proofs authenticate nobody.
+    /// The key of proofs. Without a secret it is a constant, and proofs authenticate no peer.
     pub(super) fn key(&self) -> Key {
         const CONTEXT: &str = "tilewright 2026-11-23 secret of a job of ranks";
         let secret = match self {

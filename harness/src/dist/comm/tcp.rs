@@ -250,7 +250,7 @@ impl Sockets {
             rest.retain(|into| !into.is_done());
             let missing: Vec<usize> = rest.iter().map(|into| into.from).collect();
             match first_error {
-                // Another rank timed out: the ranks that are missing here may know whom it waits for.
+                // Another rank timed out: the ranks that are missing here may know which rank it waits for.
                 Some(LinkError::Called(_)) => return Err(LinkError::Called(missing)),
                 Some(error) => return Err(error),
                 None if missing.is_empty() => return Ok(()),

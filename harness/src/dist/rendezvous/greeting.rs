@@ -10,7 +10,7 @@
 //! A rank of another job gets a refusal instead of the challenge. Any other message gets no reply. All messages have a
 //! fixed length, so that a handshake takes [`HELLO`] bytes of memory, whatever the client sends.
 //!
-//! Data after the handshake is neither encrypted nor signed: the proofs authenticate the begin of the connection only.
+//! Data after the handshake is neither encrypted nor signed: the proofs authenticate the start of the connection only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -40,7 +40,7 @@ pub struct Own {
 }
 
 impl Own {
-    /// `purpose` tells apart several rendezvous of one job.
+    /// `purpose` distinguishes several rendezvous of one job.
     pub fn new(place: &Place, job: &Job, purpose: &str) -> Own {
         let mut tag = blake3::Hasher::new();
         tag.update(&[purpose.len() as u8]).update(purpose.as_bytes()).update(job.word.as_bytes());

@@ -10,7 +10,7 @@
 //! - The rendezvous ends within [`Options::start_timeout`], plus a short time for sending abort notices.
 //! - Only an authenticated rank can make the rendezvous fail or claim a rank. Other peers are rejected and do not delay
 //!   the ranks ([`gate`]). A rank that finds another program at a peer's address retries until the timeout.
-//! - Without a secret ([`Access`]) proofs authenticate nobody. Ranks then listen and connect on the loopback interface
+//! - Without a secret ([`Access`]) proofs authenticate no peer. Ranks then listen and connect on the loopback interface
 //!   only, unless unauthenticated peers are explicitly allowed.
 //! - Rank 0 listens on the address in MASTER_ADDR, the other ranks on the local address of their connection to rank 0.
 
@@ -71,7 +71,7 @@ pub fn connect(place: &Place, job: &Job, options: Options) -> Result<Communicato
     tcp::over_sockets(place.rank, sockets(place, job, "ranks", options)?, options)
 }
 
-/// The sockets by rank; `None` for this rank. `purpose` tells apart several rendezvous of one job.
+/// The sockets by rank; `None` for this rank. `purpose` distinguishes several rendezvous of one job.
 ///
 /// # Errors
 /// See [`connect`].
