@@ -1,4 +1,5 @@
-//! Names this build of the harness by its sources, so that ranks of one job can tell whether they are the same program.
+//! Identifies this build of the harness by a hash of its sources, so that ranks of one job can check that they run the
+//! same program.
 
 #[path = "../codegen/source_hash.rs"]
 mod source_hash;
@@ -6,7 +7,7 @@ mod source_hash;
 use std::env;
 use std::path::PathBuf;
 
-/// What decides about the numbers of a training, beside the compiler, which names itself.
+/// Sources that affect training results, in addition to the compiler, which has its own version.
 const SOURCES: [&str; 3] = ["src", "../runtime/src", "../kernels/src"];
 
 fn main() {

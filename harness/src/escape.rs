@@ -1,12 +1,12 @@
-//! Text that came from a file, from another program or over a network, made fit for a message.
+//! Escapes text from files, other programs or the network for messages.
 
 use std::fmt::Write;
 
-/// Most characters that are shown of one text, about.
+/// Approximate maximum number of characters shown of a text.
 const MAX_CHARS: usize = 2000;
 
-/// `text` with control characters, line ends among them, and characters that reorder or hide others written as escapes
-/// (`\u{1b}`), and cut after 2000 characters. A terminal shows the result as one line, and obeys nothing in it.
+/// Escapes control characters, including line ends, and characters that reorder or hide others (`\u{1b}`), and
+/// truncates after 2000 characters. A terminal shows the result as one line, and interprets nothing in it.
 pub fn printable(text: &str) -> String {
     let mut shown = String::new();
     for (i, c) in text.chars().enumerate() {
@@ -19,7 +19,8 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// As [`printable`], of a message that may be of several lines, and of bytes that may be no UTF-8: those are escapes too (`\xff`).
+/// Same as [`printable`], for a message that may have several lines, and for bytes that may not be UTF-8, which are
+/// escaped too (`\xff`).
 pub fn printable_lines(bytes: &[u8]) -> String {
     let mut shown = String::new();
     let mut count = 0;
@@ -48,7 +49,7 @@ fn push(shown: &mut String, c: char) {
     }
 }
 
-/// Line and paragraph separators, marks and overrides of direction, joiners, the byte order mark, and tags.
+/// Line and paragraph separators, direction marks and overrides, joiners, the byte order mark, and tags.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
         | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

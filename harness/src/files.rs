@@ -1,14 +1,14 @@
-//! Files that commands read and write.
+//! Reading and writing of files by commands.
 //!
-//! What a command writes is there whole or not at all ([`replace`]). A symbolic link is written through: it stays, and what it points to
-//! is replaced; so is every other name of the path. An existing file keeps its permissions, and its owner and group where the system
-//! lets us; hard links to it keep the old contents. What is no ordinary file (`/dev/stdout`, a pipe) is written to.
+//! Output files are replaced atomically ([`replace`]). Symbolic links are followed: the link stays and its target is
+//! replaced. An existing file keeps its permissions, and its owner and group if the system permits it; hard links to it
+//! keep the old contents. Paths that are not regular files (`/dev/stdout`, a pipe) are written in place.
 //!
-//! What a command reads is an ordinary file or what another program pipes in ([`read`]): a named pipe that nobody writes, or a device
-//! without end, would keep the command for ever.
+//! Input files are regular files or anonymous pipes ([`read`]): a named pipe without a writer, or an endless device,
+//! would block forever.
 //!
-//! Errors never name temporary files: they are nobody's but ours. Whoever writes one holds a lock on it, which ends with the process: what
-//! killed writers leave can be told from what is being written ([`remove_stale_temporaries`]).
+//! Errors never name temporary files. Writers hold a lock on their temporary files, which ends with the process, so
+//! that files of killed writers can be distinguished from files in use ([`remove_stale_temporaries`]).
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -18,11 +18,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// Writes the file at `path` by `write`. A file that was there before stays as it is until the new one is on the disk: whatever
-/// ends this, an error, a full disk or the end of the process, leaves the old one or the new one.
+/// Writes the file at `path` by `write`. An existing file stays unchanged until the new one is on the disk: an error, a
+/// full disk or the end of the process leaves either the old or the new file.
 ///
 /// # Errors
-/// Those of `write`, and what the file system says. A file that may not be written is not replaced either.
+/// Errors of `write` and of the file system. A file without write permission is not replaced either.
 pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     match Target::of(path)? {
         Target::Stream(stream) => write_buffered(&stream.open()?, write),
@@ -30,27 +30,27 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     }
 }
 
-/// A file that is on the disk, and does not have its name yet. It goes away unless it is committed.
+/// A file on the disk that does not have its final name yet. It is removed unless it is committed.
 pub struct Prepared {
     temporary: tempfile::NamedTempFile,
     path: PathBuf,
 }
 
 impl Prepared {
-    /// Gives the file its name, in the place of what had it before, at once.
+    /// Renames the file to its final name, and atomically replaces an existing file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn commit(self) -> io::Result<()> {
         self.temporary.persist(&self.path).map_err(|error| error.error)?;
         sync_folder(folder_of(&self.path))
     }
 }
 
-/// The first half of [`replace`], for an ordinary file. A symbolic link is not written through: the file takes its place.
+/// The first half of [`replace`], for a regular file. Symbolic links are not followed: the file replaces the link.
 ///
 /// # Errors
-/// As there; also what is no ordinary file.
+/// See [`replace`]; also a path that is not a regular file.
 pub fn prepare(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Prepared> {
     let old = match fs::symlink_metadata(path) {
         Ok(old) if old.is_file() => Some(old),
@@ -73,10 +73,10 @@ fn prepare_at(
     Ok(Prepared { temporary, path })
 }
 
-/// Sees to it that new and changed names of a folder are on the disk. A folder that we may write and not read cannot be asked for that.
+/// Synchronizes the names in a folder to the disk. Does nothing for a folder without read permission.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder) {
         Ok(folder) => folder.sync_all(),
@@ -84,18 +84,18 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay, and those of other users.
+/// Removes temporary files of killed writers from a folder. Files of living writers and of other users stay.
 ///
 /// # Errors
-/// What the file system says; one that has no locks.
+/// Errors of the file system; one without locks.
 pub fn remove_stale_temporaries(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         if !entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) || !entry.file_type()?.is_file() {
             continue;
         }
-        // Held until the name is gone: its writer looks whether it still is there when it has the lock.
-        // For writing: a lock of ours alone is one to write for NFS.
+        // Held until the name is removed: a writer that gets the lock checks whether the file still exists. Opened for
+        // writing, since NFS requires it for an exclusive lock.
         let Ok(file) = OpenOptions::new().write(true).open(entry.path()) else { continue };
         match file.try_lock() {
             Ok(()) => fs::remove_file(entry.path())?,
@@ -106,18 +106,18 @@ pub fn remove_stale_temporaries(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts an empty file into a folder, by which others see whether theirs is the same. It goes with what is returned; if this process is killed, it
-/// is a leftover ([`remove_stale_temporaries`]).
+/// Creates an empty marker file in a folder, by which other ranks see whether they use the same folder. It is removed
+/// when the returned value is dropped; after a kill [`remove_stale_temporaries`] removes it.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn create_marker(folder: &Path, number: u64) -> io::Result<tempfile::TempPath> {
     let path = folder.join(marker_name(number));
     File::create_new(&path)?;
     tempfile::TempPath::try_from_path(path)
 }
 
-/// Whether the mark of this number is in a folder.
+/// Whether the folder has the marker file with this number.
 pub fn has_marker(folder: &Path, number: u64) -> bool {
     folder.join(marker_name(number)).exists()
 }
@@ -126,14 +126,14 @@ fn marker_name(number: u64) -> String {
     format!("{PREFIX}{number:016x}")
 }
 
-/// Bytes that the file system of a folder has left for this user.
+/// Bytes that this user may still write to the folder's file system.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     let name = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the name is a string that ends with a zero, and the call fills what it is given when it returns 0.
+    // SAFETY: the name ends with a NUL byte, and the call initializes the struct when it returns 0.
     let found = unsafe {
         if libc::statvfs(name.as_ptr(), found.as_mut_ptr()) != 0 {
             return Err(io::Error::last_os_error());
@@ -143,22 +143,22 @@ pub fn free_bytes(folder: &Path) -> io::Result<u64> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
-/// Finds out, before hours of work, whether [`replace`] could write a file at `path` now.
+/// Checks early whether [`replace`] could write a file at `path`.
 ///
 /// # Errors
-/// What the file system says against it.
+/// Errors of the file system.
 pub fn check_writable(path: &Path) -> io::Result<()> {
     match Target::of(path)? {
-        // Whoever reads a pipe would take this for the end.
+        // Opening and closing a pipe would signal its end to the reader.
         Target::Stream(_) => Ok(()),
         Target::File { path, old } => temporary(&path, old.as_ref()).map(drop),
     }
 }
 
-/// Opens a file to append to; it is made where there is none.
+/// Opens a file for appending; creates it if it does not exist.
 ///
 /// # Errors
-/// What the file system says.
+/// Errors of the file system.
 pub fn append(path: &Path) -> io::Result<File> {
     match Target::of(path)? {
         Target::Stream(stream) => stream.open(),
@@ -172,16 +172,16 @@ fn write_buffered(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<
     buffered.flush()
 }
 
-/// What a path to write means.
+/// What an output path refers to.
 enum Target {
-    /// A file that is or will be at this path, which is no link.
+    /// A regular file that exists or will be created at this path, which is not a link.
     File { path: PathBuf, old: Option<Metadata> },
-    /// Something that is written to.
+    /// A path that is written in place.
     Stream(Stream),
 }
 
 enum Stream {
-    /// One that this process has open: another one on the same file would have a place of its own in it.
+    /// A descriptor of this process: opening the file again would give another file offset.
     Open(i32),
     Path(PathBuf),
 }
@@ -211,22 +211,23 @@ impl Stream {
     fn open(&self) -> io::Result<File> {
         match self {
             Stream::Open(descriptor) => {
-                // SAFETY: /proc says that it is open, and nothing here closes descriptors of others; the clone is ours.
+                // SAFETY: /proc shows that it is open, and nothing here closes other code's descriptors; the clone is
+                // owned.
                 let borrowed = unsafe { BorrowedFd::borrow_raw(*descriptor) };
                 Ok(borrowed.try_clone_to_owned()?.into())
             }
-            // Without waiting for a reader: a pipe that nobody reads is an error.
+            // Non-blocking: a named pipe without a reader is an error.
             Stream::Path(path) => blocking(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path)?),
         }
     }
 }
 
-/// Where a path leads when the links at its end are followed, whether or not something is there.
+/// Resolves the links at the end of a path, whether or not the target exists.
 fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..40 {
         match fs::read_link(&path) {
-            // A link of /proc says what is open in words that may be no path.
+            // The target of a link in /proc/self/fd may not be a path.
             Ok(_) if own_descriptor(&path).is_some() => return Ok(path),
             Ok(to) => path = folder_of(&path).join(to),
             Err(_) => return Ok(path),
@@ -235,7 +236,7 @@ fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::from_raw_os_error(libc::ELOOP))
 }
 
-/// The number in `/proc/self/fd/N`, by whatever name that folder goes (`/dev/fd`).
+/// The number in `/proc/self/fd/N`, also if the folder has another name (`/dev/fd`).
 fn own_descriptor(path: &Path) -> Option<i32> {
     let number: i32 = path.file_name()?.to_str()?.parse().ok().filter(|n| *n >= 0)?;
     let own = fs::canonicalize("/proc/self/fd").ok()?;
@@ -243,7 +244,7 @@ fn own_descriptor(path: &Path) -> Option<i32> {
     (folder == own && fs::symlink_metadata(path).is_ok()).then_some(number)
 }
 
-/// The same file, with reads and writes that wait.
+/// Makes reads and writes of the file blocking.
 fn blocking(file: File) -> io::Result<File> {
     // SAFETY: the descriptor is open as long as `file`.
     let set = unsafe {
@@ -253,30 +254,31 @@ fn blocking(file: File) -> io::Result<File> {
     if set { Ok(file) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How names of temporary files begin.
+/// Prefix of names of temporary files.
 const PREFIX: &str = ".tilewright-";
 
-/// An empty file beside `path`, which goes away unless it is renamed, with the permissions of the old one, and locked.
+/// Creates a locked empty file in the folder of `path`, with the permissions of the old file; it is removed unless it
+/// is renamed.
 fn temporary(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
     loop {
         let made = unlocked(path, old)?;
         match made.as_file().try_lock() {
-            // Somebody took it for a leftover, or is about to.
+            // Another process takes it for a stale file.
             Err(TryLockError::WouldBlock) => continue,
             Ok(()) if made.as_file().metadata()?.nlink() == 0 => continue,
-            // A file system without locks: nobody can take it for a leftover.
+            // On a file system without locks no process takes it for a stale file.
             Ok(()) | Err(TryLockError::Error(_)) => return Ok(made),
         }
     }
 }
 
 fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTempFile> {
-    // Of a new file, what everyone may do who may do it to files of this user: temporary files are private otherwise.
+    // A new file gets the default permissions: temporary files are private otherwise.
     let mode = if old.is_some() { 0o600 } else { 0o666 };
     let mut builder = tempfile::Builder::new();
     builder.prefix(PREFIX).permissions(Permissions::from_mode(mode));
     let made = builder.tempfile_in(folder_of(path)).map_err(|error| {
-        io::Error::new(error.kind(), format!("no file can be made in its folder: {}", without_temporary_name(&error)))
+        io::Error::new(error.kind(), format!("cannot create a file in its folder: {}", without_temporary_name(&error)))
     })?;
     if let Some(old) = old {
         let permissions = kept_permissions(made.as_file(), old)?;
@@ -285,8 +287,8 @@ fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTe
     Ok(made)
 }
 
-/// The permissions of `old`, for a new file that takes its place, after owner and group if the system lets us keep them. What a group
-/// may do that it cannot keep is dropped: it was said of another group.
+/// Permissions for a new file that replaces `old`; sets its owner and group first if the system permits it. Group
+/// permissions are dropped if the group cannot be kept.
 fn kept_permissions(new: &File, old: &Metadata) -> io::Result<Permissions> {
     let made = new.metadata()?;
     let mut mode = old.mode() & 0o777;
@@ -298,7 +300,7 @@ fn kept_permissions(new: &File, old: &Metadata) -> io::Result<Permissions> {
     Ok(Permissions::from_mode(mode))
 }
 
-/// The folder that a path is in.
+/// The parent folder of a path.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -306,7 +308,7 @@ pub(crate) fn folder_of(path: &Path) -> &Path {
     }
 }
 
-/// Two paths of a command that are one file.
+/// Two paths of a command that refer to the same file.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Clash {
     output: PathBuf,
@@ -322,16 +324,16 @@ impl fmt::Display for Clash {
         let (output, other) = (output.display(), other.display());
         match is_input {
             true => write!(f, "cannot write {output}: it is the file that is read as {other}"),
-            false => write!(f, "cannot write {output}: it is the file that is written as {other} too"),
+            false => write!(f, "cannot write {output}: it is also written as {other}"),
         }
     }
 }
 
-/// Fails where a command would write a file that it reads, or one file twice, under whatever names: links, other spellings. What is no
-/// ordinary file may be named as often as one likes.
+/// Fails if a command would write a file that it reads, or write one file twice, also through links or other spellings
+/// of the path. Paths that are not regular files may be repeated.
 ///
 /// # Errors
-/// The first two paths that are one file.
+/// The first two paths that refer to the same file.
 pub fn check_distinct(outputs: &[&Path], inputs: &[&Path]) -> Result<(), Clash> {
     let mut seen: Vec<(Identity, &Path, bool)> = Vec::new();
     for (path, is_input) in inputs.iter().map(|path| (*path, true)).chain(outputs.iter().map(|path| (*path, false))) {
@@ -345,12 +347,12 @@ pub fn check_distinct(outputs: &[&Path], inputs: &[&Path]) -> Result<(), Clash> 
     Ok(())
 }
 
-/// What makes two paths one ordinary file.
+/// Identity of a regular file.
 #[derive(PartialEq)]
 enum Identity {
-    /// Device and number of the file that is there.
+    /// Device and inode of an existing file.
     There(u64, u64),
-    /// Folder and name of one that is not there yet.
+    /// Folder and name of a file that does not exist yet.
     New(PathBuf),
 }
 
@@ -366,24 +368,24 @@ impl Identity {
     }
 }
 
-/// The contents of a file, or of a pipe that another program writes (`/dev/stdin`).
+/// Reads a file, or a pipe from another program (`/dev/stdin`).
 ///
 /// # Errors
-/// What the file system says; a folder, a named pipe or a device; no memory for the contents.
+/// Errors of the file system; a folder, a named pipe or a device; no memory for the contents.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut contents = Vec::new();
     open(path)?.read_to_end(&mut contents)?;
     Ok(contents)
 }
 
-/// As [`read`], for text.
+/// Same as [`read`], for text.
 ///
 /// # Errors
-/// As there; also bytes that are no UTF-8.
+/// See [`read`]; also bytes that are not UTF-8.
 pub fn read_to_string(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|error| {
         let place = error.utf8_error().valid_up_to();
-        io::Error::new(io::ErrorKind::InvalidData, format!("byte {place} is no UTF-8 text"))
+        io::Error::new(io::ErrorKind::InvalidData, format!("byte {place} is not valid UTF-8"))
     })
 }
 
@@ -399,42 +401,42 @@ fn open(path: &Path) -> io::Result<File> {
     Err(not_a_file(kind))
 }
 
-/// Opens what is at `path`, for reading. Opening a named pipe would wait for whoever writes it otherwise.
+/// Opens `path` for reading without blocking: opening a named pipe would otherwise wait for a writer.
 fn open_now(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|error| {
-        // A socket cannot be opened: of what it says, nobody would guess that.
+        // The system's error for opening a socket does not say that it is one.
         let kind = fs::metadata(path).map(|found| found.file_type());
         kind.ok().filter(FileTypeExt::is_socket).map_or(error, not_a_file)
     })
 }
 
-/// Opens an ordinary file, which can be read in any order.
+/// Opens a regular file, which supports random access.
 ///
 /// # Errors
-/// As [`read`]; also pipes of all kinds.
+/// See [`read`]; also pipes of all kinds.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let file = open_now(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_file() { Ok(file) } else { Err(not_a_file(kind)) }
 }
 
-/// The contents of an ordinary file that nobody writes meanwhile.
+/// Reads a regular file that must not change meanwhile.
 ///
 /// # Errors
-/// As [`open_regular`]; a file that changes while it is read; too little memory for it.
+/// See [`open_regular`]; a file that changes while it is read; too little memory for it.
 pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open_regular(path)?;
     let before = Version::of(&file)?;
     tilewright::check_host_memory(before.len as f64).map_err(io::Error::other)?;
     let mut contents = Vec::with_capacity(before.len as usize);
-    // One that grows without end has an end here.
+    // Bounds the read of a growing file.
     (&mut file).take(before.len.saturating_add(1)).read_to_end(&mut contents)?;
     before.check(&file)?;
-    // It may have changed and changed back.
+    // The file may have changed and changed back.
     if contents.len() as u64 != before.len { Err(changed()) } else { Ok(contents) }
 }
 
-/// What a file's contents have, as far as its length and the time of its last change say.
+/// Length and modification time of a file.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Version {
     len: u64,
@@ -442,19 +444,19 @@ pub struct Version {
 }
 
 impl Version {
-    /// That of an open file now.
+    /// The current version of an open file.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn of(file: &File) -> io::Result<Version> {
         let found = file.metadata()?;
         Ok(Version { len: found.len(), modified: (found.mtime(), found.mtime_nsec()) })
     }
 
-    /// Fails where the file has another one now.
+    /// Fails if the file has another version now.
     ///
     /// # Errors
-    /// It has, and what the file system says.
+    /// It has, and errors of the file system.
     pub fn check(self, file: &File) -> io::Result<()> {
         if Version::of(file)? == self { Ok(()) } else { Err(changed()) }
     }
@@ -464,7 +466,7 @@ fn changed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it was changed while it was read")
 }
 
-/// The error of a path where something else than a file is.
+/// The error for a path that is not a regular file.
 pub(crate) fn not_a_file(kind: fs::FileType) -> io::Error {
     let what = match kind {
         kind if kind.is_dir() => "it is a folder, expected a file",
@@ -475,12 +477,12 @@ pub(crate) fn not_a_file(kind: fs::FileType) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 
-/// Whether a pipe has no name: then a program had it open for writing when it was handed to us.
+/// Whether a pipe is anonymous: a program had it open for writing when this process got it.
 fn is_anonymous(pipe: &File) -> bool {
-    /// Of Linux's file system for pipes.
+    /// File system type of Linux's anonymous pipes.
     const PIPEFS_MAGIC: i64 = 0x5049_5045;
     let mut found = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open, and the call fills what it is given when it returns 0.
+    // SAFETY: the descriptor is open, and the call initializes the struct when it returns 0.
     let kind = unsafe {
         let status = libc::fstatfs(pipe.as_raw_fd(), found.as_mut_ptr());
         (status == 0).then(|| found.assume_init().f_type)
@@ -488,18 +490,18 @@ fn is_anonymous(pipe: &File) -> bool {
     kind == Some(PIPEFS_MAGIC)
 }
 
-/// A folder that goes away with its handle.
+/// Creates a folder that is removed with its handle.
 ///
 /// # Errors
-/// What the file system says, with the folder that it would be in.
+/// Errors of the file system, with the parent folder.
 pub fn temporary_folder() -> io::Result<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| {
         let (why, place) = (without_temporary_name(&error), std::env::temp_dir());
-        io::Error::new(error.kind(), format!("no folder can be made in {}: {why}", place.display()))
+        io::Error::new(error.kind(), format!("cannot create a folder in {}: {why}", place.display()))
     })
 }
 
-/// What the system said, in an error of the library that also names its temporary file, which nobody asked for.
+/// The system's message, without the temporary path that the library adds.
 fn without_temporary_name(error: &io::Error) -> String {
     let text = error.to_string();
     text.split_once(" at path ").map_or(text.as_str(), |(why, _)| why).to_string()

@@ -2,7 +2,7 @@ use std::os::unix::fs::symlink;
 
 use super::*;
 
-/// A folder, and the path of a file in it that holds `old`.
+/// A folder, and the path of a file in it that contains `old`.
 fn with_file() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
@@ -20,7 +20,7 @@ fn mode(path: &Path) -> u32 {
 
 fn fifo(path: &Path) {
     let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    // SAFETY: the name is a string that ends with a zero.
+    // SAFETY: the name ends with a NUL byte.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
 }
 
@@ -48,7 +48,7 @@ fn links_are_written_through() {
     write(&place("link to link"), "new").unwrap();
     assert_eq!(fs::read_link(place("link to link")).unwrap(), place("link"));
     assert_eq!(fs::read(&path).unwrap(), b"new");
-    // One that points nowhere yet.
+    // A dangling link.
     fs::create_dir(place("folder")).unwrap();
     symlink("folder/made", place("dangling")).unwrap();
     write(&place("dangling"), "made").unwrap();
@@ -67,11 +67,11 @@ fn permissions_are_kept_and_never_widened() {
         write(&path, "new").unwrap();
         assert_eq!(mode(&path), kept, "{kept:o}");
     }
-    // A set-user-ID bit was given to the old contents.
+    // A set-user-ID bit applies to the old contents only.
     fs::set_permissions(&path, Permissions::from_mode(0o4755)).unwrap();
     write(&path, "new").unwrap();
     assert_eq!(mode(&path), 0o755);
-    // A new file has what any new file has here.
+    // A new file gets the default permissions.
     let fresh = [dir.path().join("ours"), dir.path().join("theirs")];
     write(&fresh[0], "").unwrap();
     fs::write(&fresh[1], "").unwrap();
@@ -80,9 +80,9 @@ fn permissions_are_kept_and_never_widened() {
 
 #[test]
 fn read_only_files_are_not_replaced() {
-    // SAFETY: asks for a number.
+    // SAFETY: has no preconditions.
     if unsafe { libc::geteuid() } == 0 {
-        // Permissions do not bind root.
+        // Permissions do not restrict root.
         return;
     }
     let (_dir, path) = with_file();
@@ -114,7 +114,7 @@ fn pipes_and_devices_are_written_in_place() {
     let pipe = dir.path().join("pipe");
     fifo(&pipe);
     check_writable(&pipe).unwrap();
-    // Nobody reads it: an error, and no wait.
+    // A pipe without a reader: an error instead of blocking.
     assert!(write(&pipe, "text").is_err() && append(&pipe).is_err());
     assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
     let (mut reader, writer) = io::pipe().unwrap();
@@ -151,7 +151,7 @@ fn aliases_of_one_file_are_found() {
     check(&place("other"), &[&path, &path]).unwrap();
     let new = [place("new"), place("folder/../new")];
     let message = check_distinct(&[&new[0], &new[1]], &[]).unwrap_err().to_string();
-    assert!(message.contains("is written as"), "{message}");
+    assert!(message.contains("is also written as"), "{message}");
     let null = Path::new("/dev/null");
     check_distinct(&[null, null], &[null]).unwrap();
 }
@@ -229,7 +229,7 @@ fn a_prepared_file_replaces_a_link_at_commit() {
 
 #[test]
 fn errors_hide_the_temporary_path() {
-    // As the library makes it: with the path behind.
+    // An error of the library, which ends with the path.
     let missing = tempfile::Builder::new().tempfile_in("/no/such/folder").unwrap_err();
     let quoted = without_temporary_name(&missing);
     assert!(quoted.contains("os error 2") && !quoted.contains("/no/such"), "{quoted}");

@@ -1,9 +1,12 @@
-//! Signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (Slurm's usual warning).
+//! Signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal closed) and SIGUSR1 (Slurm's usual
+//! warning).
 //!
-//! The first one asks; another one, [`DEBOUNCE`] or more after it, wants the end at once. What comes sooner counts as one with the first:
-//! `timeout`, systemd, Slurm and a launcher send the signal of one occasion to a process more than once.
+//! The first signal asks to stop. Another one, at least [`DEBOUNCE`] later, ends the process immediately. Signals in
+//! between count as one with the first: `timeout`, systemd, Slurm and a launcher may send several signals to a process
+//! for one event.
 //!
-//! A signal that was ignored when the process began stays ignored, as `nohup` and a shell's background jobs want it.
+//! A signal that was ignored when the process started stays ignored, as expected with `nohup` and for background jobs
+//! of a shell.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -15,19 +18,20 @@ use signal_hook::low_level;
 /// The signals that ask a run to stop.
 pub const STOP_SIGNALS: [i32; 4] = [SIGINT, SIGTERM, SIGHUP, SIGUSR1];
 
-/// Signals within this time of the first belong to it.
+/// Signals within this time after the first are ignored.
 pub const DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// What a signal means.
+/// Meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
-    /// The first: stop in order.
+    /// The first signal: stop regularly.
     Stop(i32),
-    /// A later one: end at once.
+    /// A later signal: end immediately.
     End(i32),
 }
 
-/// Calls `on_signal` for signals of [`STOP_SIGNALS`] from now on, on a thread of its own. Of several calls each hears them.
+/// Starts a thread that calls the callback for signals of [`STOP_SIGNALS`] from now on. May be called several times; every
+/// callback gets all signals.
 ///
 /// # Errors
 /// The system has no more threads or descriptors.
@@ -44,17 +48,17 @@ pub fn listen(mut on_signal: impl FnMut(StopSignal) + Send + 'static) -> io::Res
     Ok(())
 }
 
-/// Whether whoever started this process wants it to ignore a signal.
+/// Whether the parent process set a signal to be ignored.
 fn is_ignored(signal: i32) -> bool {
     let mut found = std::mem::MaybeUninit::<libc::sigaction>::uninit();
-    // SAFETY: asks for an action, and changes none; it is read where the call has filled it.
+    // SAFETY: only queries the action; the struct is read only if the call initialized it.
     unsafe {
         libc::sigaction(signal, std::ptr::null(), found.as_mut_ptr()) == 0
             && found.assume_init().sa_sigaction == libc::SIG_IGN
     }
 }
 
-/// Tells the first signal from later ones.
+/// Distinguishes the first signal from later ones.
 #[derive(Default)]
 struct SignalOrder {
     first: Option<Instant>,
@@ -73,15 +77,15 @@ impl SignalOrder {
     }
 }
 
-/// Ends the process as the signal does where nobody handles it: whoever waits for the process is told the signal, and shells show
-/// 128 + its number.
+/// Ends the process with the default action of the signal, so that its parent sees the signal; shells report 128 + its
+/// number.
 pub fn exit_by_signal(signal: i32) -> ! {
     let _ = low_level::emulate_default_handler(signal);
-    // What is torn down when a process ends in good order, other threads may be using.
+    // Skips destructors and exit handlers: other threads may use what they free.
     low_level::exit(128 + signal)
 }
 
-/// `SIGTERM`; `signal 40` for one without a name.
+/// The signal's name, `SIGTERM`; `signal 40` if it has none.
 pub fn name(signal: i32) -> String {
     low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_string)
 }

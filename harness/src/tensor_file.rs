@@ -1,16 +1,16 @@
 //! Safetensors files with checksums, written from memory and read tensor by tensor.
 //!
-//! A file is what every reader of safetensors knows: the length of the header (u64, little-endian), the header (JSON), the tensors. Its
-//! metadata, text by name, has two entries more than its writer gave it:
+//! A file has the standard safetensors layout: length of the header (u64, little-endian), header (JSON), tensors. Its
+//! metadata, a map of strings, has two entries in addition to the caller's:
 //!
-//! | entry | what |
+//! | entry | content |
 //! |---|---|
-//! | `checksums` | a JSON object: the BLAKE3 hash of each tensor's bytes, as hexadecimal digits, by the tensor's name |
-//! | `header_blake3` | the BLAKE3 hash of everything before the tensors, with zeros in the place of these 64 digits |
+//! | `checksums` | a JSON object: the BLAKE3 hash of each tensor's bytes, in hexadecimal, by the tensor's name |
+//! | `header_blake3` | the BLAKE3 hash of everything before the tensors, computed with zeros as these 64 digits |
 //!
-//! [`TensorFile::open`] reads and verifies the header; [`TensorFile::read`] reads and verifies one tensor. Nothing is mapped into memory: a file that
-//! another process changes or cuts short meanwhile gives an error. Files without checksums are read too, and only their structure is
-//! verified.
+//! [`TensorFile::open`] reads and verifies the header; [`TensorFile::read`] reads and verifies one tensor. Files are
+//! not memory-mapped: a file that another process modifies or truncates gives an error. Of files without checksums only
+//! the structure is verified.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -27,10 +27,10 @@ use serde_json::json;
 
 use crate::escape::printable;
 
-/// Longest header, as the `safetensors` library has it.
+/// Maximum length of a header; the limit of the `safetensors` library.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const CHECKSUMS: &str = "checksums";
-/// What stands before the digits of the header's hash. Inside of a JSON string its quotes would be escaped.
+/// The text before the digits of the header's hash. Its quotes would be escaped inside of a JSON string.
 const HEADER_KEY: &str = "\"header_blake3\":\"";
 const HASH_DIGITS: usize = 64;
 
@@ -41,10 +41,10 @@ pub struct Entry<'a> {
     pub values: &'a [f32],
 }
 
-/// Writes a file of these tensors. The hashes are computed on all cores, before anything is written.
+/// Writes a file with these tensors. The hashes are computed on all cores, before the first write.
 ///
 /// # Errors
-/// Those of `file`.
+/// Errors of `file`.
 pub fn write(file: &mut dyn Write, metadata: &BTreeMap<&str, String>, entries: &[Entry<'_>]) -> io::Result<()> {
     let checksums: BTreeMap<&str, String> =
         entries.par_iter().map(|entry| (entry.name.as_str(), checksum(&bytes_of(entry.values)))).collect();
@@ -78,12 +78,12 @@ fn bytes_of(values: &[f32]) -> std::borrow::Cow<'_, [u8]> {
     }
 }
 
-/// The BLAKE3 hash of `bytes` as hexadecimal digits.
+/// The BLAKE3 hash of `bytes` in hexadecimal.
 pub fn checksum(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-/// Where the digits of the header's hash are, if there is one such place.
+/// Offset of the digits of the header's hash, if it is unique.
 fn digits_of_header(start: &[u8]) -> Option<usize> {
     let mut places = start.windows(HEADER_KEY.len()).enumerate().filter(|(_, part)| *part == HEADER_KEY.as_bytes());
     let place = places.next()?.0 + HEADER_KEY.len();
@@ -93,9 +93,9 @@ fn digits_of_header(start: &[u8]) -> Option<usize> {
 /// Why a file cannot be used.
 #[derive(Debug)]
 pub enum TensorFileError {
-    /// The file system's.
+    /// An error of the file system.
     File(io::Error),
-    /// The contents', in words that may come from the file.
+    /// Invalid contents; the reason may contain text of the file.
     Damaged(String),
 }
 
@@ -108,15 +108,15 @@ impl fmt::Display for TensorFileError {
     }
 }
 
-/// An open file whose header was verified.
+/// An open file with a verified header.
 pub struct TensorFile {
     file: File,
-    /// Where the tensors begin.
+    /// Offset of the tensors.
     start: u64,
     metadata: Metadata,
-    /// The hashes of the tensors, in files that have them.
+    /// The hashes of the tensors, if the file has them.
     checksums: Option<HashMap<String, String>>,
-    /// The hash of the header, in files that have one.
+    /// The hash of the header, if the file has one.
     hash: Option<String>,
 }
 
@@ -124,7 +124,8 @@ impl TensorFile {
     /// Opens a file, and verifies its length and its header.
     ///
     /// # Errors
-    /// A file that cannot be read, is cut short, has a name twice in its header, has a header that was changed, or is something else.
+    /// A file that cannot be read, is truncated, has a duplicate name or a wrong hash in its header, or has another
+    /// format.
     pub fn open(path: &Path) -> Result<TensorFile, TensorFileError> {
         let file = crate::files::open_regular(path).map_err(TensorFileError::File)?;
         let found = file.metadata().map_err(TensorFileError::File)?.len();
@@ -162,13 +163,13 @@ impl TensorFile {
         Ok(TensorFile { hash: file.verified_header(&mut bytes)?, ..file })
     }
 
-    /// The hash of the header, if there is one.
+    /// Verifies and returns the hash of the header, if there is one.
     fn verified_header(&self, bytes: &mut [u8]) -> Result<Option<String>, TensorFileError> {
         if self.checksums.is_none() && self.text("header_blake3").is_none() {
             return Ok(None);
         }
         let place = digits_of_header(bytes)
-            .ok_or_else(|| TensorFileError::Damaged("its header has no hash of itself".into()))?;
+            .ok_or_else(|| TensorFileError::Damaged("its header does not contain its own hash".into()))?;
         let stated = String::from_utf8_lossy(&bytes[place..place + HASH_DIGITS]).into_owned();
         bytes[place..place + HASH_DIGITS].fill(b'0');
         let found = checksum(bytes);
@@ -180,7 +181,7 @@ impl TensorFile {
         }
     }
 
-    /// The hash of the header, which has the hashes of all tensors in it; none in files without checksums.
+    /// The hash of the header, which contains the hashes of all tensors; `None` for files without checksums.
     pub fn hash(&self) -> Option<&str> {
         self.hash.as_deref()
     }
@@ -190,7 +191,7 @@ impl TensorFile {
         self.metadata.metadata().as_ref()?.get(name)
     }
 
-    /// The names of all tensors, in the order of the file.
+    /// The names of all tensors, in file order.
     pub fn names(&self) -> Vec<String> {
         self.metadata.offset_keys()
     }
@@ -199,15 +200,15 @@ impl TensorFile {
         self.metadata.info(name)
     }
 
-    /// Bytes of all tensors.
+    /// Total bytes of all tensors.
     pub fn data_len(&self) -> usize {
         self.metadata.data_len()
     }
 
-    /// The elements of a tensor of f32.
+    /// Reads an f32 tensor and verifies its hash.
     ///
     /// # Errors
-    /// No such tensor, one of another type, one whose hash is wrong, a file that was cut short since it was opened; no memory.
+    /// No such tensor, one of another type, a wrong hash, a file that was truncated after it was opened; no memory.
     pub fn read(&self, name: &str) -> Result<Vec<f32>, TensorFileError> {
         let shown = printable(name);
         let info = self.info(name).ok_or_else(|| TensorFileError::Damaged(format!("it has no tensor `{shown}`")))?;
@@ -242,27 +243,26 @@ impl TensorFile {
 }
 
 fn truncated(expected: u64, found: u64) -> TensorFileError {
-    TensorFileError::Damaged(format!("it was cut short: expected {expected} bytes, found {found}"))
+    TensorFileError::Damaged(format!("it is truncated: expected {expected} bytes, found {found}"))
 }
 
 fn read_at(file: &File, bytes: &mut [u8], place: u64) -> Result<(), TensorFileError> {
     file.read_exact_at(bytes, place).map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => TensorFileError::Damaged("it was cut short while it was read".to_string()),
+        io::ErrorKind::UnexpectedEof => TensorFileError::Damaged("it was truncated while it was read".to_string()),
         _ => TensorFileError::File(error),
     })
 }
 
-/// Fails where the header of a safetensors file has a name twice: readers differ in which of the two they take.
+/// Fails for a safetensors header with a duplicate name: readers differ in which of the two they use.
 ///
 /// # Errors
-/// The first such name; JSON that is none.
+/// The first duplicate name; invalid JSON.
 pub fn check_unique_keys(header: &[u8]) -> Result<(), TensorFileError> {
-    let damaged =
-        |error: serde_json::Error| TensorFileError::Damaged(format!("its header is no JSON that can be used: {error}"));
+    let damaged = |error: serde_json::Error| TensorFileError::Damaged(format!("its header is not valid JSON: {error}"));
     serde_json::from_slice::<UniqueKeys>(header).map(drop).map_err(damaged)
 }
 
-/// Any JSON whose objects have each name once.
+/// Any JSON value whose objects have unique names.
 struct UniqueKeys;
 
 impl<'de> Deserialize<'de> for UniqueKeys {
@@ -312,7 +312,7 @@ impl<'de> Visitor<'de> for UniqueKeys {
         while let Some(name) = map.next_key::<String>()? {
             map.next_value::<UniqueKeys>()?;
             if let Some(name) = names.replace(name) {
-                return Err(serde::de::Error::custom(format!("it has the name `{}` twice", printable(&name))));
+                return Err(serde::de::Error::custom(format!("it has a duplicate name, `{}`", printable(&name))));
             }
         }
         Ok(UniqueKeys)

@@ -1,4 +1,5 @@
-//! What `tilewright train` leaves in its folder, and what it and `tilewright generate` make of what they find there.
+//! Tests of the files in a run's folder: what `tilewright train` writes, and how it and `tilewright generate` handle
+//! existing files.
 
 mod support;
 #[path = "support/tensors.rs"]
@@ -22,17 +23,17 @@ fn a_folder_has_one_run_at_a_time() {
     for second in [place.train("run", "--steps 3"), place.resume("run", "--steps 3")] {
         assert_says(&fails(second, 1), &["another run", "run", &pid, "--out"]);
     }
-    // Readers do not mind.
+    // Reading needs no lock.
     assert_says(&fails(place.command("generate run"), 1), &["run/checkpoint.safetensors", "train"]);
     child.kill().unwrap();
     child.wait().unwrap();
-    // The lock ends with its owner, and what killed writers leave is removed.
+    // The lock ends with its holder, and temporary files of killed writers are removed.
     std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
     ok(place.train("run", "--steps 3"));
     assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
 }
 
-/// A new run would take their steps for its own, and remove them.
+/// A new run would mistake their steps for its own, and remove them.
 #[test]
 fn a_new_run_refuses_a_folder_with_checkpoints() {
     let place = Place::new();
@@ -44,7 +45,7 @@ fn a_new_run_refuses_a_folder_with_checkpoints() {
         &message,
         &["run already contains a checkpoint of another run", "checkpoint-00000002.safetensors", "after step 2"],
     );
-    // Also one that cannot be read now.
+    // Also a file that cannot be read now.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
     assert_says(
@@ -76,7 +77,7 @@ fn damaged_checkpoints_are_refused_by_generate_and_resume() {
     // The digit of `"step":2`: the header stays JSON.
     let step = whole.windows(7).position(|part| part == br#""step":"#).unwrap();
     refuse(flip(step + 7), &["was changed", "BLAKE3"]);
-    refuse(whole[..whole.len() / 2].to_vec(), &["cut short"]);
+    refuse(whole[..whole.len() / 2].to_vec(), &["truncated"]);
 }
 
 #[test]
@@ -98,18 +99,18 @@ fn a_flipped_tokenizer_is_refused() {
 #[test]
 fn a_first_save_that_fails_claims_no_checkpoint() {
     let place = Place::new();
-    // Files of at most 16 KiB: tokens and logs, and no checkpoint. Kernels are in no cache then.
+    // Limits files to 16 KiB: tokens and logs fit, checkpoints do not. Kernels are not cached then.
     let model = SMALL.replace("--width 32", "--width 64");
     let limited = |blocks: u32, out: &str| {
         let train = format!("train --data text.txt --out {out} {model} --steps 2");
         fails(place.shell(&format!("trap '' XFSZ; ulimit -f {blocks}"), &train), 1)
     };
-    // Nothing at all can be written, and nothing is left.
+    // Nothing can be written, and no file remains.
     assert_says(&limited(0, "none"), &["cannot write none/run.lock"]);
     assert!(!place.path("none").exists());
     let message = limited(32, "run");
     assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "no checkpoint of this run"]);
-    assert!(!message.contains("whole"), "{message}");
+    assert!(!message.contains("intact"), "{message}");
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
 }
 
@@ -123,7 +124,7 @@ fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
     let message = fails(place.shell("trap '' XFSZ; ulimit -f 256", &train), 1);
     assert_says(
         &message,
-        &["cannot write run/log.jsonl", "ulimit -f", "the last checkpoint, of step ", "--resume goes on"],
+        &["cannot write run/log.jsonl", "ulimit -f", "the last checkpoint, of step ", "--resume continues from it"],
     );
     let step = message.split("of step ").nth(1).and_then(|rest| rest.split(',').next()).unwrap();
     let resumed = ok(place.command("train --resume --out run --minutes 0"));
@@ -134,13 +135,13 @@ fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
 fn a_log_that_is_no_log_is_not_touched() {
     let place = Place::new();
     ok(place.train("run", "--steps 2"));
-    let notes = "what I think of this run\n";
+    let notes = "notes on this run\n";
     std::fs::write(place.path("notes"), notes).unwrap();
     std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
     std::os::unix::fs::symlink("../notes", place.path("run/log.jsonl")).unwrap();
     let more = "--steps 4 --schedule keep";
     let message = fails(place.resume("run", more), 1);
-    assert_says(&message, &["cannot use run/log.jsonl", "line 1 is none of a log", "help: move the file away"]);
+    assert_says(&message, &["cannot use run/log.jsonl", "line 1 is not a log line", "help: move the file away"]);
     assert_eq!(std::fs::read_to_string(place.path("notes")).unwrap(), notes);
     std::fs::remove_file(place.path("run/log.jsonl")).unwrap();
     ok(place.resume("run", more));
@@ -159,18 +160,18 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let (name, step, loss) = (kept[best - 3], 2 * (best + 1), losses[best]);
     let line = format!("the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}\n");
     assert_says(&said, &[&line]);
-    // Each is whole.
+    // Each is complete.
     for name in kept {
         ok(place.command(&format!("generate run/{name} --tokens 2")));
     }
-    // Where the newest is damaged, an older one takes its place.
+    // An older checkpoint replaces a damaged newest one.
     let newest = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
     let message = fails(place.resume("run", ""), 1);
-    let older = "help: a copy of checkpoint-00000010.safetensors as checkpoint.safetensors";
-    assert_says(&message, &["cut short", older]);
-    // Also if only one tensor is damaged.
+    let older = "copy checkpoint-00000010.safetensors to checkpoint.safetensors";
+    assert_says(&message, &["truncated", older]);
+    // For damage at any position.
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     std::fs::write(&newest, &flipped).unwrap();
@@ -184,12 +185,12 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_says(&message, &["is damaged", "help: `tilewright generate run/checkpoint-00000010.safetensors`"]);
     std::fs::copy(place.path("run/checkpoint-00000010.safetensors"), &newest).unwrap();
     assert_says(&ok(place.resume("run", "")), &["resuming after step 10", &line]);
-    assert!(std::fs::read(&newest).unwrap() == whole, "the steps that were made again are the same");
+    assert!(std::fs::read(&newest).unwrap() == whole, "the recomputed steps are identical");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
 }
 
-/// Forward again in place of what was kept gives the same bits, so that a run may go on with it.
+/// Recomputed activations have the same bits, so that a run can resume with recomputation.
 #[test]
 fn a_run_goes_on_with_recomputation_bit_for_bit() {
     for precision in ["f32", "bf16"] {
@@ -236,7 +237,7 @@ fn other_steps_need_a_decision_about_the_learning_rate() {
         let expected = 0.001 + 0.009 * (0.5 + 0.5 * (progress * std::f64::consts::PI).cos());
         assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} for {expected}");
     }
-    // What was decided holds when the run goes on again; fewer steps ask too, and a level rate does not.
+    // The choice is stored for the next resume; fewer steps ask again, and a constant rate does not.
     std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
     ok(place.resume("run", "--steps 20 --schedule extend --minutes 0"));
     ok(place.resume("run", "--minutes 0"));

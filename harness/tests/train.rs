@@ -1,4 +1,4 @@
-//! `tilewright train` and `tilewright generate` as programs: what they learn, what survives their end, and what they refuse.
+//! Tests of `tilewright train` and `tilewright generate` as programs: learning, resuming, and errors.
 
 mod support;
 
@@ -21,13 +21,13 @@ fn a_run_that_was_killed_goes_on_bit_for_bit() {
 fn killed_and_resumed(precision: &str) {
     let place = Place::new();
     let steps = format!("--steps 60 --save-every 7 --evaluate-every 20 --precision {precision}");
-    ok(place.train("whole", &steps));
-    let expected = losses(&place, "whole");
+    ok(place.train("uninterrupted", &steps));
+    let expected = losses(&place, "uninterrupted");
     assert_eq!(expected.len(), 63);
 
     let mut child = place.train("killed", &steps).spawn().unwrap();
     place.wait_for_lines(&mut child, "killed", 23);
-    // SIGKILL: the program has no say in it.
+    // SIGKILL cannot be handled.
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(losses(&place, "killed").len() < expected.len(), "the run was killed before its end");
@@ -36,7 +36,7 @@ fn killed_and_resumed(precision: &str) {
     assert_eq!(losses(&place, "killed"), expected);
 
     let model = |out: &str| std::fs::read(place.path(out).join("checkpoint.safetensors")).unwrap();
-    assert_eq!(model("killed"), model("whole"), "parameters and moments are the same too");
+    assert_eq!(model("killed"), model("uninterrupted"), "parameters and moments are the same too");
 }
 
 #[test]
@@ -58,7 +58,7 @@ fn training_fits_the_text_and_generates_it() {
     assert!(std::fs::read_to_string(place.path("run/loss.svg")).unwrap().contains("</svg>"));
 }
 
-/// All ways to compute the model give the same losses, up to rounding, and the same forms the same bits.
+/// All ways to compute the model give the same losses up to rounding, and repeated runs the same bits.
 #[test]
 fn losses_agree_however_the_model_is_computed() {
     let place = Place::new();
@@ -85,8 +85,8 @@ fn losses_agree_however_the_model_is_computed() {
     }
 }
 
-/// Where one micro-batch is the step, gradients are bf16 in mixed precision; several add up in f32. That rounding is no more
-/// than what bf16 does elsewhere: the losses are as far from those of f32.
+/// With one micro-batch per step, gradients are bf16 in mixed precision; several are accumulated in f32. This rounding
+/// is no larger than that of bf16 elsewhere: the losses differ from f32 by as much.
 #[test]
 fn mixed_precision_learns_as_f32_does() {
     let place = Place::new();
@@ -108,10 +108,10 @@ fn mixed_precision_learns_as_f32_does() {
 #[test]
 fn ctrl_c_saves_what_there_is() {
     let place = Place::new();
-    // Without evaluations every line is a step, however many there are by then.
+    // Without evaluations every line is a step.
     let mut train = place.train("run", "--steps 100000 --save-every 0 --evaluate-every 0");
-    // Tests may run in the background of a shell, which ignores SIGINT, and what is ignored stays ignored.
-    // SAFETY: signal is safe to call between fork and exec.
+    // A shell's background jobs ignore SIGINT, and the child would inherit it. SAFETY: signal is safe to call between
+    // fork and exec.
     unsafe {
         std::os::unix::process::CommandExt::pre_exec(&mut train, || {
             libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -137,11 +137,11 @@ fn a_full_disk_leaves_the_last_checkpoint() {
     ok(place.train("run", "--steps 4"));
     let path = place.path("run/checkpoint.safetensors");
     let before = std::fs::read(&path).unwrap();
-    // Files of at most half of the checkpoint: what is beyond cannot be written.
+    // Limits files to half of the checkpoint's size.
     let limit = before.len() / 2 / 512;
     let again = "train --resume --out run --steps 8 --schedule keep";
     let message = fails(place.shell(&format!("trap '' XFSZ; ulimit -f {limit}"), again), 1);
-    assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "still whole"]);
+    assert_says(&message, &["cannot write run/checkpoint.safetensors", "ulimit -f", "is intact"]);
     assert!(std::fs::read(&path).unwrap() == before, "the checkpoint was touched");
     let left = place.names("run");
     assert!(!left.iter().any(|name| name.starts_with(".tilewright")), "{left:?} were left behind");
@@ -152,10 +152,7 @@ fn a_full_disk_leaves_the_last_checkpoint() {
 fn a_nan_loss_stops_the_run() {
     let place = Place::new();
     let message = fails(place.train("run", "--steps 50 --lr 1e30 --warmup 0 --clip 0"), 1);
-    assert_says(
-        &message,
-        &["step ", "not finite", "the first that has NaN or infinity is", "run/not-finite.safetensors"],
-    );
+    assert_says(&message, &["step ", "not finite", "the first non-finite value is in", "run/not-finite.safetensors"]);
     assert!(place.path("run/not-finite.safetensors").exists());
 }
 
@@ -216,6 +213,6 @@ fn checkpoints_that_do_not_fit_are_refused() {
     std::fs::write(&path, &whole[..whole.len() - 100]).unwrap();
     let found = (whole.len() - 100).to_string();
     for command in [place.resume("run", "--schedule keep --steps 4"), place.command("generate run")] {
-        assert_says(&fails(command, 1), &["run/checkpoint.safetensors", "cut short", &found]);
+        assert_says(&fails(command, 1), &["run/checkpoint.safetensors", "truncated", &found]);
     }
 }

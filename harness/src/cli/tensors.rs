@@ -252,7 +252,7 @@ mod tests {
         let header = format!(r#"{{"{name}":{one},"{name}":{one}}}"#);
         let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &[0; 4]].concat();
         let message = parse(&bytes).unwrap_err();
-        assert!(message.contains("twice") && message.contains("[2Jx") && !message.contains('\u{1b}'), "{message}");
+        assert!(message.contains("duplicate") && message.contains("[2Jx") && !message.contains('\u{1b}'), "{message}");
     }
 
     #[test]

@@ -1,28 +1,28 @@
-//! Which gradients travel together.
+//! Groups gradients into buckets that are communicated together.
 //!
-//! Gradients lie in one flat tensor in the order of registration, and become ready in about the reverse order. A bucket is
-//! a range of the flat tensor, so that nothing is copied; buckets are made from the last parameter to the first, and sent in
-//! that order on every rank, whatever order the gradients of a rank become ready in.
+//! Gradients are stored in one flat tensor in registration order, and become ready in roughly the reverse order. A
+//! bucket is a range of the flat tensor, so that nothing is copied. Buckets are built from the last parameter to the
+//! first.
 
 use std::ops::Range;
 
 use crate::params::{ALIGNMENT, Param, ParamId, Params};
 
-/// Chunks of a bucket start at multiples of this many elements: 64 bytes, which vector loads want.
+/// Alignment of shards in elements: 64 bytes of f32, for vector loads.
 const SHARD_ALIGNMENT: usize = 16;
 
-/// Parameters whose gradients travel together.
+/// Parameters whose gradients are communicated together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
-    /// Elements of the flat tensors, with the gaps behind parameters.
+    /// Elements of the flat tensors, including the padding after every parameter.
     pub range: Range<usize>,
-    /// The parameters, in order of registration.
+    /// Parameters in registration order.
     pub ids: Vec<ParamId>,
 }
 
 impl Bucket {
-    /// How it is shared among `world` ranks: so many elements shard_len from the start of the range, and a remainder of fewer than
-    /// 16 · `world` elements that belongs to all.
+    /// Divides the bucket among `world` ranks: equal shards from the start of the range, and a remainder of fewer than
+    /// 16 · `world` elements that every rank has.
     pub fn shards(&self, world: usize) -> BucketShards {
         let shard_len = self.range.len() / world / SHARD_ALIGNMENT * SHARD_ALIGNMENT;
         let sharded = self.range.start..self.range.start + shard_len * world;
@@ -30,33 +30,33 @@ impl Bucket {
     }
 }
 
-/// A bucket in equal parts.
+/// A bucket divided into equal shards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketShards {
-    /// Elements of shard_len rank.
+    /// Elements of one rank's shard.
     pub shard_len: usize,
-    /// All ranks' parts, one behind the other.
+    /// All ranks' shards, contiguous, in rank order.
     pub sharded: Range<usize>,
-    /// What is left over: every rank has it.
+    /// The elements behind the shards, which every rank has.
     pub remainder: Range<usize>,
 }
 
 impl BucketShards {
-    /// The part of `rank`.
+    /// The shard of `rank`.
     pub fn range_of(&self, rank: usize) -> Range<usize> {
         let start = self.sharded.start + rank * self.shard_len;
         start..start + self.shard_len
     }
 }
 
-/// Buckets of at most `bytes` of f32 gradients shard_len, or of one parameter where that is more, in the order in which they are sent: last
-/// parameters first. Frozen parameters are in no bucket.
+/// Returns buckets of at most `bytes` of f32 gradients (or of one larger parameter) in the order in which they are
+/// sent: last parameters first. Frozen parameters are in no bucket.
 pub fn buckets(params: &Params, bytes: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     let trained: Vec<Param> = params.iter().filter(Param::requires_grad).collect();
     for param in trained.iter().rev() {
         let range = param.range();
-        // Gaps travel too: they are zeros everywhere.
+        // Padding is sent too: it is zero on every rank.
         let range = range.start..range.end.next_multiple_of(ALIGNMENT).min(params.flat_len());
         let fits = |bucket: &&mut Bucket| {
             bucket.range.start == range.end && (bucket.range.end - range.start) * size_of::<f32>() <= bytes
@@ -95,7 +95,7 @@ mod tests {
     fn buckets_fill_from_the_last_parameter() {
         let params = params(&[(64, false), (100, false), (64, false), (1000, false), (10, false)]);
         let found = buckets(&params, 4 * 256);
-        // 10 and 1000 elements do not fit together, nor does anything with 1000; 64 + 128 + 64 = 256 do.
+        // 10 and 1000 elements exceed the limit together, and so does anything with 1000; 64 + 128 + 64 = 256 do not.
         assert_eq!(ids(&found), [vec![4], vec![3], vec![0, 1, 2]]);
         assert_eq!(found[2].range, 0..256);
         assert_eq!(ids(&buckets(&params, 0)), [[4], [3], [2], [1], [0]]);

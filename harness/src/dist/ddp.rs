@@ -1,30 +1,31 @@
-//! Data-parallel training: every rank has the whole model and a part of the batch, and gradients are averaged.
+//! Data-parallel training (DDP): every rank holds the whole model and a shard of the batch, and gradients are averaged
+//! over ranks.
 //!
 //! ```text
 //! let ddp = Ddp::new(&params, comm, DdpOptions::default())?;   // all ranks start with rank 0's parameters
 //! for each step {
 //!     params.zero_grads()?;
 //!     for each micro-batch but the last { ddp.no_sync(|| backward())?; }
-//!     backward()?;                                             // gradients leave while it runs
+//!     backward()?;                                             // gradients are sent while it runs
 //!     ddp.finish_gradient_synchronization()?;
 //!     optimizer step
 //! }
 //! ```
 //!
-//! | form | calls | when |
+//! | form | collectives | when |
 //! |---|---|---|
 //! | naive | one for each parameter | after backward, one after the other |
 //! | flat | one for all | after backward |
-//! | overlap | one for each parameter | as soon as it is ready, while backward goes on |
-//! | bucketed | one for each bucket | as soon as its last gradient is ready, while backward goes on |
+//! | overlap | one for each parameter | during backward, as soon as its gradient is ready |
+//! | bucketed | one for each bucket | during backward, as soon as its last gradient is ready |
 //!
-//! [`Ddp::finish_by_bucket`] in the place of `finish_gradient_synchronization` lets each bucket be used while later ones travel;
-//! [`Ddp::finish_by_bucket_with_peer`] lets the user of two ranks' gradients average them.
+//! [`Ddp::finish_by_bucket`] replaces `finish_gradient_synchronization` if a bucket is to be used while later buckets
+//! are still in flight. With [`Ddp::finish_by_bucket_with_peer`] the caller averages the gradients of two ranks itself.
 //!
-//! A step's collectives are the same ones in the same order on every rank, even if the ranks' batches use different parameters: those
-//! that a rank did not use are sent as zeros. Overlap and buckets therefore wait for their turn: in the first step from the last parameter
-//! to the first, from then on in the order in which they were complete on rank 0. (A model may register its norms behind all else; their
-//! bucket is complete last, and would hold up all others.)
+//! Every rank runs the same collectives in the same order, even if the ranks' batches use different parameters; unused
+//! gradients are sent as zeros. A ready gradient or bucket is therefore sent only after its predecessors: in the first
+//! step from the last parameter to the first, afterwards in the order of completion on rank 0. (A model may register
+//! its norms after all other parameters. Their bucket completes last, and would delay all others.)
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -45,7 +46,7 @@ use crate::ops::memory::{Elem, kernel_error};
 use crate::ops::{memory, reserve_sms};
 use crate::params::{GradReadyHook, ParamId, Params};
 
-/// How gradients get to the other ranks.
+/// When gradients are all-reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
@@ -53,9 +54,9 @@ pub enum Form {
     Naive,
     /// One all-reduce for all parameters, after backward
     Flat,
-    /// One all-reduce for each parameter, while backward goes on
+    /// One all-reduce for each parameter, during backward
     Overlap,
-    /// One all-reduce for each bucket, while backward goes on
+    /// One all-reduce for each bucket, during backward
     Bucketed,
 }
 
@@ -70,49 +71,51 @@ impl Form {
     }
 }
 
-/// What every rank needs of the averaged gradient.
+/// Which averaged gradients a rank needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Exchange {
-    /// All of it.
+    /// The whole averaged gradient.
     AllReduce,
-    /// All of it, from both ranks' gradients where two exchange them: for an optimizer that averages as it reads
-    /// ([`Ddp::finish_by_bucket_with_peer`]). Gradients of four bytes are copied as they are then, which takes no kernels beside backward, and no more
-    /// links than a sum does. Those of two bytes stay where they are, and the optimizer reads the other rank's there: AdamW moves 28 bytes of
-    /// its own GPU's memory for each parameter, which takes longer than two by NVLink. That is so of two ranks whose gradients copy
-    /// engines carry, and of two threads with `copy_engines`; else it is [`Exchange::AllReduce`].
+    /// Both ranks' gradients, for an optimizer that averages while it reads ([`Ddp::finish_by_bucket_with_peer`]); two ranks
+    /// only. Gradients of four bytes are copied to the peer, which needs no kernels during backward and no more link
+    /// bandwidth than an all-reduce. Gradients of two bytes are not copied: the optimizer reads them from peer memory.
+    /// AdamW moves 28 bytes of local GPU memory for each parameter, which takes longer than two bytes over NVLink.
+    /// Requires two ranks whose gradients copy engines transfer, or two threads if `copy_engines` is set; otherwise
+    /// equivalent to [`Exchange::AllReduce`].
     PeerGradients,
-    /// Its own share of every bucket ([`Bucket::shards`]): for an optimizer whose state is shared out (ZeRO-1).
+    /// This rank's shard of every bucket ([`Bucket::shards`]), for a sharded optimizer (ZeRO-1).
     ReduceScatter,
 }
 
-/// What a [`Ddp`] does.
+/// Options of [`Ddp`].
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct DdpOptions {
     pub form: Form,
-    /// Most bytes of f32 gradients in a bucket, for [`Form::Bucketed`] only; `None` is [`bucket_bytes`].
+    /// Maximum bytes of f32 gradients in a bucket, for [`Form::Bucketed`] only; `None` means [`bucket_bytes`].
     pub bucket_bytes: Option<usize>,
-    /// Gradients are rounded to this type on their way, bf16 or f16; sums are f32. Gradients that are kept in bf16 travel as they are.
+    /// Type to which f32 gradients are rounded for communication: bf16 or f16. Sums are f32. Gradients that are stored
+    /// in bf16 are sent unchanged.
     pub comm_dtype: Option<Dtype>,
     pub exchange: Exchange,
-    /// Most multiprocessors of a GPU that collectives take while backward goes on (overlap and bucketed); 0 is as many as NCCL likes.
+    /// Maximum CTAs (SMs) of NCCL's collectives during backward (overlap and bucketed); 0 leaves the number to NCCL.
     pub nccl_ctas: u32,
-    /// Copy engines carry what is sent while backward goes on (overlap and bucketed), between GPUs of one host; they take no multiprocessors
-    /// but for short sums. NCCL carries it otherwise.
+    /// Whether copy engines transfer gradients during backward (overlap and bucketed), between GPUs of one host. They
+    /// use SMs only for short reductions. Otherwise NCCL transfers them.
     pub copy_engines: bool,
-    /// For how many of a GPU's multiprocessors less the products of backward are made while gradients travel (overlap and bucketed);
-    /// `None` is as many as collectives take: none with `copy_engines`.
+    /// Number of SMs that matmuls of backward leave free while gradients are in flight (overlap and bucketed). `None`
+    /// means the number that collectives use: none if `copy_engines` is set.
     pub reserve_sms: Option<u32>,
 }
 
 impl DdpOptions {
-    /// Multiprocessors that products leave to collectives while gradients travel.
+    /// Number of SMs reserved for collectives while gradients are in flight.
     pub fn reserved_sms(&self) -> u32 {
-        // A limit above what NCCL takes by itself changes nothing.
+        // A limit above NCCL's default has no effect.
         let taken = if self.nccl_ctas > 0 { self.nccl_ctas.min(NCCL_DEFAULT_CTAS) } else { NCCL_DEFAULT_CTAS };
         self.reserve_sms.unwrap_or(if self.copy_engines { 0 } else { taken })
     }
 
-    /// Whether gradients leave while backward goes on.
+    /// Whether gradients are sent during backward.
     pub fn is_eager(&self) -> bool {
         matches!(self.form, Form::Overlap | Form::Bucketed)
     }
@@ -124,10 +127,11 @@ impl DdpOptions {
     }
 }
 
-/// The least of [`bucket_bytes`], and PyTorch's size too: large enough for the bandwidth, small enough to begin early.
+/// Minimum of [`bucket_bytes`], and PyTorch's default: large enough to reach the bandwidth, small enough to start
+/// early.
 pub const BUCKET_BYTES: usize = 25_000_000;
 
-/// Bytes of a bucket where nobody says otherwise, of so many bytes of f32 gradients in all: √(s · o · w) for s bytes, an overhead o and a
+/// Default bucket size for a total of `gradients` bytes of f32 gradients: √(s · o · w) for s bytes, an overhead o and a
 /// bandwidth w (`tilewright account ddp`). Between GPUs of one host o · w is about 10 MB: 30 µs at 300 GB/s.
 pub fn bucket_bytes(gradients: usize, between_gpus: bool) -> usize {
     const OVERHEAD_BYTES: f64 = 1e7;
@@ -137,10 +141,10 @@ pub fn bucket_bytes(gradients: usize, between_gpus: bool) -> usize {
     }
 }
 
-/// [`DdpOptions::nccl_ctas`] where nobody says otherwise: what NCCL takes by itself between GPUs of one host with NVLink.
+/// Default of [`DdpOptions::nccl_ctas`]: NCCL's default between GPUs of one host with NVLink.
 pub const NCCL_CTAS: u32 = NCCL_DEFAULT_CTAS;
 
-/// Blocks of NCCL's all-reduce where nothing limits them: the channels that it reports between Hopper GPUs of one host.
+/// CTAs of NCCL's all-reduce without a limit: the number of channels that it reports between Hopper GPUs of one host.
 const NCCL_DEFAULT_CTAS: u32 = 24;
 
 impl Default for DdpOptions {
@@ -157,28 +161,28 @@ impl Default for DdpOptions {
     }
 }
 
-/// What a step sent.
+/// Communication statistics of a step.
 pub struct Synchronized {
-    /// Collectives.
+    /// Number of collectives.
     pub calls: usize,
-    /// Bytes of gradients, as they lie in memory.
+    /// Bytes of gradients as stored in memory.
     pub bytes: usize,
-    /// How long its caller was held up by waiting.
+    /// Time for which the caller was blocked.
     pub waited: Duration,
-    /// The wait_timer of the stream that computes, while collectives are traced.
+    /// Times for which the compute stream was blocked, while collectives are traced.
     timers: Vec<Box<dyn EventTimer>>,
 }
 
 impl Synchronized {
-    /// The communication that backward did not hide: how long the caller was held up, or on a GPU the stream that computes, where this
-    /// wait_timer for it. (On a GPU it is known while collectives are traced, [`Communicator::start_trace`].)
+    /// The exposed communication: how long the caller was blocked or, on a GPU, the compute stream; in that case this
+    /// synchronizes with it. (Measured on a GPU only while collectives are traced, [`Communicator::start_trace`].)
     pub fn exposed_time(&self) -> Duration {
         let on_device: Option<f64> = self.timers.iter().map(|timer| timer.seconds()).sum();
         on_device.filter(|_| !self.timers.is_empty()).map_or(self.waited, |s| Duration::from_secs_f64(s.max(0.0)))
     }
 }
 
-/// Averages the gradients of one model over all ranks.
+/// Averages the gradients of a model over all ranks.
 pub struct Ddp {
     inner: Arc<Inner>,
     _hook: GradReadyHook,
@@ -189,30 +193,30 @@ struct Inner {
     comm: Arc<Communicator>,
     options: DdpOptions,
     buckets: Vec<Bucket>,
-    /// The bucket of each parameter, by id; frozen ones have none.
+    /// Bucket of each parameter, by id; `None` for frozen parameters.
     bucket_of: Vec<Option<usize>>,
-    /// Address of the flat gradient, and the type of its elements.
+    /// Address of the flat gradient, and its element type.
     grads: u64,
     dtype: Dtype,
-    /// The other rank's gradients, if two ranks exchange them.
+    /// The peer's gradients, if two ranks exchange them.
     peer_gradients: Option<PeerGradients>,
     step_state: Mutex<StepState>,
 }
 
-/// Where the current step is.
+/// State of the current step.
 struct StepState {
-    /// Gradients of this backward are the sum of this step's.
+    /// Whether this backward completes the step's gradients.
     sync: bool,
-    /// Gradients that each bucket still wait_timer for.
+    /// Number of incomplete gradients of each bucket.
     missing: Vec<usize>,
-    /// Parameters whose gradients are complete, by id.
+    /// Whether each parameter's gradient is complete, by id.
     ready: Vec<bool>,
-    /// Buckets in the order in which they are sent, and the place of the next one.
+    /// Buckets in the order in which they are sent, and the index of the next one.
     order: Vec<usize>,
     next: usize,
-    /// The order in which buckets are complete in the first step; after it, nothing.
+    /// Order of completion in the first step; `None` afterwards.
     completion_order: Option<Vec<usize>>,
-    /// What has been sent: the bucket, and its collectives.
+    /// Buckets in flight with their collectives.
     sent: Vec<(usize, Vec<Handle>)>,
 }
 
@@ -225,14 +229,14 @@ impl StepState {
 }
 
 impl Ddp {
-    /// Gives all ranks the parameters of rank 0, and averages gradients from now on.
+    /// Broadcasts rank 0's parameters, and averages gradients from now on.
     ///
     /// # Errors
-    /// RankReduction with other parameters, and those of communication.
+    /// The ranks that have other parameters or options; errors of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
         if options.is_eager() {
-            // What copy engines carry needs no communicator of fewer blocks.
+            // Copy engines need no communicator with fewer CTAs.
             comm.set_overlap_max_ctas(if options.copy_engines { 0 } else { options.nccl_ctas })?;
             comm.set_overlap_copy_engines(options.copy_engines)?;
         }
@@ -278,7 +282,7 @@ impl Ddp {
         &self.inner.options
     }
 
-    /// What travels together, in the order in which it is sent.
+    /// The buckets in the order in which they are sent.
     pub fn buckets(&self) -> &[Bucket] {
         &self.inner.buckets
     }
@@ -296,11 +300,12 @@ impl Ddp {
         backward()
     }
 
-    /// Sends what has not been sent, and wait_timer until every gradient is the average over all ranks (with
-    /// [`Exchange::ReduceScatter`], until this rank's shards are). On a GPU, until what is queued next on the stream sees them.
+    /// Sends all remaining gradients and wait_timer until every gradient is the average over all ranks; with
+    /// [`Exchange::ReduceScatter`], until this rank's shards are. On a GPU it makes the stream wait instead of the
+    /// host.
     ///
     /// # Errors
-    /// Those of communication; then the gradients hold anything.
+    /// Errors of communication; the gradients are then undefined.
     pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
         if self.has_peer_gradients() {
             return self.finish_by_bucket(|_| Ok(()));
@@ -311,11 +316,11 @@ impl Ddp {
         })
     }
 
-    /// As [`Ddp::finish_gradient_synchronization`], bucket by bucket in the order in which they were sent: calls `with` for each when
-    /// its gradients are there, while later ones are still on their way.
+    /// Same as [`Ddp::finish_gradient_synchronization`], bucket by bucket in the order in which they were sent: calls
+    /// `with` for each bucket when its gradients have arrived, while later buckets are in flight.
     ///
     /// # Errors
-    /// Those of communication and the first of `with`, after which it is not called again.
+    /// Errors of communication and the first error of `with`, after which `with` is not called again.
     pub fn finish_by_bucket<E: From<Error>>(
         &self,
         mut with: impl FnMut(&Bucket) -> Result<(), E>,
@@ -328,11 +333,12 @@ impl Ddp {
         })
     }
 
-    /// As [`Ddp::finish_by_bucket`] for who averages the gradients of two ranks that [have both](Ddp::has_peer_gradients): `with` gets the other rank's
-    /// too, and gradients stay this rank's own, which `with` does not write. Without exchanges it gets none, and gradients are the averages.
+    /// Same as [`Ddp::finish_by_bucket`], for a caller that averages the gradients of two ranks itself
+    /// ([`Ddp::has_peer_gradients`]): `with` also gets the peer's gradients. The local gradients stay unchanged, and `with` must
+    /// not write them. Without an exchange `with` gets `None`, and the gradients are the averages.
     ///
     /// # Errors
-    /// As [`Ddp::finish_by_bucket`].
+    /// See [`Ddp::finish_by_bucket`].
     pub fn finish_by_bucket_with_peer<E: From<Error>>(
         &self,
         mut with: impl FnMut(&Bucket, Option<&PeerGradients>) -> Result<(), E>,
@@ -344,19 +350,19 @@ impl Ddp {
             });
             let outcome =
                 outcome.and_then(|()| self.inner.finish_peer_reads().map_err(|error| Error::from(error).into()));
-            // Whatever happened: nothing uses the gradients any more.
+            // After errors too: no collective may use the gradients after this returns.
             let waited = wait_all(sent.iter().flat_map(|(_, handles)| handles));
             outcome.and(waited.map_err(|error| Error::from(error).into()))
         })
     }
 
-    /// Sends what has not been sent, and has `wait` wait for all of it.
+    /// Sends all remaining gradients, and calls `wait` to wait for them.
     fn finish<E: From<Error>>(
         &self,
         wait: impl FnOnce(&[(usize, Vec<Handle>)], &mut WaitTimer<'_>) -> Result<(), E>,
     ) -> Result<Synchronized, E> {
         let inner = &self.inner;
-        // Backward is over.
+        // Backward is over: release the reserved SMs.
         reserve_sms(0);
         let mut wait_timer = WaitTimer { comm: &inner.comm, timers: Vec::new(), waited: Duration::ZERO };
         let mut step_state = inner.lock();
@@ -364,7 +370,7 @@ impl Ddp {
         let outcome = wait_timer.during(|| {
             (step_state.next..inner.buckets.len()).try_for_each(|_| {
                 inner.send_next(&mut step_state)?;
-                // Naive is what its name says; on a GPU its stream sees to it.
+                // The naive form wait_timer for each collective; on a GPU the stream serializes them.
                 if eager || inner.comm.is_on_device() {
                     return Ok(());
                 }
@@ -380,7 +386,7 @@ impl Ddp {
         match outcome {
             Ok(()) => wait(&sent, &mut wait_timer)?,
             Err(error) => {
-                // All of them, before the error lets the gradients be used again.
+                // Wait for all of them before the error makes the gradients available again.
                 drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
                 return Err(error.into());
             }
@@ -398,27 +404,27 @@ impl Ddp {
         self.inner.peer_gradients.is_some()
     }
 
-    /// Whether who averages reads the other rank's gradients where that one has them, so that none are sent.
+    /// Whether the peer's gradients are read from peer memory, so that none are sent.
     pub fn reads_peer_memory(&self) -> bool {
         self.inner.peer_gradients.as_ref().is_some_and(|peer| peer.reads_peer)
     }
 
-    /// Makes the gradients of a step that ended with [`Ddp::finish_by_bucket_with_peer`] the averages, for who wants to look at them.
+    /// Replaces the gradients of a step that ended with [`Ddp::finish_by_bucket_with_peer`] by the averages, for inspection.
     ///
     /// # Errors
-    /// Those of the launches.
+    /// Errors of the launches.
     pub(crate) fn average_with_peer(&self) -> Result<()> {
         let Some(peer) = &self.inner.peer_gradients else { return Ok(()) };
         self.inner.buckets.iter().try_for_each(|bucket| self.inner.average(&bucket.range, peer))
     }
 
-    /// Whether gradients leave while backward goes on, so that something may be done with some while others travel.
+    /// Whether gradients are sent during backward, so that some can be used while others are in flight.
     pub fn is_eager(&self) -> bool {
         self.inner.is_eager()
     }
 }
 
-/// How long somebody waited.
+/// Measures blocked time.
 struct WaitTimer<'a> {
     comm: &'a Communicator,
     timers: Vec<Box<dyn EventTimer>>,
@@ -426,7 +432,7 @@ struct WaitTimer<'a> {
 }
 
 impl WaitTimer<'_> {
-    /// WaitTimer, and counts it.
+    /// Runs `wait` and adds its duration.
     fn during(&mut self, wait: impl FnOnce() -> Result<()>) -> Result<()> {
         let began = Instant::now();
         let timer = if self.comm.is_tracing() { self.comm.start_timer()? } else { None };
@@ -443,7 +449,7 @@ impl WaitTimer<'_> {
 impl Drop for Ddp {
     fn drop(&mut self) {
         reserve_sms(0);
-        // Collectives that a failed step left behind still use the gradients.
+        // Collectives of a failed step may still use the gradients.
         let sent = std::mem::take(&mut self.inner.lock().sent);
         drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
     }
@@ -458,7 +464,7 @@ impl Inner {
         self.options.is_eager()
     }
 
-    /// A gradient of this backward is complete.
+    /// Called when a gradient of this backward is complete.
     fn ready(&self, id: ParamId) -> Result<()> {
         let mut step_state = self.lock();
         let Some(bucket) = self.bucket_of.get(id.0).copied().flatten().filter(|_| step_state.sync && self.is_eager())
@@ -479,7 +485,7 @@ impl Inner {
         }
         while step_state.order.get(step_state.next).is_some_and(|&next| step_state.missing[next] == 0) {
             self.send_next(&mut step_state)?;
-            // This is the thread that walks backward. A rank that is alone sends nothing.
+            // Runs on the thread of backward. A single rank sends nothing.
             if self.comm.world() > 1 {
                 reserve_sms(self.options.reserved_sms());
             }
@@ -487,7 +493,7 @@ impl Inner {
         Ok(())
     }
 
-    /// From now on buckets are sent as they were complete on rank 0, and those that no loss needed last.
+    /// Sets the order in which buckets are sent to the order of completion on rank 0, unused buckets last.
     fn adopt_order(&self, mut order: Vec<usize>) -> Result<()> {
         order.extend((0..self.buckets.len()).filter(|bucket| !order.contains(bucket)).collect::<Vec<_>>());
         let mut wanted: Vec<u64> = order.iter().map(|&bucket| bucket as u64).collect();
@@ -496,7 +502,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Where gradients are read in place: ends when the other rank has read this one's, so that they may be written again.
+    /// With peer reads: returns when the peer has read this rank's gradients, so that they may be overwritten.
     fn finish_peer_reads(&self) -> Result<(), CommError> {
         match &self.peer_gradients {
             Some(peer) if peer.reads_peer => wait_all(&[self.start(0..self.params.flat_len(), Op::Exchange)?]),
@@ -504,7 +510,8 @@ impl Inner {
         }
     }
 
-    /// Gradients in `range` become the averages of them and the other rank's. In place, both ranks call it for the same ranges.
+    /// Replaces the gradients in `range` by the average with the peer's. With peer reads, both ranks call it for the
+    /// same ranges.
     fn average(&self, range: &Range<usize>, peer: &PeerGradients) -> Result<()> {
         match self.dtype {
             _ if peer.reads_peer => Ok(wait_all(&[self.start(range.clone(), Op::AllReduce(Reduce::Avg))?])?),
@@ -516,7 +523,8 @@ impl Inner {
     fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, peer: &PeerGradients) -> Result<()> {
         let device = memory::kernel_device(self.params.device())?;
         let others = peer.view::<G>(device, range);
-        // SAFETY: as for a collective: the gradients live as long as `params`, and whoever wait_timer for them does not use them yet.
+        // SAFETY: as for a collective: the gradients live as long as `params`, and the caller does not use them until
+        // this returns.
         let own = unsafe {
             let begin = self.grads + (range.start * size_of::<G>()) as u64;
             ViewMut::<G>::from_address(device, begin, range.len())
@@ -547,19 +555,21 @@ impl Inner {
                 parts.try_for_each(|(range, op)| self.start(range, op).map(|handle| handles.push(handle)))
             }
         };
-        // With an error, too: what has been started is waited for.
+        // After an error too: collectives that were started have to be waited for.
         step_state.sent.push((index, handles));
         outcome
     }
 
-    /// Starts a collective of gradients. Whoever calls it wait_timer for the handle before these are used, and before this goes.
+    /// Starts a collective on gradients. The caller wait_timer for the handle before it uses them, and before `self` is
+    /// dropped.
     fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
-        // What lies in the comm_dtype's type already is not rounded again.
+        // Gradients that are stored in the communication dtype are not rounded again.
         let comm_dtype = self.options.comm_dtype.filter(|comm_dtype| *comm_dtype != self.dtype);
         let call = Call { op, dtype: self.dtype, count: range.len(), comm_dtype };
         let address = self.grads + (range.start * self.dtype.size()) as u64;
-        // SAFETY: the gradients live as long as `params`, which are ours, and handles are waited for before we go. Backward is done with
-        // these elements, and nobody asks for them before `finish_gradient_synchronization`.
+        // SAFETY: the gradients live as long as `params`, which `self` holds, and all handles are waited for before
+        // `self` is dropped. Backward no longer writes these elements, and no caller reads them before
+        // `finish_gradient_synchronization`.
         unsafe {
             match self.is_eager() {
                 true => self.comm.start_overlapped(call, address as *mut u8),
@@ -573,31 +583,32 @@ fn missing(buckets: &[Bucket]) -> Vec<usize> {
     buckets.iter().map(|bucket| bucket.ids.len()).collect()
 }
 
-/// The other rank's gradients, laid out as the flat gradient: where they arrive, or where that rank has them.
+/// The peer's gradients in the layout of the flat gradient: a local receive buffer, or peer memory.
 pub struct PeerGradients {
     address: u64,
     reads_peer: bool,
-    /// What the other rank uses: the place where its gradients arrive, or this rank's own gradients.
+    /// Memory that the peer uses: the receive buffer, or this rank's gradients.
     _tensor: Arc<Tensor>,
-    /// Tells the communicator that its peer_buffer is used.
+    /// Marks the communicator's buffer for the peer as used.
     _use: Arc<()>,
 }
 
 impl PeerGradients {
-    /// The elements in `range`, of the type in which gradients are kept, for kernels on this rank's `device`.
+    /// The elements in `range`, of the gradients' dtype, for kernels on this rank's `device`.
     pub(crate) fn view<'a, G: Elem + FloatElement>(
         &'a self,
         device: &'a KernelDevice,
         range: &Range<usize>,
     ) -> View<'a, G> {
         let begin = self.address + (range.start * size_of::<G>()) as u64;
-        // SAFETY: it is as long as the flat gradient and open to this process while this lives, which whoever wait_timer for a bucket borrows; the
-        // other rank writes it before that bucket's exchange and, in place, behind the one at the end.
+        // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which
+        // callers of a bucket borrow. The peer writes it before that bucket's exchange and, with peer reads, after the
+        // exchange at the end.
         unsafe { View::from_address(device, begin, range.len()) }
     }
 }
 
-/// The type in which gradients are kept.
+/// The dtype in which gradients are stored.
 fn grad_dtype(params: &Params) -> Dtype {
     match params.grads().dtype() {
         DType::BF16 => Dtype::Bf16,
@@ -605,7 +616,7 @@ fn grad_dtype(params: &Params) -> Dtype {
     }
 }
 
-/// Whether all ranks say yes.
+/// Whether `yes` is true on all ranks.
 fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     let mut all = vec![0_u64; comm.world()];
     all[comm.rank()] = u64::from(yes);
@@ -613,8 +624,9 @@ fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     Ok(all.iter().all(|&yes| yes == 1))
 }
 
-/// The other rank's gradients, if they are `wanted` and the communicator exchanges them; `reads_peer`, if it can. It has one peer_buffer: while
-/// another `Ddp` uses that, this one does without.
+/// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if the last
+/// argument is true and possible. The communicator has a single buffer for the peer: while another `Ddp` uses it, this
+/// one gets `None`.
 fn peer_gradients(
     flat: Tensor,
     (grads, dtype): (u64, Dtype),
@@ -626,7 +638,7 @@ fn peer_gradients(
         return Ok(None);
     }
     if comm.has_peer_buffer() {
-        // A former one's goes before the next one comes, and after a step that failed kernels may still read the other rank's.
+        // Free the previous buffer first. After a failed step, kernels may still read the peer's gradients.
         flat.device().synchronize()?;
         comm.set_peer_buffer(None)?;
     }
@@ -655,21 +667,21 @@ fn peer_gradients(
     set(dest, tensor)
 }
 
-/// A tensor as long as `flat`, of zeros, and its address.
+/// Allocates a zeroed tensor of the length of `flat` that other processes can map; returns it with its address.
 fn ipc_shareable<G: Elem>(flat: &Tensor) -> Result<(Arc<Tensor>, u64)> {
     let tensor = memory::ipc_shareable_zeros::<G>(flat.device(), flat.elem_count())?;
-    // Its zeros are not written over what arrives.
+    // The zeroing must not overwrite received data.
     flat.device().synchronize()?;
     let dest = address::<G>(&tensor)?;
     Ok((Arc::new(tensor), dest))
 }
 
-/// Where a flat tensor's elements begin: on the host, or on the GPU.
+/// Address of a flat tensor's first element, on the host or on the GPU.
 pub(super) fn address<T: memory::Elem>(flat: &candle_core::Tensor) -> Result<u64> {
     Ok(memory::write::<T, _>(flat, |_, elements| Ok(elements.address()))?)
 }
 
-/// Fails on all ranks unless all have the same parameters (names, shapes, and which are trained) and options.
+/// Fails on all ranks unless all have the same parameters (names, shapes, which are trained) and options.
 fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Result<()> {
     let mut hash = blake3::Hasher::new();
     hash.update(format!("{options:?} {:?}\n", params.grads().dtype()).as_bytes());
@@ -684,20 +696,20 @@ fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Res
     match others.is_empty() {
         true => Ok(()),
         false => Err(Error::Misuse(format!(
-            "{} built another model than rank 0, or shards it otherwise: names, shapes, frozen parameters or options differ\n  help: start all ranks with the same arguments",
+            "{} built another model than rank 0, or uses other options: names, shapes, frozen parameters or options differ\n  help: start all ranks with the same arguments",
             super::comm::error::ranks(&others)
         ))),
     }
 }
 
-/// Gives all ranks the values of rank 0.
+/// Broadcasts rank 0's parameter values.
 ///
 /// # Errors
-/// Those of communication.
+/// Errors of communication.
 pub fn broadcast_values(params: &Params, comm: &Communicator) -> Result<()> {
     let call = Call { op: Op::Broadcast { root: 0 }, dtype: Dtype::F32, count: params.flat_len(), comm_dtype: None };
     let values = address::<f32>(params.values())?;
-    // SAFETY: the values live as long as `params`, and we wait.
+    // SAFETY: the values live as long as `params`, and the handle is waited for.
     let handle = unsafe { comm.start(call, values as *mut u8)? };
     handle.wait()?;
     Ok(params.refresh_compute_weights()?)

@@ -1,8 +1,8 @@
-//! What goes wrong in training on many ranks: between ranks, in candle's ops, in our kernels.
+//! Errors of distributed training: of communication, of candle's ops, of Tilewright kernels.
 
 use super::comm::CommError;
 
-/// Result of what many ranks do to one model.
+/// Result of operations of distributed training.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +13,7 @@ pub enum Error {
     Tensor(#[from] candle_core::Error),
     #[error(transparent)]
     Kernel(#[from] tilewright::Error),
-    /// Ranks that do not train the same, or a call out of turn.
+    /// Ranks with different models or settings, or a call in the wrong order.
     #[error("{0}")]
     Misuse(String),
 }

@@ -1,8 +1,9 @@
 //! The socket between a rank and the launcher that started it.
 //!
-//! The rank holds one end and the launcher the other, so that the rank sees the launcher end, however it ends, and ends itself at once.
-//! The rank says when it begins and ends to save its state: a launcher that has to end its ranks waits longer for that. Programs that do not
-//! know of it inherit the socket and pass it on; those that close it are ended by the launcher's guard all the same ([`super::launch`]).
+//! The rank holds one end and the launcher the other. When the launcher ends, for whatever reason, the rank sees its
+//! end close and exits. The rank reports the begin and the end of every save, so that a launcher that has to end its
+//! ranks can wait longer for a save. Programs that do not use the socket inherit it and pass it on. Programs that close
+//! it are still ended by the launcher's guard ([`super::launch`]).
 
 use std::io::Read;
 use std::mem::ManuallyDrop;
@@ -13,7 +14,7 @@ use std::thread;
 
 use super::comm::{CommError, Result};
 
-/// Says which descriptor is the socket, and its inode: `7:12345`. The number alone could be another file by now.
+/// Names the socket by descriptor and inode: `7:12345`. The descriptor alone could be another file by now.
 pub const VARIABLE: &str = "TILEWRIGHT_LIFELINE";
 
 const SAVE_BEGINS: u8 = b'+';
@@ -21,10 +22,11 @@ const SAVE_ENDS: u8 = b'-';
 
 static LIFELINE: OnceLock<Option<UnixStream>> = OnceLock::new();
 
-/// Ends this process when the launcher does, if one started it. For the beginning of a program, before it opens files.
+/// Ends this process when its launcher ends, if a launcher started it. To be called at program start, before files are
+/// opened.
 ///
 /// # Errors
-/// The variable does not say what launchers say. That the socket is not there (any more) is none.
+/// The variable is malformed. A socket that does not exist (any more) is not an error.
 pub fn attach() -> Result<()> {
     let value = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
     let named = value.map(|value| named(&value.to_string_lossy())).transpose()?;
@@ -33,15 +35,15 @@ pub fn attach() -> Result<()> {
     let watch = move || {
         // Launchers send nothing.
         while reading.read(&mut [0_u8; 16]).is_ok_and(|n| n > 0) {}
-        // SAFETY: ends this process. Nobody is left to tell, and the guard ends what else the launcher started.
+        // SAFETY: ends this process. The launcher's guard ends whatever else the launcher started.
         unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     };
-    // Without a thread for it, the guard has to do.
+    // If no thread can be started, the guard ends this process.
     let _ = thread::Builder::new().name("lifeline".into()).spawn(watch);
     Ok(())
 }
 
-/// The descriptor and the inode that `value` names.
+/// Parses the descriptor and the inode in `value`.
 fn named(value: &str) -> Result<(i32, u64)> {
     let read = || {
         let (descriptor, inode) = value.split_once(':')?;
@@ -51,27 +53,27 @@ fn named(value: &str) -> Result<(i32, u64)> {
     read().ok_or_else(|| CommError::Setup(format!("{VARIABLE} is `{value}`, expected {expected}")))
 }
 
-/// The socket of that descriptor and inode, if it is there.
+/// The socket with this descriptor and inode, if it exists.
 fn inherited((descriptor, inode): (i32, u64)) -> Option<UnixStream> {
-    // SAFETY: asks what the number is; the handle is neither used nor closed unless it is the launcher's socket, which nobody else in
-    // this process knows of.
+    // SAFETY: only queries the descriptor. The handle is neither used nor closed unless it is the launcher's socket,
+    // which nothing else in this process uses.
     let socket = unsafe { ManuallyDrop::new(UnixStream::from_raw_fd(descriptor)) };
     (inode_of(&socket)? == inode).then(|| ManuallyDrop::into_inner(socket))
 }
 
 fn inode_of(socket: &UnixStream) -> Option<u64> {
     let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the call fills what it is given when it returns 0.
+    // SAFETY: the call initializes the struct when it returns 0.
     unsafe { (libc::fstat(socket.as_raw_fd(), found.as_mut_ptr()) == 0).then(|| found.assume_init().st_ino) }
 }
 
-/// Tells the launcher, if there is one, that this rank saves its state until the handle is dropped.
+/// Tells the launcher, if there is one, that this rank saves its state until the returned value is dropped.
 pub fn saving() -> Saving {
     send(SAVE_BEGINS);
     Saving(())
 }
 
-/// A rank that saves its state.
+/// A save in progress.
 #[must_use]
 pub struct Saving(());
 
@@ -83,22 +85,22 @@ impl Drop for Saving {
 
 fn send(word: u8) {
     if let Some(Some(line)) = LIFELINE.get() {
-        // Without waiting: a launcher that is stopped (SIGSTOP) reads nothing, and training goes on.
+        // Non-blocking: a launcher that is stopped (SIGSTOP) reads nothing, and training must continue.
         // SAFETY: the byte lives through the call.
         unsafe { libc::send(line.as_raw_fd(), (&raw const word).cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
     }
 }
 
-/// The launcher's end.
+/// The launcher's end of the socket.
 pub struct LauncherEnd {
     socket: UnixStream,
     saving: usize,
 }
 
-/// Both ends of a new line, and what the rank's environment says of its end.
+/// Creates a socket pair. Returns the launcher's end, the rank's end, and the value of [`VARIABLE`] for the rank.
 ///
 /// # Errors
-/// The system has no more descriptors.
+/// No file descriptors left.
 pub fn pair() -> std::io::Result<(LauncherEnd, UnixStream, String)> {
     let (launcher_end, given) = UnixStream::pair()?;
     launcher_end.set_nonblocking(true)?;
@@ -108,7 +110,7 @@ pub fn pair() -> std::io::Result<(LauncherEnd, UnixStream, String)> {
 }
 
 impl LauncherEnd {
-    /// Whether the rank saves its state now; does not wait.
+    /// Whether the rank is saving its state now. Does not block.
     pub fn is_saving(&mut self) -> bool {
         let mut words = [0_u8; 64];
         while let Ok(count @ 1..) = self.socket.read(&mut words) {
@@ -155,7 +157,7 @@ mod tests {
             let message = named(nonsense).unwrap_err().to_string();
             assert!(message.contains(&format!("{VARIABLE} is `{nonsense}`, expected DESCRIPTOR")), "{message}");
         }
-        // Closed by whom it was given to, as by its program.
+        // Its new owner closes it.
         let taken = inherited((descriptor, inode)).unwrap();
         assert_eq!(taken.as_raw_fd(), given.as_raw_fd());
         std::mem::forget(given);

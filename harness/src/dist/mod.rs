@@ -1,9 +1,13 @@
-//! Many ranks at one training: who they are, how they talk, and what they say.
+//! Distributed training: ranks, collectives, process launch and rendezvous.
 //!
-//! In reading order: [`rank`] says which of how many we are, [`comm`] has the collectives and the back ends that carry
-//! them, [`rendezvous`] brings processes together that prove with a [`secret`] that they belong together, [`launch`] starts them, [`lifeline`]
-//! ties them to it; [`buckets`] says which gradients travel together, [`ddp`] averages gradients, [`sharded`] shares the optimizer out;
-//! [`watchdog`] ends a process in which a call hangs.
+//! Reading order:
+//! - [`rank`] reads this process's rank and world size from the environment.
+//! - [`comm`] has the collectives and their backends.
+//! - [`rendezvous`] connects the processes of a job, which authenticate each other with a [`secret`].
+//! - [`launch`] starts the processes; [`lifeline`] is the socket between a rank and its launcher.
+//! - [`buckets`] groups gradients into buckets, [`ddp`] averages gradients, [`sharded`] shards the optimizer state
+//!   (ZeRO-1).
+//! - [`watchdog`] ends a process in which a call hangs.
 
 pub mod buckets;
 pub mod comm;
@@ -20,18 +24,19 @@ pub mod watchdog;
 use comm::{CommError, Communicator, Result};
 use rank::{BackendKind, Environment};
 
-/// The communicator of this process, as whoever started it wants it; of a world of one where nobody did.
+/// Connects this process to the ranks that its launcher's environment variables describe. Without such variables the
+/// world size is 1.
 ///
 /// # Errors
-/// Variables that make no sense, ranks that do not come, a back end that is not built in or not there.
+/// Invalid variables, missing ranks, a backend that is not built in or not available.
 pub fn connect() -> Result<Communicator> {
     connect_to(&Environment::get()?)
 }
 
-/// [`connect`] with an environment that has been read.
+/// Same as [`connect`], with an environment that is already read.
 ///
 /// # Errors
-/// As [`connect`].
+/// See [`connect`].
 pub fn connect_to(environment: &Environment) -> Result<Communicator> {
     let options = environment.options;
     let Some(info) = &environment.rank_info else { return Communicator::single() };
@@ -43,19 +48,20 @@ pub fn connect_to(environment: &Environment) -> Result<Communicator> {
         BackendKind::Mpi => comm::mpi::connect(options),
         #[cfg(not(feature = "mpi"))]
         BackendKind::Mpi => absent("MPI", "mpi"),
-        // For host memory; `connect_for` has the GPUs.
+        // Host memory only; `connect_for` adds NCCL for the GPUs.
         BackendKind::Nccl => rendezvous::connect(info, &environment.job, options),
     }
 }
 
-/// [`connect_to`] for a model on `device`: between GPUs NCCL carries gradients and parameters, and the host's back end all else.
+/// Same as [`connect_to`], for a model on `device`. On GPUs, NCCL transfers gradients and parameters, and the host
+/// backend everything else.
 ///
 /// # Errors
-/// As [`connect_to`]; several ranks with GPUs in a build without NCCL, and NCCL asked for on the CPU.
+/// See [`connect_to`]. Also several ranks with GPUs in a build without NCCL, and NCCL requested on the CPU.
 pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> Result<Communicator> {
     match device {
         candle_core::Device::Cpu if environment.backend == Some(BackendKind::Nccl) => Err(CommError::Setup(
-            "NCCL carries memory of GPUs, and this model is on the CPU\n  help: unset TILEWRIGHT_COMM, or train on GPUs".into(),
+            "NCCL transfers GPU memory only, and this model is on the CPU\n  help: unset TILEWRIGHT_COMM, or train on GPUs".into(),
         )),
         candle_core::Device::Cpu => connect_to(environment),
         #[cfg(all(feature = "nccl", feature = "cuda"))]
@@ -65,7 +71,7 @@ pub fn connect_for(environment: &Environment, device: &candle_core::Device) -> R
             comm::nccl::connect(connect_to(environment)?, info, &environment.job, cuda.cuda_stream(), environment.options)
         }
         _ if environment.rank_info.as_ref().is_none_or(|info| info.world == 1) => {
-            Err(CommError::Setup("one rank on a GPU has nobody to talk to: leave --ddp and --shard out".into()))
+            Err(CommError::Setup("there is only one rank on a GPU: leave --ddp and --shard out".into()))
         }
         _ => absent("NCCL", "nccl"),
     }

@@ -1,24 +1,24 @@
-//! Which of how many ranks this process is, as the program that started it says.
+//! Reads rank and world size of this process from the variables that its launcher set.
 //!
-//! | started by | rank and world | on this host | where to meet |
+//! | started by | rank and world | on this host | rendezvous address |
 //! |---|---|---|---|
 //! | `tilewright launch`, torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
 //! | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK`, `…_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK`, `…_LOCAL_SIZE` | as above, else this host |
 //! | MPICH's, Intel's mpirun | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | as above, else this host |
-//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host (127.0.0.1 if it is the only one) and a port made of the job's number |
+//! | Slurm's srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID`, `SLURM_STEP_TASKS_PER_NODE` | as above, else the step's first host (127.0.0.1 if it is the only one) and a port derived from the job's number |
 //!
-//! The first row that is there counts. Our own variables:
+//! The first row whose variables are set applies. Variables of Tilewright:
 //!
 //! | variable | values | meaning |
 //! |---|---|---|
-//! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the back end; without it, `mpi` under mpirun where it is built in, else `tcp` |
-//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Which one hangs ranks find out in 3 s more |
+//! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the backend; default `mpi` under mpirun where it is built in, else `tcp` |
+//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Ranks need another 3 s to find out which rank hangs |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
-//! | `TILEWRIGHT_JOB` | a word | ranks of different jobs do not talk to each other; `tilewright launch` sets it |
+//! | `TILEWRIGHT_JOB` | a word | ranks of different jobs refuse each other; `tilewright launch` sets it |
 //! | `TILEWRIGHT_LIFELINE` | a descriptor and its inode | the socket to `tilewright launch`, which sets it ([`super::lifeline`]) |
-//! | `TILEWRIGHT_SECRET` | at least 16 random bytes | what ranks prove to each other that they know; `tilewright launch` makes one |
-//! | `TILEWRIGHT_SECRET_FILE` | a file of ours, mode 0600 | where the secret is, if `TILEWRIGHT_SECRET` does not have it |
-//! | `TILEWRIGHT_UNAUTHENTICATED` | `1` | without a secret, ranks meet on any network, and not on the loopback interface alone |
+//! | `TILEWRIGHT_SECRET` | at least 16 random bytes | the secret by which ranks authenticate each other; `tilewright launch` generates one |
+//! | `TILEWRIGHT_SECRET_FILE` | a file of this user, mode 0600 | holds the secret, if `TILEWRIGHT_SECRET` is unset |
+//! | `TILEWRIGHT_UNAUTHENTICATED` | `1` | without a secret, ranks connect on any network, and not on the loopback interface alone |
 //!
 //! An empty value counts as unset.
 
@@ -29,36 +29,36 @@ use super::comm::{CommError, Options, Result};
 use super::rendezvous::Job;
 use super::secret::{Access, Secret};
 
-/// The port where ranks meet unless somebody says another; torchrun's.
+/// Default rendezvous port; the same as torchrun's.
 pub const PORT: u16 = 29500;
 
-/// More ranks than any machine has: each has a place in lists that every rank makes.
+/// Upper bound of the world size: every rank allocates lists with an entry per rank.
 const MAX_WORLD: usize = 1 << 20;
 
-/// This process among all.
+/// Rank and world size of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankInfo {
     pub rank: usize,
     pub world: usize,
-    /// Number among the ranks of this host: which GPU is ours.
+    /// Rank among those of this host; the index of its GPU.
     pub local_rank: usize,
-    /// Ranks of this host.
+    /// Number of ranks on this host.
     pub local_world: usize,
-    /// Host and port where rank 0 waits for the others.
+    /// Host and port where rank 0 listens.
     pub master: (String, u16),
-    /// Whose variables said so: `torchrun`, `mpirun`, `srun`.
+    /// The launcher whose variables were read: `torchrun`, `mpirun`, `srun`.
     pub started_by: &'static str,
 }
 
 impl RankInfo {
-    /// That of the only rank of a world of one.
+    /// The only rank of a world of size 1.
     pub fn single() -> RankInfo {
         let master = ("127.0.0.1".into(), PORT);
         RankInfo { rank: 0, world: 1, local_rank: 0, local_world: 1, master, started_by: "nobody" }
     }
 }
 
-/// What carries collectives between processes.
+/// Backend of collectives between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendKind {
     Tcp,
@@ -66,10 +66,10 @@ pub enum BackendKind {
     Nccl,
 }
 
-/// What the environment says.
+/// Settings from environment variables.
 #[derive(Clone, Debug)]
 pub struct Environment {
-    /// `None` where nobody started ranks: this process is alone.
+    /// `None` without a launcher: the world size is 1.
     pub rank_info: Option<RankInfo>,
     pub backend: Option<BackendKind>,
     pub options: Options,
@@ -77,10 +77,10 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Of this process.
+    /// Reads the environment of this process.
     ///
     /// # Errors
-    /// LauncherVariables the variable whose value makes no sense, and what was expected.
+    /// States the variable with an invalid value, and the expected values.
     pub fn get() -> Result<Environment> {
         expect_text(|name| std::env::var_os(name))?;
         Environment::read(|name| std::env::var(name).ok())
@@ -95,10 +95,11 @@ impl Environment {
     }
 }
 
-/// Checks our own variables, those of this process, whether or not it is a rank; a secret is looked at when it is needed.
+/// Checks Tilewright's variables of this process, whether or not it is a rank. Secrets are checked only when they are
+/// needed.
 ///
 /// # Errors
-/// LauncherVariables the variable whose value makes no sense, and what was expected.
+/// States the variable with an invalid value, and the expected values.
 pub fn check_own() -> Result<()> {
     expect_text(|name| std::env::var_os(name))?;
     let lookup = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -107,7 +108,7 @@ pub fn check_own() -> Result<()> {
     Ok(())
 }
 
-/// What carries collectives, and how long they wait.
+/// Reads the backend and the timeouts.
 fn communication(lookup: &impl Fn(&str) -> Option<String>) -> Result<(Option<BackendKind>, Options)> {
     let default = Options::default();
     let backend = match lookup("TILEWRIGHT_COMM").as_deref() {
@@ -128,10 +129,10 @@ fn invalid_value<T>(name: &str, value: &str, expected: &str) -> Result<T> {
     Err(CommError::Setup(format!("{name} is `{value}`, expected {expected}")))
 }
 
-/// Who may take part in the job.
+/// Reads which peers may take part in the job.
 ///
 /// # Errors
-/// LauncherVariables the variable, and what is wrong with it; never what the secret is.
+/// States the variable and the reason; never shows the secret.
 fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     let wrong = |why| CommError::Setup(format!("TILEWRIGHT_SECRET: {why}"));
     if let Some(text) = lookup("TILEWRIGHT_SECRET") {
@@ -143,7 +144,7 @@ fn access(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     unauthenticated(lookup)
 }
 
-/// Who may take part where there is no secret.
+/// Reads which peers are accepted without a secret.
 fn unauthenticated(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     match lookup("TILEWRIGHT_UNAUTHENTICATED").as_deref() {
         None | Some("0") => Ok(Access::Loopback),
@@ -152,16 +153,16 @@ fn unauthenticated(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
     }
 }
 
-/// As [`access`], of this process.
+/// Same as [`access`], for this process.
 ///
 /// # Errors
-/// As there.
+/// See [`access`].
 pub fn own_access() -> Result<Access> {
     expect_text(|name| std::env::var_os(name))?;
     access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
 
-/// Our own variables; of the last two, nobody is told the values.
+/// Tilewright's variables. The values of the last two are never shown.
 const OWN: [&str; 8] = [
     "TILEWRIGHT_COMM",
     "TILEWRIGHT_COMM_TIMEOUT",
@@ -173,16 +174,17 @@ const OWN: [&str; 8] = [
     "TILEWRIGHT_SECRET_FILE",
 ];
 
-/// Fails for a value that is no text, which would be taken for none: a secret that is none lets in whoever comes.
+/// Fails for a value that is not UTF-8. Such a value would count as unset, and a job without a secret does not
+/// authenticate its peers.
 fn expect_text(lookup: impl Fn(&str) -> Option<OsString>) -> Result<()> {
     let Some(name) = OWN.iter().find(|name| lookup(name).is_some_and(|value| value.to_str().is_none())) else {
         return Ok(());
     };
     let help = match name.starts_with("TILEWRIGHT_SECRET") {
-        true => "\n  help: `head -c 32 /dev/urandom | base64` makes a secret that is",
+        true => "\n  help: `head -c 32 /dev/urandom | base64` prints a valid secret",
         false => "",
     };
-    Err(CommError::Setup(format!("{name} is no UTF-8 text{help}")))
+    Err(CommError::Setup(format!("{name} is not valid UTF-8{help}")))
 }
 
 fn number(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
@@ -203,7 +205,7 @@ fn duration(lookup: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Opti
     }
 }
 
-/// LauncherVariables of the variables of one kind of launcher.
+/// Variable names of one launcher.
 struct LauncherVariables {
     launcher: &'static str,
     rank: &'static str,
@@ -234,7 +236,7 @@ const LAUNCHERS: [LauncherVariables; 4] = [
         local_rank: "MPI_LOCALRANKID",
         local_world: "MPI_LOCALNRANKS",
     },
-    // In a batch script outside of srun there is a SLURM_PROCID too, but no step: such a process is alone.
+    // A batch script outside of srun has a SLURM_PROCID too, but no step: the world size of such a process is 1.
     LauncherVariables {
         launcher: "srun",
         rank: "SLURM_PROCID",
@@ -271,20 +273,21 @@ fn find_rank_info(lookup: &impl Fn(&str) -> Option<String>) -> Result<Option<Ran
             started_by: names.launcher,
         }));
     }
-    // Whoever forgot one of two would train alone. Of srun's there is one outside of steps too.
+    // A process with only one of the two variables would silently train with a world size of 1. Outside of steps, srun
+    // sets only one.
     for LauncherVariables { rank, world, .. } in LAUNCHERS.iter().filter(|names| names.launcher != "srun") {
         let set = |name: &str| lookup(name).is_some();
         if set(rank) != set(world) {
             let (there, missing) = if set(rank) { (rank, world) } else { (world, rank) };
             return Err(CommError::Setup(format!(
-                "{there} is set and {missing} is not: a rank has both, a process that is alone has neither"
+                "{there} is set and {missing} is not: a rank needs both, a single process neither"
             )));
         }
     }
     Ok(None)
 }
 
-/// Where rank 0 waits. Who is on one host with it, and has not been told more, needs no network.
+/// The address where rank 0 listens. Ranks on the same host use the loopback interface, unless an address is set.
 fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> Result<(String, u16)> {
     let from_slurm = || {
         let hosts = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"];
@@ -297,7 +300,7 @@ fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> 
             Some(port) => port,
             None => return invalid_value("MASTER_PORT", &port.to_string(), "a port from 1 to 65535"),
         },
-        // Two jobs on one host must not meet: below the ports that systems give to outgoing connections.
+        // Two jobs on one host need different ports, below the range of ephemeral ports.
         None => match number(lookup, "SLURM_JOB_ID")?.filter(|_| by == "srun") {
             Some(job) => 20000 + (job % 10000) as u16,
             None => PORT,
@@ -306,7 +309,7 @@ fn master(lookup: &impl Fn(&str) -> Option<String>, by: &str, several: bool) -> 
     Ok((host, port))
 }
 
-/// `node003` of `node[003-006,010],other`.
+/// Returns `node003` for `node[003-006,010],other`.
 fn first_host(list: &str) -> String {
     let end = list.find(['[', ',']).unwrap_or(list.len());
     let (name, rest) = list.split_at(end);
@@ -320,7 +323,7 @@ fn first_host(list: &str) -> String {
     }
 }
 
-/// `4` of `4(x2),1`.
+/// Returns `4` for `4(x2),1`.
 fn tasks_of_first_node(text: &str) -> Option<usize> {
     text.split(['(', ',']).next()?.parse().ok()
 }
@@ -394,7 +397,7 @@ mod tests {
         assert!(error(&[("RANK", "1")]).starts_with("RANK is set and WORLD_SIZE is not"));
         assert!(error(&[("WORLD_SIZE", "2"), ("RANK", "")]).starts_with("WORLD_SIZE is set and RANK is not"));
         assert!(error(&[("PMI_SIZE", "2")]).starts_with("PMI_SIZE is set and PMI_RANK is not"));
-        // What another launcher left behind does no harm.
+        // Variables of an outer launcher are ignored.
         let inside = [("WORLD_SIZE", "8"), ("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")];
         assert_eq!(environment(&inside).unwrap().rank_info.unwrap().world, 2);
     }
@@ -437,12 +440,12 @@ mod tests {
         for variable in OWN {
             let bytes = |name: &str| (name == variable).then(|| OsString::from_vec(vec![0xff; 32]));
             let message = expect_text(bytes).unwrap_err().to_string();
-            assert!(message.starts_with(&format!("{variable} is no UTF-8 text")), "{message}");
+            assert!(message.starts_with(&format!("{variable} is not valid UTF-8")), "{message}");
         }
         expect_text(|_| Some("0123456789abcdef".into())).unwrap();
     }
 
-    /// Of every variable in the table of this page.
+    /// For every variable in the table of the module page.
     #[test]
     fn every_own_variable_refuses_nonsense() {
         let refused = [
@@ -453,7 +456,7 @@ mod tests {
             ("TILEWRIGHT_SECRET", "short", "16"),
             ("TILEWRIGHT_SECRET_FILE", "/no/such/file", "/no/such/file"),
         ];
-        // Any word; and what is tested in `lifeline`.
+        // Accepts any word; the other one is tested in `lifeline`.
         let others = ["TILEWRIGHT_JOB", super::super::lifeline::VARIABLE];
         let rows: Vec<&str> = include_str!("rank.rs")
             .lines()

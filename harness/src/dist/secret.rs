@@ -1,14 +1,16 @@
-//! The secret of a job: what its ranks know and nobody else, and what they prove with it.
+//! The shared secret of a job, and the proofs by which its ranks authenticate each other.
 //!
-//! The secret itself never travels. Each side of a connection sends a random nonce, and proves that it knows the secret by a BLAKE3 hash,
-//! keyed with it, of both nonces and everything else that was said ([`Key::proof`]). A proof is worth nothing on another connection.
+//! The secret itself is never sent. Each side of a connection sends a random nonce, and proves that it knows the secret
+//! by a BLAKE3 hash, keyed with it, of both nonces and all other bytes of the handshake ([`Key::proof`]). A proof is
+//! not valid on another connection.
 //!
-//! | where it comes from | |
+//! | source | |
 //! |---|---|
 //! | `TILEWRIGHT_SECRET` | the secret itself, at least [`MIN_BYTES`] bytes; `tilewright launch` sets it for its ranks |
-//! | `TILEWRIGHT_SECRET_FILE` | a file that has it, which belongs to us and nobody else can read |
+//! | `TILEWRIGHT_SECRET_FILE` | a file with the secret, which belongs to this user and which no other user can read |
 //!
-//! Guessing a secret takes no connection once a proof was seen, so it has to be random: 32 bytes of `/dev/urandom`, not a word.
+//! An eavesdropper can test guesses offline against a recorded proof. The secret therefore has to be random: 32 bytes
+//! of `/dev/urandom`, not a word.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -19,12 +21,12 @@ use std::path::Path;
 use rand::TryRng;
 use rand::rngs::SysRng;
 
-/// The fewest bytes of a secret.
+/// Minimum length of a secret in bytes.
 pub const MIN_BYTES: usize = 16;
-/// The most bytes of a file that are read.
+/// Maximum number of bytes read from a file.
 const MAX_FILE_BYTES: u64 = 4096;
 
-/// What the ranks of one job know. Shown as dots wherever it is printed.
+/// The secret of a job. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -34,7 +36,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Returns random bytes of the operating system's generator.
 ///
 /// # Errors
 /// The system has no random numbers.
@@ -45,7 +47,7 @@ pub fn random<const N: usize>() -> io::Result<[u8; N]> {
 }
 
 impl Secret {
-    /// A new one, which nobody knows yet: 32 random bytes as hexadecimal digits.
+    /// Generates a secret: 32 random bytes as hexadecimal digits.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -53,50 +55,50 @@ impl Secret {
         Ok(Secret(random::<32>()?.iter().map(|byte| format!("{byte:02x}")).collect()))
     }
 
-    /// The secret that somebody wrote down.
+    /// Uses `text` as the secret.
     ///
     /// # Errors
-    /// It is short enough to be guessed, or no environment can hold it.
+    /// It is too short, or an environment variable cannot hold it.
     pub fn new(text: &str) -> Result<Secret, String> {
         let text = text.trim();
         match text.len() {
             _ if text.contains('\0') => Err(
-                "the job's secret has a NUL byte, which no environment variable can hold\n  help: `head -c 32 /dev/urandom | base64` makes one that is text"
+                "the job's secret has a NUL byte, which an environment variable cannot hold\n  help: `head -c 32 /dev/urandom | base64` prints a valid secret"
                     .into(),
             ),
             length if length < MIN_BYTES => Err(format!(
-                "the job's secret has {length} bytes, expected at least {MIN_BYTES}\n  help: `head -c 32 /dev/urandom | base64` makes one"
+                "the job's secret has {length} bytes, expected at least {MIN_BYTES}\n  help: `head -c 32 /dev/urandom | base64` prints a valid secret"
             )),
             _ => Ok(Secret(text.to_string())),
         }
     }
 
-    /// The secret in a file of ours that nobody else can read.
+    /// Reads the secret from a file, which has to belong to this user and must not be readable by others.
     ///
     /// # Errors
-    /// Names the file, and what is wrong with it.
+    /// Names the file and the reason.
     pub fn from_file(path: &Path) -> Result<Secret, String> {
         let show = path.display();
         let failed = |error: io::Error| format!("cannot read the job's secret from {show}: {error}");
-        // Without waiting for the other end of a FIFO; all checks are made on the open file.
+        // Non-blocking, so that a FIFO without a writer does not hang. All checks are made on the open file.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path);
         let file = file.map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
-        // SAFETY: asks for a number.
+        // SAFETY: has no preconditions.
         let user = unsafe { libc::geteuid() };
         if !meta.is_file() {
-            return Err(format!("{show}, which should hold the job's secret, is no regular file"));
+            return Err(format!("{show}, which should hold the job's secret, is not a regular file"));
         }
         if meta.uid() != user {
             let owner = meta.uid();
             return Err(format!(
-                "{show}, which should hold the job's secret, belongs to user {owner}, and this process acts for user {user}\n  help: make a file of your own"
+                "{show}, which should hold the job's secret, belongs to user {owner}, but this process runs as user {user}\n  help: create the file as user {user}"
             ));
         }
         let mode = meta.mode() & 0o7777;
         if mode & 0o077 != 0 {
             return Err(format!(
-                "{show}, which holds the job's secret, can be used by others (mode {mode:04o})\n  help: `chmod 600 {show}`, and another secret if somebody may have read it"
+                "{show}, which holds the job's secret, is accessible to other users (mode {mode:04o})\n  help: run `chmod 600 {show}`, and replace the secret if another user may have read it"
             ));
         }
         let mut text = String::new();
@@ -104,26 +106,26 @@ impl Secret {
         Secret::new(&text).map_err(|why| format!("{show}: {why}"))
     }
 
-    /// The text, for the environment of ranks that we start.
+    /// The text, for the environment of ranks that this process starts.
     pub fn text(&self) -> &str {
         &self.0
     }
 }
 
-/// Who may take part in a job.
+/// Which peers may take part in a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Any program of this host: ranks listen and connect on the loopback interface only.
+    /// Any program on this host: ranks listen and connect on the loopback interface only.
     #[default]
     Loopback,
-    /// Whoever knows the secret.
+    /// Peers that know the secret.
     Secret(Secret),
-    /// Whoever reaches the port, because somebody said that only the job's hosts do.
+    /// Any peer that can reach the port: the user states that only the job's hosts can.
     Unauthenticated,
 }
 
 impl Access {
-    /// What proofs are made with. Without a secret it is the same for everybody, and proves nothing.
+    /// The key of proofs. Without a secret it is a constant, and proofs authenticate no peer.
     pub(super) fn key(&self) -> Key {
         const CONTEXT: &str = "tilewright 2026-11-23 secret of a job of ranks";
         let secret = match self {
@@ -134,12 +136,12 @@ impl Access {
     }
 }
 
-/// A secret as a key.
+/// Key derived from a secret.
 #[derive(Clone)]
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    /// The proof of `role` for what was said. All parts but the last have a fixed length for each role.
+    /// The proof of `role` for a handshake transcript. All entries but the last have a fixed length for each role.
     pub fn proof(&self, role: &str, said: &[&[u8]]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&[role.len() as u8]).update(role.as_bytes());
@@ -149,9 +151,9 @@ impl Key {
         hasher.finalize()
     }
 
-    /// Whether `shown` is the proof; takes as long for every wrong one.
+    /// Whether `shown` is the proof. Runs in constant time.
     pub fn is_proof(&self, shown: [u8; 32], role: &str, said: &[&[u8]]) -> bool {
-        // Hashes are compared in constant time.
+        // `blake3::Hash` compares in constant time.
         self.proof(role, said) == blake3::Hash::from_bytes(shown)
     }
 }
@@ -193,11 +195,11 @@ mod tests {
         assert!(why.contains("mode 0640") && why.contains("chmod 600"), "{why}");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         assert_eq!(Secret::from_file(&path).unwrap().text(), "0123456789abcdef0123");
-        assert!(Secret::from_file(folder.path()).unwrap_err().contains("no regular file"));
+        assert!(Secret::from_file(folder.path()).unwrap_err().contains("not a regular file"));
         let fifo = folder.path().join("fifo");
         let name = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
-        // SAFETY: the name ends with a zero.
+        // SAFETY: the name ends with a NUL byte.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-        assert!(Secret::from_file(&fifo).unwrap_err().contains("no regular file"));
+        assert!(Secret::from_file(&fifo).unwrap_err().contains("not a regular file"));
     }
 }

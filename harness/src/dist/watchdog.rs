@@ -1,32 +1,32 @@
-//! Ends the process where a call does not come back.
+//! Ends the process when a call does not return in time.
 //!
-//! Ranks wait for each other with limits, and give up in order when time is over. What is below them may not come back all the same: a
-//! library that connects to a peer that stalls, a driver, a name server. Nothing in this process can take such a call back, and the other
-//! ranks, a launcher and whoever pays for the GPUs would wait for it without end. So whoever makes such a call is [`guard`]ed: a thread that
-//! does nothing else, and never waits for anything that a call may hold, says which call it was and ends the process with [`EXIT_CODE`].
+//! Ranks wait for each other with timeouts, and abort when one expires. Calls into libraries below may still hang: a
+//! library that connects to a stalled peer, a driver, a name server. The process cannot cancel such a call, and the
+//! other ranks and the launcher would wait for it forever. Such calls are therefore [`guard`]ed: a dedicated thread,
+//! which never takes a lock that a call may hold, reports the call that hangs and ends the process with [`EXIT_CODE`].
 //!
-//! Limits here are a last resort: they lie above those at which the call should have given up by itself. Time in which the whole process was
-//! stopped, or the machine slept, does not count.
+//! The limits here are larger than the timeouts at which a call should fail by itself. Time in which the process was
+//! stopped, or the machine was suspended, does not count.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The exit code of a process that was ended by its watchdog: `EX_SOFTWARE` of `sysexits.h`.
+/// Exit code of a process that its watchdog ended: `EX_SOFTWARE` of `sysexits.h`.
 pub const EXIT_CODE: i32 = 70;
 
-/// How long a call may go on after it should have given up.
+/// Time that a call gets in addition to its own timeout.
 pub const WATCHDOG_MARGIN: Duration = Duration::from_secs(30);
 
-/// The longest time between two looks.
+/// Longest time between two checks.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 struct Call {
-    /// On the clock of [`Calls`].
+    /// Deadline on the clock of [`Calls`].
     until: Duration,
     limit: Duration,
-    /// Made when it is said: most calls come back.
+    /// Formats the call's name; evaluated only when it is reported, since most calls return in time.
     what: Box<dyn Fn() -> String + Send>,
 }
 
@@ -39,7 +39,8 @@ struct Calls {
 }
 
 impl Calls {
-    /// Time in which this process could run, up to now: a longer time between two looks than there should be is one in which it could not.
+    /// Time in which this process could run, up to now. An interval between two checks that is too long is time in
+    /// which the process could not run.
     fn now(&mut self) -> Duration {
         let now = Instant::now();
         self.clock += (now - self.seen).min(2 * POLL_INTERVAL);
@@ -54,13 +55,13 @@ struct Watch {
 }
 
 impl Watch {
-    /// Nobody waits for anything while it is held.
+    /// The holder of this lock never blocks.
     fn lock(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A call that is watched until this is dropped.
+/// Watches a call until it is dropped.
 #[must_use = "the call is watched as long as this lives"]
 pub struct Guarded(u64);
 
@@ -73,13 +74,14 @@ impl Drop for Guarded {
 }
 
 impl Guarded {
-    /// The call was left behind on a thread of its own: the process has to end until then.
+    /// Keeps watching: the call was left on its thread, and the process has to end before the limit.
     pub fn disarm_on_exit(self) {
         std::mem::forget(self);
     }
 }
 
-/// Ends the process if what is returned still lives after `limit`. `what` names the call, as in `rank 1: the start of NCCL`.
+/// Ends the process if the returned value is still alive after `limit`. `what` names the call, for example `rank 1: the
+/// start of NCCL`.
 pub fn guard<W: Display>(limit: Duration, what: impl Fn() -> W + Send + 'static) -> Guarded {
     let Some(watch) = watch() else { return Guarded(u64::MAX) };
     let mut calls = watch.lock();
@@ -92,7 +94,7 @@ pub fn guard<W: Display>(limit: Duration, what: impl Fn() -> W + Send + 'static)
     Guarded(id)
 }
 
-/// The watch of this process; none where the system has no thread for it.
+/// The watchdog of this process; `None` where its thread cannot be started.
 fn watch() -> Option<&'static Watch> {
     static WATCH: OnceLock<Watch> = OnceLock::new();
     static STARTED: OnceLock<bool> = OnceLock::new();
@@ -109,7 +111,7 @@ fn monitor(watch: &Watch) {
         if let Some(late) = calls.open.values().find(|call| call.until <= now) {
             let (what, limit) = ((late.what)(), super::comm::error::seconds(&late.limit));
             end(&format!(
-                "error: {what} did not come back within {limit}, and cannot be taken back: the process ends\n  help: see the other ranks' messages; the state of the last checkpoint is what it was\n"
+                "error: {what} did not come back within {limit}, and cannot be canceled: the process ends\n  help: see the other ranks' messages; the last checkpoint is unchanged\n"
             ));
         }
         let next = calls.open.values().map(|call| call.until.saturating_sub(now)).min();
@@ -123,10 +125,11 @@ fn monitor(watch: &Watch) {
     }
 }
 
-/// Says why, if somebody reads it, and ends the process without its destructors, which may wait for the call.
+/// Writes the reason to stderr, if it is writable, and exits without destructors, which could wait for the call.
 fn end(why: &str) -> ! {
     let mut wait = libc::pollfd { fd: 2, events: libc::POLLOUT, revents: 0 };
-    // SAFETY: one descriptor and a slice, which live through the calls. A pipe that is ready has room for so few bytes.
+    // SAFETY: one descriptor and a slice, which live through the calls. A pipe that polls as writable has space for
+    // these bytes.
     unsafe {
         if libc::poll(&raw mut wait, 1, 100) == 1 {
             libc::write(2, why.as_ptr().cast(), why.len().min(4096));

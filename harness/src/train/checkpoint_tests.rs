@@ -97,7 +97,7 @@ fn a_file_cut_at_any_place_is_refused() {
     for len in (1..whole.len()).step_by(13).chain([4, 7, 8, 9, whole.len() - 1]) {
         std::fs::write(&path, &whole[..len]).unwrap();
         let message = Checkpoint::open(&path).err().unwrap().to_string();
-        assert!(message.contains("cut short") && message.contains(&format!("found {len}")), "{message}");
+        assert!(message.contains("truncated") && message.contains(&format!("found {len}")), "{message}");
     }
     std::fs::write(&path, "no checkpoint at all, but long enough to have a length").unwrap();
     assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
@@ -105,7 +105,7 @@ fn a_file_cut_at_any_place_is_refused() {
     assert!(missing.contains("cannot read"), "{missing}");
 }
 
-/// The file with its header changed by `change`, as format 1 has it: without checksums; or with checksums that are right again.
+/// Changes the header with `change`. Returns the file in format 1, without checksums, or with recomputed checksums.
 fn with_header(whole: &[u8], checksums: bool, change: &dyn Fn(&mut Value)) -> Vec<u8> {
     let (length, rest) = whole.split_first_chunk::<8>().unwrap();
     let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);
@@ -127,7 +127,7 @@ fn with_header(whole: &[u8], checksums: bool, change: &dyn Fn(&mut Value)) -> Ve
     [&start, tensors].concat()
 }
 
-/// Changes the run's own part of the metadata.
+/// Changes the run's entry of the metadata.
 fn own(header: &mut Value, change: impl FnOnce(&mut Value)) {
     let mut own: Value = serde_json::from_str(header["__metadata__"]["tilewright"].as_str().unwrap()).unwrap();
     change(&mut own);
@@ -138,7 +138,7 @@ fn as_format_1(whole: &[u8]) -> Vec<u8> {
     with_header(whole, false, &|header| own(header, |own| own["format"] = json!("tilewright checkpoint 1")))
 }
 
-/// What is loaded of a file: all bits, and what else a run goes on from.
+/// The loaded state: all bits, header and tokenizer.
 fn loaded(path: &Path) -> Result<(Vec<u32>, Header, String)> {
     let checkpoint = Checkpoint::open(path)?;
     let mut trainer = Trainer::new(&model(6, 77), options()).unwrap();
@@ -154,7 +154,7 @@ fn impossible_header_values_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = saved(dir.path());
     let whole = std::fs::read(&path).unwrap();
-    // Opens the file with its header changed.
+    // Opens the file with a changed header.
     let refuse = |change: &dyn Fn(&mut Value)| {
         let messages = [false, true].map(|checksums| {
             std::fs::write(&path, with_header(&whole, checksums, change)).unwrap();
@@ -167,11 +167,11 @@ fn impossible_header_values_are_refused() {
     let message = refuse(&|header| header["out.weight"]["shape"] = json!([u64::MAX, 1_u64 << 40]));
     assert!(message.contains("header is damaged"), "{message}");
     let message = refuse(&|header| own(header, |own| own["optimizer_steps"] = json!(u64::MAX)));
-    assert!(message.contains("18446744073709551615 of 3 steps"), "{message}");
+    assert!(message.contains("18446744073709551615 optimizer steps, more than its 3 steps"), "{message}");
     let message = refuse(&|header| own(header, |own| own["sampler"]["drawn"] = json!(u64::MAX)));
-    assert!(message.contains("which no run has"), "{message}");
+    assert!(message.contains("more than a run can have"), "{message}");
     let message = refuse(&|header| own(header, |own| own["parts"] = json!({ "id": 1, "world": u64::MAX })));
-    assert!(message.contains("18446744073709551615 files") || message.contains("checksums are missing"), "{message}");
+    assert!(message.contains("18446744073709551615 ranks") || message.contains("checksums are missing"), "{message}");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn files_without_checksums_are_read() {
     std::fs::write(&path, as_format_1(&whole)).unwrap();
     let (found, old, _) = loaded(&path).unwrap();
     assert_eq!((found, old.step, old.format.as_str()), (bits, header.step, "tilewright checkpoint 1"));
-    // A file that says format 2 has checksums.
+    // A file of format 2 has to have checksums.
     std::fs::write(&path, with_header(&whole, false, &|_| {})).unwrap();
     let message = loaded(&path).err().unwrap().to_string();
     assert!(message.contains("checksums are missing"), "{message}");
@@ -214,7 +214,7 @@ fn damaged_and_not_finite_tensors_are_named() {
             std::fs::write(&path, old).unwrap();
             let message = loaded(&path).err().unwrap().to_string();
             let parts = [format!("tensor `{name}` is not finite"), format!("element 2 is {value}")];
-            // Who wants the values alone looks at these.
+            // Loading only the parameters checks these.
             let values = Checkpoint::open(&path).unwrap().load_params(&model(6, 77));
             assert_eq!(values.is_err(), !name.starts_with("optimizer"));
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");
@@ -231,8 +231,8 @@ fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
     file.set_len(file.metadata().unwrap().len() - 100).unwrap();
     let mut trainer = Trainer::new(&model(6, 77), options()).unwrap();
     let message = checkpoint.load(&mut trainer).err().unwrap().to_string();
-    assert!(message.contains("cut short while it was read"), "{message}");
-    // Changed, with its length kept.
+    assert!(message.contains("truncated while it was read"), "{message}");
+    // Modified, with the same length.
     let checkpoint = Checkpoint::open(&saved(dir.path())).unwrap();
     let len = std::fs::metadata(&path).unwrap().len();
     let bytes = std::fs::read(&path).unwrap();
@@ -247,7 +247,7 @@ fn duplicate_names_are_refused_and_escaped() {
     let dir = tempfile::tempdir().unwrap();
     let path = saved(dir.path());
     let whole = std::fs::read(&path).unwrap();
-    // Readers differ in which of the two they take.
+    // Readers differ in which of the two they use.
     for checksums in [false, true] {
         let change = |header: &mut Value| {
             let same = header["norm.weight"].clone();
@@ -261,7 +261,7 @@ fn duplicate_names_are_refused_and_escaped() {
         bytes[place + 10] = b't';
         std::fs::write(&path, bytes).unwrap();
         let message = loaded(&path).err().unwrap().to_string();
-        assert!(message.contains("the name `norm.weight` twice") && message.contains("c.safetensors"), "{message}");
+        assert!(message.contains("a duplicate name, `norm.weight`") && message.contains("c.safetensors"), "{message}");
     }
     let escapes = with_header(&whole, true, &|header| {
         let info = header["norm.weight"].take();
@@ -283,7 +283,7 @@ fn duplicate_names_are_refused_and_escaped() {
     assert!(message.contains("all is lost") && !message.contains(['\u{1b}', '\n']), "{message:?}");
 }
 
-/// By which ranks find out that they go on from different files.
+/// Ranks use the hash to detect that they resume from different files.
 #[test]
 fn checkpoints_of_other_weights_have_other_hashes() {
     let dir = tempfile::tempdir().unwrap();
@@ -300,7 +300,7 @@ fn checkpoints_of_other_weights_have_other_hashes() {
     assert!(one.1 == other.1 && one.0 != other.0);
 }
 
-/// 200 files that were corrupted by chance: each is refused by the name of the file, or changes nothing of what is loaded.
+/// 200 randomly corrupted files: each is refused with the name of the file, or loads unchanged.
 #[test]
 fn corrupted_files_are_refused_or_harmless() {
     use rand::rngs::StdRng;
@@ -310,7 +310,7 @@ fn corrupted_files_are_refused_or_harmless() {
     let path = saved(dir.path());
     let whole = std::fs::read(&path).unwrap();
     let expected = loaded(&path).unwrap();
-    // Of another run, of the same shapes.
+    // Another run with the same shapes.
     let other = {
         let mut trainer = Trainer::new(&model(6, 5), options()).unwrap();
         go(&mut trainer, 4);
@@ -323,14 +323,14 @@ fn corrupted_files_are_refused_or_harmless() {
     for case in 0..200 {
         let mut bytes = whole.clone();
         match case % 8 {
-            // Flips of a bit: anywhere, in the header, in its length.
+            // Bit flips: anywhere, in the header, in its length.
             0 | 1 => bytes[random.random_range(0..whole.len())] ^= 1 << random.random_range(0..8),
             2 => bytes[random.random_range(8..start)] ^= 1 << random.random_range(0..8),
             3 => bytes[random.random_range(0..8)] ^= 1 << random.random_range(0..8),
-            // Cut short; longer.
+            // Truncated; extended.
             4 => bytes.truncate(random.random_range(0..whole.len())),
             5 => bytes.extend((0..random.random_range(1..100)).map(|i| i as u8)),
-            // Two stretches of the tensors swapped.
+            // Two ranges of the tensors swapped.
             6 => {
                 let len = random.random_range(4..100);
                 let (a, b) =

@@ -1,4 +1,4 @@
-//! A run's other ranks: each has the whole model and its share of every batch.
+//! Data-parallel training of a run: every rank has the whole model and a shard of every batch.
 
 use std::sync::Arc;
 
@@ -14,16 +14,17 @@ use crate::dist::sharded::{Mode, ShardedOptimizer};
 use crate::ops::memory::kernel_device;
 use crate::params::{Param, Params};
 
-/// How ranks work together.
+/// Options of data-parallel training.
 #[derive(Clone)]
 pub struct DataParallelOptions {
     pub comm: Arc<Communicator>,
     pub ddp: DdpOptions,
-    /// Whether each rank has a part of the optimizer's state only.
+    /// Sharding of the optimizer state; `None` replicates it.
     pub shard: Option<Mode>,
 }
 
-/// What of [`DataParallelOptions`] a checkpoint remembers: how ranks share the work, not what depends on the machines.
+/// The settings of [`DataParallelOptions`] that a checkpoint stores: those that affect the result, not those that depend on the
+/// machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankSettings {
     pub form: Form,
@@ -40,8 +41,8 @@ impl DataParallelOptions {
     }
 }
 
-/// The type in which a rank keeps its gradients: bf16 where they are rounded to it on their way anyway, and are made in it
-/// ([`gradient_dtype`]). An optimizer that is shared out takes f32.
+/// Gradient dtype of a rank: bf16 if gradients are sent in bf16 and computed in it ([`gradient_dtype`]). A sharded
+/// optimizer needs f32.
 pub fn data_parallel_gradient_dtype(
     params: &Params,
     data_parallel: &DataParallelOptions,
@@ -53,28 +54,28 @@ pub fn data_parallel_gradient_dtype(
     }
 }
 
-/// All ranks of a run, as one of them sees them.
+/// One rank's view of data-parallel training: the process group and its DDP.
 pub struct DataParallel {
     ddp: Ddp,
     comm: Arc<Communicator>,
 }
 
-/// What all ranks say after a step's backward.
+/// A rank's status after backward.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepStatus {
-    /// Mean loss over the rank's windows; over all windows after the count.
+    /// Mean loss over the rank's sequences; after the reduction, over all sequences.
     pub loss: f64,
-    /// The rank was told to stop, or its time is over: after the count, some rank.
+    /// Whether the rank has to stop; after the reduction, whether any rank has.
     pub stop: bool,
     pub out_of_time: bool,
 }
 
 impl DataParallel {
-    /// Gives all ranks rank 0's parameters, and makes the trainer of this one, for steps of `batch` windows of all ranks in so many
-    /// micro-batches of each.
+    /// Broadcasts rank 0's parameters, and creates this rank's trainer, for steps of `batch` sequences over all ranks,
+    /// with this number of micro-batches per rank.
     ///
     /// # Errors
-    /// A batch that the ranks do not divide, ranks with other models, no memory.
+    /// A batch that is not a multiple of the world size, ranks with other models, no memory.
     pub fn new(
         options: &DataParallelOptions,
         params: &Params,
@@ -88,14 +89,14 @@ impl DataParallel {
             let (below, above) = (batch / world * world, batch.next_multiple_of(world));
             let fits = if below == 0 { format!("{above}") } else { format!("{below} or {above}") };
             return Err(Error::Misuse(format!(
-                "a batch of {batch} windows does not divide into {world} ranks\n  help: --batch {fits} does"
+                "a batch of {batch} sequences is not a multiple of the world size, {world}\n  help: use --batch {fits}"
             ))
             .into());
         }
         params.keep_grads(data_parallel_gradient_dtype(params, options, micro_batches))?;
         let exchange = match options.shard {
             Some(Mode::Zero1) => Exchange::ReduceScatter,
-            // AdamW averages as it reads, unless the whole gradient is wanted first.
+            // AdamW averages while it reads, unless the whole gradient is needed first.
             None if trainer.clip.is_none() => Exchange::PeerGradients,
             _ => Exchange::AllReduce,
         };
@@ -128,20 +129,20 @@ impl DataParallel {
         &self.comm
     }
 
-    /// Whether this rank writes files and speaks.
+    /// Whether this is rank 0, which writes files and prints.
     pub fn is_rank0(&self) -> bool {
         self.comm.rank() == 0
     }
 
-    /// Whether [`DataParallel::finish_step`] updates parameters before all gradients are there.
+    /// Whether [`DataParallel::finish_step`] updates parameters before all gradients have arrived.
     pub fn updates_by_bucket(&self, trainer: &Trainer) -> bool {
         self.ddp.is_eager() && trainer.can_update_by_bucket()
     }
 
-    /// The end of a step after backward: waits for gradients, and updates parameters, where it can while gradients still travel.
+    /// Ends a step after backward: waits for gradients and updates parameters, bucket by bucket if it can.
     ///
     /// # Errors
-    /// Those of communication and of [`Trainer::update`].
+    /// Errors of communication and of [`Trainer::update`].
     pub fn finish_step(&self, trainer: &mut Trainer) -> Result<(Synchronized, Update)> {
         if self.updates_by_bucket(trainer) {
             return trainer.update_by_bucket(&self.ddp);
@@ -150,15 +151,15 @@ impl DataParallel {
         Ok((sent, trainer.update()?))
     }
 
-    /// This rank's share of a batch.
+    /// This rank's shard of a batch.
     pub fn shard(&self) -> Shard {
         Shard { rank: self.comm.rank(), world: self.comm.world() }
     }
 
-    /// Fails if communication has: on a GPU that may come to light after a collective seemed to be fine.
+    /// Fails if communication has failed: on a GPU that may become known after a collective reported success.
     ///
     /// # Errors
-    /// The first one.
+    /// The first error.
     pub fn check_comm(&self) -> Result<()> {
         match self.comm.failure() {
             Some(error) => Err(Error::from(error.clone()).into()),
@@ -166,10 +167,10 @@ impl DataParallel {
         }
     }
 
-    /// Counts what all ranks say.
+    /// Reduces the status of all ranks.
     ///
     /// # Errors
-    /// Those of communication.
+    /// Errors of communication.
     pub fn reduce_status(&self, status: StepStatus) -> Result<StepStatus> {
         self.check_comm()?;
         let mut all = [status.loss, f64::from(u8::from(status.stop)), f64::from(u8::from(status.out_of_time))];
@@ -178,10 +179,10 @@ impl DataParallel {
         Ok(StepStatus { loss: loss / self.comm.world() as f64, stop: stop > 0.0, out_of_time: out_of_time > 0.0 })
     }
 
-    /// The sum of a number over all ranks.
+    /// Sum of a value over all ranks.
     ///
     /// # Errors
-    /// Those of communication.
+    /// Errors of communication.
     pub fn all_reduce_sum(&self, number: f64) -> Result<f64> {
         let mut sum = [number];
         self.comm.all_reduce(&mut sum, Reduce::Sum).map_err(Error::from)?;

@@ -1,4 +1,4 @@
-//! Why training stopped, in words for whoever started it.
+//! Errors of training.
 
 use std::path::{Path, PathBuf};
 
@@ -24,50 +24,50 @@ pub enum Error {
     #[error(transparent)]
     Ranks(#[from] crate::dist::error::Error),
 
-    /// `what` reads as in "the loss", `first` as in "the parameter `x`".
-    #[error("step {step}: {what} is not finite; the first that has NaN or infinity is {first}{}", hint(saved.as_deref()))]
+    /// `what` is for example "the loss", `first` "the parameter `x`".
+    #[error("step {step}: {what} is not finite; the first non-finite value is in {first}{}", hint(saved.as_deref()))]
     NotFinite { step: u64, what: &'static str, first: String, saved: Option<PathBuf> },
 
     #[error(
-        "the score of token {token} is NaN\n  help: the weights give no text: they are too large or too small for the model's precision; the \
-         log shows where training went wrong, and an older checkpoint may be better"
+        "the logit of token {token} is NaN\n  help: the weights are too large or too small for the model's precision; the \
+         log shows where training diverged, and an older checkpoint may work"
     )]
     NoScore { token: usize },
 
     #[error(
-        "a step has {found} micro-batches, expected at most {MAX_LOSSES}\n  help: --micro-batch {} or more", batch.div_ceil(MAX_LOSSES)
+        "a step has {found} micro-batches, expected at most {MAX_LOSSES}\n  help: use --micro-batch {} or more", batch.div_ceil(MAX_LOSSES)
     )]
     MicroBatches { found: usize, batch: usize },
 
     #[error(
-        "validation after step {step}: the loss is not finite\n  help: training went wrong before; lower --lr, or go on from an older checkpoint"
+        "validation after step {step}: the loss is not finite\n  help: training diverged before; lower --lr, or resume from an older checkpoint"
     )]
     Validation { step: u64 },
 
     #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), disk_full_help(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
-    /// Of a checkpoint, the log or the curve; `last` is the step of the newest checkpoint that is on the disk.
+    /// For a checkpoint, the log or the plot; `last` is the step of the newest checkpoint on the disk.
     #[error("cannot write {}: {source}{}{}", printable(&path.display().to_string()), disk_full_help(source), last_checkpoint_note(*last))]
     Save { path: PathBuf, source: std::io::Error, last: Option<u64> },
 
-    #[error("{0}\n  a checkpoint is copied to host memory before it is written, so that training goes on meanwhile")]
+    #[error("{0}\n  a checkpoint is copied to host memory before it is written, so that training can continue")]
     SaveMemory(tilewright::Error),
 
     #[error(
-        "{} is not locked by this run any more: the folder or the file {} in it was removed, renamed or replaced, and another run may write \
-         there\n  help: what is on the disk stays as it is; begin again with --resume", printable(&folder.display().to_string()), super::folder::LOCK
+        "{} is no longer locked by this run: the folder or the file {} in it was removed, renamed or replaced, and another run may write \
+         there\n  help: files on the disk stay unchanged; restart with --resume", printable(&folder.display().to_string()), super::folder::LOCK
     )]
     LockLost { folder: PathBuf },
 
     #[error(
-        "another run writes into {}: {}\n  help: wait for its end, or name another folder with --out",
+        "another run writes into {}: {}\n  help: wait until it ends, or choose another folder with --out",
         folder.display(), printable(holder)
     )]
     Locked { folder: PathBuf, holder: String },
 
-    /// `reason` may have words of the file in it.
-    #[error("{} is no checkpoint that can be used: {}", path.display(), printable(reason))]
+    /// `reason` may contain text of the file.
+    #[error("{} is not a usable checkpoint: {}", path.display(), printable(reason))]
     Damaged { path: PathBuf, reason: String },
 
     #[error("{} is a checkpoint of another model: {}", path.display(), printable(difference))]
@@ -75,9 +75,9 @@ pub enum Error {
 }
 
 fn hint(saved: Option<&Path>) -> String {
-    let help = "\n  help: a lower --lr, a longer --warmup or --clip 1 keep training stable";
+    let help = "\n  help: use a lower --lr, a longer --warmup, or --clip 1";
     match saved {
-        Some(path) => format!("\n  the state before this step is in {}{help}", path.display()),
+        Some(path) => format!("\n  the state before this step was saved to {}{help}", path.display()),
         None => help.to_string(),
     }
 }
@@ -85,9 +85,9 @@ fn hint(saved: Option<&Path>) -> String {
 fn disk_full_help(source: &std::io::Error) -> &'static str {
     use std::io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     match source.kind() {
-        StorageFull | QuotaExceeded => "\n  help: there is no room for it; make some, or name another place with --out",
+        StorageFull | QuotaExceeded => "\n  help: the disk is full; free some space, or choose another --out",
         FileTooLarge => {
-            "\n  help: a file may not be so large here; raise the limit (`ulimit -f`), or name another place with --out"
+            "\n  help: the file is larger than allowed here; raise the limit (`ulimit -f`), or choose another --out"
         }
         _ => "",
     }
@@ -95,7 +95,7 @@ fn disk_full_help(source: &std::io::Error) -> &'static str {
 
 fn last_checkpoint_note(last: Option<u64>) -> String {
     match last {
-        Some(step) => format!("\n  the last checkpoint, of step {step}, is still whole: --resume goes on from it"),
+        Some(step) => format!("\n  the last checkpoint, of step {step}, is intact: --resume continues from it"),
         None => "\n  no checkpoint of this run is on the disk".to_string(),
     }
 }
@@ -106,18 +106,18 @@ impl Error {
         move |source| Error::File { doing, path, source }
     }
 
-    /// The message, which begins with "out of memory" whoever found that.
+    /// The message, with the prefix "out of memory" in any case.
     pub(crate) fn out_of_memory_text(&self) -> String {
         let text = self.to_string();
         if text.starts_with("out of memory") { text } else { format!("out of memory: {text}") }
     }
 
-    /// Whether a checkpoint, or one of its files, cannot be used.
+    /// Whether a checkpoint, or one of its shards, cannot be used.
     pub fn is_checkpoint_error(&self) -> bool {
         matches!(self, Error::Damaged { .. } | Error::File { doing: "read", .. })
     }
 
-    /// Whether the device had no memory left.
+    /// Whether the device ran out of memory.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Error::Kernel(error) => kernel_is_out_of_memory(error),
@@ -138,9 +138,9 @@ fn kernel_is_out_of_memory(error: &tilewright::Error) -> bool {
     }
 }
 
-/// Whether this is about a device that had no memory left.
+/// Whether the device ran out of memory.
 ///
-/// Candle carries the errors of the driver and of our kernels wrapped in its own; what is left of them everywhere is their words.
+/// Candle wraps errors of the driver and of Tilewright kernels; only their text is always preserved.
 pub fn is_out_of_memory(error: &candle_core::Error) -> bool {
     let text = error.to_string();
     ["OUT_OF_MEMORY", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED"].iter().any(|words| text.contains(words))
@@ -156,7 +156,7 @@ mod tests {
         assert!(Error::Kernel(ours.clone()).is_out_of_memory());
         assert!(Error::Candle(candle_core::Error::wrap(ours).bt()).is_out_of_memory());
         let driver = candle_core::Error::Msg("DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")".into());
-        assert!(is_out_of_memory(&driver.context("in a product")));
+        assert!(is_out_of_memory(&driver.context("in a matmul")));
         assert!(!is_out_of_memory(&candle_core::Error::Msg("shape mismatch".into())));
     }
 
@@ -169,6 +169,6 @@ mod tests {
         let (first, later) = (error(None), error(Some(40)));
         assert!(later.contains("--resume") && !first.contains("--resume"), "{first} {later}");
         assert!(first.contains("a/b") && first.contains("no checkpoint of this run"), "{first}");
-        assert!(later.contains("no room") && later.contains("of step 40, is still whole"), "{later}");
+        assert!(later.contains("the disk is full") && later.contains("of step 40, is intact"), "{later}");
     }
 }

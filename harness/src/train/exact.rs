@@ -1,4 +1,4 @@
-//! Numbers in JSON with all their bits, as text: readers of JSON may round a number's last digit.
+//! Serializes f64 losslessly as JSON strings: JSON readers may round the last digit of a number.
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -12,7 +12,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
     String::deserialize(deserializer)?.parse().map_err(Error::custom)
 }
 
-/// The same for numbers that may be absent.
+/// The same for `Option<f64>`.
 pub mod option {
     use super::{Deserialize, Deserializer, Error, Serializer};
 

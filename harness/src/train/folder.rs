@@ -1,4 +1,4 @@
-//! The folder of a run: who writes into it.
+//! The folder of a run, and its lock.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
@@ -7,34 +7,34 @@ use std::path::{Path, PathBuf};
 
 use super::{Error, Result, keep};
 
-/// The file whose lock is that of the folder.
+/// The lock file.
 pub const LOCK: &str = "run.lock";
-/// Most bytes of it that are shown.
+/// Maximum bytes of the lock file that are shown.
 const MAX_HOLDER_BYTES: u64 = 300;
 
-/// A run's folder, locked: nobody else can lock it as long as this lives, in this process or another one. The lock ends with the process,
-/// however that ends; what it leaves is the file, which says who had the lock.
+/// A run's locked folder: no other process, and no other caller in this one, can lock it while this is alive. The lock
+/// ends with the process. A killed process leaves only the file, which names it.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
-    /// None on a file system without locks.
+    /// `None` on a file system without locks.
     lock: Option<File>,
-    /// Whether the folder was not there before.
+    /// Whether the folder was created here.
     created: bool,
 }
 
 impl RunFolder {
-    /// Makes the folder if it is not there, locks it, and removes what killed writers left in it: temporary files, and moments of checkpoints
-    /// that were never committed.
+    /// Creates the folder if it does not exist, locks it, and removes files of killed writers: temporary files, and
+    /// shards of checkpoints that were not committed.
     ///
     /// # Errors
-    /// Another run that has the lock, with its process and host; what the file system says.
+    /// Another run that holds the lock, with its process and host; errors of the file system.
     pub fn lock(path: &Path) -> Result<RunFolder> {
         let created = create(path).map_err(Error::file("make", path))?;
         let place = path.join(LOCK);
         let lock = loop {
             let mut options = OpenOptions::new();
-            // Not through a link: what it says of us is written over what was there.
+            // Does not follow a link, since the file's contents are overwritten.
             options
                 .read(true)
                 .write(true)
@@ -48,7 +48,7 @@ impl RunFolder {
                 return Err(Error::file("lock", &place)(crate::files::not_a_file(kind)));
             }
             match file.try_lock() {
-                // Whoever had the lock removes the file when it is done.
+                // The previous holder removes the file when it is done.
                 Ok(()) if !is_at(&file, &place) => continue,
                 Ok(()) => break Some(file),
                 Err(TryLockError::WouldBlock) => {
@@ -56,7 +56,7 @@ impl RunFolder {
                 }
                 Err(TryLockError::Error(error)) => {
                     tracing::warn!(
-                        "{} cannot be locked ({error}): a second run with the same --out goes unnoticed",
+                        "{} cannot be locked ({error}): a second run with the same --out is not detected",
                         path.display()
                     );
                     break None;
@@ -65,12 +65,12 @@ impl RunFolder {
         };
         let mut folder = RunFolder { path: path.to_path_buf(), lock, created };
         if let Some(file) = &mut folder.lock {
-            // First, as they may be what a full disk is full of.
+            // First, since these files may be what fills the disk.
             if let Err(error) = crate::files::remove_stale_temporaries(path) {
-                tracing::warn!("temporary files of runs that were killed stay in {}: {error}", path.display());
+                tracing::warn!("temporary files of killed runs remain in {}: {error}", path.display());
             }
             if let Err(error) = keep::remove_stale_shards(path) {
-                tracing::warn!("moments that no checkpoint names may stay in {}: {error}", path.display());
+                tracing::warn!("unused moments of checkpoints may remain in {}: {error}", path.display());
             }
             write_holder(file).map_err(Error::file("write", &place))?;
         }
@@ -81,7 +81,7 @@ impl RunFolder {
         &self.path
     }
 
-    /// Fails where the folder or its lock's file is not there any more: another run may have begun in it.
+    /// Fails if the folder or its lock file was removed or replaced: another run may have started in it.
     ///
     /// # Errors
     /// Names the folder.
@@ -97,17 +97,18 @@ impl Drop for RunFolder {
     fn drop(&mut self) {
         let place = self.path.join(LOCK);
         if self.lock.as_ref().is_some_and(|file| is_at(file, &place)) {
-            // Before the lock ends: whoever opened the file already sees that it is gone.
+            // Before the lock is released: a process that has opened the file sees that it is removed.
             let _ = fs::remove_file(place);
         }
         if self.created {
-            // Where nothing came of the run. A folder with files in it stays.
+            // Removes an empty folder; a folder with files stays.
             let _ = fs::remove_dir(&self.path);
         }
     }
 }
 
-/// Makes a folder, and those that it is in, where it is not there; true if it was not. The new names are on the disk then.
+/// Creates a folder and its missing ancestors; returns whether any was missing. The new names are synchronized to the
+/// disk.
 fn create(path: &Path) -> std::io::Result<bool> {
     let missing = missing_ancestors(path);
     fs::create_dir_all(path)?;
@@ -115,12 +116,12 @@ fn create(path: &Path) -> std::io::Result<bool> {
     Ok(!missing.is_empty())
 }
 
-/// A folder that is not there, and those that it is in, outwards.
+/// A path and its ancestors that do not exist, innermost first.
 fn missing_ancestors(path: &Path) -> Vec<&Path> {
     path.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists()).collect()
 }
 
-/// Whether the file at `path` is this one.
+/// Whether the file at `path` is `file`.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(own), Ok(there)) => (own.dev(), own.ino()) == (there.dev(), there.ino()),
@@ -134,7 +135,7 @@ fn write_holder(file: &mut File) -> std::io::Result<()> {
     file.write_all(format!("process {} on host {}", std::process::id(), host.trim()).as_bytes())
 }
 
-/// Who has the lock, as the file says.
+/// The holder of the lock, according to the file.
 fn holder(place: &Path) -> String {
     let mut text = Vec::new();
     let read = File::open(place).and_then(|file| file.take(MAX_HOLDER_BYTES).read_to_end(&mut text));
@@ -163,7 +164,7 @@ mod tests {
         drop(first);
         assert!(!path.exists(), "nothing is left");
         fs::create_dir(&path).unwrap();
-        // The file of a run that was killed is there, and nobody has its lock.
+        // The file of a killed run exists, and is not locked.
         fs::write(path.join(LOCK), "process 1 on host \u{1b}[2J").unwrap();
         let second = RunFolder::lock(&path).unwrap();
         fs::write(path.join(LOCK), "process 1 on host \u{1b}[2J").unwrap();
@@ -173,7 +174,7 @@ mod tests {
         RunFolder::lock(&path).unwrap();
     }
 
-    /// Those whose names are new are those that are synchronized.
+    /// New ancestors are the ones that are synchronized.
     #[test]
     fn new_ancestors_are_synchronized() {
         let dir = tempfile::tempdir().unwrap();
@@ -188,11 +189,11 @@ mod tests {
     fn a_link_in_the_place_of_the_lock_is_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let other = dir.path().join("other");
-        fs::write(&other, "somebody's").unwrap();
+        fs::write(&other, "another file").unwrap();
         std::os::unix::fs::symlink(&other, dir.path().join(LOCK)).unwrap();
         let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
         assert!(message.contains("cannot lock") && message.contains(LOCK), "{message}");
-        assert_eq!(fs::read(&other).unwrap(), b"somebody's");
+        assert_eq!(fs::read(&other).unwrap(), b"another file");
     }
 
     #[test]
@@ -200,7 +201,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join(LOCK);
         let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
-        // SAFETY: the name is a string that ends with a zero.
+        // SAFETY: the name ends with a NUL byte.
         assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
         let message = RunFolder::lock(dir.path()).unwrap_err().to_string();
         assert!(message.contains("it is a pipe, expected a file"), "{message}");

@@ -1,4 +1,4 @@
-//! Text from a model, token by token.
+//! Autoregressive sampling of text from a model.
 
 use candle_core::{DType, Tensor};
 use rand::rngs::StdRng;
@@ -7,15 +7,15 @@ use rand::{RngExt, SeedableRng};
 use super::{Error, LanguageModel, Result};
 use crate::params::no_grad;
 
-/// How a token is drawn from the model's distribution.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// The scores are divided by it: below 1 likely tokens become likelier; 0 takes the likeliest.
+    /// Logits are divided by it: below 1 likely tokens become likelier; 0 is greedy decoding.
     pub temperature: f64,
-    /// Only this many of the likeliest tokens; 0 means all.
+    /// Samples only among this many likeliest tokens; 0 means all.
     pub top_k: usize,
-    /// Only the likeliest tokens that together have this probability (Holtzman et al., "The curious case of neural text
-    /// degeneration", 2020, section 3.1); 1 means all.
+    /// Nucleus sampling: only the likeliest tokens that together have this probability (Holtzman et al., "The curious
+    /// case of neural text degeneration", 2020, section 3.1); 1 means all.
     pub top_p: f64,
     pub seed: u64,
 }
@@ -26,14 +26,14 @@ impl Default for Sampling {
     }
 }
 
-/// Draws `count` tokens after `prompt`, and gives each to `on_token` at once. Where the text gets longer than the model's windows, its
-/// last part is what the model sees. The same seed gives the same tokens.
+/// Samples `count` tokens after `prompt`, and passes each to the callback immediately. If the text becomes longer than
+/// the context length, the model gets the last tokens. The same seed gives the same tokens.
 ///
 /// # Errors
-/// Those of the model, and of `on_token`; scores that are NaN.
+/// Errors of the model and of the callback; logits that are NaN.
 ///
 /// # Panics
-/// An empty prompt: there is nothing to go on from.
+/// An empty prompt.
 pub fn generate<E: From<super::Error>>(
     model: &dyn LanguageModel,
     prompt: &[u32],
@@ -67,9 +67,9 @@ fn last_scores(model: &dyn LanguageModel, context: &[u32]) -> Result<Vec<f32>> {
     }
 }
 
-/// The token whose part of the distribution `uniform`, from 0 to below 1, falls into.
+/// The token whose interval of the cumulative distribution contains `uniform`, in [0, 1).
 fn sample_token(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
-    // Likeliest first; equal scores in the order of tokens.
+    // Likeliest first; equal logits in token order.
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
     let Some(&best) = order.first() else { return 0 };
@@ -101,7 +101,7 @@ fn sample_token(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
 mod tests {
     use super::*;
 
-    /// How often each of three tokens with probabilities 0.2, 0.5, 0.3 is drawn, in per mille.
+    /// How often each of three tokens with probabilities 0.2, 0.5, 0.3 is sampled, in per mille.
     fn frequencies(sampling: Sampling) -> [usize; 3] {
         let mut counts = [0; 3];
         for i in 0..1000 {

@@ -1,7 +1,7 @@
-//! Which checkpoints of a run stay on the disk.
+//! Retention of a run's checkpoints.
 //!
-//! The newest is `checkpoint.safetensors`. When a newer one is whole and has that name, the older one is `checkpoint-STEP.safetensors`,
-//! until it is neither among the last ones nor among the best.
+//! The newest one is `checkpoint.safetensors`. When a newer one is complete and gets this name, the older one becomes
+//! `checkpoint-STEP.safetensors`. It is removed when it is neither among the last nor among the best ones.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,17 +15,17 @@ use super::run::CHECKPOINT;
 use super::{Error, Result};
 use crate::files::{self, Prepared};
 
-/// How many checkpoints stay.
+/// Number of checkpoints to retain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keep {
-    /// The newest ones, the newest of all included; 0 for all.
+    /// Number of newest checkpoints, including the newest one; 0 retains all.
     pub last: usize,
-    /// Those with the lowest validation loss: they may be among the newest.
+    /// Number of checkpoints with the lowest validation loss; they may be among the newest.
     pub best: usize,
 }
 
 impl Default for Keep {
-    /// The last two and the best: one that is damaged is not the end of a run.
+    /// The last two and the best one, so that a run survives a damaged checkpoint.
     fn default() -> Keep {
         Keep { last: 2, best: 1 }
     }
@@ -43,14 +43,14 @@ fn older_name(step: u64) -> String {
     format!("checkpoint-{step:08}.safetensors")
 }
 
-/// Files with the name of an older checkpoint, and the steps in their names.
+/// Files with names of older checkpoints, and the steps in their names.
 fn older_files(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let step = name.strip_prefix("checkpoint-").and_then(|name| name.strip_suffix(".safetensors"));
-        // Names that are nearly ours are somebody else's.
+        // Similar names belong to other programs.
         let Some(step) = step.and_then(|step| step.parse().ok()).filter(|step| older_name(*step) == name) else {
             continue;
         };
@@ -59,11 +59,12 @@ fn older_files(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     Ok(found)
 }
 
-/// What is beside the newest checkpoint.
+/// All older checkpoints in a folder.
 #[derive(Default)]
 struct OlderCheckpoints {
     older: Vec<Older>,
-    /// Steps of files with the name of a checkpoint that cannot be read now, or are none: they stay, and what they may need.
+    /// Steps of files that have the name of a checkpoint and cannot be read: these files and their shards are not
+    /// removed.
     unreadable: HashSet<u64>,
 }
 
@@ -80,19 +81,19 @@ fn list_older(folder: &Path) -> io::Result<OlderCheckpoints> {
     Ok(found)
 }
 
-/// The name and step of the newest of the older checkpoints in the folder, as far as headers show that they can be used.
+/// Name and step of the newest older checkpoint in the folder whose header is valid.
 pub fn newest_older(folder: &Path) -> Option<(String, u64)> {
     let older = list_older(folder).ok()?.older.into_iter().max_by_key(|older| older.step)?;
     Some((older_name(older.step), older.step))
 }
 
-/// The newest of the older checkpoints in the folder, in words for whoever cannot use the newest of all.
+/// Help text for a damaged newest checkpoint: how to use the newest older one.
 pub fn fallback_help(folder: &Path) -> Option<String> {
     let (name, step) = newest_older(folder)?;
-    Some(format!("a copy of {name} as {CHECKPOINT} is where the run goes on after step {step}"))
+    Some(format!("to resume after step {step}, copy {name} to {CHECKPOINT}"))
 }
 
-/// The name, step and validation loss of the checkpoint in the folder that has the lowest one, of those that have one.
+/// Name, step and validation loss of the checkpoint in the folder with the lowest validation loss.
 pub fn best(folder: &Path) -> Option<(String, u64, f64)> {
     let newest = Checkpoint::open(&folder.join(CHECKPOINT)).ok().map(|newest| newest.header);
     let newest = newest.and_then(|header| Some((CHECKPOINT.to_string(), header.step, header.validation?)));
@@ -101,12 +102,12 @@ pub fn best(folder: &Path) -> Option<(String, u64, f64)> {
     newest.into_iter().chain(older).min_by(|a, b| a.2.total_cmp(&b.2))
 }
 
-/// How many checkpoints are in the folder.
+/// Number of checkpoints in the folder.
 pub fn count(folder: &Path) -> usize {
     list_older(folder).map_or(0, |found| found.older.len()) + usize::from(folder.join(CHECKPOINT).exists())
 }
 
-/// The name of a checkpoint in the folder, of the newest one that has such a name, whether or not it can be read.
+/// Name of the newest file with the name of a checkpoint, whether or not it can be read.
 pub fn any_name(folder: &Path) -> Option<String> {
     if fs::symlink_metadata(folder.join(CHECKPOINT)).is_ok() {
         return Some(CHECKPOINT.to_string());
@@ -114,12 +115,12 @@ pub fn any_name(folder: &Path) -> Option<String> {
     older_files(folder).ok()?.into_iter().map(|(_, step)| step).max().map(older_name)
 }
 
-/// Makes a file that is on the disk the newest checkpoint, whose header is `header`, and removes those that do not stay. Checkpoints of
-/// the same and later steps are removed too: the run makes these steps repeated.
+/// Makes a prepared file the newest checkpoint, with header `header`, and removes checkpoints that are not retained.
+/// Checkpoints of the same and later steps are removed too, since the run repeats these steps.
 ///
 /// # Errors
-/// What the file system says against the new name, or against reading the checkpoint that was the newest, which then still is. What cannot
-/// be removed stays, with a warning.
+/// Errors of the file system for the new name, or for reading the previous newest checkpoint, which then stays the
+/// newest. Files that cannot be removed stay, with a warning.
 pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) -> io::Result<()> {
     let newest = folder.join(CHECKPOINT);
     match Checkpoint::open(&newest) {
@@ -127,7 +128,7 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
             second_name(&newest, &folder.join(older_name(header.step)), |file, name| fs::hard_link(file, name))?;
         }
         Err(Error::File { source, .. }) if source.kind() != io::ErrorKind::NotFound => return Err(source),
-        // There is none, or it is damaged.
+        // It does not exist, or is damaged.
         Err(_) => {}
     }
     prepared.commit()?;
@@ -137,8 +138,8 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
     Ok(())
 }
 
-/// Gives the newest checkpoint a second name, so that there is a newest one at any time. Some file systems have no second names: there, and
-/// where a link is_rank0 to another file system, a copy has it.
+/// Adds a second name to the newest checkpoint, so that a newest one exists at any time. On file systems without hard
+/// links, and for a link to another file system, it is copied.
 fn second_name(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
     match fs::remove_file(older) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -156,7 +157,7 @@ fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
     older.sort_by_key(|older| std::cmp::Reverse(older.step));
     let (mut stay, repeated): (Vec<Older>, Vec<Older>) = older.into_iter().partition(|older| older.step < newest.step);
     let last = if keep.last == 0 { usize::MAX } else { keep.last };
-    // The newest is the first of the last ones.
+    // The newest one counts among the last ones.
     let mut removed = stay.split_off(stay.len().min(last - 1));
     let mut losses: Vec<f64> =
         stay.iter().chain(&removed).filter_map(|older| older.validation).chain(newest.validation).collect();
@@ -171,10 +172,11 @@ fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
     remove_shards(folder, named, &unreadable)
 }
 
-/// Removes files of moments that no checkpoint in the folder has: of a run that was killed before its commit. Nobody may be writing any.
+/// Removes shards that no checkpoint in the folder references: of a run that was killed before its commit. No other
+/// process may write shards.
 ///
 /// # Errors
-/// What the file system says; a newest checkpoint that cannot be read: all of them stay then, as some may be its own.
+/// Errors of the file system; a newest checkpoint that cannot be read: all shards then stay, as some may belong to it.
 pub fn remove_stale_shards(folder: &Path) -> Result<()> {
     let file = Error::file("read", folder);
     let newest = match Checkpoint::open(&folder.join(CHECKPOINT)) {
@@ -189,7 +191,7 @@ pub fn remove_stale_shards(folder: &Path) -> Result<()> {
     removed.map_err(file)
 }
 
-/// Removes all files of moments but those of these checkpoints, and of `steps`.
+/// Removes all shards except those of these checkpoints and of `steps`.
 fn remove_shards<'a>(
     folder: &Path,
     checkpoints: impl Iterator<Item = (u64, &'a Option<OptimizerShards>)>,

@@ -1,4 +1,4 @@
-//! The log of a run: a JSON object a line.
+//! The log of a run: one JSON object per line (JSON Lines).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,35 +9,35 @@ use serde::{Deserialize, Serialize};
 use super::{Error, Result};
 use crate::report::{Axis, Plot, Point, Series};
 
-/// One line.
+/// A log line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum Line {
     /// A training step.
     Step(StepLine),
-    /// The loss on the validation part after a step, in nats a token.
+    /// Validation loss after a step, in nats per token.
     Evaluation { step: u64, loss: f64 },
 }
 
-/// What there is to say about a training step.
+/// Log entry of a training step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepLine {
     pub step: u64,
-    /// Mean over the batch, in nats a token.
+    /// Mean over the batch, in nats per token.
     pub loss: f64,
     /// Learning rate.
     pub rate: f64,
-    /// Norm of the gradient before clipping; null where it overflowed and the step was left out.
+    /// Gradient norm before clipping; null if it overflowed and the step was skipped.
     pub norm: Option<f64>,
-    /// Seconds that the step took.
+    /// Duration of the step in seconds.
     pub seconds: f64,
     pub tokens_per_second: f64,
-    /// Model FLOP utilisation: what the model's matrix products need, over what the device could do in the time.
+    /// Model FLOP utilization (MFU): FLOP of the model's matmuls over the device's peak FLOP in this time.
     pub mfu: Option<f64>,
 }
 
 impl Line {
-    /// The step that the line is about.
+    /// The step of the entry.
     pub fn step(&self) -> u64 {
         match self {
             Line::Step(line) => line.step,
@@ -46,20 +46,20 @@ impl Line {
     }
 }
 
-/// A log that is written to.
+/// A log opened for appending.
 pub struct Log {
     path: PathBuf,
     file: File,
 }
 
 impl Log {
-    /// Opens the log at `path` after step `step`: what an earlier process wrote of later steps is dropped, for they will be made
-    /// again.
+    /// Opens the log at `path` to continue after step `step`: lines of later steps are removed, since these steps are
+    /// repeated.
     ///
     /// # Errors
-    /// What the file system says; a file that is no log, which stays as it is.
+    /// Errors of the file system; a file that is not a log, which stays unchanged.
     pub fn open_after(path: &Path, step: u64) -> Result<Log> {
-        // The text of what is kept_lines stays as it is.
+        // The text of retained lines stays unchanged.
         let text = read_text(path)?;
         let lines = parse(&text).map_err(Error::file("use", path))?;
         let kept_lines: Vec<&str> =
@@ -74,39 +74,40 @@ impl Log {
         &self.path
     }
 
-    /// Appends a line: whole, and at once.
+    /// Appends a complete line in one write.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn push(&mut self, line: &Line) -> io::Result<()> {
         self.file.write_all(format!("{}\n", serde_json::to_string(line)?).as_bytes())
     }
 }
 
-/// The lines of a log; none where there is no file. A last line that was cut short is left out. Numbers may differ from those that
-/// were logged in their last digit.
+/// Reads all lines; empty if the file does not exist. A truncated last line is skipped. Numbers may differ from the
+/// logged ones in their last digit.
 ///
 /// # Errors
-/// A file that cannot be read, or is no log.
+/// A file that cannot be read, or is not a log.
 pub fn read(path: &Path) -> Result<Vec<Line>> {
     let text = read_text(path)?;
     let lines = parse(&text).map_err(Error::file("use", path))?;
     Ok(lines.into_iter().map(|(_, line)| line).collect())
 }
 
-/// The lines, each with its text. What is behind the last newline was cut short, and what a loss of power leaves behind the text is zeros.
+/// Parses the lines, each with its text. Text after the last newline is a truncated line; a power failure can leave
+/// zeros at the end.
 fn parse(text: &str) -> io::Result<Vec<(&str, Line)>> {
     let text = text.trim_end_matches('\0');
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |(number, line)| match serde_json::from_str(line) {
         Ok(parsed) => Ok((line, parsed)),
-        Err(_) => Err(not_a_log(&format!("line {} is none of a log", number + 1))),
+        Err(_) => Err(not_a_log(&format!("line {} is not a log line", number + 1))),
     };
     whole.lines().enumerate().map(parse).collect()
 }
 
 fn not_a_log(why: &str) -> io::Error {
-    let help = "\n  help: move the file away; a run goes on without its log, and its curve begins anew";
+    let help = "\n  help: move the file away; the run then continues with a new log";
     io::Error::new(io::ErrorKind::InvalidData, format!("{why}{help}"))
 }
 
@@ -120,7 +121,7 @@ fn read_text(path: &Path) -> Result<String> {
     }
 }
 
-/// Training and validation loss over steps.
+/// Plot of training and validation loss over steps.
 pub fn curve(lines: &[Line]) -> Plot {
     let training = lines.iter().filter_map(|line| match line {
         Line::Step(line) => Some((line.step as f64, line.loss)),
@@ -170,7 +171,7 @@ mod tests {
         assert_eq!(read(&path).unwrap(), lines);
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 5);
 
-        // A loss of power.
+        // After a power failure.
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, format!("{text}\0\0\0")).unwrap();
         assert_eq!(read(&path).unwrap(), lines);
@@ -185,8 +186,8 @@ mod tests {
         let path = dir.path().join("log.jsonl");
         let line = serde_json::to_string(&step(1)).unwrap();
         for (bytes, why) in [
-            (format!("{line}\nsomebody's notes\n{line}\n").into_bytes(), "line 2 is none of a log"),
-            (b"a\xff\n".to_vec(), "byte 1 is no UTF-8 text"),
+            (format!("{line}\nsomebody's notes\n{line}\n").into_bytes(), "line 2 is not a log line"),
+            (b"a\xff\n".to_vec(), "byte 1 is not valid UTF-8"),
         ] {
             std::fs::write(&path, &bytes).unwrap();
             for outcome in [Log::open_after(&path, 9).map(drop), read(&path).map(drop)] {
@@ -200,7 +201,7 @@ mod tests {
         }
     }
 
-    /// As other files that are written: through the link.
+    /// As for other output files, links are followed.
     #[test]
     fn a_log_may_be_a_link() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,13 +1,13 @@
-//! Training: steps, checkpoints, and the loop around them.
+//! Training: steps, checkpoints, and the training loop.
 //!
-//! - [`Trainer`] is one training step in pieces: gradients to zero, backward of micro-batches, update. It knows parameters and
-//!   losses, and no model, so that whoever trains on several devices can put work between the pieces.
-//! - [`QueuedStep`] queues such steps without waiting for them, and replays them on a GPU.
-//! - [`checkpoint`] keeps all that a run is on disk.
-//! - [`RunFolder`] is where they are: one run at a time has it.
-//! - [`Run`] is the loop: batches, steps, evaluations, checkpoints, the log. It asks [`LanguageModel`] of a model.
-//! - [`DataParallel`] is a run's other ranks, where there are any.
-//! - [`generate`] lets a model write.
+//! - [`Trainer`] is a training step in separate calls: zero gradients, backward of micro-batches, optimizer update. It
+//!   knows parameters and losses, but no model, so that data-parallel training can run collectives between the calls.
+//! - [`QueuedStep`] enqueues complete steps asynchronously, and runs them as a CUDA graph on a GPU.
+//! - [`checkpoint`] saves and loads the state of a run.
+//! - [`RunFolder`] is the locked folder of a run.
+//! - [`Run`] is the training loop: batches, steps, evaluations, checkpoints, the log. It trains any [`LanguageModel`].
+//! - [`DataParallel`] is data-parallel training of a run on several ranks.
+//! - [`generate`] samples text from a model.
 
 pub mod checkpoint;
 mod data_parallel;

@@ -1,33 +1,34 @@
-//! What training asks of a model.
+//! Trait of models that can be trained.
 
 use candle_core::{Result, Tensor};
 use serde_json::Value;
 
 use crate::params::Params;
 
-/// A model that gives each place of a window a distribution over the token that follows.
+/// A language model: gives a distribution over the next token at every position of a sequence.
 pub trait LanguageModel {
     fn params(&self) -> &Params;
 
     /// Hyperparameters, for checkpoints.
     fn hyperparameters(&self) -> Value;
 
-    /// Number of tokens that there are.
+    /// Vocabulary size.
     fn vocabulary(&self) -> usize;
 
-    /// Longest window.
+    /// Context length: maximum length of a sequence.
     fn context(&self) -> usize;
 
-    /// Scores of the next token: u32 [windows, n] to float [windows, n, vocabulary].
+    /// Logits of the next token: u32 [sequences, n] to float [sequences, n, vocabulary size].
     fn logits(&self, tokens: &Tensor) -> Result<Tensor>;
 
-    /// Mean of −log p(target) over all places, in nats: u32 [windows, n] twice to an f32 scalar on the tape.
+    /// Cross-entropy loss: mean of −log p(target) over all positions, in nats. u32 [sequences, n] twice to an f32
+    /// scalar in the autograd graph.
     fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
-    /// Floating-point operations of the matrix products of forward and backward, for each token of windows of this length.
+    /// Floating-point operations of the matmuls of forward and backward, per token of sequences of this length.
     fn flop_per_token(&self, context: usize) -> f64;
 
-    /// Runs forward, and shows what each part of the model made of `tokens`, in order.
+    /// Runs forward and passes the outputs of the model's layers for `tokens` to the callback, in order.
     fn trace(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
         observe("logits", &self.logits(tokens)?)
     }

@@ -1,10 +1,11 @@
-//! What a device could do at best, for the utilisation that logs tell.
+//! Peak FLOP/s of a device, for model FLOP utilization (MFU).
 
 use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-/// Dense products with f32 sums, in FLOP/s: the vendor's figures without sparsity. Name's part, bf16 and f16, tf32.
+/// Dense matmuls with f32 accumulation, in FLOP/s: the vendor's figures without sparsity. Substring of the name, bf16
+/// and f16, tf32.
 const GPUS: [(&str, f64, f64); 8] = [
     ("B200", 2250e12, 1125e12),
     ("H200", 989e12, 495e12),
@@ -16,17 +17,17 @@ const GPUS: [(&str, f64, f64); 8] = [
     ("4090", 165e12, 83e12),
 ];
 
-/// Highest rate of matrix products in `dtype`, in FLOP/s: the vendor's figure for GPUs that are known (that of TF32 for f32), else what a
-/// large product reaches now.
+/// Peak rate of matmuls in `dtype`, in FLOP/s: the vendor's figure for known GPUs (TF32 for f32), otherwise the
+/// measured rate of a large matmul.
 ///
 /// # Errors
-/// Those of the product.
+/// Errors of the matmul.
 pub fn peak_flops(device: &Device, gpu: Option<&str>, dtype: DType) -> Result<f64> {
     let known = gpu.and_then(|name| GPUS.iter().find(|(part, ..)| name.contains(part)));
     if let Some((_, half, tf32)) = known {
         return Ok(if dtype == DType::F32 { *tf32 } else { *half });
     }
-    // The CPU computes in f32, whatever the model's type is.
+    // The CPU computes in f32, whatever the model's dtype.
     let (n, dtype) = if device.is_cpu() { (768, DType::F32) } else { (8192, dtype) };
     let a = Tensor::ones((n, n), dtype, device)?;
     let mut best = f64::INFINITY;

@@ -1,4 +1,5 @@
-//! Whole training steps, queued: forward, backward, clipping and AdamW, which a GPU replays as one CUDA graph.
+//! Queued training steps: forward, backward, clipping and AdamW, enqueued without synchronization and captured as one
+//! CUDA graph on a GPU.
 
 use candle_core::{DType, Tensor};
 
@@ -8,41 +9,41 @@ use crate::ops::cuda_graph::GraphRunner;
 use crate::optim::step_control::step_outputs;
 use crate::profile::{Phase, phase};
 
-/// Makes steps of one trainer without waiting for them.
+/// Enqueues the steps of one trainer.
 pub struct QueuedStep {
     runner: GraphRunner,
-    /// f32, one for each micro-batch.
+    /// f32, one per micro-batch.
     losses: Option<Tensor>,
     pinned_buffers: PinnedBuffers,
 }
 
-/// A step on its way.
+/// A step in flight.
 pub struct StepHandle {
-    /// What it was registered as.
+    /// Its registration.
     pub registered: Registered,
     readback: Readback,
 }
 
-/// What came of a step.
+/// Outputs of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
     values: Vec<f64>,
 }
 
 impl StepResult {
-    /// The loss of each micro-batch.
+    /// Loss of each micro-batch.
     pub fn losses(&self) -> &[f64] {
         &self.values[step_outputs::LOSSES..]
     }
 
-    /// All values, as [`Trainer::commit`] takes them.
+    /// All outputs, for [`Trainer::commit`].
     pub fn values(&self) -> &[f64] {
         &self.values
     }
 }
 
 impl QueuedStep {
-    /// For steps of this trainer, alone.
+    /// For steps of this trainer only.
     pub fn new(trainer: &Trainer) -> QueuedStep {
         QueuedStep {
             runner: GraphRunner::new(trainer.params().device()),
@@ -51,30 +52,30 @@ impl QueuedStep {
         }
     }
 
-    /// The same, never replayed: every kernel is started by itself.
+    /// Same, without a CUDA graph: every kernel is launched separately.
     pub fn eager() -> QueuedStep {
         QueuedStep {
-            runner: GraphRunner::disabled("every kernel is to be started by itself"),
+            runner: GraphRunner::disabled("every kernel is launched separately"),
             losses: None,
             pinned_buffers: PinnedBuffers::default(),
         }
     }
 
-    /// Why steps are not replayed, if they are not: see [`GraphRunner::fallback_reason`].
+    /// Why steps do not run as a CUDA graph, if they do not: see [`GraphRunner::fallback_reason`].
     pub fn fallback_reason(&self) -> Option<&str> {
         self.runner.fallback_reason()
     }
 
-    /// How many steps may be on their way when another one is queued: a GPU then never waits for the host.
+    /// Number of steps that may be in flight when another one is enqueued, so that a GPU never waits for the host.
     pub fn max_in_flight(&self, trainer: &Trainer) -> usize {
         usize::from(trainer.can_run_ahead() && trainer.params().device().is_cuda())
     }
 
-    /// Queues a step on tokens and targets, u32 [sequences, n], of which `micro_batch` sequences run at a time. Its loss is the mean over
-    /// all sequences.
+    /// Enqueues a step on tokens and targets, u32 [sequences, n], in micro-batches of `micro_batch` sequences. Its loss
+    /// is the mean over all sequences.
     ///
     /// # Errors
-    /// Those of the model and of the launches.
+    /// Errors of the model and of the launches.
     pub fn queue(
         &mut self,
         model: &dyn LanguageModel,
@@ -120,16 +121,16 @@ impl QueuedStep {
 }
 
 impl StepHandle {
-    /// Waits for the step, and for nothing that was queued after it. What was found is for [`Trainer::commit`].
+    /// Waits for this step only, not for work enqueued after it. The result is for [`Trainer::commit`].
     ///
     /// # Errors
-    /// Those of the device's work.
+    /// Errors of the device.
     pub fn wait(self) -> Result<(Registered, StepResult)> {
         Ok((self.registered, StepResult { values: self.readback.read()? }))
     }
 }
 
-/// Numbers on their way from the device.
+/// An asynchronous readback of f64 values.
 enum Readback {
     Ready(Vec<f64>),
     #[cfg(feature = "cuda")]
@@ -146,7 +147,7 @@ impl Readback {
     }
 }
 
-/// Host memory for letters, used again when one was read.
+/// Pinned host buffers, reused after a readback.
 #[derive(Default)]
 struct PinnedBuffers {
     #[cfg(feature = "cuda")]
@@ -154,7 +155,7 @@ struct PinnedBuffers {
 }
 
 impl PinnedBuffers {
-    /// Queues a copy of f64 values.
+    /// Starts an asynchronous copy of f64 values to the host.
     fn read_async(&self, values: &Tensor) -> Result<Readback> {
         #[cfg(feature = "cuda")]
         if values.device().is_cuda() {
@@ -172,7 +173,7 @@ mod cuda {
     use candle_core::cuda::cudarc::driver::{CudaEvent, PinnedHostSlice};
     use candle_core::{Error, Result, Storage, Tensor};
 
-    /// Memory that the GPU copies into by itself.
+    /// Pinned host memory, the destination of a device-to-host copy.
     pub type PinnedBuffer = PinnedHostSlice<f64>;
 
     pub struct Readback {
@@ -182,7 +183,7 @@ mod cuda {
     }
 
     fn failed(error: impl std::fmt::Display) -> Error {
-        Error::Msg(format!("reading what a step found: {error}"))
+        Error::Msg(format!("reading back the outputs of a step: {error}"))
     }
 
     pub fn read_async(free: &Rc<RefCell<Vec<PinnedBuffer>>>, values: &Tensor) -> Result<Readback> {
@@ -190,12 +191,12 @@ mod cuda {
         let known = free.borrow_mut().pop().filter(|buffer| buffer.len() == values.elem_count());
         let mut buffer = match known {
             Some(buffer) => buffer,
-            // SAFETY: the copy below fills all of it before anyone reads it.
+            // SAFETY: the copy below initializes all of it before it is read.
             None => unsafe { stream.context().alloc_pinned_with_flags(values.elem_count(), 0) }.map_err(failed)?,
         };
         let (storage, layout) = values.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else {
-            return Err(failed("it lies on another device"));
+            return Err(failed("it is on another device"));
         };
         let source = storage.as_cuda_slice::<f64>()?.slice(layout.start_offset()..layout.start_offset() + buffer.len());
         stream.memcpy_dtoh(&source, &mut buffer).map_err(failed)?;
@@ -208,14 +209,14 @@ mod cuda {
             self.copied.synchronize().map_err(failed)?;
             match &self.buffer {
                 Some(buffer) => Ok(buffer.as_slice().map_err(failed)?.to_vec()),
-                None => Err(failed("it was read before")),
+                None => Err(failed("it was already read")),
             }
         }
     }
 
     impl Drop for Readback {
         fn drop(&mut self) {
-            // The copy may still be on its way into the buffer.
+            // The copy may still be in flight.
             if self.copied.synchronize().is_ok()
                 && let Some(buffer) = self.buffer.take()
             {

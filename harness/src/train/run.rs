@@ -1,4 +1,4 @@
-//! A run: steps, evaluations and checkpoints until it is done.
+//! A training run: steps, evaluations and checkpoints until it is done.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -29,56 +29,56 @@ use crate::optim::step_control::MAX_LOSSES;
 use crate::params::no_grad;
 use crate::profile::{Phase, phase};
 
-/// The files of a run, in its folder.
+/// Files in a run's folder.
 pub const CHECKPOINT: &str = "checkpoint.safetensors";
 pub const LOG: &str = "log.jsonl";
 pub const CURVE: &str = "loss.svg";
 pub const NOT_FINITE: &str = "not-finite.safetensors";
-/// The files of [`Run::export`].
+/// Files that [`Run::export`] writes.
 pub const EXPORTED: [&str; 2] = ["start.safetensors", "batches.safetensors"];
 
-/// What a run does.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunOptions {
     #[serde(alias = "learner")]
     pub trainer: TrainerOptions,
-    /// Steps in all, those before a checkpoint included.
+    /// Total number of steps, including those before a checkpoint.
     pub steps: u64,
-    /// Windows of a step.
+    /// Sequences per step.
     pub batch: usize,
-    /// Windows that run forward and backward at a time; their gradients are added up.
+    /// Sequences per forward and backward; gradients of micro-batches are accumulated.
     pub micro_batch: usize,
-    /// Tokens of a window.
+    /// Tokens per sequence.
     pub context: usize,
-    /// Steps between evaluations; 0 for one at the end only.
+    /// Steps between evaluations; 0 evaluates only at the end.
     pub evaluate_every: u64,
-    /// Windows of an evaluation, at most.
+    /// Maximum number of sequences of an evaluation.
     #[serde(alias = "evaluate_windows")]
     pub evaluate_sequences: usize,
-    /// Steps between checkpoints; 0 for one at the end only. None for every 100 steps, or fewer where saving would take more than
-    /// a twentieth of the time.
+    /// Steps between checkpoints; 0 saves only at the end. `None` means every 100 steps, or less often if saves would
+    /// take more than a twentieth of the time.
     pub save_every: Option<u64>,
     #[serde(default)]
     pub keep: Keep,
     pub seed: u64,
 }
 
-/// Hears what happens, for a terminal.
+/// Callbacks for progress output.
 pub trait Observer {
-    /// A step was made.
+    /// Called after every step.
     fn step(&mut self, line: &StepLine);
-    /// The validation part was gone through.
+    /// Called after every evaluation on the validation set.
     fn evaluated(&mut self, step: u64, loss: f64);
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// All steps were made.
+    /// All steps are done.
     Done,
-    /// It was told to stop, and saved what it had.
+    /// It was asked to stop, and saved its state.
     Stopped,
-    /// Its time was over, and it saved what it had.
+    /// The time limit was reached, and it saved its state.
     OutOfTime,
 }
 
@@ -89,48 +89,49 @@ pub struct Run<'a> {
     options: RunOptions,
     trainer: Trainer,
     queued_step: QueuedStep,
-    /// When the last step was done.
+    /// Time at which the last step finished.
     finished: Option<Instant>,
     sampler: Sampler,
     folder: PathBuf,
-    /// Before the lock: what is being written when this goes is whole before another run begins.
+    /// Declared before the lock: when a run is dropped, its files are complete before another run starts.
     saver: Saver,
-    /// Of the rank that is_rank0.
+    /// On rank 0 only.
     lock: Option<RunFolder>,
-    /// The last step after which the run was evaluated, with the loss.
+    /// The last evaluated step, with the loss.
     evaluated: Option<(u64, f64)>,
-    /// Of the rank that is_rank0.
+    /// On rank 0 only.
     log: Option<Log>,
     data_parallel: Option<DataParallel>,
-    /// For checkpoints.
+    /// Stored in checkpoints.
     ranks: Option<RankSettings>,
-    /// Peak rate of the device in FLOP/s, where it is known.
+    /// Peak rate of the device in FLOP/s, if it is known.
     pub peak: Option<f64>,
-    /// Ends the run when it is over.
+    /// The run stops when this time has passed.
     pub time_limit: Option<Duration>,
 }
 
-/// A step that has begun.
+/// A step that was started.
 enum StartedStep {
     Finished(StepLine),
     Queued(InFlightStep),
 }
 
-/// A step that the device works on, and what it takes to explain its failure.
+/// A step in flight, and the data to explain its failure.
 struct InFlightStep {
     queued: StepHandle,
     inputs: Tensor,
     targets: Tensor,
-    /// The sampler before it.
+    /// State of the sampler before the step.
     before: SamplerState,
     began: Instant,
 }
 
 impl<'a> Run<'a> {
-    /// Begins a run in `folder`, or goes on from a checkpoint.
+    /// Starts a run in `folder`, or resumes it from a checkpoint.
     ///
     /// # Errors
-    /// A text too short for the context, a folder that cannot be written, a checkpoint that does not fit, no memory.
+    /// A text that is too short for the context length, a folder that is not writable, a checkpoint that does not fit,
+    /// no memory.
     pub fn begin(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,
@@ -141,11 +142,13 @@ impl<'a> Run<'a> {
         Run::begin_with(model, data, options, folder, from, None, None)
     }
 
-    /// As [`Run::begin`], as one rank of many. They share the batch; all see the folder, and rank 0 writes into it. `lock` is
-    /// rank 0's of the folder, from before it read the checkpoint; without it, the folder is locked here.
+    /// Same as [`Run::begin`], on one of several ranks. The ranks share the batch and the folder, and rank 0 writes
+    /// into it. `lock` is rank 0's lock of the folder, taken before it read the checkpoint; with `None` the folder is
+    /// locked here.
     ///
     /// # Errors
-    /// As [`Run::begin`] and [`DataParallel::new`]; ranks that were started with other settings, named by rank and option.
+    /// See [`Run::begin`] and [`DataParallel::new`]; also ranks that were started with different settings, named by rank and
+    /// option.
     pub fn begin_with(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,
@@ -222,15 +225,15 @@ impl<'a> Run<'a> {
         &self.trainer
     }
 
-    /// Makes the steps that are left. Stops after the step in which `stop` becomes true on some rank: no later one begins, those that the
-    /// device works on are finished, and all ranks save the state after the same step.
+    /// Runs the remaining steps. Stops after the step in which `stop` becomes true on any rank: no later step starts,
+    /// steps in flight are finished, and all ranks save the state after the same step.
     ///
     /// # Errors
-    /// A loss or gradient that is not finite (the state before that step is saved beside the checkpoint), lack of memory, and
-    /// files that cannot be written.
+    /// A loss or gradient that is not finite (the state before that step is saved in a separate file), lack of memory,
+    /// and files that cannot be written.
     pub fn train(&mut self, stop: &AtomicBool, observer: &mut dyn Observer) -> Result<Ending> {
         let mut outcome = self.train_loop(stop, observer);
-        // What is being written is whole before the lock ends.
+        // Files are complete before the lock is released.
         if outcome.is_err() && !self.trainer.is_sharded() {
             let _ = self.saver.finish(None, true);
         }
@@ -238,7 +241,7 @@ impl<'a> Run<'a> {
             *last = self.saver.last();
         }
         if let (Err(error), Some(data_parallel)) = (&outcome, &self.data_parallel) {
-            // The others must not wait for us.
+            // The other ranks must not wait for this one.
             data_parallel.communicator().abort(&error.to_string());
         }
         outcome
@@ -252,14 +255,14 @@ impl<'a> Run<'a> {
         let save_every = save_every.unwrap_or(saver::DEFAULT_INTERVAL);
         let due = |every: u64, step: u64| every > 0 && step > 0 && step.is_multiple_of(every) && step < steps;
         let begun = self.trainer.step();
-        // Whoever was stopped after this step did not wait for it.
+        // The previous process stopped after this step, before its evaluation.
         if due(evaluate_every, begun) && self.evaluated.is_none() {
             self.evaluate(observer)?;
         }
         while ending == Ending::Done && self.trainer.step() < steps {
             in_flight.push_back(self.queue()?);
             let step = self.trainer.step();
-            // Whoever needs_state at the state waits for it.
+            // Evaluations and saves need the state after all steps in flight.
             let needs_state = due(evaluate_every, step) || due(save_every, step) || step >= steps;
             let mut max_in_flight = if needs_state { 0 } else { self.queued_step.max_in_flight(&self.trainer) };
             while in_flight.len() > max_in_flight
@@ -280,7 +283,7 @@ impl<'a> Run<'a> {
             }
         }
         if self.trainer.step() >= steps {
-            // Nothing is left to go on with.
+            // All steps are done.
             ending = Ending::Done;
         }
         if ending != Ending::Stopped {
@@ -290,7 +293,7 @@ impl<'a> Run<'a> {
         Ok(ending)
     }
 
-    /// Shows and logs a step, and says whether it is the last one.
+    /// Reports and logs a step. Returns how the run ends if it is the last one.
     fn report_step(
         &mut self,
         line: StepLine,
@@ -306,23 +309,24 @@ impl<'a> Run<'a> {
             observer.step(&line);
             log.push(&Line::Step(line)).map_err(|error| self.saver.error_of(log.path(), error))?;
         }
-        // Whoever is alone may be told by what has just been shown; ranks all have to hear of it before they stop.
+        // A single rank also stops for a request made by the observer just now; with several ranks all have to agree
+        // first.
         if status.stop || (self.data_parallel.is_none() && stop.load(Ordering::Relaxed)) {
             return Ok(Some(Ending::Stopped));
         }
         Ok(status.out_of_time.then_some(Ending::OutOfTime))
     }
 
-    /// One training step. The loss is that of this rank's sequences.
+    /// Runs one training step. The loss is that of this rank's sequences.
     ///
     /// # Errors
-    /// As [`Run::train`].
+    /// See [`Run::train`].
     pub fn step(&mut self) -> Result<StepLine> {
         let queued = self.queue()?;
         self.finish(queued)
     }
 
-    /// Begins a step. One rank of many makes it at once, others queue it.
+    /// Starts a step: enqueues it on a single rank, runs it synchronously on several ranks.
     fn queue(&mut self) -> Result<StartedStep> {
         let began = Instant::now();
         let RunOptions { batch: sequences, micro_batch, context, .. } = self.options;
@@ -362,7 +366,7 @@ impl<'a> Run<'a> {
         let update = match self.trainer.commit(registered, result.values()) {
             Ok(update) => update,
             Err(Error::NotFinite { step, .. }) => {
-                // Later steps may have written over its gradient.
+                // Later steps may have overwritten its gradient.
                 self.trainer.begin()?;
                 for first in (0..sequences).step_by(micro_batch) {
                     let part = |x: &Tensor| x.narrow(0, first, micro_batch.min(sequences - first));
@@ -376,7 +380,7 @@ impl<'a> Run<'a> {
         Ok(self.line(update, mean, began))
     }
 
-    /// A step of one rank of many.
+    /// A step on one of several ranks.
     fn data_parallel_step(&mut self, batch: &Batch, before: SamplerState, began: Instant) -> Result<StepLine> {
         self.trainer.begin()?;
         let mut mean = 0.0;
@@ -407,7 +411,7 @@ impl<'a> Run<'a> {
             Some(data_parallel) => data_parallel.finish_step(&mut self.trainer).map(|(_, update)| update),
             None => self.trainer.update(),
         };
-        // Gradients that another rank did not finish may be anything.
+        // Gradients are undefined if another rank failed to send its own.
         self.data_parallel.as_ref().map_or(Ok(()), DataParallel::check_comm)?;
         match update {
             Ok(update) => Ok(self.line(update, mean, began)),
@@ -416,7 +420,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What there is to say of a step that is done now. Where steps overlap, each has the time since the one before it.
+    /// The log line of a finished step. If steps overlap, the time is that since the previous step.
     fn line(&mut self, update: Update, loss: f64, began: Instant) -> StepLine {
         let now = Instant::now();
         let since = self.finished.map_or(began, |finished| finished.max(began));
@@ -440,7 +444,7 @@ impl<'a> Run<'a> {
         self.data_parallel.as_ref().map_or(1, |data_parallel| data_parallel.communicator().world())
     }
 
-    /// Finds the first tensor that is not finite, when the loss of `inputs` is not.
+    /// Finds the first tensor that is not finite, after the loss of `inputs` was not.
     fn non_finite_error(&self, inputs: &Tensor) -> Result<Error> {
         let step = self.trainer.step() + 1;
         let params = self.model.params();
@@ -465,18 +469,18 @@ impl<'a> Run<'a> {
         Ok(Error::NotFinite { step, what: "the loss", first, saved: None })
     }
 
-    /// Saves the state before a step that failed, and says so in the error.
+    /// Saves the state before a failed step, and adds the path to the error.
     fn save_failed_step(&self, error: Error, sampler: SamplerState) -> Error {
         let path = self.folder.join(NOT_FINITE);
         if self.trainer.is_sharded() {
-            // The others may not know yet, and would have to help.
+            // The other ranks would have to take part in the save, and may not know of the error.
             return error;
         }
         let gradient = matches!(error, Error::NotFinite { what: "the gradient", .. });
         if gradient
             && self.data_parallel.as_ref().is_some_and(|data_parallel| data_parallel.updates_by_bucket(&self.trainer))
         {
-            // Parameters whose gradients came before those have had their step.
+            // Parameters of earlier buckets are already updated.
             return error;
         }
         let saved = match self.write(&path, sampler) {
@@ -520,12 +524,12 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Saves the run's state as its checkpoint, which is on the disk then. All ranks call it.
+    /// Saves the run's state as its checkpoint; on return it is on the disk. All ranks call it.
     ///
     /// # Errors
-    /// What the file system says; the last checkpoint then stays.
+    /// Errors of the file system; the last checkpoint then stays.
     pub fn save(&mut self) -> Result<()> {
-        // A launcher that was told to end us waits for it.
+        // Asks the launcher to wait for the save before it terminates this process.
         let _saving = lifeline::saving();
         self.start_save()?;
         self.saver.finish(self.data_parallel.as_ref(), true)
@@ -539,7 +543,7 @@ impl<'a> Run<'a> {
         let mut header = self.header(self.sampler.state());
         let mut shard = None;
         if let (Some(data_parallel), true) = (&self.data_parallel, self.trainer.is_sharded()) {
-            // A number that f64 holds.
+            // Exactly representable in f64.
             let id = if data_parallel.is_rank0() { rand::random::<u64>() >> 11 } else { 0 };
             let shards = OptimizerShards { id: data_parallel.all_reduce_sum(id as f64)? as u64, world: self.world() };
             let rank = data_parallel.communicator().rank();
@@ -555,7 +559,7 @@ impl<'a> Run<'a> {
         self.saver.start(CheckpointFiles { header, checkpoint, shard }, self.data_parallel.as_ref(), began)
     }
 
-    /// Whether a save that nobody asked for at this step leaves enough of the time to training: as the first rank finds.
+    /// Whether a default save at this step leaves enough time for training; rank 0 decides.
     fn is_cheap(&self) -> Result<bool> {
         let own = self.options.save_every.is_some() || self.saver.is_cheap(Instant::now());
         match &self.data_parallel {
@@ -566,7 +570,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What a checkpoint of the present state says, if a run that goes on from it begins at `sampler`.
+    /// Header of a checkpoint of the current state; a resumed run continues at `sampler`.
     fn header(&self, sampler: SamplerState) -> Header {
         let training = serde_json::to_value(self.options).unwrap_or(Value::Null);
         let data = (self.data.name.as_str(), self.data.tokens.text_hash());
@@ -575,17 +579,17 @@ impl<'a> Run<'a> {
         Header { validation, ranks: self.ranks, ..header }
     }
 
-    /// Writes the state to a file of its own.
+    /// Writes the state to a separate file.
     fn write(&self, path: &Path, sampler: SamplerState) -> Result<()> {
         checkpoint::save(path, &self.header(sampler), self.data.tokenizer.json(), &self.trainer)
     }
 
-    /// Writes what another implementation needs to make the same steps: the state now (`start.safetensors`, a checkpoint) and the
-    /// batches of the steps that are left (`batches.safetensors`: `inputs` and `targets`, u32 [steps, sequences, context]). For a
-    /// run of one rank.
+    /// Exports the data for another implementation to run the same steps: the current state (`start.safetensors`, a
+    /// checkpoint) and the batches of the remaining steps (`batches.safetensors`: `inputs` and `targets`, u32 [steps,
+    /// sequences, context]). For a single rank.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn export(&self, folder: &Path) -> Result<()> {
         std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
         let [start, batches] = EXPORTED.map(|name| folder.join(name));
@@ -608,10 +612,10 @@ impl<'a> Run<'a> {
         files::replace(&path, |file| file.write_all(&bytes)).map_err(Error::file("write", &path))
     }
 
-    /// Draws the log's losses, where this rank is_rank0.
+    /// Plots the log's losses, on rank 0.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn draw(&self) -> Result<()> {
         if self.log.is_none() {
             return Ok(());
@@ -622,10 +626,11 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Fails unless all ranks see one folder and can write into it: each writes its moments there. All ranks call it.
+/// Fails unless all ranks see the same folder and can write into it: each writes its shard of the moments there. All
+/// ranks call it.
 fn check_folder(data_parallel: &DataParallel, folder: &Path) -> Result<()> {
     let comm = data_parallel.communicator();
-    // One that f64 holds. Nobody has looked for such a name: clients of network file systems remember what was not there.
+    // Exactly representable in f64. The name is new: clients of network file systems cache missing names.
     let number = if data_parallel.is_rank0() { rand::random::<u64>() >> 11 } else { 0 };
     let number = data_parallel.all_reduce_sum(number as f64)? as u64;
     let marker = data_parallel
@@ -633,7 +638,7 @@ fn check_folder(data_parallel: &DataParallel, folder: &Path) -> Result<()> {
         .then(|| files::create_marker(folder, number))
         .transpose()
         .map_err(Error::file("write into", folder))?;
-    // It is there.
+    // Synchronizes: the file exists now.
     data_parallel.all_reduce_sum(0.0)?;
     let mut seen = vec![0_u64; comm.world()];
     seen[comm.rank()] = u64::from(files::has_marker(folder, number));
@@ -653,7 +658,7 @@ fn check_folder(data_parallel: &DataParallel, folder: &Path) -> Result<()> {
     files::check_writable(&folder.join("moments")).map_err(Error::file("write into", folder))
 }
 
-/// Fails unless there is room on the disk and in host memory for what a run saves.
+/// Fails unless the disk and the host memory have space for the run's saves.
 fn check_space(saver: &Saver, options: &RunOptions, trainer: &Trainer, tokenizer: usize, is_rank0: bool) -> Result<()> {
     let values = trainer.params().flat_len();
     let own: usize = trainer.moments().iter().map(|piece| 2 * piece.range.len()).sum();
@@ -671,10 +676,10 @@ fn check_space(saver: &Saver, options: &RunOptions, trainer: &Trainer, tokenizer
     Ok(())
 }
 
-/// The mean loss over the first sequences of `part`, at most `sequences` of them, in nats a token.
+/// Mean loss in nats per token over the first sequences of `part`, at most this many.
 ///
 /// # Errors
-/// Those of the model's ops.
+/// Errors of the model's ops.
 pub fn evaluate(
     model: &dyn LanguageModel,
     part: &TokenSlice<'_>,
@@ -685,7 +690,7 @@ pub fn evaluate(
     evaluate_share(model, part, sequences, micro_batch, context, Shard::WHOLE)
 }
 
-/// What one rank's micro-batches add to the mean of [`evaluate`].
+/// The contribution of one rank's micro-batches to the mean of [`evaluate`].
 fn evaluate_share(
     model: &dyn LanguageModel,
     part: &TokenSlice<'_>,
@@ -714,7 +719,7 @@ pub fn tensors(batch: &Batch, device: &Device) -> Result<(Tensor, Tensor)> {
     Ok((tensor(&batch.inputs)?, tensor(&batch.targets)?))
 }
 
-/// Whether every element is a number.
+/// Whether all elements are finite.
 fn is_finite(tensor: &Tensor) -> candle_core::Result<bool> {
     if !tensor.dtype().is_float() {
         return Ok(true);

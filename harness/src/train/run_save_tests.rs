@@ -1,4 +1,4 @@
-//! What becomes of saves: slow ones, those without room, and what is in the folder before.
+//! Tests of saves: slow ones, full disks, and files of earlier runs in the folder.
 
 use super::*;
 
@@ -9,14 +9,14 @@ fn a_newest_checkpoint_that_cannot_be_read_now_is_not_replaced() {
     let model = Bigrams::of(&data);
     let mut run = Run::begin(&model, &data, options(9), &folder, None).unwrap();
     run.step().unwrap();
-    // Opening it is an error of the file system, and not that there is none.
+    // Opening it is an error of the file system, not a missing file.
     std::os::unix::fs::symlink(CHECKPOINT, folder.join(CHECKPOINT)).unwrap();
     let message = run.save().unwrap_err().to_string();
     assert!(message.contains("cannot write") && message.contains("symbolic link"), "{message}");
     assert_eq!(std::fs::read_link(folder.join(CHECKPOINT)).unwrap(), Path::new(CHECKPOINT));
 }
 
-/// Rank 1 takes longer to write than a collective waits, and then rank 0 does, which alone writes where nothing is shared.
+/// Rank 1 takes longer to write than a collective's timeout; then rank 0, which alone writes without sharding.
 #[test]
 fn a_save_may_take_longer_than_a_collective_waits() {
     let (dir, data) = set_up();
@@ -63,7 +63,7 @@ fn ranks_that_write_into_one_folder_need_room_for_all() {
     messages.iter().for_each(|message| assert!(message.contains("a checkpoint takes"), "{message}"));
 }
 
-/// Moments of a save that was killed may be what a disk is full of.
+/// Shards of a killed save may be what fills the disk.
 #[test]
 fn unreferenced_shards_are_removed_at_start() {
     let (dir, data) = set_up();
@@ -85,7 +85,7 @@ fn unreferenced_shards_are_removed_at_start() {
     leave();
     RunFolder::lock(&folder).unwrap();
     assert_eq!(names(&folder), whole);
-    // Some of them may be those of a newest checkpoint that cannot be read.
+    // Some of them may belong to a newest checkpoint that cannot be read.
     leave();
     let all = names(&folder);
     std::fs::write(folder.join(CHECKPOINT), "damaged").unwrap();
@@ -105,12 +105,12 @@ fn a_run_whose_lock_was_removed_writes_nothing_more() {
     let mut second = Run::begin(&other, &data, options(3), &folder, None).unwrap();
     go(&mut second);
     let message = first.save().unwrap_err().to_string();
-    assert!(message.contains("is not locked by this run any more"), "{message}");
+    assert!(message.contains("is no longer locked by this run"), "{message}");
     drop(first);
     assert!(second.save().is_ok(), "its lock is still there");
     assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 3);
     drop(second);
-    // A folder that is gone is named, and not said to have a checkpoint.
+    // A removed folder is reported, without claiming that it has a checkpoint.
     let mut third = Run::begin(&model, &data, options(3), &folder, None).unwrap();
     std::fs::remove_dir_all(&folder).unwrap();
     let message = third.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap_err().to_string();

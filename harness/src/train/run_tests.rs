@@ -1,4 +1,4 @@
-//! Runs of a model that is a table: for each token, scores of the next one.
+//! Tests of runs, with a table of bigram logits as the model.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ mod saves;
 struct Bigrams {
     params: Params,
     vocabulary: usize,
-    /// Makes the loss infinite at the step after so many calls.
+    /// Makes the loss infinite after this number of calls.
     poison: Option<std::cell::Cell<usize>>,
 }
 
@@ -100,7 +100,7 @@ fn options(steps: u64) -> RunOptions {
     }
 }
 
-/// A folder that goes with the test, and data of which the files are in it.
+/// A temporary folder, and a data set whose files are in it.
 fn set_up() -> (tempfile::TempDir, Dataset) {
     let dir = tempfile::tempdir().unwrap();
     let text = Text::of("cats", "the cat sat on the mat. the dog sat on the cat. ".repeat(60)).unwrap();
@@ -108,12 +108,12 @@ fn set_up() -> (tempfile::TempDir, Dataset) {
     (dir, data)
 }
 
-/// One rank of a data_parallel as it is by default.
+/// Default options of data-parallel training.
 fn data_parallel(comm: impl Into<Arc<Communicator>>, shard: Option<Mode>) -> DataParallelOptions {
     DataParallelOptions { comm: comm.into(), ddp: DdpOptions::default(), shard }
 }
 
-/// A world of one.
+/// A communicator with a world size of 1.
 fn alone() -> Communicator {
     threads(1, Default::default()).unwrap().remove(0)
 }
@@ -229,7 +229,7 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
         let model = Bigrams::of(&data);
         go(&mut Run::begin(&model, &data, options(20), &dir.path().join("a"), None).unwrap()).1
     };
-    // After step 10 the whole run was evaluated.
+    // The uninterrupted run was evaluated after step 10.
     for steps in [7, 10] {
         let folder = dir.path().join(steps.to_string());
         let (ending, observer) = stopped_after(steps, &data, &folder);
@@ -246,7 +246,7 @@ fn a_run_that_was_stopped_goes_on_bit_for_bit() {
     }
 }
 
-/// A run of 20 steps that is told to stop after so many.
+/// A run of 20 steps that is asked to stop after `steps` steps.
 fn stopped_after(steps: usize, data: &Dataset, folder: &Path) -> (Ending, TestObserver<'static>) {
     let stop = Arc::new(AtomicBool::new(false));
     let mut observer = TestObserver { stop_after: Some((steps, stop.clone())), ..TestObserver::default() };
@@ -263,7 +263,7 @@ fn a_stop_in_the_last_step_is_done() {
     assert_eq!(observer.evaluations.last().map(|(step, _)| *step), Some(20));
 }
 
-/// The last step's weights are seen by the evaluation alone.
+/// Only the evaluation sees the last step's weights.
 #[test]
 fn a_nan_validation_loss_is_an_error() {
     let (dir, data) = set_up();
@@ -305,7 +305,7 @@ fn exported_batches_are_those_that_the_run_sees() {
 #[test]
 fn a_nan_loss_stops_the_run_and_saves_the_state() {
     let (dir, data) = set_up();
-    // Two micro-batches a step: the first one of step 4 fails.
+    // Two micro-batches per step: the first one of step 4 fails.
     let poison = Some(std::cell::Cell::new(6));
     let model = Bigrams { poison, ..Bigrams::of(&data) };
     let folder = dir.path().join("run");
@@ -318,7 +318,7 @@ fn a_nan_loss_stops_the_run_and_saves_the_state() {
     assert_eq!((saved.step, saved.sampler.drawn), (3, 18));
     drop(run);
 
-    // Where a parameter is not finite, it is the first.
+    // A non-finite parameter is reported first.
     let model = Bigrams::of(&data);
     let table = model.params.get("table").unwrap();
     table.set_value(&(table.value().unwrap() + f64::INFINITY).unwrap()).unwrap();
@@ -326,7 +326,7 @@ fn a_nan_loss_stops_the_run_and_saves_the_state() {
     assert!(message.contains("step 1") && message.contains("the parameter `table`"), "{message}");
 }
 
-/// A loss that is a number, of which the gradient is none.
+/// A finite loss with a non-finite gradient.
 struct Steep(Bigrams);
 
 impl LanguageModel for Steep {
@@ -351,7 +351,7 @@ impl LanguageModel for Steep {
     }
 
     fn loss(&self, tokens: &Tensor, targets: &Tensor) -> candle_core::Result<Tensor> {
-        // All are zeros at the start.
+        // All parameters are zero at the start.
         self.0.loss(tokens, targets)? + self.0.params.get("table")?.leaf(DType::F32)?.sum_all()?.sqrt()?
     }
 
@@ -360,7 +360,7 @@ impl LanguageModel for Steep {
     }
 }
 
-/// The state before a step is saved unless parameters may have had a part of it.
+/// The state before a failed step is saved unless some parameters may already be updated.
 #[test]
 fn a_nan_gradient_stops_all_ranks() {
     let (dir, data) = set_up();
@@ -432,7 +432,7 @@ fn an_error_of_a_save_comes_with_the_next_step() {
     let folder = dir.path().join("run");
     let options = RunOptions { save_every: Some(5), evaluate_every: 0, ..options(1_000_000) };
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
-    // After the first checkpoint nothing can have its name.
+    // After the first checkpoint no file can be renamed to its name.
     let then = |steps: usize| {
         if steps == 9 {
             let start = Instant::now();
@@ -464,14 +464,14 @@ fn non_finite_weights_do_not_replace_a_checkpoint() {
     let table = model.params.get("table").unwrap();
     table.set_value(&(table.value().unwrap() + f64::NAN).unwrap()).unwrap();
     let message = run.save().unwrap_err().to_string();
-    for part in ["cannot write", "`table` is not finite", "--lr", "of step 1, is still whole"] {
+    for part in ["cannot write", "`table` is not finite", "--lr", "of step 1, is intact"] {
         assert!(message.contains(part), "`{part}` is missing in: {message}");
     }
     assert_eq!(names(&folder), [CHECKPOINT]);
     assert_eq!(Checkpoint::open(&folder.join(CHECKPOINT)).unwrap().header.step, 1);
 }
 
-/// Where nobody says how often: after step 100, and at the end.
+/// Without --save-every: after step 100, and at the end.
 #[test]
 fn saves_are_due_by_default() {
     let (dir, data) = set_up();
@@ -502,7 +502,7 @@ fn foreign_files_are_kept() {
         "checkpoint-00000000.safetensors",
         "moments-of-joy.safetensors",
         "moments-00000001-1-0-of-2.safetensors",
-        // Moments of a checkpoint that cannot be read now, which is not to say that it never can.
+        // Moments of a checkpoint that cannot be read now, but possibly later.
         "moments-00000000-0123456789abcdef-0-of-2.safetensors",
     ];
     std::fs::copy(folder.join(CHECKPOINT), folder.join(own[0])).unwrap();
@@ -516,7 +516,7 @@ fn foreign_files_are_kept() {
     assert_eq!(names(&folder), expected);
 }
 
-/// Moments in folders that no other rank looks into would be missed when the run goes on.
+/// Moments in a folder that other ranks do not see would be missing when the run resumes.
 #[test]
 fn ranks_that_write_moments_see_one_folder() {
     let (dir, data) = set_up();
@@ -539,7 +539,7 @@ fn ranks_that_write_moments_see_one_folder() {
     assert_eq!(names(&folders[0]), [] as [&str; 0]);
 }
 
-/// The last two, and the best; a newer one is whole before an older one goes.
+/// The last two and the best one; a newer one is complete before an older one is removed.
 #[test]
 fn the_last_and_the_best_checkpoints_are_kept() {
     let (dir, data) = set_up();
@@ -571,7 +571,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_eq!(kept, expected);
     drop(run);
 
-    // Who goes back to an older one makes its later steps again.
+    // Resuming from an older checkpoint repeats the later steps.
     std::fs::copy(folder.join("checkpoint-00000006.safetensors"), folder.join(CHECKPOINT)).unwrap();
     let checkpoint = Checkpoint::open(&folder.join(CHECKPOINT)).unwrap();
     let mut run = Run::begin(&model, &data, options, &folder, Some(&checkpoint)).unwrap();
@@ -582,7 +582,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     let step = |name: &str| Checkpoint::open(&folder.join(name)).unwrap().header.step;
     assert_eq!(step(CHECKPOINT), 7);
 
-    // A link in its place is replaced, and what it led to stays under the older name.
+    // A link to the checkpoint is replaced, and its target stays under the older name.
     std::fs::rename(folder.join(CHECKPOINT), folder.join("elsewhere")).unwrap();
     std::os::unix::fs::symlink("elsewhere", folder.join(CHECKPOINT)).unwrap();
     run.step().unwrap();
@@ -591,7 +591,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_eq!(steps, [7, 7, 8]);
 }
 
-/// Runs `work` as each rank of a world.
+/// Runs `work` on every rank of a world.
 fn ranks<R: Send>(world: usize, work: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     ranks_with(world, Default::default(), work)
 }
@@ -609,7 +609,7 @@ fn ranks_with<R: Send>(
     })
 }
 
-/// Values, and the moments that this rank keeps with their places.
+/// Values, and this rank's moments with their ranges.
 type State = (Vec<f32>, Vec<(std::ops::Range<usize>, Vec<f32>, Vec<f32>)>);
 
 fn state(run: &Run<'_>) -> State {
@@ -618,7 +618,7 @@ fn state(run: &Run<'_>) -> State {
     (run.model.params().values().to_vec1().unwrap(), pieces.collect())
 }
 
-/// First and second moments of all ranks together.
+/// First and second moments of all ranks.
 fn whole(states: &[State]) -> [Vec<f32>; 2] {
     let mut flats = [vec![f32::NAN; states[0].0.len()], vec![f32::NAN; states[0].0.len()]];
     for (range, first, second) in states.iter().flat_map(|(_, pieces)| pieces) {
@@ -629,12 +629,12 @@ fn whole(states: &[State]) -> [Vec<f32>; 2] {
     flats
 }
 
-/// What ranks have saved of a shared optimizer any number of ranks loads: each the same bits, in the file of one rank or of many.
+/// State saved by a sharded optimizer can be loaded with any world size, with the same bits, from one file or several.
 #[test]
 fn sharded_state_resumes_in_any_world() {
     let (dir, data) = set_up();
     let vocabulary = data.tokenizer.vocabulary();
-    // Buckets of less than a row: shares that begin anywhere.
+    // Buckets of less than a row: shards start anywhere.
     let ddp = DdpOptions { bucket_bytes: Some(1000), ..DdpOptions::default() };
     let begin = |comm: Communicator,
                  shard: Option<Mode>,
@@ -681,7 +681,7 @@ fn sharded_state_resumes_in_any_world() {
             );
             let found = if again.is_some() { whole(&loaded) } else { whole(&loaded[..1]) };
             for (found, expected) in found.iter().zip(&expected) {
-                // Elements between parameters have no meaning, and no part has them.
+                // Padding is undefined, and no shard has it.
                 let table = found.iter().zip(expected).take(vocabulary * vocabulary);
                 assert!(
                     table.clone().all(|(a, b)| a.to_bits() == b.to_bits()),
@@ -689,7 +689,7 @@ fn sharded_state_resumes_in_any_world() {
                 );
             }
         }
-        // Two steps more on as many ranks are those of a run that nobody stopped.
+        // Two more steps on the same number of ranks equal those of an uninterrupted run.
         let go_on = |folder: &Path, resume: bool| {
             ranks(saved_by, |comm| {
                 let mut found = None;
@@ -705,7 +705,7 @@ fn sharded_state_resumes_in_any_world() {
     }
 }
 
-/// A part that is missing, damaged, or of another checkpoint.
+/// A shard that is missing, damaged, or of another checkpoint.
 #[test]
 fn shards_of_another_checkpoint_are_refused() {
     let (dir, data) = set_up();
@@ -744,14 +744,14 @@ fn shards_of_another_checkpoint_are_refused() {
         assert!(message.contains(name) && message.contains(what), "{message}");
     };
     refuse(&flipped, "damaged");
-    refuse(&whole[..whole.len() / 2], "cut short");
+    refuse(&whole[..whole.len() / 2], "truncated");
     others.iter().for_each(|other| refuse(other, "shard of another checkpoint"));
     std::fs::remove_file(newest).unwrap();
     let message = load().unwrap_err().to_string();
     assert!(message.contains("cannot read") && message.contains("-1-of-2"), "{message}");
 }
 
-/// A rank that cannot save its part ends all ranks, and nothing is committed.
+/// A rank that cannot save its shard ends all ranks, and nothing is committed.
 #[test]
 fn a_shard_that_fails_commits_nothing() {
     let (dir, data) = set_up();
@@ -772,7 +772,7 @@ fn a_shard_that_fails_commits_nothing() {
             run.trainer.restore(step, scale, step, nan).unwrap();
         }
         let error = run.save().unwrap_err().to_string();
-        // As `go` does.
+        // Same as in `go`.
         comm.abort(&error);
         error
     });

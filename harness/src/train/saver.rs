@@ -1,8 +1,8 @@
-//! Checkpoints that are written while training goes on.
+//! Writes checkpoints asynchronously.
 //!
-//! A save copies the state to host memory, which training waits for, and a thread writes it: into a temporary file, onto the disk, under
-//! its name, then the folder. Where every rank has a shard of the optimizer's state, each writes its own; when all have, the first rank gives the
-//! checkpoint its name. An error comes with the next step.
+//! A save copies the state to host memory, which blocks training, and a thread writes it: to a temporary file,
+//! synchronized to the disk, renamed, then the folder is synchronized. With a sharded optimizer each rank writes its
+//! shard; when all are done, rank 0 renames the checkpoint. An error is returned with the next step.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,21 +17,22 @@ use super::{DataParallel, Error, Result};
 use crate::dist::lifeline;
 use crate::files::{self, Prepared};
 
-/// Where nobody says how often, a checkpoint is due every so many steps,
+/// Default number of steps between checkpoints,
 pub const DEFAULT_INTERVAL: u64 = 100;
-/// unless saves would take more than one shard in this many of the time.
+/// and the maximum fraction of the time for default saves: one in this many.
 const MAX_OVERHEAD: u32 = 20;
 
-/// How often ranks that wait for a save tell each other who is done: a save may take longer than a collective waits for the slowest rank.
+/// Interval in which ranks that wait for a save exchange their status: a save may take longer than a collective's
+/// timeout.
 const RANK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// What a rank writes of a checkpoint.
+/// The files that a rank writes for a checkpoint.
 pub struct CheckpointFiles {
     pub header: Header,
-    /// The checkpoint itself, of the rank that is_rank0.
+    /// The checkpoint itself, on rank 0.
     pub checkpoint: Option<Staged>,
-    /// This rank's moments, where they are in files of their own, and the rank.
+    /// This rank's shard of the moments, if they are sharded, and the rank.
     pub shard: Option<(Staged, usize)>,
 }
 
@@ -39,13 +40,13 @@ pub struct CheckpointFiles {
 pub struct Saver {
     folder: PathBuf,
     pub(super) keep: Keep,
-    /// Step of the newest checkpoint that is on the disk.
+    /// Step of the newest checkpoint on the disk.
     last: Option<u64>,
     running: Option<Running>,
-    /// When the last save began, and how long it took with its copy to host memory.
+    /// Start of the last save, and its duration including the copy to host memory.
     began: Option<Instant>,
     took: Duration,
-    /// Held by tests while nothing is to be written.
+    /// Held by tests to delay writing.
     #[cfg(test)]
     pub gate: Arc<std::sync::Mutex<()>>,
 }
@@ -57,11 +58,12 @@ struct Running {
     outcome: Option<Outcome>,
 }
 
-/// What the first rank commits when all are done, if that is not done yet; and when the files were on the disk.
+/// The prepared checkpoint that rank 0 commits when all ranks are done (`None` if it is already committed), and the
+/// time at which the files were on the disk.
 type Outcome = (io::Result<Option<Prepared>>, Instant);
 
 impl Saver {
-    /// For a run in `folder` that goes on from the checkpoint of step `last`.
+    /// For a run in `folder` that resumes from the checkpoint of step `last`.
     pub fn new(folder: PathBuf, keep: Keep, last: Option<u64>) -> Saver {
         Saver {
             folder,
@@ -75,7 +77,7 @@ impl Saver {
         }
     }
 
-    /// Step of the newest checkpoint that is on the disk.
+    /// Step of the newest checkpoint on the disk.
     pub fn last(&self) -> Option<u64> {
         self.last
     }
@@ -85,32 +87,32 @@ impl Saver {
         self.running.is_some()
     }
 
-    /// Whether another save now would leave enough of the time to training.
+    /// Whether another save now would leave enough time for training.
     pub fn is_cheap(&self, now: Instant) -> bool {
         !self.is_running()
             && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.took * MAX_OVERHEAD)
     }
 
-    /// Fails unless the file system has room for checkpoints of `each` bytes: for as many as will be there at a time, of a run that makes
-    /// `saves` of them at most.
+    /// Fails unless the file system has space for checkpoints of `each` bytes: for the maximum number that exists at a
+    /// time, in a run with at most `saves` saves.
     ///
     /// # Errors
-    /// What is needed, and what there is.
+    /// Required and available space.
     pub fn check_space_for(&self, each: u64, saves: u64) -> Result<()> {
         let most = if self.keep.last == 0 { saves } else { self.keep.last.saturating_add(self.keep.best) as u64 };
-        // One more, while it is written and the older ones are there.
+        // One more: the new one is written before the older ones are removed.
         let count = most.saturating_add(1).min(saves.max(1)).saturating_sub(keep::count(&self.folder) as u64).max(1);
         let what = if count == 1 { "a checkpoint takes".to_string() } else { format!("{count} checkpoints take") };
         self.check_space(&what, count.saturating_mul(each), files::free_bytes(&self.folder))
     }
 
-    /// Fails unless there is room for what all ranks of `data_parallel` are about to write into the folder, of which `own` bytes are this rank's.
-    /// Ranks that write all call it before one begins.
+    /// Fails unless there is space for the files that all ranks are about to write into the folder, of which `own`
+    /// bytes are this rank's. All writing ranks call it before any of them starts.
     ///
     /// # Errors
-    /// What is needed, and what there is; those of communication.
+    /// Required and available space; errors of communication.
     pub fn check_space_for_all(&self, own: u64, data_parallel: Option<&DataParallel>) -> Result<()> {
-        // Before the others are heard of, which may begin to write then.
+        // Queried before the reduction, after which other ranks may start to write.
         let free = files::free_bytes(&self.folder);
         let needed = data_parallel
             .map_or(Ok(own), |data_parallel| data_parallel.all_reduce_sum(own as f64).map(|bytes| bytes as u64))?;
@@ -123,7 +125,7 @@ impl Saver {
                 io::ErrorKind::StorageFull,
                 format!("{what} {}, and its file system has {} left", format_bytes(needed), format_bytes(free)),
             ))),
-            // A file system that does not say is asked by writing.
+            // If the file system does not report it, writing will show.
             _ => Ok(()),
         }
     }
@@ -132,15 +134,16 @@ impl Saver {
         self.error_of(&self.folder.join(CHECKPOINT), source)
     }
 
-    /// Of a file of the run that cannot be written: also says what is on the disk.
+    /// The error of a file of the run that cannot be written, with the newest checkpoint on the disk.
     pub fn error_of(&self, path: &Path, source: io::Error) -> Error {
         Error::Save { path: path.to_path_buf(), source, last: self.last }
     }
 
-    /// Starts to write files. The save before is settled. Ranks whose moments are in files of their own all call it together.
+    /// Starts to write files. The previous save has to be finished. With a sharded optimizer all ranks call it
+    /// together.
     ///
     /// # Errors
-    /// Too little room on the disk; where the system has no threads, as [`Saver::finish`]; those of communication.
+    /// Too little space on the disk; without threads, see [`Saver::finish`]; errors of communication.
     pub fn start(
         &mut self,
         files: CheckpointFiles,
@@ -154,7 +157,7 @@ impl Saver {
         #[cfg(test)]
         let gate = self.gate.clone();
         let write = move || -> io::Result<Option<Prepared>> {
-            // A launcher that has to end us waits for it.
+            // Asks the launcher to wait for the save before it terminates this process.
             let _saving = lifeline::saving();
             #[cfg(test)]
             let _open = gate.lock();
@@ -165,7 +168,7 @@ impl Saver {
             let Some(checkpoint) = &checkpoint else { return Ok(None) };
             let prepared = files::prepare(&folder.join(CHECKPOINT), |file| checkpoint.write(file))?;
             match newest.shards {
-                // Others may not be done.
+                // Other ranks may still be writing.
                 Some(_) => Ok(Some(prepared)),
                 None => keep::commit(&folder, prepared, &newest, keep).map(|()| None),
             }
@@ -175,25 +178,25 @@ impl Saver {
         self.began = Some(began);
         let (thread, outcome) = match std::thread::Builder::new().name("save".to_string()).spawn(move || written()) {
             Ok(thread) => (Some(thread), None),
-            // A system without threads.
+            // No threads are available: write synchronously.
             Err(_) => (None, Some(write())),
         };
         self.running = Some(Running { header, began, thread, outcome });
         Ok(())
     }
 
-    /// Ends the save that is under way, if this rank and all others are done with it; with `wait`, when they are, however long that takes.
-    /// With `wait`, all ranks of `data_parallel` call it together; without, those whose moments are in files of their own.
+    /// Finishes the current save if this rank and all others are done with it; with `wait`, blocks until they are. With
+    /// `wait` all ranks call it together; without, those with a sharded optimizer.
     ///
     /// # Errors
-    /// What the file system said to this rank: no newer checkpoint is on the disk than before. Those of communication.
+    /// Errors of the file system on this rank: the previous checkpoint stays the newest. Errors of communication.
     pub fn finish(&mut self, data_parallel: Option<&DataParallel>, wait: bool) -> Result<()> {
         let shared = self.running.as_ref().is_some_and(|running| running.header.shards.is_some());
-        // Ranks that write nothing wait with those that do, and not in the next collective, which has its limit.
+        // Ranks that write nothing wait here with the others, and not in the next collective, which has a timeout.
         let data_parallel = data_parallel.filter(|_| wait || shared);
         loop {
             let (done, failed) = self.poll();
-            // The others hear of a failure from whoever calls us.
+            // The caller reports a failure to the other ranks.
             let all_are = match data_parallel.filter(|_| !failed) {
                 Some(data_parallel) => {
                     data_parallel.all_reduce_sum(f64::from(u8::from(done)))?
@@ -221,7 +224,7 @@ impl Saver {
             None => Ok(()),
         });
         committed.map_err(|error| self.error(error))?;
-        // Nobody says that the state is saved before the first rank has made it so.
+        // No rank reports the state as saved before rank 0 has committed it.
         if let Some(data_parallel) = data_parallel.filter(|_| shared) {
             data_parallel.all_reduce_sum(0.0)?;
         }
@@ -229,7 +232,7 @@ impl Saver {
         Ok(())
     }
 
-    /// Whether this rank writes nothing any more, and whether its save has failed.
+    /// Whether this rank is done with writing, and whether its save has failed.
     fn poll(&mut self) -> (bool, bool) {
         let Some(running) = &mut self.running else { return (true, false) };
         if let Some(thread) = running.thread.take_if(|thread| thread.is_finished()) {
@@ -241,7 +244,7 @@ impl Saver {
 }
 
 impl Drop for Saver {
-    /// CheckpointFiles that are being written are written to their end.
+    /// Blocks until the files are written.
     fn drop(&mut self) {
         if let Some(thread) = self.running.take().and_then(|running| running.thread) {
             let _ = thread.join();
@@ -249,7 +252,7 @@ impl Drop for Saver {
     }
 }
 
-/// Bytes in words: `1.25 GiB`.
+/// Formats a size: `1.25 GiB`.
 fn format_bytes(bytes: u64) -> String {
     match bytes as f64 {
         bytes if bytes < 1024.0 * 1024.0 => format!("{:.1} KiB", bytes / 1024.0),
@@ -279,10 +282,11 @@ mod tests {
         let saver = Saver::new(dir.path().to_path_buf(), Keep::default(), Some(7));
         saver.check_space_for(1000, 50).unwrap();
         let message = saver.check_space_for(1 << 60, 50).unwrap_err().to_string();
-        for expected in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "no room", "of step 7, is still whole"] {
+        for expected in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "the disk is full", "of step 7, is intact"]
+        {
             assert!(message.contains(expected), "`{expected}` is missing in: {message}");
         }
-        // One save needs room for one.
+        // A single save needs space for one.
         let message = saver.check_space_for(1 << 60, 1).unwrap_err().to_string();
         assert!(message.contains("a checkpoint takes 1073741824.00 GiB"), "{message}");
     }

@@ -1,10 +1,10 @@
-//! Dynamic loss scaling, for gradients in f16.
+//! Dynamic loss scaling for gradients in f16.
 
 use serde::{Deserialize, Serialize};
 
-/// What the loss is multiplied by before backward, so that small gradients do not round to zero in f16 (Micikevicius et al., "Mixed
-/// precision training", 2018, section 3.2). The factor is halved when a gradient overflows, and that step is left out; it is doubled
-/// after many steps without.
+/// Loss scale: the loss is multiplied by this factor before backward, so that small gradients do not underflow in f16
+/// (Micikevicius et al., "Mixed precision training", 2018, section 3.2). The factor is halved when a gradient
+/// overflows, and that step is skipped; it is doubled after many steps without overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossScale {
     factor: f64,
@@ -14,36 +14,36 @@ pub struct LossScale {
     dynamic: bool,
 }
 
-/// Steps without an overflow before the factor is doubled.
+/// Steps without overflow after which the factor is doubled.
 const GROWTH_INTERVAL: u32 = 2000;
 const MAX_FACTOR: f64 = 16_777_216.0;
 
 impl LossScale {
-    /// For gradients that need no scaling: the factor is 1, and an overflow is an error.
+    /// No scaling: the factor is 1, and an overflow is an error.
     pub const NONE: LossScale = LossScale { factor: 1.0, clean_steps: 0, dynamic: false };
 
-    /// Starts at 65536.
+    /// Dynamic scaling with an initial factor of 65536.
     pub fn dynamic() -> LossScale {
         LossScale { factor: 65_536.0, clean_steps: 0, dynamic: true }
     }
 
-    /// What the loss is multiplied by, and gradients are divided by.
+    /// Factor of the loss; gradients are divided by it.
     pub fn factor(&self) -> f64 {
         self.factor
     }
 
-    /// Whether the factor changes with what gradients are found.
+    /// Whether the factor changes during training.
     pub fn is_dynamic(&self) -> bool {
         self.dynamic
     }
 
-    /// Whether a smaller factor may help against an overflow.
+    /// Whether the factor can be halved after an overflow.
     pub fn can_decrease(&self) -> bool {
         self.dynamic && self.factor > 1.0
     }
 
-    /// Learns whether the gradient of a step was finite. Says whether the step counts: `None` where an overflow cannot be helped by a
-    /// smaller factor.
+    /// Updates the factor after a step with a finite or a non-finite gradient. Returns whether the step counts; `None`
+    /// if the factor cannot be halved further.
     pub fn update(&mut self, finite: bool) -> Option<bool> {
         if finite {
             self.clean_steps = self.clean_steps.saturating_add(1);

@@ -1,8 +1,8 @@
-//! All ranks of a run train the same: what they were started with is compared before the first step.
+//! Checks before the first step that all ranks of a run have the same settings.
 //!
-//! What is compared is the serialised form of all settings, whole structures at a time: a field that is added to one of them is compared
-//! without a word here. [`OPTIONS`] only says what a field is called on the command line, and a test finds options that are neither
-//! compared nor listed in [`PER_RANK_OPTIONS`].
+//! The ranks compare the serialized form of whole settings structs, so that a new field is compared automatically.
+//! [`OPTIONS`] only maps fields to command-line options. A test finds options that are neither compared nor listed in
+//! [`PER_RANK_OPTIONS`].
 
 use serde::Serialize;
 use serde_json::Value;
@@ -16,18 +16,18 @@ use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::escape::printable;
 
-/// Options of `train` that each rank may have for itself: where it is and what it shows. `--data` and `--vocab` are compared by what is read
-/// and made from them, `--size` by the numbers that it means, `--resume` by the state that it reads.
+/// Options of `train` that may differ between ranks: paths and output. `--data` and `--vocab` are compared by the
+/// resulting text and tokenizer, `--size` by the resulting numbers, `--resume` by the loaded state.
 #[cfg(test)]
 const PER_RANK_OPTIONS: [&str; 8] = ["data", "vocab", "size", "out", "resume", "export", "device", "minutes"];
 
-/// Fields of the settings, and what the command line calls them.
+/// Fields of the settings, and the options that set them.
 const OPTIONS: [(&str, &str); 47] = [
     ("version", "the program's version"),
     ("text", "the text's hash (--data)"),
     ("tokenizer", "the tokenizer's hash (--vocab)"),
     ("tokens", "the number of the text's tokens"),
-    ("step", "the step that it goes on from (--resume)"),
+    ("step", "the step to resume from (--resume)"),
     ("checkpoint", "the hash of the checkpoint (--out)"),
     ("model.vocabulary", "the vocabulary (--vocab)"),
     ("model.context", "--context"),
@@ -55,7 +55,7 @@ const OPTIONS: [(&str, &str); 47] = [
     ("training.trainer.schedule.peak", "--lr"),
     ("training.trainer.schedule.floor", "--min-lr"),
     ("training.trainer.schedule.warmup", "--warmup"),
-    ("training.trainer.schedule.total", "the step until which the rate falls (--schedule)"),
+    ("training.trainer.schedule.total", "the step at which the learning-rate decay ends (--schedule)"),
     ("training.trainer.weight_decay", "--weight-decay"),
     ("training.trainer.decay_embeddings", "--decay-embeddings"),
     ("training.trainer.adamw.beta1", "--beta1"),
@@ -72,7 +72,7 @@ const OPTIONS: [(&str, &str); 47] = [
     ("on_gpu", "whether it trains on a GPU (--device)"),
 ];
 
-/// Everything that decides what a run computes, and in which order ranks talk.
+/// All settings that affect the result or the order of collectives.
 #[derive(Serialize)]
 struct Settings<'a> {
     version: String,
@@ -88,16 +88,16 @@ struct Settings<'a> {
     checkpoint: Option<String>,
 }
 
-/// Differences that one error names.
+/// Maximum number of differences in an error.
 const MAX_DIFFERENCES: usize = 20;
-/// The longest settings, in bytes: far more than there are.
+/// Upper bound of the size of serialized settings, far above the actual size.
 const MAX_SETTINGS_BYTES: usize = 1 << 20;
 
-/// Fails unless all ranks were started with the same settings, text, tokenizer, checkpoint and version of the program. Every rank calls
-/// it, and every rank gets the same error.
+/// Fails unless all ranks have the same settings, text, tokenizer, checkpoint and program version. Every rank calls it,
+/// and every rank gets the same error.
 ///
 /// # Errors
-/// Names each rank that differs from rank 0, the option, and both values; those of communication.
+/// Names each rank that differs from rank 0, the option, and both values; errors of communication.
 pub fn check(
     data_parallel: &DataParallelOptions,
     model: Value,
@@ -107,7 +107,7 @@ pub fn check(
 ) -> Result<()> {
     let unreadable = |error: serde_json::Error| Error::Misuse(format!("settings cannot be compared: {error}"));
     let settings = Settings {
-        // Programs of other sources may compute other numbers.
+        // Programs built from other sources may compute other results.
         version: format!("{}+{}", tilewright::codegen::VERSION, env!("TILEWRIGHT_HARNESS_HASH")),
         text: hex(&data.tokens.text_hash()),
         tokenizer: hex(&data.tokenizer.hash()),
@@ -126,18 +126,18 @@ pub fn check(
         return Ok(());
     }
     let more = differences.len().saturating_sub(MAX_DIFFERENCES);
-    let mut text = String::from("the ranks were not started with the same settings:");
+    let mut text = String::from("the ranks have different settings:");
     for difference in differences.iter().take(MAX_DIFFERENCES) {
         text += &format!("\n  {difference}");
     }
     if more > 0 {
-        text += &format!("\n  and {more} differences more");
+        text += &format!("\n  and {more} more differences");
     }
-    text += "\n  help: start all ranks with the same options, files and version; all have to see the same folder --out";
+    text += "\n  help: start all ranks with the same options, files and program version; all have to use the same folder --out";
     Err(Error::Misuse(text).into())
 }
 
-/// The text of every rank, by rank.
+/// Gathers the settings of all ranks, by rank.
 fn gather(comm: &Communicator, own: &str) -> Result<Vec<String>> {
     let mut longest = [own.len() as u64];
     comm.all_reduce(&mut longest, Reduce::Max).map_err(Error::from)?;
@@ -151,12 +151,12 @@ fn gather(comm: &Communicator, own: &str) -> Result<Vec<String>> {
     let mut all = vec![0_u8; padded_bytes * comm.world()];
     all[padded_bytes * comm.rank()..][..own.len()].copy_from_slice(own.as_bytes());
     comm.all_gather(&mut all).map_err(Error::from)?;
-    // Text in JSON has no zeros.
+    // JSON text contains no NUL bytes.
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\0').to_string();
     Ok(all.chunks(padded_bytes.max(1)).map(text).collect())
 }
 
-/// What differs from rank 0, a line each.
+/// Differences from rank 0, one line each.
 fn compare(all: &[String]) -> Vec<String> {
     let fields: Vec<Vec<(String, String)>> = all.iter().map(|text| flatten_text(text)).collect();
     let Some((first, others)) = fields.split_first() else { return Vec::new() };
@@ -178,7 +178,7 @@ fn compare(all: &[String]) -> Vec<String> {
     lines
 }
 
-/// The fields of settings that came as text; whatever else came is one field.
+/// Flattens serialized settings; invalid JSON becomes a single field.
 fn flatten_text(text: &str) -> Vec<(String, String)> {
     let mut fields = Vec::new();
     let value = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_string()));
@@ -186,7 +186,7 @@ fn flatten_text(text: &str) -> Vec<(String, String)> {
     fields
 }
 
-/// Every number, word and so on of `value`, with its path.
+/// Adds all leaf values of `value` with their paths.
 fn flatten(path: String, value: &Value, fields: &mut Vec<(String, String)>) {
     match value {
         Value::Object(map) => {
@@ -215,7 +215,7 @@ mod tests {
         let all = [settings(0.003, Some(1.0)), settings(0.003, Some(1.0)), settings(0.001, None)];
         let expected = ["rank 2: --clip is off, and 1.0 on rank 0", "rank 2: --lr is 0.001, and 0.003 on rank 0"];
         assert_eq!(compare(&all), expected);
-        // A field that only one version knows, and one without a name.
+        // A field that only one version has, and a field that is not in the list.
         let all = [r#"{"a":{"b":1}}"#.to_string(), r#"{"a":{"b":1},"c":"\u001b[2J"}"#.into(), "junk".into()];
         let expected = [
             "rank 1: c is \\u{1b}[2J, and not known on rank 0",
@@ -225,8 +225,8 @@ mod tests {
         assert_eq!(compare(&all), expected);
     }
 
-    /// An option of `train` that nobody thought of here fails this test: it belongs to [`OPTIONS`], if its field is part of the settings, or
-    /// to [`PER_RANK_OPTIONS`], if ranks may differ in it.
+    /// A new option of `train` fails this test until it is added to [`OPTIONS`], if its field is part of the settings,
+    /// or to [`PER_RANK_OPTIONS`], if ranks may differ in it.
     #[test]
     fn every_option_of_train_is_compared_or_may_differ() {
         let program = crate::cli::Arguments::command();

@@ -1,4 +1,4 @@
-//! A checkpoint's files in host memory, on their way to the disk.
+//! Checkpoint files staged in host memory before they are written.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -13,14 +13,14 @@ use crate::ops::memory::Read;
 use crate::params::Params;
 use crate::tensor_file;
 
-/// A file of a checkpoint in host memory: training can go on while it is written.
+/// A checkpoint file in host memory: training continues while it is written.
 pub struct Staged {
     metadata: BTreeMap<&'static str, String>,
     flats: Vec<Vec<f32>>,
     tensors: Vec<Tensor>,
 }
 
-/// A tensor: elements of one of the flats.
+/// A tensor: a range of one of the flat tensors.
 struct Tensor {
     name: String,
     shape: Vec<usize>,
@@ -29,10 +29,10 @@ struct Tensor {
 }
 
 impl Staged {
-    /// The checkpoint itself: without moments, where `header` says that they are in other files.
+    /// Stages the checkpoint; without moments if `header` says that they are in other files.
     ///
     /// # Errors
-    /// No host memory for it; errors of the device.
+    /// No host memory; errors of the device.
     pub fn checkpoint(header: &Header, tokenizer: &str, trainer: &Trainer) -> Result<Staged> {
         let params = trainer.params();
         let text = serde_json::to_string(header).map_err(candle_core::Error::wrap)?;
@@ -50,10 +50,10 @@ impl Staged {
         Ok(staged)
     }
 
-    /// This rank's part of a checkpoint: its moments.
+    /// Stages this rank's shard of the moments.
     ///
     /// # Errors
-    /// As [`Staged::checkpoint`].
+    /// See [`Staged::checkpoint`].
     pub fn shard(step: u64, shards: &OptimizerShards, rank: usize, trainer: &Trainer) -> Result<Staged> {
         let header = ShardHeader { format: SHARD_FORMAT.to_string(), step, shards: shards.clone(), rank };
         let text = serde_json::to_string(&header).map_err(candle_core::Error::wrap)?;
@@ -72,7 +72,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Copies a piece of a flat tensor, which begins at element `start`: what it has of each parameter is a tensor.
+    /// Copies a slice of a flat tensor, which starts at element `start`: its elements of each parameter become a
+    /// tensor.
     fn push(&mut self, prefix: &str, params: &Params, start: usize, piece: View<'_, f32>) -> Result<()> {
         let (flat, all) = (self.flats.len(), start..start + piece.len());
         check_host_memory(piece.len())?;
@@ -95,7 +96,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Fails where an element is NaN or infinite: such a checkpoint is not to take the place of one that is not.
+    /// Fails for an element that is NaN or infinite: such a checkpoint must not replace a finite one.
     ///
     /// # Errors
     /// Names the first such tensor.
@@ -107,14 +108,14 @@ impl Staged {
             Some(tensor) => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!(
-                    "`{}` is not finite after this step: a lower --lr, a longer --warmup or --clip 1 keep training stable",
+                    "`{}` is not finite after this step: use a lower --lr, a longer --warmup, or --clip 1",
                     tensor.name
                 ),
             )),
         }
     }
 
-    /// Bytes of the file: of the header, about.
+    /// Approximate size of the file in bytes.
     pub fn bytes(&self) -> u64 {
         let text: usize = self.metadata.values().map(String::len).sum();
         let names: usize = self.tensors.iter().map(|tensor| 200 + 2 * tensor.name.len()).sum();
@@ -136,10 +137,10 @@ impl Staged {
     }
 }
 
-/// Fails unless the host has memory for a copy of so many elements.
+/// Fails unless the host has memory for a copy of `elements` f32.
 ///
 /// # Errors
-/// What is needed, and what there is.
+/// The required and the available memory.
 pub fn check_host_memory(elements: usize) -> Result<()> {
     tilewright::check_host_memory(size_of::<f32>() as f64 * elements as f64).map_err(Error::SaveMemory)
 }

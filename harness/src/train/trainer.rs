@@ -1,4 +1,4 @@
-//! One training step, in step_control.
+//! The trainer: one training step in separate calls, with loss scaling, gradient clipping and AdamW.
 
 use std::ops::Range;
 
@@ -20,45 +20,46 @@ use crate::optim::{
 use crate::params::{Param, Params};
 use crate::profile::{Phase, phase};
 
-/// How parameters are updated.
+/// Options of the optimizer update.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerOptions {
     pub adamw: AdamWOptions,
     pub schedule: LrSchedule,
-    /// λ of parameters that decay.
+    /// Weight decay λ.
     #[serde(with = "super::exact")]
     pub weight_decay: f64,
-    /// Whether embeddings decay too, as matrices do. Norms never do.
+    /// Whether weight decay applies to embeddings as to other matrices. It never applies to norms.
     pub decay_embeddings: bool,
-    /// Largest norm of the whole gradient; larger ones are shrunk to it.
+    /// Maximum norm of the whole gradient (gradient clipping).
     #[serde(with = "super::exact::option")]
     pub clip: Option<f64>,
 }
 
-/// What an update step_outputs and did.
+/// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Update {
-    /// The number of the step, from 1.
+    /// Number of the step, from 1.
     pub step: u64,
     /// Learning rate.
     pub rate: f64,
-    /// Norm of the gradient before clipping.
+    /// Gradient norm before clipping.
     pub norm: f64,
-    /// False where an f16 gradient overflowed, and the parameters stayed as they were.
+    /// False if an f16 gradient overflowed (found_inf) and the step was skipped.
     pub applied: bool,
 }
 
-/// Parameters that learn.
+/// Trainer state: parameters, optimizer, loss scale.
 ///
 /// ```text
 /// trainer.begin()?;
 /// for each micro-batch { trainer.backward(&loss, share)?; }
-/// // here gradients of other processes would be added
+/// // all-reduce of gradients goes here
 /// let update = trainer.update()?;
 /// ```
 ///
-/// [`Trainer::update`] waits for the device. Its three parts do not, where the whole optimizer is here: [`Trainer::register`] before
-/// the step, [`Trainer::enqueue`] in the place of `update`, and [`Trainer::commit`] when what was step_outputs is read.
+/// [`Trainer::update`] synchronizes with the device. With a replicated optimizer it consists of three calls that do
+/// not: [`Trainer::register`] registers the step, [`Trainer::enqueue`] enqueues the update, and [`Trainer::commit`]
+/// commits the step when its outputs are read back.
 pub struct Trainer {
     params: Params,
     options: TrainerOptions,
@@ -66,44 +67,44 @@ pub struct Trainer {
     optimizer: OptimizerState,
     scale: LossScale,
     step: u64,
-    /// What the device is step_inputs of a step, and what it finds: f64, see [`step_control`].
+    /// Inputs and outputs of step control on the device: f64, see [`step_control`].
     step_inputs: Tensor,
     step_outputs: Tensor,
 }
 
-/// A step that was registered, and whose end is not known yet.
+/// A registered step whose outcome is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Registered {
-    /// The number of the step, from 1.
+    /// Number of the step, from 1.
     pub step: u64,
     /// Learning rate.
     pub rate: f64,
-    /// Steps that the optimizer had applied before.
+    /// Step count of the optimizer before this step.
     optimizer_steps: u64,
 }
 
-/// Who has the optimizer's state.
+/// Where the optimizer's state is stored.
 enum OptimizerState {
-    /// This process, all of it.
+    /// All of it in this process.
     Replicated(AdamW),
-    /// Each rank a range.
+    /// One shard per rank.
     Sharded(Box<ShardedOptimizer<AdamW>>),
 }
 
 impl OptimizerState {
-    /// The optimizer where it is whole, for steps that are applied in step_control.
+    /// The replicated optimizer, for steps that are enqueued.
     fn replicated(&mut self) -> Result<&mut AdamW> {
         match self {
             OptimizerState::Replicated(adamw) => Ok(adamw),
             OptimizerState::Sharded(_) => {
-                let message = "an optimizer that ranks share makes its steps with `update`";
+                let message = "a sharded optimizer runs its steps with `update`";
                 Err(candle_core::Error::Msg(message.into()).into())
             }
         }
     }
 }
 
-/// First and second moments of consecutive elements of the flat tensors, where the optimizer keeps them.
+/// First and second moments of a range of the flat tensors.
 pub struct Moments<'a> {
     pub range: Range<usize>,
     pub first: View<'a, f32>,
@@ -111,7 +112,7 @@ pub struct Moments<'a> {
 }
 
 impl Trainer {
-    /// For gradients of the type that the parameters keep them in: see [`gradient_dtype`].
+    /// Creates a trainer for gradients of the parameters' gradient dtype: see [`gradient_dtype`].
     ///
     /// # Errors
     /// No memory for the moments on the parameters' device.
@@ -121,10 +122,10 @@ impl Trainer {
         Trainer::with_optimizer(params, options, OptimizerState::Replicated(adamw))
     }
 
-    /// As [`Trainer::new`], with an optimizer of which every rank has a range.
+    /// Same as [`Trainer::new`], with a sharded optimizer.
     ///
     /// # Errors
-    /// As [`Trainer::new`].
+    /// See [`Trainer::new`].
     pub fn sharded(params: &Params, options: TrainerOptions, optimizer: ShardedOptimizer<AdamW>) -> Result<Trainer> {
         Trainer::with_optimizer(params, options, OptimizerState::Sharded(Box::new(optimizer)))
     }
@@ -154,12 +155,12 @@ impl Trainer {
         &self.options
     }
 
-    /// The groups of [`AdamW::step`].
+    /// The parameter groups of [`AdamW::step`].
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
 
-    /// Steps that the optimizer applied: without those that an f16 overflow left out.
+    /// Steps that the optimizer applied, without those that an f16 overflow skipped.
     pub fn optimizer_steps(&self) -> u64 {
         match &self.optimizer {
             OptimizerState::Replicated(adamw) => adamw.steps(),
@@ -175,13 +176,13 @@ impl Trainer {
         }
     }
 
-    /// Whether every rank has a range of the optimizer's state.
+    /// Whether the optimizer's state is sharded over ranks.
     pub fn is_sharded(&self) -> bool {
         matches!(self.optimizer, OptimizerState::Sharded(_))
     }
 
-    /// The moments that this rank keeps; of those that every rank keeps, the first rank gives them alone. Those of all ranks together are the
-    /// moments of all parameters that are trained.
+    /// The moments that this rank saves: its shard; rank 0 alone saves moments that are replicated. The union over all
+    /// ranks covers all trained parameters.
     pub fn moments(&self) -> Vec<Moments<'_>> {
         let of = |adamw: &'_ AdamW| adamw.range();
         match &self.optimizer {
@@ -199,7 +200,7 @@ impl Trainer {
         }
     }
 
-    /// Steps applied, those included that an f16 overflow left out.
+    /// Number of steps, including those that an f16 overflow skipped.
     pub fn step(&self) -> u64 {
         self.step
     }
@@ -208,7 +209,7 @@ impl Trainer {
         self.scale
     }
 
-    /// Sets what a checkpoint has: `read` fills elements of the first moments (0) or the second (1) that this rank keeps.
+    /// Restores the state of a checkpoint: `read` fills elements of this rank's first (0) or second (1) moments.
     pub(super) fn restore(
         &mut self,
         step: u64,
@@ -233,24 +234,25 @@ impl Trainer {
         }
     }
 
-    /// Begins a step: all gradients are zero.
+    /// Starts a step: zeroes all gradients.
     ///
     /// # Errors
-    /// Those of earlier work on the device.
+    /// Errors of earlier work on the device.
     pub fn begin(&self) -> Result<()> {
         self.params.lazy_zero_grads();
         Ok(())
     }
 
-    /// Adds `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches add up to 1.
+    /// Accumulates `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches sum to 1.
     ///
     /// # Errors
-    /// A share of a step whose gradients are not kept in f32, and those of the model's ops, lack of memory above all.
+    /// A share other than 1 if gradients are not stored in f32; errors of the model's ops, mainly lack of memory.
     pub fn backward(&self, loss: &Tensor, share: f64) -> Result<()> {
         let _phase = phase(Phase::Backward);
         let kept = self.params.grads().dtype();
         if share != 1.0 && kept != DType::F32 {
-            let message = format!("gradients of several micro-batches add up in f32, not in {}", kept.as_str());
+            let message =
+                format!("gradients of several micro-batches are accumulated in f32, not in {}", kept.as_str());
             return Err(candle_core::Error::Msg(message).into());
         }
         let factor = share * self.scale.factor();
@@ -258,14 +260,14 @@ impl Trainer {
             true => loss.backward()?,
             false => (loss * factor)?.backward()?,
         };
-        // Parameters that the loss does not depend on.
+        // Gradients of parameters that the loss does not depend on.
         Ok(self.params.materialize_zero_grads()?)
     }
 
-    /// Clips the gradient and makes a step of AdamW. Waits for the device.
+    /// Clips the gradient and applies one AdamW step. Synchronizes with the device.
     ///
     /// # Errors
-    /// A gradient that is not finite, with the first parameter whose gradient it is; the parameters are as before.
+    /// A non-finite gradient, with the first parameter that has one; the parameters are unchanged.
     pub fn update(&mut self) -> Result<Update> {
         if self.is_sharded() {
             return self.update_sharded();
@@ -276,10 +278,10 @@ impl Trainer {
         self.commit(registered, &step_outputs)
     }
 
-    /// Tells the device what the next step needs, and counts the step as applied. It does not wait.
+    /// Uploads the inputs of the next step, and increments the step count. Does not synchronize.
     ///
     /// # Errors
-    /// An optimizer of which every rank has a range, and those of the launches.
+    /// A sharded optimizer, and errors of the launches.
     pub fn register(&mut self) -> Result<Registered> {
         let adamw = self.optimizer.replicated()?;
         let _phase = phase(Phase::Optimizer);
@@ -298,12 +300,12 @@ impl Trainer {
         Ok(Registered { step, rate, optimizer_steps })
     }
 
-    /// Queues the end of a step on the device: the gradient's norm, clipping and AdamW, or nothing of it if the gradient or one of
-    /// `losses`, f32 [n], is not finite. It does not wait, and depends on nothing but memory: a recording of it can be replayed,
-    /// if `enqueue` has run before with as many losses.
+    /// Enqueues the end of a step on the device: gradient norm, clipping and AdamW. The device skips the update if the
+    /// gradient or one of `losses`, f32 [n], is not finite. Does not synchronize, and depends only on device memory: it
+    /// can be captured in a CUDA graph, if `enqueue` has run before with the same number of losses.
     ///
     /// # Errors
-    /// As [`Trainer::register`].
+    /// See [`Trainer::register`].
     pub fn enqueue(&mut self, losses: &Tensor) -> Result<()> {
         let _phase = phase(Phase::Optimizer);
         let wanted = step_outputs::LOSSES + losses.elem_count();
@@ -318,13 +320,13 @@ impl Trainer {
         }
     }
 
-    /// As [`Trainer::update`], of gradients that are still on their way to other ranks: parameters are updated bucket by bucket, each as
-    /// soon as its gradient is there, while later ones travel. It gives the same bits, where [`Trainer::can_update_by_bucket`]. A
-    /// gradient that is not finite stops the step where it is step_outputs: buckets before it have been updated. Where two ranks
-    /// [have gradient_pair](Ddp::has_peer_gradients) gradients, all has been updated but what is near it.
+    /// Same as [`Trainer::update`], for gradients that are still in flight: parameters are updated bucket by bucket,
+    /// each as soon as its gradient has arrived, while later buckets are in flight. Gives the same bits; requires
+    /// [`Trainer::can_update_by_bucket`]. A non-finite gradient stops the step at its bucket: earlier buckets are
+    /// updated. With peer gradients ([`Ddp::has_peer_gradients`]) all elements are updated but those near it.
     ///
     /// # Errors
-    /// As [`Trainer::update`], and those of communication.
+    /// See [`Trainer::update`]; also errors of communication.
     pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
         if self.is_sharded() {
             return self.update_sharded_by_bucket(ddp);
@@ -333,7 +335,7 @@ impl Trainer {
         let queued = self.queue_by_bucket(ddp).and_then(|sent| {
             let step_outputs = self.step_outputs.to_vec1::<f64>()?;
             if step_outputs[step_outputs::APPLIED] == 0.0 {
-                // The error says where, of the averages.
+                // The error names the first non-finite average.
                 ddp.average_with_peer()?;
             }
             Ok((sent, step_outputs))
@@ -347,13 +349,13 @@ impl Trainer {
         }
     }
 
-    /// Whether steps can be applied by [`Trainer::update_by_bucket`]: where nothing needs the whole gradient before the first parameter is
-    /// updated, as clipping does.
+    /// Whether [`Trainer::update_by_bucket`] can be used: nothing may need the whole gradient before the first
+    /// parameter is updated, as clipping does.
     pub fn can_update_by_bucket(&self) -> bool {
         self.options.clip.is_none() && !self.scale.is_dynamic()
     }
 
-    /// The device's range of a step by buckets.
+    /// The device work of a step by buckets.
     fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
         let _phase = phase(Phase::Optimizer);
         let adamw = self.optimizer.replicated()?;
@@ -364,15 +366,16 @@ impl Trainer {
         }
     }
 
-    /// What the last [`Trainer::enqueue`] step_outputs, f64, as [`step_control`] lists it. The next one writes over it.
+    /// The outputs of the last [`Trainer::enqueue`], f64, as listed in [`step_control`]. The next call overwrites them.
     pub fn step_outputs(&self) -> &Tensor {
         &self.step_outputs
     }
 
-    /// Ends a step with what was step_outputs: learns from it, and takes the step back if it was not applied. Steps are settled in their order.
+    /// Ends a step with its outputs: updates the loss scale, and rolls the step back if it was not applied. Steps are
+    /// committed in order.
     ///
     /// # Errors
-    /// A gradient that is not finite, as [`Trainer::update`] says it; steps that were registered later were not applied either.
+    /// A non-finite gradient, see [`Trainer::update`]; steps that were registered later were not applied either.
     pub fn commit(&mut self, registered: Registered, step_outputs: &[f64]) -> Result<Update> {
         let Registered { step, rate, optimizer_steps } = registered;
         let (norm, applied) = (step_outputs[step_outputs::GRAD_NORM], step_outputs[step_outputs::APPLIED] != 0.0);
@@ -382,7 +385,7 @@ impl Trainer {
         }
         self.roll_back(registered)?;
         match self.scale.update(norm.is_finite()) {
-            // What is not finite is a loss.
+            // A loss is not finite.
             Some(true) | None => Err(self.non_finite_error(step)),
             Some(false) => {
                 self.step = step;
@@ -392,10 +395,10 @@ impl Trainer {
         }
     }
 
-    /// Takes back a step that was registered and not applied, and all later ones.
+    /// Rolls back a registered step that was not applied, and all later ones.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn roll_back(&mut self, registered: Registered) -> Result<()> {
         self.step = registered.step - 1;
         if let OptimizerState::Replicated(adamw) = &mut self.optimizer {
@@ -404,23 +407,24 @@ impl Trainer {
         Ok(self.step_outputs.zero_set()?)
     }
 
-    /// Whether steps may be registered before earlier ones are settled: not where the next step depends on what was step_outputs.
+    /// Whether steps may be registered before earlier ones are committed: not if the next step depends on their
+    /// outputs.
     pub fn can_run_ahead(&self) -> bool {
         !self.is_sharded() && !self.scale.is_dynamic()
     }
 
-    /// As [`Trainer::update`], with an optimizer of which every rank has a range.
+    /// Same as [`Trainer::update`], for a sharded optimizer.
     fn update_sharded(&mut self) -> Result<Update> {
         let _phase = phase(Phase::Optimizer);
         let OptimizerState::Sharded(sharded) = &mut self.optimizer else {
-            return Err(candle_core::Error::Msg("this optimizer is not sharded".into()).into());
+            return Err(candle_core::Error::Msg("the optimizer is not sharded".into()).into());
         };
         let (step, factor) = (self.step + 1, self.scale.factor());
         let rate = self.options.schedule.rate(step);
         let gradients = self.params.grads();
         let gradients = Read::<f32>::new(&gradients)?;
         let norm = match sharded.mode() {
-            // All of the gradient is here: its norm, and so clipping, is that of an optimizer that is not sharded out.
+            // The whole gradient is on this rank: its norm, and so clipping, is the same as without sharding.
             Mode::Broadcast => step_control::grad_norm(kernel_device(self.params.device())?, gradients.view()?)?,
             Mode::Zero1 => sharded.gradient_norm(gradients.view()?)?,
         };
@@ -440,11 +444,11 @@ impl Trainer {
         Ok(Update { step, rate, norm, applied: norm.is_finite() })
     }
 
-    /// As [`Trainer::update_by_bucket`], with an optimizer of which every rank has a range: what a rank updates leaves at once.
+    /// Same as [`Trainer::update_by_bucket`], for a sharded optimizer: updated partitions are sent immediately.
     fn update_sharded_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
         let _phase = phase(Phase::Optimizer);
         let OptimizerState::Sharded(sharded) = &mut self.optimizer else {
-            return Err(candle_core::Error::Msg("this optimizer is not sharded".into()).into());
+            return Err(candle_core::Error::Msg("the optimizer is not sharded".into()).into());
         };
         let (step, factor) = (self.step + 1, self.scale.factor());
         let rate = self.options.schedule.rate(step);
@@ -466,7 +470,7 @@ impl Trainer {
         Ok((sent, Update { step, rate, norm, applied: true }))
     }
 
-    /// The error of a step whose gradient, which is there now, is not finite.
+    /// The error of a step whose current gradient is not finite.
     pub(super) fn non_finite_error(&self, step: u64) -> Error {
         let first = match first_non_finite_param(&self.params.grads(), &self.params) {
             Ok(Some(name)) => format!("that of `{name}`"),
@@ -477,7 +481,7 @@ impl Trainer {
     }
 }
 
-/// Brings the compute_weights in a shorter type up to date with a range of the values.
+/// Rounds a range of the master weights to the compute weights.
 fn round_range(compute_weights: &Tensor, range: &Range<usize>, values: View<'_, f32>) -> candle_core::Result<()> {
     let values = values.slice(range.clone()).map_err(kernel_error)?;
     macro_rules! round {
@@ -494,7 +498,7 @@ fn round_range(compute_weights: &Tensor, range: &Range<usize>, values: View<'_, 
     }
 }
 
-/// The name of the first parameter that has NaN or infinity in `flat`, the parameters' values or their gradients.
+/// Name of the first parameter with NaN or infinity in `flat`, which holds the values or the gradients.
 pub(super) fn first_non_finite_param(flat: &Tensor, params: &Params) -> Result<Option<String>> {
     let device = kernel_device(params.device())?;
     let list: Vec<Param> = params.iter().collect();
@@ -506,8 +510,8 @@ pub(super) fn first_non_finite_param(flat: &Tensor, params: &Params) -> Result<O
     Ok(first.map(str::to_string))
 }
 
-/// The type in which the gradients of a step are kept that this process makes alone, of so many micro-batches: that of the products in
-/// bf16, if each gradient is one product and nothing is added to it, else f32.
+/// Dtype of the gradients of a step on this process alone: bf16 if the compute weights are bf16 and there is a single
+/// micro-batch, so that nothing is accumulated; otherwise f32.
 pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
     match params.compute_weights().map(|compute_weights| compute_weights.dtype()) {
         Some(DType::BF16) if micro_batches <= 1 => DType::BF16,
@@ -515,7 +519,7 @@ pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
     }
 }
 
-/// [`Trainer::enqueue`] for gradients of type G; the inputs are `step_inputs` and `step_outputs`.
+/// [`Trainer::enqueue`] for gradients of type G, with the inputs and outputs of step control.
 fn enqueue_update<G: Elem + FloatElement>(
     (params, groups): (&Params, &[Group]),
     adamw: &mut AdamW,
@@ -534,7 +538,7 @@ fn enqueue_update<G: Elem + FloatElement>(
     step_range((params, groups), adamw, &all, gradients.view()?, views)
 }
 
-/// As [`enqueue_update`], bucket by bucket as gradients come.
+/// Same as [`enqueue_update`], bucket by bucket as gradients arrive.
 fn enqueue_update_by_bucket<G: Elem + FloatElement>(
     (params, groups): (&Params, &[Group]),
     adamw: &mut AdamW,
@@ -581,7 +585,7 @@ fn enqueue_update_by_bucket<G: Elem + FloatElement>(
     Ok(sent)
 }
 
-/// A step of the parameters in `range`, and of their compute_weights in a shorter type.
+/// One step of a range of the parameters and of their compute weights.
 fn step_range<G: Elem + FloatElement>(
     (params, groups): (&Params, &[Group]),
     adamw: &mut AdamW,
@@ -596,7 +600,7 @@ fn step_range<G: Elem + FloatElement>(
     })
 }
 
-/// Gives `go` the parameters, and their compute_weights in a shorter type.
+/// Calls `go` with the parameters and their compute weights.
 fn with_compute_weights(
     params: &Params,
     go: impl FnOnce(ViewMut<'_, f32>, ComputeWeights<'_>) -> candle_core::Result<()>,
@@ -618,8 +622,8 @@ fn with_compute_weights(
     Ok(())
 }
 
-/// The parameters that are trained, in groups of neighbours with the same options. Gaps between neighbours go with them: they are zeros,
-/// and their gradients are.
+/// The trained parameters in groups of adjacent parameters with equal options. Padding between them belongs to the
+/// group: its values and gradients are zero.
 fn groups(params: &Params, options: &TrainerOptions) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for param in params.iter().filter(Param::requires_grad) {

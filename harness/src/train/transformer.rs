@@ -1,4 +1,4 @@
-//! The Transformer as a model that training knows.
+//! Implements [`LanguageModel`] for the Transformer.
 
 use candle_core::{Result, Tensor};
 use serde_json::Value;

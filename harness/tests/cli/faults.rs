@@ -302,7 +302,7 @@ fn outputs_keep_links_and_permissions_and_are_never_inputs() {
     fs::create_dir(place("run")).unwrap();
     fs::rename(place("text"), place("run/log.jsonl")).unwrap();
     refused(dir.path(), &TRAIN.replace("--data text", "--data ./run/log.jsonl"), &["run/log.jsonl", "is read as"]);
-    refused(dir.path(), "account memory --json a --markdown ./a", &["is written as a too"]);
+    refused(dir.path(), "account memory --json a --markdown ./a", &["is also written as a"]);
     finish(command(dir.path(), "account memory --json r.json")).ok();
     refused(dir.path(), "report --include r.json --page r.json", &["r.json", "is read as"]);
 
@@ -320,7 +320,7 @@ fn outputs_keep_links_and_permissions_and_are_never_inputs() {
     let mut without_folder = command(dir.path(), "tune softmax_rows --rows 8 --d 16 --budget 1");
     without_folder.env("TILEWRIGHT_CACHE", "off").env("TMPDIR", "/missing");
     let message = finish(without_folder).fails(1);
-    assert!(message.contains("no folder can be made in /missing"), "{message}");
+    assert!(message.contains("cannot create a folder in /missing"), "{message}");
     let left = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!left.into_iter().any(|name| name.starts_with(".tilewright-")), "a temporary file was left");
 }

@@ -1,5 +1,5 @@
-//! What forward leaves in the memory of gradients, beside gradients that leave while backward goes on and parameters that are updated
-//! as they come: the same bits as without either.
+//! Activations that alias gradient buffers, combined with communication during backward and updates by bucket: the same
+//! bits as without aliasing.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::model::values;
 use crate::world::{Kind, options, ranks};
 
 const STEPS: usize = 3;
-/// Windows of each rank.
+/// Sequences of each rank.
 const WINDOWS: usize = 2;
 
 fn config(way: Way) -> Config {
@@ -34,7 +34,7 @@ fn config(way: Way) -> Config {
     }
 }
 
-/// Token ids [windows, length], others on each rank and in each step.
+/// Token ids [sequences, length], different on each rank and in each step.
 fn tokens([windows, length]: [usize; 2], seed: usize) -> Tensor {
     let ids = (0..windows * length).map(|i| ((i * i * 7 + i * 3 + seed * 13) % 61) as u32);
     Tensor::from_iter(ids, &Device::Cpu).unwrap().reshape((windows, length)).unwrap()
@@ -45,7 +45,7 @@ fn tokens([windows, length]: [usize; 2], seed: usize) -> Tensor {
 struct Way {
     precision: Precision,
     checkpoint: bool,
-    /// Of windows, and the feed-forward part's width.
+    /// Sequence length, and d_ff of the model.
     length: usize,
     d_ff: usize,
     micro_batches: usize,
@@ -54,7 +54,7 @@ struct Way {
     clip: Option<f64>,
 }
 
-/// The values after some steps, and whether the memory of gradients was lent in the first pass.
+/// The values after some steps, and whether activations aliased gradient buffers in the first pass.
 fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, bool) {
     let rank = comm.rank();
     let batch = WINDOWS * comm.world();
@@ -67,7 +67,7 @@ fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, 
         decay_embeddings: false,
         clip: way.clip,
     };
-    // About a block's parameters, so that buckets hold some of two blocks.
+    // About the parameters of one block, so that some buckets span two blocks.
     let ddp = DdpOptions { form, bucket_bytes: Some(30_000), comm_dtype: way.comm_dtype, ..DdpOptions::default() };
     let data_parallel = DataParallelOptions { comm: Arc::new(comm), ddp, shard: way.shard };
     let (data_parallel, mut trainer) =
@@ -77,7 +77,7 @@ fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, 
     for step in 0..STEPS {
         match aliases {
             true => trainer.begin().unwrap(),
-            // What is not blank is not lent.
+            // Buffers that are not lazily zeroed are not aliased.
             false => params.zero_grads().unwrap(),
         }
         let windows = WINDOWS / way.micro_batches;
@@ -103,7 +103,7 @@ fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, 
 
 #[test]
 fn aliased_activations_are_not_all_reduced() {
-    // Fewer tokens than the model is wide: what a product makes fits where its weight's gradient will be.
+    // Fewer tokens than d_model: the output of a matmul fits into the buffer of its weight's gradient.
     let f32 = Way {
         precision: Precision::F32,
         checkpoint: false,
@@ -115,7 +115,7 @@ fn aliased_activations_are_not_all_reduced() {
         clip: None,
     };
     let bf16 = Way { precision: Precision::Bf16, comm_dtype: Some(Dtype::Bf16), ..f32 };
-    // More: some of it fits where a larger gradient of the block before will be.
+    // More tokens: some outputs fit into a larger gradient of the previous block.
     let (long_f32, long_bf16) = (Way { length: 33, d_ff: 192, ..f32 }, Way { length: 33, d_ff: 192, ..bf16 });
     for way in [
         f32,

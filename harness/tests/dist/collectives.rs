@@ -1,14 +1,14 @@
-//! One suite for all back ends: what every collective leaves in every buffer, to the bit.
+//! Test suite for all backends: the exact result of every collective in every buffer.
 
 use half::{bf16, f16};
 use tilewright_harness::dist::comm::{CommError, Communicator, Dtype, Element, Reduce};
 
 use crate::world::{KINDS, options, ranks};
 
-/// Lengths without elements, with fewer than ranks, of several segments, and that nothing divides.
+/// No elements, fewer than ranks, several segments, and lengths that are not multiples of the world size.
 const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1000, 4097, 140_001];
 
-/// Element `i` of rank `rank`: exact in every type when small integers are wanted, else with all digits.
+/// Element `i` of rank `rank`: exact in every type for small integers, otherwise with all digits.
 fn number(rank: usize, i: usize) -> f64 {
     let mixed =
         (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -23,7 +23,7 @@ fn small(rank: usize, i: usize) -> i32 {
     ((i + 7 * rank) % 13) as i32
 }
 
-/// The sum in rank order, as the documentation says.
+/// The sum in rank order, as documented.
 fn summed(world: usize, n: usize) -> Vec<f32> {
     let mut sum = floats(0, n);
     for rank in 1..world {
@@ -32,7 +32,7 @@ fn summed(world: usize, n: usize) -> Vec<f32> {
     sum
 }
 
-/// Everything, on one rank of a world. Sums come in rank order where `ordered`; NCCL chooses its own.
+/// The whole suite on one rank. With `ordered`, sums are in rank order; NCCL chooses its order.
 pub fn check(comm: &Communicator) {
     let (rank, world) = (comm.rank(), comm.world());
     for n in LENGTHS {
@@ -78,7 +78,7 @@ fn floats_at(rank: usize, i: usize) -> f32 {
     number(rank, i) as f32 * 10.0
 }
 
-/// bf16 and f16 on the way: contributions and results are rounded, the sum is f32.
+/// Communication in bf16 and f16: contributions and results are rounded, the sum is f32.
 fn check_comm_dtype(comm: &Communicator, n: usize) {
     let (rank, world) = (comm.rank(), comm.world());
     for comm_dtype in [Dtype::Bf16, Dtype::F16] {
@@ -114,7 +114,7 @@ fn check_types(comm: &Communicator) {
     one::<u64>(comm, |x| x as u64);
 }
 
-/// Many at once, waited for in another order than they were started.
+/// Several collectives in flight, waited for in another order.
 fn check_asynchronous(comm: &Communicator) {
     let lengths = [5_usize, 100_000, 1, 70_000, 12];
     let started: Vec<_> =
@@ -122,13 +122,13 @@ fn check_asynchronous(comm: &Communicator) {
     for (pending, &n) in started.into_iter().zip(&lengths).rev() {
         assert_eq!(pending.wait().unwrap(), summed(comm.world(), n));
     }
-    // One that nobody waits for still takes its turn.
+    // A collective that is not waited for still runs.
     drop(comm.start_broadcast(floats(comm.rank(), 50_000), 0).unwrap());
     let last = comm.start_all_gather(vec![comm.rank() as i64; comm.world()]).unwrap();
     assert_eq!(last.wait().unwrap(), (0..comm.world() as i64).collect::<Vec<_>>());
 }
 
-/// What makes no sense is said at once, and nothing is sent: the communicator goes on.
+/// Invalid calls fail immediately and send nothing: the communicator stays usable.
 fn check_misuse(comm: &Communicator) {
     let said = |outcome: Result<(), CommError>| match outcome {
         Err(CommError::Misuse(text)) => text,
@@ -140,7 +140,7 @@ fn check_misuse(comm: &Communicator) {
     assert!(text.contains("there is no rank"), "{text}");
     if comm.world() > 1 {
         let text = said(comm.all_gather(&mut vec![0.0_f32; comm.world() + 1]));
-        assert!(text.contains("do not divide"), "{text}");
+        assert!(text.contains("does not divide"), "{text}");
     }
     comm.barrier().unwrap();
 }
@@ -154,7 +154,7 @@ fn all_collectives_on_threads_and_sockets() {
     }
 }
 
-/// Work of the caller and of the collective go on at the same time.
+/// The caller's work overlaps with the collective.
 #[test]
 fn collectives_overlap_with_computation() {
     for kind in KINDS {

@@ -1,4 +1,4 @@
-//! `tilewright account` and `tilewright bench comm` from the outside.
+//! Tests of `tilewright account` and `tilewright bench comm` as programs.
 
 use std::process::Command;
 
@@ -21,7 +21,7 @@ pub fn has(text: &str, words: &[&str]) {
     }
 }
 
-/// The assignment's section on accounting, without arguments.
+/// The accounting section of the assignment, without arguments.
 #[test]
 fn accounts_reproduce_the_assignments_figures() {
     let (code, text) = tilewright(&["account", "memory"]);
@@ -59,7 +59,7 @@ fn ddp_is_predicted_from_overhead_and_bandwidth() {
     has(&text, &["cannot read /no/such/file"]);
 }
 
-/// Measured, written, read again, and fitted.
+/// Measures, writes and reads a report, and fits it.
 #[test]
 fn collectives_are_timed_and_fitted() {
     let folder = tempfile::tempdir().unwrap();
@@ -90,7 +90,7 @@ fn collectives_are_timed_and_fitted() {
     has(&text, &["choose with --back-end and --ranks"]);
     let (code, text) =
         tilewright(&["account", "ddp", "--records", json, "--back-end", "tcp", "--ranks", "2", "--size", "small"]);
-    // Three sizes on a busy machine: they may not grow, and then it says so.
+    // Three sizes on a busy machine: the times may not grow, which the command reports.
     match code {
         0 => has(&text, &["fitted to 3 sizes, 2 ranks, tcp", "T(n) = s / (n w) + n o"]),
         _ => has(&text, &["do not grow"]),
@@ -110,7 +110,7 @@ fn collectives_are_timed_between_processes() {
 
 const SMALL: [&str; 8] = ["--layers", "2", "--width", "32", "--hidden", "64", "--heads", "2"];
 
-/// Rows of the first table of a command's JSON.
+/// Rows of the first table in a command's JSON output.
 fn rows(command: &[&str]) -> (Vec<Value>, String, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("found.json");
@@ -134,12 +134,12 @@ fn steps_are_timed_by_form() {
     let calls: Vec<u64> = rows[1..].iter().map(|row| row["calls"].as_u64().unwrap()).collect();
     assert!(calls[0] == calls[2] && calls[0] > calls[3] && calls[3] > 1, "{calls:?}");
     assert_eq!((calls[1], calls[4]), (1, 1));
-    // Nothing is under way while backward runs.
+    // No communication during backward.
     assert!(
         rows[1]["hidden_percent"].as_f64().unwrap() < 10.0 && rows[2]["hidden_percent"].as_f64().unwrap() < 10.0,
         "{text}"
     );
-    // The measured waits stand beside a prediction.
+    // The measured waits are compared with a prediction.
     let json = folder.path().join("found.json");
     let given = ["--overhead-us", "10", "--bandwidth-gbps", "1", "--buckets", "0.05,100", "--bytes", "4e5"];
     let (code, text) =
@@ -154,12 +154,12 @@ fn sharded_state_takes_its_shard_of_memory() {
     let (rows, text, _folder) = rows(&[&["bench", "shard"], SMALL.as_slice(), &steps].concat());
     let state: Vec<f64> = rows.iter().map(|row| row["state_mb"].as_f64().unwrap()).collect();
     assert_eq!(rows.len(), 3, "{text}");
-    // The embedding is nearly half of this model, so that whole parameters do not divide evenly; shares of buckets do.
+    // The embedding is nearly half of this model, so that whole parameters are not balanced; shards of buckets are.
     assert!(state[1] < 0.8 * state[0] && (state[2] / state[0] - 0.5).abs() < 0.01, "{state:?}");
     assert!((state[0] - 2.0 * rows[0]["parameters_mb"].as_f64().unwrap()).abs() < 1e-9);
     for row in &rows[1..] {
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
-        // Half of 8 bytes a parameter.
+        // Half of 8 bytes per parameter.
         assert!((number("saved_predicted_mb") - number("parameters_mb")).abs() < 1e-9, "{row}");
         assert!(
             number("parameter_sync_ms") > 0.0 && (0.0..=100.0).contains(&number("parameter_sync_percent")),
@@ -169,7 +169,7 @@ fn sharded_state_takes_its_shard_of_memory() {
     assert!(rows[0]["parameter_sync_ms"].is_null() && rows[0]["size"] == "custom", "{text}");
 }
 
-/// A back end that is not built in, or not for this device, is named with what to do.
+/// A backend that is not built in, or not available for the device, is named with the remedy.
 #[test]
 fn missing_backends_are_named() {
     let bench = |backend: &str| {
@@ -179,7 +179,7 @@ fn missing_backends_are_named() {
         assert_eq!(output.status.code(), Some(1));
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    has(&bench("nccl"), &["NCCL carries memory of GPUs", "unset TILEWRIGHT_COMM"]);
+    has(&bench("nccl"), &["NCCL transfers GPU memory only", "unset TILEWRIGHT_COMM"]);
     has(&bench("gloo"), &["TILEWRIGHT_COMM is `gloo`, expected tcp, mpi or nccl"]);
     if !cfg!(feature = "mpi") {
         has(&bench("mpi"), &["built without MPI", "--features tilewright-harness/mpi"]);

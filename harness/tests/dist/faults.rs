@@ -1,4 +1,4 @@
-//! Ranks that fail inside one process: everybody else gets an error in time that names the rank and the operation.
+//! Failures of ranks inside one process: all other ranks get an error in time that names the rank and the operation.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use tilewright_harness::dist::secret::Access;
 
 use crate::world::{KINDS, Kind, free_port, options, rank_info, ranks};
 
-/// Patience of ranks that wait for one that hangs.
+/// Timeouts of ranks that wait for one that hangs.
 const SHORT: Options = Options { timeout: Duration::from_millis(400), start_timeout: Duration::from_millis(600) };
-/// What "at once" and "in time" may cost on a busy machine.
+/// Tolerance for "immediately" and "in time" on a busy machine.
 const SLACK: Duration = Duration::from_secs(20);
 
 #[test]
@@ -24,7 +24,7 @@ fn mismatched_collectives_are_listed_on_all_ranks() {
                 _ => comm.broadcast(&mut [0_i32; 100], 2),
             };
             let error = outcome.unwrap_err();
-            // It is of no more use, and says so without waiting.
+            // Every later call fails without waiting.
             assert_eq!(comm.barrier().unwrap_err(), error);
             error.to_string()
         });
@@ -116,7 +116,7 @@ fn a_panic_aborts_all_ranks() {
             if comm.rank() == 1 {
                 let thrown = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     let _comm = comm;
-                    // Not `panic!`, whose message in the output of the tests would look like a failure.
+                    // Not `panic!`, whose message in the output would look like a test failure.
                     std::panic::resume_unwind(Box::new("thrown"));
                 }));
                 return format!("{}", thrown.is_err());
@@ -125,7 +125,7 @@ fn a_panic_aborts_all_ranks() {
         });
         assert_eq!(texts[1], "true");
         for text in [&texts[0], &texts[2]] {
-            assert!(text.contains("rank 1 gave up: it panicked") && text.contains("all_reduce"), "{kind:?}: {text}");
+            assert!(text.contains("rank 1 aborted: it panicked") && text.contains("all_reduce"), "{kind:?}: {text}");
         }
         assert!(began.elapsed() < SLACK, "{:?}", began.elapsed());
     }
@@ -141,7 +141,7 @@ fn an_abort_carries_its_reason() {
             }
             _ => comm.barrier().unwrap_err().to_string(),
         });
-        assert!(texts[1].contains("rank 0 gave up: the disk is full") && texts[1].contains("at barrier"), "{texts:?}");
+        assert!(texts[1].contains("rank 0 aborted: the disk is full") && texts[1].contains("at barrier"), "{texts:?}");
         assert!(texts[0].contains("the disk is full"), "{texts:?}");
     }
 }
@@ -151,7 +151,7 @@ fn start(rank: usize, world: usize, port: u16, job: &str) -> Result<(), CommErro
     rendezvous::connect(&rank_info(rank, world, port), &job, SHORT).map(|_| ())
 }
 
-/// Starts these ranks at the same time, and gives what each says.
+/// Starts these ranks concurrently, and returns their results.
 fn meet(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
     let port = free_port();
     std::thread::scope(|scope| {
@@ -166,7 +166,7 @@ fn missing_ranks_are_named() {
     for outcome in meet(&[(0, 4, ""), (2, 4, "")]) {
         let text = outcome.unwrap_err().to_string();
         assert!(
-            text.contains("ranks 1 and 3 of 4 did not come to 127.0.0.1:") && text.contains("within 0.6 s"),
+            text.contains("ranks 1 and 3 of 4 did not connect to 127.0.0.1:") && text.contains("within 0.6 s"),
             "{text}"
         );
     }
@@ -188,14 +188,14 @@ fn ranks_of_another_job_or_world_are_turned_away() {
     let outcomes = meet(&[(0, 2, "mine"), (1, 2, "other")]);
     let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert!(texts[0].contains("rank 1 of 2 did not come"), "{texts:?}");
-    assert!(texts[1].contains("another job meets at this port"), "{texts:?}");
+    assert!(texts[1].contains("another job uses this port"), "{texts:?}");
     for outcome in meet(&[(0, 2, ""), (1, 3, "")]) {
         let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("rank 1 counts 3 ranks, rank 0 counts 2"), "{text}");
+        assert!(text.contains("rank 1 has world size 3, rank 0 has 2"), "{text}");
     }
     let texts: Vec<String> =
         meet(&[(0, 3, ""), (1, 3, ""), (1, 3, "")]).into_iter().map(|o| o.unwrap_err().to_string()).collect();
-    assert!(texts.iter().all(|text| text.contains("two processes say that they are rank 1")), "{texts:?}");
+    assert!(texts.iter().all(|text| text.contains("two processes claim rank 1")), "{texts:?}");
 }
 
 #[test]

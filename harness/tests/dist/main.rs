@@ -1,4 +1,4 @@
-//! Ranks that work together, and ranks that do not: collectives, faults, training.
+//! Tests of distributed training: collectives, faults, training.
 
 mod buffer_reuse;
 mod collectives;

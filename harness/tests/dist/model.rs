@@ -1,5 +1,5 @@
-//! A small model with everything that data-parallel training has to get right: a parameter that is used twice, one that is frozen, one
-//! that no loss depends on; and its training on one rank of many.
+//! A small model for data-parallel training, with a parameter that is used twice, a frozen one, and one that no loss
+//! depends on; and its training on one rank.
 
 use candle_core::{Device, Result, Tensor};
 use tilewright_harness::ops::{cross_entropy, linear, memory, rms_norm, silu};
@@ -9,7 +9,7 @@ use tilewright_harness::params::{Init, ParamSpec, Params};
 pub const WIDTH: usize = 24;
 const HIDDEN: usize = 40;
 const CLASSES: usize = 10;
-/// Rows of the whole batch, which 1, 2, 3 and 4 divide.
+/// Rows of the whole batch; a multiple of 1, 2, 3 and 4.
 pub const BATCH: usize = 24;
 
 /// [`params_on`] the CPU.
@@ -17,7 +17,7 @@ pub fn params(seed: u64) -> Params {
     params_on(&Device::Cpu, seed)
 }
 
-/// Fresh parameters; another seed for each rank shows that all get rank 0's.
+/// Initialized parameters; different seeds per rank show that all ranks get rank 0's.
 pub fn params_on(device: &Device, seed: u64) -> Params {
     let frozen = ParamSpec { frozen: true, ..ParamSpec::matrix("frozen", &[HIDDEN, HIDDEN], 0.2) };
     let specs = vec![
@@ -31,7 +31,7 @@ pub fn params_on(device: &Device, seed: u64) -> Params {
     Params::new(specs, device, seed).unwrap()
 }
 
-/// Mean loss of rows of the step's batch.
+/// Mean loss of some rows of the step's batch.
 pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Result<Tensor> {
     let number = |i: usize, salt: u64| {
         let mixed = (i as u64 + salt * 1_000_003 + step as u64 * 7_919 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -40,7 +40,7 @@ pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Resul
     let unit = |n: u64| n as f64 / (1u64 << 53) as f64;
     let input = |i: usize| 2.0 * unit(number(i, 1)) as f32 - 1.0;
     let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(input).collect();
-    // Products make gradients of the type that they are in.
+    // Matmuls compute gradients in their dtype.
     let x = Tensor::from_vec(values, (rows.len(), WIDTH), params.device())?.to_dtype(params.grads().dtype())?;
     let targets: Vec<u32> = rows.clone().map(|i| (number(i, 2) % CLASSES as u64) as u32).collect();
     let targets = Tensor::from_vec(targets, rows.len(), params.device())?;
@@ -53,7 +53,7 @@ pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Resul
     cross_entropy(&linear(&x, &param("out")?)?, &targets)
 }
 
-/// What holds for which parameters: no decay for the norm; the frozen one is in no group.
+/// Parameter groups: no decay for the norm; the frozen parameter is in no group.
 pub fn groups(params: &Params) -> Vec<Group> {
     let trained = params.iter().filter(|param| param.requires_grad());
     let group = |param: tilewright_harness::params::Param| Group {
@@ -73,7 +73,7 @@ pub fn adamw(params: &Params) -> AdamW {
     AdamW::new(device, 0..params.flat_len(), OPTIONS).unwrap()
 }
 
-/// A step of `adamw` with the gradients as they are.
+/// A step of `adamw` with the current gradients.
 pub fn update(params: &Params, adamw: &mut AdamW) {
     let gradients = params.grads();
     let gradients = memory::Read::<f32>::new(&gradients).unwrap();
@@ -85,7 +85,7 @@ pub fn update(params: &Params, adamw: &mut AdamW) {
     .unwrap();
 }
 
-/// All values, gaps included.
+/// All values, including padding.
 pub fn values(params: &Params) -> Vec<f32> {
     params.values().to_vec1().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Ranks that `mpirun` starts. The program of a rank is that of [`crate::processes`].
+//! Tests of ranks that `mpirun` starts. The program of a rank is that of [`crate::processes`].
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ fn mpirun(ranks: usize, what: &str) -> (Option<i32>, String) {
     command.args(["-n", &ranks.to_string()]).arg(std::env::current_exe().unwrap());
     command.args(["processes::program_of_a_rank", "--exact", "--nocapture"]);
     command.env("TILEWRIGHT_TEST_RANK", what).env("TILEWRIGHT_COMM_TIMEOUT", "60").env_remove("TILEWRIGHT_COMM");
-    // Machines of tests have few cores, root users, and containers that may not read each other's memory.
+    // Test machines have few cores, root users, and containers that cannot read each other's memory.
     for (name, value) in [
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -17,7 +17,7 @@ fn mpirun(ranks: usize, what: &str) -> (Option<i32>, String) {
     ] {
         command.env(name, value);
     }
-    // Runs of one user share a folder of Open MPI's, which the first that ends removes under the others.
+    // Runs of one user share a session folder of Open MPI, which the first run that ends would remove.
     let session = tempfile::tempdir().expect("a folder for Open MPI's session");
     command.env("TMPDIR", session.path());
     let output = command.output().expect("mpirun is installed where the feature mpi is built");
@@ -30,7 +30,7 @@ fn all_collectives_over_mpi() {
     for ranks in [1, 2, 4] {
         let (code, text) = mpirun(ranks, "suite");
         assert_eq!(code, Some(0), "{text}");
-        assert_eq!(text.matches("carried by mpi").count(), ranks, "{text}");
+        assert_eq!(text.matches("backend: mpi").count(), ranks, "{text}");
     }
 }
 
@@ -39,7 +39,7 @@ fn training_over_mpi_gives_the_weights_of_training_on_one_rank() {
     for ranks in [2, 4] {
         let (code, text) = mpirun(ranks, "train");
         assert_eq!(code, Some(0), "{text}");
-        assert_eq!(text.matches("carried by mpi").count(), ranks, "{text}");
+        assert_eq!(text.matches("backend: mpi").count(), ranks, "{text}");
     }
 }
 
@@ -51,7 +51,7 @@ fn faults_end_all_ranks() {
     let (code, text) = mpirun(3, "kill:1");
     assert!(code != Some(0) && text.contains("signal 9"), "{text}");
     let (code, text) = mpirun(3, "throw:1");
-    assert!(code != Some(0) && text.contains("rank 1 gave up: it panicked"), "{text}");
+    assert!(code != Some(0) && text.contains("rank 1 aborted: it panicked"), "{text}");
     let (code, text) = mpirun(2, "leave:1");
     assert!(
         code != Some(0) && text.contains("rank 1 has ended") && text.contains("dropped its communicator"),

@@ -1,4 +1,5 @@
-//! Ranks with a GPU each, over NCCL: two, and four where there are as many GPUs. Without two these tests say that they were skipped.
+//! Tests of ranks with one GPU each, over NCCL: two ranks, and four with as many GPUs. With fewer than two GPUs the
+//! tests report that they are skipped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +14,10 @@ use tilewright_harness::dist::rank::Environment;
 
 use crate::processes::{Ran, launch_test, others_name};
 
-/// Whether this rank's collectives run beside computing, carried by copy engines where these can.
+/// Whether this rank's collectives are overlapped, on copy engines where possible.
 static COPIES: AtomicBool = AtomicBool::new(false);
 
-/// A rank's GPU, and what connects it to the others'.
+/// A rank's GPU, and its communicator.
 struct Rank {
     device: Device,
     comm: Communicator,
@@ -31,15 +32,15 @@ fn connect(environment: &Environment) -> Result<Rank, CommError> {
     Ok(Rank { device, comm })
 }
 
-/// A stream as models have one: order between streams is ours alone.
+/// A stream like that of models: without event tracking, the program orders streams itself.
 fn stream(ordinal: usize) -> Arc<CudaStream> {
     let context = CudaContext::new(ordinal).unwrap();
-    // SAFETY: nothing was allocated yet.
+    // SAFETY: nothing is allocated yet.
     unsafe { context.disable_event_tracking() };
     context.new_stream().unwrap()
 }
 
-/// What a rank of a test does; a launcher runs this test alone, in this same program.
+/// The program of a rank; the launcher runs only this test, in this test program.
 #[test]
 fn program_of_a_rank() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_GPU_RANK") else { return };
@@ -58,7 +59,7 @@ fn program_of_a_rank() {
     let outcome = connected.and_then(|rank| match what {
         "suite" => {
             suite(&rank);
-            // Asked for again, and no longer.
+            // Enabled twice, then disabled.
             [false, true, true].into_iter().try_for_each(|on| rank.comm.set_overlap_copy_engines(on))?;
             rank.comm.set_overlap_copy_engines(copies)
         }
@@ -79,7 +80,7 @@ fn program_of_a_rank() {
     }
 }
 
-/// Training of the small model, all of it on the rank's GPU.
+/// Training of the small model on the rank's GPU.
 #[cfg(feature = "cuda")]
 fn train(environment: &Environment) {
     let ordinal = environment.rank_info.as_ref().unwrap().local_rank;
@@ -89,7 +90,7 @@ fn train(environment: &Environment) {
     crate::training::check(&device, comm);
 }
 
-/// Starts a collective in all of a buffer.
+/// Starts a collective on a whole buffer.
 fn start<T: Element + tilewright::Element>(
     comm: &Communicator,
     data: &mut Buffer<T>,
@@ -97,12 +98,12 @@ fn start<T: Element + tilewright::Element>(
     comm_dtype: Option<Dtype>,
 ) -> Result<handle::Handle, CommError> {
     let call = Call { op, dtype: <T as Element>::DTYPE, count: data.len(), comm_dtype };
-    // SAFETY: whoever calls keeps the buffer, and waits for the handle before it is used.
+    // SAFETY: the caller keeps the buffer, and waits for the handle before it uses it.
     unsafe { start_at(comm, call, data.view_mut().address()) }
 }
 
 /// # Safety
-/// As for [`Communicator::start`].
+/// See [`Communicator::start`].
 unsafe fn start_at(comm: &Communicator, call: Call, address: u64) -> Result<handle::Handle, CommError> {
     // SAFETY: the caller's promise.
     unsafe {
@@ -113,18 +114,18 @@ unsafe fn start_at(comm: &Communicator, call: Call, address: u64) -> Result<hand
     }
 }
 
-/// A sum, waited for on the host.
+/// A sum; synchronizes the host.
 fn reduce(comm: &Communicator, data: &mut Buffer<f32>, comm_dtype: Option<Dtype>) -> Result<(), CommError> {
     start(comm, data, Op::AllReduce(Reduce::Sum), comm_dtype)?.synchronize()?;
     comm.failure().map_or(Ok(()), |error| Err(error.clone()))
 }
 
-/// Small numbers, which every type holds exactly, and their sums too.
+/// Small numbers that every type represents exactly, including their sums.
 fn number(rank: usize, i: usize) -> u8 {
     ((i * 5 + 3 * rank) % 13) as u8
 }
 
-/// Every collective of one type, for lengths that nothing divides and of several megabytes.
+/// Every collective for one type, for uneven lengths and several megabytes.
 fn collectives<T: Element + tilewright::Element + PartialEq + std::fmt::Debug>(rank: &Rank, of: impl Fn(f64) -> T) {
     let (comm, device) = (&rank.comm, &rank.device);
     let (me, world) = (comm.rank(), comm.world());
@@ -173,13 +174,13 @@ fn suite(rank: &Rank) {
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
         assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "sums sent as {comm_dtype:?}");
     }
-    // Several segments of every lane, and a rest.
+    // Several segments on every lane, and a remainder.
     let values: Vec<f32> = (0..20_000_003).map(|i| number(comm.rank(), i).into()).collect();
     let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
     reduce(comm, &mut data, None).unwrap();
     let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
     assert!(data.to_vec().unwrap().into_iter().enumerate().all(|(i, found)| found == sum(i)), "many segments");
-    // In the same memory, one behind the other, without a wait between them.
+    // On the same memory, one after the other, without a wait between them.
     let values: Vec<f32> = (0..1_000_003).map(|i| number(comm.rank(), i).into()).collect();
     let mut data = Buffer::from_slice(&rank.device, &values).unwrap();
     let handles = [(); 3].map(|()| start(comm, &mut data, Op::AllReduce(Reduce::Sum), None).unwrap());
@@ -195,17 +196,17 @@ fn suite(rank: &Rank) {
         let handle = unsafe { comm.start_overlapped(call, data.view_mut().address() as *mut u8) };
         handle.unwrap().wait().unwrap();
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
-        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} multiprocessors");
+        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} SMs");
     }
-    // Host memory goes another way, and both at once.
+    // Collectives of host memory run concurrently.
     let mut sum = [comm.rank() as f64];
     comm.all_reduce(&mut sum, Reduce::Sum).unwrap();
     assert_eq!(sum[0], (0..comm.world()).sum::<usize>() as f64);
     comm.barrier().unwrap();
 }
 
-/// The host waits for nothing: each collective begins behind the copy that fills its slice, and the copy that reads it comes behind the
-/// collective, many times over.
+/// The host waits for nothing: each collective starts after the copy that fills its slice, and the copy that reads it
+/// comes after the collective, many times over.
 fn stays_in_order(rank: &Rank) {
     let (comm, device) = (&rank.comm, &rank.device);
     let (slices, each, rounds) = (8, 2_000_000, 20);
@@ -215,7 +216,7 @@ fn stays_in_order(rank: &Rank) {
     let mut data = Buffer::<f32>::zeros(device, slices * each).unwrap();
     let mut results = Vec::new();
     comm.start_trace();
-    let timer = comm.start_timer().unwrap().expect("a GPU has a stream that computes");
+    let timer = comm.start_timer().unwrap().expect("a GPU has a compute stream");
     for source in &sources {
         let mut handles = Vec::new();
         for slice in (0..slices).map(|slice| slice * each..(slice + 1) * each) {
@@ -241,7 +242,7 @@ fn stays_in_order(rank: &Rank) {
     assert!(seconds > 0.0 && seconds <= whole, "{seconds} s of collectives in {whole} s");
 }
 
-/// Works on, until rank `who` does `what`.
+/// Runs collectives until rank `who` does `what`.
 fn fail(rank: Rank, what: &str, who: &str) -> Result<(), CommError> {
     let (comm, chosen) = (&rank.comm, rank.comm.rank().to_string() == who);
     let mut data = Buffer::<f32>::from_slice(&rank.device, &vec![1.0; 10_000]).unwrap();
@@ -253,9 +254,9 @@ fn fail(rank: Rank, what: &str, who: &str) -> Result<(), CommError> {
     for step in 1.. {
         if chosen && step == 5 {
             match what {
-                // SAFETY: ends this very process.
+                // SAFETY: ends this process.
                 "kill" => drop(unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) }),
-                // The others' kernels wait for this rank's when it ends, which comes behind much work.
+                // The other ranks' kernels wait for this rank's when it ends, after a long queue of work.
                 "kill-late" | "kill-late-two" => {
                     (0..20_000).for_each(|_| load.copy_from(source.view()).unwrap());
                     let handle = start(comm, &mut data, Op::AllReduce(Reduce::Sum), None)?;
@@ -273,13 +274,13 @@ fn fail(rank: Rank, what: &str, who: &str) -> Result<(), CommError> {
     Ok(())
 }
 
-/// Numbers of ranks for which there are GPUs; 2 if there are none at all, for [`on_gpus`] to say that it skips them.
+/// World sizes for which there are GPUs; 2 if there are none, so that [`on_gpus`] reports that it skips the test.
 fn worlds() -> impl Iterator<Item = usize> {
     let there = [4, 2].into_iter().find(|&gpus| Device::cuda(gpus - 1).is_ok()).unwrap_or(2);
     [2, 4].into_iter().filter(move |&ranks| ranks <= there)
 }
 
-/// Runs on so many GPUs if there are.
+/// Runs on `ranks` GPUs if they exist.
 fn on_gpus(ranks: usize, what: &str) -> Option<Ran> {
     if Device::cuda(ranks - 1).is_err() {
         println!("skipped: {what} over NCCL needs {ranks} GPUs");
@@ -317,7 +318,7 @@ fn mismatched_collectives_are_listed_on_all_ranks() {
 
 #[test]
 fn a_killed_rank_ends_all() {
-    // The last with two communicators of NCCL's, of which the second one is idle while a kernel of the first one waits for ever.
+    // The last one has two NCCL communicators; the second one is idle while a kernel of the first one hangs.
     for what in ["kill:1", "kill-late:1", "kill-late-two:1"] {
         let Some(ran) = on_gpus(2, what) else { return };
         others_name(&ran, 2, 1, &[]);
@@ -328,7 +329,7 @@ fn a_killed_rank_ends_all() {
 #[test]
 fn a_panic_or_a_drop_aborts_all_ranks() {
     let Some(ran) = on_gpus(2, "throw:0") else { return };
-    others_name(&ran, 2, 0, &["gave up: it panicked"]);
+    others_name(&ran, 2, 0, &["aborted: it panicked"]);
     let Some(ran) = on_gpus(2, "leave:1") else { return };
     others_name(&ran, 2, 1, &["has ended"]);
 }
@@ -352,14 +353,14 @@ fn copy_engines_carry_collectives() {
 
 #[test]
 fn copy_engines_do_not_wait_for_a_rank_that_is_gone() {
-    // The second one with streams that wait when it ends, behind much work.
+    // The second one ends while streams wait, after a long queue of work.
     for what in ["kill-copies:1", "kill-late-copies:1"] {
         let Some(ran) = on_gpus(2, what) else { return };
         others_name(&ran, 2, 1, &[]);
         assert!(ran.text.contains("rank 1 failed first: it ended by signal 9 (SIGKILL)"), "{}", ran.text);
     }
     for (what, at_fault, words) in [
-        ("throw-copies:0", 0, "gave up: it panicked"),
+        ("throw-copies:0", 0, "aborted: it panicked"),
         ("leave-copies:1", 1, "has ended"),
         ("hang-copies:0", 0, "waited 3 s"),
     ] {

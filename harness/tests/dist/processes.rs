@@ -1,4 +1,4 @@
-//! Ranks that are processes, started by `tilewright launch`.
+//! Tests of ranks that are processes, started by `tilewright launch`.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,18 +9,18 @@ use tilewright_harness::dist::rank::Environment;
 
 use crate::{collectives, training};
 
-/// What a rank of a test does; a launcher runs this test alone, in this same program, with `TILEWRIGHT_TEST_RANK` set.
+/// The program of a rank; the launcher runs only this test, in this test program, with `TILEWRIGHT_TEST_RANK` set.
 #[test]
 fn program_of_a_rank() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_RANK") else { return };
     let (what, who) = what.split_once(':').unwrap_or((&what, ""));
     let mut environment = Environment::get().unwrap();
     if ["hang", "stop"].contains(&what) {
-        // Longer than a loaded machine makes anybody wait.
+        // Longer than waits on a busy machine.
         environment.options.timeout = Duration::from_secs(5);
     }
     let outcome = dist::connect_to(&environment).and_then(|comm| {
-        println!("carried by {}", comm.backend());
+        println!("backend: {}", comm.backend());
         match what {
             "suite" => collectives::check(&comm),
             "train" => training::check(&candle_core::Device::Cpu, comm),
@@ -36,21 +36,21 @@ fn program_of_a_rank() {
     }
 }
 
-/// Works on, until rank `who` does `what`.
+/// Runs collectives until rank `who` does `what`.
 fn fail(comm: Communicator, what: &str, who: &str) -> Result<(), CommError> {
     let chosen = comm.rank().to_string() == who;
     let length = if what == "stop" { 4_000_000 } else { 10_000 };
     for step in 1.. {
         if chosen && step == 5 && what == "stop" {
-            // In the middle of a collective, wherever that is.
+            // At a random point of a collective.
             std::thread::spawn(|| {
                 std::thread::sleep(Duration::from_millis(3));
-                // SAFETY: stops this very process.
+                // SAFETY: stops this process.
                 unsafe { libc::kill(std::process::id() as i32, libc::SIGSTOP) }
             });
         } else if chosen && step == 5 {
             match what {
-                // SAFETY: ends this very process.
+                // SAFETY: ends this process.
                 "kill" => drop(unsafe { libc::kill(std::process::id() as i32, libc::SIGKILL) }),
                 "hang" => std::thread::sleep(Duration::from_secs(600)),
                 "exit" => std::process::exit(7),
@@ -69,14 +69,14 @@ pub struct Ran {
     pub took: Duration,
 }
 
-/// Launches this program's `program_of_a_rank`.
+/// Launches `program_of_a_rank` of this test program.
 fn launch(ranks: usize, what: &str) -> Ran {
     launch_test(ranks, "processes::program_of_a_rank", ("TILEWRIGHT_TEST_RANK", what))
 }
 
-/// Launches one test of this program on every rank, with a variable that says what it does there.
+/// Launches one test of this program on every rank, with a variable that selects what it does.
 pub fn launch_test(ranks: usize, test: &str, (variable, what): (&str, &str)) -> Ran {
-    // A test program that was carried to another machine is told where the other one is.
+    // A test program that was copied to another machine gets the path of the command there.
     let program = std::env::var_os("TILEWRIGHT_TEST_PROGRAM");
     let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tilewright").into()));
     command.args(["launch", "--grace", "4", "--nproc", &ranks.to_string(), "--"]);
@@ -107,11 +107,11 @@ fn training_in_processes_gives_the_weights_of_training_on_one_rank() {
     for ranks in [2, 4] {
         let ran = launch(ranks, "train");
         assert_eq!(ran.code, Some(0), "{}", ran.text);
-        assert_eq!(ran.text.matches("carried by tcp").count(), ranks, "{}", ran.text);
+        assert_eq!(ran.text.matches("backend: tcp").count(), ranks, "{}", ran.text);
     }
 }
 
-/// Every rank but the one at fault names it and the operation.
+/// Checks that every rank but the failed one names it and the operation.
 pub fn others_name(ran: &Ran, ranks: usize, at_fault: usize, words: &[&str]) {
     for rank in (0..ranks).filter(|&rank| rank != at_fault) {
         let prefix = format!("[rank {rank}] ");
@@ -142,7 +142,7 @@ fn a_rank_that_exits_ends_all() {
 #[test]
 fn a_rank_that_throws_ends_all() {
     let ran = launch(3, "throw:2");
-    others_name(&ran, 3, 2, &["gave up: it panicked"]);
+    others_name(&ran, 3, 2, &["aborted: it panicked"]);
     assert_eq!(ran.code, Some(1), "{}", ran.text);
 }
 
@@ -158,7 +158,7 @@ fn a_hanging_rank_is_named_and_ended() {
     assert!(ran.text.contains(" waited 5 s for rank 0 at all_reduce"), "{}", ran.text);
 }
 
-/// Stopped while data travel: one of the others waits for it, and the rest for that one.
+/// Stopped during a transfer: one rank waits for it, and the others wait for that one.
 #[test]
 fn a_rank_stopped_inside_a_collective_is_named() {
     let ran = launch(4, "stop:2");
@@ -191,7 +191,7 @@ fn empty_variables_count_as_unset() {
     assert!(output.status.success() && text.contains("127.0.0.1 ") && !text.contains("none"), "{text}");
 }
 
-/// `tilewright train` of a small model under `tilewright launch`, or alone.
+/// `tilewright train` of a small model under `tilewright launch`, or on a single rank.
 fn train(folder: &std::path::Path, ranks: Option<usize>, out: &str, more: &[&str]) -> (i32, String) {
     let program = env!("CARGO_BIN_EXE_tilewright");
     let mut command = Command::new(program);
@@ -217,7 +217,7 @@ fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
     let bytes = std::fs::read(folder.join(out).join("checkpoint.safetensors")).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let floats = |data: &[u8]| data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-    // Moments are in the checkpoint or in files of their own.
+    // Moments are in the checkpoint or in separate files.
     let mut all: Vec<(String, Vec<f32>)> = tensors
         .tensors()
         .iter()
@@ -228,7 +228,7 @@ fn parameters(folder: &std::path::Path, out: &str) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// Largest distance of a tensor of one run from the other's.
+/// Largest distance between tensors of two runs.
 #[track_caller]
 fn compare(folder: &std::path::Path, found: &str, expected: &str) -> f64 {
     let (found, expected) = (parameters(folder, found), parameters(folder, expected));
@@ -237,8 +237,8 @@ fn compare(folder: &std::path::Path, found: &str, expected: &str) -> f64 {
     crate::model::distance(&flat(&found), &flat(&expected))
 }
 
-/// Whole runs of the command line: on 2 ranks with every form, with state shared out, with micro-batches; and a run whose rank is killed
-/// goes on in a world of another size.
+/// Complete runs of the command: on 2 ranks with every form, with sharded state, with micro-batches; and a run with a
+/// killed rank that resumes with another world size.
 #[test]
 fn runs_on_many_ranks_match_one_rank() {
     let folder = tempfile::tempdir().unwrap();
@@ -261,13 +261,13 @@ fn runs_on_many_ranks_match_one_rank() {
         assert!(distance <= 2e-6, "{found}: {distance:e}");
     }
 
-    // Three ranks make four steps; two go on, then one alone.
+    // Three ranks run four steps; two resume, then one.
     let part = |ranks, steps: &str, more: &[&str]| {
         let arguments = [&["--eps", "1e-4", "--steps", steps], more].concat();
         let (code, text) = train(folder, ranks, "resumed", &arguments);
         assert_eq!(code, 0, "{text}");
     };
-    // The schedule is that of all six steps.
+    // The schedule of all six steps.
     let schedule = ["--lr", "0.003", "--min-lr", "0.003", "--warmup", "0"];
     part(Some(3), "2", &[&["--shard", "zero1"], schedule.as_slice()].concat());
     part(Some(2), "4", &[&["--shard", "broadcast", "--resume"], schedule.as_slice()].concat());
@@ -277,7 +277,7 @@ fn runs_on_many_ranks_match_one_rank() {
     assert!(distance <= 2e-6, "{distance:e}");
 }
 
-/// Who updates a parameter does not change it: also where the whole gradient's norm decides how far.
+/// The rank that updates a parameter does not affect the result, even with clipping by the whole gradient's norm.
 #[test]
 fn broadcast_sharding_is_bit_exact() {
     let folder = tempfile::tempdir().unwrap();
@@ -303,12 +303,13 @@ fn batches_that_do_not_divide_are_refused() {
     let (code, text) = train(folder.path(), Some(5), "run", &["--steps", "2"]);
     assert_eq!(code, 1, "{text}");
     assert!(
-        text.contains("a batch of 12 windows does not divide into 5 ranks") && text.contains("--batch 10 or 15"),
+        text.contains("a batch of 12 sequences is not a multiple of the world size, 5")
+            && text.contains("--batch 10 or 15"),
         "{text}"
     );
 }
 
-/// A rank that is killed in the middle leaves a whole checkpoint, from which one rank fewer goes on.
+/// A rank killed during training leaves a complete checkpoint, from which one rank fewer resumes.
 #[test]
 fn a_run_survives_a_killed_rank() {
     let folder = tempfile::tempdir().unwrap();
@@ -320,7 +321,7 @@ fn a_run_survives_a_killed_rank() {
         while !checkpoint.exists() && !training.is_finished() && began.elapsed() < Duration::from_secs(120) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // The ranks are those processes that have this folder as theirs, and a rank that is not the first.
+        // Finds the process of rank 2 by its working directory and its rank.
         let pid = rank_process(path, 2).expect("rank 2 runs");
         // SAFETY: a process of this test.
         unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -332,7 +333,7 @@ fn a_run_survives_a_killed_rank() {
     for rank in [0, 1] {
         let prefix = format!("[rank {rank}] ");
         let said: String = text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();
-        assert!(said.contains("rank 2 has ended") || said.contains("gave up: rank 2 has ended"), "{text}");
+        assert!(said.contains("rank 2 has ended") || said.contains("aborted: rank 2 has ended"), "{text}");
     }
     let (code, text) = train(path, Some(2), "run", &["--resume", "--minutes", "0", "--steps", "100000"]);
     assert_eq!(code, 0, "{text}");

@@ -1,4 +1,4 @@
-//! `tilewright profile` of many ranks: one trace, and the share of communication that lies under computing.
+//! Tests of `tilewright profile` on several ranks: one trace, and the share of overlapped communication.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::commands::{has, tilewright};
 
-/// Large enough that backward takes longer than a busy machine needs to wake a thread.
+/// Large enough that backward takes longer than waking a thread on a busy machine.
 const MODEL: [&str; 14] = [
     "--layers",
     "4",
@@ -31,7 +31,7 @@ struct Found {
     text: String,
 }
 
-/// Runs the command behind `before`, and reads what it wrote.
+/// Runs the command after `before`, and reads its output files.
 fn profile(before: &[&str], more: &[&str]) -> Found {
     let folder = tempfile::tempdir().unwrap();
     let (json, trace) = (folder.path().join("found.json"), folder.path().join("trace.json"));
@@ -53,7 +53,7 @@ fn number(row: &Value, key: &str) -> f64 {
     row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"))
 }
 
-/// Start and end of the events of a rank that have this as their name (or `cat`, their kind), in microseconds, in order.
+/// Start and end of a rank's events with this name (or `cat`), in microseconds, in order.
 fn times(events: &[Value], rank: usize, key: &str, what: &str) -> Vec<(f64, f64)> {
     let is = |event: &&Value| event["ph"] == "X" && event[key] == what;
     let mut times: Vec<(f64, f64)> = events
@@ -66,7 +66,7 @@ fn times(events: &[Value], rank: usize, key: &str, what: &str) -> Vec<(f64, f64)
     times
 }
 
-/// Every rank has its lines, its steps, and its collectives inside them.
+/// Checks that every rank has its tracks, its steps, and its collectives inside of them.
 fn check_trace(found: &Found, ranks: usize) {
     let names: BTreeMap<u64, &str> = found
         .events
@@ -85,7 +85,7 @@ fn check_trace(found: &Found, ranks: usize) {
         for (start, end) in &sent {
             assert!(steps.iter().any(|step| step.0 <= *start && *end <= step.1), "{start} to {end}: {steps:?}");
         }
-        // The table says what the trace shows.
+        // The table agrees with the trace.
         let shown = sent.iter().map(|(start, end)| end - start).sum::<f64>() / 1e3 / STEPS as f64;
         let (said, hidden) = (number(row, "communication_ms"), number(row, "hidden_ms"));
         assert!((shown - said).abs() <= 0.01 * said + 0.01, "rank {rank}: {shown} ms, {said} ms: {}", found.text);
@@ -95,7 +95,7 @@ fn check_trace(found: &Found, ranks: usize) {
             "{row}"
         );
         assert_eq!(times(&found.events, rank, "name", "backward").len() % STEPS, 0);
-        // Ranks wait for each other in every step, so that on one clock their steps overlap.
+        // Ranks wait for each other in every step, so that their steps overlap on a common clock.
         for (own, first) in steps.iter().zip(times(&found.events, 0, "name", "step")) {
             assert!(own.0 < first.1 && first.0 < own.1, "rank {rank}: {own:?}, rank 0: {first:?}");
         }
@@ -135,7 +135,7 @@ fn processes_make_one_trace() {
     assert_eq!(
         found.text.matches("Overlap of communication and compute").count(),
         1,
-        "only rank 0 speaks: {}",
+        "only rank 0 prints: {}",
         found.text
     );
     // Reduce-scatters and all-gathers.
@@ -152,5 +152,5 @@ fn profiles_that_make_no_sense_are_refused() {
     has(&text, &["a forward pass has no communication between ranks"]);
     let (code, text) = tilewright(&["profile", "--ranks", "3", "--batch", "4"]);
     assert_eq!(code, 1, "{text}");
-    has(&text, &["a batch of 4 windows does not divide into 3 ranks"]);
+    has(&text, &["a batch of 4 sequences is not a multiple of the world size, 3"]);
 }

@@ -1,9 +1,9 @@
-//! Ranks that were started with other settings, or read other files: nobody trains.
+//! Tests of ranks with different settings or files: no rank trains.
 
 use std::path::Path;
 use std::process::Command;
 
-/// `tilewright train` on two ranks with options of their own: whether all is well, and what is said.
+/// Runs `tilewright train` on two ranks with different options; returns the success and the output.
 fn train(folder: &Path, [zero, one]: [&str; 2]) -> (bool, String) {
     let program = env!("CARGO_BIN_EXE_tilewright");
     let common = "--width 16 --hidden 32 --heads 2 --vocab 300 --context 8 --batch 4 --evaluate-windows 2";
@@ -21,7 +21,7 @@ fn train(folder: &Path, [zero, one]: [&str; 2]) -> (bool, String) {
 
 const PLAIN: &str = "--out run --data text --layers 1 --steps 2";
 
-/// Both ranks say all of it, and no step was made.
+/// Checks that both ranks report all lines, and no step was run.
 #[track_caller]
 fn both_say(folder: &Path, (good, text): (bool, String), lines: &[&str]) {
     assert!(!good && !text.contains("step 1"), "{text}");
@@ -81,7 +81,7 @@ fn texts_that_differ_are_named_on_all_ranks() {
     both_say(folder.path(), train(folder.path(), [PLAIN, "--out run --data other --layers 1 --steps 2"]), &[&line]);
 }
 
-/// A rank that does not see the checkpoint that the others go on from.
+/// A rank that does not see the checkpoint that the others resume from.
 #[test]
 fn a_rank_that_goes_on_from_another_step_is_named() {
     let folder = folder();
@@ -92,5 +92,5 @@ fn a_rank_that_goes_on_from_another_step_is_named() {
     std::fs::create_dir(folder.path().join("mine")).unwrap();
     std::fs::rename(folder.path().join("checkpoint"), folder.path().join("mine/checkpoint.safetensors")).unwrap();
     let ran = train(folder.path(), [PLAIN, "--out mine --data text --layers 1 --steps 4 --schedule keep --resume"]);
-    both_say(folder.path(), ran, &["rank 1: the step that it goes on from (--resume) is 2, and 0 on rank 0"]);
+    both_say(folder.path(), ran, &["rank 1: the step to resume from (--resume) is 2, and 0 on rank 0"]);
 }

@@ -1,4 +1,4 @@
-//! Parameters that join a sharded optimizer during training, and its state in worlds of other sizes.
+//! Tests of parameters that join a sharded optimizer during training, and of its state with other world sizes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use crate::training::{rows, same_everywhere, update_sharded};
 use crate::world::{KINDS, Kind, options, ranks};
 
 const EXCHANGES: [Exchange; 2] = [Exchange::AllReduce, Exchange::ReduceScatter];
-/// Steps of the parameters that are there from the start, and the step in which the others come.
+/// Number of steps, and the step in which the second parameter group is added.
 const STEPS: usize = 6;
 const LATER: usize = 2;
-/// Between worlds of different sizes: sums in another order.
+/// Between different world sizes: the order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
 fn ranges(params: &Params, names: &[&str]) -> Vec<Range<usize>> {
     names.iter().map(|name| params.get(name).unwrap().range()).collect()
 }
 
-/// Two parameters of the middle come later: in ZeRO-1 they share their buckets with some that are there already.
+/// Two parameters in the middle are added later: in ZeRO-1 their buckets also have parameters of the first group.
 const FIRST: [&str; 3] = ["in", "norm", "unused"];
 const SECOND: [&str; 2] = ["out", "shared"];
 
-/// A communicator's rank with a fresh model. Buckets hold about three parameters.
+/// One rank with a new model. Buckets hold about three parameters.
 fn begin(comm: Communicator, exchange: Exchange, seed: u64) -> (Params, Ddp) {
     let params = model::params(seed);
     let options = DdpOptions { form: Form::Bucketed, bucket_bytes: Some(8000), exchange, ..DdpOptions::default() };
@@ -52,14 +52,14 @@ fn optimizer(params: &Params, ddp: &Ddp, names: &[&str]) -> ShardedOptimizer<Ada
     }
 }
 
-/// Gradients of this rank's rows, averaged.
+/// Averaged gradients of this rank's rows.
 fn gradients(params: &Params, ddp: &Ddp, step: usize) {
     params.zero_grads().unwrap();
     model::loss(params, step, rows(ddp.communicator())).unwrap().backward().map(|_| ()).unwrap();
     ddp.finish_gradient_synchronization().unwrap();
 }
 
-/// Steps from `from` to `STEPS`; in step `LATER` the second group comes.
+/// Runs the steps from `from` to `STEPS`; adds the second group in step `LATER`.
 fn go(params: &Params, ddp: &Ddp, optimizer: &mut ShardedOptimizer<AdamW>, steps: Range<usize>) -> Vec<Vec<f32>> {
     let step = |step| {
         if step == LATER {
@@ -73,7 +73,7 @@ fn go(params: &Params, ddp: &Ddp, optimizer: &mut ShardedOptimizer<AdamW>, steps
     steps.map(step).collect()
 }
 
-/// The same by optimizers that are not shared out, one for each parameter, made when it comes.
+/// The reference: optimizers without sharding, one for each parameter, created when it is added.
 fn unshared(comm: Communicator) -> Vec<Vec<f32>> {
     let (params, ddp) = begin(comm, Exchange::AllReduce, 1);
     let device = memory::kernel_device(params.device()).unwrap();
@@ -119,14 +119,15 @@ fn later_parameter_groups_count_their_own_steps() {
                     let mut optimizer = optimizer(&params, &ddp, &FIRST);
                     go(&params, &ddp, &mut optimizer, 0..STEPS)
                 });
-                // Sums in the order of ranks, whoever takes them: the same bits.
+                // Sums are in rank order on any rank: the same bits.
                 assert!(found.iter().all(|found| *found == expected), "{kind:?}, {exchange:?}, {world} ranks");
             }
         }
     }
 }
 
-/// State of both groups, saved by worlds of 1 to 4 ranks in either mode, goes on in worlds of 1 to 4 in the other and in the same.
+/// State of both groups, saved with 1 to 4 ranks in either mode, resumes with 1 to 4 ranks in the same and in the other
+/// mode.
 #[test]
 fn their_state_resumes_in_any_world() {
     let half = LATER + 2;
@@ -157,7 +158,7 @@ fn their_state_resumes_in_any_world() {
     }
 }
 
-/// An optimizer that has all parameters from the start takes the state of one that did not.
+/// An optimizer with all parameters from the start loads the state of one with two groups.
 fn goes_on(comm: Communicator, exchange: Exchange, start: &[f32], state: &State, from: usize) -> Vec<f32> {
     let (params, ddp) = begin(comm, exchange, 9);
     let flat = candle_core::Tensor::from_slice(start, start.len(), params.device()).unwrap();
@@ -165,7 +166,7 @@ fn goes_on(comm: Communicator, exchange: Exchange, start: &[f32], state: &State,
     let mut optimizer = optimizer(&params, &ddp, &[FIRST.as_slice(), &SECOND].concat());
     let before = optimizer.bytes();
     optimizer.load_state(state).unwrap();
-    assert_eq!(optimizer.bytes(), before, "no element has its state twice");
+    assert_eq!(optimizer.bytes(), before, "no element has duplicate state");
     assert_eq!(optimizer.steps(), from as u64);
     go(&params, &ddp, &mut optimizer, from..STEPS).pop().unwrap()
 }
@@ -187,7 +188,7 @@ fn invalid_groups_are_errors() {
             if exchange == Exchange::ReduceScatter {
                 texts.push(optimizer.add_param_group(&frozen).unwrap_err().to_string());
             }
-            assert_eq!((optimizer.bytes(), optimizer.ranges()), before, "a mistake changes nothing");
+            assert_eq!((optimizer.bytes(), optimizer.ranges()), before, "a failed call changes nothing");
             texts
         });
         let texts = &texts[0];

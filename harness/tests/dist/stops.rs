@@ -1,4 +1,4 @@
-//! Signals, launchers that end, and outputs that nobody reads: what a run survives, and what is left of it.
+//! Tests of signals, of launchers that end, and of closed outputs: what a run survives, and which processes remain.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -12,14 +12,14 @@ use tilewright_harness::signals::{self, StopSignal};
 
 use crate::tensors::tensors;
 
-/// Far longer than anything here takes.
+/// Far longer than any operation here.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Exit code of what was stopped by a signal, with its state saved.
+/// Exit code after a stop signal, with the state saved.
 const STOPPED: i32 = 75;
-/// A variable that processes of one test have with the test's folder in it.
+/// Environment variable with the test's folder, in all processes of a test.
 const MARK: &str = "TILEWRIGHT_TEST_MARK";
 
-/// A folder with a text to learn from.
+/// A folder with a training text.
 fn place() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("text"), "one fish two fish red fish blue fish. ".repeat(400)).unwrap();
@@ -30,7 +30,7 @@ fn program() -> std::ffi::OsString {
     std::env::var_os("TILEWRIGHT_TEST_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_tilewright").into())
 }
 
-/// `tilewright` with these words, in `folder`.
+/// `tilewright` with these arguments, in `folder`.
 fn tilewright(folder: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.args(words).current_dir(folder).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -41,8 +41,8 @@ fn tilewright(folder: &Path, words: &[&str]) -> Command {
     {
         command.env_remove(name);
     }
-    // Tests may run under nohup themselves, and what is ignored stays ignored.
-    // SAFETY: signal is safe to call between fork and exec.
+    // Tests may run under nohup, and the child would inherit ignored signals. SAFETY: signal is safe to call between
+    // fork and exec.
     unsafe {
         command.pre_exec(|| {
             for signal in [SIGINT, SIGTERM, SIGHUP, SIGUSR1] {
@@ -57,7 +57,7 @@ fn tilewright(folder: &Path, words: &[&str]) -> Command {
 const TRAIN: &str = "train --data text --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300 --context 16 --evaluate-every 0 \
     --evaluate-windows 6 --save-every 0 --lr 0.003 --min-lr 0.003 --warmup 0";
 
-/// The words of a training of one rank, or of several under `launch` with these options.
+/// The arguments of a training on one rank, or on several under `launch` with these options.
 fn words(launch: Option<&str>, train: &str) -> Vec<String> {
     let batch = if train.contains("--batch") { "" } else { "--batch 12" };
     let start = launch.map(|options| format!("launch {options} -- tilewright ")).unwrap_or_default();
@@ -71,7 +71,7 @@ fn train(folder: &Path, launch: Option<&str>, more: &str) -> Command {
 }
 
 fn send(child: &Child, signal: i32) {
-    // SAFETY: a child that has not been waited for.
+    // SAFETY: a child that is not reaped.
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
@@ -79,7 +79,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Waits until `what` holds.
+/// Waits until `what` returns true.
 #[track_caller]
 fn wait_for(why: &str, mut what: impl FnMut() -> bool) {
     let began = Instant::now();
@@ -94,10 +94,10 @@ fn steps(folder: &Path) -> usize {
     log.lines().filter(|line| line.contains("\"what\":\"step\"")).count()
 }
 
-/// Waits until a run has made so many steps.
+/// Waits until a run has this many steps.
 #[track_caller]
 fn wait_for_steps(child: &mut Child, folder: &Path, count: usize) {
-    wait_for("steps are made", || {
+    wait_for("the run makes steps", || {
         if steps(folder) >= count {
             return true;
         }
@@ -110,7 +110,7 @@ fn wait_for_steps(child: &mut Child, folder: &Path, count: usize) {
     });
 }
 
-/// Processes that have the mark of a test's folder.
+/// Processes with the marker of a test's folder.
 fn marked(folder: &Path) -> Vec<i32> {
     let mark = format!("{MARK}={}", folder.display());
     let is_marked = |pid: &str| {
@@ -123,7 +123,7 @@ fn marked(folder: &Path) -> Vec<i32> {
 
 #[track_caller]
 fn nothing_is_left(folder: &Path) {
-    wait_for("processes are left", || marked(folder).is_empty());
+    wait_for("all processes end", || marked(folder).is_empty());
 }
 
 #[test]
@@ -160,13 +160,13 @@ fn signals_end_training_with_its_state_saved() {
         if signal != SIGTERM {
             continue;
         }
-        // It goes on as if nothing had been.
+        // It resumes as if uninterrupted.
         let more = format!("--steps {}", made + 2);
         let resumed = train(path, None, &format!("--resume {more}")).output().unwrap();
         assert!(resumed.status.success(), "{}", text(&resumed));
         let (whole, other) = (place(), path.join("run/checkpoint.safetensors"));
         assert!(train(whole.path(), None, &more).output().unwrap().status.success());
-        assert!(tensors(&other) == tensors(&whole.path().join("run/checkpoint.safetensors")), "{name}: other bits");
+        assert!(tensors(&other) == tensors(&whole.path().join("run/checkpoint.safetensors")), "{name}: tensors differ");
     }
 }
 
@@ -187,7 +187,7 @@ fn resume_restores_the_rank_settings() {
     let said = run("parts", "--resume --steps 6");
     assert!(said.contains("gradients flat"), "{said}");
     assert!(weights("parts") == weights("whole"), "other bits");
-    // What was said of ranks can be taken back.
+    // Options of ranks can be overridden.
     let said = run("parts", "--resume --steps 7 --ddp naive --comm-dtype f32 --shard zero1");
     assert!(said.contains("gradients naive, optimizer state ZeRO-1"), "{said}");
     let said = run("parts", "--resume --steps 8");
@@ -196,7 +196,7 @@ fn resume_restores_the_rank_settings() {
     assert!(said.contains("optimizer state replicated"), "{said}");
 }
 
-/// As under nohup, and for jobs that a shell starts in the background.
+/// As under nohup, and for background jobs of a shell.
 #[test]
 fn signals_that_were_ignored_stay_ignored() {
     for launch in [None, Some("--nproc 2")] {
@@ -225,7 +225,7 @@ fn signals_that_were_ignored_stay_ignored() {
     }
 }
 
-/// A step that takes long: so many micro-batches.
+/// A step with many micro-batches, which takes long.
 const LONG_STEP: &str = "--steps 5 --batch 480000 --micro-batch 120";
 
 #[test]
@@ -247,9 +247,9 @@ fn a_second_signal_ends_at_once() {
             assert!(err.read_line(&mut line).unwrap() > 0, "it ended at the first signal");
         }
         let began = Instant::now();
-        // One that comes together with the first is part of it, however long that takes here.
+        // A second signal within the debounce time is ignored; repeat until one is later.
         while child.try_wait().unwrap().is_none() {
-            assert!(began.elapsed() < PATIENCE, "a second signal ends nothing");
+            assert!(began.elapsed() < PATIENCE, "the second signal did not end it");
             std::thread::sleep(signals::DEBOUNCE);
             send(&child, SIGTERM);
         }
@@ -267,9 +267,9 @@ fn launch_passes_signals_on_and_waits_for_the_state() {
         command.process_group(0);
         let mut child = command.spawn().unwrap();
         wait_for_steps(&mut child, path, 3);
-        // As a terminal does, and as a scheduler does.
+        // To the process group as a terminal does, and to the process as a scheduler does.
         let to = if group { -(child.id() as i32) } else { child.id() as i32 };
-        // SAFETY: a child that has not been waited for, and its group.
+        // SAFETY: a child that is not reaped, and its group.
         assert_eq!(unsafe { libc::kill(to, signal) }, 0);
         let ended = child.wait_with_output().unwrap();
         let said = text(&ended);
@@ -295,7 +295,7 @@ fn in_shells(folder: &Path, ranks: usize, steps: usize) -> Child {
     child
 }
 
-/// A shell that wraps a rank ends by the signal; the rank inside still has its time.
+/// The signal ends the shell around a rank; the rank inside still gets its time.
 #[test]
 fn launch_waits_for_ranks_inside_of_shells() {
     let folder = place();
@@ -308,7 +308,7 @@ fn launch_waits_for_ranks_inside_of_shells() {
     nothing_is_left(path);
 }
 
-/// What a rank of [`launched`] does: this test alone, with the variable set.
+/// The program of a rank of [`launched`]: only this test, with the variable set.
 #[test]
 fn program_of_a_rank_that_stops() {
     let Ok(what) = std::env::var("TILEWRIGHT_TEST_STOPS") else { return };
@@ -319,10 +319,10 @@ fn program_of_a_rank_that_stops() {
     std::fs::write(format!("{ready}-{}", std::env::var("RANK").unwrap()), "ready").unwrap();
     assert!(matches!(heard.recv().unwrap(), StopSignal::Stop(SIGTERM)));
     match what.as_str() {
-        "deaf" => wait_for("nothing ends it", || false),
+        "deaf" => wait_for("a kill by the launcher", || false),
         _ => {
             let saving = lifeline::saving();
-            // Far longer than the time to stop, and no more than the time to save.
+            // Far longer than the stop timeout, and shorter than the save timeout.
             let time = if what == "save" { Duration::from_secs(2) } else { PATIENCE };
             std::thread::sleep(time);
             drop(saving);
@@ -332,7 +332,7 @@ fn program_of_a_rank_that_stops() {
     }
 }
 
-/// Two ranks that are told to stop, and how that ended.
+/// Runs two ranks that are asked to stop.
 fn launched(what: &str, options: &[&str]) -> Output {
     let folder = place();
     let own = std::env::current_exe().unwrap();
@@ -370,7 +370,7 @@ fn launch_waits_longer_for_ranks_that_save_up_to_a_limit() {
     }
 }
 
-/// Programs that know nothing of launchers, which start others and wait for them.
+/// A program that does not use the lifeline, and starts and waits for child processes.
 const NEST: &str = "sleep 1000 & sh -c 'sleep 1000; true'; true";
 
 #[test]
@@ -380,10 +380,10 @@ fn nothing_outlives_a_launcher_that_is_killed() {
         let path = folder.path();
         let mut command = tilewright(path, &["launch", "--nproc", "2", "--", "sh", "-c", NEST]);
         let mut child = command.process_group(0).spawn().unwrap();
-        // Launcher, guard, and of each rank two shells and two sleepers.
+        // Launcher, guard, and for each rank two shells and two sleepers.
         wait_for("all run", || marked(path).len() >= 9);
         let to = if group { -(child.id() as i32) } else { child.id() as i32 };
-        // SAFETY: a child that has not been waited for, and its group.
+        // SAFETY: a child that is not reaped, and its group.
         assert_eq!(unsafe { libc::kill(to, SIGKILL) }, 0);
         child.wait().unwrap();
         nothing_is_left(path);
@@ -399,7 +399,7 @@ fn nothing_outlives_a_launcher_whose_ranks_have_ended() {
     assert_eq!(marked(folder.path()), [] as [i32; 0]);
 }
 
-/// As the first process of a container does: orphans are its own, and nobody else waits for them.
+/// As the init process of a container: orphans become its children.
 #[test]
 fn a_subreaper_launcher_reaps_orphans() {
     let folder = place();
@@ -437,7 +437,7 @@ fn nothing_outlives_launchers_of_launchers() {
     nothing_is_left(path);
 }
 
-/// A rank ends with its launcher, also where the guard has been killed.
+/// A rank ends with its launcher, even if the guard was killed.
 #[test]
 fn ranks_see_their_launcher_end() {
     let folder = place();
@@ -447,7 +447,7 @@ fn ranks_see_their_launcher_end() {
     let guards: Vec<i32> = marked(path).into_iter().filter(|pid| commands(pid).contains("launch-guard")).collect();
     assert_eq!(guards.len(), 1);
     for pid in [guards[0], child.id() as i32] {
-        // SAFETY: processes of this test: the guard's parent has not waited for it, and the launcher is our child.
+        // SAFETY: processes of this test: the guard's parent has not reaped it, and the launcher is our child.
         assert_eq!(unsafe { libc::kill(pid, SIGKILL) }, 0);
     }
     child.wait().unwrap();
@@ -460,7 +460,7 @@ fn closed_output_pipes_do_not_end_training() {
         for closed in ["out", "err", "both"] {
             let folder = place();
             let mut command = train(folder.path(), launch, "--steps 4");
-            // Both go into one pipe, as with 2>&1, or one of them.
+            // Both outputs into one pipe, as with 2>&1, or only one of them.
             let (reader, writer) = std::io::pipe().unwrap();
             command.stdout(Stdio::null()).stderr(Stdio::null());
             match closed {
@@ -468,7 +468,7 @@ fn closed_output_pipes_do_not_end_training() {
                 "err" => command.stderr(writer),
                 _ => command.stdout(writer.try_clone().unwrap()).stderr(writer),
             };
-            // Much is said to whoever goes away.
+            // Prints much to the closed pipe.
             command.env("TILEWRIGHT_LOG", "debug");
             let mut child = command.spawn().unwrap();
             drop(command);

@@ -1,4 +1,4 @@
-//! Training on many ranks is training on one: the same weights, whatever form the gradients travel in.
+//! Training on several ranks equals training on one: the same weights, with every form of gradient communication.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,10 +15,10 @@ use crate::world::{KINDS, Kind, options, ranks};
 
 const STEPS: usize = 20;
 const FORMS: [Form; 4] = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed];
-/// Between training on one and on many ranks: sums in another order.
+/// Between training on one and on several ranks: the order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
-/// Buckets of about three parameters. On a GPU, products are those of one rank.
+/// Buckets of about three parameters. On a GPU, matmuls use all SMs, as on one rank.
 fn ddp_options(form: Form) -> DdpOptions {
     DdpOptions { form, bucket_bytes: Some(8000), reserve_sms: Some(0), ..DdpOptions::default() }
 }
@@ -42,7 +42,7 @@ pub fn same_everywhere(params: &Params, comm: &Communicator, step: usize) {
     }
 }
 
-/// Training of one rank: its values after each step.
+/// Trains one rank: its values after each step.
 fn train(comm: Communicator, options: DdpOptions) -> Vec<Vec<f32>> {
     train_with(&Device::Cpu, Arc::new(comm), options)
 }
@@ -63,7 +63,7 @@ fn train_with(device: &Device, comm: Arc<Communicator>, options: DdpOptions) -> 
     (0..STEPS).map(step).collect()
 }
 
-/// All forms one after the other, on one rank of a world that somebody else made; then with the optimizer shared out.
+/// Runs all forms on one rank of an existing world, then with a sharded optimizer.
 pub fn check(device: &Device, comm: Communicator) {
     let expected = model::alone_on(device, STEPS);
     let comm = Arc::new(comm);
@@ -73,11 +73,11 @@ pub fn check(device: &Device, comm: Communicator) {
         let distance = model::distance(&whole[STEPS - 1], &expected[STEPS - 1]);
         assert!(distance <= TOLERANCE, "{form:?}: {distance:e}");
     }
-    // On fewer of a GPU's multiprocessors: two ranks' sums are the same in any order.
+    // With fewer SMs for NCCL: sums of two ranks are the same in any order.
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
-    assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 multiprocessors: {distance:e}");
-    // By copy engines, between GPUs: two ranks' gradients summed on the way, or both brought together.
+    assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 SMs: {distance:e}");
+    // Copy engines: two ranks' gradients are reduced, or exchanged.
     for exchange in [Exchange::AllReduce, Exchange::PeerGradients] {
         let options = DdpOptions { copy_engines: true, exchange, ..ddp_options(Form::Bucketed) };
         let copied = train_with(device, comm.clone(), options);
@@ -87,26 +87,26 @@ pub fn check(device: &Device, comm: Communicator) {
             "{exchange:?} by copy engines: {distance:e}"
         );
     }
-    // Products for some of a GPU's multiprocessors, in the place of all: sums in another order at most.
+    // Matmuls on some of a GPU's SMs instead of all: at most the order of sums differs.
     for reserve_sms in [None, Some(100), Some(100_000)] {
         let left = train_with(device, comm.clone(), DdpOptions { reserve_sms, ..ddp_options(Form::Bucketed) });
         let distance = model::distance(&left[STEPS - 1], &expected[STEPS - 1]);
-        assert!(distance <= TOLERANCE, "products leave {reserve_sms:?} multiprocessors: {distance:e}");
+        assert!(distance <= TOLERANCE, "{reserve_sms:?} reserved SMs: {distance:e}");
     }
     crate::update::check(device, &comm);
     // The last one of the forms was bucketed.
     let (shared, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
-    assert!(shared == whole, "shared out, broadcast");
+    assert!(shared == whole, "sharded, broadcast");
     let (shared, ..) = train_sharded(device, comm, Exchange::ReduceScatter);
     let distance = model::distance(&shared[STEPS - 1], &expected[STEPS - 1]);
-    assert!(distance <= TOLERANCE, "shared out, ZeRO-1: {distance:e}");
+    assert!(distance <= TOLERANCE, "sharded, ZeRO-1: {distance:e}");
 }
 
 #[test]
 fn every_form_gives_the_weights_of_training_on_one_rank() {
     let expected = model::alone(STEPS);
     let start = values(&model::params(1));
-    assert!(model::distance(&expected[STEPS - 1], &start) > 0.1, "the test sees parameters that move");
+    assert!(model::distance(&expected[STEPS - 1], &start) > 0.1, "parameters change during training");
     for kind in KINDS {
         for world in [2, 4] {
             for form in FORMS {
@@ -130,7 +130,7 @@ fn forms_send_what_they_say() {
             let comm = ddp.communicator().clone();
             comm.start_trace();
             model::loss(&params, 0, rows(&comm)).unwrap().backward().unwrap();
-            // What has left before the end of backward is what may be hidden.
+            // Collectives sent before the end of backward can be overlapped.
             let early =
                 comm.start_all_gather(vec![0_u8; 2]).unwrap().wait().map(|_| comm.take_trace().len() - 1).unwrap();
             let sent = ddp.finish_gradient_synchronization().unwrap();
@@ -141,16 +141,17 @@ fn forms_send_what_they_say() {
     };
     // All but the frozen matrix, in whole kilobytes of 64 elements.
     let bytes = 4 * (params.flat_len() - 40 * 40);
-    // The frozen parameter lies between the others: flat makes two calls.
+    // The frozen parameter is between the others: flat makes two calls.
     assert_eq!(calls(Form::Naive), (0, 5, bytes));
     assert_eq!(calls(Form::Flat), (0, 2, bytes));
-    // `unused` is never ready, and holds up what comes after it in the order of all ranks; the output layer comes before it.
+    // `unused` is never ready, and delays all parameters after it in the common order; the output layer comes before
+    // it.
     assert_eq!(calls(Form::Overlap), (1, 5, bytes));
     // unused and out; shared and norm; in.
     assert_eq!(calls(Form::Bucketed), (0, 3, bytes));
 }
 
-/// In the first step `unused` holds up all others; then what is ready leaves before it.
+/// In the first step `unused` delays all others; afterwards ready gradients are sent before it.
 #[test]
 fn bucket_order_is_learned_in_the_first_step() {
     let expected = model::alone(3);
@@ -180,7 +181,7 @@ fn bucket_order_is_learned_in_the_first_step() {
     }
 }
 
-/// From the first bucket's way to the end of backward, and no longer.
+/// SMs are reserved from the first bucket in flight to the end of backward, and no longer.
 #[test]
 fn matmuls_reserve_sms_while_gradients_are_sent() {
     use tilewright_harness::ops::reserved_sms;
@@ -191,7 +192,7 @@ fn matmuls_reserve_sms_while_gradients_are_sent() {
             let comm = Arc::new(comm);
             let options = DdpOptions { nccl_ctas, reserve_sms, ..ddp_options(form) };
             let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
-            // It hears of a gradient after `ddp` has.
+            // Its hook runs after that of `ddp`.
             let heard = Arc::new(Mutex::new(Vec::new()));
             let hears = heard.clone();
             let _hook = params.on_grad_ready(move |_| {
@@ -205,7 +206,7 @@ fn matmuls_reserve_sms_while_gradients_are_sent() {
                 ddp.finish_gradient_synchronization().unwrap();
                 assert_eq!(reserved_sms(), 0);
             }
-            // One that fails is not gone on with.
+            // A failed step is not continued.
             model::loss(&params, 2, rows(&comm)).unwrap().backward().unwrap();
             drop(ddp);
             assert_eq!(reserved_sms(), 0);
@@ -215,18 +216,21 @@ fn matmuls_reserve_sms_while_gradients_are_sent() {
         found.into_iter().next().unwrap()
     };
     let left = |form, nccl_ctas, reserve_sms| left_in(2, form, nccl_ctas, reserve_sms);
-    // NCCL takes no more than it likes, however many it may.
+    // NCCL uses no more CTAs than its default, whatever the limit.
     for (nccl_ctas, reserve_sms, expected) in
         [(8, None, 8), (0, None, 24), (1000, None, 24), (8, Some(12), 12), (8, Some(0), 0)]
     {
-        assert!(left_in(1, Form::Overlap, nccl_ctas, reserve_sms).iter().all(|&left| left == 0), "nothing travels");
+        assert!(
+            left_in(1, Form::Overlap, nccl_ctas, reserve_sms).iter().all(|&left| left == 0),
+            "one rank has no communication"
+        );
         assert!(left(Form::Naive, nccl_ctas, reserve_sms).iter().all(|&left| left == 0));
-        // In the order in which they are ready the output layer is first, and leaves at once.
+        // In order of completion the output layer is first, and is sent immediately.
         assert_eq!(left(Form::Overlap, nccl_ctas, reserve_sms)[..4], [expected; 4]);
         let bucketed = left(Form::Bucketed, nccl_ctas, reserve_sms);
         assert_eq!((bucketed[0], *bucketed.last().unwrap()), (0, expected));
     }
-    // Copy engines take none.
+    // Copy engines use no SMs.
     let copies = DdpOptions { copy_engines: true, ..DdpOptions::default() };
     assert_eq!(copies.reserved_sms(), 0);
     assert_eq!(DdpOptions { reserve_sms: Some(12), ..copies }.reserved_sms(), 12);
@@ -292,7 +296,7 @@ fn ranks_with_other_models_are_named() {
     assert!(texts.iter().all(|text| text.contains("rank 1 built another model than rank 0")), "{texts:?}");
 }
 
-/// Half floats on the comm_dtype change little, and nothing between ranks.
+/// Half-precision communication changes the result little, and equally on all ranks.
 #[test]
 fn gradients_can_be_sent_in_bf16() {
     let exact = model::alone(STEPS);
@@ -304,7 +308,7 @@ fn gradients_can_be_sent_in_bf16() {
     }
 }
 
-/// Training with an optimizer that is shared out.
+/// Training with a sharded optimizer.
 fn train_sharded(device: &Device, comm: Arc<Communicator>, exchange: Exchange) -> (Vec<Vec<f32>>, usize, Vec<f64>) {
     let params = model::params_on(device, 1 + comm.rank() as u64);
     let ddp = Ddp::new(&params, comm.clone(), DdpOptions { exchange, ..ddp_options(Form::Bucketed) }).unwrap();
@@ -335,7 +339,7 @@ fn sharded(params: &Params, ddp: &Ddp) -> ShardedOptimizer<AdamW> {
     }
 }
 
-/// A step; gives the gradient's norm.
+/// A step; returns the gradient norm.
 pub fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) -> f64 {
     let gradients = params.grads();
     let gradients = memory::Read::<f32>::new(&gradients).unwrap();
@@ -347,7 +351,7 @@ pub fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) 
     norm
 }
 
-/// The same gradients, so the same bits; each rank keeps its part of the state.
+/// The same gradients, so the same bits; each rank stores its shard of the state.
 #[test]
 fn the_sharded_optimizer_is_the_unsharded_one_bit_for_bit() {
     for kind in KINDS {
@@ -357,7 +361,7 @@ fn the_sharded_optimizer_is_the_unsharded_one_bit_for_bit() {
                 ranks(kind, world, options(), |comm| train_sharded(&Device::Cpu, Arc::new(comm), Exchange::AllReduce));
             for (rank, (found, bytes, _)) in shared.iter().enumerate() {
                 assert!(*found == whole[rank], "{kind:?}, rank {rank} of {world}");
-                // 40 · 40 elements of `shared` are the largest parameter.
+                // The largest parameter is `shared`, with 40 · 40 elements.
                 let fair = 8 * (40 * 24 + 40 * 40 + 40 + 35 + 400) / world;
                 assert!(bytes.abs_diff(fair) <= 8 * 40 * 40, "rank {rank} of {world}: {bytes} for {fair}");
             }
@@ -377,7 +381,7 @@ fn zero_1_gives_the_weights_of_training_on_one_rank() {
                 let distance = model::distance(&values[STEPS - 1], &expected[STEPS - 1]);
                 assert!(distance <= TOLERANCE, "{kind:?}, {world} ranks: {distance:e}");
                 assert!(*norms == found[0].2 && norms.iter().all(|norm| *norm > 0.0), "{norms:?}");
-                // 1/world of the trained elements, and less than 16 · world of each of three buckets.
+                // 1/world of the trained elements, and less than 16 · world elements of each of three buckets.
                 let fair = 8 * (model::params(1).flat_len() - 40 * 40) / world;
                 assert!(bytes.abs_diff(fair) <= 3 * 8 * 16 * world, "{bytes} for {fair}");
             }
@@ -389,7 +393,7 @@ fn zero_1_gives_the_weights_of_training_on_one_rank() {
     }
 }
 
-/// State that was saved by 3 ranks goes on with 1, 2 and 4.
+/// State saved by 3 ranks resumes with 1, 2 and 4.
 #[test]
 fn state_resumes_in_a_world_of_another_size() {
     let grads = |params: &Params, step: usize| {
@@ -431,7 +435,8 @@ fn state_resumes_in_a_world_of_another_size() {
                 assert!(optimizer.load_state(&other).is_err(), "state of another optimizer");
                 values(&params)
             });
-            // Every rank has the whole batch here, so that sums over ranks are exact but for rounding of averages of 3.
+            // Every rank has the whole batch here, so that sums over ranks are exact except for rounding of averages of
+            // 3.
             let distance = model::distance(&found[0], &whole[3]);
             assert!(distance <= TOLERANCE, "{exchange:?}, {world} ranks: {distance:e}");
         }
@@ -468,7 +473,8 @@ fn later_parameters_go_to_the_least_loaded_rank() {
     assert_eq!(bytes, [(8 * 960, 8 * 1360), (8 * 1600, 8 * 1600)]);
 }
 
-/// Two ranks that are threads exchange; one inbox is for one of two models, and the next one has it when the first is gone.
+/// Two ranks that are threads exchange gradients. Only one of two models gets the buffer for the peer; the next one
+/// gets it when the first is dropped.
 #[test]
 fn two_ranks_average_peer_gradients() {
     let expected = model::alone(STEPS);
@@ -479,11 +485,11 @@ fn two_ranks_average_peer_gradients() {
         let other = Ddp::new(&params, comm.clone(), options).unwrap();
         assert!(other.has_peer_gradients());
         let second = Ddp::new(&model::params(1), comm.clone(), options).unwrap();
-        assert!(!second.has_peer_gradients(), "the inbox is the first one's");
+        assert!(!second.has_peer_gradients(), "the peer buffer belongs to the first Ddp");
         drop((other, second));
         let whole = train_with(&Device::Cpu, comm.clone(), options);
         assert!(whole == train_with(&Device::Cpu, comm.clone(), ddp_options(Form::Overlap)));
-        // Micro-batches are sent once, added up.
+        // Accumulated micro-batches are sent once.
         let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
         assert!(ddp.has_peer_gradients());
         let gradients = |ddp: &Ddp| {
@@ -501,7 +507,7 @@ fn two_ranks_average_peer_gradients() {
     });
     let distance = model::distance(&found[0][STEPS - 1], &expected[STEPS - 1]);
     assert!(distance <= TOLERANCE, "{distance:e}");
-    // Three ranks add up.
+    // Three ranks use an all-reduce.
     ranks(Kind::Threads, 3, crate::world::options(), |comm| {
         assert!(!Ddp::new(&model::params(1), Arc::new(comm), options).unwrap().has_peer_gradients());
     });

@@ -1,4 +1,4 @@
-//! Who does not belong to a job: it cannot hold it up, make it fail or take part in it.
+//! Tests of unauthenticated peers: they cannot delay a job, make it fail or take part in it.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -15,20 +15,20 @@ use tilewright_harness::dist::secret::{Access, Secret};
 
 use crate::world::{Kind, free_port, options, rank_info, ranks};
 
-/// The ranks of a job would have to wait for it otherwise.
+/// Ranks that waited for such a peer would take longer.
 const IN_TIME: Duration = Duration::from_secs(20);
 
 fn connect(rank_info: &RankInfo, job: &Job, options: Options) -> Result<Communicator, CommError> {
     rendezvous::connect(rank_info, job, options)
 }
 
-/// A job with a word that everybody knows, and a secret that nobody does.
+/// A job with a known name, and a secret that the clients do not know.
 fn job() -> Job {
     Job { name: "known".into(), ..Job::generate("").unwrap() }
 }
 
-/// Starts rank 0 of `world`, waits until `clients` have done what they do first, starts the others, and gives the sum of all ranks' ones
-/// on each, and how long the ranks took from then on.
+/// Starts rank 0 of `world`, runs the clients, then starts the other ranks. Returns the sum of ones on each rank, and
+/// the time that the ranks took.
 fn start_with_clients(world: usize, clients: impl FnOnce(u16)) -> (Vec<f32>, Duration) {
     let (port, job) = (free_port(), job());
     let rank = |rank| {
@@ -47,7 +47,7 @@ fn start_with_clients(world: usize, clients: impl FnOnce(u16)) -> (Vec<f32>, Dur
     })
 }
 
-/// A connection to rank 0, as soon as it listens.
+/// Connects to rank 0 as soon as it listens.
 fn knock(port: u16) -> TcpStream {
     let began = Instant::now();
     loop {
@@ -59,7 +59,7 @@ fn knock(port: u16) -> TcpStream {
     }
 }
 
-/// A hello of rank 1 of 3 of [`job`], which takes no secret.
+/// A hello of rank 1 of 3 of [`job`], which needs no secret.
 fn hello() -> Vec<u8> {
     let mut tag = blake3::Hasher::new();
     tag.update(b"\x05ranksknown");
@@ -67,7 +67,7 @@ fn hello() -> Vec<u8> {
     [b"twmeet02".as_slice(), &numbers, tag.finalize().as_bytes(), &[7; 32]].concat()
 }
 
-/// Twenty connections that say nothing, and twenty that say a good greeting, a byte every two seconds, until `done`.
+/// Opens twenty silent connections, and twenty that send a valid hello, one byte every two seconds, until `done`.
 fn hold_up<'scope>(scope: &'scope Scope<'scope, '_>, port: u16, done: &'scope Done) -> Vec<TcpStream> {
     for _ in 0..20 {
         let mut socket = knock(port);
@@ -103,7 +103,7 @@ fn silent_and_slow_clients_do_not_delay_ranks() {
     });
 }
 
-/// What a hostile client says, in order; it waits for an answer in between.
+/// The messages of a hostile client, in order; it waits for an answer in between.
 fn hostile(number: usize) -> Vec<Vec<u8>> {
     let noise = |length: usize| (0..length).map(|i| (i * 31 + number * 17) as u8).collect::<Vec<u8>>();
     let with = |at: usize, byte: u8| {
@@ -114,22 +114,22 @@ fn hostile(number: usize) -> Vec<Vec<u8>> {
     match number % 10 {
         0 => vec![noise(1 + number % 300)],
         1 => vec![b"GET / HTTP/1.1\r\n\r\n".to_vec()],
-        // A greeting of an older version, as rank 1, whose length has no end.
+        // A handshake of an older version, as rank 1, with an endless length.
         2 => vec![[b"twmeet01".as_slice(), &[255; 4], &noise(200)].concat()],
         3 => vec![[b"twmeet01".as_slice(), &[13, 0, 0, 0], b"3\n1\n9\nknown"].concat()],
-        // Cut off.
+        // Truncated.
         4 => vec![hello()[..number % 84].to_vec()],
         // Another job, another rank 0, a rank that does not exist.
         5 => vec![with(20 + number % 32, 1), noise(34)],
         6 => vec![with(12, 5), noise(34)],
         7 => vec![with(8, 255), noise(34)],
-        // Rank 1, with proofs that are none.
+        // Rank 1, with invalid proofs.
         8 => vec![hello(), noise(34)],
         _ => vec![hello(), noise(10)],
     }
 }
 
-/// With silent and slow ones at once; and again while the ranks come, who do not wait for the end of it.
+/// With silent and slow clients at the same time; the clients continue while the ranks connect.
 #[test]
 fn a_thousand_hostile_handshakes_are_rejected() {
     let done = Done::default();
@@ -139,7 +139,7 @@ fn a_thousand_hostile_handshakes_are_rejected() {
             silent = hold_up(scope, port, &done);
             let crowd = move |numbers: Range<usize>| {
                 for number in numbers {
-                    // When the ranks have met, nobody listens any more.
+                    // After the rendezvous rank 0 no longer listens.
                     let Ok(mut socket) = TcpStream::connect(("127.0.0.1", port)) else { return };
                     socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
                     for (index, message) in hostile(number).iter().enumerate() {
@@ -159,7 +159,7 @@ fn a_thousand_hostile_handshakes_are_rejected() {
     });
 }
 
-/// Whoever says to be a rank that is there already does not take its rank_info.
+/// A duplicate rank without a proof does not replace the connected one.
 #[test]
 fn a_duplicate_rank_without_a_proof_is_rejected() {
     let (port, job) = (free_port(), job());
@@ -176,9 +176,9 @@ fn a_duplicate_rank_without_a_proof_is_rejected() {
             let _ = socket.write_all(&hello());
             let mut challenge = [0; 72];
             socket.read_exact(&mut challenge).unwrap();
-            // What it was sent proves nothing when it is sent back.
+            // Sending back the received proof proves nothing.
             let _ = socket.write_all(&[&[0, 0], &challenge[40..]].concat());
-            assert_eq!(socket.read(&mut challenge).unwrap_or(0), 0, "it was let in");
+            assert_eq!(socket.read(&mut challenge).unwrap_or(0), 0, "it was accepted");
         }
         let last = scope.spawn(move || rank(2));
         first.into_iter().chain([last]).map(|thread| thread.join().unwrap()).collect()
@@ -186,7 +186,7 @@ fn a_duplicate_rank_without_a_proof_is_rejected() {
     assert_eq!(sums, [3.0; 3]);
 }
 
-/// Whoever is at rank 0's address before it is not taken for it.
+/// A program that listens at rank 0's address first is not accepted as rank 0.
 #[test]
 fn a_rank_retries_while_another_program_has_the_address() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -204,26 +204,26 @@ fn a_rank_retries_while_another_program_has_the_address() {
     assert_eq!(met, (2, Ok(2)));
 }
 
-/// A rank that has proved itself and then ends is missed at once, with its reason.
+/// An authenticated rank that then ends is noticed immediately, with its reason.
 #[test]
 fn a_rank_that_ends_while_others_come_is_named() {
     let (port, job) = (free_port(), job());
     let began = Instant::now();
     let text = std::thread::scope(|scope| {
-        // It loses its patience: the only way to leave that there is within a process.
+        // It runs into its timeout: the only way for a rank to leave within a process.
         let one = scope.spawn(|| connect(&rank_info(1, 3, port), &job, SHORT).map(|_| ()));
         let text = connect(&rank_info(0, 3, port), &job, options()).map(|_| ()).unwrap_err().to_string();
         assert!(one.join().unwrap().is_err());
         text
     });
-    let why = format!("rank 0 at 127.0.0.1:{port} does not answer rank 1 any more");
-    assert_eq!(text, format!("rank 1 gave up: {why}"));
+    let why = format!("rank 0 at 127.0.0.1:{port} no longer answers rank 1");
+    assert_eq!(text, format!("rank 1 aborted: {why}"));
     assert!(began.elapsed() < IN_TIME);
 }
 
 const SHORT: Options = Options { timeout: Duration::from_secs(60), start_timeout: Duration::from_millis(800) };
 
-/// The errors of two ranks that do not find each other.
+/// The errors of two ranks whose handshake fails.
 fn mismatched_pair(jobs: [Job; 2]) -> [String; 2] {
     let port = free_port();
     let rank =
@@ -238,12 +238,9 @@ fn mismatched_pair(jobs: [Job; 2]) -> [String; 2] {
 fn ranks_with_another_secret_or_none_are_rejected() {
     for other in [job(), Job { access: Access::Loopback, ..job() }] {
         let [zero, one] = mismatched_pair([job(), other]);
-        assert!(zero.contains("rank 1 of 2 did not come to 127.0.0.1:"), "{zero}");
-        assert!(
-            zero.contains("turned away; the last one, from 127.0.0.1: it does not know the job's secret"),
-            "{zero}"
-        );
-        assert!(one.contains("what answers there does not know this job's secret"), "{one}");
+        assert!(zero.contains("rank 1 of 2 did not connect to 127.0.0.1:"), "{zero}");
+        assert!(zero.contains("rejected; the last one, from 127.0.0.1: it does not know the job's secret"), "{zero}");
+        assert!(one.contains("the program that answers there does not know this job's secret"), "{one}");
     }
 }
 
@@ -254,7 +251,10 @@ fn without_a_secret_ranks_stay_on_the_loopback_interface() {
     let error = |rank, access| connect(&elsewhere(rank), &job(access), SHORT).map(|_| ()).unwrap_err().to_string();
     for rank in [0, 1] {
         let text = error(rank, Access::Loopback);
-        assert!(text.contains("192.0.2.1, which others reach too") && text.contains("TILEWRIGHT_SECRET"), "{text}");
+        assert!(
+            text.contains("192.0.2.1, which other hosts can reach") && text.contains("TILEWRIGHT_SECRET"),
+            "{text}"
+        );
     }
     for access in [Access::Unauthenticated, Access::Secret(Secret::generate().unwrap())] {
         let text = error(0, access);
@@ -269,7 +269,7 @@ fn other_hosts_are_not_sent_to_the_loopback_interface() {
     assert!(text.contains("3 of 4 ranks are on other hosts") && text.contains("set MASTER_ADDR"), "{text}");
 }
 
-/// All of 127.0.0.0/8 is this host: an address is as good as an interface.
+/// All of 127.0.0.0/8 is this host: different addresses stand for different interfaces.
 #[cfg(target_os = "linux")]
 #[test]
 fn rank_0_listens_where_it_was_told_and_nowhere_else() {
@@ -278,12 +278,12 @@ fn rank_0_listens_where_it_was_told_and_nowhere_else() {
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| connect(&rank_info, &job(), SHORT).map(|_| ()));
         while !zero.is_finished() {
-            assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "it listens at another address too");
+            assert!(TcpStream::connect(("127.0.0.1", port)).is_err(), "it also listens at another address");
             drop(TcpStream::connect(("127.0.0.2", port)));
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
-        // It did listen: somebody came.
-        assert!(text.contains("turned away; the last one, from 127.0.0.1: it did not say who it is"), "{text}");
+        // It did listen: a client connected.
+        assert!(text.contains("rejected; the last one, from 127.0.0.1: it did not identify itself"), "{text}");
     });
 }
 
@@ -298,12 +298,12 @@ fn messages_of_ranks_are_escaped() {
     });
     let found = &texts[1];
     assert!(
-        found.contains("gave up: \\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{202e}the disk is full\n  help: make room"),
+        found.contains("aborted: \\u{1b}]0;title\\u{7}\\u{1b}[2J\\u{202e}the disk is full\n  help: make room"),
         "{found}"
     );
 }
 
-/// What `tilewright launch` of two shells prints.
+/// The output of `tilewright launch` with two shells.
 fn launch(arguments: &[&str], script: &str, variables: &[(&str, &str)]) -> (bool, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command.args(["launch", "--nproc", "2"]).args(arguments).args(["--", "sh", "-c", script]);
@@ -315,7 +315,7 @@ fn launch(arguments: &[&str], script: &str, variables: &[(&str, &str)]) -> (bool
     (output.status.success(), text)
 }
 
-/// Random bytes as they are: taken for no secret, they would let in whoever is on this host.
+/// A non-UTF-8 secret must not count as unset, which would admit any program on this host.
 #[test]
 fn a_secret_that_is_no_text_is_refused() {
     use std::os::unix::ffi::OsStrExt;
@@ -331,7 +331,7 @@ fn a_secret_that_is_no_text_is_refused() {
         let output = command.env(variable, std::ffi::OsStr::from_bytes(&[0xfe; 32])).output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{words}: {text}");
-        assert!(text.contains(&format!("{variable} is no UTF-8 text")), "{words}: {text}");
+        assert!(text.contains(&format!("{variable} is not valid UTF-8")), "{words}: {text}");
     }
 }
 
@@ -354,11 +354,14 @@ fn the_launcher_generates_a_secret() {
     let mode = |mode| std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     mode(0o644);
     let (good, text) = launch(&["--secret-file", path], say, &[]);
-    assert!(!good && text.contains("can be used by others (mode 0644)") && !text.contains("0123456789"), "{text}");
+    assert!(
+        !good && text.contains("is accessible to other users (mode 0644)") && !text.contains("0123456789"),
+        "{text}"
+    );
     mode(0o600);
     assert_eq!(secrets(launch(&["--secret-file", path], say, &[])), "0123456789abcdef");
     assert_eq!(secrets(launch(&[], say, &[("TILEWRIGHT_SECRET_FILE", path)])), "0123456789abcdef");
-    assert_eq!(secrets(launch(&["--unauthenticated"], say, &[("TILEWRIGHT_SECRET", "of somebody else")])), "");
+    assert_eq!(secrets(launch(&["--unauthenticated"], say, &[("TILEWRIGHT_SECRET", "of another user")])), "");
 
     let several = ["--hosts", "2", "--master-addr", "127.0.0.1"];
     let (good, text) = launch(&several, say, &[]);

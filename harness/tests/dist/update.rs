@@ -1,4 +1,4 @@
-//! Parameters that are updated while gradients still travel: the same bits as when all gradients are waited for first.
+//! Parameters updated while gradients are in flight: the same bits as after waiting for all gradients.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::training::{rows, same_everywhere};
 use crate::world::{KINDS, Kind, options, ranks};
 
 const STEPS: usize = 5;
-/// Sums of the gradient's squares in another order.
+/// The order of the sum of squares differs.
 const TOLERANCE: f64 = 1e-6;
 
 fn trainer_options(clip: Option<f64>) -> TrainerOptions {
@@ -30,7 +30,7 @@ fn trainer_options(clip: Option<f64>) -> TrainerOptions {
     }
 }
 
-/// A model with a copy in bf16, and who trains it.
+/// A model with compute weights in bf16, and its trainer.
 fn form(
     device: &Device,
     comm: Arc<Communicator>,
@@ -45,7 +45,7 @@ fn form(
     (params, data_parallel, trainer)
 }
 
-/// What a rank has after each step.
+/// State of a rank after each step.
 #[derive(Debug, PartialEq)]
 struct After {
     values: Vec<f32>,
@@ -54,13 +54,13 @@ struct After {
     rate: f64,
 }
 
-/// Those that this rank keeps.
+/// The moments that this rank stores.
 fn moments(trainer: &Trainer) -> Vec<[Vec<f32>; 2]> {
     let pieces = trainer.moments().into_iter();
     pieces.map(|piece| [piece.first, piece.second].map(|moments| moments.to_vec().unwrap())).collect()
 }
 
-/// Training of one rank, with the norm of each step's gradient.
+/// Trains one rank; also returns the gradient norm of each step.
 fn train(
     device: &Device,
     comm: Arc<Communicator>,
@@ -93,7 +93,7 @@ fn train(
     (0..STEPS).map(step).unzip()
 }
 
-/// Both kinds of updates, on one rank of a world that somebody else made.
+/// Both kinds of updates, on one rank of an existing world.
 pub fn check(device: &Device, comm: &Arc<Communicator>) {
     for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
         for (form, bucket_bytes, comm_dtype, copies) in [
@@ -115,7 +115,7 @@ pub fn check(device: &Device, comm: &Arc<Communicator>) {
             let ((found, norms), (expected, right)) = (run(ddp, true), run(ddp, false));
             let ranks = comm.world();
             assert!(found == expected, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.backend());
-            // On the host all back ends add up in the same way, and so does who averages what two ranks exchanged.
+            // On the host all backends reduce in the same order, and so does the average of exchanged gradients.
             if copies && device.is_cpu() {
                 let plain = run(DdpOptions { copy_engines: false, ..ddp }, true).0;
                 assert!(found == plain, "{}, {ranks} ranks, {shard:?}, {ddp:?}", comm.backend());
@@ -135,7 +135,7 @@ fn updates_by_bucket_are_bit_exact() {
     }
 }
 
-/// Gradients that travel in bf16 are kept in it, where nothing is shared out and nothing is added up before.
+/// Gradients sent in bf16 are stored in bf16, without sharding and without accumulation.
 #[test]
 fn gradients_sent_in_bf16_are_stored_in_bf16() {
     let ddp = DdpOptions { bucket_bytes: Some(8000), comm_dtype: Some(Dtype::Bf16), ..DdpOptions::default() };
@@ -158,7 +158,7 @@ fn gradients_sent_in_bf16_are_stored_in_bf16() {
     assert_eq!(train(None, Some(1e9)).0, DType::BF16);
 }
 
-/// Clipping needs the whole gradient first, and gets it.
+/// Clipping waits for the whole gradient.
 #[test]
 fn clipped_updates_wait_for_the_whole_gradient() {
     let ddp = DdpOptions { bucket_bytes: Some(8000), ..DdpOptions::default() };
@@ -169,11 +169,12 @@ fn clipped_updates_wait_for_the_whole_gradient() {
         };
         let (clipped, plain) = (run(Some(1e-3), true), run(None, true));
         assert!(clipped.0 == run(Some(1e-3), false).0 && clipped.0 != plain.0, "{shard:?}");
-        assert!(clipped.1[0] > 1e-3, "the limit is one: {:?}", clipped.1);
+        assert!(clipped.1[0] > 1e-3, "the gradient norm exceeds the limit: {:?}", clipped.1);
     }
 }
 
-/// The bucket with NaN, which is the last one, and later steps are not made; those before it are, on all ranks alike.
+/// The bucket with NaN, which is the last one, and later steps are skipped; earlier buckets are updated, equally on all
+/// ranks.
 #[test]
 fn a_non_finite_gradient_stops_the_step_at_its_bucket() {
     stops_at_its_bucket::<f32>(false);
@@ -181,7 +182,8 @@ fn a_non_finite_gradient_stops_the_step_at_its_bucket() {
     stops_at_its_bucket::<bf16>(true);
 }
 
-/// With `copies` both ranks average what they exchanged: gradients of four bytes are sent, those of two bytes read in place.
+/// With `copies` both ranks average the exchanged gradients: gradients of four bytes are sent, those of two bytes are
+/// read from peer memory.
 fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
     let comm_dtype = (size_of::<G>() == 2).then_some(Dtype::Bf16);
     let found = ranks(Kind::Threads, 2, options(), |comm| {
@@ -191,7 +193,7 @@ fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
         let before = values(&params);
         trainer.begin().unwrap();
         let loss = model::loss(&params, 0, rows(data_parallel.communicator())).unwrap();
-        // Nothing is sent, so that the gradient can be spoilt before it is.
+        // Nothing is sent, so that the gradient can be corrupted first.
         data_parallel.ddp().no_sync(|| trainer.backward(&loss, 1.0).unwrap());
         let first = params.get("in").unwrap().range();
         if leads {

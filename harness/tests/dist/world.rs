@@ -1,4 +1,4 @@
-//! Worlds for tests: the same function on every rank.
+//! Runs a function on every rank of a test world.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tilewright_harness::dist::comm::{Communicator, Options, threads};
 use tilewright_harness::dist::rank::RankInfo;
 use tilewright_harness::dist::rendezvous::{self, Job};
 
-/// What carries the ranks of a test.
+/// Backends of a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
     Threads,
@@ -16,7 +16,7 @@ pub enum Kind {
 
 pub const KINDS: [Kind; 2] = [Kind::Threads, Kind::Tcp];
 
-/// Patience of tests: long enough for a busy machine.
+/// Timeouts of tests: long enough for a busy machine.
 pub fn options() -> Options {
     Options { timeout: Duration::from_secs(60), start_timeout: Duration::from_secs(60) }
 }
@@ -30,7 +30,7 @@ pub fn rank_info(rank: usize, world: usize, port: u16) -> RankInfo {
     RankInfo { rank, world, local_rank: rank, local_world: world, master, started_by: "torchrun" }
 }
 
-/// Runs `f` on every rank, each on a thread of its own, and gives what they return, by rank.
+/// Runs `f` on every rank, each on its own thread; returns the results by rank.
 pub fn ranks<R: Send>(kind: Kind, world: usize, options: Options, f: impl Fn(Communicator) -> R + Sync) -> Vec<R> {
     let mut ready = match kind {
         Kind::Threads => threads::threads(world, options).unwrap().into_iter().map(Some).collect(),

@@ -1,7 +1,7 @@
-//! The side of torture that is inside of a rank: it finds the moment, and stops the process right there.
+//! The fault injector inside of a rank: stops the process at the chosen point.
 //!
-//! Writes, the wait for the disk and connections are met exactly: functions of the C library that Rust's standard library calls are
-//! defined here, and are the system's own calls with a look at them. The parts of a step are met by watching which span is open.
+//! Writes, fsync and connections are intercepted exactly: this file defines the C library functions that Rust's
+//! standard library calls, as system calls with hooks. Phases of a step are found by polling the open trace span.
 
 use std::ffi::c_void;
 use std::os::unix::ffi::OsStrExt;
@@ -14,30 +14,30 @@ use tilewright::trace::{self, Recording};
 
 use crate::plan::Phase;
 
-/// In the environment of a rank that is hit: `PHASE COUNT FULL FOLDER`.
+/// Environment variable of the rank with the fault: `PHASE COUNT FULL FOLDER`.
 pub const MOMENT: &str = "TORTURE_MOMENT";
-/// Which rank it is.
+/// Its rank.
 pub const RANK: &str = "TORTURE_RANK";
-/// The file, beside the run's folder, that says that the moment has come: the rank's process.
+/// File next to the run's folder that reports the injection, with the rank's process id.
 pub const HIT: &str = "hit";
 
 struct Moment {
     phase: Phase,
-    /// The disk is full from then on; else the process is stopped.
+    /// Simulates a full disk from then on; otherwise the process is stopped.
     full: bool,
-    /// The run's.
+    /// The run's folder.
     folder: PathBuf,
 }
 
 static INJECTION: OnceLock<Moment> = OnceLock::new();
-/// How often the phase is still to come.
+/// Remaining occurrences of the phase.
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicBool = AtomicBool::new(false);
 static FULL: AtomicBool = AtomicBool::new(false);
-/// A file of a checkpoint is on the disk: the folder is synchronized for its name.
+/// A checkpoint file is on the disk; the folder is synchronized next for its name.
 static SAVED: AtomicBool = AtomicBool::new(false);
 
-/// Begins to look for the moment, where this process is the rank that is hit.
+/// Starts the injector, if this process is the rank with the fault.
 pub fn start() {
     let own = std::env::var("RANK").unwrap_or_else(|_| "0".into());
     let (Ok(moment), Ok(rank)) = (std::env::var(MOMENT), std::env::var(RANK)) else { return };
@@ -55,7 +55,7 @@ pub fn start() {
     }
 }
 
-/// The phase that the span belongs to which was opened last.
+/// The phase of the innermost open span.
 fn now() -> Option<Phase> {
     let names = trace::open_span_names();
     if names.iter().any(|name| name == tilewright_harness::dist::comm::handle::WAIT) {
@@ -81,7 +81,7 @@ fn watch(phase: Phase) {
     }
 }
 
-/// A phase that has come, of which one is the moment.
+/// Handles an occurrence of a phase, and injects the fault at the chosen one.
 fn inject(phase: Phase) {
     let Some(moment) = INJECTION.get().filter(|moment| moment.phase == phase) else { return };
     let counted = LEFT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
@@ -89,7 +89,7 @@ fn inject(phase: Phase) {
         return;
     }
     let place = moment.folder.with_file_name(HIT);
-    // By renaming: it is there with what it says.
+    // Renamed, so that it appears with its contents.
     let made = place.with_extension("new");
     std::fs::write(&made, std::process::id().to_string()).unwrap();
     std::fs::rename(&made, &place).unwrap();
@@ -102,7 +102,7 @@ fn inject(phase: Phase) {
     }
 }
 
-/// Whether this is the thread that writes checkpoints.
+/// Whether this thread writes checkpoints.
 fn saves() -> bool {
     let mut name = [0_u8; 16];
     // SAFETY: it fills 16 bytes.
@@ -110,14 +110,14 @@ fn saves() -> bool {
     name.starts_with(b"save\0")
 }
 
-/// The kind of a descriptor's file: `S_IFREG`, `S_IFDIR`.
+/// File type of a descriptor: `S_IFREG`, `S_IFDIR`.
 fn kind(fd: i32) -> u32 {
     let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: it is read where the call has filled it.
+    // SAFETY: read only if the call initialized it.
     unsafe { if libc::fstat(fd, found.as_mut_ptr()) == 0 { found.assume_init().st_mode & libc::S_IFMT } else { 0 } }
 }
 
-/// Whether a descriptor is the run's folder.
+/// Whether a descriptor refers to the run's folder.
 fn is_folder(fd: i32) -> bool {
     let Some(moment) = INJECTION.get() else { return false };
     let (own, there) = (std::fs::read_link(format!("/proc/self/fd/{fd}")), std::fs::canonicalize(&moment.folder));
@@ -129,16 +129,16 @@ fn wants(phase: Phase) -> bool {
 }
 
 /// # Safety
-/// As the C library's: `count` bytes at `from`.
+/// As in the C library: `count` bytes at `from`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: i32, from: *const c_void, count: usize) -> isize {
     if fd > 2 && FULL.load(Ordering::Relaxed) && kind(fd) == libc::S_IFREG {
-        // SAFETY: this thread's own number.
+        // SAFETY: this thread's errno.
         unsafe { *libc::__errno_location() = libc::ENOSPC };
         return -1;
     }
     let hit = wants(Phase::Write) && count > 1 && saves() && kind(fd) == libc::S_IFREG;
-    // A short write is one too: its other half comes after the moment.
+    // A short write: the rest is written after the injection.
     let count = if hit { count / 2 } else { count };
     // SAFETY: the caller's memory, of which the first bytes are read.
     let written = unsafe { libc::syscall(libc::SYS_write, fd, from, count) };
@@ -149,17 +149,17 @@ pub unsafe extern "C" fn write(fd: i32, from: *const c_void, count: usize) -> is
 }
 
 /// # Safety
-/// As the C library's.
+/// As in the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fsync(fd: i32) -> i32 {
     let looks = wants(Phase::Rename);
-    // The new name is there, and may not be on the disk.
+    // The new name exists, and may not be on the disk yet.
     if looks && SAVED.load(Ordering::Relaxed) && kind(fd) == libc::S_IFDIR && is_folder(fd) {
         inject(Phase::Rename);
     }
-    // SAFETY: asks the system.
+    // SAFETY: a system call without pointers.
     let done = unsafe { libc::syscall(libc::SYS_fsync, fd) };
-    // The file is on the disk, and has its name next.
+    // The file is on the disk, and is renamed next.
     if looks && saves() && kind(fd) == libc::S_IFREG {
         SAVED.store(true, Ordering::Relaxed);
         inject(Phase::Rename);
@@ -168,13 +168,13 @@ pub unsafe extern "C" fn fsync(fd: i32) -> i32 {
 }
 
 /// # Safety
-/// As the C library's: `length` bytes at `address`.
+/// As in the C library: `length` bytes at `address`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: i32, address: *const libc::sockaddr, length: libc::socklen_t) -> i32 {
     // SAFETY: the caller's memory.
     let (done, family) =
         unsafe { (libc::syscall(libc::SYS_connect, fd, address, length), i32::from((*address).sa_family)) };
-    // SAFETY: this thread's own number, which what follows must not change.
+    // SAFETY: this thread's errno, which the code below must not change.
     let errno = unsafe { *libc::__errno_location() };
     if wants(Phase::Rendezvous) && family == libc::AF_INET {
         inject(Phase::Rendezvous);
@@ -185,10 +185,10 @@ pub unsafe extern "C" fn connect(fd: i32, address: *const libc::sockaddr, length
 }
 
 /// # Safety
-/// As the C library's.
+/// As in the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn listen(fd: i32, backlog: i32) -> i32 {
-    // SAFETY: asks the system.
+    // SAFETY: a system call without pointers.
     let done = unsafe { libc::syscall(libc::SYS_listen, fd, backlog) };
     if wants(Phase::Rendezvous) {
         inject(Phase::Rendezvous);

@@ -1,4 +1,4 @@
-//! Jobs of training: how they are started, waited for, and what is left of them.
+//! Training jobs: start, wait, and find remaining processes.
 
 use std::fs::{self, File};
 use std::io::{self, PipeReader};
@@ -10,19 +10,20 @@ use std::time::{Duration, Instant};
 use crate::inject;
 use crate::plan::{Form, SAVE_EVERY, STEPS};
 
-/// All processes of a run have it, with the run's folder: it says too that this program is `tilewright`.
+/// Environment variable with the run's folder, in all processes of a run; it also makes this program act as
+/// `tilewright`.
 pub const MARK: &str = "TORTURE_MARK";
-/// In which a job has to end: far longer than it takes.
+/// Timeout of a job, far longer than it takes.
 pub const LIMIT: Duration = Duration::from_secs(150);
 
-/// Where a run is tortured.
+/// Folders of a run.
 pub struct Place {
     pub folder: PathBuf,
-    /// Of kernels, for all runs.
+    /// Kernel cache of all runs.
     pub cache: PathBuf,
 }
 
-/// What a rank looks for, with its number.
+/// Where a rank injects its fault, and the rank.
 pub struct Moment {
     pub rank: usize,
     pub words: String,
@@ -31,20 +32,20 @@ pub struct Moment {
 /// Processes of one training.
 pub struct Job {
     pub children: Vec<Child>,
-    /// Where the ranks meet.
+    /// Rendezvous port.
     pub port: u16,
-    /// The ends of pipes that nobody reads, where the output goes there.
+    /// Read ends of output pipes that are never read.
     pub readers: Vec<PipeReader>,
     log: PathBuf,
 }
 
 impl Place {
-    /// Of the run.
+    /// The run's folder.
     pub fn run(&self) -> PathBuf {
         self.folder.join("run")
     }
 
-    /// Starts to train, or goes on where there is a checkpoint.
+    /// Starts a training, or resumes if there is a checkpoint.
     pub fn start(&self, form: Form, moment: Option<&Moment>, piped: bool, more: &str) -> io::Result<Job> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let resume = if self.run().join("checkpoint.safetensors").exists() { "--resume" } else { "" };
@@ -107,7 +108,7 @@ impl Place {
             .env("TILEWRIGHT_COMM_TIMEOUT", "60")
             .env("TILEWRIGHT_START_TIMEOUT", "30")
             .env("RAYON_NUM_THREADS", "2");
-        // SAFETY: signal is safe to call between fork and exec. Whoever started us may ignore some of them.
+        // SAFETY: signal is safe to call between fork and exec. The parent of this program may ignore some of them.
         unsafe {
             command.pre_exec(|| {
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1] {
@@ -130,14 +131,14 @@ impl Place {
         entries.filter_map(|entry| is_marked(entry.file_name().to_str()?)).collect()
     }
 
-    /// Ends what is left of a run that failed.
+    /// Kills remaining processes of a failed run.
     pub fn clear(&self) {
         for pid in self.processes() {
             send(pid, libc::SIGKILL);
         }
     }
 
-    /// Waits until the moment has come: the process that is stopped.
+    /// Waits until the fault's phase is reached; returns the stopped process.
     pub fn wait_for_hit(&self, job: &mut Job, stops: bool) -> Result<i32, String> {
         let place = self.folder.join(inject::HIT);
         let began = Instant::now();
@@ -149,21 +150,21 @@ impl Place {
                     return Ok(pid);
                 }
             } else if job.has_ended() {
-                return Err(format!("it ended before its moment came\n{}", job.output()));
+                return Err(format!("it ended before the fault was injected\n{}", job.output()));
             }
             if began.elapsed() > LIMIT {
-                return Err(format!("its moment did not come\n{}", job.output()));
+                return Err(format!("the phase of the fault was not reached\n{}", job.output()));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Fails where processes are left.
+    /// Fails if processes remain.
     pub fn expect_no_processes(&self) -> Result<(), String> {
         let began = Instant::now();
         while !self.processes().is_empty() {
             if began.elapsed() > Duration::from_secs(20) {
-                return Err(format!("processes are left: {:?}", self.processes()));
+                return Err(format!("processes remain: {:?}", self.processes()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -176,7 +177,7 @@ impl Job {
         self.children.iter_mut().all(|child| matches!(child.try_wait(), Ok(Some(_))))
     }
 
-    /// How its processes ended.
+    /// Waits for all processes; returns their exit statuses.
     pub fn wait(&mut self) -> Result<Vec<ExitStatus>, String> {
         let began = Instant::now();
         while !self.has_ended() {
@@ -188,13 +189,13 @@ impl Job {
         Ok(self.children.iter_mut().filter_map(|child| child.wait().ok()).collect())
     }
 
-    /// What was said until now, by this job and those before it.
+    /// Output of this job and earlier ones so far.
     pub fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
     }
 }
 
-/// How a process ended: `0`, `SIGKILL`.
+/// Formats an exit status: `0`, `SIGKILL`.
 pub fn how(status: ExitStatus) -> String {
     match status.signal() {
         Some(signal) => tilewright_harness::signals::name(signal),
@@ -203,6 +204,6 @@ pub fn how(status: ExitStatus) -> String {
 }
 
 pub fn send(pid: i32, signal: i32) {
-    // SAFETY: a process with the mark of a run of ours.
+    // SAFETY: a process with the marker of one of our runs.
     unsafe { libc::kill(pid, signal) };
 }

@@ -1,10 +1,11 @@
-//! Torture: trainings that are hit at a moment by a fault, both drawn from a seed, and go on to their end, which has to be that of a
-//! training that nothing hit.
+//! Fault injection: trainings that get a fault at a random point, drawn from a seed, then resume and run to their end.
+//! The result has to equal that of an undisturbed training.
 //!
-//! `make torture` makes 200 of them, `cargo test` eleven, one for each fault. `-- --seed S --runs N --first I` makes others; a run depends on the seed and its number
-//! alone, as far as its moment does: parts of a step are met by watching, within some microseconds.
+//! `make torture` runs 200 of them, `cargo test` eleven, one for each fault. `-- --seed S --runs N --first I` runs
+//! others. A run depends only on the seed and its number, except for its timing: phases of a step are found by polling,
+//! within some microseconds.
 //!
-//! This program is also `tilewright` itself, with a look at what a rank does ([`inject`]).
+//! This program also acts as `tilewright` itself, with hooks in a rank ([`inject`]).
 
 mod inject;
 mod job;
@@ -18,7 +19,7 @@ use std::time::Instant;
 
 use plan::{Fault, Phase, PlannedRun};
 
-/// In so many runs every phase and every fault comes.
+/// In this many runs every phase and every fault occurs.
 const ALL: u64 = 200;
 
 fn main() -> ExitCode {
@@ -33,7 +34,7 @@ fn main() -> ExitCode {
             "--seed" => &mut seed,
             "--runs" => &mut runs,
             "--first" => &mut first,
-            // The list of tests, of which there are none; options of tests.
+            // `--list` of test harnesses (there are no tests), and other options of tests.
             "--list" => return ExitCode::SUCCESS,
             word if word.starts_with('-') => continue,
             // The name of a test.
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The number of runs that failed.
+/// Returns the number of failed runs.
 fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
     let total = runs.end - runs.start;
     let mut torture = runner::Runner::new();
@@ -67,7 +68,7 @@ fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
             Ok(how) => println!("{drawn}: {how} ({:.1} s)", began.elapsed().as_secs_f64()),
             Err(error) => {
                 failures += 1;
-                println!("{drawn}: FAILED: {error}\n  again: make torture SEED={seed} FIRST={number} RUNS=1");
+                println!("{drawn}: FAILED: {error}\n  reproduce: make torture SEED={seed} FIRST={number} RUNS=1");
             }
         }
     }
@@ -75,13 +76,13 @@ fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
         let counts: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
         println!("{name}: {}", counts.join(", "));
     };
-    counts("hit in", phases.iter().map(|(phase, count)| (phase.name(), *count)).collect());
-    counts("hit by", faults.iter().map(|(fault, count)| (fault.name(), *count)).collect());
+    counts("faults by phase", phases.iter().map(|(phase, count)| (phase.name(), *count)).collect());
+    counts("faults by kind", faults.iter().map(|(fault, count)| (fault.name(), *count)).collect());
     println!("{}", torture.summary());
-    // So many runs meet all there is.
+    // This many runs cover all phases and faults.
     let missing = |name: &str, is_missing: bool| {
         if total >= ALL && is_missing {
-            println!("torture: nothing was hit in or by: {name}");
+            println!("torture: no fault in this phase or of this kind: {name}");
         }
         usize::from(total >= ALL && is_missing)
     };

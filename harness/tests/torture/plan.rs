@@ -1,4 +1,4 @@
-//! What happens to a run: drawn from a seed and the run's number, and from nothing else.
+//! The fault of each run, drawn from a seed and the run's number only.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use libc::{SIGHUP, SIGINT, SIGTERM};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Steps of every run.
+/// Number of steps of every run.
 pub const STEPS: u64 = 24;
 /// Steps between checkpoints.
 pub const SAVE_EVERY: u64 = 4;
 
-/// What a rank does when it is hit.
+/// Phase of a rank in which the fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     Rendezvous,
@@ -47,7 +47,7 @@ impl Phase {
     }
 }
 
-/// What hits it.
+/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     Interrupt,
@@ -106,14 +106,14 @@ impl Fault {
         }
     }
 
-    /// Whether the run goes on to its end as if nothing had been.
+    /// Whether the run continues to its end unaffected.
     pub fn is_survived(self) -> bool {
         matches!(self, Fault::StopContinue | Fault::ClosedPipe | Fault::SecondRun | Fault::HostileClient)
     }
 
     fn fits(self, phase: Phase, ranks: usize) -> bool {
         match phase {
-            // Nobody has the folder before, and nothing is written.
+            // Before the rendezvous the folder is not locked, and nothing is written.
             Phase::Rendezvous => ranks > 1 && !matches!(self, Fault::SecondRun | Fault::FullDisk | Fault::FlippedBit),
             Phase::Collective => ranks > 1 && self != Fault::HostileClient,
             _ => self != Fault::HostileClient,
@@ -121,7 +121,7 @@ impl Fault {
     }
 }
 
-/// How ranks are started, and what they share.
+/// How ranks are started, and how the optimizer is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Form {
     pub ranks: usize,
@@ -129,29 +129,29 @@ pub struct Form {
     pub shard: Option<&'static str>,
 }
 
-/// One run.
+/// A planned run.
 #[derive(Clone, Debug)]
 pub struct PlannedRun {
     pub number: u64,
     pub form: Form,
     pub fault: Fault,
     pub phase: Phase,
-    /// Which time that the phase comes, from 1.
+    /// Which occurrence of the phase, from 1.
     pub count: u64,
-    /// The rank that is hit.
+    /// The rank with the fault.
     pub rank: usize,
-    /// A signal goes to the launcher, where there is one, and not to the rank.
+    /// Whether a signal goes to the launcher, if there is one, instead of the rank.
     pub to_launcher: bool,
-    /// How it goes on: as before, or with another number of ranks.
+    /// How the run resumes: the same, or with another world size.
     pub then: Form,
-    /// Of what else is drawn: a place in a file, a time.
+    /// Random bits for other choices: an offset in a file, a time.
     pub more: u64,
 }
 
 impl PlannedRun {
     pub fn new(seed: u64, number: u64) -> PlannedRun {
         let mut random = StdRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number);
-        // Every fault in turn, and every phase in turn for each fault.
+        // Cycles through all faults, and through all phases of each fault.
         let fault = Fault::ALL[(number % 11) as usize];
         let least = if fault == Fault::HostileClient { 2 } else { 1 };
         let form = form(&mut random, least);
@@ -159,7 +159,7 @@ impl PlannedRun {
         let phase = phases[((number / 11 + number % 11) % phases.len() as u64) as usize];
         let writes = matches!(phase, Phase::Write | Phase::Rename);
         let rank = match () {
-            // Rank 0 writes; the others only their parts.
+            // Rank 0 writes; the others only their shards.
             () if (writes || fault == Fault::FullDisk) && form.shard.is_none() => 0,
             () => random.random_range(0..form.ranks),
         };
@@ -168,7 +168,7 @@ impl PlannedRun {
             Phase::Rendezvous => 1,
             Phase::Write => random.random_range(1..=4),
             Phase::Rename => random.random_range(1..=8),
-            // There is a checkpoint by then.
+            // A checkpoint exists by then.
             _ if fault == Fault::FlippedBit => random.random_range(2 * SAVE_EVERY..STEPS - 6),
             _ => random.random_range(1..STEPS - 6),
         };

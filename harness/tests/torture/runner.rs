@@ -1,4 +1,4 @@
-//! One run: hit, ended or not, gone on with, and compared.
+//! One run: fault injection, resume, and comparison.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,14 +14,14 @@ use crate::job::{Job, Moment, Place, how, send};
 use crate::plan::{Fault, Form, Phase, PlannedRun, STEPS};
 use crate::state::{self, State};
 
-/// How far losses may be apart with another number of ranks, which add in another order: relative.
+/// Relative tolerance of losses with another world size, which changes the order of sums.
 const TOLERANCE: f64 = 1e-4;
-/// How long a launcher has to pass a signal on.
+/// Time for a launcher to forward a signal.
 const PASSED_ON: Duration = Duration::from_secs(20);
-/// Exit code of a run that was stopped with its state saved.
+/// Exit code after a stop signal, with the state saved.
 const STOPPED: i32 = 75;
 
-/// A run that nothing hit.
+/// An undisturbed run.
 #[derive(Clone)]
 struct Reference {
     state: State,
@@ -30,7 +30,7 @@ struct Reference {
 
 pub struct Runner {
     folder: tempfile::TempDir,
-    /// By ranks and what they share.
+    /// By number of ranks and shard mode.
     references: HashMap<(usize, Option<&'static str>), Reference>,
     exact: usize,
     close: usize,
@@ -54,10 +54,10 @@ impl Runner {
         Runner { folder, references: HashMap::new(), exact: 0, close: 0, loaded: 0, refused: 0 }
     }
 
-    /// What was compared.
+    /// Formats what was compared.
     pub fn summary(&self) -> String {
         format!(
-            "the same bits at the end: {}; losses within {TOLERANCE:e} with other ranks: {}; the same state loaded by one rank: {}; flipped \
+            "the same bits at the end: {}; losses within {TOLERANCE:e} with another world size: {}; the same state loaded by one rank: {}; flipped \
              bits refused: {}",
             self.exact, self.close, self.loaded, self.refused
         )
@@ -83,7 +83,7 @@ impl Runner {
         Ok(reference)
     }
 
-    /// How the run ended when it was hit.
+    /// Runs one plan; returns how the run ended after the fault.
     pub fn run(&mut self, drawn: &PlannedRun) -> Outcome<String> {
         let reference = self.reference(drawn.form)?;
         let place = self.place(&format!("run-{}", drawn.number))?;
@@ -113,13 +113,13 @@ impl Runner {
         let losses = state::losses(&run)?;
         if then.ranks == drawn.form.ranks {
             if losses != reference.losses {
-                return Err("other losses than those of the run that nothing hit".into());
+                return Err("losses differ from those of the undisturbed run".into());
             }
             let found = state::last(&run)?;
             if found != reference.state {
                 let names = found.iter().filter(|(name, hash)| reference.state.get(*name) != Some(hash));
                 let names: Vec<&String> = names.map(|(name, _)| name).collect();
-                return Err(format!("other bits than those of the run that nothing hit: {names:?}"));
+                return Err(format!("bits differ from those of the undisturbed run: {names:?}"));
             }
             self.exact += 1;
         } else {
@@ -127,7 +127,7 @@ impl Runner {
                 losses.iter().zip(&reference.losses).map(|(found, expected)| (found - expected).abs() / expected);
             let most = apart.fold(0.0, f64::max);
             if !(most <= TOLERANCE) {
-                return Err(format!("with {then}, losses are {most:e} apart"));
+                return Err(format!("with {then}, losses differ by {most:e}"));
             }
             self.close += 1;
         }
@@ -135,17 +135,17 @@ impl Runner {
     }
 }
 
-/// Trains to the end, from where the run is.
+/// Trains to the end, from the current state.
 fn finish(place: &Place, form: Form, more: &str) -> Outcome<()> {
     let mut job = place.start(form, None, false, more).map_err(failed)?;
     let ended = job.wait()?;
     match ended.iter().all(ExitStatus::success) {
         true => Ok(()),
-        false => Err(format!("it does not go on with {form}:\n{}", job.output())),
+        false => Err(format!("it does not resume with {form}:\n{}", job.output())),
     }
 }
 
-/// Starts a run, and hits it; how its processes ended.
+/// Starts a run and injects the fault; returns how its processes ended.
 fn hit(drawn: &PlannedRun, place: &Place) -> Outcome<Vec<String>> {
     let PlannedRun { form, fault, phase, count, rank, .. } = *drawn;
     let full = fault == Fault::FullDisk;
@@ -160,38 +160,38 @@ fn hit(drawn: &PlannedRun, place: &Place) -> Outcome<Vec<String>> {
     let hows: Vec<String> = ended.iter().map(|status| how(*status)).collect();
     let expect = |good: bool, what: &str| match good {
         true => Ok(()),
-        false => Err(format!("{what}, and it ended with {hows:?}:\n{output}")),
+        false => Err(format!("{what}, but it ended with {hows:?}:\n{output}")),
     };
     expect(!output.contains("panicked") && !hows.iter().any(|how| how == "SIGABRT" || how == "SIGSEGV"), "no panic")?;
     let all = |codes: &[i32]| ended.iter().all(|status| status.code().is_some_and(|code| codes.contains(&code)));
     if fault.is_survived() {
-        expect(all(&[0]), "the run goes on to its end")?;
+        expect(all(&[0]), "the run continues to its end")?;
     }
-    // When the run is nearly over a stop may come too late, and a disk that is full may not matter: at the last names, and at parts of a
-    // step, of which some go by unseen on a busy machine.
+    // Near the end of a run a stop signal may come too late, and a full disk may have no effect: at the last renames,
+    // and at phases of a step, some of which are missed on a busy machine.
     let late: &[i32] = if phase == Phase::Rename || made + 2 >= STEPS { &[0] } else { &[] };
     // Before the first step there is nothing to save.
     if fault.stop().is_some() && state::has_begun(&place.run()) {
-        expect(all(&[&[STOPPED], late].concat()), "the run is stopped with its state saved")?;
+        expect(all(&[&[STOPPED], late].concat()), "the run stops with its state saved")?;
     }
     if full {
-        let (named, codes) = (output.contains("no room"), [&[1], late].concat());
-        expect(all(&codes) && (named || all(late)), "a full disk is named")?;
+        let (named, codes) = (output.contains("the disk is full"), [&[1], late].concat());
+        expect(all(&codes) && (named || all(late)), "a full disk is reported")?;
     }
     if form.launch && !drawn.to_launcher && matches!(fault, Fault::Kill | Fault::StopKill) {
-        expect(output.contains(&format!("rank {rank} failed first")), "the rank that was killed is named")?;
+        expect(output.contains(&format!("rank {rank} failed first")), "the killed rank is named")?;
     }
     Ok(hows)
 }
 
-/// The fault, while the process `pid` is stopped at its moment.
+/// Applies the fault while the process `pid` is stopped at the chosen point.
 fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome<()> {
     let target = if drawn.to_launcher { job.children[0].id() as i32 } else { pid };
     let a_moment = Duration::from_millis(50 + drawn.more % 300);
     match drawn.fault {
         Fault::Interrupt | Fault::Terminate | Fault::HangUp => {
             send(target, drawn.fault.stop().unwrap_or_default());
-            // The steps that are left may be made before a busy launcher hears of it.
+            // A busy launcher may receive the signal only after the remaining steps.
             let began = Instant::now();
             while drawn.to_launcher && !job.output().contains("forwarded to all ranks") && began.elapsed() < PASSED_ON {
                 std::thread::sleep(Duration::from_millis(1));
@@ -204,14 +204,14 @@ fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome
             send(pid, SIGKILL);
         }
         Fault::ClosedPipe => job.readers.clear(),
-        // From here on it is; the process was not stopped.
+        // Simulated from here on; the process was not stopped.
         Fault::FullDisk => return Ok(()),
         Fault::SecondRun => second_run(place, drawn.more)?,
         Fault::FlippedBit => send(pid, SIGKILL),
         Fault::HostileClient => {
             let silent: Vec<TcpStream> = hostile(job.port, drawn.more);
             send(pid, SIGCONT);
-            // They stay until the run is over, or turned away.
+            // They stay connected until the run is over, or are rejected.
             std::thread::sleep(a_moment);
             drop(silent);
         }
@@ -220,7 +220,7 @@ fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome
     Ok(())
 }
 
-/// Another run in the same folder: it is refused.
+/// A second run in the same folder is refused.
 fn second_run(place: &Place, more: u64) -> Outcome<()> {
     let form = Form { ranks: 1 + (more % 2) as usize, launch: more % 2 == 1, shard: None };
     let mut second = place.start(form, None, false, "").map_err(failed)?;
@@ -229,7 +229,7 @@ fn second_run(place: &Place, more: u64) -> Outcome<()> {
     if refused { Ok(()) } else { Err(format!("a second run was not refused:\n{}", second.output())) }
 }
 
-/// Clients that say things that are no greetings, or nothing.
+/// Clients that send invalid handshakes, or nothing.
 fn hostile(port: u16, more: u64) -> Vec<TcpStream> {
     let mut sockets = Vec::new();
     for number in 0..20_u64 {
@@ -247,7 +247,7 @@ fn hostile(port: u16, more: u64) -> Vec<TcpStream> {
     sockets
 }
 
-/// Flips a bit of the newest checkpoint, if there is one: it is refused by its name. Then an older one takes its place.
+/// Flips a bit of the newest checkpoint, if there is one: it is refused with its name. Then an older one replaces it.
 fn flipped(place: &Place, run: &Path, more: u64) -> Outcome<bool> {
     if state::flip(run, more).is_none() {
         return Ok(false);
@@ -258,13 +258,15 @@ fn flipped(place: &Place, run: &Path, more: u64) -> Outcome<bool> {
     let output = job.output();
     let named = output.lines().any(|line| line.contains("error: ") && line.contains("run/checkpoint.safetensors"));
     if !ended.iter().all(|status| status.code() == Some(1)) || !named || output.contains("panicked") {
-        return Err(format!("a checkpoint with a flipped bit (number {more}) was not refused by its name:\n{output}"));
+        return Err(format!(
+            "a checkpoint with a flipped bit (number {more}) was not refused with its name:\n{output}"
+        ));
     }
     state::take_older(run)?;
     Ok(true)
 }
 
-/// What one rank loads of the newest checkpoint of a run that goes on with other ranks: all of it.
+/// Loads the newest checkpoint of a run that resumes with another world size on one rank: all of it.
 fn loaded(place: &Place, form: Form, then: Form) -> Outcome<bool> {
     let run = place.run();
     if then.ranks == form.ranks || form.ranks == 1 || !run.join("checkpoint.safetensors").exists() {
@@ -274,7 +276,7 @@ fn loaded(place: &Place, form: Form, then: Form) -> Outcome<bool> {
     if step >= STEPS {
         return Ok(false);
     }
-    // A copy of the folder: the run itself goes on with other ranks.
+    // A copy of the folder: the run itself resumes with another world size.
     let copy = Place { folder: place.folder.join("copy"), cache: place.cache.clone() };
     fs::create_dir_all(copy.run()).map_err(failed)?;
     for name in state::names(&run)? {
@@ -285,6 +287,6 @@ fn loaded(place: &Place, form: Form, then: Form) -> Outcome<bool> {
     match found.iter().find(|(name, bytes)| expected.get(*name) != Some(bytes)) {
         None if found.len() == expected.len() => Ok(true),
         None => Err(format!("one rank loads {} tensors of the {} that {form} saved", found.len(), expected.len())),
-        Some((name, _)) => Err(format!("one rank loads another `{name}` than {form} saved")),
+        Some((name, _)) => Err(format!("one rank loads `{name}` with other values than {form} saved")),
     }
 }

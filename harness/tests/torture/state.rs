@@ -1,4 +1,4 @@
-//! What a run has in its folder.
+//! Contents of a run's folder.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,21 +8,21 @@ use safetensors::SafeTensors;
 
 use crate::plan::STEPS;
 
-/// A hash of each tensor of a checkpoint and of its files of moments, by name.
+/// Hash of each tensor of a checkpoint and its shards, by name.
 pub type State = BTreeMap<String, blake3::Hash>;
 
 const CHECKPOINT: &str = "checkpoint.safetensors";
 
-/// The state of a run that is done.
+/// State of a finished run.
 pub fn last(run: &Path) -> Result<State, String> {
     let mut state = tensors(&run.join(CHECKPOINT))?;
     for name in names(run)? {
         if let Some(file) = name.strip_prefix(&format!("moments-{STEPS:08}-")) {
-            // Behind the number of the save, which is random: the rank.
+            // The rank follows the random number of the save.
             let rank = file.split_once('-').map(|(_, rank)| rank.to_string()).unwrap_or_default();
             for (name, hash) in tensors(&run.join(&name))? {
                 if state.insert(format!("{rank}: {name}"), hash).is_some() {
-                    return Err(format!("rank {rank} has moments of two saves of one step"));
+                    return Err(format!("rank {rank} has shards of two saves of one step"));
                 }
             }
         }
@@ -42,7 +42,7 @@ pub fn names(folder: &Path) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// Fails unless the folder of a run that is done has its files and no others: no lock, and nothing of writers that were killed.
+/// Fails unless the folder of a finished run has exactly its files: no lock, and no files of killed writers.
 pub fn expect_files(run: &Path) -> Result<(), String> {
     let names = names(run)?;
     let known = |name: &str| {
@@ -51,7 +51,7 @@ pub fn expect_files(run: &Path) -> Result<(), String> {
         kept || [CHECKPOINT, "log.jsonl", "loss.svg"].contains(&name)
     };
     match names.iter().find(|name| !known(name)) {
-        Some(name) => Err(format!("`{name}` is left in the run's folder, which has {names:?}")),
+        Some(name) => Err(format!("`{name}` remains in the run's folder, which has {names:?}")),
         None => Ok(()),
     }
 }
@@ -68,7 +68,7 @@ pub fn losses(run: &Path) -> Result<Vec<f64>, String> {
         }
         losses.push(line["loss"].as_f64().ok_or_else(|| format!("log.jsonl has no loss in {line}"))?);
         if line["step"] != losses.len() {
-            return Err(format!("log.jsonl has step {} in place {}", line["step"], losses.len()));
+            return Err(format!("log.jsonl has step {} at index {}", line["step"], losses.len()));
         }
     }
     match losses.len() as u64 {
@@ -77,18 +77,18 @@ pub fn losses(run: &Path) -> Result<Vec<f64>, String> {
     }
 }
 
-/// Whether a step was made.
+/// Whether a step was run.
 pub fn has_begun(run: &Path) -> bool {
     fs::read_to_string(run.join("log.jsonl")).is_ok_and(|text| text.contains("\"step\""))
 }
 
-/// Steps that the log has.
+/// Number of steps in the log.
 pub fn steps(run: &Path) -> u64 {
     let log = fs::read_to_string(run.join("log.jsonl")).unwrap_or_default();
     log.lines().filter(|line| line.contains("\"what\":\"step\"")).count() as u64
 }
 
-/// Flips a bit of the newest checkpoint; none if there is none.
+/// Flips a bit of the newest checkpoint; `None` if there is none.
 pub fn flip(run: &Path, place: u64) -> Option<()> {
     let path = run.join(CHECKPOINT);
     let mut bytes = fs::read(&path).ok()?;
@@ -97,7 +97,7 @@ pub fn flip(run: &Path, place: u64) -> Option<()> {
     fs::write(path, bytes).ok()
 }
 
-/// Puts the newest older checkpoint in the place of the newest; without one, the run begins again.
+/// Replaces the newest checkpoint by the newest older one; without one, the run starts again.
 pub fn take_older(run: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| error.to_string();
     match names(run)?.iter().rfind(|name| name.starts_with("checkpoint-")) {
@@ -106,13 +106,13 @@ pub fn take_older(run: &Path) -> Result<(), String> {
     }
 }
 
-/// The contents of all tensors of the newest checkpoint, with those of its files of moments, whose pieces are put together; and its step.
+/// The contents of all tensors of the newest checkpoint, with merged shards; and its step.
 pub fn whole(run: &Path) -> Result<(BTreeMap<String, Vec<u8>>, u64), String> {
     let (mut whole, header) = contents(&run.join(CHECKPOINT))?;
-    let step = header["step"].as_u64().ok_or("the checkpoint says no step")?;
+    let step = header["step"].as_u64().ok_or("the checkpoint has no step")?;
     let Some(parts) = header["parts"].as_object() else { return Ok((whole, step)) };
     let (id, world) = (parts["id"].as_u64().unwrap_or_default(), parts["world"].as_u64().unwrap_or_default());
-    // By name and first element: ranges of one tensor follow each other.
+    // By name and first element, so that ranges of a tensor are adjacent.
     let mut pieces = BTreeMap::new();
     for rank in 0..world {
         let name = format!("moments-{step:08}-{id:016x}-{rank}-of-{world}.safetensors");
@@ -121,7 +121,7 @@ pub fn whole(run: &Path) -> Result<(BTreeMap<String, Vec<u8>>, u64), String> {
                 Some((name, range)) => (name.to_string(), range.split_once("..").and_then(|(a, _)| a.parse().ok())),
                 None => (name, Some(0_u64)),
             };
-            pieces.insert((name, start.ok_or("a piece has no range")?), bytes);
+            pieces.insert((name, start.ok_or("a shard has no range")?), bytes);
         }
     }
     for ((name, _), bytes) in pieces {
@@ -130,7 +130,7 @@ pub fn whole(run: &Path) -> Result<(BTreeMap<String, Vec<u8>>, u64), String> {
     Ok((whole, step))
 }
 
-/// The tensors of a file, and what a checkpoint says of itself.
+/// The tensors of a file, and its header.
 pub fn contents(path: &Path) -> Result<(BTreeMap<String, Vec<u8>>, serde_json::Value), String> {
     let bytes = fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let damaged = |error: safetensors::SafeTensorError| format!("{}: {error}", path.display());

@@ -1,4 +1,4 @@
-//! What a back end owes: it carries one collective at a time, on the communicator's own thread.
+//! The trait of communication backends. A backend runs one collective at a time, on the communicator's thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,57 +7,59 @@ use std::time::{Duration, Instant};
 use super::call::Call;
 use super::error::{CommError, Result};
 
-/// The memory that a collective works in. On a GPU the address is the device's.
+/// The memory of a collective. On a GPU the address is a device address.
 pub(crate) struct Memory {
     pub address: *mut u8,
     pub bytes: usize,
 }
 
-// SAFETY: whoever starts a collective gives the memory away until its handle is done (`Communicator::start`).
+// SAFETY: the caller of a collective hands the memory over until its handle is complete (`Communicator::start`).
 unsafe impl Send for Memory {}
 
 impl Memory {
-    /// The bytes, for back ends whose memory is the host's.
+    /// The bytes, for backends of host memory.
     ///
     /// # Safety
-    /// `address` is host memory, and nobody else touches it while the slice lives.
+    /// `address` is host memory, and no other code accesses it while the slice lives.
     pub unsafe fn host(&mut self) -> &mut [u8] {
         // SAFETY: the caller's promise. The address comes from a slice or vector, so it is aligned and not null without bytes too.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
 
-/// A place of this rank's for what the other one of two exchanges; or the memory itself that is exchanged, where the other rank reads it in
-/// place.
+/// Memory for an exchange with the peer: a buffer that receives the peer's data, or, for peer reads, the exchanged
+/// memory itself.
 pub(crate) struct PeerBuffer {
-    /// Where the memory that is exchanged begins.
+    /// Address of the memory that is exchanged.
     pub source: u64,
-    /// Where the other rank's goes, or `of`. On a GPU it is memory that other processes may open, and begins there.
+    /// Address that receives the peer's data, or `of` for peer reads. On a GPU it is the start of an allocation that
+    /// other processes can map.
     pub dest: u64,
     pub bytes: usize,
-    /// Whose memory it is. It stays while this is held.
+    /// Keeps the memory allocated.
     pub owner: Arc<dyn std::any::Any + Send + Sync>,
 }
 
 impl PeerBuffer {
-    /// Whether the other rank reads what is exchanged where it lies: nothing is sent then, and an exchange is a meeting.
+    /// Whether the peer reads the exchanged memory directly: an exchange then only synchronizes the two ranks and sends
+    /// nothing.
     pub fn is_peer_read(&self) -> bool {
         self.dest == self.source
     }
 
-    /// How far from its begin the place for these bytes is, if they are exchanged memory.
+    /// Offset of these bytes in the exchanged memory; `None` if they are outside of it.
     pub fn offset(&self, address: u64, bytes: usize) -> Option<u64> {
         let offset = address.checked_sub(self.source)?;
         (offset + bytes as u64 <= self.bytes as u64).then_some(offset)
     }
 
-    /// The place for these bytes.
+    /// Address that receives the peer's data for these bytes.
     pub fn dest_address(&self, address: u64, bytes: usize) -> Option<u64> {
         Some(self.dest + self.offset(address, bytes)?)
     }
 }
 
-/// When timeout ends.
+/// A point in time, with the timeout from which it was computed.
 #[derive(Clone, Copy)]
 pub(crate) struct Deadline {
     at: Instant,
@@ -78,13 +80,13 @@ impl Deadline {
     }
 }
 
-/// What device work a finished collective leaves behind: it has been queued on a stream, and may still run there.
+/// Completion of a collective on the device: it is queued on a stream, and may still run.
 pub trait CompletionEvent: Send + Sync {
-    /// Makes the stream that computes wait for it; returns at once.
+    /// Makes the compute stream wait for it. Does not block the host.
     fn join(&self) -> Result<()>;
-    /// Waits on the host until it has run.
+    /// Blocks the host until it has run.
     fn synchronize(&self) -> Result<()>;
-    /// Seconds that it took on the device, once it has run.
+    /// Duration on the device in seconds, once it has run.
     fn seconds(&self) -> Option<f64>;
 }
 
@@ -94,32 +96,33 @@ impl fmt::Debug for dyn CompletionEvent {
     }
 }
 
-/// The place in the stream that computes after which the memory of a collective may be read: a back end's own type.
+/// A point on the compute stream after which a collective may read its memory; the type is the backend's.
 pub(crate) type Ready = Box<dyn std::any::Any + Send>;
 
-/// A GPU's stream that computes, for the thread that calls collectives.
+/// A GPU's compute stream, for the thread that calls collectives.
 pub(crate) trait Compute: Send + Sync {
-    /// Where the stream is now.
+    /// Records the current point of the stream.
     fn record(&self) -> Result<Ready>;
-    /// Begins to measure time on the stream.
+    /// Starts a timer on the stream.
     fn start_timer(&self) -> Result<Box<dyn EventTimer>>;
 }
 
-/// Time between two places of a GPU's stream that computes.
+/// Measures the time between two points of a GPU's compute stream.
 pub trait EventTimer: Send + Sync {
-    /// The second place is where the stream is now.
+    /// Records the second point.
     ///
     /// # Errors
-    /// The GPU's.
+    /// Errors of the GPU.
     fn stop(&mut self) -> Result<()>;
-    /// Seconds between the places; waits until the GPU has come to the second one. `None` before [`EventTimer::stop`], and where the GPU failed.
+    /// Seconds between the points; blocks until the GPU has reached the second one. `None` before [`EventTimer::stop`], and
+    /// after a failure of the GPU.
     fn seconds(&self) -> Option<f64>;
 }
 
-/// Carries collectives. The calls come in the order of the sequence, from one thread.
+/// Runs collectives. Calls arrive in sequence order from one thread.
 pub(crate) trait Backend {
-    /// Runs a call that has been checked: counts divide where they have to, the root exists.
-    /// After an error it is not called again, but for [`Backend::abort`].
+    /// Runs a call that is already validated: lengths are multiples of the world size where they have to be, the root
+    /// exists. After an error only [`Backend::abort`] is called.
     fn run(
         &mut self,
         seq: u64,
@@ -129,23 +132,24 @@ pub(crate) trait Backend {
         deadline: Deadline,
     ) -> Result<Option<Arc<dyn CompletionEvent>>>;
 
-    /// The collectives that [`Backend::run`] gets while `overlapped` is set run beside computing, on at most as many multiprocessors as the
-    /// last [`Backend::set_max_ctas`] said. Only a GPU's back end has a use for it.
+    /// Selects whether the next collectives of [`Backend::run`] overlap with computation; these use at most as many
+    /// CTAs as the last [`Backend::set_max_ctas`] set. Only GPU backends use it.
     fn set_overlapped(&mut self, _overlapped: bool) {}
 
-    /// Makes what [`Backend::set_overlapped`] needs: every rank calls it, with the same number. 0 is no limit.
+    /// Limits the CTAs of overlapped collectives ([`Backend::set_overlapped`]). Every rank calls it with the same value; 0
+    /// means no limit.
     fn set_max_ctas(&mut self, _seq: u64, _max_ctas: u32, _deadline: Deadline) -> Result<()> {
         Ok(())
     }
 
-    /// From now on copy engines carry what runs beside computing, or no longer: every rank calls it, with the same answer.
+    /// Selects whether copy engines run overlapped collectives. Every rank calls it with the same value.
     fn set_copy_engines(&mut self, _seq: u64, _on: bool, _deadline: Deadline) -> Result<()> {
         Ok(())
     }
 
-    /// From now on `peer_buffer` is where the other rank's part of an [`Exchange`](super::Op::Exchange) goes, or may be read in place, if there is
-    /// one and this back end exchanges: then it says where that rank's memory is read from. Every rank calls it, with as many bytes.
-    /// Nothing is under way in the one before.
+    /// Sets the memory for an [`Exchange`](super::Op::Exchange) with the peer; `None` removes it. Returns the address
+    /// from which the peer's data is read, if this backend supports exchanges. Every rank calls it with the same number
+    /// of bytes. No exchange is in flight in the previous memory.
     fn set_peer_buffer(
         &mut self,
         _seq: u64,
@@ -155,20 +159,20 @@ pub(crate) trait Backend {
         Ok(None)
     }
 
-    /// Looks after what is still under way; called now and then while nothing is called. It gives nothing up itself:
-    /// [`Backend::abort`] comes after an error.
+    /// Checks the collectives in flight; called periodically while no call arrives. Does not abort:
+    /// [`Backend::abort`] follows an error.
     ///
     /// # Errors
-    /// Something did not end in time, or never will.
+    /// A collective did not complete in time, or never will.
     fn check_progress(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Tells the other ranks that this one does not go on, and why. May be called more than once.
+    /// Tells the other ranks that this rank aborts, and why. May be called more than once.
     fn abort(&mut self, error: &CommError);
 }
 
-/// Compares what all ranks called.
+/// Fails unless all ranks called the same collective.
 pub(crate) fn check_same_calls(calls: &[(u64, Call)]) -> Result<()> {
     let (seq, _) = calls[0];
     if calls.iter().all(|call| *call == calls[0]) {

@@ -1,4 +1,4 @@
-//! What a collective is: the operation, the element type, the length. Ranks have to agree on all of it.
+//! Description of a collective: operation, element type, length. All ranks have to agree on it.
 
 use std::fmt;
 
@@ -6,17 +6,17 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-/// How all ranks' values become one.
+/// How the values of all ranks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduce {
     Sum,
     /// The sum divided by the world size; floats only.
     Avg,
-    /// NaN where any rank has NaN.
+    /// NaN if any rank has NaN.
     Max,
 }
 
-/// Element types that travel.
+/// Element types of collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -32,7 +32,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Every type, in the order of its code on the comm_dtype.
+    /// All types; the index is the code in headers.
     pub const ALL: [Dtype; 9] =
         [Dtype::F32, Dtype::F64, Dtype::Bf16, Dtype::F16, Dtype::I32, Dtype::I64, Dtype::U8, Dtype::U32, Dtype::U64];
 
@@ -46,12 +46,12 @@ impl Dtype {
         }
     }
 
-    /// Whether an average of it makes sense.
+    /// Whether averages are defined.
     pub fn is_float(self) -> bool {
         matches!(self, Dtype::F32 | Dtype::F64 | Dtype::Bf16 | Dtype::F16)
     }
 
-    /// As kernels and records call it.
+    /// Name as in kernels and records.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -67,7 +67,7 @@ impl Dtype {
     }
 }
 
-/// A Rust type that travels.
+/// A Rust type that collectives support.
 pub trait Element: Pod + Send + Sync {
     const DTYPE: Dtype;
 }
@@ -82,28 +82,29 @@ elements!(f32 => F32, f64 => F64, bf16 => Bf16, f16 => F16, i32 => I32, i64 => I
 pub enum Op {
     /// Every rank ends with the reduction of all ranks' buffers.
     AllReduce(Reduce),
-    /// The buffer is `world` equal chunks; rank r ends with the reduction of all ranks' chunks r, in its own chunk r.
-    /// What the other chunks hold afterwards is not said.
+    /// The buffer is `world` equal chunks; rank r ends with the reduction of all ranks' chunks r in its chunk r. Its
+    /// other chunks are undefined afterwards.
     ReduceScatter(Reduce),
     /// The buffer is `world` equal chunks; every rank ends with chunk r of rank r, for all r.
     AllGather,
     /// Every rank ends with the root's buffer.
     Broadcast { root: usize },
-    /// Nobody goes on before all are here.
+    /// No rank returns before all ranks have called it.
     Barrier,
-    /// Of two ranks: each one's buffer, which stays as it is, goes to the place that the other one has for it
-    /// (`Communicator::set_peer_buffer`); or it may be read in place, where nobody goes on before both are here.
+    /// Between two ranks: each sends its buffer, which stays unchanged, to the peer's receive buffer
+    /// (`Communicator::set_peer_buffer`). With peer reads nothing is sent: neither rank continues before both have arrived,
+    /// and each may then read the other's memory.
     Exchange,
 }
 
-/// One collective as a rank calls it.
+/// A collective as a rank calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     pub op: Op,
     pub dtype: Dtype,
     /// Elements of the whole buffer.
     pub count: usize,
-    /// What floats are rounded to on their way; the sums are f32 all the same.
+    /// Type to which floats are rounded for communication; sums are f32 in any case.
     pub comm_dtype: Option<Dtype>,
 }
 
@@ -130,7 +131,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// A call with its place in the sequence, as ranks show it to each other: 8 words of 4 bytes.
+/// Size of the header that ranks exchange: a call with its sequence number, in 8 words of 4 bytes.
 pub(super) const HEADER_BYTES: usize = 32;
 
 /// Writes the header of `call`.
@@ -158,7 +159,7 @@ pub(super) fn encode(seq: u64, call: &Call) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// Reads a header; `None` where it is none of ours.
+/// Reads a header; `None` if it is invalid.
 pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<(u64, Call)> {
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap_or_default());

@@ -1,59 +1,58 @@
-//! What goes wrong between ranks. Every message names the operation, and the ranks that it is about.
+//! Errors of communication. Every message names the operation and the ranks concerned.
 
 use std::fmt::Write;
 use std::time::Duration;
 
-/// Result of everything that talks to other ranks.
+/// Result of operations that communicate with other ranks.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
-/// Why a collective, or the meeting of the ranks, failed. After such an error a communicator is of no more use: whatever
-/// is called next returns it again.
+/// Why a collective or the rendezvous failed. After such an error every call on the communicator returns it again.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CommError {
-    /// Ranks called different collectives at the same place of the sequence.
+    /// Ranks called different collectives with the same sequence number.
     #[error("the ranks disagree about collective {seq}:{}\n  help: every rank has to call the same collectives, of the same element type and length, in the same order", list(.calls))]
     Disagree {
         seq: u64,
-        /// What each rank called, by rank.
+        /// The call of each rank, by rank.
         calls: Vec<String>,
     },
-    /// Ranks did not come to a collective in time.
-    #[error("rank {rank} waited {} for {} at {call}\n  help: they hang or are slower than that; TILEWRIGHT_COMM_TIMEOUT=SECONDS waits longer", seconds(.after), ranks(.missing))]
+    /// Ranks did not arrive at a collective in time.
+    #[error("rank {rank} waited {} for {} at {call}\n  help: these ranks hang or are slower than the limit; TILEWRIGHT_COMM_TIMEOUT=SECONDS raises it", seconds(.after), ranks(.missing))]
     TimedOut { rank: usize, call: String, missing: Vec<usize>, after: Duration },
-    /// A rank is gone.
+    /// A rank has ended.
     #[error("rank {peer} has ended, seen by rank {rank} at {call}: {why}")]
     Lost { rank: usize, peer: usize, call: String, why: String },
-    /// Another rank gave up and said why.
-    #[error("rank {by} gave up: {reason}\n  (rank {rank} was at {call})")]
+    /// Another rank aborted, with its reason.
+    #[error("rank {by} aborted: {reason}\n  (rank {rank} was at {call})")]
     Aborted { rank: usize, by: usize, call: String, reason: String },
-    /// A call that makes no sense on any rank; nothing was sent.
+    /// A call that is invalid on any rank; nothing was sent.
     #[error("{0}")]
     Misuse(String),
-    /// The ranks did not find each other.
+    /// The rendezvous or the start of a backend failed.
     #[error("{0}")]
     Setup(String),
-    /// What carries the bytes failed.
+    /// The backend failed.
     #[error("{call} failed on rank {rank}: {message}")]
     Backend { rank: usize, call: String, message: String },
 }
 
-/// The ranks for which a line of [`CommError::TimedOut`] says that somebody waited.
+/// The ranks that a line of [`CommError::TimedOut`] waited for.
 pub fn awaited_ranks(line: &str) -> Vec<usize> {
     let waited = line.rsplit_once(" waited ").map(|(_, rest)| rest);
     let names = waited.and_then(|rest| rest.split_once(" s for rank")).and_then(|(_, rest)| rest.split_once(" at "));
-    // How many more there are is the number of none.
+    // In "… and 7 more", 7 is a count and not a rank.
     let names =
         names.map(|(names, _)| names.strip_suffix(" more").and_then(|n| n.rsplit_once(" and ")).map_or(names, |n| n.0));
     let numbers = names.map(|names| names.split(|c: char| !c.is_ascii_digit()));
     numbers.into_iter().flatten().filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The rank of which a line of [`CommError::Lost`] or [`CommError::Aborted`] says that it was to blame.
+/// The failed rank that a line of [`CommError::Lost`] or [`CommError::Aborted`] names.
 pub fn failed_peer(line: &str) -> Option<usize> {
     let (_, rest) = line.split_once("rank ")?;
     let (number, what) = rest.split_once(' ')?;
     let number = number.parse().ok()?;
-    (what.starts_with("has ended, seen by rank ") || what.starts_with("gave up: ")).then_some(number)
+    (what.starts_with("has ended, seen by rank ") || what.starts_with("aborted: ")).then_some(number)
 }
 
 fn list(calls: &[String]) -> String {
@@ -64,10 +63,11 @@ fn list(calls: &[String]) -> String {
     text
 }
 
-/// The most ranks that a message names.
+/// Maximum number of ranks that a message lists.
 const MAX_NAMED_RANKS: usize = 16;
 
-/// `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`; of more than [`MAX_NAMED_RANKS`], how many more there are.
+/// Formats `rank 3`, `ranks 1 and 3`, `ranks 1, 2 and 3`; beyond [`MAX_NAMED_RANKS`] ranks it gives the number of the
+/// others.
 pub fn ranks(ranks: &[usize]) -> String {
     let mut words: Vec<String> = ranks.iter().take(MAX_NAMED_RANKS).map(usize::to_string).collect();
     if ranks.len() > MAX_NAMED_RANKS {
@@ -80,7 +80,7 @@ pub fn ranks(ranks: &[usize]) -> String {
     }
 }
 
-/// A duration in seconds, with as many digits as it needs.
+/// Formats a duration in seconds with at most three decimals.
 pub fn seconds(duration: &Duration) -> String {
     format!("{} s", (duration.as_secs_f64() * 1e3).round() / 1e3)
 }
@@ -102,7 +102,7 @@ mod tests {
             [failed_peer(&line(late.clone())), failed_peer("the disk is full"), failed_peer("rank x has ended")],
             [None; 3]
         );
-        assert_eq!(awaited_ranks(&format!("error: rank 0 gave up: {}", line(late))), [2]);
+        assert_eq!(awaited_ranks(&format!("error: rank 0 aborted: {}", line(late))), [2]);
         let several =
             CommError::TimedOut { rank: 1, call: call(), missing: vec![2, 10, 3], after: Duration::from_millis(1500) };
         assert_eq!(awaited_ranks(&line(several)), [2, 10, 3]);

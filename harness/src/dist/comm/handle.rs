@@ -1,4 +1,4 @@
-//! Waiting for a collective that goes on elsewhere.
+//! Handles of asynchronous collectives.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use super::error::{CommError, Result};
 
 pub(super) const PANICKED: &str = "internal compiler error: the thread of a communicator panicked, please report";
 
-/// The span in which a rank waits for others.
+/// Name of the trace span in which a rank waits for others.
 pub const WAIT: &str = "waiting for ranks";
 
 type Outcome = Result<Option<Arc<dyn CompletionEvent>>>;
 
-/// Where the communicator's thread leaves the outcome.
+/// Receives the outcome from the communicator's thread.
 #[derive(Default)]
 pub(super) struct Completion {
     outcome: Mutex<Option<Outcome>>,
@@ -26,7 +26,8 @@ impl Completion {
     }
 }
 
-/// Leaves an outcome, an error if nobody gives one: a panic of the communicator's thread must not leave anyone waiting.
+/// Stores the outcome; an error if it is dropped without one, so that a panic of the communicator's thread leaves no
+/// caller waiting.
 pub(super) struct Finisher(Arc<Completion>);
 
 impl Finisher {
@@ -50,8 +51,8 @@ impl Drop for Finisher {
     }
 }
 
-/// A collective under way.
-#[must_use = "a collective is done when its handle says so"]
+/// A collective in flight.
+#[must_use = "a collective is complete only when its handle says so"]
 pub struct Handle(Arc<Completion>);
 
 impl Handle {
@@ -64,10 +65,11 @@ impl Handle {
         done.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until the memory may be used again: by the host, or with NCCL by what is queued next on the stream that computes.
+    /// Waits until the memory may be used again: by the host, or with NCCL by work that is queued next on the compute
+    /// stream.
     ///
     /// # Errors
-    /// What became of the collective.
+    /// The error of the collective.
     pub fn wait(&self) -> Result<()> {
         let _span = tilewright::trace::span(WAIT);
         match &*self.wait_outcome() {
@@ -77,10 +79,10 @@ impl Handle {
         }
     }
 
-    /// [`Handle::wait`], and with NCCL until the GPU has done it.
+    /// Same as [`Handle::wait`]; with NCCL also blocks the host until the GPU has completed it.
     ///
     /// # Errors
-    /// As [`Handle::wait`].
+    /// See [`Handle::wait`].
     pub fn synchronize(&self) -> Result<()> {
         self.wait()?;
         match &*self.wait_outcome() {
@@ -89,12 +91,12 @@ impl Handle {
         }
     }
 
-    /// What became of the collective, if it is known already. Does not wait.
+    /// The outcome of the collective, if it is known. Does not block.
     pub fn test(&self) -> Option<Result<()>> {
         self.0.lock().as_ref().map(|outcome| outcome.as_ref().map(|_| ()).map_err(Clone::clone))
     }
 
-    /// Seconds on the GPU, with NCCL, once it has run.
+    /// Duration on the GPU in seconds, with NCCL, once it has run.
     pub fn device_seconds(&self) -> Option<f64> {
         match &*self.0.lock() {
             Some(Ok(Some(event))) => event.seconds(),
@@ -103,10 +105,11 @@ impl Handle {
     }
 }
 
-/// Waits for all of them, collectives of one communicator, also behind one that failed: then nothing uses their memory any more.
+/// Waits for all handles, which belong to one communicator, even after an error: afterwards none of their memory is in
+/// use.
 ///
 /// # Errors
-/// The first.
+/// The first error.
 pub fn wait_all<'h>(handles: impl IntoIterator<Item = &'h Handle>) -> Result<()> {
     let _span = tilewright::trace::span(WAIT);
     let mut outcome = Ok(());
@@ -118,13 +121,13 @@ pub fn wait_all<'h>(handles: impl IntoIterator<Item = &'h Handle>) -> Result<()>
             Some(Ok(None)) | None => {}
         }
     }
-    // A stream ends collectives in their order.
+    // A stream completes collectives in order.
     let joined = last.map_or(Ok(()), |last| last.join());
     outcome.and(joined)
 }
 
-/// A collective under way in a vector of its own.
-#[must_use = "the data come back from `wait`"]
+/// A collective in flight on a vector that it owns.
+#[must_use = "`wait` returns the data"]
 pub struct Pending<T> {
     data: ManuallyDrop<Vec<T>>,
     handle: Handle,
@@ -135,17 +138,17 @@ impl<T> Pending<T> {
         Pending { data: ManuallyDrop::new(data), handle }
     }
 
-    /// Waits, and gives the data back.
+    /// Waits and returns the data.
     ///
     /// # Errors
-    /// What became of the collective; the data are dropped then.
+    /// The error of the collective; the data are then dropped.
     pub fn wait(mut self) -> Result<Vec<T>> {
         self.handle.wait()?;
         let data = std::mem::take(&mut *self.data);
         Ok(data)
     }
 
-    /// Whether [`Pending::wait`] would return at once.
+    /// Whether [`Pending::wait`] would return immediately.
     pub fn is_done(&self) -> bool {
         self.handle.test().is_some()
     }
@@ -154,7 +157,7 @@ impl<T> Pending<T> {
 impl<T> Drop for Pending<T> {
     fn drop(&mut self) {
         drop(self.handle.wait_outcome());
-        // SAFETY: dropped here only, and the collective is done with it.
+        // SAFETY: dropped only here, and the collective is complete.
         unsafe { ManuallyDrop::drop(&mut self.data) };
     }
 }

@@ -1,18 +1,18 @@
-//! Reductions of host memory, always in rank order: every rank, every back end and every run gives the same bits.
+//! Reductions in host memory, always in rank order: the same bits on every rank, with every backend and in every run.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
 
 use super::call::{Dtype, Reduce};
 
-/// How an element is reduced: half-precision floats in f32, all others as they are.
+/// Accumulation type of an element: f32 for half-precision floats, the type itself for all others.
 trait Number: Pod {
     type Acc: Pod;
     fn widen(self) -> Self::Acc;
     fn narrow(acc: Self::Acc) -> Self;
     fn add(a: Self::Acc, b: Self::Acc) -> Self::Acc;
     fn max(a: Self::Acc, b: Self::Acc) -> Self::Acc;
-    /// Only called for floats: `Call`s are checked before they are sent.
+    /// Only called for floats: `Call`s are validated before.
     fn divide(a: Self::Acc, by: usize) -> Self::Acc;
 }
 
@@ -45,22 +45,23 @@ macro_rules! integers {
 }
 integers!(i32, i64, u8, u32, u64);
 
-/// Scratch of one rank's reductions, reused from call to call.
+/// Scratch memory of one rank's reductions, reused by all calls.
 #[derive(Default)]
 pub(super) struct Accumulator {
-    /// Words of 8 bytes, so that every accumulator type is aligned in it.
+    /// Words of 8 bytes, so that every accumulator type is aligned.
     words: Vec<u64>,
     rounded: Vec<u64>,
 }
 
-/// Elements that are reduced at a time: small enough for the second-level cache beside its inputs.
+/// Elements that are reduced at a time; they fit into the L2 cache together with the inputs.
 pub(super) const SEGMENT: usize = 32 * 1024;
 
 impl Accumulator {
-    /// Reduces up to [`SEGMENT`] elements. `part(rank)` is the bytes of rank's contribution, all of one length; the result,
-    /// of that length, is read with the returned slice.
+    /// Reduces up to [`SEGMENT`] elements. `part(rank)` returns the bytes of a rank's contribution; all have the same
+    /// length. The returned slice is the result, of that length.
     ///
-    /// With `comm_dtype`, contributions are rounded to that type first, and so is the result, as if both had travelled so.
+    /// With a communication dtype, contributions are rounded to it first, and so is the result, as if both had been
+    /// sent in it.
     pub(super) fn reduce<'a>(
         &mut self,
         dtype: Dtype,
@@ -124,7 +125,7 @@ impl Accumulator {
     }
 }
 
-/// The `index`-th of `world` chunks of `count` elements, as even as they get, in elements.
+/// The range in elements of the `index`-th of `world` chunks of `count` elements, which are as even as possible.
 pub(super) fn chunk(count: usize, world: usize, index: usize) -> std::ops::Range<usize> {
     let at = |index: usize| (count as u128 * index as u128 / world as u128) as usize;
     at(index)..at(index + 1)
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn half_floats_are_summed_in_f32() {
-        // 256 + 1 is not a bf16: a sum that rounds in between stays at 256.
+        // 257 is not representable in bf16: a sum that rounds after each step stays at 256.
         let x = |v: f32| [bf16::from_f32(v)];
         let sum = reduced(Dtype::Bf16, Reduce::Sum, None, &[&x(256.0), &x(1.0), &x(1.0)]);
         assert_eq!(sum[0].to_f32(), 258.0);

@@ -1,8 +1,9 @@
-//! Collectives over messages between two ranks, for all back ends that have such messages.
+//! Collectives over point-to-point messages, for all backends that provide them.
 //!
-//! First every rank shows every other what it calls. Then data move: with `n` bytes and W ranks, each rank sends and receives
-//! (W − 1)/W · n bytes for a reduce-scatter or an all-gather, and twice that for an all-reduce, which is both, one after the other. This
-//! is the least that any algorithm can do. Rank r reduces chunk r of everybody in rank order, so all ranks get the same bits.
+//! First every rank sends its call to every other rank. Then the data are sent: with `n` bytes and W ranks, each rank
+//! sends and receives (W − 1)/W · n bytes for a reduce-scatter or an all-gather, and twice that for an all-reduce,
+//! which is one after the other. This is the lower bound of any algorithm. Rank r reduces chunk r of all ranks in rank
+//! order, so that all ranks get the same bits.
 
 use std::sync::Arc;
 
@@ -13,33 +14,33 @@ use super::call::{Call, Dtype, HEADER_BYTES, Op, Reduce, decode, encode};
 use super::error::{CommError, Result};
 use super::host_reduce::{Accumulator, SEGMENT, chunk};
 
-/// Why a link failed. The rank's own number and the operation are added above.
+/// Why a link failed. Callers add this rank's number and the operation.
 pub(crate) enum LinkError {
-    /// These ranks did not come in time. They may be waiting themselves: [`Links::roll_call`] finds out.
+    /// These ranks did not arrive in time. They may be waiting themselves: [`Links::roll_call`] finds the cause.
     TimedOut(Vec<usize>),
-    /// As `TimedOut`, where this rank's time is not up, but another one's is.
+    /// Same as `TimedOut`, when another rank's timeout expired first.
     PeerTimedOut(Vec<usize>),
     /// A rank has ended.
     Gone(usize, String),
-    /// A rank gave up and said why.
+    /// A rank aborted, with its reason.
     Aborted(usize, String),
-    /// Neither the peer's nor our fault.
+    /// An error that is not the peer's.
     Other(String),
 }
 
-/// Messages between this rank and all others. Messages of one pair arrive in the order in which they are sent.
+/// Messages between this rank and all others. Messages between two ranks arrive in order.
 pub(crate) trait Links {
     fn rank(&self) -> usize;
     fn world(&self) -> usize;
 
-    /// Gives `mine` to every other rank, and returns theirs, by rank (`mine` at this rank's place).
+    /// Sends `mine` to every other rank, and returns all headers by rank (`mine` at this rank's index).
     fn exchange_headers(
         &mut self,
         mine: &[u8; HEADER_BYTES],
         deadline: Deadline,
     ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError>;
 
-    /// Sends and receives at the same time; either may be `None`. Both sides know the lengths.
+    /// Sends and receives concurrently; either may be `None`. Both sides know the lengths.
     fn exchange(
         &mut self,
         send: Option<(usize, &[u8])>,
@@ -47,21 +48,21 @@ pub(crate) trait Links {
         deadline: Deadline,
     ) -> Result<(), LinkError>;
 
-    /// Who is behind it, where `late` did not come in time (`TimedOut`, of ranks that do not wait themselves), or what a rank says whose time
-    /// was up before (`Aborted`), if it is not this one's that `own_timeout`.
+    /// Finds the cause of a timeout: among the ranks that `late` waits for, those that do not wait themselves (`TimedOut`),
+    /// or the abort notice of a rank that timed out earlier (`Aborted`), if the timeout is not this rank's.
     fn roll_call(&mut self, late: Vec<usize>, _own_timeout: bool) -> LinkError {
         LinkError::TimedOut(late)
     }
 
-    /// Tells every rank that can be told, without waiting long.
+    /// Sends an abort notice to every rank that can receive it, with a short timeout.
     fn abort(&mut self, reason: &str);
 }
 
-/// A backend made of links.
+/// A backend over links.
 pub(crate) struct OverLinks<L> {
     links: L,
     accumulator: Accumulator,
-    /// Contributions to one segment, by rank; words of 8 bytes so that every element type is aligned.
+    /// Contributions to one segment, by rank; words of 8 bytes, so that every element type is aligned.
     received: Vec<Vec<u64>>,
     rounded: Vec<u64>,
 }
@@ -72,26 +73,26 @@ impl<L: Links> OverLinks<L> {
         OverLinks { links, accumulator: Accumulator::default(), received, rounded: Vec::new() }
     }
 
-    /// What the links are.
+    /// The links.
     #[cfg(feature = "nccl")]
     pub fn links(&mut self) -> &mut L {
         &mut self.links
     }
 
-    /// Whether all ranks call the same.
+    /// Fails unless all ranks call the same collective.
     pub fn check_agreement(&mut self, seq: u64, call: &Call, deadline: Deadline) -> Result<()> {
         let headers = self.links.exchange_headers(&encode(seq, call), deadline);
         let headers = headers.map_err(|error| self.explain(call, deadline, error))?;
         let unreadable = |rank: usize| CommError::Backend {
             rank: self.links.rank(),
             call: call.to_string(),
-            message: format!("what rank {rank} sent makes no sense: it runs another program, or another version"),
+            message: format!("rank {rank} sent an invalid header: it runs another program, or another version"),
         };
         let calls = headers.iter().enumerate().map(|(rank, bytes)| decode(bytes).ok_or_else(|| unreadable(rank)));
         check_same_calls(&calls.collect::<Result<Vec<_>>>()?)
     }
 
-    /// The error of a link, with what this rank was doing.
+    /// Adds the operation to a link's error.
     pub fn explain(&mut self, call: &Call, deadline: Deadline, error: LinkError) -> CommError {
         let (rank, call) = (self.links.rank(), call.to_string());
         let error = match error {
@@ -109,13 +110,13 @@ impl<L: Links> OverLinks<L> {
         }
     }
 
-    /// The data's part of a call that all agree on, in host memory.
+    /// Runs a call on which all ranks agree, in host memory.
     pub fn carry(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
         if self.links.world() == 1 && call.comm_dtype.is_none() {
             return Ok(());
         }
         match call.op {
-            // There are no inboxes, and so nobody gets here.
+            // This backend supports no exchanges.
             Op::Barrier | Op::Exchange => Ok(()),
             Op::AllReduce(reduce) => {
                 self.reduce_scatter(call, reduce, data, deadline)?;
@@ -130,7 +131,7 @@ impl<L: Links> OverLinks<L> {
         }
     }
 
-    /// Chunk `rank` of `data` becomes the reduction.
+    /// Replaces chunk `rank` of `data` by the reduction.
     fn reduce_scatter(
         &mut self,
         call: &Call,
@@ -178,7 +179,7 @@ impl<L: Links> OverLinks<L> {
         Ok(())
     }
 
-    /// Every rank's chunk goes to all.
+    /// Sends every rank's chunk to all ranks.
     fn gather(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
         let (rank, world, size) = (self.links.rank(), self.links.world(), call.dtype.size());
         let bytes = |of: usize| {
@@ -193,7 +194,8 @@ impl<L: Links> OverLinks<L> {
         Ok(())
     }
 
-    /// [`OverLinks::gather`] of f32 that are values of `comm_dtype` already, or (on one rank alone) become so.
+    /// Same as [`OverLinks::gather`], for f32 that are already values of the communication dtype, or (with one rank)
+    /// are rounded here.
     fn gather_rounded(
         &mut self,
         call: &Call,
@@ -220,7 +222,8 @@ impl<L: Links> OverLinks<L> {
         Ok(())
     }
 
-    /// The root sends to one after the other: parameters are broadcast once, so that the root's share of the work does not matter.
+    /// The root sends to one rank after the other: parameters are broadcast only once, so that the root's load does not
+    /// matter.
     fn broadcast(&mut self, call: &Call, root: usize, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
         let (rank, world) = (self.links.rank(), self.links.world());
         debug_assert_eq!(data.len(), call.count * call.dtype.size());
@@ -244,9 +247,9 @@ impl<L: Links> Backend for OverLinks<L> {
         deadline: Deadline,
     ) -> Result<Option<Arc<dyn CompletionEvent>>> {
         self.check_agreement(seq, call, deadline)?;
-        // SAFETY: links are used for host memory only, which is ours until the call is done.
+        // SAFETY: links are used for host memory only, which the communicator owns until the call completes.
         let data = unsafe { memory.host() };
-        // All ranks are here. From now on their time is up together, however long each has waited before.
+        // All ranks have arrived. Their deadlines now coincide, however long each has waited before.
         let deadline = Deadline::after(deadline.timeout);
         self.carry(call, data, deadline).map_err(|error| self.explain(call, deadline, error))?;
         Ok(None)
@@ -257,13 +260,13 @@ impl<L: Links> Backend for OverLinks<L> {
     }
 }
 
-/// `bytes` bytes of scratch, aligned for every element type.
+/// Scratch memory of `bytes` bytes, aligned for every element type.
 fn room(words: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
     words.resize(words.len().max(bytes.div_ceil(8)), 0);
     &mut bytemuck::cast_slice_mut(words)[..bytes]
 }
 
-/// One slice to read and one to write, of ranges that do not overlap.
+/// Splits `data` into one slice to read and one to write; the ranges do not overlap.
 fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usize>) -> (&[u8], &mut [u8]) {
     if read.end <= write.start {
         let (low, high) = data.split_at_mut(write.start);
@@ -274,7 +277,7 @@ fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usi
     }
 }
 
-/// `values` as bf16 or f16.
+/// Rounds `values` to bf16 or f16.
 fn round<'a>(comm_dtype: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8] {
     let bytes = room(scratch, values.len() * 2);
     match comm_dtype {
@@ -284,7 +287,7 @@ fn round<'a>(comm_dtype: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'
     bytes
 }
 
-/// bf16 or f16 as f32.
+/// Converts bf16 or f16 to f32.
 fn widen(comm_dtype: Dtype, rounded: &[u8], values: &mut [f32]) {
     match comm_dtype {
         Dtype::F16 => {

@@ -1,29 +1,30 @@
 //! Collectives between ranks.
 //!
-//! A [`Communicator`] is one rank's end. Every rank calls the same collectives in the same order; each call may be
-//! waited for at once (`all_reduce`) or later (`start_all_reduce`, [`Communicator::start`]). Calls are carried by a thread of
-//! the communicator's own, so that they go on while the caller computes.
+//! A [`Communicator`] is one rank's end of a communication group. Every rank calls the same collectives in the same
+//! order. A call is blocking (`all_reduce`) or asynchronous (`start_all_reduce`, [`Communicator::start`]). The
+//! communicator's thread runs the calls, so that they overlap with the caller's computation.
 //!
-//! | back end | ranks are | made by |
+//! | backend | ranks are | created by |
 //! |---|---|---|
-//! | threads | threads of one process; memory is shared | [`threads::threads`] |
-//! | tcp | processes; sockets between every two | [`super::rendezvous`] |
+//! | threads | threads of one process with shared memory | [`threads::threads`] |
+//! | tcp | processes with a socket between every two | [`super::rendezvous`] |
 //! | mpi | processes that `mpirun` started (feature `mpi`) | `mpi::connect` |
 //! | nccl | processes with a GPU each (feature `nccl`) | `nccl::connect` |
 //!
-//! What always holds:
-//! - Sums are taken in rank order, half floats in f32: threads, tcp and mpi give the same bits on every rank and in every run.
-//!   (NCCL chooses its own order, the same for all ranks; sums that copy engines bring together are in rank order again.)
-//! - Ranks show each other what they call before any data moves. Where they disagree, all get an error that lists the
-//!   calls; nobody hangs.
-//! - Nothing waits longer than [`Options::timeout`] for another rank to come, and as long again for its data. A rank that ends is noticed at
-//!   once. Where a back end does not come back from a call in time, the [`watchdog`](super::watchdog) ends the process: so no handle is waited for
-//!   without end either, and none is said to be done while its memory may still be used.
+//! Guarantees:
+//! - Reductions are in rank order, half-precision floats in f32: threads, tcp and mpi give the same bits on every rank
+//!   and in every run. (NCCL chooses its order, the same for all ranks; reductions of copy engines are in rank order
+//!   again.)
+//! - Ranks compare their calls before any data are sent. If the calls differ, all ranks get an error that lists them;
+//!   no rank hangs.
+//! - A call waits at most [`Options::timeout`] for other ranks to arrive, and as long again for their data. A rank that
+//!   ends is noticed immediately. If a backend does not return from a call in time, the [`watchdog`](super::watchdog)
+//!   ends the process: no wait on a handle is unbounded, and no handle completes while its memory may still be used.
 //! - After an error a communicator only returns that error.
 //!
-//! In reading order: [`call`] (what is called), [`backend`] (what a back end owes), this page (queue and handles), [`host_reduce`],
-//! then the back ends: [`threads`]; [`links`] for those that have messages between two ranks, which are [`tcp`] and `mpi`; [`copies`] is what
-//! GPUs queue where copy engines carry collectives in the place of NCCL's kernels.
+//! Reading order: [`call`] (the description of a collective), [`backend`] (the trait of backends), this page (queue and
+//! handles), [`host_reduce`], then the backends: [`threads`]; [`links`] for backends with point-to-point messages, which are
+//! [`tcp`] and `mpi`; [`copies`] has the schedules of collectives that copy engines run instead of NCCL's kernels.
 
 pub(crate) mod backend;
 pub mod call;
@@ -57,7 +58,7 @@ use handle::Completion;
 
 use super::watchdog::{WATCHDOG_MARGIN, guard};
 
-/// How patient ranks are with each other.
+/// Timeouts of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// How long a collective waits for the slowest rank.
@@ -66,9 +67,9 @@ pub struct Options {
     pub start_timeout: Duration,
 }
 
-/// Ranks may compile kernels, or read data, while others wait.
+/// Default timeout of collectives: other ranks may be compiling kernels or reading data.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
-/// Ranks are started within moments of each other.
+/// Default start timeout: ranks are started within moments of each other.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Default for Options {
@@ -77,16 +78,16 @@ impl Default for Options {
     }
 }
 
-/// One collective that was carried, for traces and benchmarks.
+/// A completed collective, for traces and benchmarks.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub seq: u64,
     pub call: Call,
-    /// When it was called.
+    /// Time of the call.
     pub called: Instant,
-    /// When its turn came.
+    /// Time at which the communicator's thread started it.
     pub started: Instant,
-    /// When it was done; with NCCL, when it was queued on its stream.
+    /// Time of completion; with NCCL, time at which it was queued on its stream.
     pub ended: Instant,
     event: Option<Arc<dyn CompletionEvent>>,
 }
@@ -97,7 +98,7 @@ impl Record {
         self.call.count * self.call.dtype.size()
     }
 
-    /// Seconds that it took: on the device with NCCL, where this waits for it, else from its turn to its end.
+    /// Duration in seconds: with NCCL on the device, for which this synchronizes; otherwise from start to end.
     pub fn seconds(&self) -> f64 {
         let host = (self.ended - self.started).as_secs_f64();
         let Some(event) = &self.event else { return host };
@@ -105,7 +106,7 @@ impl Record {
     }
 }
 
-/// One rank's end of all ranks' communication.
+/// One rank's end of a communication group.
 pub struct Communicator {
     rank: usize,
     world: usize,
@@ -114,21 +115,21 @@ pub struct Communicator {
     thread: Option<JoinHandle<()>>,
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
-    /// Whether there are inboxes.
+    /// Address from which exchanged data of the peer is read; 0 without exchanges.
     exchanges: Arc<AtomicU64>,
-    /// Lives as long as somebody uses the peer_buffer.
+    /// Alive while a caller uses the buffer for the peer.
     peer_buffer_holder: Mutex<Weak<()>>,
-    /// The stream that computes, for back ends on a GPU.
+    /// The compute stream, for GPU backends.
     compute: Option<Box<dyn Compute>>,
-    /// Carries collectives of host memory, where this one is for a GPU's.
+    /// Communicator for host memory, if this one is for GPU memory.
     host: Option<Box<Communicator>>,
 }
 
-/// What is to be from now on of collectives that run beside computing.
+/// A setting of overlapped collectives.
 enum OverlapSetting {
     MaxCtas(u32),
     CopyEngines(bool),
-    /// And where the other rank's is read from; 0 without exchanges.
+    /// Also stores the address from which the peer's data is read; 0 without exchanges.
     PeerBuffer(Option<PeerBuffer>, Arc<AtomicU64>),
 }
 
@@ -139,7 +140,7 @@ enum Job {
 }
 
 impl Communicator {
-    /// A communicator whose backend is made on the thread that will use it.
+    /// Creates a communicator. `make` creates the backend on the thread that runs it.
     pub(crate) fn with_backend<C: Backend + 'static>(
         rank: usize,
         world: usize,
@@ -152,7 +153,7 @@ impl Communicator {
         let (started, has_started) = channel();
         let trace = Arc::new(Mutex::new(None));
         let failed = Arc::new(OnceLock::new());
-        // MPI says who we are when it has started.
+        // With MPI the rank is known only after its start.
         let who: Arc<str> = if world > 1 { format!("rank {rank}").into() } else { "this rank".into() };
         let (trace_too, failed_too) = (trace.clone(), failed.clone());
         let worker = Worker {
@@ -191,30 +192,30 @@ impl Communicator {
         })
     }
 
-    /// The only rank of a world of one.
+    /// A communicator with a world size of 1.
     ///
     /// # Errors
     /// The system has no more threads.
     pub fn single() -> Result<Communicator> {
         let mut all = threads::threads(1, Options::default())?;
-        all.pop().ok_or_else(|| CommError::Setup("a world needs a rank".into()))
+        all.pop().ok_or_else(|| CommError::Setup("the world size is 0".into()))
     }
 
-    /// The same with its number, where that is known only after the backend was made.
+    /// Sets rank and world size, for backends that know them only after their start.
     #[cfg(feature = "mpi")]
     fn with_rank(mut self, rank: usize, world: usize) -> Communicator {
         (self.rank, self.world) = (rank, world);
         self
     }
 
-    /// The same with another communicator for host memory.
+    /// Sets the communicator for host memory.
     #[cfg(feature = "nccl")]
     fn with_host(mut self, host: Communicator) -> Communicator {
         self.host = Some(Box::new(host));
         self
     }
 
-    /// What carries host memory: slices and vectors, which all safe methods take.
+    /// The communicator for host memory (slices and vectors), which all safe methods use.
     pub fn host(&self) -> &Communicator {
         self.host.as_deref().unwrap_or(self)
     }
@@ -224,57 +225,58 @@ impl Communicator {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// World size.
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// The back end: `threads`, `tcp`, `mpi` or `nccl`.
+    /// The backend's name: `threads`, `tcp`, `mpi` or `nccl`.
     pub fn backend(&self) -> &'static str {
         self.name
     }
 
-    /// `data` becomes the reduction of all ranks' `data`.
+    /// Replaces `data` by the reduction of all ranks' `data`.
     ///
     /// # Errors
-    /// [`CommError`]; then `data` holds anything.
+    /// [`CommError`]; `data` is then undefined.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], reduce: Reduce) -> Result<()> {
         self.run(Op::AllReduce(reduce), data, None)
     }
 
-    /// [`Communicator::all_reduce`] of f32 that travel as `comm_dtype` (bf16 or f16): half the bytes. The sums are f32.
+    /// Same as [`Communicator::all_reduce`] of f32, sent as bf16 or f16: half the bytes. Sums are f32.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`].
+    /// See [`Communicator::all_reduce`].
     pub fn all_reduce_as(&self, data: &mut [f32], reduce: Reduce, comm_dtype: Dtype) -> Result<()> {
         self.run(Op::AllReduce(reduce), data, Some(comm_dtype))
     }
 
-    /// [`Op::ReduceScatter`]: `data` is `world` equal chunks, chunk `rank` becomes the reduction of all ranks' chunks of that place.
+    /// [`Op::ReduceScatter`]: `data` is `world` equal chunks; chunk `rank` becomes the reduction of all ranks' chunks
+    /// `rank`.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`]; a length that `world` does not divide.
+    /// See [`Communicator::all_reduce`]; also a length that is not a multiple of `world`.
     pub fn reduce_scatter<T: Element>(&self, data: &mut [T], reduce: Reduce) -> Result<()> {
         self.run(Op::ReduceScatter(reduce), data, None)
     }
 
-    /// [`Op::AllGather`]: `data` is `world` equal chunks, chunk `rank` of every rank goes to all.
+    /// [`Op::AllGather`]: `data` is `world` equal chunks; chunk `rank` of every rank is sent to all ranks.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`]; a length that `world` does not divide.
+    /// See [`Communicator::all_reduce`]; also a length that is not a multiple of `world`.
     pub fn all_gather<T: Element>(&self, data: &mut [T]) -> Result<()> {
         self.run(Op::AllGather, data, None)
     }
 
-    /// `data` of `root` goes to all ranks.
+    /// Sends `data` of `root` to all ranks.
     ///
     /// # Errors
-    /// As [`Communicator::all_reduce`]; a root that does not exist.
+    /// See [`Communicator::all_reduce`]; also a root that does not exist.
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         self.run(Op::Broadcast { root }, data, None)
     }
 
-    /// Returns when all ranks are here.
+    /// Returns when all ranks have called it.
     ///
     /// # Errors
     /// [`CommError`].
@@ -282,82 +284,82 @@ impl Communicator {
         self.run::<u8>(Op::Barrier, &mut [], None)
     }
 
-    /// [`Communicator::all_reduce`] that goes on while the caller does something else; the data come back from
-    /// [`Pending::wait`].
+    /// Asynchronous [`Communicator::all_reduce`]; [`Pending::wait`] returns the data.
     ///
     /// # Errors
-    /// What can be told at once; the rest comes from `wait`.
+    /// Invalid calls and earlier failures; `wait` returns the others.
     pub fn start_all_reduce<T: Element>(&self, data: Vec<T>, reduce: Reduce) -> Result<Pending<T>> {
         self.start_owned(Op::AllReduce(reduce), data)
     }
 
-    /// [`Communicator::reduce_scatter`] that goes on while the caller does something else.
+    /// Asynchronous [`Communicator::reduce_scatter`].
     ///
     /// # Errors
-    /// As [`Communicator::start_all_reduce`].
+    /// See [`Communicator::start_all_reduce`].
     pub fn start_reduce_scatter<T: Element>(&self, data: Vec<T>, reduce: Reduce) -> Result<Pending<T>> {
         self.start_owned(Op::ReduceScatter(reduce), data)
     }
 
-    /// [`Communicator::all_gather`] that goes on while the caller does something else.
+    /// Asynchronous [`Communicator::all_gather`].
     ///
     /// # Errors
-    /// As [`Communicator::start_all_reduce`].
+    /// See [`Communicator::start_all_reduce`].
     pub fn start_all_gather<T: Element>(&self, data: Vec<T>) -> Result<Pending<T>> {
         self.start_owned(Op::AllGather, data)
     }
 
-    /// [`Communicator::broadcast`] that goes on while the caller does something else.
+    /// Asynchronous [`Communicator::broadcast`].
     ///
     /// # Errors
-    /// As [`Communicator::start_all_reduce`].
+    /// See [`Communicator::start_all_reduce`].
     pub fn start_broadcast<T: Element>(&self, data: Vec<T>, root: usize) -> Result<Pending<T>> {
         self.start_owned(Op::Broadcast { root }, data)
     }
 
     fn start_owned<T: Element>(&self, op: Op, mut data: Vec<T>) -> Result<Pending<T>> {
         let call = Call { op, dtype: T::DTYPE, count: data.len(), comm_dtype: None };
-        // SAFETY: the vector's memory stays where it is, in a `Pending` that waits before it frees it.
+        // SAFETY: the vector's memory stays allocated in a `Pending`, which waits before it frees it.
         let handle = unsafe { self.host().start(call, data.as_mut_ptr().cast())? };
         Ok(Pending::new(data, handle))
     }
 
     fn run<T: Element>(&self, op: Op, data: &mut [T], comm_dtype: Option<Dtype>) -> Result<()> {
         let call = Call { op, dtype: T::DTYPE, count: data.len(), comm_dtype };
-        // SAFETY: `data` is borrowed until this function returns, which is when the collective is done.
+        // SAFETY: `data` is borrowed until this function returns, when the collective is complete.
         let handle = unsafe { self.host().start(call, data.as_mut_ptr().cast())? };
         handle.wait()
     }
 
-    /// Starts a collective in `call.count` elements at `address`: host memory, or with NCCL the memory of this rank's GPU.
+    /// Starts a collective on `call.count` elements at `address`: host memory, or with NCCL memory of this rank's GPU.
     ///
     /// # Errors
-    /// A call that makes no sense, or an earlier failure.
+    /// An invalid call, or an earlier failure.
     ///
     /// # Safety
-    /// Until the handle is done, with or without error, the elements at `address` stay allocated, and nobody else reads or writes
-    /// them. `address` is aligned for the element type. A handle that is forgotten may never be known to be done.
+    /// Until the handle is complete, with or without an error, the elements at `address` stay allocated, and no other
+    /// code reads or writes them. `address` is aligned for the element type. A leaked handle may never be known to be
+    /// complete.
     pub unsafe fn start(&self, call: Call, address: *mut u8) -> Result<Handle> {
         // SAFETY: the caller's promise.
         unsafe { self.enqueue(call, address, false) }
     }
 
-    /// As [`Communicator::start`], for what goes on while the GPU computes: on at most as many multiprocessors as
-    /// [`Communicator::set_overlap_max_ctas`] said.
+    /// Same as [`Communicator::start`], for a collective that overlaps with kernels of the compute stream: it uses at
+    /// most as many CTAs as [`Communicator::set_overlap_max_ctas`] set.
     ///
     /// # Errors
-    /// As [`Communicator::start`].
+    /// See [`Communicator::start`].
     ///
     /// # Safety
-    /// As [`Communicator::start`].
+    /// See [`Communicator::start`].
     pub unsafe fn start_overlapped(&self, call: Call, address: *mut u8) -> Result<Handle> {
         // SAFETY: the caller's promise.
         unsafe { self.enqueue(call, address, true) }
     }
 
-    /// From now on collectives of [`Communicator::start_overlapped`] take at most so many of a GPU's multiprocessors, 0 for as many as the
-    /// back end likes: fewer leave more to kernels that compute, and are slower. A collective, for all ranks to call with the
-    /// same number. Other back ends than NCCL do nothing.
+    /// Limits collectives of [`Communicator::start_overlapped`] to this number of CTAs (SMs); 0 leaves the number to the
+    /// backend. Fewer CTAs leave more SMs to compute kernels, and make collectives slower. A collective, which all
+    /// ranks call with the same value. Backends other than NCCL ignore it.
     ///
     /// # Errors
     /// [`CommError`].
@@ -365,40 +367,41 @@ impl Communicator {
         self.configure(OverlapSetting::MaxCtas(max_ctas))
     }
 
-    /// From now on copy engines carry collectives of [`Communicator::start_overlapped`], where they can (sums and averages of f32, bf16 and f16,
-    /// all-gathers and exchanges), or no longer. They take no multiprocessors but for short sums; all GPUs are of one host. A collective, for all
-    /// ranks to call with the same answer. Other back ends than NCCL do nothing.
+    /// Selects whether copy engines run collectives of [`Communicator::start_overlapped`] where they can (sums and averages
+    /// of f32, bf16 and f16, all-gathers and exchanges). Copy engines use SMs only for short reductions, and need all
+    /// GPUs on one host. A collective, which all ranks call with the same value. Backends other than NCCL ignore it.
     ///
     /// # Errors
-    /// [`CommError`]: on all ranks, where the processes may not share memory of their GPUs.
+    /// [`CommError`], on all ranks, if the processes cannot share GPU memory.
     pub fn set_overlap_copy_engines(&self, on: bool) -> Result<()> {
         self.configure(OverlapSetting::CopyEngines(on))
     }
 
-    /// From now on `peer_buffer` is where the other rank's part of an [`Op::Exchange`] goes, if there is one, or what that rank may read in place behind
-    /// one. Gives where the other rank's is read from, if there are exchanges: of two ranks that are threads, or whose GPUs'
-    /// [copy engines](Communicator::set_overlap_copy_engines) carry what runs beside computing; in place, if these have NVLink between them. A collective,
-    /// for all ranks to call with as many bytes. An peer_buffer is held until the next one or none is set, or the communicator ends; nothing may be
-    /// under way in it then.
+    /// Sets the buffer that receives the peer's data of an [`Op::Exchange`], or the memory that the peer may read after
+    /// one; `None` removes it. Returns the address from which the peer's data is read, if exchanges are possible:
+    /// between two ranks that are threads, or whose GPUs' [copy engines](Communicator::set_overlap_copy_engines) run overlapped
+    /// collectives; peer reads need NVLink. A collective, which all ranks call with the same number of bytes. The
+    /// buffer is held until the next one is set or removed, or the communicator is dropped; no exchange may be in
+    /// flight in it then.
     ///
     /// # Errors
-    /// As [`Communicator::set_overlap_copy_engines`].
+    /// See [`Communicator::set_overlap_copy_engines`].
     pub(crate) fn set_peer_buffer(&self, peer_buffer: Option<PeerBuffer>) -> Result<Option<u64>> {
         self.configure(OverlapSetting::PeerBuffer(peer_buffer, self.exchanges.clone()))?;
         Ok(Some(self.exchanges.load(Ordering::Acquire)).filter(|&at| at != 0))
     }
 
-    /// Whether an peer_buffer is set.
+    /// Whether a buffer for the peer is set.
     pub(crate) fn has_peer_buffer(&self) -> bool {
         self.exchanges.load(Ordering::Acquire) != 0
     }
 
-    /// Whether what [`Communicator::hold_peer_buffer`] gave still lives.
+    /// Whether the value that [`Communicator::hold_peer_buffer`] returned is still alive.
     pub(crate) fn peer_buffer_in_use(&self) -> bool {
         self.peer_buffer_holder.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0
     }
 
-    /// For who uses the peer_buffer to hold.
+    /// Returns a value that marks the buffer for the peer as used while it is alive.
     pub(crate) fn hold_peer_buffer(&self) -> Arc<()> {
         let used = Arc::default();
         *self.peer_buffer_holder.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&used);
@@ -413,7 +416,7 @@ impl Communicator {
         }
     }
 
-    /// [`Communicator::start`] and [`Communicator::start_overlapped`].
+    /// Implements [`Communicator::start`] and [`Communicator::start_overlapped`].
     unsafe fn enqueue(&self, call: Call, address: *mut u8, overlapped: bool) -> Result<Handle> {
         self.check(&call)?;
         if let Some(error) = self.failed.get() {
@@ -429,7 +432,7 @@ impl Communicator {
         }
     }
 
-    /// Whether the communicator's thread is there to take the job.
+    /// Sends a job to the communicator's thread; false if that thread has ended.
     fn send(&self, job: Job) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.send(job).is_ok())
     }
@@ -441,13 +444,16 @@ impl Communicator {
             _ => None,
         };
         if reduce == Some(Reduce::Avg) && !call.dtype.is_float() {
-            return misuse("integers have no average; sum them, and divide where you use them".into());
+            return misuse("integers have no average; use a sum, and divide afterwards".into());
         }
         if matches!(call.op, Op::ReduceScatter(_) | Op::AllGather) && !call.count.is_multiple_of(self.world) {
-            return misuse(format!("{} ranks do not divide {} elements; pad the buffer", self.world, call.count));
+            return misuse(format!(
+                "the world size ({}) does not divide {} elements; pad the buffer",
+                self.world, call.count
+            ));
         }
         if call.op == Op::Exchange && !self.has_peer_buffer() {
-            return misuse("nobody has set an peer_buffer for it".into());
+            return misuse("no buffer is set for the exchange".into());
         }
         match (call.op, call.comm_dtype) {
             (Op::Broadcast { root }, _) if root >= self.world => {
@@ -457,12 +463,12 @@ impl Communicator {
             (Op::AllReduce(_) | Op::ReduceScatter(_), Some(Dtype::Bf16 | Dtype::F16)) if call.dtype == Dtype::F32 => {
                 Ok(())
             }
-            (_, Some(_)) => misuse("only reductions of f32 travel as another type, which is bf16 or f16".into()),
+            (_, Some(_)) => misuse("only reductions of f32 can be sent as another type, which is bf16 or f16".into()),
         }
     }
 
-    /// Tells all ranks that this one cannot go on: their collectives fail with `reason` instead of waiting. For a rank that found an
-    /// error outside of collectives; dropping the communicator while panicking does it too.
+    /// Aborts all ranks: their collectives fail with `reason` instead of waiting. For errors outside of collectives.
+    /// Dropping the communicator during a panic does the same.
     pub fn abort(&self, reason: &str) {
         if let Some(host) = &self.host {
             host.abort(reason);
@@ -470,36 +476,37 @@ impl Communicator {
         self.send(Job::Abort(CommError::Setup(reason.to_string())));
     }
 
-    /// The first error, after which nothing works any more. On a GPU what a collective should have filled holds anything from then on,
-    /// although its handle may have been fine.
+    /// The first error, after which every call fails. On a GPU, results of collectives are undefined from then on, even
+    /// if their handles reported success.
     pub fn failure(&self) -> Option<&CommError> {
         self.failed.get().or_else(|| self.host.as_ref().and_then(|host| host.failure()))
     }
 
-    /// Begins to measure time on the stream that computes, if there is one.
+    /// Starts a timer on the compute stream, if there is one.
     ///
     /// # Errors
-    /// The GPU's.
+    /// Errors of the GPU.
     pub fn start_timer(&self) -> Result<Option<Box<dyn EventTimer>>> {
         self.compute.as_ref().map(|compute| compute.start_timer()).transpose()
     }
 
-    /// Whether collectives are queued on a GPU's stream: there they are done one after the other, and the host need not wait for that.
+    /// Whether collectives are queued on a GPU's stream, which serializes them without blocking the host.
     pub fn is_on_device(&self) -> bool {
         self.compute.is_some()
     }
 
-    /// Whether records are kept now.
+    /// Whether records are collected.
     pub fn is_tracing(&self) -> bool {
         self.records().is_some()
     }
 
-    /// Keeps a [`Record`] of every collective from now on.
+    /// Collects a [`Record`] of every collective from now on.
     pub fn start_trace(&self) {
         *self.records() = Some(Vec::new());
     }
 
-    /// The records since [`Communicator::start_trace`] or the last call, oldest first. Collectives that are not done come later.
+    /// Takes the records since [`Communicator::start_trace`] or the last call, oldest first. Collectives in flight are
+    /// reported later.
     pub fn take_trace(&self) -> Vec<Record> {
         self.records().as_mut().map(std::mem::take).unwrap_or_default()
     }
@@ -516,24 +523,24 @@ impl Drop for Communicator {
         }
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // A panic of that thread has been reported by its handles.
+            // A panic of that thread was reported by its handles.
             let _ = thread.join();
         }
     }
 }
 
-/// How often a communicator looks after what is under way while nothing is called.
+/// Interval of checks of collectives in flight while no call arrives.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a back end may take to give up: kernels of a GPU end behind what it still computes.
+/// Timeout of a backend's abort: kernels on a GPU end only after the kernels queued before them.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What the communicator's thread keeps.
+/// State of the communicator's thread.
 struct Worker {
-    /// This rank, for messages.
+    /// This rank's name in messages.
     who: Arc<str>,
     options: Options,
-    /// How long a call may go on after it should have given up.
+    /// Extra time of a call before the watchdog ends the process.
     watchdog_margin: Duration,
     trace: Arc<Mutex<Option<Vec<Record>>>>,
     failed: Arc<OnceLock<CommError>>,
@@ -541,7 +548,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Carries jobs until the communicator is dropped. Every job ends, if not well then with the first error.
+    /// Runs jobs until the communicator is dropped. Every job completes, with the first error if it fails.
     fn run_jobs(mut self, mut backend: impl Backend, jobs: &Receiver<Job>) {
         loop {
             let job = match jobs.recv_timeout(CHECK_INTERVAL) {
@@ -552,7 +559,8 @@ impl Worker {
                         continue;
                     }
                     let who = self.who.clone();
-                    let guarded = guard(self.watchdog_margin, move || format!("{who}: a look at what is under way"));
+                    let guarded =
+                        guard(self.watchdog_margin, move || format!("{who}: a check of collectives in flight"));
                     let watched = backend.check_progress();
                     drop(guarded);
                     if let Err(error) = watched {
@@ -572,9 +580,9 @@ impl Worker {
                     self.seq += 1;
                     let deadline = Deadline::after(self.options.timeout);
                     let (who, Options { timeout, start_timeout }) = (self.who.clone(), self.options);
-                    // What is under way comes first.
+                    // Collectives in flight complete first.
                     let limit = 2 * timeout + start_timeout + self.watchdog_margin;
-                    let guarded = guard(limit, move || format!("{who}: making ready for collectives"));
+                    let guarded = guard(limit, move || format!("{who}: preparing collectives"));
                     let outcome = match setting {
                         OverlapSetting::MaxCtas(max_ctas) => backend.set_max_ctas(self.seq, max_ctas, deadline),
                         OverlapSetting::CopyEngines(on) => backend.set_copy_engines(self.seq, on, deadline),
@@ -589,7 +597,7 @@ impl Worker {
                     done.finish(outcome.map(|()| None));
                 }
                 Job::Run { call, mut memory, overlapped, ready, called, done } => {
-                    // Whatever happens below, whoever waits is woken.
+                    // Wakes the waiting caller whatever happens below.
                     let done = handle::Finisher::new(done);
                     if let Some(error) = self.failed.get() {
                         done.finish(Err(error.clone()));
@@ -599,7 +607,7 @@ impl Worker {
                     let started = Instant::now();
                     let deadline = Deadline::after(self.options.timeout);
                     backend.set_overlapped(overlapped);
-                    // For all to come, and for their data.
+                    // Once for all ranks to arrive, once for their data.
                     let (who, limit) = (self.who.clone(), 2 * self.options.timeout + self.watchdog_margin);
                     let guarded = guard(limit, move || format!("{who}: {call}"));
                     let outcome = backend.run(self.seq, &call, &mut memory, ready, deadline);
@@ -617,11 +625,13 @@ impl Worker {
         }
     }
 
-    /// The error is known before the backend gives up: on a GPU that lets go whoever waits for it, who then asks whether all is well.
+    /// The error is stored before the backend aborts: on a GPU the abort releases waiting threads, which then ask for
+    /// the error.
     fn fail(&self, backend: &mut impl Backend, error: CommError) {
         let _ = self.failed.set(error.clone());
         let (who, text) = (self.who.clone(), error.to_string());
-        let _guarded = guard(ABORT_TIMEOUT + self.watchdog_margin, move || format!("{text}\n{who}: giving up for it"));
+        let _guarded =
+            guard(ABORT_TIMEOUT + self.watchdog_margin, move || format!("{text}\n{who}: aborting after this error"));
         backend.abort(&error);
     }
 
@@ -637,7 +647,7 @@ impl Worker {
 mod tests {
     use super::*;
 
-    /// A back end that does not come back.
+    /// A backend that never returns.
     struct HangingBackend;
 
     impl Backend for HangingBackend {
@@ -659,7 +669,7 @@ mod tests {
 
     const CHILD: &str = "TILEWRIGHT_TEST_STUCK";
 
-    /// What the test below runs in a process of its own: waits for a collective that never ends.
+    /// Runs in a subprocess of the test below: waits for a collective that never completes.
     #[test]
     fn child_whose_collective_hangs() {
         if std::env::var_os(CHILD).is_none() {
@@ -688,7 +698,7 @@ mod tests {
         let output = command.env(CHILD, "1").output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(crate::dist::watchdog::EXIT_CODE), "{text}");
-        let line = "error: rank 3: all_reduce(sum) of 0 f32 did not come back within 0.15 s, and cannot be taken back";
+        let line = "error: rank 3: all_reduce(sum) of 0 f32 did not come back within 0.15 s, and cannot be canceled";
         assert!(text.contains(line), "{text}");
     }
 }

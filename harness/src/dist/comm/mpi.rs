@@ -1,7 +1,7 @@
-//! Links that are MPI's messages between two ranks: processes that `mpirun` or `srun` started.
+//! Links over MPI point-to-point messages, for processes that `mpirun` or `srun` started.
 //!
-//! MPI's own collectives cannot be given up when a rank hangs, and do not say in which order they add; so only its messages are used.
-//! All calls come from the communicator's thread, which starts and ends MPI.
+//! MPI's collectives cannot be aborted when a rank hangs, and their order of reduction is unspecified; only messages
+//! are therefore used. All calls come from the communicator's thread, which initializes and finalizes MPI.
 
 use std::mem::ManuallyDrop;
 use std::time::Duration;
@@ -20,21 +20,21 @@ const CALL: i32 = 1;
 const DATA: i32 = 2;
 const ABORT: i32 = 3;
 const SHUTDOWN: i32 = 4;
-/// The most bytes of one message: MPI counts in 32 bits.
+/// Maximum bytes of one message: MPI's counts have 32 bits.
 const MAX_MESSAGE: usize = 1 << 30;
 const LONGEST_REASON: usize = 64 * 1024;
-/// How long telling the others that this rank gives up may take.
+/// Timeout for sending an abort notice.
 const ABORT_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
-/// Looks at what goes on, before giving the core away for a while.
+/// Polls before the thread sleeps.
 const SPINS: usize = 200;
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// The communicator of all ranks that MPI knows.
+/// The communicator of all ranks of MPI_COMM_WORLD.
 ///
 /// # Errors
-/// MPI cannot be started, or has been before in this process.
+/// MPI cannot be initialized, or was initialized before in this process.
 pub fn connect(options: Options) -> Result<Communicator> {
-    // Rank and size are only known on the thread that starts MPI.
+    // Rank and size are known only on the thread that initializes MPI.
     let (sender, receiver) = std::sync::mpsc::channel();
     let make = move || {
         let links = Mpi::start()?;
@@ -50,17 +50,18 @@ struct Mpi {
     universe: ManuallyDrop<Universe>,
     rank: usize,
     world: usize,
-    /// After a failure MPI may still hold memory that is no longer ours to lend: it is not called again, and not ended.
+    /// After a failure MPI may still reference memory that the caller gets back: MPI is then neither called again nor
+    /// finalized.
     failed: bool,
-    /// Whether the others know.
+    /// Whether an abort notice was sent.
     abort_sent: bool,
-    /// The collective that we are at.
+    /// Sequence number of the current collective.
     seq: u64,
-    /// The last collective of each rank that left in order.
+    /// Last collective of each rank that shut down regularly.
     shut_down: Vec<Option<u64>>,
 }
 
-/// A message under way.
+/// A message in flight.
 struct Pending {
     request: ffi::MPI_Request,
     peer: usize,
@@ -72,11 +73,11 @@ impl Mpi {
     fn start() -> Result<Mpi> {
         let started = mpi::initialize_with_threading(mpi::Threading::Serialized);
         let Some((universe, threading)) = started else {
-            return Err(CommError::Setup("MPI runs already in this process: connect once".into()));
+            return Err(CommError::Setup("MPI is already initialized in this process: connect only once".into()));
         };
         if threading < mpi::Threading::Funneled {
             return Err(CommError::Setup(
-                "this MPI allows no threads: install one that does (MPI_THREAD_FUNNELED)".into(),
+                "this MPI does not support threads: install one that does (MPI_THREAD_FUNNELED)".into(),
             ));
         }
         let all = universe.world();
@@ -93,9 +94,9 @@ impl Mpi {
     }
 
     /// # Safety
-    /// The bytes stay where they are until the message is done.
+    /// The bytes stay allocated and unchanged until the message is complete.
     unsafe fn send(&self, to: usize, tag: i32, bytes: &[u8]) -> Pending {
-        // SAFETY: all bits of a request are written by the call; the caller keeps the bytes.
+        // SAFETY: the call initializes the request; the caller keeps the bytes.
         unsafe {
             let mut request = ffi::RSMPI_REQUEST_NULL;
             ffi::MPI_Isend(
@@ -112,7 +113,7 @@ impl Mpi {
     }
 
     /// # Safety
-    /// As [`Mpi::send`], and nobody else touches the bytes.
+    /// See [`Mpi::send`]; also no other code accesses the bytes.
     unsafe fn receive(&self, from: usize, tag: i32, bytes: &mut [u8]) -> Pending {
         // SAFETY: as above.
         unsafe {
@@ -130,13 +131,13 @@ impl Mpi {
         }
     }
 
-    /// Waits for messages, or until a rank gives up or time is over; then what is received is taken back.
+    /// Waits for messages until a rank aborts or the deadline passes; pending receives are then canceled.
     fn wait(&mut self, pending: &mut [Pending], deadline: Deadline) -> Result<(), LinkError> {
         let outcome = self.watch(pending, deadline);
         if outcome.is_err() {
             self.failed = true;
             for message in pending.iter_mut().filter(|message| !message.done && message.receives) {
-                // SAFETY: the request is active; a receive that is cancelled is done at once, and leaves the memory alone.
+                // SAFETY: the request is active. A canceled receive completes immediately and does not write.
                 unsafe {
                     ffi::MPI_Cancel(&mut message.request);
                     ffi::MPI_Wait(&mut message.request, ffi::RSMPI_STATUS_IGNORE);
@@ -150,7 +151,7 @@ impl Mpi {
         for round in 0_usize.. {
             for message in pending.iter_mut().filter(|message| !message.done) {
                 let mut done = 0;
-                // SAFETY: the request is active, and its memory is kept by whoever called.
+                // SAFETY: the request is active, and the caller keeps its memory.
                 unsafe { ffi::MPI_Test(&mut message.request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
                 message.done = done != 0;
             }
@@ -163,7 +164,7 @@ impl Mpi {
                 if let Some(&peer) =
                     missing.iter().find(|&&peer| self.shut_down[peer].is_some_and(|seq| seq < self.seq))
                 {
-                    return Err(LinkError::Gone(peer, "it has dropped its communicator".into()));
+                    return Err(LinkError::Gone(peer, "it dropped its communicator".into()));
                 }
                 if deadline.is_over() {
                     missing.sort_unstable();
@@ -179,7 +180,7 @@ impl Mpi {
         Ok(())
     }
 
-    /// Reads what ranks say that give up or leave.
+    /// Reads notices of ranks that abort or shut down.
     fn receive_notices(&mut self, deadline: Deadline) -> Result<(), LinkError> {
         if let Some((from, bytes)) = self.probe(ABORT) {
             return Err(LinkError::Aborted(from, printable_lines(&bytes)));
@@ -191,10 +192,10 @@ impl Mpi {
         Ok(())
     }
 
-    /// A message of this tag from anyone, if one has come.
+    /// Receives a message with this tag from any rank, if one has arrived.
     fn probe(&self, tag: i32) -> Option<(usize, Vec<u8>)> {
-        // SAFETY: a status is plain numbers, which the calls fill in; the message that is received is the one that was found,
-        // since all calls come from this thread.
+        // SAFETY: a status consists of integers, which the calls fill in. The received message is the probed one, since
+        // all calls come from this thread.
         unsafe {
             let (mut found, mut count) = (0, 0);
             let mut status: ffi::MPI_Status = std::mem::zeroed();
@@ -217,9 +218,9 @@ impl Mpi {
         }
     }
 
-    /// Says something to all, and waits a little until it has left.
+    /// Sends a message to all ranks, and waits briefly until it is sent.
     fn send_to_all(&self, tag: i32, bytes: &[u8]) {
-        // Messages that do not leave in time keep their bytes for good.
+        // The bytes of messages that are not sent in time are leaked.
         let bytes: &'static [u8] = Vec::leak(bytes.to_vec());
         let others = (0..self.world).filter(|&peer| peer != self.rank);
         // SAFETY: the bytes are never freed.
@@ -252,19 +253,20 @@ impl Links for Mpi {
         deadline: Deadline,
     ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
         self.seq = mine[..8].try_into().map_or(0, u64::from_le_bytes);
-        // A send that fails is never taken back: its bytes are kept for good.
+        // A failed send is never canceled: its bytes are leaked.
         let sent: &'static [u8; HEADER_BYTES] = Box::leak(Box::new(*mine));
         let mut headers = vec![*mine; self.world];
         let mut pending = Vec::with_capacity(2 * self.world);
         for (peer, header) in headers.iter_mut().enumerate().filter(|(peer, _)| *peer != self.rank) {
-            // SAFETY: `wait` returns when all messages are done; if it fails, receives are taken back and `sent` lives on.
+            // SAFETY: `wait` returns when all messages are complete; if it fails, receives are canceled and `sent` is
+            // leaked.
             unsafe {
                 pending.push(self.receive(peer, CALL, header));
                 pending.push(self.send(peer, CALL, sent));
             }
         }
         self.wait(&mut pending, deadline)?;
-        // SAFETY: all sends are done, so that nobody else has it.
+        // SAFETY: all sends are complete, so that nothing else references it.
         drop(unsafe { Box::from_raw(std::ptr::from_ref(sent).cast_mut()) });
         Ok(headers)
     }
@@ -276,8 +278,8 @@ impl Links for Mpi {
         deadline: Deadline,
     ) -> Result<(), LinkError> {
         let mut pending = Vec::new();
-        // SAFETY: `wait` returns when all messages are done. If it fails, receives are taken back; sends may stay active, but MPI only
-        // looks at their bytes inside its own calls, and the last ones of those come before the collective returns (`failed`).
+        // SAFETY: `wait` returns when all messages are complete. If it fails, receives are canceled. Sends may stay
+        // active, but MPI reads their bytes only inside its calls, the last of which return before the collective does.
         unsafe {
             if let Some((from, bytes)) = receive {
                 pending.extend(bytes.chunks_mut(MAX_MESSAGE).map(|piece| self.receive(from, DATA, piece)));
@@ -301,7 +303,7 @@ impl Drop for Mpi {
     fn drop(&mut self) {
         if !self.failed {
             self.send_to_all(SHUTDOWN, &self.seq.to_le_bytes());
-            // SAFETY: dropped once, here; no message is under way.
+            // SAFETY: dropped once, here; no message is in flight.
             unsafe { ManuallyDrop::drop(&mut self.universe) };
         }
     }

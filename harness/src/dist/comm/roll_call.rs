@@ -1,11 +1,13 @@
-//! Calling the roll: when time is up, ranks over sockets find out which of them hangs.
+//! Roll call: after a timeout, ranks over sockets find out which of them is unresponsive.
 //!
-//! A rank that waits for another one knows only that this one is late; it may wait itself, for a third one that hangs. So every rank whose
-//! time is up, or that hears of another one's, says for whom it waits ([`WAITING_FOR`]), and listens for a while. Whoever says nothing, and is
-//! waited for, hangs. Ranks that are in no collective say nothing either, but nobody who waits names them.
+//! A rank that waits for another one knows only that this one is late; the late rank may itself wait for a third one
+//! that hangs. Every rank that times out, or that learns of another rank's timeout, therefore reports which ranks it
+//! waits for ([`WAITING_FOR`]), and collects the reports of the others for a while. A rank that others wait for and that does
+//! not report is the one that hangs. Ranks that are in no collective do not report either, but no waiting rank names
+//! them.
 //!
-//! Messages that were under way when time was up are completed with zeros and a mark that says so: nobody takes them for data, and what
-//! follows is read as what it is.
+//! A message that was in flight at the timeout is completed with zeros and marked as invalid, so that it is not taken
+//! for data and the connection stays in sync.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -15,19 +17,19 @@ use std::time::Duration;
 use super::backend::Deadline;
 use super::tcp::{ABORT, HEAD, TRAILER, WAITING_FOR};
 
-/// How long a rank that is well takes to answer: it may look for news once a second only.
+/// Time for a healthy rank to answer: it may check for notices only once a second.
 const ROLL_CALL_TIMEOUT: Duration = Duration::from_secs(3);
-/// The most ranks that a notice names.
+/// Maximum number of ranks in a notice.
 const MAX_RANKS: usize = 1 << 16;
 
-/// Where messages to and from one rank stand.
+/// State of the connection to one rank.
 pub(super) struct LinkState {
-    /// Bytes of a message, with its trailer, that have not been sent.
+    /// Unsent bytes of a message, including its trailer.
     pub unsent: usize,
-    /// A header as far as it has come.
+    /// The received bytes of a header.
     pub head: [u8; HEAD],
     pub head_got: usize,
-    /// Bytes that follow a header that has come.
+    /// Bytes that follow a received header.
     pub unread: usize,
 }
 
@@ -37,13 +39,14 @@ impl Default for LinkState {
     }
 }
 
-/// Of a connection on which a notice was begun and not ended: nothing that comes behind it would be understood.
+/// Value of `unsent` after a truncated notice: the peer can no longer parse this connection.
 pub(super) const TRUNCATED: usize = usize::MAX;
 
-/// Sends zeros for what is `unsent` of an earlier message, then `bytes` from `sent` on, as far as there is room.
+/// Sends zeros for the `unsent` bytes of an earlier message, then `bytes` from `sent` on, until the send buffer is
+/// full.
 ///
 /// # Errors
-/// The connection has failed.
+/// The connection failed.
 pub(super) fn flush_and_send(
     mut socket: &TcpStream,
     unsent: &mut usize,
@@ -67,13 +70,13 @@ pub(super) fn flush_and_send(
     Ok(())
 }
 
-/// What a header says: the kind of message, and its length.
+/// Kind and length of a message.
 pub(super) fn read_head(head: &[u8; HEAD]) -> (u32, usize) {
     let kind = u32::from_le_bytes(head[..4].try_into().unwrap_or_default());
     (kind, u64::from_le_bytes(head[4..].try_into().unwrap_or_default()) as usize)
 }
 
-/// A header.
+/// Builds a header.
 pub(super) fn write_head(kind: u32, length: usize) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..4].copy_from_slice(&kind.to_le_bytes());
@@ -81,20 +84,20 @@ pub(super) fn write_head(kind: u32, length: usize) -> [u8; HEAD] {
     head
 }
 
-/// One rank while the roll is called.
+/// A peer during the roll call.
 struct Peer<'a> {
     socket: &'a TcpStream,
     link_state: &'a mut LinkState,
-    /// What of the own notice has been sent.
+    /// Sent bytes of our notice.
     sent: usize,
-    /// Bytes of its notice.
+    /// Received bytes of its notice.
     notice: Vec<u8>,
-    /// For whom it waits.
+    /// The ranks that it waits for.
     answer: Option<Vec<usize>>,
     closed: bool,
 }
 
-/// The ranks behind it, of those that are `late` for this one. Takes [`ROLL_CALL_TIMEOUT`] where somebody hangs.
+/// The unresponsive ranks that the `late` ones wait for. Takes [`ROLL_CALL_TIMEOUT`] if a rank hangs.
 pub(super) fn find_unresponsive(
     sockets: &[Option<TcpStream>],
     link_state: &mut [LinkState],
@@ -136,7 +139,7 @@ pub(super) fn find_unresponsive(
     unresponsive(late, &answers)
 }
 
-/// Whom the late ranks wait for in the end: those without an answer. `late` itself where all answer.
+/// The ranks without an answer that the late ranks wait for, directly or indirectly; `late` itself if all answer.
 fn unresponsive(late: &[usize], answers: &[Option<Vec<usize>>]) -> Vec<usize> {
     let (mut seen, mut next, mut silent) = (vec![false; answers.len()], late.to_vec(), Vec::new());
     while let Some(rank) = next.pop() {
@@ -153,7 +156,7 @@ fn unresponsive(late: &[usize], answers: &[Option<Vec<usize>>]) -> Vec<usize> {
 }
 
 impl Peer<'_> {
-    /// Completes what was under way, and sends the notice, as far as there is room.
+    /// Completes the message in flight and sends the notice, until the send buffer is full.
     fn send(&mut self, own: &[u8]) {
         if !self.closed && self.sent < own.len() {
             let sent = flush_and_send(self.socket, &mut self.link_state.unsent, own, &mut self.sent);
@@ -161,7 +164,7 @@ impl Peer<'_> {
         }
     }
 
-    /// Reads over what was under way, up to the notice.
+    /// Discards messages in flight, up to the notice.
     fn receive(&mut self) {
         let mut room = [0; 1 << 14];
         while !self.closed && self.answer.is_none() {
@@ -203,7 +206,7 @@ impl Peer<'_> {
         }
     }
 
-    /// Takes a message that is whole.
+    /// Handles a complete message.
     fn accept_message(&mut self) {
         if self.link_state.head_got < HEAD || self.link_state.unread > 0 {
             return;
@@ -214,7 +217,7 @@ impl Peer<'_> {
                 let numbers = self.notice.chunks_exact(4);
                 self.answer = Some(numbers.map(|n| u32::from_le_bytes([n[0], n[1], n[2], n[3]]) as usize).collect());
             }
-            // It knows why, and waits for nobody any more.
+            // It has aborted, and waits for no rank.
             ABORT => self.answer = Some(Vec::new()),
             _ => {}
         }
@@ -228,7 +231,7 @@ mod tests {
     #[test]
     fn unresponsive_ranks_are_those_without_an_answer() {
         let waits = |ranks: &[usize]| Some(ranks.to_vec());
-        // 0 waits for 1, 1 for 2, 2 for 3, which says nothing; 4 computes, and nobody waits for it.
+        // 0 waits for 1, 1 for 2, 2 for 3, which does not answer; 4 computes, and no rank waits for it.
         let answers = [waits(&[]), waits(&[2]), waits(&[3]), None, None];
         assert_eq!(unresponsive(&[1], &answers), [3]);
         assert_eq!(unresponsive(&[3, 4], &answers), [3, 4]);

@@ -1,9 +1,11 @@
-//! Links that are sockets, one between every two ranks.
+//! Links over TCP sockets, one between every two ranks.
 //!
-//! A message is 12 bytes of header (what it is, how long), its payload, and a byte that says that it is whole. Sockets do not block: one thread sends to one rank while
-//! it receives from another, and `poll` wakes it when either can go on.
+//! A message is a header of 12 bytes (kind and length), the payload, and a byte that marks it as complete. Sockets are
+//! non-blocking: one thread sends to one rank while it receives from another, and `poll` wakes it when either can
+//! continue.
 //!
-//! When time is up, ranks call the roll ([`roll`]): whoever waits says for whom, so that all name the one that does not answer.
+//! After a timeout, ranks run a roll call ([`roll`]): each waiting rank reports which ranks it waits for, so that all
+//! of them name the unresponsive one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -17,24 +19,24 @@ use super::roll_call::{self, LinkState, TRUNCATED, flush_and_send, read_head, wr
 use super::{Communicator, Options, Result};
 use crate::escape::printable_lines;
 
-/// What a message is.
+/// Kinds of messages.
 pub(super) const CALL: u32 = 0x7743_0001;
 pub(super) const DATA: u32 = 0x7743_0002;
-/// Without a trailer, as the next one.
+/// Has no trailer, like the next one.
 pub(super) const ABORT: u32 = 0x7743_0003;
 pub(super) const WAITING_FOR: u32 = 0x7743_0004;
 pub(super) const HEAD: usize = 12;
-/// Bytes behind a message: [`COMPLETE`], or 0 if its sender failed, and its payload is nothing.
+/// Bytes after the payload: [`COMPLETE`], or 0 if the sender failed and the payload is invalid.
 pub(super) const TRAILER: usize = 1;
 const COMPLETE: u8 = 1;
-/// How often a rank that waits for one looks whether others have something to say.
+/// Interval at which a rank that waits for one peer checks the others for notices.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest reason for giving up that is read.
+/// Maximum length of a received abort reason in bytes.
 const LONGEST_REASON: usize = 4096;
-/// How long telling the others that this rank gives up may take.
+/// Timeout for sending an abort notice.
 const ABORT_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A communicator over sockets that are connected already. `peers[r]` leads to rank r; there is none for this rank.
+/// Creates a communicator over connected sockets. `peers[r]` is the socket to rank r; `None` for this rank.
 pub(crate) fn over_sockets(rank: usize, peers: Vec<Option<TcpStream>>, options: Options) -> Result<Communicator> {
     let world = peers.len();
     Communicator::with_backend(rank, world, "tcp", options, None, move || {
@@ -46,9 +48,9 @@ pub(crate) struct Sockets {
     rank: usize,
     peers: Vec<Option<TcpStream>>,
     aborted: bool,
-    /// Where the messages to and from each rank stand after a failure.
+    /// State of the connection to each rank after a failure.
     link_state: Vec<LinkState>,
-    /// How long ranks look for each other's calls before they sleep.
+    /// How long a rank polls for the others' calls before it sleeps.
     spin: Duration,
 }
 
@@ -62,13 +64,13 @@ impl Sockets {
         Ok(Sockets { rank, peers, aborted: false, link_state, spin: Duration::ZERO })
     }
 
-    /// Looks for calls so long before it sleeps: for ranks that have cores to spare, and whose GPUs wait.
+    /// Busy-polls for calls this long before it sleeps: for ranks with spare cores whose GPUs would wait.
     #[cfg(any(feature = "nccl", test))]
     pub fn with_spin(self, spin: Duration) -> Sockets {
         Sockets { spin, ..self }
     }
 
-    /// A rank whose end of its socket is closed, or that gave up, if there is one; does not wait. What it sent before is not read.
+    /// A rank whose socket is closed or that aborted, if there is one. Does not block and does not consume its data.
     #[cfg(any(feature = "nccl", test))]
     pub fn closed_peer(&self) -> Option<LinkError> {
         for (peer, socket) in self.peers.iter().enumerate() {
@@ -80,7 +82,7 @@ impl Sockets {
                     return self.pump_in(&mut Incoming::new(peer, CALL, &mut nothing)).err();
                 }
                 Ok(0) => return Some(LinkError::Gone(peer, "its connection is closed".into())),
-                // Behind what it sent, the end may be there already.
+                // The connection may be closed after unread data.
                 Ok(_) if self.is_closed(peer) => {
                     return Some(LinkError::Gone(peer, "its connection is closed".into()));
                 }
@@ -92,12 +94,12 @@ impl Sockets {
         None
     }
 
-    /// Says to all that this rank sends nothing any more, and waits until nobody else does, a while at most.
+    /// Shuts down sending to all ranks, and waits until all of them have done so, up to a timeout.
     #[cfg(any(feature = "nccl", test))]
     pub fn shutdown(&self, timeout: Duration) {
         let deadline = Deadline::after(timeout);
         for socket in self.peers.iter().flatten() {
-            // Whoever is gone need not be told.
+            // A closed peer need not be notified.
             let _ = socket.shutdown(std::net::Shutdown::Write);
         }
         let others = (0..self.world()).filter(|&peer| peer != self.rank);
@@ -108,7 +110,7 @@ impl Sockets {
         }
     }
 
-    /// Whether the other end sends nothing any more, as far as the system tells.
+    /// Whether the peer has shut down sending, as far as the system reports it.
     #[cfg(any(feature = "nccl", test))]
     fn is_closed(&self, peer: usize) -> bool {
         #[cfg(target_os = "linux")]
@@ -126,7 +128,7 @@ impl Sockets {
         self.peers.get(peer).and_then(Option::as_ref).ok_or_else(missing)
     }
 
-    /// Waits until one of the sockets can be read or written, a while at most.
+    /// Waits until a socket is readable or writable, at most 1 s.
     fn poll(&self, read: &[usize], write: Option<usize>, deadline: Deadline) -> Result<(), LinkError> {
         let mut waits: Vec<libc::pollfd> = Vec::with_capacity(read.len() + 1);
         for (&peer, events) in
@@ -159,7 +161,7 @@ impl Sockets {
         Ok(())
     }
 
-    /// A peer whose socket cannot be written to may have said why before.
+    /// A peer that closed its socket may have sent an abort notice before.
     fn disconnect_reason(&self, peer: usize, error: &std::io::Error) -> LinkError {
         let mut text = [0u8; 1];
         let mut incoming = Incoming::new(peer, CALL, &mut text);
@@ -184,14 +186,14 @@ impl Sockets {
                 self.check_head(into)?;
             }
             if into.is_done() && into.trailer[0] != COMPLETE {
-                // Its sender failed in the middle: the next message says why.
+                // The sender failed inside of this message: the next one has the reason.
                 into.done = 0;
             }
         }
         Ok(())
     }
 
-    /// Looks at the header of a message that has begun.
+    /// Checks the header of a message.
     fn check_head(&self, into: &Incoming) -> Result<(), LinkError> {
         let (kind, length) = read_head(&into.head);
         if kind == ABORT {
@@ -203,7 +205,7 @@ impl Sockets {
         match kind == into.kind && length == into.body.len() {
             true => Ok(()),
             false => Err(LinkError::Other(format!(
-                "rank {} sent message {kind:#x} of {length} bytes, where {:#x} of {} were due; it runs another version",
+                "rank {} sent message {kind:#x} of {length} bytes, expected {:#x} of {} bytes; it runs another version",
                 into.from,
                 into.kind,
                 into.body.len()
@@ -211,7 +213,7 @@ impl Sockets {
         }
     }
 
-    /// Reads why a rank gives up.
+    /// Reads the reason of an abort notice.
     fn read_abort_reason(&self, from: usize, length: usize) -> String {
         let mut text = vec![0; length.min(LONGEST_REASON)];
         let (mut done, deadline) = (0, Deadline::after(ABORT_NOTICE_TIMEOUT));
@@ -229,14 +231,14 @@ impl Sockets {
 }
 
 impl Sockets {
-    /// Receives all of `rest`, which loses what has come.
+    /// Receives all messages of `rest`, and removes those that are complete.
     fn receive_all(&self, rest: &mut Vec<Incoming>, deadline: Deadline) -> Result<(), LinkError> {
         let began = Instant::now();
         loop {
             let mut first_error = None;
             for into in rest.iter_mut() {
                 if let Err(error) = self.pump_in(into) {
-                    // A reason says more than a closed connection, which may be its consequence, and than a rank whose time is up.
+                    // An abort notice takes precedence: it names the cause of closed connections and timeouts.
                     match (&first_error, &error) {
                         (None, _)
                         | (Some(LinkError::Gone(..) | LinkError::PeerTimedOut(_)), LinkError::Aborted(..)) => {
@@ -249,7 +251,7 @@ impl Sockets {
             rest.retain(|into| !into.is_done());
             let missing: Vec<usize> = rest.iter().map(|into| into.from).collect();
             match first_error {
-                // Another one waits in vain: whoever it is that it waits for, those who are missing here may know.
+                // Another rank timed out: the ranks that are missing here may know which rank it waits for.
                 Some(LinkError::PeerTimedOut(_)) => return Err(LinkError::PeerTimedOut(missing)),
                 Some(error) => return Err(error),
                 None if missing.is_empty() => return Ok(()),
@@ -260,7 +262,7 @@ impl Sockets {
         }
     }
 
-    /// Sends and receives, and looks now and then whether somebody else has given up.
+    /// Sends and receives, and periodically checks for abort notices.
     fn transfer(
         &self,
         out: &mut Option<Outgoing>,
@@ -297,7 +299,7 @@ impl Sockets {
         }
     }
 
-    /// What a rank says that gives up or whose time is up, where that is the next thing on its socket. `except` is in the middle of a message.
+    /// The notice (abort or timeout) that is next on a socket, if there is one. `except` is in the middle of a message.
     fn pending_notice(&self, except: Option<usize>) -> Option<LinkError> {
         (0..self.peers.len()).filter(|peer| Some(*peer) != except).find_map(|peer| {
             let mut head = [0; HEAD];
@@ -311,7 +313,7 @@ impl Sockets {
         })
     }
 
-    /// Remembers how far a message came that was on its way out at a failure.
+    /// Stores how much of an outgoing message was sent before a failure.
     fn note_sent(&mut self, out: &Outgoing) {
         if out.done > 0
             && let Some(link_state) = self.link_state.get_mut(out.to)
@@ -320,7 +322,7 @@ impl Sockets {
         }
     }
 
-    /// Remembers how far a message came that was on its way in at a failure.
+    /// Stores how much of an incoming message was received before a failure.
     fn note_received(&mut self, into: &Incoming) {
         let Some(link_state) = self.link_state.get_mut(into.from).filter(|_| !into.is_done()) else { return };
         let (kind, length) = read_head(&into.head);
@@ -347,7 +349,7 @@ impl Links for Sockets {
     ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
         let mut headers = vec![*mine; self.world()];
         let others = |rank: usize, world: usize| (0..world).filter(move |&peer| peer != rank);
-        // A peer that is gone for good may still have left a reason on its socket, or another rank may know more: read before saying so.
+        // Sending may fail although an abort notice is readable: all sockets are read before the failure is reported.
         for to in others(self.rank, self.world()) {
             let mut out = Outgoing::new(to, CALL, mine);
             let sent = loop {
@@ -397,7 +399,7 @@ impl Links for Sockets {
 
     fn roll_call(&mut self, late: Vec<usize>, own_timeout: bool) -> LinkError {
         let behind = roll_call::find_unresponsive(&self.peers, &mut self.link_state, &late);
-        // Whose time was up says so next.
+        // The rank that timed out first sends its notice next.
         let deadline = Deadline::after(if own_timeout { Duration::ZERO } else { NOTICE_INTERVAL });
         while !deadline.is_over() {
             if let Some(said @ LinkError::Aborted(..)) = self.pending_notice(None) {
@@ -415,7 +417,7 @@ impl Links for Sockets {
         let notice = abort_notice(reason);
         for to in (0..self.peers.len()).filter(|&to| to != self.rank) {
             let (deadline, mut sent) = (Deadline::after(ABORT_NOTICE_TIMEOUT), 0);
-            // Behind what was under way, which ends as nothing.
+            // Sent after the rest of the message in flight, which is marked as invalid.
             let mut unsent = std::mem::take(&mut self.link_state[to].unsent);
             while unsent != TRUNCATED && sent < notice.len() && !deadline.is_over() {
                 let Ok(socket) = self.socket(to) else { break };
@@ -428,22 +430,23 @@ impl Links for Sockets {
     }
 }
 
-/// What a rank says to the others when it does not go on.
+/// An abort notice with this reason.
 fn abort_notice(reason: &str) -> Vec<u8> {
     let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
     [&write_head(ABORT, reason.len()), reason].concat()
 }
 
-/// Says so to ranks with which there is no communicator yet.
+/// Sends an abort notice over sockets that have no communicator yet.
 pub(crate) fn send_abort_notice<'a>(peers: impl Iterator<Item = &'a TcpStream>, reason: &str) {
     let notice = abort_notice(reason);
     for mut socket in peers {
-        // A fresh connection has room for it, and whoever cannot be told finds out.
+        // A new connection has send buffer space for it. A rank that does not get it notices the closed connection.
         let _ = socket.set_nonblocking(true).and_then(|()| socket.write(&notice));
     }
 }
 
-/// Why the rank at the other end of a connection that is closed gave up, if it said so; it may have called collectives before.
+/// The reason in the abort notice of a peer that closed its connection, if it sent one. Calls that it sent before are
+/// skipped.
 pub(crate) fn abort_reason(socket: &TcpStream) -> Option<String> {
     let mut said = vec![0; HEAD + 2 * LONGEST_REASON];
     socket.set_nonblocking(true).ok()?;
@@ -466,7 +469,7 @@ fn connection_error(error: &std::io::Error) -> String {
     }
 }
 
-/// A message on its way out.
+/// An outgoing message.
 struct Outgoing<'a> {
     to: usize,
     head: [u8; HEAD],
@@ -484,7 +487,7 @@ impl<'a> Outgoing<'a> {
         self.left() == 0
     }
 
-    /// Bytes that have not been sent.
+    /// Bytes not sent yet.
     fn left(&self) -> usize {
         HEAD + self.body.len() + self.trailer.len() - self.done
     }
@@ -495,7 +498,7 @@ impl<'a> Outgoing<'a> {
     }
 }
 
-/// A message on its way in: of this kind and length, or a farewell.
+/// An incoming message of this kind and length, or a notice.
 struct Incoming<'a> {
     from: usize,
     kind: u32,
@@ -530,7 +533,7 @@ mod tests {
 
     use super::*;
 
-    /// Two ends of one connection, as ranks 0 and 1.
+    /// Two connected ends, as ranks 0 and 1.
     fn pair() -> (Sockets, Sockets) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -539,14 +542,14 @@ mod tests {
         (here, Sockets::new(1, vec![Some(there), None]).unwrap())
     }
 
-    /// What `closed_peer` says, once it says anything.
+    /// Waits for the first result of `closed_peer`.
     fn wait_for_end(sockets: &Sockets) -> LinkError {
         let deadline = Deadline::after(Duration::from_secs(20));
         loop {
             if let Some(error) = sockets.closed_peer() {
                 return error;
             }
-            assert!(!deadline.is_over(), "nothing was noticed");
+            assert!(!deadline.is_over(), "no closed peer was found");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -559,7 +562,7 @@ mod tests {
         assert!(there.pump_out(&mut call).is_ok() && call.is_done());
         drop(there);
         assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
-        // Its last call is still there.
+        // Its last call can still be received.
         let deadline = Deadline::after(Duration::from_secs(20));
         let mut header = [0; HEADER_BYTES];
         let mut into = Incoming::new(1, CALL, &mut header);
@@ -576,7 +579,7 @@ mod tests {
         std::thread::scope(|scope| {
             let leaving = scope.spawn(move || there.shutdown(Duration::from_secs(60)));
             assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
-            assert!(!leaving.is_finished(), "the other one is still there");
+            assert!(!leaving.is_finished(), "the other rank is still connected");
             let outcome = here.exchange_headers(&[0; HEADER_BYTES], Deadline::after(Duration::from_secs(20)));
             assert!(matches!(outcome, Err(LinkError::Gone(1, _))));
             here.shutdown(Duration::from_secs(60));
@@ -621,7 +624,7 @@ mod tests {
         all.into_iter().enumerate().map(|(rank, peers)| Sockets::new(rank, peers).unwrap()).collect()
     }
 
-    /// What the links say in the end, and tell the others.
+    /// Runs the roll call if needed, and aborts with the result.
     fn ends(links: &mut Sockets, error: LinkError) -> String {
         let error = match error {
             LinkError::TimedOut(late) => links.roll_call(late, true),
@@ -637,23 +640,24 @@ mod tests {
         text
     }
 
-    /// Rank 3 hangs in the middle of a message to rank 2, rank 2 in the middle of one to rank 1, and so on: each waits for another one.
+    /// Rank 3 hangs in the middle of a message to rank 2, rank 2 in the middle of one to rank 1, and so on: each waits
+    /// for another one.
     #[test]
     fn roll_call_names_the_hanging_rank_only() {
         let hang = |first: usize| {
             let mut all = mesh(4);
             let hangs = all.pop().unwrap();
-            // A part of a message that never ends.
+            // A truncated message.
             let mut out = Outgoing::new(2, DATA, &[1; 1000]);
             out.body = &out.body[..10];
             hangs.pump_out(&mut out).unwrap_or_default();
             let texts: Vec<String> = std::thread::scope(|scope| {
                 let start = |(rank, mut links): (usize, Sockets)| {
                     scope.spawn(move || {
-                        // Whose time is up first knows least.
+                        // The rank that times out first has the least information.
                         let limit = if rank == first { 200 } else { 20_000 };
                         let deadline = Deadline::after(Duration::from_millis(limit));
-                        // More than what waits in the system, so that it is cut off: rank 1 does not read it.
+                        // More than the kernel's buffers hold, so that it is truncated: rank 1 does not read it.
                         let (bytes, mut room) = (vec![1; if rank == 0 { 1 << 26 } else { 100 }], vec![0; 1000]);
                         let to = rank.checked_sub(1).or(Some(1)).filter(|_| rank != 1).map(|to| (to, bytes.as_slice()));
                         if rank == 1 {
@@ -671,7 +675,7 @@ mod tests {
         std::thread::scope(|scope| (0..3).for_each(|first| drop(scope.spawn(move || hang(first)))));
     }
 
-    /// What is left of a message whose sender failed is nobody's data.
+    /// The rest of a message whose sender failed is not data.
     #[test]
     fn a_truncated_message_is_discarded() {
         let (mut here, mut there) = pair();

@@ -1,8 +1,9 @@
-//! Ranks that are threads of one process: they read each other's memory.
+//! Backend for ranks that are threads of one process and read each other's memory.
 //!
-//! All ranks post their call and address on a state; when the last one has, each checks that the calls agree and does its share of
-//! the work in everybody's memory; when all have, the state is wiped for the next collective. Between the two meetings only the
-//! communicators' threads run, which wait for nothing, so a time-out can only strike before memory is shared.
+//! All ranks post their call and address in the shared state. When the last rank has posted, each rank checks that the
+//! calls agree and processes its chunk in all ranks' memory. When all have finished, the posts are cleared for the next
+//! collective. Between these two synchronization points only the communicators' threads run, which do not block, so
+//! that a timeout can only occur before memory is shared.
 
 use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,13 +14,13 @@ use super::error::{CommError, Result};
 use super::host_reduce::{Accumulator, SEGMENT, chunk};
 use super::{Communicator, Options};
 
-/// Communicators of `world` ranks in this process, by rank. Each goes to a thread of its own.
+/// Returns communicators of `world` ranks in this process, by rank; each is to be used on its own thread.
 ///
 /// # Errors
-/// No ranks; the system has no more threads.
+/// A world size of 0; the system has no more threads.
 pub fn threads(world: usize, options: Options) -> Result<Vec<Communicator>> {
     if world == 0 {
-        return Err(CommError::Setup("a world needs at least one rank".into()));
+        return Err(CommError::Setup("the world size has to be at least 1".into()));
     }
     let shared =
         Arc::new(SharedState { world, state: Mutex::new(CollectiveState::new(world)), changed: Condvar::new() });
@@ -39,13 +40,13 @@ struct SharedState {
 
 struct CollectiveState {
     posts: Vec<Option<Post>>,
-    /// Ranks that have done their share.
+    /// Ranks that have processed their chunk.
     finished: usize,
-    /// How many collectives are over.
+    /// Number of completed collectives.
     completed: u64,
-    /// Ranks that gave up, or left in order, and why.
+    /// Ranks that aborted (with the reason) or were dropped (empty).
     departed: Vec<Option<String>>,
-    /// Whose memory each rank's in-dest peer_buffer is: a rank that leaves after an error may leave another one reading there.
+    /// Keeps the memory of peer reads alive: after an error a rank may be dropped while its peer still reads.
     peer_read_owners: Vec<Option<Arc<dyn Any + Send + Sync>>>,
 }
 
@@ -56,7 +57,7 @@ struct Post {
     address: *mut u8,
 }
 
-// SAFETY: an address is only used between the two meetings, while its rank waits.
+// SAFETY: an address is only used between the two synchronization points, while its rank waits.
 unsafe impl Send for Post {}
 
 impl CollectiveState {
@@ -100,8 +101,8 @@ impl Backend for Threads {
         });
         let dest = dest.map(|(at, peer_buffer)| (at, peer_buffer.is_peer_read()));
         let agreed = check_same_calls(&calls).and_then(|()| match (call.op, dest) {
-            (Op::Exchange, None) => Err(CommError::Misuse(format!("{call}: there is no peer_buffer for it"))),
-            // In dest, all that there is to do is to meet.
+            (Op::Exchange, None) => Err(CommError::Misuse(format!("{call}: no buffer is set for the exchange"))),
+            // Peer reads need only the synchronization.
             (_, dest) => Ok(dest.filter(|(_, peer_read)| !peer_read).map(|(at, _)| at)),
         });
         if let Ok(dest) = agreed {
@@ -146,7 +147,7 @@ impl Drop for Threads {
 }
 
 impl Threads {
-    /// Posts this rank's call, and waits for all others'.
+    /// Posts this rank's call, and waits for the posts of all others.
     fn post_and_wait(&self, seq: u64, call: &Call, memory: &Memory, deadline: Deadline) -> Result<Vec<Post>> {
         let rank = self.rank;
         let mut state = self.shared.lock();
@@ -162,7 +163,7 @@ impl Threads {
             let departed = missing.iter().find_map(|&r| state.departed[r].clone().map(|why| (r, why)));
             let error = match departed {
                 Some((peer, why)) if why.is_empty() => {
-                    let why = "it has dropped its communicator".into();
+                    let why = "it dropped its communicator".into();
                     Some(CommError::Lost { rank, peer, call: call.to_string(), why })
                 }
                 Some((by, reason)) => Some(CommError::Aborted { rank, by, call: call.to_string(), reason }),
@@ -172,7 +173,7 @@ impl Threads {
                 None => None,
             };
             if let Some(error) = error {
-                // Nobody may use this rank's memory from now on.
+                // From now on no rank may use this rank's memory.
                 state.posts[rank] = None;
                 state.departed[rank].get_or_insert(error.to_string());
                 self.shared.changed.notify_all();
@@ -183,7 +184,7 @@ impl Threads {
         }
     }
 
-    /// Waits until all ranks are done with everybody's memory.
+    /// Waits until all ranks have finished with all memory.
     fn wait_until_all_done(&self) {
         let mut state = self.shared.lock();
         let completed = state.completed;
@@ -199,7 +200,8 @@ impl Threads {
         drop(done.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// This rank's part of a collective that all agree on. What is exchanged comes to `dest`.
+    /// Processes this rank's chunk of a collective on which all ranks agree. The peer's data of an exchange is written
+    /// to the last argument.
     fn execute(&mut self, call: &Call, posts: &[Post], dest: Option<u64>) {
         let (world, size, rank) = (posts.len(), call.dtype.size(), self.rank);
         let mine = chunk(call.count, world, rank);
@@ -213,8 +215,8 @@ impl Threads {
                 };
                 for start in mine.clone().step_by(SEGMENT) {
                     let range = start * size..mine.end.min(start + SEGMENT) * size;
-                    // SAFETY: this range is this rank's alone, in all buffers, until all have parted; the borrows of `part`
-                    // end before the result is written.
+                    // SAFETY: only this rank uses this range of all buffers until all ranks have finished; the borrows
+                    // of `part` end before the result is written.
                     let part = |rank: usize| unsafe { read(&posts[rank], &range) };
                     let result = self.accumulator.reduce(call.dtype, reduce, call.comm_dtype, world, part);
                     for post in posts.iter().enumerate().filter(|(r, _)| everywhere || *r == rank).map(|(_, post)| post)
@@ -228,12 +230,13 @@ impl Threads {
                 for (other, post) in posts.iter().enumerate().filter(|(other, _)| *other != rank) {
                     let range = chunk(call.count, world, other);
                     let range = range.start * size..range.end * size;
-                    // SAFETY: nobody writes chunk `other` of rank `other`, and only this rank touches it in its own buffer.
+                    // SAFETY: no rank writes chunk `other` of rank `other`, and only this rank accesses it in its
+                    // buffer.
                     unsafe { write(&posts[rank], range.start, read(post, &range)) };
                 }
             }
             Op::Broadcast { root } if root != rank => {
-                // SAFETY: all only read the root's buffer, and each writes its own.
+                // SAFETY: all ranks only read the root's buffer, and each writes its own.
                 unsafe { write(&posts[rank], 0, read(&posts[root], &(0..call.count * size))) };
             }
             Op::Broadcast { .. } => {}
@@ -241,7 +244,8 @@ impl Threads {
                 let bytes = call.count * size;
                 if let Some(at) = dest {
                     let here = Post { address: at as *mut u8, ..posts[rank] };
-                    // SAFETY: all only read the buffers, and each writes its own peer_buffer, which has as many bytes from there on.
+                    // SAFETY: both ranks only read the exchanged buffers, and each writes its receive buffer, which has
+                    // this many bytes from there on.
                     unsafe { write(&here, 0, read(&posts[1 - rank], &(0..bytes))) };
                 }
             }
@@ -250,7 +254,7 @@ impl Threads {
 }
 
 /// # Safety
-/// The post's memory has these bytes, and nobody writes them while the slice lives.
+/// The post's memory has these bytes, and no rank writes them while the slice lives.
 unsafe fn read<'a>(post: &Post, range: &std::ops::Range<usize>) -> &'a [u8] {
     match range.len() {
         0 => &[],
@@ -260,7 +264,7 @@ unsafe fn read<'a>(post: &Post, range: &std::ops::Range<usize>) -> &'a [u8] {
 }
 
 /// # Safety
-/// The post's memory has room for `bytes` at `at`, they do not overlap it, and nobody else uses it.
+/// The post's memory has `bytes.len()` bytes at `at`, `bytes` does not overlap them, and no other rank uses them.
 unsafe fn write(post: &Post, at: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
         // SAFETY: the caller's promise.

@@ -1,8 +1,9 @@
-//! What ends ranks when the launcher cannot: a process beside it, in a session of its own.
+//! A process that ends the ranks if the launcher is killed. It runs in its own session.
 //!
-//! Every rank is the leader of a process group. Before a rank's program starts it tells the guard its group, through a pipe that only the
-//! launcher holds open; the launcher takes groups back that are empty. When the pipe closes, the launcher has ended, and the guard ends the
-//! groups that are left (SIGKILL). Parent-death signals, which Linux has, end only the ranks themselves, not what they started.
+//! Every rank is the leader of a process group. Before a rank's program starts, it registers its group with the guard,
+//! through a pipe whose write end only the launcher keeps open. The launcher unregisters groups that are empty. When
+//! the pipe closes, the launcher has ended, and the guard sends SIGKILL to the remaining groups. Linux's parent-death
+//! signals would end only the ranks themselves, not their child processes.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,30 +13,31 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use crate::dist::lifeline;
 use crate::signals::STOP_SIGNALS;
 
-/// The hidden command of the program `tilewright` that is the guard.
+/// The hidden subcommand of `tilewright` that runs the guard.
 pub const COMMAND: &str = "launch-guard";
 
-/// A process group, and its negative when it is over: in the bytes of this machine.
+/// A message: a process group, or its negative to unregister it, in native byte order.
 type Word = libc::pid_t;
 const WORD: usize = size_of::<Word>();
 
-/// The launcher's hold on its guard.
+/// The launcher's handle of its guard.
 pub struct Guard {
     process: Child,
     pipe: Option<ChildStdin>,
 }
 
 impl Guard {
-    /// Starts it.
+    /// Starts the guard.
     ///
     /// # Errors
     /// The system has no more processes.
     pub fn start() -> io::Result<Guard> {
         let mut command = Command::new(own_program()?);
-        // It outlives the launcher, and the launcher of the launcher.
+        // The guard has to outlive the launcher, and the launcher of the launcher.
         command.env_remove(lifeline::VARIABLE);
         command.arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: setsid is safe to call between fork and exec. What ends the launcher's group must not end the guard.
+        // SAFETY: setsid is safe to call between fork and exec. Signals to the launcher's group must not reach the
+        // guard.
         unsafe {
             command.pre_exec(|| if libc::setsid() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) });
         }
@@ -44,15 +46,15 @@ impl Guard {
         Ok(Guard { process, pipe })
     }
 
-    /// Where a group announces itself ([`register_group`]).
+    /// Descriptor of the pipe for [`register_group`].
     pub fn descriptor(&self) -> RawFd {
         self.pipe.as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// A group that has ended.
+    /// Unregisters a group that is empty.
     pub fn unregister_group(&mut self, group: Word) {
         if let Some(pipe) = &mut self.pipe {
-            // A guard that was ended has nothing to forget.
+            // Fails only if the guard has ended.
             let _ = pipe.write_all(&(-group).to_ne_bytes());
         }
     }
@@ -65,7 +67,7 @@ impl Drop for Guard {
     }
 }
 
-/// This program, also where its file has been replaced.
+/// Path of this program, valid even if its file was replaced.
 fn own_program() -> io::Result<std::path::PathBuf> {
     match cfg!(target_os = "linux") {
         true => Ok("/proc/self/exe".into()),
@@ -73,7 +75,7 @@ fn own_program() -> io::Result<std::path::PathBuf> {
     }
 }
 
-/// Tells the guard the caller's own group: between fork and exec.
+/// Registers the caller's process group with the guard; called between fork and exec.
 pub fn register_group(pipe: RawFd) {
     // SAFETY: getpid and write are safe to call there, and the bytes live through the call.
     unsafe {
@@ -82,10 +84,10 @@ pub fn register_group(pipe: RawFd) {
     }
 }
 
-/// The guard: reads until the launcher has ended, then ends the groups that are left.
+/// Runs the guard: reads until the launcher has ended, then kills the remaining groups.
 pub fn watch() {
     for signal in STOP_SIGNALS {
-        // SAFETY: no handler runs. Whoever signals all processes means the ranks and the launcher.
+        // SAFETY: installs no handler. A signal to all processes is meant for the ranks and the launcher.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
     let mut groups: Vec<Word> = Vec::new();
@@ -98,7 +100,7 @@ pub fn watch() {
         }
     }
     for group in groups {
-        // SAFETY: the number is that of a group which the launcher has not seen end.
+        // SAFETY: the launcher has not seen this group become empty, so that its number is not reused.
         unsafe { libc::kill(-group, libc::SIGKILL) };
     }
 }

@@ -1,8 +1,9 @@
-//! Starts the ranks of one host, looks after them, and leaves nothing of them behind.
+//! Starts the ranks of one host, monitors them, and ends all of their processes.
 //!
-//! Each rank is a process group. Signals that ask to stop are passed on to all of it, and whoever does not end in time is asked (SIGTERM)
-//! and ended (SIGKILL): [`Timeouts`] has the times. If this process is killed, the [`guard`] ends the groups, the ranks see their
-//! [`lifeline`](super::lifeline) close, and Linux sends them a parent-death signal. Programs other than ours that leave their group are nobody's.
+//! Each rank is a process group. Stop signals are forwarded to the whole group. Groups that do not end in time get
+//! SIGTERM, then SIGKILL; [`Timeouts`] has the timeouts. If this process is killed, the [`guard`] kills the groups, the
+//! ranks see their [`lifeline`](super::lifeline) close, and Linux sends them a parent-death signal. A process that
+//! leaves its group and does not use the lifeline is not ended.
 
 pub mod guard;
 mod process;
@@ -20,47 +21,48 @@ pub use self::report::{End, per_rank_lines, report};
 use super::secret::Access;
 use crate::signals::StopSignal;
 
-/// What to start, and how.
+/// What to launch.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub program: OsString,
     pub arguments: Vec<OsString>,
-    /// Ranks on this host.
+    /// Number of ranks on this host.
     pub processes: usize,
-    /// Hosts, each with as many ranks.
+    /// Number of hosts; all have the same number of ranks.
     pub hosts: usize,
-    /// This host's number.
+    /// Index of this host.
     pub host: usize,
-    /// Where rank 0 is; with several hosts the same on all of them.
+    /// Address of rank 0; the same on all hosts.
     pub master: (String, u16),
-    /// Ranks with another word do not belong to us.
+    /// Name of the job; ranks of other jobs are refused.
     pub job: String,
-    /// Who may take part: ranks get it through their environment.
+    /// Which peers may take part; passed to ranks through their environment.
     pub access: Access,
     pub timeouts: Timeouts,
 }
 
-/// How long ranks have to end by themselves. Who is there still gets SIGTERM, and SIGKILL a [`Timeouts::grace`] later.
+/// How long ranks may take to end. Then they get SIGTERM, and SIGKILL after another [`Timeouts::grace`].
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// After one has failed: the others have to find out, say so, and save nothing by halves. Also after a second signal.
+    /// After the failure of a rank: the others have to notice it, report it, and finish a save. Also after a second
+    /// signal.
     pub grace: Duration,
-    /// After a signal that asks to stop, or when a rank has stopped by itself: a step, and what belongs to it.
+    /// After a stop signal, or after a rank has stopped by itself: time for the rest of a step.
     pub stop: Duration,
-    /// The same where ranks say that they save their state; at least as long as the others.
+    /// Same as `stop`, while ranks report that they save their state; at least as long as the other limits.
     pub save: Duration,
 }
 
-/// Lines that are kept of each rank for the report.
+/// Number of a rank's last output lines that are kept for the report.
 pub const LAST_LINES: usize = 8;
 
-/// How long what was sent SIGKILL has at least to be gone.
+/// Minimum time for processes to end after SIGKILL.
 const MIN_KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often is looked who has ended: short, so that the order of the ends is seen.
+/// Polling interval: short, to see the order in which ranks end.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A port that is free now.
+/// Returns a port that is currently free.
 ///
 /// # Errors
 /// The system has none.
@@ -68,11 +70,12 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// Starts all ranks and waits until nothing is left of them. Their lines go to `out` and `err` with the rank before them. The ends come in
-/// the order in which they happened. `on_signal` is told each signal that comes out of `signals`, when it has been passed on.
+/// Starts all ranks and waits until all of their processes have ended. Output lines are forwarded to `out` and `err`,
+/// prefixed with the rank. Returns how the ranks ended, in the order in which they did. The callback is called for each
+/// signal received from `signals`, after it was forwarded.
 ///
 /// # Errors
-/// A rank cannot be started; those that were are ended. A rank that SIGKILL does not end ([`io::ErrorKind::TimedOut`]).
+/// A rank cannot be started; the started ones are ended. SIGKILL does not end a rank ([`io::ErrorKind::TimedOut`]).
 pub fn run(
     plan: &Plan,
     signals: &Receiver<StopSignal>,
@@ -119,7 +122,7 @@ pub fn run(
             }
             on_signal(stop_signal);
         }
-        // All are asked, so that none has more to say than there is room for.
+        // All are polled, so that no socket's buffer fills up.
         let mut saving = false;
         for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
             saving |= rank.is_saving();
@@ -137,7 +140,7 @@ pub fn run(
     }
     if let Some(rank) = ranks.iter().find(|rank| !rank.has_ended()) {
         let (number, process) = (rank.number, rank.leader());
-        let message = format!("rank {number} (process {process}) does not end, even by SIGKILL");
+        let message = format!("rank {number} (process {process}) does not end, even after SIGKILL");
         return Err(io::Error::new(io::ErrorKind::TimedOut, message));
     }
     let mut all: Vec<End> = ranks.into_iter().filter_map(Rank::end).collect();
@@ -145,18 +148,18 @@ pub fn run(
     Ok(all)
 }
 
-/// When ranks that do not end by themselves are ended.
+/// Decides when ranks are terminated.
 struct ShutdownSchedule {
     timeouts: Timeouts,
-    /// Since when they are to end, and how long they have.
+    /// Start and length of the time that ranks have to end.
     ending: Option<(Instant, Duration)>,
-    /// Whether a rank that saves has longer.
+    /// Whether ranks that save get more time.
     waits_for_saving: bool,
-    /// A signal asked them to: a failure then is no news.
+    /// Whether a stop signal was received: failures after it do not shorten the time.
     asked: bool,
-    /// When SIGTERM was sent.
+    /// Time at which SIGTERM was sent.
     terminated: Option<Instant>,
-    /// When SIGKILL was sent.
+    /// Time at which SIGKILL was sent.
     killed: Option<Instant>,
 }
 
@@ -179,33 +182,34 @@ impl ShutdownSchedule {
         }
     }
 
-    /// A signal asked to stop, or a rank has.
+    /// After a stop signal, or after a rank has stopped.
     fn stop(&mut self, now: Instant) {
         self.asked = true;
         self.end_within(now, self.timeouts.stop);
     }
 
-    /// A rank failed.
+    /// After a rank has failed.
     fn fail(&mut self, now: Instant) {
         if !self.asked {
             self.end_within(now, self.timeouts.grace);
         }
     }
 
-    /// A second signal: nothing is waited for any more.
+    /// After a second signal: saves are no longer waited for.
     fn end(&mut self, now: Instant) {
         self.waits_for_saving = false;
         self.end_within(now, self.timeouts.grace);
     }
 
-    /// What is left was left behind by ranks that have ended. After a signal it may be what they were wrappers of.
+    /// All ranks have ended: terminate their remaining processes. After a signal these may be the programs that ranks
+    /// were wrappers of, and keep their time.
     fn all_have_ended(&mut self, now: Instant) {
         if !self.asked {
             self.end_within(now, Duration::ZERO);
         }
     }
 
-    /// The signal to send now.
+    /// Returns the signal to send now.
     fn due(&mut self, now: Instant, saving: bool) -> Option<i32> {
         let (since, allowed) = self.ending?;
         let saving = saving && self.waits_for_saving;
@@ -215,7 +219,7 @@ impl ShutdownSchedule {
                 self.terminated = Some(now);
                 Some(libc::SIGTERM)
             }
-            // Some save because of the SIGTERM.
+            // Ranks may save in response to SIGTERM.
             Some(at)
                 if self.killed.is_none() && now >= at + self.timeouts.grace && !(saving && now < since + allowed) =>
             {
@@ -226,7 +230,7 @@ impl ShutdownSchedule {
         }
     }
 
-    /// Whether SIGKILL has not ended what is left: a process that waits for a device, or one that has ended and nobody waits for.
+    /// Whether SIGKILL did not end all processes in time: one may wait for a device, or be a zombie that is not reaped.
     fn is_unkillable(&self, now: Instant) -> bool {
         self.killed.is_some_and(|at| now >= at + self.timeouts.grace.max(MIN_KILL_TIMEOUT))
     }
@@ -251,10 +255,10 @@ mod tests {
         schedule.fail(at(1000));
         schedule.fail(at(1004));
         assert_eq!(schedule.due(at(1004), false), None);
-        assert_eq!(schedule.due(at(1005), true), None, "a checkpoint is finished");
+        assert_eq!(schedule.due(at(1005), true), None, "a save is finished");
         assert_eq!(schedule.due(at(1005), false), Some(libc::SIGTERM));
         assert_eq!(schedule.due(at(1009), false), None);
-        assert_eq!(schedule.due(at(1010), true), None, "what SIGTERM made it save is finished");
+        assert_eq!(schedule.due(at(1010), true), None, "a save in response to SIGTERM is finished");
         assert_eq!(schedule.due(at(1011), false), Some(libc::SIGKILL));
         assert_eq!(schedule.due(at(1012), true), None);
     }
@@ -288,6 +292,6 @@ mod tests {
         assert_eq!(schedule.due(at(3), false), Some(libc::SIGTERM));
         assert_eq!(schedule.due(at(8), false), Some(libc::SIGKILL));
         assert!(!schedule.is_unkillable(at(12)));
-        assert!(schedule.is_unkillable(at(13)), "nothing is waited for without end");
+        assert!(schedule.is_unkillable(at(13)), "the wait is bounded");
     }
 }

@@ -1,4 +1,4 @@
-//! The processes of one rank: a group of its own, whose leader is the program that was asked for.
+//! The processes of one rank: a process group whose leader is the launched program.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,7 +14,7 @@ use super::{End, LAST_LINES, POLL_INTERVAL, Plan};
 use crate::dist::lifeline::{self, LauncherEnd};
 use crate::dist::secret::Access;
 
-/// A rank that runs or has run.
+/// A rank that runs or has ended.
 pub struct Rank {
     pub number: usize,
     leader: Child,
@@ -22,19 +22,20 @@ pub struct Rank {
     lifeline: LauncherEnd,
     last: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<JoinHandle<()>>,
-    /// How its leader ended, and seconds since the start.
+    /// Exit status of the leader, and seconds since the start.
     ended: Option<(ExitStatus, f64)>,
-    /// Nobody is left in its group.
+    /// Whether the process group is empty.
     empty: bool,
-    /// We ended it.
+    /// Whether the launcher terminated it.
     pub stopped: bool,
 }
 
 impl Rank {
-    /// Starts a rank. Its lines go to `out` and `err` with the rank before them.
+    /// Starts a rank. Output lines are forwarded to `out` and `err`, prefixed with the rank.
     ///
     /// # Errors
-    /// The program is not there, or the system has no more processes, threads or descriptors; nothing is left of it then.
+    /// The program does not exist, or the system has no more processes, threads or descriptors; no process is left
+    /// then.
     pub fn start(
         plan: &Plan,
         local: usize,
@@ -58,7 +59,7 @@ impl Rank {
         ];
         command.envs(variables);
         give_access(&mut command, &plan.access);
-        // A terminal's Ctrl-C reaches the launcher alone: it passes signals on.
+        // Ctrl-C of a terminal reaches the launcher only, which forwards signals.
         command.process_group(0);
         let (launcher, pipe, line) = (std::process::id() as libc::pid_t, guard.descriptor(), given.as_raw_fd());
         // SAFETY: only calls that are safe between fork and exec.
@@ -87,10 +88,10 @@ impl Rank {
         Ok(())
     }
 
-    /// How the leader ended, where that is news. Looks whether anybody is left in its group.
+    /// Returns the exit status of the leader once, when it has ended. Also checks whether the process group is empty.
     ///
     /// # Errors
-    /// The process is lost.
+    /// The process cannot be waited for.
     pub fn poll(&mut self, began: Instant, guard: &mut Guard) -> io::Result<Option<ExitStatus>> {
         let mut news = None;
         if self.ended.is_none() {
@@ -107,24 +108,24 @@ impl Rank {
         Ok(news)
     }
 
-    /// Waits for what has ended in its group, where orphans are ours: of the first process of a container, and of a subreaper. The leader has
-    /// been waited for.
+    /// Reaps processes of the group that are children of this process: of the init process of a container, and of a
+    /// subreaper. The leader is already reaped.
     fn reap(&self) {
-        // SAFETY: the call has no pointers but null; it waits for children of this process in this group alone.
+        // SAFETY: the only pointer is null; waits only for children of this process in this group.
         while unsafe { libc::waitpid(-self.group, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
     }
 
-    /// Whether its leader has ended.
+    /// Whether the leader has ended.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// The process that leads it.
+    /// Process id of the leader.
     pub fn leader(&self) -> u32 {
         self.leader.id()
     }
 
-    /// Whether nothing is left of it.
+    /// Whether the leader has ended and the group is empty.
     pub fn is_gone(&self) -> bool {
         self.ended.is_some() && self.empty
     }
@@ -133,23 +134,23 @@ impl Rank {
         self.lifeline.is_saving()
     }
 
-    /// Sends a signal to all of its processes; whether there are any.
+    /// Sends a signal to the process group; returns whether the group has processes.
     pub fn signal(&self, signal: i32) -> bool {
         if self.empty {
             return false;
         }
-        // SAFETY: the group is our child's. It has members, or its leader has not been waited for, or has been a moment ago: its number
-        // is still its own.
+        // SAFETY: the group belongs to our child. It has members, or its leader is not reaped, or was reaped a moment
+        // ago, so that its number is not reused.
         unsafe { libc::kill(-self.group, signal) == 0 }
     }
 
-    /// Ends it at once.
+    /// Kills it immediately.
     pub fn kill(&mut self) {
         self.signal(libc::SIGKILL);
         let _ = self.leader.wait();
     }
 
-    /// How it ended, after a short wait for its last lines: what left its group may hold its output open.
+    /// How it ended, after a short wait for its last lines: a process that left the group may keep its output open.
     pub fn end(self) -> Option<End> {
         let deadline = Instant::now() + Duration::from_secs(1);
         while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {
@@ -162,7 +163,7 @@ impl Rank {
     }
 }
 
-/// Says who may take part, in variables that only processes of our user can read.
+/// Sets the variables that control access; only processes of this user can read them.
 fn give_access(command: &mut Command, access: &Access) {
     for name in ["TILEWRIGHT_SECRET", "TILEWRIGHT_SECRET_FILE", "TILEWRIGHT_UNAUTHENTICATED"] {
         command.env_remove(name);
@@ -174,7 +175,7 @@ fn give_access(command: &mut Command, access: &Access) {
     }
 }
 
-/// Makes a process a rank, between fork and exec.
+/// Prepares the child process as a rank, between fork and exec.
 #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "only Linux has parent-death signals"))]
 fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
     // SAFETY: calls that are safe between fork and exec.
@@ -187,9 +188,9 @@ fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
             }
         }
         guard::register_group(guard);
-        // We ignore it ourselves; their program decides for itself.
+        // The launcher ignores this signal; the rank's program gets the default action.
         libc::signal(libc::SIGXFSZ, libc::SIG_DFL);
-        // Theirs stays open.
+        // Keeps the rank's end of the lifeline open across exec.
         match libc::fcntl(line, libc::F_SETFD, 0) {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -197,10 +198,10 @@ fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
     }
 }
 
-/// Most bytes of a line: longer ones are cut into several.
+/// Maximum bytes of a line; longer lines are split.
 const LONGEST_LINE: u64 = 64 << 10;
 
-/// Copies lines with the rank before them.
+/// Forwards lines, prefixed with the rank.
 fn forward(
     rank: usize,
     stream: impl Read + Send + 'static,
@@ -213,7 +214,7 @@ fn forward(
         while (&mut stream).take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
             let text = String::from_utf8_lossy(&line).trim_end().to_string();
             line.clear();
-            // Nobody reads us any more: the ranks go on all the same.
+            // A closed output does not end the ranks.
             let _ = to.write_all(format!("[rank {rank}] {text}\n").as_bytes()).and_then(|()| to.flush());
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
             if last.len() == LAST_LINES {
@@ -228,7 +229,7 @@ fn forward(
 mod tests {
     use super::*;
 
-    /// What was written, for whoever looks later.
+    /// Shared buffer of written bytes.
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
 

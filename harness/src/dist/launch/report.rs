@@ -1,4 +1,4 @@
-//! How ranks ended, in words.
+//! Formats how ranks ended, and finds the one that failed first.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -7,39 +7,39 @@ use crate::cli::STOPPED;
 use crate::dist::comm::error::{awaited_ranks, failed_peer};
 use crate::signals;
 
-/// Failures within this time belong together, in seconds.
+/// Failures within this many seconds are treated as simultaneous.
 const SIMULTANEOUS_SECONDS: f64 = 1.0;
 
-/// How one rank ended.
+/// How a rank ended.
 #[derive(Clone, Debug)]
 pub struct End {
     pub rank: usize,
     pub status: ExitStatus,
     /// Seconds since the start.
     pub after: f64,
-    /// What it said last, at most [`super::LAST_LINES`] lines.
+    /// Its last output lines, at most [`super::LAST_LINES`].
     pub last: Vec<String>,
-    /// Whether it was we who ended it, when it did not end in time.
+    /// Whether the launcher terminated it, because it did not end in time.
     pub stopped: bool,
-    /// Its process group, where SIGKILL did not end all that is in it.
+    /// Its process group, if SIGKILL did not end all of its processes.
     pub left: Option<i32>,
 }
 
 impl End {
-    /// `exit code 1`, `signal 9 (SIGKILL)`.
+    /// Formats the exit status: `with exit code 1`, `by signal 9 (SIGKILL)`.
     pub fn describe(&self) -> String {
         match (self.status.code(), self.status.signal()) {
-            (Some(0), _) => "in order".into(),
+            (Some(0), _) => "regularly".into(),
             (Some(code), _) => format!("with exit code {code}"),
             (None, Some(signal)) => match signals::name(signal) {
                 name if name.starts_with("SIG") => format!("by signal {signal} ({name})"),
                 _ => format!("by signal {signal}"),
             },
-            (None, None) => "in an unknown way".into(),
+            (None, None) => "with an unknown status".into(),
         }
     }
 
-    /// Whether it ended since a signal asked it to, with its state saved.
+    /// Whether it ended in response to a stop signal, with its state saved.
     pub fn has_saved(&self) -> bool {
         self.status.code() == Some(STOPPED.into())
     }
@@ -50,7 +50,7 @@ impl End {
     }
 }
 
-/// The rank that hung until we ended it, with a line of a rank that waited for it in vain.
+/// A rank that the launcher terminated and that another rank waited for, with that rank's message.
 fn hung(ends: &[End]) -> Option<(&End, &String)> {
     ends.iter().filter(|end| end.stopped).find_map(|end| {
         let others = ends.iter().filter(|other| other.rank != end.rank);
@@ -61,14 +61,15 @@ fn hung(ends: &[End]) -> Option<(&End, &String)> {
     })
 }
 
-/// What to tell about ranks of which one failed; `None` when all ended in order, after a signal that asked them to, or by one of
-/// `forwarded`, which the launcher passed on.
+/// The report if a rank failed; `None` if all ended regularly, after a stop signal, or by one of `forwarded`, which the
+/// launcher passed on.
 pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
     let fails = |end: &&End| !end.status.success() && !end.has_saved() && !end.stopped && !end.is_by(forwarded);
     let failures: Vec<&End> = ends.iter().filter(fails).collect();
     let seen = failures.first()?;
     let together = || failures.iter().filter(|end| end.after < seen.after + SIMULTANEOUS_SECONDS);
-    // Whoever was killed did not end because of another rank, even if that one was seen first; nor did who names no other that failed.
+    // A killed rank did not end because of another rank, even if another one was seen first; nor did a rank that names
+    // no other failed rank.
     let killed = together().find(|end| end.status.signal().is_some());
     let names = |end: &End, other: &End| end.last.iter().any(|line| failed_peer(line) == Some(other.rank));
     let alone = together().find(|end| !failures.iter().any(|other| other.rank != end.rank && names(end, other)));
@@ -85,8 +86,8 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
         None => format!("rank {} failed first: it ended {} after {:.1} s", first.rank, first.describe(), first.after),
     };
     match first.last.is_empty() {
-        true if hung.is_some() => text += "; it said nothing",
-        true => text += ", and said nothing",
+        true if hung.is_some() => text += "; it printed nothing",
+        true => text += ", and printed nothing",
         false => {
             text += "; its last lines:";
             for line in &first.last {
@@ -101,12 +102,12 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
     Some(text)
 }
 
-/// A line for each rank.
+/// One line per rank.
 pub fn per_rank_lines(ends: &[&End]) -> String {
     let line = |end: &&End| {
         let cause = match (end.stopped, end.status.signal()) {
             (true, Some(_)) => ", which the launcher sent",
-            (true, None) => ", told by the launcher,",
+            (true, None) => ", after the launcher's signal,",
             (false, _) => "",
         };
         format!("rank {} ended {}{cause} after {:.1} s", end.rank, end.describe(), end.after)
@@ -131,28 +132,28 @@ mod tests {
     #[test]
     fn the_first_failure_is_the_rank_that_others_name() {
         let lost = "rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
-        // A process closes its connections a moment before it is seen to have ended.
+        // A process closes its connections shortly before its end is seen.
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
-        let told = "rank 0 gave up: rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
+        let told = "rank 0 aborted: rank 2 has ended, seen by rank 0 at barrier: its connection is closed";
         assert_eq!(first(&[end(1, 3, 1.0, told), end(0, 3, 1.0, lost), end(2, 7, 1.01, "the disk is full")]), "rank 2");
-        // Killed, whatever it said last; and long before the others.
+        // A killed rank, whatever its last line; and a failure long before the others.
         assert_eq!(first(&[end(0, 3, 1.0, "no"), end(2, -9, 1.01, lost)]), "rank 2");
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 7, 9.0, "the disk is full")]), "rank 0");
-        // Each names the other: who was seen first.
+        // Each names the other: the one seen first.
         let other = "rank 0 has ended, seen by rank 2 at barrier: its connection is closed";
         assert_eq!(first(&[end(0, 3, 1.0, lost), end(2, 3, 1.0, other)]), "rank 0");
         assert!(report(&[end(0, 0, 1.0, "done")], &[]).is_none());
-        // A rank that hangs fails last, when it is ended.
+        // A hanging rank ends last, when it is terminated.
         let waited = "error: rank 0 waited 300 s for rank 2 at barrier";
         let hung = End { stopped: true, ..end(2, -9, 9.0, "step 7") };
-        let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 gave up: {waited}")), hung];
+        let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 aborted: {waited}")), hung];
         let text = report(&ends, &[]).unwrap();
         assert!(text.starts_with("rank 2 hung, and ended by signal 9 (SIGKILL)"), "{text}");
         assert!(
             text.contains("another rank said: rank 0 waited 300 s for rank 2") && text.contains("| step 7"),
             "{text}"
         );
-        // Neither ranks that were asked to stop and have saved nor those that the signal itself ended have failed.
+        // Ranks that saved after a stop signal, and ranks that the signal itself ended, have not failed.
         let asked = [end(0, 75, 1.0, "stopped"), end(1, -15, 1.0, "working")];
         assert!(report(&asked, &[15]).is_none() && report(&asked, &[2]).is_some());
     }

@@ -1,7 +1,8 @@
-//! Lets ranks in, and nobody else: all that connect are served side by side by one thread that never waits for one of them.
+//! Accepts authenticated ranks and rejects all other connections. One thread serves all connections concurrently and
+//! never blocks on one of them.
 //!
-//! A greeting has [`HANDSHAKE_TIMEOUT`] as a whole, however its bytes come. At most [`MAX_PENDING`] are under way; one more takes the place of
-//! the oldest. A rank whose greeting was dropped for others' sake connects again.
+//! A whole handshake has to end within [`HANDSHAKE_TIMEOUT`]. At most [`MAX_PENDING`] handshakes are in progress; another
+//! connection replaces the oldest. A rank whose handshake was replaced connects again.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -14,21 +15,21 @@ use super::super::comm::{CommError, Result};
 use super::handshake::{HELLO, HandshakeError, LocalIdentity, PeerInfo, ServerAction, ServerState, is_pause, welcome};
 use super::setup;
 
-/// How long a greeting may take.
+/// Timeout of a handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Greetings that are under way at once.
+/// Maximum number of handshakes in progress.
 const MAX_PENDING: usize = 128;
-/// Connections that are accepted before greetings are looked at again.
+/// Connections that are accepted before handshakes are served again.
 const ACCEPT_BATCH: usize = 32;
 
-/// The event of a socket whose other end is closed, whatever it sent before: it may be at work already. Elsewhere the system tells of
-/// connections that were reset, unasked.
+/// Poll event of a socket whose other end is closed, even with unread data. Systems other than Linux report reset
+/// connections without being asked.
 #[cfg(target_os = "linux")]
 const CLOSED: libc::c_short = libc::POLLRDHUP;
 #[cfg(not(target_os = "linux"))]
 const CLOSED: libc::c_short = 0;
 
-/// A connection whose other end has not proved anything yet.
+/// A connection whose peer is not authenticated yet.
 struct Pending {
     socket: TcpStream,
     ip: IpAddr,
@@ -38,23 +39,23 @@ struct Pending {
     got: usize,
 }
 
-/// Whoever was let in.
+/// An authenticated connection.
 pub struct AcceptedPeer {
     pub socket: TcpStream,
     pub ip: IpAddr,
     pub peer_info: PeerInfo,
 }
 
-/// What happened at the gate.
+/// What [`Acceptor::next`] returns.
 pub enum Event {
     Accepted(AcceptedPeer),
-    /// The connection of somebody who had arrived is closed.
+    /// A connection that was accepted before is closed.
     Closed(usize),
-    /// Time is over.
+    /// The deadline has passed.
     TimedOut,
 }
 
-/// Who was turned away, for whoever waits in vain.
+/// Rejected connections, for the message of a timeout.
 #[derive(Default)]
 struct Rejections {
     count: usize,
@@ -69,8 +70,10 @@ pub struct Acceptor<'a> {
 }
 
 impl<'a> Acceptor<'a> {
+    /// Makes the listeners non-blocking.
+    ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn new(listeners: &'a [TcpListener], identity: &'a LocalIdentity) -> Result<Acceptor<'a>> {
         for listener in listeners {
             let set = listener.set_nonblocking(true);
@@ -79,7 +82,7 @@ impl<'a> Acceptor<'a> {
         Ok(Acceptor { listeners, identity, pending: VecDeque::new(), rejections: Rejections::default() })
     }
 
-    /// Waits for the next rank that proves itself, while it looks after those that are `connected`.
+    /// Waits for the next authenticated rank, and watches the accepted connections in the first argument for their end.
     ///
     /// # Errors
     /// The system cannot accept connections.
@@ -110,12 +113,12 @@ impl<'a> Acceptor<'a> {
         }
     }
 
-    /// What to tell of those that were turned away: nothing, or a line.
+    /// One line about rejected connections for a message; empty if there are none.
     pub fn rejections(&self) -> String {
         let Rejections { count, last: Some((ip, why)) } = &self.rejections else { return String::new() };
         let connections =
             if *count == 1 { "1 connection was".to_string() } else { format!("{count} connections were") };
-        format!("\n  {connections} turned away; the last one, from {ip}: {}", why.peer_message())
+        format!("\n  {connections} rejected; the last one, from {ip}: {}", why.peer_message())
     }
 
     fn poll(&self, connected: &[&TcpStream], deadline: Deadline) -> Result<Ready> {
@@ -146,9 +149,9 @@ impl<'a> Acceptor<'a> {
             let (socket, address) = match listener.accept() {
                 Ok(connection) => connection,
                 Err(error) if is_pause(&error) => return Ok(()),
-                // Gone before it was accepted.
+                // Closed before it was accepted.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-                // Descriptors may have run out: whoever waits longest makes room.
+                // Descriptors may have run out: close the oldest connection.
                 Err(_) if !self.pending.is_empty() => {
                     self.reject(0, HandshakeError::NoReply);
                     return Ok(());
@@ -175,7 +178,7 @@ impl<'a> Acceptor<'a> {
         self.rejections.last = Some((pending.ip, why));
     }
 
-    /// Reads what has come of a greeting, and goes on with it.
+    /// Reads the available bytes of a handshake and continues it.
     fn serve(&mut self, at: usize) -> Result<Option<AcceptedPeer>> {
         let pending = &mut self.pending[at];
         while pending.got < pending.state.due() {
@@ -183,7 +186,7 @@ impl<'a> Acceptor<'a> {
                 Ok(n) if n > 0 => pending.got += n,
                 Err(error) if is_pause(&error) => return Ok(None),
                 _ => {
-                    // Whoever heard our proof and leaves has another secret.
+                    // A peer that leaves after it received our proof has another secret.
                     let why = if matches!(pending.state, ServerState::Answer { .. }) {
                         HandshakeError::NoProof
                     } else {
@@ -195,8 +198,9 @@ impl<'a> Acceptor<'a> {
             }
         }
         let next = pending.state.take(self.identity, &pending.message[..pending.got]);
-        let next = next.map_err(|error| CommError::Setup(format!("no random numbers to greet ranks with: {error}")))?;
-        // A fresh connection has room for these few bytes; who leaves none is not worth waiting for.
+        let next =
+            next.map_err(|error| CommError::Setup(format!("no random numbers for the handshake with ranks: {error}")))?;
+        // The send buffer of a new connection has space for these few bytes.
         let told = |mut socket: &TcpStream, bytes: &[u8]| socket.write(bytes).is_ok_and(|n| n == bytes.len());
         match next {
             ServerAction::Send(bytes, state) if told(&pending.socket, &bytes) => {
@@ -214,7 +218,7 @@ impl<'a> Acceptor<'a> {
             }
             ServerAction::Accepted(peer_info) => {
                 let Some(Pending { socket, ip, .. }) = self.pending.remove(at) else { return Ok(None) };
-                // Whoever is not told connects again.
+                // A peer that does not get the message connects again.
                 let stays = told(&socket, welcome());
                 Ok(stays.then_some(AcceptedPeer { socket, ip, peer_info }))
             }
@@ -222,7 +226,7 @@ impl<'a> Acceptor<'a> {
     }
 }
 
-/// What can be read, and who of those that are connected has ended.
+/// Readable sockets, and accepted connections that are closed.
 struct Ready {
     listeners: Vec<bool>,
     pending: Vec<bool>,

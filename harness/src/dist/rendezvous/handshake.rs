@@ -1,16 +1,16 @@
-//! What two ranks say when one connects to the other: each proves that it knows the job's secret before it is told anything.
+//! The handshake between two ranks: each proves that it knows the job's secret before the other sends it anything else.
 //!
-//! | | who | bytes |
+//! | message | sender | bytes |
 //! |---|---|---|
-//! | hello | the one that connects | magic, its rank, the rank it looks for, ranks in all, the job's tag, a nonce |
-//! | challenge | the one that listens | magic, a nonce, the proof `server` of hello and nonce |
-//! | answer | the one that connects | the port where it listens, the proof `client` of hello, both nonces and port |
-//! | welcome | the one that listens | magic |
+//! | hello | client | magic, its rank, the rank that it wants to reach, world size, the job's tag, a nonce |
+//! | challenge | server | magic, a nonce, the proof `server` of hello and nonce |
+//! | answer | client | the port on which it listens, the proof `client` of hello, both nonces and port |
+//! | welcome | server | magic |
 //!
-//! In the rank_info of the challenge a rank of another job is refused. Whoever says anything else is not answered. All messages have a fixed
-//! length, so that a greeting takes [`HELLO`] bytes of memory, whoever sends it.
+//! A rank of another job gets a refusal instead of the challenge. Any other message gets no reply. All messages have a
+//! fixed length, so that a handshake takes [`HELLO`] bytes of memory, whatever the client sends.
 //!
-//! What follows on the connection is neither encrypted nor signed: the proofs say who began it.
+//! Data after the handshake is neither encrypted nor signed: the proofs authenticate the start of the connection only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ pub const HELLO: usize = 84;
 const CHALLENGE: usize = 72;
 pub const ANSWER: usize = 34;
 
-/// What of a job and a rank goes into greetings.
+/// The data of this rank and its job in handshakes.
 #[derive(Clone)]
 pub struct LocalIdentity {
     rank: u32,
@@ -40,7 +40,7 @@ pub struct LocalIdentity {
 }
 
 impl LocalIdentity {
-    /// `purpose` tells apart the meetings of one job.
+    /// `purpose` distinguishes several rendezvous of one job.
     pub fn new(rank_info: &RankInfo, job: &Job, purpose: &str) -> LocalIdentity {
         let mut tag = blake3::Hasher::new();
         tag.update(&[purpose.len() as u8]).update(purpose.as_bytes()).update(job.name.as_bytes());
@@ -59,52 +59,54 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(part(bytes, at))
 }
 
-/// HandshakeError a connection is not one between ranks of a job.
+/// The reason for a failed handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeError {
-    /// It does not speak our language, or another version of it.
+    /// It uses another protocol, or another version of this one.
     UnknownProtocol,
     OtherJob,
     /// It does not know the secret.
     NoProof,
-    /// It ended before all was said, or did not say it in time.
+    /// It closed the connection, or did not answer in time.
     NoReply,
 }
 
 impl HandshakeError {
-    /// Of whoever listens at an address, for the rank that connected there.
+    /// Describes the server, for the message of the client.
     pub fn listener_message(self) -> &'static str {
         match self {
-            HandshakeError::UnknownProtocol => "what answers there is no rank of Tilewright, or of another version",
-            HandshakeError::OtherJob => "another job meets at this port; set MASTER_PORT to a free one",
-            HandshakeError::NoProof => {
-                "what answers there does not know this job's secret; all ranks need the same TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE"
+            HandshakeError::UnknownProtocol => {
+                "the program that answers there is not a rank of Tilewright, or has another version"
             }
-            HandshakeError::NoReply => "what is there accepts connections and does not answer",
+            HandshakeError::OtherJob => "another job uses this port; set MASTER_PORT to a free one",
+            HandshakeError::NoProof => {
+                "the program that answers there does not know this job's secret; all ranks need the same TILEWRIGHT_SECRET or TILEWRIGHT_SECRET_FILE"
+            }
+            HandshakeError::NoReply => "a program there accepts connections and does not answer",
         }
     }
 
-    /// Of whoever connected, for the rank that listens.
+    /// Describes the client, for the message of the server.
     pub fn peer_message(self) -> &'static str {
         match self {
-            HandshakeError::UnknownProtocol => "it is no rank of Tilewright, or of another version",
+            HandshakeError::UnknownProtocol => "it is not a rank of Tilewright, or has another version",
             HandshakeError::OtherJob => "it belongs to another job",
             HandshakeError::NoProof => "it does not know the job's secret",
-            HandshakeError::NoReply => "it did not say who it is",
+            HandshakeError::NoReply => "it did not identify itself",
         }
     }
 }
 
-/// Who has proved to be one of the job.
+/// An authenticated peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerInfo {
     pub rank: usize,
     pub world: usize,
-    /// Where it listens; 0 where it does not.
+    /// The port on which it listens; 0 if it does not.
     pub port: u16,
 }
 
-/// The part of the one that listens, without waiting: it is given what has come, and says what to send.
+/// State machine of the server side: takes received messages and returns what to send. Does no I/O.
 pub enum ServerState {
     /// Waits for the hello.
     Hello,
@@ -112,17 +114,17 @@ pub enum ServerState {
     Answer { hello: [u8; HELLO], nonce: [u8; 32] },
 }
 
-/// What comes of a message.
+/// What to do after a message.
 pub enum ServerAction {
     Send(Vec<u8>, ServerState),
-    /// The connection ends, after these bytes.
+    /// Send these bytes and close the connection.
     Refuse(Vec<u8>, HandshakeError),
-    /// It has to be told that it is [`welcome`].
+    /// The peer is authenticated; send it [`welcome`].
     Accepted(PeerInfo),
 }
 
 impl ServerState {
-    /// Bytes of the message that is due.
+    /// Length of the expected message in bytes.
     pub fn due(&self) -> usize {
         match self {
             ServerState::Hello => HELLO,
@@ -130,7 +132,7 @@ impl ServerState {
         }
     }
 
-    /// What to do with the message that was due.
+    /// Handles the expected message.
     ///
     /// # Errors
     /// The system has no random numbers.
@@ -166,16 +168,16 @@ impl ServerState {
     }
 }
 
-/// The last message of the one that listens.
+/// The server's last message.
 pub fn welcome() -> &'static [u8] {
     &WELCOME_MAGIC
 }
 
-/// The part of the one that connects, to rank `to`; `port` is where it listens itself. Whoever answers has `proof_deadline` to prove that it is of
-/// the job, and then until `deadline`.
+/// Runs the client side of the handshake with rank `to`; `port` is the port on which this rank listens. The server has
+/// to prove itself before the first deadline, and to finish before `deadline`.
 ///
 /// # Errors
-/// HandshakeError whoever answers is not the one that was looked for.
+/// The reason if the server is not the expected rank.
 pub fn handshake(
     socket: &mut TcpStream,
     identity: &LocalIdentity,
@@ -213,10 +215,10 @@ pub fn handshake(
     }
 }
 
-/// Fills `bytes` from a socket that blocks; the limit is one of all bytes together.
+/// Fills `bytes` from a blocking socket; the deadline applies to all bytes together.
 ///
 /// # Errors
-/// The end of the connection, and of time.
+/// A closed connection, a timeout.
 pub fn read_by(socket: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -235,10 +237,10 @@ pub fn read_by(socket: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> 
     Ok(())
 }
 
-/// Writes `bytes` to a socket that blocks, as [`read_by`].
+/// Writes `bytes` to a blocking socket, see [`read_by`].
 ///
 /// # Errors
-/// As [`read_by`].
+/// See [`read_by`].
 pub fn write_by(socket: &mut TcpStream, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -256,7 +258,7 @@ pub fn write_by(socket: &mut TcpStream, bytes: &[u8], deadline: Deadline) -> io:
     Ok(())
 }
 
-/// Whether it is worth going on.
+/// Whether the operation can be retried.
 pub fn is_pause(error: &io::Error) -> bool {
     [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&error.kind())
 }

@@ -1,16 +1,18 @@
-//! How processes that were started apart find each other: at rank 0's address.
+//! Connects the processes of a job: every rank connects to rank 0, then to all other ranks.
 //!
-//! Every rank but 0 connects to rank 0, and both prove that they are of the same job ([`handshake`]); it says where it listens itself. When
-//! all are there, rank 0 sends everybody the list; rank i then connects to ranks 1 to i − 1, in the same way. In the end there is a socket
-//! between every two ranks. Whoever finds something wrong tells those whom it can tell, so that all ranks name the same reason.
+//! Every rank but 0 connects to rank 0, and both prove that they belong to the same job ([`handshake`]). In the
+//! handshake the rank sends the port on which it listens itself. When all ranks are connected, rank 0 sends everyone
+//! the list of addresses, and rank i connects to ranks 1 to i − 1 with the same handshake. The result is a socket
+//! between every two ranks. A rank that fails sends the reason to all ranks that it is connected to, so that all of
+//! them report the same reason.
 //!
-//! What always holds:
-//! - All of it ends within [`Options::start_timeout`], and a moment for telling each other.
-//! - Only a rank that has proved itself can make the rendezvous fail, or take a rank's rank_info. Whoever else connects is turned away, costs
-//!   the ranks no time ([`acceptor`]), and a rank that meets somebody else at the address of another one tries again until time is over.
-//! - Without a secret ([`Access`]) a proof is worth nothing; ranks listen and connect on the loopback interface only then, unless
-//!   somebody said that anybody may come.
-//! - Rank 0 listens at the address that it was given, the others at the one from which they reach rank 0.
+//! Guarantees:
+//! - The rendezvous ends within [`Options::start_timeout`], plus a short time for sending abort notices.
+//! - Only an authenticated rank can make the rendezvous fail or claim a rank. Other peers are rejected and do not delay
+//!   the ranks ([`acceptor`]). A rank that finds another program at a peer's address retries until the timeout.
+//! - Without a secret ([`Access`]) proofs authenticate no peer. Ranks then listen and connect on the loopback interface
+//!   only, unless unauthenticated peers are explicitly allowed.
+//! - Rank 0 listens on the address in MASTER_ADDR, the other ranks on the local address of their connection to rank 0.
 
 mod acceptor;
 mod handshake;
@@ -29,50 +31,51 @@ use crate::escape::{printable, printable_lines};
 use acceptor::{AcceptedPeer, Acceptor, Event, HANDSHAKE_TIMEOUT};
 use handshake::{HandshakeError, LocalIdentity, handshake, read_by, write_by};
 
-/// How long a rank waits before it tries to connect again.
+/// Time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// How long one attempt to connect may take, of several addresses of one name.
+/// Timeout of one attempt to connect to one of a name's addresses.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long telling one rank how the rendezvous ended may take.
+/// Timeout for sending one rank the outcome of the rendezvous.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest reason for a failure that is read.
+/// Maximum length of a received failure reason in bytes.
 const LONGEST_REASON: usize = 4096;
-/// The most bytes of one rank in the list of all.
+/// Maximum length of one rank's line in the address list.
 const LONGEST_LINE: usize = 64;
 
-/// What the ranks of a job have in common, and others do not.
+/// What all ranks of a job share.
 #[derive(Clone, Debug, Default)]
 pub struct Job {
-    /// Tells apart jobs that meet by accident.
+    /// Tells apart jobs that use the same address by accident.
     pub name: String,
-    /// Keeps out who does not belong to it.
+    /// Which peers may take part.
     pub access: Access,
 }
 
 impl Job {
-    /// Of ranks that are started by this process.
+    /// A job whose ranks this process starts, with a generated secret.
     ///
     /// # Errors
     /// The system has no random numbers.
     pub fn generate(name: &str) -> Result<Job> {
-        let secret = Secret::generate().map_err(|error| CommError::Setup(format!("cannot make a secret: {error}")))?;
+        let secret =
+            Secret::generate().map_err(|error| CommError::Setup(format!("cannot generate a secret: {error}")))?;
         Ok(Job { name: name.to_string(), access: Access::Secret(secret) })
     }
 }
 
-/// A communicator over sockets between the processes of a job.
+/// Connects the processes of a job by sockets, and returns the communicator.
 ///
 /// # Errors
-/// The port is in use, ranks are missing after [`Options::start_timeout`], two say that they are the same one, or they do not agree
-/// how many they are; an address that others reach, without a secret.
+/// The port is in use; ranks are missing after [`Options::start_timeout`]; two processes claim the same rank; the world
+/// sizes differ; an address that other hosts can reach, without a secret.
 pub fn connect(rank_info: &RankInfo, job: &Job, options: Options) -> Result<Communicator> {
     tcp::over_sockets(rank_info.rank, sockets(rank_info, job, "ranks", options)?, options)
 }
 
-/// The sockets themselves, by rank; none for this rank. `purpose` tells apart several meetings of one job.
+/// The sockets by rank; `None` for this rank. `purpose` distinguishes several rendezvous of one job.
 ///
 /// # Errors
-/// As [`connect`].
+/// See [`connect`].
 pub(crate) fn sockets(
     rank_info: &RankInfo,
     job: &Job,
@@ -81,10 +84,10 @@ pub(crate) fn sockets(
 ) -> Result<Vec<Option<TcpStream>>> {
     let deadline = Deadline::after(options.start_timeout);
     let identity = LocalIdentity::new(rank_info, job, purpose);
-    // A name server may not answer.
+    // Name resolution may hang.
     let (rank, (name, port)) = (rank_info.rank, rank_info.master.clone());
     let limit = options.start_timeout.saturating_add(WATCHDOG_MARGIN);
-    let _guarded = guard(limit, move || format!("rank {rank}: the meeting of the ranks at {name}:{port}"));
+    let _guarded = guard(limit, move || format!("rank {rank}: the rendezvous at {name}:{port}"));
     match (rank_info.world, rank_info.rank) {
         (1, _) => Ok(vec![None]),
         (_, 0) => run_rank0(rank_info, job, &identity, deadline),
@@ -96,24 +99,24 @@ fn setup<T>(message: impl Into<String>) -> Result<T> {
     Err(CommError::Setup(message.into()))
 }
 
-/// Fails for an address that other hosts reach, where nobody has to prove anything.
+/// Fails for an address that other hosts can reach, if peers are not authenticated.
 fn check_access(job: &Job, ip: IpAddr) -> Result<()> {
     match job.access {
         Access::Loopback if !ip.to_canonical().is_loopback() => setup(format!(
-            "the ranks were to meet at {ip}, which others reach too, and this job has no secret\n  help: give all ranks the same random TILEWRIGHT_SECRET (`head -c 32 /dev/urandom | base64` makes one), or TILEWRIGHT_SECRET_FILE, which names a file of mode 0600 that has it; TILEWRIGHT_UNAUTHENTICATED=1 does without, on a network that only the job's hosts reach"
+            "the rendezvous address is {ip}, which other hosts can reach, and this job has no secret\n  help: give all ranks the same random TILEWRIGHT_SECRET (`head -c 32 /dev/urandom | base64` prints one), or TILEWRIGHT_SECRET_FILE, the path of a file of mode 0600 that holds it; set TILEWRIGHT_UNAUTHENTICATED=1 only on a network that only the job's hosts can reach"
         )),
         _ => Ok(()),
     }
 }
 
-/// Where rank 0 listens: at all addresses of this host that the name has, and nowhere else.
+/// Listens as rank 0, on all addresses of this host that the name resolves to.
 fn listen(rank_info: &RankInfo, job: &Job) -> Result<Vec<TcpListener>> {
     let (name, port) = &rank_info.master;
     let addresses: Vec<SocketAddr> = match (name.as_str(), *port).to_socket_addrs() {
         Ok(addresses) => addresses.collect(),
         Err(error) => {
             return setup(format!(
-                "MASTER_ADDR is `{name}`, which has no address on the host of rank 0: {error}\n  help: it has to name that host"
+                "MASTER_ADDR is `{name}`, which has no address on the host of rank 0: {error}\n  help: set it to a name or address of that host"
             ));
         }
     };
@@ -123,7 +126,7 @@ fn listen(rank_info: &RankInfo, job: &Job) -> Result<Vec<TcpListener>> {
     {
         let ip = addresses.first().map_or_else(|| name.clone(), |address| address.ip().to_string());
         return setup(format!(
-            "MASTER_ADDR is `{name}`, which is {ip} on the host of rank 0: {} of {} ranks are on other hosts, which cannot reach it there\n  help: set MASTER_ADDR to an address of this host that they reach, the same for all ranks",
+            "MASTER_ADDR is `{name}`, which is {ip} on the host of rank 0: {} of {} ranks are on other hosts, which cannot reach it there\n  help: set MASTER_ADDR to an address of this host that they can reach, the same for all ranks",
             rank_info.world - rank_info.local_world,
             rank_info.world
         ));
@@ -139,7 +142,7 @@ fn listen(rank_info: &RankInfo, job: &Job) -> Result<Vec<TcpListener>> {
             Ok(listener) => listeners.push(listener),
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 return setup(format!(
-                    "port {port} on {name}, where the ranks were to meet, is in use by another program\n  help: set MASTER_PORT to a free port, the same for all ranks"
+                    "port {port} on {name}, the rendezvous port, is in use by another program\n  help: set MASTER_PORT to a free port, the same for all ranks"
                 ));
             }
             Err(error) => absent = Some((address, error)),
@@ -153,7 +156,7 @@ fn listen(rank_info: &RankInfo, job: &Job) -> Result<Vec<TcpListener>> {
     }
 }
 
-/// Rank 0's part.
+/// Runs the rendezvous on rank 0.
 fn run_rank0(
     rank_info: &RankInfo,
     job: &Job,
@@ -178,7 +181,7 @@ fn run_rank0(
     message.extend((text.len() as u32).to_le_bytes());
     message.extend(text.into_bytes());
     for AcceptedPeer { socket, .. } in &mut accepted {
-        // Whoever cannot be told finds out by itself.
+        // A rank that cannot be notified notices the closed connection.
         let _ =
             socket.set_nonblocking(false).and_then(|()| write_by(socket, &message, Deadline::after(NOTIFY_TIMEOUT)));
     }
@@ -186,7 +189,7 @@ fn run_rank0(
     Ok(std::iter::once(None).chain(accepted.into_iter().map(|peer| Some(peer.socket))).collect())
 }
 
-/// Lets ranks in until all are there.
+/// Accepts ranks until all are connected.
 fn accept_all(
     listeners: &[TcpListener],
     rank_info: &RankInfo,
@@ -202,8 +205,8 @@ fn accept_all(
             Event::Closed(at) => {
                 let AcceptedPeer { socket, peer_info, .. } = &accepted[at];
                 return setup(match tcp::abort_reason(socket) {
-                    Some(reason) => format!("rank {} gave up: {reason}", peer_info.rank),
-                    None => format!("rank {} has ended before all ranks had come", peer_info.rank),
+                    Some(reason) => format!("rank {} aborted: {reason}", peer_info.rank),
+                    None => format!("rank {} ended before all ranks were connected", peer_info.rank),
                 });
             }
             Event::TimedOut => {
@@ -211,7 +214,7 @@ fn accept_all(
                 let missing: Vec<usize> = (1..rank_info.world).filter(|rank| !is_here(rank)).collect();
                 let (host, port) = &rank_info.master;
                 return setup(format!(
-                    "{} of {} did not come to {host}:{port} within {}{}\n  help: see why they did not start; TILEWRIGHT_START_TIMEOUT=SECONDS waits longer",
+                    "{} of {} did not connect to {host}:{port} within {}{}\n  help: check why they did not start; TILEWRIGHT_START_TIMEOUT=SECONDS raises the limit",
                     ranks(&missing),
                     rank_info.world,
                     seconds(&deadline.timeout),
@@ -221,22 +224,22 @@ fn accept_all(
         };
         let peer_info = peer.peer_info;
         let taken = peer_info.rank == 0 || accepted.iter().any(|other| other.peer_info.rank == peer_info.rank);
-        // It hears of the error too.
+        // It gets the error message too.
         accepted.push(peer);
         if peer_info.world != rank_info.world {
             return setup(format!(
-                "rank {} counts {} ranks, rank 0 counts {}",
+                "rank {} has world size {}, rank 0 has {}",
                 peer_info.rank, peer_info.world, rank_info.world
             ));
         }
         if taken || peer_info.rank >= rank_info.world {
-            return setup(format!("two processes say that they are rank {}", peer_info.rank));
+            return setup(format!("two processes claim rank {}", peer_info.rank));
         }
     }
     Ok(())
 }
 
-/// Everybody else's part. The ranks that this one is connected to when it fails are told why.
+/// Runs the rendezvous on all other ranks. On failure, the connected ranks get the reason.
 fn run_other_rank(
     rank_info: &RankInfo,
     job: &Job,
@@ -266,7 +269,7 @@ fn connect_peers(
     let help = "rank 0 has to run there; MASTER_ADDR and MASTER_PORT have to be the same for all ranks";
     let mut listener = None;
     let socket = connect_with_retry((name, *port), job, deadline, help, |socket, proof_deadline| {
-        // Where others of the job reach us: at the address from which we reach rank 0.
+        // Other ranks reach this rank at the address from which it reaches rank 0.
         if listener.is_none() {
             let ip = socket.local_addr().map(|address| address.ip());
             listener = ip.and_then(|ip| TcpListener::bind((ip, 0))).ok();
@@ -276,16 +279,16 @@ fn connect_peers(
         handshake(socket, identity, 0, port, proof_deadline, deadline)
     })?;
     let socket = peers[0].insert(socket);
-    let Some(listener) = listener else { return setup(format!("rank {rank} has no port where other ranks reach it")) };
+    let Some(listener) = listener else { return setup(format!("rank {rank} has no port for the other ranks")) };
     let list = receive_address_list(socket, rank_info, deadline)?;
-    let master = socket.peer_addr().map_err(|error| broken("rank 0 is gone", error))?.ip();
+    let master = socket.peer_addr().map_err(|error| broken("lost the connection to rank 0", error))?.ip();
     for (index, line) in list.lines().enumerate().take(rank - 1) {
         let to = index + 1;
         let address = line.split_once(' ').and_then(|(ip, port)| Some((ip.parse().ok()?, port.parse().ok()?)));
         let Some((ip, port)): Option<(IpAddr, u16)> = address else {
-            return setup(format!("rank 0 sent an address that makes no sense: `{}`", printable(line)));
+            return setup(format!("rank 0 sent an invalid address: `{}`", printable(line)));
         };
-        // What rank 0 sees on its identity host is where we see rank 0.
+        // A loopback address was seen by rank 0: use rank 0's address instead.
         let ip = if ip.to_canonical().is_loopback() { master } else { ip };
         let peer = connect_with_retry(
             (&ip.to_string(), port),
@@ -307,15 +310,16 @@ fn connect_peers(
         match acceptor.next(&watched, deadline)? {
             Event::Accepted(AcceptedPeer { socket, peer_info, .. }) => {
                 if peer_info.rank <= rank || peer_info.rank >= world || peers[peer_info.rank].is_some() {
-                    return setup(format!("two processes say that they are rank {}", peer_info.rank));
+                    return setup(format!("two processes claim rank {}", peer_info.rank));
                 }
                 peers[peer_info.rank] = Some(socket);
             }
-            // It may have done its part already. If it has failed, because of a rank that is missing here, that one does not come.
+            // It may have finished the rendezvous already. If it failed because of the missing rank, that rank will not
+            // connect.
             Event::Closed(at) => {
                 let (other, socket) = here[at];
                 if let Some(reason) = tcp::abort_reason(socket) {
-                    return setup(format!("rank {other} gave up: {reason}"));
+                    return setup(format!("rank {other} aborted: {reason}"));
                 }
                 ended = Some(other);
                 deadline = Deadline::after(HANDSHAKE_TIMEOUT.min(deadline.left()));
@@ -333,16 +337,16 @@ fn connect_peers(
     Ok(())
 }
 
-/// What rank 0 says when all have come, or when it gives up.
+/// Receives the address list, or the reason for which rank 0 aborts.
 fn receive_address_list(socket: &mut TcpStream, rank_info: &RankInfo, deadline: Deadline) -> Result<String> {
     let (name, port) = &rank_info.master;
-    // Rank 0 gives up first, and says why.
+    // Rank 0 times out first, and sends the reason.
     let deadline = Deadline::after(deadline.left() + HANDSHAKE_TIMEOUT);
     let gone = |error: std::io::Error| match error.kind() {
         ErrorKind::TimedOut => {
-            CommError::Setup(format!("rank 0 at {name}:{port} does not answer rank {} any more", rank_info.rank))
+            CommError::Setup(format!("rank 0 at {name}:{port} no longer answers rank {}", rank_info.rank))
         }
-        _ => CommError::Setup(format!("rank 0 at {name}:{port} ended before all ranks had come")),
+        _ => CommError::Setup(format!("rank 0 at {name}:{port} ended before all ranks were connected")),
     };
     let mut head = [0; 5];
     read_by(socket, &mut head, deadline).map_err(gone)?;
@@ -359,8 +363,8 @@ fn receive_address_list(socket: &mut TcpStream, rank_info: &RankInfo, deadline: 
     }
 }
 
-/// Connects to where a rank listens, or will soon, and do_handshake it. Whoever else listens there may be gone soon: it is tried until time is
-/// over.
+/// Connects to a listening rank and runs the handshake; retries until the deadline. Another program at this address may
+/// be gone soon.
 fn connect_with_retry(
     (host, port): (&str, u16),
     job: &Job,
@@ -388,7 +392,7 @@ fn connect_with_retry(
             let proof_deadline = Deadline::after(HANDSHAKE_TIMEOUT.min(deadline.left().max(RETRY_INTERVAL)));
             match do_handshake(&mut socket, proof_deadline) {
                 Ok(()) => return Ok(socket),
-                // Somebody who says who he is says more than somebody who is silent.
+                // Other handshake errors are more specific than a missing reply.
                 Err(HandshakeError::NoReply) if last_error.is_some() => {}
                 Err(why) => last_error = Some(why),
             }
@@ -413,7 +417,7 @@ mod tests {
 
     use super::*;
 
-    /// A job of so many ranks on this host, of which tests test_job some.
+    /// A job of `world` ranks on this host; the tests act as some of them.
     struct TestJob {
         world: usize,
         port: u16,
@@ -444,12 +448,12 @@ mod tests {
             Deadline::after(self.options.start_timeout)
         }
 
-        /// A rank as it is.
+        /// Runs a rank's rendezvous.
         fn sockets(&self, rank: usize) -> Result<Vec<Option<TcpStream>>> {
             sockets(&self.rank_info(rank), &self.job, "ranks", self.options)
         }
 
-        /// The connection of a rank that is played to where another one listens.
+        /// Connects as `rank` to the listening rank `to`.
         fn connect_as(&self, rank: usize, to: usize, port: u16) -> TcpStream {
             let identity = LocalIdentity::new(&self.rank_info(rank), &self.job, "ranks");
             let do_handshake = |socket: &mut TcpStream, proof_deadline: Deadline| {
@@ -458,13 +462,13 @@ mod tests {
             connect_with_retry(("127.0.0.1", port), &self.job, self.deadline(), "", do_handshake).unwrap()
         }
 
-        /// What rank 0 says to one that is played.
+        /// Receives the address list as `rank`.
         fn receive_address_list(&self, rank: usize, socket: &mut TcpStream) -> Result<String> {
             receive_address_list(socket, &self.rank_info(rank), self.deadline())
         }
     }
 
-    /// Rank 2 has come to rank 0, and ends before it connects to rank 1; rank 0 finds out, and ends too.
+    /// Rank 2 connects to rank 0, and ends before it connects to rank 1; rank 0 notices, and ends too.
     #[test]
     fn a_rank_that_ends_after_the_rendezvous_ends_the_wait() {
         let (test_job, began) = (TestJob::new(3), Instant::now());
@@ -485,10 +489,10 @@ mod tests {
         std::thread::scope(|scope| {
             let zero = scope.spawn(|| test_job.sockets(0).unwrap_err().to_string());
             let mut first = test_job.connect_as(1, 0, test_job.port);
-            tcp::send_abort_notice([&test_job.connect_as(2, 0, test_job.port)].into_iter(), "it is out of luck");
+            tcp::send_abort_notice([&test_job.connect_as(2, 0, test_job.port)].into_iter(), "it has no GPU");
             let one = test_job.receive_address_list(1, &mut first).unwrap_err().to_string();
             for error in [zero.join().unwrap(), one] {
-                assert_eq!(error, "rank 2 gave up: it is out of luck");
+                assert_eq!(error, "rank 2 aborted: it has no GPU");
             }
         });
     }
@@ -508,9 +512,9 @@ mod tests {
             let list = test_job.receive_address_list(2, &mut first).unwrap();
             let port = list.lines().next().and_then(|line| line.split(' ').nth(1)).unwrap().parse().unwrap();
             let second = test_job.connect_as(2, 1, port);
-            tcp::send_abort_notice([&first, &second].into_iter(), "it is out of luck");
+            tcp::send_abort_notice([&first, &second].into_iter(), "it has no GPU");
             drop((first, second));
-            assert_eq!(one.join().unwrap(), "rank 2 gave up: it is out of luck");
+            assert_eq!(one.join().unwrap(), "rank 2 aborted: it has no GPU");
             drop(zero.join().unwrap());
         });
     }

@@ -1,16 +1,17 @@
-//! Optimizer state shared out over ranks: each rank updates a part of the parameters, then all get all.
+//! Sharded optimizer state (ZeRO-1): each rank updates a partition of the parameters, which is then sent to all ranks.
 //!
-//! | mode | gradients | a rank's part | after the step |
+//! | mode | gradients | a rank's partition | after the step |
 //! |---|---|---|---|
-//! | broadcast | all of them, averaged, on every rank | whole parameters, about 1/world of all elements | every rank broadcasts its part |
+//! | broadcast | all of them, averaged, on every rank | whole parameters, about 1/world of all elements | every rank broadcasts its partition |
 //! | ZeRO-1 | each rank's shards only ([`Exchange::ReduceScatter`](super::ddp::Exchange)) | 1/world of every bucket | an all-gather for each bucket |
 //!
-//! Broadcast sends n bytes more than data-parallel training without sharding; ZeRO-1 sends the same bytes, since an all-reduce is a
-//! reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
+//! Broadcast sends n bytes more than data-parallel training without sharding. ZeRO-1 sends the same bytes, since an
+//! all-reduce is a reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
 //!
-//! Elements are updated one by one, so that who does it does not change the result: in broadcast mode parameters are bit for bit those
-//! of an optimizer that is not shared out, if the step's rate and scale are. ([`ShardedOptimizer::gradient_norm`] adds up in another order;
-//! who has the whole gradient takes [`grad_norm`](crate::optim::step_control::grad_norm).)
+//! Updates are element-wise, so that the result does not depend on the rank that computes them: in broadcast mode
+//! parameters are bit for bit those of an optimizer without sharding, for the same learning rate and gradient scale.
+//! ([`ShardedOptimizer::gradient_norm`] sums in another order; with the whole gradient use
+//! [`grad_norm`](crate::optim::step_control::grad_norm).)
 
 mod partition;
 
@@ -28,10 +29,10 @@ use super::error::{Error, Result};
 use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
 use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
 
-/// An optimizer whose state belongs to a range of the flat tensors, element by element.
+/// An optimizer with element-wise state for a range of the flat tensors.
 pub trait FlatOptimizer: Sized {
     type Options;
-    /// Names of what it keeps for each element.
+    /// Names of the state tensors; each has an element per parameter element.
     const STATE: &'static [&'static str];
 
     /// State for `range` before the first step.
@@ -42,16 +43,16 @@ pub trait FlatOptimizer: Sized {
 
     fn range(&self) -> Range<usize>;
 
-    /// Steps made.
+    /// Number of steps.
     fn steps(&self) -> u64;
 
     /// Bytes of state.
     fn bytes(&self) -> usize;
 
-    /// One step of its range; arguments as [`AdamW::step`]'s.
+    /// One step of its range; arguments as in [`AdamW::step`].
     ///
     /// # Errors
-    /// Those of the launches.
+    /// Errors of the launches.
     fn step(
         &mut self,
         values: ViewMut<'_, f32>,
@@ -62,13 +63,13 @@ pub trait FlatOptimizer: Sized {
         gradient_scale: f64,
     ) -> tilewright::Result<()>;
 
-    /// What it keeps, in the order of [`FlatOptimizer::STATE`].
+    /// The state tensors, in the order of [`FlatOptimizer::STATE`].
     fn state(&self) -> Vec<View<'_, f32>>;
 
-    /// Sets what it keeps: `read` fills the memory of each name.
+    /// Restores the state: `read` fills the tensor of each name.
     ///
     /// # Errors
-    /// Those of `read`.
+    /// Errors of `read`.
     fn restore(
         &mut self,
         steps: u64,
@@ -125,33 +126,33 @@ impl FlatOptimizer for AdamW {
     }
 }
 
-/// How parameters are shared out, and how they come together again.
+/// How parameters are partitioned and synchronized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Whole parameters are distributed by size; every rank updates and broadcasts its own
+    /// Each rank updates whole parameters, balanced by size, and broadcasts them
     Broadcast,
-    /// ZeRO-1: every rank owns a shard of every bucket; gradients are reduce-scattered, parameters all-gathered
+    /// Each rank updates a shard of every bucket; gradients are reduce-scattered, parameters all-gathered
     Zero1,
 }
 
-/// An optimizer of which every rank has a part.
+/// An optimizer whose state is sharded over ranks.
 pub struct ShardedOptimizer<O: FlatOptimizer> {
     comm: Arc<Communicator>,
     device: Device,
     options: O::Options,
     parts: Vec<Partition>,
-    /// Elements that each rank owns.
+    /// Number of elements that each rank owns.
     load: Vec<usize>,
-    /// This rank's own, each with the part that it belongs to.
+    /// This rank's optimizers, each with the index of its partition.
     own: Vec<(usize, O)>,
-    /// The elements that are updated, by all ranks together, with the steps that each range has been in: sorted.
+    /// Ranges that are updated, on any rank, with their step counts; sorted.
     step_counts: Vec<(Range<usize>, u64)>,
     mode: Mode,
     flat_len: usize,
 }
 
-/// A part on its way to everybody.
+/// A partition that is being sent to all ranks.
 struct Sent {
     part: usize,
     handles: Vec<Handle>,
@@ -161,17 +162,17 @@ fn all_handles(sent: &[Sent]) -> impl Iterator<Item = &Handle> {
     sent.iter().flat_map(|sent| &sent.handles)
 }
 
-/// All ranks' state together, which does not depend on how many there are.
+/// The gathered state of all ranks. Does not depend on the world size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// Steps that elements have been in: parameters that came later have fewer. Sorted, and without overlap.
+    /// Step count of each range: parameters that were added later have fewer. Sorted and disjoint.
     pub steps: Vec<(Range<usize>, u64)>,
-    /// For each name of [`FlatOptimizer::STATE`] an element for every element of the flat tensors; zeros where there is no state.
+    /// For each name of [`FlatOptimizer::STATE`] a value for every element of the flat tensors; zero without state.
     pub flats: Vec<Vec<f32>>,
 }
 
 impl State {
-    /// Of elements that have all been in the same steps.
+    /// State of elements that all have the same step count.
     pub fn uniform(steps: u64, flats: Vec<Vec<f32>>) -> State {
         let len = flats.first().map_or(0, Vec::len);
         State { steps: vec![(0..len, steps)], flats }
@@ -179,8 +180,8 @@ impl State {
 }
 
 impl<O: FlatOptimizer> ShardedOptimizer<O> {
-    /// BucketShards whole parameters out by size: `params` are their ranges in a flat tensor of `flat_len` elements. Each rank's part is one
-    /// piece of the flat tensor, and within one parameter as large as the others'.
+    /// Assigns whole parameters by size: `params` are their ranges in a flat tensor of `flat_len` elements. Each rank's
+    /// partition is contiguous in the flat tensor, and its size differs from the others' by at most one parameter.
     ///
     /// # Errors
     /// No memory for this rank's state.
@@ -196,7 +197,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(optimizer)
     }
 
-    /// BucketShards every bucket out: those of the [`Ddp`] that reduce-scatters the gradients.
+    /// Shards every bucket of the [`Ddp`] that reduce-scatters the gradients.
     ///
     /// # Errors
     /// No memory for this rank's state.
@@ -213,7 +214,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(optimizer)
     }
 
-    /// As [`ShardedOptimizer::by_buckets`], of no parameters yet: [`ShardedOptimizer::add_param_group`] says which.
+    /// Same as [`ShardedOptimizer::by_buckets`], without parameters: [`ShardedOptimizer::add_param_group`] adds them.
     pub fn with_buckets(
         device: &Device,
         comm: Arc<Communicator>,
@@ -250,11 +251,12 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         }
     }
 
-    /// Takes in more parameters, before or during training, the same ones on every rank: their state starts at zero. Parameters that
-    /// are shared out whole go to the rank that has least; with ZeRO-1 each element goes to the rank that has it in its share.
+    /// Adds parameters, before or during training, the same ones on every rank; their state starts at zero. In
+    /// broadcast mode they go to the rank with the least load; with ZeRO-1 each element goes to the rank that has it in
+    /// its shard.
     ///
     /// # Errors
-    /// Parameters that are here already, or with ZeRO-1 in no bucket; no memory.
+    /// Parameters that were added before, or with ZeRO-1 are in no bucket; no memory.
     pub fn add_param_group(&mut self, params: &[Range<usize>]) -> Result<()> {
         let mut sorted: Vec<Range<usize>> = params.iter().filter(|range| !range.is_empty()).cloned().collect();
         sorted.sort_by_key(|range| range.start);
@@ -283,13 +285,13 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(())
     }
 
-    /// State for what this rank has in its shards of parameters.
+    /// Adds state for this rank's shards of the parameters.
     fn add_shares(&mut self, params: &[Range<usize>]) -> Result<()> {
         let covered = |range: &Range<usize>| -> usize {
             self.parts.iter().filter_map(|part| intersection(&part.range(), range)).map(|both| both.len()).sum()
         };
         if let Some(range) = params.iter().find(|range| covered(range) < range.len()) {
-            let help = "gradients of parameters that were frozen when Ddp was made do not travel: make both anew, and load the state";
+            let help = "gradients of parameters that were frozen when Ddp was created are not communicated: create both again, and load the state";
             return Err(Error::Misuse(format!("parameters {range:?} are in no bucket\n  help: {help}")));
         }
         let joined = merge_adjacent(params);
@@ -306,7 +308,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         self.mode
     }
 
-    /// Steps made.
+    /// Number of steps.
     pub fn steps(&self) -> u64 {
         self.step_counts.iter().map(|(_, steps)| *steps).max().unwrap_or(0)
     }
@@ -321,13 +323,13 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         self.own.iter().map(|(_, own)| own.range()).collect()
     }
 
-    /// The norm of the gradient of all parameters that this updates; this rank has at least its part of it averaged. All ranks get the
-    /// same bits. Waits for the device.
+    /// L2 norm of the gradient of all parameters of this optimizer, if at least this rank's partition of it is
+    /// averaged. All ranks get the same bits. Synchronizes with the device.
     ///
     /// # Errors
-    /// Those of the device and of communication.
+    /// Errors of the device and of communication.
     pub fn gradient_norm(&self, gradients: View<'_, f32>) -> Result<f64> {
-        // What all have is counted once.
+        // Replicated partitions are counted once.
         let counts = |part: &Partition| !matches!(part, Partition::Replicated { .. }) || self.comm.rank() == 0;
         let own = self.own.iter().filter(|(part, _)| counts(&self.parts[*part]));
         let slices: Vec<View<'_, f32>> =
@@ -337,12 +339,12 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(sum[0].sqrt())
     }
 
-    /// One step: updates this rank's part, and gives everybody everything: each piece leaves when it is updated, while the next ones are.
-    /// `values` and `gradients` are the whole flat tensors, the other arguments as [`AdamW::step`]'s. A copy in a shorter type is not
-    /// written: refresh it afterwards.
+    /// One step: updates this rank's partitions, and sends each to all ranks as soon as it is updated, while the next
+    /// ones are computed. `values` and `gradients` are the whole flat tensors, the other arguments as in
+    /// [`AdamW::step`]. Compute weights are not written: refresh them afterwards.
     ///
     /// # Errors
-    /// Those of the launches and of communication.
+    /// Errors of the launches and of communication.
     pub fn step(
         &mut self,
         mut values: ViewMut<'_, f32>,
@@ -364,10 +366,10 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(())
     }
 
-    /// Updates what this rank has of a part, and starts to give it to everybody.
+    /// Updates this rank's elements of a partition, and starts to send it to all ranks.
     ///
     /// # Safety
-    /// As [`ShardedOptimizer::start`]'s, for the handles that come into `sent`.
+    /// See [`ShardedOptimizer::start`], for the handles added to `sent`.
     unsafe fn step_partition(
         &mut self,
         index: usize,
@@ -377,7 +379,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         (rate, gradient_scale): (f64, f64),
         sent: &mut Vec<Sent>,
     ) -> Result<()> {
-        // What is under way is other parts' elements, which these steps neither read nor write.
+        // Collectives in flight use elements of other partitions, which these steps neither read nor write.
         for (_, own) in self.own.iter_mut().filter(|(part, _)| *part == index) {
             own.step(values.reborrow(), gradients, ComputeWeights::None, groups, rate, gradient_scale)?;
         }
@@ -388,13 +390,13 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         started
     }
 
-    /// As [`ShardedOptimizer::step`], of gradients that are still on their way to other ranks: each part is updated when `ddp` has its
-    /// gradients, and leaves at once, while others travel. `arrived` is called for each range that is whole on this rank again, with
-    /// all values. Gives what `ddp` sent, and the gradient's norm, at which nobody looked before: where it is not finite, parameters are
-    /// not either.
+    /// Same as [`ShardedOptimizer::step`], for gradients that are still in flight: each partition is updated when `ddp`
+    /// has its gradients, and sent immediately, while other gradients are in flight. `arrived` is called for each range
+    /// that is complete on this rank again, with all values. Returns the statistics of `ddp` and the gradient norm. The
+    /// norm is not checked before the update: if it is not finite, neither are the parameters.
     ///
     /// # Errors
-    /// As [`ShardedOptimizer::step`], and those of `arrived`.
+    /// See [`ShardedOptimizer::step`]; also errors of `arrived`.
     pub fn step_by_bucket(
         &mut self,
         ddp: &Ddp,
@@ -404,7 +406,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
     ) -> Result<(Synchronized, f64)> {
         let touches = |bucket: &Bucket, part: &Partition| intersection(&bucket.range, &part.range()).is_some();
-        // Of how many buckets the gradients of each part are not here.
+        // Number of buckets of each partition whose gradients are missing.
         let count = |part: &Partition| ddp.buckets().iter().filter(|bucket| touches(bucket, part)).count();
         let mut missing: Vec<usize> = self.parts.iter().map(count).collect();
         let alone: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == 0).collect();
@@ -426,11 +428,11 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             Ok(())
         });
         let outcome = outcome.and_then(|synchronized| {
-            // Parts whose gradients do not travel.
+            // Partitions without gradients in flight.
             alone.into_iter().try_for_each(|index| update(self, index))?;
             Ok(synchronized)
         });
-        // What waits for the device comes while parameters travel.
+        // Device synchronization overlaps with the communication of parameters.
         let rest = outcome.and_then(|synchronized| {
             let norm = self.gradient_norm(gradients)?;
             sent.iter().try_for_each(|Sent { part, handles }| {
@@ -445,10 +447,10 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(done)
     }
 
-    /// Starts to give every rank what the others own of a part of the flat tensor at `base`, if anything of it is updated at all.
+    /// Starts to send a partition of the flat tensor at `base` from its owners to all ranks, if any of it is updated.
     ///
     /// # Safety
-    /// As [`Communicator::start`]'s, for the part's range.
+    /// See [`Communicator::start`], for the partition's range.
     unsafe fn start(&self, index: usize, base: u64, handles: &mut Vec<Handle>) -> Result<()> {
         let part = &self.parts[index];
         let range = part.range();
@@ -467,7 +469,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(())
     }
 
-    /// Gives every rank what the others own of a flat tensor.
+    /// Sends all partitions of a flat tensor from their owners to all ranks.
     fn synchronize(&self, flat: &mut ViewMut<'_, f32>) -> Result<()> {
         let base = flat.address();
         let mut handles = Vec::new();
@@ -479,16 +481,16 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         outcome.and(waited.map_err(Error::from))
     }
 
-    /// What this rank gives to the state of all: its own pieces, of those that every rank has the first rank's alone.
+    /// This rank's contribution to the gathered state; rank 0 alone contributes replicated partitions.
     pub fn own_state(&self) -> impl Iterator<Item = &O> {
         let gives = |part: usize| !matches!(self.parts[part], Partition::Replicated { .. }) || self.comm.rank() == 0;
         self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
     }
 
-    /// All ranks' state, the same on every rank.
+    /// Gathers the state of all ranks, on every rank.
     ///
     /// # Errors
-    /// Those of the device and of communication.
+    /// Errors of the device and of communication.
     pub fn gather_state(&self) -> Result<State> {
         let mut flats = Vec::new();
         for index in 0..O::STATE.len() {
@@ -502,8 +504,8 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         Ok(State { steps: self.step_counts.clone(), flats })
     }
 
-    /// Sets this rank's part from the state of a whole optimizer, whatever its world was. Parameters that the state does not know
-    /// begin at zero.
+    /// Restores this rank's state from gathered state, saved with any world size. Parameters without saved state start
+    /// at zero.
     ///
     /// # Errors
     /// State of another model; no memory.
@@ -523,11 +525,11 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         })
     }
 
-    /// As [`ShardedOptimizer::load_state`], of state that is read piece by piece: `read` fills elements of what [`FlatOptimizer::STATE`] has at an
-    /// index, which are zeros before. `steps` are those of [`State`].
+    /// Same as [`ShardedOptimizer::load_state`], for state that is read in slices: `read` fills elements of the state
+    /// tensor at an index of [`FlatOptimizer::STATE`], which are zero before. `steps` as in [`State`].
     ///
     /// # Errors
-    /// Those of `read`; no memory.
+    /// Errors of `read`; no memory.
     pub fn load_with<E: From<tilewright::Error>>(
         &mut self,
         steps: &[(Range<usize>, u64)],

@@ -1,17 +1,17 @@
-//! Which rank updates which elements.
+//! Assignment of elements to the ranks that update them.
 
 use std::ops::Range;
 
 use crate::params::ALIGNMENT;
 
-/// What travels together after a step.
+/// A range that is synchronized with one collective after a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Partition {
-    /// Elements that one rank updates.
+    /// Updated by one rank.
     Owned { rank: usize, range: Range<usize> },
-    /// Elements of which each rank updates as many.
+    /// Updated by all ranks, in equal shards.
     Sharded { shard_len: usize, range: Range<usize> },
-    /// Elements that every rank updates.
+    /// Updated by every rank.
     Replicated { range: Range<usize> },
 }
 
@@ -24,7 +24,7 @@ impl Partition {
         }
     }
 
-    /// What `rank` updates of it.
+    /// The elements that `rank` updates.
     pub fn range_of(&self, rank: usize) -> Option<Range<usize>> {
         match self {
             Partition::Owned { rank: by, range } => (*by == rank).then(|| range.clone()),
@@ -37,13 +37,13 @@ impl Partition {
     }
 }
 
-/// What two ranges have in common.
+/// Intersection of two ranges; `None` if it is empty.
 pub fn intersection(a: &Range<usize>, b: &Range<usize>) -> Option<Range<usize>> {
     let both = a.start.max(b.start)..a.end.min(b.end);
     (!both.is_empty()).then_some(both)
 }
 
-/// Sorted ranges, where neighbours become one, with the gap that parameters have between them.
+/// Merges adjacent ranges of a sorted list, including the padding between parameters.
 pub fn merge_adjacent(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut joined: Vec<Range<usize>> = Vec::new();
     for range in ranges {
@@ -55,8 +55,8 @@ pub fn merge_adjacent(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     joined
 }
 
-/// `range` in pieces whose elements have been in the same steps, by a sorted list. A gap between two of the list belongs to the one before
-/// it; what the list does not know has been in none.
+/// Splits `range` into ranges of equal step counts, according to a sorted list. Padding belongs to the entry before it;
+/// elements that are not in the list have a count of 0.
 pub fn split_by_steps(range: &Range<usize>, steps: &[(Range<usize>, u64)]) -> Vec<(Range<usize>, u64)> {
     let mut pieces: Vec<(Range<usize>, u64)> = Vec::new();
     let mut push = |piece: Range<usize>, steps: u64| match pieces.last_mut() {
@@ -77,12 +77,12 @@ pub fn split_by_steps(range: &Range<usize>, steps: &[(Range<usize>, u64)]) -> Ve
     pieces
 }
 
-/// Gives parameters to ranks that own `load` elements so far: in order, so that each comes up to its fair part of everything. What a
-/// rank gets of neighbours is one range, gaps included.
+/// Assigns parameters to ranks that own `load` elements so far: in order, so that each rank approaches the ideal shard.
+/// Adjacent parameters of a rank become one range, including padding.
 pub fn assign_by_size(params: &[Range<usize>], load: &mut [usize]) -> Vec<(usize, Range<usize>)> {
     let new: usize = params.iter().map(Range::len).sum();
     let fair = (load.iter().sum::<usize>() + new) as f64 / load.len() as f64;
-    // Ranks above their fair part get nothing, so the others have a little more room than there is to share.
+    // Ranks above the ideal shard get nothing, so that the capacities of the others exceed the elements to assign.
     let room: Vec<f64> = load.iter().map(|&load| (fair - load as f64).max(0.0)).collect();
     let shrink = new as f64 / room.iter().sum::<f64>();
     let (mut rank, mut end) = (0, room[0] * shrink);
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn split_by_steps_keeps_step_counts() {
         let steps = [(0..100, 5), (128..200, 5), (256..300, 2), (1000..1100, 5)];
-        // Gaps of less than an alignment belong to what is before them.
+        // Padding shorter than an alignment belongs to the range before it.
         assert_eq!(split_by_steps(&(0..300), &steps), [(0..256, 5), (256..300, 2)]);
         assert_eq!(
             split_by_steps(&(150..1200), &steps),
@@ -131,7 +131,7 @@ mod tests {
         let shared = assign_by_size(&params, &mut load);
         assert_eq!(shared, [(0, 0..124), (1, 128..316), (2, 320..444), (3, 448..636)]);
         assert_eq!(load, [120, 180, 120, 180]);
-        // More parameters go where least is.
+        // More parameters go to the ranks with the least load.
         let more = assign_by_size(&[1000..1060, 2000..2060], &mut load);
         assert_eq!((more, load), (vec![(0, 1000..1060), (2, 2000..2060)], vec![180; 4]));
     }

@@ -1,11 +1,13 @@
-//! What a rank shows to the others: one piece of its GPU's memory, with a place for everything that they write or fetch.
+//! Memory layout of the block that a rank shares: space for everything that other ranks write or fetch.
 
-/// Places in the block that every rank allocates, in bytes from its start: flags, cells, then slots. All ranks' blocks are alike.
+/// Offsets in bytes in the block that every rank allocates: flags, cells, then slots. The layout is the same on all
+/// ranks.
 ///
 /// Each lane has
-/// - an inbox: a slot of `segment` bytes for each other rank, in rank order, one behind the other;
-/// - an send_slot of `segment` bytes, which the others fetch;
-/// - a flag for each other rank, which counts that rank's signals, and a cell from which this rank's signals to it are copied.
+/// - receive slots: one of `segment` bytes for each other rank, contiguous, in rank order;
+/// - a send slot of `segment` bytes, which the other ranks fetch;
+/// - a flag for each other rank, which counts that rank's signals, and a cell from which this rank's signals to it are
+///   copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     pub world: usize,
@@ -14,46 +16,46 @@ pub struct Block {
     pub segment: usize,
 }
 
-/// Flags and cells have a line of the cache each, and slots begin at multiples of it.
+/// Flags and cells occupy one cache line each, and slots are aligned to it.
 pub const LINE: usize = 128;
 
 impl Block {
-    /// The flag of `lane` that counts what `from` signals to this block's owner: a u32.
+    /// The flag (u32) of `lane` that counts signals from `from` to the block's owner.
     pub fn flag(&self, lane: usize, from: usize) -> usize {
         (lane * self.world + from) * LINE
     }
 
-    /// Bytes of all flags, which begin the block.
+    /// Bytes of all flags, which are at the start of the block.
     pub fn flags(&self) -> usize {
         self.lanes * self.world * LINE
     }
 
-    /// The cell that holds what this block's owner signals to `to`: a u32.
+    /// The cell (u32) with the last signal from the block's owner to `to`.
     pub fn cell(&self, lane: usize, to: usize) -> usize {
         self.flags() + self.flag(lane, to)
     }
 
-    /// Where the slots begin, as one after the other: a lane's inbox, then its send_slot.
+    /// Start of the slots, in order: a lane's receive slots, then its send slot.
     fn slot(&self, lane: usize, slot: usize) -> usize {
         2 * self.flags() + (lane * self.world + slot) * self.segment
     }
 
-    /// The inbox of `lane` in the block of `owner`, where it begins: slots of all other ranks.
+    /// Start of the receive slots of `lane`, one for each other rank.
     pub fn recv_slots(&self, lane: usize) -> usize {
         self.slot(lane, 0)
     }
 
-    /// The slot for what `from` sends to `owner`.
+    /// The slot for data from `from` to `owner`.
     pub fn recv_slot(&self, lane: usize, owner: usize, from: usize) -> usize {
         self.slot(lane, if from < owner { from } else { from - 1 })
     }
 
-    /// What the others fetch.
+    /// The slot that other ranks fetch.
     pub fn send_slot(&self, lane: usize) -> usize {
         self.slot(lane, self.world - 1)
     }
 
-    /// Of the whole block.
+    /// Size of the block in bytes.
     pub fn bytes(&self) -> usize {
         self.slot(self.lanes, 0)
     }
@@ -77,9 +79,9 @@ mod tests {
                     places.extend(others().map(|rank| (block.recv_slot(lane, owner, rank), segment)));
                     places.push((block.send_slot(lane), segment));
                     let first = others().next().unwrap();
-                    assert_eq!(block.recv_slots(lane), block.recv_slot(lane, owner, first), "the kernel begins there");
+                    assert_eq!(block.recv_slots(lane), block.recv_slot(lane, owner, first), "the kernel starts there");
                     let slots: Vec<usize> = others().map(|rank| block.recv_slot(lane, owner, rank)).collect();
-                    assert!(slots.windows(2).all(|two| two[1] - two[0] == segment), "and goes on in rank order");
+                    assert!(slots.windows(2).all(|two| two[1] - two[0] == segment), "and continues in rank order");
                 }
                 places.sort_unstable();
                 assert!(places.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "{places:?}");

@@ -1,28 +1,28 @@
-//! Steps as a GPU's driver knows them: addresses and numbers.
+//! Translates steps to driver commands with addresses.
 
 use super::block::Block;
 use super::plan::Step;
 
-/// What a stream is given.
+/// A command for a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Copies `bytes`; one of the addresses may be another GPU's memory.
     Copy { to: u64, from: u64, bytes: usize },
     /// Writes a u32.
     Write { at: u64, value: u32 },
-    /// Waits until the u32 there [is reached](super::plan::is_reached).
+    /// Waits until the u32 there [has reached](super::plan::is_reached) the value.
     Wait { at: u64, value: u32 },
-    /// `bytes` at `own` become the reduction of themselves and what lies at `inbox`: the other ranks' parts in rank order, `stride` bytes from
-    /// one to the next. So do those at `send_slot`, if there are any.
+    /// Replaces `bytes` at `own` by the reduction of them and the receive slots: the other ranks' data in rank order,
+    /// `stride` bytes apart. Also writes it to the send slot, if there is one.
     Reduce { own: u64, recv: u64, stride: usize, send: Option<u64>, bytes: usize },
 }
 
-/// Where one rank sees all ranks' blocks.
+/// Addresses of all ranks' blocks in this process.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     pub rank: usize,
     pub block: Block,
-    /// By rank, its own among them.
+    /// By rank, including this rank's.
     pub blocks: Vec<u64>,
 }
 
@@ -35,13 +35,13 @@ impl Addresses {
         self.blocks[rank] + at as u64
     }
 
-    /// The address of the flag of `lane` that `from` sets here.
+    /// Address of the flag of `lane` that `from` sets here.
     pub fn flag(&self, lane: usize, from: usize) -> u64 {
         self.own(self.block.flag(lane, from))
     }
 
-    /// What a step of `lane` is made of, in this order, for a collective in the memory at `buffer`. `there` is where an exchange takes it in
-    /// the other rank's memory; others have no use for it.
+    /// The commands of a step of `lane`, in order, for a collective on the memory at `buffer`. `there` is the
+    /// destination of an exchange in the peer's memory; other collectives ignore it.
     pub fn commands(&self, lane: usize, step: &Step, buffer: u64, there: u64) -> impl Iterator<Item = Command> + use<> {
         let block = &self.block;
         let at = |offset: usize| buffer + offset as u64;
@@ -67,7 +67,8 @@ impl Addresses {
                 (Command::Reduce { own, recv, stride: block.segment, send, bytes: of.len() }, None)
             }
             Step::Signal { to, value } => {
-                // A stream writes only its own GPU's memory; a copy takes it over. The cell is written again behind that copy, on the same lane.
+                // A stream writes only memory of its GPU; a copy transfers the value. The cell is overwritten only
+                // after that copy, on the same lane.
                 let (cell, flag) = (self.own(block.cell(lane, *to)), self.at(*to, block.flag(lane, self.rank)));
                 (Command::Write { at: cell, value: *value }, Some(Command::Copy { to: flag, from: cell, bytes: 4 }))
             }

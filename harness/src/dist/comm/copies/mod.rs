@@ -1,10 +1,11 @@
-//! Collectives that copy engines carry: which copies, waits and reductions each rank queues, as pure code.
+//! Collectives on copy engines: which copies, waits and reductions each rank queues. Contains no GPU code.
 //!
-//! Kernels that communicate keep multiprocessors from kernels that compute. A GPU's copy engines move memory to other GPUs of the host
-//! without any; what is left for multiprocessors is to add up.
+//! Communication kernels occupy SMs that compute kernels could use. A GPU's copy engines transfer memory to other GPUs
+//! of the host without SMs; only reductions need SMs.
 //!
-//! [`plan`] says what is queued, [`block`] where it lies, [`command`] with which addresses. `nccl::engines` hands it to the driver; the tests of this module run all ranks'
-//! plans on the host, in any order that the driver may choose.
+//! [`plan`] defines the steps, [`block`] the memory layout, [`command`] the addresses. `nccl::engines` submits the
+//! commands to the driver. The tests of this module simulate all ranks' plans on the host, in any order that the driver
+//! may choose.
 
 pub mod block;
 pub mod command;

@@ -1,147 +1,159 @@
-//! Which steps each rank queues for a collective.
+//! Steps that each rank queues for a collective.
 //!
-//! A collective works on `world` chunks of the buffer. Chunks are cut into segments, and segment k is the k-th cut of *every* chunk: rank r
-//! reduces chunk r's. Segments are dealt to lanes in turn, over all collectives. A lane is a queue of each rank, with an inbox, an outbox and
-//! flags of its own ([`Block`]); it runs its steps in order, and lanes run side by side, so that one lane's copies run under the
-//! other's reduction.
+//! A collective works on `world` chunks of the buffer. Chunks are divided into segments, and segment k is the k-th part
+//! of *every* chunk: rank r reduces that of chunk r. Segments are dealt to lanes round-robin, over all collectives. A
+//! lane is a queue of each rank, with receive slots, a send slot and flags ([`Block`]); it runs its steps in order, and
+//! lanes run concurrently, so that one lane's copies overlap with the other's reduction.
 //!
-//! For segment n of a lane, rank r queues there, with every other rank p:
+//! For segment n of a lane, rank r queues these steps, with every other rank p:
 //!
 //! | all_reduce | reduce_scatter | all_gather |
 //! |---|---|---|
-//! | await p's second signal of n − 1, unless it has been | the same | |
-//! | push my part of chunk p into p's inbox, signal p: first of n | the same | signal p: first of n |
+//! | await p's second signal of n − 1, unless already awaited | the same | |
+//! | push r's data of chunk p into p's receive slot, signal p: first of n | the same | signal p: first of n |
 //! | await p's first of n | the same | the same |
-//! | reduce my chunk from here and my inbox, in rank order, also to my outbox | the same, without the outbox | copy my chunk to my outbox |
+//! | reduce chunk r from the buffer and r's receive slots, in rank order, also into r's send slot | the same, without the send slot | copy chunk r to r's send slot |
 //! | signal p: second of n | the same | the same |
-//! | await p's second of n, pull chunk p from p's outbox | | the same |
+//! | await p's second of n, pull chunk p from p's send slot | | the same |
 //!
-//! Chunks that are pulled land where they belong: nothing is copied twice, and no chunk of the others has to be kept.
+//! Pulled chunks are copied directly to their destination: nothing is copied twice, and other ranks' chunks need no
+//! temporary memory.
 //!
-//! An exchange of two ranks is one segment, of the whole buffer: signal (first of n), await p's, send the buffer to p's inbox of the caller's,
-//! signal (second), await p's. The first signal says that the place there is free, the second one that it is full.
+//! An exchange of two ranks is one segment, of the whole buffer: signal (first of n), await p's, send the buffer to p's
+//! receive buffer, signal (second), await p's. The first signal says that the receive buffer is free, the second one
+//! that it is full.
 //!
-//! A meeting of two ranks, who then read each other's buffer in place, is: signal (first of n), await p's, signal (second). The buffer is whole
-//! when the first signal says so, and may be written again behind the next meeting.
+//! A peer read of two ranks, each of which then reads the other's buffer, is: signal (first of n), await p's, signal
+//! (second). The first signal says that the buffer is complete; it may be overwritten after the next peer read.
 //!
-//! So each segment, whatever it is of, signals every other rank exactly twice, which flags count: 2 n + 1 and 2 n + 2. Because a lane runs in
-//! order, p's first signal of n says that p has *ended all before n* (and that p's part is in my inbox, if it sends one), and p's second of n
-//! that p has *read its inbox of n* (and filled its outbox, if it has what to show). That is all that is needed:
+//! Each segment, whatever its kind, signals every other rank exactly twice, and flags count the signals: 2 n + 1 and 2
+//! n + 2. Because a lane runs in order, p's first signal of n means that p has *completed all segments before n* (and
+//! that p's data is in r's receive slot, if p pushes), and p's second of n that p has *read its receive slots of n*
+//! (and filled its send slot, if it has one to fill). The following properties depend on nothing else:
 //!
-//! - **No inbox is overwritten before it was read.** Rank r writes p's inbox in its push of n. What was there came from r's push of some
-//!   m < n, and p read it in its reduction of m, before its second signal of m. Before it pushes, r has awaited p's second of n − 1 or a later one;
-//!   an all_gather and an all_reduce await it themselves, a reduce_scatter leaves it to the next push of the lane (`unacknowledged`). A meeting has
-//!   nothing read, and its first signal stands behind all that was.
-//! - **No outbox is overwritten before it was fetched.** Rank r writes its outbox in the reduction, or the copy, of n. The others fetched what
-//!   was there in a segment m < n, which they have ended when they give their first signal of n; r has awaited all of these.
-//! - **No inbox of the caller's is overwritten before it was read.** A lane begins an exchange when the stream that computes has come to where
-//!   the exchange was asked for, behind all that reads the inbox; only then does it give the first signal that the other rank awaits.
-//! - **Nothing is read too early.** Reductions come after the first signals of the same segment, which follow the pushes; pulls after the
-//!   second ones, which follow what fills outboxes.
-//! - **Own memory** of chunk p is read by the push of n before the pull of n overwrites it, on the same lane; segments do not overlap.
-//! - **Nobody waits for ever.** All ranks queue the same segments in the same order. Take the await, of all that never end, with the least
-//!   (segment, first or second): the rank that owes the signal has ended all that it queued before, so it gives it. The argument also holds if
-//!   the lanes of a rank run as one queue, in the order of [`Plan::steps`], as they do if the driver gives them one channel.
+//! - **No receive slot is overwritten before it is read.** Rank r writes p's slot in its push of n. The slot's previous
+//!   content came from r's push of some m < n, and p read it in its reduction of m, before its second signal of m.
+//!   Before it pushes, r has awaited p's second of n − 1 or a later one; an all_gather and an all_reduce await it
+//!   themselves, a reduce_scatter leaves it to the next push of the lane (`unacknowledged`). A peer read reads no slot, and its
+//!   first signal comes after all reads before it.
+//! - **No send slot is overwritten before it is fetched.** Rank r writes its send slot in the reduction, or the copy,
+//!   of n. The others fetched its previous content in a segment m < n, which they have completed when they give their
+//!   first signal of n; r has awaited all of these.
+//! - **No receive buffer of an exchange is overwritten before it is read.** A lane starts an exchange when the compute
+//!   stream has reached the point of its call, after all reads of the buffer; only then does it give the first signal
+//!   that the peer awaits.
+//! - **Nothing is read too early.** Reductions come after the first signals of the same segment, which follow the
+//!   pushes; pulls come after the second ones, which follow the writes to send slots.
+//! - **Local memory** of chunk p is read by the push of n before the pull of n overwrites it, on the same lane;
+//!   segments do not overlap.
+//! - **No deadlock.** All ranks queue the same segments in the same order. Of all awaits that never end, take the one
+//!   with the least (segment, first or second): the rank that has to signal has completed all steps that it queued
+//!   before, so it signals. The argument also holds if the lanes of a rank run as one queue, in the order of
+//!   [`Plan::steps`], as they do if the driver gives them one channel.
 
 use std::ops::Range;
 
 use super::block::{Block, LINE};
 
-/// Lanes of a rank: while one adds up, the other one copies.
+/// Number of lanes: one copies while the other one reduces.
 pub const LANES: usize = 2;
 
-/// Bytes of a segment, of each chunk. Between GPUs with NVLink it takes about 40 µs, some ten times what signals take.
+/// Bytes of a segment, of each chunk. Between GPUs with NVLink it takes about 40 µs, some ten times as long as the
+/// signals.
 pub const SEGMENT: usize = 16 << 20;
 
-/// Which collective, as [`Op`](crate::dist::comm::Op) says what each is.
+/// Kind of collective; see [`Op`](crate::dist::comm::Op).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     AllReduce,
     ReduceScatter,
     AllGather,
-    /// Of two ranks.
+    /// Between two ranks.
     Exchange,
-    /// Of two ranks.
+    /// Between two ranks.
     PeerRead,
 }
 
-/// What a rank queues on a lane. Ranges are bytes of the buffer that the collective works in.
+/// A step on a lane. Ranges are bytes of the collective's buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Copies to the start of this rank's slot in the inbox of `to`.
+    /// Copies to the start of this rank's receive slot at `to`.
     Push { to: usize, from: Range<usize> },
-    /// Copies to the same place of what the other rank has set aside for this one's buffer.
+    /// Copies to the same offset of the peer's receive buffer.
     Send { from: Range<usize> },
-    /// Copies from the start of the outbox of `from`.
+    /// Copies from the start of the send slot of `from`.
     Pull { from: usize, into: Range<usize> },
-    /// Copies to the start of the own outbox.
+    /// Copies to the start of the local send slot.
     Stage { from: Range<usize> },
-    /// What is there becomes the reduction, in rank order, of it and the slots of the own inbox; with `stage` the outbox too.
+    /// Replaces the range by the reduction, in rank order, of it and the local receive slots; with `stage` also writes
+    /// the send slot.
     Reduce { of: Range<usize>, stage: bool },
     /// Sets this rank's flag at `to`.
     Signal { to: usize, value: u32 },
-    /// Waits until the flag of `from` is at `value` or later: [`is_reached`].
+    /// Waits until the flag of `from` has reached `value`: [`is_reached`].
     Await { from: usize, value: u32 },
 }
 
-/// Whether a flag is at `value` or later. Counters go around: of two, the one is later that is less than 2³¹ ahead.
+/// Whether a flag has reached `value`. Counters wrap around: the later of two is less than 2³¹ ahead.
 pub fn is_reached(flag: u32, value: u32) -> bool {
     flag.wrapping_sub(value) as i32 >= 0
 }
 
-/// How far a flag is set ahead to let go all that waits for it: as far ahead as anything may be queued, and less than 2³¹ ahead of what ended.
+/// How far a flag is set ahead to release all waits for it: beyond everything that may be queued, and less than 2³¹
+/// ahead of completed segments.
 pub const RELEASE: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
-    /// Segments so far, around 2³².
+    /// Number of segments, modulo 2³².
     segments: u32,
-    /// Whether the last segment's second signals have not been awaited.
+    /// Whether the second signals of the last segment are not awaited yet.
     unacknowledged: bool,
 }
 
-/// What one rank queues, collective after collective.
+/// State of one rank's schedule over all collectives.
 #[derive(Clone, Debug)]
 pub struct Plan {
     rank: usize,
     block: Block,
     lanes: Vec<Lane>,
-    /// The lane of the next segment.
+    /// Index of the lane of the next segment.
     next: usize,
 }
 
 impl Plan {
-    /// Of rank `rank`, before its first collective. `segment` is rounded up to whole lines of [`LINE`] bytes.
+    /// The plan of `rank` before its first collective. `segment` is rounded up to whole lines of [`LINE`] bytes.
     pub fn new(rank: usize, world: usize, lanes: usize, segment: usize) -> Plan {
         let block = Block { world, lanes, segment: segment.max(1).next_multiple_of(LINE) };
         Plan { rank, block, lanes: vec![Lane::default(); lanes], next: 0 }
     }
 
-    /// The same after so many segments on each lane.
+    /// The same plan after this number of segments on each lane.
     #[cfg(test)]
     pub(super) fn after(mut self, segments: u32) -> Plan {
         self.lanes.iter_mut().for_each(|lane| lane.segments = segments);
         self
     }
 
-    /// Where things lie that steps speak of.
+    /// Memory layout of the block.
     pub fn block(&self) -> Block {
         self.block
     }
 
-    /// The last signal that `lane` sends, or waits for.
+    /// The last signal that `lane` sends or waits for.
     pub fn last_signal(&self, lane: usize) -> u32 {
         self.lanes[lane].segments.wrapping_mul(2)
     }
 
-    /// The steps of a collective in `count` elements of `size` bytes, with the lane of each, in an order in which they may be queued.
-    /// A reduce_scatter and an all_gather want a count that `world` divides. A rank alone has nothing to do.
+    /// The steps of a collective on `count` elements of `size` bytes, with the lane of each, in a valid order of
+    /// submission. For a reduce_scatter and an all_gather `count` has to be a multiple of `world`. With a world size of
+    /// 1 there are none.
     pub fn steps(&mut self, kind: Kind, count: usize, size: usize) -> Vec<(usize, Step)> {
         let (world, grain) = (self.block.world, (LINE / size).max(1));
         if world == 1 || count == 0 {
             return Vec::new();
         }
-        // An all_reduce may choose its chunks, and takes such as vectors fit in.
+        // An all_reduce can choose its chunks, and aligns them for vector loads.
         let each = match kind {
             Kind::AllReduce => count.div_ceil(world).next_multiple_of(grain),
             Kind::ReduceScatter | Kind::AllGather => count / world,
@@ -164,7 +176,7 @@ impl Plan {
         steps
     }
 
-    /// The steps of an exchange of so many bytes.
+    /// The steps of an exchange of `bytes` bytes.
     fn exchange(&mut self, bytes: usize) -> Vec<(usize, Step)> {
         let (lane, other, [first, second]) = self.two_rank_segment();
         let steps = [
@@ -177,7 +189,7 @@ impl Plan {
         steps.map(|step| (lane, step)).into()
     }
 
-    /// The steps of a meeting.
+    /// The steps of a peer read.
     fn peer_read(&mut self) -> Vec<(usize, Step)> {
         let (lane, other, [first, second]) = self.two_rank_segment();
         let steps = [
@@ -188,26 +200,26 @@ impl Plan {
         steps.map(|step| (lane, step)).into()
     }
 
-    /// The lane of one more segment between two ranks, the other rank, and the segment's signals.
+    /// Starts a segment between two ranks: its lane, the peer, and its signals.
     fn two_rank_segment(&mut self) -> (usize, usize, [u32; 2]) {
-        assert_eq!(self.block.world, 2, "an exchange is of two ranks");
+        assert_eq!(self.block.world, 2, "an exchange needs two ranks");
         let lane = self.next_lane();
         let signals = [1, 2].map(|nth| self.lanes[lane].segments.wrapping_mul(2).wrapping_add(nth));
         self.lanes[lane] = Lane { segments: self.lanes[lane].segments.wrapping_add(1), unacknowledged: false };
         (lane, 1 - self.rank, signals)
     }
 
-    /// The lane whose turn it is.
+    /// Returns the lanes round-robin.
     fn next_lane(&mut self) -> usize {
         let lane = self.next;
         self.next = (self.next + 1) % self.lanes.len();
         lane
     }
 
-    /// One segment; `part` is its range of each chunk.
+    /// Queues one segment; `part` is its range of each chunk.
     fn segment(&mut self, kind: Kind, lane: usize, part: impl Fn(usize) -> Range<usize>, mut queue: impl FnMut(Step)) {
         let (rank, world) = (self.rank, self.block.world);
-        // Each rank begins with the next one, so that not all turn to one at once.
+        // Each rank starts with the next one, so that not all ranks access the same one first.
         let others = || (1..world).map(move |distance| (rank + distance) % world);
         let Lane { segments, unacknowledged } = self.lanes[lane];
         let before = segments.wrapping_mul(2);

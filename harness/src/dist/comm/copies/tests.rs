@@ -1,9 +1,9 @@
-//! All ranks' plans on host memory, in any order in which GPUs may run them.
+//! Simulates all ranks' plans on host memory, in any order in which GPUs may run them.
 //!
-//! A queue runs its steps in order; which queue goes on is chosen at random. Copies and reductions take time: between their begin and their
-//! end what they write holds nonsense, and at the end nobody may have written what they read or write. An peer_buffer that has been read holds
-//! nonsense again, and so does a buffer as soon as its rank has ended the collective and found there what should be: it may be used for
-//! something else then.
+//! A queue runs its steps in order; the queue that runs next is chosen at random. Copies and reductions take time: from
+//! begin to end their destination holds invalid data, and at the end nothing else may have written their sources or
+//! destinations. A receive slot is invalid again after it is read, and so is a buffer as soon as its rank has completed
+//! the collective and verified the result: it may then be reused.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -18,7 +18,7 @@ use super::{Addresses, Block, Command, Kind, Plan, Step};
 use crate::dist::comm::host_reduce::{Accumulator, chunk};
 use crate::dist::comm::{Dtype, Reduce};
 
-/// A collective in a part of every rank's memory that is its own.
+/// A collective on its own range of every rank's memory.
 #[derive(Clone, Copy, Debug)]
 struct Collective {
     kind: Kind,
@@ -32,14 +32,14 @@ struct Case {
     world: usize,
     lanes: usize,
     segment: usize,
-    /// Whether a rank's lanes are one queue.
+    /// Whether a rank's lanes share one queue.
     merged: bool,
-    /// Segments before the first one.
+    /// Number of segments before the first collective.
     after: u32,
     seed: u64,
 }
 
-/// What a rank has: buffers, which no other rank sees, a block, and for each buffer a region for the other rank's.
+/// Memory of a rank: buffers, which are private, a block, and for each buffer a receive buffer for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Memory {
     Buffers = 0,
@@ -47,18 +47,18 @@ enum Memory {
     PeerBuffer = 2,
 }
 
-/// Bytes of rank `.0`.
+/// A byte range of rank `.0`.
 #[derive(Clone, Debug)]
 struct Region(usize, Memory, Range<usize>);
 
-/// An address of rank `.0`'s own, as no other rank sees it: `.1` says whose memory it is, `.2` which, `.3` where in it.
+/// Encodes an address that only rank `.0` may use: `.1` owns the memory, `.2` is its kind, `.3` the offset.
 const fn address(Seen(viewer, owner, memory, at): Seen) -> u64 {
     ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((memory as u64) << 40) | at as u64
 }
 
 struct Seen(usize, usize, Memory, usize);
 
-/// What lies at an address that `viewer` uses.
+/// Decodes an address that `viewer` uses.
 fn region(viewer: usize, address: u64, bytes: usize) -> Region {
     assert_eq!(address >> 56, viewer as u64 + 1, "rank {viewer} uses another rank's address");
     let owner = (address >> 48 & 0xff) as usize;
@@ -71,15 +71,15 @@ fn region(viewer: usize, address: u64, bytes: usize) -> Region {
 #[derive(Clone, Copy)]
 struct Task {
     command: Command,
-    /// Which collective.
+    /// Index of the collective.
     of: usize,
 }
 
-/// A copy or a reduction that has begun: what it read, and where, and what it will write.
+/// A copy or a reduction in progress: its sources with their contents, and its destinations with the result.
 struct Begun {
     reads: Vec<(Region, Vec<u8>)>,
     writes: Vec<(Region, Vec<u8>)>,
-    /// What nobody needs any more then.
+    /// Sources that are free afterwards.
     spent: Vec<Region>,
 }
 
@@ -87,36 +87,36 @@ struct Queue {
     rank: usize,
     tasks: VecDeque<Task>,
     begun: Option<Begun>,
-    /// How often it is chosen.
+    /// Probability weight of being chosen.
     weight: u32,
 }
 
 struct Gpus {
     block: Block,
     collectives: Vec<Collective>,
-    /// Where each collective's buffer begins.
+    /// Start of each collective's buffer.
     starts: Vec<usize>,
     buffers: Vec<Vec<u8>>,
     blocks: Vec<Vec<u8>>,
     peer_buffers: Vec<Vec<u8>>,
     queues: Vec<Queue>,
-    /// What each rank's buffers hold when a collective begins on it; nonsense before.
+    /// Contents of each rank's buffers when a collective starts on it; invalid before.
     values: Vec<Vec<u8>>,
-    /// Which collectives have begun on which rank.
+    /// Whether each collective has started, by rank.
     begun: Vec<Vec<bool>>,
-    /// Tasks of each rank and collective that have not ended.
+    /// Remaining tasks of each rank and collective.
     left: Vec<Vec<usize>>,
-    /// What each collective should make of each rank's buffer.
+    /// Expected results of each collective, by rank.
     wanted: Vec<Vec<(Range<usize>, Vec<u8>)>>,
     random: StdRng,
 }
 
 const POISON: u8 = 0xa5;
-/// What a rank makes of a buffer when the collective is over.
+/// Marks a buffer that is reused after its collective.
 const USED: u8 = 0x5a;
 
 impl Gpus {
-    /// All ranks with their work queued; `change` may change what a rank queues for a collective.
+    /// All ranks with their queued tasks; `change` may modify a rank's steps of a collective.
     fn new(case: Case, collectives: &[Collective], change: impl Fn(usize, usize, &mut Vec<(usize, Step)>)) -> Gpus {
         let Case { world, lanes, segment, merged, after, seed } = case;
         let mut random = StdRng::seed_from_u64(seed);
@@ -160,7 +160,7 @@ impl Gpus {
                 }
             }
             for tasks in own {
-                // Some hardly ever run while others can.
+                // Some queues rarely run while others can.
                 let weight = [1, 1, 20, 400][random.random_range(0..4)];
                 queues.push(Queue { rank, tasks, begun: None, weight });
             }
@@ -210,7 +210,7 @@ impl Gpus {
         }
     }
 
-    /// What a copy or a reduction reads and writes. Single words are written at once.
+    /// Sources and destinations of a copy or a reduction. Single words are written immediately.
     fn begin(&mut self, rank: usize, command: Command, of: usize) -> Option<Begun> {
         let mut spent = Vec::new();
         let (reads, writes) = match command {
@@ -245,12 +245,12 @@ impl Gpus {
         };
         for region in &writes {
             let bytes = self.bytes(region);
-            // A region that is still in use is left as it is, and found not to be free at the end.
+            // A destination that is still in use stays unchanged, and is detected at the end.
             if !bytes.iter().all(|&byte| byte == USED) {
                 bytes.fill(POISON);
             }
         }
-        // What is written is not what was read any more.
+        // A destination is no longer compared with its old contents.
         let reads =
             reads.into_iter().filter(|(read, _)| !writes.iter().any(|w| (w.0, w.1, &w.2) == (read.0, read.1, &read.2)));
         Some(Begun { reads: reads.collect(), writes: writes.into_iter().map(|w| (w, result.clone())).collect(), spent })
@@ -264,7 +264,7 @@ impl Gpus {
         }
         for (region, becomes) in &begun.writes {
             if self.bytes(region).iter().any(|&byte| byte != POISON) {
-                return Err(format!("{region:?} was written by two"));
+                return Err(format!("{region:?} was written twice"));
             }
             self.bytes(region).copy_from_slice(becomes);
         }
@@ -274,7 +274,7 @@ impl Gpus {
         Ok(())
     }
 
-    /// Lets a queue, which can, go on by half a step.
+    /// Advances a queue that can run by half a step.
     fn advance(&mut self, queue: usize) -> Result<(), String> {
         let rank = self.queues[queue].rank;
         let Task { command, of } = *self.queues[queue].tasks.front().unwrap();
@@ -299,26 +299,26 @@ impl Gpus {
         if self.left[rank][of] > 0 { Ok(()) } else { self.done(rank, of) }
     }
 
-    /// A rank has ended a collective: its buffer holds the result, and is used for something else from now on.
+    /// A rank has completed a collective: its buffer holds the result, and is then reused.
     fn done(&mut self, rank: usize, of: usize) -> Result<(), String> {
         let (range, (region, wanted)) = (self.starts[of]..self.starts[of + 1], &self.wanted[of][rank]);
         let buffer = &mut self.buffers[rank][range.clone()];
         if buffer[region.clone()] != *wanted {
-            return Err(format!("rank {rank} has something else after {:?}", self.collectives[of]));
+            return Err(format!("rank {rank} has a wrong result after {:?}", self.collectives[of]));
         }
         buffer.fill(USED);
         let peer_buffer = &mut self.peer_buffers[rank][range.clone()];
         if self.collectives[of].kind == Kind::Exchange && *peer_buffer != self.values[1 - rank][range] {
-            return Err(format!("rank {rank} has something else in its peer_buffer"));
+            return Err(format!("rank {rank} has wrong data from its peer"));
         }
         peer_buffer.fill(USED);
         if self.collectives[of].kind == Kind::PeerRead && !self.begun[1 - rank][of] {
-            return Err(format!("rank {rank} met nobody"));
+            return Err(format!("rank {rank} did not wait for its peer"));
         }
         Ok(())
     }
 
-    /// Runs until all is done or, with a number, until so many half steps are.
+    /// Runs until all tasks are done or, with a limit, for this number of half steps.
     fn run(&mut self, most: Option<usize>) -> Result<(), String> {
         for _ in 0..most.unwrap_or(usize::MAX) {
             let able: Vec<usize> = (0..self.queues.len()).filter(|&queue| self.can_advance(queue)).collect();
@@ -328,7 +328,7 @@ impl Gpus {
                 return if left.iter().all(|&left| left == 0) {
                     Ok(())
                 } else {
-                    Err(format!("all wait: {left:?} left"))
+                    Err(format!("deadlock: {left:?} remain"))
                 };
             }
             let mut drawn = self.random.random_range(0..all);
@@ -356,7 +356,7 @@ fn random_values(c: &Collective, random: &mut StdRng) -> Vec<u8> {
     (0..c.count).flat_map(|_| one(random)).collect()
 }
 
-/// The sum or average of parts, in their order: what the kernel computes.
+/// The sum or average of `parts`, in order: the reference of the kernel.
 fn reduced(c: &Collective, parts: &[&[u8]]) -> Vec<u8> {
     let size = c.dtype.size();
     let value = |bytes: &[u8]| match c.dtype {
@@ -374,10 +374,10 @@ fn reduced(c: &Collective, parts: &[&[u8]]) -> Vec<u8> {
     (0..parts[0].len() / size).flat_map(one).collect()
 }
 
-/// What a collective should make of the ranks' buffers, by rank: ranges of bytes with what is there.
+/// Expected results of a collective, by rank: byte ranges with their contents.
 fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
     let (world, size) = (buffers.len(), c.dtype.size());
-    // As the back ends of the host add up, an element at a time, aligned for any type.
+    // Same order as in the host backends, one element at a time, aligned for any type.
     let element = |i: usize| -> Vec<u8> {
         let mut words = vec![0_u64; world];
         let parts = bytemuck::cast_slice_mut::<u64, u8>(&mut words).chunks_exact_mut(8).zip(buffers);
@@ -402,7 +402,7 @@ fn expected(c: &Collective, buffers: &[&[u8]]) -> Vec<(Range<usize>, Vec<u8>)> {
     }
 }
 
-/// Runs all of it; every rank finds in its memory what should be there.
+/// Runs the simulation; an error if any rank has a wrong result.
 fn outcome(
     case: Case,
     collectives: &[Collective],
@@ -419,7 +419,7 @@ fn collective(world: usize) -> impl Strategy<Value = Collective> {
     let types = prop_oneof![Just(Dtype::F32), Just(Dtype::Bf16)];
     let reductions = prop_oneof![Just(Reduce::Sum), Just(Reduce::Avg)];
     (kinds, lengths, types, reductions).prop_map(move |(kind, n, dtype, reduce)| {
-        // Others than an all_reduce want a multiple.
+        // All kinds but an all_reduce need a multiple.
         let count = if kind == Kind::AllReduce { n } else { n.div_ceil(world) * world };
         Collective { kind, reduce, dtype, count }
     })
@@ -442,12 +442,13 @@ proptest! {
         prop_assert_eq!(outcome(case, &collectives, |_, _, _| {}), Ok(()));
     }
 
-    /// A rank stops anywhere; what others wait for is set far ahead, again and again, since late signals set it back.
+    /// A rank stops at any point. The flags that others wait for are set far ahead, repeatedly, since late signals set
+    /// them back.
     #[test]
     fn waits_for_a_lost_rank_are_released((case, collectives) in case(), most in 0_usize..400, gone in 0_usize..4) {
         let mut gpus = Gpus::new(case, &collectives, |_, _, _| {});
         if gpus.run(Some(most)).is_err() {
-            return Err(TestCaseError::fail("it does not even go well"));
+            return Err(TestCaseError::fail("the unchanged plan fails"));
         }
         gpus.queues.iter_mut().filter(|queue| queue.rank == gone).for_each(|queue| { queue.tasks.clear(); queue.begun = None; });
         let mut rounds = 0;
@@ -461,15 +462,15 @@ proptest! {
                     gpus.set_flag(rank, lane, from, plan.last_signal(lane).wrapping_add(RELEASE));
                 }
             }
-            // Its errors are that memory is used by two, as it may be now, or that all wait again.
+            // Its errors are conflicting memory uses, which are allowed now, or a deadlock.
             while gpus.run(Some(1)).is_ok() && gpus.queues.iter().any(|queue| !queue.tasks.is_empty()) {}
             rounds += 1;
-            prop_assert!(rounds < 10_000, "nobody is let go");
+            prop_assert!(rounds < 10_000, "no wait is released");
         }
     }
 }
 
-/// Of these collectives, whether some order finds out that `change` was made.
+/// Whether some order of these collectives detects the change that `change` makes.
 fn is_detected(
     world: usize,
     collectives: &[Collective],
@@ -485,7 +486,7 @@ fn of(kind: Kind, count: usize) -> Collective {
     Collective { kind, reduce: Reduce::Sum, dtype: Dtype::F32, count }
 }
 
-/// Any single wait of a rank's second collective, whatever it follows.
+/// Removes any single wait of a rank's second collective, after any first collective.
 #[test]
 fn every_wait_is_needed() {
     use Kind::{AllGather, AllReduce, Exchange, PeerRead, ReduceScatter};
@@ -512,7 +513,7 @@ fn every_wait_is_needed() {
             let mut plan = Plan::new(0, world, 1, 256);
             let [_, second] = collectives.map(|c| plan.steps(c.kind, c.count, c.dtype.size()));
             let waits: Vec<usize> = (0..second.len()).filter(|&at| is_wait(&second[at])).collect();
-            // What the first collective owes, and what the second one awaits itself: once or twice.
+            // Waits that the first collective leaves over, and waits of the second one: one or two.
             let awaits = |kind| if matches!(kind, ReduceScatter | PeerRead) { 1 } else { 2 };
             let owed = usize::from(kinds[0] == ReduceScatter && matches!(kinds[1], AllReduce | ReduceScatter));
             assert_eq!(waits.len(), (owed + awaits(kinds[1])) * (world - 1), "{kinds:?} {second:?}");
@@ -522,13 +523,17 @@ fn every_wait_is_needed() {
                         assert!(is_wait(&steps.remove(at)));
                     }
                 };
-                assert!(is_detected(world, &collectives, drop_one), "{kinds:?}: nobody misses {:?}", second[at]);
+                assert!(
+                    is_detected(world, &collectives, drop_one),
+                    "{kinds:?}: removing {:?} is not detected",
+                    second[at]
+                );
             }
         }
     }
 }
 
-/// A signal that is given before the copy or the reduction that it speaks of.
+/// Moves a signal before the copy or the reduction that it reports.
 #[test]
 fn an_early_signal_is_detected() {
     for kind in [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::Exchange] {
@@ -542,7 +547,7 @@ fn an_early_signal_is_detected() {
                     steps.swap(at - 1, at);
                 }
             };
-            assert!(is_detected(2, &collectives, hurry), "{kind:?}: nobody minds that {:?} is early", steps[at]);
+            assert!(is_detected(2, &collectives, hurry), "{kind:?}: moving {:?} is not detected", steps[at]);
         }
     }
 }
@@ -550,7 +555,7 @@ fn an_early_signal_is_detected() {
 #[test]
 fn segments_are_even_and_dealt_round_robin() {
     let mut plan = Plan::new(0, 2, 2, 1024);
-    // 300 f32 of each chunk: two segments of 160 and 140, not one of 256 and a rest.
+    // 300 f32 of each chunk: two segments of 160 and 140, not one of 256 and a remainder.
     let steps = plan.steps(Kind::AllReduce, 600, 4);
     let reduced: Vec<(usize, usize)> = steps
         .iter()
@@ -560,11 +565,11 @@ fn segments_are_even_and_dealt_round_robin() {
         })
         .collect();
     assert_eq!(reduced, [(0, 160), (1, 160)]);
-    // The next collective goes on where this one ended, so that small ones run side by side.
+    // The next collective continues with the next lane, so that small ones run concurrently.
     let lanes: Vec<usize> = (0..3).map(|_| plan.steps(Kind::AllReduce, 10, 4)[0].0).collect();
     assert_eq!(lanes, [0, 1, 0]);
-    assert!(Plan::new(0, 1, 2, 1024).steps(Kind::AllReduce, 600, 4).is_empty(), "a rank alone");
-    // Vectors of 16 bytes fit all ends but the buffer's.
+    assert!(Plan::new(0, 1, 2, 1024).steps(Kind::AllReduce, 600, 4).is_empty(), "a single rank");
+    // All boundaries but the end of the buffer are multiples of 16 bytes.
     let mut plan = Plan::new(1, 3, 2, 4096);
     for (_, step) in plan.steps(Kind::AllReduce, 100_001, 2) {
         if let Step::Push { from: range, .. } | Step::Pull { into: range, .. } | Step::Reduce { of: range, .. } = step {

@@ -1,11 +1,12 @@
-//! Copy engines as the backend of what runs beside computing: [`copies`](super::super::copies)' commands, given to the driver.
+//! Runs overlapped collectives on copy engines: submits the commands of [`copies`](super::super::copies) to the driver.
 //!
-//! Every rank allocates one block, which the other processes of the host map (CUDA's inter-process memory). A lane is a stream: a command of
-//! [`Command`] is one call of the driver there, or the launch of one kernel. A flag of another rank is set as NCCL's own copy-engine
-//! collectives do it: the value is written into a cell of our own, and a copy of four bytes takes it over, behind the copy of the data.
+//! Every rank allocates one block, which the other processes of the host map (CUDA IPC). A lane is a stream: a
+//! [`Command`] is one driver call on it, or one kernel launch. A flag of another rank is set in the same way as in
+//! NCCL's copy-engine collectives: the value is written into a cell of the local block, and a copy of four bytes
+//! transfers it after the copy of the data.
 //!
-//! Whoever waits for a rank that is gone is let go by setting all flags far ahead ([`RELEASE`]), again and again: a signal that was on
-//! its way may set one back.
+//! Lanes that wait for a lost rank are released by setting all flags far ahead ([`RELEASE`]), repeatedly: a signal in
+//! flight may set one back.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -29,11 +30,11 @@ use super::ipc::{self, HANDLE_BYTES};
 use super::start::host_name;
 use crate::escape::printable_lines;
 
-/// A collective that copy engines carry.
+/// A collective that copy engines run.
 #[derive(Clone, Copy, Debug)]
 pub struct CopyCollective {
     pub kind: Kind,
-    /// Whether a reduction is an average, and not a sum.
+    /// Whether a reduction averages instead of summing.
     pub average: bool,
     /// f32, bf16 or f16.
     pub dtype: Dtype,
@@ -41,32 +42,32 @@ pub struct CopyCollective {
     pub address: u64,
 }
 
-/// One rank's lanes, and all ranks' blocks. Memory that is neither [closed](CopyEngines::close) nor [freed](CopyEngines::free) stays until the
-/// process ends: after a failure another rank may still write there.
+/// One rank's lanes, and all ranks' blocks. Memory that is neither [closed](CopyEngines::close) nor [freed](CopyEngines::free)
+/// is leaked: after a failure another rank may still write to it.
 pub struct CopyEngines {
     context: Arc<CudaContext>,
     plan: Plan,
     addresses: Addresses,
     lanes: Vec<Lane>,
-    /// Where what the other one of two ranks exchanges goes, or what it reads in place; and the begin of that rank's as this process sees it.
+    /// The memory for exchanges with the peer, and the address of the peer's memory in this process.
     peer_buffer: Option<(PeerBuffer, u64)>,
-    /// A stream that waits for nothing, with a priority of its own, so that no other stream's waits hold it up.
+    /// A stream that never waits, with a different priority, so that waits of other streams do not delay it.
     release: Arc<CudaStream>,
 }
 
 struct Lane {
     stream: Arc<CudaStream>,
-    /// The stream as our kernels know it.
+    /// The stream as a device for Tilewright kernels.
     device: Device,
 }
 
-/// How often is looked whether lanes have ended.
+/// Interval of checks for completion.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// All ranks call it. On any trouble of one rank all get the same error.
+/// Creates the copy engines. All ranks call it; if one fails, all get the same error.
 ///
 /// # Errors
-/// Ranks on several hosts, memory that processes may not share, copies that do not arrive; and those of the sockets.
+/// Ranks on several hosts, memory that cannot be shared, copies that do not arrive, and errors of the sockets.
 pub fn open(
     rank: usize,
     world: usize,
@@ -80,12 +81,12 @@ pub fn open(
     let shown = match status.all_gather(shown) {
         Ok(shown) => shown,
         Err(error) => {
-            // Nobody has opened it.
+            // No rank has mapped it.
             made.into_iter().for_each(|(engines, _)| engines.free());
             return Err(error);
         }
     };
-    // An error of this rank would have been everybody's.
+    // An error of this rank would have been returned above.
     let (mut engines, _) = made.map_err(CommError::Setup)?;
     let tried = check_one_host(&shown)
         .and_then(|()| {
@@ -93,7 +94,7 @@ pub fn open(
             status.all_gather(opened.map(|()| Vec::new()))
         })
         .and_then(|_| {
-            // Sooner than the others lose timeout, to say what it was.
+            // Earlier than the other ranks' timeout, to report the cause.
             let checked = engines.check(Deadline::after(timeout / 3));
             status.all_gather(checked.map(|()| Vec::new()))
         });
@@ -105,7 +106,7 @@ pub fn open(
         Err(error) => {
             if engines.release(RELEASE_TIMEOUT) {
                 engines.close();
-                // Freed when all have closed it.
+                // Freed when all ranks have unmapped it.
                 if status.all_gather(Ok(Vec::new())).is_ok() {
                     engines.free();
                 }
@@ -115,10 +116,10 @@ pub fn open(
     }
 }
 
-/// How long lanes may take to end when they are let go.
+/// Timeout for released lanes to finish.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Ranks that show each other whether all is well.
+/// Exchanges outcomes between ranks.
 struct StatusExchange<'a> {
     control: &'a mut ControlLinks,
     rank: usize,
@@ -127,9 +128,9 @@ struct StatusExchange<'a> {
 }
 
 impl StatusExchange<'_> {
-    /// What every rank shows, by rank, or the same error on all ranks if any has one to show.
+    /// Returns the bytes of all ranks, by rank; if any rank has an error, all ranks get the same error.
     fn all_gather(&mut self, own: Result<Vec<u8>, String>) -> Result<Vec<Vec<u8>>> {
-        /// Bytes of what a rank shows: whether all is well, the length, and that much.
+        /// Bytes of one rank's outcome: success flag, length, payload.
         const MAX_BYTES: usize = 1024;
         let (well, bytes) = match &own {
             Ok(bytes) => (1, bytes.as_slice()),
@@ -162,11 +163,11 @@ impl StatusExchange<'_> {
 
 fn refused(errors: &str) -> CommError {
     CommError::Setup(format!(
-        "copy engines cannot carry gradients here:{errors}\n  help: leave --copy-engines out, and NCCL carries them"
+        "copy engines cannot transfer gradients here:{errors}\n  help: leave --copy-engines out; NCCL then transfers them"
     ))
 }
 
-/// Functions that not every driver has, or that only this uses.
+/// Driver functions that older drivers lack, or that only this module uses.
 const FUNCTIONS: [&str; 5] = [
     "cuIpcGetMemHandle",
     "cuIpcOpenMemHandle_v2",
@@ -175,9 +176,9 @@ const FUNCTIONS: [&str; 5] = [
     "cuStreamWriteValue32_v2",
 ];
 
-/// Whether the driver has them: calling one that is missing would end the process.
+/// Checks that the driver has them: a call to a missing one would end the process.
 fn find_functions() -> Result<(), String> {
-    // SAFETY: the driver's library is in this process already; looking for names changes nothing.
+    // SAFETY: the driver's library is loaded already; looking up names changes nothing.
     let missing = unsafe {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY);
         if driver.is_null() {
@@ -192,7 +193,8 @@ fn find_functions() -> Result<(), String> {
     }
 }
 
-/// Whether all ranks, of which each shows a handle and its host's name, are on one. All ranks find the same.
+/// Fails unless all ranks are on one host; each rank sent an IPC handle and its host name. All ranks get the same
+/// result.
 fn check_one_host(shown: &[Vec<u8>]) -> Result<()> {
     let name = |rank: usize| {
         let bytes = shown[rank].get(HANDLE_BYTES..).unwrap_or_default();
@@ -202,14 +204,14 @@ fn check_one_host(shown: &[Vec<u8>]) -> Result<()> {
     match (1..shown.len()).find(|&rank| name(rank) != name(0)) {
         None => Ok(()),
         Some(other) => Err(refused(&format!(
-            "\n  rank 0 is on host `{}`, rank {other} on `{}`: memory is shared on one host only",
+            "\n  rank 0 is on host `{}`, rank {other} on `{}`: memory can be shared on one host only",
             name(0),
             name(other)
         ))),
     }
 }
 
-/// Lanes, and a block with flags at zero, with the handle by which others open it.
+/// Allocates the lanes, and a block with zeroed flags with its IPC handle.
 fn allocate(
     rank: usize,
     world: usize,
@@ -218,11 +220,11 @@ fn allocate(
     let say = |what: &'static str| move |error: DriverError| format!("{what}: {error}");
     find_functions()?;
     context.bind_to_thread().map_err(say("its GPU"))?;
-    let (least, first) = get_priority_range().map_err(say("priorities of streams"))?;
+    let (least, first) = get_priority_range().map_err(say("stream priorities"))?;
     let stream = |priority| context.new_stream_with_priority(priority).map_err(say("a stream"));
     let mut lanes = Vec::new();
     for _ in 0..LANES {
-        // A reduction is short, and others wait for it.
+        // High priority: a reduction is short, and other ranks wait for it.
         let stream = stream(first)?;
         let device = Device::from_cuda_stream(stream.clone()).map_err(|error| error.to_string())?;
         lanes.push(Lane { stream, device });
@@ -230,8 +232,8 @@ fn allocate(
     let release = stream((first + 1).min(least))?;
     let plan = Plan::new(rank, world, LANES, SEGMENT);
     let block = plan.block();
-    // SAFETY: it is freed once at most, by `free`. Memory of the driver's pools could not be shared this way.
-    let own = unsafe { malloc_sync(block.bytes()) }.map_err(say("memory for what others send"))?;
+    // SAFETY: freed at most once, by `free`. Memory of the driver's pools cannot be shared in this way.
+    let own = unsafe { malloc_sync(block.bytes()) }.map_err(say("memory for data of other ranks"))?;
     let mut blocks = vec![0; world];
     blocks[rank] = own;
     let addresses = Addresses { rank, block, blocks };
@@ -246,10 +248,10 @@ fn allocate(
 }
 
 impl CopyEngines {
-    /// The block's handle, when its flags are zero.
+    /// Zeroes the flags, and returns the block's IPC handle.
     fn export(&self, own: u64) -> Result<[u8; HANDLE_BYTES], String> {
         let stream = &self.release;
-        // SAFETY: the flags begin the block, which is ours alone yet.
+        // SAFETY: the flags are at the start of the block, which only this rank uses yet.
         unsafe {
             memset_d8_async(own, 0, 2 * self.plan.block().flags(), stream.cu_stream())
                 .and_then(|()| stream.synchronize())
@@ -269,13 +271,14 @@ impl CopyEngines {
         Ok(())
     }
 
-    /// From now on `peer_buffer` is where the other rank's part of an exchange goes, or what it reads in place; both ranks call it, with as many bytes
-    /// or both without one. The peer_buffer before it, which nothing uses any more, is given back when both have closed it. On any trouble of one
-    /// rank both get the same error, and memory stays until the process ends: the other one may have it open. Gives where the other rank's is
-    /// read from; without NVLink nothing is, in place: the peer_buffer is given back then.
+    /// Sets the memory for exchanges with the peer; both ranks call it, with the same number of bytes or both with
+    /// `None`. The previous memory, which is no longer in use, is released when both ranks have unmapped it. If one
+    /// rank fails, both get the same error, and the memory is leaked, since the peer may have it mapped. Returns the
+    /// address from which the peer's data is read. Peer reads need NVLink: without it, returns `None` and releases the
+    /// memory.
     ///
     /// # Errors
-    /// Memory that processes may not share; and those of the sockets.
+    /// Memory that cannot be shared, and errors of the sockets.
     pub fn set_peer_buffer(
         &mut self,
         control: &mut ControlLinks,
@@ -312,7 +315,7 @@ impl CopyEngines {
                 return Err(error);
             }
         };
-        // The other rank has closed what was before.
+        // The peer has unmapped the previous memory.
         self.peer_buffer = opened.unwrap_or_default();
         if shown.iter().any(|can| can != &[1]) {
             return self.set_peer_buffer(control, None, timeout);
@@ -323,13 +326,13 @@ impl CopyEngines {
             .map(|(peer_buffer, there)| if peer_buffer.is_peer_read() { *there } else { peer_buffer.dest }))
     }
 
-    /// Whether collectives give what they should, on all lanes: a driver that shares memory in name only is found out here.
+    /// Checks the results of test collectives on all lanes: detects drivers that claim to share memory and do not.
     fn check(&mut self, deadline: Deadline) -> Result<(), String> {
         let (rank, world, each) = (self.addresses.rank, self.addresses.block.world, 3000);
         let failed = |error: tilewright::Error| format!("the first copies: {error}");
         let value = |rank: usize, i: usize| ((rank + 1) * (i % 7 + 1)) as f32;
         let values: Vec<f32> = (0..world * each).map(|i| value(rank, i)).collect();
-        // What is freed on this stream is freed behind all that was queued.
+        // Memory that is freed on this stream is freed after all queued work.
         let stream = self.lanes[0].stream.clone();
         let kinds = [Kind::AllReduce, Kind::ReduceScatter, Kind::AllGather, Kind::AllReduce];
         let mut buffers = Vec::new();
@@ -354,23 +357,24 @@ impl CopyEngines {
                 Kind::AllReduce => found == sum(i),
                 Kind::ReduceScatter => i / each != rank || found == sum(i),
                 Kind::AllGather => found == value(i / each, i),
-                // Not among them: they are of memory of the caller's.
+                // Not tested: these need memory of the caller.
                 Kind::Exchange | Kind::PeerRead => false,
             });
             if !good {
-                return Err(format!("the first copies between GPUs brought something else ({kind:?})"));
+                return Err(format!("the first copies between GPUs gave wrong data ({kind:?})"));
             }
         }
         Ok(())
     }
 
-    /// Queues a collective, which begins when all of `after` have been reached; what comes on `then` from now on comes behind it.
+    /// Queues a collective, which starts when all of `after` are reached; work that is queued on `then` from now on
+    /// runs after it.
     ///
     /// # Errors
-    /// The driver's; then lanes wait for what does not come, until they are let go.
+    /// Errors of the driver; lanes then wait until they are released.
     pub fn queue(&mut self, work: &CopyCollective, after: &[&CudaEvent], then: &CudaStream) -> Result<(), String> {
         let queued = self.queue_steps(work, after);
-        // With an error, too: what was queued uses the memory.
+        // After an error too: the queued work uses the memory.
         for lane in &self.lanes {
             lane.stream.record_event(None).and_then(|event| then.wait(&event)).map_err(|error| error.to_string())?;
         }
@@ -382,9 +386,9 @@ impl CopyEngines {
             (Kind::Exchange, Some((peer_buffer, there))) => {
                 let offset = peer_buffer.offset(work.address, work.count * work.dtype.size());
                 let kind = if peer_buffer.is_peer_read() { Kind::PeerRead } else { Kind::Exchange };
-                (kind, there + offset.ok_or("it is outside of the memory that is exchanged")?)
+                (kind, there + offset.ok_or("it is outside of the exchanged memory")?)
             }
-            (Kind::Exchange, None) => return Err("there is no peer_buffer for it".into()),
+            (Kind::Exchange, None) => return Err("no buffer is set for it".into()),
             (kind, _) => (kind, 0),
         };
         for lane in &self.lanes {
@@ -400,8 +404,8 @@ impl CopyEngines {
 
     fn enqueue(&self, lane: &Lane, command: Command, work: &CopyCollective) -> Result<(), String> {
         let stream = lane.stream.cu_stream();
-        // SAFETY: addresses are of blocks, which all ranks keep until all have ended, and of the buffer, which is this collective's; the
-        // plan sees to it that nobody else uses them meanwhile. Words are aligned to lines.
+        // SAFETY: the addresses are in blocks, which stay allocated until all ranks have finished, or in the buffer,
+        // which belongs to this collective; the plan guarantees exclusive use. Words are aligned to cache lines.
         let given = unsafe {
             match command {
                 Command::Copy { to, from, bytes } => sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream),
@@ -410,7 +414,8 @@ impl CopyEngines {
                     sys::cuStreamWriteValue32_v2(stream, at, value, flags as u32)
                 }
                 Command::Wait { at, value } => {
-                    // What another GPU's copy has written before this word is seen behind it without a flush; that is for other devices' writes.
+                    // Data that another GPU's copy wrote before this word is visible after it without a flush; flushes
+                    // are for writes of other devices.
                     let flags = sys::CUstreamWaitValue_flags_enum::CU_STREAM_WAIT_VALUE_GEQ;
                     sys::cuStreamWaitValue32_v2(stream, at, value, flags as u32)
                 }
@@ -430,8 +435,8 @@ impl CopyEngines {
         let Command::Reduce { own, recv, stride, send, bytes } = command else { return Ok(()) };
         let (rank, world, size) = (self.addresses.rank, self.addresses.block.world, size_of::<T>());
         let (device, n, stride) = (&lane.device, bytes / size, stride / size);
-        // SAFETY: as for every command; all of it has been written when the lane comes to this, and nobody else uses it before the lane
-        // says that it has.
+        // SAFETY: as for every command; the data is written when the lane reaches this command, and unused by others
+        // until the lane signals completion.
         let (y, x, copy) = unsafe {
             (
                 ViewMut::<T>::from_address(device, own, n),
@@ -443,16 +448,16 @@ impl CopyEngines {
         rank_sum::reduce(device, y, (x, stride), copy, ranks, None).map_err(|error| error.to_string())
     }
 
-    /// Whether all that was queued has ended, well or not.
+    /// Whether all queued work has finished, with or without errors.
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().all(|lane| {
-            // SAFETY: the stream lives.
+            // SAFETY: the stream is alive.
             let state = unsafe { sys::cuStreamQuery(lane.stream.cu_stream()) };
             state != sys::CUresult::CUDA_ERROR_NOT_READY
         })
     }
 
-    /// Lets go all that waits for other ranks; from then on memory holds anything. Whether the lanes have ended after that.
+    /// Releases all waits for other ranks; memory is undefined from then on. Returns whether the lanes have finished.
     pub fn release(&self, timeout: Duration) -> bool {
         let deadline = Deadline::after(timeout);
         if self.context.bind_to_thread().is_err() {
@@ -464,20 +469,20 @@ impl CopyEngines {
                 return true;
             }
             if deadline.is_over() {
-                tracing::warn!("lanes of copy engines do not end");
+                tracing::warn!("lanes of copy engines do not finish");
                 return false;
             }
             for (lane, from) in (0..self.lanes.len()).flat_map(|lane| (0..world).map(move |from| (lane, from))) {
                 let (at, value) = (self.addresses.flag(lane, from), self.plan.last_signal(lane).wrapping_add(RELEASE));
                 let flags = sys::CUstreamWriteValue_flags_enum::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
-                // SAFETY: a flag of our own block, which is not freed before this has returned.
+                // SAFETY: a flag of the local block, which is freed only after this returns.
                 let _ = unsafe { sys::cuStreamWriteValue32_v2(self.release.cu_stream(), at, value, flags) };
             }
             std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Gives the other ranks' memory back, which our lanes do not use any more: they have ended.
+    /// Unmaps the other ranks' memory. The lanes have finished.
     pub fn close(&mut self) {
         let own = self.addresses.rank;
         let others = self.addresses.blocks.iter_mut().enumerate().filter(|(rank, _)| *rank != own);
@@ -485,12 +490,12 @@ impl CopyEngines {
         self.peer_buffer.iter_mut().for_each(|(_, there)| ipc::close(there));
     }
 
-    /// Leaves all memory as it is until the process ends: other ranks may still write there.
+    /// Leaks all memory: other ranks may still write to it.
     pub fn leak(self) {
         std::mem::forget(self.peer_buffer);
     }
 
-    /// Frees our block, which no other rank uses any more: they have closed it.
+    /// Frees the local block, which all other ranks have unmapped.
     pub fn free(self) {
         // SAFETY: allocated by `allocate`, and not used again.
         let _ = unsafe { free_sync(self.addresses.blocks[self.addresses.rank]) };
@@ -505,7 +510,7 @@ mod tests {
     use super::super::super::tcp::Sockets;
     use super::*;
 
-    /// What both ranks of a pair find when each shows what `own` says.
+    /// The results of both ranks of a pair, with the outcomes that `own` returns.
     fn shown(own: impl Fn(usize) -> Result<Vec<u8>, String> + Sync) -> [Result<Vec<Vec<u8>>>; 2] {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -527,13 +532,13 @@ mod tests {
             assert_eq!(found, Ok(vec![vec![], vec![8; 3]]));
         }
         let [here, there] =
-            shown(|rank| if rank == 1 { Err("it has no way to rank 0".into()) } else { Ok(vec![1; 64]) });
+            shown(|rank| if rank == 1 { Err("it has no peer access to rank 0".into()) } else { Ok(vec![1; 64]) });
         assert_eq!(here, there);
         let message = here.unwrap_err().to_string();
-        for part in ["rank 1: it has no way to rank 0", "leave --copy-engines out"] {
+        for part in ["rank 1: it has no peer access to rank 0", "leave --copy-engines out"] {
             assert!(message.contains(part), "{message}");
         }
-        // What is too long is cut off, and does no harm.
+        // Longer texts are truncated.
         let [here, there] = shown(|rank| if rank == 0 { Err("why ".repeat(1000)) } else { Ok(Vec::new()) });
         assert!(here == there && here.unwrap_err().to_string().contains("why why"));
     }

@@ -1,20 +1,22 @@
-//! Collectives between GPUs, carried by NCCL on a stream of its own.
+//! NCCL backend: collectives between GPUs on a dedicated stream.
 //!
-//! Before a collective is queued, ranks show each other what they call, over sockets that are only for this; it goes on while
-//! earlier collectives run. The stream of collectives waits for what the stream that computes had been given when the collective was
-//! called, and [`Handle::wait`](super::Handle::wait) makes the stream that computes wait for the collective: the host waits for neither.
+//! Before a collective is queued, ranks exchange their calls over sockets that serve only this purpose, while earlier
+//! collectives still run. The communication stream waits for all work that was queued on the compute stream before the
+//! call, and [`Handle::wait`](super::Handle::wait) makes the compute stream wait for the collective. The host waits for
+//! neither.
 //!
-//! A collective that the GPU does not end in time is given up, and with it NCCL's communicator, which ends its kernels; at once, if the
-//! sockets say that a rank has ended.
+//! If the GPU does not complete a collective in time, it is aborted together with NCCL's communicator, which ends its
+//! kernels. This happens immediately if the sockets report that a rank has ended.
 //!
-//! What runs beside computing may have a communicator of NCCL's own, whose kernels have fewer blocks: each block keeps a multiprocessor
-//! from the kernels that compute. Both communicators' collectives are queued on the one stream, so that they never run at once.
+//! Overlapped collectives can use a second NCCL communicator whose kernels have fewer CTAs: each CTA occupies an SM
+//! that compute kernels could use. The collectives of both communicators are queued on one stream, so that they never
+//! run concurrently.
 //!
-//! Or copy engines carry what runs beside computing ([`engines`]), on streams of their own, which need not wait for each other: the stream
-//! of collectives waits for them, so that it still says what has ended.
+//! Alternatively, copy engines run overlapped collectives ([`engines`]) on their own streams, which need not wait for
+//! each other. The communication stream waits for them, so that it still reflects completion.
 //!
-//! Gradients that travel as bf16 or f16 are rounded into a buffer of this back end; NCCL adds two values at a time in f32, and rounds
-//! after each addition.
+//! Gradients that are sent as bf16 or f16 are rounded into a buffer of this backend. NCCL adds two values at a time in
+//! f32, and rounds after each addition.
 
 mod engines;
 mod ipc;
@@ -49,22 +51,22 @@ use start::{NcclComm, connect_control, initialize, is_installed, split_with_max_
 
 type ControlLinks = OverLinks<Sockets>;
 
-/// How often is looked whether something has ended.
+/// Interval of checks for completion.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// How long ranks look for each other's calls before they sleep: about what waking up costs twice.
+/// How long a rank polls for the others' calls before it sleeps: about twice the cost of a wakeup.
 const SPIN: Duration = Duration::from_micros(100);
-/// How long a collective may go on after a rank has ended: it may have ended because all was done.
+/// Time that collectives get after a rank has ended: it may have ended because all of them are complete.
 const PEER_EXIT_GRACE: Duration = Duration::from_secs(1);
-/// How long a rank that is done waits for the others to be: they may still read its memory.
+/// Timeout for all ranks to finish before the communicator is dropped: they may still read this rank's memory.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long lanes that are let go may take to end: they come behind what the GPU still computes.
+/// Timeout for released copy-engine streams to finish: they come after work that the GPU still runs.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The communicator of GPUs whose processes `host` connects; `compute` is the stream that the model runs on. `host` goes on carrying
-/// collectives of host memory.
+/// Creates the communicator for GPUs whose processes `host` connects; `compute` is the stream of the model. Collectives
+/// of host memory still use `host`.
 ///
 /// # Errors
-/// NCCL is not installed, two ranks have one GPU, and NCCL's own.
+/// NCCL is not installed, two ranks use the same GPU, and NCCL's errors.
 pub fn connect(
     host: Communicator,
     rank_info: &RankInfo,
@@ -75,7 +77,7 @@ pub fn connect(
     let (rank, world) = (host.rank(), host.world());
     if !is_installed() {
         return Err(CommError::Setup(
-            "NCCL is not installed: libnccl.so was not found\n  help: install it (libnccl2, or the package nvidia-nccl-cu13 from PyPI), and put its folder into LD_LIBRARY_PATH".into(),
+            "NCCL is not installed: libnccl.so was not found\n  help: install it (libnccl2, or the package nvidia-nccl-cu13 from PyPI), and add its folder to LD_LIBRARY_PATH".into(),
         ));
     }
     let mut id = [0_u8; 128];
@@ -96,18 +98,18 @@ fn driver(call: impl ToString, rank: usize, error: DriverError) -> CommError {
     CommError::Backend { rank, call: call.to_string(), message: error.to_string() }
 }
 
-/// NCCL's words for what went wrong.
+/// NCCL's error message.
 fn explain(comm: Option<sys::ncclComm_t>, error: &NcclError) -> String {
-    // SAFETY: both functions give text that lives as long as the library, or null; the communicator is one that works.
+    // SAFETY: both functions return null or a string that lives as long as the library; the communicator is valid.
     let texts = unsafe {
         [sys::ncclGetErrorString(error.0), comm.map_or(std::ptr::null(), |comm| sys::ncclGetLastError(comm))]
             .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned()))
     };
     let said: Vec<String> = texts.into_iter().flatten().filter(|text| !text.is_empty()).collect();
-    format!("NCCL says `{}`; NCCL_DEBUG=WARN says more", said.join(": "))
+    format!("NCCL reports `{}`; NCCL_DEBUG=WARN prints more", said.join(": "))
 }
 
-/// The stream of the thread that calls collectives.
+/// The compute stream of the thread that calls collectives.
 struct ComputeStream {
     stream: Arc<CudaStream>,
     rank: usize,
@@ -116,12 +118,14 @@ struct ComputeStream {
 impl Compute for ComputeStream {
     fn record(&self) -> Result<Ready> {
         let event = self.stream.record_event(None);
-        Ok(Box::new(event.map_err(|error| driver("a mark on the stream", self.rank, error))?))
+        Ok(Box::new(event.map_err(|error| driver("recording an event on the compute stream", self.rank, error))?))
     }
 
     fn start_timer(&self) -> Result<Box<dyn EventTimer>> {
         let (stream, rank) = (self.stream.clone(), self.rank);
-        let begin = stream.record_event(TIMED).map_err(|error| driver("a mark on the stream", rank, error))?;
+        let begin = stream
+            .record_event(TIMED)
+            .map_err(|error| driver("recording an event on the compute stream", rank, error))?;
         Ok(Box::new(StreamTimer { stream, rank, begin, end: None }))
     }
 }
@@ -138,7 +142,7 @@ struct StreamTimer {
 impl EventTimer for StreamTimer {
     fn stop(&mut self) -> Result<()> {
         let end = self.stream.record_event(TIMED);
-        self.end = Some(end.map_err(|error| driver("a mark on the stream", self.rank, error))?);
+        self.end = Some(end.map_err(|error| driver("recording an event on the compute stream", self.rank, error))?);
         Ok(())
     }
 
@@ -152,44 +156,44 @@ struct Nccl {
     world: usize,
     control: ControlLinks,
     comm: Option<sys::ncclComm_t>,
-    /// Communicators of the same ranks whose kernels have at most so many blocks.
+    /// Communicators of the same ranks with a limit of CTAs, by limit.
     split_comms: Vec<(u32, sys::ncclComm_t)>,
-    /// Which of them carries what runs beside computing; 0 for `comm`.
+    /// The limit for overlapped collectives; 0 means `comm`.
     max_ctas: u32,
-    /// Whether the next collective does.
+    /// Whether the next collective is overlapped.
     overlapped: bool,
-    /// Whether copy engines carry what does, if they can.
+    /// Whether copy engines run overlapped collectives where they can.
     use_copy_engines: bool,
-    /// There from the first time on that they were asked for.
+    /// Created on first use.
     engines: Option<CopyEngines>,
-    /// Whether the last thing that the stream was given is to wait for them.
+    /// Whether the last operation on the stream is to wait for the copy engines.
     waits_for_copies: bool,
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     stream: Arc<CudaStream>,
-    /// The stream as our kernels know it.
+    /// The stream as a device for Tilewright kernels.
     device: Device,
-    /// What has been queued, oldest first: it ends in this order.
+    /// Queued collectives, oldest first; they complete in this order.
     in_flight: VecDeque<InFlight>,
-    /// Since when a rank is known to have ended.
+    /// Time at which a rank was found to have ended.
     lost: Option<Instant>,
-    /// Gradients in half floats, as bytes of the device.
+    /// Gradients in the communication dtype, as bytes on the device.
     cast_buffer: Option<Buffer<u8>>,
-    /// How long ranks wait for each other when another communicator is made.
+    /// Timeout for creating further NCCL communicators.
     start_timeout: Duration,
 }
 
-/// The GPU's number for what goes first.
+/// The stream's priority; lower numbers go first.
 fn priority(stream: &CudaStream) -> std::result::Result<i32, DriverError> {
     let mut priority = 0;
-    // SAFETY: the stream lives, and `priority` is a place for the answer.
+    // SAFETY: the stream is alive, and `priority` receives the result.
     unsafe { cuStreamGetPriority(stream.cu_stream(), &raw mut priority) }.result().map(|()| priority)
 }
 
-/// What the GPU has been given and has not ended.
+/// A queued collective that is not known to be complete.
 struct InFlight {
     span: Arc<Span>,
-    /// Addresses of what it works in.
+    /// Addresses of the memory that it uses.
     memory: Range<u64>,
     since: Instant,
     timeout: Duration,
@@ -211,7 +215,7 @@ impl CompletionEvent for Span {
     }
 
     fn synchronize(&self) -> Result<()> {
-        // It is given up before, and ends then.
+        // The timeout aborts it before the watchdog's limit.
         let (rank, call) = (self.rank, self.call);
         let limit = self.timeout.saturating_add(DRAIN_TIMEOUT + WATCHDOG_MARGIN);
         let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
@@ -238,11 +242,11 @@ impl Nccl {
         let failed = |error: DriverError| driver("the start of NCCL", rank, error);
         let context = compute.context().clone();
         context.bind_to_thread().map_err(failed)?;
-        // Collectives are few blocks that others wait for: they go first wherever a multiprocessor has room.
+        // Collectives use few CTAs and other ranks wait for them: with a high priority they get the next free SMs.
         let (_, first) = get_priority_range().map_err(failed)?;
         let stream = context.new_stream_with_priority(first).map_err(failed)?;
         let [ours, other] = [&stream, &compute].map(|stream| priority(stream));
-        tracing::debug!("priorities: {:?} of collectives, {:?} of what computes; lower numbers go first", ours, other);
+        tracing::debug!("priorities: {:?} of collectives, {:?} of compute; lower numbers go first", ours, other);
         let device = Device::from_cuda_stream(stream.clone())
             .map_err(|error| CommError::Setup(format!("no stream for collectives: {error}")))?;
         let comm = Some(initialize(rank, world, id, &mut control, &context, options.start_timeout)?);
@@ -268,7 +272,7 @@ impl Nccl {
         })
     }
 
-    /// Forgets what the GPU has ended.
+    /// Removes completed collectives.
     fn retire_completed(&mut self) -> Result<()> {
         while let Some(InFlight { span, .. }) = self.in_flight.front() {
             match span.end.try_is_complete() {
@@ -280,21 +284,23 @@ impl Nccl {
         Ok(())
     }
 
-    /// Whether what is under way can still end well.
+    /// Fails if a collective in flight can no longer complete.
     fn check_in_flight(&mut self) -> Result<()> {
         let settled = self.retire_completed();
         let Some(InFlight { span, since, timeout, .. }) = self.in_flight.front() else { return settled };
         if since.elapsed() > *timeout {
             let (rank, call) = (self.rank, span.call.to_string());
-            let message =
-                format!("the GPU did not end it within {}: a rank hangs or is gone", super::error::seconds(timeout));
+            let message = format!(
+                "the GPU did not complete it within {}: a rank hangs or has ended",
+                super::error::seconds(timeout)
+            );
             return Err(CommError::Backend { rank, call, message });
         }
         let (call, deadline) = (span.call, Deadline::after(*timeout));
         let lost = self.control.links().closed_peer().map(|lost| self.control.explain(&call, deadline, lost));
         let failed = settled.and_then(|()| self.check_nccl(&call));
         match (lost, failed) {
-            // What the GPU and NCCL say is its consequence.
+            // Errors of the GPU and of NCCL are consequences.
             (Some(lost), Err(_)) => Err(lost),
             (Some(lost), Ok(())) if self.lost.get_or_insert_with(Instant::now).elapsed() > PEER_EXIT_GRACE => Err(lost),
             (None, Err(error)) => Err(self.root_cause(&call, deadline, error)),
@@ -302,7 +308,7 @@ impl Nccl {
         }
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no collective is in flight.
     fn drain(&mut self) -> Result<()> {
         while !self.in_flight.is_empty() {
             std::thread::sleep(POLL_INTERVAL / 20);
@@ -311,7 +317,7 @@ impl Nccl {
         Ok(())
     }
 
-    /// A GPU's error, or what is behind it: copy engines may miss the memory of a rank that has ended before its sockets say so.
+    /// Returns a GPU error or its cause: copies may fail because a rank has ended before its socket reports it.
     fn root_cause(&mut self, call: &Call, deadline: Deadline, error: CommError) -> CommError {
         let until = Deadline::after(PEER_EXIT_GRACE);
         while self.engines.is_some() && !until.is_over() {
@@ -323,17 +329,17 @@ impl Nccl {
         error
     }
 
-    /// What NCCL's own threads have found.
+    /// Checks the asynchronous errors of NCCL.
     fn check_nccl(&self, call: &Call) -> Result<()> {
         self.comms().try_for_each(|comm| self.check_comm(comm, call))
     }
 
-    /// All of NCCL's communicators.
+    /// All NCCL communicators.
     fn comms(&self) -> impl Iterator<Item = sys::ncclComm_t> {
         self.comm.into_iter().chain(self.split_comms.iter().map(|(_, comm)| *comm))
     }
 
-    /// The one for the next collective.
+    /// The communicator of the next collective.
     fn next_comm(&self) -> Option<sys::ncclComm_t> {
         let split = self.split_comms.iter().find(|(blocks, _)| self.overlapped && *blocks == self.max_ctas);
         self.comm.map(|all| split.map_or(all, |(_, comm)| *comm))
@@ -341,7 +347,7 @@ impl Nccl {
 
     fn check_comm(&self, comm: sys::ncclComm_t, call: &Call) -> Result<()> {
         let mut state = sys::ncclResult_t::ncclSuccess;
-        // SAFETY: the communicator works, and `state` is a place for the answer.
+        // SAFETY: the communicator is valid, and `state` receives the result.
         let asked = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut state) };
         let well = |state: &sys::ncclResult_t| {
             matches!(state, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress)
@@ -356,7 +362,8 @@ impl Nccl {
         }
     }
 
-    /// Queues the data's part. Its memory may be used when the GPU has come to all of `behind`; where that is empty, when the stream has come to what is queued next.
+    /// Queues the data transfer. Its memory may be used when the GPU has reached all of `behind`; if it is empty, when
+    /// the stream reaches the queued work.
     fn queue(&mut self, call: &Call, address: u64, behind: &[&CudaEvent]) -> Result<()> {
         let Some(comm_dtype) = call.comm_dtype else { return self.queue_as(call, call.dtype, address, behind) };
         match comm_dtype {
@@ -379,7 +386,8 @@ impl Nccl {
             self.cast_buffer = Some(Buffer::uninit(device, bytes).map_err(failed)?);
         }
         let at = self.cast_buffer.as_ref().map_or(0, |buffer| buffer.view().address());
-        // SAFETY: the gradients are ours until the collective is done, and the buffer is this back end's alone; both have `count` elements.
+        // SAFETY: the caller hands the gradients over until the collective is complete, and only this backend uses the
+        // buffer; both have `count` elements.
         let (exact, rounded) = unsafe {
             (View::<f32>::from_address(device, address, call.count), ViewMut::<T>::from_address(device, at, call.count))
         };
@@ -387,7 +395,7 @@ impl Nccl {
         self.queue_as(call, comm_dtype, at, &[])?;
         let device = &self.device;
         self.waits_for_copies = false;
-        // Of what is scattered, only the own chunk is worth anything.
+        // After a reduce-scatter only this rank's chunk is defined.
         let (each, size) = (call.count / self.world, size_of::<f32>());
         let (first, count) = match call.op {
             Op::ReduceScatter(_) => (self.rank * each, each),
@@ -401,7 +409,7 @@ impl Nccl {
         convert(device, rounded, exact).map_err(failed)
     }
 
-    /// What copy engines should make of the next collective, if they carry it.
+    /// The next collective for copy engines, if they can run it.
     fn work(&self, call: &Call, dtype: Dtype, address: u64) -> Option<CopyCollective> {
         let (kind, average) = match call.op {
             Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
@@ -415,11 +423,11 @@ impl Nccl {
         wanted.then_some(CopyCollective { kind, average, dtype, count: call.count, address })
     }
 
-    /// As copy engines carry it.
+    /// Queues a collective on the copy engines.
     fn queue_copies(&mut self, call: &Call, work: &CopyCollective, behind: &[&CudaEvent]) -> Result<()> {
         let rank = self.rank;
         let Some(engines) = &mut self.engines else { return Ok(()) };
-        // What copy engines carry already, in other memory, is not waited for: a lane may begin while the other one ends.
+        // Copies in flight on other memory need not be waited for: a lane may start while the other one finishes.
         let queued = if self.waits_for_copies && !behind.is_empty() {
             engines.queue(work, behind, &self.stream)
         } else {
@@ -440,8 +448,8 @@ impl Nccl {
         let stream = self.stream.cu_stream().cast();
         let all = address as *mut std::ffi::c_void;
         let own = (address + (self.rank * each * dtype.size()) as u64) as *mut std::ffi::c_void;
-        // SAFETY: the memory is on this GPU, has `count` elements, and is ours until the collective is done; NCCL works in place where the
-        // own chunk lies at its place.
+        // SAFETY: the memory is on this GPU, has `count` elements, and is handed over until the collective is complete.
+        // NCCL works in place if this rank's chunk is at its offset.
         let queued = unsafe {
             match call.op {
                 Op::AllReduce(reduce) => result::all_reduce(all, all, call.count, ty, nccl_op(reduce), comm, stream),
@@ -450,7 +458,7 @@ impl Nccl {
                 Op::Broadcast { root } => result::broadcast(all, all, call.count, ty, root as i32, comm, stream),
                 Op::Barrier => return Ok(()),
                 Op::Exchange => {
-                    let message = "it runs beside computing alone, by copy engines".to_string();
+                    let message = "only copy engines run it, as an overlapped collective".to_string();
                     return Err(CommError::Backend { rank: self.rank, call: call.to_string(), message });
                 }
             }
@@ -462,7 +470,7 @@ impl Nccl {
         })
     }
 
-    /// Gives NCCL up: its kernels end, lanes of copy engines too, and so does whoever waits for the GPU.
+    /// Aborts NCCL and the copy engines: their kernels end, and threads that wait for the GPU continue.
     fn abort_nccl(&mut self) {
         let engines = self.engines.take();
         let waiting = engines.as_ref().filter(|engines| !engines.is_idle());
@@ -476,8 +484,8 @@ impl Nccl {
             engines.into_iter().for_each(CopyEngines::leak);
             return;
         }
-        // To free a communicator's memory waits for all of the GPU's kernels, those of the others too, which end when these are given up:
-        // each has a thread of its own.
+        // Freeing a communicator waits for all kernels of the GPU, also those of other communicators, which end when
+        // these are aborted: each is aborted on its own thread.
         let context = &self.context;
         std::thread::scope(|scope| {
             if let Some(engines) = waiting {
@@ -488,7 +496,7 @@ impl Nccl {
                     let _ = context.bind_to_thread();
                     abort(comm);
                 };
-                // Without a thread it stays, and its kernels go on.
+                // Without a thread it is leaked, and its kernels continue.
                 drop(std::thread::Builder::new().spawn_scoped(scope, on_thread));
             }
             last.into_iter().for_each(abort);
@@ -521,11 +529,11 @@ impl Backend for Nccl {
         let address = memory.address as u64;
         let memory = address..address + memory.bytes as u64;
         if call.count > 0 {
-            // What is under way in the same memory comes first.
+            // Collectives in flight on the same memory come first.
             let overlaps = |other: &&InFlight| other.memory.start < memory.end && memory.start < other.memory.end;
             let spans: Vec<Arc<Span>> =
                 self.in_flight.iter().filter(overlaps).map(|other| other.span.clone()).collect();
-            // It may connect to other ranks first.
+            // NCCL may connect to other ranks first.
             let (what, limit) = (*call, deadline.timeout.saturating_add(WATCHDOG_MARGIN));
             let _guarded = guard(limit, move || format!("rank {rank}: {what}, in NCCL"));
             let behind: Vec<&CudaEvent> =
@@ -549,13 +557,13 @@ impl Backend for Nccl {
         self.max_ctas = max_ctas;
         let known = self.split_comms.iter().any(|(blocks, _)| *blocks == max_ctas);
         let Some(all) = self.comm.filter(|_| max_ctas > 0 && !known) else { return Ok(()) };
-        // NCCL wants nothing under way where communicators are made.
+        // NCCL requires that nothing is in flight when a communicator is created.
         self.drain()?;
         let (rank, timeout) = (self.rank, self.start_timeout);
         match split_with_max_ctas(all, rank, max_ctas, &mut self.control, &self.context, timeout) {
             Ok(comm) => self.split_comms.push((max_ctas, comm)),
             Err(error) => {
-                // A thread that was left behind may still use it. None of its kernels is under way.
+                // A thread that is still running may use it. None of its kernels is in flight.
                 self.comm = None;
                 return Err(error);
             }
@@ -605,8 +613,8 @@ impl Drop for Nccl {
         }
         let timeout = self.in_flight.iter().map(|in_flight| in_flight.timeout).max().unwrap_or_default();
         let (rank, limit) = (self.rank, timeout.saturating_add(SHUTDOWN_TIMEOUT + DRAIN_TIMEOUT + WATCHDOG_MARGIN));
-        let _guarded = guard(limit, move || format!("rank {rank}: the end of NCCL"));
-        // What is under way may be somebody's gradients.
+        let _guarded = guard(limit, move || format!("rank {rank}: the shutdown of NCCL"));
+        // The results of collectives in flight may still be used.
         let well = loop {
             match self.check_in_flight() {
                 Ok(()) if self.in_flight.is_empty() => break true,
@@ -620,7 +628,8 @@ impl Drop for Nccl {
         if well {
             let mut engines = self.engines.take();
             engines.iter_mut().for_each(CopyEngines::close);
-            // Nobody's memory goes while another rank's kernel may still read it, or has it mapped. Whoever is gone needs nothing any more.
+            // No memory is freed while another rank's kernel may read it, or has it mapped. Ranks that have ended use
+            // none.
             self.control.links().shutdown(SHUTDOWN_TIMEOUT);
             engines.into_iter().for_each(CopyEngines::free);
         }
