@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
+use tilewright_codegen::passes::current_name;
 use tilewright_codegen::pipeline::PASS_NAMES;
 
 use crate::error::{Error, Result};
@@ -122,7 +123,7 @@ impl Env {
 
 const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
 /// What `TILEWRIGHT_DUMP` can name besides passes.
-const STAGES: [&str; 5] = ["tile", "laid", "async", "llvm", "ptx"];
+const STAGES: [&str; 5] = ["tile", "layout", "async", "llvm", "ptx"];
 static DUMP_VALUES: LazyLock<String> = LazyLock::new(|| {
     let (stages, passes) = (STAGES.join(", "), PASS_NAMES.join(", "));
     format!("STAGE or STAGE:KERNEL, several separated by commas; stages are {stages}, and the passes {passes}")
@@ -172,6 +173,7 @@ fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
             Some((stage, kernel)) => (stage.trim(), Some(kernel.trim())),
             None => (entry.trim(), None),
         };
+        let stage = current_name(stage);
         if !STAGES.iter().chain(PASS_NAMES).any(|known| *known == stage) || kernel.is_some_and(str::is_empty) {
             return Err(bad());
         }
@@ -251,10 +253,12 @@ mod tests {
 
     #[test]
     fn dumps() {
-        let env = parse(&[("TILEWRIGHT_DUMP", "ptx, laid:matmul")]).unwrap();
-        assert!(env.dumps("ptx", "anything") && env.dumps("laid", "matmul"));
-        assert!(!env.dumps("laid", "softmax") && !env.dumps("tile", "matmul"));
-        for bad in [":k", "ptx:", "ptx,,laid", "nonsense", "ptx,lade:matmul"] {
+        let env = parse(&[("TILEWRIGHT_DUMP", "ptx, layout:matmul")]).unwrap();
+        assert!(env.dumps("ptx", "anything") && env.dumps("layout", "matmul"));
+        assert!(!env.dumps("layout", "softmax") && !env.dumps("tile", "matmul"));
+        let former = parse(&[("TILEWRIGHT_DUMP", "laid,take_turns:matmul")]).unwrap();
+        assert!(former.dumps("layout", "softmax") && former.dumps("pingpong", "matmul"));
+        for bad in [":k", "ptx:", "ptx,,layout", "nonsense", "ptx,lade:matmul"] {
             assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"), "{bad}");
         }
     }
