@@ -71,6 +71,7 @@ fn store_state(
 /// One program per `tile` parameters. `one_minus_beta1` and `one_minus_beta2` are 1 − β₁ and 1 − β₂; `step_size` is lr / (1 − β₁ᵗ); `inv_sqrt_bias_correction2` is
 /// 1 / √(1 − β₂ᵗ); `decay` is lr · λ; g is multiplied by `grad_scale` first.
 #[kernel]
+#[alias(rest1 = one_minus_beta1, rest2 = one_minus_beta2, rate = step_size, spread = inv_sqrt_bias_correction2)]
 pub fn adamw<G: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -93,6 +94,14 @@ pub fn adamw<G: Float>(
 
 /// As [`ADAMW`]; also writes `compute_weights` = p, rounded to its type.
 #[kernel]
+#[alias(
+    adamw_with_copy,
+    copy = compute_weights,
+    rest1 = one_minus_beta1,
+    rest2 = one_minus_beta2,
+    rate = step_size,
+    spread = inv_sqrt_bias_correction2
+)]
 pub fn adamw_with_compute_weights<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -136,6 +145,14 @@ fn load_rates(
 ///
 /// One program per `tile` parameters.
 #[kernel]
+#[alias(
+    adamw_by,
+    copy = compute_weights,
+    verdict = step_control,
+    rest1 = one_minus_beta1,
+    rest2 = one_minus_beta2,
+    copies = write_compute_weights
+)]
 pub fn adamw_controlled<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -168,6 +185,15 @@ pub fn adamw_controlled<G: Float, C: Float>(
 ///
 /// One program per `tile` parameters.
 #[kernel]
+#[alias(
+    adamw_of_two,
+    other = peer_g,
+    copy = compute_weights,
+    verdict = step_control,
+    rest1 = one_minus_beta1,
+    rest2 = one_minus_beta2,
+    copies = write_compute_weights
+)]
 pub fn adamw_two_peers<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,

@@ -12,6 +12,7 @@ use tilewright_runtime::prelude::*;
 /// One program per tile of columns (axis 0) and chunk of `rows_per_program` rows (axis 1); it loops over its rows. `rows_per_program`
 /// is a multiple of `rows_tile`.
 #[kernel]
+#[alias(y_stride_part = y_stride_chunk, rows_each = rows_per_program)]
 pub fn column_sum<T: Float, U: Float>(
     x: In<T>,
     y: Out<U>,

@@ -40,6 +40,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(lead = misalignment, neighbours = size_per_thread)]
 pub fn cross_entropy_fwd<T: Float, I: Int>(
     logits: In<T>,
     targets: In<I>,
@@ -123,6 +124,7 @@ fn softmax_shift(largest: Tile<f32>) -> Tile<f32> {
 ///
 /// One program per tile. With `vector`, the first program of a row also processes the peeled head and tail.
 #[kernel]
+#[alias(lead = misalignment)]
 pub fn cross_entropy_bwd<T: Float, I: Int>(
     logits: In<T>,
     targets: In<I>,

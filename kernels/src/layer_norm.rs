@@ -122,6 +122,7 @@ pub fn layer_norm_fwd<T: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(rows_each = rows_per_program)]
 pub fn layer_norm_bwd<T: Float>(
     x: In<T>,
     w: In<T>,

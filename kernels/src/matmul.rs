@@ -93,6 +93,7 @@ constexpr_enum! {
     default = default_config,
 )]
 #[kernel]
+#[alias(a_columns = a_col_major, b_columns = b_col_major)]
 pub fn matmul<T: Float>(
     a: In<T>,
     b: In<T>,

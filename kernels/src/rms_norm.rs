@@ -148,6 +148,7 @@ fn default_forward(problem: &Problem) -> Config {
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(rows_each = rows_per_program)]
 pub fn rms_norm_bwd<T: Float>(
     x: In<T>,
     w: In<T>,

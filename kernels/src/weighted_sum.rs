@@ -43,6 +43,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(first_out = x_evict_first, whole = single_tile)]
 pub fn weighted_sum_fwd<T: Float>(
     x: In<T>,
     w: In<T>,
@@ -105,6 +106,7 @@ pub fn weighted_sum_fwd<T: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(rows_each = rows_per_program)]
 pub fn weighted_sum_bwd<T: Float>(
     x: In<T>,
     w: In<T>,

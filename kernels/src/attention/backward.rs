@@ -67,6 +67,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,
@@ -272,6 +273,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,

@@ -71,6 +71,7 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
+#[alias(parts = num_splits)]
 pub fn flash_attention_bwd_postprocess<T: Float>(
     sums: In<f32>,
     grad: Out<T>,

@@ -68,6 +68,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,

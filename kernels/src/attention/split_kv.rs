@@ -78,6 +78,7 @@ fn default_splits_f32(pass: Pass, d: usize, programs: usize) -> usize {
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
 #[kernel]
+#[alias(flash_attention_fwd_join, part_o = partial_o, part_lse = partial_lse, parts = num_splits)]
 pub fn flash_attention_fwd_combine<T: Float>(
     partial_o: In<f32>,
     partial_lse: In<f32>,
