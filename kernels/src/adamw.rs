@@ -9,16 +9,16 @@
 //! p (the master weights), m and v are f32; g may have another type. For a model that computes in a narrower type, the
 //! same launch writes `compute_weights`: p, rounded to that type.
 //!
-//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_controlled`]: for a step
-//! that is enqueued before its gradient is known, or replayed as a CUDA graph.
+//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_controlled`]: for
+//! a step that is enqueued before its gradient is known, or replayed as a CUDA graph.
 
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
 /// Updates p, m and v at `offsets` in memory and returns the new p.
 ///
-/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `step_size` = lr / (1 − β₁ᵗ), `inv_sqrt_bias_correction2` = 1 / √(1 − β₂ᵗ), ε,
-/// `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
+/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `step_size` = lr / (1 − β₁ᵗ),
+/// `inv_sqrt_bias_correction2` = 1 / √(1 − β₂ᵗ), ε, `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
 #[device_fn]
 fn update_in_place<G: Float>(
     state: (Ptr<f32>, Ptr<f32>, Ptr<f32>),
@@ -68,8 +68,9 @@ fn store_state(
 
 /// One AdamW step for n parameters.
 ///
-/// One program per `tile` parameters. `one_minus_beta1` and `one_minus_beta2` are 1 − β₁ and 1 − β₂; `step_size` is lr / (1 − β₁ᵗ); `inv_sqrt_bias_correction2` is
-/// 1 / √(1 − β₂ᵗ); `decay` is lr · λ; g is multiplied by `grad_scale` first.
+/// One program per `tile` parameters. `one_minus_beta1` and `one_minus_beta2` are 1 − β₁ and 1 − β₂, `step_size` is
+/// lr / (1 − β₁ᵗ), `inv_sqrt_bias_correction2` is 1 / √(1 − β₂ᵗ), and `decay` is lr · λ. g is multiplied by
+/// `grad_scale` first.
 #[kernel]
 #[alias(rest1 = one_minus_beta1, rest2 = one_minus_beta2, rate = step_size, spread = inv_sqrt_bias_correction2)]
 pub fn adamw<G: Float>(
@@ -124,7 +125,8 @@ pub fn adamw_with_compute_weights<G: Float, C: Float>(
     store(compute_weights + offsets, after.to::<C>(), mask = offsets < n);
 }
 
-/// Loads the scalars of [`compute_update`], and whether the step is applied, from the memory that [`ADAMW_CONTROLLED`] describes.
+/// Loads the scalars of [`compute_update`], and whether the step is applied, from the memory that [`ADAMW_CONTROLLED`]
+/// describes.
 #[device_fn]
 fn load_rates(
     rates: Ptr<f64>,
@@ -139,9 +141,9 @@ fn load_rates(
     )
 }
 
-/// As [`ADAMW_WITH_COMPUTE_WEIGHTS`], with scalars from device memory: `rates` holds `step_size`, `inv_sqrt_bias_correction2` and `decay`; `step_control` holds
-/// `grad_scale`, and 1 if the step is applied or 0 if it is skipped, which leaves all outputs unchanged. Without
-/// `write_compute_weights`, `compute_weights` is not written.
+/// As [`ADAMW_WITH_COMPUTE_WEIGHTS`], with scalars from device memory: `rates` holds `step_size`,
+/// `inv_sqrt_bias_correction2` and `decay`; `step_control` holds `grad_scale`, and 1 if the step is applied or 0 if it
+/// is skipped, which leaves all outputs unchanged. Without `write_compute_weights`, `compute_weights` is not written.
 ///
 /// One program per `tile` parameters.
 #[kernel]
@@ -177,8 +179,8 @@ pub fn adamw_controlled<G: Float, C: Float>(
     }
 }
 
-/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, rounded to their type: the gradients of two ranks, which need no
-/// all-reduce before.
+/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, rounded to their type: the gradients of two ranks,
+/// which need no all-reduce before.
 ///
 /// squares\[i\] = Σ g² over the averages of program i. Where that sum is not finite, the program leaves its parameters
 /// unchanged.
@@ -403,9 +405,9 @@ pub fn step_with_compute_weights<G: FloatElement, C: FloatElement>(
     .launch(device, n.div_ceil(TILE))
 }
 
-/// As [`step`] or [`step_with_compute_weights`], with scalars from device memory: `rates` as [`Options::rates_at_step`] gives them;
-/// `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options` this reads only
-/// the betas and `eps`.
+/// As [`step`] or [`step_with_compute_weights`], with scalars from device memory: `rates` as [`Options::rates_at_step`]
+/// gives them; `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options`
+/// this reads only the betas and `eps`.
 ///
 /// # Errors
 /// Lengths that differ; tensors on another device; launch errors.
@@ -453,8 +455,8 @@ pub fn squares_two_peers(n: usize) -> usize {
     n.div_ceil(TILE_TWO_PEERS)
 }
 
-/// As [`step_controlled`], with the averages of the gradients of two ranks. `squares` receives [`squares_two_peers`] sums of
-/// squares of the averages; where one is not finite, the parameters of its program are left unchanged.
+/// As [`step_controlled`], with the averages of the gradients of two ranks. `squares` receives [`squares_two_peers`]
+/// sums of squares of the averages; where one is not finite, the parameters of its program are left unchanged.
 ///
 /// # Errors
 /// As [`step_controlled`].

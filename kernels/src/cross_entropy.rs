@@ -18,8 +18,8 @@ use tilewright_runtime::prelude::*;
 /// loss and lse (L) of each row, in f32, natural logarithm.
 ///
 /// One program per tile of rows, which loops over the columns. A row has `slots` accumulators (maximum and sum), which
-/// are combined after the loop: with one slot per thread, which takes `size_per_thread` contiguous elements at a time, the
-/// loop needs no synchronization. Rows that are not aligned to 16 bytes are read in aligned vectors of `vector`
+/// are combined after the loop: with one slot per thread, which takes `size_per_thread` contiguous elements at a time,
+/// the loop needs no synchronization. Rows that are not aligned to 16 bytes are read in aligned vectors of `vector`
 /// elements; the peeled head and tail are one more accumulator.
 #[autotune(
     configs = [

@@ -27,8 +27,8 @@ impl KvSplit {
     pub const UNSPLIT: KvSplit = KvSplit { count: 1, rows: 0 };
 
     /// Chooses the splits of the loops over `loop_rows` rows, one loop for each of `heads` heads (of all batch entries)
-    /// and each tile of the `rows` rows, with `d` elements of `bytes` bytes per row. `requested` is the largest number of
-    /// splits, where the caller gives one.
+    /// and each tile of the `rows` rows, with `d` elements of `bytes` bytes per row. `requested` is the largest number
+    /// of splits, where the caller gives one.
     pub fn new(
         (pass, causal): (Pass, bool),
         (d, bytes): (usize, usize),

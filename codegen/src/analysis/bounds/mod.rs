@@ -1,8 +1,8 @@
 //! Bounds analysis: the access footprint of a kernel, as formulas of its arguments and grid.
 //!
-//! The formulas are built once per recorded kernel ([`Footprint::of`]) and evaluated before each launch ([`Footprint::check`]).
-//! They make launches from safe code memory-safe: a launch whose extents, strides or masks do not keep the kernel
-//! inside its buffers is rejected.
+//! The formulas are built once per recorded kernel ([`Footprint::of`]) and evaluated before each launch
+//! ([`Footprint::check`]). They make launches from safe code memory-safe: a launch whose extents, strides or masks do
+//! not keep the kernel inside its buffers is rejected.
 //!
 //! The analysis is interval arithmetic on integers. At launch, arguments and grid are known numbers; `program_id`,
 //! `arange` and loop indices have known ranges. The elements that an access may touch are an interval:
