@@ -5,8 +5,8 @@ use std::fs;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-/// The hash of all Rust files below these folders, their names among it, as 16 hexadecimal digits; has cargo run the script again when one
-/// changes. Equal sources have equal hashes, wherever the folders are.
+/// The hash of all Rust files below these folders, their names among it, as 16 hexadecimal digits; has cargo run the
+/// script again when one changes. Equal sources have equal hashes, wherever the folders are.
 pub fn of(folders: &[PathBuf]) -> String {
     // `DefaultHasher::new` always starts from the same state.
     let mut hasher = DefaultHasher::new();

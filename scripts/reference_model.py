@@ -44,7 +44,7 @@ class Model:
         self.weights = {
             name: weight.to(device).requires_grad_() for name, weight in weights.items() if not name.startswith("optimizer.")
         }
-        d = config["width"] // config["heads"]
+        d = config.get("d_model", config.get("width")) // config["heads"]
         positions = torch.arange(config["context"], dtype=torch.float64)
         frequencies = float(config["rope_base"]) ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
         angles = torch.outer(positions, frequencies)

@@ -56,21 +56,37 @@ def curves(folder):
 
 NAMES = {"2.7b": "2.7B", "fp32": "f32"}
 
+# Columns of older reports.
+FORMER = {
+    "replay": "cuda_graph",
+    "wire": "comm_dtype",
+    "carried_by": "transport",
+    "left_sms": "reserved_sms",
+    "left_over_ms": "exposed_ms",
+    "of_none": "slowdown",
+}
+
+
+def tables(file):
+    """The tables of a report, with the present names of columns."""
+    for table in json.loads(Path(file).read_text())["tables"]:
+        rows = [{FORMER.get(name, name): value for name, value in row.items()} for row in table["rows"]]
+        yield {**table, "rows": rows}
+
 
 def model(*files):
     rows, notes = {}, []
     for file in files:
-        text = open(file).read()
         if file.endswith(".jsonl"):
-            for row in map(json.loads, text.splitlines()):
+            for row in map(json.loads, open(file)):
                 kind = {False: "eager", True: "compiled", "graphs": "graphs"}[row["compiled"]]
                 key = (NAMES.get(row["size"], row["size"]), NAMES.get(row["prec"], row["prec"]), row["ctx"])
                 rows.setdefault(key, {})[kind] = (row.get("step"), row.get("peak_GiB"))
             continue
-        for table in json.loads(text)["tables"]:
+        for table in tables(file):
             notes += table.get("notes", [])
             for row in table["rows"]:
-                kind = {"no": "ours", "yes": "replay"}.get(row["replay"], "replay failed")
+                kind = {"no": "ours", "yes": "replay"}.get(row["cuda_graph"], "replay failed")
                 step = row["step_ms"] if isinstance(row["step_ms"], (int, float)) else None
                 key = (row["size"], row["precision"], int(row["context"]))
                 rows.setdefault(key, {})[kind] = (step, row.get("peak_memory_gib"))
@@ -112,20 +128,20 @@ def sums(*folders):
 def dist_ddp(name, rows):
     print(f"{name}: form, bucket (MB), comm dtype, transport, CTAs, reserved SMs, calls | step, communication, exposed (ms) | ratio to the step without")
     for row in rows:
-        by = {"copy engines": "copies"}.get(row.get("carried_by"), row.get("carried_by"))
-        setting = [row["form"], row.get("bucket_mb"), row.get("wire"), by, row.get("ctas"), row.get("left_sms"), row["calls"]]
-        times = [f"{row[key]:8.2f}" if row[key] is not None else " " * 8 for key in ("step_ms", "communication_ms", "left_over_ms")]
-        by = f"{row['of_none']:.3f}" if row["of_none"] is not None else ""
+        by = {"copy engines": "copies"}.get(row.get("transport"), row.get("transport"))
+        setting = [row["form"], row.get("bucket_mb"), row.get("comm_dtype"), by, row.get("ctas"), row.get("reserved_sms"), row["calls"]]
+        times = [f"{row[key]:8.2f}" if row[key] is not None else " " * 8 for key in ("step_ms", "communication_ms", "exposed_ms")]
+        by = f"{row['slowdown']:.3f}" if row["slowdown"] is not None else ""
         print("  " + " ".join(f"{'' if x is None else x:>8}" for x in setting), *times, by)
     both = {}
     for row in rows:
-        if row["form"] == "bucketed" and row.get("carried_by"):
-            both.setdefault((row.get("bucket_mb"), row.get("wire")), {}).setdefault(row["carried_by"], row["step_ms"])
-    for (mb, wire), steps in both.items():
+        if row["form"] == "bucketed" and row.get("transport"):
+            both.setdefault((row.get("bucket_mb"), row.get("comm_dtype")), {}).setdefault(row["transport"], row["step_ms"])
+    for (mb, comm_dtype), steps in both.items():
         if len(steps) == 2:
             nccl, copies = steps["NCCL"], steps["copy engines"]
-            print(f"  {mb} MB, {wire}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, ratio {copies / nccl:.3f}")
-    bucketed = [row["of_none"] for row in rows if row["form"] == "bucketed"]
+            print(f"  {mb} MB, {comm_dtype}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, ratio {copies / nccl:.3f}")
+    bucketed = [row["slowdown"] for row in rows if row["form"] == "bucketed"]
     if bucketed:
         check(min(bucketed) <= 1.05, f"{name}: the best bucketed step takes {min(bucketed):.3f} of the step without communication (1.05)")
 
@@ -142,7 +158,7 @@ def dist_shard(name, rows):
 
 def dist(*files):
     for file in files:
-        for table in json.load(open(file))["tables"]:
+        for table in tables(file):
             {"ddp": dist_ddp, "shard": dist_shard}[table["name"]](Path(file).stem, table["rows"])
 
 

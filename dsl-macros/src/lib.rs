@@ -14,6 +14,9 @@ use proc_macro::TokenStream;
 /// For `pub fn scale<T: Float>(x: In<T>, y: Out<T>, n: i32, #[constexpr] tile: usize) { … }`, generates the static
 /// `SCALE` (a `KernelDef`: name, parameters, how to record it) and the struct `Scale` (the typed arguments, with
 /// `launch`). If constants have defaults, also generates `ScaleRequired`: the arguments without defaults.
+///
+/// `#[alias(former_name, former = parameter)]` below `#[kernel]` gives former names of the kernel and of its
+/// parameters: command lines, tuning tables and constants that are given by name may still use them.
 #[proc_macro_attribute]
 pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
     expand::kernel::expand(attribute.into(), item.into()).into()

@@ -4,16 +4,17 @@
 //! - `attention_probe DIR` writes every kernel at the default tiles, for head dimensions 64 and 128, causal and not.
 //! - `attention_probe DIR key=value…` writes one variant: `kernel` (fwd, dkdv, dq, pre, or all), `d`, `dtype`,
 //!   `causal`, `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the
-//!   tiles), `one_pass`, `ws` (warp specialization), `turns` (ping-pong scheduling), `overlap` (true or false), `tma`,
-//!   `arch`.
+//!   tiles), `one_pass`, `ws` (warp specialization), `pingpong`, `overlap` (true or false), `tma`, `arch`.
 //!
-//! With `emit=laid` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
+//! With `emit=layout` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM
+//! IR.
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
 use tilewright_codegen::ir::{DType, Func, Stage};
 use tilewright_codegen::lang::kernel::{ArgSpec, ConstValue, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::passes::current_name;
 use tilewright_codegen::pipeline::{self, Observer};
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_codegen::text;
@@ -50,6 +51,7 @@ fn main() -> Result<()> {
     let mut given = HashMap::new();
     for arg in args {
         let (key, value) = arg.split_once('=').ok_or_else(|| format!("expected key=value, found `{arg}`"))?;
+        let key = if key == "turns" { "pingpong" } else { key };
         given.insert(key.to_string(), value.to_string());
     }
     std::fs::create_dir_all(&dir)?;
@@ -120,7 +122,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
     let flag = |key: &str| -> Result<Option<bool>> {
         given.get(key).map(|text| text.parse().map_err(|e| format!("{key}: {e}").into())).transpose()
     };
-    let (warp_specialize, pingpong, overlap) = (flag("ws")?, flag("turns")?, flag("overlap")?);
+    let (warp_specialize, pingpong, overlap) = (flag("ws")?, flag("pingpong")?, flag("overlap")?);
     let tma = flag("tma")?;
     let schedule = Schedule { warp_specialize, pingpong, overlap, tma, ..Schedule::default() };
     let has = |name: &str| def.params.iter().any(|p| p.name == name);
@@ -184,7 +186,7 @@ fn write(dir: &Path, choice: &VariantSpec, emit: Option<&String>) -> Result<()> 
         schedule: choice.schedule,
         ..CompileOptions::default()
     };
-    let mut stages = Stages { wanted: emit.map(String::as_str), tile: String::new(), llvm: String::new() };
+    let mut stages = Stages { wanted: emit.map(|stage| current_name(stage)), tile: String::new(), llvm: String::new() };
     let started = std::time::Instant::now();
     let artifact = pipeline::compile(&func, &Target::Nvptx(choice.arch), &options, &mut stages);
     let elapsed = started.elapsed();

@@ -9,16 +9,16 @@
 //! p (the master weights), m and v are f32; g may have another type. For a model that computes in a narrower type, the
 //! same launch writes `compute_weights`: p, rounded to that type.
 //!
-//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_controlled`]: for a step
-//! that is enqueued before its gradient is known, or replayed as a CUDA graph.
+//! Step-dependent scalars are kernel arguments in [`step`] and are read from device memory in [`step_controlled`]: for
+//! a step that is enqueued before its gradient is known, or replayed as a CUDA graph.
 
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
 /// Updates p, m and v at `offsets` in memory and returns the new p.
 ///
-/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `step_size` = lr / (1 − β₁ᵗ), `inv_sqrt_bias_correction2` = 1 / √(1 − β₂ᵗ), ε,
-/// `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
+/// `moments` are 1 − β₁ and 1 − β₂. The scalars of `rates` are `step_size` = lr / (1 − β₁ᵗ),
+/// `inv_sqrt_bias_correction2` = 1 / √(1 − β₂ᵗ), ε, `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
 #[device_fn]
 fn update_in_place<G: Float>(
     state: (Ptr<f32>, Ptr<f32>, Ptr<f32>),
@@ -68,9 +68,11 @@ fn store_state(
 
 /// One AdamW step for n parameters.
 ///
-/// One program per `tile` parameters. `one_minus_beta1` and `one_minus_beta2` are 1 − β₁ and 1 − β₂; `step_size` is lr / (1 − β₁ᵗ); `inv_sqrt_bias_correction2` is
-/// 1 / √(1 − β₂ᵗ); `decay` is lr · λ; g is multiplied by `grad_scale` first.
+/// One program per `tile` parameters. `one_minus_beta1` and `one_minus_beta2` are 1 − β₁ and 1 − β₂, `step_size` is
+/// lr / (1 − β₁ᵗ), `inv_sqrt_bias_correction2` is 1 / √(1 − β₂ᵗ), and `decay` is lr · λ. g is multiplied by
+/// `grad_scale` first.
 #[kernel]
+#[alias(rest1 = one_minus_beta1, rest2 = one_minus_beta2, rate = step_size, spread = inv_sqrt_bias_correction2)]
 pub fn adamw<G: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -93,6 +95,14 @@ pub fn adamw<G: Float>(
 
 /// As [`ADAMW`]; also writes `compute_weights` = p, rounded to its type.
 #[kernel]
+#[alias(
+    adamw_with_copy,
+    copy = compute_weights,
+    rest1 = one_minus_beta1,
+    rest2 = one_minus_beta2,
+    rate = step_size,
+    spread = inv_sqrt_bias_correction2
+)]
 pub fn adamw_with_compute_weights<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -115,7 +125,8 @@ pub fn adamw_with_compute_weights<G: Float, C: Float>(
     store(compute_weights + offsets, after.to::<C>(), mask = offsets < n);
 }
 
-/// Loads the scalars of [`compute_update`], and whether the step is applied, from the memory that [`ADAMW_CONTROLLED`] describes.
+/// Loads the scalars of [`compute_update`], and whether the step is applied, from the memory that [`ADAMW_CONTROLLED`]
+/// describes.
 #[device_fn]
 fn load_rates(
     rates: Ptr<f64>,
@@ -130,12 +141,20 @@ fn load_rates(
     )
 }
 
-/// As [`ADAMW_WITH_COMPUTE_WEIGHTS`], with scalars from device memory: `rates` holds `step_size`, `inv_sqrt_bias_correction2` and `decay`; `step_control` holds
-/// `grad_scale`, and 1 if the step is applied or 0 if it is skipped, which leaves all outputs unchanged. Without
-/// `write_compute_weights`, `compute_weights` is not written.
+/// As [`ADAMW_WITH_COMPUTE_WEIGHTS`], with scalars from device memory: `rates` holds `step_size`,
+/// `inv_sqrt_bias_correction2` and `decay`; `step_control` holds `grad_scale`, and 1 if the step is applied or 0 if it
+/// is skipped, which leaves all outputs unchanged. Without `write_compute_weights`, `compute_weights` is not written.
 ///
 /// One program per `tile` parameters.
 #[kernel]
+#[alias(
+    adamw_by,
+    copy = compute_weights,
+    verdict = step_control,
+    rest1 = one_minus_beta1,
+    rest2 = one_minus_beta2,
+    copies = write_compute_weights
+)]
 pub fn adamw_controlled<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -160,14 +179,23 @@ pub fn adamw_controlled<G: Float, C: Float>(
     }
 }
 
-/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, rounded to their type: the gradients of two ranks, which need no
-/// all-reduce before.
+/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, rounded to their type: the gradients of two ranks,
+/// which need no all-reduce before.
 ///
 /// squares\[i\] = Σ g² over the averages of program i. Where that sum is not finite, the program leaves its parameters
 /// unchanged.
 ///
 /// One program per `tile` parameters.
 #[kernel]
+#[alias(
+    adamw_of_two,
+    other = peer_g,
+    copy = compute_weights,
+    verdict = step_control,
+    rest1 = one_minus_beta1,
+    rest2 = one_minus_beta2,
+    copies = write_compute_weights
+)]
 pub fn adamw_two_peers<G: Float, C: Float>(
     p: InOut<f32>,
     m: InOut<f32>,
@@ -377,9 +405,9 @@ pub fn step_with_compute_weights<G: FloatElement, C: FloatElement>(
     .launch(device, n.div_ceil(TILE))
 }
 
-/// As [`step`] or [`step_with_compute_weights`], with scalars from device memory: `rates` as [`Options::rates_at_step`] gives them;
-/// `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options` this reads only
-/// the betas and `eps`.
+/// As [`step`] or [`step_with_compute_weights`], with scalars from device memory: `rates` as [`Options::rates_at_step`]
+/// gives them; `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options`
+/// this reads only the betas and `eps`.
 ///
 /// # Errors
 /// Lengths that differ; tensors on another device; launch errors.
@@ -427,8 +455,8 @@ pub fn squares_two_peers(n: usize) -> usize {
     n.div_ceil(TILE_TWO_PEERS)
 }
 
-/// As [`step_controlled`], with the averages of the gradients of two ranks. `squares` receives [`squares_two_peers`] sums of
-/// squares of the averages; where one is not finite, the parameters of its program are left unchanged.
+/// As [`step_controlled`], with the averages of the gradients of two ranks. `squares` receives [`squares_two_peers`]
+/// sums of squares of the averages; where one is not finite, the parameters of its program are left unchanged.
 ///
 /// # Errors
 /// As [`step_controlled`].

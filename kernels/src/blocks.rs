@@ -43,7 +43,8 @@ pub(crate) fn boundary_dims(rows: bool, dim: bool) -> &'static [usize] {
     }
 }
 
-/// The first row and the first column of this program's tile, in a grid of [`ElementwiseTiles`] over rows of `d` elements.
+/// The first row and the first column of this program's tile, in a grid of [`ElementwiseTiles`] over rows of `d`
+/// elements.
 #[device_fn]
 pub(crate) fn tile_start(d: Scalar<i32>, tile: (usize, usize)) -> (Scalar<i32>, Scalar<i32>) {
     assume(d > 0);

@@ -9,9 +9,10 @@ use tilewright_runtime::prelude::*;
 
 /// y[p, j] = Σᵢ x[i, j] over chunk p of the rows, accumulated in f32.
 ///
-/// One program per tile of columns (axis 0) and chunk of `rows_per_program` rows (axis 1); it loops over its rows. `rows_per_program`
-/// is a multiple of `rows_tile`.
+/// One program per tile of columns (axis 0) and chunk of `rows_per_program` rows (axis 1); it loops over its rows.
+/// `rows_per_program` is a multiple of `rows_tile`.
 #[kernel]
+#[alias(y_stride_part = y_stride_chunk, rows_each = rows_per_program)]
 pub fn column_sum<T: Float, U: Float>(
     x: In<T>,
     y: Out<U>,

@@ -18,8 +18,8 @@ use tilewright_runtime::prelude::*;
 /// loss and lse (L) of each row, in f32, natural logarithm.
 ///
 /// One program per tile of rows, which loops over the columns. A row has `slots` accumulators (maximum and sum), which
-/// are combined after the loop: with one slot per thread, which takes `size_per_thread` contiguous elements at a time, the
-/// loop needs no synchronization. Rows that are not aligned to 16 bytes are read in aligned vectors of `vector`
+/// are combined after the loop: with one slot per thread, which takes `size_per_thread` contiguous elements at a time,
+/// the loop needs no synchronization. Rows that are not aligned to 16 bytes are read in aligned vectors of `vector`
 /// elements; the peeled head and tail are one more accumulator.
 #[autotune(
     configs = [
@@ -40,6 +40,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(lead = misalignment, neighbours = size_per_thread)]
 pub fn cross_entropy_fwd<T: Float, I: Int>(
     logits: In<T>,
     targets: In<I>,
@@ -123,6 +124,7 @@ fn softmax_shift(largest: Tile<f32>) -> Tile<f32> {
 ///
 /// One program per tile. With `vector`, the first program of a row also processes the peeled head and tail.
 #[kernel]
+#[alias(lead = misalignment)]
 pub fn cross_entropy_bwd<T: Float, I: Int>(
     logits: In<T>,
     targets: In<I>,

@@ -113,8 +113,8 @@ pub fn layer_norm_fwd<T: Float>(
 /// = Σ grad_y[r, j].
 ///
 /// The partial sums are dense, with one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its
-/// `rows_per_program` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile
-/// of rows.
+/// `rows_per_program` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per
+/// tile of rows.
 #[autotune(
     configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
@@ -122,6 +122,7 @@ pub fn layer_norm_fwd<T: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(rows_each = rows_per_program)]
 pub fn layer_norm_bwd<T: Float>(
     x: In<T>,
     w: In<T>,

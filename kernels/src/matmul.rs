@@ -50,10 +50,10 @@ constexpr_enum! {
 
 /// c = activation(a·b + bias) + addend, accumulated in f32.
 ///
-/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is column-major:
-/// its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the dimension of c
-/// along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c if it is
-/// `Itself`.
+/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs. `a_col_major` and `b_col_major` promise that the operand is
+/// column-major: its first dimension is the contiguous one. `precision` applies to f32 operands. `bias_along` is the
+/// dimension of c along which bias varies; with `None` bias is not read. `other` is read if `addend` is `Other`, and c
+/// if it is `Itself`.
 #[autotune(
     configs = [
         Config(m_tile = 128, n_tile = 128, k_tile = 64, num_warps = 8, num_stages = 4),
@@ -93,6 +93,7 @@ constexpr_enum! {
     default = default_config,
 )]
 #[kernel]
+#[alias(a_columns = a_col_major, b_columns = b_col_major)]
 pub fn matmul<T: Float>(
     a: In<T>,
     b: In<T>,

@@ -11,6 +11,7 @@ use tilewright_runtime::prelude::*;
 ///
 /// One program per tile; a smaller grid loops over tiles with a stride of the grid size.
 #[kernel]
+#[alias(copies = has_copy)]
 pub fn rank_sum<T: Float>(
     y: InOut<T>,
     x: In<T>,

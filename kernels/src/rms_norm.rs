@@ -128,8 +128,9 @@ fn default_forward(problem: &Problem) -> Config {
 
 /// grad_x, and partial_grad_w[p, j] = Σ grad_y[r, j] · x[r, j] · rstd[r] over the rows r of program p.
 ///
-/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its `rows_per_program`
-/// rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per tile of rows.
+/// partial_grad_w has one row per program. Where `d_tile` ≥ d (`whole_rows`), a program loops over its
+/// `rows_per_program` rows, a multiple of `rows_tile`, and keeps its sums in registers. Wider rows have one program per
+/// tile of rows.
 #[autotune(
     configs = [
         // Shared by all kernels with a row loop. Configurations that were fast on an H200 come first: loads prefetched
@@ -148,6 +149,7 @@ fn default_forward(problem: &Problem) -> Config {
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(rows_each = rows_per_program)]
 pub fn rms_norm_bwd<T: Float>(
     x: In<T>,
     w: In<T>,

@@ -59,8 +59,8 @@ impl UnalignedRows {
 /// For each row, the number of elements before its first aligned vector, and the number of elements in its aligned
 /// vectors; the second is negative where not even one vector fits.
 ///
-/// Row i has `d` contiguous elements and begins at element `first[i]` of the tensor, whose first element lies `misalignment`
-/// elements after a multiple of 16 bytes. A vector has `vector` elements.
+/// Row i has `d` contiguous elements and begins at element `first[i]` of the tensor, whose first element lies
+/// `misalignment` elements after a multiple of 16 bytes. A vector has `vector` elements.
 #[device_fn]
 pub(crate) fn aligned_span(
     first: Tile<i64>,

@@ -17,10 +17,10 @@ use tilewright_runtime::prelude::*;
 
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and accumulated in f32.
 ///
-/// One program per tile of rows, which loops over the columns. With `x_evict_first` x is loaded with the eviction policy
-/// evict_first, so that data written to L2 before stay there: for an x not much larger than the L2 cache, on an H200 up
-/// to 200 MB in any case. `single_tile` promises that d is `d_tile`: one tile is a whole row, without a loop or a mask of
-/// columns.
+/// One program per tile of rows, which loops over the columns. With `x_evict_first` x is loaded with the eviction
+/// policy evict_first, so that data written to L2 before stay there: for an x not much larger than the L2 cache, on an
+/// H200 up to 200 MB in any case. `single_tile` promises that d is `d_tile`: one tile is a whole row, without a loop or
+/// a mask of columns.
 #[autotune(
     configs = [
         Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], x_evict_first = false),
@@ -43,6 +43,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(first_out = x_evict_first, whole = single_tile)]
 pub fn weighted_sum_fwd<T: Float>(
     x: In<T>,
     w: In<T>,
@@ -96,8 +97,8 @@ pub fn weighted_sum_fwd<T: Float>(
 
 /// grad_x[r, j] = grad_y[r] · w[j], and partial_grad_w[p, j] = Σ grad_y[r] · x[r, j] over the rows r of program p.
 ///
-/// One program per `rows_per_program` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1). It loops over
-/// its rows and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
+/// One program per `rows_per_program` rows (axis 0), a multiple of `rows_tile`, and tile of columns (axis 1). It loops
+/// over its rows and keeps its sums in registers. partial_grad_w has one row per program of axis 0.
 #[autotune(
     configs = crate::rms_norm::RMS_NORM_BWD_AUTOTUNE,
     key = [d_tile, rows],
@@ -105,6 +106,7 @@ pub fn weighted_sum_fwd<T: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(rows_each = rows_per_program)]
 pub fn weighted_sum_bwd<T: Float>(
     x: In<T>,
     w: In<T>,

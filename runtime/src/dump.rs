@@ -17,8 +17,8 @@ use crate::terminal;
 /// Like [`pipeline::compile`], with the dumps and the reproducer that the environment requests. Dumps go to standard
 /// error.
 ///
-/// `TILEWRIGHT_DUMP` accepts `tile` (the function as recorded), `laid` and `async` (at the end of that stage), the name
-/// of any pass (after the pass), `llvm` (the input of LLVM) and `ptx`.
+/// `TILEWRIGHT_DUMP` accepts `tile` (the function as recorded), `layout` and `async` (at the end of that stage), the
+/// name of any pass (after the pass), `llvm` (the input of LLVM) and `ptx`.
 ///
 /// # Errors
 /// Features that the target lacks.
@@ -81,7 +81,7 @@ impl DumpObserver<'_> {
 fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Tile => "tile",
-        Stage::Layout => "laid",
+        Stage::Layout => "layout",
         Stage::Async => "async",
     }
 }

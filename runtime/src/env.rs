@@ -11,14 +11,15 @@
 //! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` of tests and `doctor`; default: the first on `PATH` |
 //! | `NVTX_INJECTION64_PATH` | a file | the library that receives ranges; NVIDIA's tools set it for the programs that they run |
 //!
-//! An empty value counts as unset. A value that makes no sense is an error, which names the variable, the value and what is expected; what is
-//! wrong with a folder or a file shows when it is used.
+//! An empty value counts as unset. A value that makes no sense is an error, which names the variable, the value and
+//! what is expected; what is wrong with a folder or a file shows when it is used.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
 
+use tilewright_codegen::passes::current_name;
 use tilewright_codegen::pipeline::PASS_NAMES;
 
 use crate::error::{Error, Result};
@@ -122,7 +123,7 @@ impl Env {
 
 const DEVICE_VALUES: &str = "cpu, cuda or cuda:N (N counts GPUs from 0)";
 /// What `TILEWRIGHT_DUMP` can name besides passes.
-const STAGES: [&str; 5] = ["tile", "laid", "async", "llvm", "ptx"];
+const STAGES: [&str; 5] = ["tile", "layout", "async", "llvm", "ptx"];
 static DUMP_VALUES: LazyLock<String> = LazyLock::new(|| {
     let (stages, passes) = (STAGES.join(", "), PASS_NAMES.join(", "));
     format!("STAGE or STAGE:KERNEL, several separated by commas; stages are {stages}, and the passes {passes}")
@@ -172,6 +173,7 @@ fn parse_dump(value: &str) -> Result<Vec<DumpRequest>> {
             Some((stage, kernel)) => (stage.trim(), Some(kernel.trim())),
             None => (entry.trim(), None),
         };
+        let stage = current_name(stage);
         if !STAGES.iter().chain(PASS_NAMES).any(|known| *known == stage) || kernel.is_some_and(str::is_empty) {
             return Err(bad());
         }
@@ -251,16 +253,18 @@ mod tests {
 
     #[test]
     fn dumps() {
-        let env = parse(&[("TILEWRIGHT_DUMP", "ptx, laid:matmul")]).unwrap();
-        assert!(env.dumps("ptx", "anything") && env.dumps("laid", "matmul"));
-        assert!(!env.dumps("laid", "softmax") && !env.dumps("tile", "matmul"));
-        for bad in [":k", "ptx:", "ptx,,laid", "nonsense", "ptx,lade:matmul"] {
+        let env = parse(&[("TILEWRIGHT_DUMP", "ptx, layout:matmul")]).unwrap();
+        assert!(env.dumps("ptx", "anything") && env.dumps("layout", "matmul"));
+        assert!(!env.dumps("layout", "softmax") && !env.dumps("tile", "matmul"));
+        let former = parse(&[("TILEWRIGHT_DUMP", "laid,take_turns:matmul")]).unwrap();
+        assert!(former.dumps("layout", "softmax") && former.dumps("pingpong", "matmul"));
+        for bad in [":k", "ptx:", "ptx,,layout", "nonsense", "ptx,lade:matmul"] {
             assert!(parse(&[("TILEWRIGHT_DUMP", bad)]).unwrap_err().to_string().contains("STAGE:KERNEL"), "{bad}");
         }
     }
 
-    /// Of every variable in the table of this page: what is refused, and what the message has to name. Files and folders are taken as they
-    /// are.
+    /// Of every variable in the table of this page: what is refused, and what the message has to name. Files and
+    /// folders are taken as they are.
     #[test]
     fn every_variable_refuses_nonsense() {
         let refused = [

@@ -184,8 +184,9 @@ fn exhausted_budget_still_measures_the_default() {
     assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best}"))), "{text}");
 }
 
-/// A process that is killed leaves the lines of its log that it has written, the last one perhaps in part, and no table. Logs cut at chosen
-/// places stand for that: a kill from outside may come at any moment, and one between the log's last line and the table rightly starts over.
+/// A process that is killed leaves the lines of its log that it has written, the last one perhaps in part, and no
+/// table. Logs cut at chosen places stand for that: a kill from outside may come at any moment, and one between the
+/// log's last line and the table rightly starts over.
 #[test]
 fn killed_run_is_resumed() {
     let cache = TempDir::new().unwrap();

@@ -1,6 +1,7 @@
-//! Writes the PTX of every kernel that ships, in every configuration of its list and of the tuned tables, and of the examples, into a
-//! folder: `cargo run --release -p tilewright-tests --example write_ptx -- DIR`. `scripts/compare_ptx.py OLD NEW` compares two such
-//! folders and ignores names, so that a change which must not change code can be shown not to.
+//! Writes the PTX of every kernel that ships, in every configuration of its list and of the tuned tables, and of the
+//! examples, into a folder: `cargo run --release -p tilewright-tests --example write_ptx -- DIR`.
+//! `scripts/compare_ptx.py OLD NEW` compares two such folders and ignores names, so that a change which must not change
+//! code can be shown not to.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -194,6 +194,22 @@ fn tables_parse_and_match_their_kernels() {
     assert!(shipped >= 2, "{shipped}");
 }
 
+/// The tables with the names that constants and options had before: the same choices.
+#[test]
+fn tables_with_former_names_hold_the_same_choices() {
+    let present = tilewright::kernels::tuned::TABLES[0];
+    let mut former = present.to_string();
+    for (present, old) in [("sub_wave=", "few="), ("x_evict_first=", "first_out="), ("pingpong=", "take_turns=")] {
+        assert!(former.contains(present), "{present}");
+        former = former.replace(present, old);
+    }
+    let tables: &'static [&'static str] = Box::leak(Box::new([&*former.leak()]));
+    for autotune in AUTOTUNED {
+        let of_former = Autotune { tables, ..**autotune };
+        assert_eq!(of_former.shipped(), autotune.shipped(), "{}", autotune.def.name);
+    }
+}
+
 /// Asynchronous MMAs stay in flight, and nothing spills.
 #[test]
 fn shipped_attention_neither_spills_nor_serializes_wgmma() {

@@ -15,6 +15,10 @@ use std::fmt;
 pub struct KernelDef {
     /// The function's name.
     pub name: &'static str,
+    /// Former names of the kernel, which `#[alias(…)]` gives.
+    pub aliases: &'static [&'static str],
+    /// Former and present names of parameters.
+    pub param_aliases: &'static [(&'static str, &'static str)],
     /// The function's doc comment.
     pub doc: &'static str,
     pub file: &'static str,
@@ -377,6 +381,16 @@ fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
 }
 
 impl KernelDef {
+    /// Whether this is the kernel's name or a former one.
+    pub fn is_named(&self, name: &str) -> bool {
+        self.name == name || self.aliases.contains(&name)
+    }
+
+    /// The name of the parameter that has this name or had it; names that no parameter had as they are.
+    pub fn param_name<'n>(&self, name: &'n str) -> &'n str {
+        self.param_aliases.iter().find(|(former, _)| *former == name).map_or(name, |(_, present)| present)
+    }
+
     /// Source location of the kernel.
     pub fn loc(&self) -> Loc {
         Loc { file: self.file.into(), line: self.line, column: 1 }
@@ -448,7 +462,7 @@ impl KernelDef {
         Ok(())
     }
 
-    /// Values of all constexpr parameters, in order: the given ones, and defaults for the others.
+    /// Values of all constexpr parameters, in order: the given ones, also by former names, and defaults for the others.
     ///
     /// # Errors
     /// A constant that is missing or unknown.
@@ -458,13 +472,13 @@ impl KernelDef {
         for p in self.params {
             let ParamKind::Constexpr { ty, default } = p.kind else { continue };
             names.push(p.name);
-            let value = given.iter().find(|(name, _)| *name == p.name).map(|(_, value)| value.clone());
+            let value = given.iter().find(|(name, _)| self.param_name(name) == p.name).map(|(_, value)| value.clone());
             match value.or(default.map(ConstValue::from)) {
                 Some(value) => values.push(value),
                 None => return Err(self.error(format!("the constant `{}` ({ty}) is not given", p.name))),
             }
         }
-        if let Some((unknown, _)) = given.iter().find(|(name, _)| !names.contains(name)) {
+        if let Some((unknown, _)) = given.iter().find(|(name, _)| !names.contains(&self.param_name(name))) {
             return Err(self.error(format!(
                 "there is no constexpr parameter `{unknown}`: there are {}",
                 if names.is_empty() { "none".to_string() } else { names.join(", ") }

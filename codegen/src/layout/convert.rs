@@ -113,8 +113,8 @@ impl LanePlan {
     ///
     /// Let the element of register `r` of lane `l` of the result lie in source register `A·r + B·l`, lane `C·r + D·l`.
     /// In a shuffle, each lane provides the same register to all lanes that read from it. With shuffles numbered
-    /// `k = r + E·l`, a lane reads from lane `C·k + M·l` with `M = D + C·E`. `E` (and, among replicas, `D`) is chosen to make
-    /// `M` injective; the register that a lane provides is then a function of that lane and `k` alone.
+    /// `k = r + E·l`, a lane reads from lane `C·k + M·l` with `M = D + C·E`. `E` (and, among replicas, `D`) is chosen
+    /// to make `M` injective; the register that a lane provides is then a function of that lane and `k` alone.
     pub fn find(src: &LinearLayout, dst: &LinearLayout) -> Option<LanePlan> {
         let distinct = dst.without_redundant_registers().layout;
         let registers = distinct.registers_of(dst)?;

@@ -65,8 +65,8 @@ impl LinearLayout {
     /// The contiguous axis `order[0]` is divided into panels `swizzle_bytes` (32, 64 or 128) wide. Each panel holds all
     /// rows (the other axes in `order`), one span after another; panels follow each other. Inside a panel, bits 4.. of
     /// the byte address (the 16-byte chunk of a span) are XORed with bits 7..: three bits for 128, two for 64, one
-    /// for 32. So the chunk index is XORed with the row modulo 8 for 128-byte spans, with half the row modulo 4 for 64-byte
-    /// spans, and with a quarter of the row modulo 2 for 32-byte spans. The buffer must be aligned to
+    /// for 32. So the chunk index is XORed with the row modulo 8 for 128-byte spans, with half the row modulo 4 for
+    /// 64-byte spans, and with a quarter of the row modulo 2 for 32-byte spans. The buffer must be aligned to
     /// [`Swizzle::alignment`].
     ///
     /// # Panics

@@ -256,8 +256,9 @@ fn target_machine(machine: Machine<'_>, opt: &Opt) -> Result<TargetMachine, Llvm
 fn parse<'ctx>(context: &'ctx Context, ir_text: &str) -> Result<Module<'ctx>, LlvmError> {
     let mut module = std::ptr::null_mut();
     let mut message = std::ptr::null_mut();
-    // SAFETY: the buffer is a zero-terminated copy of the text, freed after the call, which does not keep it. On success
-    // `module` belongs to `context` and to the returned `Module`; on failure `message` is a string for us to free.
+    // SAFETY: the buffer is a zero-terminated copy of the text, freed after the call, which does not keep it. On
+    // success `module` belongs to `context` and to the returned `Module`; on failure `message` is a string for us to
+    // free.
     unsafe {
         let name = c"kernel.ll";
         let buffer = LLVMCreateMemoryBufferWithMemoryRangeCopy(ir_text.as_ptr().cast(), ir_text.len(), name.as_ptr());

@@ -133,7 +133,52 @@ pub const PASSES: &[Pass] = &[
     },
 ];
 
-/// Finds a pass by its name.
+/// Finds a pass by its name, or by a former one.
 pub fn by_name(name: &str) -> Option<&'static Pass> {
-    PASSES.iter().find(|pass| pass.name == name)
+    PASSES.iter().find(|pass| pass.name == current_name(name))
+}
+
+/// The name of a pass or stage that is read under a former name; other names as they are.
+pub fn current_name(name: &str) -> &str {
+    match name {
+        "carried" => "fold_carried",
+        "split_masks" => "split_loops",
+        "laid" => "layout",
+        "licm_laid" => "licm_layout",
+        "cse_laid" => "cse_layout",
+        "dce_laid" => "dce_layout",
+        "defer_sums" => "defer_reductions",
+        "join_reductions" => "fuse_reductions",
+        "order_products" => "order_dots",
+        "skew_products" => "skew_dots",
+        "delay_waits_in_turn" => "delay_waits_except_f32",
+        "early_arrivals" => "early_release",
+        "take_turns" => "pingpong",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pipeline::PASS_NAMES;
+
+    #[test]
+    fn former_names_are_names_of_passes() {
+        for former in [
+            "carried",
+            "split_masks",
+            "defer_sums",
+            "join_reductions",
+            "order_products",
+            "skew_products",
+            "early_arrivals",
+        ] {
+            assert_eq!(by_name(former).map(|pass| pass.name), Some(current_name(former)), "{former}");
+        }
+        assert!(by_name("delay_waits_in_turn").is_some() && by_name("cse").is_some() && by_name("nonsense").is_none());
+        for former in ["licm_laid", "cse_laid", "dce_laid", "take_turns", "skew_products"] {
+            assert!(!PASS_NAMES.contains(&former) && PASS_NAMES.contains(&current_name(former)), "{former}");
+        }
+    }
 }

@@ -50,8 +50,8 @@ const MAX_SLICES: usize = 64;
 /// Runs the programs of the grid in the interleaving that the seed chooses.
 ///
 /// # Errors
-/// Unsupported code ([`SimError::Unsupported`]), a launch that does not match the code, and errors of the kernel: races,
-/// deadlocks, out-of-bounds accesses and others. `global` is left in the state at the time of the error.
+/// Unsupported code ([`SimError::Unsupported`]), a launch that does not match the code, and errors of the kernel:
+/// races, deadlocks, out-of-bounds accesses and others. `global` is left in the state at the time of the error.
 pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
     let code = Code::new(parse(launch.llvm_ir)?, launch)?;
     let fit = RESIDENT_REGISTERS / (code.registers() * launch.threads as usize).max(1);

@@ -145,6 +145,7 @@ pub struct Schedule {
     /// only). With `None`, `cp.async` performs them, except in warp-specialized loops, which use TMA. With
     /// `Some(false)` the code takes no tensor map: a launch recompiles so for tensors that TMA does not support (an
     /// extent of 0, a negative stride).
+    #[serde(alias = "bulk_copies")]
     pub tma: Option<bool>,
     /// Whether a producer warp performs the prefetching loads (warp specialization, Hopper only), in kernels whose
     /// loops do not set it themselves. With `None` the compiler does not do it yet.
@@ -155,6 +156,7 @@ pub struct Schedule {
     pub overlap: Option<bool>,
     /// Whether consumer warpgroups of a warp-specialized kernel alternate on the tensor cores (ping-pong scheduling).
     /// With `None` the compiler does not do it yet.
+    #[serde(alias = "take_turns")]
     pub pingpong: Option<bool>,
     /// Whether `wgmma` computes f32 dots in tf32 and tf32x3, where tiles are large enough (Hopper only). With `None`
     /// the compiler uses `mma.sync`.
@@ -174,12 +176,12 @@ impl Schedule {
         ]
     }
 
-    /// The option of a name; `None` if there is none.
+    /// The option of a name, or of a former name; `None` if there is none.
     pub fn choice(&mut self, name: &str) -> Option<&mut Option<bool>> {
         Some(match name {
-            "tma" => &mut self.tma,
+            "tma" | "bulk_copies" => &mut self.tma,
             "warp_specialize" => &mut self.warp_specialize,
-            "pingpong" => &mut self.pingpong,
+            "pingpong" | "take_turns" => &mut self.pingpong,
             "overlap" => &mut self.overlap,
             "wgmma_f32" => &mut self.wgmma_f32,
             _ => return None,
@@ -339,6 +341,20 @@ mod tests {
             assert_eq!(arch.name().parse(), Ok(arch));
         }
         assert!("sm_70".parse::<GpuArch>().is_err());
+    }
+
+    #[test]
+    fn former_names_of_options_are_read() {
+        let mut by_name = Schedule::default();
+        for name in ["bulk_copies", "take_turns"] {
+            *by_name.choice(name).unwrap() = Some(true);
+        }
+        let wanted = Schedule { tma: Some(true), pingpong: Some(true), ..Schedule::default() };
+        let text = serde_json::to_string(&CompileOptions { schedule: wanted, ..CompileOptions::default() }).unwrap();
+        let former = text.replace("\"tma\"", "\"bulk_copies\"").replace("\"pingpong\"", "\"take_turns\"");
+        assert_ne!(former, text);
+        let read: CompileOptions = serde_json::from_str(&former).unwrap();
+        assert_eq!((by_name, read.schedule), (wanted, wanted));
     }
 
     #[test]

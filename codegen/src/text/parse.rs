@@ -364,8 +364,9 @@ impl Parser {
                 break;
             }
         }
-        let attributes = self.attributes()?;
-        let op = match Op::from_parts(&mnemonic, &attributes) {
+        let mut attributes = self.attributes()?;
+        let mnemonic = current_names(&mnemonic, &mut attributes);
+        let op = match Op::from_parts(mnemonic, &attributes) {
             Ok(op) => op,
             Err(message) => {
                 self.at = start;
@@ -563,5 +564,24 @@ impl Parser {
             },
             _ => self.error("expected a layout, as `#l0`"),
         }
+    }
+}
+
+/// The present mnemonic of an op, with the present names of its attributes, for text with former ones.
+fn current_names<'t>(mnemonic: &'t str, attributes: &mut [(String, Attr)]) -> &'t str {
+    if mnemonic == "wgmma" {
+        for (name, _) in attributes {
+            match name.as_str() {
+                "late" => *name = "stage_one".into(),
+                "open" => *name = "defer_wait".into(),
+                _ => {}
+            }
+        }
+    }
+    match mnemonic {
+        "take_turn" => "pingpong_wait",
+        "pass_turn" => "pingpong_arrive",
+        "roles" => "warp_specialize",
+        other => other,
     }
 }

@@ -52,9 +52,9 @@ attr_enum! {
         /// Extents of tiles and view blocks are powers of two, with at most 2^20 elements. The same holds for shared
         /// buffers, except for the first extent, which may count buffers.
         Extents = "extents",
-        /// At stage tile, tiles have no layout. From stage layout on, they have a distributed layout of their shape that
-        /// covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape of one
-        /// buffer.
+        /// At stage tile, tiles have no layout. From stage layout on, they have a distributed layout of their shape
+        /// that covers every element. Shared buffers have a shared layout of their shape, or, in a ring, of the shape
+        /// of one buffer.
         Layouts = "layouts",
         /// Attributes are in range: axes below the rank, complete permutations, ascending boundaries, literals in the
         /// range of their type.

@@ -48,6 +48,11 @@ fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> T
     let text = name.to_string();
     let def = def_name(f);
     let doc = &signature.doc;
+    let aliases = signature.aliases.kernel.iter().map(Ident::to_string);
+    let param_aliases = signature.aliases.params.iter().map(|(former, present)| {
+        let (former, present) = (former.to_string(), present.to_string());
+        quote!((#former, #present))
+    });
     let docs = f.attrs.iter().filter(|a| a.path().is_ident("doc"));
     let span = name.span();
     let generics = signature.generics.iter().map(|g| {
@@ -64,6 +69,8 @@ fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> T
         #(#docs)*
         #vis static #def: #lang::kernel::KernelDef = #lang::kernel::KernelDef {
             name: #text,
+            aliases: &[#(#aliases),*],
+            param_aliases: &[#(#param_aliases),*],
             doc: #doc,
             file: #file,
             line: #line,

@@ -250,7 +250,12 @@ fn read_argument(
         return Err(Error::new(arg.span(), "write `name = value`, as in `Config(tile = 64)`"));
     };
     let known = constants(signature).any(|p| p.name == *name);
-    if let (false, Some(at)) = (known, SCHEDULE_OPTIONS.iter().position(|choice| name == choice)) {
+    let option = match name.to_string().as_str() {
+        "bulk_copies" => "tma".into(),
+        "take_turns" => "pingpong".into(),
+        other => other.to_string(),
+    };
+    if let (false, Some(at)) = (known, SCHEDULE_OPTIONS.iter().position(|choice| option == *choice)) {
         return read_bool(name, value, &mut config.schedule_options[at]);
     }
     let (slot, range, expected) = match name.to_string().as_str() {

@@ -1,10 +1,11 @@
 //! Parses the signature of a kernel.
 
 use proc_macro2::Span;
+use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::{
     Attribute, Error, Expr, ExprLit, FnArg, GenericArgument, GenericParam, Ident, ItemFn, Lit, Meta, Pat,
-    PathArguments, Type, TypeParamBound, UnOp,
+    PathArguments, Token, Type, TypeParamBound, UnOp,
 };
 
 /// A kernel's signature, checked.
@@ -12,6 +13,15 @@ pub struct Signature {
     pub generics: Vec<Generic>,
     pub params: Vec<Param>,
     pub doc: String,
+    pub aliases: Aliases,
+}
+
+/// Former names, as `#[alias(former_kernel, former = parameter)]` gives them.
+#[derive(Default)]
+pub struct Aliases {
+    pub kernel: Vec<Ident>,
+    /// Former and present names of parameters.
+    pub params: Vec<(Ident, Ident)>,
 }
 
 /// A type parameter and the name of its bound.
@@ -85,7 +95,8 @@ const SCALARS: &[&str] = &["bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32"
 /// Parses the signature; collects all errors.
 pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
     let mut errors = Vec::new();
-    let mut signature = Signature { generics: Vec::new(), params: Vec::new(), doc: doc_text(&f.attrs) };
+    let (doc, aliases) = (doc_text(&f.attrs), Aliases::default());
+    let mut signature = Signature { generics: Vec::new(), params: Vec::new(), doc, aliases };
     check_modifiers(f, &mut errors);
     for param in &f.sig.generics.params {
         match generic(param) {
@@ -97,6 +108,11 @@ pub fn parse(f: &ItemFn) -> (Signature, Vec<Error>) {
         match parameter(input, &signature.generics) {
             Ok(p) => signature.params.push(p),
             Err(e) => errors.push(e),
+        }
+    }
+    for attr in f.attrs.iter().filter(|a| a.path().is_ident("alias")) {
+        if let Err(e) = read_aliases(attr, &mut signature) {
+            errors.push(e);
         }
     }
     for (n, g) in signature.generics.iter().enumerate() {
@@ -260,6 +276,33 @@ fn elem(ty: &Type, generics: &[Generic]) -> Result<Elem, Error> {
         ty.span(),
         "expected an element type: a type parameter, bool, i8 to i64, u8 to u64, f16, bf16, f32, f64, F8E4M3 or F8E5M2",
     ))
+}
+
+/// The names in `#[alias(former_kernel, former = parameter, …)]`.
+fn read_aliases(attr: &Attribute, signature: &mut Signature) -> Result<(), Error> {
+    const HELP: &str = "expected former names: `#[alias(former_kernel, former = parameter)]`";
+    let names = attr.parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated);
+    for name in names.map_err(|e| Error::new(e.span(), HELP))? {
+        let former = name.path().get_ident().cloned().ok_or_else(|| Error::new(name.span(), HELP))?;
+        let Meta::NameValue(pair) = &name else {
+            signature.aliases.kernel.push(former);
+            continue;
+        };
+        let present = match &pair.value {
+            Expr::Path(path) => path.path.get_ident().cloned(),
+            _ => None,
+        };
+        let present = present.ok_or_else(|| Error::new(pair.value.span(), HELP))?;
+        let has = |name: &Ident| signature.params.iter().any(|p| p.name == *name);
+        if !has(&present) {
+            return Err(Error::new(present.span(), format!("the kernel has no parameter `{present}`")));
+        }
+        if has(&former) || signature.aliases.params.iter().any(|(other, _)| *other == former) {
+            return Err(Error::new(former.span(), format!("`{former}` names a parameter already")));
+        }
+        signature.aliases.params.push((former, present));
+    }
+    Ok(())
 }
 
 /// The default in `#[constexpr]`, `#[constexpr = 64]` or `#[constexpr(default = 64)]`.

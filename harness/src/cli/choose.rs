@@ -6,12 +6,12 @@ use tilewright::kernels::KERNELS;
 
 use super::{CliError, Result};
 
-/// Returns the kernel with this name.
+/// Returns the kernel with this name or former name.
 ///
 /// # Errors
 /// No kernel has this name. The message suggests the most similar name and lists all kernels.
 pub fn kernel(name: &str) -> Result<&'static KernelDef> {
-    KERNELS.iter().copied().find(|def| def.name == name).ok_or_else(|| {
+    KERNELS.iter().copied().find(|def| def.is_named(name)).ok_or_else(|| {
         let names: Vec<&str> = KERNELS.iter().map(|def| def.name).collect();
         CliError::usage(format!("there is no kernel `{name}`"), suggest(name, &names, "the kernels are"))
     })
@@ -79,6 +79,7 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
         .collect();
     let mut constants: Vec<(&'static str, ConstValue)> = Vec::new();
     for (name, value) in assignments(words, "--set")? {
+        let name = def.param_name(name);
         let Some(&(name, ty)) = known.iter().find(|(n, _)| *n == name) else {
             let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
             let help = match def.params.iter().any(|p| p.name == name) {
@@ -94,6 +95,9 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
                 format!("kernel `{}`: the constant `{name}` cannot be {value}", def.name),
                 format!("its type is {}", ty.trim_end()),
             ));
+        }
+        if constants.iter().any(|(other, _)| *other == name) {
+            return Err(named_twice("--set", name));
         }
         constants.push((name, parsed));
     }
@@ -235,6 +239,22 @@ mod tests {
         for bad in ["a", "a=", "=1"] {
             assert!(matches!(assignments(&[bad.to_string()], "--set"), Err(CliError::Usage(_))), "{bad}");
         }
+    }
+
+    #[test]
+    fn former_names_are_found() {
+        for (former, present) in [
+            ("adamw_by", "adamw_controlled"),
+            ("adamw_of_two", "adamw_two_peers"),
+            ("adamw_with_copy", "adamw_with_compute_weights"),
+            ("flash_attention_fwd_join", "flash_attention_fwd_combine"),
+        ] {
+            assert_eq!(kernel(former).unwrap().name, present);
+        }
+        let def = kernel("flash_attention_fwd").unwrap();
+        let set = |text: &str| constants(def, &[text.to_string()]);
+        assert_eq!(set("part_rows=512,few=true").unwrap(), set("split_rows=512,sub_wave=true").unwrap());
+        assert!(matches!(set("part_rows=512,split_rows=512"), Err(CliError::Usage(..))));
     }
 
     #[test]

@@ -281,7 +281,7 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
         else {
             return wrong(format!("--assume got `{part}`"));
         };
-        let (name, number) = (name.trim(), number.trim());
+        let (name, number) = (def.param_name(name.trim()), number.trim());
         let Some(index) = passed.iter().position(|p| p.name == name) else {
             let names: Vec<&str> = passed.iter().map(|p| p.name).collect();
             let help = choose::suggest(name, &names, "the arguments are");

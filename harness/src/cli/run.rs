@@ -315,8 +315,9 @@ fn defaults(def: &'static KernelDef, given: &[(&str, ConstValue)]) -> Vec<(&'sta
 fn scalar_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<BTreeMap<&'a str, &'a str>> {
     let known: Vec<&str> =
         def.params.iter().filter(|p| matches!(p.kind, ParamKind::Scalar(_))).map(|p| p.name).collect();
-    let pairs = choose::assignments(words, "--arg")?;
-    for (name, _) in &pairs {
+    let mut pairs = choose::assignments(words, "--arg")?;
+    for (name, _) in &mut pairs {
+        *name = def.param_name(name);
         if !known.contains(name) {
             let help = match def.params.iter().find(|p| p.name == *name).map(|p| p.kind) {
                 Some(ParamKind::Constexpr { .. }) => format!("`{name}` is a constant: --set {name}=…"),
@@ -336,6 +337,7 @@ fn shape_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<B
     let mut shapes = BTreeMap::new();
     for word in words {
         let (name, shape) = choose::assignment(word, "--shape")?;
+        let name = def.param_name(name);
         if !known.contains(&name) {
             let help = choose::suggest(name, &known, "the tensors are");
             let message = format!("--shape {name} is unused: kernel `{}` has no tensor `{name}`", def.name);
@@ -350,7 +352,8 @@ fn shape_arguments<'a>(def: &'static KernelDef, words: &'a [String]) -> Result<B
 
 /// Returns the tensors of the file that the kernel has parameters for.
 fn given_tensors(def: &'static KernelDef, file: Vec<(String, Tensor)>) -> BTreeMap<&'static str, Tensor> {
-    let mut by_name: BTreeMap<String, Tensor> = file.into_iter().collect();
+    let mut by_name: BTreeMap<String, Tensor> =
+        file.into_iter().map(|(name, tensor)| (def.param_name(&name).to_string(), tensor)).collect();
     memory_params(def).filter_map(|(p, _)| Some((p.name, by_name.remove(p.name)?))).collect()
 }
 

@@ -67,6 +67,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,
@@ -144,8 +145,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let keys = first_key + arange(0, k_tile);
     let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
 
-    // Query tiles from `first_tile` on see some of the keys.
-    // Not `cdiv`: in 64 bits it spills 8 to 56 bytes in f32, and in 32 bits, which `assume(n_q >= 0)` allows, 8 bytes where causal.
+    // Query tiles from `first_tile` on see some of the keys. Not `cdiv`: in 64 bits it spills 8 to 56 bytes in f32, and
+    // in 32 bits, which `assume(n_q >= 0)` allows, 8 bytes where causal.
     let tiles = (n_q + (q_tile - 1)) / q_tile;
     let mut first_tile = scalar::<i32>(0);
     if causal {
@@ -232,8 +233,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
 
 /// dQ: a program per tile of queries loops over the keys that they see, as the forward pass does.
 ///
-/// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / split_rows⌉, is the contribution
-/// of split p of the keys.
+/// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dq, P = ⌈n_k / split_rows⌉, is the
+/// contribution of split p of the keys.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `even_keys` promises that n_k is a multiple of `k_tile`.
 #[autotune(
@@ -272,6 +273,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,

@@ -64,13 +64,14 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     }
 }
 
-/// A gradient in its type and strides: grad = scale · Σₚ sums[b · num_splits + p]. For dQ of one pass, the number of sums is
-/// one; for split loops ([`split_kv`](super::split_kv)), it is the number of splits.
+/// A gradient in its type and strides: grad = scale · Σₚ sums[b · num_splits + p]. For dQ of one pass, the number of
+/// sums is one; for split loops ([`split_kv`](super::split_kv)), it is the number of splits.
 ///
 /// `sums` is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d].
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
+#[alias(parts = num_splits)]
 pub fn flash_attention_bwd_postprocess<T: Float>(
     sums: In<f32>,
     grad: Out<T>,

@@ -21,9 +21,9 @@ use tilewright_runtime::prelude::*;
 ///
 /// `sub_wave` marks a sub-wave grid (`config::is_sub_wave`): the code is the same, but the autotuner keys on it.
 ///
-/// `R` is the element type of O: that of the inputs, or f32 for split results. With `split_rows` above 0, each loop over
-/// keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result of
-/// split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
+/// `R` is the element type of O: that of the inputs, or f32 for split results. With `split_rows` above 0, each loop
+/// over keys is split into P = ⌈n_k / split_rows⌉ splits, one program each: entry b · P + p of o and lse is the result
+/// of split p for batch entry b, and [`flash_attention_fwd_combine`](super::split_kv) combines them.
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch · P). `d_tile` is a power of two ≥ `d`. `even_keys` promises that n_k is a
 /// multiple of `k_tile`. `scale` is positive.
@@ -68,6 +68,7 @@ use tilewright_runtime::prelude::*;
     tables = crate::tuned::TABLES,
 )]
 #[kernel]
+#[alias(few = sub_wave, part_rows = split_rows)]
 pub fn flash_attention_fwd<T: Float, R: Float>(
     q: In<T>,
     k: In<T>,

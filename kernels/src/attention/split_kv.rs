@@ -27,8 +27,8 @@ impl KvSplit {
     pub const UNSPLIT: KvSplit = KvSplit { count: 1, rows: 0 };
 
     /// Chooses the splits of the loops over `loop_rows` rows, one loop for each of `heads` heads (of all batch entries)
-    /// and each tile of the `rows` rows, with `d` elements of `bytes` bytes per row. `requested` is the largest number of
-    /// splits, where the caller gives one.
+    /// and each tile of the `rows` rows, with `d` elements of `bytes` bytes per row. `requested` is the largest number
+    /// of splits, where the caller gives one.
     pub fn new(
         (pass, causal): (Pass, bool),
         (d, bytes): (usize, usize),
@@ -78,6 +78,7 @@ fn default_splits_f32(pass: Pass, d: usize, programs: usize) -> usize {
 ///
 /// Grid: (⌈n_q / q_tile⌉, heads, batch).
 #[kernel]
+#[alias(flash_attention_fwd_join, part_o = partial_o, part_lse = partial_lse, parts = num_splits)]
 pub fn flash_attention_fwd_combine<T: Float>(
     partial_o: In<f32>,
     partial_lse: In<f32>,

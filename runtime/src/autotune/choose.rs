@@ -200,7 +200,11 @@ impl Search<'_> {
     ) -> Result<(Config, Source)> {
         let (kernel, key) = (self.autotune.def.name, self.problem.key());
         let cache = Cache::from_env()?;
-        let saved_choices = store::load_choices(cache, kernel, &self.id);
+        let mut saved_choices = store::load_choices(cache, kernel, &self.id);
+        for former in self.autotune.def.aliases {
+            saved_choices.entries.extend(store::load_choices(cache, former, &self.id).entries);
+        }
+        let saved_choices = saved_choices.renamed(self.autotune.def);
         let shipped = self.shipped();
         // Recording the kernel is only needed to tune, or to compare with a stored choice.
         let wanted = match options.is_some() || saved_choices.exact(kernel, &key).is_some() {
@@ -252,7 +256,7 @@ impl Search<'_> {
         let mut found = Table::new(self.id.clone(), Vec::new());
         for text in self.autotune.tables {
             match Table::parse(text) {
-                Ok(table) if table.device == self.id => found.entries.extend(table.entries),
+                Ok(table) if table.device == self.id => found.entries.extend(table.renamed(self.autotune.def).entries),
                 Ok(_) => {}
                 Err(why) => tracing::warn!("a tuning table of `{}` is ignored: {why}", self.autotune.def.name),
             }

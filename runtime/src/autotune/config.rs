@@ -187,8 +187,9 @@ impl Autotune {
     /// The configuration of the nearest entry of the tables that ship with the kernel, for any GPU of this compute
     /// capability; the default if there is none. For compilation without a GPU.
     pub fn shipped_for(&self, compute_capability: &str, problem: &Problem) -> Config {
-        let tables = self.tables.iter().filter_map(|text| Table::parse(text).ok());
-        let same = tables.filter(|table| table.device.compute_capability.as_deref() == Some(compute_capability));
+        let same = self
+            .shipped_tables()
+            .filter(|table| table.device.compute_capability.as_deref() == Some(compute_capability));
         let mut near: Vec<(u32, Config)> = Vec::new();
         for table in same {
             if let Some((entry, distance)) = table.nearest(self.def.name, &problem.key())
@@ -201,10 +202,14 @@ impl Autotune {
         nearest.unwrap_or_else(|| self.default_config(problem))
     }
 
+    fn shipped_tables(&self) -> impl Iterator<Item = Table> {
+        self.tables.iter().filter_map(|text| Some(Table::parse(text).ok()?.renamed(self.def)))
+    }
+
     /// The configurations of this kernel in the tables that ship with it, with their keys.
     pub fn shipped(&self) -> Vec<(String, Config)> {
-        let tables = self.tables.iter().filter_map(|text| Table::parse(text).ok());
-        let entries = tables.flat_map(|table| table.entries).filter(|entry| entry.kernel == self.def.name);
+        let entries =
+            self.shipped_tables().flat_map(|table| table.entries).filter(|entry| entry.kernel == self.def.name);
         entries.filter_map(|entry| Some((entry.key, self.parse_config(&entry.config).ok()?))).collect()
     }
 
@@ -227,6 +232,7 @@ impl Autotune {
                 "num_stages" => config.num_stages = number()?,
                 "max_registers" => config.max_registers = Some(number()?),
                 _ => {
+                    let name = self.def.param_name(name);
                     let known = self.tuned.iter().find(|tuned| **tuned == name);
                     let name = known.ok_or_else(|| format!("`{}` has no tuned constant `{name}`", self.def.name))?;
                     if config.constant(name).is_some() {

@@ -8,6 +8,7 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use tilewright_codegen::lang::kernel::KernelDef;
 
 use super::config::distance;
 use super::store::DeviceId;
@@ -64,6 +65,16 @@ impl Table {
         Ok(table)
     }
 
+    /// This table with the present name of a kernel, and of the parameters in its keys, in place of former ones
+    /// (`#[alias(…)]`). [`Autotune::parse_config`](super::Autotune::parse_config) reads the former names of constants.
+    pub fn renamed(mut self, def: &KernelDef) -> Table {
+        for entry in self.entries.iter_mut().filter(|entry| def.is_named(&entry.kernel)) {
+            entry.kernel = def.name.into();
+            entry.key = renamed_key(def, &entry.key);
+        }
+        self
+    }
+
     /// The table as text, one entry per line.
     pub fn text(&self) -> String {
         let json = |value: &dyn erased::Json| value.json();
@@ -92,6 +103,14 @@ impl Table {
         let of_kernel = self.entries.iter().filter(|entry| entry.kernel == kernel);
         of_kernel.filter_map(|entry| near(entry).map(|far| (entry, far))).min_by_key(|(_, far)| *far)
     }
+}
+
+fn renamed_key(def: &KernelDef, key: &str) -> String {
+    let rename = |part: &str| {
+        let (name, value) = part.split_at(part.find(['<', '=']).unwrap_or(part.len()));
+        format!("{}{value}", def.param_name(name))
+    };
+    key.split(',').map(rename).collect::<Vec<_>>().join(",")
 }
 
 /// JSON of parts of a table: strings and numbers, whose serialization cannot fail.

@@ -28,6 +28,7 @@ fn by_size(problem: &Problem) -> Config {
     default = by_size,
 )]
 #[kernel]
+#[alias(doubled_or_not, doubled = twice, len = n, kind = mode)]
 fn scale<T: Float>(
     x: In<T>,
     y: Out<T>,
@@ -95,6 +96,43 @@ fn configurations_read_as_they_are_written() {
         let message = autotune.parse_config(bad).unwrap_err();
         assert!(message.contains(reason), "{bad}: {message}");
     }
+}
+
+#[autotune(configs = [Config(take_turns = true, bulk_copies = false)])]
+#[kernel]
+fn former_options(x: InOut<f32>) {
+    store(x, 0.0);
+}
+
+#[test]
+fn former_names_are_read() {
+    let options = FORMER_OPTIONS_AUTOTUNE.configs().next().unwrap().schedule;
+    assert_eq!((options.pingpong, options.tma), (Some(true), Some(false)));
+    #[expect(deprecated)]
+    let launched = LaunchConfig::new(1).take_turns(true).bulk_copies(false);
+    assert_eq!(launched.schedule, options);
+
+    let present = SCALE_AUTOTUNE.parse_config("tile=64,twice=true,pingpong=true").unwrap();
+    assert_eq!(SCALE_AUTOTUNE.parse_config("tile=64,doubled=true,take_turns=true"), Ok(present));
+    assert!(SCALE_AUTOTUNE.parse_config("tile=64,doubled=true,twice=true").unwrap_err().contains("given twice"));
+
+    let device = DeviceId { device: "A GPU".into(), compute_capability: None };
+    let former = Entry { kernel: "doubled_or_not".into(), ..entry("T=f32,len<=64,kind=3", "") };
+    let other = Entry { kernel: "other".into(), ..former.clone() };
+    let table = Table::new(device, vec![former, other.clone()]).renamed(SCALE_AUTOTUNE.def);
+    assert_eq!(table.entries, [entry("T=f32,n<=64,mode=3", ""), other]);
+}
+
+#[test]
+fn constants_are_given_by_former_names() {
+    use tilewright_codegen::lang::kernel::ConstValue;
+    let def = SCALE_AUTOTUNE.def;
+    let consts = |names: [&'static str; 3]| {
+        let values = [ConstValue::Int(64), ConstValue::Bool(true), ConstValue::Int(3)];
+        def.complete_consts(&names.into_iter().zip(values).collect::<Vec<_>>())
+    };
+    assert_eq!(consts(["tile", "doubled", "kind"]).unwrap(), consts(["tile", "twice", "mode"]).unwrap());
+    assert!(consts(["tile", "len", "mode"]).is_err(), "`len` is an argument");
 }
 
 #[test]

@@ -264,8 +264,8 @@ impl Run<'_> {
     fn check(&mut self) -> Result<()> {
         let types = memory_types(self.job);
         let tolerance = compare::tolerance(types.iter().flatten().map(|memory| memory.dtype));
-        let mut first: Option<(usize, Outputs)> = None;
-        let mut other: Option<(usize, Outputs)> = None;
+        let mut first: Option<(usize, Vec<Output>)> = None;
+        let mut other: Option<(usize, Vec<Output>)> = None;
         for index in 0..self.trials.len() {
             if self.trials[index].kernel.is_none() || self.trials[index].dropped.is_some() {
                 continue;
@@ -351,7 +351,7 @@ impl Run<'_> {
         self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report"))
     }
 
-    fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Outputs, RunError> {
+    fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Vec<Output>, RunError> {
         self.scratch(index, types)?.fill()?;
         self.launch(index)?;
         self.wait()?;
@@ -496,15 +496,21 @@ fn memory_types(job: &Job) -> Vec<Option<MemoryType>> {
     job.def.params.iter().filter_map(|p| of(p.kind)).collect()
 }
 
-/// The compared bytes of a run's outputs, one entry per passed argument that is written.
-type Outputs = Vec<(usize, DType, Vec<u8>)>;
+/// The compared bytes of one output of a run.
+struct Output {
+    /// Index among the passed arguments.
+    arg: usize,
+    dtype: DType,
+    bytes: Vec<u8>,
+}
 
 /// The largest error of any output, and that output's name.
-fn max_error(want: &Outputs, found: &Outputs, def: &KernelDef) -> (f64, &'static str) {
+fn max_error(want: &[Output], found: &[Output], def: &KernelDef) -> (f64, &'static str) {
     let names: Vec<&'static str> =
         def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name).collect();
-    let errors = want.iter().zip(found).map(|((index, dtype, want), (_, _, found))| {
-        (compare::relative_error(*dtype, want, found), names.get(*index).copied().unwrap_or("output"))
+    let errors = want.iter().zip(found).map(|(want, found)| {
+        let error = compare::relative_error(want.dtype, &want.bytes, &found.bytes);
+        (error, names.get(want.arg).copied().unwrap_or("output"))
     });
     errors.max_by(|(a, _), (b, _)| a.total_cmp(b)).unwrap_or((0.0, "output"))
 }
@@ -512,30 +518,39 @@ fn max_error(want: &Outputs, found: &Outputs, def: &KernelDef) -> (f64, &'static
 /// Scratch memory in place of the memory that the kernel writes.
 struct Scratch {
     device: Device,
-    /// For each written argument: its index, type, the caller's address, and the scratch memory.
-    parts: Vec<(usize, MemoryType, u64, Buffer<u8>)>,
+    buffers: Vec<ScratchBuffer>,
+}
+
+/// Scratch memory of one written argument.
+struct ScratchBuffer {
+    /// Index among the passed arguments.
+    arg: usize,
+    memory: MemoryType,
+    caller_address: u64,
+    buffer: Buffer<u8>,
 }
 
 impl Scratch {
     fn new(device: &Device, args: &[LaunchArg], types: &[Option<MemoryType>]) -> Result<Scratch> {
-        let mut parts = Vec::new();
-        for (index, (arg, memory)) in args.iter().zip(types).enumerate() {
-            if let (LaunchArg::Ptr { addr, bytes }, Some(memory)) = (arg, memory)
+        let mut buffers = Vec::new();
+        for (arg, (value, memory)) in args.iter().zip(types).enumerate() {
+            if let (&LaunchArg::Ptr { addr, bytes }, &Some(memory)) = (value, memory)
                 && memory.writes
             {
-                parts.push((index, *memory, *addr, Buffer::uninit(device, *bytes as usize)?));
+                let buffer = Buffer::uninit(device, bytes as usize)?;
+                buffers.push(ScratchBuffer { arg, memory, caller_address: addr, buffer });
             }
         }
-        Ok(Scratch { device: device.clone(), parts })
+        Ok(Scratch { device: device.clone(), buffers })
     }
 
     /// Copies of the caller's memory for what the kernel reads; NaN for what it only writes.
     fn fill(&mut self) -> Result<()> {
-        for (_, memory, source, buffer) in &mut self.parts {
+        for ScratchBuffer { memory, caller_address, buffer, .. } in &mut self.buffers {
             match memory.reads {
                 // SAFETY: the caller of the launch borrows that memory during tuning, and scratch memory does not
                 // overlap it.
-                true => unsafe { self.device.copy(buffer.address(), *source, buffer.len()) }?,
+                true => unsafe { self.device.copy(buffer.address(), *caller_address, buffer.len()) }?,
                 false => buffer.poison()?,
             }
         }
@@ -545,20 +560,23 @@ impl Scratch {
     /// The arguments, with outputs in scratch memory.
     fn redirect(&self, args: &[LaunchArg]) -> Vec<LaunchArg> {
         let mut args = args.to_vec();
-        for (index, _, _, buffer) in &self.parts {
-            args[*index] = LaunchArg::Ptr { addr: buffer.address(), bytes: buffer.len() as u64 };
+        for ScratchBuffer { arg, buffer, .. } in &self.buffers {
+            args[*arg] = LaunchArg::Ptr { addr: buffer.address(), bytes: buffer.len() as u64 };
         }
         args
     }
 
     /// The compared bytes of the outputs.
-    fn download(&self) -> Result<Outputs> {
+    fn download(&self) -> Result<Vec<Output>> {
         let fetch = |buffer: &Buffer<u8>| -> Result<Vec<u8>> {
             let windows = compare::compared_ranges(buffer.len());
             let fetched: Vec<Vec<u8>> =
                 windows.into_iter().map(|window| buffer.slice(window)?.to_vec()).collect::<Result<_>>()?;
             Ok(fetched.concat())
         };
-        self.parts.iter().map(|(index, memory, _, buffer)| Ok((*index, memory.dtype, fetch(buffer)?))).collect()
+        let output = |scratch: &ScratchBuffer| {
+            Ok(Output { arg: scratch.arg, dtype: scratch.memory.dtype, bytes: fetch(&scratch.buffer)? })
+        };
+        self.buffers.iter().map(output).collect()
     }
 }

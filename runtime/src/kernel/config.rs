@@ -150,6 +150,18 @@ impl LaunchConfig {
         self
     }
 
+    #[doc(hidden)]
+    #[deprecated(note = "use `tma`")]
+    pub fn bulk_copies(self, bulk_copies: bool) -> LaunchConfig {
+        self.tma(bulk_copies)
+    }
+
+    #[doc(hidden)]
+    #[deprecated(note = "use `pingpong`")]
+    pub fn take_turns(self, take_turns: bool) -> LaunchConfig {
+        self.pingpong(take_turns)
+    }
+
     pub fn stream(mut self, stream: &Stream) -> LaunchConfig {
         self.stream = Some(stream.clone());
         self

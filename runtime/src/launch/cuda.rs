@@ -179,8 +179,8 @@ impl Function {
         cuda.bind()?;
         cuda.record_launch(&kernel.label);
         let [x, y, z] = grid;
-        // SAFETY: every parameter points at a value of the declared size, which the driver copies before it returns; the
-        // rest is the caller's promise.
+        // SAFETY: every parameter points at a value of the declared size, which the driver copies before it returns;
+        // the rest is the caller's promise.
         let outcome = unsafe {
             sys::cuLaunchKernel(
                 self.function,

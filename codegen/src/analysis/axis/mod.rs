@@ -6,8 +6,8 @@
 //!
 //! Integer arithmetic wraps, and so may runs: an i32 run that begins below 2^31 and is widened afterwards continues
 //! 2^32 lower. Contiguity therefore holds modulo 2^32 (modulo the width of narrower types). It holds without wrapping
-//! for runs no longer than their divisor ([`AxisInfo::non_wrapping_run`]), which suffices for accesses. Transfer functions
-//! that depend on signs (`rem`, `div`) use the range.
+//! for runs no longer than their divisor ([`AxisInfo::non_wrapping_run`]), which suffices for accesses. Transfer
+//! functions that depend on signs (`rem`, `div`) use the range.
 
 mod assumed;
 mod transfer;

@@ -1,8 +1,8 @@
 //! Bounds analysis: the access footprint of a kernel, as formulas of its arguments and grid.
 //!
-//! The formulas are built once per recorded kernel ([`Footprint::of`]) and evaluated before each launch ([`Footprint::check`]).
-//! They make launches from safe code memory-safe: a launch whose extents, strides or masks do not keep the kernel
-//! inside its buffers is rejected.
+//! The formulas are built once per recorded kernel ([`Footprint::of`]) and evaluated before each launch
+//! ([`Footprint::check`]). They make launches from safe code memory-safe: a launch whose extents, strides or masks do
+//! not keep the kernel inside its buffers is rejected.
 //!
 //! The analysis is interval arithmetic on integers. At launch, arguments and grid are known numbers; `program_id`,
 //! `arange` and loop indices have known ranges. The elements that an access may touch are an interval:
@@ -204,6 +204,15 @@ impl Footprint {
     }
 }
 
+/// An access that may be out of bounds.
+struct AccessViolation<'a> {
+    access: &'a Access,
+    /// The elements that it may touch.
+    elements: Interval,
+    /// The number of elements in the argument's memory.
+    available: u64,
+}
+
 impl Formulas {
     fn evaluate(&self, launch: &impl Launch, grid: [u32; 3]) -> Vec<Interval> {
         let mut values = Vec::with_capacity(self.nodes.len());
@@ -213,12 +222,12 @@ impl Formulas {
         values
     }
 
-    /// The first access that may be out of bounds, with the elements that it may touch and the number available.
+    /// The first access that may be out of bounds.
     fn first_out_of_bounds(
         &self,
         values: &[Interval],
         available: impl Fn(&Access) -> u64,
-    ) -> Option<(&Access, Interval, u64)> {
+    ) -> Option<AccessViolation<'_>> {
         let at = |id: NodeId| values[id as usize];
         self.accesses.iter().find_map(|access| {
             let mut elements = at(access.elements);
@@ -230,11 +239,16 @@ impl Formulas {
             if let (Some(sum), false) = (&access.sum, memory.contains(elements)) {
                 elements = sum.tighten(elements, memory, values);
             }
-            (access.arg.is_none() || !memory.contains(elements)).then_some((access, elements, available))
+            (access.arg.is_none() || !memory.contains(elements)).then_some(AccessViolation {
+                access,
+                elements,
+                available,
+            })
         })
     }
 
-    fn explain(&self, values: &[Interval], (access, elements, available): (&Access, Interval, u64)) -> OutOfBounds {
+    fn explain(&self, values: &[Interval], violation: AccessViolation<'_>) -> OutOfBounds {
+        let AccessViolation { access, elements, available } = violation;
         let opaque = self.opaque_ends(values);
         let (end, farthest) = if elements.low < 0 { (LOW, elements.low) } else { (HIGH, elements.high) };
         let plain = values[access.elements as usize];

@@ -73,8 +73,8 @@ struct TargetArgs {
     #[arg(long, default_value_t = 3)]
     num_stages: u32,
 
-    /// How loops are scheduled: `tma`, `warp_specialize`, `overlap`, `take_turns` or `wgmma_f32`, each `true`
-    /// or `false`, separated by commas.
+    /// How loops are scheduled: `tma`, `warp_specialize`, `overlap`, `pingpong` or `wgmma_f32`, each `true` or
+    /// `false`, separated by commas.
     #[arg(long, value_delimiter = ',', value_parser = choice, value_name = "NAME=BOOL")]
     schedule: Vec<(String, bool)>,
 }

@@ -35,8 +35,8 @@ pub fn small_argument_name(op: UnaryOp) -> String {
     format!("@math.{}.near", op.name())
 }
 
-/// The definitions of `@math.NAME.1` for these functions (for sine and cosine, also of [`small_argument_name`]) and their
-/// declarations, for lowerings with another writer. With `f8`, also the conversions of
+/// The definitions of `@math.NAME.1` for these functions (for sine and cosine, also of [`small_argument_name`]) and
+/// their declarations, for lowerings with another writer. With `f8`, also the conversions of
 /// [`define_f8`](super::repr::define_f8). `attributes` is the attribute group of the definitions.
 pub fn definitions(ops: &[UnaryOp], f8: bool, attributes: &str) -> String {
     let mut w = Writer::new();

@@ -333,8 +333,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The quotient rounded up, without anything that wraps. `ranges` hold all numbers that the operands can be; by what they show,
-    /// one of five ways, the shortest first.
+    /// The quotient rounded up, without anything that wraps. `ranges` hold all numbers that the operands can be; by
+    /// what they show, one of five ways, the shortest first.
     fn ceil_div(&mut self, d: DType, (a, b): (&str, &str), [dividend, divisor]: [(i128, i128); 2]) -> Val {
         let ty = llvm_type(Elem::Num(d));
         let number = (divisor.0 == divisor.1).then_some(divisor.0);
@@ -348,7 +348,8 @@ impl Lowering<'_> {
             return self.e.inst(format!("udiv {ty} {sum}, {b}"));
         }
         let power_of_two = number.filter(|n| *n > 0 && n.count_ones() == 1);
-        // In 64 bits, which may be a register or two more: of the forms in 32 bits, `ptxas` makes loops with more of them (matmul 195, not 192).
+        // In 64 bits, which may be a register or two more: of the forms in 32 bits, `ptxas` makes loops with more of
+        // them (matmul 195, not 192).
         if let Some(n) = power_of_two.filter(|_| d.bits() <= 32) {
             let extend = if d.is_signed_int() { "sext" } else { "zext" };
             let wide = self.e.inst(format!("{extend} {ty} {a} to i64"));

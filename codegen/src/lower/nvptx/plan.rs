@@ -8,7 +8,8 @@
 //! overlaps an earlier one if at least one of them writes. It repeats loops with the accesses pending at their end
 //! until nothing changes. A hazard with an access from before a loop gets one barrier before the loop.
 //!
-//! Global memory is tracked too, where one thread may read what another writes ([`thread_dependencies`](super::thread_dependencies)).
+//! Global memory is tracked too, where one thread may read what another writes
+//! ([`thread_dependencies`](super::thread_dependencies)).
 //!
 //! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. Here they only
 //! wait for previous uses of their memory, with a proxy fence where those were ordinary stores and TMA fills the ring.

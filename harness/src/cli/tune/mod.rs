@@ -164,7 +164,8 @@ fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<Tu
         let found = format!("it is a table of {}, but this device is {id}", table.device);
         return Err(CliError::file("add to", path, found));
     }
-    Ok(table)
+    // Under former names, an entry would stay beside the one that replaces it.
+    Ok(tilewright::kernels::KERNELS.iter().fold(table, |table, def| table.renamed(def)))
 }
 
 impl Arguments {
