@@ -91,7 +91,7 @@ sanitize() {
             "80 333 f16"; do
             read -r dim length dtype <<<"$shape"
             aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
-                "${under[@]}" attention "${quick[@]}" --heads 2 --length "$length" --dim "$dim" --dtype "$dtype"
+                "${under[@]}" attention "${quick[@]}" --heads 2 --seq-len "$length" --head-dim "$dim" --dtype "$dtype"
         done
         # f32: by warps, whole and in parts, and by warpgroups.
         for shape in "66 128" "258 64" "258 128" "66 64 64,32,4,2,wgmma 32,128,8,2,no-ov,wgmma 128,32,8,2,wgmma" \
@@ -99,10 +99,10 @@ sanitize() {
             read -r length dim forward keys queries <<<"$shape"
             name="attention d=$dim length=$length f32 $forward"
             aside sanitize.txt "$tool $name" "sanitize-$tool-${name//[ ,=]/-}" 200 "${under[@]}" attention "${quick[@]}" --heads 1 \
-                --length "$length" --dim "$dim" --dtype f32 --causal true ${forward:+--forward "$forward" --keys "$keys" --queries "$queries"}
+                --seq-len "$length" --head-dim "$dim" --dtype f32 --causal true ${forward:+--fwd-tiles "$forward" --dkdv-tiles "$keys" --dq-tiles "$queries"}
         done
         aside sanitize.txt "$tool attention d=128 length=320 bf16 in parts" "sanitize-$tool-attention-parts" 200 "${under[@]}" attention "${quick[@]}" \
-            --heads 1 --length 320 --dim 128 --dtype bf16 --causal true --parts 2 --forward 64,128,4,2,ws --keys 64,64,4,3,ws --queries 64,64,4,3,ws
+            --heads 1 --seq-len 320 --head-dim 128 --dtype bf16 --causal true --splits 2 --fwd-tiles 64,128,4,2,ws --dkdv-tiles 64,64,4,3,ws --dq-tiles 64,64,4,3,ws
         for name in walks_fetch_ahead threads_exchange_through_memory; do
             aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \
                 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "loops::$name" --test-threads=1
@@ -126,10 +126,10 @@ bench() {
     measure compile 60 cuda:0 compile
     local dim
     for dim in 64 128; do
-        measure "attention-$dim" 120 cuda:0 attention --dim "$dim"
+        measure "attention-$dim" 120 cuda:0 attention --head-dim "$dim"
     done
-    measure attention-1024 60 cuda:0 attention --dim 64 --causal true --batch 16 --length 1024
-    measure attention-4096 60 cuda:0 attention --dim 64 --causal true --batch 4 --length 4096
+    measure attention-1024 60 cuda:0 attention --head-dim 64 --causal true --batch 16 --seq-len 1024
+    measure attention-4096 60 cuda:0 attention --head-dim 64 --causal true --batch 4 --seq-len 4096
     measure kernels 400 cuda:0 kernels --warmup-ms 20 --rep-ms 100
     measure attention-cpu 60 cpu attention
     measure kernels-cpu 120 cpu kernels --warmup-ms 5 --rep-ms 20
@@ -140,10 +140,10 @@ bench() {
 tune() {
     rm -rf "$TILEWRIGHT_CACHE"
     local start=$SECONDS
-    run tune 240 "$bin/tilewright" tune attention --device cuda:0 --dim 64 --causal true --budget 38 \
+    run tune 240 "$bin/tilewright" tune attention --device cuda:0 --head-dim 64 --causal true --budget 38 \
         --export "$out/tuned.json" --json "$out/tune.json"
     say "tune, FlashAttention-2 with d = 64 from an empty cache: $((SECONDS - start)) s" >"$out/tune.txt"
-    run tune-more 900 "$bin/tilewright" tune attention --device cuda:0 --dim 64,128 --causal true,false --length 1024,4096,16384 --budget 20 \
+    run tune-more 900 "$bin/tilewright" tune attention --device cuda:0 --head-dim 64,128 --causal true,false --seq-len 1024,4096,16384 --budget 20 \
         --export "$out/tuned.json" --json "$out/tune-more.json"
     run tune-matmul 300 "$bin/tilewright" tune matmul --device cuda:0 --size 4096x4096x4096,8192x8192x8192 --budget 60 --export "$out/tuned.json"
     tables+=("$out/tune.log" "$out/tune-more.log" "$out/tune-matmul.log")
@@ -172,12 +172,12 @@ leaderboard() {
     peers peers ${PEERS:+"$PEERS" main}
     lead default 120 "$out/peers.jsonl"
     lead one-pass 120 "$out/peers.jsonl" --one-pass
-    lead 128-one-pass 120 "$out/peers.jsonl" --one-pass --dim 128 --warmup-ms 500 --rep-ms 4000
-    lead 128 120 "$out/peers.jsonl" --dim 128 --warmup-ms 500 --rep-ms 4000
-    lead full 120 "$out/peers.jsonl" --full --warmup-ms 500 --rep-ms 4000
-    lead full-128 120 "$out/peers.jsonl" --full --dim 128 --warmup-ms 500 --rep-ms 4000
-    lead 16x1024 60 "$out/peers.jsonl" --batch 16 --length 1024 --warmup-ms 200 --rep-ms 1000
-    lead 4x4096 60 "$out/peers.jsonl" --batch 4 --length 4096 --warmup-ms 200 --rep-ms 1000
+    lead 128-one-pass 120 "$out/peers.jsonl" --one-pass --head-dim 128 --warmup-ms 500 --rep-ms 4000
+    lead 128 120 "$out/peers.jsonl" --head-dim 128 --warmup-ms 500 --rep-ms 4000
+    lead full 120 "$out/peers.jsonl" --non-causal --warmup-ms 500 --rep-ms 4000
+    lead full-128 120 "$out/peers.jsonl" --non-causal --head-dim 128 --warmup-ms 500 --rep-ms 4000
+    lead 16x1024 60 "$out/peers.jsonl" --batch 16 --seq-len 1024 --warmup-ms 200 --rep-ms 1000
+    lead 4x4096 60 "$out/peers.jsonl" --batch 4 --seq-len 4096 --warmup-ms 200 --rep-ms 1000
 }
 
 # Kernels over rows, tuned and then timed, beside others.
@@ -203,14 +203,14 @@ rows() {
 f32() {
     local seconds=${TUNE_SECONDS:-20}
     run tune-f32-matmul 400 "$bin/tilewright" tune matmul --device cuda:0 --dtype f32 --size 4096x4096x4096,512x1600x1600,4096x1600x6400 \
-        --columns none,b,a --budget "$((seconds / 2))" --export "$out/tuned.json"
-    run tune-f32-attention 400 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 64 --length 1024 --dim 64,80,128 \
+        --column-major none,b,a --budget "$((seconds / 2))" --export "$out/tuned.json"
+    run tune-f32-attention 400 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 64 --seq-len 1024 --head-dim 64,80,128 \
         --budget "$seconds" --export "$out/tuned.json"
-    run tune-f32-attention-few 400 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 1 --length 2048,8192 --dim 64,128 \
+    run tune-f32-attention-few 400 "$bin/tilewright" tune attention --device cuda:0 --dtype f32 --heads 1 --seq-len 2048,8192 --head-dim 64,128 \
         --budget "$seconds" --export "$out/tuned.json"
     tables+=("$out/tune-f32-matmul.log" "$out/tune-f32-attention.log" "$out/tune-f32-attention-few.log")
     measure f32-matmul 90 cuda:0 kernels --only matmul --sizes 1024,2048,4096,8192 --warmup-ms 20 --rep-ms 100
-    measure f32-attention 60 cuda:0 attention --dtype f32 --heads 1 --length 8192 --dim 64,128 --causal true --warmup-ms 20 --rep-ms 100
+    measure f32-attention 60 cuda:0 attention --dtype f32 --heads 1 --seq-len 8192 --head-dim 64,128 --causal true --warmup-ms 20 --rep-ms 100
 }
 
 table() {

@@ -90,19 +90,19 @@ smoke() {
     show doctor 14
     local kind
     for kind in naive tiled flash; do
-        ours "train-$kind" 90 train --device cuda:0 --steps 20 --attention "$kind" --evaluate-windows 4 --out "$logs/train-$kind"
+        ours "train-$kind" 90 train --device cuda:0 --steps 20 --attention "$kind" --evaluate-sequences 4 --out "$logs/train-$kind"
         show "train-$kind" 6
     done
-    ours train-bf16 90 train --device cuda:0 --steps 20 --precision bf16 --evaluate-windows 4 --out "$logs/train-bf16"
+    ours train-bf16 90 train --device cuda:0 --steps 20 --precision bf16 --evaluate-sequences 4 --out "$logs/train-bf16"
     show train-bf16 6
-    ours model-small 120 bench model --device cuda:0 --sizes small --contexts 128 --precisions bf16,f32 --replay off,on --commit "$commit" \
+    ours model-small 120 bench model --device cuda:0 --sizes small --contexts 128 --precisions bf16,f32 --cuda-graph off,on --commit "$commit" \
         --json "$logs/model-small.json"
     check model-table 60 model "$logs/model-small.json"
 }
 
 # Loss curves: three kinds of attention in f32 and bf16 from the same start, seeds in bf16, and PyTorch from the same start.
 curves() {
-    local kind seed common=(train --device cuda:0 --steps 100 --evaluate-windows 4 --save-every 0)
+    local kind seed common=(train --device cuda:0 --steps 100 --evaluate-sequences 4 --save-every 0)
     for kind in naive tiled flash; do
         ours "f32-$kind" 90 "${common[@]}" --precision f32 --attention "$kind" --out "$logs/f32-$kind"
         ours "bf16-$kind" 90 "${common[@]}" --precision bf16 --attention "$kind" --out "$logs/bf16-$kind"
@@ -111,7 +111,7 @@ curves() {
         ours "bf16-seed-$seed" 60 "${common[@]}" --precision bf16 --seed "$seed" --out "$logs/bf16-seed-$seed"
     done
     ours tf32x3-flash 90 "${common[@]}" --precision tf32x3 --out "$logs/tf32x3-flash"
-    ours export 60 train --device cuda:0 --steps 50 --evaluate-windows 4 --save-every 0 --precision f32 \
+    ours export 60 train --device cuda:0 --steps 50 --evaluate-sequences 4 --save-every 0 --precision f32 \
         --out "$logs/export" --export "$logs/start"
     check curves-table 30 curves "$logs"
     run reference-f32 120 python3 "$bin/reference_model.py" "$logs/start" "$logs/export/log.jsonl" --device cuda \
@@ -126,7 +126,7 @@ model() {
     for size in ${sizes//,/ }; do
         # Files are written after each row: those of a command that was stopped count too.
         ours "model-$size" 120 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --batches 4 \
-            --precisions "${PRECISIONS:-bf16,f32,tf32x3}" --replay off,on --seconds 2 --commit "$commit" --json "$logs/model-$size.json"
+            --precisions "${PRECISIONS:-bf16,f32,tf32x3}" --cuda-graph off,on --seconds 2 --commit "$commit" --json "$logs/model-$size.json"
         [ ! -e "$logs/model-$size.json" ] || files+=("$logs/model-$size.json")
     done
     check model-table-ours 30 model "${files[@]}"
@@ -158,7 +158,7 @@ profile() {
 }
 
 norm() {
-    ours norm 240 bench norm --device cuda:0 --rows 50000 --widths 1024,2048,4096,8192 --commit "$commit" --out "$logs/norm"
+    ours norm 240 bench norm --device cuda:0 --rows 50000 --d 1024,2048,4096,8192 --commit "$commit" --out "$logs/norm"
     show norm 30
     ours norm-models 240 bench model --device cuda:0 --sizes small,medium,large --contexts 128 --attentions naive --fusions none,ops \
         --modes forward,train-step --commit "$commit" --json "$logs/norm-models.json"
@@ -166,10 +166,10 @@ norm() {
 }
 
 attention-kinds() {
-    ours attention-naive-flash 300 bench attention --device cuda:0 --kinds naive,flash --dim 16,32,64,128 \
-        --lengths 256,1024,4096,8192,16384 --runs 30 --commit "$commit" --out "$logs/attention-naive-flash"
+    ours attention-naive-flash 300 bench attention --device cuda:0 --kinds naive,flash --head-dim 16,32,64,128 \
+        --seq-lens 256,1024,4096,8192,16384 --runs 30 --commit "$commit" --out "$logs/attention-naive-flash"
     show attention-naive-flash 50
-    ours attention-tiled 180 bench attention --device cuda:0 --kinds tiled --dim 16,64,128 --lengths 256,1024,4096 --runs 5 \
+    ours attention-tiled 180 bench attention --device cuda:0 --kinds tiled --head-dim 16,64,128 --seq-lens 256,1024,4096 --runs 5 \
         --commit "$commit" --out "$logs/attention-tiled"
     show attention-tiled 20
 }
@@ -192,7 +192,7 @@ ranks() {
 dist() {
     # With AdamW's usual ε the step of a weight whose gradient is rounding noise is noise too. Without clipping, parameters are updated
     # while gradients travel.
-    local form common=(train --steps 20 --batch 16 --eps 1e-4 --clip 0 --evaluate-windows 4 --save-every 0 --precision f32)
+    local form common=(train --steps 20 --batch 16 --eps 1e-4 --clip 0 --evaluate-sequences 4 --save-every 0 --precision f32)
     ranks comm 60 bench comm --sizes 0.512,1,10,50,100,500,1000 --commit "$commit" --json "$logs/comm.json"
     show comm 16
     ours alone 60 "${common[@]}" --device cuda:0 --out "$logs/alone"
@@ -240,7 +240,7 @@ dist-copies() {
         --json "$logs/copies-comm.json"
     show copies-comm 18
     for precision in f32 bf16; do
-        ranks "copies-$precision" 50 bench ddp --size xl --batch 4 --context 128 --precision "$precision" --wires "$precision" --form bucketed \
+        ranks "copies-$precision" 50 bench ddp --size xl --batch 4 --context 128 --precision "$precision" --comm-dtypes "$precision" --form bucketed \
             --buckets 25,100,1000 --copy-engines off,on --warmup 3 --repeat 6 --commit "$commit" --json "$logs/copies-$precision.json"
         show "copies-$precision" 12
     done
@@ -252,13 +252,13 @@ dist-sweep() {
     local ctas xl=(--size xl --batch 4 --context 128 --warmup 4 --repeat 6 --commit "$commit")
     local common=("${xl[@]}" --form bucketed)
     ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --buckets 100,300 --ctas 0,4,8,12,16,24 --json "$logs/sweep-f32.json"
-    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --buckets 100,300 --ctas 0,8,16 --wires f32,bf16 \
+    ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --buckets 100,300 --ctas 0,8,16 --comm-dtypes f32,bf16 \
         --json "$logs/sweep-bf16.json"
     # NCCL's kernels in clusters, as they are by default on Hopper.
     NCCL_CGA_CLUSTER_SIZE=4 ranks sweep-f32-clusters 60 bench ddp "${common[@]}" --precision f32 --buckets 300 --ctas 8,16 \
         --json "$logs/sweep-f32-clusters.json"
     NCCL_CGA_CLUSTER_SIZE=4 ranks sweep-bf16-clusters 60 bench ddp "${common[@]}" --precision bf16 --buckets 300 --ctas 8,16 \
-        --wires f32,bf16 --json "$logs/sweep-bf16-clusters.json"
+        --comm-dtypes f32,bf16 --json "$logs/sweep-bf16-clusters.json"
     for ctas in 0 8; do
         ranks "shard-$ctas" 60 bench shard "${xl[@]}" --nccl-ctas "$ctas" --json "$logs/shard-$ctas.json"
     done
@@ -269,9 +269,9 @@ dist-sweep() {
 dist-sms() {
     local xl=(--size xl --batch 4 --context 128 --commit "$commit")
     local common=("${xl[@]}" --form bucketed --buckets 300 --warmup 4 --repeat 6)
-    ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,12,16 --leave-sms 0,auto,32 --json "$logs/sms-f32.json"
-    ranks sms-bf16 40 bench ddp "${common[@]}" --precision bf16 --wires bf16 --ctas 16,24 --leave-sms 0,auto --json "$logs/sms-bf16.json"
-    NCCL_NTHREADS=256 ranks sms-f32-threads 40 bench ddp "${common[@]}" --precision f32 --ctas 16,24 --leave-sms 0,8 --json "$logs/sms-f32-threads.json"
+    ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,12,16 --reserve-sms 0,auto,32 --json "$logs/sms-f32.json"
+    ranks sms-bf16 40 bench ddp "${common[@]}" --precision bf16 --comm-dtypes bf16 --ctas 16,24 --reserve-sms 0,auto --json "$logs/sms-bf16.json"
+    NCCL_NTHREADS=256 ranks sms-f32-threads 40 bench ddp "${common[@]}" --precision f32 --ctas 16,24 --reserve-sms 0,8 --json "$logs/sms-f32-threads.json"
     # Which stream goes first; what cuBLAS chooses, and in the trace the blocks of its kernels.
     TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-profile 40 profile "${xl[@]}" --ddp bucketed \
         --bucket-mb 300 --nccl-ctas 12 --steps 3 --out "$logs/sms-profile"

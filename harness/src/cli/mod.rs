@@ -33,6 +33,8 @@ mod manifest;
 mod memory;
 mod model_options;
 mod numerics;
+#[cfg(test)]
+mod old_flags;
 mod oom_probe;
 mod output;
 mod profile;

@@ -17,8 +17,10 @@ pub struct Config {
     /// Context length: largest number of tokens in a sequence.
     pub context: usize,
     /// Size of the residual stream.
+    #[serde(alias = "width")]
     pub d_model: usize,
     /// Inner size of the feed-forward layers.
+    #[serde(alias = "hidden")]
     pub d_ff: usize,
     pub layers: usize,
     pub heads: usize,
@@ -202,6 +204,16 @@ impl Default for Config {
 impl Config {
     /// Fields that do not change any bit of losses or gradients: a resumed run may change them.
     pub const BITWISE_NEUTRAL: [&str; 1] = ["checkpoint"];
+
+    /// Gives the fields of a configuration in JSON that was written by an earlier version their present names.
+    pub fn rename_old_keys(config: &mut serde_json::Value) {
+        let Some(fields) = config.as_object_mut() else { return };
+        for (old, name) in [("width", "d_model"), ("hidden", "d_ff")] {
+            if let Some(value) = fields.remove(old) {
+                fields.insert(name.to_string(), value);
+            }
+        }
+    }
 
     /// Returns a size of [`SIZES`], with a vocabulary of 10 000.
     ///
