@@ -19,7 +19,8 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// As [`printable`], of a message that may be of several lines, and of bytes that may be no UTF-8: those are escapes too (`\xff`).
+/// As [`printable`], of a message that may be of several lines, and of bytes that may be no UTF-8: those are escapes
+/// too (`\xff`).
 pub fn printable_lines(bytes: &[u8]) -> String {
     let mut shown = String::new();
     let mut count = 0;

@@ -1,14 +1,15 @@
 //! Files that commands read and write.
 //!
-//! What a command writes is there whole or not at all ([`replace`]). A symbolic link is written through: it stays, and what it points to
-//! is replaced; so is every other name of the path. An existing file keeps its permissions, and its owner and group where the system
-//! lets us; hard links to it keep the old contents. What is no ordinary file (`/dev/stdout`, a pipe) is written to.
+//! What a command writes is there whole or not at all ([`replace`]). A symbolic link is written through: it stays, and
+//! what it points to is replaced; so is every other name of the path. An existing file keeps its permissions, and its
+//! owner and group where the system lets us; hard links to it keep the old contents. What is no ordinary file
+//! (`/dev/stdout`, a pipe) is written to.
 //!
-//! What a command reads is an ordinary file or what another program pipes in ([`read`]): a named pipe that nobody writes, or a device
-//! without end, would keep the command for ever.
+//! What a command reads is an ordinary file or what another program pipes in ([`read`]): a named pipe that nobody
+//! writes, or a device without end, would keep the command for ever.
 //!
-//! Errors never name temporary files: they are nobody's but ours. Whoever writes one holds a lock on it, which ends with the process: what
-//! killed writers leave can be told from what is being written ([`remove_stale_temporaries`]).
+//! Errors never name temporary files: they are nobody's but ours. Whoever writes one holds a lock on it, which ends
+//! with the process: what killed writers leave can be told from what is being written ([`remove_stale_temporaries`]).
 
 use std::fmt;
 use std::fs::{self, File, Metadata, OpenOptions, Permissions, TryLockError};
@@ -18,8 +19,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-/// Writes the file at `path` by `write`. A file that was there before stays as it is until the new one is on the disk: whatever
-/// ends this, an error, a full disk or the end of the process, leaves the old one or the new one.
+/// Writes the file at `path` by `write`. A file that was there before stays as it is until the new one is on the disk:
+/// whatever ends this, an error, a full disk or the end of the process, leaves the old one or the new one.
 ///
 /// # Errors
 /// Those of `write`, and what the file system says. A file that may not be written is not replaced either.
@@ -47,7 +48,8 @@ impl Prepared {
     }
 }
 
-/// The first half of [`replace`], for an ordinary file. A symbolic link is not written through: the file takes its place.
+/// The first half of [`replace`], for an ordinary file. A symbolic link is not written through: the file takes its
+/// place.
 ///
 /// # Errors
 /// As there; also what is no ordinary file.
@@ -73,7 +75,8 @@ fn prepare_at(
     Ok(Prepared { temporary, path })
 }
 
-/// Sees to it that new and changed names of a folder are on the disk. A folder that we may write and not read cannot be asked for that.
+/// Sees to it that new and changed names of a folder are on the disk. A folder that we may write and not read cannot be
+/// asked for that.
 ///
 /// # Errors
 /// What the file system says.
@@ -84,7 +87,8 @@ pub fn sync_folder(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay, and those of other users.
+/// Removes the temporary files of writers that were killed from a folder. Those of living writers stay, and those of
+/// other users.
 ///
 /// # Errors
 /// What the file system says; one that has no locks.
@@ -106,8 +110,8 @@ pub fn remove_stale_temporaries(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts an empty file into a folder, by which others see whether theirs is the same. It goes with what is returned; if this process is killed, it
-/// is a leftover ([`remove_stale_temporaries`]).
+/// Puts an empty file into a folder, by which others see whether theirs is the same. It goes with what is returned; if
+/// this process is killed, it is a leftover ([`remove_stale_temporaries`]).
 ///
 /// # Errors
 /// What the file system says.
@@ -285,8 +289,8 @@ fn unlocked(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedTe
     Ok(made)
 }
 
-/// The permissions of `old`, for a new file that takes its place, after owner and group if the system lets us keep them. What a group
-/// may do that it cannot keep is dropped: it was said of another group.
+/// The permissions of `old`, for a new file that takes its place, after owner and group if the system lets us keep
+/// them. What a group may do that it cannot keep is dropped: it was said of another group.
 fn kept_permissions(new: &File, old: &Metadata) -> io::Result<Permissions> {
     let made = new.metadata()?;
     let mut mode = old.mode() & 0o777;
@@ -327,8 +331,8 @@ impl fmt::Display for Clash {
     }
 }
 
-/// Fails where a command would write a file that it reads, or one file twice, under whatever names: links, other spellings. What is no
-/// ordinary file may be named as often as one likes.
+/// Fails where a command would write a file that it reads, or one file twice, under whatever names: links, other
+/// spellings. What is no ordinary file may be named as often as one likes.
 ///
 /// # Errors
 /// The first two paths that are one file.

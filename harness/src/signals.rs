@@ -1,7 +1,9 @@
-//! Signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (Slurm's usual warning).
+//! Signals that ask a run to stop: SIGINT (Ctrl-C), SIGTERM, SIGHUP (the terminal is gone) and SIGUSR1 (Slurm's usual
+//! warning).
 //!
-//! The first one asks; another one, [`DEBOUNCE`] or more after it, wants the end at once. What comes sooner counts as one with the first:
-//! `timeout`, systemd, Slurm and a launcher send the signal of one occasion to a process more than once.
+//! The first one asks; another one, [`DEBOUNCE`] or more after it, wants the end at once. What comes sooner counts as
+//! one with the first: `timeout`, systemd, Slurm and a launcher send the signal of one occasion to a process more than
+//! once.
 //!
 //! A signal that was ignored when the process began stays ignored, as `nohup` and a shell's background jobs want it.
 
@@ -27,7 +29,8 @@ pub enum StopSignal {
     End(i32),
 }
 
-/// Calls `on_signal` for signals of [`STOP_SIGNALS`] from now on, on a thread of its own. Of several calls each hears them.
+/// Calls `on_signal` for signals of [`STOP_SIGNALS`] from now on, on a thread of its own. Of several calls each hears
+/// them.
 ///
 /// # Errors
 /// The system has no more threads or descriptors.
@@ -73,8 +76,8 @@ impl SignalOrder {
     }
 }
 
-/// Ends the process as the signal does where nobody handles it: whoever waits for the process is told the signal, and shells show
-/// 128 + its number.
+/// Ends the process as the signal does where nobody handles it: whoever waits for the process is told the signal, and
+/// shells show 128 + its number.
 pub fn exit_by_signal(signal: i32) -> ! {
     let _ = low_level::emulate_default_handler(signal);
     // What is torn down when a process ends in good order, other threads may be using.

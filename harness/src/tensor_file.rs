@@ -1,16 +1,16 @@
 //! Safetensors files with checksums, written from memory and read tensor by tensor.
 //!
-//! A file is what every reader of safetensors knows: the length of the header (u64, little-endian), the header (JSON), the tensors. Its
-//! metadata, text by name, has two entries more than its writer gave it:
+//! A file is what every reader of safetensors knows: the length of the header (u64, little-endian), the header (JSON),
+//! the tensors. Its metadata, text by name, has two entries more than its writer gave it:
 //!
 //! | entry | what |
 //! |---|---|
 //! | `checksums` | a JSON object: the BLAKE3 hash of each tensor's bytes, as hexadecimal digits, by the tensor's name |
 //! | `header_blake3` | the BLAKE3 hash of everything before the tensors, with zeros in the place of these 64 digits |
 //!
-//! [`TensorFile::open`] reads and verifies the header; [`TensorFile::read`] reads and verifies one tensor. Nothing is mapped into memory: a file that
-//! another process changes or cuts short meanwhile gives an error. Files without checksums are read too, and only their structure is
-//! verified.
+//! [`TensorFile::open`] reads and verifies the header; [`TensorFile::read`] reads and verifies one tensor. Nothing is
+//! mapped into memory: a file that another process changes or cuts short meanwhile gives an error. Files without
+//! checksums are read too, and only their structure is verified.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -124,7 +124,8 @@ impl TensorFile {
     /// Opens a file, and verifies its length and its header.
     ///
     /// # Errors
-    /// A file that cannot be read, is cut short, has a name twice in its header, has a header that was changed, or is something else.
+    /// A file that cannot be read, is cut short, has a name twice in its header, has a header that was changed, or is
+    /// something else.
     pub fn open(path: &Path) -> Result<TensorFile, TensorFileError> {
         let file = crate::files::open_regular(path).map_err(TensorFileError::File)?;
         let found = file.metadata().map_err(TensorFileError::File)?.len();
@@ -207,7 +208,8 @@ impl TensorFile {
     /// The elements of a tensor of f32.
     ///
     /// # Errors
-    /// No such tensor, one of another type, one whose hash is wrong, a file that was cut short since it was opened; no memory.
+    /// No such tensor, one of another type, one whose hash is wrong, a file that was cut short since it was opened; no
+    /// memory.
     pub fn read(&self, name: &str) -> Result<Vec<f32>, TensorFileError> {
         let shown = printable(name);
         let info = self.info(name).ok_or_else(|| TensorFileError::Damaged(format!("it has no tensor `{shown}`")))?;

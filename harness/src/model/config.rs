@@ -270,10 +270,10 @@ impl Config {
         (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
-    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `sequences` sequences: parameters with
-    /// gradients and optimizer state, logits, and the activations that blocks save for backward. Activations follow
-    /// Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023), section 4.1. A step that
-    /// this bound rejects would not fit.
+    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `sequences` sequences:
+    /// parameters with gradients and optimizer state, logits, and the activations that blocks save for backward.
+    /// Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023),
+    /// section 4.1. A step that this bound rejects would not fit.
     pub fn step_bytes(&self, sequences: usize, micro_batches: usize, kind: StepKind) -> StepBytes {
         let of = |n: usize| n as f64;
         let element = self.precision.dtype().size_in_bytes() as f64;
