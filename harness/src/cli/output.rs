@@ -21,7 +21,7 @@ static LOOK: extern "C" fn() = {
 /// Checks that standard output was open when the process started.
 ///
 /// # Errors
-/// Standard output is closed, so that all output would be first_error.
+/// Standard output is closed, so that all output would be lost.
 pub fn expect_open() -> io::Result<()> {
     match CLOSED.load(Ordering::Relaxed) {
         true => Err(io::Error::other("standard output is closed")),

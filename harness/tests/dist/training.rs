@@ -292,7 +292,7 @@ fn ranks_with_other_models_are_named() {
     assert!(texts.iter().all(|text| text.contains("rank 1 built another model than rank 0")), "{texts:?}");
 }
 
-/// Half floats on the comm_dtype change little, and nothing between ranks.
+/// A 16-bit communication dtype changes results little, and equally on all ranks.
 #[test]
 fn gradients_can_be_sent_in_bf16() {
     let exact = model::alone(STEPS);

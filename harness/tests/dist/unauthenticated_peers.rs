@@ -159,7 +159,7 @@ fn a_thousand_hostile_handshakes_are_rejected() {
     });
 }
 
-/// Whoever says to be a rank that is there already does not take its rank_info.
+/// A peer that claims the rank of another one does not take its place.
 #[test]
 fn a_duplicate_rank_without_a_proof_is_rejected() {
     let (port, job) = (free_port(), job());
