@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES, StepBytes, StepKind};
+pub use config::{Attention, Config, Fusion, ModelSize, Norm, Precision, SIZES, StepBytes, StepKind};
 pub use graph_runner::ModelGraphRunner;
 
 use crate::ops::{self, Rope};

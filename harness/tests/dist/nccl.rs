@@ -195,7 +195,7 @@ fn suite(rank: &Rank) {
         let handle = unsafe { comm.start_overlapped(call, data.view_mut().address() as *mut u8) };
         handle.unwrap().wait().unwrap();
         let sum = |i| (0..comm.world()).map(|r| f32::from(number(r, i))).sum::<f32>();
-        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} multiprocessors");
+        assert_eq!(data.to_vec().unwrap(), (0..n).map(sum).collect::<Vec<_>>(), "on {limit} SMs");
     }
     // Host memory goes another way, and both at once.
     let mut sum = [comm.rank() as f64];

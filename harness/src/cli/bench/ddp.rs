@@ -366,12 +366,12 @@ fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Tra
     let mut trainings: Vec<Training> = exact.into_iter().chain(kept).map(Training::SingleRank).collect();
     for &form in &arguments.form {
         let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
-        let shared: Vec<(bool, u32, ReserveSms)> = match form {
-            Form::Naive | Form::Flat => vec![(false, 0, ReserveSms(None))],
+        let transports = match form {
+            Form::Naive | Form::Flat => vec![Transport { copy_engines: false, nccl_ctas: 0, reserve_sms: None }],
             _ => transports(arguments),
         };
-        for (&comm_dtype, &mb, &(copies, nccl_ctas, ReserveSms(reserve_sms))) in
-            cartesian_product(&arguments.comm_dtypes, buckets, &shared)
+        for (&comm_dtype, &mb, &Transport { copy_engines, nccl_ctas, reserve_sms }) in
+            cartesian_product(&arguments.comm_dtypes, buckets, &transports)
         {
             let bucket_bytes = Some((mb * 1e6) as usize);
             let options = DdpOptions {
@@ -379,7 +379,7 @@ fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Tra
                 bucket_bytes,
                 comm_dtype,
                 nccl_ctas,
-                copy_engines: copies,
+                copy_engines,
                 reserve_sms,
                 ..DdpOptions::default()
             };
@@ -389,13 +389,26 @@ fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Tra
     trainings.into_iter()
 }
 
-/// Returns all combinations of (copy engines, CTAs of NCCL, reserved SMs). Copy engines have no CTAs to limit.
-fn transports(arguments: &Arguments) -> Vec<(bool, u32, ReserveSms)> {
+/// What carries gradients during the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Transport {
+    copy_engines: bool,
+    /// Maximum number of CTAs of NCCL.
+    nccl_ctas: u32,
+    /// SMs reserved for communication; `None` for as many as NCCL uses.
+    reserve_sms: Option<u32>,
+}
+
+/// Returns all transports to measure. Copy engines have no CTAs to limit.
+fn transports(arguments: &Arguments) -> Vec<Transport> {
     let mut transports = Vec::new();
     for &switch in &arguments.copy_engines {
-        let copies = switch == Switch::On;
-        let ctas = if copies { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
-        transports.extend(ctas.iter().flat_map(|&ctas| arguments.reserve_sms.iter().map(move |&n| (copies, ctas, n))));
+        let copy_engines = switch == Switch::On;
+        let ctas = if copy_engines { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
+        for &nccl_ctas in ctas {
+            let transport = |reserve: &ReserveSms| Transport { copy_engines, nccl_ctas, reserve_sms: reserve.0 };
+            transports.extend(arguments.reserve_sms.iter().map(transport));
+        }
     }
     transports
 }
@@ -500,16 +513,14 @@ mod tests {
 
     #[test]
     fn copy_engines_add_one_variant_to_those_of_nccl() {
-        let variants = |words: &[&str]| {
+        let found = |words: &[&str]| {
             let line = Line::try_parse_from([&["ddp"], words].concat()).map_err(|error| error.to_string()).unwrap();
             transports(&line.arguments)
-                .into_iter()
-                .map(|(copies, ctas, reserve)| (copies, ctas, reserve.0))
-                .collect::<Vec<_>>()
         };
-        assert_eq!(variants(&[]), [(false, NCCL_CTAS, None)]);
-        let both = [(false, 0, None), (false, 8, None), (true, NCCL_CTAS, None)];
-        assert_eq!(variants(&["--copy-engines", "off,on", "--ctas", "0,8"]), both);
-        assert_eq!(variants(&["--copy-engines", "on", "--reserve-sms", "8"]), [(true, NCCL_CTAS, Some(8))]);
+        let transport = |copy_engines, nccl_ctas, reserve_sms| Transport { copy_engines, nccl_ctas, reserve_sms };
+        assert_eq!(found(&[]), [transport(false, NCCL_CTAS, None)]);
+        let both = [transport(false, 0, None), transport(false, 8, None), transport(true, NCCL_CTAS, None)];
+        assert_eq!(found(&["--copy-engines", "off,on", "--ctas", "0,8"]), both);
+        assert_eq!(found(&["--copy-engines", "on", "--reserve-sms", "8"]), [transport(true, NCCL_CTAS, Some(8))]);
     }
 }

@@ -152,7 +152,7 @@ const FORMS: [(&str, Attention, Fusion); 3] = [
 fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
     let sizes: Vec<Option<&str>> = match (arguments.sizes.as_slice(), device.is_cpu()) {
         ([], true) => vec![None],
-        ([], false) => SIZES.iter().map(|(name, ..)| Some(*name)).collect(),
+        ([], false) => SIZES.iter().map(|size| Some(size.name)).collect(),
         (sizes, _) => sizes.iter().map(|size| Some(size.as_str())).collect(),
     };
     let columns = [

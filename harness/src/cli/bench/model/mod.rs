@@ -171,7 +171,7 @@ fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
     let Shape { layers, d_model, d_ff, heads, vocab_size, norm, tied, recompute } = arguments.model;
     let sizes: Vec<Option<String>> = match arguments.sizes.as_slice() {
         [] if device.is_cpu() || layers.or(d_model).or(d_ff).or(heads).is_some() => vec![None],
-        [] => crate::model::SIZES.iter().map(|(name, ..)| Some((*name).to_string())).collect(),
+        [] => crate::model::SIZES.iter().map(|size| Some(size.name.to_string())).collect(),
         sizes => sizes.iter().cloned().map(Some).collect(),
     };
     let mut cases = Vec::new();
