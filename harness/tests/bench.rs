@@ -46,8 +46,8 @@ fn assert_timed(rows: &[Value]) {
 
 #[test]
 fn attention_is_checked_and_timed_with_the_tiles_asked_for() {
-    let arguments = ["attention", "--heads", "2", "--length", "65", "--dim", "16", "--causal", "true"];
-    let tiles = ["--forward", "32,16,4,2", "--forward", "16,32,4,2", "--keys", "16,16,4,2"];
+    let arguments = ["attention", "--heads", "2", "--seq-len", "65", "--head-dim", "16", "--causal", "true"];
+    let tiles = ["--fwd-tiles", "32,16,4,2", "--fwd-tiles", "16,32,4,2", "--dkdv-tiles", "16,16,4,2"];
     let (out, rows) = rows("attention", &[&arguments[..], &tiles[..]].concat());
     assert_timed(&rows);
     let expected = ["attention_fwd", "attention_fwd", "candle_fwd", "attention_bwd", "attention_fwd_bwd"];
@@ -105,7 +105,7 @@ fn launches_and_copies_are_timed() {
 #[test]
 fn compilation_is_timed_by_phase_without_a_gpu() {
     let options = ["--runs", "1", "--starts", "2", "--target", "sm_90a"];
-    let (_, rows) = rows("compile", &[&["compile", "--dim", "64"][..], &options].concat());
+    let (_, rows) = rows("compile", &[&["compile", "--head-dim", "64"][..], &options].concat());
     assert_timed(&rows);
     let phases = ["record", "passes", "lower", "llvm parse", "llvm optimize", "llvm codegen", "IR to PTX"];
     let parts = ["program", "device", "memory", "lookup", "load", "launch"].map(|part| format!("start {part}"));
@@ -139,7 +139,7 @@ fn positive(row: &Value, key: &str) -> bool {
     row[key].as_f64().is_some_and(|x| x > 0.0)
 }
 
-const TINY: &[&str] = &["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "100"];
+const TINY: &[&str] = &["--layers", "1", "--d-model", "32", "--d-ff", "64", "--heads", "2", "--vocab-size", "100"];
 
 #[test]
 fn models_are_timed_by_mode_and_attention() {
@@ -173,7 +173,7 @@ fn a_model_out_of_memory_is_a_row_of_the_sweep() {
     let arguments = [
         &["model", "--contexts", "16,4096", "--batches", "8192", "--attentions", "naive", "--modes", "forward"],
         &["--steps", "1", "--warmup", "0"][..],
-        &["--layers", "1", "--width", "8", "--hidden", "8", "--heads", "2", "--vocab", "16"][..],
+        &["--layers", "1", "--d-model", "8", "--d-ff", "8", "--heads", "2", "--vocab-size", "16"][..],
     ]
     .concat();
     let (out, rows) = report_rows("room", "model", &arguments);
@@ -183,7 +183,8 @@ fn a_model_out_of_memory_is_a_row_of_the_sweep() {
 
 #[test]
 fn attention_is_timed_under_autograd() {
-    let arguments = ["attention", "--kinds", "naive,tiled,flash", "--lengths", "32,64", "--dim", "16", "--runs", "2"];
+    let arguments =
+        ["attention", "--kinds", "naive,tiled,flash", "--seq-lens", "32,64", "--head-dim", "16", "--runs", "2"];
     let (out, rows) = report_rows("kinds", "attention", &arguments);
     assert_eq!(rows.len(), 6);
     for row in &rows {
@@ -200,7 +201,7 @@ fn attention_is_timed_under_autograd() {
 
 #[test]
 fn attention_out_of_memory_shows_the_arithmetic() {
-    let arguments = ["attention", "--kinds", "naive", "--lengths", "32,1000000", "--dim", "16", "--runs", "1"];
+    let arguments = ["attention", "--kinds", "naive", "--seq-lens", "32,1000000", "--head-dim", "16", "--runs", "1"];
     let (out, rows) = report_rows("no-room", "attention", &arguments);
     assert!(positive(&rows[0], "forward_ms") && rows[1]["forward_ms"] == "OOM", "{rows:?}");
     let text = out.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -209,10 +210,10 @@ fn attention_out_of_memory_shows_the_arithmetic() {
 
 #[test]
 fn norms_and_fusion_are_timed() {
-    let (_, rows) = report_rows("norm", "norm", &["norm", "--rows", "20", "--widths", "64,100", "--runs", "2"]);
+    let (_, rows) = report_rows("norm", "norm", &["norm", "--rows", "20", "--d", "64,100", "--runs", "2"]);
     assert_eq!(rows.len(), 8);
     assert!(rows.iter().all(|row| positive(row, "forward_ms") && positive(row, "backward_ms")), "{rows:?}");
-    let arguments = ["fused", "--dims", "16", "--lengths", "32", "--contexts", "16", "--runs", "2"];
+    let arguments = ["fused", "--head-dims", "16", "--seq-lens", "32", "--contexts", "16", "--runs", "2"];
     let more = ["--steps", "2", "--warmup", "1"];
     let (out, rows) = report_rows("fused", "fused-model", &[&arguments[..], &more].concat());
     let forms: Vec<&str> = rows.iter().map(|row| row["form"].as_str().unwrap()).collect();
@@ -230,9 +231,9 @@ fn mistakes_are_refused_with_the_remedy() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {message}");
         assert!(message.contains(reason), "{arguments:?}: {message}");
     };
-    refused(&["attention", "--forward", "48,64,4,2"], "q_tile is 48: expected a power of two");
-    refused(&["attention", "--keys", "64,64"], "q_tile,k_tile,warps,stages");
-    refused(&["attention", "--dim", "300"], "head dimensions from 1 to 256");
+    refused(&["attention", "--fwd-tiles", "48,64,4,2"], "q_tile is 48: expected a power of two");
+    refused(&["attention", "--dkdv-tiles", "64,64"], "q_tile,k_tile,warps,stages");
+    refused(&["attention", "--head-dim", "300"], "head dimensions from 1 to 256");
     refused(&["attention", "--dtype", "f8"], "[possible values: bf16, f16, f32]");
     refused(&["attention", "--causal", "perhaps"], "'perhaps'");
     refused(&["kernels", "--only", "sort"], "weighted_sum");

@@ -100,7 +100,7 @@ fn a_flipped_tokenizer_is_refused() {
 fn a_first_save_that_fails_claims_no_checkpoint() {
     let place = Place::new();
     // Limits files to 16 KiB: tokens and logs fit, checkpoints do not. Kernels are not cached then.
-    let model = SMALL.replace("--width 32", "--width 64");
+    let model = SMALL.replace("--d-model 32", "--d-model 64");
     let limited = |blocks: u32, out: &str| {
         let train = format!("train --data text.txt --out {out} {model} --steps 2");
         fails(place.shell(&format!("trap '' XFSZ; ulimit -f {blocks}"), &train), 1)
@@ -119,7 +119,7 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
 #[test]
 fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
     let place = Place::new();
-    let tiny = "--layers 1 --width 8 --hidden 8 --heads 1 --context 16 --vocab 300 --batch 1";
+    let tiny = "--layers 1 --d-model 8 --d-ff 8 --heads 1 --context 16 --vocab-size 300 --batch 1";
     let train = format!("train --data text.txt --out run {tiny} --steps 1000000 --save-every 10 --evaluate-every 0");
     let message = fails(place.shell("trap '' XFSZ; ulimit -f 256", &train), 1);
     assert_says(
@@ -188,6 +188,66 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert!(std::fs::read(&newest).unwrap() == whole, "the recomputed steps are identical");
     let help = ok(place.command("train --help"));
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
+}
+
+/// Returns the checkpoint as earlier versions wrote it: their names in its header, in format 2, or in format 1, which has no
+/// checksums.
+fn with_old_names(checkpoint: &[u8], format: u32) -> Vec<u8> {
+    let length = u64::from_le_bytes(checkpoint[..8].try_into().unwrap()) as usize;
+    let (header, tensors) = checkpoint[8..].split_at(length);
+    let mut header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let metadata = header["__metadata__"].as_object_mut().unwrap();
+    let mut own = metadata["tilewright"].as_str().unwrap().to_string();
+    for (name, old) in [
+        ("d_model", "width"),
+        ("d_ff", "hidden"),
+        ("trainer", "learner"),
+        ("evaluate_sequences", "evaluate_windows"),
+        ("comm_dtype", "wire"),
+    ] {
+        assert_eq!(own.matches(&format!("\"{name}\":")).count(), 1, "{name} in {own}");
+        own = own.replace(&format!("\"{name}\":"), &format!("\"{old}\":"));
+    }
+    own = own.replace("tilewright checkpoint 2", &format!("tilewright checkpoint {format}"));
+    metadata.insert("tilewright".into(), own.into());
+    match format {
+        1 => metadata.retain(|name, _| name == "tilewright" || name == "tokenizer"),
+        _ => drop(metadata.insert("header_blake3".into(), "0".repeat(64).into())),
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut start = [&(header.len() as u64).to_le_bytes(), header.as_slice()].concat();
+    if format == 2 {
+        // The hash of the header is that of the header with zeros in its place.
+        let (hash, zeros) = (blake3::hash(&start).to_hex(), b"0".repeat(64));
+        let place = start.windows(64).position(|part| part == zeros).unwrap();
+        start[place..place + 64].copy_from_slice(hash.as_bytes());
+    }
+    [&start, tensors].concat()
+}
+
+#[test]
+fn checkpoints_with_the_names_of_earlier_versions_are_resumed_bit_for_bit() {
+    let place = Place::new();
+    let ranks = "--ddp bucketed --comm-dtype bf16 --evaluate-sequences 3";
+    ok(place.train("whole", &format!("--steps 8 {ranks}")));
+    for format in [1, 2] {
+        let out = format!("run{format}");
+        let path = place.path(&out).join("checkpoint.safetensors");
+        ok(place.train(&out, &format!("--steps 8 {ranks} --minutes 0")));
+        std::fs::write(&path, with_old_names(&std::fs::read(&path).unwrap(), format)).unwrap();
+        ok(place.command(&format!("generate {out} --tokens 2")));
+        // Another model is refused with the field's present name.
+        let other = fails(place.resume(&out, "--d-model 64"), 1);
+        assert_says(&other, &["`d_model` is expected to be 64, found 32"]);
+        assert_says(&ok(place.resume(&out, "--ddp bucketed")), &["resuming after step 1,"]);
+        let [found, expected] = [&path, &place.path("whole/checkpoint.safetensors")].map(|path| tensors(path));
+        assert!(found == expected, "format {format}");
+        let validation = |out: &str| {
+            let log = place.log(out);
+            log.iter().filter(|line| line.contains("evaluation")).map(|line| field(line, "loss")).collect::<Vec<_>>()
+        };
+        assert_eq!(validation(&out).last(), validation("whole").last());
+    }
 }
 
 /// Recomputed activations have the same bits, so that a run can resume with recomputation.

@@ -34,8 +34,18 @@ fn a_case_is_checked_timed_compared_and_recorded() {
     let dir = TempDir::new().unwrap();
     let peer = r#"{"peer": "other", "B": 1, "H": 2, "N": 65, "D": 32, "dtype": "bfloat16", "causal": true, "fwd_ms": 1.5, "bwd_ms": 2.5, "fb_sum_ms": 4.5}"#;
     std::fs::write(dir.path().join("peers.jsonl"), peer).unwrap();
-    let arguments =
-        ["--length", "65", "--dim", "32", "--compare", "peers.jsonl", "--record", "record.jsonl", "--json", "l.json"];
+    let arguments = [
+        "--seq-len",
+        "65",
+        "--head-dim",
+        "32",
+        "--compare",
+        "peers.jsonl",
+        "--record",
+        "record.jsonl",
+        "--json",
+        "l.json",
+    ];
     // Notes are wrapped.
     let out = ok(dir.path(), &arguments).split_whitespace().collect::<Vec<_>>().join(" ");
     for part in ["forward + sum + backward", "other", "not a valid entry of the", "all outputs against f64"] {
@@ -56,8 +66,10 @@ fn a_case_is_checked_timed_compared_and_recorded() {
 #[test]
 fn a_sweep_is_a_table_in_every_format() {
     let dir = TempDir::new().unwrap();
-    let out =
-        ok(dir.path(), &["--sweep", "--length", "40,70", "--dim", "16", "--out", "sweep", "--record", "record.jsonl"]);
+    let out = ok(
+        dir.path(),
+        &["--sweep", "--seq-len", "40,70", "--head-dim", "16", "--out", "sweep", "--record", "record.jsonl"],
+    );
     assert!(out.contains("bf16") && out.contains("f32"), "{out}");
     for extension in ["json", "csv", "md", "tex", "svg"] {
         let file = dir.path().join(format!("sweep/flash-benchmarking.{extension}"));
@@ -77,10 +89,10 @@ fn unmeasurable_cases_are_errors() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
         assert!(message.contains(reason) && !message.contains("panicked"), "{arguments:?}: {message}");
     };
-    refused(&["--length", "64,128"], 2, "--sweep");
-    refused(&["--compare", "nothing.jsonl", "--length", "64"], 1, "nothing.jsonl");
-    refused(&["--json", "no/such/folder/l.json", "--length", "64"], 1, "no/such/folder");
+    refused(&["--seq-len", "64,128"], 2, "--sweep");
+    refused(&["--compare", "nothing.jsonl", "--seq-len", "64"], 1, "nothing.jsonl");
+    refused(&["--json", "no/such/folder/l.json", "--seq-len", "64"], 1, "no/such/folder");
     // 2⁴⁹ bytes for q alone, more than the address space.
-    refused(&["--length", "1073741824", "--heads", "64", "--batch", "64"], 1, "out of memory");
+    refused(&["--seq-len", "1073741824", "--heads", "64", "--batch", "64"], 1, "out of memory");
     refused(&["--device", "cuda:99"], 1, "help");
 }

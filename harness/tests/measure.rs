@@ -76,13 +76,13 @@ fn numerics_runs_what_is_named() {
 }
 
 /// A model that runs in moments.
-const TINY: [&str; 10] = ["--layers", "1", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "100"];
+const TINY: [&str; 10] = ["--layers", "1", "--d-model", "32", "--d-ff", "64", "--heads", "2", "--vocab-size", "100"];
 
 #[test]
 fn memory_accounts_for_the_allocators_peak() {
     let folder = tempfile::tempdir().unwrap();
     let out_folder = folder.path().to_string_lossy().into_owned();
-    let arguments = ["memory", "--context", "16,32", "--batch", "2", "--out", &out_folder, "--from-bytes", "1"];
+    let arguments = ["memory", "--context", "16,32", "--batch", "2", "--out", &out_folder, "--min-bytes", "1"];
     let out = succeeds(&[&arguments[..], &TINY].concat());
     let report = json(&folder.path().join("memory.json"));
     let contexts = rows(&report, "memory-contexts");
@@ -115,7 +115,7 @@ fn memory_accounts_for_the_allocators_peak() {
         assert!(folder.path().join(file).is_file(), "{file}");
     }
     assert!(fails(&["memory", "--size", "huge"], 2).contains("huge"));
-    assert!(fails(&["memory", "--width", "30", "--heads", "4"], 2).contains("divide"));
+    assert!(fails(&["memory", "--d-model", "30", "--heads", "4"], 2).contains("divide"));
     assert!(fails(&["memory", "--snapshot", "/no/such/folder/x"], 1).contains("/no/such/folder/x"));
 }
 

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use tilewright_harness::model::{Attention, Config, Fusion, ModelGraphRunner, Norm, Precision, SIZES, Transformer};
+use tilewright_harness::model::{
+    Attention, Config, Fusion, ModelGraphRunner, ModelSize, Norm, Precision, SIZES, Transformer,
+};
 use tilewright_harness::ops::attention::Tiling;
 use tilewright_harness::params::no_grad;
 
@@ -447,7 +449,7 @@ fn named_sizes_have_their_parameter_counts() {
     let millions = |name: &str| (Config::named(name, 128).unwrap().parameters() as f64 / 1e5).round() / 10.0;
     assert_eq!(millions("xl"), 1998.2);
     // 2·V·d + layers·(4d² + 3·d·d_ff + 2d) + d.
-    for (name, d_model, d_ff, layers, _) in SIZES {
+    for ModelSize { name, d_model, d_ff, layers, .. } in SIZES {
         let expected =
             2 * 10_000 * d_model + layers * (4 * d_model * d_model + 3 * d_model * d_ff + 2 * d_model) + d_model;
         let config = Config::named(name, 128).unwrap();

@@ -181,14 +181,14 @@ fn mistakes_name_the_remedy() {
     std::fs::write(place.path("latin.txt"), b"caf\xe9 ".repeat(500)).unwrap();
     assert_says(&fails(train("--data latin.txt"), 1), &["latin.txt", "UTF-8", "byte 3"]);
     std::fs::write(place.path("short.txt"), "only a few words are in this text").unwrap();
-    let short = fails(train("--data short.txt --vocab 300"), 1);
+    let short = fails(train("--data short.txt --vocab-size 300"), 1);
     assert_says(&short, &["short.txt", "context 128", "129", "--context"]);
     assert_says(&fails(train("--size huge"), 2), &["huge", "small, medium, large, xl, 2.7B"]);
-    assert_says(&fails(train("--width 96 --heads 5"), 2), &["5 heads", "96"]);
+    assert_says(&fails(train("--d-model 96 --heads 5"), 2), &["5 heads", "96"]);
     assert_says(&fails(train("--attention fast"), 2), &["fast", "flash"]);
     assert_says(&fails(train("--beta1 1"), 2), &["--beta1", "'1'", "a number from 0 to below 1"]);
     assert_says(&fails(train("--batch 0"), 2), &["--batch is 0"]);
-    assert_says(&fails(train("--vocab 100"), 1), &["vocabulary of at least 256", "found 100"]);
+    assert_says(&fails(train("--vocab-size 100"), 1), &["vocabulary of at least 256", "found 100"]);
     if !cfg!(feature = "cuda") {
         assert_says(&fails(train("--device cuda:3"), 1), &["GPU 3 was requested", "--device cpu"]);
     }

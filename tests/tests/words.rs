@@ -42,7 +42,8 @@ fn list() -> Vec<Banned> {
     let parse = |line: &str| {
         let mut fields = line.split('|').map(str::trim);
         let phrase = fields.next().unwrap_or_default().split(' ').map(str::to_owned).collect();
-        let instead = fields.next().unwrap_or_else(|| panic!("`{line}`: expected PHRASE | INSTEAD | ALLOWED PATHS")).to_owned();
+        let instead =
+            fields.next().unwrap_or_else(|| panic!("`{line}`: expected PHRASE | INSTEAD | ALLOWED PATHS")).to_owned();
         let allowed = fields.next().unwrap_or_default().split_whitespace().map(str::to_owned).collect();
         Banned { phrase, instead, allowed }
     };
@@ -68,7 +69,9 @@ fn words(text: &str) -> Vec<Word> {
 
 /// The places of a phrase. Its words may have an `s` at their end.
 fn find(words: &[Word], phrase: &[String]) -> Vec<usize> {
-    let same = |word: &Word, wanted: &String| word.text.strip_prefix(wanted.as_str()).is_some_and(|end| end.is_empty() || end == "s");
+    let same = |word: &Word, wanted: &String| {
+        word.text.strip_prefix(wanted.as_str()).is_some_and(|end| end.is_empty() || end == "s")
+    };
     let hits = words.windows(phrase.len()).filter(|window| window.iter().zip(phrase).all(|(a, b)| same(a, b)));
     hits.map(|window| window[0].line).collect()
 }
@@ -99,13 +102,17 @@ fn files_use_the_terms_of_the_field() {
         let name = path.strip_prefix(root()).expect("a path in the workspace").to_string_lossy().into_owned();
         let in_name = words(&name);
         let in_text = words(&std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{name}: {e}")));
-        for banned in list.iter().filter(|banned| !banned.allowed.iter().any(|allowed| name.starts_with(allowed.as_str()))) {
+        for banned in
+            list.iter().filter(|banned| !banned.allowed.iter().any(|allowed| name.starts_with(allowed.as_str())))
+        {
             let (phrase, instead) = (banned.phrase.join(" "), &banned.instead);
             if !find(&in_name, &banned.phrase).is_empty() {
                 faults.push(format!("{name}: its name has `{phrase}`; write {instead}"));
             }
             faults.extend(
-                find(&in_text, &banned.phrase).into_iter().map(|line| format!("{name}:{line}: `{phrase}`; write {instead}")),
+                find(&in_text, &banned.phrase)
+                    .into_iter()
+                    .map(|line| format!("{name}:{line}: `{phrase}`; write {instead}")),
             );
         }
     }

@@ -35,11 +35,11 @@ enum Subject {
 #[derive(Args)]
 struct Model {
     /// Model dimension d_model: elements of the residual stream
-    #[arg(long, default_value_t = Ffn::XXL.d_model, value_parser = positive)]
-    width: f64,
+    #[arg(long, alias = "width", default_value_t = Ffn::XXL.d_model, value_parser = positive)]
+    d_model: f64,
     /// Feed-forward dimension d_ff: elements inside a feed-forward layer
-    #[arg(long, default_value_t = Ffn::XXL.d_ff, value_parser = positive)]
-    hidden: f64,
+    #[arg(long, alias = "hidden", default_value_t = Ffn::XXL.d_ff, value_parser = positive)]
+    d_ff: f64,
     /// Number of blocks of two linear layers
     #[arg(long, default_value_t = Ffn::XXL.blocks, value_parser = positive)]
     blocks: f64,
@@ -53,11 +53,11 @@ struct Model {
 
 impl Model {
     fn ffn(&self) -> Ffn {
-        Ffn { d_model: self.width, d_ff: self.hidden, blocks: self.blocks }
+        Ffn { d_model: self.d_model, d_ff: self.d_ff, blocks: self.blocks }
     }
 
-    fn sharing(&self, shared_activations: f64) -> Sharding {
-        Sharding { bytes: Bytes::F32, element: self.activation_bytes, sharded_activations: shared_activations }
+    fn sharding(&self, sharded_activations: f64) -> Sharding {
+        Sharding { bytes: Bytes::F32, element: self.activation_bytes, sharded_activations }
     }
 }
 
@@ -80,8 +80,8 @@ struct Fsdp {
     #[arg(long, value_name = "GB", default_value_t = 95.0, value_parser = positive)]
     limit_gb: f64,
     /// Fraction of the activations that is sharded
-    #[arg(long, value_name = "PART", default_value_t = Sharding::ASSIGNMENT.sharded_activations, value_parser = fraction)]
-    shared_activations: f64,
+    #[arg(long, alias = "shared-activations", value_name = "FRACTION", default_value_t = Sharding::ASSIGNMENT.sharded_activations, value_parser = fraction)]
+    sharded_activations: f64,
     /// Devices along the FSDP axis of the mesh
     #[arg(long, default_value_t = Mesh::ASSIGNMENT.x, value_parser = positive)]
     x: f64,
@@ -110,8 +110,8 @@ struct Ddp {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["overhead_us", "bandwidth_gbps"])]
     records: Option<PathBuf>,
     /// Use only the records of this backend
-    #[arg(long, value_name = "NAME", requires = "records")]
-    back_end: Option<String>,
+    #[arg(long, alias = "back-end", value_name = "NAME", requires = "records")]
+    backend: Option<String>,
     /// Use only the records with this number of ranks
     #[arg(long, value_name = "N", requires = "records")]
     ranks: Option<u64>,
@@ -193,7 +193,7 @@ fn memory(arguments: &Memory) -> Report {
 }
 
 fn fsdp(arguments: &Fsdp) -> Report {
-    let (ffn, sharing) = (arguments.model.ffn(), arguments.model.sharing(arguments.shared_activations));
+    let (ffn, sharing) = (arguments.model.ffn(), arguments.model.sharding(arguments.sharded_activations));
     let (tokens, limit) = (arguments.model.tokens, arguments.limit_gb * 1e9);
     let columns = [Column::integer("devices"), Column::number("per device").unit("GB").decimals(2)];
     let mut table = Table::new("fsdp-memory", "Memory per device, on N devices", columns);
@@ -323,13 +323,16 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
     let rows = rows(path)?;
     let wanted = |row: &&Value| {
         row["collective"] == "all_reduce"
-            && arguments.back_end.as_deref().is_none_or(|name| row["back_end"] == name)
+            && arguments.backend.as_deref().is_none_or(|name| column(row, "backend", "back_end") == name)
             && arguments.ranks.is_none_or(|n| row["ranks"].as_u64() == Some(n))
     };
     let mut worlds: Vec<(String, u64)> = Vec::new();
     let mut times = Vec::new();
     for row in rows.iter().filter(wanted) {
-        let world = (row["back_end"].as_str().unwrap_or_default().to_string(), row["ranks"].as_u64().unwrap_or(0));
+        let world = (
+            column(row, "backend", "back_end").as_str().unwrap_or_default().to_string(),
+            row["ranks"].as_u64().unwrap_or(0),
+        );
         if !worlds.contains(&world) {
             worlds.push(world);
         }
@@ -341,14 +344,14 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
         [] => {
             Err(CliError::Failure(format!("{} has no all_reduce row of this backend and rank count", path.display())))
         }
-        [(back_end, ranks)] => {
+        [(backend, ranks)] => {
             let link = Link::fit(&times).map_err(|error| CliError::file("fit the times in", path, error))?;
-            Ok((link, format!("fitted to {} sizes, {ranks} ranks, {back_end}", times.len())))
+            Ok((link, format!("fitted to {} sizes, {ranks} ranks, {backend}", times.len())))
         }
         several => {
             let list: Vec<String> = several.iter().map(|(name, ranks)| format!("{ranks} ranks of {name}")).collect();
             let message = format!("{} has rows of several worlds: {}", path.display(), list.join(", "));
-            Err(CliError::usage(message, "choose with --back-end and --ranks"))
+            Err(CliError::usage(message, "choose with --backend and --ranks"))
         }
     }
 }
@@ -361,9 +364,14 @@ fn rows(path: &Path) -> Result<Vec<Value>> {
     Ok(tables.iter().flat_map(|table| table["rows"].as_array().cloned().unwrap_or_default()).collect())
 }
 
+/// Returns the value of a column, which has the name `old` in reports of earlier versions.
+fn column<'a>(row: &'a Value, name: &str, old: &str) -> &'a Value {
+    row.get(name).unwrap_or(&row[old])
+}
+
 /// Returns (bucket size in MB, exposed communication in ms) of each bucketed row of a `bench ddp` report, by size.
 fn waits(path: &Path) -> Result<Vec<(f64, f64)>> {
-    let pair = |row: &Value| Some((row["bucket_mb"].as_f64()?, row["left_over_ms"].as_f64()?));
+    let pair = |row: &Value| Some((row["bucket_mb"].as_f64()?, column(row, "exposed_ms", "left_over_ms").as_f64()?));
     let mut waits: Vec<(f64, f64)> =
         rows(path)?.iter().filter(|row| row["form"] == "bucketed").filter_map(pair).collect();
     waits.sort_by(|a, b| a.0.total_cmp(&b.0));

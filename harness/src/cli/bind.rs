@@ -2,13 +2,12 @@
 //! parameters.
 //!
 //! A kernel's signature does not declare that `x_stride_row` is a stride of `x`; only the name does. All kernels of
-//! this
-//! repository follow this convention:
+//! this repository follow this convention:
 //!
-//! - the strides of a tensor `x` are the scalars `x_stride_…`, in the order of its dimensions; what follows `x_stride_` names
-//!   the dimension. (`d_o` may write `do_stride_…`, and `partial_grad_w` may write `partial_stride_…`.)
-//! - a scalar or constant named as a dimension is its extent: `d`, or `rows` for a dimension `row`; `d` also means a dimension
-//!   `dim`. `n_q` is the extent of dimension `row` of `q`, or the length of a `q` with one dimension.
+//! - the strides of a tensor `x` are the scalars `x_stride_…`, in the order of its dimensions; what follows `x_stride_`
+//!   names the dimension. (`d_o` may write `do_stride_…`, and `partial_grad_w` may write `partial_stride_…`.)
+//! - a scalar or constant named as a dimension is its extent: `d`, or `rows` for a dimension `row`; `d` also means a
+//!   dimension `dim`. `n_q` is the extent of dimension `row` of `q`, or the length of a `q` with one dimension.
 //!
 //! A value that no name determines must be given on the command line.
 

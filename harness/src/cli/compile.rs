@@ -71,7 +71,7 @@ pub struct Options {
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Schedule {
     /// Use TMA for the loads of software pipelines, where a tensor map can describe them (sm_90a)
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, alias = "bulk-copies", value_name = "BOOL")]
     pub tma: Option<bool>,
     /// Warp specialization: producer warps load, consumer warps compute (sm_90a)
     #[arg(long, value_name = "BOOL")]
@@ -80,7 +80,7 @@ pub struct Schedule {
     #[arg(long, value_name = "BOOL")]
     pub overlap: Option<bool>,
     /// Ping-pong scheduling of the consumer warpgroups in warp-specialized loops (sm_90a)
-    #[arg(long, value_name = "BOOL")]
+    #[arg(long, alias = "take-turns", value_name = "BOOL")]
     pub pingpong: Option<bool>,
     /// Use wgmma for f32 dots in tf32 and tf32x3, where tiles are large enough (sm_90a)
     #[arg(long, value_name = "BOOL")]
@@ -107,7 +107,8 @@ pub enum Emit {
     /// Tile IR as recorded from the kernel
     Tile,
     /// Tile IR with layouts assigned (GPU)
-    Laid,
+    #[value(alias = "laid")]
+    Layout,
     /// Tile IR with asynchronous copies and MMAs (GPU)
     Async,
     /// LLVM IR before LLVM's passes
@@ -125,7 +126,7 @@ impl Emit {
     fn extension(self) -> &'static str {
         match self {
             Emit::Tile => "tile",
-            Emit::Laid => "laid.tile",
+            Emit::Layout => "layout.tile",
             Emit::Async => "async.tile",
             Emit::Llvm => "ll",
             Emit::Ptx => "ptx",
@@ -138,7 +139,7 @@ impl Emit {
     fn name(self) -> &'static str {
         match self {
             Emit::Tile => "tile",
-            Emit::Laid => "laid",
+            Emit::Layout => "layout",
             Emit::Async => "async",
             Emit::Llvm => "llvm",
             Emit::Ptx => "ptx",
@@ -150,9 +151,9 @@ impl Emit {
     fn exists_for(self, target: &Target) -> bool {
         match (self, target) {
             (Emit::Tile | Emit::Llvm, _) => true,
-            (Emit::Laid | Emit::Async | Emit::Ptx, Target::Nvptx(_)) => true,
+            (Emit::Layout | Emit::Async | Emit::Ptx, Target::Nvptx(_)) => true,
             (Emit::Asm | Emit::Obj, Target::Host(_)) => true,
-            (Emit::Laid | Emit::Async | Emit::Ptx, Target::Host(_)) => false,
+            (Emit::Layout | Emit::Async | Emit::Ptx, Target::Host(_)) => false,
             (Emit::Asm | Emit::Obj, Target::Nvptx(_)) => false,
         }
     }
@@ -251,7 +252,7 @@ fn parse_target(word: &str) -> Result<Target> {
 }
 
 fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
-    let all = [Emit::Tile, Emit::Laid, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
+    let all = [Emit::Tile, Emit::Layout, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
     let possible = || all.into_iter().filter(|emit| emit.exists_for(target));
     if let Some(wrong) = wanted.iter().find(|emit| !emit.exists_for(target)) {
         let words: Vec<&str> = possible().map(Emit::name).collect();
@@ -425,7 +426,7 @@ impl Compiled {
     fn bytes(&self, kind: Emit, target: &Target) -> Result<Vec<u8>> {
         Ok(match (kind, target, &self.artifact.code) {
             (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),
-            (Emit::Laid, _, _) => self.texts.layout.clone().into_bytes(),
+            (Emit::Layout, _, _) => self.texts.layout.clone().into_bytes(),
             (Emit::Async, _, _) => self.texts.asynchronous.clone().into_bytes(),
             (Emit::Llvm, _, _) => self.texts.llvm.clone().into_bytes(),
             (Emit::Asm, Target::Host(cpu), _) => {

@@ -44,7 +44,7 @@ struct Doctor {
 struct Gpu {
     name: String,
     compute_capability: String,
-    multiprocessors: u32,
+    sms: u32,
     memory_bytes: u64,
     l2_bytes: u64,
     shared_memory_per_block: u32,
@@ -211,7 +211,7 @@ fn gpu_facts(info: &DeviceInfo) -> Gpu {
     Gpu {
         name: info.name.clone(),
         compute_capability: format!("{major}.{minor}"),
-        multiprocessors: info.compute_units,
+        sms: info.compute_units,
         memory_bytes: info.memory_bytes,
         l2_bytes: info.l2_bytes,
         shared_memory_per_block: info.max_shared_bytes,

@@ -28,8 +28,8 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "forward,train-step")]
     pub work: Vec<Work>,
     /// Smallest allocation, in bytes, that is recorded as a separate event
-    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
-    pub from_bytes: usize,
+    #[arg(long, alias = "from-bytes", value_name = "BYTES", default_value_t = 1024)]
+    pub min_bytes: usize,
     /// Number of rows in the table of largest allocations
     #[arg(long, default_value_t = 12)]
     pub top: usize,
@@ -168,7 +168,7 @@ fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, 
     Step::new(&arguments.step, config, device, work, None)?.run()?;
     device.synchronize()?;
     let gpu = if device.is_cuda() { Some(kernel_device(device)?.clone()) } else { None };
-    let options = Options { spans: true, min_allocation_bytes: Some(arguments.from_bytes), gpu, nvtx: false };
+    let options = Options { spans: true, min_allocation_bytes: Some(arguments.min_bytes), gpu, nvtx: false };
     let recording = Recording::start(options)?;
     let mut step = Step::new(&arguments.step, config, device, work, None)?;
     {

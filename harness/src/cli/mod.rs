@@ -33,6 +33,8 @@ mod manifest;
 mod memory;
 mod model_options;
 mod numerics;
+#[cfg(test)]
+mod old_flags;
 mod oom_probe;
 mod output;
 mod profile;
@@ -127,8 +129,8 @@ pub fn main() -> ExitCode {
 /// Parses a program's arguments, sets up logging, calls `run` with standard output, and prints the error, if any.
 ///
 /// A broken pipe ends the program silently; any other failure to write the output is an error. Commands whose work
-/// matters more than their output finish their work first ([`Output::keep_going_on_write_errors`]). Failures to write to standard error
-/// are ignored.
+/// matters more than their output finish their work first ([`Output::keep_going_on_write_errors`]). Failures to write
+/// to standard error are ignored.
 pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> ExitCode {
     // A write beyond the limit of `ulimit -f` then returns an error instead of killing the process.
     // SAFETY: SIG_IGN installs no handler.

@@ -20,11 +20,11 @@ pub struct ModelOptions {
     #[arg(long)]
     pub layers: Option<usize>,
     /// Model dimension d_model: elements of the residual stream
-    #[arg(long)]
-    pub width: Option<usize>,
+    #[arg(long, alias = "width")]
+    pub d_model: Option<usize>,
     /// Feed-forward dimension d_ff: elements inside a feed-forward layer
-    #[arg(long)]
-    pub hidden: Option<usize>,
+    #[arg(long, alias = "hidden")]
+    pub d_ff: Option<usize>,
     #[arg(long)]
     pub heads: Option<usize>,
     /// Number of key/value heads (grouped-query attention), a divisor of --heads
@@ -71,8 +71,8 @@ impl ModelOptions {
         };
         let set = |to: &mut usize, value: Option<usize>| *to = value.unwrap_or(*to);
         set(&mut config.layers, self.layers);
-        set(&mut config.d_model, self.width);
-        set(&mut config.d_ff, self.hidden);
+        set(&mut config.d_model, self.d_model);
+        set(&mut config.d_ff, self.d_ff);
         if let Some(heads) = self.heads {
             (config.heads, config.heads_kv) = (heads, heads);
         }

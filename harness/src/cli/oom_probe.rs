@@ -1,8 +1,8 @@
 //! Handles rows of sweeps that may not fit into host memory.
 //!
 //! Only a lower bound of a step's memory is known ([`crate::model::Config::step_bytes`]). With less memory than that,
-//! the row does not fit; with [`SAFETY_FACTOR`] times as much, it does. In between, a subprocess runs the row first: this
-//! program with the same arguments skips the rows before, runs this one, and exits. If the subprocess runs out of
+//! the row does not fit; with [`SAFETY_FACTOR`] times as much, it does. In between, a subprocess runs the row first:
+//! this program with the same arguments skips the rows before, runs this one, and exits. If the subprocess runs out of
 //! memory, the row is reported as out of memory and the sweep continues.
 
 use std::process::{Command, Stdio};
@@ -42,7 +42,8 @@ pub enum MemoryOutcome<R> {
     OutOfMemory(String),
 }
 
-/// Converts out-of-memory errors to [`MemoryOutcome::OutOfMemory`]; returns other errors. A subprocess exits here, after its row.
+/// Converts out-of-memory errors to [`MemoryOutcome::OutOfMemory`]; returns other errors. A subprocess exits here,
+/// after its row.
 pub fn catch_oom<R>(measured: train::Result<R>) -> Result<MemoryOutcome<R>> {
     let lack = measured.as_ref().err().filter(|error| error.is_out_of_memory()).map(ToString::to_string);
     if PROBED_ROW.get().is_some_and(|probed| probed + 1 == ROWS.load(Ordering::Relaxed)) {

@@ -21,7 +21,7 @@ static LOOK: extern "C" fn() = {
 /// Checks that standard output was open when the process started.
 ///
 /// # Errors
-/// Standard output is closed, so that all output would be first_error.
+/// Standard output is closed, so that all output would be lost.
 pub fn expect_open() -> io::Result<()> {
     match CLOSED.load(Ordering::Relaxed) {
         true => Err(io::Error::other("standard output is closed")),
@@ -53,8 +53,8 @@ impl Output {
     /// Flushes the output.
     ///
     /// # Errors
-    /// The first write error, now or earlier. After [`Output::keep_going_on_write_errors`], neither a closed pipe nor a closed standard
-    /// output is an error.
+    /// The first write error, now or earlier. After [`Output::keep_going_on_write_errors`], neither a closed pipe nor a
+    /// closed standard output is an error.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.first_error.take() {

@@ -25,7 +25,7 @@ pub struct RankOptions {
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     pub bucket_mb: Option<f64>,
     /// Communication dtype of gradients: bf16 or f16, or f32 for no rounding. Sums are accumulated in f32
-    #[arg(long, value_name = "TYPE", value_parser = comm_dtype)]
+    #[arg(long, alias = "wire", value_name = "TYPE", value_parser = comm_dtype)]
     pub comm_dtype: Option<Dtype>,
     /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed). Default: 24; 0 leaves it
     /// to NCCL
@@ -37,7 +37,7 @@ pub struct RankOptions {
     pub copy_engines: bool,
     /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
     /// NCCL uses
-    #[arg(long, value_name = "N", value_parser = reserve_sms)]
+    #[arg(long, alias = "leave-sms", value_name = "N", value_parser = reserve_sms)]
     pub reserve_sms: Option<ReserveSms>,
     /// Optimizer-state sharding (ZeRO-1)
     #[arg(long, value_enum, value_name = "MODE")]
@@ -76,7 +76,7 @@ pub fn comm_dtype(word: &str) -> Result<Dtype, String> {
     }
 }
 
-/// A value of `--leave-sms`: `None` for as many SMs as NCCL uses, or a number.
+/// A value of `--reserve-sms`: `None` for as many SMs as NCCL uses, or a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReserveSms(pub Option<u32>);
 

@@ -113,7 +113,7 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
             nvtx: false,
             how: RankOptions::default(),
             ranks: None,
-            back_end: None,
+            backend: None,
             step: step(naive),
             outputs: Outputs::default(),
         };
@@ -129,7 +129,7 @@ fn measure(section: Section, arguments: &Arguments) -> Result<Report> {
             let arguments = memory::Arguments {
                 context: arguments.context.clone(),
                 work: vec![Work::Forward, Work::TrainStep],
-                from_bytes: 1024,
+                min_bytes: 1024,
                 top: 10,
                 snapshot: None,
                 step: step(false),

@@ -24,8 +24,8 @@ pub struct StepOptions {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// Vocabulary size. Default: 1024, or 10000 with --size
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
-    pub vocab: Option<u32>,
+    #[arg(long, alias = "vocab", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub vocab_size: Option<u32>,
     /// Device: cpu, cuda or cuda:N. Default: TILEWRIGHT_DEVICE, else a GPU if there is one
     #[arg(long, value_parser = device)]
     pub device: Option<DeviceArg>,
@@ -58,7 +58,7 @@ impl StepOptions {
     /// # Errors
     /// An unknown size, or hyperparameters that contradict each other.
     pub fn config(&self, context: usize) -> Result<Config> {
-        let vocabulary = self.vocab.map_or(self.model.usual_vocabulary(), |vocab| vocab as usize);
+        let vocabulary = self.vocab_size.map_or(self.model.usual_vocabulary(), |size| size as usize);
         self.model.config(Config { context, vocabulary, ..Config::default() })
     }
 

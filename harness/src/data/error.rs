@@ -26,13 +26,13 @@ pub enum Error {
 
     #[error(
         "{} is too short: its {part} part has {found} tokens, and a sequence of context {context} needs {needed}\n  \
-         help: use a longer text, a smaller --context, or a smaller --vocab",
+         help: use a longer text, a smaller --context, or a smaller --vocab-size",
         printable(name)
     )]
     TooShort { name: String, part: &'static str, found: usize, context: usize, needed: usize },
 
     #[error(
-        "expected a vocabulary of at least {least} entries (one per byte), found {found}\n  help: try --vocab 1024"
+        "expected a vocabulary of at least {least} entries (one per byte), found {found}\n  help: try --vocab-size 1024"
     )]
     VocabularyTooSmall { found: usize, least: usize },
 

@@ -31,8 +31,8 @@ impl Shard {
     pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
 }
 
-/// Sequences of one step: `sequences` rows of `context` tokens, row-major, and for each token the one that follows it as
-/// its target.
+/// Sequences of one step: `sequences` rows of `context` tokens, row-major, and for each token the one that follows it
+/// as its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     pub inputs: Vec<u32>,
@@ -90,8 +90,8 @@ impl Sampler {
     /// As [`TokenFile::read`](super::TokenFile::read).
     ///
     /// # Panics
-    /// `part` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `sequences` is
-    /// not a multiple of the number of processes.
+    /// `part` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `sequences`
+    /// is not a multiple of the number of processes.
     pub fn draw(&mut self, part: &TokenSlice<'_>, sequences: usize, context: usize, shard: Shard) -> Result<Batch> {
         assert!(part.len() > context, "internal error: {} tokens for a context of {context}", part.len());
         assert_eq!(sequences % shard.world, 0, "internal error: {sequences} sequences for {} processes", shard.world);
@@ -108,8 +108,8 @@ impl Sampler {
     }
 }
 
-/// Returns the first `sequences` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if the
-/// part ends before, none if it is shorter than one sequence.
+/// Returns the first `sequences` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if
+/// the part ends before, none if it is shorter than one sequence.
 ///
 /// # Errors
 /// As [`TokenFile::read`](super::TokenFile::read).

@@ -39,11 +39,11 @@ pub struct Arguments {
     #[arg(long)]
     pub heads: Option<usize>,
     /// Sequence length; in a sweep, several separated by commas. Default: 16384, or 512 on the CPU
-    #[arg(long, value_delimiter = ',')]
-    pub length: Vec<usize>,
+    #[arg(long, alias = "length", value_delimiter = ',')]
+    pub seq_len: Vec<usize>,
     /// Head dimension; in a sweep, several separated by commas. Default: 64
-    #[arg(long, value_delimiter = ',')]
-    pub dim: Vec<usize>,
+    #[arg(long, alias = "dim", value_delimiter = ',')]
+    pub head_dim: Vec<usize>,
     /// Element type: bf16, f16 or f32; in a sweep, several separated by commas. Default: bf16
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
     pub dtype: Vec<String>,
@@ -52,8 +52,8 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', value_parser = ["tf32x3", "tf32", "ieee"])]
     pub precision: Vec<String>,
     /// No causal mask: every query attends to all keys
-    #[arg(long)]
-    pub full: bool,
+    #[arg(long, alias = "full")]
+    pub non_causal: bool,
     /// The assignment's table: sequence lengths from 128 to 65536, head dimensions from 16 to 128, bf16 and f32, each
     /// pass separately and all together; OOM where memory runs out
     #[arg(long)]
@@ -78,14 +78,14 @@ pub struct Arguments {
     #[arg(long)]
     pub one_pass: bool,
     /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. Default: the tuned configuration
-    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
-    pub forward: Option<Tiles>,
+    #[arg(long, alias = "forward", value_name = "TILES", value_parser = tiles::parse)]
+    pub fwd_tiles: Option<Tiles>,
     /// Tiles of the dK/dV kernel
-    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
-    pub keys: Option<Tiles>,
+    #[arg(long, alias = "keys", value_name = "TILES", value_parser = tiles::parse)]
+    pub dkdv_tiles: Option<Tiles>,
     /// Tiles of the dQ kernel
-    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
-    pub queries: Option<Tiles>,
+    #[arg(long, alias = "queries", value_name = "TILES", value_parser = tiles::parse)]
+    pub dq_tiles: Option<Tiles>,
     #[command(flatten)]
     pub outputs: Outputs,
 }
@@ -111,9 +111,9 @@ impl Arguments {
             (false, true) => &[16384],
             (false, false) => &[512],
         };
-        let lengths = if self.length.is_empty() { lengths } else { &self.length };
+        let lengths = if self.seq_len.is_empty() { lengths } else { &self.seq_len };
         let dims: &[usize] = if self.sweep { &[16, 32, 64, 128] } else { &[64] };
-        let dims = if self.dim.is_empty() { dims } else { &self.dim };
+        let dims = if self.head_dim.is_empty() { dims } else { &self.head_dim };
         let words = |given: &[String], default: &[&str]| match given {
             [] => default.iter().map(|w| w.to_string()).collect::<Vec<_>>(),
             given => given.to_vec(),
@@ -123,7 +123,7 @@ impl Arguments {
         if !self.sweep && (lengths.len() > 1 || dims.len() > 1 || dtypes.len() > 1 || precisions.len() > 1) {
             return Err(CliError::usage(
                 "several values need --sweep",
-                "add --sweep, or give one length, dim, dtype and precision",
+                "add --sweep, or give one value of --seq-len, --head-dim, --dtype and --precision",
             ));
         }
         let mut plans = Vec::new();
@@ -148,17 +148,17 @@ impl Arguments {
         if [self.batch, heads, n].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
                 "invalid shape of attention",
-                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
+                "--batch, --heads and --seq-len must be at least 1, head dimensions from 1 to 256",
             ));
         }
         let scale = f64::from(1.0 / (d as f32).sqrt());
-        let (batch, causal) = (self.batch, !self.full);
+        let (batch, causal) = (self.batch, !self.non_causal);
         let problem = Problem { batch, heads_q: heads, heads_kv: heads, n_q: n, n_k: n, d, causal, scale };
         Ok(Plan {
             problem,
             dtype: dtype.to_string(),
             precision,
-            tiles: [self.forward, self.keys, self.queries],
+            tiles: [self.fwd_tiles, self.dkdv_tiles, self.dq_tiles],
             one_pass: self.one_pass,
             tune: self.tune,
         })

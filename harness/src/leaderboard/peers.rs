@@ -1,8 +1,8 @@
 //! Reads rows of other implementations: JSON lines, as printed by programs that measure them on the same machine.
 //!
-//! A row has `peer` (a name), `B`, `H`, `N`, `D`, `dtype` (`bfloat16` or `bf16`), `causal`, and the medians `fwd_ms`, `bwd_ms` and
-//! `fb_sum_ms`, or `error`. A row with `ceiling` (a name) and `v` has a peak rate that the program measured. Other
-//! lines are skipped.
+//! A row has `peer` (a name), `B`, `H`, `N`, `D`, `dtype` (`bfloat16` or `bf16`), `causal`, and the medians `fwd_ms`,
+//! `bwd_ms` and `fb_sum_ms`, or `error`. A row with `ceiling` (a name) and `v` has a peak rate that the program
+//! measured. Other lines are skipped.
 
 use std::path::Path;
 

@@ -22,16 +22,16 @@ fn arguments_become_cases() {
     assert_eq!(one.len(), 1);
     assert_eq!((one[0].problem.n_q, one[0].problem.d, one[0].problem.causal), (512, 64, true));
     assert_eq!((one[0].dtype.as_str(), one[0].precision), ("bf16", None));
-    let sweep = plans(&["--sweep", "--length", "64,128", "--dim", "16", "--full"]).unwrap();
+    let sweep = plans(&["--sweep", "--seq-len", "64,128", "--head-dim", "16", "--non-causal"]).unwrap();
     let cases: Vec<_> = sweep.iter().map(|plan| (plan.dtype.as_str(), plan.problem.n_q, plan.problem.causal)).collect();
     assert_eq!(cases, [("bf16", 64, false), ("bf16", 128, false), ("f32", 64, false), ("f32", 128, false)]);
     for (words, reason) in [
-        (&["--length", "1,2"][..], "--sweep"),
-        (&["--dim", "300"], "1 to 256"),
+        (&["--seq-len", "1,2"][..], "--sweep"),
+        (&["--head-dim", "300"], "1 to 256"),
         (&["--heads", "0"], "at least 1"),
         (&["--tune", "soon"], "a number of seconds"),
         (&["--dtype", "f64"], "possible values"),
-        (&["--forward", "1,2"], "q_tile,k_tile,warps,stages"),
+        (&["--fwd-tiles", "1,2"], "q_tile,k_tile,warps,stages"),
     ] {
         let message = plans(words).unwrap_err();
         assert!(message.contains(reason), "{words:?}: {message}");
@@ -40,7 +40,7 @@ fn arguments_become_cases() {
 
 #[test]
 fn flop_matches_published_counts() {
-    let plan = &plans(&["--heads", "16", "--length", "16384"]).unwrap()[0];
+    let plan = &plans(&["--heads", "16", "--seq-len", "16384"]).unwrap()[0];
     // 1.2557 ms are 437.8 TFLOP/s in a published row of this case.
     assert!((plan.flop()[0] / 1.2557e-3 / 1e12 - 437.8).abs() < 0.1);
     assert_eq!((plan.flop()[1], plan.flop()[2]), (2.5 * plan.flop()[0], 3.5 * plan.flop()[0]));
@@ -48,7 +48,7 @@ fn flop_matches_published_counts() {
 
 #[test]
 fn only_right_results_are_timed() {
-    let plan = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
+    let plan = &plans(&["--seq-len", "70", "--head-dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
     let device = tilewright::Device::cpu();
     let measured = plan.measure(&device, (0.0, 0.0)).unwrap();
     assert!(measured.checked.error < 1e-5 && measured.times.iter().all(|timing| timing.median > 0.0));
@@ -99,10 +99,10 @@ fn peers_are_matched_to_their_case() {
     ];
     std::fs::write(&path, lines.join("\n")).unwrap();
     let peers = Peers::read(&path).unwrap();
-    let plan = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
+    let plan = &plans(&["--seq-len", "70", "--head-dim", "16", "--heads", "1", "--dtype", "f32"]).unwrap()[0];
     let names: Vec<&str> = peers.of(plan).iter().map(|peer| peer.name.as_str()).collect();
     assert_eq!((names, peers.best(plan, 2)), (vec!["eager", "compiled", "huge"], Some(("compiled", 4.0))));
-    let other = &plans(&["--length", "70", "--dim", "16", "--heads", "1", "--dtype", "bf16"]).unwrap()[0];
+    let other = &plans(&["--seq-len", "70", "--head-dim", "16", "--heads", "1", "--dtype", "bf16"]).unwrap()[0];
     assert!(peers.of(other).is_empty());
 
     let device = tilewright::Device::cpu();

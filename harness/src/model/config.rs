@@ -17,8 +17,10 @@ pub struct Config {
     /// Context length: largest number of tokens in a sequence.
     pub context: usize,
     /// Size of the residual stream.
+    #[serde(alias = "width")]
     pub d_model: usize,
     /// Inner size of the feed-forward layers.
+    #[serde(alias = "hidden")]
     pub d_ff: usize,
     pub layers: usize,
     pub heads: usize,
@@ -166,13 +168,23 @@ impl Precision {
     }
 }
 
-/// The model sizes of table 1 of the assignment: name, d_model, d_ff, layers, heads.
-pub const SIZES: [(&str, usize, usize, usize, usize); 5] = [
-    ("small", 768, 3072, 12, 12),
-    ("medium", 1024, 4096, 24, 16),
-    ("large", 1280, 5120, 36, 20),
-    ("xl", 1600, 6400, 48, 25),
-    ("2.7B", 2560, 10240, 32, 32),
+/// A named model size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelSize {
+    pub name: &'static str,
+    pub d_model: usize,
+    pub d_ff: usize,
+    pub layers: usize,
+    pub heads: usize,
+}
+
+/// The model sizes of table 1 of the assignment.
+pub const SIZES: [ModelSize; 5] = [
+    ModelSize { name: "small", d_model: 768, d_ff: 3072, layers: 12, heads: 12 },
+    ModelSize { name: "medium", d_model: 1024, d_ff: 4096, layers: 24, heads: 16 },
+    ModelSize { name: "large", d_model: 1280, d_ff: 5120, layers: 36, heads: 20 },
+    ModelSize { name: "xl", d_model: 1600, d_ff: 6400, layers: 48, heads: 25 },
+    ModelSize { name: "2.7B", d_model: 2560, d_ff: 10240, layers: 32, heads: 32 },
 ];
 
 impl Default for Config {
@@ -203,15 +215,25 @@ impl Config {
     /// Fields that do not change any bit of losses or gradients: a resumed run may change them.
     pub const BITWISE_NEUTRAL: [&str; 1] = ["checkpoint"];
 
+    /// Gives the fields of a configuration in JSON that was written by an earlier version their present names.
+    pub fn rename_old_keys(config: &mut serde_json::Value) {
+        let Some(fields) = config.as_object_mut() else { return };
+        for (old, name) in [("width", "d_model"), ("hidden", "d_ff")] {
+            if let Some(value) = fields.remove(old) {
+                fields.insert(name.to_string(), value);
+            }
+        }
+    }
+
     /// Returns a size of [`SIZES`], with a vocabulary of 10 000.
     ///
     /// # Errors
     /// An unknown name; the message suggests the nearest one.
     pub fn named(size: &str, context: usize) -> Result<Config> {
         let wanted = size.to_lowercase();
-        let found = SIZES.iter().find(|(name, ..)| name.to_lowercase() == wanted);
-        let Some(&(_, d_model, d_ff, layers, heads)) = found else {
-            let names = SIZES.map(|(name, ..)| name);
+        let found = SIZES.iter().find(|size| size.name.to_lowercase() == wanted);
+        let Some(&ModelSize { d_model, d_ff, layers, heads, .. }) = found else {
+            let names = SIZES.map(|size| size.name);
             let nearest = names.iter().min_by_key(|name| strsim::levenshtein(&wanted, &name.to_lowercase()));
             let hint = match nearest {
                 Some(nearest) if strsim::levenshtein(&wanted, &nearest.to_lowercase()) <= 2 => {
@@ -227,7 +249,7 @@ impl Config {
     /// The name of this size in [`SIZES`], if it has one.
     pub fn size_name(&self) -> Option<&'static str> {
         let size = (self.d_model, self.d_ff, self.layers, self.heads);
-        SIZES.iter().find(|&&(_, d_model, d_ff, layers, heads)| (d_model, d_ff, layers, heads) == size).map(|s| s.0)
+        SIZES.iter().find(|s| (s.d_model, s.d_ff, s.layers, s.heads) == size).map(|s| s.name)
     }
 
     /// Layout of the packed queries, keys and values.
@@ -258,10 +280,10 @@ impl Config {
         (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
-    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `sequences` sequences: parameters with
-    /// gradients and optimizer state, logits, and the activations that blocks save for backward. Activations follow
-    /// Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023), section 4.1. A step that
-    /// this bound rejects would not fit.
+    /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `sequences` sequences:
+    /// parameters with gradients and optimizer state, logits, and the activations that blocks save for backward.
+    /// Activations follow Korthikanti et al., "Reducing activation recomputation in large transformer models" (2023),
+    /// section 4.1. A step that this bound rejects would not fit.
     pub fn step_bytes(&self, sequences: usize, micro_batches: usize, kind: StepKind) -> StepBytes {
         let of = |n: usize| n as f64;
         let element = self.precision.dtype().size_in_bytes() as f64;

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Error, Result, Tensor};
 
-pub use config::{Attention, Config, Fusion, Norm, Precision, SIZES, StepBytes, StepKind};
+pub use config::{Attention, Config, Fusion, ModelSize, Norm, Precision, SIZES, StepBytes, StepKind};
 pub use graph_runner::ModelGraphRunner;
 
 use crate::ops::{self, Rope};
@@ -87,8 +87,8 @@ impl Config {
     /// have no weight decay.
     ///
     /// Initialization: matrices normal with variance 2 / (inputs + outputs) (Glorot and Bengio, "Understanding the
-    /// difficulty of training deep feedforward neural networks", 2010); embeddings with variance 1, or 1/d_model if they
-    /// are the head too.
+    /// difficulty of training deep feedforward neural networks", 2010); embeddings with variance 1, or 1/d_model if
+    /// they are the head too.
     pub fn specs(&self) -> Vec<ParamSpec> {
         let matrix = |name: String, outputs: usize, inputs: usize, fan_out: usize| {
             ParamSpec::matrix(name, &[outputs, inputs], (2.0 / (inputs + fan_out) as f64).sqrt())
@@ -236,8 +236,8 @@ impl Transformer {
         observe("head", &ops::linear(&normed, &self.head)?)
     }
 
-    /// Returns the residual stream after the blocks for tokens [batch, length]: [batch, length, d_model], before the last
-    /// norm.
+    /// Returns the residual stream after the blocks for tokens [batch, length]: [batch, length, d_model], before the
+    /// last norm.
     fn stream(&self, tokens: &Tensor) -> Result<Tensor> {
         self.stream_observed(tokens, &mut |_, _| Ok(()))
     }

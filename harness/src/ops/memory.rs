@@ -113,7 +113,8 @@ macro_rules! for_float_type {
 }
 pub(crate) use for_float_type;
 
-/// Returns a flat tensor of zeros in memory that other processes can map (CUDA IPC): see [`OutputAlloc::ipc_shareable`].
+/// Returns a flat tensor of zeros in memory that other processes can map (CUDA IPC): see
+/// [`OutputAlloc::ipc_shareable`].
 ///
 /// # Errors
 /// The device is out of memory.
@@ -281,8 +282,8 @@ impl<T: Elem> OutputAlloc<T> {
         Ok(OutputAlloc { memory, device: on })
     }
 
-    /// As [`OutputAlloc::new`]; on a GPU the memory can be mapped by other processes (CUDA IPC): it belongs to no memory
-    /// pool, and is freed when no tensor uses it any more.
+    /// As [`OutputAlloc::new`]; on a GPU the memory can be mapped by other processes (CUDA IPC): it belongs to no
+    /// memory pool, and is freed when no tensor uses it any more.
     ///
     /// # Errors
     /// The device is out of memory.

@@ -6,8 +6,8 @@
 //! its documentation says so.
 //!
 //! Files in reading order: `memory.rs` (tensors as kernel memory), `graph.rs` (recording in the autograd graph), one
-//! file per op, `cuda_graph.rs` (CUDA graphs of any ops). Functions named `…_unfused` compute the same formulas in candle
-//! ops: the baseline for benchmarks and tests.
+//! file per op, `cuda_graph.rs` (CUDA graphs of any ops). Functions named `…_unfused` compute the same formulas in
+//! candle ops: the baseline for benchmarks and tests.
 
 pub mod attention;
 mod convert;

@@ -68,9 +68,9 @@ pub fn residual_rms_norm_fwd<S: Float, T: Float>(
     store(block(y, rows, d, first, tile), yt.to::<T>(), boundary_check = [0, 1]);
 }
 
-/// grad_x = ∂L/∂x of the norm, plus grad_sum with `accumulate`; the same rounded in `rounded_out` with `write_rounded`; and partial\[p, j\]
-/// = Σ grad_y\[r, j\] · x\[r, j\] · rstd\[r\] over the rows r of program p. With `recompute`, also the y of the forward
-/// pass.
+/// grad_x = ∂L/∂x of the norm, plus grad_sum with `accumulate`; the same rounded in `rounded_out` with `write_rounded`;
+/// and partial\[p, j\] = Σ grad_y\[r, j\] · x\[r, j\] · rstd\[r\] over the rows r of program p. With `recompute`, also
+/// the y of the forward pass.
 ///
 /// Each program processes `steps` tiles of rows; `d_tile` ≥ d.
 #[kernel]
@@ -238,8 +238,8 @@ pub struct Gradient {
     pub rounded: Tensor,
 }
 
-/// Returns ∂L/∂x [.., d] plus `residual_grad`, the gradient of the residual stream after the branch of the norm; and with
-/// `recompute` the recomputed y. Writes the partial sums of ∂L/∂w to row `norm` of `partial` [norms, sums, d].
+/// Returns ∂L/∂x [.., d] plus `residual_grad`, the gradient of the residual stream after the branch of the norm; and
+/// with `recompute` the recomputed y. Writes the partial sums of ∂L/∂w to row `norm` of `partial` [norms, sums, d].
 ///
 /// # Errors
 /// As [`forward`].
@@ -294,8 +294,8 @@ pub fn backward<T: Elem + FloatElement>(
 }
 
 /// Reduces the partial sums that [`backward`] wrote to `partial` [norms, sums, d], and accumulates the weight gradients
-/// into `grads`, a flat tensor: those of norm n into the d elements from `first` + n · `norm_stride` on. Without `accumulate` it
-/// overwrites them.
+/// into `grads`, a flat tensor: those of norm n into the d elements from `first` + n · `norm_stride` on. Without
+/// `accumulate` it overwrites them.
 ///
 /// # Errors
 /// Ranges outside of the flat tensor, and those of the launch.

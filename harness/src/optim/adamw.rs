@@ -208,7 +208,8 @@ impl AdamW {
         Ok(())
     }
 
-    /// Computes the rates of each group in step `t` (from 1), which [`step_control::upload_step_inputs`](super::step_control::upload_step_inputs) writes for
+    /// Computes the rates of each group in step `t` (from 1), which
+    /// [`step_control::upload_step_inputs`](super::step_control::upload_step_inputs) writes for
     /// [`AdamW::step_controlled`].
     ///
     /// # Errors
@@ -225,8 +226,8 @@ impl AdamW {
     }
 
     /// As [`AdamW::step`], with rates, gradient factor and the decision to apply the step read from device memory:
-    /// `step_inputs` and `step_outputs` are those of [`step_control`](super::step_control). The caller counts applied steps with
-    /// [`AdamW::set_steps`].
+    /// `step_inputs` and `step_outputs` are those of [`step_control`](super::step_control). The caller counts applied
+    /// steps with [`AdamW::set_steps`].
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -269,8 +270,8 @@ impl AdamW {
         Ok(())
     }
 
-    /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks, whose sums of squares it writes to
-    /// `pieces` ([`AdamW::num_partials_two_peers`]). Skips non-finite elements.
+    /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks, whose sums of squares it
+    /// writes to `pieces` ([`AdamW::num_partials_two_peers`]). Skips non-finite elements.
     ///
     /// # Errors
     /// As [`AdamW::step`].

@@ -88,8 +88,8 @@ pub fn norm<T: FloatElement>(device: &Device, x: View<'_, T>) -> Result<f64> {
     sum_of_squares(device, x).map(f64::sqrt)
 }
 
-/// Factor on a gradient of this norm that limits its norm to `max_norm` (Pascanu, Mikolov and Bengio, "On the difficulty of
-/// training recurrent neural networks", 2013, algorithm 1). 1 without a limit.
+/// Factor on a gradient of this norm that limits its norm to `max_norm` (Pascanu, Mikolov and Bengio, "On the
+/// difficulty of training recurrent neural networks", 2013, algorithm 1). 1 without a limit.
 pub fn clip_factor(norm: f64, max_norm: Option<f64>) -> f64 {
     match max_norm {
         // The divisor is slightly above the norm, so that the rounded result stays below the limit.

@@ -1,9 +1,9 @@
 //! Step control: computes on the device whether a step is applied, and by what factor the gradient is scaled.
 //!
-//! [`upload_step_inputs`] writes the inputs of a step (loss scale, norm limit, learning rates) to device memory, as arguments of a
-//! launch. [`control_step`] reduces the gradient to its norm and writes the gradient factor (clip factor and inverse loss
-//! scale) and whether the step is applied. [`AdamW::step_controlled`](super::AdamW::step_controlled) reads both. All of it can be
-//! queued before the gradient is known; the host reads the outputs later.
+//! [`upload_step_inputs`] writes the inputs of a step (loss scale, norm limit, learning rates) to device memory, as
+//! arguments of a launch. [`control_step`] reduces the gradient to its norm and writes the gradient factor (clip factor
+//! and inverse loss scale) and whether the step is applied. [`AdamW::step_controlled`](super::AdamW::step_controlled)
+//! reads both. All of it can be queued before the gradient is known; the host reads the outputs later.
 
 use std::ops::Range;
 
@@ -125,7 +125,8 @@ const LARGE: (usize, u32) = (8192, 32);
 /// Largest number of losses of a step: one per micro-batch.
 pub const MAX_LOSSES: usize = 4096;
 
-/// Decides a step from its whole gradient and its losses: reads the elements of [`step_inputs`], writes those of [`step_outputs`].
+/// Decides a step from its whole gradient and its losses: reads the elements of [`step_inputs`], writes those of
+/// [`step_outputs`].
 ///
 /// Deterministic: the same gradient gives the same bits. Clips as [`clip_factor`](super::clip_factor) does.
 ///
@@ -142,8 +143,8 @@ pub fn control_step<G: FloatElement>(
     control_step_from_partials(device, partials.view(), losses, step_inputs, step_outputs)
 }
 
-/// Returns the norm of a gradient with the bits that [`control_step`] computes, for a host that decides what other ranks
-/// decide on the device. Waits for the device.
+/// Returns the norm of a gradient with the bits that [`control_step`] computes, for a host that decides what other
+/// ranks decide on the device. Waits for the device.
 ///
 /// # Errors
 /// Out of memory, and those of the launches.
@@ -196,8 +197,8 @@ fn control_step_from_partials(
 /// Step control for a gradient that arrives in pieces (buckets): decides each piece by itself, so that its parameters
 /// can be updated before the next piece arrives, then the whole gradient.
 ///
-/// A non-finite piece is skipped, and so are all later ones, as with [`step_inputs::HALT_IF_NON_FINITE`]; updates of earlier pieces stay.
-/// (With [`BucketedStepControl::with_partials`] the caller decides that.)
+/// A non-finite piece is skipped, and so are all later ones, as with [`step_inputs::HALT_IF_NON_FINITE`]; updates of
+/// earlier pieces stay. (With [`BucketedStepControl::with_partials`] the caller decides that.)
 pub struct BucketedStepControl {
     partials: Buffer<f32>,
     used_partials: usize,
@@ -235,8 +236,8 @@ impl BucketedStepControl {
         })
     }
 
-    /// Decides the next piece, and returns its [`step_outputs`] elements for [`AdamW::step_controlled`](super::AdamW::step_controlled). The
-    /// norm is not limited.
+    /// Decides the next piece, and returns its [`step_outputs`] elements for
+    /// [`AdamW::step_controlled`](super::AdamW::step_controlled). The norm is not limited.
     ///
     /// # Errors
     /// More pieces than announced, and those of the launches.

@@ -31,8 +31,8 @@ pub fn grad_enabled() -> bool {
 }
 
 /// One use of a parameter by an op that ran forward. The op accumulates its contribution to the gradient when it runs
-/// backward, then calls [`ParamUse::finish`]. Dropping an unfinished use, for example at the end of an evaluation, cancels
-/// it.
+/// backward, then calls [`ParamUse::finish`]. Dropping an unfinished use, for example at the end of an evaluation,
+/// cancels it.
 pub struct ParamUse {
     param: Param,
     finished: AtomicBool,

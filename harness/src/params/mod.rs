@@ -9,8 +9,8 @@
 //! Candle's backward pass cannot write gradients to a given buffer, so custom ops do it:
 //!
 //! - [`Param::leaf`] adds a parameter to the autograd graph; its backward accumulates the gradient of that use.
-//! - Ops that compute their parameter's gradient, as the linear layer of [`crate::ops`] does, take a [`ParamUse`] in the
-//!   forward pass, accumulate into the flat gradient in the backward pass, and call [`ParamUse::finish`].
+//! - Ops that compute their parameter's gradient, as the linear layer of [`crate::ops`] does, take a [`ParamUse`] in
+//!   the forward pass, accumulate into the flat gradient in the backward pass, and call [`ParamUse::finish`].
 //!
 //! Uses are counted. When the last use of a parameter in a backward pass finishes, the callbacks of
 //! [`Params::on_grad_ready`] run: once per pass and parameter, even if the parameter is shared.
@@ -364,8 +364,8 @@ impl Params {
         Ok(())
     }
 
-    /// The compute weights that [`Params::keep_compute_weights`] created: [flat_len]. An optimizer either writes them with the
-    /// values, or calls [`Params::refresh_compute_weights`] after its update.
+    /// The compute weights that [`Params::keep_compute_weights`] created: [flat_len]. An optimizer either writes them
+    /// with the values, or calls [`Params::refresh_compute_weights`] after its update.
     pub fn compute_weights(&self) -> Option<Tensor> {
         self.0.compute_weights.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -1,9 +1,9 @@
 //! Stores activations in gradient buffers that are not written yet.
 //!
-//! A lazily zeroed gradient ([`Params::lazy_zero_grads`](super::Params::lazy_zero_grads)) is first written late in the backward
-//! pass; its buffer is unused until then. Backward reads the output of a linear layer for the last time before it
-//! writes the gradient of the weight, so that output may alias the gradient buffer if it is no larger than the weight.
-//! This saves as much memory as allocating gradients during backward, as PyTorch does.
+//! A lazily zeroed gradient ([`Params::lazy_zero_grads`](super::Params::lazy_zero_grads)) is first written late in the
+//! backward pass; its buffer is unused until then. Backward reads the output of a linear layer for the last time before
+//! it writes the gradient of the weight, so that output may alias the gradient buffer if it is no larger than the
+//! weight. This saves as much memory as allocating gradients during backward, as PyTorch does.
 
 use std::sync::atomic::Ordering;
 

@@ -34,7 +34,7 @@ pub struct RankProfile {
     pub computing: u64,
     pub communicating: u64,
     /// The part of `communicating` that overlaps with compute.
-    pub hidden: u64,
+    pub overlapped: u64,
     /// Number of collectives of all steps, and bytes of their buffers.
     pub collectives: usize,
     pub bytes: usize,
@@ -44,8 +44,8 @@ pub struct RankProfile {
 
 impl RankProfile {
     /// Share of communication that overlaps with compute; none without communication.
-    pub fn hidden_share(&self) -> Option<f64> {
-        (self.communicating > 0).then(|| self.hidden as f64 / self.communicating as f64)
+    pub fn overlapped_share(&self) -> Option<f64> {
+        (self.communicating > 0).then(|| self.overlapped as f64 / self.communicating as f64)
     }
 
     /// Creates the profile from the recording of the rank and its collectives. `started` is the time 0 of the
@@ -82,7 +82,7 @@ impl RankProfile {
             steps,
             computing: total(&computing),
             communicating: total(&communicating),
-            hidden: total(&intersection(&computing, &communicating)),
+            overlapped: total(&intersection(&computing, &communicating)),
             collectives: counted.len(),
             bytes: counted.iter().map(|record| record.bytes()).sum(),
             events,
@@ -180,9 +180,9 @@ pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
         Column::number("step").unit("ms").decimals(3),
         Column::number("computing").unit("ms").decimals(3),
         Column::number("communication").unit("ms").decimals(3),
-        Column::number("hidden").unit("ms").decimals(3),
-        Column::number("left over").unit("ms").decimals(3),
-        Column::number("hidden").unit("%").decimals(1).key("hidden_percent"),
+        Column::number("overlapped").unit("ms").decimals(3),
+        Column::number("exposed").unit("ms").decimals(3),
+        Column::number("overlapped").unit("%").decimals(1),
         Column::number("collectives").decimals(1),
         Column::number("sent").unit("MB").decimals(2),
     ];
@@ -197,9 +197,9 @@ pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
             Cell::statistics(&times),
             ms(profile.computing),
             ms(profile.communicating),
-            ms(profile.hidden),
-            ms(profile.communicating - profile.hidden),
-            profile.hidden_share().map(|share| 100.0 * share).into(),
+            ms(profile.overlapped),
+            ms(profile.communicating - profile.overlapped),
+            profile.overlapped_share().map(|share| 100.0 * share).into(),
             Cell::from(profile.collectives as f64 / steps),
             Cell::from(profile.bytes as f64 / 1e6 / steps),
         ]);
@@ -207,21 +207,21 @@ pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
     table.note(match on_gpu {
         true => {
             "Communication is the busy time of the streams of collectives, including the wait for the slowest rank; computing is that \
-             of all other streams. Hidden is the time of both."
+             of all other streams. Overlapped is the time of both."
         }
         false => {
             "Communication is the time of collectives, including the wait for the slowest rank; computing is the time of forward, \
-             backward and optimizer without waits for other ranks. Hidden is the time of both."
+             backward and optimizer without waits for other ranks. Overlapped is the time of both."
         }
     })
 }
 
-/// Bar plot: hidden and exposed communication.
+/// Bar plot: overlapped and exposed communication.
 pub fn plot(profiles: &[RankProfile]) -> Plot {
     let bars = profiles.iter().flat_map(|profile| {
         let steps = profile.steps.len().max(1) as f64;
-        let left = profile.communicating - profile.hidden;
-        [("hidden", profile.hidden), ("left over", left)].map(|(group, ns)| Bar {
+        let exposed = profile.communicating - profile.overlapped;
+        [("overlapped", profile.overlapped), ("exposed", exposed)].map(|(group, ns)| Bar {
             name: format!("rank {}", profile.rank),
             group: group.to_string(),
             value: milliseconds(ns) / steps,
@@ -296,12 +296,12 @@ mod tests {
         assert_eq!(found.steps, [100 * MS]);
         assert_eq!(found.computing, (60 + 15) * MS);
         assert_eq!(found.communicating, (40 + 8) * MS);
-        assert_eq!(found.hidden, (30 + 3) * MS);
-        assert_eq!(found.hidden_share(), Some(33.0 / 48.0));
+        assert_eq!(found.overlapped, (30 + 3) * MS);
+        assert_eq!(found.overlapped_share(), Some(33.0 / 48.0));
         assert_eq!((found.collectives, found.bytes), (3, 3000));
         // Communication after backward, while the rank waits, is not hidden.
-        assert_eq!(profile(&step(), &[(60, 65), (65, 80)]).hidden_share(), Some(0.0));
-        assert_eq!(profile(&step(), &[(200, 300)]).hidden_share(), None);
+        assert_eq!(profile(&step(), &[(60, 65), (65, 80)]).overlapped_share(), Some(0.0));
+        assert_eq!(profile(&step(), &[(200, 300)]).overlapped_share(), None);
     }
 
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         ];
         // The times at which the host queued them do not matter.
         let found = profile(&Trace { activities, ..step() }, &[(60, 61)]);
-        assert_eq!((found.computing, found.communicating, found.hidden), (41 * MS, 32 * MS, 23 * MS));
+        assert_eq!((found.computing, found.communicating, found.overlapped), (41 * MS, 32 * MS, 23 * MS));
         let lines: Vec<String> =
             found.events.iter().filter_map(|event| event["args"]["name"].as_str()).map(str::to_string).collect();
         for line in

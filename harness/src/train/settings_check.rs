@@ -16,23 +16,23 @@ use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::escape::printable;
 
-/// Options of `train` that may differ between ranks: paths and output. `--data` and `--vocab` are compared by the
+/// Options of `train` that may differ between ranks: paths and output. `--data` and `--vocab-size` are compared by the
 /// resulting text and tokenizer, `--size` by the resulting numbers, `--resume` by the loaded state.
 #[cfg(test)]
-const PER_RANK_OPTIONS: [&str; 8] = ["data", "vocab", "size", "out", "resume", "export", "device", "minutes"];
+const PER_RANK_OPTIONS: [&str; 8] = ["data", "vocab-size", "size", "out", "resume", "export", "device", "minutes"];
 
 /// Fields of the settings, and the options that set them.
 const OPTIONS: [(&str, &str); 47] = [
     ("version", "the program's version"),
     ("text", "the text's hash (--data)"),
-    ("tokenizer", "the tokenizer's hash (--vocab)"),
+    ("tokenizer", "the tokenizer's hash (--vocab-size)"),
     ("tokens", "the number of the text's tokens"),
     ("step", "the step to resume from (--resume)"),
     ("checkpoint", "the hash of the checkpoint (--out)"),
-    ("model.vocabulary", "the vocabulary (--vocab)"),
+    ("model.vocabulary", "the vocabulary (--vocab-size)"),
     ("model.context", "--context"),
-    ("model.width", "--width"),
-    ("model.hidden", "--hidden"),
+    ("model.d_model", "--d-model"),
+    ("model.d_ff", "--d-ff"),
     ("model.layers", "--layers"),
     ("model.heads", "--heads"),
     ("model.heads_kv", "--heads-kv"),

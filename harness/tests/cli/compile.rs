@@ -21,12 +21,12 @@ fn manifest(dir: &Path) -> serde_json::Value {
 fn every_stage_of_a_gpu_kernel_is_written() {
     let dir = tempfile::tempdir().unwrap();
     for target in ["sm_80", "sm_90a"] {
-        let more = ["--target", target, "--emit", "tile,laid,async,llvm,ptx", "-o", target];
+        let more = ["--target", target, "--emit", "tile,layout,async,llvm,ptx", "-o", target];
         let listed = compile(dir.path(), &more).ok();
         let out = dir.path().join(target);
         for (extension, telling) in [
             ("tile", "kernel @weighted_sum_fwd"),
-            ("laid.tile", "linear<"),
+            ("layout.tile", "linear<"),
             ("async.tile", "linear<"),
             ("ll", "define ptx_kernel"),
             ("ptx", ".visible .entry weighted_sum_fwd"),

@@ -42,7 +42,7 @@ fn schedules_are_the_shipped_ones_unless_the_command_line_says_otherwise() {
     let shipped = explain(&[]);
     assert!(shipped.contains("warp_specialize=true") && shipped.contains("│ 384 "), "{shipped}");
     assert!(shipped.contains("TMA, bulk async copy"), "{shipped}");
-    let other = explain(&["--warp-specialize", "false", "--bulk-copies", "false"]);
+    let other = explain(&["--warp-specialize", "false", "--tma", "false"]);
     assert!(other.contains("warp_specialize=false") && other.contains("│ 256 "), "{other}");
     assert!(!other.contains("TMA, bulk async copy"), "{other}");
 }

@@ -36,7 +36,8 @@ const RUN: &str =
     "run weighted_sum_fwd -i in.st -o out.st --grid rows/rows_tile --set rows_tile=8,d_tile=16 --shape y=rows";
 
 /// A valid `train`.
-const TRAIN: &str = "train --data text --out run --steps 1 --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300";
+const TRAIN: &str =
+    "train --data text --out run --steps 1 --layers 1 --d-model 16 --d-ff 16 --heads 1 --vocab-size 300";
 
 fn words(line: &str) -> Vec<&str> {
     line.split(' ').filter(|word| !word.is_empty()).collect()
@@ -94,21 +95,21 @@ fn absurd_numbers_are_refused_with_their_option() {
         ("--context 2147483647", &["context 2147483647", "2147483648"]),
         (&format!("--layers {MOST}"), &[MOST, "parameters", "at most 2.8e14"]),
         ("--layers 1000000", &["out of memory"]),
-        (&format!("--hidden {MOST}"), &[MOST, "parameters"]),
+        (&format!("--d-ff {MOST}"), &[MOST, "parameters"]),
         (&format!("--heads {MOST}"), &[MOST]),
         (&format!("--heads-kv {MOST}"), &[MOST]),
         ("--steps 0", &["--steps is 0"]),
         ("--lr inf", &["'inf'", "--lr"]),
     ];
     for (more, parts) in train {
-        refused(dir.path(), &format!("train --data text --vocab 300 --out run {more}"), parts);
+        refused(dir.path(), &format!("train --data text --vocab-size 300 --out run {more}"), parts);
     }
     assert!(!dir.path().join("run/checkpoint.safetensors").exists());
-    let model = "--layers 1 --width 16 --hidden 16 --heads 1";
+    let model = "--layers 1 --d-model 16 --d-ff 16 --heads 1";
     let others: &[(&str, &[&str])] = &[
         (&format!("memory {model} --context 2147483647 --work forward-backward"), &[]),
         (&format!("profile {model} --batch 4294967295"), &["out of memory", "--batch"]),
-        (&format!("profile {model} --vocab 4294967295"), &["out of memory"]),
+        (&format!("profile {model} --vocab-size 4294967295"), &["out of memory"]),
         (&format!("bench ddp {model} --batch 4294967294"), &["out of memory"]),
         (&format!("bench kernels --only softmax --rows {MOST} --d 16"), &[MOST, "more elements than"]),
         ("bench kernels --only softmax --rows 1099511627776 --d 16", &["out of memory"]),
@@ -172,7 +173,7 @@ fn estimates_of_memory_are_below_what_steps_take() {
         (Attention::Naive, Fusion::None, false),
     ] {
         let line = format!(
-            "memory --layers 2 --width 64 --hidden 128 --heads 2 --vocab 300 --batch 2 --context 64 --attention {attention} \
+            "memory --layers 2 --d-model 64 --d-ff 128 --heads 2 --vocab-size 300 --batch 2 --context 64 --attention {attention} \
              --fusion {fusion} --work forward,forward-backward,train-step --json m.json {}",
             if recompute { "--recompute" } else { "" }
         );
@@ -493,7 +494,7 @@ fn limits_on_memory_and_files_are_errors() {
     assert!(message.contains("limited.st") && !dir.path().join("limited.st").exists(), "{message}");
     let mut tight = command(
         dir.path(),
-        "profile --layers 1 --width 64 --hidden 64 --heads 1 --vocab 8000000 --batch 1 --context 8",
+        "profile --layers 1 --d-model 64 --d-ff 64 --heads 1 --vocab-size 8000000 --batch 1 --context 8",
     );
     limit(&mut tight, libc::RLIMIT_AS, 4 << 30);
     let message = finish(tight).fails(1);
@@ -510,7 +511,7 @@ fn gib(text: &str) -> Vec<f64> {
 #[test]
 fn a_step_that_does_not_fit_says_what_its_parts_take() {
     let dir = folder();
-    let train = "train --data text --vocab 300 --out run --layers 1000000";
+    let train = "train --data text --vocab-size 300 --out run --layers 1000000";
     for (options, less) in [
         ("--precision bf16 --recompute --batch 4 --micro-batch 1", "help: use a smaller --context or a smaller model"),
         (
@@ -539,7 +540,7 @@ fn a_step_that_does_not_fit_says_what_its_parts_take() {
 #[test]
 fn forward_alone_has_no_gradients() {
     let dir = folder();
-    let line = "memory --layers 1 --width 64 --hidden 64 --heads 1 --vocab 40000 --batch 1 --context 8 --work forward,forward-backward";
+    let line = "memory --layers 1 --d-model 64 --d-ff 64 --heads 1 --vocab-size 40000 --batch 1 --context 8 --work forward,forward-backward";
     let table = finish(command(dir.path(), line)).ok();
     let row = table.lines().find(|line| line.starts_with("│       8 │")).unwrap_or_else(|| panic!("{table}"));
     let cells: Vec<f64> = row.split('│').filter_map(|cell| cell.trim().parse().ok()).collect();
@@ -548,7 +549,7 @@ fn forward_alone_has_no_gradients() {
 }
 
 /// A model whose step needs far more memory than the estimate: about ten score matrices, of 64 MiB each at 1024 tokens.
-const SCORES: &str = "--layers 1 --width 16 --hidden 16 --heads 4 --batch 4 --attention naive --fusion none";
+const SCORES: &str = "--layers 1 --d-model 16 --d-ff 16 --heads 4 --batch 4 --attention naive --fusion none";
 
 #[test]
 fn steps_that_do_not_fit_say_so_and_sweeps_go_on() {
@@ -558,7 +559,7 @@ fn steps_that_do_not_fit_say_so_and_sweeps_go_on() {
         limit(&mut command, libc::RLIMIT_AS, 900 << 20);
         finish(command)
     };
-    let ran = limited(&format!("memory {SCORES} --vocab 300 --context 64,1024,32 --work train-step"));
+    let ran = limited(&format!("memory {SCORES} --vocab-size 300 --context 64,1024,32 --work train-step"));
     let table = ran.ok();
     let row =
         |context: &str| table.lines().find(|line| line.starts_with(&format!("│ {context:>7} │"))).unwrap_or_default();
@@ -569,11 +570,13 @@ fn steps_that_do_not_fit_say_so_and_sweeps_go_on() {
         "{table}"
     );
     assert!(row("64").contains('.') && !row("64").contains("OOM") && !row("32").contains("OOM"), "{table}");
-    let norm = limited("bench norm --rows 8000 --widths 64,1536,32 --runs 1").ok();
+    let norm = limited("bench norm --rows 8000 --d 64,1536,32 --runs 1").ok();
     assert!(norm.contains("OOM") && norm.contains("more are needed at once"), "{norm}");
     for line in [
-        format!("profile {SCORES} --vocab 300 --context 1024 --warmup 0 --steps 1"),
-        format!("train {SCORES} --data text --vocab 300 --out run --context 1024 --steps 1 --evaluate-windows 1"),
+        format!("profile {SCORES} --vocab-size 300 --context 1024 --warmup 0 --steps 1"),
+        format!(
+            "train {SCORES} --data text --vocab-size 300 --out run --context 1024 --steps 1 --evaluate-sequences 1"
+        ),
     ] {
         std::fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(6000)).unwrap();
         let message = limited(&line).fails(1);

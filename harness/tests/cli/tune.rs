@@ -30,11 +30,21 @@ fn a_kernel_is_tuned_once_and_its_table_grows() {
     // The second time, the configuration is known. Further entries are added to the table.
     let out = tilewright(dir.path(), &arguments).ok();
     assert!(out.contains("known before"), "{out}");
-    let columns = [&arguments[..], &["--columns", "b"]].concat();
+    let columns = [&arguments[..], &["--column-major", "b"]].concat();
     let out = tilewright(dir.path(), &columns).ok();
     assert!(out.contains("matmul f32 40×50×60, b column-major") && out.contains("candidates in"), "{out}");
-    let other =
-        ["tune", "flash_attention_bwd_dq", "--length", "64", "--dim", "16", "--budget", "30", "--export", "t.json"];
+    let other = [
+        "tune",
+        "flash_attention_bwd_dq",
+        "--seq-len",
+        "64",
+        "--head-dim",
+        "16",
+        "--budget",
+        "30",
+        "--export",
+        "t.json",
+    ];
     let out = tilewright(dir.path(), &other).ok();
     assert!(out.contains("flash_attention_bwd_dq f32 1×2×64×16 causal"), "{out}");
     let written = table(&dir, "t.json");
@@ -85,9 +95,9 @@ fn untunable_arguments_are_errors() {
     refused(&["matmull"], 2, "did you mean `matmul`?");
     refused(&["matmul", "--budget", "soon"], 2, "a number of seconds");
     refused(&["matmul", "--size", "4x5"], 2, "256x256x64");
-    refused(&["matmul", "--columns", "c"], 2, "expected none, a, b or ab");
+    refused(&["matmul", "--column-major", "c"], 2, "expected none, a, b or ab");
     refused(&["matmul", "--precision", "fp32"], 2, "possible values");
-    refused(&["attention", "--dim", "300"], 2, "1 to 256");
+    refused(&["attention", "--head-dim", "300"], 2, "1 to 256");
     std::fs::write(dir.path().join("foreign.json"), r#"{"format": "tilewright tuning table", "version": 1, "device": "another", "compute_capability": "9.0", "entries": []}"#).unwrap();
     refused(&["matmul", "--export", "foreign.json"], 1, "a table of another");
     std::fs::write(dir.path().join("bad.json"), "[]").unwrap();

@@ -35,12 +35,12 @@ fn accounts_reproduce_the_assignments_figures() {
 #[test]
 fn accounts_take_any_configuration() {
     let (_, text) =
-        tilewright(&["account", "memory", "--width", "1000", "--hidden", "4000", "--blocks", "10", "--device-gb", "1"]);
+        tilewright(&["account", "memory", "--d-model", "1000", "--d-ff", "4000", "--blocks", "10", "--device-gb", "1"]);
     // 16 · 10 · 2 · 4·10⁶ bytes.
     has(&text, &["1.28", "2 devices of 1 GB"]);
     let (_, text) = tilewright(&["account", "fsdp", "--tokens", "20000"]);
     has(&text, &["No N is enough for 95 GB"]);
-    let (code, text) = tilewright(&["account", "memory", "--width", "-3"]);
+    let (code, text) = tilewright(&["account", "memory", "--d-model", "-3"]);
     assert_eq!(code, 2, "{text}");
 }
 
@@ -87,9 +87,9 @@ fn collectives_are_timed_and_fitted() {
     }
     let (code, text) = tilewright(&["account", "ddp", "--records", json]);
     assert_eq!(code, 2);
-    has(&text, &["choose with --back-end and --ranks"]);
+    has(&text, &["choose with --backend and --ranks"]);
     let (code, text) =
-        tilewright(&["account", "ddp", "--records", json, "--back-end", "tcp", "--ranks", "2", "--size", "small"]);
+        tilewright(&["account", "ddp", "--records", json, "--backend", "tcp", "--ranks", "2", "--size", "small"]);
     // Three sizes on a busy machine: the times may not grow, which the command reports.
     match code {
         0 => has(&text, &["fitted to 3 sizes, 2 ranks, tcp", "T(n) = s / (n w) + n o"]),
@@ -108,7 +108,7 @@ fn collectives_are_timed_between_processes() {
     has(&text, &["[rank 0]", "tcp"]);
 }
 
-const SMALL: [&str; 8] = ["--layers", "2", "--width", "32", "--hidden", "64", "--heads", "2"];
+const SMALL: [&str; 8] = ["--layers", "2", "--d-model", "32", "--d-ff", "64", "--heads", "2"];
 
 /// Rows of the first table in a command's JSON output.
 fn rows(command: &[&str]) -> (Vec<Value>, String, tempfile::TempDir) {
@@ -128,15 +128,16 @@ fn steps_are_timed_by_form() {
     assert_eq!(forms, ["none", "naive", "flat", "overlap", "bucketed", "bucketed"], "{text}");
     for row in &rows[1..] {
         let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} of {row}"));
-        assert!(number("step_ms") > number("left_over_ms") && number("communication_ms") > 0.0, "{row}");
-        assert!((0.0..=100.0).contains(&number("hidden_percent")), "{row}");
+        assert!(number("step_ms") > number("exposed_ms") && number("communication_ms") > 0.0, "{row}");
+        assert!((0.0..=100.0).contains(&number("overlapped_percent")), "{row}");
     }
     let calls: Vec<u64> = rows[1..].iter().map(|row| row["calls"].as_u64().unwrap()).collect();
     assert!(calls[0] == calls[2] && calls[0] > calls[3] && calls[3] > 1, "{calls:?}");
     assert_eq!((calls[1], calls[4]), (1, 1));
     // No communication during backward.
     assert!(
-        rows[1]["hidden_percent"].as_f64().unwrap() < 10.0 && rows[2]["hidden_percent"].as_f64().unwrap() < 10.0,
+        rows[1]["overlapped_percent"].as_f64().unwrap() < 10.0
+            && rows[2]["overlapped_percent"].as_f64().unwrap() < 10.0,
         "{text}"
     );
     // The measured waits are compared with a prediction.

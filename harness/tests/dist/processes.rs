@@ -198,9 +198,9 @@ fn train(folder: &std::path::Path, ranks: Option<usize>, out: &str, more: &[&str
     if let Some(ranks) = ranks {
         command.args(["launch", "--nproc", &ranks.to_string(), "--", program]);
     }
-    let model = ["--layers", "2", "--width", "32", "--hidden", "64", "--heads", "2", "--vocab", "300"];
+    let model = ["--layers", "2", "--d-model", "32", "--d-ff", "64", "--heads", "2", "--vocab-size", "300"];
     let steps =
-        ["--context", "16", "--batch", "12", "--evaluate-windows", "6", "--evaluate-every", "0", "--save-every", "2"];
+        ["--context", "16", "--batch", "12", "--evaluate-sequences", "6", "--evaluate-every", "0", "--save-every", "2"];
     command.args(["train", "--out", out]).args(model).args(steps).args(more).current_dir(folder);
     command.env("TILEWRIGHT_DEVICE", "cpu").env("TILEWRIGHT_CACHE", folder.join("cache"));
     command.env("TILEWRIGHT_COMM_TIMEOUT", "120");

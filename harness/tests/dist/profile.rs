@@ -10,15 +10,15 @@ use crate::commands::{has, tilewright};
 const MODEL: [&str; 14] = [
     "--layers",
     "4",
-    "--width",
+    "--d-model",
     "128",
-    "--hidden",
+    "--d-ff",
     "256",
     "--heads",
     "2",
     "--context",
     "128",
-    "--vocab",
+    "--vocab-size",
     "500",
     "--warmup",
     "1",
@@ -87,9 +87,9 @@ fn check_trace(found: &Found, ranks: usize) {
         }
         // The table agrees with the trace.
         let shown = sent.iter().map(|(start, end)| end - start).sum::<f64>() / 1e3 / STEPS as f64;
-        let (said, hidden) = (number(row, "communication_ms"), number(row, "hidden_ms"));
+        let (said, overlapped) = (number(row, "communication_ms"), number(row, "overlapped_ms"));
         assert!((shown - said).abs() <= 0.01 * said + 0.01, "rank {rank}: {shown} ms, {said} ms: {}", found.text);
-        assert!(hidden >= 0.0 && (hidden + number(row, "left_over_ms") - said).abs() <= 1e-6, "{row}");
+        assert!(overlapped >= 0.0 && (overlapped + number(row, "exposed_ms") - said).abs() <= 1e-6, "{row}");
         assert!(
             said <= number(row, "step_ms") + 1e-6 && number(row, "computing_ms") <= number(row, "step_ms"),
             "{row}"
@@ -102,8 +102,8 @@ fn check_trace(found: &Found, ranks: usize) {
     }
 }
 
-fn hidden(found: &Found) -> Vec<f64> {
-    found.rows.iter().map(|row| number(row, "hidden_percent")).collect()
+fn overlapped(found: &Found) -> Vec<f64> {
+    found.rows.iter().map(|row| number(row, "overlapped_percent")).collect()
 }
 
 #[test]
@@ -111,16 +111,16 @@ fn communication_after_backward_is_exposed() {
     for form in ["naive", "flat"] {
         let found = profile(&[], &["--ddp", form, "--ranks", "2", "--work", "forward-backward"]);
         check_trace(&found, 2);
-        assert_eq!(hidden(&found), [0.0, 0.0], "{form}: {}", found.text);
+        assert_eq!(overlapped(&found), [0.0, 0.0], "{form}: {}", found.text);
         has(&found.text, &[&format!("per step: 2 ranks over threads, gradients {form}, optimizer state replicated")]);
     }
 }
 
 #[test]
 fn communication_during_backward_is_overlapped() {
-    let found = profile(&[], &["--ddp", "bucketed", "--bucket-mb", "0.2", "--back-end", "tcp"]);
+    let found = profile(&[], &["--ddp", "bucketed", "--bucket-mb", "0.2", "--backend", "tcp"]);
     check_trace(&found, 2);
-    assert!(hidden(&found).iter().sum::<f64>() > 5.0, "{}", found.text);
+    assert!(overlapped(&found).iter().sum::<f64>() > 5.0, "{}", found.text);
     has(&found.text, &["per step: 2 ranks over tcp, gradients bucketed"]);
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 /// Runs `tilewright train` on two ranks with different options; returns the success and the output.
 fn train(folder: &Path, [zero, one]: [&str; 2]) -> (bool, String) {
     let program = env!("CARGO_BIN_EXE_tilewright");
-    let common = "--width 16 --hidden 32 --heads 2 --vocab 300 --context 8 --batch 4 --evaluate-windows 2";
+    let common = "--d-model 16 --d-ff 32 --heads 2 --vocab-size 300 --context 8 --batch 4 --evaluate-sequences 2";
     let own = format!("test $RANK = 0 && set -- {zero} || set -- {one}; exec {program} train {common} \"$@\"");
     let mut command = Command::new(program);
     command.args(["launch", "--nproc", "2", "--", "sh", "-c", &own]).current_dir(folder);

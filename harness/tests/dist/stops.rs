@@ -54,8 +54,8 @@ fn tilewright(folder: &Path, words: &[&str]) -> Command {
     command
 }
 
-const TRAIN: &str = "train --data text --layers 1 --width 16 --hidden 16 --heads 1 --vocab 300 --context 16 --evaluate-every 0 \
-    --evaluate-windows 6 --save-every 0 --lr 0.003 --min-lr 0.003 --warmup 0";
+const TRAIN: &str = "train --data text --layers 1 --d-model 16 --d-ff 16 --heads 1 --vocab-size 300 --context 16 --evaluate-every 0 \
+    --evaluate-sequences 6 --save-every 0 --lr 0.003 --min-lr 0.003 --warmup 0";
 
 /// The arguments of a training on one rank, or on several under `launch` with these options.
 fn words(launch: Option<&str>, train: &str) -> Vec<String> {

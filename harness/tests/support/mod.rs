@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// A model whose step takes a few milliseconds.
-pub const SMALL: &str = "--layers 1 --width 32 --hidden 64 --heads 2 --context 16 --vocab 300 --batch 4";
+pub const SMALL: &str = "--layers 1 --d-model 32 --d-ff 64 --heads 2 --context 16 --vocab-size 300 --batch 4";
 
 /// A temporary folder with a training text (`text.txt`) and a separate cache.
 pub struct Place {

@@ -51,8 +51,8 @@ impl Place {
         let resume = if self.run().join("checkpoint.safetensors").exists() { "--resume" } else { "" };
         let shard = form.shard.map(|mode| format!("--shard {mode}")).unwrap_or_default();
         let train = format!(
-            "train --data {} --out run --layers 1 --width 32 --hidden 64 --heads 2 --context 32 --vocab 300 --batch 12 --lr 0.003 \
-             --steps {STEPS} --save-every {SAVE_EVERY} --evaluate-every 8 --evaluate-windows 6 {shard} {resume} {more}",
+            "train --data {} --out run --layers 1 --d-model 32 --d-ff 64 --heads 2 --context 32 --vocab-size 300 --batch 12 --lr 0.003 \
+             --steps {STEPS} --save-every {SAVE_EVERY} --evaluate-every 8 --evaluate-sequences 6 {shard} {resume} {more}",
             self.cache.join("text").display()
         );
         let own = std::env::current_exe()?;

@@ -29,11 +29,11 @@ pub struct Arguments {
     #[arg(long)]
     heads: Option<usize>,
     /// Sequence length of queries and keys. Default: 16384, or 1024 on the CPU
-    #[arg(long)]
-    pub(super) length: Option<usize>,
+    #[arg(long, alias = "length")]
+    pub(super) seq_len: Option<usize>,
     /// Head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
-    #[arg(long, value_delimiter = ',')]
-    pub(super) dim: Vec<usize>,
+    #[arg(long, alias = "dim", value_delimiter = ',')]
+    pub(super) head_dim: Vec<usize>,
     /// Causal mask; `true,false` measures with and without
     #[arg(long, value_delimiter = ',', default_value = "true,false", action = clap::ArgAction::Set)]
     pub(super) causal: Vec<bool>,
@@ -42,14 +42,14 @@ pub struct Arguments {
     pub(super) dtype: Vec<String>,
     /// Tiles of the forward kernel: q_tile,k_tile,warps,stages. May be repeated: each is measured, and the fastest is
     /// used afterwards
-    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
-    forward: Vec<Tiles>,
+    #[arg(long, alias = "forward", value_name = "TILES", value_parser = tiles::parse)]
+    fwd_tiles: Vec<Tiles>,
     /// Tiles of the dK/dV kernel, in the same form
-    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
-    keys: Vec<Tiles>,
+    #[arg(long, alias = "keys", value_name = "TILES", value_parser = tiles::parse)]
+    dkdv_tiles: Vec<Tiles>,
     /// Tiles of the dQ kernel, in the same form
-    #[arg(long, value_name = "TILES", value_parser = tiles::parse)]
-    queries: Vec<Tiles>,
+    #[arg(long, alias = "queries", value_name = "TILES", value_parser = tiles::parse)]
+    dq_tiles: Vec<Tiles>,
     /// Sweep over many tiles for each kernel without tiles on the command line
     #[arg(long)]
     sweep: bool,
@@ -58,12 +58,12 @@ pub struct Arguments {
     forward_only: bool,
     /// One-pass backward: the dK/dV kernel accumulates dQ with atomics, so that dQ is not deterministic in its last
     /// bits
-    #[arg(long, conflicts_with_all = ["forward_only", "queries"])]
+    #[arg(long, conflicts_with_all = ["forward_only", "dq_tiles"])]
     one_pass: bool,
     /// Maximum number of splits of each loop over KV blocks (split-KV) or query blocks (split-Q). Default: enough to
     /// fill the GPU when the grid has fewer programs than SMs
-    #[arg(long, value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
-    parts: Option<u32>,
+    #[arg(long, alias = "parts", value_name = "COUNT", conflicts_with = "kinds", value_parser = clap::value_parser!(u32).range(1..))]
+    splits: Option<u32>,
     #[command(flatten)]
     pub(super) kinds: attention_kinds::Kinds,
 }
@@ -80,20 +80,20 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         (given, _) => given.to_vec(),
     };
     let heads = or(arguments.heads.as_slice(), &[16], &[4])[0];
-    let length = or(arguments.length.as_slice(), &[16384], &[1024])[0];
+    let seq_len = or(arguments.seq_len.as_slice(), &[16384], &[1024])[0];
     let default_dtype = [if device.is_cuda() { "bf16" } else { "f32" }.to_string()];
     let dtypes = if arguments.dtype.is_empty() { &default_dtype[..] } else { &arguments.dtype };
-    for d in or(&arguments.dim, &[64, 128], &[64]) {
-        if [batch, heads, length].contains(&0) || !(1..=256).contains(&d) {
+    for d in or(&arguments.head_dim, &[64, 128], &[64]) {
+        if [batch, heads, seq_len].contains(&0) || !(1..=256).contains(&d) {
             return Err(CliError::usage(
                 "invalid shape of attention",
-                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
+                "--batch, --heads and --seq-len must be at least 1, head dimensions from 1 to 256",
             ));
         }
         for &causal in &arguments.causal {
             let scale = f64::from(1.0 / (d as f32).sqrt());
             let problem =
-                Problem { batch, heads_q: heads, heads_kv: heads, n_q: length, n_k: length, d, causal, scale };
+                Problem { batch, heads_q: heads, heads_kv: heads, n_q: seq_len, n_k: seq_len, d, causal, scale };
             for dtype in dtypes {
                 match dtype.as_str() {
                     "f32" => Bench::<f32>::new(arguments, &device, problem)?.run(&mut recorder)?,
@@ -127,9 +127,9 @@ struct TileChoice {
 impl<'a, T: Number> Bench<'a, T> {
     fn new(arguments: &'a Arguments, device: &'a Device, problem: Problem) -> Result<Bench<'a, T>> {
         let (small, full) = (Attention::new(device, small(&problem))?, Attention::new(device, problem)?);
-        let (small, full) = match arguments.parts {
+        let (small, full) = match arguments.splits {
             None => (small.split_like(&problem), full),
-            Some(parts) => (small.with_splits(parts as usize)?, full.with_splits(parts as usize)?),
+            Some(splits) => (small.with_splits(splits as usize)?, full.with_splits(splits as usize)?),
         };
         let expected = small.expected()?;
         Ok(Bench { arguments, device, problem, full, small, expected })
@@ -137,9 +137,9 @@ impl<'a, T: Number> Bench<'a, T> {
 
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
         let [forwards, keys, queries] = [
-            self.candidates(Pass::Forward, &self.arguments.forward),
-            self.candidates(Pass::Dkdv, &self.arguments.keys),
-            self.candidates(Pass::Dq, &self.arguments.queries),
+            self.candidates(Pass::Forward, &self.arguments.fwd_tiles),
+            self.candidates(Pass::Dkdv, &self.arguments.dkdv_tiles),
+            self.candidates(Pass::Dq, &self.arguments.dq_tiles),
         ];
         let mut best = TileChoice { forward: forwards[0], keys: keys[0], queries: queries[0] };
         let mut forward_ms = f64::INFINITY;
@@ -218,15 +218,17 @@ impl<'a, T: Number> Bench<'a, T> {
         let flop = factor * 4.0 * square * if p.causal { 0.5 } else { 1.0 };
         let case = if p.causal { "causal" } else { "full" };
         let row = Row::new(kernel, &[p.batch, p.heads_q, p.n_q, p.d], T::dtype().name())
-            .case(&match self.arguments.parts {
+            .case(&match self.arguments.splits {
                 None => case.to_string(),
-                Some(parts) => format!("{case} parts={parts}"),
+                Some(splits) => format!("{case} splits={splits}"),
             })
             .tiles(tiles)
             .measured(measured, Work::Flop(flop));
         // A candidate that does not compile or launch is a failure only if it is the only one and given by the user.
         let alone = !self.arguments.sweep
-            && [&self.arguments.forward, &self.arguments.keys, &self.arguments.queries].iter().all(|l| l.len() < 2);
+            && [&self.arguments.fwd_tiles, &self.arguments.dkdv_tiles, &self.arguments.dq_tiles]
+                .iter()
+                .all(|l| l.len() < 2);
         match alone {
             true => recorder.push(row),
             false => recorder.push_choice(row, measured),

@@ -21,8 +21,8 @@ pub struct Kinds {
     #[arg(long, value_delimiter = ',')]
     pub kinds: Vec<Attention>,
     /// With --kinds: sequence lengths of queries and keys. Default: 256 to 16384, or 256 to 1024 on the CPU
-    #[arg(long, value_name = "LENGTHS", value_delimiter = ',')]
-    lengths: Vec<usize>,
+    #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',')]
+    seq_lens: Vec<usize>,
     /// With --kinds: number of measured runs. Default: 100, or 5 on the CPU
     #[arg(long, value_name = "N")]
     runs: Option<usize>,
@@ -33,7 +33,7 @@ pub struct Kinds {
 pub struct Case {
     pub kind: Attention,
     pub batch: usize,
-    pub length: usize,
+    pub seq_len: usize,
     pub d: usize,
     pub causal: bool,
     pub dtype: DType,
@@ -50,12 +50,12 @@ pub struct AttentionTimes {
 impl Case {
     /// Bytes of one score matrix, in f32.
     pub fn score_bytes(&self) -> f64 {
-        4.0 * self.batch as f64 * (self.length as f64).powi(2)
+        4.0 * self.batch as f64 * (self.seq_len as f64).powi(2)
     }
 
     /// Bytes of queries, keys, values and output.
     fn input_bytes(&self) -> f64 {
-        4.0 * self.batch as f64 * self.length as f64 * self.d as f64 * self.dtype.size_in_bytes() as f64
+        4.0 * self.batch as f64 * self.seq_len as f64 * self.d as f64 * self.dtype.size_in_bytes() as f64
     }
 
     fn run(&self, [q, k, v]: &[Var; 3]) -> candle_core::Result<Tensor> {
@@ -69,7 +69,7 @@ impl Case {
 
     fn inputs(&self, device: &Device) -> candle_core::Result<[Var; 3]> {
         let one = || {
-            let shape = (self.batch, 1, self.length, self.d);
+            let shape = (self.batch, 1, self.seq_len, self.d);
             Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, shape, device)?.to_dtype(self.dtype)?)
         };
         Ok([one()?, one()?, one()?])
@@ -137,11 +137,11 @@ pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize
 /// Explains why a case does not fit: the sizes of its score matrices.
 fn memory_breakdown(case: &Case, why: &str) -> String {
     let gib = |bytes: f64| bytes / (1u64 << 30) as f64;
-    let Case { kind, batch, length, d, .. } = case;
+    let Case { kind, batch, seq_len, d, .. } = case;
     let scores = gib(case.score_bytes());
     let inputs = gib(case.input_bytes());
     format!(
-        "First out of memory: {kind}, d {d}, length {length} ({why}). One score matrix takes {batch} · {length}² · 4 B \
+        "First out of memory: {kind}, d {d}, seq_len {seq_len} ({why}). One score matrix takes {batch} · {seq_len}² · 4 B \
          = {scores:.2} GiB, and naive attention saves six of them between forward and backward (scores, scaled, \
          masked, minus maximum, exponentials, weights): {:.2} GiB, in addition to {inputs:.2} GiB of inputs and output.",
         6.0 * scores
@@ -158,14 +158,14 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
         ([], false) => gpu.to_vec(),
         (given, _) => given.to_vec(),
     };
-    let dims = or(&all.dim, &[16, 32, 64, 128], &[16, 32, 64, 128]);
-    let given: Vec<usize> = arguments.lengths.iter().copied().chain(all.length).collect();
-    let lengths = or(&given, &[256, 1024, 4096, 8192, 16384], &[256, 1024]);
+    let dims = or(&all.head_dim, &[16, 32, 64, 128], &[16, 32, 64, 128]);
+    let given: Vec<usize> = arguments.seq_lens.iter().copied().chain(all.seq_len).collect();
+    let seq_lens = or(&given, &[256, 1024, 4096, 8192, 16384], &[256, 1024]);
     let batch = all.batch.unwrap_or(8);
-    if batch == 0 || lengths.contains(&0) || dims.iter().any(|d| !(1..=256).contains(d)) {
+    if batch == 0 || seq_lens.contains(&0) || dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
             "invalid shape of attention",
-            "batch and lengths must be at least 1, head dimensions from 1 to 256",
+            "batch and sequence lengths must be at least 1, head dimensions from 1 to 256",
         ));
     }
     let dtype = match all.dtype.first().map(String::as_str) {
@@ -177,7 +177,7 @@ pub fn run(all: &attention::Arguments, out: &mut dyn Write) -> Result<()> {
     let mut cases = Vec::new();
     for &kind in &arguments.kinds {
         for &d in &dims {
-            cases.extend(lengths.iter().map(|&length| Case { kind, batch, length, d, causal, dtype }));
+            cases.extend(seq_lens.iter().map(|&seq_len| Case { kind, batch, seq_len, d, causal, dtype }));
         }
     }
     let (warmup, default_runs) = if device.is_cpu() { (1, 5) } else { (5, 100) };
@@ -203,7 +203,7 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
     for (case, found) in &rows.cases {
         let mask = if case.causal { "causal" } else { "none" };
         let mut cells: Vec<Cell> = vec![case.kind.to_string().into(), case.batch.into(), case.d.into()];
-        cells.extend([case.length.into(), case.dtype.as_str().into(), mask.into()]);
+        cells.extend([case.seq_len.into(), case.dtype.as_str().into(), mask.into()]);
         cells.extend(match found {
             None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory, Cell::Empty],
             Some(found) => {
@@ -218,7 +218,7 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
     table.notes.push(format!(
         "On {device}, single head. Mean ± standard deviation of {runs} runs, with a synchronization after each. Held \
          for backward is what forward leaves in memory, including inputs and output; the last column is the same in \
-         score matrices (batch · length², f32)."
+         score matrices (batch · seq_len², f32)."
     ));
     let mut report = Report::new("attention", "Attention under autograd").table(table);
     for (name, title, pick) in [
@@ -244,7 +244,7 @@ fn series(rows: &CaseResults, pick: fn(&AttentionTimes) -> Cell) -> Vec<Series> 
         let of_line = rows.cases.iter().filter(|(case, _)| (case.kind, case.d) == (kind, d));
         let points = of_line.filter_map(|(case, found)| {
             let cell = pick(found.as_ref()?);
-            Some(Point { x: case.length as f64, y: cell.value()?, error: cell.deviation() })
+            Some(Point { x: case.seq_len as f64, y: cell.value()?, error: cell.deviation() })
         });
         Series::new(&format!("{kind}, d {d}"), points)
     };

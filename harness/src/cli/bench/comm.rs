@@ -31,8 +31,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2, 4])]
     ranks: Vec<u16>,
     /// Communication backends, if ranks are threads of this process
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads, CommBackend::Tcp])]
-    back_end: Vec<CommBackend>,
+    #[arg(long, alias = "back-end", value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads, CommBackend::Tcp])]
+    backend: Vec<CommBackend>,
     /// Device of the buffers: cpu, cuda or cuda:N. Default: a GPU if there is one
     #[arg(long, value_parser = device)]
     device: Option<DeviceArg>,
@@ -60,7 +60,7 @@ enum Collective {
 
 /// Times of one collective at one size in one world, over all ranks.
 struct Sample {
-    back_end: &'static str,
+    backend: &'static str,
     ranks: usize,
     collective: Collective,
     bytes: usize,
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let device = model_device(arguments.device)?;
     let measure = |comm: Communicator| measure(arguments, &device, &comm).map_err(comm_failure);
-    let worlds = for_each_world(&device, &arguments.back_end, &arguments.ranks, measure)?;
+    let worlds = for_each_world(&device, &arguments.backend, &arguments.ranks, measure)?;
     if worlds.is_empty() {
         return Ok(());
     }
@@ -102,8 +102,8 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
             data.calls(comm, collective, copies, own)?;
             comm.all_gather(&mut all)?;
             let bytes = count * size_of::<f32>();
-            let back_end = if copies && collective != Collective::Broadcast { "copies" } else { comm.backend() };
-            samples.push(Sample { back_end, ranks: world, collective, bytes, seconds: all });
+            let backend = if copies && collective != Collective::Broadcast { "copies" } else { comm.backend() };
+            samples.push(Sample { backend, ranks: world, collective, bytes, seconds: all });
         }
     }
     Ok(samples)
@@ -216,7 +216,7 @@ fn bus_factor(collective: Collective, ranks: usize) -> f64 {
 
 fn report(samples: &[Sample]) -> Report {
     let columns = [
-        Column::text("back end"),
+        Column::text("backend"),
         Column::integer("ranks"),
         Column::text("collective"),
         Column::number("size").unit("MB"),
@@ -235,7 +235,7 @@ fn report(samples: &[Sample]) -> Report {
         let (mb, algorithm) = (sample.bytes as f64 / 1e6, sample.bytes as f64 / median / 1e9);
         let bus = algorithm * bus_factor(sample.collective, sample.ranks);
         table.push([
-            Cell::from(sample.back_end),
+            Cell::from(sample.backend),
             sample.ranks.into(),
             name(sample.collective).into(),
             mb.into(),
@@ -244,7 +244,7 @@ fn report(samples: &[Sample]) -> Report {
             algorithm.into(),
             bus.into(),
         ]);
-        let line = format!("{} {}, {} ranks", sample.back_end, name(sample.collective), sample.ranks);
+        let line = format!("{} {}, {} ranks", sample.backend, name(sample.collective), sample.ranks);
         lines.entry(line).or_default().push(Point { x: mb, y: bus, error: None });
     }
     let series = lines.into_iter().map(|(name, points)| Series::new(&name, points)).collect();

@@ -29,8 +29,8 @@ pub struct Arguments {
     #[command(flatten)]
     common: Common,
     /// Head dimensions, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "64,128", value_parser = clap::value_parser!(u16).range(1..=256))]
-    dim: Vec<u16>,
+    #[arg(long, alias = "dim", value_delimiter = ',', default_value = "64,128", value_parser = clap::value_parser!(u16).range(1..=256))]
+    head_dim: Vec<u16>,
     /// Target: sm_80, sm_86, sm_89 or sm_90a. Default: this machine's GPU, else sm_90a
     #[arg(long)]
     target: Option<GpuArch>,
@@ -58,7 +58,7 @@ const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm opti
 type Phases = [Duration; PHASES.len()];
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let d = arguments.dim.first().map_or(64, |&d| usize::from(d));
+    let d = arguments.head_dim.first().map_or(64, |&d| usize::from(d));
     if let Some(since) = arguments.first_launch_of {
         let parts = startup::first_launch(arguments.common.device, d, since)?;
         return Ok(writeln!(out, "{}", serde_json::json!(parts))?);
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (device, mut recorder) = arguments.common.open("compile")?;
     let arch = arguments.target.or(device.gpu_arch()).unwrap_or(GpuArch::Sm90a);
     let mut first_of_process = true;
-    for &d in &arguments.dim {
+    for &d in &arguments.head_dim {
         let d = usize::from(d);
         let tiles = default_tiles(Pass::Forward, d, DType::BF16.bytes(), &Target::Nvptx(arch));
         let variant = Variant::new(arch, d);

@@ -34,8 +34,8 @@ pub struct Arguments {
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::value_parsers::bucket_mb)]
     buckets: Vec<f64>,
     /// Communication dtypes of gradients: f32 (no rounding), bf16 or f16
-    #[arg(long, value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = comm_dtype)]
-    wires: Vec<CommDtype>,
+    #[arg(long, alias = "wires", value_name = "TYPE,…", value_delimiter = ',', default_value = "f32", value_parser = comm_dtype)]
+    comm_dtypes: Vec<CommDtype>,
     /// Maximum number of CTAs (SMs) of NCCL during the backward pass (overlap and bucketed); 0 leaves it to NCCL
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [NCCL_CTAS])]
     ctas: Vec<u32>,
@@ -45,7 +45,7 @@ pub struct Arguments {
     copy_engines: Vec<Switch>,
     /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
     /// NCCL uses
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = reserve_sms)]
+    #[arg(long, alias = "leave-sms", value_name = "N,…", value_delimiter = ',', default_value = "auto", value_parser = reserve_sms)]
     reserve_sms: Vec<ReserveSms>,
     #[command(flatten)]
     outputs: Outputs,
@@ -57,7 +57,7 @@ enum Switch {
     On,
 }
 
-/// A value of `--wires`; `None` is f32.
+/// A value of `--comm-dtypes`; `None` is f32.
 type CommDtype = Option<Dtype>;
 
 fn comm_dtype(word: &str) -> Result<CommDtype, String> {
@@ -79,7 +79,7 @@ pub struct Work {
     #[arg(long, value_parser = device)]
     pub device: Option<DeviceArg>,
     /// Global batch size: sequences per step, over all ranks
-    #[arg(long, value_name = "WINDOWS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SEQUENCES", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// Context length: tokens per sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
@@ -88,8 +88,8 @@ pub struct Work {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [2])]
     pub ranks: Vec<u16>,
     /// Communication backends, if ranks are threads of this process
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads])]
-    pub back_end: Vec<CommBackend>,
+    #[arg(long, alias = "back-end", value_enum, value_delimiter = ',', default_values_t = [CommBackend::Threads])]
+    pub backend: Vec<CommBackend>,
     /// Number of warm-up steps
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub warmup: u32,
@@ -304,7 +304,7 @@ struct DdpResult {
 }
 
 struct World {
-    back_end: &'static str,
+    backend: &'static str,
     ranks: usize,
     found: Vec<DdpResult>,
 }
@@ -313,7 +313,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let work = &arguments.work;
     let models = work.models()?;
-    let worlds = for_each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
+    let worlds = for_each_world(&model_device(work.device)?, &work.backend, &work.ranks, |comm| {
         measure(arguments, &models, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
@@ -345,7 +345,7 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             bucket_mb: bucketed.and_then(|ddp| ddp.bucket_bytes).map(|bytes| bytes as f64 / 1e6),
             comm_dtype: ddp.map(|ddp| ddp.comm_dtype.unwrap_or(Dtype::F32).name()),
             transport: eager.map(|ddp| match (peer_reads, ddp.copy_engines) {
-                (true, _) => "AdamW, in place",
+                (true, _) => "AdamW peer reads",
                 (false, true) => "copy engines",
                 (false, false) => "NCCL",
             }),
@@ -355,23 +355,23 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             steps,
         });
     }
-    Ok(World { back_end: comm.backend(), ranks: comm.world(), found })
+    Ok(World { backend: comm.backend(), ranks: comm.world(), found })
 }
 
 /// Returns all configurations to measure for a model.
 fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Training> {
-    let is_kept = |wire: &&CommDtype| **wire == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
-    let kept = arguments.wires.iter().find(is_kept).copied();
-    let exact = arguments.wires.iter().any(|wire| !is_kept(&wire)).then_some(None);
+    let is_kept = |dtype: &&CommDtype| **dtype == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
+    let kept = arguments.comm_dtypes.iter().find(is_kept).copied();
+    let exact = arguments.comm_dtypes.iter().any(|dtype| !is_kept(&dtype)).then_some(None);
     let mut trainings: Vec<Training> = exact.into_iter().chain(kept).map(Training::SingleRank).collect();
     for &form in &arguments.form {
         let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
-        let shared: Vec<(bool, u32, ReserveSms)> = match form {
-            Form::Naive | Form::Flat => vec![(false, 0, ReserveSms(None))],
+        let transports = match form {
+            Form::Naive | Form::Flat => vec![Transport { copy_engines: false, nccl_ctas: 0, reserve_sms: None }],
             _ => transports(arguments),
         };
-        for (&comm_dtype, &mb, &(copies, nccl_ctas, ReserveSms(reserve_sms))) in
-            cartesian_product(&arguments.wires, buckets, &shared)
+        for (&comm_dtype, &mb, &Transport { copy_engines, nccl_ctas, reserve_sms }) in
+            cartesian_product(&arguments.comm_dtypes, buckets, &transports)
         {
             let bucket_bytes = Some((mb * 1e6) as usize);
             let options = DdpOptions {
@@ -379,7 +379,7 @@ fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Tra
                 bucket_bytes,
                 comm_dtype,
                 nccl_ctas,
-                copy_engines: copies,
+                copy_engines,
                 reserve_sms,
                 ..DdpOptions::default()
             };
@@ -389,13 +389,26 @@ fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Tra
     trainings.into_iter()
 }
 
-/// Returns all combinations of (copy engines, CTAs of NCCL, reserved SMs). Copy engines have no CTAs to limit.
-fn transports(arguments: &Arguments) -> Vec<(bool, u32, ReserveSms)> {
+/// What carries gradients during the backward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Transport {
+    copy_engines: bool,
+    /// Maximum number of CTAs of NCCL.
+    nccl_ctas: u32,
+    /// SMs reserved for communication; `None` for as many as NCCL uses.
+    reserve_sms: Option<u32>,
+}
+
+/// Returns all transports to measure. Copy engines have no CTAs to limit.
+fn transports(arguments: &Arguments) -> Vec<Transport> {
     let mut transports = Vec::new();
     for &switch in &arguments.copy_engines {
-        let copies = switch == Switch::On;
-        let ctas = if copies { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
-        transports.extend(ctas.iter().flat_map(|&ctas| arguments.reserve_sms.iter().map(move |&n| (copies, ctas, n))));
+        let copy_engines = switch == Switch::On;
+        let ctas = if copy_engines { &[NCCL_CTAS] } else { arguments.ctas.as_slice() };
+        for &nccl_ctas in ctas {
+            let transport = |reserve: &ReserveSms| Transport { copy_engines, nccl_ctas, reserve_sms: reserve.0 };
+            transports.extend(arguments.reserve_sms.iter().map(transport));
+        }
     }
     transports
 }
@@ -411,23 +424,23 @@ fn mean(steps: &[Step], f: impl Fn(&Step) -> f64) -> f64 {
 
 fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report {
     let columns = [
-        Column::text("back end"),
+        Column::text("backend"),
         Column::integer("ranks"),
         Column::text("size"),
         Column::text("form"),
-        Column::text("gradients"),
+        Column::text("grad dtype"),
         Column::number("bucket").unit("MB"),
-        Column::text("wire"),
-        Column::text("carried by"),
+        Column::text("comm dtype"),
+        Column::text("transport"),
         Column::integer("CTAs"),
-        Column::integer("left to them").key("left_sms"),
+        Column::integer("reserved SMs"),
         Column::integer("calls"),
         Column::number("step").unit("ms"),
-        Column::number("of none").decimals(3),
+        Column::number("slowdown").decimals(3),
         Column::number("communication").unit("ms"),
-        Column::number("left over").unit("ms"),
-        Column::number("left over").unit("%").decimals(1).key("left_over_percent"),
-        Column::number("hidden").unit("%").decimals(1),
+        Column::number("exposed").unit("ms"),
+        Column::number("exposed").unit("%").decimals(1).key("exposed_percent"),
+        Column::number("overlapped").unit("%").decimals(1),
     ];
     let mut table = Table::new("ddp", "Training steps by gradient synchronization scheme", columns);
     let mut bars = Vec::new();
@@ -443,7 +456,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
             let overlapped = (1.0 - exposed / communication).clamp(0.0, 1.0);
             let times: Vec<f64> = found.steps.iter().map(|step| step.total * 1e3).collect();
             table.push([
-                Cell::from(world.back_end),
+                Cell::from(world.backend),
                 world.ranks.into(),
                 found.size.as_str().into(),
                 found.form.into(),
@@ -452,7 +465,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 found.comm_dtype.map_or(Cell::Empty, Cell::from),
                 found.transport.map_or(Cell::Empty, Cell::from),
                 found.ctas.map_or(Cell::Empty, |ctas| Cell::from(u64::from(ctas))),
-                found.reserved_sms.map_or(Cell::Empty, |left| Cell::from(u64::from(left))),
+                found.reserved_sms.map_or(Cell::Empty, |sms| Cell::from(u64::from(sms))),
                 found.calls.into(),
                 Cell::statistics(&times),
                 number(total / base),
@@ -462,23 +475,24 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 number(100.0 * overlapped),
             ]);
             let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
-            size += &found.comm_dtype.filter(|wire| *wire != "f32").map(|wire| format!(" {wire}")).unwrap_or_default();
+            size +=
+                &found.comm_dtype.filter(|dtype| *dtype != "f32").map(|dtype| format!(" {dtype}")).unwrap_or_default();
             size += found.transport.filter(|by| *by != "NCCL").map_or("", |_| " copy engines");
             size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
-            size += &found.reserved_sms.map(|left| format!(", {left} SMs reserved")).unwrap_or_default();
-            let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.back_end);
+            size += &found.reserved_sms.map(|sms| format!(", {sms} SMs reserved")).unwrap_or_default();
+            let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.backend);
             bars.push(Bar { name: format!("{}{size}", found.form), group, value: total * 1e3, error: None });
         }
     }
     let table = table
         .note(models_note(models, work) + " Every time is the mean over steps of the slowest rank's.")
         .note(
-            "Left over is exposed communication: the wait after backward; hidden is communication overlapped with \
-               computing. `none` sends nothing; of none is the step time relative to that one with gradients of the \
-               same dtype. Carried by is the transport during backward; where AdamW reads the peer's gradients in \
-               place, nothing is sent, and communication is the wait for the other rank. CTAs are the maximum number \
-               of SMs of NCCL during backward, 0 without limit; left to them is the number of SMs reserved for \
-               communication.",
+            "Exposed communication is the wait after backward; overlapped is the part that runs during backward. The \
+             form `none` communicates nothing; slowdown is the step time relative to it, with gradients of the same \
+             dtype. Transport carries gradients during backward; with AdamW peer reads, AdamW reads the peer's \
+             gradients in its memory, nothing is sent, and communication is the wait for the other rank. CTAs are the \
+             maximum number of SMs of NCCL during backward, 0 without limit; reserved SMs are those that matmuls leave \
+             to communication.",
         )
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);
@@ -499,16 +513,14 @@ mod tests {
 
     #[test]
     fn copy_engines_add_one_variant_to_those_of_nccl() {
-        let carried = |words: &[&str]| {
+        let found = |words: &[&str]| {
             let line = Line::try_parse_from([&["ddp"], words].concat()).map_err(|error| error.to_string()).unwrap();
             transports(&line.arguments)
-                .into_iter()
-                .map(|(copies, ctas, leave)| (copies, ctas, leave.0))
-                .collect::<Vec<_>>()
         };
-        assert_eq!(carried(&[]), [(false, NCCL_CTAS, None)]);
-        let both = [(false, 0, None), (false, 8, None), (true, NCCL_CTAS, None)];
-        assert_eq!(carried(&["--copy-engines", "off,on", "--ctas", "0,8"]), both);
-        assert_eq!(carried(&["--copy-engines", "on", "--leave-sms", "8"]), [(true, NCCL_CTAS, Some(8))]);
+        let transport = |copy_engines, nccl_ctas, reserve_sms| Transport { copy_engines, nccl_ctas, reserve_sms };
+        assert_eq!(found(&[]), [transport(false, NCCL_CTAS, None)]);
+        let both = [transport(false, 0, None), transport(false, 8, None), transport(true, NCCL_CTAS, None)];
+        assert_eq!(found(&["--copy-engines", "off,on", "--ctas", "0,8"]), both);
+        assert_eq!(found(&["--copy-engines", "on", "--reserve-sms", "8"]), [transport(true, NCCL_CTAS, Some(8))]);
     }
 }

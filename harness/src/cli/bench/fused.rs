@@ -21,11 +21,11 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "attention,model")]
     subjects: Vec<Subject>,
     /// Head dimensions of attention
-    #[arg(long, value_name = "DIMS", value_delimiter = ',', default_value = "16,32,64,128")]
-    dims: Vec<usize>,
+    #[arg(long, alias = "dims", value_name = "DIMS", value_delimiter = ',', default_value = "16,32,64,128")]
+    head_dims: Vec<usize>,
     /// Sequence lengths of attention. Default: 256 to 16384, or 256 to 1024 on the CPU
-    #[arg(long, value_name = "LENGTHS", value_delimiter = ',')]
-    lengths: Vec<usize>,
+    #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',')]
+    seq_lens: Vec<usize>,
     /// Model sizes. Default: all of the assignment's, or a small model on the CPU
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     sizes: Vec<String>,
@@ -85,23 +85,23 @@ fn gain(slow: &Cell, fast: &Cell) -> Cell {
 }
 
 fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
-    let lengths = match (arguments.lengths.as_slice(), device.is_cpu()) {
+    let seq_lens = match (arguments.seq_lens.as_slice(), device.is_cpu()) {
         ([], true) => vec![256, 1024],
         ([], false) => vec![256, 1024, 4096, 8192, 16384],
-        (lengths, _) => lengths.to_vec(),
+        (seq_lens, _) => seq_lens.to_vec(),
     };
-    if lengths.contains(&0) || arguments.dims.iter().any(|d| !(1..=256).contains(d)) {
+    if seq_lens.contains(&0) || arguments.head_dims.iter().any(|d| !(1..=256).contains(d)) {
         return Err(CliError::usage(
             "invalid shape of attention",
-            "lengths must be at least 1, head dimensions from 1 to 256",
+            "sequence lengths must be at least 1, head dimensions from 1 to 256",
         ));
     }
     let runs = arguments.runs.unwrap_or(if device.is_cpu() { 5 } else { 100 });
     let mut cases = Vec::new();
-    for &d in &arguments.dims {
-        for &length in &lengths {
+    for &d in &arguments.head_dims {
+        for &seq_len in &seq_lens {
             for kind in [Attention::Naive, Attention::Flash] {
-                cases.push(attention_kinds::Case { kind, batch: 8, length, d, causal: true, dtype: DType::F32 });
+                cases.push(attention_kinds::Case { kind, batch: 8, seq_len, d, causal: true, dtype: DType::F32 });
             }
         }
     }
@@ -122,7 +122,7 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
         let times = |found: &Option<AttentionTimes>, pick: fn(&AttentionTimes) -> &Times| {
             found.as_ref().map_or(Cell::OutOfMemory, |found| pick(found).mean_std())
         };
-        let mut cells: Vec<Cell> = vec![case.d.into(), case.length.into()];
+        let mut cells: Vec<Cell> = vec![case.d.into(), case.seq_len.into()];
         for pick in
             [(|found: &AttentionTimes| &found.forward) as fn(&AttentionTimes) -> &Times, |found: &AttentionTimes| {
                 &found.backward
@@ -152,7 +152,7 @@ const FORMS: [(&str, Attention, Fusion); 3] = [
 fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
     let sizes: Vec<Option<&str>> = match (arguments.sizes.as_slice(), device.is_cpu()) {
         ([], true) => vec![None],
-        ([], false) => SIZES.iter().map(|(name, ..)| Some(*name)).collect(),
+        ([], false) => SIZES.iter().map(|size| Some(size.name)).collect(),
         (sizes, _) => sizes.iter().map(|size| Some(size.as_str())).collect(),
     };
     let columns = [
@@ -208,7 +208,8 @@ fn form_times(
     let plan = model::Plan { warmup: arguments.warmup, steps: arguments.steps, seconds: None };
     let mut cells = [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory];
     for (cell, mode) in cells.iter_mut().zip([Mode::Forward, Mode::ForwardBackward, Mode::TrainStep]) {
-        match catch_oom(model::measure(case, device, (mode, !device.is_cpu(), false), &plan, param_cache))? {
+        let variant = model::Variant { mode, cuda_graph: !device.is_cpu(), time_phases: false };
+        match catch_oom(model::measure(case, device, variant, &plan, param_cache))? {
             MemoryOutcome::Fits(parts) => *cell = parts.step.mean_std(),
             MemoryOutcome::OutOfMemory(why) => notes.push(format!("{}, {}: {why}", case.size, mode.name())),
         }

@@ -21,8 +21,8 @@ pub struct Arguments {
     #[arg(long)]
     rows: Option<usize>,
     /// Elements per row, separated by commas
-    #[arg(long, value_name = "WIDTHS", value_delimiter = ',', default_value = "1024,2048,4096,8192")]
-    widths: Vec<usize>,
+    #[arg(long, alias = "widths", value_delimiter = ',', default_value = "1024,2048,4096,8192")]
+    d: Vec<usize>,
     /// Element type: f32, bf16 or f16
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
     dtype: String,
@@ -90,8 +90,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let device = model_device(arguments.device)?;
     let (rows, runs) = if device.is_cpu() { (2000, 5) } else { (50_000, 100) };
     let (rows, runs) = (arguments.rows.unwrap_or(rows), arguments.runs.unwrap_or(runs).max(1));
-    if rows == 0 || arguments.widths.contains(&0) {
-        return Err(CliError::usage("rows of this shape are empty", "--rows and --widths must be at least 1"));
+    if rows == 0 || arguments.d.contains(&0) {
+        return Err(CliError::usage("rows of this shape are empty", "--rows and --d must be at least 1"));
     }
     let dtype = match arguments.dtype.as_str() {
         "bf16" => DType::BF16,
@@ -101,16 +101,16 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut found = Vec::new();
     let mut notes = Vec::new();
     for subject in SUBJECTS {
-        for &width in &arguments.widths {
-            let measured = match catch_oom(measure(subject, [rows, width], dtype, &device, runs))? {
+        for &d in &arguments.d {
+            let measured = match catch_oom(measure(subject, [rows, d], dtype, &device, runs))? {
                 MemoryOutcome::Fits(found) => Some(found),
                 MemoryOutcome::OutOfMemory(why) => {
-                    notes.push(format!("{}, d {width}: {why}", subject.name()));
+                    notes.push(format!("{}, d {d}: {why}", subject.name()));
                     None
                 }
             };
             release_memory(&device);
-            found.push((subject, width, measured));
+            found.push((subject, d, measured));
         }
     }
     notes.push(format!(
@@ -123,19 +123,19 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 
 fn measure(
     subject: Subject,
-    [rows, width]: [usize; 2],
+    [rows, d]: [usize; 2],
     dtype: DType,
     device: &Device,
     runs: usize,
 ) -> train::Result<NormTimes> {
     // Tensor ops save five f32 tensors of this size, and allocate two more at a time in backward.
-    expect_memory(device, 8.0 * 4.0 * rows as f64 * width as f64)?;
-    let specs = vec![ParamSpec::vector("weight", width, Init::Ones), ParamSpec::vector("bias", width, Init::Zeros)];
+    expect_memory(device, 8.0 * 4.0 * rows as f64 * d as f64)?;
+    let specs = vec![ParamSpec::vector("weight", d, Init::Ones), ParamSpec::vector("bias", d, Init::Zeros)];
     let params = Params::new(specs, device, 0)?;
     if dtype != DType::F32 {
         params.keep_compute_weights(dtype)?;
     }
-    let x = Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, (rows, width), device)?.to_dtype(dtype)?)?;
+    let x = Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, (rows, d), device)?.to_dtype(dtype)?)?;
     let mut found = NormTimes { forward: Times::default(), backward: Times::default() };
     for _ in 0..2 {
         subject.run(x.as_tensor(), &params)?.backward()?;

@@ -37,7 +37,7 @@ pub struct Arguments {
     copy_engines: bool,
     /// SMs reserved for communication: matmuls use this many SMs fewer while gradients are in flight. auto: as many as
     /// NCCL uses
-    #[arg(long, value_name = "N", default_value = "auto", value_parser = reserve_sms)]
+    #[arg(long, alias = "leave-sms", value_name = "N", default_value = "auto", value_parser = reserve_sms)]
     reserve_sms: ReserveSms,
     #[command(flatten)]
     outputs: Outputs,
@@ -58,7 +58,7 @@ struct ShardResult {
 }
 
 struct World {
-    back_end: &'static str,
+    backend: &'static str,
     ranks: usize,
     found: Vec<ShardResult>,
 }
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (copies, reserve_sms) = (arguments.copy_engines, arguments.reserve_sms.0);
     let ddp = DdpOptions { bucket_bytes, nccl_ctas, copy_engines: copies, reserve_sms, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);
-    let worlds = for_each_world(&model_device(work.device)?, &work.back_end, &work.ranks, |comm| {
+    let worlds = for_each_world(&model_device(work.device)?, &work.backend, &work.ranks, |comm| {
         measure(work, &models, ddp, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
@@ -104,7 +104,7 @@ fn measure(work: &Work, models: &[(String, Config)], ddp: DdpOptions, comm: Arc<
         let (size, parameters, gradients) = (size.clone(), flat, flat);
         found.push(ShardResult { size, shard, parameters, gradients, optimizer, peaks, milliseconds, param_sync_ms });
     }
-    Ok(World { back_end: comm.backend(), ranks: comm.world(), found })
+    Ok(World { backend: comm.backend(), ranks: comm.world(), found })
 }
 
 /// Peak memory since [`Peak::start`]: allocated bytes on a GPU, else the resident memory of the process where the
@@ -139,7 +139,7 @@ impl Peak {
 
 fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report {
     let columns = [
-        Column::text("back end"),
+        Column::text("backend"),
         Column::integer("ranks"),
         Column::text("size"),
         Column::text("optimizer state"),
@@ -174,7 +174,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
             let mean = found.milliseconds.iter().sum::<f64>() / found.milliseconds.len() as f64;
             let saved = whole.zip(found.peaks).map(|(whole, own)| (whole[2] - own[2]) / 1e6).into();
             table.push([
-                Cell::from(world.back_end),
+                Cell::from(world.backend),
                 world.ranks.into(),
                 found.size.as_str().into(),
                 name.into(),

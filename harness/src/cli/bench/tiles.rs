@@ -1,8 +1,9 @@
 //! Parses attention tiles on the command line, and lists the tiles of a sweep.
 //!
 //! `64,128,4,2` are q_tile, k_tile, warps and stages. Further words override the compiler's schedule: `ws` (warp
-//! specialization), `turns` (ping-pong scheduling of the consumer warpgroups), `ov` (asynchronous MMAs overlap the next
-//! iteration's arithmetic), `bulk` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`.
+//! specialization), `pingpong` (ping-pong scheduling of the consumer warpgroups), `ov` (asynchronous MMAs overlap the
+//! next iteration's arithmetic), `tma` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`. The
+//! older words `turns` (pingpong) and `bulk` (tma) are read too.
 
 use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::Tiles;
@@ -34,14 +35,14 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     for hint in hints {
         let word = hint.strip_prefix("no-").unwrap_or(hint);
         let slot = match word {
-            "bulk" => &mut tiles.schedule.tma,
+            "tma" | "bulk" => &mut tiles.schedule.tma,
             "ws" => &mut tiles.schedule.warp_specialize,
-            "turns" => &mut tiles.schedule.pingpong,
+            "pingpong" | "turns" => &mut tiles.schedule.pingpong,
             "ov" => &mut tiles.schedule.overlap,
             "wgmma" => &mut tiles.schedule.wgmma_f32,
             _ => {
                 return Err(format!(
-                    "`{hint}` is not a hint: expected ws, turns, ov, bulk or wgmma, or one of them with the prefix no-"
+                    "`{hint}` is not a hint: expected ws, pingpong, ov, tma or wgmma, or one of them with the prefix no-"
                 ));
             }
         };
@@ -62,7 +63,7 @@ pub fn text(tiles: Tiles) -> String {
     };
     let Tiles { q_tile, k_tile, num_warps, num_stages, schedule } = tiles;
     let Schedule { tma, warp_specialize, pingpong, overlap, wgmma_f32 } = schedule;
-    let hints = [(tma, "bulk"), (warp_specialize, "ws"), (pingpong, "turns"), (overlap, "ov"), (wgmma_f32, "wgmma")];
+    let hints = [(tma, "tma"), (warp_specialize, "ws"), (pingpong, "pingpong"), (overlap, "ov"), (wgmma_f32, "wgmma")];
     let hints: String = hints.into_iter().map(|(value, word)| hint(value, word)).collect();
     format!("{q_tile},{k_tile},{num_warps},{num_stages}{hints}")
 }
@@ -121,6 +122,13 @@ mod tests {
                 assert_eq!(parse(&text(hinted)), Ok(hinted));
             }
         }
+    }
+
+    /// Records and scripts of earlier versions have other words for two hints.
+    #[test]
+    fn older_hints_are_read() {
+        assert_eq!(parse("64,128,4,2,no-bulk,ws,turns"), parse("64,128,4,2,no-tma,ws,pingpong"));
+        assert!(parse("64,128,4,2,no-bulk").is_ok());
     }
 
     #[test]

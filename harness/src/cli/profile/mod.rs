@@ -54,8 +54,8 @@ pub struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub ranks: Option<u16>,
     /// Communication backend, if ranks are threads of this process. Default: threads
-    #[arg(long, value_enum)]
-    pub back_end: Option<CommBackend>,
+    #[arg(long, alias = "back-end", value_enum)]
+    pub backend: Option<CommBackend>,
     #[command(flatten)]
     pub outputs: Outputs,
 }

@@ -42,7 +42,7 @@ pub fn profile(arguments: &Arguments) -> Result<Option<RankReport>> {
     let config = arguments.step.config(arguments.context as usize)?;
     let device = arguments.step.device()?;
     let shared = Shared::default();
-    let (backends, ranks) = ([arguments.back_end.unwrap_or(CommBackend::Threads)], [arguments.ranks.unwrap_or(2)]);
+    let (backends, ranks) = ([arguments.backend.unwrap_or(CommBackend::Threads)], [arguments.ranks.unwrap_or(2)]);
     let found = for_each_world(&device, &backends, &ranks, |comm| {
         let comm = Arc::new(comm);
         // Abort the other ranks, so that they do not wait for this one.

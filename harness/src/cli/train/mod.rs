@@ -34,13 +34,13 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// Maximum vocabulary size of the BPE tokenizer that is trained on the text. Default: 1024, or 10000 with --size
-    #[arg(long, value_name = "N")]
-    vocab: Option<usize>,
+    #[arg(long, alias = "vocab", value_name = "N")]
+    vocab_size: Option<usize>,
     /// Folder of the run, for checkpoints, log and loss curve
     #[arg(long, value_name = "DIR", default_value = "tilewright-run")]
     out: PathBuf,
     /// Resume from the checkpoint in the folder. Options that are not given keep their values, except --device,
-    /// --minutes and the machine-dependent rank options (--nccl-ctas, --copy-engines, --leave-sms)
+    /// --minutes and the machine-dependent rank options (--nccl-ctas, --copy-engines, --reserve-sms)
     #[arg(long)]
     resume: bool,
     /// Write the initial state and all batches to this folder, so that another implementation can reproduce the steps
@@ -67,11 +67,11 @@ struct StepArgs {
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
     /// Batch size: sequences per step. Default: 16
-    #[arg(long, value_name = "WINDOWS")]
+    #[arg(long, value_name = "SEQUENCES")]
     batch: Option<usize>,
     /// Micro-batch size for gradient accumulation: sequences that run at a time, if a whole batch does not fit into
     /// memory
-    #[arg(long, value_name = "WINDOWS")]
+    #[arg(long, value_name = "SEQUENCES")]
     micro_batch: Option<usize>,
     /// Total number of steps. Default: 500
     #[arg(long, value_name = "N")]
@@ -83,8 +83,8 @@ struct StepArgs {
     #[arg(long, value_name = "STEPS")]
     evaluate_every: Option<u64>,
     /// Maximum number of sequences per evaluation. Default: 64
-    #[arg(long, value_name = "WINDOWS")]
-    evaluate_windows: Option<usize>,
+    #[arg(long, alias = "evaluate-windows", value_name = "SEQUENCES")]
+    evaluate_sequences: Option<usize>,
     /// Steps between checkpoints; 0 saves at the end only. Default: 100, or more if saving would take over 5 % of the
     /// time
     #[arg(long, value_name = "STEPS")]

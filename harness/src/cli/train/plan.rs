@@ -86,14 +86,15 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
     // Check everything but the vocabulary before the text is read.
     arguments.model.config(base.clone())?;
     let options = options(arguments, &defaults(arguments, sized))?;
-    let vocabulary = arguments.vocab.unwrap_or(arguments.model.usual_vocabulary());
+    let vocabulary = arguments.vocab_size.unwrap_or(arguments.model.usual_vocabulary());
     let data = data::prepare(&text(arguments, None)?, vocabulary, &token_cache_folder(arguments)?).map_err(failure)?;
     data.check_context(options.context).map_err(failure)?;
     let config = arguments.model.config(Config { vocabulary: data.tokenizer.vocabulary(), ..base })?;
     Ok(Plan { config, options, data, checkpoint: None })
 }
 
-fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
+fn resumed(arguments: &Arguments, mut checkpoint: Checkpoint) -> Result<Plan> {
+    Config::rename_old_keys(&mut checkpoint.header.model);
     let unreadable = |error: serde_json::Error| {
         let reason = format!("its hyperparameters cannot be read: {}", printable(&error.to_string()));
         unusable(&arguments.out, CliError::file("use the checkpoint", checkpoint.path(), reason))
@@ -110,10 +111,10 @@ fn resumed(arguments: &Arguments, checkpoint: Checkpoint) -> Result<Plan> {
             "omit --seed to continue with the same order of sequences, or start a new run with another --out",
         ));
     }
-    if arguments.vocab.is_some_and(|vocab| vocab < config.vocabulary) {
+    if arguments.vocab_size.is_some_and(|size| size < config.vocabulary) {
         return Err(CliError::usage(
             format!("the checkpoint's vocabulary has {} entries", config.vocabulary),
-            "omit --vocab, or start a new run with another --out",
+            "omit --vocab-size, or start a new run with another --out",
         ));
     }
     let mut options = options(arguments, &before)?;
@@ -167,7 +168,7 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
 
 /// Returns `base` with the given options applied.
 fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
-    let StepArgs { context, batch, micro_batch, steps, evaluate_every, evaluate_windows, save_every, .. } =
+    let StepArgs { context, batch, micro_batch, steps, evaluate_every, evaluate_sequences, save_every, .. } =
         arguments.steps;
     let StepArgs { keep_last, keep_best, seed, .. } = arguments.steps;
     let OptimizerArgs { lr, min_lr, warmup, weight_decay, decay_embeddings, beta1, beta2, eps, clip, .. } =
@@ -178,7 +179,7 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     options.context = context.unwrap_or(options.context);
     options.steps = steps.unwrap_or(options.steps);
     options.evaluate_every = evaluate_every.unwrap_or(options.evaluate_every);
-    options.evaluate_sequences = evaluate_windows.unwrap_or(options.evaluate_sequences);
+    options.evaluate_sequences = evaluate_sequences.unwrap_or(options.evaluate_sequences);
     options.save_every = save_every.or(options.save_every);
     options.keep.last = keep_last.unwrap_or(options.keep.last);
     options.keep.best = keep_best.unwrap_or(options.keep.best);
@@ -239,7 +240,7 @@ fn check(options: &RunOptions) -> Result<()> {
         ("--batch", options.batch > 0),
         ("--micro-batch", options.micro_batch > 0),
         ("--context", options.context > 0),
-        ("--evaluate-windows", options.evaluate_sequences > 0),
+        ("--evaluate-sequences", options.evaluate_sequences > 0),
     ];
     if let Some((name, _)) = counts.iter().find(|(_, good)| !good) {
         return Err(CliError::usage(format!("{name} is 0"), "expected a number of at least 1"));

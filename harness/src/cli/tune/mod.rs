@@ -35,11 +35,11 @@ pub struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     budget: f64,
     /// Timeout of one run of a candidate, in seconds, at most 86400
-    #[arg(long, value_name = "SECONDS", default_value = "20", value_parser = seconds)]
-    limit: f64,
+    #[arg(long, alias = "limit", value_name = "SECONDS", default_value = "20", value_parser = seconds)]
+    candidate_timeout: f64,
     /// Tune again even if the configuration is known
-    #[arg(long)]
-    again: bool,
+    #[arg(long, alias = "again")]
+    retune: bool,
     /// Element types, separated by commas. Default: bf16, or f32 on the CPU
     #[arg(long, value_delimiter = ',', value_parser = ["bf16", "f16", "f32"])]
     dtype: Vec<String>,
@@ -50,11 +50,11 @@ pub struct Arguments {
     #[arg(long)]
     heads: Option<usize>,
     /// Attention: sequence lengths, separated by commas. Default: 16384, or 512 on the CPU
-    #[arg(long, value_delimiter = ',')]
-    length: Vec<usize>,
+    #[arg(long, alias = "length", value_delimiter = ',')]
+    seq_len: Vec<usize>,
     /// Attention: head dimensions, separated by commas. Default: 64,128, or 64 on the CPU
-    #[arg(long, value_delimiter = ',')]
-    dim: Vec<usize>,
+    #[arg(long, alias = "dim", value_delimiter = ',')]
+    head_dim: Vec<usize>,
     /// Attention: causal mask; `true,false` tunes with and without
     #[arg(long, value_delimiter = ',', default_value = "true", action = clap::ArgAction::Set)]
     causal: Vec<bool>,
@@ -63,8 +63,8 @@ pub struct Arguments {
     size: Vec<[usize; 3]>,
     /// Matmul: column-major operands, separated by commas: none, a, b, ab. A linear layer has b forward, none for the
     /// gradient of its input, and a for the gradient of its weight
-    #[arg(long, value_delimiter = ',', default_value = "none", value_parser = worker::columns)]
-    columns: Vec<[bool; 2]>,
+    #[arg(long, alias = "columns", value_delimiter = ',', default_value = "none", value_parser = worker::columns)]
+    column_major: Vec<[bool; 2]>,
     /// f32 on a GPU: precision of matmul and attention, separated by commas. Default: tf32x3
     #[arg(long, value_delimiter = ',', value_parser = ["tf32x3", "tf32", "ieee"])]
     precision: Vec<String>,
@@ -194,8 +194,8 @@ impl Arguments {
             ([], false) => cpu_default.to_vec(),
             (given, _) => given.to_vec(),
         };
-        let (heads, lengths) = (self.heads.unwrap_or(if gpu { 16 } else { 2 }), or(&self.length, &[16384], &[512]));
-        let dims = or(&self.dim, &[64, 128], &[64]);
+        let (heads, lengths) = (self.heads.unwrap_or(if gpu { 16 } else { 2 }), or(&self.seq_len, &[16384], &[512]));
+        let dims = or(&self.head_dim, &[64, 128], &[64]);
         let default_size = [[if gpu { 4096 } else { 256 }; 3]];
         let sizes = if self.size.is_empty() { &default_size[..] } else { &self.size };
         let default_dtype = [if gpu { "bf16" } else { "f32" }.to_string()];
@@ -211,7 +211,7 @@ impl Arguments {
         if wrong {
             return Err(CliError::usage(
                 "invalid shape of attention",
-                "batch, heads and length must be at least 1, head dimensions from 1 to 256",
+                "--batch, --heads and --seq-len must be at least 1, head dimensions from 1 to 256",
             ));
         }
         let mut problems = Vec::new();
@@ -224,7 +224,7 @@ impl Arguments {
             for dtype in dtypes {
                 if kernel == worker::MATMUL {
                     for precision in precisions(dtype) {
-                        for &columns in &self.columns {
+                        for &columns in &self.column_major {
                             problems.extend(sizes.iter().map(|&size| Problem::matmul(dtype, precision, size, columns)));
                         }
                     }
@@ -260,14 +260,19 @@ impl Arguments {
         let start = || {
             let mut command = std::process::Command::new(&program);
             command.arg("tune").args(&words).args(["--budget", &self.budget.to_string()]);
-            command.args(["--limit", &self.limit.to_string(), "--device", &device_word(self.device, &device)]);
+            command.args([
+                "--candidate-timeout",
+                &self.candidate_timeout.to_string(),
+                "--device",
+                &device_word(self.device, &device),
+            ]);
             command.arg("--worker").arg(&log);
-            if self.again {
-                command.arg("--again");
+            if self.retune {
+                command.arg("--retune");
             }
             command
         };
-        let watch = Watch { log: &log, limit: Duration::from_secs_f64(self.limit), what: problem.title() };
+        let watch = Watch { log: &log, limit: Duration::from_secs_f64(self.candidate_timeout), what: problem.title() };
         let line = supervise(&start, &watch)?;
         TuneResult::parse(problem, &line)
     }

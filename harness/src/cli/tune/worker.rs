@@ -149,13 +149,13 @@ impl Problem {
             Shape::Attention([b, h, n, d], causal) => {
                 add("--batch", b.to_string());
                 add("--heads", h.to_string());
-                add("--length", n.to_string());
-                add("--dim", d.to_string());
+                add("--seq-len", n.to_string());
+                add("--head-dim", d.to_string());
                 add("--causal", causal.to_string());
             }
             Shape::Gemm([m, n, k], columns) => {
                 add("--size", format!("{m}x{n}x{k}"));
-                add("--columns", operand_name(columns).to_string());
+                add("--column-major", operand_name(columns).to_string());
             }
             Shape::Rows([rows, d]) => {
                 add("--rows", rows.to_string());
@@ -246,9 +246,9 @@ pub struct CandidateResult {
 /// All candidates fail, or the device is lost.
 pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Path) -> Result<TuneResult> {
     let options = autotune::Options {
-        remeasure: arguments.again,
+        remeasure: arguments.retune,
         kernel: Some(problem.kernel.to_string()),
-        limit: Duration::from_secs_f64(arguments.limit),
+        limit: Duration::from_secs_f64(arguments.candidate_timeout),
         log: Some(log.to_path_buf()),
         ..autotune::Options::new(Duration::from_secs_f64(arguments.budget))
     };

@@ -46,8 +46,8 @@ pub struct Arguments {
     #[arg(long, value_enum, value_delimiter = ',', default_value = "train-step")]
     modes: Vec<Mode>,
     /// Replay steps as CUDA graphs: on, off, or off,on for both. Default: on for a GPU, as in training
-    #[arg(long, value_enum, value_delimiter = ',')]
-    replay: Vec<Switch>,
+    #[arg(long, alias = "replay", value_enum, value_delimiter = ',')]
+    cuda_graph: Vec<Switch>,
     /// Number of warm-up steps. Each of several values, as in 0,1,2,5, is measured in a separate process, so that each
     /// starts cold
     #[arg(long, value_name = "STEPS", value_delimiter = ',', default_value = "5")]
@@ -77,15 +77,15 @@ pub struct Arguments {
 struct Shape {
     #[arg(long)]
     layers: Option<usize>,
-    #[arg(long)]
-    width: Option<usize>,
-    #[arg(long)]
-    hidden: Option<usize>,
+    #[arg(long, alias = "width")]
+    d_model: Option<usize>,
+    #[arg(long, alias = "hidden")]
+    d_ff: Option<usize>,
     #[arg(long)]
     heads: Option<usize>,
     /// Vocabulary size
-    #[arg(long, default_value_t = 10_000)]
-    vocab: usize,
+    #[arg(long, alias = "vocab", default_value_t = 10_000)]
+    vocab_size: usize,
     /// Normalization: rms or layer
     #[arg(long)]
     norm: Option<crate::model::Norm>,
@@ -168,10 +168,10 @@ pub(super) struct Case {
 }
 
 fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
-    let Shape { layers, width, hidden, heads, vocab, norm, tied, recompute } = arguments.model;
+    let Shape { layers, d_model, d_ff, heads, vocab_size, norm, tied, recompute } = arguments.model;
     let sizes: Vec<Option<String>> = match arguments.sizes.as_slice() {
-        [] if device.is_cpu() || layers.or(width).or(hidden).or(heads).is_some() => vec![None],
-        [] => crate::model::SIZES.iter().map(|(name, ..)| Some((*name).to_string())).collect(),
+        [] if device.is_cpu() || layers.or(d_model).or(d_ff).or(heads).is_some() => vec![None],
+        [] => crate::model::SIZES.iter().map(|size| Some(size.name.to_string())).collect(),
         sizes => sizes.iter().cloned().map(Some).collect(),
     };
     let mut cases = Vec::new();
@@ -188,8 +188,8 @@ fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
                             let options = ModelOptions {
                                 size: size.clone(),
                                 layers,
-                                width,
-                                hidden,
+                                d_model,
+                                d_ff,
                                 heads,
                                 heads_kv: None,
                                 norm,
@@ -199,7 +199,7 @@ fn cases(arguments: &Arguments, device: &Device) -> Result<Vec<Case>> {
                                 tied,
                                 recompute,
                             };
-                            let base = Config { context, vocabulary: vocab, ..Config::default() };
+                            let base = Config { context, vocabulary: vocab_size, ..Config::default() };
                             let config = options.config(base)?;
                             let size = config
                                 .size_name()
@@ -231,7 +231,8 @@ fn measure_all(
         (variants(arguments, device), Plan { warmup, steps: arguments.steps.into(), seconds: arguments.seconds });
     for case in cases {
         let peak = peak(device, case.config.precision)?;
-        for &(mode, replay, time_phases) in &variants {
+        for &variant in &variants {
+            let Variant { mode, cuda_graph, .. } = variant;
             let row = Row {
                 size: case.size.clone(),
                 context: case.config.context,
@@ -240,7 +241,7 @@ fn measure_all(
                 attention: case.config.attention,
                 fusion: case.config.fusion,
                 mode,
-                replay,
+                cuda_graph,
                 fallback_reason: None,
                 warmup,
                 step: Vec::new(),
@@ -251,7 +252,7 @@ fn measure_all(
                 mfu: None,
                 failed: None,
             };
-            let measured = measure(case, device, (mode, replay, time_phases), &plan, &mut param_cache);
+            let measured = measure(case, device, variant, &plan, &mut param_cache);
             rows.push(match catch_oom(measured)? {
                 MemoryOutcome::OutOfMemory(why) => Row { failed: Some(why), ..row },
                 MemoryOutcome::Fits(StepTimes { step, forward, backward, optimizer, memory, fallback_reason }) => {
@@ -279,10 +280,19 @@ fn measure_all(
     Ok(rows)
 }
 
-/// Returns how each case is measured: (mode, replayed as a CUDA graph, phases timed separately). Phases are timed once
-/// per mode.
-fn variants(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
-    let replay = match (arguments.replay.as_slice(), device.is_cpu()) {
+/// How a case is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    pub mode: Mode,
+    /// Whether steps are replayed as a CUDA graph.
+    pub cuda_graph: bool,
+    /// Whether phases are timed too, in separate steps.
+    pub time_phases: bool,
+}
+
+/// Returns the variants of each case. Phases are timed once per mode.
+fn variants(arguments: &Arguments, device: &Device) -> Vec<Variant> {
+    let cuda_graph = match (arguments.cuda_graph.as_slice(), device.is_cpu()) {
         ([], true) => vec![false],
         ([], false) => vec![true],
         (given, _) => given.iter().map(|&switch| switch == Switch::On).collect(),
@@ -291,9 +301,10 @@ fn variants(arguments: &Arguments, device: &Device) -> Vec<(Mode, bool, bool)> {
     for &mode in &arguments.modes {
         match mode {
             // The forward pass is not captured as a graph, and has one phase.
-            Mode::Forward => variants.push((mode, false, false)),
+            Mode::Forward => variants.push(Variant { mode, cuda_graph: false, time_phases: false }),
             Mode::ForwardBackward | Mode::TrainStep => {
-                variants.extend(replay.iter().enumerate().map(|(i, &replay)| (mode, replay, i == 0)));
+                let variant = |(i, &cuda_graph)| Variant { mode, cuda_graph, time_phases: i == 0 };
+                variants.extend(cuda_graph.iter().enumerate().map(variant));
             }
         }
     }

@@ -17,7 +17,8 @@ pub struct Row {
     pub attention: Attention,
     pub fusion: Fusion,
     pub mode: Mode,
-    pub replay: bool,
+    /// Whether steps are replayed as a CUDA graph.
+    pub cuda_graph: bool,
     /// The fallback reason, if steps could not be replayed as a CUDA graph.
     pub fallback_reason: Option<String>,
     pub warmup: usize,
@@ -36,7 +37,7 @@ impl Row {
     /// Formats the row as one line of progress.
     pub fn summary_line(&self) -> String {
         let Row { size, context, batch, precision, attention, fusion, mode, warmup, .. } = self;
-        let replay = if self.replay { ", replayed" } else { "" };
+        let graph = if self.cuda_graph { ", CUDA graph" } else { "" };
         let found = match (&self.failed, Times(self.step.clone()).median().value()) {
             (Some(why), _) => why.clone(),
             (None, median) => format!("{:.3} ms", median.unwrap_or(f64::NAN)),
@@ -44,7 +45,7 @@ impl Row {
         let memory = self.memory.map(|bytes| format!(", {:.2} GiB", bytes / GIB)).unwrap_or_default();
         let what =
             format!("{size}, context {context}, batch {batch}, {precision}, {attention}, {fusion}, {}", mode.name());
-        format!("{what}{replay}, warm-up {warmup}: {found}{memory}")
+        format!("{what}{graph}, warm-up {warmup}: {found}{memory}")
     }
 }
 
@@ -60,7 +61,7 @@ pub fn report(rows: &[Row], device: &str) -> Report {
         Column::text("attention"),
         Column::text("fusion"),
         Column::text("mode"),
-        Column::text("replay"),
+        Column::text("CUDA graph"),
         Column::integer("warm-up"),
         Column::number("forward").unit("ms"),
         Column::number("backward").unit("ms"),
@@ -76,18 +77,18 @@ pub fn report(rows: &[Row], device: &str) -> Report {
         let names = [row.size.clone(), row.precision.to_string(), row.attention.to_string(), row.fusion.to_string()];
         let [size, precision, attention, fusion] = names.map(Cell::from);
         let mut cells = vec![size, row.context.into(), row.batch.into(), precision, attention, fusion];
-        let replay = match (row.replay, &row.fallback_reason) {
+        let graph = match (row.cuda_graph, &row.fallback_reason) {
             (false, _) => "no",
             (true, None) => "yes",
             (true, Some(_)) => "failed",
         };
-        cells.extend([Cell::from(row.mode.name()), replay.into(), row.warmup.into()]);
+        cells.extend([Cell::from(row.mode.name()), graph.into(), row.warmup.into()]);
         cells.extend(numbers(row));
         table.push(cells);
         if let Some(why) = &row.failed {
             table.notes.push(format!("{}, context {}, batch {}: {why}", row.size, row.context, row.batch));
         }
-        if let Some(why) = row.fallback_reason.as_ref().filter(|_| row.replay) {
+        if let Some(why) = row.fallback_reason.as_ref().filter(|_| row.cuda_graph) {
             table
                 .notes
                 .push(format!("{}, context {}, batch {}: not replayed: {why}", row.size, row.context, row.batch));
@@ -150,6 +151,6 @@ fn bar(row: &Row) -> Option<Bar> {
         row.fusion,
         row.mode.name(),
         row.warmup
-    ) + if row.replay { " replay" } else { "" };
+    ) + if row.cuda_graph { " graph" } else { "" };
     Some(Bar { name, group: row.mode.name().to_string(), value: cell.value()?, error: cell.deviation() })
 }

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::super::wall_time::Times;
-use super::{Case, Mode};
+use super::{Case, Mode, Variant};
 use crate::cli::oom_probe::expect_memory;
 use crate::model::{Config, ModelGraphRunner, StepKind, Transformer};
 use crate::optim::{AdamWOptions, LrSchedule};
@@ -82,7 +82,7 @@ impl ParamCache {
 pub fn measure(
     case: &Case,
     device: &Device,
-    (mode, replay, time_phases): (Mode, bool, bool),
+    Variant { mode, cuda_graph, time_phases }: Variant,
     plan: &Plan,
     param_cache: &mut ParamCache,
 ) -> train::Result<StepTimes> {
@@ -94,7 +94,7 @@ pub fn measure(
     expect_memory(device, case.config.step_bytes(case.batch, 1, kind).total())?;
     let on = crate::ops::memory::kernel_device(device)?;
     on.reset_peak_memory()?;
-    let mut subject = Subject::new(case, device, mode, replay, param_cache)?;
+    let mut subject = Subject::new(case, device, mode, cuda_graph, param_cache)?;
     device.synchronize()?;
     let mut discarded = Times::default();
     plan.repeat(plan.warmup, || discarded.time(device, || subject.step()))?;
@@ -138,7 +138,7 @@ impl Subject {
         case: &Case,
         device: &Device,
         mode: Mode,
-        replay: bool,
+        cuda_graph: bool,
         param_cache: &mut ParamCache,
     ) -> train::Result<Subject> {
         let model = param_cache.model(&case.config, device)?;
@@ -146,10 +146,10 @@ impl Subject {
         model.params().keep_grads(train::gradient_dtype(model.params(), 1))?;
         let steps = match mode {
             Mode::Forward => Steps::Forward,
-            Mode::ForwardBackward => Steps::ForwardBackward(replay.then(|| ModelGraphRunner::new(&model))),
+            Mode::ForwardBackward => Steps::ForwardBackward(cuda_graph.then(|| ModelGraphRunner::new(&model))),
             Mode::TrainStep => {
                 let trainer = Trainer::new(model.params(), options())?;
-                let whole = if replay { QueuedStep::new(&trainer) } else { QueuedStep::eager() };
+                let whole = if cuda_graph { QueuedStep::new(&trainer) } else { QueuedStep::eager() };
                 Steps::Train(Box::new(trainer), whole)
             }
         };
@@ -160,7 +160,7 @@ impl Subject {
     fn fallback_reason(&self) -> Option<&str> {
         match &self.steps {
             Steps::Forward | Steps::ForwardBackward(None) => None,
-            Steps::ForwardBackward(Some(replay)) => replay.fallback_reason(),
+            Steps::ForwardBackward(Some(graph)) => graph.fallback_reason(),
             Steps::Train(_, whole) => whole.fallback_reason(),
         }
     }
@@ -169,10 +169,10 @@ impl Subject {
         let Subject { model, inputs, targets, steps } = self;
         match steps {
             Steps::Forward => drop(no_grad(|| model.loss(inputs, targets))?),
-            Steps::ForwardBackward(replay) => {
+            Steps::ForwardBackward(graph) => {
                 model.params().zero_grads()?;
-                match replay {
-                    Some(replay) => drop(replay.forward_backward(inputs, targets, 1.0)?),
+                match graph {
+                    Some(graph) => drop(graph.forward_backward(inputs, targets, 1.0)?),
                     None => drop(model.loss(inputs, targets)?.backward()?),
                 }
             }
