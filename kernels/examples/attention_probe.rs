@@ -7,7 +7,7 @@
 //!   tiles), `one_pass`, `ws` (warp specialization), `turns` (ping-pong scheduling), `overlap` (true or false), `tma`,
 //!   `arch`.
 //!
-//! With `emit=laid` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
+//! With `emit=layout` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
 
 use std::collections::HashMap;
 use std::error::Error;
