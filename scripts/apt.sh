@@ -1,14 +1,14 @@
 # shellcheck shell=bash
-# Installing packages on Debian and Ubuntu; sourced by the scripts beside it.
+# Functions that install packages on Debian and Ubuntu; sourced by the other scripts in this folder.
 
-# Root already, sudo without a password, or a person at the terminal to type it.
+# Succeeds for root, with passwordless sudo, and with sudo on a terminal where the user can type the password.
 can_become_root() {
     [ "$(id -u)" -eq 0 ] && return
     command -v sudo >/dev/null || return 1
     [ -t 0 ] || sudo -n true 2>/dev/null
 }
 
-# apt COMMAND...: apt-get as root, that asks nothing and waits where another installer is at work.
+# apt COMMAND...: runs apt-get as root, non-interactively; waits up to 300 s for dpkg's lock.
 apt() {
     local command=(env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@")
     if [ "$(id -u)" -ne 0 ]; then
@@ -17,7 +17,7 @@ apt() {
     "${command[@]}" </dev/null
 }
 
-# A broken third-party source fails an update as a whole; what we need may well be there all the same.
+# One broken third-party source makes the whole update fail, although the packages we need may be available: continue.
 apt_update() {
-    apt update || echo "apt-get update failed; trying with the package lists that are there" >&2
+    apt update || echo "apt-get update failed; continuing with the existing package lists" >&2
 }

@@ -1,9 +1,10 @@
-# What gpu-check.sh and train-check.sh share: they read this file, which lies beside them. Both set `here`, their folder.
+# Functions shared by gpu-check.sh and train-check.sh, which source this file from their folder, `here`.
 # shellcheck shell=bash
 
 say() { printf '%s\n' "$*"; }
 
-# unpack NAME: the package into a folder of that name, `bin`. Once per package: a second call finds it done.
+# unpack NAME: unpacks the package into the temporary folder NAME and sets `bin` to its path. Does nothing if this package is
+# already there.
 unpack() {
     local stamp
     stamp=$(cksum <"$here/package.tar.xz") || exit 1
@@ -22,7 +23,7 @@ unpack() {
     printf '%s' "$stamp" >"$bin/stamp"
 }
 
-# Folders with CUDA's libraries: of an installed toolkit, then of the packages that NVIDIA publishes for Python.
+# Prints the folders of CUDA's libraries, separated by colons: those of installed toolkits, then of NVIDIA's Python packages.
 libraries() {
     local folder found=()
     for folder in "${CUDA_HOME:-/usr/local/cuda}"/{targets/x86_64-linux/lib,lib64,extras/CUPTI/lib64} \
@@ -41,7 +42,8 @@ print("\n".join(sorted({f for place in places for f in glob.glob(place + "/nvidi
     )
 }
 
-# within SECONDS LOG COMMAND...: the output goes to LOG. Sets `verdict` and `took`, in seconds; returns the command's status.
+# within SECONDS LOG COMMAND...: runs the command with a timeout and writes its output to LOG. Sets `verdict` and `took` (seconds);
+# returns the command's exit status.
 within() {
     local limit=$1 log=$2 start=$SECONDS status
     shift 2

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compares two folders of PTX that `cargo run --release -p tilewright-tests --example write_ptx -- DIR` wrote, up to names.
+"""Compares two folders of PTX, written by `cargo run --release -p tilewright-tests --example write_ptx -- DIR`, up to symbol names.
 
 Usage: compare_ptx.py OLD NEW
 
-Each file is normalized: symbols that start with the kernel's name lose it, other global symbols are numbered in the order of their
-first use, declarations are sorted, comments go. The multisets of normalized files must be the same. Exits with 1 where they differ.
+Each file is normalized: the kernel name at the start of symbols is replaced by `kernel`, other global symbols are numbered in the order
+of their declarations, declarations are sorted, comments are removed. The exit code is 1 if the multisets of normalized files differ.
 """
 
 import collections

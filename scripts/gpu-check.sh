@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Checks and measures Tilewright on a GPU machine, from the package that lies beside this script; builds nothing.
+# Tests and benchmarks Tilewright on a GPU machine, with the programs in package.tar.xz beside this script; builds nothing.
 #
-#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench rows f32 table; without one all of them, in this order
+#   gpu-check.sh [STEP...]    steps: tests sanitize tune leaderboard bench rows f32 table (default: all, in this order)
 #
-# OUT     where logs, rows and tables go (./out)
-# PEERS   a Python program that prints rows of other implementations, for the same run (with the step leaderboard)
-# SWEEP_PEERS, ROW_PEERS   the same for the steps table and rows; for table, where PyTorch is, it is peers_sweep.py unless you say otherwise
-# TUNE_SECONDS   for each problem that the steps rows (8) and f32 (20) tune
+# OUT            folder for logs, rows and tables (default ./out)
+# PEERS          Python program that measures other implementations and prints JSON rows, for the step leaderboard
+# SWEEP_PEERS    the same for the step table (default: peers_sweep.py if PyTorch and Triton are installed)
+# ROW_PEERS      the same for the step rows
+# TUNE_SECONDS   tuning time per problem in the steps rows (default 8) and f32 (default 20)
 #
-# Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
+# The exit code is 1 if anything failed. docs/gpu-testing.md describes the steps.
 set -uo pipefail
 
 out=${OUT:-out}
@@ -21,13 +22,13 @@ rows=$out/rows.jsonl
 failures=()
 at_once=$(($(nproc) / 2 + 1))
 
-# run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
+# run NAME SECONDS COMMAND...: runs the command with a timeout, writes its output to NAME.log, and records a failure.
 run() {
     local name=$1 limit=$2 status
     shift 2
     within "$limit" "$out/$name.log" "$@"
     status=$?
-    # What is skipped has shown nothing.
+    # A skipped test counts as a failure: it tested nothing.
     if [ "$status" = 0 ] && grep -q 'skipped: ' "$out/$name.log"; then
         verdict=skipped
     fi
@@ -35,8 +36,8 @@ run() {
     return "$status"
 }
 
-# aside TABLE LABEL NAME SECONDS COMMAND...: as `run`, but in the background, some at a time; a line about it goes to TABLE.
-# Most of what a check takes goes into references on the CPU.
+# aside TABLE LABEL NAME SECONDS COMMAND...: like `run`, but in the background, with at most `at_once` commands in parallel; appends a
+# line to TABLE. Commands run in parallel because most of their time is spent in references on the CPU.
 aside() {
     local table=$1 label=$2
     shift 2
@@ -49,7 +50,7 @@ aside() {
     ) &
 }
 
-# Waits for them, and takes their failures over.
+# Waits for the commands started by `aside`, and records their failures.
 gather() {
     local failure
     : >>"$out/aside.txt"
@@ -60,7 +61,7 @@ gather() {
     rm "$out/aside.txt"
 }
 
-# Each test in a process of its own: after a fault, the driver refuses the rest of a process.
+# Runs each test in a separate process: after a fault, the driver rejects all further calls of the process.
 tests() {
     local binary name names
     run doctor 60 "$bin/tilewright" doctor
@@ -75,25 +76,25 @@ tests() {
     gather
 }
 
-# Small shapes, whose results the program checks as well. A sanitizer slows kernels down by a factor of hundreds.
+# Small shapes, because compute-sanitizer slows kernels down by a factor of hundreds. The program also checks the results.
 sanitize() {
     local tool sanitizer shape dim length dtype name
     sanitizer=$(command -v compute-sanitizer || find /usr/local -maxdepth 3 -name compute-sanitizer 2>/dev/null | sort | tail -n 1)
     if [ -z "$sanitizer" ]; then
-        say "sanitize: there is no compute-sanitizer here" >"$out/sanitize.txt"
+        say "sanitize: not run: compute-sanitizer was not found on PATH or in /usr/local" >"$out/sanitize.txt"
         return
     fi
     local quick=(--device cuda:0 --warmup-ms 0 --rep-ms 0)
     for tool in memcheck racecheck; do
         local under=("$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/tilewright" bench)
-        # The longer ones are no multiple of a tile and have more tiles than a ring has buffers: copies by threads come round again.
+        # The longer ones are not multiples of a tile and have more tiles than pipeline stages: cp.async copies reuse the buffers.
         for shape in "64 128 bf16" "64 130 bf16" "128 128 bf16" "128 130 bf16" "80 65 f16" "64 66 f32" "64 322 bf16" "128 322 bf16" \
             "80 333 f16"; do
             read -r dim length dtype <<<"$shape"
             aside sanitize.txt "$tool attention d=$dim length=$length $dtype" "sanitize-$tool-attention-$dim-$length-$dtype" 120 \
                 "${under[@]}" attention "${quick[@]}" --heads 2 --seq-len "$length" --head-dim "$dim" --dtype "$dtype"
         done
-        # f32: by warps, whole and in parts, and by warpgroups.
+        # f32: mma.sync, unsplit (66 rows) and with split-KV and split-Q (258 rows); wgmma.
         for shape in "66 128" "258 64" "258 128" "66 64 64,32,4,2,wgmma 32,128,8,2,no-ov,wgmma 128,32,8,2,wgmma" \
             "66 80 128,32,8,2,wgmma 16,64,8,2,no-ov,wgmma 64,32,4,2,wgmma"; do
             read -r length dim forward keys queries <<<"$shape"
@@ -101,18 +102,18 @@ sanitize() {
             aside sanitize.txt "$tool $name" "sanitize-$tool-${name//[ ,=]/-}" 200 "${under[@]}" attention "${quick[@]}" --heads 1 \
                 --seq-len "$length" --head-dim "$dim" --dtype f32 --causal true ${forward:+--fwd-tiles "$forward" --dkdv-tiles "$keys" --dq-tiles "$queries"}
         done
-        aside sanitize.txt "$tool attention d=128 length=320 bf16 in parts" "sanitize-$tool-attention-parts" 200 "${under[@]}" attention "${quick[@]}" \
+        aside sanitize.txt "$tool attention d=128 length=320 bf16 split-KV" "sanitize-$tool-attention-parts" 200 "${under[@]}" attention "${quick[@]}" \
             --heads 1 --seq-len 320 --head-dim 128 --dtype bf16 --causal true --splits 2 --fwd-tiles 64,128,4,2,ws --dkdv-tiles 64,64,4,3,ws --dq-tiles 64,64,4,3,ws
-        for name in walks_fetch_ahead threads_exchange_through_memory; do
-            aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \
-                "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "loops::$name" --test-threads=1
+        for name in loops::loops_are_pipelined loops::threads_communicate_through_memory; do
+            aside sanitize.txt "$tool $name" "sanitize-$tool-${name#loops::}" 300 \
+                "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "$name" --test-threads=1
         done
         aside sanitize.txt "$tool kernels" "sanitize-$tool-kernels" 400 "${under[@]}" kernels "${quick[@]}" --rows 65 --d 100,1024 --sizes 130
     done
     gather
 }
 
-# measure NAME SECONDS DEVICE ARGS...: one benchmark; its rows go with all others.
+# measure NAME SECONDS DEVICE ARGS...: runs one benchmark; its rows are appended to rows.jsonl.
 measure() {
     local name=$1 limit=$2 device=$3
     shift 3
@@ -135,8 +136,7 @@ bench() {
     measure kernels-cpu 120 cpu kernels --warmup-ms 5 --rep-ms 20
 }
 
-# Finds configurations with an empty cache, and holds the whole of it against the 120 s that it may take; then how long a new
-# process needs to its first launch from the cache.
+# Tunes FlashAttention-2 from an empty cache, for comparison with the limit of 120 s; then further attention and GEMM shapes.
 tune() {
     rm -rf "$TILEWRIGHT_CACHE"
     local start=$SECONDS
@@ -149,7 +149,8 @@ tune() {
     tables+=("$out/tune.log" "$out/tune-more.log" "$out/tune-matmul.log")
 }
 
-# peers NAME PROGRAM ARGS...: rows of other implementations to NAME.jsonl, where there is such a program.
+# peers NAME [PROGRAM ARGS...]: runs the Python program that measures other implementations, and writes its rows to NAME.jsonl. Does
+# nothing without a program.
 peers() {
     local name=$1
     shift
@@ -158,7 +159,8 @@ peers() {
     grep '^{' "$out/$name.log" >"$out/$name.jsonl"
 }
 
-# lead NAME SECONDS PEERS ARGS...: the leaderboard's program; its rows go with all others.
+# lead NAME SECONDS PEERS ARGS...: runs `leaderboard`, compared with the rows in the file PEERS if there are any; its rows are appended
+# to rows.jsonl.
 lead() {
     local name=$1 limit=$2 file=$3 compare=()
     shift 3
@@ -180,7 +182,7 @@ leaderboard() {
     lead 4x4096 60 "$out/peers.jsonl" --batch 4 --seq-len 4096 --warmup-ms 200 --rep-ms 1000
 }
 
-# Kernels over rows, tuned and then timed, beside others.
+# Row-wise kernels: tuned, then timed, with other implementations for comparison.
 rows() {
     local kernel
     for kernel in rms_norm_bwd rms_norm_fwd layer_norm_bwd layer_norm_fwd weighted_sum_bwd weighted_sum_fwd softmax_rows; do
@@ -198,8 +200,8 @@ rows() {
     measure rows-wide 60 cuda:0 kernels --only cross_entropy --rows 8192 --d 131072 --warmup-ms 20 --rep-ms 80
 }
 
-# f32 on tensor cores: by warps and by warpgroups, as the tuner finds them, then with what was found. The driver takes most of a second
-# to load a candidate of attention: fewer seconds leave most of them out. One head has few programs, 64 have many.
+# f32 on tensor cores: tunes over mma.sync and wgmma configurations, then times the best ones. The driver takes most of a second to load
+# one attention candidate, so shorter tuning times leave most candidates out. One head gives a sub-wave grid, 64 heads many programs.
 f32() {
     local seconds=${TUNE_SECONDS:-20}
     run tune-f32-matmul 400 "$bin/tilewright" tune matmul --device cuda:0 --dtype f32 --size 4096x4096x4096,512x1600x1600,4096x1600x6400 \
@@ -223,7 +225,7 @@ table() {
 }
 
 unpack tilewright-gpu-check
-# A program with models in it wants CUDA's libraries.
+# A program with GPU training is linked to CUDA's libraries.
 if LC_ALL=C ldd "$bin/tilewright" 2>/dev/null | grep -q 'not found'; then
     LD_LIBRARY_PATH=$(libraries)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     export LD_LIBRARY_PATH
@@ -238,7 +240,7 @@ for step in "${steps[@]}"; do
     case $step in
         tests | sanitize | tune | leaderboard | bench | rows | f32 | table) "$step" ;;
         *)
-            say "gpu-check: there is no step '$step': the steps are tests, sanitize, tune, leaderboard, bench, rows, f32 and table" >&2
+            say "gpu-check: unknown step '$step': expected tests, sanitize, tune, leaderboard, bench, rows, f32 or table" >&2
             exit 2
             ;;
     esac
@@ -250,7 +252,7 @@ for list in "$out/tests.txt" "$out/sanitize.txt" "$out/tune.txt"; do
 done
 for table in "${tables[@]}"; do
     say "== $(basename "$table" .log)"
-    # Progress of the compiler and the like comes first; the table and what failed come last.
+    # A log starts with progress output; its table and its errors are at the end.
     tail -n 60 "$table"
 done
 for failure in "${failures[@]}"; do

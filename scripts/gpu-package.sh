@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds what a GPU machine needs to check and measure Tilewright into one file, build/gpu/package.tar.xz, and puts the
-# scripts that use it beside it. That machine needs neither Rust nor LLVM nor a CUDA toolkit: docs/gpu-testing.md.
+# Builds build/gpu: package.tar.xz with the programs that test and benchmark Tilewright on a GPU machine, and the scripts that
+# run them. The GPU machine needs no Rust, LLVM or CUDA toolkit (docs/gpu-testing.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/package-common.sh
@@ -12,4 +12,4 @@ for name in tilewright leaderboard; do
 done
 put_gpu_tests
 pack build/gpu 256MiB scripts/gpu-check.sh
-echo "On the machine with the GPU: ./gpu-check.sh"
+echo "On the GPU machine: ./gpu-check.sh"

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Builds `tilewright` with models on GPUs (candle's CUDA back end, NCCL) into build/gpu-train, with all that `make gpu-package` has, and the
-# scripts that check and measure both on a GPU machine: docs/gpu-testing.md. That machine needs CUDA's libraries, and neither Rust nor nvcc.
+# Builds build/gpu-train: `tilewright` with GPU training (candle's CUDA backend, NCCL), everything that `make gpu-package` builds, and
+# the scripts that test and benchmark both on a GPU machine (docs/gpu-testing.md). That machine needs CUDA's libraries, but no Rust
+# and no nvcc.
 #
-# Wants a CUDA toolkit: the one of CUDA_HOME, or what `make cuda-setup` fetched. CUDA_COMPUTE_CAP says for which GPUs (90: H100, H200).
+# Requires a CUDA toolkit: the one in CUDA_HOME, or the one that `make cuda-setup` assembles. CUDA_COMPUTE_CAP is the compute capability
+# to build for (90 by default: H100, H200).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/package-common.sh
@@ -20,9 +22,9 @@ models=(-p tilewright-harness --features cuda,nccl)
 for name in tilewright leaderboard; do
     put "$name" "$name" build "${models[@]}" --bin "$name"
 done
-# The tests of ranks, of which those between GPUs count there.
+# The multi-rank tests; the GPU machine runs those over NCCL.
 put rank-tests 'dist-[0-9a-f]+' test "${models[@]}" --test dist --no-run
 put_gpu_tests
 cp scripts/reference_model.py scripts/train_tables.py "$contents"
 pack build/gpu-train 384MiB scripts/train-check.sh scripts/gpu-check.sh
-echo "On the machine with the GPU: ./train-check.sh smoke, and ./gpu-check.sh"
+echo "On the GPU machine: ./train-check.sh smoke, and ./gpu-check.sh"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes this machine able to build and run ranks over MPI (the harness's feature `mpi`): Open MPI, and libclang for its bindings.
-# What is there already, from any source, is left alone.
+# Installs the requirements of ranks over MPI (the feature `mpi` of the harness): Open MPI, and libclang, which generates its bindings.
+# Existing installations from any source are used and left unchanged.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=apt.sh
 . "$(dirname "$0")/apt.sh"
@@ -8,11 +8,11 @@ set -euo pipefail
 missing=()
 command -v mpicc >/dev/null || missing+=(libopenmpi-dev)
 command -v mpirun >/dev/null || missing+=(openmpi-bin)
-# Where bindgen looks: a folder that LIBCLANG_PATH names, llvm-config's, or the system's.
+# Searches where bindgen does: LIBCLANG_PATH, llvm-config's folder, the system's library folders.
 has_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] && return
     local file
-    # libclang-cpp is another library; and a package may leave links to files of one that is not installed.
+    # libclang-cpp is a different library, which the patterns exclude. -e rejects dangling links, which some packages install.
     for file in /usr/lib/llvm-*/lib/libclang{,-[0-9]*}.so* /usr/lib/*-linux-gnu/libclang{,-[0-9]*}.so*; do
         [ -e "$file" ] && return
     done
@@ -24,7 +24,8 @@ if [ "${#missing[@]}" -eq 0 ]; then
     exit
 fi
 if ! command -v apt-get >/dev/null || ! can_become_root; then
-    echo "mpi-setup: install Open MPI with its development files, and libclang (on Debian and Ubuntu: apt-get install ${missing[*]})" >&2
+    echo "mpi-setup: Open MPI (with development files) or libclang is missing, and this user cannot run apt-get as root." \
+        "Install them (Debian, Ubuntu: apt-get install ${missing[*]})." >&2
     exit 1
 fi
 apt_update

@@ -1,4 +1,4 @@
-# For gpu-package.sh and gpu-train.sh, which source this: programs as cargo made them, and one file of all.
+# Functions shared by gpu-package.sh and gpu-train.sh, which source this file: build programs, and pack them into one archive.
 # shellcheck shell=bash
 
 scratch=$(mktemp -d)
@@ -6,20 +6,20 @@ trap 'rm -rf "$scratch"' EXIT
 contents=$scratch/contents
 mkdir -p "$contents"
 
-# put NAME PATTERN ARGS...: runs cargo, and puts the executable that it made under a name like PATTERN into the package, as NAME. Cargo names
-# a test's binary after a hash of how it was built.
+# put NAME PATTERN ARGS...: runs cargo with ARGS and adds the stripped executable whose file name matches PATTERN to the package, as
+# NAME. Cargo appends a hash of the build configuration to the name of a test binary.
 put() {
     local name=$1 pattern=$2 binary
     shift 2
     binary=$(cargo "$@" --release --message-format=json-render-diagnostics |
         sed -n '/"reason":"compiler-artifact"/ s/.*"executable":"\([^"]*\)".*/\1/p' | grep -E "/$pattern\$" | tail -n 1) || {
-        echo "$(basename "$0" .sh): cargo did not name an executable like '$pattern'" >&2
+        echo "$(basename "$0" .sh): expected an executable named '$pattern' in cargo's JSON messages, found none" >&2
         exit 1
     }
     strip -o "$contents/$name" "$binary"
 }
 
-# put_gpu_tests: the tests that need a GPU.
+# put_gpu_tests: adds the tests that need a GPU.
 put_gpu_tests() {
     local name
     for name in gpu gpu_random; do
@@ -27,8 +27,8 @@ put_gpu_tests() {
     done
 }
 
-# pack FOLDER WINDOW SCRIPT...: the package, with the commit in it, and the scripts that use it, into a folder. The programs share most of their
-# code, LLVM: a window that reaches from one to the next finds it again.
+# pack FOLDER WINDOW SCRIPT...: writes the package, with the commit hash in it, and the scripts that use it to FOLDER. The programs share
+# most of their code (LLVM): with an LZMA window that spans several programs, it is compressed only once.
 pack() {
     local out=$1 window=$2 commit
     shift 2
@@ -43,5 +43,5 @@ pack() {
     xz --threads=1 "--lzma2=preset=6,dict=$window" -c "$scratch/package.tar" >"$scratch/package.tar.xz"
     mv "$scratch/package.tar.xz" "$out/package.tar.xz"
     cp "$@" scripts/check-common.sh scripts/peers_sweep.py "$out/"
-    echo "$(basename "$0" .sh): $out has package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit) and the scripts that use it."
+    echo "$(basename "$0" .sh): wrote package.tar.xz ($(du -h "$out/package.tar.xz" | cut -f1), commit $commit) and the scripts that use it to $out"
 }

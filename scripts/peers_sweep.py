@@ -47,7 +47,7 @@ def compiled():
     import torch
     import torch._functorch.config
 
-    # The backward pass is timed repeatedly on one graph.
+    # The backward pass runs repeatedly on one graph, so its buffers must not be donated.
     torch._functorch.config.donated_buffer = False
     torch._dynamo.reset()
     return torch.compile(attention, dynamic=False)
@@ -59,7 +59,7 @@ def forward_backward(function, q, k, v):
 
 
 def compile_all(part, parts):
-    """Compiles every `parts`-th case, from `part` on, in the order of lengths, so that the processes use much memory only at the end."""
+    """Compiles every `parts`-th case, starting at `part`, by increasing length: peak memory use comes last in all processes."""
     import torch
 
     for dtype, d, n in sorted(cases(), key=lambda case: case[2])[part::parts]:
@@ -117,7 +117,7 @@ def main():
         # One compile thread per process: the processes already use all cores.
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         command = [sys.executable, os.path.abspath(__file__), "warm"]
-        # Their output is no result; a case that failed to compile here is compiled, or fails, when it is timed.
+        # stdout is for results only. A case that fails to compile here is compiled again, or fails, when it is timed.
         start = lambda part: subprocess.Popen([*command, str(part), str(parts)], env=environment, stdout=sys.stderr)
         for process in [start(part) for part in range(parts)]:
             process.wait()

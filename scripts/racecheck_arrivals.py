@@ -7,7 +7,7 @@
 Both are race-free by the PTX memory model ("Memory Consistency Model"). The reads of all lanes precede the barrier of their warp
 (bar.warp.sync synchronizes the participating lanes). The barrier precedes the leader's mbarrier.arrive in program order. That arrival has
 release semantics, and the producer's mbarrier.try_wait that observes the phase has acquire semantics. The next copy into the buffer follows
-that wait in program order. Causality order is transitive, so each read precedes the copy that overwrites it. Both give the right sums.
+that wait in program order. Causality order is transitive, so each read precedes the copy that overwrites it. Both give correct sums.
 racecheck tracks an mbarrier only for the threads that arrive at it: it reports `leader`, and does not report `lanes`. For this reason the
 compiler has every lane arrive for rings that threads fill (`MbarrierArrive`, `lanes = 32`).
 
@@ -109,7 +109,7 @@ VARIANTS = {
     "leader": (
         1,
         "  bar.warp.sync 0xffffffff;\n  setp.ne.u32 %p, %lane, 0;\n  @%p bra released;\n"
-        "  mbarrier.arrive.shared.b64 %state, [%empty];\ngiven:",
+        "  mbarrier.arrive.shared.b64 %state, [%empty];\nreleased:",
     ),
 }
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes this machine able to build Tilewright: finds out what is missing and installs it with apt-get.
+# Installs missing build dependencies of Tilewright with apt-get.
 #
-# Each requirement is probed by using it (asking llvm-config, linking a program), so that packages from any source
-# count, and a machine that has everything is left alone within a fraction of a second.
+# Each dependency is probed by use (running llvm-config, linking a program), so that installations from any source count.
+# If nothing is missing, the script changes nothing and takes a fraction of a second.
 #
-# LLVM_SYS_221_PREFIX names an LLVM 22 install of your own; this script then installs no LLVM. See docs/building.md.
+# LLVM_SYS_221_PREFIX names an existing LLVM 22 installation; the script then does not install LLVM. See docs/building.md.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=apt.sh
 . "$(dirname "$0")/apt.sh"
@@ -15,13 +15,13 @@ llvm_prefix=${LLVM_SYS_221_PREFIX:-$system_prefix}
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# die WORDS...: one paragraph for the person at the terminal, then the end.
+# die WORDS...: prints the words to stderr as one wrapped paragraph and exits with 1.
 die() {
     printf 'setup: %s\n' "$*" | fold -s -w 110 | sed 's/ *$//' >&2
     exit 1
 }
 
-# llvm_config ARGS...: asks the llvm-config of the prefix, under either of the names that installs give it.
+# llvm_config ARGS...: runs the llvm-config of the prefix, under either of its usual names.
 llvm_config() {
     local name
     for name in llvm-config-22 llvm-config; do
@@ -33,18 +33,18 @@ llvm_config() {
     return 1
 }
 
-# LLVM 22 with headers and all its static libraries; otherwise `llvm_lacks` says what it found wrong. Debian's
-# llvm-config lists Polly's libraries even where their package is not installed: so each file is looked for.
+# Succeeds if LLVM 22 is installed with headers and all static libraries; otherwise sets `llvm_lacks` to the reason. Each
+# file is checked, because Debian's llvm-config lists Polly's libraries even if their package is not installed.
 has_llvm() {
     local version archives file
     version=$(llvm_config --version 2>&1) || {
-        llvm_lacks="there is no working bin/llvm-config${version:+ ($version)}"
+        llvm_lacks="bin/llvm-config is missing or fails${version:+ ($version)}"
         return 1
     }
     case $version in
         22.*) ;;
         *)
-            llvm_lacks="it is LLVM $version"
+            llvm_lacks="its version is $version"
             return 1
             ;;
     esac
@@ -60,13 +60,13 @@ has_llvm() {
     done
 }
 
-# can_link FLAGS...: a C compiler is there, and finds the libraries that the flags name.
+# can_link FLAGS...: succeeds if a C compiler is installed and finds the libraries named by the flags.
 can_link() {
     printf 'int main(void) { return 0; }\n' >"$scratch/main.c"
     cc "$scratch/main.c" -o "$scratch/main" "$@" >/dev/null 2>&1
 }
 
-# Fills `missing` (for people) and `packages` (for apt-get) with what the probes do not find.
+# Sets `missing` (names for messages) and `packages` (names for apt-get) to the dependencies that were not found.
 probe() {
     missing=()
     packages=()
@@ -88,7 +88,7 @@ probe() {
     fi
 }
 
-# join ITEMS...: the items with commas between them.
+# join ITEMS...: prints the items, separated by commas.
 join() {
     local list
     printf -v list '%s, ' "$@"
@@ -101,31 +101,31 @@ in_package_sources() {
 
 explain_llvm_repository() {
     local codename
-    # shellcheck disable=SC1091 # a file of the system
+    # shellcheck disable=SC1091 # a system file
     codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-CODENAME}")
     cat >&2 <<MESSAGE
-setup: LLVM 22 is missing, and the package sources of this system do not have it. The LLVM project packages it
-for Debian and Ubuntu: add its repository with these commands (as root), then run this again.
+setup: LLVM 22 is not installed, and the configured package sources do not have it. The LLVM project publishes packages
+for Debian and Ubuntu: add its repository with these commands (as root), then run this script again.
 
     apt-get install -y ca-certificates curl
     curl -fsSL -o /etc/apt/keyrings/apt.llvm.org.asc https://apt.llvm.org/llvm-snapshot.gpg.key
     echo "deb [signed-by=/etc/apt/keyrings/apt.llvm.org.asc] https://apt.llvm.org/$codename/ llvm-toolchain-$codename-22 main" \\
         > /etc/apt/sources.list.d/llvm-22.list
 
-Or set LLVM_SYS_221_PREFIX to an LLVM 22 that you have (docs/building.md).
+Or set LLVM_SYS_221_PREFIX to an existing LLVM 22 installation (docs/building.md).
 MESSAGE
     exit 1
 }
 
 install_packages() {
     command -v apt-get >/dev/null || die \
-        "this machine lacks $(join "${missing[@]}"), and has no apt-get to install them with. Install them with" \
-        "your own package manager, set LLVM_SYS_221_PREFIX to where LLVM 22 went, and run this again. Debian calls" \
-        "the packages ${packages[*]}; docs/building.md says what is needed of each."
+        "missing: $(join "${missing[@]}"). apt-get was not found, so they cannot be installed automatically. Install them" \
+        "with your package manager, set LLVM_SYS_221_PREFIX to the prefix of LLVM 22, and run this script again. The Debian" \
+        "packages are ${packages[*]}; docs/building.md lists the required parts of each."
     can_become_root || die \
-        "this machine lacks $(join "${missing[@]}"). Installing takes root, and you are neither root nor able to" \
-        "use sudo here. Ask an administrator to run 'apt-get install ${packages[*]}'. LLVM 22 may also lie in a" \
-        "folder of your own: set LLVM_SYS_221_PREFIX to it (docs/building.md)."
+        "missing: $(join "${missing[@]}"). Installing requires root, and you are neither root nor able to use sudo." \
+        "Ask an administrator to run 'apt-get install ${packages[*]}'. LLVM 22 can also be installed in any folder:" \
+        "set LLVM_SYS_221_PREFIX to it (docs/building.md)."
 
     echo "setup: installing $(join "${missing[@]}") (${packages[*]})"
     apt_update
@@ -133,25 +133,25 @@ install_packages() {
         explain_llvm_repository
     fi
     apt install --no-install-recommends "${packages[@]}" || die \
-        "apt-get could not install ${packages[*]}; its own messages above say why."
+        "apt-get could not install ${packages[*]}; see its messages above."
 }
 
 command -v cargo >/dev/null || die \
-    "there is no cargo on PATH. Install Rust 1.95 or later (https://rustup.rs), then run this again."
+    "cargo was not found on PATH. Install Rust 1.95 or later (https://rustup.rs), then run this script again."
 
 if [ "$llvm_prefix" != "$system_prefix" ] && ! has_llvm; then
-    die "LLVM_SYS_221_PREFIX is $llvm_prefix, and that is not a complete LLVM 22 with headers and static libraries:" \
-        "$llvm_lacks. Correct the variable, or unset it to use the packages of this system."
+    die "LLVM_SYS_221_PREFIX is $llvm_prefix, which is not a complete LLVM 22 with headers and static libraries:" \
+        "$llvm_lacks. Correct the variable, or unset it to use the system's packages."
 fi
 probe
 if [ ${#missing[@]} -gt 0 ]; then
     install_packages
     probe
-    [ ${#missing[@]} -eq 0 ] || die "installed everything, and still do not find $(join "${missing[@]}")."
+    [ ${#missing[@]} -eq 0 ] || die "the packages were installed, but these dependencies are still not found: $(join "${missing[@]}")."
 fi
 
-# Which libraries LLVM itself wants depends on how it was built, so only it can say.
+# The system libraries that LLVM links depend on how it was built: llvm-config lists them.
 read -ra llvm_libs <<<"$(llvm_config --link-static --system-libs | tr '\n' ' ')"
 can_link "${llvm_libs[@]}" || die \
-    "LLVM in $llvm_prefix wants to be linked with '${llvm_libs[*]}', and not all of these are installed." \
-    "Install their development packages (in Debian: libxml2-dev, libz3-dev, libzstd-dev, zlib1g-dev)."
+    "LLVM in $llvm_prefix must be linked with '${llvm_libs[*]}', and not all of these are installed." \
+    "Install their development packages (Debian: libxml2-dev, libz3-dev, libzstd-dev, zlib1g-dev)."

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Checks and measures training on a GPU machine, from the package that lies beside this script; builds nothing.
+# Tests and benchmarks training on a GPU machine, with the programs in package.tar.xz beside this script; builds nothing.
 #
-#   train-check.sh STEP...    steps: smoke curves model profile norm attention-kinds fused, and for two GPUs dist dist-tests dist-bench dist-copies dist-sweep dist-sms dist-profile;
+#   train-check.sh STEP...    steps on one GPU: smoke curves model profile norm attention-kinds fused
+#                             steps on two GPUs: dist dist-tests dist-bench dist-copies dist-sweep dist-sms dist-profile
 #                             each takes less than 9 minutes
 #
-# OUT      where results go (./out): STEP.tar.gz with all logs and files, summary.txt. Both are there from the first command on, and
-#          running.log is what the one that runs has said: a step that is cut off leaves what it found
-# SIZES    models of the step `model` (small,medium,large,xl,2.7B)
-# PRECISIONS   what their products are in (bf16,f32,tf32x3)
-# PEERS    a Python module with go(size, ctx, prec, attn, comp), which prints a row of PyTorch's for the same model (step model)
-# PEERS_DIST   the same for the step dist-bench: a program for torchrun, which prints rows
-# LIBRARIES    folders of CUDA's libraries, with colons between; without it they are looked for
+# OUT          folder for results (default ./out): STEP.tar.gz with all logs and files of a step, and summary.txt. Both are updated
+#              after each command, so that an interrupted step leaves its results; running.log is the output of the current command
+# SIZES        model sizes of the step model (default small,medium,large,xl,2.7B)
+# PRECISIONS   GEMM precisions of the step model (default bf16,f32,tf32x3)
+# PEERS        Python module with go(size, ctx, prec, attn, comp), which prints a JSON row of PyTorch for the same model (step model)
+# PEERS_DIST   program for torchrun that prints JSON rows (step dist-bench)
+# LIBRARIES    folders of CUDA's libraries, separated by colons (default: installed toolkits and NVIDIA's Python packages)
 #
-# Ends with 1 if anything failed. docs/gpu-testing.md says what each step shows.
+# The exit code is 1 if anything failed. docs/gpu-testing.md describes the steps.
 set -uo pipefail
 
 steps=(smoke curves model profile norm attention-kinds fused dist dist-tests dist-bench dist-copies dist-sweep dist-sms dist-profile)
@@ -24,34 +25,34 @@ here=$(cd "$(dirname "$0")" && pwd)
 source "$here/check-common.sh" || exit 1
 failures=()
 
-# Into the summary, at once.
+# noted: copies stdin to the summaries immediately; note WORDS...: the same for one line.
 noted() { tee -a "$logs/summary.txt" "$out/summary.txt"; }
 note() { printf '%s\n' "$*" | noted; }
 
-# All that there is of the step so far. Weights are large, and made anew by the same seed.
+# Archives the results of the step so far, without weights: they are large and reproducible from the seed.
 pack() {
     tar -C "$work" --exclude='*.safetensors' -czf "$work/packed" "$step" && mv "$work/packed" "$out/$step.tar.gz"
 }
 
-# What the program wants and does not find. CUPTI is loaded when a profile wants it.
+# Exits with an error if libraries that the program links are missing. Warns if CUPTI is missing, which only profiles load.
 missing() {
     local lacking
     lacking=$(LD_LIBRARY_PATH=$LIBRARIES ldd "$bin/tilewright" 2>&1 | grep -E 'not found|version .* required')
     if [ -n "$lacking" ]; then
-        say "train-check: the program does not start here: these libraries are missing in $LIBRARIES" >&2
+        say "train-check: tilewright cannot start: these libraries were not found in $LIBRARIES:" >&2
         say "$lacking" >&2
-        say "  help: LIBRARIES=folder:folder names more; libcublas, libcurand, libnvrtc and libcudart of CUDA 13, libnccl.so.2 and the" >&2
-        say "  driver's libcuda.so.1 are wanted (packages nvidia-cublas, nvidia-curand, nvidia-cuda-nvrtc, nvidia-cuda-runtime, nvidia-nccl-cu13)" >&2
+        say "  help: set LIBRARIES=folder:folder to their folders. Required: libcublas, libcurand, libnvrtc and libcudart of CUDA 13, libnccl.so.2" >&2
+        say "  and the driver's libcuda.so.1 (Python packages nvidia-cublas, nvidia-curand, nvidia-cuda-nvrtc, nvidia-cuda-runtime, nvidia-nccl-cu13)" >&2
         exit 1
     fi
     local folders
     IFS=: read -ra folders <<<"$LIBRARIES"
     if ! find "${folders[@]}" -maxdepth 1 -name 'libcupti.so*' 2>/dev/null | grep -q .; then
-        say "train-check: there is no libcupti.so in $LIBRARIES: the step profile will fail (package nvidia-cuda-cupti)" >&2
+        say "train-check: libcupti.so was not found in $LIBRARIES: the step profile will fail (Python package nvidia-cuda-cupti)" >&2
     fi
 }
 
-# run NAME SECONDS COMMAND...: the output goes to NAME.log, with a limit of time. Remembers a failure.
+# run NAME SECONDS COMMAND...: runs the command with a timeout, writes its output to NAME.log, and records a failure.
 run() {
     local name=$1 limit=$2 status
     shift 2
@@ -64,20 +65,20 @@ run() {
     return "$status"
 }
 
-# ours NAME SECONDS ARGS...: the program, with CUDA's libraries.
+# ours NAME SECONDS ARGS...: runs tilewright with CUDA's libraries.
 ours() {
     local name=$1 limit=$2
     shift 2
     run "$name" "$limit" env "LD_LIBRARY_PATH=$LIBRARIES" "$bin/tilewright" "$@"
 }
 
-# At most 400 characters of each line: `cut -c` counts bytes, and a table's lines are made of characters of three.
+# Truncates each line to 400 characters. Not `cut -c`, which counts bytes: box-drawing characters of tables have three.
 short() { PYTHONUTF8=1 python3 -c 'import sys; [print(line.rstrip("\n")[:400]) for line in sys.stdin]'; }
 
-# show NAME LINES: the last lines of a log, into the summary.
+# show NAME LINES: copies the last lines of a log to the summary.
 show() { tail -n "$2" "$logs/$1.log" | short | noted; }
 
-# check NAME SECONDS ARGS...: what train_tables.py makes of files, shown in the summary.
+# check NAME SECONDS ARGS...: runs train_tables.py, and copies its tables and checks to the summary.
 check() {
     local name=$1 limit=$2
     shift 2
@@ -100,7 +101,8 @@ smoke() {
     check model-table 60 model "$logs/model-small.json"
 }
 
-# Loss curves: three kinds of attention in f32 and bf16 from the same start, seeds in bf16, and PyTorch from the same start.
+# Loss curves: three kinds of attention in f32 and bf16 from the same initial state, other seeds in bf16, tf32x3, and PyTorch from the same
+# initial state.
 curves() {
     local kind seed common=(train --device cuda:0 --steps 100 --evaluate-sequences 4 --save-every 0)
     for kind in naive tiled flash; do
@@ -117,14 +119,14 @@ curves() {
     run reference-f32 120 python3 "$bin/reference_model.py" "$logs/start" "$logs/export/log.jsonl" --device cuda \
         --tolerance 1e-3 --out "$logs/reference-f32.json"
     show reference-f32 3
-    # Weights and batches are large, and made anew by the same seed.
+    # Weights and batches are large, and reproducible from the seed.
     rm -rf "$logs/start"
 }
 
 model() {
     local size sizes=${SIZES:-small,medium,large,xl,2.7B} files=() began=$SECONDS
     for size in ${sizes//,/ }; do
-        # Files are written after each row: those of a command that was stopped count too.
+        # The JSON file is written after each row, so it is valid even if the command timed out.
         ours "model-$size" 120 bench model --device cuda:0 --sizes "$size" --contexts 128,1024 --batches 4 \
             --precisions "${PRECISIONS:-bf16,f32,tf32x3}" --cuda-graph off,on --seconds 2 --commit "$commit" --json "$logs/model-$size.json"
         [ ! -e "$logs/model-$size.json" ] || files+=("$logs/model-$size.json")
@@ -132,7 +134,7 @@ model() {
     check model-table-ours 30 model "${files[@]}"
     local left=$((510 - (SECONDS - began)))
     if [ -n "${PEERS:-}" ] && [ "$left" -gt 30 ]; then
-        # What a deadline cuts off is the slowest.
+        # Slowest last: a timeout drops only those.
         run model-peers "$left" python3 -u -c '
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -182,7 +184,7 @@ fused() {
     show fused-model 30
 }
 
-# ranks NAME SECONDS ARGS...: the program on two GPUs.
+# ranks NAME SECONDS ARGS...: runs tilewright with two ranks, one per GPU.
 ranks() {
     local name=$1 limit=$2
     shift 2
@@ -190,8 +192,8 @@ ranks() {
 }
 
 dist() {
-    # With AdamW's usual ε the step of a weight whose gradient is rounding noise is noise too. Without clipping, parameters are updated
-    # while gradients travel.
+    # A large ε: with AdamW's default, a weight whose gradient is rounding noise gets an update of noise. No clipping: parameter updates
+    # then overlap the communication of gradients.
     local form common=(train --steps 20 --batch 16 --eps 1e-4 --clip 0 --evaluate-sequences 4 --save-every 0 --precision f32)
     ranks comm 60 bench comm --sizes 0.512,1,10,50,100,500,1000 --commit "$commit" --json "$logs/comm.json"
     show comm 16
@@ -204,12 +206,12 @@ dist() {
     check dist-weights 60 weights "$logs/alone" "$logs"/ddp-*/ "$logs"/shard-*/
 }
 
-# Collectives, training and ranks that fail, between GPUs.
+# Collectives, training and failing ranks on two GPUs, over NCCL.
 dist-tests() {
     run dist-tests 400 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl:: --test-threads 1 --nocapture
     show dist-tests 40
     if grep -q 'skipped: .* needs 2 GPUs' "$logs/dist-tests.log"; then
-        failures+=("dist-tests: skipped, for want of two GPUs")
+        failures+=("dist-tests: skipped: needs two GPUs")
     fi
 }
 
@@ -229,12 +231,13 @@ dist-bench() {
     fi
 }
 
-# Whether copy engines carry gradients right, then what they cost beside NCCL and beside nothing. Nothing is measured of what is wrong.
+# Correctness of collectives over copy engines; then their time, compared with NCCL and with no communication. If the tests fail,
+# nothing is measured.
 dist-copies() {
     local precision
     run copies-tests 120 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry nccl::training_on_gpus --nocapture || return
     if grep -q 'skipped: .* needs 2 GPUs' "$logs/copies-tests.log"; then
-        failures+=("copies-tests: skipped, for want of two GPUs")
+        failures+=("copies-tests: skipped: needs two GPUs")
     fi
     ranks copies-comm 40 bench comm --copy-engines --collective all_reduce,reduce_scatter,all_gather --sizes 1,25,100,1000 --commit "$commit" \
         --json "$logs/copies-comm.json"
@@ -247,14 +250,14 @@ dist-copies() {
     check copies-table 30 dist "$logs"/copies-{f32,bf16}.json
 }
 
-# How many SMs (streaming multiprocessors) NCCL should use, how large buckets should be, and what gradients in bf16 bring.
+# Number of SMs for NCCL (its CTAs), bucket size, and the speedup from bf16 as communication dtype.
 dist-sweep() {
     local ctas xl=(--size xl --batch 4 --context 128 --warmup 4 --repeat 6 --commit "$commit")
     local common=("${xl[@]}" --form bucketed)
     ranks sweep-f32 150 bench ddp "${common[@]}" --precision f32 --buckets 100,300 --ctas 0,4,8,12,16,24 --json "$logs/sweep-f32.json"
     ranks sweep-bf16 150 bench ddp "${common[@]}" --precision bf16 --buckets 100,300 --ctas 0,8,16 --comm-dtypes f32,bf16 \
         --json "$logs/sweep-bf16.json"
-    # NCCL's kernels in clusters, as they are by default on Hopper.
+    # NCCL's kernels with thread block clusters, NCCL's default on Hopper.
     NCCL_CGA_CLUSTER_SIZE=4 ranks sweep-f32-clusters 60 bench ddp "${common[@]}" --precision f32 --buckets 300 --ctas 8,16 \
         --json "$logs/sweep-f32-clusters.json"
     NCCL_CGA_CLUSTER_SIZE=4 ranks sweep-bf16-clusters 60 bench ddp "${common[@]}" --precision bf16 --buckets 300 --ctas 8,16 \
@@ -265,14 +268,14 @@ dist-sweep() {
     check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
 }
 
-# What reserving SMs for NCCL gains; and NCCL blocks half as large, beside which a block of a matmul has room.
+# Speedup from GEMMs that reserve SMs for NCCL; and from NCCL blocks with half the threads, so that a GEMM block fits on the same SM.
 dist-sms() {
     local xl=(--size xl --batch 4 --context 128 --commit "$commit")
     local common=("${xl[@]}" --form bucketed --buckets 300 --warmup 4 --repeat 6)
     ranks sms-f32 60 bench ddp "${common[@]}" --precision f32 --ctas 8,12,16 --reserve-sms 0,auto,32 --json "$logs/sms-f32.json"
     ranks sms-bf16 40 bench ddp "${common[@]}" --precision bf16 --comm-dtypes bf16 --ctas 16,24 --reserve-sms 0,auto --json "$logs/sms-bf16.json"
     NCCL_NTHREADS=256 ranks sms-f32-threads 40 bench ddp "${common[@]}" --precision f32 --ctas 16,24 --reserve-sms 0,8 --json "$logs/sms-f32-threads.json"
-    # Which stream goes first; what cuBLAS chooses, and in the trace the blocks of its kernels.
+    # Logs the stream priorities and the kernels that cuBLAS chooses; the trace shows their thread blocks.
     TILEWRIGHT_LOG=tilewright_harness::ops=debug,tilewright_harness::dist=debug ranks sms-profile 40 profile "${xl[@]}" --ddp bucketed \
         --bucket-mb 300 --nccl-ctas 12 --steps 3 --out "$logs/sms-profile"
     grep -m 2 'priorities:' "$logs/sms-profile.log" | short | noted
@@ -280,7 +283,7 @@ dist-sms() {
     check sms-table 30 dist "$logs"/sms-*.json
 }
 
-# What lies under computing, on one trace: nothing with naive and flat, nearly all with bucketed.
+# Overlap of communication with compute, from traces: none for naive and flat, nearly all for bucketed.
 dist-profile() {
     local form
     for form in naive flat bucketed; do
@@ -290,11 +293,11 @@ dist-profile() {
     done
 }
 
-[ $# -gt 0 ] || { say "train-check: say which steps: ${steps[*]}" >&2 && exit 2; }
+[ $# -gt 0 ] || { say "train-check: missing STEP: expected one or more of ${steps[*]}" >&2 && exit 2; }
 for step in "$@"; do
     case " ${steps[*]} " in
         *" $step "*) ;;
-        *) say "train-check: there is no step '$step': the steps are ${steps[*]}" >&2 && exit 2 ;;
+        *) say "train-check: unknown step '$step': expected one or more of ${steps[*]}" >&2 && exit 2 ;;
     esac
 done
 unpack tilewright-train-check

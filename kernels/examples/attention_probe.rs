@@ -6,8 +6,7 @@
 //!   `causal`, `q_tile`, `k_tile`, `warps`, `stages`, `group`, `precision`, `even` (lengths are multiples of the
 //!   tiles), `one_pass`, `ws` (warp specialization), `pingpong`, `overlap` (true or false), `tma`, `arch`.
 //!
-//! With `emit=layout` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM
-//! IR.
+//! With `emit=layout` or `emit=async` it also writes `NAME.tile`, the Tile IR of that stage, and `NAME.ll`, the LLVM IR.
 
 use std::collections::HashMap;
 use std::error::Error;

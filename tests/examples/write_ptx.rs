@@ -1,7 +1,8 @@
-//! Writes the PTX of every kernel that ships, in every configuration of its list and of the tuned tables, and of the
-//! examples, into a folder: `cargo run --release -p tilewright-tests --example write_ptx -- DIR`.
-//! `scripts/compare_ptx.py OLD NEW` compares two such folders and ignores names, so that a change which must not change
-//! code can be shown not to.
+//! Writes the PTX of every shipped kernel, in every configuration of its autotune list and of the tuned tables, and of
+//! the examples, to a folder: `cargo run --release -p tilewright-tests --example write_ptx -- DIR`.
+//!
+//! `scripts/compare_ptx.py OLD NEW` compares two of these folders up to symbol names: it shows that a change does not
+//! change generated code.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,13 +99,13 @@ fn jobs() -> Vec<Job> {
     jobs
 }
 
-/// PTX, or why there is none.
+/// The PTX, or the reason why there is none.
 fn compile(job: &Job) -> String {
     let func = match job.def.record(&job.dtypes, &job.constants, &job.specialization) {
         Ok(func) => func,
         Err(_) => return "refused when it was recorded".into(),
     };
-    // What the tuner leaves out is not worth the minutes.
+    // Skipped, as by the tuner: not worth minutes of compile time.
     if pipeline::estimate_resources(&func, job.arch, &job.options).is_ok_and(|estimate| estimate.over_limit().is_some())
     {
         return "left out by the estimate of its registers".into();

@@ -1,5 +1,5 @@
-//! Fuzzes the parser with arbitrary text: parsing and verification never panic, and printed functions parse to the same
-//! text.
+//! Fuzzes the parser with arbitrary text: parsing and verification do not panic, and printing a parsed function
+//! round-trips.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Fuzzes the compiler with generated programs: results of the analyses hold, and every pass, native code and the
-//! simulator agree with the interpreter.
+//! Fuzzes the compiler with random programs: analysis results hold, and the IR after every pass, native code and the
+//! GPU simulator (sm_80, sm_90a) agree with the interpreter.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
