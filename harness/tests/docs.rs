@@ -93,6 +93,30 @@ fn commands_exist() {
     assert!(count > 25, "{count} commands were found");
 }
 
+/// A test that a script selects by name exists: `--exact` with an unknown name runs no test and succeeds.
+#[test]
+fn tests_that_scripts_run_exist() {
+    let read = |folder: &str, extension: &str| -> Vec<String> {
+        let entries = std::fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        let paths = entries.filter(|path| path.extension().is_some_and(|end| end == extension));
+        paths.map(|path| std::fs::read_to_string(path).unwrap()).collect()
+    };
+    let tests = [("tests/tests/gpu", "loops::"), ("harness/tests/dist", "nccl::")];
+    let mut count = 0;
+    for (folder, prefix) in tests {
+        let sources = read(folder, "rs").concat();
+        for script in read("scripts", "sh") {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let names = script.split(prefix).skip(1).map(|rest| rest.split(|c| !is_name(c)).next().unwrap_or_default());
+            for name in names.filter(|name| !name.is_empty()) {
+                assert!(sources.contains(&format!("fn {name}")), "no test in {folder} begins with `{name}`");
+                count += 1;
+            }
+        }
+    }
+    assert!(count >= 4, "{count} names were found");
+}
+
 /// Splits a line of shell into words, with double quotes.
 fn words(line: &str) -> Vec<String> {
     let quoted = |(i, part): (usize, &str)| match i % 2 {
