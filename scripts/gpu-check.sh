@@ -103,7 +103,7 @@ sanitize() {
         done
         aside sanitize.txt "$tool attention d=128 length=320 bf16 in parts" "sanitize-$tool-attention-parts" 200 "${under[@]}" attention "${quick[@]}" \
             --heads 1 --seq-len 320 --head-dim 128 --dtype bf16 --causal true --splits 2 --fwd-tiles 64,128,4,2,ws --dkdv-tiles 64,64,4,3,ws --dq-tiles 64,64,4,3,ws
-        for name in walks_fetch_ahead threads_exchange_through_memory; do
+        for name in loops_are_pipelined threads_communicate_through_memory; do
             aside sanitize.txt "$tool $name" "sanitize-$tool-$name" 300 \
                 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/gpu" --exact "loops::$name" --test-threads=1
         done
