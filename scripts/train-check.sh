@@ -247,7 +247,7 @@ dist-copies() {
     check copies-table 30 dist "$logs"/copies-{f32,bf16}.json
 }
 
-# How many multiprocessors NCCL should take, how large buckets should be, and what gradients in bf16 bring.
+# How many SMs (streaming multiprocessors) NCCL should use, how large buckets should be, and what gradients in bf16 bring.
 dist-sweep() {
     local ctas xl=(--size xl --batch 4 --context 128 --warmup 4 --repeat 6 --commit "$commit")
     local common=("${xl[@]}" --form bucketed)
@@ -265,7 +265,7 @@ dist-sweep() {
     check sweep-table 30 dist "$logs"/sweep-*.json "$logs"/shard-*.json
 }
 
-# What it brings that products leave multiprocessors to NCCL; and NCCL's blocks half as large, beside which one of a product has room.
+# What reserving SMs for NCCL gains; and NCCL blocks half as large, beside which a block of a matmul has room.
 dist-sms() {
     local xl=(--size xl --batch 4 --context 128 --commit "$commit")
     local common=("${xl[@]}" --form bucketed --buckets 300 --warmup 4 --repeat 6)

@@ -112,7 +112,7 @@ fn communication_after_backward_is_exposed() {
         let found = profile(&[], &["--ddp", form, "--ranks", "2", "--work", "forward-backward"]);
         check_trace(&found, 2);
         assert_eq!(overlapped(&found), [0.0, 0.0], "{form}: {}", found.text);
-        has(&found.text, &[&format!("of a step: 2 ranks over threads, gradients {form}, optimizer state replicated")]);
+        has(&found.text, &[&format!("per step: 2 ranks over threads, gradients {form}, optimizer state replicated")]);
     }
 }
 
@@ -121,7 +121,7 @@ fn communication_during_backward_is_overlapped() {
     let found = profile(&[], &["--ddp", "bucketed", "--bucket-mb", "0.2", "--backend", "tcp"]);
     check_trace(&found, 2);
     assert!(overlapped(&found).iter().sum::<f64>() > 5.0, "{}", found.text);
-    has(&found.text, &["of a step: 2 ranks over tcp, gradients bucketed"]);
+    has(&found.text, &["per step: 2 ranks over tcp, gradients bucketed"]);
 }
 
 #[test]
