@@ -205,7 +205,7 @@ fn attention_out_of_memory_shows_the_arithmetic() {
     let (out, rows) = report_rows("no-room", "attention", &arguments);
     assert!(positive(&rows[0], "forward_ms") && rows[1]["forward_ms"] == "OOM", "{rows:?}");
     let text = out.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.contains("length 1000000") && text.contains("8 · 1000000² · 4 B = 29802.32 GiB"), "{text}");
+    assert!(text.contains("seq_len 1000000") && text.contains("8 · 1000000² · 4 B = 29802.32 GiB"), "{text}");
 }
 
 #[test]

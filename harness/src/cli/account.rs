@@ -380,3 +380,28 @@ fn waits(path: &Path) -> Result<Vec<(f64, f64)>> {
         false => Ok(waits),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn reports_of_earlier_versions_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let report = |backend: &str, exposed: &str| {
+            let path = folder.path().join(backend);
+            let comm = |mb: f64| json!({ backend: "tcp", "ranks": 2, "collective": "all_reduce", "size_mb": mb, "median_ms": 1.0 + mb });
+            let ddp = json!({ "form": "bucketed", "bucket_mb": 25.0, exposed: 1.5 });
+            let report = json!({ "tables": [{ "rows": [comm(1.0), comm(10.0), ddp] }] });
+            std::fs::write(&path, report.to_string()).unwrap();
+            path
+        };
+        for path in [report("back_end", "left_over_ms"), report("backend", "exposed_ms")] {
+            assert_eq!(waits(&path).unwrap(), [(25.0, 1.5)]);
+            let rows = rows(&path).unwrap();
+            assert_eq!(column(&rows[0], "backend", "back_end"), "tcp");
+        }
+    }
+}

@@ -216,7 +216,7 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
     }
     table.notes = rows.notes.clone();
     table.notes.push(format!(
-        "On {device}, single head. Mean ± standard deviation of {runs} runs, with a synchronization after each. Held \
+        "On {device}, single head. Mean ± standard deviation of {runs} runs, with a synchronization after each. Saved \
          for backward is what forward leaves in memory, including inputs and output; the last column is the same in \
          score matrices (batch · seq_len², f32)."
     ));

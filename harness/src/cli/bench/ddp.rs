@@ -172,8 +172,8 @@ impl BenchModel {
     ) -> train::Result<BenchModel> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
-        let windows = work.batch as usize / comm.world().max(1);
-        let needed = config.step_bytes(windows, 1, StepKind::TrainStep).total();
+        let sequences = work.batch as usize / comm.world().max(1);
+        let needed = config.step_bytes(sequences, 1, StepKind::TrainStep).total();
         crate::ops::memory::kernel_device(&device)?.check_memory(needed)?;
         let model = Transformer::new(config, &device, 0)?;
         let options = TrainerOptions {
@@ -200,11 +200,11 @@ impl BenchModel {
             }
         };
         // The time of a step does not depend on the tokens.
-        let (windows, context) = ((batch / world).max(1), config.context);
+        let (sequences, context) = ((batch / world).max(1), config.context);
         let token = |i: usize| ((i + comm.rank() * 7919) * 2_654_435_761 % config.vocabulary) as u32;
-        let tokens: Vec<u32> = (0..windows * context + 1).map(token).collect();
+        let tokens: Vec<u32> = (0..sequences * context + 1).map(token).collect();
         let tensor =
-            |from: usize| Tensor::from_slice(&tokens[from..from + windows * context], (windows, context), &device);
+            |from: usize| Tensor::from_slice(&tokens[from..from + sequences * context], (sequences, context), &device);
         let (inputs, targets) = (tensor(0)?, tensor(1)?);
         Ok(BenchModel { model, trainer, data_parallel, device, inputs, targets })
     }

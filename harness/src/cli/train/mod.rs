@@ -261,7 +261,7 @@ struct Needs {
     /// In host memory: inputs and targets of the batch, four bytes per token each, held twice.
     tokens: f64,
     /// Sequences that run at a time.
-    windows: usize,
+    sequences: usize,
 }
 
 impl Needs {
@@ -269,18 +269,18 @@ impl Needs {
     fn of(config: &Config, options: &train::RunOptions, data_parallel: Option<&DataParallelOptions>) -> Needs {
         let world = data_parallel.map_or(1, |data_parallel| data_parallel.comm.world());
         let batch = options.batch.div_ceil(world);
-        let windows = options.micro_batch.min(batch);
+        let sequences = options.micro_batch.min(batch);
         let config = Config { context: options.context, ..config.clone() };
         // Among several ranks, gradients are kept in bf16 only if they are communicated in bf16 and nothing is sharded.
         let like_one = data_parallel.is_none_or(|data_parallel| {
             data_parallel.ddp.comm_dtype == Some(Dtype::Bf16) && data_parallel.shard.is_none()
         });
-        let micro_batches = batch.div_ceil(windows.max(1)).max(if like_one { 1 } else { 2 });
-        let mut step = config.step_bytes(windows, micro_batches, StepKind::TrainStep);
+        let micro_batches = batch.div_ceil(sequences.max(1)).max(if like_one { 1 } else { 2 });
+        let mut step = config.step_bytes(sequences, micro_batches, StepKind::TrainStep);
         if data_parallel.is_some_and(|data_parallel| data_parallel.shard.is_some()) {
             step.moments /= world as f64;
         }
-        Needs { step, tokens: 16.0 * batch as f64 * options.context as f64, windows }
+        Needs { step, tokens: 16.0 * batch as f64 * options.context as f64, sequences }
     }
 
     /// Checks that the host has memory for the tokens of a batch, and on the CPU also for a step.
@@ -309,8 +309,8 @@ impl Needs {
         if self.tokens > self.step.total() {
             less.push("a smaller --batch".to_string());
         }
-        if self.windows > 1 {
-            less.push(format!("--micro-batch {} (the batch size does not change)", self.windows / 2));
+        if self.sequences > 1 {
+            less.push(format!("--micro-batch {} (the batch size does not change)", self.sequences / 2));
         }
         less.extend(options_for_less(config));
         less.extend(["a smaller --context", "a smaller model"].map(str::to_string));
@@ -323,7 +323,7 @@ impl Needs {
             gib(weights),
             gib(gradients),
             gib(moments),
-            self.windows,
+            self.sequences,
             options.context,
             gib(activations),
             gib(self.tokens),

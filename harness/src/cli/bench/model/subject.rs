@@ -177,8 +177,8 @@ impl Subject {
                 }
             }
             Steps::Train(trainer, whole) => {
-                let windows = inputs.dim(0)?;
-                let (registered, result) = whole.queue(model, trainer, [inputs, targets], windows)?.wait()?;
+                let sequences = inputs.dim(0)?;
+                let (registered, result) = whole.queue(model, trainer, [inputs, targets], sequences)?.wait()?;
                 trainer.commit(registered, result.values())?;
             }
         }
