@@ -73,7 +73,7 @@ fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, 
     let (data_parallel, mut trainer) =
         DataParallel::new(&data_parallel, params, trainer, batch, way.micro_batches).unwrap();
     let weight = params.get("blocks.1.mlp.gate_up.weight").unwrap().range();
-    let mut lent = false;
+    let mut aliased = false;
     for step in 0..STEPS {
         match aliases {
             true => trainer.begin().unwrap(),
@@ -89,7 +89,7 @@ fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, 
             };
             let before = gradient();
             let loss = model.loss(&ids(0), &ids(5)).unwrap();
-            lent |= step + micro == 0 && gradient() != before;
+            aliased |= step + micro == 0 && gradient() != before;
             let share = 1.0 / way.micro_batches as f64;
             match micro + 1 < way.micro_batches {
                 true => data_parallel.ddp().no_sync(|| trainer.backward(&loss, share).unwrap()),
@@ -98,7 +98,7 @@ fn train(comm: Communicator, way: Way, form: Form, aliases: bool) -> (Vec<f32>, 
         }
         data_parallel.finish_step(&mut trainer).unwrap();
     }
-    (values(params), lent)
+    (values(params), aliased)
 }
 
 #[test]
@@ -133,11 +133,11 @@ fn aliased_activations_are_not_all_reduced() {
     ] {
         let run =
             |form, aliases| ranks(Kind::Threads, 2, options(), |comm| train(comm, way, form, aliases)).swap_remove(0);
-        let (expected, lent) = run(Form::Flat, false);
-        assert!(!lent && expected.iter().all(|value| value.is_finite()), "{way:?}");
+        let (expected, aliased) = run(Form::Flat, false);
+        assert!(!aliased && expected.iter().all(|value| value.is_finite()), "{way:?}");
         for form in [Form::Flat, Form::Overlap, Form::Bucketed] {
-            let (found, lent) = run(form, true);
-            assert!(lent && found == expected, "{way:?}, {form:?}, lent: {lent}");
+            let (found, aliased) = run(form, true);
+            assert!(aliased && found == expected, "{way:?}, {form:?}, aliased: {aliased}");
         }
     }
 }

@@ -131,7 +131,7 @@ fn later_parameter_groups_count_their_own_steps() {
 #[test]
 fn their_state_resumes_in_any_world() {
     let half = LATER + 2;
-    let whole = ranks(Kind::Threads, 1, options(), unshared).swap_remove(0);
+    let unsharded = ranks(Kind::Threads, 1, options(), unshared).swap_remove(0);
     for (saver, exchange) in [(1, EXCHANGES[0]), (2, EXCHANGES[1]), (3, EXCHANGES[0]), (4, EXCHANGES[1])] {
         let saved = ranks(Kind::Threads, saver, options(), |comm| {
             let (params, ddp) = begin(comm, exchange, 1);
@@ -150,7 +150,7 @@ fn their_state_resumes_in_any_world() {
             for world in [1, 2, 3, 4] {
                 let found = ranks(Kind::Threads, world, options(), |comm| goes_on(comm, exchange, start, state, half));
                 for found in &found {
-                    let distance = model::distance(found, &whole[STEPS - 1]);
+                    let distance = model::distance(found, &unsharded[STEPS - 1]);
                     assert!(distance <= TOLERANCE, "{saver} ranks, then {world}, {exchange:?}: {distance:e}");
                 }
             }

@@ -13,7 +13,7 @@ use tilewright_harness::signals::{self, StopSignal};
 use crate::tensors::tensors;
 
 /// Far longer than any operation here.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Exit code after a stop signal, with the state saved.
 const STOPPED: i32 = 75;
 /// Environment variable with the test's folder, in all processes of a test.
@@ -84,7 +84,7 @@ fn text(output: &Output) -> String {
 fn wait_for(why: &str, mut what: impl FnMut() -> bool) {
     let began = Instant::now();
     while !what() {
-        assert!(began.elapsed() < PATIENCE, "{why}");
+        assert!(began.elapsed() < TIMEOUT, "{why}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -249,7 +249,7 @@ fn a_second_signal_ends_at_once() {
         let began = Instant::now();
         // A second signal within the debounce time is ignored; repeat until one is later.
         while child.try_wait().unwrap().is_none() {
-            assert!(began.elapsed() < PATIENCE, "the second signal did not end it");
+            assert!(began.elapsed() < TIMEOUT, "the second signal did not end it");
             std::thread::sleep(signals::DEBOUNCE);
             send(&child, SIGTERM);
         }
@@ -323,7 +323,7 @@ fn program_of_a_rank_that_stops() {
         _ => {
             let saving = lifeline::saving();
             // Far longer than the stop timeout, and shorter than the save timeout.
-            let time = if what == "save" { Duration::from_secs(2) } else { PATIENCE };
+            let time = if what == "save" { Duration::from_secs(2) } else { TIMEOUT };
             std::thread::sleep(time);
             drop(saving);
             println!("saved");
@@ -414,7 +414,7 @@ fn a_subreaper_launcher_reaps_orphans() {
     let mut child = command.spawn().unwrap();
     let began = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if began.elapsed() > PATIENCE / 2 {
+        if began.elapsed() > TIMEOUT / 2 {
             send(&child, SIGKILL);
         }
         std::thread::sleep(Duration::from_millis(10));

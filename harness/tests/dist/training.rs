@@ -67,21 +67,21 @@ fn train_with(device: &Device, comm: Arc<Communicator>, options: DdpOptions) -> 
 pub fn check(device: &Device, comm: Communicator) {
     let expected = model::alone_on(device, STEPS);
     let comm = Arc::new(comm);
-    let mut whole = Vec::new();
+    let mut bucketed = Vec::new();
     for form in FORMS {
-        whole = train_with(device, comm.clone(), ddp_options(form));
-        let distance = model::distance(&whole[STEPS - 1], &expected[STEPS - 1]);
+        bucketed = train_with(device, comm.clone(), ddp_options(form));
+        let distance = model::distance(&bucketed[STEPS - 1], &expected[STEPS - 1]);
         assert!(distance <= TOLERANCE, "{form:?}: {distance:e}");
     }
     // With fewer SMs for NCCL: sums of two ranks are the same in any order.
     let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
-    let distance = model::distance(&limited[STEPS - 1], &whole[STEPS - 1]);
+    let distance = model::distance(&limited[STEPS - 1], &bucketed[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 SMs: {distance:e}");
     // Copy engines: two ranks' gradients are reduced, or exchanged.
     for exchange in [Exchange::AllReduce, Exchange::PeerGradients] {
         let options = DdpOptions { copy_engines: true, exchange, ..ddp_options(Form::Bucketed) };
         let copied = train_with(device, comm.clone(), options);
-        let distance = model::distance(&copied[STEPS - 1], &whole[STEPS - 1]);
+        let distance = model::distance(&copied[STEPS - 1], &bucketed[STEPS - 1]);
         assert!(
             distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE },
             "{exchange:?} by copy engines: {distance:e}"
@@ -96,7 +96,7 @@ pub fn check(device: &Device, comm: Communicator) {
     crate::update::check(device, &comm);
     // The last one of the forms was bucketed.
     let (shared, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
-    assert!(shared == whole, "sharded, broadcast");
+    assert!(shared == bucketed, "sharded, broadcast");
     let (shared, ..) = train_sharded(device, comm, Exchange::ReduceScatter);
     let distance = model::distance(&shared[STEPS - 1], &expected[STEPS - 1]);
     assert!(distance <= TOLERANCE, "sharded, ZeRO-1: {distance:e}");

@@ -198,8 +198,8 @@ fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
         let first = params.get("in").unwrap().range();
         if leads {
             memory::write::<G, _>(&params.grads(), |_, grads| {
-                let spoil = |mut grads: tilewright::ViewMut<'_, G>| grads.copy_from_slice(&[G::from_f64(f64::NAN)]);
-                grads.slice(first.start..first.start + 1).and_then(spoil).map_err(memory::kernel_error)
+                let set_nan = |mut grads: tilewright::ViewMut<'_, G>| grads.copy_from_slice(&[G::from_f64(f64::NAN)]);
+                grads.slice(first.start..first.start + 1).and_then(set_nan).map_err(memory::kernel_error)
             })
             .unwrap();
         }

@@ -272,7 +272,7 @@ fn loaded(place: &Place, form: Form, then: Form) -> Outcome<bool> {
     if then.ranks == form.ranks || form.ranks == 1 || !run.join("checkpoint.safetensors").exists() {
         return Ok(false);
     }
-    let (expected, step) = state::whole(&run)?;
+    let (expected, step) = state::merged(&run)?;
     if step >= STEPS {
         return Ok(false);
     }

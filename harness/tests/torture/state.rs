@@ -107,10 +107,10 @@ pub fn take_older(run: &Path) -> Result<(), String> {
 }
 
 /// The contents of all tensors of the newest checkpoint, with merged shards; and its step.
-pub fn whole(run: &Path) -> Result<(BTreeMap<String, Vec<u8>>, u64), String> {
-    let (mut whole, header) = contents(&run.join(CHECKPOINT))?;
+pub fn merged(run: &Path) -> Result<(BTreeMap<String, Vec<u8>>, u64), String> {
+    let (mut merged, header) = contents(&run.join(CHECKPOINT))?;
     let step = header["step"].as_u64().ok_or("the checkpoint has no step")?;
-    let Some(parts) = header["parts"].as_object() else { return Ok((whole, step)) };
+    let Some(parts) = header["parts"].as_object() else { return Ok((merged, step)) };
     let (id, world) = (parts["id"].as_u64().unwrap_or_default(), parts["world"].as_u64().unwrap_or_default());
     // By name and first element, so that ranges of a tensor are adjacent.
     let mut pieces = BTreeMap::new();
@@ -125,9 +125,9 @@ pub fn whole(run: &Path) -> Result<(BTreeMap<String, Vec<u8>>, u64), String> {
         }
     }
     for ((name, _), bytes) in pieces {
-        whole.entry(name).or_default().extend(bytes);
+        merged.entry(name).or_default().extend(bytes);
     }
-    Ok((whole, step))
+    Ok((merged, step))
 }
 
 /// The tensors of a file, and its header.
