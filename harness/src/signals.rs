@@ -30,8 +30,8 @@ pub enum StopSignal {
     End(i32),
 }
 
-/// Starts a thread that calls the callback for signals of [`STOP_SIGNALS`] from now on. May be called several times; every
-/// callback gets all signals.
+/// Starts a thread that calls the callback for signals of [`STOP_SIGNALS`] from now on. May be called several times;
+/// every callback gets all signals.
 ///
 /// # Errors
 /// The system has no more threads or descriptors.

@@ -190,8 +190,8 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
 }
 
-/// Returns the checkpoint as earlier versions wrote it: their names in its header, in format 2, or in format 1, which has no
-/// checksums.
+/// Returns the checkpoint as earlier versions wrote it: their names in its header, in format 2, or in format 1, which
+/// has no checksums.
 fn with_old_names(checkpoint: &[u8], format: u32) -> Vec<u8> {
     let length = u64::from_le_bytes(checkpoint[..8].try_into().unwrap()) as usize;
     let (header, tensors) = checkpoint[8..].split_at(length);

@@ -329,13 +329,13 @@ impl Body {
         }
         let name = |i: usize| hygienic(&format!("element{i}"));
         let (mut names, mut values, mut list) = (Vec::new(), Vec::new(), Vec::new());
-        let neighbour = name(first);
+        let neighbor = name(first);
         for (i, e) in array.elems.iter().enumerate() {
             let name = name(i);
             if is_literal(e) {
                 let (span, value) = (e.span(), self.operand(e));
                 let lang = lang(span);
-                list.push(quote_spanned!(span=> #lang::operand::literal_for(&#neighbour, #value)));
+                list.push(quote_spanned!(span=> #lang::operand::literal_for(&#neighbor, #value)));
             } else {
                 values.push(self.expr(e));
                 list.push(name.to_token_stream());

@@ -76,12 +76,12 @@ impl Form {
 pub enum Exchange {
     /// The whole averaged gradient.
     AllReduce,
-    /// Both ranks' gradients, for an optimizer that averages while it reads ([`Ddp::finish_by_bucket_with_peer`]); two ranks
-    /// only. Gradients of four bytes are copied to the peer, which needs no kernels during backward and no more link
-    /// bandwidth than an all-reduce. Gradients of two bytes are not copied: the optimizer reads them from peer memory.
-    /// AdamW moves 28 bytes of local GPU memory for each parameter, which takes longer than two bytes over NVLink.
-    /// Requires two ranks whose gradients copy engines transfer, or two threads if `copy_engines` is set; otherwise
-    /// equivalent to [`Exchange::AllReduce`].
+    /// Both ranks' gradients, for an optimizer that averages while it reads ([`Ddp::finish_by_bucket_with_peer`]); two
+    /// ranks only. Gradients of four bytes are copied to the peer, which needs no kernels during backward and no more
+    /// link bandwidth than an all-reduce. Gradients of two bytes are not copied: the optimizer reads them from peer
+    /// memory. AdamW moves 28 bytes of local GPU memory for each parameter, which takes longer than two bytes over
+    /// NVLink. Requires two ranks whose gradients copy engines transfer, or two threads if `copy_engines` is set;
+    /// otherwise equivalent to [`Exchange::AllReduce`].
     PeerGradients,
     /// This rank's shard of every bucket ([`Bucket::shards`]), for a sharded optimizer (ZeRO-1).
     ReduceScatter,
@@ -334,8 +334,8 @@ impl Ddp {
     }
 
     /// Same as [`Ddp::finish_by_bucket`], for a caller that averages the gradients of two ranks itself
-    /// ([`Ddp::has_peer_gradients`]): `with` also gets the peer's gradients. The local gradients stay unchanged, and `with` must
-    /// not write them. Without an exchange `with` gets `None`, and the gradients are the averages.
+    /// ([`Ddp::has_peer_gradients`]): `with` also gets the peer's gradients. The local gradients stay unchanged, and
+    /// `with` must not write them. Without an exchange `with` gets `None`, and the gradients are the averages.
     ///
     /// # Errors
     /// See [`Ddp::finish_by_bucket`].
@@ -409,7 +409,8 @@ impl Ddp {
         self.inner.peer_gradients.as_ref().is_some_and(|peer| peer.reads_peer)
     }
 
-    /// Replaces the gradients of a step that ended with [`Ddp::finish_by_bucket_with_peer`] by the averages, for inspection.
+    /// Replaces the gradients of a step that ended with [`Ddp::finish_by_bucket_with_peer`] by the averages, for
+    /// inspection.
     ///
     /// # Errors
     /// Errors of the launches.

@@ -9,9 +9,9 @@
 //! The metadata has two entries in addition to the checksums of [`tensor_file`]: `tilewright`, a JSON object
 //! ([`Header`]), and `tokenizer`, the `tokenizer.json` of the run.
 //!
-//! With a sharded optimizer the moments are in one file per rank ([`shard_file_name`]), and the checkpoint has the parameters
-//! and the identification of these files ([`OptimizerShards`]). The shards are written first: renaming the checkpoint commits all
-//! files atomically. They can be loaded with any world size.
+//! With a sharded optimizer the moments are in one file per rank ([`shard_file_name`]), and the checkpoint has the
+//! parameters and the identification of these files ([`OptimizerShards`]). The shards are written first: renaming the
+//! checkpoint commits all files atomically. They can be loaded with any world size.
 //!
 //! Format 2 has checksums; format 1, which had none and is otherwise the same, can still be read.
 //!

@@ -23,8 +23,8 @@ pub struct DataParallelOptions {
     pub shard: Option<Mode>,
 }
 
-/// The settings of [`DataParallelOptions`] that a checkpoint stores: those that affect the result, not those that depend on the
-/// machines.
+/// The settings of [`DataParallelOptions`] that a checkpoint stores: those that affect the result, not those that
+/// depend on the machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankSettings {
     pub form: Form,

@@ -147,8 +147,8 @@ impl<'a> Run<'a> {
     /// locked here.
     ///
     /// # Errors
-    /// See [`Run::begin`] and [`DataParallel::new`]; also ranks that were started with different settings, named by rank and
-    /// option.
+    /// See [`Run::begin`] and [`DataParallel::new`]; also ranks that were started with different settings, named by
+    /// rank and option.
     pub fn begin_with(
         model: &'a dyn LanguageModel,
         data: &'a Dataset,

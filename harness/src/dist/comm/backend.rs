@@ -22,7 +22,8 @@ impl Memory {
     /// # Safety
     /// `address` is host memory, and no other code accesses it while the slice lives.
     pub unsafe fn host(&mut self) -> &mut [u8] {
-        // SAFETY: the caller's promise. The address comes from a slice or vector, so it is aligned and not null without bytes too.
+        // SAFETY: the caller's promise. The address comes from a slice or vector, so it is aligned and not null without
+        // bytes too.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
@@ -114,8 +115,8 @@ pub trait EventTimer: Send + Sync {
     /// # Errors
     /// Errors of the GPU.
     fn stop(&mut self) -> Result<()>;
-    /// Seconds between the points; blocks until the GPU has reached the second one. `None` before [`EventTimer::stop`], and
-    /// after a failure of the GPU.
+    /// Seconds between the points; blocks until the GPU has reached the second one. `None` before [`EventTimer::stop`],
+    /// and after a failure of the GPU.
     fn seconds(&self) -> Option<f64>;
 }
 
@@ -136,8 +137,8 @@ pub(crate) trait Backend {
     /// CTAs as the last [`Backend::set_max_ctas`] set. Only GPU backends use it.
     fn set_overlapped(&mut self, _overlapped: bool) {}
 
-    /// Limits the CTAs of overlapped collectives ([`Backend::set_overlapped`]). Every rank calls it with the same value; 0
-    /// means no limit.
+    /// Limits the CTAs of overlapped collectives ([`Backend::set_overlapped`]). Every rank calls it with the same
+    /// value; 0 means no limit.
     fn set_max_ctas(&mut self, _seq: u64, _max_ctas: u32, _deadline: Deadline) -> Result<()> {
         Ok(())
     }

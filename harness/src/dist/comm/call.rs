@@ -92,8 +92,8 @@ pub enum Op {
     /// No rank returns before all ranks have called it.
     Barrier,
     /// Between two ranks: each sends its buffer, which stays unchanged, to the peer's receive buffer
-    /// (`Communicator::set_peer_buffer`). With peer reads nothing is sent: neither rank continues before both have arrived,
-    /// and each may then read the other's memory.
+    /// (`Communicator::set_peer_buffer`). With peer reads nothing is sent: neither rank continues before both have
+    /// arrived, and each may then read the other's memory.
     Exchange,
 }
 

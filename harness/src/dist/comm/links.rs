@@ -48,8 +48,9 @@ pub(crate) trait Links {
         deadline: Deadline,
     ) -> Result<(), LinkError>;
 
-    /// Finds the cause of a timeout: among the ranks that `late` waits for, those that do not wait themselves (`TimedOut`),
-    /// or the abort notice of a rank that timed out earlier (`Aborted`), if the timeout is not this rank's.
+    /// Finds the cause of a timeout: among the ranks that `late` waits for, those that do not wait themselves
+    /// (`TimedOut`), or the abort notice of a rank that timed out earlier (`Aborted`), if the timeout is not this
+    /// rank's.
     fn roll_call(&mut self, late: Vec<usize>, _own_timeout: bool) -> LinkError {
         LinkError::TimedOut(late)
     }

@@ -23,8 +23,9 @@
 //! - After an error a communicator only returns that error.
 //!
 //! Reading order: [`call`] (the description of a collective), [`backend`] (the trait of backends), this page (queue and
-//! handles), [`host_reduce`], then the backends: [`threads`]; [`links`] for backends with point-to-point messages, which are
-//! [`tcp`] and `mpi`; [`copies`] has the schedules of collectives that copy engines run instead of NCCL's kernels.
+//! handles), [`host_reduce`], then the backends: [`threads`]; [`links`] for backends with point-to-point messages,
+//! which are [`tcp`] and `mpi`; [`copies`] has the schedules of collectives that copy engines run instead of NCCL's
+//! kernels.
 
 pub(crate) mod backend;
 pub mod call;
@@ -357,8 +358,8 @@ impl Communicator {
         unsafe { self.enqueue(call, address, true) }
     }
 
-    /// Limits collectives of [`Communicator::start_overlapped`] to this number of CTAs (SMs); 0 leaves the number to the
-    /// backend. Fewer CTAs leave more SMs to compute kernels, and make collectives slower. A collective, which all
+    /// Limits collectives of [`Communicator::start_overlapped`] to this number of CTAs (SMs); 0 leaves the number to
+    /// the backend. Fewer CTAs leave more SMs to compute kernels, and make collectives slower. A collective, which all
     /// ranks call with the same value. Backends other than NCCL ignore it.
     ///
     /// # Errors
@@ -367,9 +368,10 @@ impl Communicator {
         self.configure(OverlapSetting::MaxCtas(max_ctas))
     }
 
-    /// Selects whether copy engines run collectives of [`Communicator::start_overlapped`] where they can (sums and averages
-    /// of f32, bf16 and f16, all-gathers and exchanges). Copy engines use SMs only for short reductions, and need all
-    /// GPUs on one host. A collective, which all ranks call with the same value. Backends other than NCCL ignore it.
+    /// Selects whether copy engines run collectives of [`Communicator::start_overlapped`] where they can (sums and
+    /// averages of f32, bf16 and f16, all-gathers and exchanges). Copy engines use SMs only for short reductions, and
+    /// need all GPUs on one host. A collective, which all ranks call with the same value. Backends other than NCCL
+    /// ignore it.
     ///
     /// # Errors
     /// [`CommError`], on all ranks, if the processes cannot share GPU memory.
@@ -379,10 +381,10 @@ impl Communicator {
 
     /// Sets the buffer that receives the peer's data of an [`Op::Exchange`], or the memory that the peer may read after
     /// one; `None` removes it. Returns the address from which the peer's data is read, if exchanges are possible:
-    /// between two ranks that are threads, or whose GPUs' [copy engines](Communicator::set_overlap_copy_engines) run overlapped
-    /// collectives; peer reads need NVLink. A collective, which all ranks call with the same number of bytes. The
-    /// buffer is held until the next one is set or removed, or the communicator is dropped; no exchange may be in
-    /// flight in it then.
+    /// between two ranks that are threads, or whose GPUs' [copy engines](Communicator::set_overlap_copy_engines) run
+    /// overlapped collectives; peer reads need NVLink. A collective, which all ranks call with the same number of
+    /// bytes. The buffer is held until the next one is set or removed, or the communicator is dropped; no exchange may
+    /// be in flight in it then.
     ///
     /// # Errors
     /// See [`Communicator::set_overlap_copy_engines`].

@@ -2,9 +2,9 @@
 //!
 //! A rank that waits for another one knows only that this one is late; the late rank may itself wait for a third one
 //! that hangs. Every rank that times out, or that learns of another rank's timeout, therefore reports which ranks it
-//! waits for ([`WAITING_FOR`]), and collects the reports of the others for a while. A rank that others wait for and that does
-//! not report is the one that hangs. Ranks that are in no collective do not report either, but no waiting rank names
-//! them.
+//! waits for ([`WAITING_FOR`]), and collects the reports of the others for a while. A rank that others wait for and
+//! that does not report is the one that hangs. Ranks that are in no collective do not report either, but no waiting
+//! rank names them.
 //!
 //! A message that was in flight at the timeout is completed with zeros and marked as invalid, so that it is not taken
 //! for data and the connection stays in sync.

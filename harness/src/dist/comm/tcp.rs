@@ -4,8 +4,8 @@
 //! non-blocking: one thread sends to one rank while it receives from another, and `poll` wakes it when either can
 //! continue.
 //!
-//! After a timeout, ranks run a roll call ([`roll_call`]): each waiting rank reports which ranks it waits for, so that all
-//! of them name the unresponsive one.
+//! After a timeout, ranks run a roll call ([`roll_call`]): each waiting rank reports which ranks it waits for, so that
+//! all of them name the unresponsive one.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

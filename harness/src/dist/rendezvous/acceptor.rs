@@ -1,8 +1,8 @@
 //! Accepts authenticated ranks and rejects all other connections. One thread serves all connections concurrently and
 //! never blocks on one of them.
 //!
-//! A whole handshake has to end within [`HANDSHAKE_TIMEOUT`]. At most [`MAX_PENDING`] handshakes are in progress; another
-//! connection replaces the oldest. A rank whose handshake was replaced connects again.
+//! A whole handshake has to end within [`HANDSHAKE_TIMEOUT`]. At most [`MAX_PENDING`] handshakes are in progress;
+//! another connection replaces the oldest. A rank whose handshake was replaced connects again.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};

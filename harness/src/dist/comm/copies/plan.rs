@@ -34,8 +34,8 @@
 //! - **No receive slot is overwritten before it is read.** Rank r writes p's slot in its push of n. The slot's previous
 //!   content came from r's push of some m < n, and p read it in its reduction of m, before its second signal of m.
 //!   Before it pushes, r has awaited p's second of n − 1 or a later one; an all_gather and an all_reduce await it
-//!   themselves, a reduce_scatter leaves it to the next push of the lane (`unacknowledged`). A peer read reads no slot, and its
-//!   first signal comes after all reads before it.
+//!   themselves, a reduce_scatter leaves it to the next push of the lane (`unacknowledged`). A peer read reads no slot,
+//!   and its first signal comes after all reads before it.
 //! - **No send slot is overwritten before it is fetched.** Rank r writes its send slot in the reduction, or the copy,
 //!   of n. The others fetched its previous content in a segment m < n, which they have completed when they give their
 //!   first signal of n; r has awaited all of these.

@@ -42,8 +42,8 @@ pub struct CopyCollective {
     pub address: u64,
 }
 
-/// One rank's lanes, and all ranks' blocks. Memory that is neither [closed](CopyEngines::close) nor [freed](CopyEngines::free)
-/// is leaked: after a failure another rank may still write to it.
+/// One rank's lanes, and all ranks' blocks. Memory that is neither [closed](CopyEngines::close) nor
+/// [freed](CopyEngines::free) is leaked: after a failure another rank may still write to it.
 pub struct CopyEngines {
     context: Arc<CudaContext>,
     plan: Plan,
