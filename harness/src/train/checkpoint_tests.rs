@@ -100,7 +100,7 @@ fn a_file_cut_at_any_place_is_refused() {
         assert!(message.contains("truncated") && message.contains(&format!("found {len}")), "{message}");
     }
     std::fs::write(&path, "no checkpoint at all, but long enough to have a length").unwrap();
-    assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("no checkpoint"));
+    assert!(Checkpoint::open(&path).err().unwrap().to_string().contains("not a usable checkpoint"));
     let missing = Checkpoint::open(&dir.path().join("none")).err().unwrap().to_string();
     assert!(missing.contains("cannot read"), "{missing}");
 }

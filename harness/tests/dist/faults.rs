@@ -187,7 +187,7 @@ fn a_port_in_use_is_named() {
 fn ranks_of_another_job_or_world_are_turned_away() {
     let outcomes = meet(&[(0, 2, "mine"), (1, 2, "other")]);
     let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
-    assert!(texts[0].contains("rank 1 of 2 did not come"), "{texts:?}");
+    assert!(texts[0].contains("rank 1 of 2 did not connect"), "{texts:?}");
     assert!(texts[1].contains("another job uses this port"), "{texts:?}");
     for outcome in meet(&[(0, 2, ""), (1, 3, "")]) {
         let text = outcome.unwrap_err().to_string();
