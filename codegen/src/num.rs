@@ -1,9 +1,8 @@
 //! Number formats: the storage of every [`DType`], and conversion between storage and values.
 //!
 //! An element is stored in a `u64`: its low [`DType::bits`] bits are the element, the other bits are zero; a `bool` is
-//! 0 or
-//! 1. Float formats narrower than f32 are decoded to `f64` exactly and encoded from `f64` with one rounding, to nearest
-//! with ties to even.
+//! stored as 0 or 1. Float formats narrower than f32 are decoded to `f64` exactly and encoded from `f64` with one
+//! rounding, to nearest with ties to even.
 
 use crate::ir::DType;
 

@@ -140,7 +140,7 @@ pub fn interpret(
             let options = CompileOptions {
                 num_warps,
                 num_stages,
-                schedule: Schedule { tma: tma, warp_specialize, ..Schedule::default() },
+                schedule: Schedule { tma, warp_specialize, ..Schedule::default() },
                 ..CompileOptions::default()
             };
             let before: Vec<Option<Vec<u8>>> = args.iter().map(Arg::written).collect();
