@@ -103,17 +103,17 @@ impl Mesh {
     /// The smallest batch if the axes communicate concurrently on separate links: compute ≥ weights, so B / (XY) ≥ α /
     /// (Y M_X). `None` if the tensor axis is the bottleneck for every batch.
     pub fn batch(&self, ffn: &Ffn) -> Option<MinBatch> {
-        self.tensor_axis_fits(ffn).then(|| self.from_per_device(self.alpha() / (self.y * self.m_x)))
+        self.tensor_axis_fits(ffn).then(|| self.min_batch(self.alpha() / (self.y * self.m_x)))
     }
 
     /// The smallest batch if the axes communicate one after the other: compute ≥ weights + activations, so B / (XY) ≥ α
     /// / (Y M_X) / (1 − α Y / (M_Y F)).
     pub fn batch_serialized(&self, ffn: &Ffn) -> Option<MinBatch> {
         let left = 1.0 - self.alpha() * self.y / (self.m_y * ffn.d_ff);
-        (left > 0.0).then(|| self.from_per_device(self.alpha() / (self.y * self.m_x) / left))
+        (left > 0.0).then(|| self.min_batch(self.alpha() / (self.y * self.m_x) / left))
     }
 
-    fn from_per_device(&self, per_device: f64) -> MinBatch {
+    fn min_batch(&self, per_device: f64) -> MinBatch {
         MinBatch { per_device, overall: per_device * self.x * self.y }
     }
 }

@@ -5,8 +5,11 @@ use clap::{Command, CommandFactory, ValueEnum};
 use super::Arguments;
 use super::compile::Emit;
 
-/// Commands, their flags in earlier versions, and what these flags are called now.
-const OLD_FLAGS: &[(&[&str], &[(&str, &str)])] = &[
+/// A flag of an earlier version, and its name now.
+type Renamed = (&'static str, &'static str);
+
+/// Commands, with their flags that were renamed.
+const OLD_FLAGS: &[(&[&str], &[Renamed])] = &[
     (&["compile", "explain", "run"], &[("take-turns", "pingpong"), ("bulk-copies", "tma")]),
     (
         &["train", "profile", "memory", "report", "bench model", "bench ddp", "bench shard"],

@@ -337,16 +337,9 @@ impl<T: Number> RowwiseBuffers<T> {
             Op::AdamWTwoPeers => {
                 let gradients = [self.grad_y.view(), self.x.view()];
                 let squares = self.wide.slice_mut(..adamw::squares_two_peers(gradients[0].len()))?;
-                let step_control = [self.step_control.slice(..3)?, self.step_control.slice(3..)?];
-                adamw::step_two_peers(
-                    device,
-                    [p, m, v],
-                    gradients,
-                    Some(self.narrow.view_mut()),
-                    squares,
-                    step_control,
-                    &options,
-                )
+                let control = [self.step_control.slice(..3)?, self.step_control.slice(3..)?];
+                let weights = Some(self.narrow.view_mut());
+                adamw::step_two_peers(device, [p, m, v], gradients, weights, squares, control, &options)
             }
             Op::Cast => match T::dtype() {
                 DType::F32 => cast::forward(device, x, TensorMut::dense(self.narrow.view_mut(), shape)?),
