@@ -160,13 +160,13 @@ pub fn matmul<T: Float>(
     }
     if bias_along == Bias::Columns {
         let columns = j * n_tile + arange(0, n_tile);
-        let numbers = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
-        acc = acc + numbers.to::<f32>().expand_dims(0);
+        let bias_tile = load(bias + columns.to::<i64>() * bias_stride, mask = columns < n, other = 0.0);
+        acc = acc + bias_tile.to::<f32>().expand_dims(0);
     }
     if bias_along == Bias::Rows {
         let rows = i * m_tile + arange(0, m_tile);
-        let numbers = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
-        acc = acc + numbers.to::<f32>().expand_dims(1);
+        let bias_tile = load(bias + rows.to::<i64>() * bias_stride, mask = rows < m, other = 0.0);
+        acc = acc + bias_tile.to::<f32>().expand_dims(1);
     }
     acc = activate(acc, activation);
     if addend == Addend::Itself {
@@ -187,8 +187,8 @@ pub fn matmul<T: Float>(
 }
 
 /// Dimensions of a matrix from the fastest-varying in memory to the slowest.
-fn order(columns: bool) -> [usize; 2] {
-    if columns { [0, 1] } else { [1, 0] }
+fn order(col_major: bool) -> [usize; 2] {
+    if col_major { [0, 1] } else { [1, 0] }
 }
 
 /// The activation, elementwise.
@@ -296,8 +296,8 @@ fn launch_matmul<'a, T: FloatElement>(
     let ([m, k], [_, n]) = (a.shape(), b.shape());
     expect_shape(NAME, "b", b.shape(), [k, n])?;
     expect_shape(NAME, "c", c.shape(), [m, n])?;
-    let columns = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
-    if columns(c.strides()) {
+    let is_col_major = |strides: [i64; 2]| strides[0] == 1 && strides[1] != 1;
+    if is_col_major(c.strides()) {
         // cᵀ = bᵀ·aᵀ is row-major.
         let bias = bias.map(|(bias, _)| (bias, Bias::Rows));
         let addend_tensor = match addend_tensor {
@@ -337,8 +337,8 @@ fn launch_matmul<'a, T: FloatElement>(
         m: extent(NAME, "a", m)?,
         n: extent(NAME, "b", n)?,
         k: extent(NAME, "a", k)?,
-        a_col_major: columns(a.strides()),
-        b_col_major: columns(b.strides()),
+        a_col_major: is_col_major(a.strides()),
+        b_col_major: is_col_major(b.strides()),
         a: &a.data,
         b: &b.data,
         bias: &bias,
@@ -378,9 +378,9 @@ fn default_config(problem: &Problem) -> Config {
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
     let config = config.num_warps(num_warps).num_stages(num_stages);
     // Producer warps pay off where the MMAs keep two consumer warpgroups busy.
-    let warp_specialize_bf16 = hopper && bytes == 2 && m * n >= 128 * 128;
+    let warp_specialize_16bit = hopper && bytes == 2 && m * n >= 128 * 128;
     let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
-    let (warp_specialize, wgmma_f32) = (warp_specialize_bf16.then_some(true), f32.then_some(true));
+    let (warp_specialize, wgmma_f32) = (warp_specialize_16bit.then_some(true), f32.then_some(true));
     Config { schedule: Schedule { warp_specialize, wgmma_f32, ..Schedule::default() }, ..config }
 }
 
@@ -388,12 +388,12 @@ fn default_config(problem: &Problem) -> Config {
 /// splitting the operands (3xTF32) costs less the more each split operand is reused.
 fn wgmma_f32_tiles(problem: &Problem) -> ([usize; 3], u32, u32) {
     /// Programs that fill a GPU of this kind.
-    const BLOCKS: usize = 120;
+    const FULL_WAVE: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
-    let blocks = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
+    let programs = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
     match () {
-        () if blocks(128, 128) >= BLOCKS => ([128, 128, 32], 8, 3),
-        () if blocks(64, 128) >= BLOCKS => ([64, 128, 32], 4, 3),
+        () if programs(128, 128) >= FULL_WAVE => ([128, 128, 32], 8, 3),
+        () if programs(64, 128) >= FULL_WAVE => ([64, 128, 32], 4, 3),
         () => ([64, 64, 32], 4, 4),
     }
 }

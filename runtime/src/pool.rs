@@ -24,9 +24,10 @@ const MAX_THREADS: usize = 1024;
 
 /// The number of threads that rayon would start, within the limit.
 fn wanted() -> usize {
-    let said = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|&n: &usize| n > 0);
+    let requested =
+        std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse().ok()).filter(|&n: &usize| n > 0);
     let processors = || thread::available_parallelism().map_or(1, usize::from);
-    said.unwrap_or_else(processors).min(MAX_THREADS)
+    requested.unwrap_or_else(processors).min(MAX_THREADS)
 }
 
 /// Threads are started first and wait for a slot in the pool: rayon permanently fails to build a pool if one of its
@@ -38,9 +39,9 @@ fn start_with(wanted: usize) {
     while started < wanted {
         let receiver = receiver.clone();
         let body = move || {
-            let place = receiver.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
+            let slot = receiver.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).recv();
             // Without a slot the thread ends: the global pool existed already.
-            place.into_iter().for_each(ThreadBuilder::run);
+            slot.into_iter().for_each(ThreadBuilder::run);
         };
         match thread::Builder::new().name(format!("pool {started}")).spawn(body) {
             Ok(_) => started += 1,
@@ -53,8 +54,8 @@ fn start_with(wanted: usize) {
     let built = match started {
         0 => ThreadPoolBuilder::new().num_threads(1).use_current_thread().build_global(),
         threads => {
-            let give = move |place| sender.send(place).map_err(|_| io::Error::other("the thread has ended"));
-            ThreadPoolBuilder::new().num_threads(threads).spawn_handler(give).build_global()
+            let spawn = move |slot| sender.send(slot).map_err(|_| io::Error::other("the thread has ended"));
+            ThreadPoolBuilder::new().num_threads(threads).spawn_handler(spawn).build_global()
         }
     };
     if let Err(error) = built {

@@ -57,7 +57,7 @@ impl Stream {
 
     /// Records an event after the work that is queued now.
     pub fn record(&self) -> Result<Event> {
-        let point = match self.parts() {
+        let point = match self.cuda_parts() {
             None => Point::Cpu(Instant::now()),
             Some((cuda, stream)) => {
                 let flags = sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -69,7 +69,7 @@ impl Stream {
 
     /// Makes work that is queued here from now on wait for `event`.
     pub fn wait(&self, event: &Event) -> Result<()> {
-        match (self.parts(), &event.point) {
+        match (self.cuda_parts(), &event.point) {
             (Some((cuda, stream)), Point::Cuda(event)) => {
                 stream.wait(event).context(&format!("waiting for an event on {}", cuda.label))
             }
@@ -85,13 +85,13 @@ impl Stream {
     /// # Errors
     /// A failure of that work.
     pub fn synchronize(&self) -> Result<()> {
-        match self.parts() {
+        match self.cuda_parts() {
             None => Ok(()),
             Some((cuda, stream)) => cuda.synchronize(stream),
         }
     }
 
-    fn parts(&self) -> Option<(&Cuda, &Arc<CudaStream>)> {
+    fn cuda_parts(&self) -> Option<(&Cuda, &Arc<CudaStream>)> {
         match (self.device.inner(), &self.cuda) {
             (Inner::Cuda(cuda), Some(stream)) => Some((cuda, stream)),
             (Inner::Cuda(_) | Inner::Cpu(_) | Inner::Simulated(_), _) => None,

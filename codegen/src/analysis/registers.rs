@@ -25,7 +25,7 @@ pub fn available(threads: u32) -> u32 {
 /// pointer tiles do not count: most are addresses, which are computed where they are used.
 pub fn max_live(func: &Func) -> u32 {
     let mut pressure = Pressure { func, weights: HashMap::new(), peak: 0 };
-    pressure.block(func.body, &HashSet::new());
+    pressure.live_before(func.body, &HashSet::new());
     pressure.peak
 }
 
@@ -46,14 +46,14 @@ pub fn multiply_adds(func: &Func) -> u64 {
 
 /// Registers per thread that a tile occupies. Constants, masks and splats count as 0: they are rematerialized at their
 /// uses.
-pub fn of_tile(func: &Func, v: Value) -> u32 {
+pub fn tile_registers(func: &Func, v: Value) -> u32 {
     let Type::Tensor { .. } = func.ty(v) else { return 0 };
-    let made = func.def_op(v).is_some_and(|id| {
+    let rematerialized = func.def_op(v).is_some_and(|id| {
         matches!(func.op(id).op, Op::Constant { .. } | Op::Splat | Op::Arange { .. } | Op::Cmp(_))
             && func.op(id).op.effects() == Effects::Pure
     });
     let bits = func.ty(v).elem().map_or(32, |e| e.bits());
-    if made || bits < 8 { 0 } else { (func.layout_of(v).num_registers() * bits).div_ceil(32) as u32 }
+    if rematerialized || bits < 8 { 0 } else { (func.layout_of(v).num_registers() * bits).div_ceil(32) as u32 }
 }
 
 /// Whether an op only changes the shape of its operand. Such ops are evaluated at their uses.
@@ -92,7 +92,7 @@ struct Pressure<'a> {
 
 impl Pressure<'_> {
     /// Values that are live before a block, from those that are live after it.
-    fn block(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
+    fn live_before(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
         let mut live = after.clone();
         for &id in self.func.block(block).ops.iter().rev() {
             let data = self.func.op(id);
@@ -109,7 +109,7 @@ impl Pressure<'_> {
             if is_sync_point(&data.op) {
                 self.update_peak(&live);
             }
-            let inside = self.regions(id, &live);
+            let inside = self.live_into_regions(id, &live);
             live.extend(inside);
             live.extend(data.operands.iter().map(|&v| source(self.func, v)));
         }
@@ -124,7 +124,7 @@ impl Pressure<'_> {
     }
 
     /// Values from outside that the regions of an op need.
-    fn regions(&mut self, id: OpId, after: &HashSet<Value>) -> HashSet<Value> {
+    fn live_into_regions(&mut self, id: OpId, after: &HashSet<Value>) -> HashSet<Value> {
         let func = self.func;
         let data = func.op(id);
         let mut through = after.clone();
@@ -132,7 +132,7 @@ impl Pressure<'_> {
             // The next iteration needs them again.
             through.extend(self.needed_inside(id));
         }
-        data.regions.iter().flat_map(|&region| self.block(region, &through)).collect()
+        data.regions.iter().flat_map(|&region| self.live_before(region, &through)).collect()
     }
 
     /// Values that the regions of an op use and do not define.
@@ -156,7 +156,7 @@ impl Pressure<'_> {
         let weight = |v: &Value| {
             *self.weights.entry(*v).or_insert_with(|| {
                 let is_float = func.ty(*v).elem().and_then(|e| e.num()).is_some_and(DType::is_float);
-                if is_float { of_tile(func, *v) } else { 0 }
+                if is_float { tile_registers(func, *v) } else { 0 }
             })
         };
         self.peak = self.peak.max(live.iter().map(weight).sum());

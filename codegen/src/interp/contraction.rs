@@ -1,4 +1,4 @@
-//! Contractions: `dot`, and the order in which `reduce` and `scan` combine elements along their axis.
+//! `dot`, and the order in which `reduce` and `scan` combine elements along their axis.
 
 use super::value::{Tile, indices, position};
 use crate::ir::{DType, Precision};
@@ -52,8 +52,8 @@ fn multiply_add(a: &Tile, x: u64, b: &Tile, y: u64, acc: u64, precision: Precisi
 /// One element of each operand.
 pub(super) type Row = Vec<u64>;
 
-/// Positions in a tile's bits of the elements along `axis`: one list per index of the other dimensions, in row-major
-/// order of these.
+/// Flat offsets of the elements along `axis`: one list for each index of the other dimensions, which are in row-major
+/// order.
 pub(super) fn axis_lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let mut others = shape.to_vec();
     let extent = others.remove(axis);
@@ -68,7 +68,7 @@ pub(super) fn axis_lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     indices(&others).map(line).collect()
 }
 
-/// Combines the upper half with the lower half until one row is left.
+/// Tree reduction: combines the upper half of the rows with the lower half until one row is left.
 pub(super) fn tree_reduce<E>(
     mut rows: Vec<Row>,
     mut combine: impl FnMut(&Row, &Row) -> Result<Row, E>,

@@ -214,7 +214,7 @@ impl Machine<'_> {
             self.program = first.place;
             let at = first.spin.at.expect("internal compiler error: a spinning program without an op, please report");
             let message = format!(
-                "lost progress: all {} programs that have not ended repeat accesses to global memory that change nothing",
+                "livelock: all {} programs that have not exited repeat global memory accesses that change nothing",
                 resident.len()
             );
             return Err(self.error(at, message));

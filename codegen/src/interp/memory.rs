@@ -1,6 +1,6 @@
 //! Global memory of the interpreter: buffers with addresses; every access is checked.
 
-use super::races::{Kind, Races};
+use super::races::{AccessKind, RaceDetector};
 use std::cell::Cell;
 
 /// A buffer of a [`Memory`].
@@ -11,7 +11,7 @@ pub struct BufferId(usize);
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     buffers: Vec<Buffer>,
-    races: Races,
+    races: RaceDetector,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -116,21 +116,21 @@ impl Memory {
     /// [`Memory::read`] by the running program; checks for data races.
     pub(super) fn load(&mut self, address: u64, len: usize) -> Result<u64, String> {
         let value = self.read(address, len)?;
-        self.record_access(address, len, Kind::Plain, false)?;
+        self.record_access(address, len, AccessKind::Plain, false)?;
         Ok(value)
     }
 
     /// [`Memory::write`] by the running program; checks for data races.
     pub(super) fn store(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
         self.find(address, len)?;
-        self.record_access(address, len, Kind::Plain, true)?;
+        self.record_access(address, len, AccessKind::Plain, true)?;
         self.change(address, len, value)
     }
 
     /// Atomically replaces an element by a function of it; returns the old value.
     pub(super) fn update(&mut self, address: u64, len: usize, f: impl Fn(u64) -> u64) -> Result<u64, String> {
         let old = self.read(address, len)?;
-        self.record_access(address, len, Kind::Atomic, true)?;
+        self.record_access(address, len, AccessKind::Atomic, true)?;
         self.change(address, len, f(old))?;
         Ok(old)
     }
@@ -143,7 +143,7 @@ impl Memory {
         self.write(address, len, value)
     }
 
-    fn record_access(&mut self, address: u64, len: usize, kind: Kind, writes: bool) -> Result<(), String> {
+    fn record_access(&mut self, address: u64, len: usize, kind: AccessKind, writes: bool) -> Result<(), String> {
         let (buffer, offset) = self.find(address, len)?;
         let size = self.buffers[buffer].bytes.len();
         self.races.record_access(buffer, size, offset..offset + len, kind, writes)
@@ -156,11 +156,11 @@ impl Memory {
 
     /// Starts a launch of `programs` programs.
     pub(super) fn begin_launch(&mut self, programs: usize) {
-        self.races = Races::new(programs, self.buffers.len());
+        self.races = RaceDetector::new(programs, self.buffers.len());
     }
 
     pub(super) fn end_launch(&mut self) {
-        self.races = Races::default();
+        self.races = RaceDetector::default();
     }
 
     pub(super) fn set_program(&mut self, number: usize) {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum AccessKind {
     Plain,
     Atomic,
 }
@@ -28,15 +28,16 @@ const NO_EVENT: Event = Event { program: u32::MAX, time: 0 };
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ShadowByte {
     writer: Event,
-    kind: Kind,
+    kind: AccessKind,
     readers: [Event; 2],
 }
 
-const NO_ACCESS: ShadowByte = ShadowByte { writer: NO_EVENT, kind: Kind::Plain, readers: [NO_EVENT; 2] };
+const NO_ACCESS: ShadowByte = ShadowByte { writer: NO_EVENT, kind: AccessKind::Plain, readers: [NO_EVENT; 2] };
 
 /// State of the detector for one launch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Races {
+pub(super) struct RaceDetector {
+    /// Number of changes of elements so far, by all programs.
     pub changes: u64,
     /// The running program.
     pub program: u32,
@@ -46,10 +47,10 @@ pub(super) struct Races {
     shadow: Vec<Vec<ShadowByte>>,
 }
 
-impl Races {
-    pub fn new(programs: usize, buffers: usize) -> Races {
+impl RaceDetector {
+    pub fn new(programs: usize, buffers: usize) -> RaceDetector {
         let clocks = if programs > 1 { vec![Vec::new(); programs] } else { Vec::new() };
-        Races { clocks, shadow: vec![Vec::new(); buffers], ..Races::default() }
+        RaceDetector { clocks, shadow: vec![Vec::new(); buffers], ..RaceDetector::default() }
     }
 
     /// Time of the running program: its number of releases so far, plus 1.
@@ -68,17 +69,17 @@ impl Races {
             return;
         }
         let (own, time) = (self.program as usize, self.time());
-        let clocks = &mut self.clocks[own];
-        let there = self.released_clocks.entry(address).or_default();
-        let len = clocks.len().max(there.len()).max(own + 1);
-        clocks.resize(len, 0);
-        there.resize(len, 0);
-        clocks[own] = time;
-        for (a, b) in clocks.iter_mut().zip(there) {
+        let clock = &mut self.clocks[own];
+        let released = self.released_clocks.entry(address).or_default();
+        let len = clock.len().max(released.len()).max(own + 1);
+        clock.resize(len, 0);
+        released.resize(len, 0);
+        clock[own] = time;
+        for (a, b) in clock.iter_mut().zip(released) {
             *a = (*a).max(*b);
             *b = *a;
         }
-        clocks[own] += 1;
+        clock[own] += 1;
     }
 
     pub fn record_access(
@@ -86,7 +87,7 @@ impl Races {
         buffer: usize,
         size: usize,
         bytes: Range<usize>,
-        kind: Kind,
+        kind: AccessKind,
         writes: bool,
     ) -> Result<(), String> {
         if self.clocks.is_empty() {
@@ -98,7 +99,7 @@ impl Races {
         let now = Event { program: self.program, time: self.time() };
         for i in bytes {
             let t = self.shadow[buffer][i];
-            let both_atomic = kind == Kind::Atomic && t.kind == Kind::Atomic;
+            let both_atomic = kind == AccessKind::Atomic && t.kind == AccessKind::Atomic;
             let conflict = match () {
                 () if !both_atomic && !self.happens_before(t.writer) => Some((t.writer, "wrote")),
                 () if writes => t.readers.into_iter().find(|&r| !self.happens_before(r)).map(|r| (r, "read")),
@@ -107,8 +108,9 @@ impl Races {
             if let Some((other, did)) = conflict {
                 let does = if writes { "writes" } else { "reads" };
                 return Err(format!(
-                    "data race: {does} byte {i} of buffer {buffer}, which program {} {did}: nothing orders the two (only `atomic_cas` does)",
-                    other.program
+                    "data race: program {} {does} byte {i} of buffer {buffer}, which program {} {did}, \
+                     without an ordering `atomic_cas` between the two",
+                    self.program, other.program
                 ));
             }
             let t = &mut self.shadow[buffer][i];

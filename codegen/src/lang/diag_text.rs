@@ -7,7 +7,7 @@ pub(crate) fn shape(shape: &[usize]) -> String {
     if shape.is_empty() { "a scalar".into() } else { format!("{shape:?}") }
 }
 
-/// `f32 tile of shape [64, 128]`, `i32 scalar`, `f16 pointer`, `block pointer to f16 of block shape [64, 64]`.
+/// `f32 tile of shape [64, 128]`, `i32 scalar`, `pointer to f16`, `block pointer to f16 of block shape [64, 64]`.
 pub(crate) fn ty(ty: &Type) -> String {
     match ty {
         Type::Scalar(Elem::Num(d)) => format!("{d} scalar"),

@@ -86,13 +86,13 @@ pub fn softmax<T: Float>(x: Tile<T>, axis: i32) -> Tile<T> {
 #[track_caller]
 pub fn fma<T: Dtype, X: Data<Elem = T> + Operand<T>>(a: X, b: impl Operand<T>, c: impl Operand<T>) -> X {
     let [a_, b_, c_] = broadcast_operands([a.raw(), b.raw(), c.raw()], T::dtype(), "`fma`");
-    same_kind(a.value(), a_, "fma");
+    check_result_shape(a.value(), a_, "fma");
     X::from_value(emit(|builder| builder.fma(a_, b_, c_)))
 }
 
 /// Fails if the first operand is a scalar and another a tile: the result type is that of the first.
 #[track_caller]
-fn same_kind(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
+fn check_result_shape(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
     if shape(before).is_empty() && !shape(after).is_empty() {
         fail(
             error_here(format!("the first operand of `{what}` is a scalar, another is a tile"))
@@ -107,7 +107,7 @@ fn same_kind(before: crate::ir::Value, after: crate::ir::Value, what: &str) {
 pub fn clamp<T: Dtype, X: Data<Elem = T> + Operand<T>>(x: X, low: impl Operand<T>, high: impl Operand<T>) -> X {
     let at_least = binary(BinaryOp::Max, x.raw(), low.raw(), T::dtype());
     let result = binary(BinaryOp::Min, Raw::Value(at_least), high.raw(), T::dtype());
-    same_kind(x.value(), result, "clamp");
+    check_result_shape(x.value(), result, "clamp");
     X::from_value(result)
 }
 

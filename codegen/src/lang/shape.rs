@@ -1,4 +1,4 @@
-//! Shape operations: they move elements but do not change them.
+//! Shape operations: they rearrange elements without changing their values.
 
 use super::diag_text;
 use super::dtype::Dtype;
@@ -89,7 +89,7 @@ fn permuted<X: Shaped>(x: X, dims: &[usize], what: &str) -> X::Tile {
     sorted.sort_unstable();
     if sorted != (0..rank).collect::<Vec<_>>() {
         fail(
-            error_here(format!("`{what}` to the dimensions {dims:?} of a tile of rank {rank}"))
+            error_here(format!("`{what}` with dims {dims:?} of a tile of rank {rank}"))
                 .label("not a permutation")
                 .help(format!("name each dimension from 0 to {} once", rank.saturating_sub(1))),
         );
@@ -112,13 +112,13 @@ pub fn trans<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
     permuted(x, &order, "trans")
 }
 
-/// As [`trans`] with dimensions.
+/// Permutes the dimensions, as [`trans`] with `dims`.
 #[track_caller]
 pub fn permute<X: Shaped>(x: X, dims: &[usize]) -> X::Tile {
     permuted(x, dims, "permute")
 }
 
-/// The same elements in row-major order in another shape of the same size.
+/// Reshapes to a shape with the same number of elements, in row-major order.
 #[track_caller]
 pub fn reshape<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
     let (v, to) = (x.raw_value(), to.as_ref());

@@ -1,5 +1,5 @@
-//! Layouts of shape operations. None of them moves data between threads: each gives the layout of the result, and the
-//! register of the operand that each register of the result is.
+//! Layouts of shape operations. None of them moves data between threads: each returns the layout of the result, and for
+//! each register of the result the register of the operand that holds its value.
 //!
 //! The axes of a rank-`r` layout are `0..r`. An axis or shape out of range is a compiler bug (the verifier has checked
 //! the program before) and panics.
@@ -39,8 +39,8 @@ impl LinearLayout {
         Renaming { layout, registers: (0..self.num_registers()).collect() }
     }
 
-    /// For each register of `target`, the register of `self` that holds the same element in the same thread (whose
-    /// place must be the same in both layouts). `None` if some register has none.
+    /// For each register of `target`, the register of `self` that holds the same element in the same thread. The bases
+    /// of lanes and warps must be equal in both layouts. `None` if a register of `target` has no counterpart.
     pub fn registers_of(&self, target: &LinearLayout) -> Option<Vec<usize>> {
         let span = Span::of_columns(&self.columns(Dim::Register));
         let sources: Option<Vec<u64>> =

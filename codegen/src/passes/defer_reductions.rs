@@ -55,8 +55,8 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
     let here = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
     let tile = func.op(reduce).operands[0];
     let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
-    // Not `registers::of_tile`: it counts no registers for values that are rematerialized at their use, but their sums
-    // need registers.
+    // Not `registers::tile_registers`: it counts no registers for values that are rematerialized at their use, but
+    // their sums need registers.
     let registers = func.layout_of(tile).num_registers() * bits / 32;
     (is_sum && only_here && here && bits >= 32 && registers <= MAX_REGISTERS).then_some(Accumulation { add, reduce })
 }

@@ -162,7 +162,7 @@ fn register_pressure(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) ->
         .collect();
     let mut weigh = |l: &Live| {
         let (Live::Current(v) | Live::Previous(v)) = *l;
-        *weights.entry(*l).or_insert_with(|| registers::of_tile(func, v))
+        *weights.entry(*l).or_insert_with(|| registers::tile_registers(func, v))
     };
     let mut alive: HashSet<Live> = at_end.union(&invariant).copied().collect();
     let mut most = alive.iter().map(&mut weigh).sum::<u32>();

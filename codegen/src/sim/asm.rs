@@ -190,7 +190,7 @@ impl Block<'_> {
         } else if text.starts_with("mma.sync") {
             Some(Waiting::Warp)
         } else if text.contains("wgmma.mma_async") || text.starts_with("wgmma.commit") || text.starts_with(WAIT_WGMMA) {
-            Some(Waiting::Group)
+            Some(Waiting::Warpgroup)
         } else {
             None
         };

@@ -19,7 +19,7 @@
 
 use super::Global;
 use super::error::SimError;
-use super::machine::{Block, Code, SliceEnd};
+use super::machine::{Block, LoadedKernel, SliceEnd};
 use super::parse::parse;
 use super::random::Random;
 use crate::target::TensorMapDesc;
@@ -53,9 +53,9 @@ const MAX_SLICES: usize = 64;
 /// Unsupported code ([`SimError::Unsupported`]), a launch that does not match the code, and errors of the kernel:
 /// races, deadlocks, out-of-bounds accesses and others. `global` is left in the state at the time of the error.
 pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
-    let code = Code::new(parse(launch.llvm_ir)?, launch)?;
-    let fit = RESIDENT_REGISTERS / (code.registers() * launch.threads as usize).max(1);
-    run_grid(launch, &code, fit.clamp(2, RESIDENT), global)
+    let kernel = LoadedKernel::new(parse(launch.llvm_ir)?, launch)?;
+    let fit = RESIDENT_REGISTERS / (kernel.registers() * launch.threads as usize).max(1);
+    run_grid(launch, &kernel, fit.clamp(2, RESIDENT), global)
 }
 
 /// Runs the programs of the grid one after the other, except if one waits for a later one.
@@ -63,10 +63,10 @@ pub fn run(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
 /// # Errors
 /// As for [`run`].
 pub fn run_in_order(launch: &Launch, global: &mut Global) -> Result<(), SimError> {
-    run_grid(launch, &Code::new(parse(launch.llvm_ir)?, launch)?, 1, global)
+    run_grid(launch, &LoadedKernel::new(parse(launch.llvm_ir)?, launch)?, 1, global)
 }
 
-fn run_grid(launch: &Launch, code: &Code, mut limit: usize, global: &mut Global) -> Result<(), SimError> {
+fn run_grid(launch: &Launch, kernel: &LoadedKernel, mut limit: usize, global: &mut Global) -> Result<(), SimError> {
     let [x, y, z] = launch.grid;
     let total = x as usize * y as usize * z as usize;
     let mut waiting = (0..z).flat_map(|k| (0..y).flat_map(move |j| (0..x).map(move |i| [i, j, k])));
@@ -76,9 +76,9 @@ fn run_grid(launch: &Launch, code: &Code, mut limit: usize, global: &mut Global)
     global.begin_launch(total);
     loop {
         while resident.len() < limit
-            && let Some(place) = waiting.next()
+            && let Some(program_id) = waiting.next()
         {
-            resident.push(Block::new(code, launch, place, started));
+            resident.push(Block::new(kernel, launch, program_id, started));
             started += 1;
         }
         if resident.is_empty() {

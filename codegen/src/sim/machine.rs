@@ -1,5 +1,5 @@
-//! Executes the threads of one program. A thread runs alone until it executes a collective instruction, waits or
-//! yields.
+//! Executes the threads of one program, one at a time. A thread runs until it reaches a collective instruction, waits
+//! or yields.
 
 use super::Global;
 use super::barriers::{BulkCopy, MAP_BASE, Mbarrier, NamedBarrier};
@@ -15,25 +15,25 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-/// Maximum number of instructions per thread; a thread beyond it is taken to run forever.
+/// Maximum number of instructions per thread; a thread that exceeds it is reported as an infinite loop.
 const MAX_STEPS: u64 = 50_000_000;
-/// A thread that repeats an atomic, or the same load, this many times while memory does not change is taken to wait for
-/// other programs.
+/// A thread that repeats an atomic, or the same load, this many times while memory does not change is considered to
+/// spin, waiting for other programs.
 const POLL_LIMIT: u32 = 256;
 /// One in this many plain accesses of global memory switches to other threads and programs.
 const SWITCH_PERIOD: usize = 8;
 
-/// State shared by all programs of a launch.
-pub(super) struct Code {
+/// The functions of the module and the launch arguments, shared by all programs of a launch.
+pub(super) struct LoadedKernel {
     functions: HashMap<String, Rc<Function>>,
     entry: Rc<Function>,
     args: Vec<u64>,
 }
 
-impl Code {
+impl LoadedKernel {
     /// # Errors
-    /// The module has no kernel, or its kernel has other arguments.
-    pub fn new(module: Module, launch: &Launch) -> Result<Code, SimError> {
+    /// The module has no kernel, or the number of its parameters differs from the launch's arguments.
+    pub fn new(module: Module, launch: &Launch) -> Result<LoadedKernel, SimError> {
         let functions: HashMap<String, Rc<Function>> =
             module.functions.into_iter().map(|(name, f)| (name, Rc::new(f))).collect();
         let entry = functions.get(&module.entry).cloned();
@@ -45,7 +45,7 @@ impl Code {
             let message = format!("the kernel takes {takes} arguments, tensor maps included, and the launch has {has}");
             return Err(SimError::Launch(message));
         }
-        Ok(Code { functions, entry, args })
+        Ok(LoadedKernel { functions, entry, args })
     }
 
     /// Number of registers per thread.
@@ -68,7 +68,7 @@ pub(super) enum SliceEnd {
 pub(super) enum Waiting {
     /// The other threads of its block, warpgroup or warp, at this instruction.
     Block,
-    Group,
+    Warpgroup,
     Warp,
     /// A phase of the mbarrier at this address, by its parity.
     Phase(u64, u64),
@@ -82,7 +82,8 @@ pub(super) enum Waiting {
 struct Frame {
     function: Rc<Function>,
     block: usize,
-    at: usize,
+    /// Index in the block of the next instruction.
+    next_line: usize,
     /// The predecessor block, for phis.
     from: usize,
     registers: Vec<Value>,
@@ -102,14 +103,14 @@ pub(super) struct Thread {
     polls: Polls,
 }
 
-/// Accesses of global memory that showed a thread nothing new.
+/// Detects spin waits of a thread: repeated accesses of global memory that observed no change.
 #[derive(Default)]
 struct Polls {
     count: u32,
     /// The value of `Global::changes` during these accesses.
     changes: u64,
-    /// The atomics since then, and the last load: block and line of the instruction, and the address, with a hash of
-    /// the thread's registers at the last repetition.
+    /// Atomics since the last change, and the last load. The key is the basic block, the index of the instruction and
+    /// the address; the value is a hash of the thread's registers at the last repetition.
     atomics: HashMap<(usize, usize, u64), Option<u64>>,
     loaded: Option<((usize, usize, u64), Option<u64>)>,
 }
@@ -132,8 +133,9 @@ pub(super) struct WgmmaGroups {
 
 pub(super) struct Block<'a> {
     pub launch: &'a Launch<'a>,
-    code: &'a Code,
-    place: [u32; 3],
+    kernel: &'a LoadedKernel,
+    /// Coordinates of the program in the grid (`%ctaid`).
+    program_id: [u32; 3],
     /// Linear index of the program in the grid.
     pub number: u32,
     pub threads: Vec<Thread>,
@@ -157,15 +159,15 @@ pub(super) struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    pub fn new(code: &'a Code, launch: &'a Launch<'a>, place: [u32; 3], number: u32) -> Block<'a> {
+    pub fn new(kernel: &'a LoadedKernel, launch: &'a Launch<'a>, program_id: [u32; 3], number: u32) -> Block<'a> {
         let threads = (0..launch.threads)
             .map(|id| {
-                let entry = code.entry.clone();
+                let entry = kernel.entry.clone();
                 let mut registers = vec![Value::Undef; entry.registers];
-                for (&p, &a) in entry.params.iter().zip(&code.args) {
+                for (&p, &a) in entry.params.iter().zip(&kernel.args) {
                     registers[p] = Value::Bits(a);
                 }
-                let frame = Frame { function: entry, block: 0, at: 0, from: 0, registers, result: None };
+                let frame = Frame { function: entry, block: 0, next_line: 0, from: 0, registers, result: None };
                 Thread {
                     id,
                     frames: vec![frame],
@@ -180,8 +182,8 @@ impl<'a> Block<'a> {
             .collect();
         Block {
             launch,
-            code,
-            place,
+            kernel,
+            program_id,
             number,
             threads,
             shared: Shared::new(launch.shared_bytes, launch.threads),
@@ -258,13 +260,13 @@ impl<'a> Block<'a> {
 
     fn fault(&self, thread: Option<usize>, instruction: String, place: String, message: String) -> SimError {
         let thread = thread.map(|t| t as u32);
-        SimError::Fault(Box::new(Fault { block: self.place, thread, instruction, place, message }))
+        SimError::Fault(Box::new(Fault { block: self.program_id, thread, instruction, place, message }))
     }
 
     /// The current instruction of a thread.
     fn current_line(&self, thread: usize) -> Option<&Line> {
         let f = self.threads[thread].frames.last()?;
-        f.function.blocks[f.block].get(f.at)
+        f.function.blocks[f.block].get(f.next_line)
     }
 
     fn current_text(&self, thread: usize) -> &str {
@@ -293,7 +295,7 @@ impl<'a> Block<'a> {
     pub fn livelock(&self, programs: usize) -> SimError {
         let thread = self.polling.map(|(t, _)| t as usize);
         let message = format!(
-            "lost progress: all {programs} programs that have not ended repeat accesses to global memory that change nothing"
+            "livelock: all {programs} programs that have not exited repeat global memory accesses that change nothing"
         );
         self.error(thread, message)
     }
@@ -302,7 +304,7 @@ impl<'a> Block<'a> {
     fn note_access(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
         let Thread { frames, polls, .. } = &mut self.threads[t];
         let f = frames.last().expect("internal error: no running thread");
-        let here = (f.block, f.at, address);
+        let here = (f.block, f.next_line, address);
         if polls.changes != global.changes {
             *polls = Polls { changes: global.changes, ..Polls::default() };
         }
@@ -369,7 +371,7 @@ impl<'a> Block<'a> {
     fn run_collectives(&mut self, global: &mut Global) -> Result<bool, SimError> {
         let n = self.threads.len();
         let mut any = false;
-        for (kind, size) in [(Waiting::Warp, 32), (Waiting::Group, 128), (Waiting::Block, n)] {
+        for (kind, size) in [(Waiting::Warp, 32), (Waiting::Warpgroup, 128), (Waiting::Block, n)] {
             for first in (0..n).step_by(size) {
                 let alive: Vec<usize> = (first..(first + size).min(n))
                     .filter(|&t| self.threads[t].waiting != Some(Waiting::Done))
@@ -379,8 +381,9 @@ impl<'a> Block<'a> {
                 }
                 let at = self.current_text(alive[0]);
                 if let Some(&t) = alive.iter().find(|&&t| self.current_text(t) != at) {
-                    let message =
-                        format!("threads of one {kind:?} are at different collective instructions, one of them `{at}`");
+                    let message = format!(
+                        "divergence: threads of one {kind:?} are at different collective instructions, one is `{at}`"
+                    );
                     return Err(self.error(Some(t), message));
                 }
                 self.run_collective(&alive, global).map_err(|e| self.error(Some(alive[0]), e))?;
@@ -411,14 +414,14 @@ impl<'a> Block<'a> {
         if let Some(r) = result {
             f.registers[r] = v;
         }
-        f.at += 1;
+        f.next_line += 1;
     }
 
     fn jump(&mut self, t: usize, to: usize) -> Result<(), String> {
         let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
         f.from = f.block;
         f.block = to;
-        f.at = 0;
+        f.next_line = 0;
         // All phis of a block read their operands before any is written.
         let function = f.function.clone();
         let mut values = Vec::new();
@@ -430,7 +433,7 @@ impl<'a> Block<'a> {
             values.push((line.result, self.get(t, v)));
         }
         let f = self.threads[t].frames.last_mut().expect("internal error: no running thread");
-        f.at = values.len();
+        f.next_line = values.len();
         for (r, v) in values {
             f.registers[r.expect("internal error: a phi without a result")] = v;
         }
@@ -441,16 +444,16 @@ impl<'a> Block<'a> {
     fn step(&mut self, t: usize, global: &mut Global) -> Result<(), String> {
         self.threads[t].steps += 1;
         if self.threads[t].steps > MAX_STEPS {
-            return Err("the thread exceeds the limit of instructions: does it loop forever?".into());
+            return Err("the thread executed more instructions than the limit: probably an infinite loop".into());
         }
         let f = self.threads[t].frames.last().expect("internal error: no running thread");
-        let (function, block, at) = (f.function.clone(), f.block, f.at);
-        let line = &function.blocks[block][at];
+        let (function, block, next_line) = (f.function.clone(), f.block, f.next_line);
+        let line = &function.blocks[block][next_line];
         let result = line.result;
         let v = match &line.inst {
             Inst::Binary { op, ty: Ty::Int(128), a, b } => {
-                let (a, b) = (wide(&self.get(t, a))?, wide(&self.get(t, b))?);
-                narrow(value::wide_binary(op, a, b)?)
+                let (a, b) = (u128_bits(&self.get(t, a))?, u128_bits(&self.get(t, b))?);
+                u128_value(value::wide_binary(op, a, b)?)
             }
             Inst::Binary { op, ty, a, b } => Value::Bits(value::binary(op, ty, self.bits(t, a)?, self.bits(t, b)?)?),
             Inst::Compare { predicate, ty, a, b } => {
@@ -555,14 +558,18 @@ impl<'a> Block<'a> {
         match (from, to) {
             (Ty::Vector(..), _) | (_, Ty::Vector(..)) => {
                 // Undefined parts read as zeros: only the defined parts are used later.
-                let bytes = to_bytes_lenient(from, &x)?;
+                let bytes = to_bytes_undef_as_zero(from, &x)?;
                 Ok(from_bytes(to, &bytes))
             }
             (Ty::Int(n), Ty::Int(128)) => {
                 let x = x.bits()?;
-                Ok(narrow(if op == "sext" { value::signed(x, *n) as i128 as u128 } else { u128::from(x & mask(*n)) }))
+                Ok(u128_value(if op == "sext" {
+                    value::signed(x, *n) as i128 as u128
+                } else {
+                    u128::from(x & mask(*n))
+                }))
             }
-            (Ty::Int(128), to) => Ok(Value::Bits(wide(&x)? as u64 & mask(value::int_bits(to)?))),
+            (Ty::Int(128), to) => Ok(Value::Bits(u128_bits(&x)? as u64 & mask(value::int_bits(to)?))),
             _ => match x {
                 Value::Undef if op == "bitcast" => Ok(Value::Undef),
                 x => Ok(Value::Bits(value::cast(op, from, x.bits()?, to)?)),
@@ -579,12 +586,12 @@ impl<'a> Block<'a> {
         args: &[(Ty, Operand)],
         result: Option<usize>,
     ) -> Result<Option<Value>, String> {
-        if let Some(f) = self.code.functions.get(name).cloned() {
+        if let Some(f) = self.kernel.functions.get(name).cloned() {
             let mut registers = vec![Value::Undef; f.registers];
             for (&p, (_, a)) in f.params.iter().zip(args) {
                 registers[p] = self.get(t, a);
             }
-            self.threads[t].frames.push(Frame { function: f, block: 0, at: 0, from: 0, registers, result });
+            self.threads[t].frames.push(Frame { function: f, block: 0, next_line: 0, from: 0, registers, result });
             return Ok(None);
         }
         match name {
@@ -602,7 +609,7 @@ impl<'a> Block<'a> {
             "__assertfail" => return Err("a device_assert failed".into()),
             _ => {}
         }
-        for (register, values) in [("ctaid", self.place), ("nctaid", self.launch.grid)] {
+        for (register, values) in [("ctaid", self.program_id), ("nctaid", self.launch.grid)] {
             if let Some(axis) = super::asm::axis_of(name, &format!("llvm.nvvm.read.ptx.sreg.{register}.")) {
                 return Ok(Some(Value::Bits(u64::from(values[axis]))));
             }
@@ -617,8 +624,8 @@ impl<'a> Block<'a> {
     /// Executes an instruction collectively for several threads.
     fn run_collective(&mut self, members: &[usize], global: &mut Global) -> Result<(), String> {
         let f = self.threads[members[0]].frames.last().expect("internal error: no running thread");
-        let (function, block, at) = (f.function.clone(), f.block, f.at);
-        let line = &function.blocks[block][at];
+        let (function, block, next_line) = (f.function.clone(), f.block, f.next_line);
+        let line = &function.blocks[block][next_line];
         match &line.inst {
             Inst::Call { name, .. } if name == "llvm.nvvm.bar.warp.sync" => {
                 self.shared.clocks.barrier(members);
@@ -658,14 +665,16 @@ pub(super) fn operand(args: &[(Ty, Operand)], i: usize) -> Result<&Operand, Stri
         .ok_or_else(|| format!("operand {i} does not exist: there are {}", args.len()))
 }
 
-fn wide(v: &Value) -> Result<u128, String> {
+/// The bits of a value of up to 128 bits.
+fn u128_bits(v: &Value) -> Result<u128, String> {
     match v {
         Value::Aggregate(_) => Ok(u128::from(v.element(0).bits()?) | u128::from(v.element(1).bits()?) << 64),
         v => Ok(u128::from(v.bits()?)),
     }
 }
 
-fn narrow(v: u128) -> Value {
+/// A 128-bit value: its lower and upper 64 bits.
+fn u128_value(v: u128) -> Value {
     Value::aggregate(vec![Value::Bits(v as u64), Value::Bits((v >> 64) as u64)])
 }
 
@@ -711,12 +720,13 @@ pub(super) fn to_bytes(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
     }
 }
 
-fn to_bytes_lenient(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
+/// Like [`to_bytes`], with undefined values as zeros.
+fn to_bytes_undef_as_zero(ty: &Ty, v: &Value) -> Result<Vec<u8>, String> {
     match (ty, v) {
         (Ty::Vector(n, t), Value::Aggregate(list)) => {
             let mut bytes = Vec::new();
             for x in list.iter().take(*n) {
-                bytes.extend(to_bytes_lenient(t, x)?);
+                bytes.extend(to_bytes_undef_as_zero(t, x)?);
             }
             Ok(bytes)
         }

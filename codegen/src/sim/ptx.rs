@@ -21,8 +21,8 @@ use crate::ir::DType;
 use crate::num;
 use std::collections::{BTreeSet, HashMap};
 
-/// Instruction names, the types that each takes, and its modifiers: groups in order, of which exactly one member is
-/// present; `?` marks optional groups.
+/// A pattern of instructions: names, accepted types, and modifier groups in order. Exactly one member of each group
+/// must be present; groups that end in `?` are optional.
 type Form = (&'static str, &'static str, &'static str);
 
 /// Names of the supported instructions, sorted.
@@ -213,7 +213,7 @@ impl Program {
         let malformed = |reason: String| StatementError::Malformed(reason).at(&text);
         if outputs.len() != count {
             return Err(malformed(format!(
-                "its constraints have {count} outputs, but it has {} results",
+                "the constraints have {count} outputs, but the result type has {} values",
                 outputs.len()
             )));
         }
@@ -222,7 +222,9 @@ impl Program {
             of_inputs.enumerate().filter_map(|(i, c)| Some((c.parse().ok()?, count + i))).collect();
         let operands: Vec<Ty> = outputs.into_iter().chain(inputs).collect();
         if let Some(&(output, input)) = ties.iter().find(|(o, i)| *o >= count || *i >= operands.len()) {
-            return Err(malformed(format!("its constraints tie operand {input} to output {output}")));
+            return Err(malformed(format!(
+                "a constraint ties operand {input} to output {output}, and one of them does not exist"
+            )));
         }
         if let Some(ty) =
             operands.iter().find(|ty| matches!(ty, Ty::Void | Ty::Struct(_) | Ty::Array(..)) || ty.bytes() > 8)

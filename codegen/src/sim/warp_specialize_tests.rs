@@ -34,8 +34,8 @@ fn warp_specialized_attention_matches_interpreter() {
     }
 }
 
-/// Ping-pong scheduling must not apply if threads synchronize for a shared buffer: one warpgroup would wait for the
-/// other forever.
+/// Ping-pong scheduling must not apply if the consumer warpgroups synchronize on a shared buffer: it would be a
+/// deadlock.
 #[test]
 fn no_pingpong_around_mmas_that_read_values_of_all_warpgroups() {
     let text = include_str!("programs/attention64.tile");

@@ -12,7 +12,7 @@ use tilewright::codegen::pipeline::{MAX_REGISTERS, Observer};
 use tilewright::codegen::target::{self, Artifact, Code, CompileOptions, GpuArch, HostCpu, Target};
 use tilewright::codegen::text;
 use tilewright::env::Env;
-use tilewright::kernel::{explain, explain_failure};
+use tilewright::kernel::{compile_error, render_with_source};
 use tilewright::{Error, dump, terminal};
 
 use super::manifest;
@@ -411,13 +411,14 @@ pub fn compile_artifact(request: &Request) -> Result<Artifact> {
 
 fn compile(request: &Request) -> Result<Compiled> {
     let Request { def, dtypes, constants, specialization, target, options } = request;
-    let recording = def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
+    let recording =
+        def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(render_with_source(&d)))?;
     for line in &recording.prints {
         terminal::print_stderr(format_args!("{}: {line}", def.name));
     }
     let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
     let artifact = dump::compile(&recording.func, target, options, Env::get()?, &mut texts)
-        .map_err(|error| explain_failure(&recording.func, error))?;
+        .map_err(|error| compile_error(&recording.func, error))?;
     Ok(Compiled { artifact, texts })
 }
 

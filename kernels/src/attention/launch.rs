@@ -28,24 +28,24 @@ pub enum Backward {
 /// Options of attention.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// Causal mask: row i sees only the keys j ≤ i + (n_k − n_q).
+    /// Causal mask: row i attends only to the keys j ≤ i + (n_k − n_q).
     pub causal: bool,
     /// Factor of the scores, positive; 1/√d by default.
     pub scale: Option<f32>,
     /// Precision of dots of f32 operands: by default tf32x3 on a GPU and IEEE on the CPU. Dots of other types are exact
     /// before accumulation.
     pub precision: Option<Precision>,
-    /// Tiles of the forward kernel. Without them, as for the next two fields, the autotuner's
-    /// ([`tilewright_runtime::autotune`]) and else [`config::default_tiles`](super::config::default_tiles).
+    /// Tile sizes of the forward kernel. `None`, here and in the next two fields, takes the choice of the autotuner
+    /// ([`tilewright_runtime::autotune`]), else [`config::default_tiles`](super::config::default_tiles).
     pub forward_tiles: Option<Tiles>,
-    /// Tiles of the kernel that computes dK and dV.
+    /// Tile sizes of the kernel that computes dK and dV.
     pub dkdv_tiles: Option<Tiles>,
-    /// Tiles of the kernel that computes dQ.
+    /// Tile sizes of the kernel that computes dQ.
     pub dq_tiles: Option<Tiles>,
     /// How the backward pass computes dQ.
     pub backward: Backward,
-    /// Largest number of splits of the loop over keys or queries (split-KV); by default more than one on a GPU whose
-    /// grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power of two from 256
+    /// Maximum number of splits of the loop over keys or queries (split-KV); by default more than one on a GPU if the
+    /// grid would otherwise be sub-wave. All splits but the last have the same number of rows, a power of two from 256
     /// on.
     pub num_splits: Option<usize>,
     /// The stream of the launches; the device's own by default.
@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-/// The checked sizes of one attention.
+/// Validated sizes and options of an attention call.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub batch: usize,
@@ -246,11 +246,11 @@ pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize;
     let of = |shape: [usize; 4], split: KvSplit| {
         if split.is_split() { split.count * shape.iter().product::<usize>() } else { 0 }
     };
-    let partial_dkdv_numbers = 2 * of(k, keys);
+    let partial_dkdv_len = 2 * of(k, keys);
     2 * workspace_rows(q)
         + match options.backward {
-            Backward::TwoPass => partial_dkdv_numbers.max(of(q, queries)),
-            Backward::OnePass => sum_numbers(q) + partial_dkdv_numbers,
+            Backward::TwoPass => partial_dkdv_len.max(of(q, queries)),
+            Backward::OnePass => dq_sum_len(q) + partial_dkdv_len,
         }
 }
 
@@ -263,7 +263,7 @@ fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], op
 }
 
 /// The number of f32 of the sums of dQ, rounded up as in [`workspace_rows`].
-fn sum_numbers(q_shape: [usize; 4]) -> usize {
+fn dq_sum_len(q_shape: [usize; 4]) -> usize {
     q_shape.iter().product::<usize>().next_multiple_of(64)
 }
 
@@ -323,7 +323,7 @@ pub fn backward_into<T: FloatElement>(
     expect_workspace(backward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
     let (mut delta, rest) = workspace.split_at(workspace_rows(q.shape()))?;
     let (mut lse2, rest) = rest.split_at(workspace_rows(q.shape()))?;
-    let sums = if options.backward == Backward::OnePass { sum_numbers(q.shape()) } else { 0 };
+    let sums = if options.backward == Backward::OnePass { dq_sum_len(q.shape()) } else { 0 };
     let (mut dq_sum, mut rest) = rest.split_at(sums)?;
     let (dkdv_split, dq_split) = backward_splits::<T>(device, q.shape(), k.shape(), options);
 
@@ -353,7 +353,7 @@ pub fn backward_into<T: FloatElement>(
     }
     match options.backward {
         Backward::TwoPass if dq_split.is_split() => {
-            // Reuses the memory of the dK and dV sums, which are complete.
+            // Reuses the memory of the partial dK and dV, which are reduced by now.
             let shape = [s.batch * dq_split.count, s.heads, s.n_q, s.d];
             let mut partial_dq = rest.slice(..shape.iter().product::<usize>())?;
             let mut partial_dq_tensor = TensorMut::dense(partial_dq.reborrow(), shape)?;

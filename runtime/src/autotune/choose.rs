@@ -19,7 +19,7 @@ use crate::cache::Cache;
 use crate::device::{Device, Inner};
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::kernel::{LaunchConfig, explain};
+use crate::kernel::{LaunchConfig, render_with_source};
 
 /// Origin of a configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,20 +79,21 @@ pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
     impl Drop for Restore {
         fn drop(&mut self) {
             let before = self.0.take();
-            REQUESTED.with(|asked| *asked.borrow_mut() = before);
+            REQUESTED.with(|requested| *requested.borrow_mut() = before);
         }
     }
-    let before = REQUESTED.with(|asked| asked.borrow_mut().replace((options.clone(), Vec::new())));
+    let before = REQUESTED.with(|requested| requested.borrow_mut().replace((options.clone(), Vec::new())));
     let restore = Restore(before);
     let result = f();
-    let reports = REQUESTED.with(|asked| asked.borrow_mut().take()).map(|(_, reports)| reports).unwrap_or_default();
+    let reports =
+        REQUESTED.with(|requested| requested.borrow_mut().take()).map(|(_, reports)| reports).unwrap_or_default();
     drop(restore);
     (result, reports)
 }
 
 /// The options of [`tuning`], else those of the environment.
 fn requested_options(kernel: &str) -> Result<Option<Options>> {
-    let scoped = REQUESTED.with(|asked| asked.borrow().as_ref().map(|(options, _)| options.clone()));
+    let scoped = REQUESTED.with(|requested| requested.borrow().as_ref().map(|(options, _)| options.clone()));
     let options = match scoped {
         Some(options) => Some(options),
         None => Env::get()?.tune.map(Options::new),
@@ -100,7 +101,7 @@ fn requested_options(kernel: &str) -> Result<Option<Options>> {
     Ok(options.filter(|options| options.kernel.as_deref().is_none_or(|only| only == kernel)))
 }
 
-/// Key of the stored choices: kernel, device, element types, key.
+/// Key of [`CHOICES`]: kernel, device, element types, tuning key.
 type ChoiceKey = SmallVec<[u64; 16]>;
 
 /// Choices of this process.
@@ -134,8 +135,8 @@ pub fn current_choices() -> Vec<Arc<Choice>> {
     list
 }
 
-/// Returns the configuration for a launch. `key` must differ if `parts` differ; `attempt` prepares what a launch with a
-/// configuration needs.
+/// Returns the configuration for a launch. `key_parts` gives the named parts of `key`, which must differ if they differ;
+/// `attempt` prepares what a launch with a configuration needs.
 ///
 /// # Errors
 /// An invalid `TILEWRIGHT_TUNE`; during requested tuning: no candidate runs, or the device is lost.
@@ -145,7 +146,7 @@ pub fn choose(
     base: &LaunchConfig,
     dtypes: &[DType],
     key: &[u64],
-    parts: &dyn Fn() -> Vec<KeyPart>,
+    key_parts: &dyn Fn() -> Vec<KeyPart>,
     attempt: &mut dyn FnMut(&Config) -> Result<CandidateLaunch>,
 ) -> Result<Arc<Choice>> {
     let choice_key = choice_key(autotune, device, dtypes, key);
@@ -158,7 +159,7 @@ pub fn choose(
             return Ok(choice.clone());
         }
     }
-    let problem = Problem { target: device.target(), def: autotune.def, dtypes, parts: parts() };
+    let problem = Problem { target: device.target(), def: autotune.def, dtypes, parts: key_parts() };
     let default = autotune.default_config(&problem);
     let search =
         Search { autotune, device, problem: &problem, base, id: DeviceId::of(device), default: default.clone() };
@@ -174,8 +175,9 @@ impl Choice {
     /// # Errors
     /// `error`, if there is nothing else to try or the error does not depend on the configuration.
     pub fn fallback(&self, error: Error) -> Result<Arc<Choice>> {
-        let about_it = matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
-        if !about_it || self.source == Source::Default {
+        let depends_on_config =
+            matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
+        if !depends_on_config || self.source == Source::Default {
             return Err(error);
         }
         tracing::warn!("the configuration {} does not run, and {} is used instead: {error}", self.config, self.default);
@@ -270,7 +272,7 @@ impl Search<'_> {
         let attempt = attempt(&self.default)?;
         // Without the alignment facts of this launch, which the key does not contain.
         let recorded = def.record(self.problem.dtypes, &attempt.constants, &Specialization::aligned_memory(def));
-        let func = recorded.map_err(|d| Error::Kernel(explain(&d)))?;
+        let func = recorded.map_err(|d| Error::Kernel(render_with_source(&d)))?;
         let ir = blake3::hash(text::print(&func).as_bytes()).to_hex()[..16].to_string();
         let compiler = tilewright_codegen::compiler_id().to_string();
         let kernel = def.name.to_string();
@@ -318,8 +320,8 @@ impl Search<'_> {
         let (config, median_ms) = report.chosen.clone();
         let entry = Entry { config: config.to_string(), median_ms: Some(median_ms), ..wanted.clone() };
         store::save_choice(Cache::from_env()?, &self.id, &entry);
-        REQUESTED.with(|asked| {
-            if let Some((_, reports)) = asked.borrow_mut().as_mut() {
+        REQUESTED.with(|requested| {
+            if let Some((_, reports)) = requested.borrow_mut().as_mut() {
                 reports.push(report);
             }
         });

@@ -16,13 +16,13 @@ use super::config::Config;
 use super::tuner::CandidateLaunch;
 use crate::device::Device;
 use crate::error::Error;
-use crate::kernel::{LaunchConfig, compile_func, explain_failure, record};
+use crate::kernel::{LaunchConfig, compile_error, compile_func, record};
 use crate::launch::CompiledKernel;
 
-/// Scratch memory of one program on the CPU above which its tiles do not fit any cache.
+/// Maximum scratch memory of a program on the CPU: the tiles of larger ones do not fit into the caches.
 const MAX_ARENA_BYTES: u64 = 4 << 20;
 
-/// The relative code size of a candidate among those of its kernel: the elements of its tiles per warp.
+/// Proxy for the code size of a candidate, to order the candidates of one kernel: tile elements per warp.
 pub(super) fn elements_per_warp(config: &Config) -> u64 {
     let extents = config.constants.iter().filter_map(|(_, value)| match value {
         ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
@@ -31,8 +31,8 @@ pub(super) fn elements_per_warp(config: &Config) -> u64 {
     extents.fold(1, u64::saturating_mul) / u64::from(config.num_warps.max(1))
 }
 
-/// Queue of compiled candidates to load. They load one at a time, as the driver serializes loads anyway; so at most one
-/// load is in progress when the deadline passes.
+/// Serializes the loading of compiled candidates, as the driver does anyway, and skips loads that would end after the
+/// deadline: at most one load is in progress when it passes.
 pub(super) struct LoadGate {
     pub deadline: Instant,
     /// Whether a candidate is loaded: before that, the deadline does not apply.
@@ -54,7 +54,7 @@ impl LoadGate {
     }
 }
 
-/// One compilation, without borrows: it may outlive the run.
+/// One compilation. Owns its data, because its thread may outlive the tuning run.
 pub(super) struct CompileTask {
     pub index: usize,
     pub name: String,
@@ -80,7 +80,7 @@ impl CompileTask {
             // If the code needs more registers than a thread has, the driver takes minutes, during which it loads
             // nothing else.
             let estimate = pipeline::estimate_resources(&func, arch, &options);
-            let estimate = estimate.map_err(|error| explain_failure(&func, error).to_string())?;
+            let estimate = estimate.map_err(|error| compile_error(&func, error).to_string())?;
             if let Some(why) = estimate.over_limit() {
                 return Err(why);
             }
@@ -114,7 +114,8 @@ impl CompileTask {
     }
 }
 
-/// Runs the tasks on as many threads as there are CPUs. The threads end by themselves.
+/// Runs the tasks on as many threads as there are CPUs. The threads are detached: they exit when no tasks
+/// are left or the receiver is dropped.
 pub(super) fn spawn(tasks: VecDeque<CompileTask>) -> Receiver<(usize, Result<Option<CompiledKernel>, String>)> {
     let (sender, receiver) = channel();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());
@@ -145,14 +146,15 @@ pub(super) fn spawn(tasks: VecDeque<CompileTask>) -> Receiver<(usize, Result<Opt
     receiver
 }
 
-/// Whether a compiled candidate is worth a run. A candidate that spills registers is not, except the default, which is
-/// the reference for the others.
+/// Rejects candidates that cannot run, or that spill registers or need too much scratch memory to be worth measuring.
+/// The default may spill: it is the reference for the others.
 pub(super) fn check_resources(kernel: &CompiledKernel, is_default: bool) -> Result<(), String> {
     let arena = kernel.manifest().arena_bytes;
     match kernel.resources() {
-        Some(resources) if resources.blocks_per_sm == 0 => {
-            Err(format!("no block fits: {} registers, {} bytes shared", resources.registers, resources.shared_bytes))
-        }
+        Some(resources) if resources.blocks_per_sm == 0 => Err(format!(
+            "no block fits on an SM: {} registers per thread, {} bytes of shared memory",
+            resources.registers, resources.shared_bytes
+        )),
         Some(resources) if resources.local_bytes > 0 && !is_default => {
             Err(format!("{} bytes of local memory per thread: spills or local arrays", resources.local_bytes))
         }

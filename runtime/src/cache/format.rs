@@ -1,4 +1,4 @@
-//! The bytes of one cache entry.
+//! Binary format of a cache entry: encoding, and verification on decoding.
 //!
 //! ```text
 //! 8   magic  "TILEWRT\n"
@@ -46,34 +46,42 @@ pub(super) fn encode(artifact: &Artifact, key: &Key) -> Vec<u8> {
     bytes
 }
 
-/// Decodes the artifact in `bytes`, or returns why there is none.
-pub(super) fn decode(bytes: &[u8], key: &Key) -> Result<Artifact, &'static str> {
-    let (header, rest) = bytes.split_at_checked(HEADER_BYTES).ok_or("it is shorter than a header")?;
+/// Decodes the artifact in `bytes`, or returns why `bytes` are no valid entry of `key`.
+pub(super) fn decode(bytes: &[u8], key: &Key) -> Result<Artifact, String> {
+    let (header, rest) = bytes
+        .split_at_checked(HEADER_BYTES)
+        .ok_or_else(|| format!("expected a header of {HEADER_BYTES} bytes, found {} bytes", bytes.len()))?;
     if header[..8] != MAGIC[..] {
-        return Err("it is not a Tilewright cache entry");
+        return Err("it is not a Tilewright cache entry".into());
     }
     let number = |at: usize, size: usize| header[at..at + size].iter().rev().fold(0, |n, &b| n << 8 | b as u64);
-    if number(8, 4) != VERSION as u64 {
-        return Err("it has another format version");
+    let version = number(8, 4);
+    if version != VERSION as u64 {
+        return Err(format!("expected format version {VERSION}, found {version}"));
     }
     if header[16..48] != key.0 {
-        return Err("it belongs to another key");
+        let found: String = header[16..48].iter().map(|byte| format!("{byte:02x}")).collect();
+        return Err(format!("expected key {key}, found {found}"));
     }
     let (manifest_len, code_len) = (number(48, 8), number(56, 8));
     let body_len = manifest_len.checked_add(code_len).and_then(|n| n.checked_add(CHECKSUM_BYTES as u64));
     if body_len != Some(rest.len() as u64) {
-        return Err("its length is wrong");
+        return Err(format!(
+            "expected {manifest_len} bytes of manifest, {code_len} of code and {CHECKSUM_BYTES} of checksum after the \
+             header, found {} bytes",
+            rest.len()
+        ));
     }
     let (content, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
     if blake3::hash(content).as_bytes() != checksum {
-        return Err("its checksum is wrong");
+        return Err("its checksum is wrong".into());
     }
     let (manifest, code) = content[HEADER_BYTES..].split_at(manifest_len as usize);
-    let manifest = serde_json::from_slice(manifest).map_err(|_| "its manifest has other fields")?;
+    let manifest = serde_json::from_slice(manifest).map_err(|error| format!("its manifest is invalid: {error}"))?;
     let code = match number(12, 4) {
-        0 => Code::Ptx(String::from_utf8(code.to_vec()).map_err(|_| "its PTX is not UTF-8")?),
+        0 => Code::Ptx(String::from_utf8(code.to_vec()).map_err(|error| format!("its PTX is not UTF-8: {error}"))?),
         1 => Code::Object(code.to_vec()),
-        _ => return Err("its kind of code is unknown"),
+        kind => return Err(format!("expected kind of code 0 or 1, found {kind}")),
     };
     Ok(Artifact { manifest, code })
 }

@@ -122,7 +122,7 @@ impl Cache {
             }
         };
         let bytes = owned::read(&file, MAX_ENTRY_BYTES).map_err(|error| error.to_string());
-        match bytes.and_then(|bytes| format::decode(&bytes, key).map_err(str::to_string)) {
+        match bytes.and_then(|bytes| format::decode(&bytes, key)) {
             Ok(artifact) => {
                 // If the directory cannot be written, nothing is evicted either.
                 let _ = file.set_modified(SystemTime::now());

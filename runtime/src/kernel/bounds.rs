@@ -1,4 +1,5 @@
-//! Checks that a launch keeps the promises of its kernel, and that its accesses are in bounds of its arguments' memory.
+//! Bounds check of a launch: proves that every access stays inside its argument's memory, and that the arguments
+//! satisfy the kernel's preconditions.
 
 use tilewright_codegen::analysis::bounds::{Footprint, Launch, LaunchViolation, OutOfBounds};
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};

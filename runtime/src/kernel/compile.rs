@@ -38,7 +38,8 @@ pub(crate) fn record(
     consts: &[(&str, ConstValue)],
     specialization: &Specialization,
 ) -> Result<Func> {
-    let recording = def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(explain(&d)))?;
+    let recording =
+        def.record_full(dtypes, consts, specialization).map_err(|d| Error::Kernel(render_with_source(&d)))?;
     for line in &recording.prints {
         terminal::print_stderr(format_args!("{}: {line}", def.name));
     }
@@ -59,22 +60,22 @@ pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> R
     if !env.wants_dump_of(&func.name)
         && let Some(mut artifact) = cache.get(&key)
     {
-        // The kernel may have moved in its file since.
+        // The line of the kernel may differ from the one when the artifact was cached.
         artifact.manifest.source = func.loc.to_string();
         return Ok(artifact);
     }
-    let artifact = dump::compile(func, target, options, env, &mut ()).map_err(|error| explain_failure(func, error))?;
+    let artifact = dump::compile(func, target, options, env, &mut ()).map_err(|error| compile_error(func, error))?;
     cache.put(&key, &artifact);
     Ok(artifact)
 }
 
 /// Formats a compile error, with the source line if it has one.
-pub fn explain_failure(func: &Func, error: CompileError) -> Error {
+pub fn compile_error(func: &Func, error: CompileError) -> Error {
     Error::Kernel(match error {
         CompileError::Unsupported(u) => {
             let mut diagnostic = Diagnostic::new(u.message, u.loc);
             diagnostic.help = u.help;
-            explain(&diagnostic)
+            render_with_source(&diagnostic)
         }
         CompileError::Llvm(error) => format!("kernel `{}`: {error}", func.name),
     })
@@ -82,7 +83,7 @@ pub fn explain_failure(func: &Func, error: CompileError) -> Error {
 
 /// The message with the source line, if the source file exists. rustc names files relative to its working directory,
 /// which is this directory or an ancestor for a program under development.
-pub fn explain(diagnostic: &Diagnostic) -> String {
+pub fn render_with_source(diagnostic: &Diagnostic) -> String {
     diagnostic.render(read_source(&diagnostic.loc.file).as_deref())
 }
 

@@ -21,7 +21,7 @@ use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub(crate) use compile::record;
-pub use compile::{compile, compile_func, explain, explain_failure};
+pub use compile::{compile, compile_error, compile_func, render_with_source};
 pub use config::{BoundsCheck, Grid, LaunchConfig};
 use variant::Variant;
 pub use variant::specialization;
@@ -159,7 +159,7 @@ pub fn launch_erased(
     args: &mut [KernelArg],
     consts: &[(&str, ConstValue)],
 ) -> Result<()> {
-    let values = def.complete_consts(consts).map_err(|d| Error::Kernel(explain(&d)))?;
+    let values = def.complete_consts(consts).map_err(|d| Error::Kernel(render_with_source(&d)))?;
     let keys: Vec<u64> = values.iter().map(erased_key).collect();
     launch(def, device, config, dtypes, args, Consts { keys: &keys, values: &|| values.clone() })
 }

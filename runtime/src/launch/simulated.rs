@@ -10,7 +10,7 @@ use crate::device::{Device, Simulated};
 use crate::dump;
 use crate::env::Env;
 use crate::error::{Error, Result};
-use crate::kernel::explain_failure;
+use crate::kernel::compile_error;
 
 /// The largest alignment that code may assume of an address, in bytes.
 const ALIGN: u64 = 256;
@@ -25,12 +25,12 @@ impl Device {
     ) -> Result<CompiledKernel> {
         let env = Env::get()?;
         if env.wants_dump_of(&func.name) {
-            // Validates the artifact: the simulated GPU does not need the PTX.
+            // Only for the dump: the simulated GPU does not need the PTX.
             let compiled = dump::compile(func, &Target::Nvptx(simulated.arch), options, env, &mut ());
-            compiled.map_err(|error| explain_failure(func, error))?;
+            compiled.map_err(|error| compile_error(func, error))?;
         }
         let lowered = pipeline::lower_gpu(func, simulated.arch, options, &mut ());
-        let (manifest, llvm_ir) = lowered.map_err(|error| explain_failure(func, error.into()))?;
+        let (manifest, llvm_ir) = lowered.map_err(|error| compile_error(func, error.into()))?;
         Ok(self.loaded(manifest, Loaded::Simulated(llvm_ir)))
     }
 }
@@ -57,7 +57,7 @@ pub(super) unsafe fn run_grid(
         let pointer = std::ptr::with_exposed_provenance_mut::<u8>(addr as usize);
         let old = match bytes {
             0 => Vec::new(),
-            // SAFETY: the caller's promise; nothing writes the memory during the launch.
+            // SAFETY: by this function's contract, `pointer` is valid for `bytes` bytes, and nothing writes them now.
             _ => unsafe { std::slice::from_raw_parts(pointer, bytes as usize) }.to_vec(),
         };
         let name = format!("argument `{}`", manifest.args[index].name);

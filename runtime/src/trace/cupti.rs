@@ -80,7 +80,7 @@ const MEMCPY2: u32 = 22;
 const EXTERNAL_CORRELATION: u32 = 39;
 const MEMORY2: u32 = 49;
 /// `CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0`.
-const OURS: u32 = 3;
+const CORRELATION_CUSTOM0: u32 = 3;
 /// `CUPTI_ACTIVITY_MEMORY_KIND_DEVICE`.
 const DEVICE_MEMORY: u32 = 3;
 /// `CUPTI_ACTIVITY_MEMORY_OPERATION_TYPE_ALLOCATION` and `_RELEASE`.
@@ -386,7 +386,7 @@ impl Collected {
 pub(super) fn enter(node: NodeId) {
     if let Ok(api) = api() {
         // SAFETY: a plain call. If it fails, the activity has no span.
-        unsafe { (api.push)(OURS, u64::from(node)) };
+        unsafe { (api.push)(CORRELATION_CUSTOM0, u64::from(node)) };
     }
 }
 
@@ -394,7 +394,7 @@ pub(super) fn leave() {
     if let Ok(api) = api() {
         let mut last = 0;
         // SAFETY: `last` is valid for writing a u64.
-        unsafe { (api.pop)(OURS, &raw mut last) };
+        unsafe { (api.pop)(CORRELATION_CUSTOM0, &raw mut last) };
     }
 }
 
@@ -506,7 +506,7 @@ impl Collected {
             EXTERNAL_CORRELATION => {
                 // SAFETY: as above.
                 let external = unsafe { &*record.cast::<External>() };
-                if external.external_kind == OURS
+                if external.external_kind == CORRELATION_CUSTOM0
                     && let Ok(node) = NodeId::try_from(external.id)
                 {
                     self.nodes.insert(external.correlation, node);
@@ -567,8 +567,13 @@ mod tests {
             grid_id: 1,
             name: c"softmax".as_ptr(),
         };
-        let external =
-            External { kind: EXTERNAL_CORRELATION, external_kind: OURS, id: 3, correlation: 42, reserved: 0 };
+        let external = External {
+            kind: EXTERNAL_CORRELATION,
+            external_kind: CORRELATION_CUSTOM0,
+            id: 3,
+            correlation: 42,
+            reserved: 0,
+        };
         let memory = |operation, timestamp| MemoryRecord {
             kind: MEMORY2,
             operation,

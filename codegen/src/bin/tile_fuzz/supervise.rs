@@ -47,7 +47,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
     let [host, simulated, compiled, assembled, refused] = totals.counts;
     println!(
         "seeds {:?}: {} programs, {host} native runs, {simulated} simulated runs, {compiled} PTX files, {assembled} assembled, \
-         {refused} refused, {} failed, in {:.0?}",
+         {refused} over resource limits, {} failed, in {:.0?}",
         cli.seeds,
         totals.programs,
         totals.failures.len(),
@@ -102,7 +102,7 @@ fn run_worker(cli: &Cli, seeds: Range<u64>, totals: &Mutex<Totals>) -> Result<Ra
     let status = child.wait().map_err(|e| e.to_string())?;
     let _ = reader.join();
     let Some(seed) = current else { return Ok(seeds.end..seeds.end) };
-    failed(seed, &format!("the program {ended} ({status})"));
+    failed(seed, &format!("the worker process {ended} ({status})"));
     Ok(seed + 1..seeds.end)
 }
 

@@ -60,7 +60,7 @@ impl Lowering<'_> {
         let operands = self.func.op(id).operands.clone();
         let keep = self.same_address_load(operands[1], operands[0]);
         self.materialize_clobbered_loads(self.underlying_argument(operands[0]), keep)?;
-        self.through_pointers(&operands, |l, nest, reads, mask| {
+        self.loop_over_pointers(&operands, |l, nest, reads, mask| {
             let (mut access, _) = l.pointer_access(nest, reads, mask);
             if let Some(i) = mask
                 && let Some(Literal::Bool(true)) = l.func.constant(reads[i].0)
@@ -92,7 +92,7 @@ impl Lowering<'_> {
     }
 
     /// Emits loops over the elements of pointer operands (operand 0; a mask is operand 2). Scalars take no loop.
-    fn through_pointers(
+    fn loop_over_pointers(
         &mut self,
         operands: &[Value],
         body: impl Fn(&mut Self, &mut LoopNest, &[(Value, DimMap)], Option<usize>) -> Result<()>,
@@ -125,8 +125,8 @@ impl Lowering<'_> {
             nest.in_bounds = fast;
             let LaneAddresses::Contiguous(pointer) = access.place else { unreachable!("one lane has one address") };
             nest.select(&mut l.w, nest.depth());
-            l.guarded(access.mask.as_deref(), |l| {
-                l.update(op, view.elem, &pointer, &value.name);
+            l.if_mask(access.mask.as_deref(), |l| {
+                l.atomic_rmw(op, view.elem, &pointer, &value.name);
             });
             Ok(())
         })
@@ -155,9 +155,9 @@ impl Lowering<'_> {
             nest.select(&mut l.w, nest.depth());
             l.w.line(format!("store {} {}, ptr {slot}", reg_num(elem), literal_zero(elem)));
             let mask = masked.then(|| evs[2].name.clone());
-            l.guarded(mask.as_deref(), |l| {
+            l.if_mask(mask.as_deref(), |l| {
                 let old = match op {
-                    Some(op) => l.update(op, elem, &evs[0].name, &evs[1].name),
+                    Some(op) => l.atomic_rmw(op, elem, &evs[0].name, &evs[1].name),
                     None => l.compare_and_swap(elem, &evs[0].name, &evs[1].name, &evs[2].name),
                 };
                 l.w.line(format!("store {} {old}, ptr {slot}", reg_num(elem)));
@@ -171,7 +171,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Defines the result of a root by an arena tile; scalars are read from it.
+    /// Binds the result of an op that is not fused to an arena tile; scalars are read from the tile.
     pub fn define(&mut self, result: Value, tile: TileRef) {
         if self.func.ty(result).is_tensor() {
             self.set_tile(result, tile);
@@ -187,7 +187,7 @@ impl Lowering<'_> {
     }
 
     /// Runs `body` where the mask is true.
-    fn guarded(&mut self, mask: Option<&str>, body: impl FnOnce(&mut Self)) {
+    fn if_mask(&mut self, mask: Option<&str>, body: impl FnOnce(&mut Self)) {
         let Some(mask) = mask else { return body(self) };
         let (inside, after) = (self.w.fresh_label("masked"), self.w.fresh_label("after"));
         self.w.branch_if(mask, &inside, &after);
@@ -198,7 +198,7 @@ impl Lowering<'_> {
     }
 
     /// Emits one atomic read-modify-write. Returns the old value.
-    fn update(&mut self, op: AtomicOp, d: DType, pointer: &str, value: &str) -> String {
+    fn atomic_rmw(&mut self, op: AtomicOp, d: DType, pointer: &str, value: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let integer = match (op, d.is_float()) {
             (AtomicOp::Xchg, _) => Some("xchg"),
@@ -223,11 +223,11 @@ impl Lowering<'_> {
                 panic!("internal compiler error: bitwise atomic on {d}, please report")
             }
         };
-        self.update_loop(op, d, pointer, value)
+        self.atomic_cas_loop(op, d, pointer, value)
     }
 
     /// Floats: repeats compare-and-swap until it succeeds.
-    fn update_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str) -> String {
+    fn atomic_cas_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let slot = self.alloca(bits);
         let first = self.w.inst(format!("load atomic {bits}, ptr {pointer} monotonic, align {align}"));

@@ -1,4 +1,4 @@
-//! Dots of f32 by `wgmma`, in tf32 (one instruction per step) or tf32x3 (3xTF32).
+//! Dots of f32 by `wgmma`, in tf32 (one `wgmma` op per dot) or tf32x3 (3xTF32: three).
 //!
 //! `wgmma` multiplies tf32, the leading 11 significant bits of each number, and reads its second operand from shared
 //! memory, where K must be the fastest dimension.
@@ -113,10 +113,10 @@ impl Rewrite<'_, '_> {
 
     /// Splits a loaded tile next to its load, if it is a loop-invariant first operand.
     pub(super) fn hoist_tf32_split(&mut self, v: Value) {
-        let numbers: usize = self.old.ty(v).shape().iter().product();
-        let has_room =
-            2 * numbers * size_of::<f32>() <= MAX_SPLIT_BYTES && self.hoisted_splits.len() < MAX_SPLIT_OPERANDS;
-        if has_room && self.assignments.is_loop_invariant_operand(v) {
+        let num_elements: usize = self.old.ty(v).shape().iter().product();
+        let fits =
+            2 * num_elements * size_of::<f32>() <= MAX_SPLIT_BYTES && self.hoisted_splits.len() < MAX_SPLIT_OPERANDS;
+        if fits && self.assignments.is_loop_invariant_operand(v) {
             let tile = self.get_assigned(v);
             let (big, small) = self.split_tf32(tile);
             let parts = (self.alloc_k_major(big, 1), self.alloc_k_major(small, 1));

@@ -16,7 +16,7 @@ fn defining_op(func: &Func, v: Value) -> Option<(&Op, &[Value])> {
 pub(super) fn unary(func: &Func, id: OpId, op: UnaryOp) -> Option<Change> {
     let is_involution = matches!(op, UnaryOp::Neg | UnaryOp::Not);
     match defining_op(func, func.op(id).operands[0])? {
-        (Op::Unary(inner), operands) if is_involution && *inner == op => Change::is(operands[0]),
+        (Op::Unary(inner), operands) if is_involution && *inner == op => Change::replace_with(operands[0]),
         _ => None,
     }
 }
@@ -44,17 +44,17 @@ pub(super) fn binary(pass: &mut Pass, id: OpId, op: BinaryOp) -> Option<Change> 
     }
     if a == b && !dtype.is_float() {
         match op {
-            BinaryOp::Min | BinaryOp::Max | BinaryOp::And | BinaryOp::Or => return Change::is(a),
+            BinaryOp::Min | BinaryOp::Max | BinaryOp::And | BinaryOp::Or => return Change::replace_with(a),
             BinaryOp::Sub | BinaryOp::Xor => return Change::constant(literal(dtype, 0)),
             _ => {}
         }
     }
     let right = constant_bits(func, b)?;
     if is_right_identity(op, dtype, right) {
-        return Change::is(a);
+        return Change::replace_with(a);
     }
     if is_right_absorber(op, dtype, right) {
-        return Change::is(b);
+        return Change::replace_with(b);
     }
     reassociate(pass, id, op, dtype, right)
 }
@@ -147,9 +147,9 @@ pub(super) fn cmp(func: &Func, id: OpId, op: CmpOp) -> Option<Change> {
 pub(super) fn select(func: &Func, id: OpId) -> Option<Change> {
     let operands = &func.op(id).operands;
     match func.constant(operands[0]) {
-        _ if operands[1] == operands[2] => Change::is(operands[1]),
-        Some(Literal::Bool(true)) => Change::is(operands[1]),
-        Some(Literal::Bool(false)) => Change::is(operands[2]),
+        _ if operands[1] == operands[2] => Change::replace_with(operands[1]),
+        Some(Literal::Bool(true)) => Change::replace_with(operands[1]),
+        Some(Literal::Bool(false)) => Change::replace_with(operands[2]),
         _ => None,
     }
 }
@@ -191,7 +191,7 @@ pub(super) fn cast(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));
     if func.ty(x) == to {
-        return Change::is(x);
+        return Change::replace_with(x);
     }
     match defining_op(func, x)? {
         (Op::Cast, inner) => {
@@ -206,7 +206,7 @@ pub(super) fn bitcast(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let x = data.operands[0];
     if func.ty(x) == func.ty(data.results[0]) {
-        return Change::is(x);
+        return Change::replace_with(x);
     }
     match defining_op(func, x)? {
         (Op::Bitcast, inner) => Some(Change::Into(Op::Bitcast, inner.to_vec())),

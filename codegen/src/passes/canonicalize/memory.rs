@@ -28,7 +28,7 @@ pub(super) fn load(func: &Func, id: OpId, eviction: Eviction) -> Option<Change> 
     let data = func.op(id);
     match (constant_mask(func, &data.operands, 1)?, data.operands.get(2)) {
         (true, _) => Some(Change::Into(Op::Load { eviction }, vec![data.operands[0]])),
-        (false, Some(&other)) => Change::is(other),
+        (false, Some(&other)) => Change::replace_with(other),
         (false, None) => Change::constant(super::constants::literal(func.ty(data.results[0]).dtype()?, 0)),
     }
 }

@@ -9,7 +9,7 @@ pub(super) fn repeat_or_reshape(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));
     if func.ty(x) == to {
-        return Change::is(x);
+        return Change::replace_with(x);
     }
     let inner = func.op(func.def_op(x)?);
     let no_layouts = to.layout().is_none();
@@ -27,7 +27,7 @@ pub(super) fn trans(func: &Func, id: OpId, perm: &[usize]) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));
     if func.ty(x) == to && perm.is_sorted() {
-        return Change::is(x);
+        return Change::replace_with(x);
     }
     let inner = func.op(func.def_op(x)?);
     match &inner.op {
@@ -35,7 +35,7 @@ pub(super) fn trans(func: &Func, id: OpId, perm: &[usize]) -> Option<Change> {
         Op::Trans { perm: first } => {
             let both: Vec<usize> = perm.iter().map(|&d| first[d]).collect();
             if both.is_sorted() && func.ty(inner.operands[0]) == to {
-                return Change::is(inner.operands[0]);
+                return Change::replace_with(inner.operands[0]);
             }
             let no_layouts = to.layout().is_none();
             no_layouts.then(|| Change::Into(Op::Trans { perm: both }, inner.operands.clone()))
@@ -57,7 +57,7 @@ pub(super) fn convert_layout(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let x = data.operands[0];
     if func.ty(x) == func.ty(data.results[0]) {
-        return Change::is(x);
+        return Change::replace_with(x);
     }
     let inner = func.op(func.def_op(x)?);
     match inner.op {

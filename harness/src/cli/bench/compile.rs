@@ -14,7 +14,7 @@ use tilewright::codegen::llvm::{self, Opt};
 use tilewright::codegen::lower;
 use tilewright::codegen::pipeline::{compile_gpu, gpu_ir};
 use tilewright::codegen::target::{CompileOptions, GpuArch, Target};
-use tilewright::kernel::{explain, explain_failure};
+use tilewright::kernel::{compile_error, render_with_source};
 use tilewright::kernels::attention::config::{Pass, d_tile, default_tiles};
 use tilewright::kernels::attention::forward::FLASH_ATTENTION_FWD;
 use tilewright::{Cache, Device, Error};
@@ -128,7 +128,7 @@ impl Variant {
 
     fn record(&self) -> Result<Func> {
         let recording = FLASH_ATTENTION_FWD.record_full(&[DType::BF16; 2], &self.consts, &self.assumed);
-        Ok(recording.map_err(|diagnostic| CliError::Failure(explain(&diagnostic)))?.func)
+        Ok(recording.map_err(|diagnostic| CliError::Failure(render_with_source(&diagnostic)))?.func)
     }
 
     /// Runs the steps of [`compile_gpu`] and times each.
@@ -140,10 +140,10 @@ impl Variant {
         let gpu_func = gpu_ir(&func, self.arch, &self.options, &mut ());
         let passed = start.elapsed();
         let module = lower::nvptx::lower(&gpu_func, self.arch, &self.options)
-            .map_err(|unsupported| fail(explain_failure(&func, unsupported.into())))?;
+            .map_err(|unsupported| fail(compile_error(&func, unsupported.into())))?;
         let lowered = start.elapsed();
         let ptx = llvm::ptx(&module.llvm_ir, self.arch, self.options.ptx_version, &Opt::gpu())
-            .map_err(|error| fail(explain_failure(&func, error.into())))?;
+            .map_err(|error| fail(compile_error(&func, error.into())))?;
         // LLVM's time outside of its own phases is setup, counted as part of parsing.
         let outside = (start.elapsed() - lowered).saturating_sub(ptx.timings.opt + ptx.timings.codegen);
         Ok([recorded, passed - recorded, lowered - passed, outside, ptx.timings.opt, ptx.timings.codegen])
@@ -158,7 +158,7 @@ impl Variant {
         let func = self.record()?;
         let key = |func: &Func| Key::new(func, &target, &self.options);
         let artifact = compile_gpu(&func, self.arch, &self.options, &mut ())
-            .map_err(|error| CliError::Failure(explain_failure(&func, error).to_string()))?;
+            .map_err(|error| CliError::Failure(compile_error(&func, error).to_string()))?;
         cache.put(&key(&func), &artifact);
         let hit = |_| {
             let start = Instant::now();
@@ -177,7 +177,7 @@ impl Variant {
     fn load(&self, device: &Device) -> Result<Duration> {
         let func = self.record()?;
         let artifact = compile_gpu(&func, self.arch, &device.limit_ptx_version(&self.options), &mut ())
-            .map_err(|error| CliError::Failure(explain_failure(&func, error).to_string()))?;
+            .map_err(|error| CliError::Failure(compile_error(&func, error).to_string()))?;
         let start = Instant::now();
         device.load(&artifact)?;
         Ok(start.elapsed())

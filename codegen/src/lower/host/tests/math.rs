@@ -4,7 +4,7 @@ use super::*;
 use crate::ir::{DType, UnaryOp};
 
 /// The maximum error over `values`, in units in the last place of the exact result.
-fn worst(op: UnaryOp, values: &[f32]) -> f64 {
+fn max_ulp_error(op: UnaryOp, values: &[f32]) -> f64 {
     let n = values.len();
     let text = format!(
         "kernel @k(%a: ptr<f32>, %y: ptr<f32>) {{\n{}  %r = {} %a_t : tensor<{n}xf32>\n{}return\n}}",
@@ -19,7 +19,7 @@ fn worst(op: UnaryOp, values: &[f32]) -> f64 {
     for cpu in machines() {
         let got = run_native(&compile(&func, &cpu), &func, &inputs, &buffers, [1; 3]);
         for (&x, y) in values.iter().zip(got[1].values()) {
-            let exact = exact(op, x as f64);
+            let exact = reference_f64(op, x as f64);
             let rounded = exact as f32;
             if rounded.is_infinite() || rounded.is_nan() || rounded == 0.0 {
                 let same = y == rounded as f64 || (y.is_nan() && rounded.is_nan());
@@ -35,7 +35,7 @@ fn worst(op: UnaryOp, values: &[f32]) -> f64 {
     worst
 }
 
-fn exact(op: UnaryOp, x: f64) -> f64 {
+fn reference_f64(op: UnaryOp, x: f64) -> f64 {
     match op {
         UnaryOp::Exp => x.exp(),
         UnaryOp::Exp2 => x.exp2(),
@@ -77,7 +77,7 @@ fn all_magnitudes() -> Vec<f32> {
 #[test]
 fn sine_and_cosine_are_accurate_for_numbers_of_all_magnitudes() {
     for op in [UnaryOp::Sin, UnaryOp::Cos] {
-        let error = worst(op, &all_magnitudes());
+        let error = max_ulp_error(op, &all_magnitudes());
         assert!(error <= 1.7, "{}: {error:.2} ulp", op.name());
     }
 }
@@ -105,7 +105,7 @@ fn elementary_functions_are_accurate() {
         (UnaryOp::Sqrt, 0.0, 1e6, 0.51),
         (UnaryOp::Rsqrt, 0.0, 1e6, 1.6),
     ] {
-        let error = worst(op, &sweep(low, high));
+        let error = max_ulp_error(op, &sweep(low, high));
         assert!(error <= ulps, "{} on [{low}, {high}]: {error:.2} ulp", op.name());
     }
 }
