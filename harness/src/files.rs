@@ -426,7 +426,7 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 /// See [`open_regular`]; a file that changes while it is read; too little memory for it.
 pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = open_regular(path)?;
-    let before = Version::of(&file)?;
+    let before = FileStamp::of(&file)?;
     tilewright::check_host_memory(before.len as f64).map_err(io::Error::other)?;
     let mut contents = Vec::with_capacity(before.len as usize);
     // Bounds the read of a growing file.
@@ -438,27 +438,27 @@ pub fn read_unchanged(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Length and modification time of a file.
 #[derive(Clone, Copy, PartialEq)]
-pub struct Version {
+pub struct FileStamp {
     len: u64,
     modified: (i64, i64),
 }
 
-impl Version {
-    /// The current version of an open file.
+impl FileStamp {
+    /// The current stamp of an open file.
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn of(file: &File) -> io::Result<Version> {
+    pub fn of(file: &File) -> io::Result<FileStamp> {
         let found = file.metadata()?;
-        Ok(Version { len: found.len(), modified: (found.mtime(), found.mtime_nsec()) })
+        Ok(FileStamp { len: found.len(), modified: (found.mtime(), found.mtime_nsec()) })
     }
 
-    /// Fails if the file has another version now.
+    /// Fails if the file has another stamp now.
     ///
     /// # Errors
     /// It has, and errors of the file system.
     pub fn check(self, file: &File) -> io::Result<()> {
-        if Version::of(file)? == self { Ok(()) } else { Err(changed()) }
+        if FileStamp::of(file)? == self { Ok(()) } else { Err(changed()) }
     }
 }
 

@@ -207,10 +207,10 @@ fn a_file_that_changes_is_noticed() {
     let (_dir, path) = with_file();
     assert_eq!(read_unchanged(&path).unwrap(), b"old");
     let file = open_regular(&path).unwrap();
-    let version = Version::of(&file).unwrap();
-    version.check(&file).unwrap();
+    let stamp = FileStamp::of(&file).unwrap();
+    stamp.check(&file).unwrap();
     OpenOptions::new().write(true).open(&path).unwrap().set_len(1).unwrap();
-    assert!(version.check(&file).unwrap_err().to_string().contains("changed while it was read"));
+    assert!(stamp.check(&file).unwrap_err().to_string().contains("changed while it was read"));
 }
 
 #[test]

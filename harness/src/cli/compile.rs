@@ -280,7 +280,7 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
         let split = part.split_once('%').map(|(name, n)| (name, n, true));
         let Some((name, number, multiple)) = split.or_else(|| part.split_once('=').map(|(name, n)| (name, n, false)))
         else {
-            return wrong(format!("--assume got `{part}`"));
+            return wrong(format!("`{part}` is not an assumption"));
         };
         let (name, number) = (def.param_name(name.trim()), number.trim());
         let Some(index) = passed.iter().position(|p| p.name == name) else {
@@ -304,7 +304,7 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
                 ArgSpec { divisible_by: n as u64, equal_to: None }
             }
             (false, Ok(n)) if !is_memory => ArgSpec { divisible_by: 1, equal_to: Some(n) },
-            (false, Ok(_)) => return wrong(format!("the address `{name}` cannot be assumed to be {number}")),
+            (false, Ok(_)) => return wrong(format!("the pointer `{name}` cannot be assumed to be {number}")),
             (true, _) => return wrong(format!("`{name}` cannot be a multiple of {number}: expected a power of two")),
             (false, Err(_)) => return wrong(format!("`{name}` cannot be {number}: expected a number")),
         };

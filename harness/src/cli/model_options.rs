@@ -13,7 +13,7 @@ use crate::model::{Attention, Config, Fusion, Norm, Precision};
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
-    /// Model size of the assignment: small, medium, large, xl or 2.7B. Default: a model that trains on a CPU in minutes
+    /// Named model size: small, medium, large, xl or 2.7B. Default: a model that trains on a CPU in minutes
     #[arg(long)]
     pub size: Option<String>,
     /// Number of Transformer blocks
@@ -36,7 +36,8 @@ pub struct ModelOptions {
     /// Attention implementation: naive, tiled or flash
     #[arg(long)]
     pub attention: Option<Attention>,
-    /// What our own kernels compute: none, ops (one kernel per op) or blocks (whole blocks)
+    /// Model parts, apart from attention, that Tilewright kernels compute: none, ops (one kernel per op) or blocks
+    /// (fused blocks)
     #[arg(long)]
     pub fusion: Option<Fusion>,
     /// Precision of matmuls: f32, tf32x3 (three tf32 products, nearly as accurate as f32), tf32, bf16 or f16
@@ -51,8 +52,8 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// Returns the default vocabulary size: 10000 for the named sizes of the assignment, 1024 for the small model.
-    pub fn usual_vocabulary(&self) -> usize {
+    /// Returns the default vocabulary size: 10000 for the named sizes, 1024 for the small model.
+    pub fn default_vocabulary(&self) -> usize {
         if self.size.is_some() { 10_000 } else { 1024 }
     }
 
@@ -136,7 +137,7 @@ pub fn device_info(device: &candle_core::Device) -> Result<DeviceInfo> {
 }
 
 /// Returns the peak rate of the device for the model's matmuls, in FLOP/s.
-pub fn peak(device: &candle_core::Device, precision: Precision) -> Result<f64> {
+pub fn peak_flops(device: &candle_core::Device, precision: Precision) -> Result<f64> {
     let info = device_info(device)?;
     let name = (!device.is_cpu()).then_some(info.name.as_str());
     let dtype = match precision {

@@ -18,7 +18,7 @@ use crate::train::{DataParallelOptions, RankSettings};
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Ranks (tilewright launch, torchrun, mpirun, srun)")]
 pub struct RankOptions {
-    /// Gradient synchronization scheme; bucketed by default
+    /// Form of gradient synchronization; bucketed by default
     #[arg(long, value_enum, value_name = "FORM")]
     pub ddp: Option<Form>,
     /// Maximum bucket size in megabytes (10⁶ bytes). Default: 25; between GPUs, larger for large models

@@ -58,7 +58,7 @@ impl StepOptions {
     /// # Errors
     /// An unknown size, or hyperparameters that contradict each other.
     pub fn config(&self, context: usize) -> Result<Config> {
-        let vocabulary = self.vocab_size.map_or(self.model.usual_vocabulary(), |size| size as usize);
+        let vocabulary = self.vocab_size.map_or(self.model.default_vocabulary(), |size| size as usize);
         self.model.config(Config { context, vocabulary, ..Config::default() })
     }
 

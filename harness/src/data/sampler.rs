@@ -109,7 +109,7 @@ impl Sampler {
 }
 
 /// Returns the first `sequences` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if
-/// the part ends before, none if it is shorter than one sequence.
+/// `part` is too short, none if it is shorter than one sequence.
 ///
 /// # Errors
 /// As [`TokenFile::read`](super::TokenFile::read).

@@ -23,7 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::{Error, Result};
-use crate::files::Version;
+use crate::files::FileStamp;
 
 const MAGIC: &[u8; 8] = b"TWTOKENS";
 const VERSION: u32 = 1;
@@ -33,7 +33,7 @@ const HEADER: usize = 160;
 pub struct TokenFile {
     path: PathBuf,
     file: File,
-    version: Version,
+    stamp: FileStamp,
     token_bytes: usize,
     vocabulary: usize,
     len: usize,
@@ -48,7 +48,7 @@ fn token_bytes_for(vocabulary: usize) -> usize {
 /// Writes `tokens` to `path` atomically.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 ///
 /// # Panics
 /// A token outside of the vocabulary.
@@ -84,7 +84,7 @@ impl TokenFile {
     /// A file that cannot be read, is not a token file, or is damaged.
     pub fn open(path: &Path) -> Result<TokenFile> {
         let read = Error::file("read", path);
-        let (file, version, header, payload) = open_and_hash(path).map_err(read)?;
+        let (file, stamp, header, payload) = open_and_hash(path).map_err(read)?;
         let Some(header) = header else {
             let bytes = file.metadata().map_err(Error::file("read", path))?.len();
             return Err(Error::damaged(path, format!("{bytes} bytes are fewer than the {HEADER} of its header")));
@@ -113,7 +113,7 @@ impl TokenFile {
             return Err(Error::damaged(path, "the checksum of its tokens does not match"));
         }
         let (tokenizer, text) = (hash_at(32), hash_at(64));
-        Ok(TokenFile { path: path.to_path_buf(), file, version, token_bytes, vocabulary, len, tokenizer, text })
+        Ok(TokenFile { path: path.to_path_buf(), file, stamp, token_bytes, vocabulary, len, tokenizer, text })
     }
 
     pub fn path(&self) -> &Path {
@@ -155,8 +155,8 @@ impl TokenFile {
         assert!(range.start <= range.end && range.end <= self.len, "internal error: {range:?} of {} tokens", self.len);
         let mut bytes = vec![0; range.len() * self.token_bytes];
         let place = (HEADER + range.start * self.token_bytes) as u64;
-        // Check the version before the result is used.
-        let read = self.file.read_exact_at(&mut bytes, place).and_then(|()| self.version.check(&self.file));
+        // Check the stamp before the result is used.
+        let read = self.file.read_exact_at(&mut bytes, place).and_then(|()| self.stamp.check(&self.file));
         read.map_err(Error::file("read", &self.path))?;
         match self.token_bytes {
             2 => to.extend(bytes.as_chunks::<2>().0.iter().map(|&token| u32::from(u16::from_le_bytes(token)))),
@@ -167,9 +167,9 @@ impl TokenFile {
 }
 
 /// Opens a file; returns it with its header, if it is long enough for one, and the hash of the rest.
-fn open_and_hash(path: &Path) -> io::Result<(File, Version, Option<[u8; HEADER]>, blake3::Hash)> {
+fn open_and_hash(path: &Path) -> io::Result<(File, FileStamp, Option<[u8; HEADER]>, blake3::Hash)> {
     let mut file = crate::files::open_regular(path)?;
-    let version = Version::of(&file)?;
+    let stamp = FileStamp::of(&file)?;
     let mut header = [0; HEADER];
     let header = match file.read_exact(&mut header) {
         Ok(()) => Some(header),
@@ -184,8 +184,8 @@ fn open_and_hash(path: &Path) -> io::Result<(File, Version, Option<[u8; HEADER]>
             len => hasher.update(&piece[..len]),
         };
     }
-    version.check(&file)?;
-    Ok((file, version, header, hasher.finalize()))
+    stamp.check(&file)?;
+    Ok((file, stamp, header, hasher.finalize()))
 }
 
 #[cfg(test)]
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_back_in_both_widths() {
+    fn tokens_round_trip_with_2_and_4_bytes() {
         for (vocabulary, token_bytes) in [(1 << 16, 2), ((1 << 16) + 1, 4)] {
             let tokens: Vec<u32> = (0..1000).map(|i| (i * 7919) % vocabulary as u32).collect();
             let (_dir, path) = written(&tokens, vocabulary);

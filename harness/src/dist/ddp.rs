@@ -300,7 +300,7 @@ impl Ddp {
         backward()
     }
 
-    /// Sends all remaining gradients and wait_timer until every gradient is the average over all ranks; with
+    /// Sends all remaining gradients and waits until every gradient is the average over all ranks; with
     /// [`Exchange::ReduceScatter`], until this rank's shards are. On a GPU it makes the stream wait instead of the
     /// host.
     ///
@@ -370,7 +370,7 @@ impl Ddp {
         let outcome = wait_timer.during(|| {
             (step_state.next..inner.buckets.len()).try_for_each(|_| {
                 inner.send_next(&mut step_state)?;
-                // The naive form wait_timer for each collective; on a GPU the stream serializes them.
+                // The naive form waits for each collective; on a GPU the stream serializes them.
                 if eager || inner.comm.is_on_device() {
                     return Ok(());
                 }
@@ -561,7 +561,7 @@ impl Inner {
         outcome
     }
 
-    /// Starts a collective on gradients. The caller wait_timer for the handle before it uses them, and before `self` is
+    /// Starts a collective on gradients. The caller waits for the handle before it uses them, and before `self` is
     /// dropped.
     fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
         // Gradients that are stored in the communication dtype are not rounded again.

@@ -29,8 +29,8 @@ static LIFELINE: OnceLock<Option<UnixStream>> = OnceLock::new();
 /// The variable is malformed. A socket that does not exist (any more) is not an error.
 pub fn attach() -> Result<()> {
     let value = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
-    let named = value.map(|value| named(&value.to_string_lossy())).transpose()?;
-    let line = LIFELINE.get_or_init(|| named.and_then(inherited));
+    let address = value.map(|value| parse_variable(&value.to_string_lossy())).transpose()?;
+    let line = LIFELINE.get_or_init(|| address.and_then(open_inherited));
     let Some(mut reading) = line.as_ref().and_then(|line| line.try_clone().ok()) else { return Ok(()) };
     let watch = move || {
         // Launchers send nothing.
@@ -44,7 +44,7 @@ pub fn attach() -> Result<()> {
 }
 
 /// Parses the descriptor and the inode in `value`.
-fn named(value: &str) -> Result<(i32, u64)> {
+fn parse_variable(value: &str) -> Result<(i32, u64)> {
     let read = || {
         let (descriptor, inode) = value.split_once(':')?;
         Some((descriptor.parse().ok().filter(|number| *number > 2)?, inode.parse().ok()?))
@@ -53,8 +53,8 @@ fn named(value: &str) -> Result<(i32, u64)> {
     read().ok_or_else(|| CommError::Setup(format!("{VARIABLE} is `{value}`, expected {expected}")))
 }
 
-/// The socket with this descriptor and inode, if it exists.
-fn inherited((descriptor, inode): (i32, u64)) -> Option<UnixStream> {
+/// Opens the socket with this descriptor and inode, if it exists.
+fn open_inherited((descriptor, inode): (i32, u64)) -> Option<UnixStream> {
     // SAFETY: only queries the descriptor. The handle is neither used nor closed unless it is the launcher's socket,
     // which nothing else in this process uses.
     let socket = unsafe { ManuallyDrop::new(UnixStream::from_raw_fd(descriptor)) };
@@ -83,11 +83,13 @@ impl Drop for Saving {
     }
 }
 
-fn send(word: u8) {
+fn send(message: u8) {
     if let Some(Some(line)) = LIFELINE.get() {
         // Non-blocking: a launcher that is stopped (SIGSTOP) reads nothing, and training must continue.
         // SAFETY: the byte lives through the call.
-        unsafe { libc::send(line.as_raw_fd(), (&raw const word).cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
+        unsafe {
+            libc::send(line.as_raw_fd(), (&raw const message).cast(), 1, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)
+        };
     }
 }
 
@@ -102,20 +104,20 @@ pub struct LauncherEnd {
 /// # Errors
 /// No file descriptors left.
 pub fn pair() -> std::io::Result<(LauncherEnd, UnixStream, String)> {
-    let (launcher_end, given) = UnixStream::pair()?;
+    let (launcher_end, rank_end) = UnixStream::pair()?;
     launcher_end.set_nonblocking(true)?;
-    let inode = inode_of(&given).unwrap_or_default();
-    let name = format!("{}:{inode}", given.as_raw_fd());
-    Ok((LauncherEnd { socket: launcher_end, saving: 0 }, given, name))
+    let inode = inode_of(&rank_end).unwrap_or_default();
+    let name = format!("{}:{inode}", rank_end.as_raw_fd());
+    Ok((LauncherEnd { socket: launcher_end, saving: 0 }, rank_end, name))
 }
 
 impl LauncherEnd {
     /// Whether the rank is saving its state now. Does not block.
     pub fn is_saving(&mut self) -> bool {
-        let mut words = [0_u8; 64];
-        while let Ok(count @ 1..) = self.socket.read(&mut words) {
-            for word in &words[..count] {
-                match *word {
+        let mut messages = [0_u8; 64];
+        while let Ok(count @ 1..) = self.socket.read(&mut messages) {
+            for message in &messages[..count] {
+                match *message {
                     SAVE_BEGINS => self.saving += 1,
                     SAVE_ENDS => self.saving = self.saving.saturating_sub(1),
                     _ => {}
@@ -134,32 +136,32 @@ mod tests {
 
     #[test]
     fn the_launcher_sees_saves() {
-        let (mut launcher_end, mut given, _) = pair().unwrap();
+        let (mut launcher_end, mut rank_end, _) = pair().unwrap();
         assert!(!launcher_end.is_saving());
-        given.write_all(b"+").unwrap();
+        rank_end.write_all(b"+").unwrap();
         assert!(launcher_end.is_saving() && launcher_end.is_saving());
-        given.write_all(b"-+-").unwrap();
+        rank_end.write_all(b"-+-").unwrap();
         assert!(!launcher_end.is_saving());
-        given.write_all(b"+").unwrap();
-        drop(given);
+        rank_end.write_all(b"+").unwrap();
+        drop(rank_end);
         assert!(launcher_end.is_saving());
     }
 
     #[test]
     fn only_the_socket_itself_is_taken() {
-        let (_held, given, name) = pair().unwrap();
-        let (descriptor, inode) = named(&name).unwrap();
+        let (_held, rank_end, name) = pair().unwrap();
+        let (descriptor, inode) = parse_variable(&name).unwrap();
         let other = std::fs::File::open("/dev/null").unwrap();
         for wrong in [(other.as_raw_fd(), inode), (descriptor, inode + 1)] {
-            assert!(inherited(wrong).is_none(), "{wrong:?}");
+            assert!(open_inherited(wrong).is_none(), "{wrong:?}");
         }
         for nonsense in ["zz", ":", "x:1", "7", "7:", &format!("1:{inode}")] {
-            let message = named(nonsense).unwrap_err().to_string();
+            let message = parse_variable(nonsense).unwrap_err().to_string();
             assert!(message.contains(&format!("{VARIABLE} is `{nonsense}`, expected DESCRIPTOR")), "{message}");
         }
         // Its new owner closes it.
-        let taken = inherited((descriptor, inode)).unwrap();
-        assert_eq!(taken.as_raw_fd(), given.as_raw_fd());
-        std::mem::forget(given);
+        let taken = open_inherited((descriptor, inode)).unwrap();
+        assert_eq!(taken.as_raw_fd(), rank_end.as_raw_fd());
+        std::mem::forget(rank_end);
     }
 }

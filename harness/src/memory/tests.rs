@@ -63,7 +63,9 @@ fn tables_say_what_lived_at_the_peak() {
 #[test]
 fn the_plot_reaches_the_peak() {
     let trace = trace();
-    let crate::report::plot::Kind::Stack { series, .. } = timeline_plot(&Timeline::new(&trace)).kind else { panic!() };
+    let crate::report::plot::PlotKind::Stack { series, .. } = timeline_plot(&Timeline::new(&trace)).kind else {
+        panic!()
+    };
     assert_eq!(series.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["setup", "forward", "backward"]);
     let sum = |i: usize| series.iter().map(|s| s.points[i].y).sum::<f64>();
     let highest = (0..series[0].points.len()).map(sum).fold(0.0, f64::max);

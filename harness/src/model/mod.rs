@@ -245,7 +245,7 @@ impl Transformer {
     fn stream_observed(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<Tensor> {
         self.check_length(tokens)?;
         if self.config.fusion == Fusion::Blocks {
-            return stack::stream(self, tokens, observe);
+            return stack::residual_stream(self, tokens, observe);
         }
         let mut x = ops::embedding(tokens, &self.embedding, DType::F32)?;
         observe("embedding", &x)?;

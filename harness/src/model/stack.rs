@@ -67,7 +67,7 @@ pub(super) fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Re
 }
 
 /// The residual stream after the blocks for tokens [batch, length]: f32 [batch, length, d_model], before the last norm.
-pub(super) fn stream(
+pub(super) fn residual_stream(
     model: &Transformer,
     tokens: &Tensor,
     observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
@@ -126,14 +126,22 @@ fn previous_block(model: &Transformer, index: usize) -> Option<&Block> {
     model.blocks.get(index.checked_sub(1)?).map(|block| &**block)
 }
 
-/// Creates the backward pass for `ids`, with `more` norms in addition to those of the blocks.
-fn backward_pass<'a>(model: &Transformer, ids: &Tensor, uses: &'a Uses, more: usize) -> Result<BackwardPass<'a>> {
+/// Creates the backward pass for `ids`, with `extra_norms` norms in addition to those of the blocks.
+fn backward_pass<'a>(
+    model: &Transformer,
+    ids: &Tensor,
+    uses: &'a Uses,
+    extra_norms: usize,
+) -> Result<BackwardPass<'a>> {
     let norm_partials = match model.config.norm {
         Norm::Layer => None,
         Norm::Rms => {
-            let (norms, d_model) = (2 * model.blocks.len() + more, model.config.d_model);
-            let sums = residual_rms_norm::num_partials([ids.elem_count(), d_model])?;
-            Some(OutputAlloc::<f32>::new(ids.device(), norms * sums * d_model)?.into_tensor((norms, sums, d_model)))
+            let (norms, d_model) = (2 * model.blocks.len() + extra_norms, model.config.d_model);
+            let partials = residual_rms_norm::num_partials([ids.elem_count(), d_model])?;
+            Some(
+                OutputAlloc::<f32>::new(ids.device(), norms * partials * d_model)?
+                    .into_tensor((norms, partials, d_model)),
+            )
         }
     };
     Ok(BackwardPass { uses: &uses.inner, norm_partials })
@@ -155,8 +163,8 @@ fn backward<T: Elem + FloatElement>(
         };
         grad = block::backward::<T>(block, saved, grad, pass)?;
     }
-    if let Some(sums) = &pass.norm_partials {
-        add_norm_gradients(model, sums, pass)?;
+    if let Some(partials) = &pass.norm_partials {
+        add_norm_gradients(model, partials, pass)?;
     }
     if let Some(using) = embedding {
         let _span = span("embedding");
@@ -166,11 +174,12 @@ fn backward<T: Elem + FloatElement>(
     Ok(())
 }
 
-/// Sums the partial sums of the RMSNorm weight gradients. The weights have equal distances in the flat tensor.
-fn add_norm_gradients(model: &Transformer, sums: &Tensor, pass: &BackwardPass<'_>) -> Result<()> {
+/// Sums the partial sums of the RMSNorm weight gradients. The weights are equally spaced in the flat gradient
+/// tensor.
+fn add_norm_gradients(model: &Transformer, partials: &Tensor, pass: &BackwardPass<'_>) -> Result<()> {
     let _span = span("norm");
     let weights = model.blocks.iter().flat_map(|block| [&block.attention_norm.weight, &block.mlp_norm.weight]);
-    let weights: Vec<&Param> = weights.chain([&model.norm.weight]).take(sums.dim(0)?).collect();
+    let weights: Vec<&Param> = weights.chain([&model.norm.weight]).take(partials.dim(0)?).collect();
     let starts: Vec<usize> = weights.iter().map(|weight| weight.range().start).collect();
     let norm_stride = if starts.len() < 2 { 0 } else { starts[1] - starts[0] };
     if starts.windows(2).any(|pair| pair[1] - pair[0] != norm_stride) {
@@ -181,6 +190,6 @@ fn add_norm_gradients(model: &Transformer, sums: &Tensor, pass: &BackwardPass<'_
     for weight in &weights {
         accumulate |= weight.grad_to_write()?.1;
     }
-    residual_rms_norm::add_weight_gradients(sums, &model.params.grads(), [starts[0], norm_stride], accumulate)?;
+    residual_rms_norm::add_weight_gradients(partials, &model.params.grads(), [starts[0], norm_stride], accumulate)?;
     weights.iter().filter_map(|weight| pass.use_of(weight)).try_for_each(ParamUse::finish)
 }

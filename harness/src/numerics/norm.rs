@@ -56,7 +56,9 @@ pub fn report() -> Result<Report> {
     let mut table = Table::new(
         "layer-norm",
         &format!("LayerNorm over {WIDTH} numbers: largest error against f64"),
-        [Column::text("rows in"), Column::text("computed in")].into_iter().chain(columns),
+        [Column::text("storage dtype").key("rows_in"), Column::text("compute dtype").key("computed_in")]
+            .into_iter()
+            .chain(columns),
     )
     .note(
         "An error of 1.7 or more, the magnitude of the result, means that rows became zero: their variance overflowed.",

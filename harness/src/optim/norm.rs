@@ -1,4 +1,5 @@
-//! Gradient norm, clip factor, and detection of non-finite gradients.
+//! Global gradient norm and clip factor (gradient clipping, as `clip_grad_norm_` in PyTorch), and detection of
+//! non-finite gradients.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Flame graphs: horizontal extent is time, height is stack depth.
+//! Flame graphs: width is time, height is stack depth.
 
 use std::collections::BTreeMap;
 

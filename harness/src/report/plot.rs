@@ -14,12 +14,12 @@ pub struct Plot {
     /// Stem of file names: words joined by `-`.
     pub name: String,
     pub title: String,
-    pub kind: Kind,
+    pub kind: PlotKind,
 }
 
 /// Kind and data of a plot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum PlotKind {
     /// One line per series.
     Lines { x: Axis, y: Axis, series: Vec<Series> },
     /// Horizontal bars, the first entry at the top.
@@ -100,27 +100,27 @@ impl From<(f64, f64)> for Point {
 
 impl Plot {
     pub fn lines(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Plot {
-        Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Lines { x, y, series } }
+        Plot { name: name.to_string(), title: title.to_string(), kind: PlotKind::Lines { x, y, series } }
     }
 
     pub fn bars(name: &str, title: &str, x: Axis, bars: Vec<Bar>) -> Plot {
-        Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Bars { x, bars } }
+        Plot { name: name.to_string(), title: title.to_string(), kind: PlotKind::Bars { x, bars } }
     }
 
     pub fn stack(name: &str, title: &str, x: Axis, y: Axis, series: Vec<Series>) -> Plot {
-        Plot { name: name.to_string(), title: title.to_string(), kind: Kind::Stack { x, y, series } }
+        Plot { name: name.to_string(), title: title.to_string(), kind: PlotKind::Stack { x, y, series } }
     }
 
     /// Drops non-finite points and bars, because JSON has no NaN and no infinities.
     #[must_use]
     pub fn finite(mut self) -> Plot {
         match &mut self.kind {
-            Kind::Lines { series, .. } | Kind::Stack { series, .. } => {
+            PlotKind::Lines { series, .. } | PlotKind::Stack { series, .. } => {
                 for s in series {
                     s.points.retain(|p| p.x.is_finite() && p.y.is_finite() && p.error.is_none_or(f64::is_finite));
                 }
             }
-            Kind::Bars { bars, .. } => {
+            PlotKind::Bars { bars, .. } => {
                 bars.retain(|bar| bar.value.is_finite() && bar.error.is_none_or(f64::is_finite));
             }
         }
@@ -131,8 +131,8 @@ impl Plot {
     /// values on a logarithmic axis) are skipped; a plot without values says so.
     pub fn to_svg(&self) -> String {
         let height = match &self.kind {
-            Kind::Bars { bars, .. } => 110 + 26 * bars.len().max(2) as u32,
-            Kind::Lines { .. } | Kind::Stack { .. } => 480,
+            PlotKind::Bars { bars, .. } => 110 + 26 * bars.len().max(2) as u32,
+            PlotKind::Lines { .. } | PlotKind::Stack { .. } => 480,
         };
         let mut svg = String::new();
         let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
@@ -145,9 +145,9 @@ impl Plot {
         area.fill(&WHITE)?;
         let area = area.titled(&self.title, (FONT, 20))?;
         match &self.kind {
-            Kind::Lines { x, y, series } => lines(&area, x, y, series),
-            Kind::Bars { x, bars } => self::bars(&area, x, bars),
-            Kind::Stack { x, y, series } => stack(&area, x, y, series),
+            PlotKind::Lines { x, y, series } => lines(&area, x, y, series),
+            PlotKind::Bars { x, bars } => self::bars(&area, x, bars),
+            PlotKind::Stack { x, y, series } => stack(&area, x, y, series),
         }
     }
 }
@@ -218,15 +218,16 @@ impl AxisTicks {
         AxisTicks { scale, low: base.powi(first), high: base.powi(last), ticks }
     }
 
-    fn place(&self, v: f64) -> f64 {
+    /// The position of `v` along the axis, from 0 to 1 between the ends.
+    fn position(&self, v: f64) -> f64 {
         match self.scale {
             Scale::Linear => (v - self.low) / (self.high - self.low),
             Scale::Log2 | Scale::Log10 => (v / self.low).ln() / (self.high / self.low).ln(),
         }
     }
 
-    fn shows(&self, v: f64) -> bool {
-        self.place(v).is_finite()
+    fn can_show(&self, v: f64) -> bool {
+        self.position(v).is_finite()
     }
 }
 
@@ -242,7 +243,7 @@ impl Ranged for AxisTicks {
 
     fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
         // Clamp points far outside, such as ends of error bars, because coordinates are small integers.
-        limit.0 + (self.place(*value).clamp(-1.0, 2.0) * f64::from(limit.1 - limit.0)).round() as i32
+        limit.0 + (self.position(*value).clamp(-1.0, 2.0) * f64::from(limit.1 - limit.0)).round() as i32
     }
 
     fn key_points<H: KeyPointHint>(&self, _: H) -> Vec<f64> {
@@ -276,8 +277,9 @@ fn tick_label(value: f64) -> String {
     }
 }
 
-fn draw_no_value(area: &Area) -> DrawResult {
-    area.draw_text("no value to show", &(FONT, 14).into_text_style(area), (40, 40))
+/// Draws the text that stands for a plot without data.
+fn draw_placeholder(area: &Area) -> DrawResult {
+    area.draw_text("no data", &(FONT, 14).into_text_style(area), (40, 40))
 }
 
 fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
@@ -285,7 +287,7 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
     let extent = |p: &Point| [p.y, p.y - p.error.unwrap_or(0.0), p.y + p.error.unwrap_or(0.0)];
     let ys = AxisTicks::around(y.scale, points().flat_map(extent), false);
     let (Some(xs), Some(ys)) = (AxisTicks::around(x.scale, points().map(|p| p.x), false), ys) else {
-        return draw_no_value(area);
+        return draw_placeholder(area);
     };
     let mut chart = ChartBuilder::on(area)
         .margin(12)
@@ -301,7 +303,7 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
         .draw()?;
     for (i, s) in series.iter().enumerate() {
         let color = color(i);
-        let shown: Vec<&Point> = s.points.iter().filter(|p| xs.shows(p.x) && ys.shows(p.y)).collect();
+        let shown: Vec<&Point> = s.points.iter().filter(|p| xs.can_show(p.x) && ys.can_show(p.y)).collect();
         // Draw the points only if they are few: many points are a curve.
         let radius = if shown.len() <= 40 { 3 } else { 0 };
         chart
@@ -310,20 +312,21 @@ fn lines(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(3)));
         let bars = shown.iter().filter_map(|p| p.error.map(|e| (p.x, p.y, e)));
         // On a logarithmic axis an error bar that reaches below zero ends at the bottom of the plot.
-        let low = |y: f64, e: f64| if ys.shows(y - e) { y - e } else { ys.low };
+        let low = |y: f64, e: f64| if ys.can_show(y - e) { y - e } else { ys.low };
         chart.draw_series(
             bars.map(|(x, y, e)| ErrorBar::new_vertical(x, low(y, e), y, y + e, color.stroke_width(1), 6)),
         )?;
     }
-    let places = points().filter(|p| xs.shows(p.x) && ys.shows(p.y)).map(|p| (xs.place(p.x), ys.place(p.y)));
-    legend(&mut chart, series.len(), emptiest_corner(places))
+    let positions =
+        points().filter(|p| xs.can_show(p.x) && ys.can_show(p.y)).map(|p| (xs.position(p.x), ys.position(p.y)));
+    legend(&mut chart, series.len(), emptiest_corner(positions))
 }
 
 /// The corner with the fewest points near it. Positions are from 0 to 1, from the left and from the bottom.
-fn emptiest_corner(places: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosition {
+fn emptiest_corner(positions: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosition {
     use SeriesLabelPosition::{LowerLeft, LowerRight, UpperLeft, UpperRight};
     let mut counts = [0_usize; 4];
-    for (x, y) in places {
+    for (x, y) in positions {
         // The legend covers about a third of each dimension.
         let near = [(x < 0.35, y > 0.6), (x > 0.65, y > 0.6), (x < 0.35, y < 0.4), (x > 0.65, y < 0.4)];
         for (count, (x, y)) in counts.iter_mut().zip(near) {
@@ -342,9 +345,9 @@ fn emptiest_corner(places: impl Iterator<Item = (f64, f64)>) -> SeriesLabelPosit
 fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> DrawResult {
     let ends = bars.iter().flat_map(|bar| [0.0, bar.value, bar.value + bar.error.unwrap_or(0.0)]);
     // Bars are linear from zero: a length on a logarithmic axis is meaningless.
-    let Some(xs) = AxisTicks::around(Scale::Linear, ends, true) else { return draw_no_value(area) };
+    let Some(xs) = AxisTicks::around(Scale::Linear, ends, true) else { return draw_placeholder(area) };
     if bars.is_empty() {
-        return draw_no_value(area);
+        return draw_placeholder(area);
     }
     let longest = bars.iter().map(|bar| bar.name.chars().count()).max().unwrap_or(0) as u32;
     let n = bars.len() as f64;
@@ -426,7 +429,7 @@ fn stack(area: &Area, x: &Axis, y: &Axis, series: &[Series]) -> DrawResult {
     let at = |i: usize| series[0].points[i].x;
     let xs = AxisTicks::around(x.scale, (0..len).map(at), false);
     let ys = AxisTicks::around(Scale::Linear, below.iter().copied().chain([0.0]), true);
-    let (Some(xs), Some(ys)) = (xs, ys) else { return draw_no_value(area) };
+    let (Some(xs), Some(ys)) = (xs, ys) else { return draw_placeholder(area) };
     let mut chart =
         ChartBuilder::on(area).margin(12).x_label_area_size(44).y_label_area_size(70).build_cartesian_2d(xs, ys)?;
     chart

@@ -206,12 +206,8 @@ fn plots_show_their_names_and_survive_odd_values() {
             Plot::lines("l", "L", axis.clone(), axis, vec![series("s", odd)]).to_svg();
         }
     }
-    assert!(
-        Plot::lines("l", "L", Axis::linear("x"), Axis::linear("y"), Vec::new()).to_svg().contains("no value to show")
-    );
-    assert!(
-        Plot::stack("l", "L", Axis::linear("x"), Axis::linear("y"), Vec::new()).to_svg().contains("no value to show")
-    );
+    assert!(Plot::lines("l", "L", Axis::linear("x"), Axis::linear("y"), Vec::new()).to_svg().contains("no data"));
+    assert!(Plot::stack("l", "L", Axis::linear("x"), Axis::linear("y"), Vec::new()).to_svg().contains("no data"));
 }
 
 fn outputs(folder: &Path) -> Outputs {

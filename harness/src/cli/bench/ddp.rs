@@ -1,4 +1,4 @@
-//! `tilewright bench ddp`: times data-parallel training steps by gradient synchronization scheme.
+//! `tilewright bench ddp`: times data-parallel training steps by form of gradient synchronization.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ use crate::train::{self, DataParallel, DataParallelOptions, Trainer, TrainerOpti
 pub struct Arguments {
     #[command(flatten)]
     work: Work,
-    /// Gradient synchronization schemes, separated by commas
+    /// Forms of gradient synchronization, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed])]
     form: Vec<Form>,
-    /// Bucket sizes of the bucketed scheme, in megabytes (10⁶ bytes)
+    /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::value_parsers::bucket_mb)]
     buckets: Vec<f64>,
     /// Communication dtypes of gradients: f32 (no rounding), bf16 or f16
@@ -72,7 +72,7 @@ fn comm_dtype(word: &str) -> Result<CommDtype, String> {
 pub struct Work {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// Model sizes of the assignment, separated by commas
+    /// Named model sizes (see --size), separated by commas
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with = "size")]
     pub sizes: Vec<String>,
     /// Device: cpu, cuda or cuda:N. Default: a GPU if there is one
@@ -131,7 +131,7 @@ pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
 
 /// How a rank trains.
 #[derive(Clone, Copy)]
-pub enum Training {
+pub enum TrainingMode {
     /// By itself, without communication. Gradients have the dtype that they would have with this communication dtype.
     SingleRank(Option<Dtype>),
     DataParallel(DdpOptions, Option<Mode>),
@@ -168,7 +168,7 @@ impl BenchModel {
         work: &Work,
         config: &Config,
         comm: &Arc<Communicator>,
-        training: Training,
+        training: TrainingMode,
     ) -> train::Result<BenchModel> {
         let other = |error: CliError| train::Error::from(Error::Misuse(error.to_string()));
         let device = model_device(work.device).map_err(other)?;
@@ -185,16 +185,16 @@ impl BenchModel {
         };
         let (batch, world) = (work.batch as usize, comm.world());
         let (ddp, shard) = match training {
-            Training::SingleRank(comm_dtype) => (DdpOptions { comm_dtype, ..DdpOptions::default() }, None),
-            Training::DataParallel(ddp, shard) => (ddp, shard),
+            TrainingMode::SingleRank(comm_dtype) => (DdpOptions { comm_dtype, ..DdpOptions::default() }, None),
+            TrainingMode::DataParallel(ddp, shard) => (ddp, shard),
         };
         let data_parallel = DataParallelOptions { comm: comm.clone(), ddp, shard };
         let (data_parallel, trainer) = match training {
-            Training::SingleRank(_) => {
+            TrainingMode::SingleRank(_) => {
                 model.params().keep_grads(data_parallel_gradient_dtype(model.params(), &data_parallel, 1))?;
                 (None, Trainer::new(model.params(), options)?)
             }
-            Training::DataParallel(..) => {
+            TrainingMode::DataParallel(..) => {
                 let (data_parallel, trainer) = DataParallel::new(&data_parallel, model.params(), options, batch, 1)?;
                 (Some(data_parallel), trainer)
             }
@@ -325,7 +325,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communicator>) -> train::Result<World> {
     let mut found = Vec::new();
     for ((size, config), training) in
-        models.iter().flat_map(|model| trainings(arguments, &model.1).map(move |training| (model, training)))
+        models.iter().flat_map(|model| training_modes(arguments, &model.1).map(move |training| (model, training)))
     {
         let mut bench_model = BenchModel::new(&arguments.work, config, &comm, training)?;
         let calls = bench_model.data_parallel.as_ref().map(|data_parallel| data_parallel.ddp().buckets().len());
@@ -333,8 +333,8 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             bench_model.data_parallel.as_ref().is_some_and(|data_parallel| data_parallel.ddp().reads_peer_memory());
         let steps = steps(&arguments.work, &mut bench_model, &comm)?;
         let ddp = match training {
-            Training::SingleRank(_) => None,
-            Training::DataParallel(ddp, _) => Some(ddp),
+            TrainingMode::SingleRank(_) => None,
+            TrainingMode::DataParallel(ddp, _) => Some(ddp),
         };
         let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
         let eager = ddp.filter(|ddp| ddp.is_eager() && comm.is_on_device() && comm.world() > 1);
@@ -359,11 +359,11 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
 }
 
 /// Returns all configurations to measure for a model.
-fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Training> {
+fn training_modes(arguments: &Arguments, config: &Config) -> impl Iterator<Item = TrainingMode> {
     let is_kept = |dtype: &&CommDtype| **dtype == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
     let kept = arguments.comm_dtypes.iter().find(is_kept).copied();
     let exact = arguments.comm_dtypes.iter().any(|dtype| !is_kept(&dtype)).then_some(None);
-    let mut trainings: Vec<Training> = exact.into_iter().chain(kept).map(Training::SingleRank).collect();
+    let mut training_modes: Vec<TrainingMode> = exact.into_iter().chain(kept).map(TrainingMode::SingleRank).collect();
     for &form in &arguments.form {
         let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
         let transports = match form {
@@ -383,13 +383,13 @@ fn trainings(arguments: &Arguments, config: &Config) -> impl Iterator<Item = Tra
                 reserve_sms,
                 ..DdpOptions::default()
             };
-            trainings.push(Training::DataParallel(options, None));
+            training_modes.push(TrainingMode::DataParallel(options, None));
         }
     }
-    trainings.into_iter()
+    training_modes.into_iter()
 }
 
-/// What carries gradients during the backward pass.
+/// What transfers gradients during the backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Transport {
     copy_engines: bool,
@@ -442,7 +442,7 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
         Column::number("exposed").unit("%").decimals(1).key("exposed_percent"),
         Column::number("overlapped").unit("%").decimals(1),
     ];
-    let mut table = Table::new("ddp", "Training steps by gradient synchronization scheme", columns);
+    let mut table = Table::new("ddp", "Training steps by form of gradient synchronization", columns);
     let mut bars = Vec::new();
     for world in worlds {
         for found in &world.found {
@@ -474,25 +474,25 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 number(100.0 * exposed / total),
                 number(100.0 * overlapped),
             ]);
-            let mut size = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
-            size +=
+            let mut label = found.bucket_mb.map(|mb| format!(" {mb} MB")).unwrap_or_default();
+            label +=
                 &found.comm_dtype.filter(|dtype| *dtype != "f32").map(|dtype| format!(" {dtype}")).unwrap_or_default();
-            size += found.transport.filter(|by| *by != "NCCL").map_or("", |_| " copy engines");
-            size += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
-            size += &found.reserved_sms.map(|sms| format!(", {sms} SMs reserved")).unwrap_or_default();
+            label += &found.transport.filter(|by| *by != "NCCL").map(|by| format!(" {by}")).unwrap_or_default();
+            label += &found.ctas.filter(|ctas| *ctas > 0).map(|ctas| format!(" {ctas} CTAs")).unwrap_or_default();
+            label += &found.reserved_sms.map(|sms| format!(", {sms} SMs reserved")).unwrap_or_default();
             let group = format!("{}, {} ranks, {}", found.size, world.ranks, world.backend);
-            bars.push(Bar { name: format!("{}{size}", found.form), group, value: total * 1e3, error: None });
+            bars.push(Bar { name: format!("{}{label}", found.form), group, value: total * 1e3, error: None });
         }
     }
     let table = table
-        .note(models_note(models, work) + " Every time is the mean over steps of the slowest rank's.")
+        .note(models_note(models, work) + " Each time is the maximum over ranks, averaged over steps.")
         .note(
             "Exposed communication is the wait after backward; overlapped is the part that runs during backward. The \
              form `none` communicates nothing; slowdown is the step time relative to it, with gradients of the same \
-             dtype. Transport carries gradients during backward; with AdamW peer reads, AdamW reads the peer's \
-             gradients in its memory, nothing is sent, and communication is the wait for the other rank. CTAs are the \
-             maximum number of SMs of NCCL during backward, 0 without limit; reserved SMs are those that matmuls leave \
-             to communication.",
+             dtype. Transport is what transfers gradients during backward; with AdamW peer reads, AdamW reads the \
+             peer's gradients in its memory, nothing is sent, and communication is the wait for the other rank. CTAs \
+             are the maximum number of SMs of NCCL during backward, 0 without limit; reserved SMs are those that \
+             matmuls leave to communication.",
         )
         .without_empty_columns();
     let plot = Plot::bars("ddp", "Training steps", Axis::linear("ms"), bars);

@@ -26,7 +26,7 @@ pub struct Arguments {
     /// Sequence lengths of attention. Default: 256 to 16384, or 256 to 1024 on the CPU
     #[arg(long, alias = "lengths", value_name = "TOKENS", value_delimiter = ',')]
     seq_lens: Vec<usize>,
-    /// Model sizes. Default: all of the assignment's, or a small model on the CPU
+    /// Named model sizes: small, medium, large, xl, 2.7B. Default: all of them, or a small model on the CPU
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     sizes: Vec<String>,
     /// Context lengths of models: tokens per sequence

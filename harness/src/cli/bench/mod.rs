@@ -63,7 +63,7 @@ enum Subject {
     Copy(copy::Arguments),
     /// Collectives: all-reduce and others, by size, number of ranks and backend
     Comm(comm::Arguments),
-    /// Data-parallel training steps: time, communication and its overlap with backward, by scheme and bucket size
+    /// Data-parallel training steps: time, communication and its overlap with backward, by form and bucket size
     Ddp(ddp::Arguments),
     /// Memory and time of a step with replicated and with sharded optimizer state (ZeRO-1)
     Shard(shard::Arguments),

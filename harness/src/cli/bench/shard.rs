@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::ddp::{BenchModel, Training, Work, models_note, steps};
+use super::ddp::{BenchModel, TrainingMode, Work, models_note, steps};
 use super::rank_worlds::for_each_world;
 use crate::cli::model_options::model_device;
 use crate::cli::ranks::{ReserveSms, bucket_bytes_of, reserve_sms};
@@ -84,7 +84,7 @@ fn measure(work: &Work, models: &[(String, Config)], ddp: DdpOptions, comm: Arc<
     for ((size, config), shard) in models.iter().flat_map(|model| modes.map(|mode| (model, mode))) {
         comm.barrier().map_err(Error::from)?;
         let before = Peak::start(work)?;
-        let mut bench_model = BenchModel::new(work, config, &comm, Training::DataParallel(ddp, shard))?;
+        let mut bench_model = BenchModel::new(work, config, &comm, TrainingMode::DataParallel(ddp, shard))?;
         let mut peaks = [before.read()?, None, None];
         bench_model.gradients()?;
         peaks[1] = before.read()?;

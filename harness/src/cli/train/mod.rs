@@ -14,7 +14,7 @@ use clap::Args;
 
 use self::plan::Plan;
 use self::progress::Progress;
-use super::model_options::{ModelOptions, device_info, model_device, peak};
+use super::model_options::{ModelOptions, device_info, model_device, peak_flops};
 use super::ranks::RankOptions;
 use super::run::{DeviceArg, device};
 use super::step::{options_for_less, words};
@@ -207,7 +207,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
         run.export(folder).map_err(fail)?;
         writeln!(out, "wrote {}", folder.display())?;
     }
-    run.peak = Some(peak(&device, config.precision)?);
+    run.peak = Some(peak_flops(&device, config.precision)?);
     run.time_limit = arguments.steps.minutes;
     let stop = stop_on_signals(is_rank0)?;
     let uniform = (model.vocabulary() as f64).ln();

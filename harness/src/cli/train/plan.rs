@@ -86,7 +86,7 @@ fn fresh(arguments: &Arguments) -> Result<Plan> {
     // Check everything but the vocabulary before the text is read.
     arguments.model.config(base.clone())?;
     let options = options(arguments, &defaults(arguments, sized))?;
-    let vocabulary = arguments.vocab_size.unwrap_or(arguments.model.usual_vocabulary());
+    let vocabulary = arguments.vocab_size.unwrap_or(arguments.model.default_vocabulary());
     let data = data::prepare(&text(arguments, None)?, vocabulary, &token_cache_folder(arguments)?).map_err(failure)?;
     data.check_context(options.context).map_err(failure)?;
     let config = arguments.model.config(Config { vocabulary: data.tokenizer.vocabulary(), ..base })?;

@@ -44,7 +44,7 @@ impl Rank {
         err: impl Write + Send + 'static,
     ) -> io::Result<Rank> {
         let number = plan.host * plan.processes + local;
-        let (lifeline, given, name) = lifeline::pair()?;
+        let (lifeline, rank_end, name) = lifeline::pair()?;
         let mut command = Command::new(&plan.program);
         command.args(&plan.arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let variables = [
@@ -61,11 +61,11 @@ impl Rank {
         give_access(&mut command, &plan.access);
         // Ctrl-C of a terminal reaches the launcher only, which forwards signals.
         command.process_group(0);
-        let (launcher, pipe, line) = (std::process::id() as libc::pid_t, guard.descriptor(), given.as_raw_fd());
+        let (launcher, pipe, line) = (std::process::id() as libc::pid_t, guard.descriptor(), rank_end.as_raw_fd());
         // SAFETY: only calls that are safe between fork and exec.
         unsafe { command.pre_exec(move || prepare(launcher, pipe, line)) };
         let leader = command.spawn()?;
-        drop(given);
+        drop(rank_end);
         let group = leader.id() as libc::pid_t;
         let last = Arc::new(Mutex::new(VecDeque::new()));
         let (ended, empty, stopped, readers) = (None, false, false, Vec::new());

@@ -100,7 +100,7 @@ impl QkvLayout {
     }
 
     /// Number of heads that rope rotates: those of queries and keys.
-    fn rotated(&self) -> usize {
+    fn num_rotated_heads(&self) -> usize {
         self.heads + self.heads_kv
     }
 }
@@ -110,13 +110,13 @@ impl QkvLayout {
 ///
 /// # Errors
 /// A qkv with another number of columns, or more positions than `rope` supports.
-pub fn flash_attention_packed(qkv: &Tensor, heads: QkvLayout, rope: &Rope) -> Result<Tensor> {
+pub fn flash_attention_packed(qkv: &Tensor, layout: QkvLayout, rope: &Rope) -> Result<Tensor> {
     let (batch, n, _) = qkv.dims3()?;
     let rope = rope.clone();
     for_float_type!(qkv.dtype(), "flash_attention", T => {
-        let (o, kept) = packed_forward::<T>(qkv, heads, &rope)?;
-        record1("flash_attention", qkv, o, (batch, n, heads.heads * heads.d), move |[qkv], o, grad| {
-            Ok([Some(packed_backward::<T>(qkv, o, grad, &kept, heads, &rope)?)])
+        let (o, saved) = packed_forward::<T>(qkv, layout, &rope)?;
+        record1("flash_attention", qkv, o, (batch, n, layout.heads * layout.d), move |[qkv], o, grad| {
+            Ok([Some(packed_backward::<T>(qkv, o, grad, &saved, layout, &rope)?)])
         })
     })
 }
@@ -128,17 +128,17 @@ pub(crate) struct PackedSaved {
     lse: Tensor,
 }
 
-fn batch_and_length(qkv: &Tensor, heads: QkvLayout) -> Result<(usize, usize)> {
+fn batch_and_length(qkv: &Tensor, layout: QkvLayout) -> Result<(usize, usize)> {
     let (batch, n, columns) = qkv.dims3()?;
-    if columns == heads.columns() {
+    if columns == layout.columns() {
         return Ok((batch, n));
     }
     let message = format!(
         "{} query heads and {} key/value heads of {} columns each need {} columns: found {columns}",
-        heads.heads,
-        heads.heads_kv,
-        heads.d,
-        heads.columns()
+        layout.heads,
+        layout.heads_kv,
+        layout.d,
+        layout.columns()
     );
     Err(candle_core::Error::Msg(message))
 }
@@ -158,16 +158,16 @@ fn heads_at<'a, T: Elem>(
 /// Returns O as an allocation [batch, n, heads · d], and what backward needs.
 pub(crate) fn packed_forward<T: Elem + FloatElement>(
     qkv: &Tensor,
-    heads: QkvLayout,
+    layout: QkvLayout,
     rope: &Rope,
 ) -> Result<(OutputAlloc<T>, PackedSaved)> {
     let _span = span("attention");
-    let (batch, n) = batch_and_length(qkv, heads)?;
-    let (d, rotated_heads) = (heads.d, heads.rotated());
-    let (columns, rotated_columns) = (heads.columns(), rotated_heads * d);
+    let (batch, n) = batch_and_length(qkv, layout)?;
+    let (d, rotated_heads) = (layout.d, layout.num_rotated_heads());
+    let (columns, rotated_columns) = (layout.columns(), rotated_heads * d);
     let mut rotated = OutputAlloc::<T>::new(qkv.device(), batch * n * rotated_columns)?;
-    let mut o = OutputAlloc::<T>::new(qkv.device(), batch * n * heads.heads * d)?;
-    let mut lse = OutputAlloc::<f32>::new(qkv.device(), batch * heads.heads * n)?;
+    let mut o = OutputAlloc::<T>::new(qkv.device(), batch * n * layout.heads * d)?;
+    let mut lse = OutputAlloc::<f32>::new(qkv.device(), batch * layout.heads * n)?;
     let packed = Read::<T>::new(qkv)?;
     {
         let strides = [columns, d, 1].map(|s| s as i64);
@@ -179,19 +179,19 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
     {
         let source = Read::<T>::new(&rotated)?;
         let sizes = [batch, n, rotated_columns];
-        let q = heads_at(&source, sizes, 0, [heads.heads, d])?;
-        let k = heads_at(&source, sizes, heads.heads * d, [heads.heads_kv, d])?;
-        let v = heads_at(&packed, [batch, n, columns], rotated_columns, [heads.heads_kv, d])?;
-        let q_columns = heads.heads * d;
+        let q = heads_at(&source, sizes, 0, [layout.heads, d])?;
+        let k = heads_at(&source, sizes, layout.heads * d, [layout.heads_kv, d])?;
+        let v = heads_at(&packed, [batch, n, columns], rotated_columns, [layout.heads_kv, d])?;
+        let q_columns = layout.heads * d;
         let strides = [n * q_columns, d, q_columns, 1].map(|s| s as i64);
-        let target = TensorMut::strided(o.view()?, [batch, heads.heads, n, d], strides).map_err(kernel_error)?;
+        let target = TensorMut::strided(o.view()?, [batch, layout.heads, n, d], strides).map_err(kernel_error)?;
         let options = options(true, None);
         let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
         let mut workspace = scratch(qkv.device(), needed)?;
         kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
             .map_err(kernel_error)?;
     }
-    Ok((o, PackedSaved { rotated, lse: lse.into_tensor((batch, heads.heads, n)) }))
+    Ok((o, PackedSaved { rotated, lse: lse.into_tensor((batch, layout.heads, n)) }))
 }
 
 /// Returns ∂L/∂qkv [batch, n, columns], given O and its gradient [batch, n, heads · d].
@@ -199,33 +199,33 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     qkv: &Tensor,
     o: &Tensor,
     grad: &Tensor,
-    kept: &PackedSaved,
-    heads: QkvLayout,
+    saved: &PackedSaved,
+    layout: QkvLayout,
     rope: &Rope,
 ) -> Result<Tensor> {
     let _span = span("attention");
-    let (batch, n) = batch_and_length(qkv, heads)?;
-    let (d, rotated_heads) = (heads.d, heads.rotated());
-    let (columns, rotated_columns) = (heads.columns(), rotated_heads * d);
+    let (batch, n) = batch_and_length(qkv, layout)?;
+    let (d, rotated_heads) = (layout.d, layout.num_rotated_heads());
+    let (columns, rotated_columns) = (layout.columns(), rotated_heads * d);
     let tokens = batch * n;
     let mut grad_rotated = OutputAlloc::<T>::new(qkv.device(), tokens * rotated_columns)?;
     let mut grad_qkv = OutputAlloc::<T>::new(qkv.device(), tokens * columns)?;
     let options = options(true, None);
     let packed = Read::<T>::new(qkv)?;
-    let shapes = [heads.heads, heads.heads_kv].map(|heads| [batch, heads, n, d]);
+    let shapes = [layout.heads, layout.heads_kv].map(|heads| [batch, heads, n, d]);
     let needed = kernel::backward_workspace::<T>(packed.device(), shapes[0], shapes[1], &options);
     let mut workspace = scratch(qkv.device(), needed)?;
     {
-        let [rotated, o, grad] = [Read::<T>::new(&kept.rotated)?, Read::new(o)?, Read::new(grad)?];
-        let lse = Read::<f32>::new(&kept.lse)?;
-        let (sizes, q_columns) = ([batch, n, rotated_columns], heads.heads * d);
+        let [rotated, o, grad] = [Read::<T>::new(&saved.rotated)?, Read::new(o)?, Read::new(grad)?];
+        let lse = Read::<f32>::new(&saved.lse)?;
+        let (sizes, q_columns) = ([batch, n, rotated_columns], layout.heads * d);
         let saved = Saved {
-            q: heads_at(&rotated, sizes, 0, [heads.heads, d])?,
-            k: heads_at(&rotated, sizes, q_columns, [heads.heads_kv, d])?,
-            v: heads_at(&packed, [batch, n, columns], rotated_columns, [heads.heads_kv, d])?,
-            o: heads_at(&o, [batch, n, q_columns], 0, [heads.heads, d])?,
+            q: heads_at(&rotated, sizes, 0, [layout.heads, d])?,
+            k: heads_at(&rotated, sizes, q_columns, [layout.heads_kv, d])?,
+            v: heads_at(&packed, [batch, n, columns], rotated_columns, [layout.heads_kv, d])?,
+            o: heads_at(&o, [batch, n, q_columns], 0, [layout.heads, d])?,
             lse: lse.view()?,
-            d_o: heads_at(&grad, [batch, n, q_columns], 0, [heads.heads, d])?,
+            d_o: heads_at(&grad, [batch, n, q_columns], 0, [layout.heads, d])?,
         };
         let part = |row: usize, count: usize, range: std::ops::Range<usize>| {
             ([batch, count, n, d], [n * row, d, row, 1].map(|s| s as i64), range)
@@ -233,12 +233,12 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
         let [dq, dk] = grad_rotated.strided_columns(
             [tokens, rotated_columns],
             [
-                part(rotated_columns, heads.heads, 0..q_columns),
-                part(rotated_columns, heads.heads_kv, q_columns..rotated_columns),
+                part(rotated_columns, layout.heads, 0..q_columns),
+                part(rotated_columns, layout.heads_kv, q_columns..rotated_columns),
             ],
         )?;
         let [dv] =
-            grad_qkv.strided_columns([tokens, columns], [part(columns, heads.heads_kv, rotated_columns..columns)])?;
+            grad_qkv.strided_columns([tokens, columns], [part(columns, layout.heads_kv, rotated_columns..columns)])?;
         kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options).map_err(kernel_error)?;
     }
     let grad_rotated = grad_rotated.into_tensor((tokens, rotated_heads, d));

@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::wall_time::release_memory;
-use crate::cli::model_options::{ModelOptions, device_info, model_device, peak};
+use crate::cli::model_options::{ModelOptions, device_info, model_device, peak_flops};
 use crate::cli::oom_probe::{MemoryOutcome, catch_oom};
 use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
@@ -24,7 +24,7 @@ pub(super) use subject::{ParamCache, Plan, StepTimes, measure};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Model sizes of the assignment: small, medium, large, xl, 2.7B. Default: all of them, or a small model on the CPU
+    /// Named model sizes: small, medium, large, xl, 2.7B. Default: all of them, or a small model on the CPU
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     sizes: Vec<String>,
     /// Context lengths: tokens per sequence
@@ -230,7 +230,7 @@ fn measure_all(
     let (variants, plan) =
         (variants(arguments, device), Plan { warmup, steps: arguments.steps.into(), seconds: arguments.seconds });
     for case in cases {
-        let peak = peak(device, case.config.precision)?;
+        let peak = peak_flops(device, case.config.precision)?;
         for &variant in &variants {
             let Variant { mode, cuda_graph, .. } = variant;
             let row = Row {

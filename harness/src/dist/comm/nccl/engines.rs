@@ -367,8 +367,8 @@ impl CopyEngines {
         Ok(())
     }
 
-    /// Queues a collective, which starts when all of `after` are reached; work that is queued on `then` from now on
-    /// runs after it.
+    /// Queues a collective, which starts when all events in `after` are complete; work that is queued on `then` from
+    /// now on runs after it.
     ///
     /// # Errors
     /// Errors of the driver; lanes then wait until they are released.

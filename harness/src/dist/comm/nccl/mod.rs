@@ -94,7 +94,7 @@ pub fn connect(
     Ok(communicator.with_host(host))
 }
 
-fn driver(call: impl ToString, rank: usize, error: DriverError) -> CommError {
+fn driver_error(call: impl ToString, rank: usize, error: DriverError) -> CommError {
     CommError::Backend { rank, call: call.to_string(), message: error.to_string() }
 }
 
@@ -105,8 +105,8 @@ fn explain(comm: Option<sys::ncclComm_t>, error: &NcclError) -> String {
         [sys::ncclGetErrorString(error.0), comm.map_or(std::ptr::null(), |comm| sys::ncclGetLastError(comm))]
             .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().into_owned()))
     };
-    let said: Vec<String> = texts.into_iter().flatten().filter(|text| !text.is_empty()).collect();
-    format!("NCCL reports `{}`; NCCL_DEBUG=WARN prints more", said.join(": "))
+    let messages: Vec<String> = texts.into_iter().flatten().filter(|text| !text.is_empty()).collect();
+    format!("NCCL reports `{}`; NCCL_DEBUG=WARN prints more", messages.join(": "))
 }
 
 /// The compute stream of the thread that calls collectives.
@@ -118,14 +118,14 @@ struct ComputeStream {
 impl Compute for ComputeStream {
     fn record(&self) -> Result<Ready> {
         let event = self.stream.record_event(None);
-        Ok(Box::new(event.map_err(|error| driver("recording an event on the compute stream", self.rank, error))?))
+        Ok(Box::new(event.map_err(|error| driver_error("recording an event on the compute stream", self.rank, error))?))
     }
 
     fn start_timer(&self) -> Result<Box<dyn EventTimer>> {
         let (stream, rank) = (self.stream.clone(), self.rank);
         let begin = stream
             .record_event(TIMED)
-            .map_err(|error| driver("recording an event on the compute stream", rank, error))?;
+            .map_err(|error| driver_error("recording an event on the compute stream", rank, error))?;
         Ok(Box::new(StreamTimer { stream, rank, begin, end: None }))
     }
 }
@@ -142,7 +142,8 @@ struct StreamTimer {
 impl EventTimer for StreamTimer {
     fn stop(&mut self) -> Result<()> {
         let end = self.stream.record_event(TIMED);
-        self.end = Some(end.map_err(|error| driver("recording an event on the compute stream", self.rank, error))?);
+        self.end =
+            Some(end.map_err(|error| driver_error("recording an event on the compute stream", self.rank, error))?);
         Ok(())
     }
 
@@ -176,7 +177,7 @@ struct Nccl {
     /// Queued collectives, oldest first; they complete in this order.
     in_flight: VecDeque<InFlight>,
     /// Time at which a rank was found to have ended.
-    lost: Option<Instant>,
+    peer_lost_at: Option<Instant>,
     /// Gradients in the communication dtype, as bytes on the device.
     cast_buffer: Option<Buffer<u8>>,
     /// Timeout for creating further NCCL communicators.
@@ -211,7 +212,7 @@ struct Span {
 
 impl CompletionEvent for Span {
     fn join(&self) -> Result<()> {
-        self.compute.wait(&self.end).map_err(|error| driver(self.call, self.rank, error))
+        self.compute.wait(&self.end).map_err(|error| driver_error(self.call, self.rank, error))
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -219,7 +220,7 @@ impl CompletionEvent for Span {
         let (rank, call) = (self.rank, self.call);
         let limit = self.timeout.saturating_add(DRAIN_TIMEOUT + WATCHDOG_MARGIN);
         let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
-        self.end.synchronize().map_err(|error| driver(self.call, self.rank, error))
+        self.end.synchronize().map_err(|error| driver_error(self.call, self.rank, error))
     }
 
     fn seconds(&self) -> Option<f64> {
@@ -239,7 +240,7 @@ impl Nccl {
         compute: Arc<CudaStream>,
         options: Options,
     ) -> Result<Nccl> {
-        let failed = |error: DriverError| driver("the start of NCCL", rank, error);
+        let failed = |error: DriverError| driver_error("the start of NCCL", rank, error);
         let context = compute.context().clone();
         context.bind_to_thread().map_err(failed)?;
         // Collectives use few CTAs and other ranks wait for them: with a high priority they get the next free SMs.
@@ -266,7 +267,7 @@ impl Nccl {
             stream,
             device,
             in_flight: VecDeque::new(),
-            lost: None,
+            peer_lost_at: None,
             cast_buffer: None,
             start_timeout: options.start_timeout,
         })
@@ -278,7 +279,7 @@ impl Nccl {
             match span.end.try_is_complete() {
                 Ok(true) => drop(self.in_flight.pop_front()),
                 Ok(false) => break,
-                Err(error) => return Err(driver(span.call, self.rank, error)),
+                Err(error) => return Err(driver_error(span.call, self.rank, error)),
             }
         }
         Ok(())
@@ -302,7 +303,9 @@ impl Nccl {
         match (lost, failed) {
             // Errors of the GPU and of NCCL are consequences.
             (Some(lost), Err(_)) => Err(lost),
-            (Some(lost), Ok(())) if self.lost.get_or_insert_with(Instant::now).elapsed() > PEER_EXIT_GRACE => Err(lost),
+            (Some(lost), Ok(())) if self.peer_lost_at.get_or_insert_with(Instant::now).elapsed() > PEER_EXIT_GRACE => {
+                Err(lost)
+            }
             (None, Err(error)) => Err(self.root_cause(&call, deadline, error)),
             (_, failed) => failed,
         }
@@ -341,7 +344,7 @@ impl Nccl {
 
     /// The communicator of the next collective.
     fn next_comm(&self) -> Option<sys::ncclComm_t> {
-        let split = self.split_comms.iter().find(|(blocks, _)| self.overlapped && *blocks == self.max_ctas);
+        let split = self.split_comms.iter().find(|(ctas, _)| self.overlapped && *ctas == self.max_ctas);
         self.comm.map(|all| split.map_or(all, |(_, comm)| *comm))
     }
 
@@ -362,10 +365,10 @@ impl Nccl {
         }
     }
 
-    /// Queues the data transfer. Its memory may be used when the GPU has reached all of `behind`; if it is empty, when
-    /// the stream reaches the queued work.
-    fn queue(&mut self, call: &Call, address: u64, behind: &[&CudaEvent]) -> Result<()> {
-        let Some(comm_dtype) = call.comm_dtype else { return self.queue_as(call, call.dtype, address, behind) };
+    /// Queues the data transfer. Its memory may be used when all events in `ready_after` are complete; if there are
+    /// none, when the stream reaches this work.
+    fn queue(&mut self, call: &Call, address: u64, ready_after: &[&CudaEvent]) -> Result<()> {
+        let Some(comm_dtype) = call.comm_dtype else { return self.queue_as(call, call.dtype, address, ready_after) };
         match comm_dtype {
             Dtype::F16 => self.queue_rounded::<f16>(call, comm_dtype, address),
             _ => self.queue_rounded::<bf16>(call, comm_dtype, address),
@@ -409,8 +412,8 @@ impl Nccl {
         convert(device, rounded, exact).map_err(failed)
     }
 
-    /// The next collective for copy engines, if they can run it.
-    fn work(&self, call: &Call, dtype: Dtype, address: u64) -> Option<CopyCollective> {
+    /// The collective for copy engines, if they can run it.
+    fn copy_collective(&self, call: &Call, dtype: Dtype, address: u64) -> Option<CopyCollective> {
         let (kind, average) = match call.op {
             Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
             Op::ReduceScatter(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::ReduceScatter, reduce == Reduce::Avg),
@@ -424,23 +427,23 @@ impl Nccl {
     }
 
     /// Queues a collective on the copy engines.
-    fn queue_copies(&mut self, call: &Call, work: &CopyCollective, behind: &[&CudaEvent]) -> Result<()> {
+    fn queue_copies(&mut self, call: &Call, work: &CopyCollective, ready_after: &[&CudaEvent]) -> Result<()> {
         let rank = self.rank;
         let Some(engines) = &mut self.engines else { return Ok(()) };
         // Copies in flight on other memory need not be waited for: a lane may start while the other one finishes.
-        let queued = if self.waits_for_copies && !behind.is_empty() {
-            engines.queue(work, behind, &self.stream)
+        let queued = if self.waits_for_copies && !ready_after.is_empty() {
+            engines.queue(work, ready_after, &self.stream)
         } else {
-            let before = self.stream.record_event(None).map_err(|error| driver(call, rank, error))?;
+            let before = self.stream.record_event(None).map_err(|error| driver_error(call, rank, error))?;
             engines.queue(work, &[&before], &self.stream)
         };
         self.waits_for_copies = true;
         queued.map_err(|message| CommError::Backend { rank, call: call.to_string(), message })
     }
 
-    fn queue_as(&mut self, call: &Call, dtype: Dtype, address: u64, behind: &[&CudaEvent]) -> Result<()> {
-        if let Some(work) = self.work(call, dtype, address).filter(|_| self.engines.is_some()) {
-            return self.queue_copies(call, &work, behind);
+    fn queue_as(&mut self, call: &Call, dtype: Dtype, address: u64, ready_after: &[&CudaEvent]) -> Result<()> {
+        if let Some(work) = self.copy_collective(call, dtype, address).filter(|_| self.engines.is_some()) {
+            return self.queue_copies(call, &work, ready_after);
         }
         self.waits_for_copies = false;
         let Some(comm) = self.next_comm() else { return Ok(()) };
@@ -516,7 +519,7 @@ impl Backend for Nccl {
     ) -> Result<Option<Arc<dyn CompletionEvent>>> {
         let rank = self.rank;
         self.control.check_agreement(seq, call, deadline)?;
-        let failed = |error: DriverError| driver(call, rank, error);
+        let failed = |error: DriverError| driver_error(call, rank, error);
         self.context.bind_to_thread().map_err(failed)?;
         let ready = ready.and_then(|ready| ready.downcast::<CudaEvent>().ok());
         if let Some(ready) = &ready {
@@ -536,9 +539,9 @@ impl Backend for Nccl {
             // NCCL may connect to other ranks first.
             let (what, limit) = (*call, deadline.timeout.saturating_add(WATCHDOG_MARGIN));
             let _guarded = guard(limit, move || format!("rank {rank}: {what}, in NCCL"));
-            let behind: Vec<&CudaEvent> =
+            let ready_after: Vec<&CudaEvent> =
                 ready.as_deref().into_iter().chain(spans.iter().map(|span| &span.end)).collect();
-            self.queue(call, address, if ready.is_some() { &behind } else { &[] })?;
+            self.queue(call, address, if ready.is_some() { &ready_after } else { &[] })?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
         let (since, timeout) = (Instant::now(), deadline.timeout);
@@ -555,7 +558,7 @@ impl Backend for Nccl {
         let call = Call { op: Op::Barrier, dtype: Dtype::U8, count: 0, comm_dtype: None };
         self.control.check_agreement(seq, &call, deadline)?;
         self.max_ctas = max_ctas;
-        let known = self.split_comms.iter().any(|(blocks, _)| *blocks == max_ctas);
+        let known = self.split_comms.iter().any(|(ctas, _)| *ctas == max_ctas);
         let Some(all) = self.comm.filter(|_| max_ctas > 0 && !known) else { return Ok(()) };
         // NCCL requires that nothing is in flight when a communicator is created.
         self.drain()?;

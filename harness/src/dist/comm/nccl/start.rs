@@ -132,12 +132,12 @@ const MAGIC: u32 = 0xcafe_beef;
 /// The first version with `ncclCommSplit`, 2.18.1, as encoded by `ncclGetVersion`.
 const MIN_SPLIT_VERSION: i32 = 21_801;
 
-/// Creates another communicator of the same ranks and GPUs, whose kernels have at most `blocks` CTAs: each occupies an
-/// SM. Nothing may be in flight on `all`.
+/// Creates another communicator of the same ranks and GPUs, whose kernels have at most `max_ctas` CTAs: each occupies
+/// an SM. Nothing may be in flight on `all`.
 pub fn split_with_max_ctas(
     all: sys::ncclComm_t,
     rank: usize,
-    blocks: u32,
+    max_ctas: u32,
     control: &mut ControlLinks,
     context: &Arc<CudaContext>,
     timeout: Duration,
@@ -161,7 +161,7 @@ pub fn split_with_max_ctas(
             // No clusters: they would wait for several free SMs of one GPC.
             cga_cluster_size: 0,
             min_ctas: 1,
-            max_ctas: i32::try_from(blocks).unwrap_or(i32::MAX),
+            max_ctas: i32::try_from(max_ctas).unwrap_or(i32::MAX),
             net_name: std::ptr::null(),
             split_share: UNDEFINED,
             traffic_class: UNDEFINED,
