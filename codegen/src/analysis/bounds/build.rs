@@ -36,8 +36,8 @@ pub(super) fn build(func: &Func) -> Footprint {
     Footprint { elem_bytes: elem_bytes.collect(), intervals: formulas(&func, false), sums: useful.then_some(sums) }
 }
 
-/// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents to 0 that no launch can check
-/// for negative values.
+/// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents of block pointers to at least 0
+/// if no launch can check their sign.
 pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
     let mut builder = Builder::new(func, false);
     let mut kept: HashMap<OpId, bool> = HashMap::new();
@@ -94,11 +94,11 @@ pub(super) struct Fact {
 
 #[derive(Clone, Copy)]
 pub(super) enum Bound {
-    /// At most the node plus a number.
+    /// At most the node plus a number; likewise `AtLeast`.
     AtMost(NodeId, i8),
     AtLeast(NodeId, i8),
     Not(NodeId),
-    /// Plus the number, at most the other value along the same axes: for sums.
+    /// The value plus a number is at most another value, along the same axes; used for affine sums.
     Below(Value, i8),
     /// The access does not execute.
     Never,
