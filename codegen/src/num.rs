@@ -76,7 +76,7 @@ fn float_format(dtype: DType) -> Format {
     format(dtype).unwrap_or_else(|| panic!("internal compiler error: {dtype} is not a float type, please report"))
 }
 
-/// The value of a float element. Panics for other types.
+/// The value of a float element. Panics if `dtype` is not a float type.
 pub fn decode(dtype: DType, bits: u64) -> f64 {
     let f = match dtype {
         DType::F64 => return f64::from_bits(bits),
@@ -97,8 +97,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
 }
 
 /// The float element nearest to `value` (ties to even). Values beyond the finite range, infinity included, give
-/// infinity, or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics for other
-/// types.
+/// infinity, or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics if `dtype` is
+/// not a float type.
 pub fn encode(dtype: DType, value: f64) -> u64 {
     let f = match dtype {
         DType::F64 if value.is_nan() => return f64::NAN.to_bits(),
@@ -205,7 +205,7 @@ pub fn round_to_tf32(x: f32) -> f32 {
     if x.is_finite() { f32::from_bits((x.to_bits() + TF32_HALF) & TF32_KEPT) } else { x }
 }
 
-/// a·b + c with one rounding to the float type `dtype`. Panics for other types.
+/// a·b + c with one rounding to the float type `dtype`. Panics if it is not a float type.
 pub fn fused_multiply_add(dtype: DType, a: u64, b: u64, c: u64) -> u64 {
     let (x, y, z) = (decode(dtype, a), decode(dtype, b), decode(dtype, c));
     match dtype {

@@ -57,7 +57,8 @@ pub struct BoxCopy {
     pub start: Vec<u32>,
 }
 
-/// The plan for a view and a shared buffer of its block shape; `None` if TMA cannot copy it.
+/// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape.
+/// `None` if TMA cannot copy it.
 pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
     let parts = view_operands(func, view);
     let (Type::View { block, elem }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };

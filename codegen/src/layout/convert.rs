@@ -185,7 +185,7 @@ impl LanePlan {
     }
 }
 
-/// Location in the source of the image of each bit of the result.
+/// For each bit of the result, the place in the source that holds its image.
 struct Sources {
     register: Vec<Source>,
     lane: Vec<Source>,

@@ -317,12 +317,12 @@ impl LinearLayout {
         Span::of_columns(&self.all_columns()).rank()
     }
 
-    /// Whether no element is held twice.
+    /// Whether no two places hold the same element.
     pub fn is_injective(&self) -> bool {
         self.image_bits() == self.all_columns().len()
     }
 
-    /// Whether every element is held somewhere.
+    /// Whether every element has a place.
     pub fn is_surjective(&self) -> bool {
         1usize << self.image_bits() == self.num_elements()
     }

@@ -43,7 +43,7 @@ pub struct AxisInfo {
     bits: u32,
 }
 
-/// Range of an element type.
+/// Smallest and largest value of an element type; all of i128 for floats and pointers.
 fn full_range(elem: Option<Elem>) -> (i128, i128) {
     match elem {
         Some(Elem::Num(d)) if !d.is_float() => num::int_range(d),

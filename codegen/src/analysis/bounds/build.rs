@@ -250,7 +250,8 @@ impl Builder<'_> {
         by_assembly || matches!(data.op.effects(), Effects::Read | Effects::Write)
     }
 
-    /// The second region of a `while`: the condition holds for the values that the first region forwards.
+    /// Adds the accesses of the second region of a `while`. The bounds that follow from its condition hold there for the
+    /// forwarded values too.
     fn while_body(&mut self, data: &OpData) {
         let [before, after] = data.regions[..] else { return };
         let func = self.func;
@@ -654,7 +655,7 @@ pub(super) enum Step {
     Minus(Value),
 }
 
-/// The initial value of a value that a `for` carries, and its increment per iteration.
+/// Initial value, and increment per iteration, of a scalar that a `for` carries; `None` for other updates.
 pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step)> {
     let data = func.op(id);
     let Op::For { .. } = data.op else { return None };
@@ -678,7 +679,7 @@ pub(super) fn loop_of(func: &Func, block: BlockId) -> Option<(OpId, &OpData)> {
     Some((id, func.op(id))).filter(|(_, data)| matches!(data.op, Op::For { .. }))
 }
 
-/// The operand of a widening cast.
+/// The operand of a value that is a widening cast of an integer.
 pub(super) fn widened(func: &Func, v: Value) -> Option<Value> {
     let data = func.op(func.def_op(v)?);
     let from = *data.operands.first()?;

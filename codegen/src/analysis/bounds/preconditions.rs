@@ -62,7 +62,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Requires that the operand of a hint is a multiple.
+    /// Requires that the operand of a hint is a multiple of its `divisible`.
     pub fn require_multiple(&mut self, id: OpId) {
         let func = self.func;
         let data = func.op(id);
