@@ -1,8 +1,8 @@
 //! Number formats: the storage of every [`DType`], and conversion between storage and values.
 //!
 //! An element is stored in a `u64`: its low [`DType::bits`] bits are the element, the other bits are zero; a `bool` is
-//! stored as 0 or 1. Float formats narrower than f32 are decoded to `f64` exactly and encoded from `f64` with one
-//! rounding, to nearest with ties to even.
+//! stored as 0 or 1. Float elements are decoded to `f64` exactly and encoded from `f64` with one rounding, to nearest
+//! with ties to even.
 
 use crate::ir::DType;
 
@@ -51,7 +51,7 @@ impl Format {
     }
 
     /// Whether values beyond the finite range are encoded as the largest finite number: in the 8-bit formats, as in
-    /// `cvt.rn.satfinite` of PTX, and so in Triton on GPUs with these formats. Wider formats encode them as infinity.
+    /// `cvt.rn.satfinite` of PTX, which Triton uses too. Wider formats encode them as infinity.
     fn saturates(&self) -> bool {
         self.exponent_bits + self.mantissa_bits < 8
     }
@@ -61,7 +61,7 @@ impl Format {
         self.first_non_finite() - u64::from(self.saturates())
     }
 
-    /// The quiet NaN that encoding produces: all ones in 8 bits, as in PTX.
+    /// Magnitude bits of the NaN that encoding produces: 0x7f in the 8-bit formats, as in PTX; else the quiet NaN.
     fn nan(&self) -> u64 {
         if self.saturates() { self.sign_bit() - 1 } else { self.first_non_finite() | 1 << (self.mantissa_bits - 1) }
     }
@@ -76,7 +76,7 @@ fn float_format(dtype: DType) -> Format {
     format(dtype).unwrap_or_else(|| panic!("internal compiler error: {dtype} is not a float type, please report"))
 }
 
-/// The value of a float element. Panics for other types.
+/// The value of a float element. Panics if `dtype` is not a float type.
 pub fn decode(dtype: DType, bits: u64) -> f64 {
     let f = match dtype {
         DType::F64 => return f64::from_bits(bits),
@@ -97,8 +97,8 @@ pub fn decode(dtype: DType, bits: u64) -> f64 {
 }
 
 /// The float element nearest to `value` (ties to even). Values beyond the finite range, infinity included, give
-/// infinity, or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics for other
-/// types.
+/// infinity, or the largest finite number in 8-bit formats. NaN gives the quiet NaN of the format. Panics if `dtype` is
+/// not a float type.
 pub fn encode(dtype: DType, value: f64) -> u64 {
     let f = match dtype {
         DType::F64 if value.is_nan() => return f64::NAN.to_bits(),
@@ -195,7 +195,7 @@ pub fn convert(from: DType, to: DType, bits: u64) -> u64 {
     }
 }
 
-/// Mask of the bits of an f32 that TF32 keeps: all but 13 bits of the mantissa.
+/// Mask of the bits of an f32 that TF32 keeps: all but the low 13 bits of the mantissa.
 pub const TF32_KEPT: u32 = !0x1fff;
 /// Half a unit in the last place of TF32.
 pub const TF32_HALF: u32 = 0x1000;
@@ -205,7 +205,7 @@ pub fn round_to_tf32(x: f32) -> f32 {
     if x.is_finite() { f32::from_bits((x.to_bits() + TF32_HALF) & TF32_KEPT) } else { x }
 }
 
-/// a·b + c with one rounding to the float type `dtype`. Panics for other types.
+/// a·b + c with one rounding to the float type `dtype`. Panics if it is not a float type.
 pub fn fused_multiply_add(dtype: DType, a: u64, b: u64, c: u64) -> u64 {
     let (x, y, z) = (decode(dtype, a), decode(dtype, b), decode(dtype, c));
     match dtype {

@@ -2,7 +2,7 @@
 
 use crate::ir::{Func, Op, OpId, Value};
 
-/// The `local_alloc` whose buffer, or part of it, a value is; `None` for other values.
+/// The `local_alloc` of the shared buffer that a value is, or is a part of; `None` for other values.
 pub fn buffer_of(func: &Func, v: Value) -> Option<OpId> {
     let id = func.def_op(v)?;
     match func.op(id).op {

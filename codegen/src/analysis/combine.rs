@@ -3,7 +3,7 @@
 use crate::ir::{BinaryOp, BlockId, Func, Op};
 
 /// The binary op of a region that applies only this op to its two parameters. `None` for other regions, and for ops
-/// whose result depends on the order of the elements.
+/// that are not associative and commutative (float `add` and `mul` count as associative).
 pub fn single_binary_op(func: &Func, region: BlockId) -> Option<BinaryOp> {
     let block = func.block(region);
     let [id, last] = block.ops[..] else { return None };

@@ -3,16 +3,16 @@
 use crate::ir::{BinaryOp, DType, Def, Func, Literal, Op, UnaryOp, Value};
 use crate::num;
 
-/// Depth of the recursion through defining ops, which may branch twice at each.
+/// Maximum depth of the recursion through defining ops; an op with two operands may double the work.
 const DEPTH: usize = 8;
 /// Rounding to f16, bf16, f32 or f64 increases a magnitude by at most this factor, or, for subnormal numbers, by at
 /// most [`SUBNORMAL`].
 const ROUNDING: f64 = 1.0 + 1.0 / 256.0;
-/// Half of the smallest f16 number.
+/// Half of the smallest positive f16 number, 2^-25, rounded up.
 const SUBNORMAL: f64 = 3e-8;
 
-/// Upper bound of the magnitude of all elements, without infinities and NaNs. `None` if no bound better than the type's
-/// is found.
+/// Upper bound of the magnitude of the finite elements of a scalar or tile: at most that of its type. `None` for
+/// pointers, and for bf16, f32 and f64 if no bound is found.
 pub fn upper_bound(func: &Func, v: Value) -> Option<f64> {
     bound_to_depth(func, v, DEPTH)
 }

@@ -1,7 +1,7 @@
 //! Memory effects of a kernel: the pointers that it writes and reads through, traced back to the arguments.
 //!
-//! Written arguments are borrowed exclusively, so the memory of different arguments does not overlap: memory read
-//! through pointers that share no underlying pointer with a written one does not change while the kernel runs.
+//! Written arguments are borrowed exclusively, so their memory overlaps that of no other argument: memory read through
+//! pointers that share no underlying pointer with a written one does not change while the kernel runs.
 
 use crate::ir::{Def, Effects, Elem, Func, Op, Type, Value};
 use std::collections::HashSet;

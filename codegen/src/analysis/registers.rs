@@ -1,9 +1,9 @@
 //! Register pressure and code size: estimates from Tile IR with layouts, before lowering.
 //!
 //! A tile occupies all its registers at points where every thread has to finish it before the next step: MMAs,
-//! reductions, layout conversions, and the begin and end of loops. Between such points, code processes tiles element by
-//! element. The estimates ignore addresses, counters, masks, registers that the lowering adds, and values that are
-//! cheaper to rematerialize than to keep.
+//! reductions, layout conversions, and the beginning and end of loops. Between such points, code processes tiles
+//! element by element. The estimates ignore addresses, counters, masks, registers that the lowering adds, and values
+//! that are cheaper to rematerialize than to keep.
 
 use crate::ir::{BlockId, DType, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};

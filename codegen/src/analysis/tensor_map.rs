@@ -6,12 +6,12 @@
 //! additional dimension of the map, of maximum extent, in which a box has extent 1.
 //!
 //! Coordinates are i32, the offsets of a view i64. Extents are therefore at most 2^31 - 1: an offset outside i32 lies
-//! outside the tensor, and so does the nearest i32, on the same side ([`Plan::checked`](TmaPlan::checked) marks the
-//! dimensions where offsets may lie outside).
+//! outside the tensor, and so does the nearest i32, on the same side ([`TmaPlan::checked`] marks the dimensions where
+//! offsets may lie outside).
 //!
 //! Limits (CUDA Driver API, `cuTensorMapEncodeTiled`): at most five dimensions; the innermost is contiguous; base and
 //! other strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16
-//! bytes and, with a swizzle, no wider than the span. A wider tile takes several copies.
+//! bytes and, with a swizzle, no wider than its span. A wider tile takes several copies.
 
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
@@ -32,11 +32,13 @@ pub struct TmaPlan {
     /// Index of the kernel's pointer argument.
     pub base: usize,
     pub elem: DType,
-    /// Innermost dimension first; `strides` omits the innermost.
+    /// Extents in elements, innermost dimension first.
     pub shape: Vec<HostExpr>,
+    /// Strides in elements of all dimensions but the innermost, whose stride is 1.
     pub strides: Vec<HostExpr>,
+    /// Extents of a box in elements.
     pub block: Vec<u32>,
-    /// 0, 32, 64 or 128.
+    /// Swizzle span: 0 (none), 32, 64 or 128.
     pub swizzle_bytes: u32,
     /// Coordinates of the block, by dimension of the map: values of type i64 or i32.
     pub coordinates: Vec<Value>,
@@ -55,7 +57,8 @@ pub struct BoxCopy {
     pub start: Vec<u32>,
 }
 
-/// The plan for a view and a shared buffer of its block shape; `None` if TMA cannot copy it.
+/// The plan for a view, with boundary checks in the dimensions of `boundary`, and a shared buffer of its block shape.
+/// `None` if TMA cannot copy it.
 pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], buffer: &Type) -> Option<TmaPlan> {
     let parts = view_operands(func, view);
     let (Type::View { block, elem }, Type::Shared { layout, .. }) = (func.ty(view), buffer) else { return None };
@@ -181,7 +184,7 @@ fn terms(
     }
 }
 
-/// A value that fits into an i32 coordinate, before its widening.
+/// The i32 behind the casts and hints of a coordinate, or a constant that fits into an i32.
 fn narrow(func: &Func, axis: &AxisAnalysis, v: Value) -> Option<Value> {
     if func.ty(v).dtype() == Some(DType::I32)
         || axis.scalar_constant(func, v).is_some_and(|c| (0..MAX_EXTENT).contains(&c))

@@ -82,7 +82,7 @@ impl BarrierTable {
         self.arrive(group, index, 1)
     }
 
-    /// A copy tracked by an mbarrier. Its bytes become visible to a wait for the phase.
+    /// Performs a copy that an mbarrier tracks. Its bytes become visible when a wait for the phase returns.
     pub fn copy(
         &mut self,
         group: &Barriers,

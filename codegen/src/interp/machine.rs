@@ -52,7 +52,7 @@ const SPIN_LIMIT: u32 = 256;
 /// Interleaved programs switch at one in this many plain accesses to global memory.
 const SWITCH_PERIOD: usize = 4;
 
-/// A program in progress, while others run.
+/// State of a program that has started, while another one runs.
 struct Program {
     number: usize,
     place: [u32; 3],

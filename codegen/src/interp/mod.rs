@@ -14,8 +14,8 @@
 //!   in the type of the accumulator.
 //! - Undefined behavior of the IR is an error that names the op: an access outside a buffer or beyond the shape of a
 //!   view, a hint or assumption that does not hold, a loop step that is not positive.
-//! - Two results are unspecified but no errors, since lanes that are masked off later may produce them: integer
-//!   division by zero (0 here) and shifts by the width or more (repeated shifts by one bit here).
+//! - Integer division by zero gives 0, and a shift by the width or more equals repeated shifts by one bit. Neither is
+//!   an error, since lanes that are masked off later may execute them.
 //! - At later stages, layouts have no effect: `convert_layout` is the identity. `async_copy` and asynchronous MMA
 //!   complete immediately; the bytes of a `tma_load` become visible to a wait for its mbarrier. Reading uninitialized
 //!   shared memory is an error. Warp-specialized partitions run round-robin, each until it blocks; if all block, that

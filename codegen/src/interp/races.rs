@@ -5,7 +5,8 @@
 //! acquires those that other programs have released by an `atomic_cas` on the same address. Accesses of one program are
 //! in program order.
 //!
-//! Of the programs that have read a byte since its last write, only the latest two are recorded.
+//! Of the programs that have read a byte since its last write, only the first and the latest other one are recorded, so
+//! a race with a third reader can be missed.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -37,7 +38,7 @@ const NO_ACCESS: ShadowByte = ShadowByte { writer: NO_EVENT, kind: AccessKind::P
 /// State of the detector for one launch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct RaceDetector {
-    /// Number of changes of elements so far, by all programs.
+    /// Number of changes of elements so far, by all programs, for the detection of spin waits.
     pub changes: u64,
     /// The running program.
     pub program: u32,

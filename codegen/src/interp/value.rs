@@ -32,12 +32,12 @@ impl Tile {
         }
     }
 
-    /// Applies a function to the bits of each element; the result has another element type.
+    /// Applies a function to the bits of each element; the result has the element type `elem`.
     pub(super) fn map(&self, elem: impl Into<Elem>, f: impl Fn(u64) -> u64) -> Tile {
         Tile { shape: self.shape.clone(), elem: elem.into(), bits: self.bits.iter().map(|&b| f(b)).collect() }
     }
 
-    /// Elementwise function of two tiles of one shape.
+    /// Applies a function to the bits of the elements of two tiles of one shape.
     pub(super) fn zip(&self, other: &Tile, elem: impl Into<Elem>, f: impl Fn(u64, u64) -> u64) -> Tile {
         let bits = self.bits.iter().zip(&other.bits).map(|(&a, &b)| f(a, b)).collect();
         Tile { shape: self.shape.clone(), elem: elem.into(), bits }
@@ -65,7 +65,7 @@ pub(super) struct Shared {
     pub strides: Vec<usize>,
 }
 
-/// Mbarriers in shared memory: a range of those of the program.
+/// A range of the program's mbarriers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Barriers {
     pub first: usize,

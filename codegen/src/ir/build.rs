@@ -1,7 +1,7 @@
-//! Typed constructors of ops. They alone compute the result types of ops.
+//! Typed constructors of ops, which compute the result types.
 //!
-//! The constructors do not check their operands: the language surface checks user input before, the verifier checks the
-//! result. They panic only on compiler bugs.
+//! The constructors do not check their operands: the language surface checks user input beforehand, and the verifier
+//! checks the result. They panic only on compiler bugs.
 
 use super::attr::Literal;
 use super::func::{BlockId, Func, Loc, OpId, Value};
@@ -76,7 +76,7 @@ impl<'f> Builder<'f> {
 
     // Views and pointers.
 
-    /// `base` must be a scalar pointer; shape, strides and offsets must be scalar i64.
+    /// A view of the memory at `base`, a scalar pointer. Shape, strides and offsets are scalar i64 values, in elements.
     pub fn make_view(
         &mut self,
         base: Value,

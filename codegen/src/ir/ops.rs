@@ -65,12 +65,12 @@ attr_enum! {
         Add = "add",
         Sub = "sub",
         Mul = "mul",
-        /// Truncates toward zero for integers. Integer division by zero gives 0, as does `rem`; the smallest integer
-        /// divided by −1 wraps.
+        /// Truncates toward zero for integers. Integer division by zero gives 0, as does its remainder; the smallest
+        /// integer divided by −1 wraps.
         Div = "div",
-        /// The quotient of integers rounded up, ⌈a / b⌉, of which nothing wraps on the way; by zero 0, and the smallest
-        /// integer by −1 wraps. An op of its own, because analyses bound it exactly, and because which instructions are
-        /// the shortest depends on what is known of the operands.
+        /// Integer quotient rounded up, ⌈a / b⌉, without intermediate wrapping. Division by zero gives 0; the smallest
+        /// integer divided by −1 wraps. A separate op, because analyses bound it exactly and lowerings choose the
+        /// instructions by the known ranges of the operands.
         CeilDiv = "cdiv",
         /// Sign of the dividend, as in C and Rust.
         Rem = "rem",

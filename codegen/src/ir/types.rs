@@ -100,12 +100,12 @@ impl DType {
         }
     }
 
-    /// Signed and unsigned integers; `bool` is not one.
+    /// Whether this is a signed or unsigned integer type; `bool` is not one.
     pub fn is_int(self) -> bool {
         !self.is_float() && self != DType::Bool
     }
 
-    /// Signed integers.
+    /// Whether this is a signed integer type.
     pub fn is_signed_int(self) -> bool {
         matches!(self, DType::I8 | DType::I16 | DType::I32 | DType::I64)
     }
@@ -179,11 +179,11 @@ pub enum Type {
     Tensor { shape: Vec<usize>, elem: Elem, layout: Option<LayoutId> },
     /// A block pointer or tensor descriptor: base, shape, strides, offsets, and the shape of the block it selects.
     View { block: Vec<usize>, elem: DType },
-    /// A tile in shared memory (stage *async*); an additional leading extent counts the buffers of a ring.
+    /// A tile in shared memory (from stage *layout* on); an additional leading extent counts the buffers of a ring.
     Shared { shape: Vec<usize>, elem: DType, layout: LayoutId },
-    /// `count` mbarriers in shared memory (stage *async*).
+    /// `count` mbarriers in shared memory (at stage *async*).
     Barrier { count: usize },
-    /// Orders asynchronous ops (stage *async*); carries no data.
+    /// Orders asynchronous ops (from stage *layout* on); carries no data. No op of the table produces one yet.
     Token,
 }
 
@@ -201,7 +201,7 @@ impl Type {
         }
     }
 
-    /// Shape of a tile, block shape of a view; `[]` for scalars, barriers and tokens.
+    /// Shape of a tile or shared buffer, block shape of a view; `[]` for scalars, barriers and tokens.
     pub fn shape(&self) -> &[usize] {
         match self {
             Type::Scalar(_) | Type::Barrier { .. } | Type::Token => &[],

@@ -89,7 +89,7 @@ pub struct LanePlan {
     pub rotate_in_warp: Vec<u32>,
     /// One shuffle per distinct result register.
     pub shuffles: Vec<Shuffle>,
-    /// Masks of the lane to read from, per lane bit (`1 << bit` in all if each lane reads from itself).
+    /// Masks of the lane to read from, per lane bit (`1 << bit` for every bit if each lane reads from itself).
     pub from_lane: Vec<u32>,
     /// Masks of the lane to read from, per warp bit.
     pub from_warp: Vec<u32>,
@@ -159,19 +159,19 @@ impl LanePlan {
         })
     }
 
-    /// Whether every shuffle reads from the own lane XOR a constant (`shfl.bfly`; no shuffle if the constant is zero).
+    /// Whether every shuffle reads from the reader's own lane XOR a constant (`shfl.bfly`; no shuffle if it is zero).
     pub fn is_butterfly(&self) -> bool {
         let own = |(bit, &mask): (usize, &u32)| mask == 1 << bit;
         self.from_lane.iter().enumerate().all(own) && self.from_warp.iter().all(|&mask| mask == 0)
     }
 
-    /// Number of shuffle instructions per 32-bit value.
+    /// Number of shuffle instructions per thread, for 32-bit elements.
     pub fn num_shuffles(&self) -> usize {
         let needed = |shuffle: &&Shuffle| shuffle.lane != 0 || !self.is_butterfly();
         self.shuffles.iter().filter(needed).count()
     }
 
-    /// Number of select instructions of the two rotations.
+    /// Number of select instructions per thread of the two rotations.
     pub fn num_selects(&self) -> usize {
         let set = |masks: &[u32]| masks.iter().filter(|&&mask| mask != 0).count();
         (set(&self.rotate_in_lane) + set(&self.rotate_in_warp)) * self.source_registers
@@ -185,7 +185,7 @@ impl LanePlan {
     }
 }
 
-/// Location in the source of the image of each bit of the result.
+/// For each bit of the result, the place in the source that holds its image.
 struct Sources {
     register: Vec<Source>,
     lane: Vec<Source>,
@@ -209,7 +209,7 @@ impl Sources {
 
         let register = dst.columns(Dim::Register).into_iter().map(solve).collect::<Option<_>>()?;
         let lane_pairs = src.columns(Dim::Lane).into_iter().zip(dst.columns(Dim::Lane)).enumerate();
-        // Prefers the own lane.
+        // Prefers a register of the same lane.
         let lane_source = |(bit, (held, wanted))| match in_thread.solve(held ^ wanted) {
             Some(register) => Some(Source { register, lane: 1u64 << bit }),
             None => solve(wanted),

@@ -98,7 +98,7 @@ impl BitXor for Index {
 /// The image of one input bit: its coordinate along each axis.
 pub type Basis = Vec<u32>;
 
-/// Error of a layout built from its bases.
+/// Error in the bases of a layout, or in its text.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
     #[error("a layout has at most {MAX_RANK} axes, found {0}")]
@@ -132,6 +132,10 @@ pub(super) fn bug(message: impl std::fmt::Display) -> ! {
 
 impl LinearLayout {
     /// A distributed layout from the images of its bits.
+    ///
+    /// # Errors
+    /// If an extent is not a power of two, or there are too many axes or bits, or a basis has another rank or lies
+    /// outside the shape.
     pub fn try_distributed(
         shape: &[u32],
         register: Vec<Basis>,
@@ -158,6 +162,9 @@ impl LinearLayout {
     }
 
     /// A shared layout from the images of its offset bits.
+    ///
+    /// # Errors
+    /// As [`Self::try_distributed`].
     pub fn try_shared(shape: &[u32], offset: Vec<Basis>) -> Result<Self, LayoutError> {
         let [a, b, c, d] = Default::default();
         Self::checked(Space::Shared, shape, [a, b, c, d, offset])
@@ -310,12 +317,12 @@ impl LinearLayout {
         Span::of_columns(&self.all_columns()).rank()
     }
 
-    /// Whether no element is held twice.
+    /// Whether no two places hold the same element.
     pub fn is_injective(&self) -> bool {
         self.image_bits() == self.all_columns().len()
     }
 
-    /// Whether every element is held somewhere.
+    /// Whether every element has a place.
     pub fn is_surjective(&self) -> bool {
         1usize << self.image_bits() == self.num_elements()
     }

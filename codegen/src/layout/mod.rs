@@ -35,7 +35,8 @@
 //! # Replication
 //!
 //! A zero basis means that its bit does not matter: both places hold the same element. It occurs if a tensor is smaller
-//! than its program, and in the result of a reduction along the rows, of which every lane of a row holds a replica.
+//! than the box that the threads of a program cover, and in the result of a reduction along the rows, of which every
+//! lane of a row holds a replica.
 //! More generally, a bit is *free* ([`LinearLayout::free_mask`]) if its basis is a XOR of earlier bases. Code that
 //! writes each element to memory once, or combines each element once, skips free bits. Broadcasting along an axis moves
 //! no data either: the layout of the operand is that of the result without this coordinate

@@ -25,9 +25,9 @@ impl Reduction {
 }
 
 impl LinearLayout {
-    /// How to reduce along `axis` so that each element counts once, however often it is replicated. `None` if lanes or
-    /// warps mix the axis with others, and the operand must be converted first; never for blocked layouts and
-    /// fragments.
+    /// The steps of a reduction along `axis` that count each element once, however often it is replicated. `None` if
+    /// bases of lanes or warps mix the axis with others, so that the operand must be converted first; never for blocked
+    /// layouts and fragments.
     pub fn reduction(&self, axis: usize) -> Option<Reduction> {
         let layout = self.slice(axis).layout;
         let along = |dim| -> Vec<u64> { self.bases(dim).iter().map(|basis| u64::from(basis[axis])).collect() };

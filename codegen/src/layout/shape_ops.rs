@@ -1,8 +1,8 @@
 //! Layouts of shape operations. None of them moves data between threads: each returns the layout of the result, and for
 //! each register of the result the register of the operand that holds its value.
 //!
-//! The axes of a rank-`r` layout are `0..r`. An axis or shape out of range is a compiler bug (the verifier has checked
-//! the program before) and panics.
+//! The axes of a rank-`r` layout are `0..r`. An axis or shape out of range panics: it is a compiler bug, since the
+//! verifier has checked the program.
 
 use super::gf2::{self, Span};
 use super::linear::{Basis, Dim, LinearLayout, bug, unflatten};
@@ -40,7 +40,7 @@ impl LinearLayout {
     }
 
     /// For each register of `target`, the register of `self` that holds the same element in the same thread. The bases
-    /// of lanes and warps must be equal in both layouts. `None` if a register of `target` has no counterpart.
+    /// of lanes, warps and blocks must be the same in both layouts. `None` if some register has no counterpart.
     pub fn registers_of(&self, target: &LinearLayout) -> Option<Vec<usize>> {
         let span = Span::of_columns(&self.columns(Dim::Register));
         let sources: Option<Vec<u64>> =

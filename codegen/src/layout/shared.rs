@@ -24,7 +24,7 @@ impl Swizzle {
         16 << self.chunk_bits()
     }
 
-    /// Number of bits of the chunk index that are swizzled: address bits 4.. are XORed with address bits 7.. .
+    /// Number of bits of the chunk index that are swizzled: address bits from 4 up are XORed with those from 7 up.
     fn chunk_bits(self) -> u32 {
         match self {
             Swizzle::None => 0,

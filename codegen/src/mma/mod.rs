@@ -102,7 +102,8 @@ impl Instruction {
         TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
     }
 
-    /// Distributes a dot [m, k] · [k, n] over `num_warps` warps; `None` if the shape is too small for the instruction.
+    /// Distributes a dot [m, k] · [k, n] over `num_warps` warps. `None` if m, k or `num_warps` is not a multiple of the
+    /// m, k or number of warps of the instruction, or if n is too small.
     ///
     /// Warps lie along M as far as the rows of the instruction permit. So a row of the result (and with it a row-wise
     /// softmax, and the next dot of a chain) stays in one warp.

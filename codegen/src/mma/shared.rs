@@ -19,7 +19,8 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// How `wgmma` reads a buffer of this layout, in which dimension `k_axis` is K; `None` if it cannot.
+    /// The operand that `wgmma` reads from a buffer of this layout, in which dimension `k_axis` is K; `None` if it
+    /// cannot read it.
     pub fn of(layout: &LinearLayout, k_axis: usize, element_bytes: u32, allows_mn_major: bool) -> Option<Matrix> {
         let shape = layout.shape();
         let matrix = |inner: usize, swizzle| Matrix {
@@ -71,7 +72,7 @@ impl Matrix {
         let span = u64::from(self.swizzle.bytes());
         let (eight_rows, next_panel) = (8 * span, u64::from(self.k) * span);
         let (leading, stride) = match (self.k_major, self.swizzle) {
-            // Without a swizzle, the two are exchanged.
+            // Without a swizzle, the two offsets are exchanged.
             (false, Swizzle::None) => (eight_rows, next_panel),
             (false, _) => (next_panel, eight_rows),
             // K-major: with a swizzle, the leading offset is ignored.

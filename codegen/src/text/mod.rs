@@ -11,7 +11,7 @@
 //!
 //! All ops have the form `results = mnemonic operands {attributes} : result types (params) { region }`, without the
 //! parts that are empty. Values are numbered in text order, so that equal functions have equal text; `parse(print(f))`
-//! is `f`. The text contains no source locations.
+//! is `f` but for source locations, which the text does not contain.
 
 mod parse;
 mod print;

@@ -567,7 +567,7 @@ impl Parser {
     }
 }
 
-/// The present mnemonic of an op, with the present names of its attributes, for text with former ones.
+/// The current mnemonic for a current or former one; renames former names of attributes in place.
 fn current_names<'t>(mnemonic: &'t str, attributes: &mut [(String, Attr)]) -> &'t str {
     if mnemonic == "wgmma" {
         for (name, _) in attributes {

@@ -12,7 +12,7 @@ pub(super) fn alloc(cx: &OpCx, arrivals: u32) -> Check {
     })
 }
 
-/// Operand `i` is mbarriers; the next operand, if there is one, is an index into them.
+/// Requires that operand `i` is mbarriers, and that the next operand, if there is one, is an index into them.
 pub(super) fn barrier(cx: &OpCx, i: usize) -> Check {
     cx.operand_where(i, &format!("operand {i}"), "mbarriers", |ty| matches!(ty, Type::Barrier { .. }))?;
     match cx.data.operands.len() > i + 1 {
@@ -21,7 +21,7 @@ pub(super) fn barrier(cx: &OpCx, i: usize) -> Check {
     }
 }
 
-/// Operand `i`, if there is one, is a predicate.
+/// Requires that operand `i`, if there is one, is a predicate.
 fn predicate(cx: &OpCx, i: usize) -> Check {
     match cx.data.operands.len() > i {
         true => cx.operand_is(i, "the predicate", &Type::scalar(DType::Bool)),
@@ -41,7 +41,7 @@ pub(super) fn arrive_warps(cx: &OpCx, warps: u32, lanes: u32) -> Check {
     arrive(cx, "warps", warps)
 }
 
-/// `count` warps or threads arrive.
+/// Type rules of an arrival of `count` warps or threads; `what` is the name of the attribute.
 pub(super) fn arrive(cx: &OpCx, what: &str, count: u32) -> Check {
     cx.attribute((1..=1024).contains(&count), || format!("`{what}` should be 1 to 1024, found {count}"))?;
     barrier(cx, 0)

@@ -20,7 +20,8 @@ pub(super) fn dot(cx: &OpCx) -> Check {
     dot_types(cx, cx.operand(0), cx.operand(1))
 }
 
-/// Rule of `dot` and `wgmma`: a [M, K] × b [K, N] + operand 2 [M, N], with a and b in registers or shared memory.
+/// Type rules of `dot`, `mma_sync`, `fma_dot` and `wgmma`: a [M, K] × b [K, N] + operand 2 [M, N], with a and b in
+/// registers or shared memory.
 pub(super) fn dot_types(cx: &OpCx, a: &Type, b: &Type) -> Check {
     let elem = |ty: &Type| match ty {
         Type::Shared { elem, .. } => Some(*elem),
@@ -59,7 +60,7 @@ pub(super) fn scan(cx: &OpCx, axis: usize) -> Check {
     same_types(Rule::ResultTypes, "the results of `scan`", &cx.operands(), &cx.results())
 }
 
-/// Rules that `reduce` and `scan` share: operands, axis, number of results, and region. Returns the element types of
+/// Checks what `reduce` and `scan` share: operands, axis, number of results, and region. Returns the element types of
 /// the operands.
 fn check_combine(cx: &OpCx, axis: usize) -> Result<Vec<Elem>, super::Violation> {
     let shape = cx.operand(0).shape();

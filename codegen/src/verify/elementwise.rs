@@ -3,14 +3,14 @@
 use super::{Check, OpCx, Rule, require};
 use crate::ir::{BinaryOp, CmpOp, DType, Elem, Type, UnaryOp};
 
-/// Operand `i` is a scalar or tile of a number type that `wanted` accepts.
+/// Requires that operand `i` is a scalar or tile of a number type that `wanted` accepts.
 fn numbers(cx: &OpCx, i: usize, described: &str, wanted: impl Fn(DType) -> bool) -> Check {
     cx.operand_where(i, &format!("operand {i}"), &format!("a scalar or tile of {described}"), |ty| {
         ty.dtype().is_some_and(wanted)
     })
 }
 
-/// All operands have the type of the first.
+/// Requires that all operands have the type of the first.
 fn same_type_as_first(cx: &OpCx) -> Check {
     (1..cx.data.operands.len()).try_for_each(|i| cx.operand_is(i, &format!("operand {i}"), cx.operand(0)))
 }

@@ -4,7 +4,7 @@ use super::shape::permutation;
 use super::{Check, OpCx, Rule, require};
 use crate::ir::{AtomicOp, DType, Elem, Padding, Type};
 
-/// Operand 0 is a view; returns its block shape and element type.
+/// Requires that operand 0 is a view; returns its block shape and element type.
 pub(super) fn view<'f>(cx: &OpCx<'f>) -> Result<(&'f [usize], DType), super::Violation> {
     match cx.operand(0) {
         Type::View { block, elem } => Ok((block, *elem)),
@@ -15,7 +15,7 @@ pub(super) fn view<'f>(cx: &OpCx<'f>) -> Result<(&'f [usize], DType), super::Vio
     }
 }
 
-/// Operands from `first` on are scalar i64.
+/// Requires that all operands from `first` on are scalar i64.
 fn offsets(cx: &OpCx, first: usize) -> Check {
     let i64 = Type::scalar(DType::I64);
     (first..cx.data.operands.len()).try_for_each(|i| cx.operand_is(i, &format!("operand {i}"), &i64))
@@ -46,7 +46,7 @@ pub(super) fn advance(cx: &OpCx) -> Check {
     cx.result_is(0, cx.operand(0))
 }
 
-/// Dimensions in ascending order, each below the rank.
+/// Requires that `boundary` lists dimensions below the rank in ascending order.
 fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
     let ascending = boundary.windows(2).all(|w| w[0] < w[1]);
     let below = boundary.last().is_none_or(|&d| d < rank);
@@ -55,7 +55,7 @@ fn boundary_of(cx: &OpCx, boundary: &[usize], rank: usize) -> Check {
     })
 }
 
-/// Boundary and padding of a load through a view.
+/// Checks the boundary and padding of a load through a view.
 pub(super) fn check_padding(cx: &OpCx, boundary: &[usize], padding: Padding, rank: usize, elem: DType) -> Check {
     boundary_of(cx, boundary, rank)?;
     cx.attribute(padding == Padding::Zero || elem.is_float(), || format!("{elem} has no NaN to pad with"))
@@ -79,7 +79,7 @@ pub(super) fn atomic_view(cx: &OpCx, op: AtomicOp, boundary: &[usize]) -> Check 
     atomic(op, view(cx)?.1)
 }
 
-/// Element types that an atomic supports: by an instruction of the target, or by a compare-and-swap loop.
+/// Requires an element type that an atomic supports, by an instruction of the target or by a compare-and-swap loop.
 fn atomic(op: AtomicOp, elem: DType) -> Check {
     let wide = elem.bits() >= 32;
     let (fine, wanted) = match op {
@@ -92,7 +92,7 @@ fn atomic(op: AtomicOp, elem: DType) -> Check {
     require(fine, Rule::OperandTypes, || format!("atomic {} works on {wanted}, found {elem}", op.name()))
 }
 
-/// Operand 0 is a pointer or a tile of pointers; returns the type that they point to.
+/// Requires that operand 0 is a pointer or a tile of pointers; returns the type that they point to.
 fn pointers(cx: &OpCx) -> Result<DType, super::Violation> {
     let ty = cx.operand(0);
     ty.elem().and_then(Elem::pointee).ok_or_else(|| super::Violation {
@@ -109,7 +109,7 @@ pub(super) fn ptr_add(cx: &OpCx) -> Check {
     cx.result_is(0, cx.operand(0))
 }
 
-/// Operand `i`, if there is one, is a mask for the pointers.
+/// Requires that operand `i`, if there is one, is a mask for the pointers.
 fn mask(cx: &OpCx, i: usize) -> Check {
     if cx.data.operands.len() <= i {
         return Ok(());

@@ -95,7 +95,10 @@ impl fmt::Display for VerifyError {
 
 impl std::error::Error for VerifyError {}
 
-/// Checks a function against all rules of a stage. Returns the violations in text order, at most one per op and kind.
+/// Checks a function against all rules of a stage.
+///
+/// # Errors
+/// The violations in text order: all of structural rules or, if there are none, at most one of type rules per op.
 pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
     let mut broken = structure::check(func, stage);
     if broken.is_empty() {
@@ -181,13 +184,13 @@ impl<'f> OpCx<'f> {
         last.map_or_else(Vec::new, |&id| self.func.op(id).operands.iter().map(|&v| self.func.ty(v)).collect())
     }
 
-    /// Operand `i`, described by `what`, has type `expected`.
+    /// Requires that operand `i`, which messages call `what`, has type `expected`.
     fn operand_is(&self, i: usize, what: &str, expected: &Type) -> Check {
         let found = self.operand(i);
         require(found == expected, Rule::OperandTypes, || format!("{what} should be {expected}, found {found}"))
     }
 
-    /// Operand `i`, described by `what`, satisfies `wanted`, described by `described`.
+    /// Requires that operand `i`, which messages call `what`, satisfies `wanted`, which messages call `described`.
     fn operand_where(&self, i: usize, what: &str, described: &str, wanted: impl FnOnce(&Type) -> bool) -> Check {
         let found = self.operand(i);
         require(wanted(found), Rule::OperandTypes, || format!("{what} should be {described}, found {found}"))
@@ -210,7 +213,7 @@ impl<'f> OpCx<'f> {
     }
 }
 
-/// `expected` and `found` are equal lists of types.
+/// Requires that two lists of types are equal.
 fn same_types(rule: Rule, what: &str, expected: &[&Type], found: &[&Type]) -> Check {
     let list = |types: &[&Type]| types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ");
     require(expected == found, rule, || format!("{what} should be ({}), found ({})", list(expected), list(found)))

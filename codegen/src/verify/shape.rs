@@ -35,13 +35,13 @@ pub(super) fn arange(cx: &OpCx, start: i64, end: i64) -> Check {
     cx.result_is_ignoring_layout(0, &Type::tensor(&[(end - start) as usize], DType::I32))
 }
 
-/// The operand is a tile; returns its shape.
+/// Requires that the operand is a tile; returns its shape.
 fn tile<'f>(cx: &OpCx<'f>) -> Result<&'f [usize], super::Violation> {
     cx.operand_where(0, "the operand", "a tile", Type::is_tensor)?;
     Ok(cx.operand(0).shape())
 }
 
-/// Result `i` has this shape and the operand's element type.
+/// Requires that result `i` has this shape and the operand's element type.
 fn reshaped(cx: &OpCx, i: usize, shape: &[usize]) -> Check {
     match cx.operand(0).elem() {
         Some(elem) => cx.result_is_ignoring_layout(i, &Type::tensor(shape, elem)),
@@ -77,7 +77,7 @@ pub(super) fn broadcast(cx: &OpCx) -> Check {
     reshaped(cx, 0, to)
 }
 
-/// `perm` contains every number below `rank` once.
+/// Requires that `perm` contains every number below `rank` once.
 pub(super) fn permutation(cx: &OpCx, what: &str, perm: &[usize], rank: usize) -> Check {
     let complete = perm.len() == rank && (0..rank).all(|d| perm.contains(&d));
     cx.attribute(complete, || format!("`{what}` should contain each of the {rank} dimensions once, found {perm:?}"))

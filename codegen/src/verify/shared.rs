@@ -6,7 +6,7 @@ use crate::ir::{DType, Padding, Type};
 use crate::mma::shared::Matrix;
 use crate::mma::{Family, Instruction};
 
-/// Operand `i` is a shared buffer; returns its shape and element type.
+/// Requires that operand `i` is a shared buffer; returns its shape and element type.
 pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Violation> {
     shared(cx.operand(i)).ok_or_else(|| super::Violation {
         rule: Rule::OperandTypes,
@@ -21,7 +21,7 @@ fn shared(ty: &Type) -> Option<(&[usize], DType)> {
     }
 }
 
-/// The result is a shared buffer of this shape and element type.
+/// Requires that the result is a shared buffer of this shape and element type.
 fn result_is_buffer(cx: &OpCx, shape: &[usize], elem: DType) -> Check {
     require(shared(cx.result(0)) == Some((shape, elem)), Rule::ResultTypes, || {
         format!("the result should be a shared buffer of {shape:?} {elem}, found {}", cx.result(0))
@@ -81,7 +81,7 @@ pub(super) fn async_copy(cx: &OpCx, boundary: &[usize], padding: Padding) -> Che
     }
 }
 
-/// Dots whose operands a and b are tiles or shared buffers.
+/// Type rules of dots whose operands a and b are tiles or shared buffers.
 pub(super) fn dot(cx: &OpCx) -> Check {
     for i in 0..2 {
         let what = format!("operand {i}");

@@ -98,7 +98,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
     }
 }
 
-/// Checks the structure. The op is `None` if the function as a whole is at fault.
+/// Checks the structural rules. The op of a violation is `None` if the function as a whole is at fault.
 pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
     let mut s = Structure {
         func,

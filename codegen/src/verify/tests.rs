@@ -7,7 +7,7 @@ use crate::text::parse;
 /// A kernel with arguments of several types and this body; `return` is appended unless the body has one.
 fn kernel(body: &str) -> Func {
     let end = if body.contains("return") { "" } else { "return" };
-    // A layout of a tile of four, a buffer of it, and a layout that misses elements; declared only if used.
+    // Layouts of a shared buffer and of a tile of four elements, and one that misses elements; declared only if used.
     let layouts = if body.contains('#') {
         "#l0 = shared<offset=[[1],[2]], shape=[4]>
 #l1 = linear<reg=[[1],[2]], lane=[[0],[0],[0],[0],[0]], warp=[], block=[], shape=[4]>

@@ -45,7 +45,7 @@ fn extents(ty: &Type, shape: &[usize]) -> Check {
     })
 }
 
-/// Tensors and shared buffers have layouts of their kind from stage layout on, and none before.
+/// Requires that tensors and shared buffers have layouts of their kind from stage layout on, and none before.
 fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
     let broken = |message: String| require(false, Rule::Layouts, || message);
     let id = match (ty.layout(), stage) {

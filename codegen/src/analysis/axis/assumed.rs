@@ -4,7 +4,7 @@
 use super::full_range;
 use crate::ir::{BinaryOp, CmpOp, Func, Op, OpId, Value};
 
-/// Range of an argument.
+/// Range of an argument under the `assume`s at the top level of the kernel.
 pub(super) fn range(func: &Func, argument: Value) -> (i128, i128) {
     let full = full_range(func.ty(argument).elem());
     let assumes = func.block(func.body).ops.iter().map(|&id| func.op(id)).filter(|data| data.op == Op::Assume);

@@ -43,7 +43,7 @@ pub struct AxisInfo {
     bits: u32,
 }
 
-/// Range of an element type.
+/// Smallest and largest value of an element type; all of i128 for floats and pointers.
 fn full_range(elem: Option<Elem>) -> (i128, i128) {
     match elem {
         Some(Elem::Num(d)) if !d.is_float() => num::int_range(d),
@@ -65,7 +65,7 @@ impl AxisInfo {
         }
     }
 
-    /// All elements are equal, a multiple of `divisor`, and in `range`.
+    /// Facts about elements that are all equal, multiples of `divisor`, and in `range`.
     fn uniform(ty: &Type, divisor: u64, range: (i128, i128)) -> AxisInfo {
         let mut info = AxisInfo::unknown(ty);
         info.divisibility.fill(divisor);
@@ -76,7 +76,7 @@ impl AxisInfo {
         info
     }
 
-    /// All elements are this integer.
+    /// Facts about elements that all equal `n`.
     fn number(ty: &Type, n: i128) -> AxisInfo {
         AxisInfo::uniform(ty, divisor(n), (n, n))
     }

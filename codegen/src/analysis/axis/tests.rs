@@ -240,7 +240,8 @@ fn check_binary(dtype: DType, (x, a): (&Tile, &AxisInfo), (y, b): (&Tile, &AxisI
     Ok(())
 }
 
-/// All runs of four and all 8-bit numbers, as first and as second operand.
+/// All runs of eight 8-bit numbers, with constants that are multiples of four, close to zero or the maximum; as first
+/// and as second operand.
 #[test]
 fn transfer_functions_hold_on_all_8_bit_runs_and_constants() {
     for dtype in [DType::I8, DType::U8] {
@@ -258,7 +259,7 @@ fn transfer_functions_hold_on_all_8_bit_runs_and_constants() {
     }
 }
 
-/// A gather: rows are arbitrary and five elements apart, so that a vector load of four elements would be misaligned.
+/// A gather of rows that start at multiples of five elements: a vector load of four elements would be misaligned.
 #[test]
 fn select_drops_divisibility_of_shortened_runs() {
     let text = "kernel @f(%x: ptr<f32> {divisible_by = 16}, %m: i32) {
@@ -325,7 +326,7 @@ fn hint_divisibility_applies_to_run_starts() {
         .replace("%h =", &format!("%n = splat %s : tensor<{shape}xi32>\n %z = add %n, %n : tensor<{shape}xi32>\n %h ="))
         .replace("hint %n", "hint %z")
     };
-    // Twice a number is even, and in particular where the hint says so.
+    // The length of the runs is unknown, so the hint says nothing about the divisor of single elements.
     assert_eq!(facts(&text("8", "divisible = 16"), "hint").divisibility, [1]);
     assert_eq!(facts(&text("8x1", "divisible = 16"), "hint").divisibility, [16, 16]);
     let both = facts(&text("8", "divisible = 16, contiguous = 4"), "hint");

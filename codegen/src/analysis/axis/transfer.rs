@@ -131,14 +131,14 @@ impl AxisAnalysis {
     }
 }
 
-/// Elements are equal where the elements of all operands are equal; no other facts.
+/// Facts about any elementwise result: elements are equal where those of all operands are.
 fn equal_where_all_are(operands: &[AxisInfo], ty: &Type) -> AxisInfo {
     let constancy = operands.iter().map(|o| o.constancy.clone()).reduce(|a, b| zip(&a, &b, u64::min));
     let unknown = AxisInfo::unknown(ty);
     AxisInfo { constancy: constancy.unwrap_or_else(|| unknown.constancy.clone()), ..unknown }
 }
 
-/// The same elements in row-major order: runs along the last dimension remain, up to the length of the new rows.
+/// Facts about a reshape in row-major order: runs along the last dimension remain, up to the length of the new rows.
 pub(super) fn reshape(info: &AxisInfo, from: &Type, to: &Type) -> AxisInfo {
     let whole = from.shape().iter().zip(&info.constancy).all(|(&n, &c)| c >= n as u64);
     if whole {

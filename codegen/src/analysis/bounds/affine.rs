@@ -1,7 +1,7 @@
 //! Addresses as affine sums of unknowns, bounded by comparisons of sums of the same unknowns.
 //!
-//! Example: Triton's introductory matmul advances its pointers by `block · stride` per iteration and loads where `i < k
-//! − n · block`, with n the number of the iteration. In interval arithmetic, i is small and n · block is not, and
+//! Example: the matmul of Triton's tutorial advances its pointers by `block · stride` per iteration and loads where
+//! `i < k − n · block`, with n the number of the iteration. In interval arithmetic, i is small, n · block is not, and
 //! nothing bounds their sum. As sums, the address is row + stride · i + stride · block · n, and the comparison states
 //! i + block · n − k ≤ −1. Subtracting `stride` times the comparison from the address leaves row + stride · (k − 1).
 //!
@@ -21,7 +21,7 @@ type Test = (NodeId, Interval);
 const BUDGET: usize = 400;
 /// Maximum number of comparisons that are used for one address.
 const MAX_LIMITS: usize = 16;
-/// Unknowns whose magnitude may exceed this are ignored: no address is that large.
+/// Maximum magnitude of unknowns and coefficients: no address is that large. Sums that may exceed it are not used.
 const FAR: i128 = 1 << 64;
 
 /// Σ coefficient · unknown, valid if the tests hold. Unknowns are indices into [`BoundedSum::unknowns`].
@@ -41,7 +41,7 @@ pub(super) struct BoundedSum {
 }
 
 impl BoundedSum {
-    /// Tightens the interval `plain` of the sum by the conditions; only ends outside of `memory`.
+    /// Tightens those ends of the interval `plain` of the sum that lie outside `memory`, by the conditions.
     pub fn tighten(&self, plain: Interval, memory: Interval, values: &[Interval]) -> Interval {
         self.tightened(plain, memory, values).unwrap_or(plain)
     }

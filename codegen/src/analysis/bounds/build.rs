@@ -36,8 +36,8 @@ pub(super) fn build(func: &Func) -> Footprint {
     Footprint { elem_bytes: elem_bytes.collect(), intervals: formulas(&func, false), sums: useful.then_some(sums) }
 }
 
-/// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents to 0 that no launch can check
-/// for negative values.
+/// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents of block pointers to at least 0
+/// if no launch can check their sign.
 pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
     let mut builder = Builder::new(func, false);
     let mut kept: HashMap<OpId, bool> = HashMap::new();
@@ -94,11 +94,11 @@ pub(super) struct Fact {
 
 #[derive(Clone, Copy)]
 pub(super) enum Bound {
-    /// At most the node plus a number.
+    /// At most the node plus a number; likewise `AtLeast`.
     AtMost(NodeId, i8),
     AtLeast(NodeId, i8),
     Not(NodeId),
-    /// Plus the number, at most the other value along the same axes: for sums.
+    /// The value plus a number is at most another value, along the same axes; used for affine sums.
     Below(Value, i8),
     /// The access does not execute.
     Never,
@@ -250,7 +250,8 @@ impl Builder<'_> {
         by_assembly || matches!(data.op.effects(), Effects::Read | Effects::Write)
     }
 
-    /// The second region of a `while`: the condition holds for the values that the first region forwards.
+    /// Adds the accesses of the second region of a `while`. The bounds that follow from its condition hold there for the
+    /// forwarded values too.
     fn while_body(&mut self, data: &OpData) {
         let [before, after] = data.regions[..] else { return };
         let func = self.func;
@@ -654,7 +655,7 @@ pub(super) enum Step {
     Minus(Value),
 }
 
-/// The initial value of a value that a `for` carries, and its increment per iteration.
+/// Initial value, and increment per iteration, of a scalar that a `for` carries; `None` for other updates.
 pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step)> {
     let data = func.op(id);
     let Op::For { .. } = data.op else { return None };
@@ -678,7 +679,7 @@ pub(super) fn loop_of(func: &Func, block: BlockId) -> Option<(OpId, &OpData)> {
     Some((id, func.op(id))).filter(|(_, data)| matches!(data.op, Op::For { .. }))
 }
 
-/// The operand of a widening cast.
+/// The operand of a value that is a widening cast of an integer.
 pub(super) fn widened(func: &Func, v: Value) -> Option<Value> {
     let data = func.op(func.def_op(v)?);
     let from = *data.operands.first()?;

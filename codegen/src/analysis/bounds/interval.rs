@@ -102,7 +102,7 @@ impl Interval {
         self.bounded(other, |a, b| Interval::around([a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high]))
     }
 
-    /// Quotients that are rounded up, 0 for the divisor 0; anything where the divisor may be 0.
+    /// Quotients rounded up. 0 if the divisor is 0; any integer if it may be 0.
     fn quotient_up(self, other: Interval) -> Interval {
         if other == Interval::point(0) && !self.is_empty() {
             return other;

@@ -127,7 +127,7 @@ pub struct Footprint {
 
 /// Argument values of one launch.
 pub trait Launch {
-    /// Value of an integer argument.
+    /// Value of an integer argument. Unsigned ones may be given as the signed integer with the same bits.
     fn integer(&self, arg: usize) -> i128;
     /// Size in bytes of the memory that an argument points to.
     fn bytes(&self, arg: usize) -> u64;
@@ -157,7 +157,7 @@ pub enum LaunchViolation {
 pub struct OutOfBounds {
     /// Index of the argument; `None` if unknown.
     pub arg: Option<usize>,
-    /// Elements of the argument.
+    /// Number of elements of the argument.
     pub elements: u64,
     /// Offset of the farthest element; `None` if it depends on more than arguments and grid.
     pub farthest_element: Option<i128>,
@@ -349,8 +349,8 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
     }
 }
 
-/// Removes from a recorded kernel the hints that no launch can check, and clamps extents to 0 that no launch can check
-/// for negative values. The remaining assumptions are checked by [`Footprint::check`].
+/// Removes from a recorded kernel the hints that no launch can check, and clamps extents of block pointers to at least
+/// 0 if no launch can check their sign. [`Footprint::check`] checks the remaining assumptions.
 pub fn drop_unchecked_assumptions(func: &mut Func) {
     build::drop_unchecked_assumptions(func);
 }
@@ -360,7 +360,7 @@ pub fn checks_assumption(func: &Func, id: OpId) -> bool {
     build::checks_assumption(func, id)
 }
 
-/// Unsigned arguments are passed as signed integers with the same bits.
+/// An integer argument as a value of its type: unsigned arguments are passed as signed integers with the same bits.
 fn read_as(n: i128, dtype: DType) -> i128 {
     match dtype {
         DType::U8 => i128::from(n as u8),

@@ -23,7 +23,8 @@ pub(super) struct Precondition {
 enum PreconditionKind {
     /// The extent of a dimension of a block pointer is not negative. `arg`: the argument that holds it.
     Extent { extent: NodeId, dim: usize, arg: Option<usize> },
-    /// The step of a loop is positive, and the index does not overflow.
+    /// The step of a loop is positive, and the index does not overflow. `bounds`: start, end, step. `numbers`: whether
+    /// the step is launch-invariant, so that its sign is checked.
     Loop { bounds: [NodeId; 3], dtype: DType, numbers: bool },
     /// A condition is true.
     Assume { condition: NodeId },
@@ -61,7 +62,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Requires that the operand of a hint is a multiple.
+    /// Requires that the operand of a hint is a multiple of its `divisible`.
     pub fn require_multiple(&mut self, id: OpId) {
         let func = self.func;
         let data = func.op(id);

@@ -93,7 +93,7 @@ fn a_mask_bounds_what_it_compares() {
     }
 }
 
-/// The first multiple of 8 that is not before a row: it starts at least where the row does, as `cdiv(x, 8) * 8 >= x`.
+/// An access at the start of a row plus the distance to a multiple of 8, which is not negative: `cdiv(x, 8) * 8 >= x`.
 #[test]
 fn ceilings_are_at_least_their_numbers() {
     let text = "kernel @f(%p: ptr<f32>, %stride: i64, %lead: i64) {
@@ -111,7 +111,7 @@ fn ceilings_are_at_least_their_numbers() {
   device_print %v {prefix = \"v\"}
   return
 }";
-    // Rows begin at 0, 5, 10 and 15, and 3 more behind a multiple of 8: the last multiples of 8 are 8, 8, 16 and 24.
+    // Rows start at 0, 5, 10 and 15. With a lead of 3, the next multiples of 8 are 8, 8, 16 and 24.
     assert_eq!(required_elements(text, &[0, 5, 3], [4, 1, 1]), Some(24 - 3 + 1));
     assert_eq!(required_elements(text, &[0, 5, 0], [1, 1, 1]), Some(1));
     assert_eq!(required_elements(text, &[0, 5, -3], [1, 1, 1]), Some(4));
@@ -336,7 +336,7 @@ fn counted(how: &str, stride: i32, allowed: Allowed, args: &[i32; 6]) -> Option<
     touched
 }
 
-/// All launches with small numbers (and some that wrap): rejected if a single element is out of bounds.
+/// Launches with small numbers (and some that wrap) are rejected if a single element is out of bounds.
 #[test]
 fn footprint_of_moved_pointers_is_sound() {
     let (mut launches, mut accepted) = (0, 0);

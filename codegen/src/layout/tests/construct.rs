@@ -88,8 +88,8 @@ fn b_operand(bits: u32, i: u32, lane: u32) -> [u32; 2] {
     }
 }
 
-/// The k index of the instruction as a k index of the tile in the tree's `mma.sync` operands: tf32 words are neighbors
-/// along k, in both operands.
+/// The k index of the tile for a k index of the instruction, in this crate's `mma.sync` operand layouts: the tf32 words
+/// of a lane are neighbors along k, in both operands.
 fn our_k(bits: u32, k: u32) -> u32 {
     match (bits, k) {
         (32, 0..4) => 2 * k,

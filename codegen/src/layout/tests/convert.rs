@@ -121,7 +121,7 @@ proptest! {
 
 #[test]
 fn replicated_values_need_no_shuffle() {
-    // Four warps hold replicas of the same 64 values; the other layout has the same lanes, with two registers
+    // Four warps hold replicas of the same 128 values; the other layout has the same lanes, with two registers
     // exchanged.
     let src = LinearLayout::blocked(&[128], &[4], &[32], &[4], &[0]);
     let dst = src.permute_registers(&[1, 0]).layout;

@@ -51,7 +51,7 @@ fn blocked_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
         .prop_map(move |(size, threads, warps, order)| LinearLayout::blocked(&shape, &size, &threads, &warps, &order))
 }
 
-/// A layout with arbitrary bases: swizzled, overlapping, partly idle, possibly not covering.
+/// A layout with arbitrary bases: swizzled, dependent, partly zero, possibly not surjective.
 fn anything_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
     let basis = shape.iter().map(|&extent| 0..extent).collect::<Vec<_>>();
     let list = |bits: std::ops::Range<usize>| prop::collection::vec(basis.clone(), bits);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Byte address at which TMA stores an element: boxes one span wide follow each other; the 16-byte chunk is XORed with
-/// the 128-byte line, as far as the mode has bits.
+/// Byte address at which TMA stores an element: boxes one span wide follow each other; the index of the 16-byte chunk
+/// is XORed with as many low bits of the index of the 128-byte line as the mode swizzles.
 fn tma_address(row: u32, column: u32, rows: u32, element_bytes: u32, span: u32) -> u32 {
     let byte = column * element_bytes;
     let address = byte / span * rows * span + row * span + byte % span;
@@ -96,8 +96,8 @@ fn conversion_scratch_has_no_bank_conflicts() {
 
 #[test]
 fn row_major_scratch_would_conflict() {
-    // Checks the measure: a thread reads its row four 4-byte elements at a time, and the eight lanes of a wavefront all
-    // read from the same four banks.
+    // Checks `worst_conflict` itself: a thread reads its row four 4-byte elements at a time, and the eight lanes of a
+    // wavefront all read from the same four banks.
     let column = LinearLayout::blocked(&[32, 32], &[1, 1], &[32, 1], &[1, 1], &[0, 1]);
     let memory = LinearLayout::shared_row_major(&[32, 32], &[1, 0]);
     assert_eq!(worst_conflict(&column, &memory, 4), 8);
