@@ -21,7 +21,7 @@ use crate::terminal;
 /// name of any pass (after the pass), `llvm` (the input of LLVM) and `ptx`.
 ///
 /// # Errors
-/// Features that the target lacks.
+/// Features that the target lacks; LLVM IR that LLVM rejects.
 pub fn compile(
     func: &Func,
     target: &Target,

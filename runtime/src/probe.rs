@@ -93,7 +93,7 @@ pub fn cuda_libraries() -> Vec<Library> {
     KNOWN.iter().map(|&(name, purpose, files)| Library { name, purpose, file: find(files) }).collect()
 }
 
-/// All facts above, and the state of the cache.
+/// The output of [`report`].
 #[derive(Clone, Debug)]
 pub struct Report {
     pub driver: Result<i32>,
@@ -175,7 +175,7 @@ fn operating_system() -> String {
     }
 }
 
-/// Queries git for the nearest ancestor directory of the program that is a repository.
+/// The commit of the nearest ancestor directory of the program that is a git repository; `None` if there is none.
 fn commit() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let repository = program.ancestors().find(|folder| folder.join(".git").exists())?;

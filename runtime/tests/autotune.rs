@@ -14,9 +14,9 @@ use tilewright_runtime::autotune::{
 };
 use tilewright_runtime::prelude::*;
 
-/// y[i] += x[i], once.
+/// y[i] += x[i].
 ///
-/// `work` is a number of repetitions without effect; `mode` 1 adds twice, `mode` 2 leaves the memory.
+/// `work` is a number of repetitions without effect; with `mode` 1, the kernel adds x[i] twice, which is wrong.
 #[autotune(
     configs = [
         Config(tile = 256, work = 3000, mode = 0, num_warps = 1),
@@ -48,7 +48,7 @@ fn accumulate(
     store(y + i, load(y + i, mask = mask, other = 0.0) + v * factor + nothing, mask = mask);
 }
 
-/// As above, with a candidate that ends the process.
+/// y[i] = x[i]; wrong with `mode` 1. With `mode` 2, the kernel reads far outside of x, which ends the process.
 #[autotune(configs = [Config(mode = 0), Config(mode = 2), Config(mode = 1)], key = [n])]
 #[kernel]
 fn deadly(x: In<f32>, y: Out<f32>, #[no_specialize] n: i64, #[constexpr] mode: i32) {
@@ -195,13 +195,13 @@ fn killed_run_is_resumed() {
     let whole = std::fs::read_to_string(log).unwrap();
     let lines: Vec<&str> = whole.lines().filter(|line| !line.is_empty()).collect();
     let at = |event: &str| lines.iter().position(|line| line.starts_with(event)).unwrap_or_else(|| panic!("{whole}"));
-    // Where a candidate was running for the first time, in the first round of times, and before the choice.
+    // Cuts the log while a candidate runs for the first time, in the first round of times, and before the choice.
     for kept in [at("{\"start\"") + 1, at("{\"times\"") + 1, lines.len() - 1] {
         let part = format!("{}\n{}", lines[..kept].join("\n"), &lines[kept][..lines[kept].len() / 2]);
         for table in std::fs::read_dir(log.parent().unwrap()).unwrap().flatten().filter(|file| file.path() != *log) {
             std::fs::remove_file(table.path()).unwrap();
         }
-        // Not made anew: its mode stays that of a log.
+        // The file is overwritten, not created, and so keeps its mode.
         std::fs::write(log, part).unwrap();
         let before = Journal::read(log);
         assert_eq!(before.len(), kept);

@@ -214,7 +214,7 @@ fn folders_of_other_users_are_ignored() {
         println!("skipped: only root can change the owner of files (cache::tests checks it with an injected user)");
         return;
     }
-    // The case that was found: the directory of another user, writable by all, and root runs the program.
+    // The directory of another user, writable by all or by its owner only; root runs the program.
     let attack = Attack::new();
     let warning = ["belongs to user 65534", "runs as user 0", "a directory that you own", "TILEWRIGHT_CACHE"];
     for place in [&attack.cache, attack.shard()] {

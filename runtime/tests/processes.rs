@@ -246,7 +246,7 @@ fn the_environment_chooses_the_device() {
     run("child_has_a_device", "error there is no GPU 99|no CUDA device", &[("TILEWRIGHT_DEVICE", "cuda:99")]);
 }
 
-/// Its role lists the accepted results of `Device::best`: one of several texts.
+/// Checks the result of `Device::best`: it contains one of the texts that the role lists.
 #[test]
 fn child_has_a_device() {
     let Some(expected) = role() else { return };

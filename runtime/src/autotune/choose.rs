@@ -72,7 +72,8 @@ thread_local! {
     static REQUESTED: RefCell<Option<(Options, Vec<Report>)>> = const { RefCell::new(None) };
 }
 
-/// Runs `f`; launches in it, on this thread, tune their kernel first. Also returns the measurements.
+/// Runs `f`; launches in it, on this thread, tune their kernel first. Returns the result of `f`, and one report per
+/// tuning run.
 pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
     /// Restores the previous request, after a panic too.
     struct Restore(Option<(Options, Vec<Report>)>);
@@ -100,10 +101,10 @@ fn requested_options(kernel: &str) -> Result<Option<Options>> {
     Ok(options.filter(|options| options.kernel.as_deref().is_none_or(|only| only == kernel)))
 }
 
-/// Key of the stored choices: kernel, device, element types, key.
+/// Key of [`CHOICES`]: kernel, device, element types, and the values of the autotuning key.
 type ChoiceKey = SmallVec<[u64; 16]>;
 
-/// Choices of this process.
+/// Choices that this process has made.
 static CHOICES: LazyLock<RwLock<HashMap<ChoiceKey, Arc<Choice>>>> = LazyLock::new(RwLock::default);
 
 fn choice_key(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[u64]) -> ChoiceKey {
@@ -134,8 +135,8 @@ pub fn current_choices() -> Vec<Arc<Choice>> {
     list
 }
 
-/// Returns the configuration for a launch. `key` must differ if `parts` differ; `attempt` prepares what a launch with a
-/// configuration needs.
+/// Returns the configuration for a launch. `key` must differ if `parts` differ; `attempt` builds the launch of a
+/// configuration.
 ///
 /// # Errors
 /// An invalid `TILEWRIGHT_TUNE`; during requested tuning: no candidate runs, or the device is lost.
@@ -168,11 +169,10 @@ pub fn choose(
 }
 
 impl Choice {
-    /// Returns the configuration to launch after this choice failed: the default, if the choice was made for other
-    /// sizes or on another machine.
+    /// Returns the configuration to launch after this choice failed to compile or to load: the default.
     ///
     /// # Errors
-    /// `error`, if there is nothing else to try or the error does not depend on the configuration.
+    /// `error`, if this choice is the default already, or if the error does not depend on the configuration.
     pub fn fallback(&self, error: Error) -> Result<Arc<Choice>> {
         let about_it = matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
         if !about_it || self.source == Source::Default {
@@ -206,7 +206,7 @@ impl Search<'_> {
         }
         let saved_choices = saved_choices.renamed(self.autotune.def);
         let shipped = self.shipped();
-        // Recording the kernel is only needed to tune, or to compare with a stored choice.
+        // The kernel is recorded only for tuning, or for comparison with a stored choice.
         let wanted = match options.is_some() || saved_choices.exact(kernel, &key).is_some() {
             true => Some(self.entry(key.clone(), attempt)?),
             false => None,

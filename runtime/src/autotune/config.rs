@@ -2,7 +2,7 @@
 //!
 //! Both are comma-separated lists, as on the command line: a configuration
 //! `q_tile=64,k_tile=128,num_warps=4,num_stages=2`, a key `T=bf16,d=64,causal=true,n_q<=16384`. `=` is an exact value;
-//! `<=` is a size bucket, which covers all sizes above half of it.
+//! `<=` is a size bucket, which covers the sizes above half of it, up to it.
 
 use std::fmt;
 
@@ -23,14 +23,14 @@ pub struct Autotune {
     pub configs: &'static [ConfigDef],
     /// Names of the arguments and constants in the key; element types are always part of the key.
     pub key: &'static [&'static str],
-    /// The default configuration; without it the first one.
+    /// Computes the default configuration; if `None`, it is the first of `configs`.
     pub default: Option<fn(&Problem) -> Config>,
     /// Texts of [`Table`](super::Table)s that ship with the kernel.
     pub tables: &'static [&'static str],
 }
 
-/// For `#[autotune(configs = OTHER_AUTOTUNE)]` above a kernel with these constants and this key: `other`, whose
-/// configurations the kernel shares.
+/// Returns `other`, whose configurations a kernel with `#[autotune(configs = OTHER_AUTOTUNE)]` shares. Checks that they
+/// set only `constants` of that kernel, none of which is in its `key`.
 ///
 /// # Panics
 /// Those configurations do not fit the kernel; evaluated at compile time.
@@ -94,7 +94,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// With this value of a constant.
+    /// Sets a constant.
     pub fn set(mut self, name: &'static str, value: impl Constexpr) -> Config {
         self.constants.retain(|(other, _)| *other != name);
         self.constants.push((name, value.to_const()));
@@ -178,7 +178,7 @@ impl Autotune {
         })
     }
 
-    /// The default configuration.
+    /// The result of [`Autotune::default`], else the first configuration; the compiler's defaults if there is neither.
     pub fn default_config(&self, problem: &Problem) -> Config {
         let declared = self.default.map(|default| default(problem));
         declared.or_else(|| self.configs().next()).unwrap_or_default()
@@ -273,7 +273,7 @@ pub struct KeyPart {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum KeyValue {
-    /// A constant of the kernel, or a `bool`.
+    /// The value of a constant, or of a `bool` argument.
     Exact(ConstValue),
     /// The [`size_bucket`] of an integer argument.
     Size(u64),

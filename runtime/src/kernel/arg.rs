@@ -16,7 +16,7 @@ pub trait Memory {
     fn launch_arg(&self) -> LaunchArg;
     /// Type of the elements.
     fn dtype(&self) -> Dtype;
-    /// Address of the memory.
+    /// The device that the memory belongs to.
     fn memory_device(&self) -> &Device;
 }
 

@@ -1,4 +1,5 @@
-//! Checks that a launch keeps the promises of its kernel, and that its accesses are in bounds of its arguments' memory.
+//! Checks that a launch meets the preconditions of its kernel, and that its accesses are in bounds of its arguments'
+//! memory.
 
 use tilewright_codegen::analysis::bounds::{Footprint, Launch, LaunchViolation, OutOfBounds};
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};

@@ -95,7 +95,7 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// This grid, and the compiler's defaults.
+    /// A configuration with this grid and the compiler's default options.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
         let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, .. } = CompileOptions::default();
         LaunchConfig {

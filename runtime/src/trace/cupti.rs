@@ -341,7 +341,8 @@ pub(super) fn abandon() {
     *collected() = None;
 }
 
-/// Ends the recording: `nodes` is their number; allocations of fewer than `from_bytes` are omitted.
+/// Ends the recording. `nodes` is the number of nodes; allocations of fewer than `from_bytes` bytes, or all if it is
+/// `None`, are omitted.
 pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<GpuTrace> {
     let device = collected().as_ref().and_then(|collected| collected.device.clone());
     let peak = match &device {
