@@ -31,6 +31,8 @@ pub(super) struct Code {
 }
 
 impl Code {
+    /// Checks a parsed module against the launch.
+    ///
     /// # Errors
     /// The module has no kernel, or its kernel has other arguments.
     pub fn new(module: Module, launch: &Launch) -> Result<Code, SimError> {

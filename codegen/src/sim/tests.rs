@@ -6,7 +6,8 @@ use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
-/// The attention kernel of `programs/`: its inputs, and its output O from the interpreter and from the simulator.
+/// An attention kernel of `programs/`, with a number of queries. Runs it on the same inputs in the interpreter and in
+/// the simulator; both give its output O.
 pub(super) struct Attention {
     func: Func,
     queries: usize,

@@ -16,7 +16,7 @@ use crate::target::{CompileOptions, Schedule};
 
 /// Largest magnitude of an element of a dot's operands.
 const OPERAND: i64 = 2;
-/// Multiply-adds of all programs together, such that simulating them takes at most one or two seconds.
+/// Maximum number of multiply-adds of all programs together: simulating them takes at most one or two seconds.
 const MAX_WORK: usize = 3 << 20;
 
 /// Random options of a GPU compilation.
@@ -70,7 +70,7 @@ pub(super) struct Gen {
     /// Number of dots left to generate.
     pub dots: usize,
     pub depth: usize,
-    /// Extents, strides and alignments meet the requirements of TMA, so that loads can be warp-specialized.
+    /// Whether extents, strides and alignments meet the requirements of TMA, so that loads can be warp-specialized.
     pub tma_compatible: bool,
 }
 
@@ -358,7 +358,8 @@ impl Gen {
         tile
     }
 
-    /// Operand a (0) or b (1) of a dot: `shape` of a new matrix at these indices, of which the loop covers `extents`.
+    /// Loads operand a (0) or b (1) of a dot: the block of this shape, at these indices, of a new matrix with these
+    /// extents.
     fn operand(
         &mut self,
         b: &mut Builder,
@@ -476,7 +477,7 @@ impl Gen {
         results
     }
 
-    /// One to three updates of the accumulators, at step `k` of `steps`.
+    /// Generates one or two updates of the accumulators, at step `k` of `steps`.
     fn statements(&mut self, b: &mut Builder, acc: &[Value], k: Value, steps: usize) -> Vec<Value> {
         let mut acc = acc.to_vec();
         for i in 0..self.rng.range(1, 2) {

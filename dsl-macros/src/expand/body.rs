@@ -109,7 +109,7 @@ impl Body {
         self.bind(pat.to_token_stream(), ty, &init.expr, literals)
     }
 
-    /// `let pat: ty = expr;`, where the expression may assign variables of its surroundings.
+    /// Expands `let pat: ty = expr;`, where the expression may assign outer variables.
     pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
         let ty = ty.map(|ty| quote!(: #ty));
         if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {

@@ -17,7 +17,7 @@ struct Yield<'a> {
     value: bool,
 }
 
-/// Tuples with more than this number of carried variables have no impl.
+/// Maximum number of carried variables: larger tuples have no impl.
 const MAX_CARRIED: usize = 19;
 
 impl Body {
@@ -58,7 +58,7 @@ impl Body {
         }
     }
 
-    /// Expands a control expression inside of another expression.
+    /// Expands a control expression inside another expression.
     pub fn nested_control(&mut self, expr: &Expr) -> TokenStream {
         if let Some(name) = assigned_in_expr(expr).first() {
             return self.reject(
