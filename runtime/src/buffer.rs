@@ -90,7 +90,7 @@ impl<T: Element> Buffer<T> {
     /// All elements, copied to the host.
     ///
     /// # Errors
-    /// On a GPU, also those of the kernels that were queued before.
+    /// Not enough host memory; on a GPU, also a failure of the kernels that were queued before.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.view().to_vec()
     }

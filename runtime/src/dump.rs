@@ -114,7 +114,7 @@ impl Observer for DumpObserver<'_> {
     }
 }
 
-/// The function before the current pass, written to a file if that pass panics.
+/// The function before the current pass, written to a file if that pass panics or if LLVM rejects the code.
 struct Repro<'a> {
     dir: &'a Path,
     kernel: String,

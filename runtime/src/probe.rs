@@ -138,7 +138,7 @@ pub struct Machine {
     pub os: String,
     /// The commit of the repository that contains the program, with `-changed` if files differ from it.
     pub commit: Option<String>,
-    /// The time, in UTC.
+    /// Time of the call: seconds since 1970-01-01 00:00 UTC.
     pub seconds_since_1970: u64,
 }
 

@@ -180,8 +180,7 @@ fn overlapped(num_warps: u32, num_stages: u32, overlap: bool) -> CompileOptions 
     CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
-/// The second MMA of an iteration overlaps the arithmetic of the next iteration, or it does not: the result is the
-/// same.
+/// The result is the same whether or not the second MMA of an iteration overlaps the arithmetic of the next iteration.
 #[test]
 fn overlapped_mmas_match_interpreter() {
     let case = long_attention64();

@@ -157,7 +157,7 @@ fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
         depth: 0,
         tma_compatible,
     };
-    // The following code draws from its own generator.
+    // `g` draws from a copy of the generator; this advances the original.
     rng.next_u64();
     g.body(&mut b);
     b.ret();
@@ -503,7 +503,7 @@ impl Gen {
         self.counted_loop(b, acc, steps, |g, b, k, carried| g.statements(b, carried, k, steps.max(1)))
     }
 
-    /// Alternates between two computations.
+    /// Generates a branch on the parity of `k`: one of its sides, or both, has a dot.
     fn branch(&mut self, b: &mut Builder, acc: &[Value], k: Value, steps: usize) -> Vec<Value> {
         let (two, zero) = (b.int(2, DType::I32), b.int(0, DType::I32));
         let parity = b.binary(BinaryOp::Rem, k, two);

@@ -64,7 +64,7 @@ const fn is_among(name: &str, names: &[&str]) -> bool {
     false
 }
 
-/// A configuration in the source.
+/// A configuration as written in `#[autotune]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConfigDef {
     /// One value for each of [`Autotune::tuned`].
@@ -164,7 +164,7 @@ impl fmt::Display for Config {
 }
 
 impl Autotune {
-    /// The configurations of the source, in order.
+    /// The configurations that `#[autotune]` lists, in order.
     pub fn configs(&self) -> impl Iterator<Item = Config> + '_ {
         self.configs.iter().map(|def| {
             let default = Config::default();
@@ -216,7 +216,7 @@ impl Autotune {
     /// Parses the text form of a [`Config`].
     ///
     /// # Errors
-    /// Why the text is no configuration of this kernel.
+    /// The reason why the text is not a configuration of this kernel.
     pub fn parse_config(&self, text: &str) -> Result<Config, String> {
         let mut config = Config::default();
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {

@@ -1,7 +1,7 @@
 //! The log of a tuning run: one JSON object per line, each on disk before the next step begins.
 //!
-//! A later run of the same job reads it: dropped candidates stay dropped, times count, and a candidate at which the log
-//! ends (and so the process ended) gets one more try. Lines that do not parse, for example a last one that was cut
+//! A later run of the same job reads it: dropped candidates stay dropped, times are kept, and a candidate at which the
+//! log ends (and so the process ended) gets one more try. Lines that do not parse, for example a last one that was cut
 //! short, are skipped. A log that another user can write is neither read nor written.
 
 use std::fs::File;
@@ -33,7 +33,7 @@ pub enum Event {
 /// Maximum size of a log; larger files are not read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Number of processes that may end while they run a candidate; after that it is dropped.
+/// Number of times that a process may end while it runs a candidate before the candidate is dropped.
 const TRIES: usize = 2;
 
 /// A log on disk, or only in memory if it cannot be stored.

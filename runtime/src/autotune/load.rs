@@ -43,7 +43,8 @@ pub(super) struct LoadGate {
 }
 
 impl LoadGate {
-    /// Whether the deadline is over for a candidate: never for the default, which a launch of the kernel loads anyway.
+    /// Whether the deadline has passed for a candidate: never for the default, which a launch of the kernel loads
+    /// anyway.
     fn is_closed(&self, index: usize) -> bool {
         self.is_too_late(index, 0.0)
     }

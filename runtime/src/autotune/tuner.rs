@@ -51,9 +51,9 @@ pub enum Outcome {
         median_ms: f64,
         runs: usize,
     },
-    /// It does not fit, does not run, or computes a different result.
+    /// The candidate does not fit, does not run, or computes a different result; the reason.
     Dropped(String),
-    /// The time limit was reached before it was timed.
+    /// The time limit was reached before the candidate was timed.
     Unfinished,
 }
 

@@ -11,7 +11,7 @@ use crate::stream::Stream;
 pub struct Grid([i64; 3]);
 
 impl Grid {
-    /// The extents, if they are in the range of a launch.
+    /// The extents as u32; an error if one is negative or exceeds 32 bits.
     pub(crate) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
         let mut extents = [0; 3];
         for (axis, (out, &extent)) in extents.iter_mut().zip(&self.0).enumerate() {

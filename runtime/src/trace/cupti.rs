@@ -267,7 +267,7 @@ impl Api {
 /// Records in the order of arrival, their times still CUPTI's.
 #[derive(Default)]
 struct Collected {
-    /// With the correlation id in place of the node.
+    /// Each with its correlation id; its node is not known yet.
     activities: Vec<(Activity, u32)>,
     memory: Vec<(MemoryEvent, u32)>,
     /// From correlation id to node.
@@ -383,7 +383,7 @@ impl Collected {
     }
 }
 
-/// From now on, driver calls of this thread belong to `node`.
+/// Attributes the following driver calls of this thread to `node`, until [`leave`].
 pub(super) fn enter(node: NodeId) {
     if let Ok(api) = api() {
         // SAFETY: a plain call. If it fails, the activity has no span.
