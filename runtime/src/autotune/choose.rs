@@ -62,6 +62,7 @@ pub struct Options {
 }
 
 impl Options {
+    /// Options with this time limit for one kernel and key, and 10 seconds for one run of a candidate.
     pub fn new(budget: Duration) -> Options {
         Options { budget, remeasure: false, kernel: None, limit: Duration::from_secs(10), log: None }
     }

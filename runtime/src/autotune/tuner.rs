@@ -72,6 +72,7 @@ pub struct Report {
     pub candidates: Vec<Candidate>,
     /// The best configuration, and its median in milliseconds.
     pub chosen: (Config, f64),
+    /// Duration of the tuning run.
     pub seconds: f64,
 }
 

@@ -125,26 +125,31 @@ impl LaunchConfig {
         self
     }
 
+    /// Sets [`Schedule::tma`].
     pub fn tma(mut self, tma: bool) -> LaunchConfig {
         self.schedule.tma = Some(tma);
         self
     }
 
+    /// Sets [`Schedule::warp_specialize`].
     pub fn warp_specialize(mut self, warp_specialize: bool) -> LaunchConfig {
         self.schedule.warp_specialize = Some(warp_specialize);
         self
     }
 
+    /// Sets [`Schedule::pingpong`].
     pub fn pingpong(mut self, pingpong: bool) -> LaunchConfig {
         self.schedule.pingpong = Some(pingpong);
         self
     }
 
+    /// Sets [`Schedule::overlap`].
     pub fn overlap(mut self, overlap: bool) -> LaunchConfig {
         self.schedule.overlap = Some(overlap);
         self
     }
 
+    /// Sets [`Schedule::wgmma_f32`].
     pub fn wgmma_f32(mut self, wgmma_f32: bool) -> LaunchConfig {
         self.schedule.wgmma_f32 = Some(wgmma_f32);
         self

@@ -25,6 +25,7 @@ pub struct Activity {
     pub node: NodeId,
     pub start_ns: u64,
     pub end_ns: u64,
+    /// CUPTI's number of the stream.
     pub stream: u32,
 }
 
@@ -50,6 +51,7 @@ pub enum ActivityKind {
 }
 
 impl ActivityKind {
+    /// The kernel's name, or a description such as `copy to the GPU`.
     pub fn name(&self) -> String {
         match self {
             ActivityKind::Kernel { name, .. } => name.clone(),
