@@ -25,11 +25,11 @@ pub fn kernel(attribute: TokenStream, item: TokenStream) -> TokenStream {
 /// Lists configurations of a kernel, of which a launch uses the best one known: `#[autotune(configs = [Config(tile =
 /// 64, num_warps = 4), …], key = [n, …])]` above `#[kernel]`.
 ///
-/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `tma`,
-/// `warp_specialize`, `pingpong`, `overlap` and `wgmma_f32`. The key names the arguments on which the best
-/// configuration depends: integer arguments by size (the next power of two), constants by value; element types are
-/// always part of it. `default = function` names a function from the problem to the configuration to use without
-/// measurements; without it, the first configuration is used. `tables = TEXTS` gives tables that ship with the kernel.
+/// A `Config` sets `#[constexpr]` parameters and `num_warps`, `num_stages`, `max_registers`, `tma`, `warp_specialize`,
+/// `pingpong`, `overlap` and `wgmma_f32`. The key names the arguments on which the best configuration depends: integer
+/// arguments by size (the next power of two), constants and bools by value; element types are always part of it.
+/// `default = function` names a function from the problem to the configuration to use without measurements; without it,
+/// the first configuration is used. `tables = TEXTS` gives tables that ship with the kernel.
 ///
 /// `configs = OTHER_AUTOTUNE` reuses the configurations of the kernel `other`, whose constants have the same names.
 ///

@@ -120,7 +120,7 @@ pub struct L2Flush {
 }
 
 impl L2Flush {
-    /// Allocates 256 MB of the device's memory, or twice its L2 cache if that is more; one byte on the CPU.
+    /// Allocates 256 MiB of the device's memory, or twice its L2 cache if that is more; one byte on the CPU.
     pub fn new(device: &Device) -> Result<L2Flush> {
         let bytes = match device.is_cuda() {
             true => (256 << 20).max(2 * device.info().l2_bytes as usize),

@@ -53,8 +53,8 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    /// `len` elements of all-ones bytes: NaN for every float type, -1 or the largest value for integers. Elements that
-    /// a kernel does not write are then visible in its output.
+    /// `len` elements whose bytes are all 0xff: NaN for every float type, -1 or the largest value for integers.
+    /// Elements that a kernel does not write are then visible in its output.
     pub fn poisoned(device: &Device, len: usize) -> Result<Self> {
         let mut buffer = Self::uninit(device, len)?;
         buffer.poison()?;
@@ -90,7 +90,7 @@ impl<T: Element> Buffer<T> {
     /// All elements, copied to the host.
     ///
     /// # Errors
-    /// On a GPU, also those of the kernels that were queued before.
+    /// Not enough host memory; on a GPU, also a failure of the kernels that were queued before.
     pub fn to_vec(&self) -> Result<Vec<T>> {
         self.view().to_vec()
     }
@@ -122,7 +122,7 @@ impl<T: Element> Buffer<T> {
         self.fill_bytes(0)
     }
 
-    /// Sets all bytes to ones, like [`Buffer::poisoned`].
+    /// Sets all bytes to 0xff, like [`Buffer::poisoned`].
     pub fn poison(&mut self) -> Result<()> {
         self.fill_bytes(0xff)
     }
@@ -379,7 +379,7 @@ fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)>
 /// Number of elements of a tensor of this shape.
 ///
 /// # Errors
-/// More than memory can hold, whatever their type.
+/// The product of the extents is more than memory can hold of the widest element type.
 pub fn elements(shape: &[usize]) -> Result<usize> {
     /// For the widest element type, f64.
     const MAX_ELEMENTS: usize = isize::MAX as usize / 8;
@@ -427,7 +427,7 @@ impl Strided {
     /// Checks that every element is among the `len` elements from the tensor's base on.
     ///
     /// # Errors
-    /// Names the lowest and highest element index.
+    /// An element outside; the error has the lowest and the highest element index.
     pub fn check_fits(&self, len: usize) -> Result<()> {
         if self.shape.iter().any(|&extent| extent <= 0) {
             return Ok(());

@@ -21,7 +21,7 @@ use crate::terminal;
 /// name of any pass (after the pass), `llvm` (the input of LLVM) and `ptx`.
 ///
 /// # Errors
-/// Features that the target lacks.
+/// Features that the target lacks; LLVM IR that LLVM rejects.
 pub fn compile(
     func: &Func,
     target: &Target,
@@ -114,7 +114,7 @@ impl Observer for DumpObserver<'_> {
     }
 }
 
-/// The function before the current pass, written to a file if that pass panics.
+/// The function before the current pass, written to a file if that pass panics or if LLVM rejects the code.
 struct Repro<'a> {
     dir: &'a Path,
     kernel: String,

@@ -76,10 +76,10 @@ mod sealed {
 
 /// A type of buffer elements. Device memory may contain any bytes, so reading uses [`Element::from_bytes`].
 pub trait Element: sealed::Sealed + Copy + Send + Sync + fmt::Debug + PartialEq + 'static {
-    /// Its name and size.
+    /// The run-time value for this type.
     const DTYPE: Dtype;
 
-    /// The memory of `values`.
+    /// The bytes of `values`.
     fn as_bytes(values: &[Self]) -> &[u8];
 
     /// `len` values, whose memory `fill` writes.

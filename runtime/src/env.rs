@@ -11,8 +11,8 @@
 //! | `TILEWRIGHT_PTXAS` | a file | the `ptxas` of tests and `doctor`; default: the first on `PATH` |
 //! | `NVTX_INJECTION64_PATH` | a file | the library that receives ranges; NVIDIA's tools set it for the programs that they run |
 //!
-//! An empty value counts as unset. A value that makes no sense is an error, which names the variable, the value and
-//! what is expected; what is wrong with a folder or a file shows when it is used.
+//! An empty value counts as unset. An invalid value is an error that names the variable, the value and what is
+//! expected. Directories and files are checked when they are used.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -263,8 +263,8 @@ mod tests {
         }
     }
 
-    /// Of every variable in the table of this page: what is refused, and what the message has to name. Files and
-    /// folders are taken as they are.
+    /// Every variable in the table of the module page rejects an invalid value, and names what it expects; paths are
+    /// accepted as they are.
     #[test]
     fn every_variable_refuses_nonsense() {
         let refused = [

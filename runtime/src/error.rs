@@ -47,7 +47,7 @@ pub enum Error {
     #[error("out of memory on the CPU: {requested} bytes requested")]
     HostMemory { requested: u64 },
 
-    /// Estimated by a formula, before any allocation.
+    /// Bytes; `needed` is estimated by a formula, before any allocation.
     #[error("out of memory on the CPU: about {} are needed, {} are available", in_gib(*needed), in_gib(*available))]
     HostMemoryShort { needed: f64, available: f64 },
 

@@ -1,7 +1,8 @@
 //! Runs compiled kernels: devices, buffers, launches, streams, the artifact cache and benchmarks.
 //!
-//! This is the only crate of Tilewright that uses the CUDA driver, the file system and the environment. It knows
-//! compiled code only by its [`Manifest`](tilewright_codegen::target::Manifest), not how the compiler generated it.
+//! Of the libraries that compile and launch kernels, only this one uses the CUDA driver, the file system and the
+//! environment; the compiler and the kernels do not. It knows compiled code only by its
+//! [`Manifest`](tilewright_codegen::target::Manifest), not how the compiler generated it.
 //!
 //! The steps of a launch:
 //!

@@ -18,8 +18,8 @@ pub fn start() {
     STARTED.call_once(|| start_with(wanted()));
 }
 
-/// Maximum number of threads: each takes two megabytes of address space for its stack, and a larger number is a typing
-/// error.
+/// Maximum number of threads: each takes two megabytes of address space for its stack, and a larger number is probably
+/// a typing error.
 const MAX_THREADS: usize = 1024;
 
 /// The number of threads that rayon would start, within the limit.

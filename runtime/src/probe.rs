@@ -93,7 +93,7 @@ pub fn cuda_libraries() -> Vec<Library> {
     KNOWN.iter().map(|&(name, purpose, files)| Library { name, purpose, file: find(files) }).collect()
 }
 
-/// All facts above, and the state of the cache.
+/// The output of [`report`].
 #[derive(Clone, Debug)]
 pub struct Report {
     pub driver: Result<i32>,
@@ -138,7 +138,7 @@ pub struct Machine {
     pub os: String,
     /// The commit of the repository that contains the program, with `-changed` if files differ from it.
     pub commit: Option<String>,
-    /// The time, in UTC.
+    /// Time of the call: seconds since 1970-01-01 00:00 UTC.
     pub seconds_since_1970: u64,
 }
 
@@ -175,7 +175,7 @@ fn operating_system() -> String {
     }
 }
 
-/// Queries git for the nearest ancestor directory of the program that is a repository.
+/// The commit of the nearest ancestor directory of the program that is a git repository; `None` if there is none.
 fn commit() -> Option<String> {
     let program = std::env::current_exe().ok()?;
     let repository = program.ancestors().find(|folder| folder.join(".git").exists())?;

@@ -77,8 +77,8 @@ impl Observer for Llvm {
     }
 }
 
-/// The page's rule about overlapping memory matches the attributes passed to LLVM: memory accessed through one argument
-/// is not written through another, and read-only memory is never written.
+/// The rule about overlapping memory in `docs/ahead-of-time.md` matches the attributes passed to LLVM: memory accessed
+/// through one argument is not written through another, and read-only memory is never written.
 #[test]
 fn gpu_code_assumes_that_memory_does_not_overlap() {
     let func = KINDS.record(&[], &[], &Specialization::aligned_memory(&KINDS)).unwrap();

@@ -14,9 +14,9 @@ use tilewright_runtime::autotune::{
 };
 use tilewright_runtime::prelude::*;
 
-/// y[i] += x[i], once.
+/// y[i] += x[i].
 ///
-/// `work` is a number of repetitions without effect; `mode` 1 adds twice, `mode` 2 leaves the memory.
+/// `work` is a number of repetitions without effect; with `mode` 1, the kernel adds x[i] twice, which is wrong.
 #[autotune(
     configs = [
         Config(tile = 256, work = 3000, mode = 0, num_warps = 1),
@@ -48,7 +48,7 @@ fn accumulate(
     store(y + i, load(y + i, mask = mask, other = 0.0) + v * factor + nothing, mask = mask);
 }
 
-/// As above, with a candidate that ends the process.
+/// y[i] = x[i]; wrong with `mode` 1. With `mode` 2, the kernel reads far outside of x, which ends the process.
 #[autotune(configs = [Config(mode = 0), Config(mode = 2), Config(mode = 1)], key = [n])]
 #[kernel]
 fn deadly(x: In<f32>, y: Out<f32>, #[no_specialize] n: i64, #[constexpr] mode: i32) {
@@ -70,7 +70,7 @@ fn child(cache: &Path, role: &str, variables: &[(&str, &str)]) -> Command {
     command
 }
 
-/// Runs a child that succeeds; returns its lines.
+/// Runs a child that must succeed; returns its standard output.
 fn run(cache: &Path, role: &str, variables: &[(&str, &str)]) -> String {
     let Output { status, stdout, stderr } = child(cache, role, variables).output().unwrap();
     let text = String::from_utf8_lossy(&stdout).into_owned();
@@ -78,7 +78,7 @@ fn run(cache: &Path, role: &str, variables: &[(&str, &str)]) -> String {
     text
 }
 
-/// Runs an `accumulate` role: launches, checks the result, and reports the choice.
+/// Launches `accumulate`, checks the result, and prints the choice.
 fn launch_accumulate(n: usize) {
     let device = Device::cpu();
     let values: Vec<f32> = (0..n).map(|i| (i % 100) as f32).collect();
@@ -159,19 +159,20 @@ fn best_correct_candidate_wins_and_is_saved() {
     let large = text.lines().find(|line| line.starts_with("dropped tile=1048576")).expect("the large one");
     assert!(large.contains("scratch memory"), "{large}");
 
-    // Another process finds it, for this size and, as the nearest, for another.
+    // Another process finds the choice for this size, and uses it as the nearest one for another size.
     let after = run(cache.path(), "launch", &[]);
     assert!(after.contains("work=1,mode=0") && after.contains("(Measured)"), "{after}");
     let larger = run(cache.path(), "launch larger", &[]);
     assert!(larger.contains("work=1,mode=0") && larger.contains("(Nearest)"), "{larger}");
     // A second request does not measure again.
     assert!(!run(cache.path(), "tune", &[]).contains("report"));
-    // The variable requests it too.
+    // `TILEWRIGHT_TUNE` requests tuning, too.
     let asked = run(cache.path(), "launch larger", &[("TILEWRIGHT_TUNE", "60")]);
     assert!(asked.contains("(Measured)"), "{asked}");
 }
 
-/// The default is loaded first, however long it takes; when the time is over, the largest one has not been started.
+/// The default is loaded first, however long it takes; when the time is over, the largest candidate has not been
+/// started.
 #[test]
 fn exhausted_budget_still_measures_the_default() {
     let cache = TempDir::new().unwrap();
@@ -179,14 +180,14 @@ fn exhausted_budget_still_measures_the_default() {
     assert!(text.contains("timed tile=256,work=3000,mode=0"), "{text}");
     assert!(text.contains("chosen tile=256,work=3000,mode=0"), "{text}");
     assert!(text.contains("unfinished tile=1048576"), "{text}");
-    // A run with time left resumes that one.
+    // A run with a larger budget resumes the log.
     let text = run(cache.path(), "tune", &[]);
     assert!(BEST.iter().any(|best| text.contains(&format!("chosen {best}"))), "{text}");
 }
 
-/// A process that is killed leaves the lines of its log that it has written, the last one perhaps in part, and no
-/// table. Logs cut at chosen places stand for that: a kill from outside may come at any moment, and one between the
-/// log's last line and the table rightly starts over.
+/// A killed process leaves the log lines that it has written, the last one perhaps truncated, and no table. This test
+/// truncates a log at chosen lines instead: a kill may come at any time, and after one between the log's last line and
+/// the table, the next run correctly starts over.
 #[test]
 fn killed_run_is_resumed() {
     let cache = TempDir::new().unwrap();
@@ -195,13 +196,13 @@ fn killed_run_is_resumed() {
     let whole = std::fs::read_to_string(log).unwrap();
     let lines: Vec<&str> = whole.lines().filter(|line| !line.is_empty()).collect();
     let at = |event: &str| lines.iter().position(|line| line.starts_with(event)).unwrap_or_else(|| panic!("{whole}"));
-    // Where a candidate was running for the first time, in the first round of times, and before the choice.
+    // The log ends while a candidate runs for the first time, in the first round of times, and before the choice.
     for kept in [at("{\"start\"") + 1, at("{\"times\"") + 1, lines.len() - 1] {
         let part = format!("{}\n{}", lines[..kept].join("\n"), &lines[kept][..lines[kept].len() / 2]);
         for table in std::fs::read_dir(log.parent().unwrap()).unwrap().flatten().filter(|file| file.path() != *log) {
             std::fs::remove_file(table.path()).unwrap();
         }
-        // Not made anew: its mode stays that of a log.
+        // The file is overwritten, not created, and so keeps its mode.
         std::fs::write(log, part).unwrap();
         let before = Journal::read(log);
         assert_eq!(before.len(), kept);

@@ -44,7 +44,7 @@ const NOBODY: u32 = 65534;
 /// Number of kernels that the role `many` launches.
 const MANY: usize = 10;
 
-/// Prints `factor F`, where the result is F times the input. The role `many` does it for several constants.
+/// Prints `factor F`, where the result is F times the input. The role `many` launches with [`MANY`] tile sizes.
 #[test]
 fn child_launches() {
     use tilewright_runtime::prelude::*;
@@ -107,7 +107,7 @@ fn run(mut command: Command) -> Ran {
     Ran { factors, warnings }
 }
 
-/// Runs the program and checks the result, and for one warning with these parts; no warning if there are no parts.
+/// Runs the program; checks the result, and that it prints one warning with these parts, or none if there are no parts.
 fn expect_right_result(command: Command, what: &str, warning: &[&str]) {
     let Ran { factors, warnings } = run(command);
     assert_eq!(factors, ["2"], "{what}: {warnings:?}");
@@ -173,7 +173,7 @@ impl Attack {
         self.entry.parent().unwrap()
     }
 
-    /// The entry is compiled again, and belongs to this user.
+    /// Checks that the kernel was compiled again and that its entry belongs to this user.
     fn expect_replaced_entry(&self, what: &str) {
         assert!(fs::read(&self.entry).unwrap() == self.honest, "{what}: the entry is not the honest one");
         assert!(fs::symlink_metadata(&self.entry).unwrap().is_file() && mode(&self.entry) == 0o600, "{what}");
@@ -214,7 +214,7 @@ fn folders_of_other_users_are_ignored() {
         println!("skipped: only root can change the owner of files (cache::tests checks it with an injected user)");
         return;
     }
-    // The case that was found: the directory of another user, writable by all, and root runs the program.
+    // The directory of another user, writable by all or by its owner only; root runs the program.
     let attack = Attack::new();
     let warning = ["belongs to user 65534", "runs as user 0", "a directory that you own", "TILEWRIGHT_CACHE"];
     for place in [&attack.cache, attack.shard()] {
@@ -340,7 +340,7 @@ fn damage_is_a_miss() {
     attack.expect_replaced_entry("a huge file");
 }
 
-/// Values of TILEWRIGHT_CACHE.
+/// Unusual values of `TILEWRIGHT_CACHE`: a file, a device, a missing path, an empty value.
 #[test]
 fn the_folder_can_be_anything() {
     let dir = TempDir::new().unwrap();
@@ -373,7 +373,7 @@ fn the_folder_can_be_anything() {
     assert!(message.contains("TILEWRIGHT_CACHE_MAX_SIZE is `much`: expected"), "{message}");
 }
 
-/// A shell runs `script` before the program.
+/// The program, started by a shell after `script`.
 fn with_shell(role: &str, cache: &Path, script: &str) -> Command {
     let program = program(role, cache);
     let mut shell = Command::new("sh");
@@ -399,7 +399,7 @@ fn modes_are_private_under_any_umask() {
     }
 }
 
-/// root can write everything, so the program runs as another user.
+/// Root can write everything: if root runs the test, the program runs as another user.
 #[test]
 fn a_folder_that_cannot_be_written_is_no_failure() {
     let attack = Attack::new();
@@ -451,7 +451,8 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
     );
 }
 
-/// The file size limit is 2 KiB: the kernel would kill a process that writes more.
+/// The file size limit is one block of 512 or 1024 bytes (`ulimit -f 1`), less than an entry: the system would end a
+/// process that writes more with SIGXFSZ.
 #[test]
 fn a_limit_on_files_is_no_failure() {
     let dir = TempDir::new().unwrap();

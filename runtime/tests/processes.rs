@@ -1,7 +1,7 @@
 //! Tests of several processes: a shared cache, standard output, environment variables.
 //!
-//! A test starts this same binary again, for one `child_*` test with a variable that sets its role; without the
-//! variable those do nothing.
+//! A test starts this same binary again, for one `child_*` test, with a variable that sets its role; without the
+//! variable, `child_*` tests do nothing.
 
 use std::process::{Command, Output};
 
@@ -153,7 +153,7 @@ mod there {
     }
 }
 
-/// Both have the same text, so the second is a cache hit; each still reports its own location.
+/// The kernels of both modules have the same text, so the second is a cache hit; each still reports its own location.
 #[test]
 fn equal_kernels_keep_their_own_source_location() {
     let dir = TempDir::new().unwrap();
@@ -246,7 +246,7 @@ fn the_environment_chooses_the_device() {
     run("child_has_a_device", "error there is no GPU 99|no CUDA device", &[("TILEWRIGHT_DEVICE", "cuda:99")]);
 }
 
-/// Its role lists the accepted results of `Device::best`: one of several texts.
+/// Checks the result of `Device::best`: it contains one of the texts that the role lists.
 #[test]
 fn child_has_a_device() {
     let Some(expected) = role() else { return };

@@ -21,7 +21,7 @@ fn step() {
             kept
         };
         std::thread::sleep(Duration::from_millis(20));
-        // A thread without a span works for the one that is open.
+        // The allocations of a thread without a span belong to the span that is open.
         std::thread::scope(|scope| {
             scope.spawn(|| drop(black_box(vec![3_u8; 50 * KIB])));
         });
@@ -96,7 +96,7 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     another_thread_sees_what_is_open();
 }
 
-/// Two ranks of one program: each has a separate outermost span, whatever the other one has open.
+/// Two threads of one program, such as ranks: each has a separate outermost span, whatever the other one has open.
 fn threads_that_work_for_themselves() {
     use tilewright_runtime::trace::{root_span, thread_number};
 

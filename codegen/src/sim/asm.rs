@@ -125,7 +125,7 @@ fn parse_add(operands: &str) -> Result<(&str, usize, u64), String> {
     Ok((name, operand_index(base), units.parse().map_err(|_| wrong())?))
 }
 
-/// The index `n` of `$n` in an assembly text: an output if it is below `outputs`, else an argument.
+/// Parses the index `n` of an operand `$n` in an assembly text; `usize::MAX` if there is none.
 fn operand_index(token: &str) -> usize {
     token
         .trim()
@@ -410,7 +410,7 @@ impl Block<'_> {
         Ok(results)
     }
 
-    /// Executes one statement, which has an MMA for each step along K: `{.reg …; setp …; setp …; wgmma …; wgmma …; }`.
+    /// Executes a statement with one `wgmma` for each step along K: `{.reg …; setp …; setp …; wgmma …; wgmma …; }`.
     fn wgmma(
         &mut self,
         members: &[usize],
@@ -535,7 +535,8 @@ impl Block<'_> {
         }
     }
 
-    /// The bits of a matrix's elements, K fastest. Appends the addresses and lengths read to `reads`.
+    /// Reads a matrix operand from shared memory: the bits of its elements, with K fastest. Appends the addresses and
+    /// lengths read to `reads`.
     fn shared_matrix(
         &mut self,
         matrix: Descriptor,
@@ -568,7 +569,7 @@ impl Block<'_> {
         let finished: Vec<WgmmaInFlight> = wgmma_groups.committed.drain(..done).flatten().collect();
         let open: Vec<u64> =
             wgmma_groups.committed.iter().flatten().chain(&wgmma_groups.uncommitted).map(|f| f.number).collect();
-        // Each warp learns of the completion; its first thread represents it.
+        // The first thread of each warp acquires the completion for its warp.
         let warps: Vec<u32> = members.iter().step_by(32).map(|&t| t as u32).collect();
         for mma in &finished {
             for &(p, len) in &mma.reads {

@@ -20,7 +20,8 @@ pub(super) struct Mbarrier {
     phase: u32,
     /// Its index among the sources of events (see [`super::clock`]).
     source: u32,
-    /// Clocks of the threads that have arrived: in the current phase, and up to the last complete phase.
+    /// Clocks of the threads that have arrived, of the current phase (`arrived`) and of all complete phases
+    /// (`completed`).
     arrived: SyncClocks,
     completed: SyncClocks,
     initialized_by: (u32, u32),
@@ -73,7 +74,7 @@ pub(super) struct BulkCopy {
 }
 
 impl Block<'_> {
-    /// Executes assembly on barriers and TMA loads. `None` if the assembly is something else, `Some(false)` if the
+    /// Executes assembly of barriers and TMA loads. `None` if the assembly is something else, `Some(false)` if the
     /// thread waits.
     pub(super) fn barrier_asm(
         &mut self,
@@ -226,7 +227,7 @@ impl Block<'_> {
         }
     }
 
-    /// Counts the bytes of one copy in flight; `false` if there is none.
+    /// Completes one copy in flight: its mbarrier counts the bytes. Returns false if no copy is in flight.
     pub(super) fn complete_bulk_copy(&mut self, which: usize) -> bool {
         if self.bulk_copies.is_empty() {
             return false;

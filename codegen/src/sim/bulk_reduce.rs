@@ -44,7 +44,7 @@ impl BulkReduction {
 }
 
 impl Block<'_> {
-    /// Executes assembly on bulk reductions; `false` if the assembly is something else.
+    /// Executes assembly of bulk reductions; `false` if the assembly is something else.
     pub(super) fn bulk_reduce_asm(
         &mut self,
         t: usize,

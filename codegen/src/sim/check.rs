@@ -7,6 +7,8 @@ use super::machine::atomic;
 use super::parse::{Inst, Line, Module, Ty};
 use super::value;
 
+/// Checks every instruction of a module.
+///
 /// # Errors
 /// The first instruction that is not supported.
 pub fn check(module: &Module) -> Result<(), SimError> {

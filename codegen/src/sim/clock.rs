@@ -86,7 +86,7 @@ impl Clocks {
         known.events[t as usize] += 1;
     }
 
-    /// A barrier: every member acquires the events of all members.
+    /// Executes a barrier: every member acquires the events of all members.
     pub fn barrier(&mut self, members: &[usize]) {
         let mut all = SyncClocks::default();
         for &t in members {

@@ -44,7 +44,7 @@ pub enum UnsupportedKind {
     MalformedAssembly { statement: String, reason: String },
 }
 
-/// An error that a kernel made while it ran.
+/// An error of a kernel while it ran.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fault {
     /// Block index of the program.
@@ -122,7 +122,7 @@ impl fmt::Display for SimError {
 
 impl std::error::Error for SimError {}
 
-/// Inside of a run, where [`Fault`] holds the location.
+/// Keeps the message only: inside of a run, [`Fault`] holds the location.
 impl From<UnsupportedKind> for String {
     fn from(what: UnsupportedKind) -> String {
         what.to_string()

@@ -178,7 +178,7 @@ impl Global {
         self.programs[program as usize].get(program as usize).map_or(1, |&time| time.max(1))
     }
 
-    /// Whether an event happens before the current action of `who`.
+    /// Whether an event happens before the current action of `accessor`.
     fn happens_before(&self, event: &Access, accessor: &Accessor) -> bool {
         if event.program == NO_PROGRAM {
             return true;

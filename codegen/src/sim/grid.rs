@@ -39,10 +39,10 @@ pub struct Launch<'a> {
     pub seed: u64,
 }
 
-/// Bounds the memory use: registers of all resident programs, unless more programs must start for others to make
-/// progress.
+/// Maximum number of registers of all resident programs, which bounds the memory use. Exceeded if more programs must
+/// start for others to make progress.
 const RESIDENT_REGISTERS: usize = 1 << 24;
-/// Maximum number of resident programs, if they are small.
+/// Maximum number of resident programs, even if they have few registers.
 const RESIDENT: usize = 8;
 /// Maximum number of time slices of one program in a row.
 const MAX_SLICES: usize = 64;

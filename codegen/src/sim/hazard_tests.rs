@@ -4,7 +4,7 @@
 //! such code.
 //!
 //! A program is a script per partition (a range of warps). The steps of a script are separated by `;` and executed by
-//! every thread of the partition. Buffer `b` has 4 KB.
+//! every thread of the partition. A buffer has 4 KiB.
 
 use super::{Global, Launch, run};
 use crate::target::{HostExpr, TensorMapDesc};
@@ -335,7 +335,7 @@ fn ring_needs_one_more_buffer_than_mmas_in_flight() {
         };
         let mut steps = vec![load(0)];
         for i in 0..8 {
-            // The loading thread happens after all threads have waited for the second to last MMA.
+            // The next load is issued after all threads have waited for the second to last MMA.
             steps.push("sync".into());
             if i < 7 {
                 steps.push(load(i + 1));

@@ -31,6 +31,8 @@ pub(super) struct LoadedKernel {
 }
 
 impl LoadedKernel {
+    /// Checks a parsed module against the launch.
+    ///
     /// # Errors
     /// The module has no kernel, or the number of its parameters differs from the launch's arguments.
     pub fn new(module: Module, launch: &Launch) -> Result<LoadedKernel, SimError> {

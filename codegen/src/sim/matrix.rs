@@ -29,7 +29,7 @@ impl Descriptor {
         Ok(Descriptor { start: field(0), leading: field(16), stride: field(32), span })
     }
 
-    /// Address of the element (`at` along M or N, `k`), whose size is `bytes`.
+    /// Address of the element at index `at` along M or N and `k` along K; an element has `bytes` bytes.
     pub fn address(&self, [at, k]: [u64; 2], k_major: bool, bytes: u64) -> u64 {
         let per_span = self.span / bytes;
         // Without a swizzle, core matrices of eight 16-byte chunks lie `leading` apart along K and `stride` apart along

@@ -61,7 +61,7 @@ impl Shared {
         }
     }
 
-    /// A read by `thread`.
+    /// Reads these bytes as `thread`; reports a race with an earlier write or copy.
     pub fn read(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         let now = self.clocks.now(thread);
@@ -103,7 +103,7 @@ impl Shared {
         Ok(self.bytes[at..at + len].to_vec())
     }
 
-    /// A reader of the byte whose read does not happen before the next action of `thread`.
+    /// A thread whose read of the byte does not happen before the next action of `thread`.
     fn unordered_reader(&self, byte: usize, thread: u32) -> Option<u32> {
         let mut at = self.shadow[byte].readers;
         while at != 0 {
@@ -122,7 +122,7 @@ impl Shared {
         let now = self.clocks.now(thread);
         for (i, &b) in (at..).zip(bytes) {
             let t = &self.shadow[i];
-            // Races of equal values count as well: of a replicated value, one thread must be chosen to write.
+            // Races of equal values count as well: only one of the threads that hold a replicated value may write it.
             if let Some((writer, when)) = t.writer
                 && !self.clocks.happens_before(thread, writer, when)
             {
@@ -139,7 +139,8 @@ impl Shared {
         Ok(())
     }
 
-    /// A write by a TMA load that `thread` issued. Its completion is the event of source `by` at time `when`.
+    /// Writes these bytes for a TMA load that `thread` issued. Its completion is the event of source `by` at time
+    /// `when`.
     pub fn write_bulk(&mut self, address: u64, bytes: &[u8], thread: u32, by: u32, when: u32) -> Result<(), String> {
         let at = self.locate(address, bytes.len())?;
         self.check_no_async_access(at, bytes.len())?;
@@ -167,7 +168,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A read by wgmma or a bulk reduction that `thread` issued.
+    /// Reads these bytes for a wgmma or bulk reduction that `thread` issued.
     pub fn read_async(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         for i in at..at + len {
@@ -185,14 +186,15 @@ impl Shared {
         self.read(address, len, thread)
     }
 
-    /// An asynchronous read of these bytes starts.
+    /// Starts an asynchronous read of these bytes.
     pub fn begin_async_read(&mut self, address: u64, len: usize) -> Result<(), String> {
         let at = self.locate(address, len)?;
         self.async_readers[at..at + len].iter_mut().for_each(|n| *n += 1);
         Ok(())
     }
 
-    /// The asynchronous read that these threads waited for is complete. Only these threads know about it.
+    /// Completes an asynchronous read that these threads have waited for. The completion happens before later actions
+    /// of these threads only.
     pub fn end_async_read(&mut self, address: u64, len: usize, threads: &[u32]) -> Result<(), String> {
         let at = self.locate(address, len)?;
         self.async_readers[at..at + len].iter_mut().for_each(|n| *n -= 1);

@@ -53,9 +53,9 @@ pub enum Change {
     Removed,
     /// Executed twice.
     Repeated,
-    /// After the next access of shared memory.
+    /// Moved after the next access of shared memory.
     Later,
-    /// Before the previous access of shared memory.
+    /// Moved before the previous access of shared memory.
     Earlier,
     /// Waits for the other parity.
     Parity,
@@ -65,7 +65,7 @@ pub enum Change {
     /// 16 bytes more or fewer.
     BytesUp,
     BytesDown,
-    /// At the adjacent barrier.
+    /// Applied to the adjacent barrier.
     Neighbor,
 }
 
@@ -152,7 +152,7 @@ pub fn mutants(llvm_ir: &str) -> Vec<Mutant> {
     found
 }
 
-/// The module with a trap in front of a line: it runs without an error if and only if the line is never executed.
+/// The module with a trap before a line: it runs without an error if and only if the line is never executed.
 pub fn with_trap(llvm_ir: &str, line: usize) -> String {
     let mut lines: Vec<&str> = llvm_ir.lines().collect();
     lines.insert(line - 1, "  call void @llvm.trap()");
@@ -225,7 +225,7 @@ fn owned(lines: &[&str]) -> Lines {
     lines.iter().map(|line| line.to_string()).collect()
 }
 
-/// The module without the instruction. A wait that forwards values waits for nothing instead.
+/// The module without the instruction. A wait that forwards values stays, but waits for nothing.
 fn removed(lines: &[&str], at: usize) -> Option<Lines> {
     if result(lines[at]).is_some() {
         return with_count(lines, at, WGMMA_WAIT, 1000);
@@ -304,8 +304,8 @@ fn conditional(lines: &[&str], at: usize) -> Option<(usize, usize)> {
     Some((label - 1, end))
 }
 
-/// Whether an instruction of class `moved` must not be moved behind a line: for most classes an access; for a commit,
-/// the wait; for a proxy fence, an asynchronous access or the arrive that releases the written data.
+/// Whether an instruction of class `moved` must not move past a line: for most classes an access; for a commit, the
+/// wait; for a proxy fence, an asynchronous access or the arrive that releases the written data.
 fn must_come_before(moved: Class, line: &str) -> bool {
     match moved {
         Class::WgmmaCommit => class(line) == Some(Class::WgmmaWait),
@@ -319,8 +319,8 @@ fn must_come_before(moved: Class, line: &str) -> bool {
     }
 }
 
-/// Moves the line behind the next lines that it must precede, up to the next wait, and only across lines that run, or
-/// may run, whenever the line runs.
+/// Moves the line past the next lines that it must precede, up to the next wait, and only across lines that run, or may
+/// run, whenever the line runs.
 fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     if result(lines[at]).is_some() || conditional(lines, at).is_some() {
         return None;
@@ -367,7 +367,7 @@ fn later(lines: &[&str], at: usize, moved: Class) -> Option<Lines> {
     Some(changed)
 }
 
-/// Moves the line in front of the last access that has run whenever the line runs.
+/// Moves the line before the last access that has run whenever the line runs.
 fn earlier(lines: &[&str], at: usize) -> Option<Lines> {
     let (first, last) = conditional(lines, at).unwrap_or((at, at));
     let mut i = first;
@@ -375,7 +375,7 @@ fn earlier(lines: &[&str], at: usize) -> Option<Lines> {
         i -= 1;
         let line = lines[i];
         if let Some(name) = line.strip_suffix(':').filter(|_| is_label(line)) {
-            // A conditional region: continue in front of the branch around it.
+            // A conditional region: continue before the branch around it.
             let branch = (0..i).rev().find(|&k| skip_label(lines[k]) == Some(name))?;
             if (branch..i).any(|k| accesses_shared(lines[k])) {
                 return moved_up(lines, (first, last), branch, at);
@@ -406,7 +406,7 @@ fn moved_up(lines: &[&str], (first, last): (usize, usize), to: usize, at: usize)
     Some(changed)
 }
 
-/// Moves an access, with the values computed from it, down behind the synchronizing lines.
+/// Moves an access, with the values computed from it, down past the synchronizing lines.
 fn access_moved_down(lines: &[&str], access: usize, (first, last): (usize, usize)) -> Option<Lines> {
     let mut moved: BTreeSet<usize> = [access].into();
     let mut values: BTreeSet<&str> = result(lines[access]).into_iter().collect();

@@ -9,7 +9,8 @@ use crate::target::{CompileOptions, GpuArch, Schedule};
 use crate::testgen::check::simulate;
 use crate::testgen::{Argument, Program};
 
-/// Accumulates dots of tiles of `x`, whose offset starts at (`o`, `p`) and moves by a step, with tiles of `w`.
+/// Accumulates dots of four tiles of `x` with a tile of `w`; the offset in `x` starts at (`o`, `p`) and advances by `s`
+/// rows.
 const DOT: &str = "kernel @k(%x: ptr<bf16> {divisible_by = 16}, %w: ptr<bf16> {divisible_by = 16}, %y: ptr<f32>, %rows: i32, %columns: i32 {divisible_by = 16}, %o: i64, %p: i64 {divisible_by = 16}, %s: i64) {
   %zero = constant {value = 0} : i64
   %one = constant {value = 1} : i64

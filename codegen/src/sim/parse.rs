@@ -67,7 +67,7 @@ pub enum Operand {
     Reg(usize),
     Bits(u64),
     Undef,
-    /// All zeros, of whatever type.
+    /// All zeros, of any type.
     Zero,
 }
 

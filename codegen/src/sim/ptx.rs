@@ -85,7 +85,7 @@ struct Name {
     op: String,
     modifiers: Vec<String>,
     kinds: Vec<Kind>,
-    /// As written.
+    /// The texts of `kinds`.
     types: Vec<String>,
 }
 

@@ -6,7 +6,8 @@ use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch, Schedule};
 
-/// The attention kernel of `programs/`: its inputs, and its output O from the interpreter and from the simulator.
+/// An attention kernel of `programs/`, with a number of queries. Runs it on the same inputs in the interpreter and in
+/// the simulator; both give its output O.
 pub(super) struct Attention {
     func: Func,
     queries: usize,
@@ -179,8 +180,7 @@ fn overlapped(num_warps: u32, num_stages: u32, overlap: bool) -> CompileOptions 
     CompileOptions { num_warps, num_stages, schedule, ..CompileOptions::default() }
 }
 
-/// The second MMA of an iteration overlaps the arithmetic of the next iteration, or it does not: the result is the
-/// same.
+/// The result is the same whether or not the second MMA of an iteration overlaps the arithmetic of the next iteration.
 #[test]
 fn overlapped_mmas_match_interpreter() {
     let case = long_attention64();

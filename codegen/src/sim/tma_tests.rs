@@ -17,7 +17,7 @@ fn input() -> Vec<u8> {
     (0..ROWS * STRIDE).flat_map(|i| (i as u16).to_le_bytes()).collect()
 }
 
-/// The expected output: the copied columns, and bytes of ones elsewhere.
+/// The expected output: the copied columns, and 0xff bytes elsewhere.
 fn expected() -> Vec<u8> {
     let mut out = vec![0xFF; ROWS * STRIDE * 2];
     for row in 0..ROWS {

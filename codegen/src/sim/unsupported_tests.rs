@@ -119,7 +119,7 @@ fn assembly(text: &str) -> String {
     format!("%a = call i32 asm \"{text}\", \"=r,r\"(i32 %n) \"user-asm\"")
 }
 
-/// Assembly of users is arithmetic on registers, or it is refused, even if the lowering emits the same text.
+/// Users' assembly other than arithmetic on registers is rejected, even if the lowering emits the same text.
 #[test]
 fn inline_assembly() {
     for text in [

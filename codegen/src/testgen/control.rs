@@ -50,7 +50,7 @@ impl Gen<'_> {
         self.value(b, ty.shape(), dtype)
     }
 
-    /// Lower bound, upper bound and step of a loop with at most five iterations, possibly none.
+    /// Lower bound, upper bound and step of a loop with at most six iterations, possibly none.
     fn bounds(&mut self, b: &mut Builder) -> [Value; 3] {
         let lower = b.int(self.rng.range(-1, 1), DType::I32);
         let upper = if self.rng.one_in(3) {
@@ -91,7 +91,7 @@ impl Gen<'_> {
         let shape: &[usize] = self.rng.pick(&[&[8][..], &[16], &[4, 8], &[8, 2]]);
         let elements: usize = shape.iter().product();
         let [lower, upper, step] = self.bounds(b);
-        // At most five iterations that advance by at most this stay inside of the buffer.
+        // At most five advances precede the last load: with at most this delta, they stay inside of the buffer.
         let delta = b.int(self.rng.range(0, ((INPUT_ELEMENTS - elements) / 5) as i64), DType::I32);
         let range = b.arange(0, elements as i64);
         let index = if shape.len() == 1 { range } else { b.reshape(range, shape) };

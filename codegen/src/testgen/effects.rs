@@ -4,15 +4,15 @@ use super::generate::{Gen, literal};
 use crate::ir::{AtomicOp, BinaryOp, Builder, CmpOp, DType, Op, Type, UnaryOp, Value};
 
 impl Gen<'_> {
-    /// An elementary function of multiples of 1/4, in f32 or f64, rounded down to multiples of 1/8. Implementations
-    /// differ in their last bits; [`the test of it`](self::tests) shows that the last bits do not reach the result.
+    /// An elementary function of multiples of 1/4, in f32, rounded down to multiples of 1/8. Implementations differ in
+    /// their last bits; the test in this file shows that these do not change the rounded result.
     pub(super) fn function(&mut self, b: &mut Builder) -> Value {
         let v = self.rng.pick(&self.pool);
         let op = self.rng.pick(FUNCTIONS);
         // GPUs implement elementary functions for f32 only.
         let ty = b.func.ty(v).with_elem(DType::F32);
         let x = b.cast(v, DType::F32);
-        // The compiler sees the bound of the argument, or it does not.
+        // Half of the arguments end with a division, which hides their bound from `analysis::magnitude`.
         let hidden = self.rng.one_in(2);
         rounded_function(b, op, x, &ty, hidden)
     }

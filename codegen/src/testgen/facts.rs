@@ -12,7 +12,7 @@ use crate::verify::stage_of;
 /// Compares every value of a run with the analysis results for it.
 struct Claims {
     axis: Vec<AxisInfo>,
-    /// Per value: dimensions, with the index from which on the value is zero.
+    /// Per value: dimensions, with the index from which the value is zero.
     zero_from: Vec<Vec<(usize, usize)>>,
     broken: Option<String>,
 }
@@ -22,7 +22,7 @@ impl Claims {
         let analysis = AxisAnalysis::new(func);
         let values = || (0..func.num_values() as u32).map(Value);
         let zero_from = |v: Value| {
-            // From the stage of layouts on, views are created next to their uses.
+            // From `Stage::Layout` on, views are created next to their uses.
             let rank = if stage_of(func) == Stage::Tile { 0 } else { func.ty(v).shape().len() };
             let known = |dim| Some((dim, padding::zero_from(func, &analysis, v, dim)?));
             (0..rank).filter_map(known).collect()

@@ -16,7 +16,7 @@ use crate::target::{CompileOptions, Schedule};
 
 /// Largest magnitude of an element of a dot's operands.
 const OPERAND: i64 = 2;
-/// Multiply-adds of all programs together, such that simulating them takes at most one or two seconds.
+/// Maximum number of multiply-adds of all programs together: simulating them takes at most one or two seconds.
 const MAX_WORK: usize = 3 << 20;
 
 /// Random options of a GPU compilation.
@@ -70,7 +70,7 @@ pub(super) struct Gen {
     /// Number of dots left to generate.
     pub dots: usize,
     pub depth: usize,
-    /// Extents, strides and alignments meet the requirements of TMA, so that loads can be warp-specialized.
+    /// Whether extents, strides and alignments meet the requirements of TMA, so that loads can be warp-specialized.
     pub tma_compatible: bool,
 }
 
@@ -157,7 +157,7 @@ fn program(rng: &mut Rng, tma_compatible: bool) -> Option<Program> {
         depth: 0,
         tma_compatible,
     };
-    // The following code draws from its own generator.
+    // `g` draws from a copy of the generator; this advances the original.
     rng.next_u64();
     g.body(&mut b);
     b.ret();
@@ -358,7 +358,8 @@ impl Gen {
         tile
     }
 
-    /// Operand a (0) or b (1) of a dot: `shape` of a new matrix at these indices, of which the loop covers `extents`.
+    /// Loads operand a (0) or b (1) of a dot: the block of this shape, at these indices, of a new matrix with these
+    /// extents.
     fn operand(
         &mut self,
         b: &mut Builder,
@@ -476,7 +477,7 @@ impl Gen {
         results
     }
 
-    /// One to three updates of the accumulators, at step `k` of `steps`.
+    /// Generates one or two updates of the accumulators, at step `k` of `steps`.
     fn statements(&mut self, b: &mut Builder, acc: &[Value], k: Value, steps: usize) -> Vec<Value> {
         let mut acc = acc.to_vec();
         for i in 0..self.rng.range(1, 2) {
@@ -502,7 +503,7 @@ impl Gen {
         self.counted_loop(b, acc, steps, |g, b, k, carried| g.statements(b, carried, k, steps.max(1)))
     }
 
-    /// Alternates between two computations.
+    /// Generates a branch on the parity of `k`: one of its sides, or both, has a dot.
     fn branch(&mut self, b: &mut Builder, acc: &[Value], k: Value, steps: usize) -> Vec<Value> {
         let (two, zero) = (b.int(2, DType::I32), b.int(0, DType::I32));
         let parity = b.binary(BinaryOp::Rem, k, two);

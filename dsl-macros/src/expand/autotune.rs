@@ -155,7 +155,8 @@ fn launch(f: &ItemFn, signature: &Signature, autotune: &Autotune) -> TokenStream
                 self.launch_tuned_with(#device, &#private::LaunchConfig::new(0), #grid)
             }
 
-            /// As `launch_tuned`, with options; grid, warps, stages and registers in them are ignored.
+            /// As `launch_tuned`, with options. Their grid, warps and stages are ignored; their registers and schedule
+            /// apply where the configuration sets none.
             ///
             /// # Errors
             /// As for `launch_tuned`.

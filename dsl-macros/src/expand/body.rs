@@ -109,7 +109,7 @@ impl Body {
         self.bind(pat.to_token_stream(), ty, &init.expr, literals)
     }
 
-    /// `let pat: ty = expr;`, where the expression may assign variables of its surroundings.
+    /// Expands `let pat: ty = expr;`, where the expression may assign outer variables.
     pub fn bind(&mut self, pat: TokenStream, ty: Option<&Type>, expr: &Expr, literals: Literals) -> TokenStream {
         let ty = ty.map(|ty| quote!(: #ty));
         if matches!(expr, Expr::If(_) | Expr::Match(_) | Expr::Block(_)) && !assigned_in_expr(expr).is_empty() {
@@ -478,7 +478,7 @@ impl Body {
     }
 }
 
-/// `place = value;`, with the language's error message if the types differ.
+/// Expands `place = value;`, with the language's error message if the types differ.
 fn assignment(place: &Expr, left: &TokenStream, value: &TokenStream, span: Span) -> TokenStream {
     if !matches!(place, Expr::Path(_) | Expr::Field(_)) {
         return quote!(#left = #value;);
@@ -496,7 +496,7 @@ pub enum Literals {
     Keep,
 }
 
-/// Expressions that are statements without a value.
+/// Whether an expression may be a statement without a value.
 pub fn is_statement_like(expr: &Expr) -> bool {
     matches!(expr, Expr::If(_) | Expr::ForLoop(_) | Expr::While(_) | Expr::Block(_) | Expr::Match(_))
 }

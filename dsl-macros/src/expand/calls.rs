@@ -212,7 +212,7 @@ impl Body {
         }
     }
 
-    /// A list with a conversion of each element.
+    /// Expands a list, with a conversion of each element.
     fn list(&mut self, value: &Expr, each: TokenStream, whole: &str) -> TokenStream {
         let span = value.span();
         if let Expr::Array(array) = value {
@@ -242,7 +242,7 @@ impl Body {
         quote_spanned!(span=> #lang::index::#whole(#value))
     }
 
-    /// A keyword of a fixed set, or an expression of the enum's type.
+    /// Expands a keyword of a fixed set, or an expression of the enum's type.
     fn word(&mut self, words: &'static EnumWords, value: &Expr) -> TokenStream {
         let span = value.span();
         let lang = lang(span);

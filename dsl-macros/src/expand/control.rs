@@ -17,7 +17,7 @@ struct Yield<'a> {
     value: bool,
 }
 
-/// Tuples with more than this number of carried variables have no impl.
+/// Maximum number of carried variables: larger tuples have no impl.
 const MAX_CARRIED: usize = 19;
 
 impl Body {
@@ -58,7 +58,7 @@ impl Body {
         }
     }
 
-    /// Expands a control expression inside of another expression.
+    /// Expands a control expression inside another expression.
     pub fn nested_control(&mut self, expr: &Expr) -> TokenStream {
         if let Some(name) = assigned_in_expr(expr).first() {
             return self.reject(
@@ -89,7 +89,7 @@ impl Body {
         }
     }
 
-    /// The statements and last expression of a block that assigns nothing outside.
+    /// Expands a block that assigns no outer variable: its statements and last expression.
     fn value_of(&mut self, block: &Block) -> TokenStream {
         match block.stmts.split_last() {
             Some((Stmt::Expr(last, None), before)) => {
@@ -101,8 +101,8 @@ impl Body {
         }
     }
 
-    /// A block that ends with the tuple of yielded values. Assigned variables are copied first, so that branches do not
-    /// see each other's assignments.
+    /// Expands a block so that it ends with the tuple of yielded values. Assigned variables are copied first, so that
+    /// branches do not see each other's assignments.
     fn yielding(&mut self, block: &Block, result: Yield) -> TokenStream {
         let vars = result.vars;
         let copies = if vars.is_empty() { quote!() } else { quote!(let (#(mut #vars,)*) = (#(#vars,)*);) };
@@ -124,12 +124,12 @@ impl Body {
         }
     }
 
-    /// Statements whose last expression has no value, or an unused one.
+    /// Expands statements whose last expression has no value, or an unused one.
     fn unit_statements(&mut self, stmts: &[Stmt]) -> TokenStream {
         self.statements(stmts)
     }
 
-    /// `if` as a call that returns the tuple of yielded values.
+    /// Expands `if` to a call that returns the tuple of yielded values.
     fn branch(&mut self, e: &ExprIf, result: Yield) -> TokenStream {
         let condition = self.condition(&e.cond);
         let then = self.yielding(&e.then_branch, result);
@@ -148,7 +148,7 @@ impl Body {
         call_branch(e.if_token.span(), &condition, &names, &then, &otherwise)
     }
 
-    /// `if` as a call that returns the value of its branches, which assign nothing.
+    /// Expands `if` to a call that returns the value of its branches, which assign nothing.
     fn branch_value(&mut self, e: &ExprIf) -> TokenStream {
         let condition = self.condition(&e.cond);
         let then = self.value_of(&e.then_branch);
@@ -159,7 +159,7 @@ impl Body {
         call_branch(e.if_token.span(), &condition, &[String::new()], &then, &otherwise)
     }
 
-    /// `if` at the end of a function: its branches may assign, but the values are unused.
+    /// Expands `if` at the end of a function: its branches may assign, but the values are unused.
     pub fn tail_if(&mut self, e: &ExprIf) -> TokenStream {
         let condition = self.condition(&e.cond);
         let vars = assigned_in_expr(&Expr::If(e.clone()));

@@ -66,7 +66,7 @@ fn value(p: &Param, default: &Expr) -> TokenStream {
     }
 }
 
-/// A number as a float: `1` stands for 1.0.
+/// Converts a number literal to a float literal: `1` to `1.0`.
 fn float(number: &Expr) -> TokenStream {
     match number {
         Expr::Lit(ExprLit { lit: Lit::Int(int), .. }) if int.suffix().is_empty() => {

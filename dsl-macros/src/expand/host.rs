@@ -26,7 +26,7 @@ pub struct Lists<'s> {
     pub names: Vec<&'s Ident>,
     /// A `KernelArg` per parameter that is passed at a launch.
     pub args: Vec<TokenStream>,
-    /// A key word per constant, and its value from a variable with the constant's name.
+    /// For each constant: its key, its value from a variable with the constant's name, and its name.
     pub keys: Vec<TokenStream>,
     pub values: Vec<TokenStream>,
     pub constants: Vec<&'s Ident>,

@@ -1,4 +1,4 @@
-//! Finds the variables of its surroundings that a piece of code assigns: the state of a loop or a branch.
+//! Finds the outer variables that a piece of code assigns: the state of a loop or a branch.
 
 use super::calls::named_argument;
 use proc_macro2::Ident;

@@ -16,8 +16,9 @@ pub struct Autotune {
     /// Instead of `tuned` and `configs`: the static of another kernel's configurations.
     pub shared: Option<ExprPath>,
     pub key: Vec<Key>,
-    /// The function that computes the default configuration, and the shipped tables.
+    /// The function that computes the default configuration.
     pub default: Option<Expr>,
+    /// The tables that ship with the kernel.
     pub tables: Option<Expr>,
 }
 
@@ -37,7 +38,7 @@ pub struct Config {
 /// An entry of the key.
 pub struct Key {
     pub name: Ident,
-    /// Whether its size counts (the next power of two), not its value.
+    /// Whether the key contains its size (the next power of two) instead of its value.
     pub size: bool,
 }
 
@@ -203,7 +204,7 @@ fn read_config(
             Err(error) => errors.push(error),
         }
     }
-    // An erroneous configuration is not compared with the others.
+    // A configuration with errors is not compared with the others.
     if errors.len() > known {
         return config;
     }

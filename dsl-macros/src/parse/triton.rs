@@ -218,7 +218,7 @@ fn is_value(token: &TokenTree) -> bool {
     }
 }
 
-/// Whether the tokens are the guard of a `match` arm.
+/// Whether the tokens, up to the next `,` or `;`, contain `=>`: then they start with the guard of a `match` arm.
 fn has_arrow(tokens: &[TokenTree]) -> bool {
     let end = tokens.iter().position(|t| matches!(t, TokenTree::Punct(p) if matches!(p.as_char(), ',' | ';')));
     let tokens = &tokens[..end.unwrap_or(tokens.len())];

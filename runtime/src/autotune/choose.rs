@@ -62,6 +62,7 @@ pub struct Options {
 }
 
 impl Options {
+    /// Options with this time limit for one kernel and key, and 10 seconds for one run of a candidate.
     pub fn new(budget: Duration) -> Options {
         Options { budget, remeasure: false, kernel: None, limit: Duration::from_secs(10), log: None }
     }
@@ -72,7 +73,8 @@ thread_local! {
     static REQUESTED: RefCell<Option<(Options, Vec<Report>)>> = const { RefCell::new(None) };
 }
 
-/// Runs `f`; launches in it, on this thread, tune their kernel first. Also returns the measurements.
+/// Runs `f`; launches in it, on this thread, tune their kernel first. Returns the result of `f`, and one report per
+/// tuning run.
 pub fn tuning<R>(options: &Options, f: impl FnOnce() -> R) -> (R, Vec<Report>) {
     /// Restores the previous request, after a panic too.
     struct Restore(Option<(Options, Vec<Report>)>);
@@ -101,10 +103,10 @@ fn requested_options(kernel: &str) -> Result<Option<Options>> {
     Ok(options.filter(|options| options.kernel.as_deref().is_none_or(|only| only == kernel)))
 }
 
-/// Key of [`CHOICES`]: kernel, device, element types, tuning key.
+/// Key of [`CHOICES`]: kernel, device, element types, and the values of the autotuning key.
 type ChoiceKey = SmallVec<[u64; 16]>;
 
-/// Choices of this process.
+/// Choices that this process has made.
 static CHOICES: LazyLock<RwLock<HashMap<ChoiceKey, Arc<Choice>>>> = LazyLock::new(RwLock::default);
 
 fn choice_key(autotune: &'static Autotune, device: &Device, dtypes: &[DType], key: &[u64]) -> ChoiceKey {
@@ -136,7 +138,7 @@ pub fn current_choices() -> Vec<Arc<Choice>> {
 }
 
 /// Returns the configuration for a launch. `key_parts` gives the named parts of `key`, which must differ if they differ;
-/// `attempt` prepares what a launch with a configuration needs.
+/// `attempt` builds the launch of a configuration.
 ///
 /// # Errors
 /// An invalid `TILEWRIGHT_TUNE`; during requested tuning: no candidate runs, or the device is lost.
@@ -169,11 +171,10 @@ pub fn choose(
 }
 
 impl Choice {
-    /// Returns the configuration to launch after this choice failed: the default, if the choice was made for other
-    /// sizes or on another machine.
+    /// Returns the configuration to launch after this choice failed to compile or to load: the default.
     ///
     /// # Errors
-    /// `error`, if there is nothing else to try or the error does not depend on the configuration.
+    /// `error`, if this choice is the default already, or if the error does not depend on the configuration.
     pub fn fallback(&self, error: Error) -> Result<Arc<Choice>> {
         let depends_on_config =
             matches!(error, Error::SharedMemory { .. } | Error::TooManyThreads { .. } | Error::Kernel(_));
@@ -208,7 +209,7 @@ impl Search<'_> {
         }
         let saved_choices = saved_choices.renamed(self.autotune.def);
         let shipped = self.shipped();
-        // Recording the kernel is only needed to tune, or to compare with a stored choice.
+        // The kernel is recorded only for tuning, or for comparison with a stored choice.
         let wanted = match options.is_some() || saved_choices.exact(kernel, &key).is_some() {
             true => Some(self.entry(key.clone(), attempt)?),
             false => None,

@@ -10,11 +10,11 @@ use tilewright_codegen::num;
 /// by little, the error of its part by much.
 const CHUNK_ELEMENTS: usize = 256;
 
-/// Maximum number of bytes compared per output. Fetching and comparing more would take longer than the runs to be
+/// Maximum number of bytes compared per output: downloading and comparing more would take longer than the runs to be
 /// timed.
 const MAX_COMPARED_BYTES: usize = 64 << 20;
 
-/// Bytes of a window: several rows or tiles of most outputs.
+/// Bytes of a compared window: several rows or tiles of most outputs.
 const RANGE_BYTES: usize = 64 << 10;
 
 /// The byte ranges of an output of `len` bytes that are compared: all of it, or, if that exceeds the limit, windows at
@@ -32,8 +32,8 @@ pub(super) fn compared_ranges(len: usize) -> Vec<Range<usize>> {
     (0..count).map(|i| start(i)..start(i) + RANGE_BYTES).collect()
 }
 
-/// Maximum relative error between outputs that differ only in the order of summation. `types` are those of all the
-/// kernel's memory: rounding to a small type in an intermediate result shows in large types too.
+/// Maximum relative error between outputs that differ only in the order of summation. `types` are the element types of
+/// all memory arguments: an intermediate result that is rounded to a narrow type affects outputs of wider types, too.
 pub(super) fn tolerance(types: impl Iterator<Item = DType>) -> f64 {
     let of = |dtype: DType| match dtype {
         DType::F8E4M3 | DType::F8E5M2 => 0.2,
@@ -121,7 +121,7 @@ mod tests {
             (compared_ranges(MAX_COMPARED_BYTES).len(), compared_ranges(MAX_COMPARED_BYTES)[0].clone()),
             (1, 0..MAX_COMPARED_BYTES)
         );
-        // An odd number of bytes of f32, f64 or bf16.
+        // One element of f32, f64 or bf16 more than a multiple of `RANGE_BYTES`.
         for len in [MAX_COMPARED_BYTES + 4, MAX_COMPARED_BYTES + RANGE_BYTES + 8, 10 * MAX_COMPARED_BYTES + 2] {
             let windows = compared_ranges(len);
             assert_eq!(windows.iter().map(Range::len).sum::<usize>(), MAX_COMPARED_BYTES);

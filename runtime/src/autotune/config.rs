@@ -2,7 +2,7 @@
 //!
 //! Both are comma-separated lists, as on the command line: a configuration
 //! `q_tile=64,k_tile=128,num_warps=4,num_stages=2`, a key `T=bf16,d=64,causal=true,n_q<=16384`. `=` is an exact value;
-//! `<=` is a size bucket, which covers all sizes above half of it.
+//! `<=` is a size bucket, which covers the sizes above half of it, up to it.
 
 use std::fmt;
 
@@ -23,14 +23,14 @@ pub struct Autotune {
     pub configs: &'static [ConfigDef],
     /// Names of the arguments and constants in the key; element types are always part of the key.
     pub key: &'static [&'static str],
-    /// The default configuration; without it the first one.
+    /// Computes the default configuration; if `None`, it is the first of `configs`.
     pub default: Option<fn(&Problem) -> Config>,
     /// Texts of [`Table`](super::Table)s that ship with the kernel.
     pub tables: &'static [&'static str],
 }
 
-/// For `#[autotune(configs = OTHER_AUTOTUNE)]` above a kernel with these constants and this key: `other`, whose
-/// configurations the kernel shares.
+/// Returns `other`, whose configurations a kernel with `#[autotune(configs = OTHER_AUTOTUNE)]` shares. Checks that they
+/// set only `constants` of that kernel, none of which is in its `key`.
 ///
 /// # Panics
 /// Those configurations do not fit the kernel; evaluated at compile time.
@@ -64,7 +64,7 @@ const fn is_among(name: &str, names: &[&str]) -> bool {
     false
 }
 
-/// A configuration in the source.
+/// A configuration as written in `#[autotune]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConfigDef {
     /// One value for each of [`Autotune::tuned`].
@@ -94,7 +94,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// With this value of a constant.
+    /// Sets a constant.
     pub fn set(mut self, name: &'static str, value: impl Constexpr) -> Config {
         self.constants.retain(|(other, _)| *other != name);
         self.constants.push((name, value.to_const()));
@@ -164,7 +164,7 @@ impl fmt::Display for Config {
 }
 
 impl Autotune {
-    /// The configurations of the source, in order.
+    /// The configurations that `#[autotune]` lists, in order.
     pub fn configs(&self) -> impl Iterator<Item = Config> + '_ {
         self.configs.iter().map(|def| {
             let default = Config::default();
@@ -178,7 +178,7 @@ impl Autotune {
         })
     }
 
-    /// The default configuration.
+    /// The result of [`Autotune::default`], else the first configuration; the compiler's defaults if there is neither.
     pub fn default_config(&self, problem: &Problem) -> Config {
         let declared = self.default.map(|default| default(problem));
         declared.or_else(|| self.configs().next()).unwrap_or_default()
@@ -216,7 +216,7 @@ impl Autotune {
     /// Parses the text form of a [`Config`].
     ///
     /// # Errors
-    /// Why the text is no configuration of this kernel.
+    /// The reason why the text is not a configuration of this kernel.
     pub fn parse_config(&self, text: &str) -> Result<Config, String> {
         let mut config = Config::default();
         for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
@@ -273,7 +273,7 @@ pub struct KeyPart {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum KeyValue {
-    /// A constant of the kernel, or a `bool`.
+    /// The value of a constant, or of a `bool` argument.
     Exact(ConstValue),
     /// The [`size_bucket`] of an integer argument.
     Size(u64),

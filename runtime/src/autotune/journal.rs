@@ -1,7 +1,7 @@
 //! The log of a tuning run: one JSON object per line, each on disk before the next step begins.
 //!
-//! A later run of the same job reads it: dropped candidates stay dropped, times count, and a candidate at which the log
-//! ends (and so the process ended) gets one more try. Lines that do not parse, for example a last one that was cut
+//! A later run of the same job reads it: dropped candidates stay dropped, times are kept, and a candidate at which the
+//! log ends (and so the process ended) gets one more try. Lines that do not parse, for example a last one that was cut
 //! short, are skipped. A log that another user can write is neither read nor written.
 
 use std::fs::File;
@@ -11,19 +11,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::cache::owned::{self, Unusable};
 
-/// One line.
+/// One event, stored as one line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// The job: device, kernel, key, and the versions of both. A log of another job is overwritten.
+    /// The job: device, kernel, key, compiler version, and hash of the kernel's IR. A log of another job is
+    /// overwritten.
     Job(String),
     /// A candidate is about to run for the first time.
     Start(String),
-    /// It ran and agrees with the first candidate: its maximum relative error.
+    /// A candidate ran, and its outputs agree with the first candidate's up to this maximum relative error.
     Agrees { config: String, error: f64 },
-    /// It is not tried again.
+    /// A candidate is not tried again.
     Dropped { config: String, why: String },
-    /// Times of one round, in milliseconds.
+    /// Times of one candidate in one round, in milliseconds.
     Times { config: String, ms: Vec<f64> },
     /// The run is complete.
     Chosen { config: String, median_ms: f64 },
@@ -32,7 +33,7 @@ pub enum Event {
 /// Maximum size of a log; larger files are not read.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// How often a process may end while it runs a candidate.
+/// Number of times that a process may end while it runs a candidate before the candidate is dropped.
 const TRIES: usize = 2;
 
 /// A log on disk, or only in memory if it cannot be stored.

@@ -22,7 +22,8 @@ use crate::launch::CompiledKernel;
 /// Maximum scratch memory of a program on the CPU: the tiles of larger ones do not fit into the caches.
 const MAX_ARENA_BYTES: u64 = 4 << 20;
 
-/// Proxy for the code size of a candidate, to order the candidates of one kernel: tile elements per warp.
+/// Estimates the code size of a candidate relative to the kernel's others: the elements of its tiles per warp, as the
+/// product of its positive integer constants over `num_warps`.
 pub(super) fn elements_per_warp(config: &Config) -> u64 {
     let extents = config.constants.iter().filter_map(|(_, value)| match value {
         ConstValue::Int(n) => u64::try_from(*n).ok().filter(|&n| n > 0),
@@ -35,14 +36,15 @@ pub(super) fn elements_per_warp(config: &Config) -> u64 {
 /// deadline: at most one load is in progress when it passes.
 pub(super) struct LoadGate {
     pub deadline: Instant,
-    /// Whether a candidate is loaded: before that, the deadline does not apply.
+    /// Whether any candidate is loaded; before that, the deadline does not apply.
     pub any_loaded: AtomicBool,
     /// Locked during a load. The slowest load so far, in seconds per byte of code: an estimate for the next one.
     pub slowest_load: Mutex<f64>,
 }
 
 impl LoadGate {
-    /// Whether a candidate is past the deadline. The default never is: a launch of the kernel loads it anyway.
+    /// Whether the deadline has passed for a candidate: never for the default, which a launch of the kernel loads
+    /// anyway.
     fn is_closed(&self, index: usize) -> bool {
         self.is_too_late(index, 0.0)
     }
@@ -54,7 +56,7 @@ impl LoadGate {
     }
 }
 
-/// One compilation. Owns its data, because its thread may outlive the tuning run.
+/// One compilation. It owns its inputs, because it may outlive the tuning run.
 pub(super) struct CompileTask {
     pub index: usize,
     pub name: String,
@@ -67,7 +69,7 @@ pub(super) struct CompileTask {
 }
 
 impl CompileTask {
-    /// The loaded kernel; `None` past the deadline.
+    /// Compiles and loads the kernel; returns `None` past the deadline.
     fn run(&self) -> Result<Option<CompiledKernel>, String> {
         if self.gate.is_closed(self.index) {
             return Ok(None);
@@ -114,8 +116,8 @@ impl CompileTask {
     }
 }
 
-/// Runs the tasks on as many threads as there are CPUs. The threads are detached: they exit when no tasks
-/// are left or the receiver is dropped.
+/// Runs the tasks on as many threads as there are CPUs. The threads end when no task is left, or when the receiver is
+/// dropped.
 pub(super) fn spawn(tasks: VecDeque<CompileTask>) -> Receiver<(usize, Result<Option<CompiledKernel>, String>)> {
     let (sender, receiver) = channel();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(tasks.len());

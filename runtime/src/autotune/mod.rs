@@ -4,9 +4,9 @@
 //! the best one depends, the *key*. A launch without a configuration uses the first of these that exists:
 //!
 //! 1. what this machine measured before, for the same device, key, kernel and compiler (on disk, `store.rs`);
-//! 2. the entry of a table that ships with the kernel (`table.rs`), for the same device and key;
-//! 3. a measurement now, if it was requested ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
-//! 4. the nearest entry of 1 and 2: equal except for the sizes, none of which is more than 16 times the other;
+//! 2. a measurement now, if it was requested ([`tuning`], or `TILEWRIGHT_TUNE=seconds`);
+//! 3. the entry of a table that ships with the kernel (`table.rs`), for the same device and key;
+//! 4. the nearest entry of 1 and 3: its key is equal except for sizes, each within a factor of 16;
 //! 5. the kernel's default.
 //!
 //! A measurement (`tuner.rs`) compiles the candidates in parallel (`load.rs`), drops those that cannot fit, checks each

@@ -60,7 +60,7 @@ pub(super) fn save_choice(cache: &Cache, device: &DeviceId, entry: &Entry) {
     }
 }
 
-/// The directory below the cache's that has one directory per kernel.
+/// Name of the directory in the cache directory that has one subdirectory per kernel.
 const FOLDER: &str = "tuned";
 const EXTENSION: &str = ".json";
 

@@ -53,7 +53,7 @@ impl Table {
     /// Parses a table.
     ///
     /// # Errors
-    /// Why the text is no table.
+    /// The reason why the text is not a table of this format and version.
     pub fn parse(text: &str) -> Result<Table, String> {
         let table: Table = serde_json::from_str(text).map_err(|error| format!("it is not a tuning table: {error}"))?;
         if table.format != FORMAT {

@@ -51,9 +51,9 @@ pub enum Outcome {
         median_ms: f64,
         runs: usize,
     },
-    /// It does not fit, does not run, or computes a different result.
+    /// The candidate does not fit, does not run, or computes a different result; the reason.
     Dropped(String),
-    /// The time limit was reached before it was timed.
+    /// The time limit was reached before the candidate was timed.
     Unfinished,
 }
 
@@ -72,6 +72,7 @@ pub struct Report {
     pub candidates: Vec<Candidate>,
     /// The best configuration, and its median in milliseconds.
     pub chosen: (Config, f64),
+    /// Duration of the tuning run.
     pub seconds: f64,
 }
 
@@ -91,7 +92,7 @@ const LOADING_SHARE: f64 = 0.7;
 /// Rounds of timing; in each, every remaining candidate runs for [`ROUND_MS`].
 const ROUNDS: usize = 5;
 const ROUND_MS: f64 = 20.0;
-/// Runs of one candidate in one round.
+/// Minimum and maximum number of runs of one candidate in one round.
 const RUNS_PER_ROUND: (usize, usize) = (3, 200);
 /// A candidate slower than the best one by this factor is dropped.
 const MAX_SLOWDOWN: f64 = 1.25;
@@ -191,7 +192,7 @@ impl Run<'_> {
         }
     }
 
-    /// Work that the caller queued must end before the scratch memory is filled from its results.
+    /// Waits for the work that the caller queued, whose results may be copied to scratch memory.
     fn synchronize_caller(&self) -> Result<()> {
         if let Some(stream) = &self.job.base.stream {
             stream.synchronize()?;
@@ -199,9 +200,10 @@ impl Run<'_> {
         self.job.device.synchronize()
     }
 
-    /// Compiles all candidates on all CPUs and loads them, the default and small ones first. When its part of the time
-    /// limit is over, the default is done and something is loaded, no further load begins, and the load in progress is
-    /// not waited for. A load does not begin either if, estimated from earlier loads, it would take too long.
+    /// Compiles all candidates on all CPUs and loads them, the default and small ones first. Ends when
+    /// [`LOADING_SHARE`] of the time limit is used, the default is compiled and any candidate is loaded: then no
+    /// further load begins, and this does not wait for the load in progress. A load that would end after that time,
+    /// estimated from earlier loads, does not begin either.
     fn compile(&mut self) {
         let mut order: Vec<usize> = (0..self.trials.len()).collect();
         // The first one is the default. The sort is stable.
@@ -347,7 +349,7 @@ impl Run<'_> {
             let args = self.trials[index].attempt.as_ref().map(|attempt| &attempt.args[..]).unwrap_or_default();
             self.scratch = Some(Scratch::new(self.job.device, args, types)?);
         }
-        // Just allocated; every attempt uses the same memory.
+        // Allocated above; every attempt uses the same memory.
         self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report"))
     }
 
@@ -473,7 +475,7 @@ impl Run<'_> {
     }
 }
 
-/// The memory arguments among the passed arguments.
+/// Element type and access of one memory argument.
 #[derive(Clone, Copy)]
 struct MemoryType {
     dtype: DType,
@@ -481,7 +483,7 @@ struct MemoryType {
     writes: bool,
 }
 
-/// One entry per passed argument; `None` for numbers.
+/// Types of the passed arguments, one entry each; `None` for numbers.
 fn memory_types(job: &Job) -> Vec<Option<MemoryType>> {
     let of = |kind: ParamKind| {
         let (elem, reads, writes) = match kind {
@@ -544,7 +546,7 @@ impl Scratch {
         Ok(Scratch { device: device.clone(), buffers })
     }
 
-    /// Copies of the caller's memory for what the kernel reads; NaN for what it only writes.
+    /// Copies the caller's memory where the kernel reads; fills memory that it only writes with 0xff bytes (NaN).
     fn fill(&mut self) -> Result<()> {
         for ScratchBuffer { memory, caller_address, buffer, .. } in &mut self.buffers {
             match memory.reads {

@@ -21,7 +21,7 @@ pub(super) struct Entry {
     shard: usize,
     name: String,
     pub bytes: u64,
-    /// Seconds and nanoseconds.
+    /// Time of the last use: seconds and nanoseconds since 1970.
     used: (i64, i64),
 }
 
@@ -72,7 +72,7 @@ impl Entries {
         self.list.iter().map(|entry| entry.bytes).sum()
     }
 
-    /// Removes one; returns whether this call did it.
+    /// Removes one file; returns whether this call removed it.
     ///
     /// # Errors
     /// The file system's error, with the file's path.
@@ -85,7 +85,7 @@ impl Entries {
         }
     }
 
-    /// Removes all; returns the number of entries.
+    /// Removes all files; returns the number of entries among them.
     pub fn clear(&self) -> Result<usize, (String, io::Error)> {
         self.abandoned.iter().try_for_each(|file| self.remove(file).map(drop))?;
         self.list.iter().try_fold(0, |count, entry| Ok(count + usize::from(self.remove(entry)?)))

@@ -10,8 +10,8 @@ use tilewright_codegen::{compiler_id, text};
 ///
 /// The inputs are the compiler with its LLVM, the target (a CPU with all its features), options, the function's text,
 /// and the source locations that are in the code. The text has no locations: a kernel that moves in its file keeps its
-/// entry, unless it contains an assertion. (The one location in the manifest is the kernel's own; the reader of the
-/// cache sets it.)
+/// entry, unless it contains an assertion or assumption. (The one location in the manifest is the kernel's own; the
+/// reader of the cache sets it.)
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(pub(super) [u8; 32]);
 

@@ -92,8 +92,8 @@ impl Cache {
     }
 
     /// Limits the total size of the entries after each write; `u64::MAX` is no limit. Each further process that writes
-    /// at the same time may exceed it by a sixteenth of it, or by one entry, before one of them computes the size
-    /// again.
+    /// at the same time may exceed the limit by a sixteenth, or by one entry, before one of the processes computes the
+    /// size again.
     pub fn max_bytes(mut self, max_bytes: u64) -> Cache {
         self.max_bytes = max_bytes;
         self
@@ -157,8 +157,8 @@ impl Cache {
         warnings.iter().map(|(_, message)| message.clone()).collect()
     }
 
-    /// The directory `below` the cache's, a list of path components, for other files that this user stores; it is
-    /// created if missing. `None` if there is no usable cache. Its contents do not count towards the limit.
+    /// The directory at the path components `below` in the cache directory, for other files of this user; created if
+    /// missing. `None` if there is no usable cache. Its contents do not count towards the limit.
     pub fn folder(&self, below: &[&str]) -> Option<PathBuf> {
         Some(self.make(below)?.path().to_path_buf())
     }
@@ -210,7 +210,8 @@ impl Cache {
         Error::Io { operation, path: dir.display().to_string(), message: why.to_string() }
     }
 
-    /// The directory `below` the cache's; `None`, with a warning, if it cannot be used.
+    /// Opens the directory at the path components `below` in the cache directory; `None`, with a warning, if it cannot
+    /// be used.
     pub(crate) fn open(&self, below: &[&str]) -> Option<Folder> {
         self.usable(Folder::open(self.dir.as_deref()?, below, self.user))
     }
@@ -239,7 +240,7 @@ impl Cache {
         None
     }
 
-    /// Evicts entries so that one of this size fits; returns whether there can be enough space.
+    /// Evicts entries so that a new one of `bytes` bytes fits; returns false if the limit is too small for it.
     ///
     /// Listing all entries takes time if there are many. So it is done at the first entry of a process, and when the
     /// process has stored a sixteenth of the limit since.

@@ -61,7 +61,7 @@ impl From<io::Error> for Unusable {
     }
 }
 
-/// Why something of this owner and mode is not owned by `user`; `None` if it is.
+/// Why a file or directory of this owner and mode does not count as owned by `user`; `None` if it does.
 fn permission_problem(owner: u32, mode: u32, user: u32) -> Option<String> {
     if owner != user {
         return Some(format!("belongs to user {owner}, but this process runs as user {user}"));
@@ -104,7 +104,7 @@ pub(crate) struct Folder {
 pub(crate) const TEMPORARY: &str = ".tmp-";
 
 impl Folder {
-    /// Opens the directory `below` the directory `root`, component by component; each of them must be owned by `user`.
+    /// Opens the directory at the path components `below` in `root`, one after the other; each must be owned by `user`.
     pub fn open(root: &Path, below: &[&str], user: u32) -> Result<Folder, Unusable> {
         // Without a trailing slash, which would make the system follow a link.
         let root: PathBuf = root.components().collect();
@@ -150,7 +150,7 @@ impl Folder {
         open_folder(&self.descriptor, Path::new(name), self.path.join(name), self.user)
     }
 
-    /// Its path, for messages and for access by path.
+    /// The directory's path, for messages and for access by path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -172,7 +172,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Tests whether something can be written.
+    /// Tests whether a file can be written in the directory.
     ///
     /// # Errors
     /// The file system's error.
@@ -180,7 +180,7 @@ impl Folder {
         (&Temporary::new(self)?.file).write_all(b"tilewright")
     }
 
-    /// All names in it that are valid UTF-8.
+    /// Names of all files and directories in the directory that are valid UTF-8.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.descriptor)? {
@@ -193,12 +193,12 @@ impl Folder {
         Ok(names)
     }
 
-    /// Metadata of a name in it, without following links.
+    /// Metadata of the file or directory with this name, without following links.
     pub fn stat(&self, name: &str) -> io::Result<Stat> {
         Ok(rustix::fs::statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Removes a name that is not a directory.
+    /// Removes a file.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.descriptor, name, AtFlags::empty())?)
     }

@@ -1,4 +1,4 @@
-//! Whatever happens to an entry or its directory, a lookup returns the correct artifact or none.
+//! A lookup returns the correct artifact or none, in every state of an entry and its directory.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -21,7 +21,8 @@ pub(crate) struct Cuda {
     /// `GPU 0 (NVIDIA H200)`.
     pub(crate) label: String,
     recent: Mutex<VecDeque<Arc<str>>>,
-    /// Maximum of the peaks of the intervals before the last trim of the pools, since counting began.
+    /// Maximum peak, in bytes, of the intervals that ended with a trim of the pools, since the last
+    /// [`Cuda::reset_pool_peak`].
     peak_before: AtomicU64,
 }
 

@@ -12,7 +12,7 @@ const LIBRARY_NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 #[cfg(windows)]
 const LIBRARY_NAMES: [&str; 2] = ["cuda.dll", "nvcuda.dll"];
 
-/// The newest driver function that this crate calls: it came with CUDA 12.0.
+/// The newest driver function that this crate needs: it came with CUDA 12.0. Newer functions have a fallback.
 const NEWEST_SYMBOL: &[u8] = b"cuTensorMapEncodeTiled\0";
 
 /// Loads and initializes the driver at the first call. Returns its CUDA version as major × 1000 + minor × 10.

@@ -18,7 +18,8 @@ const CHECK_THRESHOLD: usize = 32 << 20;
 /// Bytes that allocations have to leave available.
 static RESERVE: AtomicUsize = AtomicUsize::new(0);
 
-/// From now on, large allocations that would leave less than `bytes` available fail.
+/// Makes later allocations of 32 MiB or more fail if they would leave fewer than `bytes` bytes of host memory
+/// available.
 pub fn reserve_host_memory(bytes: usize) {
     RESERVE.store(bytes, Ordering::Relaxed);
 }
@@ -26,7 +27,7 @@ pub fn reserve_host_memory(bytes: usize) {
 /// Checks that the system can provide `bytes` bytes of host memory now.
 ///
 /// # Errors
-/// Both numbers.
+/// [`Error::HostMemoryShort`], with the needed and the available bytes.
 pub fn check_host_memory(bytes: f64) -> Result<()> {
     match available_bytes() {
         Some(available) if bytes > available => Err(Error::HostMemoryShort { needed: bytes, available }),
@@ -34,7 +35,7 @@ pub fn check_host_memory(bytes: f64) -> Result<()> {
     }
 }
 
-/// Whether the system has `times` × `bytes` available: far from any limit.
+/// Whether more than `times` × `bytes` bytes of host memory are available; true if the system does not report it.
 pub fn has_ample_host_memory(bytes: f64, times: f64) -> bool {
     available_bytes().is_none_or(|available| times * bytes < available)
 }
@@ -106,7 +107,7 @@ fn group_headroom(folder: &Path, names: &Names) -> Option<u64> {
 }
 
 thread_local! {
-    /// This thread returns an error if an allocation fails.
+    /// Whether the caller of the current allocation on this thread reports its failure as an error.
     static CALLER_HANDLES_FAILURE: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -109,6 +109,8 @@ impl Drop for Memory {
     }
 }
 
+/// The pointer to host memory at `address`.
+///
 /// # Safety
 /// `address` must be that of host memory whose provenance was exposed.
 unsafe fn host(address: u64) -> *mut u8 {

@@ -121,7 +121,7 @@ impl Device {
         }
     }
 
-    /// Whether this is a GPU.
+    /// Whether this is a GPU; false for a simulated one.
     pub fn is_cuda(&self) -> bool {
         matches!(*self.0, Inner::Cuda(_))
     }
@@ -153,7 +153,7 @@ impl Device {
         }
     }
 
-    /// The CPU to compile native code for; `None` on a GPU.
+    /// The CPU to compile native code for; `None` for a real or simulated GPU.
     pub fn host_cpu(&self) -> Option<&HostCpu> {
         match &*self.0 {
             Inner::Cpu(cpu) => Some(cpu.host_cpu()),
@@ -161,7 +161,8 @@ impl Device {
         }
     }
 
-    /// The newest PTX version that the driver accepts, as major × 10 + minor; `None` on the CPU.
+    /// The newest PTX version that the driver accepts, as major × 10 + minor; `None` without a driver: on the CPU and
+    /// on a simulated GPU.
     pub fn max_ptx_version(&self) -> Option<u32> {
         self.info().driver_version.map(driver::ptx_version_of_driver)
     }
@@ -205,7 +206,8 @@ impl Device {
         }
     }
 
-    /// Fails if this is the CPU and [`check_host_memory`] does. GPUs report a lack of memory themselves.
+    /// Calls [`check_host_memory`] if the device's memory is host memory. A GPU reports a lack of memory at the
+    /// allocation.
     ///
     /// # Errors
     /// Those of [`check_host_memory`].
@@ -213,7 +215,7 @@ impl Device {
         if self.is_cuda() { Ok(()) } else { check_host_memory(bytes) }
     }
 
-    /// Free and total memory in bytes, now; `None` on the CPU.
+    /// Free and total memory in bytes, now; `None` if the device's memory is host memory.
     pub fn free_and_total_memory(&self) -> Result<Option<(u64, u64)>> {
         match &*self.0 {
             Inner::Cpu(_) | Inner::Simulated(_) => Ok(None),

@@ -16,7 +16,7 @@ pub trait Memory {
     fn launch_arg(&self) -> LaunchArg;
     /// Type of the elements.
     fn dtype(&self) -> Dtype;
-    /// Address of the memory.
+    /// The device that the memory belongs to.
     fn memory_device(&self) -> &Device;
 }
 
@@ -54,11 +54,11 @@ impl<T: Element> Output<T> for ViewMut<'_, T> {}
 
 /// One run-time argument of a kernel.
 pub enum KernelArg<'a> {
-    /// For `In<…>`.
+    /// Memory for an `In<…>` parameter.
     In(&'a dyn Memory),
-    /// For `Out<…>` and `InOut<…>`.
+    /// Memory for an `Out<…>` or `InOut<…>` parameter.
     Out(&'a mut dyn MemoryMut),
-    /// For a number. Unsigned integers and bool are passed as signed integers of the same size.
+    /// A number. Unsigned integers and bool are passed as signed integers of the same size.
     Scalar(LaunchArg),
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn record(
 /// Like [`compile`](fn@compile), for a function that is already recorded.
 ///
 /// # Errors
-/// Features that the target lacks.
+/// Features that the target lacks, LLVM IR that LLVM rejects, and an environment variable with an invalid value.
 pub fn compile_func(func: &Func, target: &Target, options: &CompileOptions) -> Result<Artifact> {
     let cache = Cache::from_env()?;
     let env = Env::get()?;

@@ -11,7 +11,7 @@ use crate::stream::Stream;
 pub struct Grid([i64; 3]);
 
 impl Grid {
-    /// The extents, if they are in the range of a launch.
+    /// The extents as u32; an error if one is negative or exceeds 32 bits.
     pub(crate) fn extents(&self, def: &KernelDef) -> Result<[u32; 3]> {
         let mut extents = [0; 3];
         for (axis, (out, &extent)) in extents.iter_mut().zip(&self.0).enumerate() {
@@ -95,7 +95,7 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
-    /// This grid, and the compiler's defaults.
+    /// A configuration with this grid and the compiler's default options.
     pub fn new(grid: impl Into<Grid>) -> LaunchConfig {
         let CompileOptions { num_warps, num_stages, debug_asserts, max_registers, .. } = CompileOptions::default();
         LaunchConfig {
@@ -125,26 +125,31 @@ impl LaunchConfig {
         self
     }
 
+    /// Sets [`Schedule::tma`].
     pub fn tma(mut self, tma: bool) -> LaunchConfig {
         self.schedule.tma = Some(tma);
         self
     }
 
+    /// Sets [`Schedule::warp_specialize`].
     pub fn warp_specialize(mut self, warp_specialize: bool) -> LaunchConfig {
         self.schedule.warp_specialize = Some(warp_specialize);
         self
     }
 
+    /// Sets [`Schedule::pingpong`].
     pub fn pingpong(mut self, pingpong: bool) -> LaunchConfig {
         self.schedule.pingpong = Some(pingpong);
         self
     }
 
+    /// Sets [`Schedule::overlap`].
     pub fn overlap(mut self, overlap: bool) -> LaunchConfig {
         self.schedule.overlap = Some(overlap);
         self
     }
 
+    /// Sets [`Schedule::wgmma_f32`].
     pub fn wgmma_f32(mut self, wgmma_f32: bool) -> LaunchConfig {
         self.schedule.wgmma_f32 = Some(wgmma_f32);
         self

@@ -105,8 +105,8 @@ fn variant(
 }
 
 /// Launches a kernel: [`prepare`], then [`CompiledKernel::launch`]. In between it proves that every access is in bounds
-/// of the arguments' memory (`codegen::analysis::bounds`), unless [`LaunchConfig::unchecked`] promises it. If no tensor
-/// map can describe a tensor, it launches a variant without tensor maps.
+/// of the arguments' memory (`tilewright_codegen::analysis::bounds`), unless the configuration is one of
+/// [`LaunchConfig::unchecked`]. If no tensor map can describe a tensor, it launches a variant without tensor maps.
 ///
 /// # Errors
 /// Those of both, and an access that may be out of bounds.

@@ -29,10 +29,10 @@ pub(super) struct Variant {
 /// All variants of this process. Each keeps its device alive, so the address in its key is not reused.
 static VARIANTS: LazyLock<RwLock<HashMap<Key, Variant>>> = LazyLock::new(RwLock::default);
 
-/// Pointers and integers that are multiples of this are specialized: the widest access of a thread has 16 bytes.
+/// Pointers and integers that are multiples of this are specialized on it: the widest access of a thread has 16 bytes.
 const ALIGNMENT: u64 = 16;
 
-/// What a variant may assume about one argument, as two bits: multiple of 16, equal to one.
+/// What a variant may assume about one argument: whether it is a multiple of 16, and whether it equals one.
 fn facts(arg: &KernelArg) -> (bool, bool) {
     let integer = |v: i64| (v % ALIGNMENT as i64 == 0, v == 1);
     match arg.launch_arg() {
@@ -45,7 +45,7 @@ fn facts(arg: &KernelArg) -> (bool, bool) {
     }
 }
 
-/// The parameters that are passed at each launch.
+/// For each parameter that is passed at a launch: whether the kernel is specialized on it.
 fn passed(def: &KernelDef) -> impl Iterator<Item = bool> {
     def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.specialize)
 }

@@ -39,7 +39,7 @@ pub struct Resources {
     pub blocks_per_sm: u32,
 }
 
-/// One entry of a loaded module.
+/// The entry function of a loaded module.
 pub(super) struct Function {
     module: sys::CUmodule,
     function: sys::CUfunction,
@@ -212,7 +212,7 @@ impl Drop for Function {
     }
 }
 
-/// Whether this device runs code of this architecture.
+/// Checks that this device runs code for the manifest's architecture.
 fn check_target(cuda: &Cuda, manifest: &Manifest, label: &str) -> Result<()> {
     let capability = cuda.info.compute_capability.unwrap_or((0, 0));
     match manifest.target.parse::<GpuArch>() {

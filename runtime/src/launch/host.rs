@@ -89,7 +89,7 @@ fn with_arena(bytes: usize, f: impl FnOnce(*mut u8) -> Result<(), Failure>) -> R
     outcome
 }
 
-/// One line on standard output: `pid (x, y, z) prefix: v v v`.
+/// Prints one line to standard output: `pid (x, y, z) prefix: v v v`.
 unsafe extern "C" fn print(prefix: *const c_char, values: *const f64, len: u64, pid: *const [i32; 3]) {
     // SAFETY: the contract of `HostHooks`.
     let (prefix, values, pid) = unsafe {

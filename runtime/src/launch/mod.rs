@@ -115,6 +115,8 @@ impl CompiledKernel {
         unsafe { self.launch_with(Some(stream), grid, args) }
     }
 
+    /// Launches on `stream`, or on the device's stream if it is `None`.
+    ///
     /// # Safety
     /// As for [`CompiledKernel::launch_on`].
     unsafe fn launch_with(&self, stream: Option<&Stream>, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {

@@ -25,7 +25,7 @@ impl Device {
     ) -> Result<CompiledKernel> {
         let env = Env::get()?;
         if env.wants_dump_of(&func.name) {
-            // Only for the dump: the simulated GPU does not need the PTX.
+            // Only for the dumps: the simulated GPU does not need the PTX.
             let compiled = dump::compile(func, &Target::Nvptx(simulated.arch), options, env, &mut ());
             compiled.map_err(|error| compile_error(func, error))?;
         }

@@ -157,7 +157,7 @@ fn a_failed_assertion_names_the_program() {
     }
 }
 
-/// Invalid launches of a kernel that does nothing: the checks run before the code.
+/// A kernel that does nothing, for invalid launches: the checks run before the code.
 const EMPTY_IR: &str = "define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {\n  ret i32 0\n}\n";
 
 #[test]

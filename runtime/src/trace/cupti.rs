@@ -25,6 +25,7 @@ pub struct Activity {
     pub node: NodeId,
     pub start_ns: u64,
     pub end_ns: u64,
+    /// CUPTI's number of the stream.
     pub stream: u32,
 }
 
@@ -50,6 +51,7 @@ pub enum ActivityKind {
 }
 
 impl ActivityKind {
+    /// The kernel's name, or a description such as `copy to the GPU`.
     pub fn name(&self) -> String {
         match self {
             ActivityKind::Kernel { name, .. } => name.clone(),
@@ -267,7 +269,7 @@ impl Api {
 /// Records in the order of arrival, their times still CUPTI's.
 #[derive(Default)]
 struct Collected {
-    /// With the correlation id in place of the node.
+    /// Each with its correlation id; its node is not known yet.
     activities: Vec<(Activity, u32)>,
     memory: Vec<(MemoryEvent, u32)>,
     /// From correlation id to node.
@@ -341,7 +343,8 @@ pub(super) fn abandon() {
     *collected() = None;
 }
 
-/// Ends the recording: `nodes` is their number; allocations of fewer than `from_bytes` are omitted.
+/// Ends the recording. `nodes` is the number of nodes; allocations of fewer than `from_bytes` bytes, or all if it is
+/// `None`, are omitted.
 pub(super) fn finish(nodes: usize, from_bytes: Option<usize>) -> Result<GpuTrace> {
     let device = collected().as_ref().and_then(|collected| collected.device.clone());
     let peak = match &device {
@@ -382,7 +385,7 @@ impl Collected {
     }
 }
 
-/// From now on, driver calls of this thread belong to `node`.
+/// Attributes the following driver calls of this thread to `node`, until [`leave`].
 pub(super) fn enter(node: NodeId) {
     if let Ok(api) = api() {
         // SAFETY: a plain call. If it fails, the activity has no span.

@@ -17,7 +17,7 @@ use crate::device::{check_allocation, exit_out_of_memory};
 /// One allocation or release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryEvent {
-    /// Since the recording started.
+    /// Nanoseconds since the recording started.
     pub time_ns: u64,
     pub address: u64,
     pub bytes: u64,
@@ -32,7 +32,7 @@ pub struct CountingAllocator;
 static ON: AtomicBool = AtomicBool::new(false);
 /// Smaller blocks are counted, but have no event.
 static MIN_EVENT_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Bytes in use now, of those allocated since the start.
+/// Bytes in use now: allocated minus released since the start.
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
 static LOG: Mutex<Option<Log>> = Mutex::new(None);
@@ -47,7 +47,7 @@ thread_local! {
     static UNTRACKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While this lives, this thread's allocations do not count.
+/// Guard: while it lives, this thread's allocations do not count.
 pub(super) struct Untracked(bool);
 
 pub(super) fn untracked() -> Untracked {

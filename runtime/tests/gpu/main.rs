@@ -27,7 +27,7 @@ impl Deref for Gpu {
     }
 }
 
-/// GPU 0, or the reason why the test is skipped.
+/// GPU 0; without one, prints why the test is skipped and returns `None`.
 fn gpu() -> Option<Gpu> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(|failed| failed.into_inner());
@@ -40,7 +40,7 @@ fn gpu() -> Option<Gpu> {
     }
 }
 
-/// GPU 0 if it has TMA.
+/// GPU 0 if it is a Hopper GPU, which has TMA.
 fn hopper() -> Option<Gpu> {
     let device = gpu()?;
     if device.info().compute_capability == Some((9, 0)) {

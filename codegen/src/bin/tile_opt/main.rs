@@ -174,7 +174,7 @@ fn reduce_failure(cli: &Cli, func: &Func, steps: &Steps) -> Result<(), String> {
         if let Err(e) = run::without_panic_messages(|| steps.run(&mut out, true)) {
             return Some(e);
         }
-        // If the interpreter fails before the passes, it says nothing about them.
+        // A failure of the interpreter on the input says nothing about the passes.
         let before = cli.interpret.interpret.then(|| cli.interpret.run(f).ok()).flatten()?;
         match cli.interpret.run(&out) {
             Ok(after) => after.same_as(&before).err(),

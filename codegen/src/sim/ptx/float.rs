@@ -91,7 +91,8 @@ pub fn execute(name: &Name, dtype: DType, values: &[u64]) -> Option<u64> {
         }
     };
     let mut result = match (name.op.as_str(), &x[..]) {
-        // f64 holds the exact result of two narrower operands precisely enough that rounding it once more is correct.
+        // For narrower operands, the f64 result has enough bits that rounding it again gives the correctly rounded
+        // result.
         ("add", &[a, b]) => directed(name, dtype, "add", &[a, b], nearest(a + b)),
         ("sub", &[a, b]) => directed(name, dtype, "add", &[a, -b], nearest(a - b)),
         ("mul", &[a, b]) => directed(name, dtype, "mul", &[a, b], nearest(a * b)),
