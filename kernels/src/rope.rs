@@ -6,8 +6,8 @@
 //!
 //! The gradient is the same with −sin, since the transpose of a rotation is its inverse. θ is a table that the caller
 //! passes ([`frequencies`]), so that scaled variants are possible. The table and the angles are f64: an angle in f32
-//! has an absolute error of up to p · 2⁻²⁴. Full turns are subtracted before sine and cosine, which are then computed in
-//! f32 of small arguments.
+//! has an absolute error of up to p · 2⁻²⁴. Full turns are subtracted before sine and cosine, which are then computed
+//! in f32 of small arguments.
 
 use crate::blocks::{row_block, vector_block};
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};

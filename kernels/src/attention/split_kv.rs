@@ -1,10 +1,11 @@
 //! Split-KV for sub-wave grids (fewer programs than SMs).
 //!
 //! One head of a few thousand rows gives programs for only a quarter of the SMs, each with a long loop over the keys
-//! (or the queries, for dK and dV). Here the loop is split: one program per split writes its own f32 result (FlashDecoding,
-//! Dao and others, 2023, for the forward pass). [`flash_attention_fwd_combine`](FlashAttentionFwdCombine) combines the
-//! results of the forward pass, and [`backward_rows`](super::backward_rows) sums the gradients, both in a fixed order:
-//! the same inputs give the same bits.
+//! (or the queries, for dK and dV). Here the loop is split: one program per split writes its own f32 result
+//! (FlashDecoding, Dao and others, 2023, for the forward pass).
+//! [`flash_attention_fwd_combine`](FlashAttentionFwdCombine) combines the results of the forward pass, and
+//! [`backward_rows`](super::backward_rows) sums the gradients, both in a fixed order: the same inputs give the same
+//! bits.
 
 use super::backward_rows::{row_block, sum_block};
 use super::config::{Pass, d_tile};
