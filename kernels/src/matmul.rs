@@ -387,7 +387,7 @@ fn default_config(problem: &Problem) -> Config {
 /// Tile sizes (m, n, k), warps and stages for f32 with wgmma: the largest tiles that leave work for all SMs, since
 /// splitting the operands (3xTF32) costs less the more each split operand is reused.
 fn wgmma_f32_tiles(problem: &Problem) -> ([usize; 3], u32, u32) {
-    /// Programs that fill a GPU of this kind.
+    /// Programs that keep most SMs of a Hopper GPU busy.
     const BLOCKS: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let blocks = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);

@@ -18,7 +18,7 @@ pub struct Spacing {
     pub step: usize,
     /// Gap between rows.
     pub gap: usize,
-    /// Before the first element, from the start of memory on.
+    /// From the start of memory to the first element.
     pub first: usize,
 }
 

@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-/// The checked sizes of one attention.
+/// The checked sizes of one attention problem, with the scale and precision that the options give.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub batch: usize,
