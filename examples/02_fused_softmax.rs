@@ -32,10 +32,10 @@ pub fn softmax_rows<T: Float>(
     }
 }
 
-/// Softmax of a matrix in f32 and bf16.
+/// Computes the softmax of a matrix in f32 and in bf16.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     run_as::<f32>(device, |x| x, f64::from, 1e-6)?;
-    // bf16 has 8 bits of mantissa: the relative rounding error is up to 2⁻⁹, and these values are below 0.1.
+    // bf16 has 8 significant bits: the relative rounding error is up to 2⁻⁹, and these values are below 0.1.
     run_as::<bf16>(device, bf16::from_f32, bf16::to_f64, 2e-4)
 }
 

@@ -35,8 +35,8 @@ pub fn layer_norm_fwd(
     store(y + row * stride + col, yt, mask = mask);
 }
 
-/// With g = ∂L/∂y: ∂L/∂x = rstd · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)), and this program's partial sums of ∂L/∂w =
-/// Σᵣ g·x̂ and ∂L/∂b = Σᵣ g, as row `program_id` of `partial_w` and `partial_b`.
+/// With g = ∂L/∂y: ∂L/∂x = rstd · (g·w − meanⱼ(g·w) − x̂ · meanⱼ(g·w·x̂)), and this program's partial sums of
+/// ∂L/∂w = Σᵣ g·x̂ and ∂L/∂b = Σᵣ g, as row `program_id` of `partial_w` and `partial_b`.
 #[kernel]
 pub fn layer_norm_bwd(
     x: In<f32>,
@@ -97,7 +97,7 @@ pub fn column_sum(
     store(out + col, sum(acc, axis = 0), mask = col < n);
 }
 
-/// Both passes, against f64.
+/// Runs both passes and compares them with f64.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let (rows, n, eps) = (301, 700, 1e-5);
     let wave = |len: usize, f: f32| -> Vec<f32> { (0..len).map(|i| (i as f32 * f).sin()).collect() };

@@ -1,7 +1,7 @@
 //! Elementwise functions: those of the language, and a user-defined one.
 //!
-//! Kernels call no library: each function is compiled to instructions of the device. A missing function is a few lines
-//! with `#[device_fn]`, which are inlined.
+//! Kernels call no library: each function is compiled to instructions of the device. A function that the language lacks
+//! is a few lines with `#[device_fn]`, which are inlined.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
@@ -42,7 +42,7 @@ pub fn math_functions(x: In<f32>, out: Out<f32>, n: i32, #[constexpr] tile: usiz
 
 /// arcsin x for |x| ≤ 1.
 ///
-/// Near 0 by the power series; elsewhere by asin x = π/2 − 2 asin √((1 − x)/2), whose argument is at most 1/2.
+/// For |x| ≤ 1/2 by the power series; elsewhere by asin x = π/2 − 2 asin √((1 − x)/2), whose argument is at most 1/2.
 #[device_fn]
 fn asin(x: Tile<f32>) -> Tile<f32> {
     let size = abs(x);
@@ -72,7 +72,7 @@ fn asin_coefficient(k: usize) -> f32 {
 /// A function in f64, with its name.
 type Named = (&'static str, fn(f64) -> f64);
 
-/// Every function on (0, 1], against f64.
+/// Evaluates every function on (0, 1] and compares it with f64.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let (n, tile) = (10_000, 1024);
     let x: Vec<f32> = (1..=n).map(|i| i as f32 / n as f32).collect();

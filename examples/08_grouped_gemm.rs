@@ -1,7 +1,7 @@
 //! Grouped GEMM: several matrix multiplications of different sizes in one launch.
 //!
-//! One launch per matrix multiplication leaves most of a GPU idle when they are small. Here a fixed number of programs
-//! loops over the tiles of all problems. Sizes and offsets of the matrices are data in device memory.
+//! A launch per multiplication leaves most of a GPU idle if the matrices are small. Here a fixed number of programs
+//! loop over the tiles of all problems. Sizes and offsets of the matrices are data in device memory.
 
 use tilewright::bench::do_bench;
 use tilewright::prelude::*;
@@ -52,7 +52,7 @@ pub fn grouped_gemm(
     }
 }
 
-/// Four problems of very different sizes.
+/// Solves four problems of very different sizes in one launch.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let problems = [(128, 64, 96), (17, 200, 40), (1, 33, 128), (90, 90, 90)];
     let wave = |len: usize, f: f32| -> Vec<f16> { (0..len).map(|i| f16::from_f32((i as f32 * f).sin())).collect() };

@@ -9,7 +9,7 @@ use tilewright::prelude::*;
 
 /// c = a·bᵀ for row-major a [m, k], b [n, k] and c [m, n]: a linear layer, whose weights have one row per output.
 ///
-/// Any number of programs.
+/// The grid may have any number of programs.
 #[kernel]
 pub fn persistent_matmul<T: Float>(
     a: In<T>,

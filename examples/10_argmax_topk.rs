@@ -52,7 +52,7 @@ pub fn top_k(x: In<f32>, values: Out<f32>, indices: Out<i32>, cols: i32, k: i32,
     }
 }
 
-/// Both kernels, against a sort.
+/// Runs both kernels and compares them with a sort.
 pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
     let (rows, cols, k) = (203, 1000, 5);
     // Rounded, so that equal elements are frequent.

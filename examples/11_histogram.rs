@@ -7,8 +7,7 @@ use tilewright::prelude::*;
 
 /// counts[x[i]] += 1: one atomic addition per element. Values outside of 0..bins are not counted.
 ///
-/// Simple, and correct for any data. But additions to one address serialize, so it is slow where few values are
-/// frequent.
+/// Additions to one address serialize, so this kernel is slow if a few values are frequent.
 #[kernel]
 pub fn histogram_direct(x: In<u8>, counts: InOut<i32>, n: i32, bins: i32, #[constexpr] tile: usize) {
     let i = program_id(0) * tile + arange(0, tile);
@@ -19,7 +18,8 @@ pub fn histogram_direct(x: In<u8>, counts: InOut<i32>, n: i32, bins: i32, #[cons
     atomic_add(counts + bin, 1, mask = mask && bin < bins);
 }
 
-/// The same with one atomic addition per bin and program: a program first counts its own elements in registers.
+/// As `histogram_direct`, with one atomic addition per bin and program: a program first counts its own elements in
+/// registers.
 ///
 /// Comparing elements with bins gives a tile of booleans [tile, bins], whose columns are summed.
 #[kernel]

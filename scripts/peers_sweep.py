@@ -2,11 +2,12 @@
 
     python3 peers_sweep.py sweep > rows.jsonl
 
-One head, batch 1, causal, f32 without TF32 and bf16; medians in milliseconds of forward, backward, and forward + sum + backward.
-Prints one JSON object per case, as `leaderboard --compare` reads them; a case that runs out of memory has an `error`.
+One head, batch 1, causal, f32 without TF32 and bf16; medians in milliseconds of forward, backward, and forward + sum +
+backward. Prints one JSON object per case, as `leaderboard --compare` reads them; a case that runs out of memory has an
+`error`.
 
-torch.compile takes seconds for each shape. Several processes of this program compile all shapes in parallel into a cache; then a single
-process times them, alone on the GPU.
+torch.compile takes seconds for each shape. Several processes of this program compile all shapes in parallel into a
+cache; then a single process times them, alone on the GPU.
 """
 
 import json
@@ -59,7 +60,10 @@ def forward_backward(function, q, k, v):
 
 
 def compile_all(part, parts):
-    """Compiles every `parts`-th case, starting at `part`, by increasing length: peak memory use comes last in all processes."""
+    """Compiles every `parts`-th case, starting at `part`, by increasing length.
+
+    In this order, peak memory use comes last in all processes.
+    """
     import torch
 
     for dtype, d, n in sorted(cases(), key=lambda case: case[2])[part::parts]:

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""A ring of shared-memory buffers (producer and consumer warp, full and empty mbarriers), with two forms of the release, for racecheck.
+"""A ring of shared-memory buffers with two forms of the release, for racecheck.
+
+A producer and a consumer warp synchronize through full and empty mbarriers.
 
     compute-sanitizer --tool racecheck ./racecheck_arrivals.py lanes     # every lane arrives at the empty barrier
     compute-sanitizer --tool racecheck ./racecheck_arrivals.py leader    # one lane arrives for its warp, after bar.warp.sync
 
-Both are race-free by the PTX memory model ("Memory Consistency Model"). The reads of all lanes precede the barrier of their warp
-(bar.warp.sync synchronizes the participating lanes). The barrier precedes the leader's mbarrier.arrive in program order. That arrival has
-release semantics, and the producer's mbarrier.try_wait that observes the phase has acquire semantics. The next copy into the buffer follows
-that wait in program order. Causality order is transitive, so each read precedes the copy that overwrites it. Both give correct sums.
-racecheck tracks an mbarrier only for the threads that arrive at it: it reports `leader`, and does not report `lanes`. For this reason the
-compiler has every lane arrive for rings that threads fill (`MbarrierArrive`, `lanes = 32`).
+Both are race-free by the PTX memory model ("Memory Consistency Model"). The reads of all lanes precede the barrier of
+their warp (bar.warp.sync synchronizes the participating lanes). The barrier precedes the leader's mbarrier.arrive in
+program order. That arrival has release semantics, and the producer's mbarrier.try_wait that observes the phase has
+acquire semantics. The next copy into the buffer follows that wait in program order. Causality order is transitive, so
+each read precedes the copy that overwrites it. Both give correct sums. racecheck tracks an mbarrier only for the
+threads that arrive at it: it reports `leader`, and does not report `lanes`. For this reason the compiler has every lane
+arrive for rings that threads fill (`MbarrierArrive`, `lanes = 32`).
 
 Requires an NVIDIA driver and a GPU of compute capability 9.0 or later. The exit code is 1 if a sum is wrong.
 """

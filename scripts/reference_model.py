@@ -107,7 +107,10 @@ def rate(schedule, step):
 
 
 def optimizer(model, options):
-    """AdamW with two parameter groups: weight decay for matrices, none for norms, and for embeddings only with `decay_embeddings`."""
+    """AdamW with two parameter groups: matrices have weight decay, norms have none.
+
+    Embeddings have weight decay only with `decay_embeddings`.
+    """
     decays = lambda name, weight: weight.dim() == 2 and (options["decay_embeddings"] or "embed" not in name)
     named = model.weights.items()
     groups = [

@@ -56,7 +56,7 @@ def curves(folder):
 
 NAMES = {"2.7b": "2.7B", "fp32": "f32"}
 
-# Columns of older reports.
+# Former names of columns, in older reports, with the present ones.
 FORMER = {
     "replay": "cuda_graph",
     "wire": "comm_dtype",
@@ -91,7 +91,7 @@ def model(*files):
                 key = (row["size"], row["precision"], int(row["context"]))
                 rows.setdefault(key, {})[kind] = (step, row.get("peak_memory_gib"))
     kinds = ("ours", "replay", "eager", "compiled", "graphs")
-    # tf32x3 is as accurate as f32: compared with the f32 results of others.
+    # tf32x3 is as accurate as f32, so it is compared with the f32 results of other implementations.
     for size, precision, context in rows:
         if precision == "tf32x3":
             exact = rows.get((size, "f32", context), {})

@@ -179,11 +179,11 @@ pub fn adamw_controlled<G: Float, C: Float>(
     }
 }
 
-/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, rounded to their type: the gradients of two ranks,
-/// which need no all-reduce before.
+/// As [`ADAMW_CONTROLLED`], with the average of g and `peer_g`, the gradients of two ranks, rounded to their type:
+/// replaces the all-reduce of the gradients.
 ///
-/// squares\[i\] = Σ g² over the averages of program i. Where that sum is not finite, the program leaves its parameters
-/// unchanged.
+/// squares\[i\] = Σ g² over the averages of program i, before `grad_scale`. If that sum is not finite, the program
+/// leaves its parameters unchanged.
 ///
 /// One program per `tile` parameters.
 #[kernel]
@@ -406,11 +406,12 @@ pub fn step_with_compute_weights<G: FloatElement, C: FloatElement>(
 }
 
 /// As [`step`] or [`step_with_compute_weights`], with scalars from device memory: `rates` as [`Options::rates_at_step`]
-/// gives them; `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options`
-/// this reads only the betas and `eps`.
+/// gives them; `step_control` is the gradient scale, and 1 if the step is applied or 0 if it is skipped. Of `options`,
+/// only the betas and `eps` are read.
 ///
 /// # Errors
-/// Lengths that differ; tensors on another device; launch errors.
+/// Lengths that differ; fewer than 3 `rates` or 2 elements of `step_control`; betas outside of [0, 1); tensors on
+/// another device; launch errors.
 pub fn step_controlled<G: FloatElement, C: FloatElement>(
     device: &Device,
     [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
@@ -459,7 +460,7 @@ pub fn squares_two_peers(n: usize) -> usize {
 /// sums of squares of the averages; where one is not finite, the parameters of its program are left unchanged.
 ///
 /// # Errors
-/// As [`step_controlled`].
+/// As [`step_controlled`]; also `squares` with fewer than [`squares_two_peers`] elements.
 pub fn step_two_peers<G: FloatElement, C: FloatElement>(
     device: &Device,
     [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],

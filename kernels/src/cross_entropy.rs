@@ -2,9 +2,10 @@
 //! Σⱼ exp x[r, j], and its gradient.
 //!
 //! The forward pass reads the logits once, with a sum that is rescaled whenever the maximum grows (Milakov and
-//! Gimelshein, "Online normalizer calculation for softmax", 2018), and saves L. With g = ∂L/∂loss
+//! Gimelshein, "Online normalizer calculation for softmax", 2018), and saves L (`lse`). With g[r] = ∂ℓ/∂loss[r] for
+//! the objective ℓ
 //!
-//! - ∂L/∂x[r, j] = g[r] · (exp(x[r, j] − Lᵣ) − [j = tᵣ]).
+//! - ∂ℓ/∂x[r, j] = g[r] · (exp(x[r, j] − Lᵣ) − [j = tᵣ]).
 //!
 //! A row whose target is `ignore_index` has loss 0 and gradient 0. A target that is neither `ignore_index` nor a column
 //! gives NaN, so that the error is visible.
@@ -185,7 +186,7 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     }
 }
 
-/// The gradient of the logits `x` of the given columns. `of_rows` has, for each row, lse, the factor of the gradient,
+/// The gradient of the logits `x` of the given columns. `of_rows` holds, for each row, lse, the factor of the gradient,
 /// and whether the target is ignored.
 #[device_fn]
 fn gradient(
@@ -216,7 +217,8 @@ fn default_forward(problem: &Problem) -> Config {
     config.num_warps(4)
 }
 
-/// Contiguous elements that a thread of a GPU loads at a time; on a CPU a whole tile.
+/// The number of contiguous elements that a thread of a GPU loads at a time: one 16-byte vector, or 1 where `d` is
+/// strided. On a CPU, a whole tile.
 fn size_per_thread<T: FloatElement>(device: &Device, strides: [i64; 2]) -> usize {
     match device.is_cuda() {
         true if strides[1] == 1 => 16 / size_of::<T>(),

@@ -8,7 +8,7 @@ use crate::blocks::tile_start;
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
 use tilewright_runtime::prelude::*;
 
-/// The index of no token: greater than every token index.
+/// Sentinel for "no such token": greater than every token index.
 const NO_TOKEN: i32 = i32::MAX;
 
 /// The smallest index in `at` that is greater than `after` and whose id matches (`same`).
@@ -88,8 +88,9 @@ pub fn embedding_bwd<T: Float, I: Int>(
     }
 }
 
-/// Widest tile of columns, and tile of the token ids that are scanned.
+/// Widest tile of columns.
 const MAX_D_TILE: usize = 512;
+/// Largest tile of the token ids that are scanned.
 const IDS_TILE: usize = 512;
 
 /// Adds grad_y [tokens, d] to the rows of grad_w [vocabulary, d] that `ids` [tokens] select. Ids outside of

@@ -231,10 +231,11 @@ pub fn layer_norm_bwd<T: Float>(
     }
 }
 
-/// Widest row that is kept in registers; tile of wider rows.
+/// Widest row that is kept in registers.
 const MAX_SINGLE_TILE_D: usize = 8192;
+/// Columns of a forward tile of wider rows.
 const WIDE_TILE: usize = 4096;
-/// Backward tile of wide rows: narrow enough for several rows, whose gradients of w and b are one partial sum each.
+/// Columns of a backward tile of wider rows: few, so that a tile has several rows and writes one partial sum for them.
 const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {

@@ -1,6 +1,6 @@
 //! The kernels that ship with Tilewright, each with a plain-Rust reference in f64.
 //!
-//! Each file has one kernel family: the `#[kernel]` functions, host functions that check shapes, choose tiles and
+//! Each module has one kernel family: the `#[kernel]` functions, host functions that check shapes, choose tiles and
 //! launch, and the reference. Arguments are [`Tensor`] and [`TensorMut`]: borrowed device memory with a shape and
 //! strides. Empty tensors are allowed everywhere.
 //!

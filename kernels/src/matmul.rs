@@ -365,7 +365,7 @@ fn default_config(problem: &Problem) -> Config {
         (false, ..) => ([64, 64, 64], 4, 1),
         (true, 2, _) if hopper => ([128, 256, 64], 8, 3),
         (true, 2, _) => ([128, 128, 64], 8, 4),
-        // Scalar FMAs: both operands are read from shared memory for each of them.
+        // Scalar FMAs: each of them reads both operands from shared memory.
         (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
         (true, ..) if hopper => wgmma_f32_tiles(problem),
         (true, ..) => ([64, 64, 32], 4, 3),
@@ -373,7 +373,7 @@ fn default_config(problem: &Problem) -> Config {
     // The sizes in the key are powers of two.
     let fit = |name: &str, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(16, largest);
     let (m, n, k) = (fit("m", largest[0]), fit("n", largest[1]), fit("k", largest[2]));
-    // With fewer rows than warps along them, several warps would compute the same elements.
+    // In tiles that are too small for eight warps, several warps would compute the same elements.
     let num_warps = if m * n < 64 * 128 { 4 } else { num_warps };
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
     let config = config.num_warps(num_warps).num_stages(num_stages);
@@ -387,7 +387,7 @@ fn default_config(problem: &Problem) -> Config {
 /// Tile sizes (m, n, k), warps and stages for f32 with wgmma: the largest tiles that leave work for all SMs, since
 /// splitting the operands (3xTF32) costs less the more each split operand is reused.
 fn wgmma_f32_tiles(problem: &Problem) -> ([usize; 3], u32, u32) {
-    /// Programs that fill a GPU of this kind.
+    /// Programs that keep most SMs of a Hopper GPU busy.
     const FULL_WAVE: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let programs = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);

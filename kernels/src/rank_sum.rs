@@ -1,13 +1,13 @@
-//! Sums over ranks: the reduction that SMs compute where copy engines have gathered the inputs of all ranks.
+//! Sums over ranks: the reduction that SMs compute after copy engines have gathered the inputs of all ranks.
 
 use crate::tensor::FloatElement;
 use tilewright_runtime::prelude::*;
 
 /// y[i] = Σᵣ inputᵣ[i] in the order of ranks r = 0, 1, …, or their average.
 ///
-/// The sum is accumulated in f32 and rounded once. With `average` it is multiplied by 1 / `world` before that, which is
-/// exact for a power of two. The input of `rank` is the previous content of y; those of the others are the rows of x
-/// [world − 1, n], in rank order. With `has_copy` the result is also written to `copy`.
+/// The sum is accumulated in f32 and rounded once. With `average` it is multiplied by 1 / `world` before the rounding,
+/// which is exact for a power of two. The input of `rank` is the previous content of y; the inputs of the other ranks
+/// are the rows of x [world − 1, n], in rank order. With `has_copy` the result is also written to `copy`.
 ///
 /// One program per tile; a smaller grid loops over tiles with a stride of the grid size.
 #[kernel]
@@ -63,8 +63,8 @@ pub struct RankReduction {
 /// Bytes of a program's tile: four 16-byte vectors for each of 128 threads.
 const TILE_BYTES: usize = 8192;
 
-/// Sets y, and `copy` where given, to the sum or average of y and the inputs of the other ranks, which begin at
-/// multiples of `stride` elements in x. At most `programs` programs run, where given.
+/// Sets y, and `copy` if given, to the sum or average of y and the inputs of the other ranks, which begin at multiples
+/// of `stride` elements in x. The grid has at most `max_programs` programs, if given.
 ///
 /// # Errors
 /// A rank outside of the world; x too short; a copy of another length; tensors on another device; launch errors.

@@ -20,7 +20,7 @@ use tilewright_runtime::prelude::*;
 /// y = x · rstd · w and rstd = 1/√(mean(x²) + eps), computed in f32.
 ///
 /// One program per tile of rows. `whole_rows` promises that `d_tile` ≥ d. With `reread`, whole rows are loaded a second
-/// time for the multiplication instead of kept in registers: they come from the L1 cache, as these programs are small.
+/// time for the multiplication instead of kept in registers. The second load hits the L1 cache, as programs are small.
 #[autotune(
     configs = [
         Config(rows_tile = 1, reread = false, num_warps = [2, 4, 8, 16]),
@@ -85,7 +85,7 @@ pub fn rms_norm_fwd<T: Float>(
         let (xt, s) = if reread {
             let xt = load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_last).to::<f32>();
             let s = rsqrt(sum(xt * xt, axis = 1) / d.to::<f32>() + eps);
-            // Not needed in the L2 cache after this load: evict_first leaves the cache to the writes.
+            // x is not read again: evict_first leaves the L2 cache to the writes.
             (load(first_block, boundary_check = [0, 1], padding = zero, eviction = evict_first).to::<f32>(), s)
         } else {
             let xt = load(first_block, boundary_check = [0, 1], padding = zero).to::<f32>();
@@ -115,7 +115,8 @@ pub fn rms_norm_fwd<T: Float>(
     }
 }
 
-/// On a GPU rows of 4 KB and more have one program each, which reads 32 bytes per thread where possible.
+/// The configuration where no tuning entry applies: on a GPU, rows of 4 KB and more have one program each, which reads
+/// 32 bytes per thread where possible.
 fn default_forward(problem: &Problem) -> Config {
     let d_tile = problem.int("d_tile").map_or(0, |d| d.max(0) as usize);
     let bytes = d_tile * problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
@@ -243,10 +244,11 @@ pub fn rms_norm_bwd<T: Float>(
     }
 }
 
-/// Widest row that is kept in registers; tile of wider rows.
+/// Widest row that is kept in registers.
 const MAX_SINGLE_TILE_D: usize = 8192;
+/// Columns of a forward tile of wider rows.
 const WIDE_TILE: usize = 4096;
-/// Backward tile of wide rows: narrow enough for several rows, whose gradients of w are one partial sum.
+/// Columns of a backward tile of wider rows: few, so that a tile has several rows and writes one partial sum for them.
 const WIDE_BACKWARD_TILE: usize = 1024;
 
 fn tiles(rows: usize, d: usize) -> RowTiles {

@@ -5,9 +5,9 @@
 //! - y[2i+1] = x[2i] · sin(p·θᵢ) + x[2i+1] · cos(p·θᵢ)
 //!
 //! The gradient is the same with −sin, since the transpose of a rotation is its inverse. θ is a table that the caller
-//! keeps ([`frequencies`]), so that scaled variants are possible. The table and the angles are f64: an angle in f32 has
-//! an absolute error of up to p · 2⁻²⁴. Full turns are subtracted before sine and cosine, which are then computed in
-//! f32 of small arguments.
+//! passes ([`frequencies`]), so that scaled variants are possible. The table and the angles are f64: an angle in f32
+//! has an absolute error of up to p · 2⁻²⁴. Full turns are subtracted before sine and cosine, which are then computed
+//! in f32 of small arguments.
 
 use crate::blocks::{row_block, vector_block};
 use crate::tensor::{FloatElement, IndexElement, Tensor, TensorMut, expect_shape, extent};
@@ -208,7 +208,7 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
 /// which starts at position `start`.
 ///
 /// # Errors
-/// As [`rotate_at`]; also a `length` of 0.
+/// As [`rotate_at`]; also a `length` of 0, or positions beyond i32.
 pub fn rotate_from<T: FloatElement>(
     device: &Device,
     x: Tensor<'_, T, 3>,

@@ -16,8 +16,8 @@ pub(crate) struct RowLoop {
     pub rows_per_program: usize,
 }
 
-/// Elements of a tile that is narrower than its rows: 16 per thread of 256 threads leave registers for the operands and
-/// sums of several resident programs.
+/// Elements of a tile, unless one row has more: 16 per thread of 256 threads leave registers for the operands and sums
+/// of several resident programs.
 const ELEMENTS: usize = 4096;
 /// Largest `rows_tile` among the configurations.
 const MAX_ROWS: usize = 16;

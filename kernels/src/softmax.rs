@@ -99,7 +99,7 @@ pub fn softmax_wide_rows<T: Float>(
         let inside = (arange(0, d_tile) + start < d).expand_dims(0);
         let xt = where_(inside, load(x_block, boundary_check = [0, 1], padding = zero).to::<f32>(), f32::NEG_INFINITY);
         let new_largest = maximum(largest, max(xt, axis = 1));
-        // While a row has had −∞ only, −∞ − −∞ would be NaN.
+        // For a row that is −∞ so far, the shift is 0: −∞ − −∞ would be NaN.
         let shift = where_(new_largest == f32::NEG_INFINITY, 0.0, new_largest);
         total = total * fast_exp(largest - shift) + sum(fast_exp(xt - shift.expand_dims(1)), axis = 1);
         largest = new_largest;
@@ -115,8 +115,9 @@ pub fn softmax_wide_rows<T: Float>(
     }
 }
 
-/// Widest row that is kept in registers; tile of wider rows.
+/// Widest row that is kept in registers.
 const MAX_SINGLE_TILE_D: usize = 16384;
+/// Columns of a tile of wider rows.
 const WIDE_TILE: usize = 4096;
 
 /// y = softmax of x along the last dimension, both [rows, d].

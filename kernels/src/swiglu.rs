@@ -5,7 +5,7 @@
 //!
 //! - ∂L/∂a = g · b · silu′(a) and ∂L/∂b = g · silu(a).
 //!
-//! The backward pass recomputes from a and b: the forward pass saves nothing else.
+//! The backward pass recomputes σ(a) from a: the forward pass saves only its inputs.
 
 use crate::blocks::{ElementwiseTiles, row_block, tile_start};
 use crate::tensor::{FloatElement, Tensor, TensorMut, expect_shape, extent};

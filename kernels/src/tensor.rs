@@ -203,7 +203,7 @@ pub(crate) struct RowTiles {
 impl RowTiles {
     /// Chooses tiles for rows of `d` elements, with at most `max_d` columns.
     pub fn new(rows: usize, d: usize, max_d: usize) -> RowTiles {
-        /// Elements of a tile that is narrower than its rows.
+        /// Elements of a tile of several rows.
         const ELEMENTS: usize = 8192;
         /// Programs that fill a large GPU several times.
         const PROGRAMS: usize = 512;

@@ -1,4 +1,4 @@
-//! One configuration of every kernel: those that are compiled for snapshots, and assembled.
+//! One configuration of every kernel, for the tests that compile it for snapshots and assemble it.
 
 use crate::consts;
 use tilewright::autotune::Config;

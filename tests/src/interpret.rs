@@ -71,9 +71,9 @@ pub const SIMULATED: [Form; 2] = [
     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 3 },
 ];
 
-/// Row loops of the backward kernels of the norms, with tiles of two rows: whether a tile has whole rows, its columns,
-/// the number of programs, and stages. Programs of two tiles; one program with three stages; a program per tile with
-/// two stages; and tiles that are narrower than a row.
+/// Row loops for the backward kernels of the norms with tiles of two rows, as (`whole_rows`, `d_tile`, number of
+/// programs, stages): programs of two tiles; one program with three stages; a program per tile with two stages; and
+/// tiles that are narrower than a row.
 pub fn row_loops([rows, d]: [usize; 2]) -> [(bool, usize, usize, usize); 4] {
     let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
     [(true, whole, tiles.div_ceil(2), 1), (true, whole, 1, 3), (true, whole, tiles, 2), (false, 8, tiles, 1)]
@@ -234,7 +234,7 @@ macro_rules! consts {
     };
 }
 
-/// The value of a constant.
+/// Converts a Rust value to the value of a constexpr parameter.
 pub fn constant(value: impl tilewright_codegen::lang::kernel::Constexpr) -> ConstValue {
     value.to_const()
 }

@@ -5,7 +5,7 @@ use crate::numerics::Random;
 use tilewright::kernels::{layer_norm::LayerNormBwd, rms_norm::RmsNormBwd, weighted_sum::WeightedSumBwd};
 use tilewright::prelude::*;
 
-/// `y[j] = Σ i · x[i, j] + w[i]` over i = first, first + by, … below end; rows out of bounds are zeros.
+/// `y[j] = Σ (i · x[i, j] + w[i])` over i = first, first + by, … below end; rows out of bounds are zeros.
 #[kernel]
 pub fn row_loop<T: Float>(
     x: In<T>,
@@ -88,7 +88,7 @@ pub fn nested<T: Float>(
     store(y_block, total);
 }
 
-/// x[i, ·] += x[i − 1, ·], row by row: each iteration reads what the previous one wrote.
+/// x[i, ·] += x[i − 1, ·] + add[i, ·], row by row: each iteration reads what the previous one wrote.
 #[kernel]
 pub fn running_sum(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
     for i in range(1, rows, num_stages = stages) {
@@ -121,7 +121,7 @@ pub fn running_sum(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize
     }
 }
 
-/// The same through pointers that the loop advances, with an atomic addition instead of the store.
+/// As [`RUNNING_SUM`], through a block pointer that the loop advances, with an atomic addition instead of the store.
 #[kernel]
 pub fn running_atomic(x: InOut<f32>, add: In<f32>, rows: i32, #[constexpr] d: usize, #[constexpr] stages: usize) {
     let mut before =
@@ -149,7 +149,8 @@ pub fn reversed(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     store(y + i, 0.0);
 }
 
-/// Each thread loads what another one has stored; twice.
+/// Each thread loads an element of y that another thread has just stored, and an element of x that another thread
+/// overwrites in the same statement.
 #[kernel]
 pub fn permuted(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);
@@ -220,7 +221,7 @@ pub fn transposed_in_place(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) 
     store(y + arange(0, columns), sum(load(at), axis = 0));
 }
 
-/// Elements of x and y of a [`Pair`].
+/// Number of elements of x and of y in a [`Pair`].
 pub const N: usize = 256;
 
 /// Launches one of the kernels with x and y of [`N`] elements.
@@ -239,7 +240,8 @@ fn same(what: &str, found: &[f32], want: &[f32]) {
     }
 }
 
-/// Compares the kernels whose threads communicate on the device with the CPU.
+/// Runs the kernels whose threads communicate through memory on `device`, with 1 to 32 warps, and compares the results
+/// with those of the CPU.
 pub fn check_thread_communication(device: &Device) {
     macro_rules! pair {
         ($name:ident) => {
@@ -268,7 +270,7 @@ pub fn check_thread_communication(device: &Device) {
     }
 }
 
-/// Compares loops with several stages with loops of one stage: the results agree.
+/// Checks that loops give the same results with several stages as with one.
 pub fn check_pipelined_loops(device: &Device) {
     let mut numbers = Random::new(4);
     for (rows, d, d_tile) in [(7usize, 37usize, 64usize), (9, 64, 64), (33, 2000, 2048)] {
@@ -360,7 +362,7 @@ impl Shipped<'_> {
         Shipped { device, rows, d, x, w, grad_y, mean, rstd }
     }
 
-    /// Rows of a program, and the number of programs.
+    /// Splits the rows among up to three programs: rows per program, and the number of programs.
     fn rows_and_programs(&self, shape: LaunchShape) -> (usize, usize) {
         let each = self.rows.div_ceil(3).next_multiple_of(shape.rows_tile);
         (each, self.rows.div_ceil(each))
@@ -475,7 +477,7 @@ impl Shipped<'_> {
     }
 }
 
-/// Compares the shipped row loops with several stages with those of one stage: the results have the same bits.
+/// Checks that the shipped row loops give the same bits with several stages as with one.
 pub fn check_shipped_row_loops(device: &Device) {
     for (rows, d) in [(1, 64), (65, 1024), (37, 1000), (19, 8192)] {
         let shipped = Shipped::new(device, rows, d);

@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [−1, 1).
+    /// A number uniform in [−1, 1).
     pub fn number(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
@@ -68,7 +68,7 @@ impl HostTensor {
         tensor
     }
 
-    /// Uniform in [−1, 1), rounded to the type.
+    /// A tensor of numbers uniform in [−1, 1), rounded to the type.
     pub fn random(dtype: DType, shape: &[usize], strides: &[usize], random: &mut Random) -> HostTensor {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number()).collect();
         HostTensor::of(dtype, shape, strides, &values)

@@ -18,7 +18,7 @@ pub struct Spacing {
     pub step: usize,
     /// Gap between rows.
     pub gap: usize,
-    /// Before the first element, from the start of memory on.
+    /// From the start of memory to the first element.
     pub first: usize,
 }
 
@@ -26,7 +26,7 @@ pub struct Spacing {
 pub const DENSE: Spacing = Spacing { step: 1, gap: 0, first: 0 };
 /// Rows that do not start at multiples of 16 bytes.
 pub const GAPS: Spacing = Spacing { step: 1, gap: 3, first: 0 };
-/// Rows that do, with gaps.
+/// Gaps of 64 elements: rows start at multiples of 16 bytes if dense rows would.
 pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64, first: 0 };
 /// Adjacent elements at a stride of 2.
 pub const STEPS: Spacing = Spacing { step: 2, gap: 5, first: 0 };
@@ -56,7 +56,7 @@ impl<T: FloatElement> Placed<T> {
         Placed { host, buffer }
     }
 
-    /// Uniform in [−1, 1).
+    /// A tensor of numbers uniform in [−1, 1), rounded to the type.
     pub fn random(device: &Device, shape: &[usize], spacing: Spacing, random: &mut Random) -> Placed<T> {
         let host = HostTensor::random(T::dtype(), shape, &spacing.strides(shape), random);
         Placed::new(device, host.with_offset(spacing.first))
@@ -79,7 +79,7 @@ impl<T: FloatElement> Placed<T> {
         TensorMut::strided(data, array(&self.host.shape), strides).unwrap_or_else(|e| panic!("{e}"))
     }
 
-    /// The values as rounded to the type.
+    /// The values in host memory, rounded to the type.
     pub fn values(&self) -> Vec<f64> {
         self.host.values()
     }

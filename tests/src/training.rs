@@ -87,7 +87,7 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
     grad_b.check(&format!("{what}, grad_b"), &want_b, F32);
 }
 
-/// SiLU and SwiGLU.
+/// Checks SiLU and SwiGLU, and their gradients.
 pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
     let what = format!("swiglu {} [{rows}, {d}] {spacing:?}", T::dtype());
     let mut random = Random::new(12);
@@ -120,7 +120,7 @@ pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spa
     grad_x.check(&format!("{what}, grad of silu"), &want, allowed);
 }
 
-/// With i32 and i64 targets.
+/// Checks cross-entropy and its gradient, with i32 and i64 targets.
 pub fn check_cross_entropy<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     cross_entropy_with::<T, i32>(device, shape, spacing);
     cross_entropy_with::<T, i64>(device, shape, spacing);
@@ -168,7 +168,7 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     grad.check(&format!("{what}, grad of the sum"), &want, tolerance(T::dtype()));
 }
 
-/// Both forms of positions (a table, and consecutive), and both directions, for x [tokens, heads, d].
+/// Checks RoPE of x [tokens, heads, d] with both forms of positions (a table, and consecutive) in both directions.
 pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: Spacing) {
     let [tokens, heads, d] = shape;
     let what = format!("rope {} {shape:?} {spacing:?}", T::dtype());
@@ -196,8 +196,8 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
     }
 }
 
-/// Three steps with gradients of type T, with and without compute weights of that type, with scalars as arguments and
-/// in device memory.
+/// Checks three AdamW steps with gradients of type T, with and without compute weights of that type, with scalars as
+/// arguments and in device memory.
 pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(15);
     let state: [Vec<f64>; 3] = {
@@ -241,8 +241,8 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     }
 }
 
-/// Three steps with the averages of two gradients of type T. In step 2 one element of the second is infinite: the
-/// parameters of its program stay unchanged.
+/// Checks three AdamW steps with the averages of two gradients of type T. In step 2 the last element of the second
+/// gradient is infinite: the parameters of its program stay unchanged.
 pub fn check_adamw_two_peers<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(20);
     let [p, own, other] =
@@ -310,8 +310,8 @@ pub fn check_adamw_two_peers<T: FloatElement>(device: &Device, n: usize) {
     }
 }
 
-/// Inputs of one to four ranks with gaps between them, with and without a second output, with one program per tile and
-/// with two programs; the result of every rank has the bits of a sum in rank order.
+/// Checks sums over one to four ranks, with gaps between the inputs, with and without a second output, with one program
+/// per tile and with two programs: every result has the bits of a sum in rank order.
 pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {
     let random = &mut Random::new(18);
     for (world, rank) in [(1, 0), (2, 0), (2, 1), (3, 1), (4, 3)] {
@@ -346,7 +346,7 @@ pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {
     }
 }
 
-/// From T to each type, exactly.
+/// Checks casts from T to each type: the results are exact up to one rounding.
 pub fn check_cast<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     cast_to::<T, f32>(device, shape, spacing);
     cast_to::<T, f16>(device, shape, spacing);
@@ -362,7 +362,7 @@ fn cast_to<T: FloatElement, U: FloatElement>(device: &Device, shape: [usize; 2],
     y.check(&what, &want.values(), 0.0);
 }
 
-/// Few rows of the table for many tokens, some with ids outside of the table.
+/// Checks the gradient of an embedding with few rows for many tokens; some ids lie outside of the table.
 pub fn check_embedding<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     embedding_with::<T, i32>(device, shape, spacing);
     embedding_with::<T, i64>(device, shape, spacing);
@@ -382,7 +382,7 @@ fn embedding_with<T: FloatElement, I: IndexElement>(device: &Device, [tokens, d]
     grad.check(&what, &want, F32);
 }
 
-/// Logits of −∞, and targets outside of the columns.
+/// Checks cross-entropy with logits of −∞, targets outside of the columns, and NaN in an ignored row.
 pub fn check_unusual_cross_entropy(device: &Device) {
     let inf = f32::NEG_INFINITY;
     let logits = [[1.0, inf, 1.0], [inf, 0.5, inf], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [f32::NAN, 0.0, inf]];

@@ -1,5 +1,5 @@
-//! Loads and stores of every element type, masked and unmasked, at the widest vector width: on the simulated GPU, byte
-//! for byte.
+//! Loads and stores of every element type, masked and unmasked, at the widest vector width, in the interpreter and on
+//! the simulated GPU: copies are equal byte for byte.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;

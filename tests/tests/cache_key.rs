@@ -1,6 +1,7 @@
-//! The disk cache finds code by the text of its function: everything that code depends on must be in the text, or in
-//! the key next to it. A function that is parsed from its own text has no source locations and no value names, and its
-//! ops and values have another order in memory. If its code is that of the original, the code depends on none of these.
+//! Generated code depends only on what the key of the disk cache contains: the text of the function, the locations of
+//! its assertions and assumptions, the target and the options. A function that is parsed from its own text has no
+//! source locations and no value names, and its ops and values have another order in memory. If its code equals that of
+//! the original, the code depends on none of these.
 
 use tilewright::cache::Key;
 use tilewright_codegen::ir::{DType, Func, Loc, Op};

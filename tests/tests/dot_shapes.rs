@@ -1,4 +1,5 @@
-//! Matmuls: the default tiles compile with every addend and operand layout; and narrow dots give correct results.
+//! Matmuls: the default tiles compile with every addend, for well-aligned and for arbitrary arguments; and narrow dots
+//! give correct results.
 
 use tilewright::autotune::{KeyPart, KeyValue, Problem};
 use tilewright::kernels::matmul::{Addend, MATMUL, MATMUL_AUTOTUNE};
@@ -96,7 +97,7 @@ pub fn narrow<T: Float>(
     store(out, sum);
 }
 
-/// N from 8 on: rows of b of one 16-byte chunk, and those of the narrow swizzles.
+/// N from 8 to 64: rows of b take one 16-byte chunk, or 32, 64 or 128 bytes (the swizzle modes).
 #[test]
 fn narrow_dots_are_correct_on_every_architecture() {
     let mut random = Random::new(3);

@@ -1,6 +1,6 @@
-//! Loops with dots at the top level and inside of an `if` that read the same buffers: on the simulated GPU, which
-//! reports buffers that are overwritten before they have been read, and reads without a wait for the copy, against sums
-//! in f64.
+//! Loops with dots at the top level and inside of an `if` that read the same buffers, against sums in f64. The
+//! simulated GPU reports buffers that are overwritten before they have been read, and reads that do not wait for the
+//! copy.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Op};
@@ -65,7 +65,7 @@ pub fn even_tiles<T: Float>(
     store(out, acc);
 }
 
-/// Every combination of loads and overlap.
+/// All forms: loads by all threads, by TMA and by producer warps, with one to three stages.
 fn forms() -> Vec<Form> {
     let mut forms = FORMS.to_vec();
     for num_stages in [1, 2, 3] {
@@ -126,7 +126,7 @@ fn buffers_are_released_after_branches_that_read_them() {
     }
 }
 
-/// Makes sure that the kernels of the test above are warp-specialized.
+/// Checks that the kernels of the test above are warp-specialized.
 #[test]
 fn branches_are_specialized() {
     let schedule = Schedule { warp_specialize: Some(true), tma: Some(true), ..Schedule::default() };

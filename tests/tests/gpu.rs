@@ -55,7 +55,7 @@ fn gpu() -> Option<Gpu> {
 /// One, odd, prime, round in decimal, and one more than a power of two.
 const LENGTHS: [usize; 5] = [1, 17, 127, 1000, 4097];
 
-/// All pairs of lengths, with gaps where the test stays short.
+/// Calls `check` for all pairs of lengths; with gaps only for small shapes, to keep the test short.
 fn each_shape(mut check: impl FnMut([usize; 2], Spacing)) {
     for rows in LENGTHS {
         for d in LENGTHS {

@@ -112,8 +112,8 @@ fn random_programs_agree_with_the_interpreter() {
                 }
             }
         }
-        // Progress, for a run that is interrupted. The driver assembles PTX on one thread, most of a second for 10
-        // programs.
+        // Progress, for a run that is interrupted. The driver assembles PTX on one thread, and takes almost a second
+        // for 10 programs.
         println!("programs {first} and following: {ran} ran so far, {} failed, {refused} refused", failures.len());
     }
     println!("{ran} programs ran, {} failed, {refused} refused", failures.len());

@@ -76,8 +76,9 @@ fn ptx_of_weighted_sum() {
     }
 }
 
-/// Rows of 50257 elements are not aligned to 16 bytes. A launch specializes on unit strides alone; still, logits are
-/// loaded and gradients are stored 16 bytes at a time, except for the peeled ends of rows and the logit of the target.
+/// Rows of 50257 elements are not aligned to 16 bytes, so a launch does not specialize on their addresses and strides.
+/// Logits are loaded and gradients are stored 16 bytes at a time nevertheless, except for the peeled head and tail of
+/// each row and the logit of the target.
 #[test]
 fn unaligned_rows_are_vectorized() {
     for (name, loads, stores) in [("cross_entropy_fwd", 2, 0), ("cross_entropy_bwd", 1, 1)] {

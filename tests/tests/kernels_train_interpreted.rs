@@ -45,7 +45,7 @@ fn floats(dtype: DType, shape: &[usize], strides: &[usize], scale: f64, random: 
     HostTensor::of(dtype, shape, strides, &values)
 }
 
-/// The arguments of a call: tensors, then numbers.
+/// The arguments of a launch: tensors, then scalars.
 macro_rules! args {
     ($($tensor:expr),*; $($number:expr),* $(,)?) => {
         &mut [$($tensor,)* $($number.into()),*]
@@ -177,7 +177,7 @@ fn cross_entropy_and_its_gradient_match() {
                 args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int(0)]);
                 let grid = programs(rows.div_ceil(2));
-                // Two slots of four elements, two runs of two each; for the other index type one slot for a whole tile.
+                // I64: two slots of four elements, each two runs of two. I32: one slot for the whole tile.
                 let (slots, size_per_thread) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
                 let slotted =
                     consts! { rows_tile = 2usize, d_tile = 8usize, slots = slots, size_per_thread = size_per_thread };
@@ -197,7 +197,7 @@ fn cross_entropy_and_its_gradient_match() {
     });
 }
 
-/// Unaligned rows in aligned vectors: dense and padded, from the start of memory and at an offset.
+/// Unaligned rows that are read in aligned vectors: dense and padded, from the start of memory and at an offset.
 #[test]
 fn cross_entropy_of_unaligned_rows_matches() {
     const IGNORE: i64 = -100;

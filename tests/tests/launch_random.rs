@@ -2,8 +2,8 @@
 //! Each launch that passes the bounds checks must stay inside its buffers: each buffer lies next to a guard page, and
 //! launches run in a child process, whose death by a signal is a failure.
 //!
-//! `TILEWRIGHT_TEST_LAUNCHES=100000 TILEWRIGHT_TEST_SEED=7 cargo test -p tilewright-tests --release --test launch_random`
-//! runs more.
+//! `TILEWRIGHT_TEST_LAUNCHES=100000 cargo test -p tilewright-tests --release --test launch_random` runs more launches;
+//! `TILEWRIGHT_TEST_SEED=7` selects other ones.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -20,9 +20,9 @@ use tilewright::kernels::KERNELS;
 use tilewright::{Dtype, Error, LaunchArg};
 use tilewright_codegen::testgen::Rng;
 
-/// Launches in CI, and the least number for each variant of a kernel: compiling one takes as long as hundreds of
-/// launches.
+/// Number of launches by default.
 const LAUNCHES: u64 = 2480;
+/// Smallest number of launches of each variant of a kernel: compiling one takes as long as hundreds of launches.
 const PER_VARIANT: u64 = 80;
 /// Largest number of variants.
 const VARIANTS: u64 = 310;
@@ -235,7 +235,8 @@ fn integer(rng: &mut Rng, bits: u32, class: ArgClass, edge: bool) -> i64 {
     }
 }
 
-/// The size of memory of this class: at least `bytes`.
+/// The size in bytes of memory of a class: `bytes`, rounded down to whole elements of `size` bytes, then up to the
+/// class.
 fn length(bytes: usize, size: usize, class: ArgClass) -> usize {
     let elements = bytes / size;
     let multiple = class == ArgClass::Multiple;
@@ -256,7 +257,7 @@ struct Tally {
     failed_to_record: u64,
 }
 
-/// One launch: draws random arguments, and where only a buffer is too small, retries with the size that the error
+/// Launches a variant with random arguments; if only a buffer is too small, retries with the size that the error
 /// reports.
 fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut Rng, tally: &mut Tally, name: &str) {
     let edges = random_below(rng, 2) == 0;
@@ -405,7 +406,7 @@ fn number_of(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Runs a child process; returns its last lines, and its exit status or `None` where it was silent for too long.
+/// Runs a child process; returns its last lines, and its exit status, or `None` if it printed nothing for [`TIMEOUT`].
 fn watch(range: &str, cache: &std::path::Path) -> (Vec<String>, Option<std::process::ExitStatus>) {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
         .args(["launches_in_a_child_process", "--exact", "--nocapture", "--test-threads=1"])

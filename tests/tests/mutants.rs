@@ -159,7 +159,7 @@ fn matmul(name: &'static str, arch: GpuArch, k_tile: usize, options: &CompileOpt
     Case::new(name, &MATMUL, &[DType::BF16], consts, [1, 1, 1], args, arch, options)
 }
 
-/// Rows and head dimension of attention.
+/// Head dimension of attention.
 const D: usize = 64;
 
 fn attention_tensor(rows: usize, random: &mut Random) -> HostTensor {
@@ -170,7 +170,7 @@ fn attention_output(rows: usize) -> HostTensor {
     HostTensor::poisoned(DType::BF16, &[1, 1, rows, D], &[rows * D, rows * D, D, 1])
 }
 
-/// Tensors, then the strides of those with four dimensions, then the lengths and the scale.
+/// Lists the arguments: tensors, the strides of those with four dimensions, the lengths, and the scale.
 fn attention_arguments(tensors: Vec<Arg>, queries: usize, keys: usize) -> Vec<Arg> {
     let strides = |arg: &Arg| match arg {
         Arg::In(t) | Arg::Out(t) if t.shape.len() == 4 => t.strides.clone(),
@@ -281,8 +281,8 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// Why a mutant that nothing reports is equivalent to the kernel: each access still happens after those that it must
-/// follow.
+/// Explains why a surviving mutant is equivalent to the kernel: each access still happens after those that it must
+/// follow. `None` if no explanation is known, which fails the test.
 fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
     let specialized = case.name.contains("specialized") || case.name.contains("ping-pong");
     let pingpong = mutant.instruction.contains("bar.sync $0") || mutant.instruction.contains("bar.arrive $0");
@@ -376,7 +376,7 @@ fn lines_after<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a 
     case.module.llvm_ir.lines().skip(mutant.line)
 }
 
-/// Those of the lines after the mutated one that synchronize, or access shared memory.
+/// The lines after the mutated one that synchronize or access shared memory.
 fn effects_after<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'a str> {
     let accesses =
         |line: &str| ["= load ", " store "].iter().any(|op| line.contains(op)) && line.contains("addrspace(3)");
@@ -474,7 +474,7 @@ fn spread(n: usize) -> impl Iterator<Item = usize> {
     (0..n).map(move |i| i * coprime % n)
 }
 
-/// The results of one kernel's mutants.
+/// The results of the mutants of one kernel or of several.
 #[derive(Default)]
 struct Report {
     table: Table,

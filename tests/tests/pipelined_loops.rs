@@ -1,5 +1,5 @@
-//! Software-pipelined loops without dots (`range(…, num_stages = …)`): on the simulated GPU, which reports races, reads
-//! of buffers that were not filled, and accesses out of bounds, against sums in f64.
+//! Software-pipelined loops without dots (`range(…, num_stages = …)`), against sums in f64. The simulated GPU reports
+//! races, reads of buffers that were not filled, and accesses out of bounds.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func, Op};
@@ -140,8 +140,8 @@ fn symmetric(x: In<f32>, y: Out<f32>, count: i32, #[constexpr] n: usize, #[const
     store(y_block, total);
 }
 
-/// A matrix takes 64 KB, and the layout conversion for its transpose as much: of three stages, two fit on Hopper, and
-/// none fit elsewhere.
+/// A matrix takes 64 KB, and so does the layout conversion for its transpose: of the three requested stages, two fit on
+/// Hopper; on Ampere not even two fit, and the loop is not pipelined.
 #[test]
 fn ring_buffers_leave_shared_memory_for_layout_conversions() {
     for (arch, expected) in [(GpuArch::Sm80, 0), (GpuArch::Sm90a, 2)] {

@@ -9,8 +9,8 @@
 //! kernel @name(…) { … }
 //! ```
 //!
-//! `tile-fuzz --reduce` prints such programs. Pointers get buffers of 256 KiB, filled with random multiples of 1/4
-//! below 1, so that dots of 16-bit and 32-bit floats are exact.
+//! `tile-fuzz --reduce` prints such programs. Pointers get buffers of 256 KiB, filled with random multiples of 1/4 from
+//! −1 to 1, so that dots of 16-bit and 32-bit floats are exact.
 
 use std::path::Path;
 use tilewright_codegen::interp::{self, ArgValue, Memory};

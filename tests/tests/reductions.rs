@@ -7,8 +7,8 @@ use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, Form, interpret};
 use tilewright_tests::numerics::{HostTensor, Random};
 
-/// Of the rows of x: whether any element is above 0.9, the sum in f64, the maximum in f16, the sum, and the maximum of
-/// `small` with its index.
+/// For each row: whether any element of x is above 0.9; the sum of x in f64, its maximum in f16, and its sum in f32;
+/// and the maximum of `small` in i8, with its index.
 #[kernel]
 fn several(x: In<f32>, small: In<f32>, y: Out<f32>, #[constexpr] rows: usize, #[constexpr] n: usize) {
     let i = arange(0, rows).expand_dims(1) * n + arange(0, n).expand_dims(0);

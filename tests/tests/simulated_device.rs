@@ -81,7 +81,7 @@ fn waits(flag: InOut<i32>) {
     }
 }
 
-/// Starts four elements before `y`.
+/// Writes from four elements before `y` on.
 #[kernel]
 fn begins_before(x: In<i32>, y: Out<i32>) {
     let i = arange(0, 4);
@@ -137,7 +137,7 @@ fn simulated_gpus_do_not_share_memory() {
     assert!(LastOneWins { y: &mut y }.launch(&other, 1).is_err());
 }
 
-/// Inline PTX by the kernel's author, with the rounding mode as a constant of the text.
+/// Inline PTX that the simulated GPU supports, with a rounding mode in the instruction.
 #[kernel]
 fn rounds_to_zero(x: In<f32>, y: Out<f32>) {
     let i = arange(0, 32);

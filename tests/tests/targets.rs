@@ -1,5 +1,5 @@
-//! Every kernel, for every target and element type: compilation gives code that `ptxas` assembles, or an error, and
-//! never panics.
+//! Every kernel, for every target and element type: compilation gives code that `ptxas` assembles, or an `Unsupported`
+//! error, and never panics.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

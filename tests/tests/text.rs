@@ -127,7 +127,7 @@ fn mutate(lines: &mut Vec<String>, rng: &mut Rng) {
     }
 }
 
-/// Checks that what parses prints as itself; returns the function.
+/// Checks that what parses prints as itself; returns the function, or `None` if the input does not parse.
 fn round_trip(input: &str) -> Result<Option<Func>, TestCaseError> {
     let Ok(func) = text::parse(input) else { return Ok(None) };
     let printed = text::print(&func);
@@ -183,7 +183,7 @@ fn run(func: &Func) {
         interp::run_traced(func, &values, [1; 3], &mut memory, Limits { max_ops: 2_000 }, Order::default(), &mut ());
 }
 
-/// Makes sure that some mutations are valid: else the test above would test only the parser.
+/// Checks that some mutations are valid: otherwise `any_mutation` would test only the parser.
 #[test]
 fn some_mutations_are_valid() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

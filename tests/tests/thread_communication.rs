@@ -1,5 +1,5 @@
-//! Kernels whose threads communicate through global memory: on the simulated GPU, whose threads run one after the other
-//! up to the next barrier, against the interpreter.
+//! Kernels whose threads communicate through global memory, on the simulated GPU, whose threads run one after the other
+//! up to the next barrier: results agree with those of the interpreter.
 
 use tilewright::prelude::*;
 use tilewright_codegen::ir::DType;
@@ -38,7 +38,7 @@ fn threads_see_each_others_stores() {
     }
 }
 
-/// Accesses of one element in one layout: each thread reloads its own elements, and no barrier is needed.
+/// Accesses each element in one layout: each thread reloads its own elements, and no barrier is needed.
 #[kernel]
 fn updated(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) {
     let i = arange(0, n);

@@ -1,4 +1,5 @@
-//! The shipped tuning tables: their configurations, and the PTX of these in `ptxas`.
+//! The shipped tuning tables: their configurations parse, pass the estimate of resources, and neither spill nor
+//! serialize wgmma in `ptxas`.
 
 use tilewright::autotune::{Autotune, Config, KeyPart, KeyValue, Problem};
 use tilewright::kernels::{AUTOTUNED, attention};
@@ -65,9 +66,10 @@ fn attention_kernels() -> impl Iterator<Item = &'static Autotune> {
     AUTOTUNED.iter().copied().filter(|autotune| autotune.def.name.starts_with("flash_attention"))
 }
 
-/// Parses a key into element type, `d`, `causal` and precision, and whether the loop may be split. It is split if
-/// results are f32 and operands are not. If both are f32 and the grid is sub-wave, both forms occur, also for keys with
-/// more rows, since such an entry may be the nearest.
+/// Parses a key into element type, `d`, `causal`, precision, and the values of [`Variant::split`] that occur with it.
+/// The loop is split if results are f32 and operands are not. If both are f32 and the grid is sub-wave, both values
+/// occur, even if the key has too many rows for splits, since a problem with fewer rows may use this entry as the
+/// nearest.
 fn read_key(key: &str) -> (DType, i64, bool, Precision, &'static [bool]) {
     let value = |name: &str| {
         let word = key.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
@@ -194,7 +196,7 @@ fn tables_parse_and_match_their_kernels() {
     assert!(shipped >= 2, "{shipped}");
 }
 
-/// The tables with the names that constants and options had before: the same choices.
+/// Tables with the former names of constants and options give the same configurations.
 #[test]
 fn tables_with_former_names_hold_the_same_choices() {
     let present = tilewright::kernels::tuned::TABLES[0];

@@ -1,8 +1,8 @@
 //! The machine code (SASS) of the attention kernels on Hopper: asynchronous MMAs must overlap the arithmetic of the
 //! softmax.
 //!
-//! That the compiler starts MMAs early and waits late does not suffice: ptxas moves waits, and serializes MMAs where it
-//! cannot prove that their registers are not in use. So the SASS is checked.
+//! It does not suffice to check the PTX, in which MMAs start early and waits come late: ptxas moves waits, and
+//! serializes MMAs if it cannot prove that their registers are not in use.
 
 use std::path::PathBuf;
 use tilewright::kernels::attention::backward::{FLASH_ATTENTION_BWD_DKDV, FLASH_ATTENTION_BWD_DQ};

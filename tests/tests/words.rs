@@ -1,5 +1,5 @@
-//! Words that the tree does not use, because the field has others ([`tests/words.txt`](../words.txt)): in names, comments, messages and
-//! pages alike.
+//! Names, comments, messages and pages of the tree have none of the words in [`tests/words.txt`](../words.txt), for
+//! which the field has other terms.
 
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ fn words(text: &str) -> Vec<Word> {
     words
 }
 
-/// The places of a phrase. Its words may have an `s` at their end.
+/// The lines on which a phrase begins. Each of its words may have an additional `s` at its end.
 fn find(words: &[Word], phrase: &[String]) -> Vec<usize> {
     let same = |word: &Word, wanted: &String| {
         word.text.strip_prefix(wanted.as_str()).is_some_and(|end| end.is_empty() || end == "s")

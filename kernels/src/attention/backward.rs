@@ -12,7 +12,8 @@
 //! dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = scale · dS K, dK = scale · dSᵀ Q.
 //!
 //! Shapes, strides, causal mask and `d_tile` are those of [`flash_attention_fwd`](super::forward). dO and dQ have the
-//! shape of q, dK and dV that of k.
+//! shape of q, dK and dV that of k. `lse2` and `delta` are the outputs of the preprocessing kernel in
+//! [`super::backward_rows`].
 
 use super::backward_rows::{row_block, sum_block};
 use super::forward::{batch_and_split, num_k_tiles, row_offset, tiles_of_split, visible};
@@ -28,8 +29,8 @@ use tilewright_runtime::prelude::*;
 /// `sub_wave` and `split_rows` are as in the forward pass: entry b · P + p of dk and dv, P = ⌈n_q / split_rows⌉, is the
 /// contribution of split p of the queries.
 ///
-/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`,
-/// `even_keys` that n_k is one of `k_tile`, which matters only for `one_pass`. Queries beyond n_q are loaded as zeros,
+/// Grid: (⌈n_k / k_tile⌉, heads / group, batch · P). `even_queries` promises that n_q is a multiple of `q_tile`, and
+/// `even_keys`, which only `one_pass` uses, that n_k is a multiple of `k_tile`. Queries beyond n_q are loaded as zeros,
 /// which add nothing; gradients of keys beyond n_k are not stored. So only the diagonal, and dQ, need a mask.
 #[autotune(
     configs = [
@@ -145,19 +146,19 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let keys = first_key + arange(0, k_tile);
     let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
 
-    // Query tiles from `first_tile` on see some of the keys. Not `cdiv`: in 64 bits it spills 8 to 56 bytes in f32, and
-    // in 32 bits, which `assume(n_q >= 0)` allows, 8 bytes where causal.
+    // Query tiles from `first_tile` on see some of the keys. `cdiv` would cause spills in f32: 8 to 56 bytes in 64
+    // bits, and with the causal mask 8 bytes in 32 bits (which `assume(n_q >= 0)` allows).
     let tiles = (n_q + (q_tile - 1)) / q_tile;
     let mut first_tile = scalar::<i32>(0);
     if causal {
         first_tile = minimum(maximum(first_key - (n_k - n_q), 0) / q_tile, tiles);
     }
     let (first_tile, tiles) = tiles_of_split(split, split_rows, first_tile, tiles, q_tile);
-    // Rows of L and D then start at multiples of 16 bytes, as bulk async copies require.
+    // With `even_queries`, rows of L and D start at multiples of 16 bytes, as bulk async copies require.
     let n_q = if even_queries { multiple_of(n_q, q_tile) } else { n_q };
     for member in range(0, group) {
         let head = kv_head * group + member;
-        // Not `row_offset`: the grid has key/value heads here.
+        // `row_offset` does not apply: axis 1 of this grid has the key/value heads.
         let head_rows = ((batch * num_programs(1) + kv_head) * group + member).to::<i64>() * n_q;
         let mut q_block = make_block_ptr(
             q + (batch * q_stride_batch + head * q_stride_head),

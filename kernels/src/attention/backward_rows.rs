@@ -64,10 +64,11 @@ pub fn flash_attention_bwd_preprocess<T: Float>(
     }
 }
 
-/// A gradient in its type and strides: grad = scale · Σₚ sums[b · num_splits + p]. For dQ of one pass, the number of
-/// sums is one; for split loops ([`split_kv`](super::split_kv)), it is the number of splits.
+/// Converts f32 sums to a gradient in its type and strides: grad[b] = scale · Σₚ sums[b · num_splits + p], added in the
+/// order of p.
 ///
-/// `sums` is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d].
+/// `num_splits` is the number of splits of the loop ([`split_kv`](super::split_kv)), and 1 for dQ of one pass. `sums`
+/// is dense f32 [batch · num_splits, heads, n, d], `grad` [batch, heads, n, d].
 ///
 /// Grid: (⌈n / row_tile⌉, heads, batch).
 #[kernel]
@@ -109,13 +110,13 @@ pub fn flash_attention_bwd_postprocess<T: Float>(
     store(grad_block, (total * scale).to::<T>(), boundary_check = boundary_dims(true, padded));
 }
 
-/// A block pointer to `len` elements of a dense vector, from `first` on.
+/// A block pointer to `len` elements of a dense vector of `n`, from `first` on.
 #[device_fn]
 pub(super) fn row_block(base: Ptr<f32>, first: Scalar<i32>, n: Scalar<i32>, len: usize) -> BlockPtr<f32> {
     make_block_ptr(base, shape = [n], strides = [1], offsets = [first], block_shape = [len], order = [0])
 }
 
-/// A block pointer to a tile of rows of f32 sums, from row `first` on.
+/// A block pointer to the [q_tile, d_tile] tile of dense f32 sums [n, d], from row `first` on.
 #[device_fn]
 pub(super) fn sum_block(
     base: Ptr<f32>,

@@ -53,10 +53,10 @@ impl Tiles {
     }
 }
 
-/// Whether the grid is sub-wave: too few programs, for this many batch entries and heads and rows of each, to keep the
-/// SMs of a large GPU busy. Smaller tiles, which give more programs, are faster then.
+/// Whether the grid is sub-wave: `batch_and_heads` heads of `rows` rows, in tiles of 64 rows, give too few programs to
+/// keep the SMs of a large GPU busy. Smaller tiles, which give more programs, are faster for such a grid.
 pub fn is_sub_wave(batch_and_heads: usize, rows: usize) -> bool {
-    /// Two programs for each of some 130 SMs.
+    /// About two programs for each of 132 SMs.
     const MIN_PROGRAMS: usize = 256;
     batch_and_heads * rows.div_ceil(64) < MIN_PROGRAMS
 }
@@ -131,7 +131,8 @@ fn without_overlap(tiles: Tiles) -> Tiles {
     Tiles { schedule: Schedule { overlap: Some(false), ..tiles.schedule }, ..tiles }
 }
 
-/// The tiles that are used where neither the caller nor the autotuner gives any.
+/// The tiles that are used if neither the caller nor the autotuner gives any, except in the special cases that
+/// [`forward_default`], [`dkdv_default`] and [`dq_default`] add for Hopper.
 pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target) -> Tiles {
     let wide = element_bytes > 2;
     // Desktop GPUs have 99 KB of shared memory per block, others 163 KB and more.

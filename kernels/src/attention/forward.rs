@@ -143,7 +143,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
 
     let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let scale2 = scale * std::f32::consts::LOG2_E;
-    // The maximum starts at a finite number: −∞ − (−∞) would be NaN; against a finite number every score of −∞ has the
+    // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
     // exponent −∞.
     let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
 
@@ -237,7 +237,7 @@ pub(super) fn batch_and_split(
     }
 }
 
-/// The range (first, end) of those tiles in `first..last` that lie in a split of `split_rows` rows.
+/// The range (first, end) of those tiles in `first..last` that lie in split number `split`, of `split_rows` rows.
 #[device_fn]
 pub(super) fn tiles_of_split(
     split: Scalar<i32>,

@@ -35,8 +35,8 @@ pub struct Options {
     /// Precision of dots of f32 operands: by default tf32x3 on a GPU and IEEE on the CPU. Dots of other types are exact
     /// before accumulation.
     pub precision: Option<Precision>,
-    /// Tile sizes of the forward kernel. `None`, here and in the next two fields, takes the choice of the autotuner
-    /// ([`tilewright_runtime::autotune`]), else [`config::default_tiles`](super::config::default_tiles).
+    /// Tile sizes of the forward kernel. `None`, here and in the next two fields, selects those of the autotuner
+    /// ([`tilewright_runtime::autotune`]), or else the defaults of [`config`](super::config).
     pub forward_tiles: Option<Tiles>,
     /// Tile sizes of the kernel that computes dK and dV.
     pub dkdv_tiles: Option<Tiles>,
@@ -44,9 +44,9 @@ pub struct Options {
     pub dq_tiles: Option<Tiles>,
     /// How the backward pass computes dQ.
     pub backward: Backward,
-    /// Maximum number of splits of the loop over keys or queries (split-KV); by default more than one on a GPU if the
-    /// grid would otherwise be sub-wave. All splits but the last have the same number of rows, a power of two from 256
-    /// on.
+    /// Largest number of splits of the loop over keys or queries (split-KV). By default, loops are split only on a GPU
+    /// and only if the grid would be sub-wave otherwise. All splits but the last have the same number of rows, a power
+    /// of two of at least 256.
     pub num_splits: Option<usize>,
     /// The stream of the launches; the device's own by default.
     pub stream: Option<Stream>,
@@ -58,8 +58,8 @@ impl Options {
         Options { causal, ..Options::default() }
     }
 
-    /// The splits of the loops over `loop_rows` rows, for each of `heads` heads (of all batch entries) and each tile of
-    /// `rows`.
+    /// Chooses the splits of the loops over `loop_rows` rows: one loop for each of `heads` heads (of all batch entries)
+    /// and each tile of the `rows` rows.
     fn kv_split<T: Element>(
         &self,
         device: &Device,
@@ -85,7 +85,7 @@ impl Options {
     }
 }
 
-/// Validated sizes and options of an attention call.
+/// Validated sizes of an attention problem, with the scale and precision that the options give.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub batch: usize,
@@ -173,8 +173,8 @@ pub fn forward<T: FloatElement>(
     Ok((o, lse))
 }
 
-/// The number of f32 in the workspace of [`forward_into`], for q and k of these shapes: 0, unless the keys are split;
-/// then O and L of each split.
+/// The number of f32 elements in the workspace of [`forward_into`], for q and k of these shapes: 0 unless the loop over
+/// keys is split; then room for O and L of each split.
 pub fn forward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let [batch, heads, n_q, d] = q;
     let split = options.kv_split::<T>(device, Pass::Forward, d, batch * heads, n_q, k[2]);
@@ -239,8 +239,8 @@ pub struct Saved<'a, T: Element> {
     pub d_o: Tensor<'a, T>,
 }
 
-/// The number of f32 in the workspace of [`backward_into`], for q and k of these shapes: two per query row; with
-/// [`Backward::OnePass`] the sums of dQ; and the gradients of each split, where loops are split.
+/// The number of f32 elements in the workspace of [`backward_into`], for q and k of these shapes: two per query row;
+/// with [`Backward::OnePass`] the sums of dQ; and, if loops are split, the gradients of each split.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let (keys, queries) = backward_splits::<T>(device, q, k, options);
     let of = |shape: [usize; 4], split: KvSplit| {
@@ -262,7 +262,7 @@ fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], op
     (keys, options.kv_split::<T>(device, Pass::Dq, d, batch * heads, n_q, n_k))
 }
 
-/// The number of f32 of the sums of dQ, rounded up as in [`workspace_rows`].
+/// The number of f32 elements of the sums of dQ, rounded up as in [`workspace_rows`].
 fn dq_sum_len(q_shape: [usize; 4]) -> usize {
     q_shape.iter().product::<usize>().next_multiple_of(64)
 }

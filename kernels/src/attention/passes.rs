@@ -101,7 +101,7 @@ pub(super) fn launch_combine<T: FloatElement>(
     .launch_with(device, &config)
 }
 
-/// Fails unless tile sizes divide the rows of a split.
+/// Fails unless tile sizes divide [`MIN_SPLIT_ROWS`], and so the rows of every split.
 fn expect_tiles_divide_split(tiles: Tiles, split: KvSplit) -> Result<()> {
     let Tiles { q_tile, k_tile, .. } = tiles;
     if !split.is_split() || [q_tile, k_tile].iter().all(|tile| MIN_SPLIT_ROWS.is_multiple_of(*tile)) {

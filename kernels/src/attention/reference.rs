@@ -24,12 +24,12 @@ pub struct Gradients {
 }
 
 impl Problem {
-    /// The offset of a query head's [n_q, d] matrix in a dense tensor.
+    /// The offset, in dense q or o, of the [n_q, d] matrix of a query head.
     fn query_matrix(&self, batch: usize, head: usize) -> usize {
         (batch * self.heads_q + head) * self.n_q * self.d
     }
 
-    /// The offset of the [n_k, d] matrix that a query head reads in a dense tensor.
+    /// The offset, in dense k or v, of the [n_k, d] matrix that a query head reads.
     fn key_matrix(&self, batch: usize, head: usize) -> usize {
         let group = self.heads_q / self.heads_kv;
         (batch * self.heads_kv + head / group) * self.n_k * self.d
@@ -40,8 +40,8 @@ impl Problem {
         if self.causal { (row + 1 + self.n_k).saturating_sub(self.n_q).min(self.n_k) } else { self.n_k }
     }
 
-    /// Calls `f` for every (batch, head, row): index of the row among all, row, offset of its q row, offset of its k
-    /// matrix.
+    /// Calls `f` for every (batch, head, row), with the index of the row among all rows, the row, the offset of its q
+    /// row, and the offset of its k matrix.
     fn for_each_row(&self, mut f: impl FnMut(usize, usize, usize, usize)) {
         for batch in 0..self.batch {
             for head in 0..self.heads_q {

@@ -1,8 +1,9 @@
 //! Split-KV for sub-wave grids (fewer programs than SMs).
 //!
-//! One head of a few thousand rows gives a program for every fourth SM, each with a long loop over the other rows. With
-//! splits, one program per split of the loop writes its own f32 result (FlashDecoding, Dao and others, 2023, for the
-//! forward pass). [`flash_attention_fwd_combine`](FlashAttentionFwdCombine) combines those of the forward pass,
+//! One head of a few thousand rows gives programs for only a quarter of the SMs, each with a long loop over the keys
+//! (or the queries, for dK and dV). Here the loop is split: one program per split writes its own f32 result
+//! (FlashDecoding, Dao and others, 2023, for the forward pass).
+//! [`flash_attention_fwd_combine`](FlashAttentionFwdCombine) combines the results of the forward pass, and
 //! [`backward_rows`](super::backward_rows) sums the gradients, both in a fixed order: the same inputs give the same
 //! bits.
 
@@ -60,12 +61,12 @@ impl KvSplit {
 /// causal, with tf32x3.
 fn default_splits_f32(pass: Pass, d: usize, programs: usize) -> usize {
     match (pass, programs) {
-        // Each program has an SM to itself, and writes results for all of its rows: one head of 4096 rows takes 0.35 ms
-        // in two splits, 0.43 in four and 0.45 in eight (d = 128); one of 8192 rows takes 0.61 in two and 0.71 unsplit
-        // (d = 64).
+        // Each program has an SM to itself and writes results for all of its rows, so few splits are best: one head of
+        // 4096 rows takes 0.35 ms in two splits, 0.43 in four and 0.45 in eight (d = 128); one of 8192 rows takes 0.61
+        // in two and 0.71 unsplit (d = 64).
         (Pass::Dkdv | Pass::Dq, ..=128) if d_tile(d) >= 64 => (128 / programs).max(2),
-        // This many programs keep a large GPU busy until the longest loop ends. With twice as many, 8192 rows of one
-        // head are 5 to 20 % slower when split.
+        // 512 programs keep a large GPU busy until the longest loop ends. One head of 8192 rows, which has 128 programs
+        // unsplit, is 5 to 20 % slower when split.
         (_, ..=64) => 512 / programs,
         _ => 1,
     }
@@ -134,7 +135,7 @@ pub fn flash_attention_fwd_combine<T: Float>(
 
 /// The default number of splits of bf16 and f16. One head of 4096 rows takes 0.116 ms in the backward pass unsplit,
 /// 0.084 in two splits and 0.105 in eight (d = 128); with d = 64 it takes 0.082 unsplit, 0.060 in two and 0.056 in
-/// four. The forward pass prefers the same numbers: 0.045, 0.032 and 0.039 ms.
+/// four. The forward pass is fastest with the same numbers of splits: 0.045, 0.032 and 0.039 ms.
 fn default_splits_16bit(causal: bool, d: usize, programs: usize, loop_rows: usize) -> usize {
     let min_splits = match (causal, d_tile(d)) {
         // All loops have the same length, and each program has an SM.
@@ -142,7 +143,7 @@ fn default_splits_16bit(causal: bool, d: usize, programs: usize, loop_rows: usiz
         (_, 128..) => 2,
         _ => 4,
     };
-    // Short loops end before the combine kernel would begin, and more programs keep a large GPU busy without splits.
+    // Short loops end before the combine kernel would begin, and more than 128 programs keep a large GPU busy unsplit.
     if loop_rows < 2048 || programs > 128 { 1 } else { (128 / programs).max(min_splits) }
 }
 

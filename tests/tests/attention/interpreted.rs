@@ -21,7 +21,7 @@ struct Tiles {
     k: usize,
 }
 
-/// Several tiles of each kind in a small problem.
+/// Small tiles: a small problem has several tiles of queries and of keys.
 const SMALL: Tiles = Tiles { q: 16, k: 32 };
 
 fn common(form: Form, case: &Case, tiles: Tiles) -> Vec<(&'static str, ConstValue)> {
@@ -50,7 +50,7 @@ fn grid(extents: [usize; 3]) -> [u32; 3] {
     extents.map(|n| n as u32)
 }
 
-/// Arguments in order: memory, the strides of every tensor of four dimensions, numbers.
+/// Lists the arguments in order: tensors, the strides of every tensor of four dimensions, scalars.
 fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     let strides: Vec<usize> = tensors
         .iter()
@@ -66,7 +66,7 @@ fn arguments<'a>(tensors: Vec<Arg<'a>>, numbers: Vec<Arg<'a>>) -> Vec<Arg<'a>> {
     tensors.into_iter().chain(strides.into_iter().map(Arg::from)).chain(numbers).collect()
 }
 
-/// The numbers of the kernels with dots: lengths and the scale.
+/// The last scalar arguments of the kernels with dots: n_q, n_k and the scale.
 fn numbers(case: &Case) -> Vec<Arg<'static>> {
     let p = &case.problem;
     vec![p.n_q.into(), p.n_k.into(), Arg::Float(p.scale)]
@@ -132,7 +132,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
 
     let mut dq = case.poisoned(case.query_shape());
     if one_pass {
-        // Unsplit.
+        // One split.
         let numbers = vec![p.n_q.into(), 1.into(), Arg::Float(p.scale)];
         let mut args = arguments(vec![Arg::In(&dq_sum), Arg::Out(&mut dq)], numbers);
         shape_consts.retain(|(name, _)| ["d", "d_tile"].contains(name));
@@ -148,7 +148,7 @@ fn check_backward_in(one_pass: bool, form: Form, case: Case, tiles: Tiles, input
     case.check("dq", &dq, &expected.gradients.dq);
 }
 
-/// Forward and backward, in every form of the interpreter.
+/// Checks forward and backward in every form of the interpreter.
 fn check_inputs(case: Case, tiles: Tiles, inputs: &Inputs) {
     let expected = case.expected(inputs);
     for form in FORMS {
@@ -168,7 +168,7 @@ fn tiles_of_keys_that_all_rows_see() {
     check(Case::new(32, 64, 16).dtype(DType::F16));
 }
 
-/// Tiles that fill the MMA instructions, lowered to these.
+/// Tiles that are large enough to be lowered to MMA instructions.
 #[test]
 fn large_tiles() {
     let tiles = Tiles { q: 64, k: 64 };
@@ -298,7 +298,7 @@ fn strides_with_gaps() {
     }
 }
 
-/// Scores of hundreds: exp would overflow without subtraction of the maximum, and so would P of a padded key.
+/// Scores of several hundred: exp would overflow without subtraction of the maximum, and so would P of a padded key.
 #[test]
 fn large_scores_do_not_overflow() {
     for sign in [1.0, -1.0] {
@@ -354,7 +354,7 @@ fn check_forward_split_kv(form: Form, case: Case, tiles: Tiles, split_rows: usiz
     case.check_lse(&lse, &expected.lse);
 }
 
-/// dK, dV and dQ of split loops.
+/// Checks dK, dV and dQ of split loops.
 fn check_backward_split(form: Form, case: Case, tiles: Tiles, split_rows: usize) {
     let p = &case.problem;
     let (dkdv_splits, dq_splits) = (p.n_q.div_ceil(split_rows), p.n_k.div_ceil(split_rows));

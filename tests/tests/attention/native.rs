@@ -7,7 +7,7 @@ use tilewright::prelude::{Buffer, Device, Precision};
 use tilewright_tests::attention::{Case, Inputs, Layout, check};
 use tilewright_tests::numerics::HostTensor;
 
-/// Tiles small enough for several of each kind in a small problem.
+/// Small tiles: a small problem has several tiles of queries and of keys.
 fn small_tiles() -> Options {
     let tiles = Some(Tiles::new(16, 32, 1, 1));
     Options { forward_tiles: tiles, dkdv_tiles: tiles, dq_tiles: tiles, ..Options::default() }
@@ -162,7 +162,7 @@ fn split_kv() {
         check(&Device::cpu(), Case::new(512, 1024, 16).causal().dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(1024, 512, 16).dtype(DType::F32), &options);
         check(&Device::cpu(), Case::new(520, 1030, 16).heads(2, 4, 2).causal().dtype(DType::F32), &options);
-        // Split results are f32 here, too.
+        // Results of splits are f32 for bf16 inputs, too.
         check(&Device::cpu(), Case::new(200, 600, 16).causal().dtype(DType::BF16), &options);
     }
 }

@@ -10,7 +10,7 @@ use tilewright_tests::numerics::TF32_TOLERANCE;
 
 const DTYPES: [DType; 3] = [DType::BF16, DType::F16, DType::F32];
 
-/// Causal and not, in every type.
+/// Checks a case with and without the causal mask, in every type.
 fn check_all(device: &tilewright::Device, case: Case) {
     for dtype in DTYPES {
         check(device, case.dtype(dtype), &Options::default());
@@ -39,7 +39,7 @@ fn check_head_dimensions(dims: &[usize]) {
     }
 }
 
-// Several tests, which run in parallel.
+// Head dimensions are split among several tests, each with its own result.
 
 #[test]
 fn attention_of_small_head_dimensions() {

@@ -119,7 +119,7 @@ fn shapes_move_elements() {
     assert_eq!(&got[..4], [1, 23, 45, 67]);
     assert_eq!(&got[4..12], [0, 1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(&got[12..20], [1, 3, 5, 7, 0, 2, 4, 6]);
-    // element (k, i, j) of the permuted cube is (i, j, k) of the cube.
+    // Element (k, i, j) of the permuted cube is element (i, j, k) of the cube.
     let cube: Vec<i32> = (0..4).flat_map(|k| (0..4).map(move |ij| 4 * ij + k)).collect();
     assert_eq!(&got[20..36], cube);
     assert_eq!(got[36], 12 * 16);

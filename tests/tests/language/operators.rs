@@ -66,7 +66,7 @@ fn ceilings(out: Out<i32>, a: i32, b: i32) {
 fn ceilings_of_quotients_do_not_wrap() {
     let up = |a: i64, b: i64| match b {
         0 => 0,
-        // Exact: 53 bits hold both numbers, and no quotient of such is rounded to an integer it is not.
+        // Exact: f64 holds both numbers, and their quotient rounds to an integer only if it is that integer.
         _ => (a as f64 / b as f64).ceil() as i64,
     };
     for a in [0, 1, 11, 12, 13, 16, 17, 2_147_483_600, i32::MAX - 1, i32::MAX, -1, -5, -16, -17, i32::MIN] {

@@ -1,4 +1,4 @@
-//! The kernel of the design document, verbatim.
+//! A weighted-sum kernel with block pointers, and a snapshot of its recorded Tile IR.
 
 use crate::support::{self, consts};
 use tilewright::codegen::ir::DType;
