@@ -51,7 +51,7 @@ impl Dtype {
         matches!(self, Dtype::F32 | Dtype::F64 | Dtype::Bf16 | Dtype::F16)
     }
 
-    /// Name as in kernels and records.
+    /// Name as in kernel signatures and records.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",

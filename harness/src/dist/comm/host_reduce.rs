@@ -1,4 +1,5 @@
-//! Reductions in host memory, always in rank order: the same bits on every rank, with every backend and in every run.
+//! Reductions in host memory, always in rank order: the same bits on every rank, with every host backend and in every
+//! run.
 
 use bytemuck::Pod;
 use half::{bf16, f16};

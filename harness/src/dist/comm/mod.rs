@@ -341,7 +341,7 @@ impl Communicator {
     /// code reads or writes them. `address` is aligned for the element type. A leaked handle may never be known to be
     /// complete.
     pub unsafe fn start(&self, call: Call, address: *mut u8) -> Result<Handle> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.enqueue(call, address, false) }
     }
 
@@ -354,7 +354,7 @@ impl Communicator {
     /// # Safety
     /// See [`Communicator::start`].
     pub unsafe fn start_overlapped(&self, call: Call, address: *mut u8) -> Result<Handle> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.enqueue(call, address, true) }
     }
 
@@ -627,8 +627,8 @@ impl Worker {
         }
     }
 
-    /// The error is stored before the backend aborts: on a GPU the abort releases waiting threads, which then ask for
-    /// the error.
+    /// Stores the error, then aborts the backend: on a GPU the abort releases waiting threads, which then read the
+    /// error.
     fn fail(&self, backend: &mut impl Backend, error: CommError) {
         let _ = self.failed.set(error.clone());
         let (who, text) = (self.who.clone(), error.to_string());

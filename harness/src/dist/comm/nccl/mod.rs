@@ -215,7 +215,7 @@ impl CompletionEvent for Span {
     }
 
     fn synchronize(&self) -> Result<()> {
-        // The timeout aborts it before the watchdog's limit.
+        // The collective's timeout aborts it before the watchdog's limit.
         let (rank, call) = (self.rank, self.call);
         let limit = self.timeout.saturating_add(DRAIN_TIMEOUT + WATCHDOG_MARGIN);
         let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
@@ -362,8 +362,8 @@ impl Nccl {
         }
     }
 
-    /// Queues the data transfer. Its memory may be used when the GPU has reached all of `behind`; if it is empty, when
-    /// the stream reaches the queued work.
+    /// Queues the data transfer. Its memory may be used when the GPU has reached all events in `behind`; if `behind` is
+    /// empty, when the stream reaches the queued work.
     fn queue(&mut self, call: &Call, address: u64, behind: &[&CudaEvent]) -> Result<()> {
         let Some(comm_dtype) = call.comm_dtype else { return self.queue_as(call, call.dtype, address, behind) };
         match comm_dtype {
@@ -409,7 +409,7 @@ impl Nccl {
         convert(device, rounded, exact).map_err(failed)
     }
 
-    /// The next collective for copy engines, if they can run it.
+    /// The collective as work for the copy engines; `None` if NCCL runs it.
     fn work(&self, call: &Call, dtype: Dtype, address: u64) -> Option<CopyCollective> {
         let (kind, average) = match call.op {
             Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
@@ -496,7 +496,7 @@ impl Nccl {
                     let _ = context.bind_to_thread();
                     abort(comm);
                 };
-                // Without a thread it is leaked, and its kernels continue.
+                // Without a thread the communicator is leaked, and its kernels continue.
                 drop(std::thread::Builder::new().spawn_scoped(scope, on_thread));
             }
             last.into_iter().for_each(abort);
@@ -563,7 +563,8 @@ impl Backend for Nccl {
         match split_with_max_ctas(all, rank, max_ctas, &mut self.control, &self.context, timeout) {
             Ok(comm) => self.split_comms.push((max_ctas, comm)),
             Err(error) => {
-                // A thread that is still running may use it. None of its kernels is in flight.
+                // Leaks the communicator: the thread of the abandoned call may still use it. None of its kernels is in
+                // flight.
                 self.comm = None;
                 return Err(error);
             }
