@@ -232,7 +232,7 @@ impl Ddp {
     /// Broadcasts rank 0's parameters, and averages gradients from now on.
     ///
     /// # Errors
-    /// The ranks that have other parameters or options; errors of communication.
+    /// Ranks with parameters or options other than rank 0's; errors of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
         if options.is_eager() {
@@ -300,7 +300,7 @@ impl Ddp {
         backward()
     }
 
-    /// Sends all remaining gradients and wait_timer until every gradient is the average over all ranks; with
+    /// Sends all remaining gradients and waits until every gradient is the average over all ranks; with
     /// [`Exchange::ReduceScatter`], until this rank's shards are. On a GPU it makes the stream wait instead of the
     /// host.
     ///
@@ -370,7 +370,7 @@ impl Ddp {
         let outcome = wait_timer.during(|| {
             (step_state.next..inner.buckets.len()).try_for_each(|_| {
                 inner.send_next(&mut step_state)?;
-                // The naive form wait_timer for each collective; on a GPU the stream serializes them.
+                // The naive form waits for each collective; on a GPU the stream serializes them.
                 if eager || inner.comm.is_on_device() {
                     return Ok(());
                 }
@@ -386,7 +386,7 @@ impl Ddp {
         match outcome {
             Ok(()) => wait(&sent, &mut wait_timer)?,
             Err(error) => {
-                // Wait for all of them before the error makes the gradients available again.
+                // Waits for all collectives before the error makes the gradients available again.
                 drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
                 return Err(error.into());
             }
@@ -561,8 +561,8 @@ impl Inner {
         outcome
     }
 
-    /// Starts a collective on gradients. The caller wait_timer for the handle before it uses them, and before `self` is
-    /// dropped.
+    /// Starts a collective on gradients. The caller waits for the handle before it uses the gradients, and before
+    /// `self` is dropped.
     fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
         // Gradients that are stored in the communication dtype are not rounded again.
         let comm_dtype = self.options.comm_dtype.filter(|comm_dtype| *comm_dtype != self.dtype);
@@ -602,9 +602,9 @@ impl PeerGradients {
         range: &Range<usize>,
     ) -> View<'a, G> {
         let begin = self.address + (range.start * size_of::<G>()) as u64;
-        // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which
-        // callers of a bucket borrow. The peer writes it before that bucket's exchange and, with peer reads, after the
-        // exchange at the end.
+        // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which the
+        // view borrows. The peer writes the memory only until the exchange of these elements is complete and, with peer
+        // reads, after the exchange at the end of the step.
         unsafe { View::from_address(device, begin, range.len()) }
     }
 }
@@ -625,9 +625,9 @@ fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     Ok(all.iter().all(|&yes| yes == 1))
 }
 
-/// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if the last
-/// argument is true and possible. The communicator has a single buffer for the peer: while another `Ddp` uses it, this
-/// one gets `None`.
+/// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if
+/// `reads_peer` is true and that is possible. The communicator has a single buffer for the peer: while another `Ddp`
+/// uses it, this one gets `None`.
 fn peer_gradients(
     flat: Tensor,
     (grads, dtype): (u64, Dtype),
@@ -682,7 +682,7 @@ pub(super) fn address<T: memory::Elem>(flat: &candle_core::Tensor) -> Result<u64
     Ok(memory::write::<T, _>(flat, |_, elements| Ok(elements.address()))?)
 }
 
-/// Fails on all ranks unless all have the same parameters (names, shapes, which are trained) and options.
+/// Fails on all ranks unless all have the same parameters (names, shapes, frozen or not) and options.
 fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Result<()> {
     let mut hash = blake3::Hasher::new();
     hash.update(format!("{options:?} {:?}\n", params.grads().dtype()).as_bytes());

@@ -14,7 +14,8 @@ use std::thread;
 
 use super::comm::{CommError, Result};
 
-/// Names the socket by descriptor and inode: `7:12345`. The descriptor alone could be another file by now.
+/// Environment variable that names the socket by descriptor and inode: `7:12345`. The descriptor alone could refer to
+/// another file by now.
 pub const VARIABLE: &str = "TILEWRIGHT_LIFELINE";
 
 const SAVE_BEGINS: u8 = b'+';

@@ -210,7 +210,7 @@ fn a_rank_that_ends_while_others_come_is_named() {
     let (port, job) = (free_port(), job());
     let began = Instant::now();
     let text = std::thread::scope(|scope| {
-        // It runs into its timeout: the only way for a rank to leave within a process.
+        // Rank 1 runs into its timeout: the only way for a rank to end without ending this process.
         let one = scope.spawn(|| connect(&rank_info(1, 3, port), &job, SHORT).map(|_| ()));
         let text = connect(&rank_info(0, 3, port), &job, options()).map(|_| ()).unwrap_err().to_string();
         assert!(one.join().unwrap().is_err());

@@ -93,6 +93,8 @@ impl Mpi {
         })
     }
 
+    /// Starts to send `bytes` to rank `to`.
+    ///
     /// # Safety
     /// The bytes stay allocated and unchanged until the message is complete.
     unsafe fn send(&self, to: usize, tag: i32, bytes: &[u8]) -> Pending {
@@ -112,6 +114,8 @@ impl Mpi {
         }
     }
 
+    /// Starts to receive `bytes` from rank `from`.
+    ///
     /// # Safety
     /// See [`Mpi::send`]; also no other code accesses the bytes.
     unsafe fn receive(&self, from: usize, tag: i32, bytes: &mut [u8]) -> Pending {

@@ -253,6 +253,8 @@ impl Threads {
     }
 }
 
+/// Borrows the bytes in `range` of the post's memory.
+///
 /// # Safety
 /// The post's memory has these bytes, and no rank writes them while the slice lives.
 unsafe fn read<'a>(post: &Post, range: &std::ops::Range<usize>) -> &'a [u8] {
@@ -263,6 +265,8 @@ unsafe fn read<'a>(post: &Post, range: &std::ops::Range<usize>) -> &'a [u8] {
     }
 }
 
+/// Copies `bytes` to offset `at` of the post's memory.
+///
 /// # Safety
 /// The post's memory has `bytes.len()` bytes at `at`, `bytes` does not overlap them, and no other rank uses them.
 unsafe fn write(post: &Post, at: usize, bytes: &[u8]) {

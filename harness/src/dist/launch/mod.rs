@@ -41,7 +41,7 @@ pub struct Plan {
     pub timeouts: Timeouts,
 }
 
-/// How long ranks may take to end. Then they get SIGTERM, and SIGKILL after another [`Timeouts::grace`].
+/// How long ranks may take to end. After that they get SIGTERM, and after another [`Timeouts::grace`] SIGKILL.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
     /// After the failure of a rank: the others have to notice it, report it, and finish a save. Also after a second
@@ -209,7 +209,7 @@ impl ShutdownSchedule {
         }
     }
 
-    /// Returns the signal to send now.
+    /// Returns the signal to send now, if there is one.
     fn due(&mut self, now: Instant, saving: bool) -> Option<i32> {
         let (since, allowed) = self.ending?;
         let saving = saving && self.waits_for_saving;
