@@ -37,7 +37,7 @@ pub struct BucketShards {
     pub shard_len: usize,
     /// All ranks' shards, contiguous, in rank order.
     pub sharded: Range<usize>,
-    /// The elements behind the shards, which every rank has.
+    /// The elements after the shards, which every rank has.
     pub remainder: Range<usize>,
 }
 

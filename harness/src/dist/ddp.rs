@@ -503,7 +503,8 @@ impl Inner {
         Ok(())
     }
 
-    /// With peer reads: returns when the peer has read this rank's gradients, so that they may be overwritten.
+    /// Waits (on a GPU, the compute stream does) until the peer has read this rank's gradients, so that they may be
+    /// overwritten. Does nothing without peer reads.
     fn finish_peer_reads(&self) -> Result<(), CommError> {
         match &self.peer_gradients {
             Some(peer) if peer.reads_peer => wait_all(&[self.start(0..self.params.flat_len(), Op::Exchange)?]),

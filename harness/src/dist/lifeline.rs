@@ -158,7 +158,7 @@ mod tests {
             let message = named(nonsense).unwrap_err().to_string();
             assert!(message.contains(&format!("{VARIABLE} is `{nonsense}`, expected DESCRIPTOR")), "{message}");
         }
-        // Its new owner closes it.
+        // The new owner closes the descriptor.
         let taken = inherited((descriptor, inode)).unwrap();
         assert_eq!(taken.as_raw_fd(), given.as_raw_fd());
         std::mem::forget(given);

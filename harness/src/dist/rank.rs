@@ -446,7 +446,7 @@ mod tests {
         expect_text(|_| Some("0123456789abcdef".into())).unwrap();
     }
 
-    /// For every variable in the table of the module page.
+    /// Checks every variable in the table of the module page.
     #[test]
     fn every_own_variable_refuses_nonsense() {
         let refused = [

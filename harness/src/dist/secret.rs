@@ -58,7 +58,7 @@ impl Secret {
     /// Uses `text` as the secret.
     ///
     /// # Errors
-    /// It is too short, or an environment variable cannot hold it.
+    /// A text that is too short, or that an environment variable cannot hold.
     pub fn new(text: &str) -> Result<Secret, String> {
         let text = text.trim();
         match text.len() {

@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// As for other output files, links are followed.
+    /// Links are followed, as for other output files.
     #[test]
     fn a_log_may_be_a_link() {
         let dir = tempfile::tempdir().unwrap();

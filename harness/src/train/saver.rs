@@ -22,7 +22,7 @@ pub const DEFAULT_INTERVAL: u64 = 100;
 /// Default saves take at most one part in this many of the time.
 const MAX_OVERHEAD: u32 = 20;
 
-/// Interval in which ranks that wait for a save exchange their status: a save may take longer than a collective's
+/// Interval at which ranks that wait for a save exchange their status: a save may take longer than a collective's
 /// timeout.
 const RANK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);

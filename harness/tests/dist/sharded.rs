@@ -18,7 +18,7 @@ const EXCHANGES: [Exchange; 2] = [Exchange::AllReduce, Exchange::ReduceScatter];
 /// Number of steps, and the step in which the second parameter group is added.
 const STEPS: usize = 6;
 const LATER: usize = 2;
-/// Between different world sizes: the order of sums differs.
+/// Tolerance between different world sizes, whose order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
 fn ranges(params: &Params, names: &[&str]) -> Vec<Range<usize>> {

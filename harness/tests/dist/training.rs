@@ -15,7 +15,7 @@ use crate::world::{KINDS, Kind, options, ranks};
 
 const STEPS: usize = 20;
 const FORMS: [Form; 4] = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed];
-/// Between training on one and on several ranks: the order of sums differs.
+/// Tolerance between training on one and on several ranks: the order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
 /// Buckets of about three parameters. On a GPU, matmuls use all SMs, as on one rank.

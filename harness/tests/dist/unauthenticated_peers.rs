@@ -282,7 +282,7 @@ fn rank_0_listens_where_it_was_told_and_nowhere_else() {
             drop(TcpStream::connect(("127.0.0.2", port)));
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
-        // It did listen: a client connected.
+        // Rank 0 did listen: a client connected.
         assert!(text.contains("rejected; the last one, from 127.0.0.1: it did not identify itself"), "{text}");
     });
 }

@@ -91,7 +91,7 @@ pub enum Op {
     Broadcast { root: usize },
     /// No rank returns before all ranks have called it.
     Barrier,
-    /// Between two ranks: each sends its buffer, which stays unchanged, to the peer's receive buffer
+    /// Exchange between two ranks: each sends its buffer, which stays unchanged, to the peer's receive buffer
     /// (`Communicator::set_peer_buffer`). With peer reads nothing is sent: neither rank continues before both have
     /// arrived, and each may then read the other's memory.
     Exchange,

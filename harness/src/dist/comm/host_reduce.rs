@@ -61,8 +61,7 @@ impl Accumulator {
     /// Reduces up to [`SEGMENT`] elements. `part(rank)` returns the bytes of a rank's contribution; all have the same
     /// length. The returned slice is the result, of that length.
     ///
-    /// With a communication dtype, contributions are rounded to it first, and so is the result, as if both had been
-    /// sent in it.
+    /// With a communication dtype, contributions and result are rounded to that dtype, as if both had been sent in it.
     pub(super) fn reduce<'a>(
         &mut self,
         dtype: Dtype,

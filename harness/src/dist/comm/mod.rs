@@ -130,7 +130,8 @@ pub struct Communicator {
 enum OverlapSetting {
     MaxCtas(u32),
     CopyEngines(bool),
-    /// Also stores the address from which the peer's data is read; 0 without exchanges.
+    /// The buffer for the peer, and where to store the address from which the peer's data is read (0 without
+    /// exchanges).
     PeerBuffer(Option<PeerBuffer>, Arc<AtomicU64>),
 }
 

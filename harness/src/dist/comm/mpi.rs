@@ -50,8 +50,8 @@ struct Mpi {
     universe: ManuallyDrop<Universe>,
     rank: usize,
     world: usize,
-    /// After a failure MPI may still reference memory that the caller gets back: MPI is then neither called again nor
-    /// finalized.
+    /// Whether an operation failed. MPI may then still reference memory that the caller gets back: MPI is neither
+    /// called again nor finalized.
     failed: bool,
     /// Whether an abort notice was sent.
     abort_sent: bool,

@@ -564,7 +564,7 @@ mod tests {
         assert!(there.pump_out(&mut call).is_ok() && call.is_done());
         drop(there);
         assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
-        // Its last call can still be received.
+        // The last call of the closed peer can still be received.
         let deadline = Deadline::after(Duration::from_secs(20));
         let mut header = [0; HEADER_BYTES];
         let mut into = Incoming::new(1, CALL, &mut header);

@@ -224,7 +224,7 @@ fn accept_all(
         };
         let peer_info = peer.peer_info;
         let taken = peer_info.rank == 0 || accepted.iter().any(|other| other.peer_info.rank == peer_info.rank);
-        // It gets the error message too.
+        // Added before the checks: the peer gets the error message too.
         accepted.push(peer);
         if peer_info.world != rank_info.world {
             return setup(format!(

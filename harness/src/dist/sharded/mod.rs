@@ -168,7 +168,7 @@ fn all_handles(sent: &[Sent]) -> impl Iterator<Item = &Handle> {
 pub struct State {
     /// Step count of each range: parameters that were added later have fewer. Sorted and disjoint.
     pub steps: Vec<(Range<usize>, u64)>,
-    /// For each name of [`FlatOptimizer::STATE`] a value for every element of the flat tensors; zero without state.
+    /// Values of all elements of the flat tensors, for each name in [`FlatOptimizer::STATE`]; zero without state.
     pub flats: Vec<Vec<f32>>,
 }
 
