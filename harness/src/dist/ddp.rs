@@ -282,7 +282,7 @@ impl Ddp {
         &self.inner.options
     }
 
-    /// The buckets in the order in which they are sent.
+    /// The buckets in the order in which they are sent in the first step.
     pub fn buckets(&self) -> &[Bucket] {
         &self.inner.buckets
     }

@@ -25,7 +25,8 @@ fn ranges(params: &Params, names: &[&str]) -> Vec<Range<usize>> {
     names.iter().map(|name| params.get(name).unwrap().range()).collect()
 }
 
-/// Two parameters in the middle are added later: in ZeRO-1 their buckets also have parameters of the first group.
+/// The first parameter group. Two parameters in the middle are added later ([`SECOND`]): in ZeRO-1 their buckets also
+/// have parameters of the first group.
 const FIRST: [&str; 3] = ["in", "norm", "unused"];
 const SECOND: [&str; 2] = ["out", "shared"];
 

@@ -15,7 +15,7 @@ use tilewright_harness::dist::secret::{Access, Secret};
 
 use crate::world::{Kind, free_port, options, rank_info, ranks};
 
-/// Ranks that waited for such a peer would take longer.
+/// Upper bound of a rendezvous that unauthenticated peers do not delay.
 const IN_TIME: Duration = Duration::from_secs(20);
 
 fn connect(rank_info: &RankInfo, job: &Job, options: Options) -> Result<Communicator, CommError> {

@@ -91,7 +91,7 @@ impl Handle {
         }
     }
 
-    /// The outcome of the collective, if it is known. Does not block.
+    /// The outcome of the collective, if it is known; with NCCL that of queuing it on its stream. Does not block.
     pub fn test(&self) -> Option<Result<()>> {
         self.0.lock().as_ref().map(|outcome| outcome.as_ref().map(|_| ()).map_err(Clone::clone))
     }

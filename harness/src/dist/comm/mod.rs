@@ -20,7 +20,8 @@
 //! - A call waits at most [`Options::timeout`] for other ranks to arrive, and as long again for their data. A rank that
 //!   ends is noticed immediately. If a backend does not return from a call in time, the [`watchdog`](super::watchdog)
 //!   ends the process: no wait on a handle is unbounded, and no handle completes while its memory may still be used.
-//! - After an error a communicator only returns that error.
+//! - After an error a communicator only returns that error. (Invalid calls, [`CommError::Misuse`], do not count:
+//!   nothing was sent.)
 //!
 //! Reading order: [`call`] (the description of a collective), [`backend`] (the trait of backends), this page (queue and
 //! handles), [`host_reduce`], then the backends: [`threads`]; [`links`] for backends with point-to-point messages,

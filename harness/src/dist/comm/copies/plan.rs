@@ -147,7 +147,7 @@ impl Plan {
 
     /// The steps of a collective on `count` elements of `size` bytes, with the lane of each, in a valid order of
     /// submission. For a reduce_scatter and an all_gather `count` has to be a multiple of `world`. With a world size of
-    /// 1 there are none.
+    /// 1, or without elements, there are none.
     pub fn steps(&mut self, kind: Kind, count: usize, size: usize) -> Vec<(usize, Step)> {
         let (world, grain) = (self.block.world, (LINE / size).max(1));
         if world == 1 || count == 0 {
