@@ -263,7 +263,7 @@ fn temporary(path: &Path, old: Option<&Metadata>) -> io::Result<tempfile::NamedT
     loop {
         let made = unlocked(path, old)?;
         match made.as_file().try_lock() {
-            // Another process takes it for a stale file.
+            // Another process has the lock, and is removing it as a stale file.
             Err(TryLockError::WouldBlock) => continue,
             Ok(()) if made.as_file().metadata()?.nlink() == 0 => continue,
             // On a file system without locks no process takes it for a stale file.
@@ -300,7 +300,7 @@ fn kept_permissions(new: &File, old: &Metadata) -> io::Result<Permissions> {
     Ok(Permissions::from_mode(mode))
 }
 
-/// The parent folder of a path.
+/// The parent folder of a path; `.` for a name alone.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -456,7 +456,7 @@ impl FileStamp {
     /// Fails if the file has another stamp now.
     ///
     /// # Errors
-    /// It has, and errors of the file system.
+    /// A file that has changed; errors of the file system.
     pub fn check(self, file: &File) -> io::Result<()> {
         if FileStamp::of(file)? == self { Ok(()) } else { Err(changed()) }
     }

@@ -1,3 +1,5 @@
+//! Tests of atomic replacement, of input files and of file identity.
+
 use std::os::unix::fs::symlink;
 
 use super::*;

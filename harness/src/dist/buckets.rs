@@ -37,7 +37,7 @@ pub struct BucketShards {
     pub shard_len: usize,
     /// All ranks' shards, contiguous, in rank order.
     pub sharded: Range<usize>,
-    /// The elements behind the shards, which every rank has.
+    /// The elements after the shards, which every rank has.
     pub remainder: Range<usize>,
 }
 
@@ -49,8 +49,8 @@ impl BucketShards {
     }
 }
 
-/// Returns buckets of at most `bytes` of f32 gradients (or of one larger parameter) in the order in which they are
-/// sent: last parameters first. Frozen parameters are in no bucket.
+/// Returns buckets of at most `bytes` of f32 gradients (or of one larger parameter) in the order in which they are sent
+/// in the first step: last parameters first. Frozen parameters are in no bucket.
 pub fn buckets(params: &Params, bytes: usize) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     let trained: Vec<Param> = params.iter().filter(Param::requires_grad).collect();

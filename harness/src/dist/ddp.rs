@@ -232,7 +232,7 @@ impl Ddp {
     /// Broadcasts rank 0's parameters, and averages gradients from now on.
     ///
     /// # Errors
-    /// The ranks that have other parameters or options; errors of communication.
+    /// Ranks with parameters or options other than rank 0's; errors of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
         if options.is_eager() {
@@ -282,7 +282,7 @@ impl Ddp {
         &self.inner.options
     }
 
-    /// The buckets in the order in which they are sent.
+    /// The buckets in the order in which they are sent in the first step.
     pub fn buckets(&self) -> &[Bucket] {
         &self.inner.buckets
     }
@@ -386,7 +386,7 @@ impl Ddp {
         match outcome {
             Ok(()) => wait(&sent, &mut wait_timer)?,
             Err(error) => {
-                // Wait for all of them before the error makes the gradients available again.
+                // Waits for all collectives before the error makes the gradients available again.
                 drop(wait_all(sent.iter().flat_map(|(_, handles)| handles)));
                 return Err(error.into());
             }
@@ -503,7 +503,8 @@ impl Inner {
         Ok(())
     }
 
-    /// With peer reads: returns when the peer has read this rank's gradients, so that they may be overwritten.
+    /// Waits (on a GPU, the compute stream does) until the peer has read this rank's gradients, so that they may be
+    /// overwritten. Does nothing without peer reads.
     fn finish_peer_reads(&self) -> Result<(), CommError> {
         match &self.peer_gradients {
             Some(peer) if peer.reads_peer => wait_all(&[self.start(0..self.params.flat_len(), Op::Exchange)?]),
@@ -561,8 +562,8 @@ impl Inner {
         outcome
     }
 
-    /// Starts a collective on gradients. The caller waits for the handle before it uses them, and before `self` is
-    /// dropped.
+    /// Starts a collective on gradients. The caller waits for the handle before it uses the gradients, and before
+    /// `self` is dropped.
     fn start(&self, range: Range<usize>, op: Op) -> Result<Handle, CommError> {
         // Gradients that are stored in the communication dtype are not rounded again.
         let comm_dtype = self.options.comm_dtype.filter(|comm_dtype| *comm_dtype != self.dtype);
@@ -602,9 +603,9 @@ impl PeerGradients {
         range: &Range<usize>,
     ) -> View<'a, G> {
         let begin = self.address + (range.start * size_of::<G>()) as u64;
-        // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which
-        // callers of a bucket borrow. The peer writes it before that bucket's exchange and, with peer reads, after the
-        // exchange at the end.
+        // SAFETY: the memory is as long as the flat gradient and mapped in this process while `self` lives, which the
+        // view borrows. The peer writes the memory only until the exchange of these elements is complete and, with peer
+        // reads, after the exchange at the end of the step.
         unsafe { View::from_address(device, begin, range.len()) }
     }
 }
@@ -625,9 +626,9 @@ fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     Ok(all.iter().all(|&yes| yes == 1))
 }
 
-/// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if the last
-/// argument is true and possible. The communicator has a single buffer for the peer: while another `Ddp` uses it, this
-/// one gets `None`.
+/// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if
+/// `reads_peer` is true and that is possible. The communicator has a single buffer for the peer: while another `Ddp`
+/// uses it, this one gets `None`.
 fn peer_gradients(
     flat: Tensor,
     (grads, dtype): (u64, Dtype),
@@ -682,7 +683,7 @@ pub(super) fn address<T: memory::Elem>(flat: &candle_core::Tensor) -> Result<u64
     Ok(memory::write::<T, _>(flat, |_, elements| Ok(elements.address()))?)
 }
 
-/// Fails on all ranks unless all have the same parameters (names, shapes, which are trained) and options.
+/// Fails on all ranks unless all have the same parameters (names, shapes, frozen or not) and options.
 fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Result<()> {
     let mut hash = blake3::Hasher::new();
     hash.update(format!("{options:?} {:?}\n", params.grads().dtype()).as_bytes());

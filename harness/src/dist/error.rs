@@ -5,6 +5,7 @@ use super::comm::CommError;
 /// Result of operations of distributed training.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Why an operation of distributed training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]

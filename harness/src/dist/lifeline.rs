@@ -14,7 +14,8 @@ use std::thread;
 
 use super::comm::{CommError, Result};
 
-/// Names the socket by descriptor and inode: `7:12345`. The descriptor alone could be another file by now.
+/// Environment variable that names the socket by descriptor and inode: `7:12345`. The descriptor alone could refer to
+/// another file by now.
 pub const VARIABLE: &str = "TILEWRIGHT_LIFELINE";
 
 const SAVE_BEGINS: u8 = b'+';
@@ -159,7 +160,7 @@ mod tests {
             let message = parse_variable(nonsense).unwrap_err().to_string();
             assert!(message.contains(&format!("{VARIABLE} is `{nonsense}`, expected DESCRIPTOR")), "{message}");
         }
-        // Its new owner closes it.
+        // The new owner closes the descriptor.
         let taken = open_inherited((descriptor, inode)).unwrap();
         assert_eq!(taken.as_raw_fd(), rank_end.as_raw_fd());
         std::mem::forget(rank_end);

@@ -11,7 +11,7 @@
 //!
 //! | variable | values | meaning |
 //! |---|---|---|
-//! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the backend; default `mpi` under mpirun where it is built in, else `tcp` |
+//! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the backend of host memory; default `mpi` under mpirun where it is built in, else `tcp`. GPU memory always uses NCCL; `nccl` also requires a GPU |
 //! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Ranks need another 3 s to find out which rank hangs |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs refuse each other; `tilewright launch` sets it |
@@ -46,7 +46,8 @@ pub struct RankInfo {
     pub local_world: usize,
     /// Host and port where rank 0 listens.
     pub master: (String, u16),
-    /// The launcher whose variables were read: `torchrun`, `mpirun`, `srun`.
+    /// The launcher whose variables were read: `torchrun` (also under `tilewright launch`), `mpirun` or `srun`;
+    /// `nobody` for [`RankInfo::single`].
     pub started_by: &'static str,
 }
 
@@ -445,7 +446,7 @@ mod tests {
         expect_text(|_| Some("0123456789abcdef".into())).unwrap();
     }
 
-    /// For every variable in the table of the module page.
+    /// Checks every variable in the table of the module page.
     #[test]
     fn every_own_variable_refuses_nonsense() {
         let refused = [

@@ -58,7 +58,7 @@ impl Secret {
     /// Uses `text` as the secret.
     ///
     /// # Errors
-    /// It is too short, or an environment variable cannot hold it.
+    /// A text that is too short, or that an environment variable cannot hold.
     pub fn new(text: &str) -> Result<Secret, String> {
         let text = text.trim();
         match text.len() {
@@ -151,7 +151,7 @@ impl Key {
         hasher.finalize()
     }
 
-    /// Whether `shown` is the proof. Runs in constant time.
+    /// Whether `shown` is the proof of `role` for this transcript. Runs in constant time.
     pub fn is_proof(&self, shown: [u8; 32], role: &str, said: &[&[u8]]) -> bool {
         // `blake3::Hash` compares in constant time.
         self.proof(role, said) == blake3::Hash::from_bytes(shown)

@@ -1,9 +1,10 @@
 //! Ends the process when a call does not return in time.
 //!
-//! Ranks wait for each other with timeouts, and abort when one expires. Calls into libraries below may still hang: a
-//! library that connects to a stalled peer, a driver, a name server. The process cannot cancel such a call, and the
-//! other ranks and the launcher would wait for it forever. Such calls are therefore [`guard`]ed: a dedicated thread,
-//! which never takes a lock that a call may hold, reports the call that hangs and ends the process with [`EXIT_CODE`].
+//! Ranks wait for each other with timeouts, and abort when one expires. Calls into libraries and the system may still
+//! hang: a library that connects to a stalled peer, a driver, a name server. The process cannot cancel such a call, and
+//! the other ranks and the launcher would wait for it forever. Such calls are therefore [`guard`]ed: a dedicated
+//! thread, which never takes a lock that a call may hold, reports the call that hangs and ends the process with
+//! [`EXIT_CODE`].
 //!
 //! The limits here are larger than the timeouts at which a call should fail by itself. Time in which the process was
 //! stopped, or the machine was suspended, does not count.
@@ -55,7 +56,7 @@ struct Watch {
 }
 
 impl Watch {
-    /// The holder of this lock never blocks.
+    /// Locks the watched calls. The holder of the lock never blocks.
     fn lock(&self) -> MutexGuard<'_, Calls> {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -74,7 +75,8 @@ impl Drop for Guarded {
 }
 
 impl Guarded {
-    /// Keeps watching: the call was left on its thread, and the process has to end before the limit.
+    /// Keeps the watch for the rest of the process: the call was abandoned on its thread, and the process has to end
+    /// before the limit.
     pub fn disarm_on_exit(self) {
         std::mem::forget(self);
     }

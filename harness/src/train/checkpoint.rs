@@ -50,8 +50,9 @@ pub struct Header {
     pub model: Value,
     /// Training options ([`RunOptions`](super::RunOptions)).
     pub training: Value,
-    /// Number of steps, and number of steps that the optimizer applied.
+    /// Number of steps.
     pub step: u64,
+    /// Number of steps that the optimizer applied.
     pub optimizer_steps: u64,
     pub scale: LossScale,
     pub sampler: SamplerState,
@@ -219,8 +220,8 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.to_path_buf(), file, header, tokenizer })
     }
 
-    /// Hash that identifies the checkpoint: in format 2 of its header, which has the hashes of all tensors; in format 1
-    /// of its metadata.
+    /// Hash that identifies the checkpoint: in format 2 that of the file's header, which has the hashes of all tensors;
+    /// in format 1 that of [`Header`], which does not cover the tensors.
     ///
     /// # Errors
     /// The header cannot be serialized.

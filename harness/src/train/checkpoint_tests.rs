@@ -105,7 +105,7 @@ fn a_file_cut_at_any_place_is_refused() {
     assert!(missing.contains("cannot read"), "{missing}");
 }
 
-/// Changes the header with `change`. Returns the file in format 1, without checksums, or with recomputed checksums.
+/// Changes the header with `change`. Returns the file with recomputed header hash, or without checksums.
 fn with_header(whole: &[u8], checksums: bool, change: &dyn Fn(&mut Value)) -> Vec<u8> {
     let (length, rest) = whole.split_first_chunk::<8>().unwrap();
     let (header, tensors) = rest.split_at(u64::from_le_bytes(*length) as usize);

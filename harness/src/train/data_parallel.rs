@@ -67,6 +67,7 @@ pub struct StepStatus {
     pub loss: f64,
     /// Whether the rank has to stop; after the reduction, whether any rank has.
     pub stop: bool,
+    /// Whether the rank's time limit has passed; after the reduction, whether that of any rank has.
     pub out_of_time: bool,
 }
 
@@ -139,7 +140,8 @@ impl DataParallel {
         self.ddp.is_eager() && trainer.can_update_by_bucket()
     }
 
-    /// Ends a step after backward: waits for gradients and updates parameters, bucket by bucket if it can.
+    /// Ends a step after backward: waits for gradients and updates parameters, bucket by bucket if
+    /// [`DataParallel::updates_by_bucket`].
     ///
     /// # Errors
     /// Errors of communication and of [`Trainer::update`].

@@ -47,7 +47,7 @@ pub enum Error {
     #[error("cannot {doing} {}: {source}{}", printable(&path.display().to_string()), disk_full_help(source))]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
 
-    /// For a checkpoint, the log or the plot; `last` is the step of the newest checkpoint on the disk.
+    /// A checkpoint, the log or the plot cannot be written; `last` is the step of the newest checkpoint on the disk.
     #[error("cannot write {}: {source}{}{}", printable(&path.display().to_string()), disk_full_help(source), last_checkpoint_note(*last))]
     Save { path: PathBuf, source: std::io::Error, last: Option<u64> },
 

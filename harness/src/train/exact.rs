@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-/// For `#[serde(with = "exact")]`.
+/// Serializes a value, for `#[serde(with = "exact")]`.
 pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-/// For `#[serde(with = "exact")]`.
+/// Deserializes a value, for `#[serde(with = "exact")]`.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     String::deserialize(deserializer)?.parse().map_err(Error::custom)
 }
 
-/// The same for `Option<f64>`.
+/// Same as [`serialize`] and [`deserialize`], for `Option<f64>`.
 pub mod option {
     use super::{Deserialize, Deserializer, Error, Serializer};
 

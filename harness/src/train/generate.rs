@@ -10,7 +10,7 @@ use crate::params::no_grad;
 /// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Logits are divided by it: below 1 likely tokens become likelier; 0 is greedy decoding.
+    /// Divisor of the logits: below 1 likely tokens become likelier; 0 is greedy decoding.
     pub temperature: f64,
     /// Samples only among this many likeliest tokens; 0 means all.
     pub top_k: usize,
@@ -26,8 +26,8 @@ impl Default for Sampling {
     }
 }
 
-/// Samples `count` tokens after `prompt`, and passes each to the callback immediately. If the text becomes longer than
-/// the context length, the model gets the last tokens. The same seed gives the same tokens.
+/// Samples `count` tokens after `prompt`, and passes each to `on_token` immediately. If the text becomes longer than
+/// the context length, the model gets its last tokens. The same seed gives the same tokens.
 ///
 /// # Errors
 /// Errors of the model and of the callback; logits that are NaN.

@@ -128,7 +128,7 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
             second_name(&newest, &folder.join(older_name(header.step)), |file, name| fs::hard_link(file, name))?;
         }
         Err(Error::File { source, .. }) if source.kind() != io::ErrorKind::NotFound => return Err(source),
-        // It does not exist, or is damaged.
+        // The newest checkpoint does not exist, or is damaged.
         Err(_) => {}
     }
     prepared.commit()?;

@@ -32,7 +32,8 @@ pub struct StepLine {
     /// Duration of the step in seconds.
     pub seconds: f64,
     pub tokens_per_second: f64,
-    /// Model FLOP utilization (MFU): FLOP of the model's matmuls over the device's peak FLOP in this time.
+    /// Model FLOP utilization (MFU): FLOP of the model's matmuls, over the peak FLOP of all ranks' devices in this
+    /// time.
     pub mfu: Option<f64>,
 }
 
@@ -201,7 +202,7 @@ mod tests {
         }
     }
 
-    /// As for other output files, links are followed.
+    /// Links are followed, as for other output files.
     #[test]
     fn a_log_may_be_a_link() {
         let dir = tempfile::tempdir().unwrap();

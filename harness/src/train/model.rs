@@ -18,11 +18,11 @@ pub trait LanguageModel {
     /// Context length: maximum length of a sequence.
     fn context(&self) -> usize;
 
-    /// Logits of the next token: u32 [sequences, n] to float [sequences, n, vocabulary size].
+    /// Logits of the next token, float [sequences, n, vocabulary size], for `tokens`, u32 [sequences, n].
     fn logits(&self, tokens: &Tensor) -> Result<Tensor>;
 
-    /// Cross-entropy loss: mean of −log p(target) over all positions, in nats. u32 [sequences, n] twice to an f32
-    /// scalar in the autograd graph.
+    /// Cross-entropy loss: mean of −log p(target) over all positions, in nats. `tokens` and `targets` are u32
+    /// [sequences, n]; the result is an f32 scalar in the autograd graph.
     fn loss(&self, tokens: &Tensor, targets: &Tensor) -> Result<Tensor>;
 
     /// Floating-point operations of the matmuls of forward and backward, per token of sequences of this length.

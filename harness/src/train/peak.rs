@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-/// Dense matmuls with f32 accumulation, in FLOP/s: the vendor's figures without sparsity. Substring of the name, bf16
-/// and f16, tf32.
+/// Peak rates of dense matmuls with f32 accumulation, in FLOP/s: the vendor's figures without sparsity. A row has a
+/// substring of the GPU's name, the rate of bf16 and f16, and that of TF32.
 const GPUS: [(&str, f64, f64); 8] = [
     ("B200", 2250e12, 1125e12),
     ("H200", 989e12, 495e12),

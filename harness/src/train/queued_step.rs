@@ -19,7 +19,7 @@ pub struct QueuedStep {
 
 /// A step in flight.
 pub struct StepHandle {
-    /// Its registration.
+    /// Registration of the step, for [`Trainer::commit`].
     pub registered: Registered,
     readback: Readback,
 }
@@ -43,7 +43,7 @@ impl StepResult {
 }
 
 impl QueuedStep {
-    /// For steps of this trainer only.
+    /// Creates a runner for steps of `trainer` only.
     pub fn new(trainer: &Trainer) -> QueuedStep {
         QueuedStep {
             runner: GraphRunner::new(trainer.params().device()),
@@ -52,7 +52,7 @@ impl QueuedStep {
         }
     }
 
-    /// Same, without a CUDA graph: every kernel is launched separately.
+    /// Same as [`QueuedStep::new`], without a CUDA graph: every kernel is launched separately.
     pub fn eager() -> QueuedStep {
         QueuedStep {
             runner: GraphRunner::disabled("every kernel is launched separately"),
@@ -191,7 +191,7 @@ mod cuda {
         let known = free.borrow_mut().pop().filter(|buffer| buffer.len() == values.elem_count());
         let mut buffer = match known {
             Some(buffer) => buffer,
-            // SAFETY: the copy below initializes all of it before it is read.
+            // SAFETY: the copy below initializes the whole buffer before it is read.
             None => unsafe { stream.context().alloc_pinned_with_flags(values.elem_count(), 0) }.map_err(failed)?,
         };
         let (storage, layout) = values.storage_and_layout();

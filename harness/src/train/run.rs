@@ -76,9 +76,9 @@ pub trait Observer {
 pub enum Ending {
     /// All steps are done.
     Done,
-    /// It was asked to stop, and saved its state.
+    /// The run was asked to stop, and saved its state.
     Stopped,
-    /// The time limit was reached, and it saved its state.
+    /// The time limit was reached, and the run saved its state.
     OutOfTime,
 }
 
@@ -366,7 +366,7 @@ impl<'a> Run<'a> {
         let update = match self.trainer.commit(registered, result.values()) {
             Ok(update) => update,
             Err(Error::NotFinite { step, .. }) => {
-                // Later steps may have overwritten its gradient.
+                // Later steps may have overwritten the gradient of this step.
                 self.trainer.begin()?;
                 for first in (0..sequences).step_by(micro_batch) {
                     let part = |x: &Tensor| x.narrow(0, first, micro_batch.min(sequences - first));
@@ -380,7 +380,7 @@ impl<'a> Run<'a> {
         Ok(self.line(update, mean, began))
     }
 
-    /// A step on one of several ranks.
+    /// Runs a step on one of several ranks.
     fn data_parallel_step(&mut self, batch: &Batch, before: SamplerState, began: Instant) -> Result<StepLine> {
         self.trainer.begin()?;
         let mut mean = 0.0;
@@ -638,7 +638,7 @@ fn check_folder(data_parallel: &DataParallel, folder: &Path) -> Result<()> {
         .then(|| files::create_marker(folder, number))
         .transpose()
         .map_err(Error::file("write into", folder))?;
-    // Synchronizes: the file exists now.
+    // Synchronizes the ranks: the marker exists after this.
     data_parallel.all_reduce_sum(0.0)?;
     let mut seen = vec![0_u64; comm.world()];
     seen[comm.rank()] = u64::from(files::has_marker(folder, number));

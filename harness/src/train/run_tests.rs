@@ -21,7 +21,7 @@ mod saves;
 struct Bigrams {
     params: Params,
     vocabulary: usize,
-    /// Makes the loss infinite after this number of calls.
+    /// Makes the logits NaN after this number of calls.
     poison: Option<std::cell::Cell<usize>>,
 }
 
@@ -772,7 +772,7 @@ fn a_shard_that_fails_commits_nothing() {
             run.trainer.restore(step, scale, step, nan).unwrap();
         }
         let error = run.save().unwrap_err().to_string();
-        // Same as in `go`.
+        // As `Run::train` does after an error.
         comm.abort(&error);
         error
     });

@@ -17,12 +17,12 @@ use super::{DataParallel, Error, Result};
 use crate::dist::lifeline;
 use crate::files::{self, Prepared};
 
-/// Default number of steps between checkpoints,
+/// Default number of steps between checkpoints.
 pub const DEFAULT_INTERVAL: u64 = 100;
-/// and the maximum fraction of the time for default saves: one in this many.
+/// Default saves take at most one part in this many of the time.
 const MAX_OVERHEAD: u32 = 20;
 
-/// Interval in which ranks that wait for a save exchange their status: a save may take longer than a collective's
+/// Interval at which ranks that wait for a save exchange their status: a save may take longer than a collective's
 /// timeout.
 const RANK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -43,8 +43,9 @@ pub struct Saver {
     /// Step of the newest checkpoint on the disk.
     last: Option<u64>,
     running: Option<Running>,
-    /// Start of the last save, and its duration including the copy to host memory.
+    /// Start of the last save.
     began: Option<Instant>,
+    /// Duration of the last save, including the copy to host memory.
     took: Duration,
     /// Held by tests to delay writing.
     #[cfg(test)]
@@ -63,7 +64,7 @@ struct Running {
 type Outcome = (io::Result<Option<Prepared>>, Instant);
 
 impl Saver {
-    /// For a run in `folder` that resumes from the checkpoint of step `last`.
+    /// Creates the saver of a run in `folder`, which resumes from the checkpoint of step `last` if there is one.
     pub fn new(folder: PathBuf, keep: Keep, last: Option<u64>) -> Saver {
         Saver {
             folder,
@@ -125,7 +126,7 @@ impl Saver {
                 io::ErrorKind::StorageFull,
                 format!("{what} {}, and its file system has {} left", format_bytes(needed), format_bytes(free)),
             ))),
-            // If the file system does not report it, writing will show.
+            // If the file system does not report its free space, a full disk is found when writing.
             _ => Ok(()),
         }
     }
@@ -143,7 +144,7 @@ impl Saver {
     /// together.
     ///
     /// # Errors
-    /// Too little space on the disk; without threads, see [`Saver::finish`]; errors of communication.
+    /// Too little space on the disk; errors of communication. [`Saver::finish`] returns the errors of writing.
     pub fn start(
         &mut self,
         files: CheckpointFiles,

@@ -42,8 +42,8 @@ impl LossScale {
         self.dynamic && self.factor > 1.0
     }
 
-    /// Updates the factor after a step with a finite or a non-finite gradient. Returns whether the step is applied
-    /// (false: skipped); `None` if the factor cannot be halved further.
+    /// Updates the factor after a step with a finite or a non-finite gradient. Returns whether the step is to be
+    /// applied; `None` if the gradient is not finite and the factor cannot be halved further.
     pub fn update(&mut self, finite: bool) -> Option<bool> {
         if finite {
             self.clean_steps = self.clean_steps.saturating_add(1);

@@ -16,8 +16,9 @@ use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::escape::printable;
 
-/// Options of `train` that may differ between ranks: paths and output. `--data` and `--vocab-size` are compared by the
-/// resulting text and tokenizer, `--size` by the resulting numbers, `--resume` by the loaded state.
+/// Options of `train` that may differ between ranks, or that are compared in another form: paths, output, device and
+/// time limit may differ. `--data` and `--vocab-size` are compared by the resulting text and tokenizer, `--size` by the
+/// resulting numbers, `--resume` by the loaded state.
 #[cfg(test)]
 const PER_RANK_OPTIONS: [&str; 8] = ["data", "vocab-size", "size", "out", "resume", "export", "device", "minutes"];
 

@@ -237,7 +237,7 @@ impl Trainer {
     /// Starts a step: zeroes all gradients.
     ///
     /// # Errors
-    /// Errors of earlier work on the device.
+    /// None at present: the gradients are zeroed lazily, during backward.
     pub fn begin(&self) -> Result<()> {
         self.params.lazy_zero_grads();
         Ok(())
@@ -385,7 +385,7 @@ impl Trainer {
         }
         self.roll_back(registered)?;
         match self.scale.update(norm.is_finite()) {
-            // A loss is not finite.
+            // `Some(true)`: the gradient is finite, so a loss is not.
             Some(true) | None => Err(self.non_finite_error(step)),
             Some(false) => {
                 self.step = step;

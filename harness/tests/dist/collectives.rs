@@ -8,7 +8,7 @@ use crate::world::{KINDS, options, ranks};
 /// No elements, fewer than ranks, several segments, and lengths that are not multiples of the world size.
 const LENGTHS: [usize; 7] = [0, 1, 3, 64, 1000, 4097, 140_001];
 
-/// Element `i` of rank `rank`: exact in every type for small integers, otherwise with all digits.
+/// Element `i` of rank `rank`: a pseudorandom number in [−0.5, 0.5) of 53 bits.
 fn number(rank: usize, i: usize) -> f64 {
     let mixed =
         (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -32,7 +32,7 @@ fn summed(world: usize, n: usize) -> Vec<f32> {
     sum
 }
 
-/// The whole suite on one rank. With `ordered`, sums are in rank order; NCCL chooses its order.
+/// Runs the whole suite on one rank. Sums have to be those in rank order, bit for bit.
 pub fn check(comm: &Communicator) {
     let (rank, world) = (comm.rank(), comm.world());
     for n in LENGTHS {

@@ -59,7 +59,7 @@ fn program_of_a_rank() {
     let outcome = connected.and_then(|rank| match what {
         "suite" => {
             suite(&rank);
-            // Enabled twice, then disabled.
+            // Disabled, enabled twice, then as before.
             [false, true, true].into_iter().try_for_each(|on| rank.comm.set_overlap_copy_engines(on))?;
             rank.comm.set_overlap_copy_engines(copies)
         }
@@ -105,7 +105,7 @@ fn start<T: Element + tilewright::Element>(
 /// # Safety
 /// See [`Communicator::start`].
 unsafe fn start_at(comm: &Communicator, call: Call, address: u64) -> Result<handle::Handle, CommError> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match COPIES.load(Ordering::Relaxed) {
             true => comm.start_overlapped(call, address as *mut u8),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::commands::{has, tilewright};
 
-/// Large enough that backward takes longer than waking a thread on a busy machine.
+/// Options of a model that is large enough for backward to take longer than waking a thread on a busy machine.
 const MODEL: [&str; 14] = [
     "--layers",
     "4",

@@ -81,7 +81,7 @@ fn texts_that_differ_are_named_on_all_ranks() {
     both_say(folder.path(), train(folder.path(), [PLAIN, "--out run --data other --layers 1 --steps 2"]), &[&line]);
 }
 
-/// A rank that does not see the checkpoint that the others resume from.
+/// Rank 1 resumes from a checkpoint in a folder of its own; rank 0 starts at step 0.
 #[test]
 fn a_rank_that_goes_on_from_another_step_is_named() {
     let folder = folder();

@@ -18,14 +18,15 @@ const EXCHANGES: [Exchange; 2] = [Exchange::AllReduce, Exchange::ReduceScatter];
 /// Number of steps, and the step in which the second parameter group is added.
 const STEPS: usize = 6;
 const LATER: usize = 2;
-/// Between different world sizes: the order of sums differs.
+/// Tolerance between different world sizes, whose order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
 fn ranges(params: &Params, names: &[&str]) -> Vec<Range<usize>> {
     names.iter().map(|name| params.get(name).unwrap().range()).collect()
 }
 
-/// Two parameters in the middle are added later: in ZeRO-1 their buckets also have parameters of the first group.
+/// The first parameter group. Two parameters in the middle are added later ([`SECOND`]): in ZeRO-1 their buckets also
+/// have parameters of the first group.
 const FIRST: [&str; 3] = ["in", "norm", "unused"];
 const SECOND: [&str; 2] = ["out", "shared"];
 

@@ -160,7 +160,7 @@ fn signals_end_training_with_its_state_saved() {
         if signal != SIGTERM {
             continue;
         }
-        // It resumes as if uninterrupted.
+        // The run resumes as if uninterrupted.
         let more = format!("--steps {}", made + 2);
         let resumed = train(path, None, &format!("--resume {more}")).output().unwrap();
         assert!(resumed.status.success(), "{}", text(&resumed));
@@ -196,7 +196,7 @@ fn resume_restores_the_rank_settings() {
     assert!(said.contains("optimizer state replicated"), "{said}");
 }
 
-/// As under nohup, and for background jobs of a shell.
+/// Signals are ignored under nohup, and SIGINT in background jobs of a shell.
 #[test]
 fn signals_that_were_ignored_stay_ignored() {
     for launch in [None, Some("--nproc 2")] {
@@ -399,7 +399,7 @@ fn nothing_outlives_a_launcher_whose_ranks_have_ended() {
     assert_eq!(marked(folder.path()), [] as [i32; 0]);
 }
 
-/// As the init process of a container: orphans become its children.
+/// A subreaper acts like the init process of a container: orphans become its children.
 #[test]
 fn a_subreaper_launcher_reaps_orphans() {
     let folder = place();

@@ -15,7 +15,7 @@ use crate::world::{KINDS, Kind, options, ranks};
 
 const STEPS: usize = 20;
 const FORMS: [Form; 4] = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed];
-/// Between training on one and on several ranks: the order of sums differs.
+/// Tolerance between training on one and on several ranks: the order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
 /// Buckets of about three parameters. On a GPU, matmuls use all SMs, as on one rank.
@@ -139,7 +139,7 @@ fn forms_send_what_they_say() {
         assert_eq!(sent[0], sent[1]);
         sent[0]
     };
-    // All but the frozen matrix, in whole kilobytes of 64 elements.
+    // All but the frozen matrix, with each parameter padded to a multiple of 64 elements.
     let bytes = 4 * (params.flat_len() - 40 * 40);
     // The frozen parameter is between the others: flat makes two calls.
     assert_eq!(calls(Form::Naive), (0, 5, bytes));
@@ -192,7 +192,7 @@ fn matmuls_reserve_sms_while_gradients_are_sent() {
             let comm = Arc::new(comm);
             let options = DdpOptions { nccl_ctas, reserve_sms, ..ddp_options(form) };
             let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
-            // Its hook runs after that of `ddp`.
+            // This hook runs after that of `ddp`.
             let heard = Arc::new(Mutex::new(Vec::new()));
             let hears = heard.clone();
             let _hook = params.on_grad_ready(move |_| {

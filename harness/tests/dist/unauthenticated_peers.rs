@@ -15,7 +15,7 @@ use tilewright_harness::dist::secret::{Access, Secret};
 
 use crate::world::{Kind, free_port, options, rank_info, ranks};
 
-/// Ranks that waited for such a peer would take longer.
+/// Upper bound of a rendezvous that unauthenticated peers do not delay.
 const IN_TIME: Duration = Duration::from_secs(20);
 
 fn connect(rank_info: &RankInfo, job: &Job, options: Options) -> Result<Communicator, CommError> {
@@ -210,7 +210,7 @@ fn a_rank_that_ends_while_others_come_is_named() {
     let (port, job) = (free_port(), job());
     let began = Instant::now();
     let text = std::thread::scope(|scope| {
-        // It runs into its timeout: the only way for a rank to leave within a process.
+        // Rank 1 runs into its timeout: the only way for a rank to end without ending this process.
         let one = scope.spawn(|| connect(&rank_info(1, 3, port), &job, SHORT).map(|_| ()));
         let text = connect(&rank_info(0, 3, port), &job, options()).map(|_| ()).unwrap_err().to_string();
         assert!(one.join().unwrap().is_err());
@@ -282,7 +282,7 @@ fn rank_0_listens_where_it_was_told_and_nowhere_else() {
             drop(TcpStream::connect(("127.0.0.2", port)));
         }
         let text = zero.join().unwrap().unwrap_err().to_string();
-        // It did listen: a client connected.
+        // Rank 0 did listen: a client connected.
         assert!(text.contains("rejected; the last one, from 127.0.0.1: it did not identify itself"), "{text}");
     });
 }

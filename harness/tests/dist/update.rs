@@ -17,7 +17,7 @@ use crate::training::{rows, same_everywhere};
 use crate::world::{KINDS, Kind, options, ranks};
 
 const STEPS: usize = 5;
-/// The order of the sum of squares differs.
+/// Tolerance of gradient norms: the order of the sum of squares differs.
 const TOLERANCE: f64 = 1e-6;
 
 fn trainer_options(clip: Option<f64>) -> TrainerOptions {

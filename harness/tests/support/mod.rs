@@ -31,8 +31,8 @@ impl Place {
         command
     }
 
-    /// Like [`Place::command`], started by a shell after the command `before`, which may set limits. There is no cache:
-    /// kernels are compiled again, and tokens are in the run's folder.
+    /// Same as [`Place::command`], started by a shell after the command `before`, which may set limits. The cache is
+    /// off: kernels are compiled again, and tokens are in the run's folder.
     pub fn shell(&self, before: &str, line: &str) -> Command {
         let mut command = self.set_up("sh");
         command.args(["-c", &format!("{before}; exec {} {line}", env!("CARGO_BIN_EXE_tilewright"))]);

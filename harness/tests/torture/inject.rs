@@ -14,9 +14,9 @@ use tilewright::trace::{self, Recording};
 
 use crate::plan::Phase;
 
-/// Environment variable of the rank with the fault: `PHASE COUNT FULL FOLDER`.
+/// Environment variable with the fault: `PHASE COUNT EFFECT FOLDER`, where EFFECT is `full` or `stop`.
 pub const MOMENT: &str = "TORTURE_MOMENT";
-/// Its rank.
+/// Environment variable with the number of that rank.
 pub const RANK: &str = "TORTURE_RANK";
 /// File next to the run's folder that reports the injection, with the rank's process id.
 pub const HIT: &str = "hit";
@@ -34,7 +34,7 @@ static INJECTION: OnceLock<Moment> = OnceLock::new();
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicBool = AtomicBool::new(false);
 static FULL: AtomicBool = AtomicBool::new(false);
-/// A checkpoint file is on the disk; the folder is synchronized next for its name.
+/// Whether a checkpoint file is on the disk; the folder is synchronized next, for the file's new name.
 static SAVED: AtomicBool = AtomicBool::new(false);
 
 /// Starts the injector, if this process is the rank with the fault.
@@ -105,7 +105,7 @@ fn inject(phase: Phase) {
 /// Whether this thread writes checkpoints.
 fn saves() -> bool {
     let mut name = [0_u8; 16];
-    // SAFETY: it fills 16 bytes.
+    // SAFETY: the call fills at most 16 bytes.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     name.starts_with(b"save\0")
 }
@@ -128,6 +128,9 @@ fn wants(phase: Phase) -> bool {
     !DONE.load(Ordering::Relaxed) && INJECTION.get().is_some_and(|moment| moment.phase == phase)
 }
 
+/// Replaces the C library's `write`: fails with ENOSPC while a full disk is simulated, and injects the fault in the
+/// middle of a write to a checkpoint.
+///
 /// # Safety
 /// As in the C library: `count` bytes at `from`.
 #[unsafe(no_mangle)]
@@ -148,6 +151,8 @@ pub unsafe extern "C" fn write(fd: i32, from: *const c_void, count: usize) -> is
     written as isize
 }
 
+/// Replaces the C library's `fsync`: injects the fault before or after a checkpoint is renamed.
+///
 /// # Safety
 /// As in the C library.
 #[unsafe(no_mangle)]
@@ -167,6 +172,8 @@ pub unsafe extern "C" fn fsync(fd: i32) -> i32 {
     done as i32
 }
 
+/// Replaces the C library's `connect`: injects the fault after a connection of the rendezvous.
+///
 /// # Safety
 /// As in the C library: `length` bytes at `address`.
 #[unsafe(no_mangle)]
@@ -184,6 +191,8 @@ pub unsafe extern "C" fn connect(fd: i32, address: *const libc::sockaddr, length
     done as i32
 }
 
+/// Replaces the C library's `listen`: injects the fault when a rank listens for the rendezvous.
+///
 /// # Safety
 /// As in the C library.
 #[unsafe(no_mangle)]

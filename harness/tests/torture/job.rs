@@ -23,7 +23,7 @@ pub struct Place {
     pub cache: PathBuf,
 }
 
-/// Where a rank injects its fault, and the rank.
+/// The point at which a rank injects its fault.
 pub struct Moment {
     pub rank: usize,
     pub words: String,

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use plan::{Fault, Phase, PlannedRun};
 
-/// In this many runs every phase and every fault occurs.
+/// Number of runs in which every phase and every fault occurs.
 const ALL: u64 = 200;
 
 fn main() -> ExitCode {
@@ -79,7 +79,7 @@ fn torture(seed: u64, runs: std::ops::Range<u64>) -> usize {
     counts("faults by phase", phases.iter().map(|(phase, count)| (phase.name(), *count)).collect());
     counts("faults by kind", faults.iter().map(|(fault, count)| (fault.name(), *count)).collect());
     println!("{}", torture.summary());
-    // This many runs cover all phases and faults.
+    // `ALL` runs cover all phases and faults.
     let missing = |name: &str, is_missing: bool| {
         if total >= ALL && is_missing {
             println!("torture: no fault in this phase or of this kind: {name}");

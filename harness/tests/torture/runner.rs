@@ -211,7 +211,7 @@ fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome
         Fault::HostileClient => {
             let silent: Vec<TcpStream> = hostile(job.port, drawn.more);
             send(pid, SIGCONT);
-            // They stay connected until the run is over, or are rejected.
+            // The clients stay connected for a while after the rank continues.
             std::thread::sleep(a_moment);
             drop(silent);
         }
@@ -220,7 +220,7 @@ fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome
     Ok(())
 }
 
-/// A second run in the same folder is refused.
+/// Checks that a second run in the same folder is refused.
 fn second_run(place: &Place, more: u64) -> Outcome<()> {
     let form = Form { ranks: 1 + (more % 2) as usize, launch: more % 2 == 1, shard: None };
     let mut second = place.start(form, None, false, "").map_err(failed)?;
@@ -247,7 +247,8 @@ fn hostile(port: u16, more: u64) -> Vec<TcpStream> {
     sockets
 }
 
-/// Flips a bit of the newest checkpoint, if there is one: it is refused with its name. Then an older one replaces it.
+/// Flips a bit of the newest checkpoint, checks that the checkpoint is refused by name, and replaces it by an older
+/// one. Returns false if there is no checkpoint.
 fn flipped(place: &Place, run: &Path, more: u64) -> Outcome<bool> {
     if state::flip(run, more).is_none() {
         return Ok(false);
@@ -266,7 +267,8 @@ fn flipped(place: &Place, run: &Path, more: u64) -> Outcome<bool> {
     Ok(true)
 }
 
-/// Loads the newest checkpoint of a run that resumes with another world size on one rank: all of it.
+/// Checks that one rank loads the whole newest checkpoint, before the run resumes with another world size. Returns
+/// whether this was checked.
 fn loaded(place: &Place, form: Form, then: Form) -> Outcome<bool> {
     let run = place.run();
     if then.ranks == form.ranks || form.ranks == 1 || !run.join("checkpoint.safetensors").exists() {

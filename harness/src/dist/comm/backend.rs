@@ -22,8 +22,8 @@ impl Memory {
     /// # Safety
     /// `address` is host memory, and no other code accesses it while the slice lives.
     pub unsafe fn host(&mut self) -> &mut [u8] {
-        // SAFETY: the caller's promise. The address comes from a slice or vector, so it is aligned and not null without
-        // bytes too.
+        // SAFETY: guaranteed by the caller. The address comes from a slice or vector, so it is aligned and not null,
+        // even if there are no bytes.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
@@ -33,8 +33,8 @@ impl Memory {
 pub(crate) struct PeerBuffer {
     /// Address of the memory that is exchanged.
     pub source: u64,
-    /// Address that receives the peer's data, or `of` for peer reads. On a GPU it is the start of an allocation that
-    /// other processes can map.
+    /// Address that receives the peer's data, or `source` for peer reads. On a GPU it is the start of an allocation
+    /// that other processes can map.
     pub dest: u64,
     pub bytes: usize,
     /// Keeps the memory allocated.
@@ -81,13 +81,13 @@ impl Deadline {
     }
 }
 
-/// Completion of a collective on the device: it is queued on a stream, and may still run.
+/// Completion of a collective that is queued on a stream of the device, and may still run.
 pub trait CompletionEvent: Send + Sync {
-    /// Makes the compute stream wait for it. Does not block the host.
+    /// Makes the compute stream wait for the collective. Does not block the host.
     fn join(&self) -> Result<()>;
-    /// Blocks the host until it has run.
+    /// Blocks the host until the collective has run.
     fn synchronize(&self) -> Result<()>;
-    /// Duration on the device in seconds, once it has run.
+    /// Duration on the device in seconds; `None` before the collective has run.
     fn seconds(&self) -> Option<f64>;
 }
 

@@ -51,7 +51,7 @@ impl Dtype {
         matches!(self, Dtype::F32 | Dtype::F64 | Dtype::Bf16 | Dtype::F16)
     }
 
-    /// Name as in kernels and records.
+    /// Name as in kernel signatures and records.
     pub fn name(self) -> &'static str {
         match self {
             Dtype::F32 => "f32",
@@ -91,7 +91,7 @@ pub enum Op {
     Broadcast { root: usize },
     /// No rank returns before all ranks have called it.
     Barrier,
-    /// Between two ranks: each sends its buffer, which stays unchanged, to the peer's receive buffer
+    /// Exchange between two ranks: each sends its buffer, which stays unchanged, to the peer's receive buffer
     /// (`Communicator::set_peer_buffer`). With peer reads nothing is sent: neither rank continues before both have
     /// arrived, and each may then read the other's memory.
     Exchange,

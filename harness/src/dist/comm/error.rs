@@ -6,7 +6,8 @@ use std::time::Duration;
 /// Result of operations that communicate with other ranks.
 pub type Result<T, E = CommError> = std::result::Result<T, E>;
 
-/// Why a collective or the rendezvous failed. After such an error every call on the communicator returns it again.
+/// Why a collective or the rendezvous failed. After any of these errors except [`CommError::Misuse`], every call on the
+/// communicator returns the same error.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CommError {
     /// Ranks called different collectives with the same sequence number.

@@ -79,7 +79,7 @@ impl Handle {
         }
     }
 
-    /// Same as [`Handle::wait`]; with NCCL also blocks the host until the GPU has completed it.
+    /// Same as [`Handle::wait`]; with NCCL also blocks the host until the GPU has completed the collective.
     ///
     /// # Errors
     /// See [`Handle::wait`].
@@ -91,12 +91,12 @@ impl Handle {
         }
     }
 
-    /// The outcome of the collective, if it is known. Does not block.
+    /// The outcome of the collective, if it is known; with NCCL that of queuing it on its stream. Does not block.
     pub fn test(&self) -> Option<Result<()>> {
         self.0.lock().as_ref().map(|outcome| outcome.as_ref().map(|_| ()).map_err(Clone::clone))
     }
 
-    /// Duration on the GPU in seconds, with NCCL, once it has run.
+    /// Duration on the GPU in seconds, with NCCL, once the collective has run.
     pub fn device_seconds(&self) -> Option<f64> {
         match &*self.0.lock() {
             Some(Ok(Some(event))) => event.seconds(),

@@ -1,4 +1,5 @@
-//! Reductions in host memory, always in rank order: the same bits on every rank, with every backend and in every run.
+//! Reductions in host memory, always in rank order: the same bits on every rank, with every host backend and in every
+//! run.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -60,8 +61,7 @@ impl Accumulator {
     /// Reduces up to [`SEGMENT`] elements. `part(rank)` returns the bytes of a rank's contribution; all have the same
     /// length. The returned slice is the result, of that length.
     ///
-    /// With a communication dtype, contributions are rounded to it first, and so is the result, as if both had been
-    /// sent in it.
+    /// With a communication dtype, contributions and result are rounded to that dtype, as if both had been sent in it.
     pub(super) fn reduce<'a>(
         &mut self,
         dtype: Dtype,

@@ -2,8 +2,8 @@
 //!
 //! First every rank sends its call to every other rank. Then the data are sent: with `n` bytes and W ranks, each rank
 //! sends and receives (W − 1)/W · n bytes for a reduce-scatter or an all-gather, and twice that for an all-reduce,
-//! which is one after the other. This is the lower bound of any algorithm. Rank r reduces chunk r of all ranks in rank
-//! order, so that all ranks get the same bits.
+//! which is a reduce-scatter followed by an all-gather. This is the lower bound of any algorithm. Rank r reduces chunk
+//! r of all ranks in rank order, so that all ranks get the same bits.
 
 use std::sync::Arc;
 
@@ -48,9 +48,9 @@ pub(crate) trait Links {
         deadline: Deadline,
     ) -> Result<(), LinkError>;
 
-    /// Finds the cause of a timeout: among the ranks that `late` waits for, those that do not wait themselves
-    /// (`TimedOut`), or the abort notice of a rank that timed out earlier (`Aborted`), if the timeout is not this
-    /// rank's.
+    /// Finds the cause of a timeout, after the ranks in `late` did not arrive: the ranks that do not wait for others
+    /// themselves (`TimedOut`), or the abort notice of a rank that timed out earlier (`Aborted`), if the timeout is not
+    /// this rank's.
     fn roll_call(&mut self, late: Vec<usize>, _own_timeout: bool) -> LinkError {
         LinkError::TimedOut(late)
     }

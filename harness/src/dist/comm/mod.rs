@@ -20,7 +20,8 @@
 //! - A call waits at most [`Options::timeout`] for other ranks to arrive, and as long again for their data. A rank that
 //!   ends is noticed immediately. If a backend does not return from a call in time, the [`watchdog`](super::watchdog)
 //!   ends the process: no wait on a handle is unbounded, and no handle completes while its memory may still be used.
-//! - After an error a communicator only returns that error.
+//! - After an error a communicator only returns that error. (Invalid calls, [`CommError::Misuse`], do not count:
+//!   nothing was sent.)
 //!
 //! Reading order: [`call`] (the description of a collective), [`backend`] (the trait of backends), this page (queue and
 //! handles), [`host_reduce`], then the backends: [`threads`]; [`links`] for backends with point-to-point messages,
@@ -130,7 +131,8 @@ pub struct Communicator {
 enum OverlapSetting {
     MaxCtas(u32),
     CopyEngines(bool),
-    /// Also stores the address from which the peer's data is read; 0 without exchanges.
+    /// The buffer for the peer, and where to store the address from which the peer's data is read (0 without
+    /// exchanges).
     PeerBuffer(Option<PeerBuffer>, Arc<AtomicU64>),
 }
 
@@ -341,7 +343,7 @@ impl Communicator {
     /// code reads or writes them. `address` is aligned for the element type. A leaked handle may never be known to be
     /// complete.
     pub unsafe fn start(&self, call: Call, address: *mut u8) -> Result<Handle> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.enqueue(call, address, false) }
     }
 
@@ -354,7 +356,7 @@ impl Communicator {
     /// # Safety
     /// See [`Communicator::start`].
     pub unsafe fn start_overlapped(&self, call: Call, address: *mut u8) -> Result<Handle> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.enqueue(call, address, true) }
     }
 
@@ -627,8 +629,8 @@ impl Worker {
         }
     }
 
-    /// The error is stored before the backend aborts: on a GPU the abort releases waiting threads, which then ask for
-    /// the error.
+    /// Stores the error, then aborts the backend: on a GPU the abort releases waiting threads, which then read the
+    /// error.
     fn fail(&self, backend: &mut impl Backend, error: CommError) {
         let _ = self.failed.set(error.clone());
         let (who, text) = (self.who.clone(), error.to_string());

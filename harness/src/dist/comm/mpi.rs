@@ -50,8 +50,8 @@ struct Mpi {
     universe: ManuallyDrop<Universe>,
     rank: usize,
     world: usize,
-    /// After a failure MPI may still reference memory that the caller gets back: MPI is then neither called again nor
-    /// finalized.
+    /// Whether an operation failed. MPI may then still reference memory that the caller gets back: MPI is neither
+    /// called again nor finalized.
     failed: bool,
     /// Whether an abort notice was sent.
     abort_sent: bool,
@@ -93,6 +93,8 @@ impl Mpi {
         })
     }
 
+    /// Starts to send `bytes` to rank `to`.
+    ///
     /// # Safety
     /// The bytes stay allocated and unchanged until the message is complete.
     unsafe fn send(&self, to: usize, tag: i32, bytes: &[u8]) -> Pending {
@@ -112,6 +114,8 @@ impl Mpi {
         }
     }
 
+    /// Starts to receive `bytes` from rank `from`.
+    ///
     /// # Safety
     /// See [`Mpi::send`]; also no other code accesses the bytes.
     unsafe fn receive(&self, from: usize, tag: i32, bytes: &mut [u8]) -> Pending {

@@ -2,9 +2,9 @@
 //!
 //! A rank that waits for another one knows only that this one is late; the late rank may itself wait for a third one
 //! that hangs. Every rank that times out, or that learns of another rank's timeout, therefore reports which ranks it
-//! waits for ([`WAITING_FOR`]), and collects the reports of the others for a while. A rank that others wait for and
-//! that does not report is the one that hangs. Ranks that are in no collective do not report either, but no waiting
-//! rank names them.
+//! waits for ([`WAITING_FOR`]), and collects the reports of the others for up to [`ROLL_CALL_TIMEOUT`]. A rank that
+//! others wait for and that does not report is the one that hangs. Ranks that are in no collective do not report
+//! either, but no waiting rank names them.
 //!
 //! A message that was in flight at the timeout is completed with zeros and marked as invalid, so that it is not taken
 //! for data and the connection stays in sync.
@@ -88,16 +88,17 @@ pub(super) fn write_head(kind: u32, length: usize) -> [u8; HEAD] {
 struct Peer<'a> {
     socket: &'a TcpStream,
     link_state: &'a mut LinkState,
-    /// Sent bytes of our notice.
+    /// Sent bytes of this rank's notice.
     sent: usize,
-    /// Received bytes of its notice.
+    /// Received bytes of the peer's notice.
     notice: Vec<u8>,
-    /// The ranks that it waits for.
+    /// The ranks that the peer waits for.
     answer: Option<Vec<usize>>,
     closed: bool,
 }
 
-/// The unresponsive ranks that the `late` ones wait for. Takes [`ROLL_CALL_TIMEOUT`] if a rank hangs.
+/// Returns the unresponsive ranks among `late` and the ranks that these wait for, directly or indirectly. Takes
+/// [`ROLL_CALL_TIMEOUT`] if a rank hangs.
 pub(super) fn find_unresponsive(
     sockets: &[Option<TcpStream>],
     link_state: &mut [LinkState],
@@ -139,7 +140,8 @@ pub(super) fn find_unresponsive(
     unresponsive(late, &answers)
 }
 
-/// The ranks without an answer that the late ranks wait for, directly or indirectly; `late` itself if all answer.
+/// The ranks without an answer among `late` and the ranks that these wait for, directly or indirectly; `late` if all of
+/// them answered.
 fn unresponsive(late: &[usize], answers: &[Option<Vec<usize>>]) -> Vec<usize> {
     let (mut seen, mut next, mut silent) = (vec![false; answers.len()], late.to_vec(), Vec::new());
     while let Some(rank) = next.pop() {
@@ -217,7 +219,7 @@ impl Peer<'_> {
                 let numbers = self.notice.chunks_exact(4);
                 self.answer = Some(numbers.map(|n| u32::from_le_bytes([n[0], n[1], n[2], n[3]]) as usize).collect());
             }
-            // It has aborted, and waits for no rank.
+            // The peer has aborted, and waits for no rank.
             ABORT => self.answer = Some(Vec::new()),
             _ => {}
         }

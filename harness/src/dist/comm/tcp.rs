@@ -1,8 +1,8 @@
 //! Links over TCP sockets, one between every two ranks.
 //!
-//! A message is a header of 12 bytes (kind and length), the payload, and a byte that marks it as complete. Sockets are
-//! non-blocking: one thread sends to one rank while it receives from another, and `poll` wakes it when either can
-//! continue.
+//! A message is a header of 12 bytes (kind and length), the payload, and a byte that marks the payload as complete.
+//! Sockets are non-blocking: one thread sends to one rank while it receives from another, and `poll` wakes it when
+//! either can continue.
 //!
 //! After a timeout, ranks run a roll call ([`roll_call`]): each waiting rank reports which ranks it waits for, so that
 //! all of them name the unresponsive one.
@@ -22,7 +22,7 @@ use crate::escape::printable_lines;
 /// Kinds of messages.
 pub(super) const CALL: u32 = 0x7743_0001;
 pub(super) const DATA: u32 = 0x7743_0002;
-/// Has no trailer, like the next one.
+/// Kind of an abort notice. Like [`WAITING_FOR`], it has no trailer.
 pub(super) const ABORT: u32 = 0x7743_0003;
 pub(super) const WAITING_FOR: u32 = 0x7743_0004;
 pub(super) const HEAD: usize = 12;
@@ -161,7 +161,8 @@ impl Sockets {
         Ok(())
     }
 
-    /// A peer that closed its socket may have sent an abort notice before.
+    /// Returns the abort notice that a peer sent before it closed its socket, or the connection's error if there is
+    /// none.
     fn disconnect_reason(&self, peer: usize, error: &std::io::Error) -> LinkError {
         let mut text = [0u8; 1];
         let mut incoming = Incoming::new(peer, CALL, &mut text);
@@ -186,7 +187,7 @@ impl Sockets {
                 self.check_head(into)?;
             }
             if into.is_done() && into.trailer[0] != COMPLETE {
-                // The sender failed inside of this message: the next one has the reason.
+                // The sender failed in the middle of this message; its next message has the reason.
                 into.done = 0;
             }
         }
@@ -349,7 +350,7 @@ impl Links for Sockets {
     ) -> Result<Vec<[u8; HEADER_BYTES]>, LinkError> {
         let mut headers = vec![*mine; self.world()];
         let others = |rank: usize, world: usize| (0..world).filter(move |&peer| peer != rank);
-        // Sending may fail although an abort notice is readable: all sockets are read before the failure is reported.
+        // If sending fails, an abort notice may still be readable on that socket: `pump_out` then returns the notice.
         for to in others(self.rank, self.world()) {
             let mut out = Outgoing::new(to, CALL, mine);
             let sent = loop {
@@ -440,7 +441,8 @@ fn abort_notice(reason: &str) -> Vec<u8> {
 pub(crate) fn send_abort_notice<'a>(peers: impl Iterator<Item = &'a TcpStream>, reason: &str) {
     let notice = abort_notice(reason);
     for mut socket in peers {
-        // A new connection has send buffer space for it. A rank that does not get it notices the closed connection.
+        // The send buffer of a new connection has space for the notice. A rank that does not get it notices the closed
+        // connection.
         let _ = socket.set_nonblocking(true).and_then(|()| socket.write(&notice));
     }
 }
@@ -562,7 +564,7 @@ mod tests {
         assert!(there.pump_out(&mut call).is_ok() && call.is_done());
         drop(there);
         assert!(matches!(wait_for_end(&here), LinkError::Gone(1, _)));
-        // Its last call can still be received.
+        // The last call of the closed peer can still be received.
         let deadline = Deadline::after(Duration::from_secs(20));
         let mut header = [0; HEADER_BYTES];
         let mut into = Incoming::new(1, CALL, &mut header);

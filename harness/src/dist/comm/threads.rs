@@ -201,7 +201,7 @@ impl Threads {
     }
 
     /// Processes this rank's chunk of a collective on which all ranks agree. The peer's data of an exchange is written
-    /// to the last argument.
+    /// to the address `dest`.
     fn execute(&mut self, call: &Call, posts: &[Post], dest: Option<u64>) {
         let (world, size, rank) = (posts.len(), call.dtype.size(), self.rank);
         let mine = chunk(call.count, world, rank);
@@ -245,7 +245,7 @@ impl Threads {
                 if let Some(at) = dest {
                     let here = Post { address: at as *mut u8, ..posts[rank] };
                     // SAFETY: both ranks only read the exchanged buffers, and each writes its receive buffer, which has
-                    // this many bytes from there on.
+                    // this many bytes from that address on.
                     unsafe { write(&here, 0, read(&posts[1 - rank], &(0..bytes))) };
                 }
             }
@@ -253,21 +253,25 @@ impl Threads {
     }
 }
 
+/// Borrows the bytes in `range` of the post's memory.
+///
 /// # Safety
 /// The post's memory has these bytes, and no rank writes them while the slice lives.
 unsafe fn read<'a>(post: &Post, range: &std::ops::Range<usize>) -> &'a [u8] {
     match range.len() {
         0 => &[],
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         n => unsafe { std::slice::from_raw_parts(post.address.add(range.start), n) },
     }
 }
 
+/// Copies `bytes` to offset `at` of the post's memory.
+///
 /// # Safety
 /// The post's memory has `bytes.len()` bytes at `at`, `bytes` does not overlap them, and no other rank uses them.
 unsafe fn write(post: &Post, at: usize, bytes: &[u8]) {
     if !bytes.is_empty() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { post.address.add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 }

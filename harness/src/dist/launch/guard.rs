@@ -100,7 +100,7 @@ pub fn watch() {
         }
     }
     for group in groups {
-        // SAFETY: the launcher has not seen this group become empty, so that its number is not reused.
+        // SAFETY: the launcher has not seen this group become empty, so its number is not reused.
         unsafe { libc::kill(-group, libc::SIGKILL) };
     }
 }

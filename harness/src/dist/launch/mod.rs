@@ -41,13 +41,13 @@ pub struct Plan {
     pub timeouts: Timeouts,
 }
 
-/// How long ranks may take to end. Then they get SIGTERM, and SIGKILL after another [`Timeouts::grace`].
+/// How long ranks may take to end. After that they get SIGTERM, and after another [`Timeouts::grace`] SIGKILL.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// After the failure of a rank: the others have to notice it, report it, and finish a save. Also after a second
-    /// signal.
+    /// Time after the failure of a rank: the others have to notice it, report it, and finish a save. Also the time
+    /// after a second signal.
     pub grace: Duration,
-    /// After a stop signal, or after a rank has stopped by itself: time for the rest of a step.
+    /// Time after a stop signal, or after a rank has stopped by itself: for the rest of a step.
     pub stop: Duration,
     /// Same as `stop`, while ranks report that they save their state; at least as long as the other limits.
     pub save: Duration,
@@ -182,34 +182,34 @@ impl ShutdownSchedule {
         }
     }
 
-    /// After a stop signal, or after a rank has stopped.
+    /// Called after a stop signal, or after a rank has stopped.
     fn stop(&mut self, now: Instant) {
         self.asked = true;
         self.end_within(now, self.timeouts.stop);
     }
 
-    /// After a rank has failed.
+    /// Called after a rank has failed.
     fn fail(&mut self, now: Instant) {
         if !self.asked {
             self.end_within(now, self.timeouts.grace);
         }
     }
 
-    /// After a second signal: saves are no longer waited for.
+    /// Called after a second signal: saves are no longer waited for.
     fn end(&mut self, now: Instant) {
         self.waits_for_saving = false;
         self.end_within(now, self.timeouts.grace);
     }
 
-    /// All ranks have ended: terminate their remaining processes. After a signal these may be the programs that ranks
-    /// were wrappers of, and keep their time.
+    /// Called when all ranks have ended: terminates their remaining processes. After a signal the remaining processes
+    /// keep the time that is left, since ranks may have been wrappers of them.
     fn all_have_ended(&mut self, now: Instant) {
         if !self.asked {
             self.end_within(now, Duration::ZERO);
         }
     }
 
-    /// Returns the signal to send now.
+    /// Returns the signal to send now, if there is one.
     fn due(&mut self, now: Instant, saving: bool) -> Option<i32> {
         let (since, allowed) = self.ending?;
         let saving = saving && self.waits_for_saving;

@@ -26,7 +26,7 @@ pub struct Rank {
     ended: Option<(ExitStatus, f64)>,
     /// Whether the process group is empty.
     empty: bool,
-    /// Whether the launcher terminated it.
+    /// Whether the launcher sent it SIGTERM or SIGKILL because it did not end in time.
     pub stopped: bool,
 }
 
@@ -108,8 +108,8 @@ impl Rank {
         Ok(news)
     }
 
-    /// Reaps processes of the group that are children of this process: of the init process of a container, and of a
-    /// subreaper. The leader is already reaped.
+    /// Reaps processes of the group that are children of this process: orphans, if this process is the init process of
+    /// a container or a subreaper. The leader is already reaped.
     fn reap(&self) {
         // SAFETY: the only pointer is null; waits only for children of this process in this group.
         while unsafe { libc::waitpid(-self.group, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
@@ -144,13 +144,14 @@ impl Rank {
         unsafe { libc::kill(-self.group, signal) == 0 }
     }
 
-    /// Kills it immediately.
+    /// Sends SIGKILL to the process group, and waits for the leader.
     pub fn kill(&mut self) {
         self.signal(libc::SIGKILL);
         let _ = self.leader.wait();
     }
 
-    /// How it ended, after a short wait for its last lines: a process that left the group may keep its output open.
+    /// Returns how the rank ended, after at most 1 s of waiting for its last lines: a process that left the group may
+    /// keep the output open.
     pub fn end(self) -> Option<End> {
         let deadline = Instant::now() + Duration::from_secs(1);
         while self.readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {

@@ -17,11 +17,11 @@ pub struct End {
     pub status: ExitStatus,
     /// Seconds since the start.
     pub after: f64,
-    /// Its last output lines, at most [`super::LAST_LINES`].
+    /// The rank's last output lines, at most [`super::LAST_LINES`].
     pub last: Vec<String>,
-    /// Whether the launcher terminated it, because it did not end in time.
+    /// Whether the launcher terminated the rank, because it did not end in time.
     pub stopped: bool,
-    /// Its process group, if SIGKILL did not end all of its processes.
+    /// The rank's process group, if SIGKILL did not end all of its processes.
     pub left: Option<i32>,
 }
 

@@ -49,7 +49,7 @@ pub struct AcceptedPeer {
 /// What [`Acceptor::next`] returns.
 pub enum Event {
     Accepted(AcceptedPeer),
-    /// A connection that was accepted before is closed.
+    /// An accepted connection was closed: its index in `connected`.
     Closed(usize),
     /// The deadline has passed.
     TimedOut,
@@ -82,7 +82,7 @@ impl<'a> Acceptor<'a> {
         Ok(Acceptor { listeners, identity, pending: VecDeque::new(), rejections: Rejections::default() })
     }
 
-    /// Waits for the next authenticated rank, and watches the accepted connections in the first argument for their end.
+    /// Waits for the next authenticated rank, and watches the accepted connections in `connected` for their end.
     ///
     /// # Errors
     /// The system cannot accept connections.
@@ -171,7 +171,7 @@ impl<'a> Acceptor<'a> {
         Ok(())
     }
 
-    /// Closes a connection.
+    /// Closes the pending connection `at`, and counts the rejection.
     fn reject(&mut self, at: usize, why: HandshakeError) {
         let Some(pending) = self.pending.remove(at) else { return };
         self.rejections.count += 1;

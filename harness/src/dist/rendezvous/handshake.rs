@@ -59,15 +59,15 @@ fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(part(bytes, at))
 }
 
-/// The reason for a failed handshake.
+/// Why a handshake failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandshakeError {
-    /// It uses another protocol, or another version of this one.
+    /// The peer uses another protocol, or another version of this one.
     UnknownProtocol,
     OtherJob,
-    /// It does not know the secret.
+    /// The peer does not know the secret.
     NoProof,
-    /// It closed the connection, or did not answer in time.
+    /// The peer closed the connection, or did not answer in time.
     NoReply,
 }
 
@@ -174,7 +174,7 @@ pub fn welcome() -> &'static [u8] {
 }
 
 /// Runs the client side of the handshake with rank `to`; `port` is the port on which this rank listens. The server has
-/// to prove itself before the first deadline, and to finish before `deadline`.
+/// to send its proof before `proof_deadline`, and to finish the handshake before `deadline`.
 ///
 /// # Errors
 /// The reason if the server is not the expected rank.

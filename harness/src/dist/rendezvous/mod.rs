@@ -224,7 +224,7 @@ fn accept_all(
         };
         let peer_info = peer.peer_info;
         let taken = peer_info.rank == 0 || accepted.iter().any(|other| other.peer_info.rank == peer_info.rank);
-        // It gets the error message too.
+        // Added before the checks: the peer gets the error message too.
         accepted.push(peer);
         if peer_info.world != rank_info.world {
             return setup(format!(
@@ -288,7 +288,7 @@ fn connect_peers(
         let Some((ip, port)): Option<(IpAddr, u16)> = address else {
             return setup(format!("rank 0 sent an invalid address: `{}`", printable(line)));
         };
-        // A loopback address was seen by rank 0: use rank 0's address instead.
+        // Rank 0 saw that rank at a loopback address: use rank 0's own address instead.
         let ip = if ip.to_canonical().is_loopback() { master } else { ip };
         let peer = connect_with_retry(
             (&ip.to_string(), port),
@@ -314,8 +314,8 @@ fn connect_peers(
                 }
                 peers[peer_info.rank] = Some(socket);
             }
-            // It may have finished the rendezvous already. If it failed because of the missing rank, that rank will not
-            // connect.
+            // The peer may have finished the rendezvous already. If it failed because of the missing rank, that rank
+            // will not connect.
             Event::Closed(at) => {
                 let (other, socket) = here[at];
                 if let Some(reason) = tcp::abort_reason(socket) {
@@ -363,8 +363,8 @@ fn receive_address_list(socket: &mut TcpStream, rank_info: &RankInfo, deadline: 
     }
 }
 
-/// Connects to a listening rank and runs the handshake; retries until the deadline. Another program at this address may
-/// be gone soon.
+/// Connects to a listening rank and runs the handshake; retries until the deadline, also after an answer of another
+/// program, which may release the address.
 fn connect_with_retry(
     (host, port): (&str, u16),
     job: &Job,

@@ -5,8 +5,9 @@
 //! | broadcast | all of them, averaged, on every rank | whole parameters, about 1/world of all elements | every rank broadcasts its partition |
 //! | ZeRO-1 | each rank's shards only ([`Exchange::ReduceScatter`](super::ddp::Exchange)) | 1/world of every bucket | an all-gather for each bucket |
 //!
-//! Broadcast sends n bytes more than data-parallel training without sharding. ZeRO-1 sends the same bytes, since an
-//! all-reduce is a reduce-scatter and an all-gather (Rajbhandari et al., "ZeRO", 2020, section 7.1).
+//! Broadcast mode sends the parameters in addition to what data-parallel training without sharding sends. ZeRO-1 sends
+//! as many bytes as without sharding, since an all-reduce is a reduce-scatter and an all-gather (Rajbhandari et al.,
+//! "ZeRO", 2020, section 7.1).
 //!
 //! Updates are element-wise, so that the result does not depend on the rank that computes them: in broadcast mode
 //! parameters are bit for bit those of an optimizer without sharding, for the same learning rate and gradient scale.
@@ -162,12 +163,12 @@ fn all_handles(sent: &[Sent]) -> impl Iterator<Item = &Handle> {
     sent.iter().flat_map(|sent| &sent.handles)
 }
 
-/// The gathered state of all ranks. Does not depend on the world size.
+/// The gathered state of all ranks, independent of the world size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// Step count of each range: parameters that were added later have fewer. Sorted and disjoint.
     pub steps: Vec<(Range<usize>, u64)>,
-    /// For each name of [`FlatOptimizer::STATE`] a value for every element of the flat tensors; zero without state.
+    /// Values of all elements of the flat tensors, for each name in [`FlatOptimizer::STATE`]; zero without state.
     pub flats: Vec<Vec<f32>>,
 }
 
@@ -256,7 +257,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     /// its shard.
     ///
     /// # Errors
-    /// Parameters that were added before, or with ZeRO-1 are in no bucket; no memory.
+    /// Parameters that were added before, or with ZeRO-1 are in no bucket; the device is out of memory.
     pub fn add_param_group(&mut self, params: &[Range<usize>]) -> Result<()> {
         let mut sorted: Vec<Range<usize>> = params.iter().filter(|range| !range.is_empty()).cloned().collect();
         sorted.sort_by_key(|range| range.start);
@@ -384,7 +385,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             own.step(values.reborrow(), gradients, ComputeWeights::None, groups, rate, gradient_scale)?;
         }
         let mut handles = Vec::new();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let started = unsafe { self.start(index, values.address(), &mut handles) };
         sent.push(Sent { part: index, handles });
         started
@@ -464,7 +465,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         }
         let call = Call { op, dtype: Dtype::F32, count: range.len(), comm_dtype: None };
         let address = base + (range.start * size_of::<f32>()) as u64;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         handles.push(unsafe { self.comm.start(call, address as *mut u8)? });
         Ok(())
     }

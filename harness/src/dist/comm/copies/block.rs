@@ -16,7 +16,7 @@ pub struct Block {
     pub segment: usize,
 }
 
-/// Flags and cells occupy one cache line each, and slots are aligned to it.
+/// Bytes of a cache line. Each flag and each cell occupies one, and slots are aligned to it.
 pub const LINE: usize = 128;
 
 impl Block {

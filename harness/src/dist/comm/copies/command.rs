@@ -10,7 +10,7 @@ pub enum Command {
     Copy { to: u64, from: u64, bytes: usize },
     /// Writes a u32.
     Write { at: u64, value: u32 },
-    /// Waits until the u32 there [has reached](super::plan::is_reached) the value.
+    /// Waits until the u32 at `at` [has reached](super::plan::is_reached) the value.
     Wait { at: u64, value: u32 },
     /// Replaces `bytes` at `own` by the reduction of them and the receive slots: the other ranks' data in rank order,
     /// `stride` bytes apart. Also writes it to the send slot, if there is one.

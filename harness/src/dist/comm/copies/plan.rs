@@ -37,10 +37,10 @@
 //!   themselves, a reduce_scatter leaves it to the next push of the lane (`unacknowledged`). A peer read reads no slot,
 //!   and its first signal comes after all reads before it.
 //! - **No send slot is overwritten before it is fetched.** Rank r writes its send slot in the reduction, or the copy,
-//!   of n. The others fetched its previous content in a segment m < n, which they have completed when they give their
+//!   of n. The others fetched its previous content in a segment m < n, which they have completed when they send their
 //!   first signal of n; r has awaited all of these.
 //! - **No receive buffer of an exchange is overwritten before it is read.** A lane starts an exchange when the compute
-//!   stream has reached the point of its call, after all reads of the buffer; only then does it give the first signal
+//!   stream has reached the point of its call, after all reads of the buffer; only then does it send the first signal
 //!   that the peer awaits.
 //! - **Nothing is read too early.** Reductions come after the first signals of the same segment, which follow the
 //!   pushes; pulls come after the second ones, which follow the writes to send slots.
@@ -105,7 +105,7 @@ pub const RELEASE: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
-    /// Number of segments, modulo 2³².
+    /// Number of segments queued so far, modulo 2³².
     segments: u32,
     /// Whether the second signals of the last segment are not awaited yet.
     unacknowledged: bool,
@@ -147,7 +147,7 @@ impl Plan {
 
     /// The steps of a collective on `count` elements of `size` bytes, with the lane of each, in a valid order of
     /// submission. For a reduce_scatter and an all_gather `count` has to be a multiple of `world`. With a world size of
-    /// 1 there are none.
+    /// 1, or without elements, there are none.
     pub fn steps(&mut self, kind: Kind, count: usize, size: usize) -> Vec<(usize, Step)> {
         let (world, grain) = (self.block.world, (LINE / size).max(1));
         if world == 1 || count == 0 {
@@ -209,7 +209,7 @@ impl Plan {
         (lane, 1 - self.rank, signals)
     }
 
-    /// Returns the lanes round-robin.
+    /// Returns the lane of the next segment, round-robin.
     fn next_lane(&mut self) -> usize {
         let lane = self.next;
         self.next = (self.next + 1) % self.lanes.len();

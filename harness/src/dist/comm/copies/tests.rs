@@ -462,7 +462,7 @@ proptest! {
                     gpus.set_flag(rank, lane, from, plan.last_signal(lane).wrapping_add(RELEASE));
                 }
             }
-            // Its errors are conflicting memory uses, which are allowed now, or a deadlock.
+            // The errors are conflicting memory uses, which are allowed now, or a deadlock.
             while gpus.run(Some(1)).is_ok() && gpus.queues.iter().any(|queue| !queue.tasks.is_empty()) {}
             rounds += 1;
             prop_assert!(rounds < 10_000, "no wait is released");

@@ -81,7 +81,7 @@ pub fn open(
     let shown = match status.all_gather(shown) {
         Ok(shown) => shown,
         Err(error) => {
-            // No rank has mapped it.
+            // No rank has mapped the block.
             made.into_iter().for_each(|(engines, _)| engines.free());
             return Err(error);
         }
@@ -106,7 +106,7 @@ pub fn open(
         Err(error) => {
             if engines.release(RELEASE_TIMEOUT) {
                 engines.close();
-                // Freed when all ranks have unmapped it.
+                // The block is freed when all ranks have unmapped it.
                 if status.all_gather(Ok(Vec::new())).is_ok() {
                     engines.free();
                 }
@@ -176,7 +176,7 @@ const FUNCTIONS: [&str; 5] = [
     "cuStreamWriteValue32_v2",
 ];
 
-/// Checks that the driver has them: a call to a missing one would end the process.
+/// Checks that the driver has all [`FUNCTIONS`]: a call to a missing one would end the process.
 fn find_functions() -> Result<(), String> {
     // SAFETY: the driver's library is loaded already; looking up names changes nothing.
     let missing = unsafe {

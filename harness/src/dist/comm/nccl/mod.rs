@@ -216,7 +216,7 @@ impl CompletionEvent for Span {
     }
 
     fn synchronize(&self) -> Result<()> {
-        // The timeout aborts it before the watchdog's limit.
+        // The collective's timeout aborts it before the watchdog's limit.
         let (rank, call) = (self.rank, self.call);
         let limit = self.timeout.saturating_add(DRAIN_TIMEOUT + WATCHDOG_MARGIN);
         let _guarded = guard(limit, move || format!("rank {rank}: {call}, on the GPU"));
@@ -412,7 +412,7 @@ impl Nccl {
         convert(device, rounded, exact).map_err(failed)
     }
 
-    /// The collective for copy engines, if they can run it.
+    /// The collective as work for the copy engines; `None` if NCCL runs it.
     fn copy_collective(&self, call: &Call, dtype: Dtype, address: u64) -> Option<CopyCollective> {
         let (kind, average) = match call.op {
             Op::AllReduce(reduce @ (Reduce::Sum | Reduce::Avg)) => (Kind::AllReduce, reduce == Reduce::Avg),
@@ -499,7 +499,7 @@ impl Nccl {
                     let _ = context.bind_to_thread();
                     abort(comm);
                 };
-                // Without a thread it is leaked, and its kernels continue.
+                // Without a thread the communicator is leaked, and its kernels continue.
                 drop(std::thread::Builder::new().spawn_scoped(scope, on_thread));
             }
             last.into_iter().for_each(abort);
@@ -566,7 +566,8 @@ impl Backend for Nccl {
         match split_with_max_ctas(all, rank, max_ctas, &mut self.control, &self.context, timeout) {
             Ok(comm) => self.split_comms.push((max_ctas, comm)),
             Err(error) => {
-                // A thread that is still running may use it. None of its kernels is in flight.
+                // Leaks the communicator: the thread of the abandoned call may still use it. None of its kernels is in
+                // flight.
                 self.comm = None;
                 return Err(error);
             }
