@@ -273,8 +273,8 @@ impl Config {
         of(self.layers) * block + heads * of(self.vocabulary) * d_model + norm
     }
 
-    /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights, and 128
-    /// bytes of metadata for each of 6 parameters per layer.
+    /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights, and
+    /// 128 bytes of metadata for each of 6 parameters per layer.
     pub fn model_bytes(&self) -> f64 {
         let shorter = if self.precision.dtype().size_in_bytes() < 4 { 2.0 } else { 0.0 };
         (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64

@@ -142,8 +142,8 @@ pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
 /// different streams do not wait for each other.
 ///
 /// Disables the event tracking of cudarc, which records events around every use of every slice for the case of several
-/// streams. All work of this program on the device uses its one stream; collectives, which have their own streams, order
-/// them with events themselves.
+/// streams. All work of this program on the device uses its one stream; collectives, which have their own streams,
+/// order them with events themselves.
 ///
 /// # Errors
 /// No such GPU.

@@ -166,8 +166,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// Chooses tiles of up to 2048 elements, or of one row if `d` is larger, with 16 elements per thread up to 16 warps,
-    /// and at most `max_programs` programs.
+    /// Chooses tiles of up to 2048 elements, or of one row if `d` is larger, with 16 elements per thread up to 16
+    /// warps, and at most `max_programs` programs.
     fn new([rows, d]: [usize; 2], max_programs: usize) -> Result<Plan> {
         if d == 0 || d > MAX_D || rows > i32::MAX as usize / 2 {
             let message =

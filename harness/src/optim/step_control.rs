@@ -198,8 +198,9 @@ fn control_step_from_partials(
 /// Step control for a gradient that arrives in buckets: checks each bucket by itself, so that its parameters can be
 /// updated before the next bucket arrives, then the whole gradient.
 ///
-/// The update of a non-finite bucket is skipped, and with [`step_inputs::HALT_IF_NON_FINITE`] that of all later buckets;
-/// updates of earlier buckets stay. After [`BucketedStepControl::with_partials`] the update kernel does its own check.
+/// The update of a non-finite bucket is skipped, and with [`step_inputs::HALT_IF_NON_FINITE`] that of all later
+/// buckets; updates of earlier buckets stay. After [`BucketedStepControl::with_partials`] the update kernel does its
+/// own check.
 pub struct BucketedStepControl {
     partials: Buffer<f32>,
     used_partials: usize,
