@@ -140,8 +140,8 @@ impl Transformer {
         Transformer::made(config, device, config.model_bytes(), || Params::without_grads(config.specs(), device, seed))
     }
 
-    /// Creates a model with the parameters that `make` returns, after a check of the config and of the free memory of
-    /// the device against `bytes`, a lower bound.
+    /// Creates a model with the parameters that `make` returns, after a check of the config and, on the CPU, of the host
+    /// memory: the model needs at least `bytes`.
     fn made(
         config: &Config,
         device: &Device,
