@@ -111,6 +111,7 @@ mod cuda {
     }
 
     impl State {
+        /// Advances by one run: launches the captured graph, captures it, or runs the work eagerly.
         pub fn run<E: From<Error> + std::fmt::Display>(
             &mut self,
             key: &[u64],

@@ -299,7 +299,7 @@ impl Params {
         (0..self.len()).map(|i| self.param(ParamId(i)))
     }
 
-    /// Sets all gradients to zero. Gradients whose buffers are aliased by saved activations are zeroed lazily.
+    /// Writes zeros to all gradients. Gradients whose buffers are aliased by saved activations are zeroed lazily.
     pub fn zero_grads(&self) -> Result<()> {
         self.lazy_zero_grads();
         self.materialize_zeros_where(|param| !param.is_grad_aliased())
