@@ -25,8 +25,8 @@ pub(super) enum NormStats {
     Layer([Tensor; 2]),
 }
 
-/// Tensors saved for backward. The outputs of the norms and of SwiGLU are recomputed, except for a LayerNorm by the
-/// kernels that compute their gradients.
+/// Tensors saved for backward. The outputs of the norms and of SwiGLU are recomputed: by the kernel that computes the
+/// gradient, or for a LayerNorm by its forward kernel.
 pub(super) struct Saved {
     x: Tensor,
     stats: NormStats,
