@@ -1,8 +1,12 @@
 //! Cost model of gradient buckets in data-parallel training.
 //!
-//! A collective of b bytes takes o + b / w: overhead o, bandwidth w. If the gradients of a bucket take as long to
-//! compute as to send, all buckets but the last overlap with backward, and the exposed time after backward is T(n) = s
-//! / (n w) + n o for s bytes in n buckets. Its minimum is at n = √(s / (o w)), that is at buckets of √(s o w) bytes.
+//! A collective of b bytes takes o + b / w seconds, with overhead o and bandwidth w. If the gradients of a bucket take
+//! as long to compute as to send, all buckets but the last overlap with backward. For s bytes in n buckets, the exposed
+//! time after backward is then
+//!
+//! T(n) = s / (n w) + n o,
+//!
+//! with its minimum at n = √(s / (o w)), that is at buckets of √(s o w) bytes.
 
 /// Cost of a collective.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -23,8 +27,8 @@ pub enum FitError {
 }
 
 impl Link {
-    /// Fits t = o + b / w to pairs of bytes and seconds by least squares of relative errors: minimizes Σ ((o + b / w −
-    /// t) / t)². A negative overhead, which noise can cause, is set to zero.
+    /// Fits t = o + b / w to pairs (b in bytes, t in seconds) by least squares of the relative errors
+    /// (o + b / w − t) / t. A negative overhead, which noise can cause, is set to zero.
     ///
     /// # Errors
     /// Fewer than two sizes, or times that do not increase.

@@ -65,7 +65,7 @@ pub struct Times {
     pub activations: f64,
 }
 
-/// The smallest number of tokens with which a forward pass is compute-bound.
+/// The smallest batch, in tokens, with which a forward pass is compute-bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MinBatch {
     pub per_device: f64,
@@ -100,14 +100,14 @@ impl Mesh {
         self.y < self.m_y * ffn.d_ff / self.alpha()
     }
 
-    /// The smallest batch if the axes communicate concurrently on separate links: compute ≥ weights, so B / (XY) ≥ α /
-    /// (Y M_X). `None` if the tensor axis is the bottleneck for every batch.
+    /// The smallest batch if the axes communicate concurrently on separate links: compute ≥ weights, so
+    /// B / (XY) ≥ α / (Y M_X). `None` if the tensor axis is the bottleneck for every batch.
     pub fn batch(&self, ffn: &Ffn) -> Option<MinBatch> {
         self.tensor_axis_fits(ffn).then(|| self.min_batch(self.alpha() / (self.y * self.m_x)))
     }
 
-    /// The smallest batch if the axes communicate one after the other: compute ≥ weights + activations, so B / (XY) ≥ α
-    /// / (Y M_X) / (1 − α Y / (M_Y F)).
+    /// The smallest batch if the axes communicate one after the other: compute ≥ weights + activations, so
+    /// B / (XY) ≥ α / (Y M_X) / (1 − α Y / (M_Y F)). `None` as for [`Mesh::batch`].
     pub fn batch_serialized(&self, ffn: &Ffn) -> Option<MinBatch> {
         let left = 1.0 - self.alpha() * self.y / (self.m_y * ffn.d_ff);
         (left > 0.0).then(|| self.min_batch(self.alpha() / (self.y * self.m_x) / left))

@@ -1,4 +1,4 @@
-//! Text to batches.
+//! Turns text into batches of tokens.
 //!
 //! ```text
 //! text ──▶ tokenizer (byte-pair encoding) ──▶ token file ──▶ sampler ──▶ batches

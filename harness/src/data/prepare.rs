@@ -24,6 +24,8 @@ pub struct TokenSlice<'a> {
 }
 
 impl<'a> TokenSlice<'a> {
+    /// The tokens of `file` in `range`.
+    ///
     /// # Panics
     /// A range beyond the end of the file.
     pub fn new(file: &'a TokenFile, range: Range<usize>) -> TokenSlice<'a> {
@@ -44,10 +46,13 @@ impl<'a> TokenSlice<'a> {
         self.range.is_empty()
     }
 
-    /// Appends the tokens of `range`, relative to the start of this part, to `to`.
+    /// Appends the tokens of `range`, relative to the start of this slice, to `to`.
     ///
     /// # Errors
     /// As [`TokenFile::read`].
+    ///
+    /// # Panics
+    /// A range beyond the end of the slice.
     pub fn read(&self, range: Range<usize>, to: &mut Vec<u32>) -> Result<()> {
         assert!(range.end <= self.len(), "internal error: {range:?} of {} tokens", self.len());
         self.file.read(self.range.start + range.start..self.range.start + range.end, to)
@@ -83,8 +88,8 @@ impl Dataset {
     }
 }
 
-/// Returns tokenizer and tokens of `text`, from `folder` if an earlier run cached them there, else computes and caches
-/// them. `vocabulary` is the largest number of entries of the tokenizer.
+/// Returns tokenizer and tokens of `text`: reads them from `folder` if an earlier run cached them there, else computes
+/// and caches them. `vocabulary` is the largest number of entries of the tokenizer.
 ///
 /// # Errors
 /// A folder that cannot be written, damaged files in it, and errors of [`Bpe::train`].

@@ -59,7 +59,7 @@ impl Bpe {
         &self.json
     }
 
-    /// Hash that identifies the tokenizer.
+    /// BLAKE3 hash of [`Bpe::json`], which identifies the tokenizer.
     pub fn hash(&self) -> [u8; 32] {
         *blake3::hash(self.json.as_bytes()).as_bytes()
     }
@@ -162,7 +162,7 @@ fn check(json: &str) -> Result<()> {
     Ok(())
 }
 
-/// The first difference of JSON from the expected value. Missing keys have the default of the library.
+/// Describes the first difference of `found` from `expected`. Missing keys are no difference: the library has defaults.
 fn difference(name: &str, expected: &Value, found: &Value) -> Option<String> {
     match (expected.as_object(), found.as_object()) {
         (Some(expected), Some(found)) => found.iter().find_map(|(key, found)| {

@@ -14,7 +14,7 @@
 //! | 128..160 | BLAKE3 of bytes 0..128 |
 //!
 //! Integers are little-endian. Opening a file verifies all of it: a truncated, modified or mismatched file is refused.
-//! A later modification is an error as far as file length and modification time show it.
+//! [`TokenFile::read`] fails after a later modification that changes the length or the modification time of the file.
 
 use std::fs::File;
 use std::io::{self, Read};

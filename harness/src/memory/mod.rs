@@ -1,8 +1,8 @@
 //! Attributes the memory of a training step to phases and spans.
 //!
 //! [`Timeline`] converts the events of a recording to blocks with an allocation time, a release time and a span;
-//! [`snapshot`] writes them for the memory viewer of PyTorch; [`residual`] computes the sizes of activations from the
-//! model configuration.
+//! [`snapshot`] writes the blocks for the memory viewer of PyTorch; [`residual`] computes the sizes of activations from
+//! the model configuration.
 
 pub mod residual;
 pub mod snapshot;
@@ -19,10 +19,10 @@ pub use tables::{by_phase, largest, timeline_plot};
 pub struct Block {
     pub address: u64,
     pub bytes: u64,
-    /// The span that allocated it.
+    /// The span that allocated the block.
     pub node: NodeId,
     pub from_ns: u64,
-    /// None if it was live at the end.
+    /// `None` if the block was live at the end of the recording.
     pub to_ns: Option<u64>,
 }
 
@@ -113,15 +113,16 @@ impl<'a> Timeline<'a> {
         open.map(|span| self.peak_between(span.start_ns, span.end_ns)).max_by_key(|peak| peak.bytes)
     }
 
-    /// Start of the first phase: what was live before belongs to the model, its gradients and the optimizer.
+    /// Start of the first phase in nanoseconds. Blocks that are live then belong to the model, its gradients and the
+    /// optimizer.
     pub fn first_phase(&self) -> Option<u64> {
         let phases = self.trace.spans.iter().filter(|span| self.trace.nodes[span.node as usize].phase.is_some());
         phases.map(|span| span.start_ns).min()
     }
 
-    /// The share of the peak counted by the allocator that the events do not explain, because small blocks have no
-    /// events. The allocator counts from the start of the recording, so releases of older memory are subtracted here
-    /// too.
+    /// The fraction of the peak counted by the allocator that the events do not explain, because small blocks have no
+    /// events. The allocator counts from the start of the recording and subtracts releases of older memory, as this
+    /// function does.
     pub fn unaccounted(&self) -> f64 {
         match self.trace.peak_bytes {
             0 => 0.0,

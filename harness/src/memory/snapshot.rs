@@ -59,7 +59,7 @@ struct Frame {
     name: String,
 }
 
-/// Regions closer together than this are merged.
+/// Largest gap in bytes between blocks of one region.
 const GAP: u64 = 1 << 20;
 
 impl Snapshot {

@@ -1,8 +1,8 @@
 //! A transformer block with a hand-written backward pass, outside of the autograd graph: see [`super::stack`].
 //!
-//! One kernel writes the gradient of the residual stream together with that of the norm. Backward frees each saved
-//! tensor after its last use. The ops and their order are those of [`super::layers`]; matmuls with a residual
-//! accumulate into the residual stream in f32.
+//! The backward kernel of an RMSNorm also adds the gradient of the residual stream. Backward frees each saved tensor
+//! after its last use. The ops and their order are those of [`super::layers`]; matmuls with a residual accumulate into
+//! the residual stream in f32.
 
 use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
@@ -25,8 +25,8 @@ pub(super) enum NormStats {
     Layer([Tensor; 2]),
 }
 
-/// Tensors saved for backward. The outputs of the norms and of SwiGLU are recomputed by the kernels that compute their
-/// gradients.
+/// Tensors saved for backward. The outputs of the norms and of SwiGLU are recomputed: by the kernel that computes the
+/// gradient, or for a LayerNorm by its forward kernel.
 pub(super) struct Saved {
     x: Tensor,
     stats: NormStats,
@@ -65,7 +65,7 @@ impl BackwardPass<'_> {
 }
 
 impl NormWeights {
-    /// The norm of the residual stream x, f32, in the compute dtype.
+    /// Returns the norm of the f32 residual stream x, in the compute dtype, and the row statistics.
     pub(super) fn forward<T: Elem + FloatElement>(&self, x: &Tensor, eps: f64) -> Result<(Tensor, NormStats)> {
         let _span = span("norm");
         let w = self.weight.value()?;
@@ -82,9 +82,9 @@ impl NormWeights {
     }
 
     /// Returns the gradient of the residual stream x before the norm, and, if `recompute`, the recomputed output of the
-    /// norm. The inputs are the gradient of that output and the gradient of the residual stream after the branch.
+    /// norm. `grad` is the gradient of that output, `residual_grad` that of the residual stream after the branch.
     /// Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row `norm` of
-    /// the pass.
+    /// [`BackwardPass::norm_partials`].
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
         (x, eps): (&Tensor, f64),
@@ -130,7 +130,7 @@ pub(super) fn to_compute_dtype<T: Elem + FloatElement>(x: &Tensor) -> Result<Ten
 }
 
 /// x·Wᵀ, stored in the gradient buffer of W if it fits there, else in that of `later`, else in memory of its own.
-/// Backward reads the result for the last time before it writes these gradients.
+/// Backward writes these gradients only after its last read of the result.
 fn linear<T: Elem>(x: &Tensor, weight: &Param, later: Option<&Param>) -> Result<SavedActivation> {
     let (rows, w) = (as_rows(x)?, weight.compute(x.dtype())?);
     let mut shape = x.dims().to_vec();

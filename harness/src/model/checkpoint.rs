@@ -12,7 +12,7 @@ use crate::params::{ParamUse, no_grad};
 
 /// Runs the block, and saves nothing but its input and the block itself.
 pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
-    // Taken before the recomputation: until these finish, its uses are not the last ones.
+    // These uses begin before those of the recomputation, so that a gradient is complete only when these finish.
     let uses: Vec<ParamUse> = block.params().filter_map(|param| param.begin_use()).collect();
     let input = x.detach();
     let y = no_grad(|| block.forward(&input))?;

@@ -115,7 +115,7 @@ pub enum Precision {
     F16,
 }
 
-/// Implements the names of an enum on the command line.
+/// Implements `ALL`, `Display` and `FromStr` of an enum from the names of its variants on the command line.
 macro_rules! string_enum {
     ($ty:ident, $what:literal, $($word:literal => $variant:ident),*) => {
         impl $ty {
@@ -188,7 +188,7 @@ pub const SIZES: [ModelSize; 5] = [
 ];
 
 impl Default for Config {
-    /// A model that trains on a CPU in minutes: 4 layers, 128 wide, for a context of 128 tokens.
+    /// A model that trains on a CPU in minutes: 4 layers, d_model 128, a context of 128 tokens.
     fn default() -> Config {
         Config {
             vocabulary: 10_000,
@@ -215,7 +215,7 @@ impl Config {
     /// Fields that do not change any bit of losses or gradients: a resumed run may change them.
     pub const BITWISE_NEUTRAL: [&str; 1] = ["checkpoint"];
 
-    /// Gives the fields of a configuration in JSON that was written by an earlier version their present names.
+    /// Renames the fields of a JSON configuration that an earlier version wrote to their current names.
     pub fn rename_old_keys(config: &mut serde_json::Value) {
         let Some(fields) = config.as_object_mut() else { return };
         for (old, name) in [("width", "d_model"), ("hidden", "d_ff")] {
@@ -273,8 +273,8 @@ impl Config {
         of(self.layers) * block + heads * of(self.vocabulary) * d_model + norm
     }
 
-    /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights and the
-    /// metadata of each tensor.
+    /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights, and
+    /// 128 bytes of metadata for each of 6 parameters per layer.
     pub fn model_bytes(&self) -> f64 {
         let shorter = if self.precision.dtype().size_in_bytes() < 4 { 2.0 } else { 0.0 };
         (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
@@ -390,10 +390,10 @@ impl Config {
     }
 }
 
-/// Far beyond any memory, and small enough for exact sums of sizes: 2⁴⁸.
+/// Largest number of parameters: 2⁴⁸, beyond any memory, and small enough that f64 sums of sizes are exact.
 const MAX_PARAMETERS: f64 = (1_u64 << 48) as f64;
 
-/// Positions are 32-bit integers.
+/// Largest context length: positions are 32-bit integers.
 const MAX_TOKENS: usize = i32::MAX as usize;
 
 /// Names the numbers of heads around `count` that divide `n`, such as "8 and 16 do".
@@ -416,7 +416,7 @@ mod tests {
         let of = |precision, micro_batches, kind| {
             let config = Config { precision, ..Config::default() };
             let StepBytes { weights, gradients, moments, .. } = config.step_bytes(4, micro_batches, kind);
-            // Without what is known of each tensor.
+            // Without the metadata of the tensors.
             [weights - 768.0 * config.layers as f64, gradients, moments].map(|bytes| bytes / config.parameters() as f64)
         };
         assert_eq!(of(Precision::F32, 1, StepKind::TrainStep), [4.0, 4.0, 8.0]);

@@ -10,7 +10,7 @@ use crate::ops::cuda_graph::GraphRunner;
 pub struct ModelGraphRunner {
     model: Transformer,
     runner: GraphRunner,
-    /// f32 [1].
+    /// The loss of the last run, f32 [1]: the graph writes it to this memory.
     loss: Option<Tensor>,
 }
 

@@ -87,8 +87,8 @@ impl Config {
     /// have no weight decay.
     ///
     /// Initialization: matrices normal with variance 2 / (inputs + outputs) (Glorot and Bengio, "Understanding the
-    /// difficulty of training deep feedforward neural networks", 2010); embeddings with variance 1, or 1/d_model if
-    /// they are the head too.
+    /// difficulty of training deep feedforward neural networks", 2010), where packed projections (q, k and v; gate and
+    /// value) count the outputs of one part; embeddings with variance 1, or 1/d_model if they are the head too.
     pub fn specs(&self) -> Vec<ParamSpec> {
         let matrix = |name: String, outputs: usize, inputs: usize, fan_out: usize| {
             ParamSpec::matrix(name, &[outputs, inputs], (2.0 / (inputs + fan_out) as f64).sqrt())
@@ -127,20 +127,21 @@ impl Transformer {
     /// # Errors
     /// An inconsistent config, or out of memory.
     pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
-        // Gradients begin in f32, whatever becomes of them.
+        // `Params::new` allocates gradients in f32, as for two micro-batches, even if training converts them to bf16.
         let bytes = config.step_bytes(0, 2, StepKind::ForwardBackward).total();
         Transformer::made(config, device, bytes, || Params::new(config.specs(), device, seed))
     }
 
-    /// As [`Transformer::new`], without memory for gradients: to run forward only.
+    /// As [`Transformer::new`], without memory for gradients: for forward passes only.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Transformer::new`].
     pub fn for_inference(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
         Transformer::made(config, device, config.model_bytes(), || Params::without_grads(config.specs(), device, seed))
     }
 
-    /// A model of the parameters that `make` makes, which take at least `bytes`.
+    /// Creates a model with the parameters that `make` returns, after a check of the config and, on the CPU, of the host
+    /// memory: the model needs at least `bytes`.
     fn made(
         config: &Config,
         device: &Device,

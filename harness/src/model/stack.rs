@@ -22,7 +22,7 @@ use crate::profile::span;
 /// What a block saves for backward.
 enum SavedBlock {
     All(Box<block::Saved>),
-    /// The residual stream before it (activation checkpointing): the rest is recomputed.
+    /// The residual stream before the block (activation checkpointing): the rest is recomputed.
     Input(Tensor),
 }
 
@@ -121,7 +121,7 @@ fn forward<T: Elem + FloatElement>(
     Ok((x, kept))
 }
 
-/// The previous block.
+/// The block before block `index`, if any.
 fn previous_block(model: &Transformer, index: usize) -> Option<&Block> {
     model.blocks.get(index.checked_sub(1)?).map(|block| &**block)
 }
@@ -174,8 +174,8 @@ fn backward<T: Elem + FloatElement>(
     Ok(())
 }
 
-/// Sums the partial sums of the RMSNorm weight gradients. The weights are equally spaced in the flat gradient
-/// tensor.
+/// Reduces the partial sums of the RMSNorm weight gradients into the flat gradient, in which the weights are equally
+/// spaced.
 fn add_norm_gradients(model: &Transformer, partials: &Tensor, pass: &BackwardPass<'_>) -> Result<()> {
     let _span = span("norm");
     let weights = model.blocks.iter().flat_map(|block| [&block.attention_norm.weight, &block.mlp_norm.weight]);

@@ -38,7 +38,7 @@ impl Format {
         self.round(a + b)
     }
 
-    /// The distance from `x` to the next larger number (ULP).
+    /// The distance from `x` to the next larger number of this type (ULP).
     pub fn spacing(self, x: f64) -> f64 {
         // Bits of the fraction.
         let digits = match self {
@@ -58,7 +58,7 @@ pub struct Accumulation {
     pub sum: Format,
     /// Type of the stored addend.
     pub addend: Format,
-    /// Whether the program casts the addend to the type of the sum, instead of the addition.
+    /// Whether the program casts the addend to the type of the sum; otherwise the addition converts it.
     pub cast: bool,
     /// The sum after each addition.
     pub sums: Vec<f64>,
@@ -80,7 +80,7 @@ impl Accumulation {
         self.sums.last().copied().unwrap_or(0.0)
     }
 
-    /// The first addition that did not change the sum.
+    /// The first addition that did not change the sum, counted from 1.
     pub fn stalled_at(&self) -> Option<usize> {
         self.sums.windows(2).position(|pair| pair[0] == pair[1]).map(|i| i + 2)
     }
@@ -104,7 +104,7 @@ pub fn experiment(value: f64, steps: usize) -> Vec<Accumulation> {
     ]
 }
 
-/// Table, plot and explanation.
+/// Returns the table, the plot and the explanation of [`experiment`].
 pub fn report(value: f64, steps: usize) -> Report {
     let exact = value * steps as f64;
     let runs = experiment(value, steps);
@@ -154,7 +154,7 @@ pub fn report(value: f64, steps: usize) -> Report {
         .plot(plot)
 }
 
-/// Explains the results.
+/// Explains the results of `runs` in a text for the report.
 fn explanation(value: f64, runs: &[Accumulation]) -> String {
     let stored = |format: Format| format.round(value);
     let stall = runs.iter().find(|run| run.sum == Format::Bf16).and_then(Accumulation::stalled_at);
@@ -180,7 +180,7 @@ fn explanation(value: f64, runs: &[Accumulation]) -> String {
     )
 }
 
-/// Formats without the noise of binary fractions.
+/// Formats with up to nine decimals, without trailing zeros.
 fn short(x: f64) -> String {
     let text = format!("{x:.9}");
     text.trim_end_matches('0').trim_end_matches('.').to_string()

@@ -11,7 +11,7 @@ use crate::report::{Cell, Column, Report, Table};
 /// softmax and losses compute in f32 for any input. All other operations use the dtype of their operand.
 #[derive(Clone, Copy, Debug)]
 pub struct Autocast {
-    /// F16, BF16, or none for f32 throughout.
+    /// Dtype of matmuls: F16 or BF16; `None` for f32 throughout.
     pub low: Option<DType>,
 }
 
@@ -85,8 +85,8 @@ impl ToyModel {
         Ok(ToyModel { parameters })
     }
 
-    /// Runs a step on synthetic data under `autocast`, and returns the dtype of every intermediate tensor. Gradients
-    /// are those of the parameters.
+    /// Runs forward and backward on synthetic data under `autocast`, and returns the dtypes of the parameters, the
+    /// tensors of the forward pass and the gradients of the parameters.
     ///
     /// # Errors
     /// Errors of candle, or a parameter without a gradient.
@@ -140,7 +140,7 @@ pub fn uniform(seed: u64) -> impl Iterator<Item = f32> {
     })
 }
 
-/// Table of dtypes in f32, and under autocast to f16 and bf16.
+/// Returns a table of the dtypes in f32, and under autocast to f16 and bf16.
 ///
 /// # Errors
 /// Errors of candle.

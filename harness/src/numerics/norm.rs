@@ -24,8 +24,8 @@ pub const NORM_PRECISIONS: [NormPrecision; 4] = [
 const ROWS: usize = 16;
 const WIDTH: usize = 1024;
 
-/// Largest error of normalized rows against f64, for rows of `scale` times numbers from −1 to 1, with a mean of
-/// `offset` times the scale. The f64 reference uses the rows as stored. NaN if a row has no finite result.
+/// Largest error of normalized rows against f64, for rows of `scale` · (v + `offset`) with uniformly random v from −1
+/// to 1. The f64 reference uses the rows as stored. NaN if an element of the result is NaN.
 ///
 /// # Errors
 /// Errors of candle.
@@ -41,7 +41,7 @@ pub fn error(precision: NormPrecision, scale: f32, offset: f32) -> Result<f64> {
     Ok(errors.fold(0.0, |worst: f64, e| if e.is_nan() || worst.is_nan() { f64::NAN } else { worst.max(e) }))
 }
 
-/// Table over scales.
+/// Returns a table of the errors of all [`NORM_PRECISIONS`] at several scales.
 ///
 /// # Errors
 /// Errors of candle.

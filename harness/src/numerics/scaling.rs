@@ -19,7 +19,7 @@ pub fn overflowed(values: &[f64], format: Format, scale: f64) -> f64 {
 /// Initial loss scale of f16 training.
 const SCALE: f64 = 65536.0;
 
-/// Table over magnitudes of gradients.
+/// Returns a table and a plot of the share of lost gradients by their magnitude.
 pub fn report() -> Report {
     let magnitudes: Vec<i32> = (-11..=2).collect();
     let values =

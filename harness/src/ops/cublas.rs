@@ -2,8 +2,8 @@
 //!
 //! Uses cublasLt instead of cuBLAS for two reasons: c and d may differ, so a residual stream is read and written once;
 //! and the caller passes the workspace, so a CUDA graph capture allocates nothing. The chosen algorithm depends only on
-//! the problem and on the number of reserved SMs ([`reserve_sms`](super::reserve_sms)): equal
-//! inputs give equal bits in every run.
+//! the problem and on the number of reserved SMs ([`reserve_sms`](super::reserve_sms)): equal inputs give equal bits in
+//! every run.
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
@@ -128,7 +128,7 @@ pub fn multiply<T: Elem, C: Elem>(
 /// Workspace in bytes, as the cuBLAS documentation recommends for Hopper GPUs.
 const WORKSPACE: usize = 32 << 20;
 
-/// One per stream in use, never freed.
+/// Handles, one per stream in use, never freed.
 static OPEN: Mutex<Vec<Lt>> = Mutex::new(Vec::new());
 
 /// A cublasLt handle for one stream.
@@ -162,8 +162,9 @@ impl Lt {
 struct MatmulKey {
     /// m, n and k.
     sizes: [c_int; 3],
-    /// Of both operands.
+    /// Operation on each operand: none or transpose.
     ops: [Op; 2],
+    /// Leading dimension of each operand.
     leading: [c_int; 2],
     operands: sys::cudaDataType,
     result: sys::cudaDataType,
@@ -178,7 +179,7 @@ struct MatmulKey {
 /// Arguments of a cublasLt call, created once per key.
 struct Plan {
     description: sys::cublasLtMatmulDesc_t,
-    /// Of both operands and the result.
+    /// Layouts of both operands and of the result.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
@@ -261,7 +262,7 @@ impl Plan {
     }
 }
 
-/// Number of SMs that a matmul is planned for if some are reserved: at least one.
+/// Number of SMs for which a matmul is planned if `reserved_sms` of `sms` are reserved: at least one.
 fn sm_count_target(sms: i32, reserved_sms: u32) -> i32 {
     sms.saturating_sub_unsigned(reserved_sms).max(1)
 }

@@ -40,9 +40,9 @@ impl GraphRunner {
     ///
     /// The work must depend only on the elements of the inputs, on memory with constant addresses, on `key`, and on the
     /// shapes and dtypes of the inputs. A change of `key`, shapes, dtypes or the number of reserved SMs
-    /// ([`super::reserve_sms`]) starts a new capture. The work must not wait for the device, and must free
-    /// what it allocates: results go to memory of the caller. A graph launch does not run the closure; it repeats only
-    /// what the closure queued on the device.
+    /// ([`super::reserve_sms`]) starts a new capture. The work must not wait for the device, and must free what it
+    /// allocates: results go to memory of the caller. A graph launch does not run the closure; it repeats only what the
+    /// closure queued on the device.
     ///
     /// # Errors
     /// Those of the work.
@@ -111,6 +111,7 @@ mod cuda {
     }
 
     impl State {
+        /// Advances by one run: launches the captured graph, captures it, or runs the work eagerly.
         pub fn run<E: From<Error> + std::fmt::Display>(
             &mut self,
             key: &[u64],

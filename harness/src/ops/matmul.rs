@@ -36,6 +36,9 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// As [`matmul`], but returns an allocation that can be recorded in the autograd graph.
+///
+/// # Errors
+/// As [`matmul`]; also operands of another dtype than T.
 pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
     let _span = span("matmul");
     let (m, k, n) = sizes(a, b)?;

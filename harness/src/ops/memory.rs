@@ -142,8 +142,8 @@ pub fn kernel_device(device: &Device) -> Result<&'static KernelDevice> {
 /// different streams do not wait for each other.
 ///
 /// Disables the event tracking of cudarc, which records events around every use of every slice for the case of several
-/// streams. All work of this program on the device uses its one stream; other users of it (collectives) order their
-/// streams with events themselves.
+/// streams. All work of this program on the device uses its one stream; collectives, which have their own streams,
+/// order them with events themselves.
 ///
 /// # Errors
 /// No such GPU.
@@ -200,7 +200,10 @@ impl<'t, T: Elem> Read<'t, T> {
         }
     }
 
-    /// The elements. The tensor must be contiguous.
+    /// The elements.
+    ///
+    /// # Errors
+    /// The tensor is not contiguous.
     pub fn view(&self) -> Result<View<'_, T>> {
         if !self.layout.is_contiguous() {
             return Err(candle_core::Error::RequiresContiguous { op: "kernel" }.bt());
@@ -209,17 +212,26 @@ impl<'t, T: Elem> Read<'t, T> {
     }
 
     /// The elements in the shape and strides of the tensor.
+    ///
+    /// # Errors
+    /// The rank of the tensor is not R.
     pub fn strided<const R: usize>(&self) -> Result<kernels::Tensor<'_, T, R>> {
         let (shape, strides) = (array::<R>(self.layout.dims())?, array::<R>(self.layout.stride())?);
         kernels::Tensor::strided(self.tail_view()?, shape, strides.map(|s| s as i64)).map_err(kernel_error)
     }
 
-    /// The elements in another shape with the same number of elements. The tensor must be contiguous.
+    /// The elements in another shape with the same number of elements.
+    ///
+    /// # Errors
+    /// The tensor is not contiguous, or has fewer elements than the shape.
     pub fn dense<const R: usize>(&self, shape: [usize; R]) -> Result<kernels::Tensor<'_, T, R>> {
         kernels::Tensor::dense(self.view()?, shape).map_err(kernel_error)
     }
 
     /// The tensor as a matrix: the last dimension is the columns, all others are flattened to rows.
+    ///
+    /// # Errors
+    /// The tensor is neither contiguous nor a matrix.
     pub fn rows(&self) -> Result<kernels::Tensor<'_, T, 2>> {
         match self.layout.dims() {
             [_, _] => self.strided(),
@@ -308,6 +320,9 @@ impl<T: Elem> OutputAlloc<T> {
     }
 
     /// All elements in a shape with that number of elements, writable.
+    ///
+    /// # Errors
+    /// The allocation has fewer elements than the shape.
     pub fn dense<const R: usize>(&mut self, shape: [usize; R]) -> Result<kernels::TensorMut<'_, T, R>> {
         kernels::TensorMut::dense(self.view()?, shape).map_err(kernel_error)
     }
@@ -367,6 +382,9 @@ impl<T: Elem> OutputAlloc<T> {
     }
 
     /// Copies the elements of a contiguous tensor.
+    ///
+    /// # Errors
+    /// A tensor of another dtype or one that is not contiguous; the device is out of memory.
     pub fn copy_of(tensor: &Tensor) -> Result<OutputAlloc<T>> {
         let mut copy = OutputAlloc::new(tensor.device(), tensor.elem_count())?;
         copy.view()?.copy_from(Read::<T>::new(tensor)?.view()?).map_err(kernel_error)?;

@@ -2,8 +2,8 @@
 //!
 //! Each op runs forward eagerly, on the memory and stream of candle, and is recorded with a backward pass by Tilewright
 //! kernels instead of the one that candle would derive. Gradients of parameters go directly to the flat gradient of
-//! [`crate::params`]. Every op returns or accumulates the gradients of all inputs that require one; where it has none,
-//! its documentation says so.
+//! [`crate::params`]. Every op returns or accumulates the gradients of all inputs that require one; the documentation
+//! of an op without a gradient says so.
 //!
 //! Files in reading order: `memory.rs` (tensors as kernel memory), `graph.rs` (recording in the autograd graph), one
 //! file per op, `cuda_graph.rs` (CUDA graphs of any ops). Functions named `…_unfused` compute the same formulas in

@@ -151,7 +151,7 @@ pub fn residual_rms_norm_weight_grads<G: Float>(
     store(target, gradient.to::<G>(), boundary_check = [0]);
 }
 
-/// Largest d: a row is kept in registers.
+/// Largest d: the kernels keep a row in registers.
 pub const MAX_D: usize = 16_384;
 
 /// How rows are distributed over programs.
@@ -166,7 +166,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// Tiles of up to 2048 elements, 16 per thread, and at most `most` programs.
+    /// Chooses tiles of up to 2048 elements, or of one row if `d` is larger, with 16 elements per thread up to 16
+    /// warps, and at most `max_programs` programs.
     fn new([rows, d]: [usize; 2], max_programs: usize) -> Result<Plan> {
         if d == 0 || d > MAX_D || rows > i32::MAX as usize / 2 {
             let message =

@@ -21,7 +21,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// For heads of `d` elements and positions below `max_length`.
+    /// Creates the embedding for heads of `d` elements and positions below `max_length`, with frequencies base^(−2i/d).
     ///
     /// # Errors
     /// An odd `d`.

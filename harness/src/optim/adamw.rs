@@ -95,7 +95,7 @@ macro_rules! with_part {
 }
 
 impl AdamW {
-    /// State for the parameters in `range`, before the first step.
+    /// Creates the state for the parameters in `range`, before the first step.
     ///
     /// # Errors
     /// The device is out of memory: the state takes 8 bytes per parameter.
@@ -108,7 +108,7 @@ impl AdamW {
         &self.options
     }
 
-    /// The range of parameters that this updates.
+    /// The range of parameters that this optimizer updates.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }
@@ -142,8 +142,9 @@ impl AdamW {
         2 * size_of::<f32>() * self.range.len()
     }
 
-    /// Applies one step. `values` and `gradients` are the whole flat slices, of which this reads and writes its range.
-    /// Parameters in no group of `groups` do not change. `gradient_scale` is the factor on the gradient from clipping,
+    /// Applies one step. `values`, `gradients` and `copy` (the compute weights) are whole flat slices, of which only
+    /// the range of this optimizer is read and written. Parameters in no group of `groups` do not change. `rate` is the
+    /// learning rate before the factors of the groups, `gradient_scale` the factor on the gradient from clipping,
     /// averaging and loss scaling.
     ///
     /// # Errors
@@ -208,9 +209,9 @@ impl AdamW {
         Ok(())
     }
 
-    /// Computes the rates of each group in step `t` (from 1), which
-    /// [`step_control::upload_step_inputs`](super::step_control::upload_step_inputs) writes for
-    /// [`AdamW::step_controlled`].
+    /// Computes the rates of each group in step `t` (from 1) at the learning rate `rate`. The caller uploads them with
+    /// [`step_control::upload_step_inputs`](super::step_control::upload_step_inputs), and [`AdamW::step_controlled`]
+    /// reads them.
     ///
     /// # Errors
     /// Betas outside [0, 1).
@@ -244,7 +245,8 @@ impl AdamW {
         self.step_range_controlled(&all, values, gradients, copy, groups, [step_inputs, step_outputs])
     }
 
-    /// [`AdamW::step_controlled`] of the parameters in `part` only. In a step each parameter is updated once.
+    /// As [`AdamW::step_controlled`], for the parameters in `part` only. The parts of the calls of a step must not
+    /// overlap.
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -270,8 +272,9 @@ impl AdamW {
         Ok(())
     }
 
-    /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks, whose sums of squares it
-    /// writes to `pieces` ([`AdamW::num_partials_two_peers`]). Skips non-finite elements.
+    /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks. Writes the sum of squares
+    /// of each tile of the average to `pieces` ([`AdamW::num_partials_two_peers`]). A tile whose sum is not finite
+    /// keeps its parameters.
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -394,7 +397,7 @@ mod tests {
         assert!(moved > 0.01, "the test sees movement far above its tolerance: {moved}");
     }
 
-    /// Steps controlled from device memory have the same bits, and skipped steps change nothing.
+    /// Steps controlled from device memory have the bits of host steps, and skipped steps change nothing.
     #[test]
     fn controlled_steps_match_host_steps_bit_for_bit() {
         use crate::optim::step_control::{self, step_inputs};

@@ -53,13 +53,14 @@ pub fn write_scalars(target: Out<f64>, n0: f64, n1: f64, n2: f64, n3: f64, n4: f
     store(target + 7, n7);
 }
 
-/// Scalars per launch of [`WRITE_SCALARS`]: the target of [`upload_step_inputs`] is a multiple of it long.
+/// Scalars per launch of [`WRITE_SCALARS`]. The length of the target of [`upload_step_inputs`] must be a multiple.
 pub const SCALARS_PER_LAUNCH: usize = 8;
 
-/// Writes `numbers` to `target` in stream order, without waiting for the device.
+/// Writes `numbers` to `target` in stream order, without waiting for the device, and fills up the last launch with
+/// zeros.
 ///
 /// # Errors
-/// Those of the launches.
+/// A target that is shorter than `numbers`, rounded up to a multiple of [`SCALARS_PER_LAUNCH`]; those of the launches.
 pub fn upload_step_inputs(device: &Device, mut target: ViewMut<'_, f64>, numbers: &[f64]) -> Result<()> {
     for (i, part) in numbers.chunks(SCALARS_PER_LAUNCH).enumerate() {
         let n = |j: usize| part.get(j).copied().unwrap_or(0.0);
@@ -125,13 +126,13 @@ const LARGE: (usize, u32) = (8192, 32);
 /// Largest number of losses of a step: one per micro-batch.
 pub const MAX_LOSSES: usize = 4096;
 
-/// Decides a step from its whole gradient and its losses: reads the elements of [`step_inputs`], writes those of
-/// [`step_outputs`].
+/// Decides from the whole gradient and the losses whether a step is applied: reads the elements of [`step_inputs`],
+/// writes those of [`step_outputs`].
 ///
 /// Deterministic: the same gradient gives the same bits. Clips as [`clip_factor`](super::clip_factor) does.
 ///
 /// # Errors
-/// More than 4096 losses, memory that is too short, and those of the launches.
+/// More than [`MAX_LOSSES`] losses, `step_outputs` that are too short for the losses, and those of the launches.
 pub fn control_step<G: FloatElement>(
     device: &Device,
     gradients: View<'_, G>,
@@ -194,20 +195,21 @@ fn control_step_from_partials(
     .launch_with(device, &LaunchConfig::new(1).num_warps(num_warps))
 }
 
-/// Step control for a gradient that arrives in pieces (buckets): decides each piece by itself, so that its parameters
-/// can be updated before the next piece arrives, then the whole gradient.
+/// Step control for a gradient that arrives in buckets: checks each bucket by itself, so that its parameters can be
+/// updated before the next bucket arrives, then the whole gradient.
 ///
-/// A non-finite piece is skipped, and so are all later ones, as with [`step_inputs::HALT_IF_NON_FINITE`]; updates of
-/// earlier pieces stay. (With [`BucketedStepControl::with_partials`] the caller decides that.)
+/// The update of a non-finite bucket is skipped, and with [`step_inputs::HALT_IF_NON_FINITE`] that of all later
+/// buckets; updates of earlier buckets stay. After [`BucketedStepControl::with_partials`] the update kernel does its
+/// own check.
 pub struct BucketedStepControl {
     partials: Buffer<f32>,
     used_partials: usize,
-    /// Outputs for the last piece, as [`step_outputs`] lists them.
+    /// Outputs for the last bucket, as [`step_outputs`] lists them.
     step_outputs: Buffer<f64>,
 }
 
 impl BucketedStepControl {
-    /// For a gradient in pieces of these lengths.
+    /// Creates the control of a gradient in buckets of these lengths, in elements.
     ///
     /// # Errors
     /// Out of memory.
@@ -215,8 +217,9 @@ impl BucketedStepControl {
         BucketedStepControl::allocate(device, lengths.into_iter().map(num_partials).sum())
     }
 
-    /// For an update kernel that skips non-finite elements and writes `count` sums of squares itself: nothing is
-    /// decided before [`BucketedStepControl::finish`], and until then the outputs say that steps are applied.
+    /// Creates the control for an update kernel that skips non-finite tiles and writes `count` sums of squares itself:
+    /// nothing is decided before [`BucketedStepControl::finish`], and until then the outputs say that the step is
+    /// applied.
     ///
     /// # Errors
     /// Out of memory, and those of the launch.
@@ -236,11 +239,12 @@ impl BucketedStepControl {
         })
     }
 
-    /// Decides the next piece, and returns its [`step_outputs`] elements for
-    /// [`AdamW::step_controlled`](super::AdamW::step_controlled). The norm is not limited.
+    /// Checks the next bucket, and returns its [`step_outputs`] elements for
+    /// [`AdamW::step_controlled`](super::AdamW::step_controlled). [`step_inputs::MAX_NORM`] must be infinite: a limit
+    /// would clip each bucket by its own norm.
     ///
     /// # Errors
-    /// More pieces than announced, and those of the launches.
+    /// More elements than the lengths in [`BucketedStepControl::new`] sum to, and those of the launches.
     pub fn check_bucket<G: FloatElement>(
         &mut self,
         gradients: View<'_, G>,
@@ -263,7 +267,7 @@ impl BucketedStepControl {
     /// Returns the outputs of [`BucketedStepControl::with_partials`], and a view for the next `count` sums of squares.
     ///
     /// # Errors
-    /// More sums than announced.
+    /// More sums than the `count` of [`BucketedStepControl::with_partials`].
     pub fn next_partials(&mut self, count: usize) -> Result<(View<'_, f64>, ViewMut<'_, f32>)> {
         let parts = self.reserve(count);
         Ok((self.step_outputs.view(), self.partials.slice_mut(parts)?))

@@ -65,7 +65,8 @@ pub struct Group {
     pub lr_scale: f64,
     /// The parameters, in registration order.
     pub ids: Vec<ParamId>,
-    /// Their elements in the flat tensors, in order. Adjacent ranges are merged, including the padding between them.
+    /// Ranges of the parameters' elements in the flat tensors, in order. Adjacent ranges are merged, including the
+    /// padding between them.
     pub ranges: Vec<Range<usize>>,
 }
 
@@ -204,8 +205,8 @@ impl Params {
     /// Changes the dtype of gradients to f32 or bf16. This sets all gradients to zero unless they have that dtype
     /// already.
     ///
-    /// In bf16 gradients take half of the memory, and every op rounds what it accumulates. This is for steps in which
-    /// each parameter gets one contribution, not for accumulation over micro-batches or ranks.
+    /// Gradients in bf16 take half the memory, and every op rounds its accumulated result to bf16: use them in steps in
+    /// which each parameter gets one contribution, not for accumulation over micro-batches or ranks.
     ///
     /// # Errors
     /// Another dtype; a callback of [`Params::on_grad_ready`] is registered, because it may hold the address of the
@@ -235,9 +236,9 @@ impl Params {
         Ok(())
     }
 
-    /// On a GPU, moves the gradients to memory that other processes can map (CUDA IPC), and sets them to zero unless
-    /// they are there already. Returns false and changes nothing if a callback of [`Params::on_grad_ready`] is
-    /// registered, because it may hold the address of the gradients.
+    /// On a GPU, moves the gradients to memory that other processes can map (CUDA IPC) and sets them to zero, unless
+    /// their memory is shareable already. Returns whether it is shareable: false, without a change, if a callback of
+    /// [`Params::on_grad_ready`] is registered, because it may hold the address of the gradients.
     ///
     /// # Errors
     /// The device is out of memory.
@@ -268,7 +269,7 @@ impl Params {
     /// Returns the parameter with this index in registration order.
     ///
     /// # Panics
-    /// The index is out of range: ids come from these parameters.
+    /// `id` is out of range, so it is not an id of these parameters.
     pub fn param(&self, id: ParamId) -> Param {
         assert!(id.0 < self.len(), "parameter {} of {}", id.0, self.len());
         Param { params: self.0.clone(), id }
@@ -298,7 +299,7 @@ impl Params {
         (0..self.len()).map(|i| self.param(ParamId(i)))
     }
 
-    /// Sets all gradients to zero. Gradients whose buffers are aliased by saved activations are zeroed lazily.
+    /// Writes zeros to all gradients. Gradients whose buffers are aliased by saved activations are zeroed lazily.
     pub fn zero_grads(&self) -> Result<()> {
         self.lazy_zero_grads();
         self.materialize_zeros_where(|param| !param.is_grad_aliased())
@@ -370,7 +371,7 @@ impl Params {
         self.0.compute_weights.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Rounds the values to the compute weights, if there are any.
+    /// Writes the values, rounded, to the compute weights, if there are any.
     pub fn refresh_compute_weights(&self) -> Result<()> {
         match self.compute_weights() {
             None => Ok(()),
@@ -384,8 +385,9 @@ impl Params {
         memory::write::<T, ()>(copy, |device, copy| convert(device, values.view()?, copy).map_err(memory::kernel_error))
     }
 
-    /// Registers `callback`, which runs during backward with each parameter whose gradient of this pass is complete:
-    /// its last use has finished. It runs on the thread that executes the backward pass; an error aborts the pass.
+    /// Registers `callback`, which runs during backward once for each parameter, when its last use has finished and its
+    /// gradient of the pass is therefore complete. The callback runs on the thread that executes the backward pass; its
+    /// error aborts the pass.
     ///
     /// Parameters that the loss does not depend on are never reported. A caller that needs all gradients must check for
     /// the rest after backward.
@@ -462,12 +464,12 @@ impl Param {
         &self.params.specs[self.id.0]
     }
 
-    /// Its name, such as `blocks.3.attention.out.weight`.
+    /// Name, such as `blocks.3.attention.out.weight`.
     pub fn name(&self) -> &str {
         &self.spec().name
     }
 
-    /// Its shape.
+    /// Shape of the value and of the gradient.
     pub fn shape(&self) -> &[usize] {
         &self.spec().shape
     }
@@ -477,17 +479,17 @@ impl Param {
         self.spec().numel()
     }
 
-    /// Its elements in the flat tensors. The start is a multiple of [`ALIGNMENT`].
+    /// Range of the parameter's elements in the flat tensors. The start is a multiple of [`ALIGNMENT`].
     pub fn range(&self) -> Range<usize> {
         self.params.ranges[self.id.0].clone()
     }
 
-    /// The [`Params`] that contain it.
+    /// The [`Params`] that contain this parameter.
     pub fn params(&self) -> Params {
         Params(self.params.clone())
     }
 
-    /// Whether it is trained. Frozen parameters get no gradient.
+    /// Whether the parameter is trained. Frozen parameters get no gradient.
     pub fn requires_grad(&self) -> bool {
         !self.spec().frozen
     }
@@ -507,15 +509,15 @@ impl Param {
         flat.narrow(0, range.start, range.len())?.reshape(self.shape())
     }
 
-    /// Its value, f32: a view of [`Params::values`].
+    /// The value, f32: a view of [`Params::values`].
     pub fn value(&self) -> Result<Tensor> {
         self.view(&self.params.values)
     }
 
-    /// Its gradient: a view of [`Params::grads`].
+    /// The gradient: a view of [`Params::grads`].
     ///
     /// # Errors
-    /// A saved activation of a pending backward pass aliases its buffer: see [`Param::alias_grad`].
+    /// A saved activation of a pending backward pass aliases the gradient buffer: see [`Param::alias_grad`].
     pub fn grad(&self) -> Result<Tensor> {
         self.check_grad_not_aliased()?;
         let grad = self.view(&self.params.grads())?;
@@ -545,7 +547,7 @@ impl Param {
         self.params.lazy_zero[self.id.0].swap(false, Ordering::AcqRel)
     }
 
-    /// Its value in `dtype`, outside of the autograd graph: a view of the values, or of the compute weights if they
+    /// The value in `dtype`, outside of the autograd graph: a view of the values, or of the compute weights if they
     /// have this dtype, else a conversion.
     pub fn compute(&self, dtype: DType) -> Result<Tensor> {
         if dtype == DType::F32 {
@@ -557,8 +559,11 @@ impl Param {
         }
     }
 
-    /// Accumulates `gradient`, of any float dtype and of its shape. The sum is f32 and is rounded to the dtype of
-    /// gradients once.
+    /// Accumulates `gradient`, which has the shape of the parameter and any float dtype. The sum is computed in f32 and
+    /// rounded once to the dtype of the gradients.
+    ///
+    /// # Errors
+    /// As [`Param::grad`].
     pub fn add_grad(&self, gradient: &Tensor) -> Result<()> {
         let gradient = gradient.to_dtype(DType::F32)?;
         let (before, accumulate) = self.grad_to_write()?;

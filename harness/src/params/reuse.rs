@@ -49,8 +49,8 @@ impl Param {
     }
 
     /// Returns a tensor of unspecified values that aliases the gradient buffer. Returns `None` inside
-    /// [`no_grad`](super::no_grad), and if the gradient is not lazily zeroed, is aliased already, has another dtype or
-    /// is too small.
+    /// [`no_grad`](super::no_grad), for a frozen parameter, and if the gradient is not lazily zeroed, is aliased
+    /// already, has another dtype or is too small.
     pub fn alias_grad(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Option<SavedActivation>> {
         let (shape, grads) = (shape.into(), self.params.grads());
         let fits = shape.elem_count() <= self.numel() && grads.dtype() == dtype;

@@ -125,8 +125,10 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
+/// 2⁶⁴ divided by the golden ratio: the increment of SplitMix64.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// Logarithm to base 2 of the number of cells of the quantile table.
 const CELL_BITS: u32 = 12;
 
 /// The quantiles k / 2^CELL_BITS, for all k, of a standard normal truncated at three standard deviations.

@@ -20,7 +20,7 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// For a recording shown alone.
+    /// Placement of the only recording in a trace.
     pub const ALONE: Placement = Placement { host: 1, gpu: 2, rank: None, offset: 0 };
 
     pub(super) fn microseconds(&self, ns: u64) -> f64 {
@@ -111,7 +111,7 @@ fn microseconds(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// Names a process. Processes are sorted by id.
+/// Metadata events that name a process and sort processes by id.
 fn process(pid: u32, called: &str) -> Vec<Value> {
     let order = json!({ "ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": { "sort_index": pid } });
     vec![name("process_name", pid, 0, called), order]

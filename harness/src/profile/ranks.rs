@@ -1,13 +1,13 @@
 //! Profiles many ranks: compute time, communication time, and the overlap of both per rank.
 //!
-//! | | computes | communicates |
-//! |---|---|---|
-//! | on the CPU | its phases, without waits for other ranks ([`WAIT`]) | collectives, from start to end, including the wait for the slowest rank |
-//! | on a GPU | activities of all other streams | activities of the streams of collectives (NCCL, copy engines) |
+//! - On the CPU, a rank computes in all phases but [`Phase::Data`], except while it waits for other ranks ([`WAIT`]).
+//!   It communicates from the start to the end of each collective, including the wait for the slowest rank.
+//! - On a GPU, a rank communicates in the activities of the streams of collectives (NCCL, copy engines), and computes
+//!   in those of all other streams.
 //!
-//! *Hidden* communication is the time in which a rank computes and communicates. Only times inside the measured steps
-//! count. Each rank creates its own [`RankProfile`] and sends it to rank 0. Times are on the clock of rank 0; clocks
-//! are aligned by the common end of barriers.
+//! Communication is *overlapped* while the rank also computes, else *exposed*. Only times inside the measured steps
+//! count. Each rank creates its own [`RankProfile`]; [`gather`] collects them. Events are on the clock of rank 0:
+//! clocks are aligned by the common end of barriers ([`clock_offset`]).
 
 use std::time::Instant;
 
@@ -43,7 +43,7 @@ pub struct RankProfile {
 }
 
 impl RankProfile {
-    /// Share of communication that overlaps with compute; none without communication.
+    /// Share of communication that overlaps with compute; `None` without communication.
     pub fn overlapped_share(&self) -> Option<f64> {
         (self.communicating > 0).then(|| self.overlapped as f64 / self.communicating as f64)
     }
@@ -252,7 +252,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A step of 100 ms: forward until 20, backward until 60, the optimizer from 80 to 100, of which it waits 5.
+    /// A step of 100 ms: forward until 20, backward until 60, a wait until 80, the optimizer until 100 with a wait of
+    /// 5 ms.
     fn step() -> Trace {
         let node = |parent, name: &str, phase| Node { parent, name: name.to_string(), phase };
         let nodes = vec![
@@ -299,7 +300,7 @@ mod tests {
         assert_eq!(found.overlapped, (30 + 3) * MS);
         assert_eq!(found.overlapped_share(), Some(33.0 / 48.0));
         assert_eq!((found.collectives, found.bytes), (3, 3000));
-        // Communication after backward, while the rank waits, is not hidden.
+        // Communication after backward, while the rank waits, is exposed.
         assert_eq!(profile(&step(), &[(60, 65), (65, 80)]).overlapped_share(), Some(0.0));
         assert_eq!(profile(&step(), &[(200, 300)]).overlapped_share(), None);
     }
@@ -327,7 +328,7 @@ mod tests {
             activity("rank_sum_bf16", 7, 41, 42),
             activity("adamw", 7, 50, 60),
         ];
-        // The times at which the host queued them do not matter.
+        // The times at which the host queued the kernels do not matter.
         let found = profile(&Trace { activities, ..step() }, &[(60, 61)]);
         assert_eq!((found.computing, found.communicating, found.overlapped), (41 * MS, 32 * MS, 23 * MS));
         let lines: Vec<String> =

@@ -106,7 +106,7 @@ pub fn phases(profile: &Profile<'_>) -> Table {
     table.note(note).without_empty_columns()
 }
 
-/// Table: names by time, in each phase.
+/// Table: the `count` kernels or operations with the most time in each phase.
 pub fn names(profile: &Profile<'_>, count: usize) -> Table {
     let steps = profile.steps.len().max(1) as f64;
     let (title, what) = match profile.on_gpu() {
@@ -147,7 +147,7 @@ pub fn names(profile: &Profile<'_>, count: usize) -> Table {
     table.note("(not named) is the time of a phase outside of all spans: in the backward pass, that of candle ops.")
 }
 
-/// The exclusive time of a phase is the time outside of all named spans.
+/// Name for display. The exclusive time of a phase is the time outside of all named spans.
 fn shown(item: &Item, phase: Phase) -> &str {
     if item.name == phase.name() { "(not named)" } else { &item.name }
 }
@@ -199,8 +199,8 @@ pub struct AttentionFlop {
 }
 
 impl AttentionFlop {
-    /// For `layers` layers of [batch, heads, n, d]: two per multiply-add; for the softmax five per element (row
-    /// maximum, difference, exponential, sum, quotient). The masked half is computed too.
+    /// FLOP of `layers` layers of [batch, heads, n, d]: two per multiply-add; for the softmax five per element (row
+    /// maximum, difference, exponential, sum, quotient). The masked half of the scores counts too.
     pub fn new(layers: usize, batch: usize, heads: usize, n: usize, d: usize) -> AttentionFlop {
         let rows = (layers * batch * heads * n) as f64;
         let (n, d) = (n as f64, d as f64);
@@ -208,7 +208,7 @@ impl AttentionFlop {
     }
 }
 
-/// Table: softmax against matmuls in forward attention; none if attention is one kernel.
+/// Table: softmax against matmuls in forward attention; `None` if no softmax was recorded, as with fused attention.
 pub fn attention(profile: &Profile<'_>, flop: AttentionFlop) -> Option<Table> {
     let steps = profile.steps.len().max(1) as f64;
     let forward = |name: &str| -> f64 {
@@ -246,7 +246,7 @@ pub fn attention(profile: &Profile<'_>, flop: AttentionFlop) -> Option<Table> {
     Some(table)
 }
 
-/// Bar plot: the names with the most time over all phases.
+/// Bar plot: the `count` names with the most time over all phases.
 pub fn plot(profile: &Profile<'_>, count: usize) -> Plot {
     let steps = profile.steps.len().max(1) as f64;
     let mut by_name: BTreeMap<(&str, Phase), u64> = BTreeMap::new();

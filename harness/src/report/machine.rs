@@ -10,7 +10,7 @@ pub struct Machine {
     pub cpu: String,
     /// Number of threads of CPU kernels.
     pub threads: u32,
-    /// In bytes; 0 if unknown.
+    /// Host memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
     pub gpus: Vec<Gpu>,
     /// GPU driver version, for example 580.159.
@@ -35,8 +35,8 @@ pub struct Gpu {
 }
 
 impl Machine {
-    /// Queries this machine. `commit` is what the user passed; without it, the commit of the repository that contains
-    /// the program.
+    /// Queries this machine. `commit` is the one that the user passed; the default is the commit of the repository that
+    /// contains the program.
     pub fn probe(commit: Option<&str>) -> Machine {
         let facts = probe::machine();
         let gpus = facts.gpus.iter().map(|gpu| {
@@ -79,7 +79,7 @@ impl Machine {
         facts
     }
 
-    /// The same on one line.
+    /// Formats [`Machine::facts`] on one line.
     pub fn line(&self) -> String {
         let shown = |(name, value): (&str, String)| match name {
             "CPU" | "Memory" | "System" | "Date" => value,

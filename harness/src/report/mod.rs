@@ -102,7 +102,7 @@ impl Report {
         self.parts.iter().filter_map(image).collect()
     }
 
-    /// For a terminal: a line for the machine, then texts and tables.
+    /// Formats for a terminal: a line for the machine, then texts and tables.
     pub fn to_text(&self) -> String {
         format::text::report(self)
     }
@@ -113,7 +113,7 @@ impl Report {
         format::data::json(self)
     }
 
-    /// Parses the output of [`Report::to_json`]: texts, then tables, then plots.
+    /// Parses the output of [`Report::to_json`]. The parts of the report are its texts, then tables, then plots.
     ///
     /// # Errors
     /// Names the missing part.
@@ -125,12 +125,12 @@ impl Report {
         format::markdown::report(self)
     }
 
-    /// Tables for LaTeX, with the package `booktabs`.
+    /// Formats the tables for LaTeX, with the package `booktabs`.
     pub fn to_latex(&self) -> String {
         format::latex::report(self)
     }
 
-    /// A self-contained HTML page.
+    /// Formats as a self-contained HTML page.
     pub fn to_html(&self) -> String {
         html::page(&self.title, std::slice::from_ref(self))
     }

@@ -159,7 +159,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<AxisTicks, AxisTicks>>;
 type DrawResult = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-/// A palette for all color vision types (after Okabe and Ito), then darker shades of it.
+/// Color of series `index`: a palette for all types of color vision (after Okabe and Ito), then darker shades of it.
 fn color(index: usize) -> RGBColor {
     const COLORS: [RGBColor; 8] = [
         RGBColor(0, 114, 178),
@@ -186,7 +186,8 @@ struct AxisTicks {
 }
 
 impl AxisTicks {
-    /// Covers the values that can be shown; `from_zero` for areas and bars, which start at zero.
+    /// Creates an axis that covers the values it can show; with `from_zero`, as for areas and bars, also zero. `None`
+    /// without such values.
     fn around(scale: Scale, values: impl Iterator<Item = f64>, from_zero: bool) -> Option<AxisTicks> {
         let (low, high) = values
             .filter(|v| v.is_finite() && (scale == Scale::Linear || *v > 0.0))
@@ -261,7 +262,7 @@ impl ValueFormatter<f64> for AxisTicks {
     }
 }
 
-/// Formats a tick label without the noise of binary fractions.
+/// Formats a tick label with up to six decimals, without trailing zeros; scientific below 1e-4 and from 1e6.
 fn tick_label(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_string(),

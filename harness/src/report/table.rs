@@ -7,7 +7,7 @@ pub struct Column {
     pub name: String,
     /// Key for programs: the field's name in JSON and CSV.
     pub key: String,
-    /// For example `ms`. Shown in the heading, never in the cells.
+    /// Unit, for example `ms`. Shown in the heading, never in the cells.
     pub unit: Option<String>,
     pub precision: Precision,
     /// Whether the column is numeric: right-aligned.
@@ -171,7 +171,7 @@ impl Cell {
         Cell::MeanStd(mean, std)
     }
 
-    /// Mean and sample standard deviation of values: empty without values, only a mean for one value.
+    /// Mean and sample standard deviation of `values`: empty without values, only the mean of a single value.
     pub fn statistics(values: &[f64]) -> Cell {
         let n = values.len() as f64;
         let mean = values.iter().sum::<f64>() / n;

@@ -12,7 +12,8 @@ use crate::profile::span;
 
 /// Returns O [batch, heads, n_q, d] = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v
 /// [batch, heads_kv, n_k, d] of any strides, where heads_kv divides heads. O is stored as [batch, n_q, heads, d]: its
-/// transpose to that shape is contiguous. With `causal`, row i attends to keys j ≤ i + (n_k − n_q).
+/// transpose to that shape is contiguous. With `causal`, row i attends to keys j ≤ i + (n_k − n_q). `scale` defaults to
+/// 1/√d.
 ///
 /// # Errors
 /// Shapes that do not match, a head dimension above 256.

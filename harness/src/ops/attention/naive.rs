@@ -4,7 +4,8 @@ use crate::profile::span;
 use candle_core::{D, DType, Result, Tensor};
 
 /// Returns softmax(scale · Q Kᵀ) V with a materialized matrix of scores, for q [batch, heads, n_q, d], k and v
-/// [batch, heads, n_k, d]. The softmax is f32. `scale` defaults to 1/√d.
+/// [batch, heads, n_k, d]. The softmax is f32 (f64 for f64 inputs). With `causal`, row i attends to keys
+/// j ≤ i + (n_k − n_q); rows without keys are zero. `scale` defaults to 1/√d.
 ///
 /// # Errors
 /// Shapes that do not match.

@@ -36,7 +36,7 @@ struct Plan {
 type Rows = (usize, usize);
 
 /// Returns O = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads, n_k, d], tile by tile.
-/// `scale` defaults to 1/√d.
+/// `causal` and `scale` are those of [`naive_attention`](super::naive_attention).
 ///
 /// # Errors
 /// Shapes that do not match, or tiles without rows.
@@ -133,13 +133,14 @@ impl Plan {
         if masked_rows == 0 {
             return Ok((o, lse));
         }
-        // The first rows attend to no key, even if their tile has keys: their weights are exp(−∞).
+        // The first rows attend to no key, even if their tile has keys. An lse of 1e30 makes backward recompute their
+        // weights as 0.
         let rest = lse.narrow(2, masked_rows, self.n_q - masked_rows)?;
         let unseen = (lse.narrow(2, 0, masked_rows)?.zeros_like()? + 1e30)?;
         Ok((zero_masked_rows(&o, masked_rows)?, Tensor::cat(&[unseen, rest], 2)?))
     }
 
-    /// Algorithm 2: dQ, dK, dV, with D = rowsum(dO ∘ O) and the scores recomputed from L.
+    /// Algorithm 2: dQ, dK, dV, with D = rowsum(dO ∘ O) and the weights P = exp(S − L) of recomputed scores S.
     fn backward(&self, [q, k, v, o, grad]: [&Tensor; 5], lse: &Tensor) -> Result<[Tensor; 3]> {
         let wide = score_type(q);
         let delta = (grad.to_dtype(wide)? * o.to_dtype(wide)?)?.sum_keepdim(D::Minus1)?;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::report::table::Precision;
 use crate::report::{Cell, Column, Part, Plot, Report, Table};
 
-/// Title, machine, each table as a list of objects, plots and texts. Images are omitted.
+/// JSON object of title, machine, each table as a list of objects, plots and texts. Images are omitted.
 pub fn json(report: &Report) -> Value {
     let tables: Vec<Value> = report.tables().map(json_table).collect();
     let plot = |part: &Part| match part {
@@ -108,7 +108,7 @@ fn table_from_json(value: &Value) -> Result<Table, String> {
     Ok(table)
 }
 
-/// JSON has no infinities and no NaN: these become strings.
+/// Converts a number. Infinities and NaN, which JSON lacks, become strings.
 fn number(x: f64) -> Value {
     serde_json::Number::from_f64(x).map_or_else(|| Value::from(x.to_string()), Value::Number)
 }
@@ -117,7 +117,7 @@ fn deviation_key(column: &Column) -> String {
     format!("{}_std", column.key)
 }
 
-/// A line of keys, then the rows. A column with any deviation becomes two columns.
+/// Formats a table as CSV: a line of keys, then the rows. A column with any deviation becomes two columns.
 pub fn csv(table: &Table) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let with_std: Vec<bool> = (0..table.columns.len()).map(|c| table.has_deviation(c)).collect();

@@ -52,7 +52,7 @@ fn number(shown: &str) -> String {
     format!("${}$", parts.join(" \\pm "))
 }
 
-/// Escapes text for LaTeX. Characters that its old fonts lack become commands.
+/// Escapes text for LaTeX. Characters that its default fonts lack become commands.
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
