@@ -167,8 +167,8 @@ fn represents_exactly(from: DType, to: DType) -> bool {
         _ => None,
     };
     match (float(from), float(to)) {
-        // e4m3 has no infinity and one NaN, which every other format represents. Casts of e5m2 to
-        // other formats lose its infinity.
+        // e4m3 has no infinity and one NaN, which every other format represents. Casting the infinity
+        // of e5m2 to another format and back gives the largest finite number: casts to e5m2 saturate.
         (Some((p, e)), Some((q, f))) => {
             p <= q && e <= f && (to != DType::F8E4M3 && from != DType::F8E5M2 || from == to)
         }
