@@ -142,7 +142,7 @@ macro_rules! host_int_operation {
             BinaryOp::Mul => $a.checked_mul($b),
             BinaryOp::Div => $a.checked_div($b),
             BinaryOp::CeilDiv => $a.checked_div($b).zip($a.checked_rem($b)).and_then(|(quotient, rest)| {
-                // Rounded down where the rest is not 0 and has the divisor's sign.
+                // `checked_div` truncates: it rounds down if the remainder is not 0 and has the divisor's sign.
                 quotient.checked_add((rest != 0 && (rest > 0) == ($b > 0)).into())
             }),
             BinaryOp::Rem => $a.checked_rem($b),
@@ -288,7 +288,7 @@ float_literals! {
     FloatLit |x: FloatLit| x.0, IntLit |x: IntLit| x.0 as f64;
 }
 
-/// What can be added to a pointer: integers, in elements.
+/// Offsets that can be added to a pointer: integers, in elements.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be added to a pointer: offsets are integers, in elements",
     label = "expected an integer tile, scalar or number"
@@ -348,7 +348,7 @@ macro_rules! host_offsets {
 }
 host_offsets!(i32, i64, u32, usize, IntLit);
 
-/// `ptr ± offset`, broadcast to their common shape. Offsets are i32 or i64 from here on.
+/// `ptr ± offset`, broadcast to their common shape. Converts offsets of other types to i32 or i64.
 #[track_caller]
 fn move_pointer<T: Dtype, I: Offset<T>>(ptr: Value, offset: I, op: BinaryOp) -> Value {
     if !matches!(op, BinaryOp::Add | BinaryOp::Sub) {
@@ -403,7 +403,7 @@ operators! {
     mul, Mul;
     /// `a / b`: truncates toward zero for integers.
     div, Div;
-    /// ⌈a / b⌉ for integers. Nothing wraps on the way.
+    /// ⌈a / b⌉ for integers. No intermediate result wraps.
     cdiv, CeilDiv;
     /// `a % b`: has the sign of `a`, as in Rust.
     rem, Rem;

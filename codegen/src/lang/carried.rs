@@ -19,11 +19,11 @@ pub trait Carried: Copy {
     #[track_caller]
     fn into_handle(self) -> Self::Handle;
 
-    /// Appends the IR values that it consists of.
+    /// Appends the IR values that the handle consists of.
     #[doc(hidden)]
     fn values(handle: &Self::Handle, out: &mut Vec<Value>);
 
-    /// The same structure, made of other values of the same types.
+    /// A handle of the same structure as `like`, made of other values of the same types.
     #[doc(hidden)]
     fn rebuild(like: &Self::Handle, values: &mut dyn Iterator<Item = Value>) -> Self::Handle;
 
@@ -35,7 +35,7 @@ pub trait Carried: Copy {
         out.extend(values.iter().map(|_| name.to_string()));
     }
 
-    /// For the state of a loop: names its members.
+    /// Appends a name for each IR value of a loop's state, given the names of the carried variables.
     #[doc(hidden)]
     fn member_names(handle: &Self::Handle, names: &[&str], out: &mut Vec<String>) {
         Self::names(handle, names.first().copied().unwrap_or_default(), out);

@@ -1,4 +1,4 @@
-//! Comparison and logical operators in kernel code (`==`, `<`, `&&`, …), typed as arithmetic is.
+//! Comparison and logical operators in kernel code (`==`, `<`, `&&`, …), typed like arithmetic.
 
 use super::arith::binary;
 use super::dtype::{Dtype, Num};
@@ -168,7 +168,7 @@ literals!(IntLit as i128: i8, i16, i32, i64, u8, u16, u32, u64, usize);
 literals!(FloatLit as f32: f32);
 literals!(FloatLit as f64: f64);
 
-/// Two Rust values compare as in Rust.
+/// Implements the comparison of two Rust values, as in Rust.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! compare_host {

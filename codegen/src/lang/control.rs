@@ -1,5 +1,5 @@
-//! Loops and branches. `#[kernel]` turns Rust's own into these calls, with the assigned variables as loop-carried
-//! state.
+//! Loops and branches. `#[kernel]` rewrites those of Rust into calls of this module, with the assigned variables as
+//! loop-carried state.
 
 pub use super::carried::Carried;
 use super::diag_text;
@@ -25,7 +25,7 @@ pub struct Range<T: Int> {
     overlap: Option<bool>,
 }
 
-/// A loop bound: an i32 or i64 scalar, or a Rust integer (an i32, or i64 for `i64`).
+/// A loop bound: an i32 or i64 scalar, or a Rust integer, which becomes an i32 scalar (`i64`: an i64 scalar).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a loop bound",
     label = "expected an integer scalar or a Rust integer"
@@ -111,9 +111,9 @@ count_hints!(usize, i32, u32, IntLit);
 
 type Wide3<A, B, C> = <<<A as Bound>::Elem as Widen<<B as Bound>::Elem>>::Wide as Widen<<C as Bound>::Elem>>::Wide;
 
-/// The numbers from `start` to `end` (exclusive) in steps of `step` > 0: for the head of a `for` loop.
+/// The integers from `start` to `end` (exclusive) in steps of `step` > 0, over which a `for` loop runs.
 ///
-/// - `num_stages`: depth of the software pipeline.
+/// - `num_stages`: number of stages of the software pipeline.
 /// - `unroll`: unroll factor.
 /// - `warp_specialize`: whether dedicated producer warps do the loads.
 /// - `overlap`: whether the dots of one iteration overlap the arithmetic of the next.
@@ -157,7 +157,7 @@ where
     }
 }
 
-/// As [`range`], for loops unrolled at specialization: the index is a Rust number and can be used in shapes.
+/// Like [`range`], for loops that are unrolled at specialization: the index is a Rust number and can be used in shapes.
 #[track_caller]
 pub fn static_range(
     start: impl Extent,
@@ -235,13 +235,13 @@ pub fn for_range<T: Int, S: Carried, R: Carried<Handle = S::Handle>>(
     S::rebuild(&state, &mut values.into_iter())
 }
 
-/// How many steps before the maximum of its index type a loop ends at the latest, so that a pipelined loop can compute
-/// indices of later iterations without overflow. A launch checks this for ends computed from its arguments
-/// ([`crate::analysis::bounds`]).
+/// The minimum distance between the end of a loop and the maximum of its index type, in steps: a pipelined loop
+/// computes indices of later iterations, which must not overflow. A launch checks the distance for ends computed from
+/// its arguments ([`crate::analysis::bounds`]).
 pub(crate) const PREFETCH_MARGIN_STEPS: i128 = 16;
 
-/// The end of a loop. One that no launch can check (loaded from memory) is clamped, so that the index stays at least
-/// [`PREFETCH_MARGIN_STEPS`] steps below the maximum of its type.
+/// The end of a loop. If the step is constant, an end that no launch can check (loaded from memory) is clamped, so
+/// that it is at least [`PREFETCH_MARGIN_STEPS`] steps below the maximum of its type.
 fn clamped_end(end: Value, step: Value) -> Value {
     emit(|b| {
         let (dtype, step) = (b.func.ty(end).dtype(), b.func.constant_int(step));

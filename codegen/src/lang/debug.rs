@@ -68,8 +68,8 @@ fn positive(n: impl Extent, what: &str) -> i64 {
 /// contiguous run along the last dimension. Where that dimension has extent 1, each element is such a run, so a tile of
 /// arbitrary numbers is stated as `multiple_of(rows.expand_dims(1), n)`.
 ///
-/// A launch checks it and is rejected unless it provably holds. On values that no launch can check (e.g. loaded from
-/// memory) it has no effect.
+/// A launch checks this hint and is rejected unless the hint provably holds. On values that no launch can check (e.g.
+/// loaded from memory) the hint has no effect.
 #[track_caller]
 pub fn multiple_of<X: Hintable>(x: X, n: impl Extent) -> X {
     x.hinted(Some(positive(n, "multiple_of")), None)

@@ -34,7 +34,7 @@ impl<T: Dtype, A: Num> Accumulator<T> for Tile<A> {
 }
 
 /// `acc + a × b` for a [M, K], b [K, N], acc [M, N]. Without `acc`, the product in f32 for floats and i32 for integers.
-/// `input_precision` selects how f32 operands are multiplied: `ieee` (exactly, the default), `tf32` or `tf32x3`.
+/// `input_precision` selects how f32 operands are multiplied: `ieee` (in f32, the default), `tf32` or `tf32x3`.
 #[track_caller]
 pub fn dot<T: Dtype, A: Accumulator<T>>(a: Tile<T>, b: Tile<T>, acc: A, input_precision: Precision) -> Tile<A::Elem> {
     let (from, to) = (T::dtype(), A::Elem::dtype());

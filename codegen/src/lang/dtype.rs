@@ -84,8 +84,8 @@ dtypes! {
     f64 => F64, f32, (f64, f64, f64), [Num, Float];
 }
 
-/// The members of a class of element types, by the name of the trait that bounds a kernel's type parameter: what the
-/// command line offers.
+/// The element types that satisfy the bound of a kernel's type parameter, by the name of the trait; `None` for other
+/// names. The command line offers these types.
 pub fn class_members(class: &str) -> Option<&'static [DType]> {
     use DType::*;
     match class {
@@ -124,7 +124,7 @@ macro_rules! generics {
     };
 }
 
-/// Integers of at least 32 bits; other types as they are.
+/// The 32-bit integer type for narrower integers (u32 for bool); other types unchanged.
 fn wide(d: DType) -> DType {
     match d {
         DType::I8 | DType::I16 => DType::I32,
@@ -133,7 +133,7 @@ fn wide(d: DType) -> DType {
     }
 }
 
-/// f32 for bf16; other types as they are.
+/// f32 for bf16; other types unchanged.
 fn promoted(d: DType) -> DType {
     if d == DType::BF16 { DType::F32 } else { d }
 }

@@ -1,4 +1,4 @@
-//! Values in kernel code: small `Copy` handles of IR values under construction.
+//! Values in kernel code: `Copy` handles to IR values of the function that is being recorded.
 
 use super::diag_text;
 use super::dtype::{Bits, Dtype, Float, Int, Num};
@@ -73,8 +73,8 @@ pub trait Data: Copy {
     #[doc(hidden)]
     fn from_value(v: Value) -> Self;
 
-    /// Converts the elements to another type: to floats rounds to nearest even, float to integer truncates and
-    /// saturates, integers wrap, to `bool` is ≠ 0.
+    /// Converts the elements to another type. Conversions to floats round to nearest even, float to integer truncates
+    /// and saturates (NaN gives 0), integer to integer wraps, and to `bool` tests for ≠ 0.
     #[track_caller]
     fn to<U: Dtype>(self) -> Self::As<U> {
         // `dtype` reads the recorder's type parameters, which `emit` has borrowed: called before it.
@@ -217,7 +217,7 @@ impl<T: Dtype> Tile<T> {
         T::dtype()
     }
 
-    /// A tile of one element as a scalar: needed by an `if` or an index on a reduced value.
+    /// Converts a tile of one element to a scalar, which an `if` or an index on a reduced value needs.
     #[track_caller]
     pub fn scalar(self) -> Scalar<T> {
         let shape = shape(self.v);
@@ -272,7 +272,7 @@ macro_rules! rust_unary {
 }
 rust_unary!(Tile, Scalar);
 
-/// Marks a tile or scalar of integers; for bounds in device functions.
+/// Tiles and scalars of integers: a bound for device functions.
 pub trait IntData: Data<Elem: Int> {}
 impl<X: Data<Elem: Int>> IntData for X {}
 

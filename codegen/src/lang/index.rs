@@ -20,7 +20,7 @@ pub trait Index {
     #[track_caller]
     fn index(self) -> Value;
 
-    /// As a member of a list: an i64 scalar is used as it is.
+    /// The index as a member of a list: an i64 scalar is used without a conversion.
     #[doc(hidden)]
     #[track_caller]
     fn listed(self) -> Value
@@ -134,7 +134,8 @@ pub fn extent(n: impl Extent) -> usize {
     n.extent()
 }
 
-/// Checks that a tile's extents are powers of two, and its number of elements.
+/// Fails with a message unless all extents of a tile are powers of two and it has at most [`MAX_TILE_ELEMENTS`]
+/// elements.
 #[track_caller]
 pub(crate) fn check_shape(shape: &[usize]) {
     for (axis, &n) in shape.iter().enumerate() {
@@ -158,7 +159,8 @@ pub(crate) fn check_shape(shape: &[usize]) {
     }
 }
 
-/// A dimension of a tile of that rank; negative numbers count from the end.
+/// The dimension that `axis` selects in a tile of that rank; negative numbers count from the end. Fails with a message
+/// if `axis` is out of range.
 #[track_caller]
 pub(crate) fn check_axis(axis: i32, rank: usize, what: &str) -> usize {
     let wrapped = if axis < 0 { axis + rank as i32 } else { axis };

@@ -52,7 +52,8 @@ impl GenericDef {
 pub struct ParamDef {
     pub name: &'static str,
     pub kind: ParamKind,
-    /// Whether its alignment, and for integers the value 1, are specialized on. Off with `#[no_specialize]`.
+    /// Whether variants are compiled for arguments that are multiples of 16 and for integers that are 1.
+    /// `#[no_specialize]` disables this.
     pub specialize: bool,
 }
 
@@ -151,7 +152,7 @@ impl fmt::Display for ConstValue {
     note = "use usize, i32, i64, u32, u64, bool, f32, f64, or an enum declared in `constexpr_enum! {{ … }}`"
 )]
 pub trait Constexpr: Copy + 'static {
-    /// Its name in messages.
+    /// The type's name in messages.
     const TYPE: &'static str;
     /// Placeholder for a value that is chosen later.
     const PLACEHOLDER: Self;
@@ -307,8 +308,8 @@ pub struct Specialization {
 }
 
 impl Specialization {
-    /// Pointers are aligned to 16 bytes, as every allocator does; nothing is assumed of scalars. The default of
-    /// ahead-of-time compilation, which must hold for every launch since launches are not checked.
+    /// Assumes that pointers are aligned to 16 bytes, as allocators guarantee, and nothing about scalars. The default
+    /// of ahead-of-time compilation, where no launch checks the assumptions.
     pub fn aligned_memory(def: &KernelDef) -> Specialization {
         let args = def.params.iter().filter_map(|p| match p.kind {
             ParamKind::In(_) | ParamKind::Out(_) | ParamKind::InOut(_) if p.specialize => {
@@ -323,7 +324,7 @@ impl Specialization {
     }
 }
 
-/// What a kernel is recorded for; read by code that `#[kernel]` generates.
+/// The constants and argument facts for which a kernel is recorded; read by code that `#[kernel]` generates.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct Inputs<'a> {
@@ -365,9 +366,9 @@ impl Inputs<'_> {
     }
 }
 
-/// The first op whose tile is too large, or whose attribute is out of range. Language functions check their own
-/// arguments; what follows from several of them, such as the shape that two tiles broadcast to, is checked here on the
-/// complete function.
+/// A diagnostic for the first op whose tile is too large, or whose attribute is out of range. Language functions check
+/// their own arguments; what follows from several of them, such as the shape that two tiles broadcast to, is checked
+/// here on the complete function.
 fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
     let broken = verify(func, Stage::Tile).err()?;
     let limit = broken.into_iter().find(|error| matches!(error.rule, Rule::Extents | Rule::Attributes))?;
@@ -381,12 +382,12 @@ fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
 }
 
 impl KernelDef {
-    /// Whether this is the kernel's name or a former one.
+    /// Whether `name` is the kernel's name or a former one.
     pub fn is_named(&self, name: &str) -> bool {
         self.name == name || self.aliases.contains(&name)
     }
 
-    /// The name of the parameter that has this name or had it; names that no parameter had as they are.
+    /// The present name of the parameter that has or had this name; names of no parameter are returned unchanged.
     pub fn param_name<'n>(&self, name: &'n str) -> &'n str {
         self.param_aliases.iter().find(|(former, _)| *former == name).map_or(name, |(_, present)| present)
     }

@@ -58,7 +58,7 @@ pub fn cast<U: Dtype, X: Data>(x: X) -> X::As<U> {
     x.to::<U>()
 }
 
-/// 1 / (1 + e⁻ˣ), elementwise. Goes to 0 and 1 for large |x|, without NaN.
+/// 1 / (1 + e⁻ˣ), elementwise. Saturates to 0 and 1 for large |x|, without NaN.
 #[track_caller]
 pub fn sigmoid<X: FloatData>(x: X) -> X
 where
@@ -194,7 +194,7 @@ pub fn swizzle2d(
 /// −∞ where a literal is expected: `where_(mask, x, NEG_INF)`.
 pub const NEG_INF: FloatLit = FloatLit(f64::NEG_INFINITY);
 
-/// The functions of this file with further operands, as methods.
+/// `maximum`, `minimum` and `sigmoid` as methods.
 pub trait MathMethods: Data + Operand<Self::Elem> {
     /// See [`super::maximum`].
     #[track_caller]

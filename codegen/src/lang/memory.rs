@@ -183,7 +183,7 @@ macro_rules! others {
 }
 others!(Tile<T>, Scalar<T>, i8, i16, i32, i64, u8, u16, u32, u64, usize, f32, f64, bool, IntLit, FloatLit);
 
-/// What can be loaded from and stored to: pointers, tiles of pointers, block pointers.
+/// Types that `load` and `store` accept: pointers, tiles of pointers, block pointers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a pointer",
     label = "expected a pointer, a tile of pointers or a block pointer"

@@ -119,14 +119,14 @@ pub enum Raw {
     Number(Number),
 }
 
-/// What combines with elements of type `T`.
+/// Operands that combine with elements of type `T`: tiles and scalars of `T`, and Rust numbers that convert to it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be combined with elements of type `{T}`",
     label = "not of element type `{T}`",
     note = "element types are not converted implicitly: convert with `.to::<{T}>()`, or the other side to this one's type"
 )]
 pub trait Operand<T: Dtype>: Copy {
-    /// The result type of combining it with a scalar.
+    /// The result type of combining the operand with a scalar.
     type WithScalar: Data<Elem = T>;
     #[doc(hidden)]
     fn raw(self) -> Raw;
@@ -261,7 +261,7 @@ fn int_range(dtype: DType) -> (i128, i128) {
     if dtype.is_signed_int() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// A constant of that element type and shape. Fails with a message if an integer is out of range.
+/// A constant of the given element type and shape. Fails with a message if an integer is out of range.
 #[track_caller]
 pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
     let literal = match (number, dtype) {
@@ -284,7 +284,7 @@ pub(crate) fn constant(number: Number, dtype: DType, shape: &[usize]) -> Value {
     emit(|b| b.constant(literal, Type::tensor(shape, dtype)))
 }
 
-/// The operand as a value, constants as scalars.
+/// The operand as an IR value; a number becomes a scalar constant.
 #[track_caller]
 pub(crate) fn materialize(raw: Raw, dtype: DType) -> Value {
     match raw {
@@ -353,7 +353,7 @@ fn shapes_differ(a: &[usize], b: &[usize], axis: Option<usize>, what: &str) -> !
     })
 }
 
-/// The value broadcast to `shape`, with which it is known to be compatible.
+/// The value broadcast to the shape `to`, with which the value's shape must be compatible.
 #[track_caller]
 pub(crate) fn broadcast(v: Value, to: &[usize]) -> Value {
     let from = shape(v);

@@ -49,7 +49,8 @@ fn u32_op(op: BinaryOp, a: Value, b: Value) -> Value {
     binary(op, Raw::Value(a), Raw::Value(b), DType::U32)
 }
 
-/// Ten rounds by default, on a counter of four 32-bit words and a key of two.
+/// Applies `n_rounds` Philox rounds (10 by default) to a counter of four 32-bit words, with the two halves of the seed
+/// as key.
 #[track_caller]
 fn rounds(seed: [Value; 2], counter: [Value; 4], n_rounds: usize) -> [Value; 4] {
     const MULTIPLIER: [i128; 2] = [0xD251_1F53, 0xCD9E_8D57];

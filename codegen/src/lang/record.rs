@@ -142,7 +142,7 @@ pub(crate) fn add_arg(arg: crate::ir::Arg, ty: Type) -> Value {
     with(|r| r.func.add_arg(arg, ty))
 }
 
-/// Records the ops of `body` into a new region with parameters of those types.
+/// Records the ops of `body` into a new region with parameters of the given types.
 pub(crate) fn region<R>(params: &[Type], body: impl FnOnce(&[Value]) -> R) -> (BlockId, R) {
     let (block, values) = with(|r| {
         let block = r.func.add_block();

@@ -13,9 +13,9 @@ use crate::ir::{BinaryOp, CmpOp, DType, Effects, Op, Stage, Type, Value};
 /// One tile, or several of the same shape that are reduced or scanned together.
 #[diagnostic::on_unimplemented(message = "`{Self}` cannot be reduced", label = "expected a tile or a tuple of tiles")]
 pub trait Reducible: Copy {
-    /// One element of each: the arguments of the combining function.
+    /// One element of each tile: an argument of the combining function.
     type Element: Carried<Handle = Self::Element>;
-    /// The result along one axis, or over all.
+    /// The result of reducing along one axis, or over all.
     type Reduced<A: AxisArg>;
     #[doc(hidden)]
     fn tiles(self) -> Vec<Value>;

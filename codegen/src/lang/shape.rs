@@ -8,8 +8,8 @@ use super::operand::{broadcast as repeat, common_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::Value;
 
-/// Tiles of numbers and tiles of pointers, to which the operations of this file apply. Of these, scalars support only
-/// [`broadcast_to`].
+/// Tiles of numbers and tiles of pointers, to which the operations of this module apply. For scalars, only
+/// [`broadcast_to`] is supported.
 #[diagnostic::on_unimplemented(message = "`{Self}` is not a tile", label = "expected a tile")]
 pub trait Shaped: Copy {
     /// The corresponding tile type.

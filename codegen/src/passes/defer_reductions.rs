@@ -1,7 +1,7 @@
 //! Moves cross-warp sum reductions out of loops.
 //!
 //! Does: where a `for` carries a value to which each iteration adds the sum of a tile across warps, and neither has
-//! another use, the loop carries the elementwise sum of the tiles instead, and the `reduce` moves behind the loop. The
+//! another use, the loop carries the elementwise sum of the tiles instead, and the `reduce` moves after the loop. The
 //! warps then synchronize once instead of in each iteration. (Example: an inner product of long rows, where all warps
 //! would wait at every tile, with no loads in flight.)
 //! Requires: stage *layout*.
@@ -80,7 +80,7 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     }
     func.block_mut(body).ops.retain(|&op| op != reduce);
 
-    // Behind the loop: the reduction, plus the initial value.
+    // After the loop: the reduction, plus the initial value.
     let part = func.result(reduce);
     let part_ty = func.ty(part).clone();
     let whole = func.create_op(Op::Binary(BinaryOp::Add), vec![first, part], vec![part_ty], vec![], loc);

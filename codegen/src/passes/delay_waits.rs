@@ -5,7 +5,7 @@
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
 //! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (marked by
 //! `skew_dots`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
-//! another wait behind the loop completes the last.
+//! another wait after the loop completes the last.
 //! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
 //! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
 //! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
@@ -38,7 +38,7 @@ fn waits_for_f32(func: &Func, wait: OpId) -> bool {
     awaited_wgmma(func, wait).is_some_and(|id| matches!(b(id), Type::Shared { elem: DType::F32, .. }))
 }
 
-/// Inserts waits behind a loop for its deferred `wgmma`.
+/// Inserts waits after a loop for its deferred `wgmma`.
 fn wait_after_loop(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
     stage_one::drop_unsafe_marks(func, region);

@@ -1,6 +1,6 @@
 //! Folds layout conversions into loads from shared memory.
 //!
-//! Does: where a `local_load`, perhaps behind `expand_dims`, has a `convert_layout` as its only use, loads in the
+//! Does: where a `local_load`, possibly through `expand_dims`, has a `convert_layout` as its only use, loads in the
 //! layout of the conversion and removes the conversion, which would go through shared memory again. Moves the load down
 //! to its use, which shortens the live range of its registers, unless an op in between may change shared memory.
 //! Requires: stage *layout*.
@@ -46,7 +46,7 @@ fn fold(func: &mut Func, convert: OpId) {
 /// The ops from a `local_load` to the conversion, all in one block and with one use each; `None` for other definitions.
 fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
     let mut uses = func.use_counts();
-    // An `mbarrier_arrive` that releases the buffer uses the value only to order itself behind the load.
+    // An `mbarrier_arrive` that releases the buffer uses the value only to be ordered after the load.
     for id in func.walk() {
         if matches!(func.op(id).op, Op::MbarrierArrive { .. }) {
             func.op(id).operands.iter().for_each(|v| uses[v.0 as usize] -= 1);

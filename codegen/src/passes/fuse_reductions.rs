@@ -69,7 +69,7 @@ fn fusable_reduction(func: &Func, block: BlockId, at: usize) -> Option<(OpId, Ve
     })
 }
 
-/// Merges two reductions into one, placed behind `moved`.
+/// Merges two reductions into one, placed after `moved`.
 fn fuse(func: &mut Func, block: BlockId, first: OpId, second: OpId, moved: &[OpId]) {
     let parts = [func.op(first).clone(), func.op(second).clone()];
     let region = func.add_block();

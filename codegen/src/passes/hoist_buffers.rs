@@ -1,7 +1,7 @@
 //! Hoists shared buffers of loop-invariant tiles out of loops.
 //!
-//! Does: moves `local_alloc` of a tile from outside of a loop, and `local_trans` of a buffer from outside, before the
-//! loop.
+//! Does: moves each `local_alloc` whose tile is defined outside of a loop, and each `local_trans` whose buffer is,
+//! before the loop.
 //! Requires: stage *layout*.
 //! Keeps: results: such a buffer is written only once (`local_store` writes only to buffers allocated without a tile).
 //! Does not: move other ops.

@@ -138,7 +138,7 @@ pub fn by_name(name: &str) -> Option<&'static Pass> {
     PASSES.iter().find(|pass| pass.name == current_name(name))
 }
 
-/// The name of a pass or stage that is read under a former name; other names as they are.
+/// The current name of a pass or stage, given a former one; other names are returned unchanged.
 pub fn current_name(name: &str) -> &str {
     match name {
         "carried" => "fold_carried",

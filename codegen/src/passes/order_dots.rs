@@ -5,7 +5,7 @@
 //! Requires: stage *layout*.
 //! Keeps: results, the order of the `wgmma`, and the order of memory writes, loops and branches: nothing moves across
 //! these.
-//! Does not: consider registers. Other ops keep their order behind the `wgmma`.
+//! Does not: consider registers. Other ops follow the `wgmma` in their original order.
 
 use super::edit::uses;
 use crate::ir::{BlockId, Effects, Func, Op, OpId};

@@ -79,7 +79,7 @@ fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
     tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
 }
 
-/// The loads of the loop body, without nested blocks, that can be prefetched. None if no dot reads any of them, unless
+/// The loads of the loop body, without nested blocks, that can be prefetched. Empty if no dot reads any of them, unless
 /// the loop sets its own `num_stages`: other loads may be used too soon after, or too rarely, to pay for the way
 /// through shared memory.
 pub(super) fn find_candidates(func: &mut Func, id: OpId) -> Vec<Candidate> {
@@ -211,7 +211,7 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
     false
 }
 
-/// The buffers that are live during the loop: all but those allocated behind it and those last used before it.
+/// The buffers that are live during the loop: all but those allocated after it and those last used before it.
 fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
     let place = |op: OpId| order.iter().position(|&o| o == op);
@@ -301,7 +301,8 @@ impl<'f> Pipeline<'f> {
         &self.func.op(last).operands
     }
 
-    /// Behind the loop: a barrier, so that later buffers can reuse the memory of the rings after the last reads.
+    /// Inserts a barrier after the loop, so that later buffers can reuse the memory of the rings after the last reads,
+    /// and frees the mbarriers.
     fn release_rings(&mut self, parent: BlockId) {
         let loc = self.func.op(self.id).loc.clone();
         let barrier = Op::BlockBarrier { id: 0, threads: None };

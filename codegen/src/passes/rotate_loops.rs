@@ -4,10 +4,10 @@
 //! Does: in a loop with `wgmma` marked for stage 1, splits each iteration in two stages. Stage 1 consists of these
 //! `wgmma` and all ops that depend on them, stage 0 of the other ops. Stage 0 of the first iteration moves before the
 //! loop (prologue); the loop runs stage 0 of its own iteration and stage 1 of the previous one; stage 1 of the last
-//! iteration moves behind the loop (epilogue). Values that stage 1 uses of stage 0 become loop-carried. An `if` guards
+//! iteration moves after the loop (epilogue). Values that stage 1 uses of stage 0 become loop-carried. An `if` guards
 //! all of it, since the loop may have no iterations. In the loop, stage 1 precedes the first wait of stage 0, so that
-//! the `wgmma` of both are in flight together. Where buffers are released behind a `wgmma` with a deferred wait, the
-//! releases alone are stage 1, at the end of the body.
+//! the `wgmma` of both are in flight together. Where buffers are released after a `wgmma` with a deferred wait, stage 1
+//! consists of these releases only, at the end of the body.
 //! Requires: rings that keep each buffer of such a `wgmma` for one more iteration (`pipeline_loads` allocates them), or
 //! whose buffers are released by arrivals (`specialize_warps`).
 //! Keeps: results.
@@ -85,13 +85,13 @@ fn rotate_releases(func: &mut Func, id: OpId) {
     }
 }
 
-/// Whether each ring whose buffers stage 1 releases has a second buffer to fill meanwhile.
+/// Whether each ring whose buffers stage 1 releases has a second buffer, which can be filled before the release.
 fn has_spare_buffer(func: &Func, stage_one: &HashSet<OpId>) -> bool {
     let releases = stage_one.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. }));
     releases.map(|&op| func.ty(func.op(op).operands[0])).all(|ty| !matches!(ty, Type::Barrier { count: 1 }))
 }
 
-/// A release in stage 1 need not depend on stage 0, which ran an iteration earlier.
+/// Drops the operands of releases in stage 1 that stage 0 computes: stage 0 ran one iteration earlier.
 fn drop_stage_zero_operands(func: &mut Func, stage_one: &HashSet<OpId>) {
     for &op in stage_one.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. })).collect::<Vec<_>>() {
         let operands = func.op(op).operands.clone();
@@ -189,8 +189,8 @@ impl Rotation {
         before
     }
 
-    /// Moves values that only the next iteration uses to the end: they take the registers that the `wgmma` in flight
-    /// still reads.
+    /// Moves the ops whose results only stage 1 of the next iteration uses to the end of the body: these results
+    /// overwrite registers that a `wgmma` in flight still reads.
     fn sink_carried_values(&self, func: &Func, first: &mut Vec<OpId>) {
         let uses = func.use_counts();
         let handed = |&op: &OpId| {
@@ -205,7 +205,7 @@ impl Rotation {
         first.splice(first.len() - 1..first.len() - 1, moved);
     }
 
-    /// Epilogue: stage 1 of the last iteration, behind the loop.
+    /// Emits the epilogue: stage 1 of the last iteration, after the loop.
     fn epilogue(&self, func: &mut Func, block: BlockId, yields: &[Value], before: &HashMap<Value, Value>) {
         let params = func.block(self.region).params.clone();
         let results = func.op(self.id).results.clone();

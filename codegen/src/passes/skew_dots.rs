@@ -4,9 +4,9 @@
 //! Does: in a loop where one `wgmma` depends on the result of another (in attention, P V depends on the scores), marks
 //! the dependent ones for stage 1: as many of them, from the last one back, as registers allow. `rotate_loops` then
 //! moves them. Where only the next iteration's accumulation depends on a `wgmma` (a plain matmul), marks its wait as
-//! deferred: the next iteration issues its own `wgmma` before it waits for this one (`delay_waits`). Dependents of a
-//! marked `wgmma` must be arithmetic that the rest of the loop does not use, and its shared operands must come from
-//! outside of the loop or from memory, so that `pipeline_loads` can keep them longer.
+//! deferred: the next iteration issues its own `wgmma` before it waits for this one (`delay_waits`). The dependents
+//! of a marked `wgmma` must be arithmetic that the rest of the loop does not use, and its shared operands must be
+//! allocated outside of the loop or loaded from global memory, so that `pipeline_loads` can keep them longer.
 //! Requires: stage *layout*, `wgmma` scheduled by `order_dots`.
 //! Keeps: everything: marks are hints.
 //! Does not: consider loops inside of the loop, nor `mma.sync`, which is synchronous.
@@ -177,7 +177,7 @@ fn register_pressure(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) ->
     most
 }
 
-/// The values that an op reads from registers, looking through ops that only change the shape.
+/// The values that an op reads from registers: the sources of shape ops instead of their results.
 fn sources(func: &Func, id: OpId) -> Vec<Value> {
     // Shape ops are rematerialized at their uses.
     if registers::is_shape_op(&func.op(id).op) {

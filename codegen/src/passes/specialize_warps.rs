@@ -162,7 +162,7 @@ impl Plan {
         let steps = func.walk().into_iter().filter(|&id| !of_ring(id));
         let scratch = steps.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
         let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
-        // Space for mbarriers, and for the padding between small buffers.
+        // Plus 1 KB for mbarriers and for the padding between small buffers.
         (others + scratch + 1024, rings)
     }
 
@@ -171,7 +171,8 @@ impl Plan {
     /// the block was launched with. Empty if the launch leaves nothing to redistribute.
     fn registers(&self) -> Vec<u32> {
         let groups = self.warps / 4 + 1;
-        // Two blocks with one consumer warpgroup have as many registers per thread as one block with two.
+        // Two blocks with one consumer warpgroup each leave about as many registers per consumer thread as one block
+        // with two (232 and 240, if TMA does all loads). More than two would leave fewer.
         let blocks = if groups == 2 { self.blocks.clamp(1, 2) } else { 1 };
         let each = (REGISTERS / (128 * groups * blocks)).min(self.max_registers.unwrap_or(255)).min(255) / 8 * 8;
         let tma = self.groups.iter().flat_map(|g| &g.rings).all(|r| r.tma);
@@ -184,7 +185,8 @@ impl Plan {
     }
 }
 
-/// The rings for the loads of a loop; `None` where a dot reads what TMA cannot load, or may not.
+/// The rings for the loads of a loop; `None` if a dot reads a tile that TMA cannot load, or if `engine`, whether TMA
+/// may be used, is false and a dot reads any of them.
 fn rings(func: &Func, candidates: &[Candidate], engine: bool) -> Option<Vec<Ring>> {
     let axis = AxisAnalysis::new(func);
     candidates

@@ -1,16 +1,16 @@
 //! Splits loops at mask boundaries (index-set splitting), so that most iterations run without masks.
 //!
-//! Does: where a `for` with dots selects by an integer comparison that, from some iteration on or up to one, has the
-//! same outcome for all elements (a causal mask away from the diagonal, the end of a sequence before its last tile),
-//! splits it into two consecutive loops. In the loop where the outcome is known, the comparison becomes a constant, the
-//! `select` disappears, and so do boundary checks of loads that are always in bounds there. The split index is computed
-//! before the loops. Both loops keep the carried values and hints of the original.
+//! Does: where a `for` with dots selects by an integer comparison that has the same outcome for all elements up to some
+//! iteration, or from some iteration on (a causal mask away from the diagonal, the end of a sequence before its last
+//! tile), splits the loop into two consecutive loops. In the loop where the outcome is known, the comparison becomes a
+//! constant, the `select` disappears, and so do boundary checks of loads that are always in bounds there. The split
+//! index is computed before the loops. Both loops keep the carried values and hints of the original.
 //! Requires: stage *tile*, views rebuilt at their uses (`resolve_views`), invariant ops outside of loops (`licm`).
 //! Keeps: every value, bit for bit, and the order of effects. 32-bit arithmetic may wrap, and so may comparisons with
 //! it; the 64-bit sums of this pass cannot. Where a wrap would make a difference, all iterations run in the loop with
 //! the mask.
-//! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are bound by
-//! memory, and would only become longer. Nor split a loop twice, nor follow comparisons of values other than `factor ·
+//! Does not: split a loop without a dot directly in its body: masks delay dots, but loops without one are memory-bound,
+//! and the code would only grow. Nor split a loop twice, nor follow comparisons of values other than `factor ·
 //! index + scalars + arange`, nor remove dead ops (`dce` does).
 
 mod affine;
@@ -28,7 +28,7 @@ use std::collections::HashMap;
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
     let mut changed = false;
-    // Inner loops first: an outer loop with its own dot copies them as they are then.
+    // Inner loops first: splitting an outer loop with its own dot copies the inner loops after they have been split.
     for id in func.walk().into_iter().rev() {
         if let Some(plan) = plan(func, id) {
             split(func, &plan);

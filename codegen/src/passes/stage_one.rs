@@ -21,7 +21,7 @@ pub fn deferred_dots(func: &Func, region: BlockId) -> Vec<OpId> {
 
 /// Drops the deferred-wait mark where it is not safe: where a `wgmma` reads a buffer that the loop itself fills, or
 /// where its result has another use than the next value of its accumulator. Must run before a loop is rotated, because
-/// copies of its `wgmma` then stand before the loop.
+/// the prologue then contains copies of its `wgmma`.
 pub fn drop_unsafe_marks(func: &mut Func, region: BlockId) {
     for product in deferred_dots(func, region) {
         let outside = func.op(product).operands[..2].iter().all(|&v| allocated_outside(func, region, v));
@@ -104,8 +104,9 @@ pub fn accumulator_of(func: &Func, region: BlockId, product: OpId) -> Option<(Op
     (carried && once && users.next().is_none() && others.count() == 0).then_some((wait, i - 1))
 }
 
-/// Adds ops that only stage 1 uses and that cost nothing to defer: ops that change the shape of a value, or that name a
-/// part of shared memory. Copies ops that name shared memory for both stages.
+/// Adds to stage 1 the ops that only stage 1 uses and that cost nothing to defer: constants, ops that change the shape
+/// of a value, and ops that name a part of shared memory, with the wait on its full barrier. Copies ops that name
+/// shared memory for both stages.
 pub fn sink(func: &mut Func, region: BlockId, stage_one: &mut HashSet<OpId>) {
     let end = terminator(func, region);
     for id in func.block(region).ops.clone().into_iter().rev() {

@@ -130,12 +130,13 @@ impl<'f> Assignments<'f> {
         (shape, plan)
     }
 
-    /// The element type as which a dot multiplies this operand.
+    /// The element type in which a dot multiplies this operand.
     pub fn mma_dtype(&self, operand: Value) -> DType {
         self.func.ty(operand).dtype().map(mma_dtype).expect("internal compiler error: a dot of pointers")
     }
 
-    /// The element type as which dots read this tile, perhaps transposed, from shared memory; `None` where none does.
+    /// The element type in which dots read this tile, possibly transposed, from shared memory; `None` if no dot reads
+    /// it.
     pub fn shared_operand(&self, v: Value) -> Option<DType> {
         self.uses[v.0 as usize].iter().find_map(|&(id, index)| match self.func.op(id).op {
             Op::Dot { .. } if index < 2 => Some(self.mma_dtype(v)),
@@ -238,7 +239,7 @@ impl<'f> Assignments<'f> {
                     }
                 }
             }
-            // Recomputing it for every user costs too much, above all inside a loop.
+            // A costly op gets an assigned layout: recomputing it for every user is slow, above all inside a loop.
             Op::Unary(op) if is_costly(*op) => {
                 let assignment = self.highest_priority(&data.operands).or_else(|| self.fallback(data.results[0]));
                 self.set(data.results[0], assignment);
@@ -455,7 +456,7 @@ fn is_elementwise(op: &Op) -> bool {
     matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Cmp(_) | Op::Fma | Op::Select | Op::Cast | Op::Bitcast | Op::PtrAdd)
 }
 
-/// Whether the function takes many instructions, or the slow special-function units.
+/// Whether the op takes many instructions, or runs on the special-function units (SFU), which have low throughput.
 fn is_costly(op: UnaryOp) -> bool {
     match op {
         UnaryOp::Exp

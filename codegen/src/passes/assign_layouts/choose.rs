@@ -71,7 +71,7 @@ pub fn view_vector_width(func: &Func, axis: &AxisAnalysis, view: Value, boundary
     }
     let mut vector = (aligned / bytes).clamp(1, MAX_VECTOR_BYTES / bytes);
     if boundary.contains(&inner) {
-        // An access must not cross the boundary.
+        // An access must not cross the bound of the dimension: it is either in bounds as a whole or not at all.
         vector = vector.min(axis.scalar_divisor(func, parts.shape[inner]));
     }
     vector.max(1)

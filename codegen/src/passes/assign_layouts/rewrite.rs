@@ -230,7 +230,7 @@ impl Rewrite<'_, '_> {
         ty.with_layout(Some(id))
     }
 
-    /// A value in the layout of a type, if the type has one.
+    /// A value in the layout of a type; a scalar or a view if the type has no layout.
     fn get_as(&mut self, v: Value, ty: &Type) -> Value {
         match ty.layout() {
             Some(layout) => self.get(v, layout),
@@ -350,8 +350,9 @@ impl Rewrite<'_, '_> {
         self.define_results(id, new);
     }
 
-    /// The layout from which to store a tile: its assigned layout, if threads then write 16 consecutive bytes (8 for
-    /// atomics, of which a group of lanes fills a sector; or as much as memory allows), else the coalesced one.
+    /// The layout from which to store a tile: the tile's assigned layout if each thread then writes at least 16
+    /// consecutive bytes (8 for atomics, where a group of lanes fills a sector) or as many as in the coalesced layout,
+    /// or if the tile has one dimension and at most 4 elements per thread; else the coalesced layout.
     fn store_layout(&mut self, id: OpId, tile: Value) -> LayoutId {
         let memory = self.assignments.memory_layout(id).expect("internal compiler error: a store without a layout");
         let layout = match self.assignments.assignment(tile) {
@@ -511,7 +512,7 @@ impl Rewrite<'_, '_> {
         [zero(a, 1).zip(zero(b, 0)).map(|(a, b)| a.max(b)), zero(b, 1)]
     }
 
-    /// Whether the tile is the result of a load, perhaps transposed.
+    /// Whether the tile is the result of a load, possibly transposed.
     pub(super) fn is_loaded(&self, v: Value) -> bool {
         match self.old.def_op(v).map(|id| self.old.op(id)) {
             Some(data) => match data.op {
@@ -523,8 +524,8 @@ impl Rewrite<'_, '_> {
         }
     }
 
-    /// Whether operand a, whose elements are in other threads' registers, stays in shared memory, from which `wgmma`
-    /// can read it, instead of moving on to registers. Not for a dot that continues an accumulator: a dot that reads
+    /// Whether `wgmma` reads operand a from shared memory because converting it to the register layout `to` would go
+    /// through shared memory anyway. Not for a dot that continues an accumulator: a dot that reads
     /// shared memory written in each iteration cannot overlap with the next iteration.
     fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
         let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));

@@ -6,7 +6,7 @@
 //! tf32x3 splits each number in two, x = big + small (Ootomo and Yokota, "Recovering single precision accuracy from
 //! Tensor Cores while surpassing the FP32 theoretical peak performance", 2022): a·b ≈ a_small·b_big + a_big·b_small +
 //! a_big·b_big, the small terms first. Tensor cores truncate bits that do not fit their accumulator, which biases long
-//! sums towards zero. Therefore the accumulator of each tile starts at zero, and FP32 adds with rounding accumulate the
+//! sums toward zero. Therefore the accumulator of each tile starts at zero, and FP32 adds with rounding accumulate the
 //! tiles.
 //!
 //! A first operand that is invariant in a loop (the keys for dK and dV, the queries for O) is split once, before the
@@ -78,7 +78,7 @@ impl Rewrite<'_, '_> {
         self.emit_one(op, vec![a, b, acc], ty.clone())
     }
 
-    /// The buffer of a loaded tile, if dimension `k`, which is K, is the fastest there.
+    /// The shared buffer of a loaded tile, if it is K-major: if dimension `k`, the K of the dot, is the fastest.
     fn k_major_buffer(&mut self, v: Value, k: usize) -> Option<Value> {
         if !self.is_loaded(v) {
             return None;
@@ -100,8 +100,8 @@ impl Rewrite<'_, '_> {
         self.emit_one(Op::LocalLoad, vec![buffer], ty)
     }
 
-    /// The register layout of the second operand [k, n] between its source, which may be K-major too, and a K-major
-    /// buffer: four consecutive elements on each side.
+    /// The register layout in which the second operand [k, n] moves from its source to a K-major buffer. Each thread
+    /// holds four consecutive elements along K, and also along N if the source is not K-major.
     fn b_register_layout(&self, b: Value, is_k_major: bool) -> LinearLayout {
         let shape = extents(self.old.ty(b).shape());
         let num_warps = self.assignments.num_warps;

@@ -65,7 +65,7 @@ fn is_right_identity(op: BinaryOp, dtype: DType, c: u64) -> bool {
         let c = num::decode(dtype, c);
         let zero_with = |negative: bool| c == 0.0 && c.is_sign_negative() == negative;
         return match op {
-            // −0 + 0 is +0: only −0 is an identity.
+            // −0 + 0 is +0: the only identity of addition is −0.
             BinaryOp::Add => zero_with(true),
             BinaryOp::Sub => zero_with(false),
             BinaryOp::Mul | BinaryOp::Div => c == 1.0,
@@ -167,8 +167,8 @@ fn represents_exactly(from: DType, to: DType) -> bool {
         _ => None,
     };
     match (float(from), float(to)) {
-        // e4m3 has no infinity and one NaN, which every other format represents. The infinity of e5m2 is lost in other
-        // formats.
+        // e4m3 has no infinity and one NaN, which every other format represents. Casting the infinity
+        // of e5m2 to another format and back gives the largest finite number: casts to e5m2 saturate.
         (Some((p, e)), Some((q, f))) => {
             p <= q && e <= f && (to != DType::F8E4M3 && from != DType::F8E5M2 || from == to)
         }
@@ -186,7 +186,8 @@ fn represents_exactly(from: DType, to: DType) -> bool {
     }
 }
 
-/// Removes a cast to the same type, and a pair of casts whose intermediate type loses nothing.
+/// Removes a cast to the same type, and a pair of casts back to the original type if the intermediate type represents
+/// every value exactly.
 pub(super) fn cast(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));

@@ -3,8 +3,8 @@
 use super::Change;
 use crate::ir::{Func, Op, OpId};
 
-/// `expand_dims`, `broadcast` and `reshape`: of a splat, becomes a splat; to the same type, is removed; of the same
-/// kind of op, merges with it unless layouts constrain the two.
+/// Simplifies `expand_dims`, `broadcast` and `reshape`: removes one to the same type, replaces one of a splat by a
+/// splat, and merges two consecutive broadcasts or reshapes if tiles have no layouts yet.
 pub(super) fn repeat_or_reshape(func: &Func, id: OpId) -> Option<Change> {
     let data = func.op(id);
     let (x, to) = (data.operands[0], func.ty(data.results[0]));

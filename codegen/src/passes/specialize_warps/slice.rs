@@ -21,7 +21,8 @@ pub(super) struct Slice {
 }
 
 impl Slice {
-    /// `None` where the producer needs a value from memory, or from other control flow.
+    /// The slice for the loads of a plan; `None` if the producer needs a value from memory, from a tile or from a
+    /// `while`.
     pub fn new(func: &Func, plan: &Plan) -> Option<Slice> {
         let mut slice = Slice {
             loads: plan.loops.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),

@@ -51,7 +51,7 @@ impl Affine {
         (small && self.low.abs() <= MAX_CONSTANT && self.high.abs() <= MAX_CONSTANT).then_some(self)
     }
 
-    /// Whether it is a single scalar, the index itself, or a number: an i32 without a run-time test.
+    /// Whether the sum is a single scalar, the index itself, or a number within i32, so that it needs no run-time test.
     fn is_i32(&self) -> bool {
         let range = i64::from(i32::MIN)..=i64::from(i32::MAX);
         match (&self.terms[..], self.index) {

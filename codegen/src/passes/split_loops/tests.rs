@@ -35,7 +35,7 @@ struct Case {
 }
 
 const TILE: i64 = 4;
-/// The row distance of consecutive tiles, a multiple of every step.
+/// The distance in rows between consecutive tiles, a multiple of every step.
 const ROW_STEP: i64 = 6;
 
 impl Case {
