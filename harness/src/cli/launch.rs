@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 #[derive(Default)]
 struct Signals {
     passed_on: Vec<i32>,
-    /// The second signal.
+    /// The second signal, which terminates the ranks immediately.
     end: Option<i32>,
 }
 
@@ -196,7 +196,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     })
 }
 
-/// Determines which processes may join. Must be the same on all hosts.
+/// Determines which processes may join. The result must be the same on all hosts.
 fn access(arguments: &Arguments) -> Result<Access> {
     if arguments.unauthenticated {
         return Ok(Access::Unauthenticated);
@@ -242,7 +242,7 @@ impl Write for Terminal {
     }
 }
 
-/// Writes to a file descriptor that stays open until the process exits.
+/// Writes to a file descriptor, which must stay open until the process exits.
 fn raw(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: the bytes are valid during the call.
     let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };

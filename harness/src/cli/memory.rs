@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Snapshots, with the part of a step that each is of.
+/// A pickled snapshot of each measured part of a step.
 type Snapshots = Vec<(Work, Vec<u8>)>;
 
 /// Measures, and returns the report and the snapshots.
@@ -162,8 +162,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Records the construction of a model and one run. An earlier run outside of the recording compiles kernels and fills
-/// pools.
+/// Records the construction of a model and one step. An earlier step, outside of the recording, compiles kernels and
+/// fills memory pools.
 fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, work: Work) -> Result<Trace> {
     Step::new(&arguments.step, config, device, work, None)?.run()?;
     device.synchronize()?;

@@ -73,7 +73,10 @@ pub fn device(text: &str) -> Result<DeviceArg, String> {
     }
 }
 
-/// Opens the requested device, or the default one.
+/// Opens the requested device, or the default one ([`Device::best`]).
+///
+/// # Errors
+/// There is no such device, or `TILEWRIGHT_DEVICE` is invalid.
 pub fn open(choice: Option<DeviceArg>) -> Result<Device> {
     Ok(match choice {
         Some(DeviceArg::Cpu) => Device::cpu(),
@@ -399,7 +402,7 @@ fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     memory_params_without(def, func, |v| read.contains(&v))
 }
 
-/// Returns the memory parameters for whose pointer `is` is false.
+/// Returns the memory parameters whose pointers do not satisfy `is`.
 fn memory_params_without(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
     let params = &func.block(func.body).params;
     let among = |name: &str| func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && is(v));
@@ -438,13 +441,13 @@ fn element_types(
             },
         }
     }
-    // `--dtype` is checked for all parameters that it names, also for those whose type follows from a tensor.
+    // `--dtype` is checked for all parameters that it names, even those whose type follows from a tensor.
     let chosen = choose::partial_dtypes(def, words)?;
     let mut open = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
     let is_used = open.next().is_some();
     for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
-        // The type of a tensor takes precedence over a `--dtype` for all parameters; parameters without tensors take
-        // the latter.
+        // The type of a tensor takes precedence over a `--dtype` without a parameter name, which then applies to the
+        // parameters without tensors only.
         let named = choose::comma_separated(words)
             .any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
         if let (Some((tensor, dtype)), Some(chosen)) = (found, chosen)
@@ -462,6 +465,9 @@ fn element_types(
 }
 
 /// Derives the shape of an output from the names of its dimensions.
+///
+/// # Errors
+/// A dimension has no name, or its name denotes no extent, several extents or a negative extent.
 pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
     let unknown = |why: &str| {
         CliError::usage(

@@ -35,7 +35,7 @@ pub fn positive(word: &str) -> Result<f64, String> {
     number(word, MIN_POSITIVE.., "a number above 0")
 }
 
-/// Parses a number from 0 to 1.
+/// Parses a fraction: a number from 0 to 1.
 pub fn fraction(word: &str) -> Result<f64, String> {
     number(word, 0.0..=1.0, "a number from 0 to 1")
 }

@@ -54,7 +54,7 @@ fn title(plan: &Plan) -> String {
     )
 }
 
-/// Returns the note about times on the CPU.
+/// Returns the note about times on the CPU; `None` for a GPU.
 pub fn cpu_note(device: &Device) -> Option<String> {
     (!device.is_cuda()).then(|| {
         format!(
