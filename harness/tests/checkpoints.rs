@@ -27,7 +27,7 @@ fn a_folder_has_one_run_at_a_time() {
     assert_says(&fails(place.command("generate run"), 1), &["run/checkpoint.safetensors", "train"]);
     child.kill().unwrap();
     child.wait().unwrap();
-    // The lock ends with its holder, and temporary files of killed writers are removed.
+    // The lock is released when its holder exits, and the next run removes temporary files of killed writers.
     std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
     ok(place.train("run", "--steps 3"));
     assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
@@ -297,7 +297,7 @@ fn other_steps_need_a_decision_about_the_learning_rate() {
         let expected = 0.001 + 0.009 * (0.5 + 0.5 * (progress * std::f64::consts::PI).cos());
         assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} for {expected}");
     }
-    // The choice is stored for the next resume; fewer steps ask again, and a constant rate does not.
+    // The choice is stored for the next resume. Fewer steps need another choice; a constant rate needs none.
     std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
     ok(place.resume("run", "--steps 20 --schedule extend --minutes 0"));
     ok(place.resume("run", "--minutes 0"));

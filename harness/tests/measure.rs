@@ -97,7 +97,7 @@ fn memory_accounts_for_the_allocators_peak() {
         out.split("explain ").skip(1).filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).collect();
     assert_eq!(explained.len(), 2, "{out}");
     assert!(explained.iter().all(|percent| (99.0..=100.0).contains(percent)), "{explained:?}");
-    // Parameters, gradients and two moments are live throughout a step; no activation is left in the optimizer.
+    // Parameters, gradients and two moments are live throughout a step; no activation is live in the optimizer phase.
     let step = rows(&report, "memory-peaks-train-step");
     let setup = step.iter().find(|row| row["during"] == "setup").unwrap()["peak_mib"].as_f64().unwrap();
     let parameters = contexts[1]["parameters_mib"].as_f64().unwrap();

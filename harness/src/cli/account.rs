@@ -357,6 +357,9 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
 }
 
 /// Returns the rows of all tables of a JSON report.
+///
+/// # Errors
+/// The file cannot be read, or is not JSON.
 fn rows(path: &Path) -> Result<Vec<Value>> {
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let report: Value = serde_json::from_str(&text).map_err(|error| CliError::file("read", path, error))?;

@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     super::on_signals(move |heard| {
         let _ = sender.send(heard);
     })?;
-    // The ranks' lines bypass our output buffer: flush what it holds first.
+    // The ranks' lines bypass the output buffer of this process: flush it first.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();
     let failed = Arc::new(OnceLock::new());
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         ));
     }
     heard.outcome(&ends)?;
-    // The ranks continued without our output. A closed pipe is not an error.
+    // The ranks continued after standard output failed. A closed pipe is not an error.
     match failed.get() {
         Some(kind) if *kind != io::ErrorKind::BrokenPipe => Err(io::Error::from(*kind).into()),
         _ => Ok(()),

@@ -139,7 +139,7 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
     Ok((report, snapshots))
 }
 
-/// Returns the tables and the plot of one part of a step, with names that include it.
+/// Returns the tables and the plot of one part of a step, with names that include that of the part.
 fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
     let named = |mut table: Table| {
         table.name = format!("{}-{}", table.name, work.name());

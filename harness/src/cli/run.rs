@@ -134,7 +134,7 @@ impl Job {
             let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
             return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
         }
-        // A missing tensor is the cause of other unknown values: report it first.
+        // Other unknown values may result from a missing tensor: report that tensor first.
         let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
         let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
         let strides = bind::strides(def);
@@ -197,8 +197,8 @@ impl Job {
         Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
     }
 
-    /// Checks that the kernel's views have the shapes of the file's tensors. Mistakes in the kernel itself are reported
-    /// by the launch.
+    /// Checks that the kernel's views have the shapes of the file's tensors. The launch reports mistakes in the kernel
+    /// itself.
     fn check_shapes(&self) -> Result<()> {
         let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
         let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();

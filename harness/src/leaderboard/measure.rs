@@ -98,7 +98,7 @@ impl Plan {
         Ok(Measured { checked, times, tiles, one_pass: self.one_pass })
     }
 
-    /// Returns the tiles of all kernels: the given ones, and those that a launch chooses.
+    /// Returns the tiles of all kernels: the given ones, else those that the autotuner chooses in a step.
     fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], BenchError> {
         let [forward, keys, queries] = self.tiles;
         let open = Options { forward_tiles: forward, dkdv_tiles: keys, dq_tiles: queries, ..options.clone() };

@@ -90,7 +90,7 @@ fn empty_tensors_run_nothing() {
     assert_eq!(output(dir.path(), "y"), (vec![0], vec![]));
 }
 
-/// Without the check, the outputs would be uninitialized memory, and the exit code 0.
+/// Without the check, no program would write the outputs, and the exit code would be 0.
 #[test]
 fn outputs_that_nothing_would_write_are_refused() {
     let dir = tempfile::tempdir().unwrap();

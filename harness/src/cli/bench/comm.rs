@@ -204,7 +204,7 @@ fn name(collective: Collective) -> &'static str {
 }
 
 /// Returns the ratio of bus bandwidth to algorithm bandwidth, as in nccl-tests: bytes over a link per byte of the
-/// buffer. It makes collectives and world sizes comparable.
+/// buffer. Bus bandwidths of different collectives and world sizes are comparable.
 fn bus_factor(collective: Collective, ranks: usize) -> f64 {
     let share = (ranks - 1) as f64 / ranks as f64;
     match collective {

@@ -137,8 +137,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
 }
 
-/// Exits a worker that has answered, without destructors: threads may still be compiling late candidates, and would use
-/// what LLVM and the driver tear down in a normal exit.
+/// Exits a worker that has printed its result, without destructors: threads may still be compiling candidates, and a
+/// normal exit would tear down LLVM and the driver while they run.
 fn exit_without_cleanup() -> ! {
     // SAFETY: exits the process; all output has been written and flushed.
     unsafe { libc::_exit(0) }
