@@ -164,7 +164,7 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     for name in kept {
         ok(place.command(&format!("generate run/{name} --tokens 2")));
     }
-    // An older checkpoint replaces a damaged newest one.
+    // For a damaged newest checkpoint, the message names an older one to copy.
     let newest = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();

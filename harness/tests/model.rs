@@ -358,7 +358,7 @@ fn check_aliasing(config: &Config, dtype: DType, length: usize, aliased_blocks: 
 fn activations_alias_lazily_zeroed_gradients() {
     for (precision, dtype, checkpoint) in ALIASING_CASES {
         let config = Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, ..small() };
-        // 18 tokens are fewer than 32, the d_model; 66 are more.
+        // 18 tokens are fewer than the d_model of 32, and fit; 66 are more.
         for (length, fits) in [(9, dtype == precision.dtype()), (33, false)] {
             check_aliasing(&config, dtype, length, &[(1, fits)]);
         }
@@ -413,7 +413,7 @@ fn gradient_buffers_are_aliased_once_and_released() {
     assert!(flat(&params.grads()) == once);
 }
 
-/// A run that resumes from a checkpoint repeats an uninterrupted run bit for bit.
+/// A resumed run can repeat an uninterrupted one bit for bit only if gradients are deterministic.
 #[test]
 fn gradients_have_the_same_bits_in_every_run() {
     for fusion in Fusion::ALL.iter().copied() {

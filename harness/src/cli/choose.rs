@@ -56,7 +56,10 @@ pub fn named_twice(option: &str, name: &str) -> CliError {
     CliError::usage(format!("{option} names `{name}` twice"), "give each name once")
 }
 
-/// Parses one `name=value`.
+/// Parses one `name=value`. `option` names the option in errors.
+///
+/// # Errors
+/// Text of another form.
 pub fn assignment<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => Ok((name.trim(), value.trim())),

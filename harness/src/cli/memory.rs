@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 /// A pickled snapshot of each measured part of a step.
 type Snapshots = Vec<(Work, Vec<u8>)>;
 
-/// Measures, and returns the report and the snapshots.
+/// Measures each part of a step at each context length, and returns the report and the snapshots.
 ///
 /// # Errors
 /// An unknown model. A model that does not fit into memory is a row of the table.

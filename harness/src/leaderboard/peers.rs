@@ -48,7 +48,7 @@ struct Ceiling {
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
     rows: Vec<Peer>,
-    /// Names and values of peak rates.
+    /// Names and values of peak rates that the other program measured, in the units that the names state.
     pub ceilings: Vec<(String, f64)>,
 }
 

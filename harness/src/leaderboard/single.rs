@@ -39,7 +39,7 @@ pub fn to_cli_error(error: BenchError) -> CliError {
     }
 }
 
-/// Describes the case.
+/// Formats the case as the title of its table.
 fn title(plan: &Plan) -> String {
     let p = &plan.problem;
     let mask = if p.causal { "causal" } else { "full" };

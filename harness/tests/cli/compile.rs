@@ -43,7 +43,7 @@ fn every_stage_of_a_gpu_kernel_is_written() {
     }
 }
 
-/// The Tile IR files parse, and printing them gives the same text.
+/// The written Tile IR can be parsed, and printing the result gives the same text.
 #[test]
 fn written_tile_ir_parses() {
     use tilewright::codegen::text;

@@ -156,7 +156,7 @@ impl<'a, T: Number> Bench<'a, T> {
         // The backward pass reads the outputs of the forward pass: compute them with tiles that are known to work.
         self.small.forward(&self.options(best))?;
         self.full.forward(&self.options(best))?;
-        // The tiles of the two kernels are independent: tune one after the other.
+        // The tiles of the two backward kernels are independent: tune one kernel after the other.
         let mut backward_ms = f64::INFINITY;
         let keys = keys.into_iter().map(|keys| (Some(keys), None));
         // One-pass backward has no dQ kernel.

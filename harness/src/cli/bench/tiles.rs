@@ -51,7 +51,7 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     Ok(tiles)
 }
 
-/// Largest tile along queries or keys. The lengths of checked problems exceed it.
+/// Largest tile along queries or keys, and a lower bound on the lengths to which checks reduce long sequences.
 pub const MAX_TILE: usize = 512;
 
 /// Formats tiles as [`parse`] reads them.

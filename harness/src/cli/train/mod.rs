@@ -260,7 +260,7 @@ struct Needs {
     step: StepBytes,
     /// In host memory: inputs and targets of the batch, four bytes per token each, held twice.
     tokens: f64,
-    /// Sequences that run at a time.
+    /// Sequences per micro-batch of this rank.
     sequences: usize,
 }
 

@@ -29,7 +29,7 @@ static STOPPED: AtomicBool = AtomicBool::new(false);
 /// Runs workers until one succeeds, and returns the last line of its output.
 ///
 /// # Errors
-/// A worker fails for another reason than a candidate, or a signal asks to stop.
+/// A worker cannot be started, a worker fails and no candidate is the cause, or a signal asks to stop.
 pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
     static LISTENING: Once = Once::new();
     // Without a handler, signals terminate the process; the log on disk stays valid.
