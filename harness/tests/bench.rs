@@ -192,7 +192,7 @@ fn attention_is_timed_under_autograd() {
         assert_eq!((&row["batch"], &row["mask"], &row["dtype"]), (&8.into(), &"causal".into(), &"f32".into()));
     }
     let saved = |row: &Value| row["saved_for_backward_mib"].as_f64().unwrap();
-    // Queries, keys, values and output; naive attention saves score matrices in addition.
+    // Bytes of queries, keys, values and output; naive attention saves score matrices in addition.
     let least = 4.0 * 8.0 * 64.0 * 16.0 * 4.0 / f64::from(1 << 20);
     assert!(saved(&rows[5]) >= least && saved(&rows[5]) < 1.5 * least, "{} for {least}", rows[5]);
     assert!(saved(&rows[1]) > 2.0 * saved(&rows[5]), "{}", rows[1]);

@@ -27,13 +27,13 @@ fn a_folder_has_one_run_at_a_time() {
     assert_says(&fails(place.command("generate run"), 1), &["run/checkpoint.safetensors", "train"]);
     child.kill().unwrap();
     child.wait().unwrap();
-    // The lock ends with its holder, and temporary files of killed writers are removed.
+    // The lock is released when its holder exits, and the next run removes temporary files of killed writers.
     std::fs::write(place.path("run/.tilewright-4f7aQx"), vec![7; 100_000]).unwrap();
     ok(place.train("run", "--steps 3"));
     assert_eq!(place.names("run"), ["checkpoint.safetensors", "log.jsonl", "loss.svg"]);
 }
 
-/// A new run would mistake their steps for its own, and remove them.
+/// A new run would treat these checkpoints as its own and remove them.
 #[test]
 fn a_new_run_refuses_a_folder_with_checkpoints() {
     let place = Place::new();
@@ -45,7 +45,7 @@ fn a_new_run_refuses_a_folder_with_checkpoints() {
         &message,
         &["run already contains a checkpoint of another run", "checkpoint-00000002.safetensors", "after step 2"],
     );
-    // Also a file that cannot be read now.
+    // Even if the checkpoint cannot be read.
     std::fs::write(place.path("run/checkpoint-00000002.safetensors"), "damaged").unwrap();
     std::fs::remove_file(place.path("run/checkpoint-00000001.safetensors")).unwrap();
     assert_says(
@@ -74,7 +74,7 @@ fn damaged_checkpoints_are_refused_by_generate_and_resume() {
         flipped
     };
     refuse(flip(header + 3), &["the tensor `", "is damaged", "BLAKE3"]);
-    // The digit of `"step":2`, in JSON in a string of the header: it stays JSON.
+    // The digit of `"step":2`, in JSON within a string of the header: the changed header is still valid JSON.
     let step = whole.windows(7).position(|part| part == br#"step\":"#).unwrap();
     refuse(flip(step + 7), &["was changed", "BLAKE3"]);
     refuse(whole[..whole.len() / 2].to_vec(), &["truncated"]);
@@ -99,7 +99,7 @@ fn a_flipped_tokenizer_is_refused() {
 #[test]
 fn a_first_save_that_fails_claims_no_checkpoint() {
     let place = Place::new();
-    // Limits files to 16 KiB: tokens and logs fit, checkpoints do not. Kernels are not cached then.
+    // Limits files to 16 KiB: tokens and logs fit; checkpoints and cached kernels do not.
     let model = SMALL.replace("--d-model 32", "--d-model 64");
     let limited = |blocks: u32, out: &str| {
         let train = format!("train --data text.txt --out {out} {model} --steps 2");
@@ -114,7 +114,7 @@ fn a_first_save_that_fails_claims_no_checkpoint() {
     assert_eq!(place.names("run"), ["data", "log.jsonl"]);
 }
 
-/// The log exceeds the limit of file sizes; checkpoints do not.
+/// The log exceeds the limit on file sizes; checkpoints do not.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_log_that_cannot_be_written_says_which_checkpoint_is_whole() {
@@ -164,14 +164,14 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     for name in kept {
         ok(place.command(&format!("generate run/{name} --tokens 2")));
     }
-    // An older checkpoint replaces a damaged newest one.
+    // For a damaged newest checkpoint, the message names an older one to copy.
     let newest = place.path("run/checkpoint.safetensors");
     let whole = std::fs::read(&newest).unwrap();
     std::fs::write(&newest, &whole[..whole.len() - 1]).unwrap();
     let message = fails(place.resume("run", ""), 1);
     let older = "copy checkpoint-00000010.safetensors to checkpoint.safetensors";
     assert_says(&message, &["truncated", older]);
-    // For damage at any position.
+    // Damage of the last byte, and of the first byte of the tensors.
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     std::fs::write(&newest, &flipped).unwrap();
@@ -190,8 +190,8 @@ fn the_last_and_the_best_checkpoints_are_kept() {
     assert_says(&help, &["--keep-last", "--keep-best", "--save-every"]);
 }
 
-/// Returns the checkpoint as earlier versions wrote it: their names in its header, in format 2, or in format 1, which
-/// has no checksums.
+/// Converts a checkpoint to that of an earlier version, with the old names in its header: in format 2, or in format 1,
+/// which has no checksums.
 fn with_old_names(checkpoint: &[u8], format: u32) -> Vec<u8> {
     let length = u64::from_le_bytes(checkpoint[..8].try_into().unwrap()) as usize;
     let (header, tensors) = checkpoint[8..].split_at(length);
@@ -217,7 +217,7 @@ fn with_old_names(checkpoint: &[u8], format: u32) -> Vec<u8> {
     let header = serde_json::to_vec(&header).unwrap();
     let mut start = [&(header.len() as u64).to_le_bytes(), header.as_slice()].concat();
     if format == 2 {
-        // The hash of the header is that of the header with zeros in its place.
+        // The hash of the header is computed with zeros in place of the hash.
         let (hash, zeros) = (blake3::hash(&start).to_hex(), b"0".repeat(64));
         let place = start.windows(64).position(|part| part == zeros).unwrap();
         start[place..place + 64].copy_from_slice(hash.as_bytes());
@@ -297,7 +297,7 @@ fn other_steps_need_a_decision_about_the_learning_rate() {
         let expected = 0.001 + 0.009 * (0.5 + 0.5 * (progress * std::f64::consts::PI).cos());
         assert!((rate - expected).abs() < 1e-12, "step {step}: {rate} for {expected}");
     }
-    // The choice is stored for the next resume; fewer steps ask again, and a constant rate does not.
+    // The choice is stored for the next resume. Fewer steps need another choice; a constant rate needs none.
     std::fs::write(place.path("run/checkpoint.safetensors"), &checkpoint).unwrap();
     ok(place.resume("run", "--steps 20 --schedule extend --minutes 0"));
     ok(place.resume("run", "--minutes 0"));

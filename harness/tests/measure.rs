@@ -16,14 +16,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Standard output of a successful run.
+/// Runs a command that must succeed, and returns its standard output.
 fn succeeds(arguments: &[&str]) -> String {
     let output = tilewright(arguments);
     assert!(output.status.success(), "{arguments:?}: {}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
 
-/// Standard error of a run that fails with this exit code.
+/// Runs a command that must fail with this exit code, and returns its standard error.
 fn fails(arguments: &[&str], code: i32) -> String {
     let output = tilewright(arguments);
     let message = text(&output.stderr);
@@ -35,14 +35,14 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).expect("the file is there")).expect("the file is JSON")
 }
 
-/// Number of blocks of this size that were live at the peak of a training step.
+/// Returns the number of blocks of `bytes` bytes that were live at the peak of a training step.
 fn at_the_peak(report: &Value, bytes: f64) -> u64 {
     let table = rows(report, "largest-allocations-train-step");
     let of_this_size = table.iter().filter(|row| row["size_mib"].as_f64().unwrap() * f64::from(1 << 20) == bytes);
     of_this_size.map(|row| row["at_the_peak"].as_u64().unwrap()).sum()
 }
 
-/// The rows of the table with this name.
+/// Returns the rows of the table with this name.
 fn rows<'a>(report: &'a Value, table: &str) -> &'a [Value] {
     let tables = report["tables"].as_array().expect("there are tables");
     let table = tables.iter().find(|t| t["name"] == table).unwrap_or_else(|| panic!("no table {table}: {report}"));
@@ -75,7 +75,7 @@ fn numerics_runs_what_is_named() {
     assert!(fails(&["numerics", "--json", "/no/such/folder/x.json"], 1).contains("/no/such/folder/x.json"));
 }
 
-/// A model that runs in moments.
+/// Options of a model whose step takes milliseconds.
 const TINY: [&str; 10] = ["--layers", "1", "--d-model", "32", "--d-ff", "64", "--heads", "2", "--vocab-size", "100"];
 
 #[test]
@@ -92,12 +92,12 @@ fn memory_accounts_for_the_allocators_peak() {
         peak(0, "forward") < peak(0, "train_step") && peak(0, "train_step") < peak(1, "train_step"),
         "{contexts:?}"
     );
-    // The peak of the events against the allocator's own count, from the note below each table of peaks.
+    // The percentage of the allocator's own peak that the events explain, from the note below each table of peaks.
     let explained: Vec<f64> =
         out.split("explain ").skip(1).filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).collect();
     assert_eq!(explained.len(), 2, "{out}");
     assert!(explained.iter().all(|percent| (99.0..=100.0).contains(percent)), "{explained:?}");
-    // Parameters, gradients and two moments are live throughout a step; no activation is left in the optimizer.
+    // Parameters, gradients and two moments are live throughout a step; no activation is live in the optimizer phase.
     let step = rows(&report, "memory-peaks-train-step");
     let setup = step.iter().find(|row| row["during"] == "setup").unwrap()["peak_mib"].as_f64().unwrap();
     let parameters = contexts[1]["parameters_mib"].as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! Compares the Transformer with a reference in f64 candle ops, differentiated by candle.
+//! Compares the Transformer with a reference of candle ops in f64, which candle differentiates.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ struct Reference {
 }
 
 impl Reference {
-    /// Uses the weights in the compute dtype of the model.
+    /// Creates the reference of a model, with its weights in its compute dtype, widened to f64.
     fn of(model: &Transformer) -> Reference {
         let dtype = model.config().precision.dtype();
         let weights = model.params().iter().map(|param| {
@@ -320,7 +320,7 @@ fn lazily_zeroed_gradients_match_zeroed_ones() {
     }
 }
 
-/// Precision, dtype of gradients, and whether activation checkpointing is on.
+/// Cases of the aliasing tests: precision, dtype of gradients, and whether activation checkpointing is on.
 const ALIASING_CASES: [(Precision, DType, bool); 4] = [
     (Precision::F32, DType::F32, false),
     (Precision::F32, DType::F32, true),
@@ -328,8 +328,8 @@ const ALIASING_CASES: [(Precision, DType, bool); 4] = [
     (Precision::Bf16, DType::F32, false),
 ];
 
-/// Two sequences of `length` tokens alias the gradients of the `gate_up` weights of these blocks, or do not, and
-/// backward gives the same bits as without aliasing.
+/// Checks, for two sequences of `length` tokens, whether activations alias the gradients of the `gate_up` weights of
+/// these blocks, and that backward gives the same bits as without aliasing.
 fn check_aliasing(config: &Config, dtype: DType, length: usize, aliased_blocks: &[(usize, bool)]) {
     let model = Transformer::new(config, &Device::Cpu, 3).unwrap();
     let params = model.params();
@@ -358,7 +358,7 @@ fn check_aliasing(config: &Config, dtype: DType, length: usize, aliased_blocks: 
 fn activations_alias_lazily_zeroed_gradients() {
     for (precision, dtype, checkpoint) in ALIASING_CASES {
         let config = Config { fusion: Fusion::Blocks, precision, checkpoint, context: 64, ..small() };
-        // 18 tokens are fewer than 32, the d_model; 66 are more.
+        // 18 tokens are fewer than the d_model of 32, and fit; 66 are more.
         for (length, fits) in [(9, dtype == precision.dtype()), (33, false)] {
             check_aliasing(&config, dtype, length, &[(1, fits)]);
         }
@@ -413,7 +413,7 @@ fn gradient_buffers_are_aliased_once_and_released() {
     assert!(flat(&params.grads()) == once);
 }
 
-/// A run that resumes from a checkpoint repeats an uninterrupted run bit for bit.
+/// A resumed run can repeat an uninterrupted one bit for bit only if gradients are deterministic.
 #[test]
 fn gradients_have_the_same_bits_in_every_run() {
     for fusion in Fusion::ALL.iter().copied() {

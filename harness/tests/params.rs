@@ -1,4 +1,4 @@
-//! Tests of parameters in flat tensors: views, uses, gradients, groups, state.
+//! Tests of parameters in flat tensors: views, use counts, gradients, groups, state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

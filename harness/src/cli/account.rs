@@ -310,7 +310,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
     Ok(Report::new("account-ddp", "Cost of bucketed gradients").table(table).plot(plot))
 }
 
-/// Returns overhead and bandwidth of an all-reduce, and their source as text.
+/// Returns the overhead per call and the bandwidth of an all-reduce, and their source as text.
 fn link(arguments: &Ddp) -> Result<(Link, String)> {
     if let (Some(us), Some(gbps)) = (arguments.overhead_us, arguments.bandwidth_gbps) {
         return Ok((Link { overhead: us * 1e-6, bandwidth: gbps * 1e9 }, "given".into()));
@@ -357,6 +357,9 @@ fn link(arguments: &Ddp) -> Result<(Link, String)> {
 }
 
 /// Returns the rows of all tables of a JSON report.
+///
+/// # Errors
+/// The file cannot be read, or is not JSON.
 fn rows(path: &Path) -> Result<Vec<Value>> {
     let text = crate::files::read_to_string(path).map_err(|error| CliError::file("read", path, error))?;
     let report: Value = serde_json::from_str(&text).map_err(|error| CliError::file("read", path, error))?;
@@ -364,12 +367,16 @@ fn rows(path: &Path) -> Result<Vec<Value>> {
     Ok(tables.iter().flat_map(|table| table["rows"].as_array().cloned().unwrap_or_default()).collect())
 }
 
-/// Returns the value of a column, which has the name `old` in reports of earlier versions.
+/// Returns the value of a column. Reports of earlier versions call the column `old`.
 fn column<'a>(row: &'a Value, name: &str, old: &str) -> &'a Value {
     row.get(name).unwrap_or(&row[old])
 }
 
-/// Returns (bucket size in MB, exposed communication in ms) of each bucketed row of a `bench ddp` report, by size.
+/// Returns (bucket size in MB, exposed communication in ms) of each bucketed row of a `bench ddp` report, sorted by
+/// bucket size.
+///
+/// # Errors
+/// The file cannot be read, or has no row of the form `bucketed`.
 fn waits(path: &Path) -> Result<Vec<(f64, f64)>> {
     let pair = |row: &Value| Some((row["bucket_mb"].as_f64()?, column(row, "exposed_ms", "left_over_ms").as_f64()?));
     let mut waits: Vec<(f64, f64)> =

@@ -5,7 +5,8 @@
 //! this repository follow this convention:
 //!
 //! - the strides of a tensor `x` are the scalars `x_stride_…`, in the order of its dimensions; what follows `x_stride_`
-//!   names the dimension. (`d_o` may write `do_stride_…`, and `partial_grad_w` may write `partial_stride_…`.)
+//!   names the dimension. (Those of `d_o` may be `do_stride_…`, and those of `partial_grad_w` may be
+//!   `partial_stride_…`.)
 //! - a scalar or constant named as a dimension is its extent: `d`, or `rows` for a dimension `row`; `d` also means a
 //!   dimension `dim`. `n_q` is the extent of dimension `row` of `q`, or the length of a `q` with one dimension.
 //!
@@ -129,8 +130,7 @@ impl Extents {
     }
 
     /// Evaluates an expression such as `rows/rows_tile*heads`: numbers and names, multiplied and divided from left to
-    /// right.
-    /// `/` rounds up.
+    /// right, where `/` rounds up.
     ///
     /// # Errors
     /// An operand that is neither a number nor a known name, a divisor that is not positive, or overflow.
@@ -193,7 +193,11 @@ pub fn dense_strides(shape: &[usize]) -> Vec<i64> {
     tilewright::Strided::row_major(&shape).strides
 }
 
-/// Checks that the kernel takes as many strides of a tensor as the tensor has dimensions.
+/// Checks that the kernel takes as many strides of a tensor as the tensor has dimensions. Tensors without stride
+/// parameters can have any rank.
+///
+/// # Errors
+/// The numbers differ; the message has both.
 pub fn check_rank(def: &KernelDef, tensor: &str, rank: usize, strides: Option<&Strides>) -> Result<()> {
     match strides {
         Some(strides) if strides.params.len() != rank => Err(CliError::usage(

@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Formats a count: `1 kernel`, `3 kernels`.
+/// Formats a number of kernels: `1 kernel`, `3 kernels`.
 pub fn kernels(count: usize) -> String {
     format!("{count} kernel{}", if count == 1 { "" } else { "s" })
 }

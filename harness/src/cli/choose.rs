@@ -31,7 +31,7 @@ pub fn suggest(wrong: &str, names: &[&str], introduction: &str) -> String {
     }
 }
 
-/// Parses `name=value` items, separated by commas, as `--set` takes them.
+/// Parses `name=value` items, separated by commas, as of `--set`. `option` names the option in errors.
 ///
 /// # Errors
 /// An item of another form, or a name that is given twice.
@@ -56,7 +56,10 @@ pub fn named_twice(option: &str, name: &str) -> CliError {
     CliError::usage(format!("{option} names `{name}` twice"), "give each name once")
 }
 
-/// Parses one `name=value`.
+/// Parses one `name=value`. `option` names the option in errors.
+///
+/// # Errors
+/// Text of another form.
 pub fn assignment<'a>(text: &'a str, option: &str) -> Result<(&'a str, &'a str)> {
     match text.split_once('=') {
         Some((name, value)) if !name.trim().is_empty() && !value.trim().is_empty() => Ok((name.trim(), value.trim())),
@@ -104,7 +107,7 @@ pub fn constants(def: &'static KernelDef, words: &[String]) -> Result<Vec<(&'sta
     Ok(constants)
 }
 
-/// Whether a value can have this type. Words are checked by the kernel, which defines its enums.
+/// Whether a value can have this type. Names of enum variants are checked by the kernel, which defines its enums.
 fn fits(value: &ConstValue, ty: &str) -> bool {
     match (ty, value) {
         ("usize" | "u64", ConstValue::Int(n)) => *n >= 0,
@@ -127,6 +130,9 @@ pub fn missing_constants(def: &KernelDef, given: &[(&str, ConstValue)]) -> Vec<&
 }
 
 /// Checks that every constant without a default has a value.
+///
+/// # Errors
+/// A constant has no value; the message names all of them.
 pub fn check_complete(def: &KernelDef, given: &[(&str, ConstValue)]) -> Result<()> {
     let missing = missing_constants(def, given);
     if missing.is_empty() {
@@ -207,6 +213,9 @@ pub fn complete_dtypes(def: &KernelDef, chosen: Vec<Option<DType>>) -> Result<Ve
 }
 
 /// Checks that a type parameter can be `dtype`.
+///
+/// # Errors
+/// The type is outside of the parameter's bound.
 pub fn check_member(def: &KernelDef, parameter: usize, dtype: DType) -> Result<()> {
     let generic = &def.generics[parameter];
     if generic.members().contains(&dtype) {

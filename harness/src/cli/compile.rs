@@ -269,6 +269,10 @@ fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
 }
 
 /// Parses `--assume` on top of the default assumption that pointers are aligned to 16 bytes.
+///
+/// # Errors
+/// An item of another form, an unknown argument, an argument with two assumptions, or an assumption that the type of
+/// the argument excludes.
 pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> {
     let mut specialization = Specialization::aligned_memory(def);
     let passed: Vec<&ParamDef> = def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).collect();

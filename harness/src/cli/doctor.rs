@@ -90,7 +90,7 @@ pub fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).unwrap_or_else(|error| format!("\"{error}\""))
 }
 
-/// Indents all lines but the first.
+/// Indents all lines but the first by `columns`.
 fn indented(text: &str, columns: usize) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     lines.join(&format!("\n{:columns$}", ""))
@@ -184,7 +184,7 @@ fn driver(report: &Report) -> Part {
     match &report.driver {
         Ok(version) => working_part("CUDA driver", format!("{}.{}", version / 1000, version % 1000 / 10)),
         Err(error) => {
-            // The rest of the message is about the choice of a device by one program.
+            // The rest of the message says how a program chooses its device.
             let state = match error {
                 Error::NoDriver { reason } => reason.clone(),
                 other => other.to_string(),

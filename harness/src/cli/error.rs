@@ -8,7 +8,7 @@ use std::process::ExitCode;
 /// Result of a command.
 pub type Result<T, E = CliError> = std::result::Result<T, E>;
 
-/// The error of a command.
+/// Why a command did not run to its end.
 #[derive(Debug)]
 pub enum CliError {
     /// The command line names something that does not exist or does not apply: exit code 2.
@@ -64,7 +64,7 @@ impl fmt::Display for CliError {
 impl std::error::Error for CliError {}
 
 impl From<io::Error> for CliError {
-    /// For writes to standard output. Errors of files are made by [`CliError::file`].
+    /// Converts an error of standard output. For errors of files, see [`CliError::file`].
     fn from(error: io::Error) -> CliError {
         match error.kind() {
             io::ErrorKind::BrokenPipe => CliError::ClosedOutput,

@@ -43,7 +43,8 @@ pub struct Arguments {
     device: Option<DeviceArg>,
 }
 
-/// Adds a hint to an error of a run's newest checkpoint: the newest older checkpoint, if there is one.
+/// Converts an error of a run's newest checkpoint to a command's error, with a hint at the newest older checkpoint if
+/// there is one.
 fn with_older(path: &Path, error: &dyn std::fmt::Display) -> CliError {
     let folder = path.parent().filter(|_| path.file_name().is_some_and(|name| name == CHECKPOINT));
     let help = folder.and_then(|folder| Some(folder.join(keep::newest_older(folder)?.0)));
@@ -88,7 +89,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 
     let sampling = Sampling { temperature, top_k, top_p, seed };
     let mut tokens = prompt.clone();
-    // Bytes already printed. A character is printed once all of its bytes are generated.
+    // Number of bytes already printed. A character is printed once all of its bytes are generated.
     let mut printed = 0;
     let mut print = |tokens: &[u32], all: bool| -> Result<()> {
         let text = tokenizer.decode(tokens).map_err(|error| failure(&error))?;

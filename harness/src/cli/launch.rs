@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     super::on_signals(move |heard| {
         let _ = sender.send(heard);
     })?;
-    // The ranks' lines bypass our output buffer: flush what it holds first.
+    // The ranks' lines bypass the output buffer of this process: flush it first.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();
     let failed = Arc::new(OnceLock::new());
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         ));
     }
     heard.outcome(&ends)?;
-    // The ranks continued without our output. A closed pipe is not an error.
+    // The ranks continued after standard output failed. A closed pipe is not an error.
     match failed.get() {
         Some(kind) if *kind != io::ErrorKind::BrokenPipe => Err(io::Error::from(*kind).into()),
         _ => Ok(()),
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 #[derive(Default)]
 struct Signals {
     passed_on: Vec<i32>,
-    /// The second signal.
+    /// The second signal, which terminates the ranks immediately.
     end: Option<i32>,
 }
 
@@ -196,7 +196,7 @@ fn plan(arguments: &Arguments) -> Result<Plan> {
     })
 }
 
-/// Determines which processes may join. Must be the same on all hosts.
+/// Determines which processes may join. The result must be the same on all hosts.
 fn access(arguments: &Arguments) -> Result<Access> {
     if arguments.unauthenticated {
         return Ok(Access::Unauthenticated);
@@ -242,7 +242,7 @@ impl Write for Terminal {
     }
 }
 
-/// Writes to a file descriptor that stays open until the process exits.
+/// Writes to a file descriptor, which must stay open until the process exits.
 fn raw(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: the bytes are valid during the call.
     let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };

@@ -61,10 +61,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-/// Snapshots, with the part of a step that each is of.
+/// A pickled snapshot of each measured part of a step.
 type Snapshots = Vec<(Work, Vec<u8>)>;
 
-/// Measures, and returns the report and the snapshots.
+/// Measures each part of a step at each context length, and returns the report and the snapshots.
 ///
 /// # Errors
 /// An unknown model. A model that does not fit into memory is a row of the table.
@@ -139,7 +139,7 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
     Ok((report, snapshots))
 }
 
-/// Returns the tables and the plot of one part of a step, with names that include it.
+/// Returns the tables and the plot of one part of a step, with names that include that of the part.
 fn parts(work: Work, timeline: &Timeline<'_>, top: usize) -> Vec<Part> {
     let named = |mut table: Table| {
         table.name = format!("{}-{}", table.name, work.name());
@@ -162,8 +162,8 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Records the construction of a model and one run. An earlier run outside of the recording compiles kernels and fills
-/// pools.
+/// Records the construction of a model and one step. An earlier step, outside of the recording, compiles kernels and
+/// fills memory pools.
 fn record(arguments: &Arguments, config: &Config, device: &candle_core::Device, work: Work) -> Result<Trace> {
     Step::new(&arguments.step, config, device, work, None)?.run()?;
     device.synchronize()?;

@@ -3,7 +3,7 @@
 //! Each command is a file with a clap struct of its arguments and a function `run` that writes to a given output. Exit
 //! codes:
 //!
-//! | | |
+//! | code | meaning |
 //! |---|---|
 //! | 0 | success |
 //! | 1 | failure |
@@ -142,13 +142,14 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(io::stderr)
-        // The library would report them with `eprintln!`, which panics if standard error cannot be written.
+        // The library would report internal errors with `eprintln!`, which panics if standard error cannot be written.
         .log_internal_errors(false)
         .with_ansi(io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();
-    // Before any file is opened, so that the launcher's socket still has the descriptor number that it passed.
+    // Before any file is opened, so that the launcher's socket still has the descriptor number that the launcher
+    // passed.
     let lifeline = lifeline::attach();
     // Standard output is not locked: kernels print from the threads of the pool.
     let mut out = Output::new();

@@ -99,7 +99,7 @@ impl ModelOptions {
 /// # Errors
 /// A GPU was requested, and this build or this machine has none.
 pub fn model_device(choice: Option<DeviceArg>) -> Result<candle_core::Device> {
-    // Tokenizers and the initialization of weights use the pool, whatever the device.
+    // Tokenizers and the initialization of weights use the thread pool on every device.
     tilewright::pool::start();
     let choice = match (choice, Env::get()?.device) {
         (Some(choice), _) => Some(choice),
@@ -117,7 +117,7 @@ pub fn model_device(choice: Option<DeviceArg>) -> Result<candle_core::Device> {
 
 #[cfg(feature = "cuda")]
 fn cuda(ordinal: usize) -> Result<candle_core::Device> {
-    // Fails with our own error first: candle panics without a driver.
+    // Fails with our own error before candle, which panics without a driver.
     tilewright::Device::cuda(ordinal)?;
     crate::ops::memory::open_cuda(ordinal).map_err(|error| CliError::Failure(error.to_string()))
 }

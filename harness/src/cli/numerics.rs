@@ -8,8 +8,9 @@ use super::{Result, value_parsers};
 use crate::numerics::{accumulate, autocast, norm, scaling};
 use crate::report::{Outputs, Report};
 
-/// The assignment's sum: a thousand times 0.01.
+/// Addend of the assignment's sum, which adds 0.01 a thousand times.
 pub const ADDEND: f64 = 0.01;
+/// Number of additions of the assignment's sum.
 pub const STEPS: u32 = 1000;
 
 #[derive(Args)]

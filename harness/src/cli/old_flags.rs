@@ -5,7 +5,7 @@ use clap::{Command, CommandFactory, ValueEnum};
 use super::Arguments;
 use super::compile::Emit;
 
-/// A flag of an earlier version, and its name now.
+/// A flag of an earlier version, and its present name.
 type Renamed = (&'static str, &'static str);
 
 /// Commands, with their flags that were renamed.

@@ -50,7 +50,7 @@ pub fn catch_oom<R>(measured: train::Result<R>) -> Result<MemoryOutcome<R>> {
         if let Some(lack) = &lack {
             tilewright::terminal::print_stderr(lack);
         }
-        // The sweep runs into other errors itself. The subprocess has no other output.
+        // Other errors occur again in the sweep, which reports them. The subprocess has no other output.
         std::process::exit(i32::from(lack.is_some()));
     }
     match (measured, lack) {
@@ -91,7 +91,7 @@ fn run_probe(row: usize) -> train::Result<()> {
     command.arg(format!("--{OPTION}={row}")).args(words);
     let output = match command.stdin(Stdio::null()).output() {
         Ok(output) => output,
-        // Without a subprocess, the row itself runs out of memory or not.
+        // If no subprocess can be started, the row runs without a probe.
         Err(_) => return Ok(()),
     };
     match output.status.code() {

@@ -53,8 +53,8 @@ impl Output {
     /// Flushes the output.
     ///
     /// # Errors
-    /// The first write error, now or earlier. After [`Output::keep_going_on_write_errors`], neither a closed pipe nor a
-    /// closed standard output is an error.
+    /// The first write error, of this flush or of an earlier write. After [`Output::keep_going_on_write_errors`],
+    /// neither a closed pipe nor a closed standard output is an error.
     pub fn finish(&mut self) -> io::Result<()> {
         self.flush()?;
         match self.first_error.take() {

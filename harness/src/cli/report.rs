@@ -164,7 +164,7 @@ fn run_command(words: &str) -> Result<Report> {
     })
 }
 
-/// Removes the line about the machine, which the header of the page has.
+/// Removes the line about the machine, which the header of the page shows already.
 fn without_machine_line(mut report: Report) -> Report {
     if matches!(report.parts.first(), Some(Part::Text(text)) if text.starts_with(MEASURED_ON)) {
         report.parts.remove(0);

@@ -73,7 +73,10 @@ pub fn device(text: &str) -> Result<DeviceArg, String> {
     }
 }
 
-/// Opens the requested device, or the default one.
+/// Opens the requested device, or the default one ([`Device::best`]).
+///
+/// # Errors
+/// There is no such device, or `TILEWRIGHT_DEVICE` is invalid.
 pub fn open(choice: Option<DeviceArg>) -> Result<Device> {
     Ok(match choice {
         Some(DeviceArg::Cpu) => Device::cpu(),
@@ -131,7 +134,7 @@ impl Job {
             let message = format!("--shape {name} is unused: {input} has a tensor `{name}` of shape {shape:?}");
             return Err(CliError::usage(message, "omit it: --shape is for tensors that are not in the input file"));
         }
-        // A missing tensor is the cause of other unknown values: report it first.
+        // Other unknown values may result from a missing tensor: report that tensor first.
         let or_missing = |error| check_given(def, &given, &[], arguments, &in_file).err().unwrap_or(error);
         let dtypes = element_types(def, &given, &arguments.dtype).map_err(or_missing)?;
         let strides = bind::strides(def);
@@ -194,8 +197,8 @@ impl Job {
         Ok(Job { def, dtypes, constants, given, memory, scalars, grid })
     }
 
-    /// Checks that the kernel's views have the shapes of the file's tensors. Mistakes in the kernel itself are reported
-    /// by the launch.
+    /// Checks that the kernel's views have the shapes of the file's tensors. The launch reports mistakes in the kernel
+    /// itself.
     fn check_shapes(&self) -> Result<()> {
         let Some(func) = recorded(self.def, &self.dtypes, &self.constants) else { return Ok(()) };
         let given = self.given.iter().map(|(name, tensor)| (*name, tensor.shape.clone())).collect();
@@ -399,7 +402,7 @@ fn unread_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
     memory_params_without(def, func, |v| read.contains(&v))
 }
 
-/// Returns the memory parameters for whose pointer `is` is false.
+/// Returns the memory parameters whose pointers do not satisfy `is`.
 fn memory_params_without(def: &'static KernelDef, func: &Func, is: impl Fn(Value) -> bool) -> Vec<&'static str> {
     let params = &func.block(func.body).params;
     let among = |name: &str| func.args.iter().zip(params).any(|(arg, &v)| *arg.name == *name && is(v));
@@ -438,13 +441,13 @@ fn element_types(
             },
         }
     }
-    // `--dtype` is checked for all parameters that it names, also for those whose type follows from a tensor.
+    // `--dtype` is checked for all parameters that it names, even those whose type follows from a tensor.
     let chosen = choose::partial_dtypes(def, words)?;
     let mut open = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
     let is_used = open.next().is_some();
     for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
-        // The type of a tensor takes precedence over a `--dtype` for all parameters; parameters without tensors take
-        // the latter.
+        // The type of a tensor takes precedence over a `--dtype` without a parameter name, which then applies to the
+        // parameters without tensors only.
         let named = choose::comma_separated(words)
             .any(|word| word.split('=').next().is_some_and(|name| name.trim() == generic.name));
         if let (Some((tensor, dtype)), Some(chosen)) = (found, chosen)
@@ -462,6 +465,9 @@ fn element_types(
 }
 
 /// Derives the shape of an output from the names of its dimensions.
+///
+/// # Errors
+/// A dimension has no name, or its name denotes no extent, several extents or a negative extent.
 pub fn output_shape(def: &KernelDef, name: &str, strides: Option<&Strides>, extents: &Extents) -> Result<Vec<usize>> {
     let unknown = |why: &str| {
         CliError::usage(

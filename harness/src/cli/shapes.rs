@@ -1,7 +1,7 @@
 //! Checks, before `tilewright run` launches a kernel, that the file's tensors have the shapes of the kernel's views.
 //!
 //! The launch itself refuses out-of-bounds accesses. This check finds tensors that are larger than the kernel's view of
-//! them, or of another shape: such a run would succeed, but hardly with the intended result.
+//! them, or of another shape: such a run would succeed, probably with a wrong result.
 
 use std::collections::BTreeMap;
 

@@ -80,7 +80,7 @@ impl StepOptions {
         config.step_bytes(self.batch as usize, 1, kind).total()
     }
 
-    /// Returns the sizes from which the sizes of tensors are computed.
+    /// Returns the dimensions from which tensor sizes are computed.
     pub fn sizes(&self, config: &Config) -> Sizes {
         Sizes {
             batch: self.batch as usize,
@@ -166,8 +166,8 @@ impl Step {
         Ok(Step { tokens: tokens(seed + 1)?, targets: tokens(seed + 2)?, model, trainer, data_parallel, work })
     }
 
-    /// Runs the step once, with a span for each phase, and synchronizes the device. Zeroing the gradients belongs to
-    /// the optimizer phase.
+    /// Runs the step once, with a span for each phase, and synchronizes the device. Gradients are zeroed lazily, in the
+    /// backward phase.
     ///
     /// # Errors
     /// Out of memory, or the error of a kernel.

@@ -58,7 +58,10 @@ pub fn read(path: &Path) -> Result<Vec<(String, Tensor)>> {
     parse(&bytes).map_err(|message| CliError::file("use", path, message))
 }
 
-/// Parses the contents of a safetensors file.
+/// Parses the contents of a safetensors file. The tensors are sorted by name.
+///
+/// # Errors
+/// Contents of another format, two tensors of the same name, or a tensor of a type that kernels do not support.
 pub fn parse(bytes: &[u8]) -> Result<Vec<(String, Tensor)>, String> {
     let no_file =
         |reason: &dyn std::fmt::Display| format!("it is not a safetensors file: {}", printable(&reason.to_string()));
@@ -116,7 +119,7 @@ fn from_file(dtype: Dtype) -> Option<DType> {
         Dtype::BF16 => DType::BF16,
         Dtype::F32 => DType::F32,
         Dtype::F64 => DType::F64,
-        // The enum is non-exhaustive: it also has complex numbers and packed formats.
+        // `Dtype` is non-exhaustive: it also has complex numbers and packed formats.
         _ => return None,
     })
 }
@@ -158,7 +161,7 @@ impl<T: Element> OnDevice for Buffer<T> {
 pub enum Contents<'a> {
     /// A copy of these bytes.
     Bytes(&'a [u8]),
-    /// This many elements of NaN, or of the largest number for integer types.
+    /// This many elements of all-ones bytes: NaN for float types; −1 or the largest number for integer types.
     Poison(usize),
 }
 

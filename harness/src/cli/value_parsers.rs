@@ -1,14 +1,14 @@
 //! clap value parsers for fractional numbers and durations.
 //!
-//! Every option that takes one uses a parser of this file, which rejects NaN, infinities and, where they have no
-//! meaning, negative numbers. A test checks all options of both programs.
+//! Every option that takes a fractional number or a duration uses a parser of this file, which rejects NaN, infinities
+//! and, where they have no meaning, negative numbers. A test checks all options of both programs.
 
 use std::ops::RangeBounds;
 use std::time::Duration;
 
-/// The longest accepted duration, in seconds: thirty years. Help texts state it.
+/// The longest accepted duration of options in seconds: thirty years. Their help texts state this limit.
 const MAX_SECONDS: f64 = 1e9;
-/// The longest accepted duration of options in minutes.
+/// The longest accepted duration of options in minutes: 19 years.
 const LONGEST_MINUTES: f64 = 1e7;
 /// Seconds per day.
 const SECONDS_PER_DAY: f64 = 86400.0;
@@ -35,7 +35,7 @@ pub fn positive(word: &str) -> Result<f64, String> {
     number(word, MIN_POSITIVE.., "a number above 0")
 }
 
-/// Parses a number from 0 to 1.
+/// Parses a fraction: a number from 0 to 1.
 pub fn fraction(word: &str) -> Result<f64, String> {
     number(word, 0.0..=1.0, "a number from 0 to 1")
 }

@@ -11,7 +11,7 @@ use crate::cli::bench::data::{Number, values};
 use crate::cli::bench::record::{BenchError, accept};
 use crate::cli::demo::case::tolerance;
 
-/// Largest number of multiply-adds of the forward pass for which all outputs are checked in f64.
+/// Largest number of multiply-adds of QKᵀ, over all heads, for which all outputs are checked in f64.
 const MAX_FULL_CHECK: f64 = 1e8;
 
 /// The largest relative error, and what was checked.
@@ -49,7 +49,7 @@ pub fn check<T: Number>(step: &mut Step<T>, options: &Options) -> Result<Checked
     Ok(Checked { error, how })
 }
 
-/// Returns the tolerance on the relative error. tf32 rounds each factor to ten mantissa bits.
+/// Returns the tolerance on the relative error. tf32 rounds each operand to ten mantissa bits.
 pub fn tolerance_of<T: Number>(precision: Option<Precision>) -> f64 {
     match (T::dtype(), precision) {
         (DType::F32, Some(Precision::Tf32)) => 2e-3,
@@ -67,8 +67,8 @@ fn check_small<T: Number>(step: &Step<T>, problem: Problem, options: &Options) -
     Ok(forward.max(small.check_backward(&expected)?))
 }
 
-/// Returns the error of the sum of O, against the f64 sum of the O that was written. It is relative to the root of the
-/// sum of squares, because terms cancel.
+/// Returns the error of the sum of O, against the f64 sum of the O that was written, relative to the root of the sum of
+/// squares of O, because the terms cancel.
 fn sum_error<T: Number>(step: &Step<T>) -> Result<f64, BenchError> {
     let o = values(step.attention.output())?;
     let (want, scale) = (o.iter().sum::<f64>(), o.iter().map(|x| x * x).sum::<f64>().sqrt());

@@ -98,7 +98,7 @@ impl Plan {
         Ok(Measured { checked, times, tiles, one_pass: self.one_pass })
     }
 
-    /// Returns the tiles of all kernels: the given ones, and those that a launch chooses.
+    /// Returns the tiles of all kernels: the given ones, else those that the autotuner chooses in a step.
     fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], BenchError> {
         let [forward, keys, queries] = self.tiles;
         let open = Options { forward_tiles: forward, dkdv_tiles: keys, dq_tiles: queries, ..options.clone() };
@@ -182,7 +182,7 @@ pub struct Step<T: Number> {
     after: fn(&mut Attention<T>) -> tilewright::Result<()>,
 }
 
-/// Maximum number of elements of O that one program sums.
+/// Maximum number of elements of O in one partial sum.
 const MAX_SUM_LENGTH: usize = 8192;
 
 impl<T: Number> Step<T> {
@@ -210,7 +210,7 @@ impl<T: Number> Step<T> {
         &self.device
     }
 
-    /// Runs one step: O, its sum, a gradient of ones, dQ, dK and dV.
+    /// Runs one step: computes O and its sum, writes a gradient of ones, and computes dQ, dK and dV.
     pub fn run(&mut self, options: &Options) -> tilewright::Result<()> {
         self.attention.forward(options)?;
         self.sum()?;

@@ -17,7 +17,8 @@ pub struct Peak {
     pub tflops: f64,
 }
 
-/// Measures the peak: bf16 at 8192 on a GPU; f32 at 512 on the CPU, which has no bf16 matmuls.
+/// Measures the peak with a square matmul: bf16 of size 8192 on a GPU; f32 of size 512 on the CPU, where bf16 matmuls
+/// are computed in f32.
 pub fn matmul_peak(device: &Device) -> Result<Peak> {
     match device.is_cuda() {
         true => peak::<bf16>(device, 8192, [100.0, 400.0]),

@@ -1,8 +1,8 @@
 //! Reads rows of other implementations: JSON lines, as printed by programs that measure them on the same machine.
 //!
 //! A row has `peer` (a name), `B`, `H`, `N`, `D`, `dtype` (`bfloat16` or `bf16`), `causal`, and the medians `fwd_ms`,
-//! `bwd_ms` and `fb_sum_ms`, or `error`. A row with `ceiling` (a name) and `v` has a peak rate that the program
-//! measured. Other lines are skipped.
+//! `bwd_ms` and `fb_sum_ms`, or `error`. A row with `ceiling` (a name) and `v` (a number) is a peak rate that the
+//! other program measured. Other lines are skipped.
 
 use std::path::Path;
 
@@ -48,7 +48,7 @@ struct Ceiling {
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
     rows: Vec<Peer>,
-    /// Names and values of peak rates.
+    /// Names and values of peak rates that the other program measured, in the units that the names state.
     pub ceilings: Vec<(String, f64)>,
 }
 
@@ -75,7 +75,7 @@ impl Peer {
 }
 
 impl Peers {
-    /// Reads a file.
+    /// Reads a file; lines of other forms are skipped.
     ///
     /// # Errors
     /// The file cannot be read, or has no row.

@@ -39,7 +39,7 @@ pub fn to_cli_error(error: BenchError) -> CliError {
     }
 }
 
-/// Describes the case.
+/// Formats the case as the title of its table.
 fn title(plan: &Plan) -> String {
     let p = &plan.problem;
     let mask = if p.causal { "causal" } else { "full" };
@@ -54,7 +54,7 @@ fn title(plan: &Plan) -> String {
     )
 }
 
-/// Returns the note about times on the CPU.
+/// Returns the note about times on the CPU; `None` for a GPU.
 pub fn cpu_note(device: &Device) -> Option<String> {
     (!device.is_cuda()).then(|| {
         format!(

@@ -25,7 +25,7 @@ impl From<BenchError> for NoTime {
     fn from(error: BenchError) -> NoTime {
         match error {
             BenchError::WrongResult(why) => NoTime::WrongResult(why),
-            // Both out-of-memory errors of the runtime begin with these words.
+            // All out-of-memory errors of the runtime begin with these words.
             BenchError::Unsupported(why) if why.starts_with("out of memory") => NoTime::OutOfMemory,
             BenchError::Unsupported(why) => NoTime::Unsupported(why),
         }
@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut found: Vec<CaseResult> = Vec::new();
     for plan in plans {
         bar.set_message(format!("{} {} × {}", plan.dtype_text(), plan.problem.n_q, plan.problem.d));
-        // A length that runs out of memory implies the same for longer ones.
+        // If a length runs out of memory, longer ones do too.
         let is_oom = found.iter().any(|(before, result)| {
             result.as_ref().is_err_and(|why| *why == NoTime::OutOfMemory)
                 && (&before.dtype, before.precision, before.problem.d) == (&plan.dtype, plan.precision, plan.problem.d)

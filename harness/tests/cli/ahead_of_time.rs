@@ -4,7 +4,7 @@ use crate::tilewright;
 use std::path::Path;
 use std::process::Command;
 
-/// Returns the code block of the page that begins with this line.
+/// Returns the code block of `docs/ahead-of-time.md` that begins with this line.
 fn block(first_line: &str) -> String {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ahead-of-time.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -12,7 +12,7 @@ fn block(first_line: &str) -> String {
     page[start..].split("```").next().unwrap().to_string()
 }
 
-/// Compiles the kernel as on the page, and returns the manifest.
+/// Compiles the kernel as on that page, and returns the manifest.
 fn compile(dir: &Path, target: &str, out: &str) -> serde_json::Value {
     let constants = ["--dtype", "f32", "--set", "rows_tile=32,d_tile=64"];
     tilewright(dir, &[&["compile", "weighted_sum_fwd", "--target", target, "-o", out], &constants[..]].concat()).ok();

@@ -43,7 +43,7 @@ fn every_stage_of_a_gpu_kernel_is_written() {
     }
 }
 
-/// The Tile IR files parse, and printing them gives the same text.
+/// The written Tile IR can be parsed, and printing the result gives the same text.
 #[test]
 fn written_tile_ir_parses() {
     use tilewright::codegen::text;
@@ -137,7 +137,7 @@ fn the_ptx_version_is_the_one_asked_for() {
     }
 }
 
-/// An error from bad constants names the line in the kernel.
+/// The error of an invalid constant names the line in the kernel.
 #[test]
 fn a_tile_that_is_no_power_of_two_names_its_line() {
     let dir = tempfile::tempdir().unwrap();

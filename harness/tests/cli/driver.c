@@ -1,5 +1,6 @@
-/* A CUDA driver of the few functions that docs/ahead-of-time.md calls. Its GPU is the CPU: a launch runs the object file
-   that the same kernel compiles to, so a host program that passes the right arguments gets the right numbers. */
+/* A stand-in for the CUDA driver with the functions that docs/ahead-of-time.md calls. Its GPU is the CPU: a launch runs
+   the object file that the same kernel compiles to, so a host program that passes the right arguments gets the right
+   numbers. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

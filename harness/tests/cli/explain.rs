@@ -4,7 +4,7 @@ use tempfile::TempDir;
 
 use crate::{tilewright, tilewright_with};
 
-/// An environment in which no tool is found.
+/// Environment variables with which no tool is found.
 const BARE: [(&str, &str); 2] = [("PATH", ""), ("TILEWRIGHT_PTXAS", "")];
 
 #[test]
@@ -20,7 +20,7 @@ fn without_tools_ptx_is_explained_and_missing_tools_are_named() {
     }
     // The configuration for this problem in the shipped table of the H200.
     assert!(out.contains("q_tile=64 k_tile=128 even_keys=true num_warps=4 num_stages=2"), "{out}");
-    // 4 · 16 · 16384² · 64 / 2 operations at 687 TFLOP/s take 800 µs, 61.9 % of the time.
+    // 4 · 16 · 16384² · 64 / 2 FLOP at 687 TFLOP/s take 800 µs, 61.9 % of 1.293 ms.
     let markdown = std::fs::read_to_string(dir.path().join("e.md")).unwrap();
     let products = markdown.lines().find(|line| line.starts_with("| compute")).expect("a bound");
     for part in ["549.8", "GFLOP", "800.2", "61.9"] {
@@ -76,7 +76,7 @@ fn a_record_gives_time_shape_and_peak() {
     std::fs::write(dir.path().join("rows.jsonl"), format!("{row}\n{peer}\nnothing\n")).unwrap();
     let out = tilewright_with(dir.path(), &["explain", "matmul", "--record", "rows.jsonl"], &BARE).ok();
     assert!(out.contains("precision=tf32") && out.contains("A launch takes 0.01 ms"), "{out}");
-    // 2 · 1024 · 512 · 256 operations are half of the peak rate times the time.
+    // 2 · 1024 · 512 · 256 FLOP in 0.01 ms are half of the peak rate, 26.8 / 0.5 TFLOP/s.
     assert!(out.contains("0.2684") && out.contains("50.1"), "{out}");
     let error = tilewright_with(dir.path(), &["explain", "softmax_rows", "--record", "rows.jsonl"], &BARE).fails(2);
     assert!(error.contains("no row with a time of `softmax_rows`"), "{error}");

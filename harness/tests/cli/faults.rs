@@ -19,7 +19,7 @@ const MOST: &str = "18446744073709551615";
 
 /// Creates a folder with the input files of commands: a kernel's inputs, and a text.
 fn folder() -> tempfile::TempDir {
-    // Without the prefix of temporary files, which messages must not contain.
+    // Its name lacks the usual prefix `.tmp`, which messages must not contain.
     let dir = tempfile::Builder::new().prefix("faults").tempdir().unwrap();
     fs::write(dir.path().join("in.st"), inputs()).unwrap();
     fs::write(dir.path().join("text"), "one fish two fish red fish blue fish. ".repeat(400)).unwrap();
@@ -31,11 +31,11 @@ fn inputs() -> Vec<u8> {
     file(&[tensor("x", &[64, 16], &x), tensor("w", &[16], &[1.0; 16])])
 }
 
-/// A valid `run` of 8 programs; tests append options to it.
+/// A valid `run` command with 8 programs, to which tests append options.
 const RUN: &str =
     "run weighted_sum_fwd -i in.st -o out.st --grid rows/rows_tile --set rows_tile=8,d_tile=16 --shape y=rows";
 
-/// A valid `train`.
+/// A valid `train` command.
 const TRAIN: &str =
     "train --data text --out run --steps 1 --layers 1 --d-model 16 --d-ff 16 --heads 1 --vocab-size 300";
 
@@ -160,7 +160,7 @@ fn absurd_worlds_are_refused_with_their_variable() {
     }
 }
 
-/// Steps are refused by a lower bound of their memory: compares the bound with the measured peak.
+/// A step whose lower bound of memory is not available is refused: compares the bound with the measured peak.
 #[test]
 fn estimates_of_memory_are_below_what_steps_take() {
     use tilewright_harness::model::{Attention, Config, Fusion, StepKind};
@@ -388,7 +388,7 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
     }
 }
 
-/// Tokens and compiled kernels share one cache folder, so that there is one warning.
+/// Tokens and compiled kernels share one cache folder, so a run prints one warning.
 #[test]
 fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
     let dir = folder();
@@ -402,7 +402,7 @@ fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
     assert_eq!(ran.err.matches("the cache directory is not used").count(), 1, "{}", ran.err);
 }
 
-/// Every command checks its environment variables before it starts, also those that it does not use.
+/// Every command checks all environment variables before it starts, even those that it does not use.
 #[test]
 fn variables_of_nonsense_end_every_command() {
     let dir = folder();

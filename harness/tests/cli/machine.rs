@@ -77,7 +77,7 @@ fn version_names_both_compilers() {
     assert!(text.starts_with(concat!("tilewright ", env!("CARGO_PKG_VERSION"))) && text.contains("LLVM 22."), "{text}");
 }
 
-/// The demo's results are correct, its files exist, and the cache that it fills can be cleared.
+/// The demo's results are correct, its files exist, and `cache clear` removes the kernels that it compiled.
 #[test]
 fn the_demo_runs_on_the_cpu() {
     let dir = tempfile::tempdir().unwrap();

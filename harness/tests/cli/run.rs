@@ -11,13 +11,13 @@ pub struct Named {
     bytes: Vec<u8>,
 }
 
-/// An f32 tensor.
+/// Returns an f32 tensor.
 pub fn tensor(name: &str, shape: &[usize], values: &[f32]) -> Named {
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
     Named { name: name.to_string(), dtype: Dtype::F32, shape: shape.to_vec(), bytes }
 }
 
-/// The contents of a safetensors file.
+/// Returns the contents of a safetensors file.
 pub fn file(tensors: &[Named]) -> Vec<u8> {
     let views = tensors.iter().map(|t| (&t.name, TensorView::new(t.dtype, t.shape.clone(), &t.bytes).unwrap()));
     safetensors::serialize(views, None).unwrap()
@@ -90,7 +90,7 @@ fn empty_tensors_run_nothing() {
     assert_eq!(output(dir.path(), "y"), (vec![0], vec![]));
 }
 
-/// Without the check, the outputs would be uninitialized memory, and the exit code 0.
+/// Without the check, no program would write the outputs, and the exit code would be 0.
 #[test]
 fn outputs_that_nothing_would_write_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -43,7 +43,7 @@ fn the_list_has_every_kernel_with_all_its_parameters() {
     }
 }
 
-/// Invalid command lines: exit code 2, and a message with what to write instead.
+/// Invalid command lines exit with code 2 and a message with what to write instead.
 #[test]
 fn mistakes_on_the_command_line() {
     let cases: &[(&str, &[&str])] = &[

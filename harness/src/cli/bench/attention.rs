@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     recorder.finish(out)
 }
 
-/// One problem in one element type, at full size and as a small problem for checks.
+/// One problem in one element type: buffers at full size, and a small problem whose outputs are all checked.
 struct Bench<'a, T: Number> {
     arguments: &'a Arguments,
     device: &'a Device,
@@ -156,7 +156,7 @@ impl<'a, T: Number> Bench<'a, T> {
         // The backward pass reads the outputs of the forward pass: compute them with tiles that are known to work.
         self.small.forward(&self.options(best))?;
         self.full.forward(&self.options(best))?;
-        // The tiles of the two kernels are independent: tune one after the other.
+        // The tiles of the two backward kernels are independent: tune one kernel after the other.
         let mut backward_ms = f64::INFINITY;
         let keys = keys.into_iter().map(|keys| (Some(keys), None));
         // One-pass backward has no dQ kernel.
@@ -224,7 +224,8 @@ impl<'a, T: Number> Bench<'a, T> {
             })
             .tiles(tiles)
             .measured(measured, Work::Flop(flop));
-        // A candidate that does not compile or launch is a failure only if it is the only one and given by the user.
+        // A candidate that does not compile or launch fails the command only if there is no other candidate: without a
+        // sweep, and with at most one choice of tiles per kernel.
         let alone = !self.arguments.sweep
             && [&self.arguments.fwd_tiles, &self.arguments.dkdv_tiles, &self.arguments.dq_tiles]
                 .iter()

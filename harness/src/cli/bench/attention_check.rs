@@ -25,7 +25,7 @@ pub struct Attention<T: Number> {
     dk: Buffer<T>,
     dv: Buffer<T>,
     workspace: Buffer<f32>,
-    /// Number of splits of the forward and the backward pass, where the options leave it open.
+    /// Maximum number of splits of the forward and of the backward pass, where the options do not set it.
     splits: [Option<usize>; 2],
 }
 
@@ -36,15 +36,16 @@ pub struct Expected {
     gradients: Gradients,
 }
 
-/// Returns a problem of at most about a thousand rows for which a launch with the same tiles compiles the same variant,
-/// at least for head dimensions that are multiples of 16: its length has the same remainder after whole tiles.
+/// Returns a smaller problem, with sequences of at most 2 · [`MAX_TILE`] rows, for which a launch with the same tiles
+/// compiles the same variant: its lengths have the same remainders modulo every tile size. This holds at least for head
+/// dimensions that are multiples of 16.
 pub fn small(p: &Problem) -> Problem {
     let length = |n: usize| if n <= 2 * MAX_TILE { n } else { MAX_TILE + n % MAX_TILE };
     let heads = p.heads_q.min(2);
     Problem { batch: p.batch.min(2), heads_q: heads, heads_kv: heads, n_q: length(p.n_q), n_k: length(p.n_k), ..*p }
 }
 
-/// Allocates a workspace that is large enough for every pass.
+/// Allocates a workspace that is large enough for the forward pass and both kinds of backward pass.
 fn workspace<T: Number>(device: &Device, problem: &Problem, parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
     let shape = shape(problem);
     let options = |backward| Options { backward, num_splits: parts, ..Options::new(problem.causal) };
@@ -80,7 +81,7 @@ impl<T: Number> Attention<T> {
         })
     }
 
-    /// Splits each loop over KV or query blocks into at most `parts` splits.
+    /// Splits each loop over KV blocks or query blocks into at most `parts` splits.
     pub fn with_splits(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
         self.workspace = workspace::<T>(&self.device, &self.problem, Some(parts))?;
         self.splits = [Some(parts); 2];
@@ -143,7 +144,7 @@ impl<T: Number> Attention<T> {
         )
     }
 
-    /// Reads the outputs of [`Attention::forward`].
+    /// Runs the backward pass on the outputs of [`Attention::forward`].
     pub fn backward(&mut self, options: &Options) -> tilewright::Result<()> {
         let shape = shape(&self.problem);
         let options = Self::with_split(options, self.splits[1]);
@@ -204,7 +205,7 @@ impl<T: Number> Attention<T> {
     fn samples(&self) -> (Vec<usize>, Vec<usize>) {
         let heads = self.problem.batch * self.problem.heads_q;
         let of = |n: usize, between: usize| {
-            // Multiples of a step that is not a multiple of a tile size.
+            // Positions that are not all multiples of a tile size.
             let mut places: Vec<usize> = (1..=between).map(|i| (i * n * 5 / 7 + i * n / 64) % n).collect();
             places.extend([0, n - 1]);
             places.sort_unstable();
@@ -235,7 +236,8 @@ impl<T: Number> Attention<T> {
         max_error(self.limit, &[("o", &found, &want), ("lse", &found_lse, &want_lse)])
     }
 
-    /// As [`Attention::check_backward`], for a few rows. dK and dV are computed from the L and O of the forward pass.
+    /// As [`Attention::check_backward`], for a few rows. Expected dK and dV are computed from the log-sum-exp L and the
+    /// O that the forward pass wrote.
     pub fn spot_check_backward(&self) -> Result<f64, BenchError> {
         let (heads, rows) = self.samples();
         let mut found: [Vec<f64>; 3] = Default::default();

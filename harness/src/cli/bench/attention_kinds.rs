@@ -1,4 +1,4 @@
-//! `tilewright bench attention --kinds`: times attention as models use it, under autograd, in three implementations.
+//! `tilewright bench attention --kinds`: times three implementations of attention under autograd, as models call them.
 
 use std::io::Write;
 
@@ -232,7 +232,7 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
     report
 }
 
-/// Returns a line for each implementation and head dimension, over sequence lengths.
+/// Returns a plot series for each implementation and head dimension, over sequence lengths.
 fn series(rows: &CaseResults, pick: fn(&AttentionTimes) -> Cell) -> Vec<Series> {
     let mut names: Vec<(Attention, usize)> = Vec::new();
     for (case, _) in &rows.cases {

@@ -89,7 +89,7 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
         for &mb in &arguments.sizes {
             // A multiple of the world size: every rank has a chunk of equal size.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
-            // All ranks of the host allocate a buffer each, and a copy of it for the check.
+            // Each rank allocates its buffer and, in f64, the times of all ranks. All ranks may be on this host.
             let times = f64::from(arguments.warmup) + f64::from(arguments.repeat) * world as f64;
             let bytes = (4.0 * count as f64 + 8.0 * times) * world as f64;
             check_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
@@ -142,7 +142,7 @@ impl Data {
         seconds: &mut [f64],
     ) -> Result<(), CommError> {
         let op = match collective {
-            // The average of averages does not change, however often it is taken.
+            // After the first call all ranks hold the average, which further averaging does not change.
             Collective::AllReduce => Op::AllReduce(Reduce::Avg),
             Collective::ReduceScatter => Op::ReduceScatter(Reduce::Avg),
             Collective::AllGather => Op::AllGather,
@@ -204,7 +204,7 @@ fn name(collective: Collective) -> &'static str {
 }
 
 /// Returns the ratio of bus bandwidth to algorithm bandwidth, as in nccl-tests: bytes over a link per byte of the
-/// buffer. It makes collectives and world sizes comparable.
+/// buffer. Bus bandwidths of different collectives and world sizes are comparable.
 fn bus_factor(collective: Collective, ranks: usize) -> f64 {
     let share = (ranks - 1) as f64 / ranks as f64;
     match collective {

@@ -53,8 +53,9 @@ struct Variant {
     options: CompileOptions,
 }
 
-/// The phases, in order, and the time of each in one compilation.
+/// The phases of a compilation, in order.
 const PHASES: [&str; 6] = ["record", "passes", "lower", "llvm parse", "llvm optimize", "llvm codegen"];
+/// The time of each phase in one compilation.
 type Phases = [Duration; PHASES.len()];
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
@@ -144,7 +145,7 @@ impl Variant {
         let lowered = start.elapsed();
         let ptx = llvm::ptx(&module.llvm_ir, self.arch, self.options.ptx_version, &Opt::gpu())
             .map_err(|error| fail(compile_error(&func, error.into())))?;
-        // LLVM's time outside of its own phases is setup, counted as part of parsing.
+        // The time in LLVM outside of its optimize and codegen phases is parsing and setup.
         let outside = (start.elapsed() - lowered).saturating_sub(ptx.timings.opt + ptx.timings.codegen);
         Ok([recorded, passed - recorded, lowered - passed, outside, ptx.timings.opt, ptx.timings.codegen])
     }
@@ -173,7 +174,8 @@ impl Variant {
         (0..HITS).map(hit).collect()
     }
 
-    /// Times the driver's compilation of the PTX to machine code, which is short if the driver's own cache has it.
+    /// Times the driver's compilation of the PTX to machine code, which is short if the driver's own cache has that
+    /// code.
     fn load(&self, device: &Device) -> Result<Duration> {
         let func = self.record()?;
         let artifact = compile_gpu(&func, self.arch, &device.limit_ptx_version(&self.options), &mut ())

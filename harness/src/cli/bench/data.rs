@@ -1,4 +1,4 @@
-//! Random inputs of the benchmarks, and their transfer to and from a device.
+//! Random inputs of the benchmarks on a device, and the transfer of results to the host.
 
 use half::{bf16, f16};
 use tilewright::kernels::FloatElement;

@@ -118,7 +118,7 @@ impl Work {
     }
 }
 
-/// Returns the note below a table: sizes of the models, precision and batch.
+/// Formats the note below a table: sizes of the models, precision and batch.
 pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
     let millions = |config: &Config| format!("{:.2} M", config.parameters() as f64 / 1e6);
     let sizes: Vec<String> = match models {
@@ -132,7 +132,7 @@ pub fn models_note(models: &[(String, Config)], work: &Work) -> String {
 /// How a rank trains.
 #[derive(Clone, Copy)]
 pub enum TrainingMode {
-    /// By itself, without communication. Gradients have the dtype that they would have with this communication dtype.
+    /// Without communication. Gradients have the dtype that they would have with this communication dtype.
     SingleRank(Option<Dtype>),
     DataParallel(DdpOptions, Option<Mode>),
 }
@@ -297,7 +297,7 @@ struct DdpResult {
     transport: Option<&'static str>,
     /// The maximum number of CTAs, for NCCL.
     ctas: Option<u32>,
-    /// SMs that matmuls leave to communication.
+    /// SMs reserved for communication: matmuls do not use them.
     reserved_sms: Option<u32>,
     calls: Option<usize>,
     steps: Vec<Step>,

@@ -70,7 +70,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the group and the operation that time a kernel of the registry; `None` for attention kernels.
+    /// Returns the group that times a kernel of the registry, and its op unless it is a matmul; `None` for attention
+    /// kernels.
     fn of(kernel: &str) -> Option<(Kernel, Option<Op>)> {
         // Softmax of rows that do not fit into a tile is a separate kernel.
         let name = match kernel {
@@ -95,7 +96,7 @@ struct Named {
     arguments: Arguments,
 }
 
-/// `tilewright bench softmax_rows …`: one kernel of the registry.
+/// Runs `tilewright bench KERNEL …`: times one kernel of the registry, such as `softmax_rows`.
 pub fn run_named(words: &[String], out: &mut dyn Write) -> Result<()> {
     let name = words.first().map_or("", String::as_str);
     let def = choose::kernel(name)?;
@@ -146,7 +147,7 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     recorder.finish(out)
 }
 
-/// Returns the number of rows of the check: enough for the tiles of a large problem, with the same remainder.
+/// Returns the number of rows of the check: enough for the tiles of a large problem, with the same remainder modulo 64.
 fn checked_rows(rows: usize) -> usize {
     rows.min(4096 + rows % 64)
 }

@@ -82,7 +82,7 @@ pub fn measure<T: Number>(common: &Common, device: &Device, n: usize, recorder: 
     let relu = Options { activation: Activation::Relu, ..Options::default() };
     let silu = Options { activation: Activation::Silu, ..Options::default() };
     let cases = match wide && device.is_cuda() {
-        // tf32 rounds each factor to ten mantissa bits.
+        // tf32 rounds each operand to ten mantissa bits.
         true => vec![
             of(Precision::Ieee, "ieee", 1e-5),
             of(Precision::Tf32x3, "tf32x3", 1e-5),

@@ -55,9 +55,9 @@ pub enum Work {
 /// Why a measurement has no time.
 #[derive(Clone, Debug, PartialEq)]
 pub enum BenchError {
-    /// The result is wrong: always a failure of the command.
+    /// The result is wrong, which always fails the command.
     WrongResult(String),
-    /// It does not compile or launch, which is expected of some tiles of a sweep.
+    /// The kernel does not compile or launch, which is expected of some tiles of a sweep.
     Unsupported(String),
 }
 
@@ -67,13 +67,13 @@ impl From<tilewright::Error> for BenchError {
     }
 }
 
-/// A time and the relative error of the results, or why there is none.
+/// A time and the relative error of the results, or why there is no time.
 pub type Measured = Result<(Timing, f64), BenchError>;
 
-/// Returns `error`.
+/// Returns `error`, the relative error of the output `what`.
 ///
 /// # Errors
-/// The error exceeds `tolerance`.
+/// [`BenchError::WrongResult`] if the error exceeds `tolerance` or is NaN.
 pub fn accept(what: &str, error: f64, tolerance: f64) -> Result<f64, BenchError> {
     match error <= tolerance {
         true => Ok(error),

@@ -166,10 +166,10 @@ pub struct RowwiseBuffers<T: Number> {
     p: Buffer<f32>,
     m: Buffer<f32>,
     v: Buffer<f32>,
-    /// Step control in device memory: learning rate, spread and decay, then the gradient's scale and a flag that the
-    /// step is applied.
+    /// Step control in device memory: step size, inverse square root of the second bias correction and decay
+    /// ([`adamw::Options::rates_at_step`]), then the gradient scale and 1 for a step that is applied.
     step_control: Buffer<f64>,
-    /// Outputs with the shape of x, in the types that x is cast to.
+    /// Outputs with the shape of x, in the types that x is cast to; `narrow` also holds the compute weights of AdamW.
     narrow: Buffer<bf16>,
     wide: Buffer<f32>,
 }

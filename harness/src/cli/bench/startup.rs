@@ -1,4 +1,4 @@
-//! Times the start of a process until its first kernel has run: process start, device, cache, driver.
+//! Times a process from its start until its first kernel has run: process start, device, cache, driver.
 //!
 //! The program starts itself as a subprocess, once with an empty cache and then with the cache that the first one
 //! filled. Each child launches FlashAttention-2's forward kernel once, as users do, checks the result, and prints the
@@ -23,8 +23,9 @@ use crate::cli::{CliError, Result};
 const PARTS: [&str; 6] =
     ["start program", "start device", "start memory", "start lookup", "start load", "start launch"];
 
-/// Number of heads, and sequence length.
+/// Number of heads of the launch. The batch size is 1.
 const HEADS: usize = 2;
+/// Sequence length of the launch.
 const LENGTH: usize = 128;
 
 /// Environments of the children: `case` of their rows, and variables in addition to the cache's.
@@ -34,6 +35,9 @@ const WARM_WITHOUT_DRIVER: (&str, &[(&str, &str)]) =
 
 /// Records rows of one child with an empty cache, and medians of `count` children with a warm cache. On a GPU, also
 /// with the driver's own cache of machine code disabled, which shows the driver's compile time.
+///
+/// # Errors
+/// A child fails, or the file of rows cannot be written.
 pub fn measure(recorder: &mut Recorder, device: &Device, d: usize, count: u32) -> Result<()> {
     let folder = Scratch::new("start");
     let rows = |recorder: &mut Recorder, case: &str, children: &[[f64; PARTS.len()]]| -> Result<()> {
@@ -73,6 +77,9 @@ fn child(folder: &Scratch, variables: &[(&str, &str)]) -> Result<[f64; PARTS.len
 
 /// Launches once and returns the milliseconds of each part. `since` is the start of the process in nanoseconds after
 /// the Unix epoch.
+///
+/// # Errors
+/// An error of the device or the kernel, or a wrong result.
 pub fn first_launch(choice: Option<DeviceArg>, d: usize, since: u128) -> Result<[f64; PARTS.len()]> {
     let started = Duration::from_nanos(u64::try_from(since).unwrap_or(u64::MAX));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -98,7 +105,7 @@ pub fn first_launch(choice: Option<DeviceArg>, d: usize, since: u128) -> Result<
     device.synchronize()?;
     let whole = begin.elapsed();
     let trace = recording.finish()?;
-    // Attention over equal values returns that value, whatever the weights.
+    // Attention over equal values returns that value, whatever the attention weights.
     if o.to_vec()? != ones {
         return Err(CliError::Failure("wrong result: attention over ones is not one".into()));
     }

@@ -3,7 +3,7 @@
 //! `64,128,4,2` are q_tile, k_tile, warps and stages. Further words override the compiler's schedule: `ws` (warp
 //! specialization), `pingpong` (ping-pong scheduling of the consumer warpgroups), `ov` (asynchronous MMAs overlap the
 //! next iteration's arithmetic), `tma` (TMA loads), `wgmma` (f32 dots by wgmma), or the same with the prefix `no-`. The
-//! older words `turns` (pingpong) and `bulk` (tma) are read too.
+//! older words `turns` (pingpong) and `bulk` (tma) are accepted too.
 
 use tilewright::codegen::target::Schedule;
 use tilewright::kernels::attention::Tiles;
@@ -51,7 +51,7 @@ pub fn parse(text: &str) -> Result<Tiles, String> {
     Ok(tiles)
 }
 
-/// Largest tile along queries or keys. The lengths of checked problems exceed it.
+/// Largest tile along queries or keys, and a lower bound on the lengths to which checks reduce long sequences.
 pub const MAX_TILE: usize = 512;
 
 /// Formats tiles as [`parse`] reads them.

@@ -34,8 +34,8 @@ impl Times {
     }
 }
 
-/// Runs `f` and returns its result with the number of bytes that it allocated and that are still live. `None` if
-/// allocations cannot be recorded.
+/// Runs `f` and returns its result with the number of bytes that `f` allocated and that are still live. The number is
+/// `None` if allocations cannot be recorded.
 pub fn live_bytes_after<R>(device: &Device, f: impl FnOnce() -> train::Result<R>) -> train::Result<(R, Option<f64>)> {
     let gpu = match device.is_cpu() {
         true => None,

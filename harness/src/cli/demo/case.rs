@@ -152,7 +152,8 @@ impl Case {
         Ok(Outcome { error, worst, ms: timing.median })
     }
 
-    /// Compiles the launches ahead of time for `target` into `dir`, and returns the path of each one's code.
+    /// Compiles the launches ahead of time for `target` into `dir`, and returns the path of the code of each. No
+    /// written file may be `input`.
     ///
     /// # Errors
     /// A compilation fails, or the folder cannot be written to.

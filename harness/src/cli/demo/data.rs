@@ -19,7 +19,6 @@ mod tests {
     use tilewright::codegen::ir::DType;
 
     /// Generates the file's contents. The numbers are the same on every machine: integer arithmetic and exact sums.
-    ///
     fn generate() -> Result<Vec<u8>, String> {
         let mut random = Random(2022);
         let mut tensor = |name: &str, dtype, shape: &[usize]| {

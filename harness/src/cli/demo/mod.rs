@@ -101,7 +101,10 @@ fn file_pattern(files: &[PathBuf]) -> String {
     }
 }
 
-/// Prints the legend of the table and the verdict.
+/// Prints the legend of the table, and whether all results are right.
+///
+/// # Errors
+/// A result is wrong.
 fn finish(failures: &[String], cases: usize, dir: &Path, out: &mut dyn Write) -> Result<()> {
     let dir = dir.display();
     writeln!(

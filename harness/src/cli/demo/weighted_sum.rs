@@ -44,7 +44,7 @@ pub fn cases(inputs: &Inputs, dtype: DType) -> Result<Vec<Case>> {
             Ok(Launches { calls, ..Launches::default() })
         }),
         expected: vec![("y", reference::forward(&x64, &w64, rows))],
-        // Inputs are exact in every type, and sums are accumulated in f32.
+        // The reference has the same rounded inputs, and sums are accumulated in f32.
         tolerance: tolerance(DType::F32),
     };
     let (grad_x, grad_w) = reference::backward(&x64, &w64, &grad64);

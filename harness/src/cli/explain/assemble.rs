@@ -28,7 +28,7 @@ pub struct Assembled {
 /// Assembles and disassembles PTX; `None` without `ptxas`.
 ///
 /// # Errors
-/// `ptxas` rejects the PTX, which is a bug of ours.
+/// `ptxas` rejects the PTX, which is a bug in Tilewright, or a tool cannot be run.
 pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
     let ptxas = Env::get()?.ptxas.clone().or_else(|| cuda_tool("ptxas"));
     let Some(ptxas) = ptxas else { return Ok(None) };

@@ -182,7 +182,7 @@ impl Facts {
         notes.into_iter().fold(table, Table::note)
     }
 
-    /// Returns the SASS, or the PTX without a disassembler.
+    /// Returns the SASS with its title, or the PTX if no disassembler is installed.
     fn code(&self) -> (&Code, &'static str) {
         match self.assembled.as_ref().and_then(|assembled| assembled.code.as_ref()) {
             Some(code) => (code, "SASS instructions"),
@@ -236,7 +236,7 @@ impl Facts {
     }
 }
 
-/// The fields of a record row that are used.
+/// The fields of a record row (`bench/record.rs`) that `explain` reads.
 #[derive(Clone, Debug, serde::Deserialize)]
 pub struct Row {
     kernel: String,
@@ -261,7 +261,7 @@ impl Row {
     }
 }
 
-/// Returns a kernel's name in records: attention's forward kernel is recorded as the forward pass.
+/// Returns the name of a kernel in records, where attention's forward kernel has the name of the forward pass.
 fn record_name(kernel: &str) -> &str {
     match kernel {
         "flash_attention_fwd" => "attention_fwd",

@@ -5,7 +5,7 @@
 
 use tilewright::codegen::target::GpuArch;
 
-/// Resources of an SM.
+/// Limits of an SM: 32-bit registers, resident threads and blocks, and bytes of shared memory.
 #[derive(Clone, Copy, Debug)]
 struct SmLimits {
     registers: u32,
@@ -27,7 +27,7 @@ fn sm_limits(arch: GpuArch) -> SmLimits {
     SmLimits { registers, threads, blocks, shared_bytes, reserved_bytes }
 }
 
-/// Granularity of register allocation per warp.
+/// Granularity of register allocation per warp, in registers.
 const REGISTER_UNIT: u32 = 256;
 /// Granularity of shared-memory allocation, in bytes.
 const SHARED_UNIT: u32 = 128;

@@ -35,7 +35,7 @@ pub fn data_sheet(arch: GpuArch, dtype: DType, precision: &str) -> Peaks {
     let flop = match (dtype.bytes(), precision) {
         (..=2, _) => half,
         (_, "tf32") => tf32,
-        // Three tf32 products per f32 product.
+        // 3xTF32: three tf32 MMAs per f32 MMA.
         (_, "tf32x3") => tf32 / 3.0,
         _ => single,
     };

@@ -107,7 +107,7 @@ impl Subject {
         words.join(" ")
     }
 
-    /// Returns the type of the first type parameter, which most of the memory has.
+    /// Returns the type of the first type parameter, which is the element type of most tensors.
     pub fn main_type(&self) -> DType {
         self.request.dtypes.first().copied().unwrap_or(DType::F32)
     }
@@ -301,7 +301,7 @@ fn default_constants(
     }
 }
 
-/// Chooses the number of warps for a tile: 32 elements per thread.
+/// Chooses the number of warps for a tile, from 4 to 16: 32 elements per thread.
 fn default_config(constants: &[(&str, ConstValue)]) -> Config {
     let tile: i64 = constants
         .iter()

@@ -51,7 +51,7 @@ pub fn profile(arguments: &Arguments) -> Result<Option<RankReport>> {
     Ok(found.into_iter().next())
 }
 
-/// State shared by ranks that are threads of one process: a process has one recording.
+/// State shared by ranks that are threads of one process, which has a single recording.
 #[derive(Default)]
 struct Shared {
     started: OnceLock<Instant>,

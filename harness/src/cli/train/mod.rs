@@ -260,7 +260,7 @@ struct Needs {
     step: StepBytes,
     /// In host memory: inputs and targets of the batch, four bytes per token each, held twice.
     tokens: f64,
-    /// Sequences that run at a time.
+    /// Sequences per micro-batch of this rank.
     sequences: usize,
 }
 
@@ -332,14 +332,14 @@ impl Needs {
     }
 }
 
-/// Prints the checkpoint of the folder with the lowest validation loss, if any has one.
+/// Prints which of the folder's checkpoints has the lowest validation loss, if any has been evaluated.
 fn say_best(folder: &std::path::Path, out: &mut dyn Write) -> Result<()> {
     let Some((name, step, loss)) = keep::best(folder) else { return Ok(()) };
     writeln!(out, "the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}")?;
     Ok(())
 }
 
-/// A request to stop.
+/// A request by a signal to stop the run.
 #[derive(Default)]
 struct Stop {
     asked: AtomicBool,

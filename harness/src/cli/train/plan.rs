@@ -23,6 +23,11 @@ pub struct Plan {
     pub checkpoint: Option<Checkpoint>,
 }
 
+/// Plans a new run, or with `--resume` the rest of a run.
+///
+/// # Errors
+/// Options that contradict each other or the checkpoint, a folder with the checkpoint of another run, or a text or
+/// checkpoint that cannot be read.
 pub fn plan(arguments: &Arguments) -> Result<Plan> {
     let path = arguments.out.join(CHECKPOINT);
     if let Some(text) = &arguments.data {
@@ -55,13 +60,15 @@ fn failure(error: impl std::fmt::Display) -> CliError {
     CliError::Failure(error.to_string())
 }
 
-/// Adds a hint to an error of a folder's newest checkpoint: the newest older checkpoint, if there is one.
+/// Converts an error of a folder's newest checkpoint to a command's error, with a hint at the newest older checkpoint
+/// if there is one.
 pub fn unusable(folder: &Path, error: impl std::fmt::Display) -> CliError {
     let help = keep::fallback_help(folder).map(|help| format!("\n  help: {help}"));
     failure(format!("{error}{}", help.unwrap_or_default()))
 }
 
-/// Returns the folder of tokenizers and token files, in the cache that all runs share.
+/// Returns the folder of tokenizers and token files: in the cache that all runs share, or without a cache in the run's
+/// folder.
 fn token_cache_folder(arguments: &Arguments) -> Result<PathBuf> {
     Ok(Cache::from_env()?.folder(&["data"]).unwrap_or_else(|| arguments.out.join("data")))
 }
@@ -208,7 +215,7 @@ fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, st
     match arguments.rates.schedule {
         Some(SchedulePlan::Keep) => return Ok(kept),
         Some(SchedulePlan::Extend) => return Ok(extended),
-        // Nothing changed, an earlier choice applies, or the rate is constant.
+        // Nothing changed, an earlier choice applies, the rate is constant, or no step is left.
         None if steps == before.steps || kept.total == steps || kept.peak == kept.floor || steps <= step => {
             return Ok(kept);
         }
@@ -231,7 +238,7 @@ fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, st
     ))
 }
 
-/// Checks all options, including those from a checkpoint.
+/// Checks the ranges of all options, including those from a checkpoint.
 fn check(options: &RunOptions) -> Result<()> {
     let AdamWOptions { beta1, beta2, eps } = options.trainer.adamw;
     let LrSchedule { peak, floor, .. } = options.trainer.schedule;

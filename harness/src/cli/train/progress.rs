@@ -37,7 +37,7 @@ impl Progress {
         self.bar.finish_and_clear();
     }
 
-    /// Formats the latest losses.
+    /// Formats the mean training loss and the latest validation loss.
     pub fn summary(&self) -> String {
         let say = |loss: Option<f64>| loss.map_or("unknown".to_string(), |loss| format!("{loss:.3}"));
         format!("training loss {} (mean of about 20 steps), validation loss {}", say(self.loss), say(self.validation))
@@ -51,7 +51,7 @@ impl Progress {
     }
 }
 
-/// Formats a number: `950`, `12.3 k`, `4.56 M`.
+/// Formats a number with a decimal prefix: `950`, `12.3 k`, `4.56 M`.
 fn thousands(x: f64) -> String {
     match x {
         x if x < 1e3 => format!("{x:.0}"),

@@ -137,8 +137,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     }
 }
 
-/// Exits a worker that has answered, without destructors: threads may still be compiling late candidates, and would use
-/// what LLVM and the driver tear down in a normal exit.
+/// Exits a worker that has printed its result, without destructors: threads may still be compiling candidates, and a
+/// normal exit would tear down LLVM and the driver while they run.
 fn exit_without_cleanup() -> ! {
     // SAFETY: exits the process; all output has been written and flushed.
     unsafe { libc::_exit(0) }
@@ -152,6 +152,9 @@ fn add(table: &mut TuningTable, entry: Entry) {
 }
 
 /// Reads the table to which `--export` adds; creates a new one if the file does not exist.
+///
+/// # Errors
+/// The file cannot be read, is not a tuning table, or is the table of another device.
 fn read_export(path: &std::path::Path, device: &tilewright::Device) -> Result<TuningTable> {
     let id = DeviceId::of(device);
     let text = match crate::files::read_to_string(path) {
@@ -277,8 +280,8 @@ impl Arguments {
         TuneResult::parse(problem, &line)
     }
 
-    /// Returns the path of a problem's log. Without a cache, it is in a temporary folder, which must be kept alive as
-    /// long as the log.
+    /// Returns the path of a problem's log. Without a cache, the log is in a temporary folder, which is returned too
+    /// and exists until it is dropped.
     fn log(&self, problem: &Problem) -> Result<(Option<tempfile::TempDir>, PathBuf)> {
         let name = format!("{}.log.jsonl", problem.title().replace(|c: char| !c.is_alphanumeric(), "-"));
         match Cache::from_env()?.folder(&["tuned", "logs"]) {

@@ -1,4 +1,5 @@
-//! Supervises workers that may crash or hang: starts one, polls its log, and starts the next one where it stopped.
+//! Supervises workers that may crash or hang: starts a worker, polls its log, and after a crash or a timeout starts
+//! another one that continues from the log.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -28,7 +29,7 @@ static STOPPED: AtomicBool = AtomicBool::new(false);
 /// Runs workers until one succeeds, and returns the last line of its output.
 ///
 /// # Errors
-/// A worker fails for another reason than a candidate, or a signal asks to stop.
+/// A worker cannot be started, a worker fails and no candidate is the cause, or a signal asks to stop.
 pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
     static LISTENING: Once = Once::new();
     // Without a handler, signals terminate the process; the log on disk stays valid.
@@ -88,7 +89,7 @@ fn reader(
         let mut text = String::new();
         let mut lines = BufReader::new(pipe);
         let mut line = Vec::new();
-        // Keep the output before a read error.
+        // A read error ends the loop; the output before it is kept.
         while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
             let read = String::from_utf8_lossy(&line);
             if pass_on {

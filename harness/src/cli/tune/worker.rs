@@ -141,7 +141,7 @@ impl Problem {
         }
     }
 
-    /// Returns the command line of this problem alone.
+    /// Returns the `tune` arguments that select this problem only.
     pub fn arguments(&self) -> Vec<String> {
         let mut words = vec![self.kernel.to_string(), "--dtype".to_string(), self.dtype.clone()];
         let mut add = |name: &str, value: String| words.extend([name.to_string(), value]);
@@ -168,7 +168,7 @@ impl Problem {
         words
     }
 
-    /// Allocates the inputs, runs the kernels that it depends on, and launches the kernel.
+    /// Allocates the inputs, runs the kernels that the tuned kernel depends on, and launches it.
     fn launch<T: Number>(&self, device: &Device) -> tilewright::Result<()> {
         match self.shape {
             Shape::Attention([batch, heads, n, d], causal) => {

@@ -143,7 +143,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let report = |rows: &[Row]| Report { machine: Some(machine.clone()), ..report(rows, &name) };
     let rows = match arguments.warmup.as_slice() {
         [] => Vec::new(),
-        // Rows are printed and written as they are measured, so that an interrupted run has those before.
+        // Rows are printed and written as they are measured, so that an interrupted run keeps its rows.
         [warmup] => measure_all(arguments, &device, &cases, *warmup, &mut |rows| {
             if let Some(last) = rows.last().filter(|_| cases.len() > 1) {
                 writeln!(out, "{}", last.summary_line())?;

@@ -22,7 +22,7 @@ pub struct Row {
     /// The fallback reason, if steps could not be replayed as a CUDA graph.
     pub fallback_reason: Option<String>,
     pub warmup: usize,
-    /// Milliseconds of each measured step; empty if it ran out of memory.
+    /// Milliseconds of each measured step; empty if the case ran out of memory.
     pub step: Vec<f64>,
     pub forward: Vec<f64>,
     pub backward: Vec<f64>,
@@ -51,7 +51,7 @@ impl Row {
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Returns the report of all rows; `device` is the name of the device.
+/// Returns the report of all rows; `device` is the name of the device, for the notes.
 pub fn report(rows: &[Row], device: &str) -> Report {
     let columns = [
         Column::text("size"),

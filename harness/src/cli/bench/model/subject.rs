@@ -14,7 +14,7 @@ use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::{Params, no_grad};
 use crate::train::{self, QueuedStep, Trainer, TrainerOptions};
 
-/// The results of a case.
+/// Times of a case in one mode, and its peak memory on a GPU in bytes.
 pub struct StepTimes {
     pub step: Times,
     pub forward: Times,
@@ -35,7 +35,7 @@ pub struct Plan {
     pub seconds: Option<f64>,
 }
 
-/// Enough for a replay: the first step runs eagerly, the second one is captured.
+/// Minimum number of steps, enough for a replay: the first step runs eagerly, the second one is captured.
 const MIN_STEPS: usize = 3;
 
 impl Plan {
@@ -106,7 +106,7 @@ pub fn measure(
     plan.repeat(if time_phases { plan.steps } else { 0 }, || {
         subject.time_phases(device, [&mut forward, &mut backward, &mut optimizer])
     })?;
-    // On the CPU, the next case checks the available memory before it allocates: keep nothing.
+    // On the CPU, keep nothing: the next case checks the available memory before it allocates.
     param_cache.0 = device.is_cuda().then(|| subject.model.params().clone());
     Ok(StepTimes {
         step,
