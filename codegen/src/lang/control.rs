@@ -25,7 +25,8 @@ pub struct Range<T: Int> {
     overlap: Option<bool>,
 }
 
-/// A loop bound: an i32 or i64 scalar, or a Rust integer, which becomes an i32 scalar (`i64`: an i64 scalar).
+/// A loop bound: an i32 or i64 scalar (also as a rank-0 tile), or a Rust integer, which becomes an i32 scalar (`i64`:
+/// an i64 scalar).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be a loop bound",
     label = "expected an integer scalar or a Rust integer"

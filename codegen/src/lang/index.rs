@@ -9,7 +9,8 @@ use crate::ir::{DType, Value};
 /// Maximum number of elements of a tile.
 pub const MAX_TILE_ELEMENTS: usize = 1 << 20;
 
-/// A position along a dimension: an i32 or i64 scalar, or a Rust integer. Converted to i64.
+/// A position along a dimension: an i32, u32 or i64 scalar (also as a rank-0 tile), or a Rust integer. Converted to
+/// i64.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an index",
     label = "expected an integer scalar or a Rust integer",

@@ -444,22 +444,24 @@ macro_rules! atomics {
 }
 atomics! {
     /// `*p += value`, each element atomic (relaxed, device scope). Returns the old value for plain pointers.
+    /// For numbers of at least 32 bits, f16 and bf16.
     atomic_add, Add;
-    /// `*p = min(*p, value)`, atomic; see [`atomic_add`].
+    /// `*p = min(*p, value)`, atomic, for the same types; see [`atomic_add`].
     atomic_min, Min;
-    /// `*p = max(*p, value)`, atomic; see [`atomic_add`].
+    /// `*p = max(*p, value)`, atomic, for the same types; see [`atomic_add`].
     atomic_max, Max;
-    /// `*p &= value`, atomic; see [`atomic_add`].
+    /// `*p &= value`, atomic, for integers of at least 32 bits; see [`atomic_add`].
     atomic_and, And;
-    /// `*p |= value`, atomic; see [`atomic_add`].
+    /// `*p |= value`, atomic, for integers of at least 32 bits; see [`atomic_add`].
     atomic_or, Or;
-    /// `*p ^= value`, atomic; see [`atomic_add`].
+    /// `*p ^= value`, atomic, for integers of at least 32 bits; see [`atomic_add`].
     atomic_xor, Xor;
-    /// `*p = value`, atomic; see [`atomic_add`].
+    /// `*p = value`, atomic, for numbers of at least 32 bits; see [`atomic_add`].
     atomic_xchg, Xchg;
 }
 
-/// `if *p == expected { *p = new }`, atomic (acquire-release, device scope). Returns the old value.
+/// `if *p == expected { *p = new }`, atomic (acquire-release, device scope), for integers of 32 or 64 bits and plain
+/// pointers. Returns the old value.
 #[track_caller]
 pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: impl Operand<P::Elem>) -> P::Old {
     let (v, writable) = pointer.address();

@@ -18,8 +18,8 @@ use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
 use crate::target::CompileOptions;
 use std::collections::{HashMap, HashSet};
 
-/// Registers per thread for addresses, counters and alignment in addition to tiles: between 25 and 70 in the attention
-/// kernels.
+/// Registers per thread for addresses, counters and ptxas's register alignment, in addition to tiles: between 25 and 70
+/// in the attention kernels.
 const RESERVED_REGISTERS: u32 = 52;
 
 /// Runs the pass.

@@ -22,9 +22,9 @@ use crate::ir::{Func, Op, OpId, Type};
 use crate::target::{CompileOptions, GpuArch};
 use std::collections::HashMap;
 
-/// Registers of a streaming multiprocessor (SM), and the maximum per thread with `setmaxnreg`, which leaves space for
-/// the driver.
+/// Registers of a streaming multiprocessor (SM).
 const REGISTERS: u32 = 65536;
+/// The maximum number of registers per thread with `setmaxnreg`: leaves space for the driver.
 const MAX_REGISTERS: u32 = 248;
 
 /// Supported numbers of consumer warps, in addition to the four warps of the producer warpgroup: whole warpgroups,
@@ -59,7 +59,7 @@ struct Plan {
     loops: HashMap<OpId, (usize, Vec<Candidate>)>,
     stages: u32,
     warps: u32,
-    /// The number of blocks per SM by shared memory.
+    /// The number of blocks per SM for which shared memory suffices.
     blocks: u32,
     /// The maximum number of registers per thread at launch.
     max_registers: Option<u32>,

@@ -2,8 +2,8 @@
 //!
 //! Does: folds constants (with the interpreter's arithmetic), removes ops that change nothing (`x + 0`, `trans` of
 //! `trans`, masks that are always true), moves constants to the right operand, inlines branches and loops with a
-//! constant condition or trip count, removes redundant loop-carried values (`fold_carried`), and replaces arguments that
-//! the specialization fixes by constants.
+//! constant condition or trip count, removes redundant loop-carried values (`fold_carried`), and replaces arguments
+//! that the specialization fixes by constants.
 //! Requires: a verified function.
 //! Keeps: the results, bit by bit; at later stages, the layouts.
 //! Does not: remove dead ops (`dce` does), nor apply float identities that hold only for real numbers.

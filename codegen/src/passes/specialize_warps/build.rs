@@ -24,7 +24,7 @@ struct Partitioner<'a> {
     func: &'a mut Func,
     plan: &'a Plan,
     slice: &'a Slice,
-    /// By group, then by ring.
+    /// The buffers and mbarriers of each ring, by group, then by ring.
     made: Vec<Vec<RingValues>>,
     loc: Loc,
 }
@@ -351,7 +351,8 @@ impl Partitioner<'_> {
         self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
     }
 
-    /// The position in a block of the first op that uses one of these values, directly or in a region.
+    /// The position in a block of the first op that uses one of these values, directly or in a region; the end of the
+    /// block if none does.
     fn first_use(&self, block: BlockId, values: &[Value]) -> usize {
         let ops = &self.func.block(block).ops;
         let uses = |&id: &OpId| {
@@ -361,8 +362,9 @@ impl Partitioner<'_> {
         ops.iter().position(uses).unwrap_or(ops.len())
     }
 
-    /// The values that exist only once a buffer, or a view of it, has been read. Where regions of an op read it, these
-    /// are the results of the op and the buffer itself, which stands for the op in case it has no results.
+    /// The operands of the release of a buffer: values that are computed only after the buffer, or a view of it, has
+    /// been read. Where a region of an op reads it, these are the results of the op, and the buffer itself, because the
+    /// op may have no results.
     fn read_results(&self, block: BlockId, buffer: Value) -> Vec<Value> {
         let mut derived = vec![buffer];
         let mut done = Vec::new();

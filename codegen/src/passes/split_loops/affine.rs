@@ -4,10 +4,11 @@ use crate::ir::{BinaryOp, BlockId, DType, Def, Func, Op, OpId, Value};
 use crate::passes::edit::{defined_inside, terminator};
 use std::collections::HashSet;
 
-/// Limits of factors, constants and the number of terms: within them, 64-bit evaluation cannot wrap, since all scalars
-/// are 32-bit.
+/// Limit of factors. Within this and the next two limits, 64-bit evaluation cannot wrap, since all scalars are 32-bit.
 const MAX_FACTOR: i64 = 1 << 20;
+/// Limit of constants.
 const MAX_CONSTANT: i64 = 1 << 40;
+/// Limit of the number of terms.
 const MAX_TERMS: usize = 8;
 
 /// Σ factor · scalar + `index` · (the loop's index) + a number in [`low`, `high`] that differs between elements.
