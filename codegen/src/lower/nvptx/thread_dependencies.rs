@@ -34,7 +34,7 @@ struct Access {
     arguments: HashSet<Value>,
 }
 
-/// The accesses of memory that a kernel both reads and writes.
+/// The accesses, loads included, of memory that a kernel writes.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadDependencies {
     accesses: HashMap<OpId, Access>,
@@ -52,7 +52,7 @@ impl ThreadDependencies {
         ThreadDependencies { accesses: all }
     }
 
-    /// Whether an op is such an access.
+    /// Whether an op accesses memory that the kernel writes.
     pub fn tracks(&self, id: OpId) -> bool {
         self.accesses.contains_key(&id)
     }
