@@ -1,8 +1,8 @@
 //! Lowers reductions.
 //!
 //! A reduction accumulates a vector of W partial results. Along the vector dimension, lane l combines the elements l,
-//! l + W, l + 2W, … in order; then the lanes are combined by halves (lane l with lane l + W/2, and so on). Along another
-//! dimension, every lane is an element of the result.
+//! l + W, l + 2W, … in order; then the lanes are combined by halves (lane l with lane l + W/2, and so on). Along
+//! another dimension, every lane is an element of the result.
 //!
 //! If the function is a single operation (`add`, `mul`, `min`, `max`, `and`, `or`, `xor`), partial results start at its
 //! neutral element, and those of narrow floats stay in f32 and are rounded once. Any other function starts with the
@@ -276,7 +276,8 @@ impl Lowering<'_> {
         names
     }
 
-    /// Combines the contents of the slots with `new`; the result is `new` where `first` holds: the slots are empty then.
+    /// Combines the contents of the slots with `new`; the result is `new` where `first` holds, because the slots are
+    /// empty then.
     pub fn combine_with_slots(
         &mut self,
         region: BlockId,

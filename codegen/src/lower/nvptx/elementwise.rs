@@ -381,8 +381,8 @@ impl Lowering<'_> {
         self.e.inst(format!("add {ty} {quotient}, {one_more}"))
     }
 
-    /// Emits a shift. A shift by the bit width or more yields the result of shifting bit by bit, as on the CPU: 0, or the
-    /// sign in every bit.
+    /// Emits a shift. A shift by the bit width or more yields the result of shifting bit by bit, as on the CPU: 0, or
+    /// the sign in every bit.
     fn shift(&mut self, left: bool, d: DType, a: &str, b: &str) -> Val {
         let (ty, most) = (llvm_type(Elem::Num(d)), d.bits() - 1);
         let op = match (left, d.is_signed_int()) {

@@ -281,8 +281,8 @@ impl SharedPlan {
             return;
         }
         if let Op::WgmmaWait { pending: left } = data.op {
-            // After its wait, a warp knows only that its own part of the `wgmma` is complete. Other warps may still read
-            // the operands until a barrier.
+            // After its wait, a warp knows only that its own part of the `wgmma` is complete. Other warps may still
+            // read the operands until a barrier.
             pending.reads.extend(&pending.in_flight);
             if left == 0 {
                 pending.in_flight.clear();

@@ -132,8 +132,8 @@ impl Lowering<'_> {
         Ok(result)
     }
 
-    /// Lowers a scan. The layout (`scan_layout`) keeps each line in one warp: consecutive elements in registers, then in
-    /// lanes.
+    /// Lowers a scan. The layout (`scan_layout`) keeps each line in one warp: consecutive elements in registers, then
+    /// in lanes.
     pub(super) fn scan(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::Scan { axis, reverse } = data.op else { panic!("internal compiler error: not a scan") };
