@@ -365,7 +365,7 @@ impl Lowering<'_> {
         SharedMatrix { matrix, base }
     }
 
-    /// The byte offset of the part of a warpgroup, which starts at `group · step` along M or N.
+    /// The byte offset of a warpgroup's part of the matrix, which starts at `group · step` along M or N.
     fn warpgroup_offset(&mut self, SharedMatrix { matrix, .. }: &SharedMatrix, group: &str, step: u32) -> Val {
         if group == "0" {
             return "0".into();

@@ -77,8 +77,8 @@ impl ThreadDependencies {
         a.kind != b.kind && !own
     }
 
-    /// The arguments through which threads depend on each other: other threads change their memory between two accesses
-    /// of one thread.
+    /// The arguments through which threads depend on each other: other threads may change the memory of these arguments
+    /// between two accesses of one thread.
     pub fn shared_arguments(&self) -> HashSet<Value> {
         let pairs =
             self.accesses.iter().flat_map(|(&first, a)| self.accesses.keys().map(move |&then| (first, a, then)));
