@@ -1,5 +1,6 @@
-//! Benchmarks of native code on one thread: matmul, attention and memory-bound kernels, next to the peak of a loop of
-//! independent fused multiply-adds on the same core. Run by `cargo bench -p tilewright-codegen --bench host`.
+//! Benchmarks of native code: matmul, attention and memory-bound kernels on one thread (the weighted sum also on two),
+//! next to the peak of a loop of independent fused multiply-adds on the same core. Run by `cargo bench -p
+//! tilewright-codegen --bench host`.
 
 use std::ffi::{c_char, c_void};
 use std::time::{Duration, Instant};
@@ -195,8 +196,8 @@ fn attention(cpu: &HostCpu, peak: f64, elem: DType, transposed: bool, causal: bo
     );
 }
 
-/// Reads 64 MiB on one thread and on two, next to the traffic (bytes read plus bytes written) of a copy of the same
-/// size.
+/// Times the weighted sum of 64 MiB on one thread and on two, next to the traffic (bytes read plus bytes written) of a
+/// copy of the same size.
 fn weighted_sum(cpu: &HostCpu) {
     let (rows, d) = (4096, 4096);
     let func = kernels::weighted_sum(DType::F32, 16, 256);

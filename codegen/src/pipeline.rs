@@ -48,7 +48,7 @@ struct Pipeline<'o> {
     observer: &'o mut dyn Observer,
 }
 
-/// The names under which [`Observer::after`] hears of passes, in the order of the pipelines.
+/// The names of passes that [`Observer::after`] receives, in the order of the pipelines.
 pub const PASS_NAMES: &[&str] = &[
     "carried_offsets",
     "resolve_views",
@@ -177,7 +177,7 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.func
 }
 
-/// Values that [`CompileOptions::max_registers`] accepts: `ptxas` replaces smaller ones by 24.
+/// Values that [`CompileOptions::max_registers`] accepts. `ptxas` replaces smaller values by 24.
 pub const MAX_REGISTERS: std::ops::RangeInclusive<u32> = 24..=255;
 
 /// Rejects options that no GPU supports. The CPU ignores these options, but rejects the same values, so that a kernel
@@ -251,10 +251,11 @@ pub struct ResourceEstimate {
 const MAX_MULTIPLY_ADDS: u64 = 16384;
 
 impl ResourceEstimate {
-    /// The reason to reject the kernel before the driver compiles it; `None` where it may be worthwhile. Errs on the
-    /// side of the kernel: by this estimate, FlashAttention's tiles need up to 260 of 255 registers and norms' up to
-    /// 330, and ptxas allocates all or nearly all of them. With half as many again as there are, spills take tens of
-    /// kilobytes.
+    /// The reason to reject the kernel before the driver compiles it; `None` where it may be worthwhile.
+    ///
+    /// The limit is 1.5 times the available registers, because the estimate is too high: it is up to 260 registers for
+    /// FlashAttention and up to 330 for norms, of 255, and ptxas spills few or none of them. At the limit, spills take
+    /// tens of kilobytes.
     pub fn over_limit(&self) -> Option<String> {
         let ResourceEstimate { registers, available, multiply_adds } = *self;
         if registers > available + available / 2 {

@@ -65,7 +65,7 @@ fn disable_store_forwarding_pass() {
 const LLVM_STACK_BYTES: usize = 64 << 20;
 
 thread_local! {
-    /// The receiver of fatal LLVM errors of this thread.
+    /// Sends the message of a fatal LLVM error of this thread.
     static FATAL: RefCell<Option<Sender<String>>> = const { RefCell::new(None) };
 }
 
@@ -91,7 +91,7 @@ pub(super) fn on_llvm_thread<R: Send + 'static>(
     };
     let thread = match thread::Builder::new().name("llvm".into()).stack_size(LLVM_STACK_BYTES).spawn(run) {
         Ok(thread) => thread,
-        // Without threads, runs on the calling one.
+        // If no thread can be started, runs on the calling thread.
         Err(_) => match take(&task) {
             Some(f) => return f(),
             None => panic!("internal compiler error: a thread that was not started has run"),

@@ -188,7 +188,7 @@ fn linked_object_runs_and_calls_libm() {
 }
 
 /// `args[0][0..5] = f16(x), bf16(x), f16(d), bf16(d), f16(x) back as f32 bits` for `x = args[1][0]`,
-/// `d = args[1] as f64`.
+/// `d` the f64 that starts at the same address.
 const HALF_ENTRY: &str = r#"
 define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {
   %out_slot = load ptr, ptr %args

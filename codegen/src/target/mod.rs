@@ -60,8 +60,8 @@ impl GpuArch {
         }
     }
 
-    /// The best architecture for a device of this compute capability, or `None` where there is none. Later devices run
-    /// code for earlier architectures; later desktop devices have the shared memory of `Sm89`.
+    /// The best architecture for a device of this compute capability; `None` before 8.0. Later devices run code for
+    /// earlier architectures; later desktop devices have the shared memory of `Sm89`.
     pub fn for_compute_capability(major: i32, minor: i32) -> Option<GpuArch> {
         match (major, minor) {
             (8, 6) => Some(GpuArch::Sm86),
@@ -143,19 +143,19 @@ impl Default for CompileOptions {
 pub struct Schedule {
     /// Whether TMA performs the prefetching loads of software pipelines where a tensor map describes them (Hopper
     /// only). With `None`, `cp.async` performs them, except in warp-specialized loops, which use TMA. With
-    /// `Some(false)` the code takes no tensor map: a launch recompiles so for tensors that TMA does not support (an
-    /// extent of 0, a negative stride).
+    /// `Some(false)` the code takes no tensor map: a launch recompiles the kernel with this choice for tensors that TMA
+    /// does not support (an extent of 0, a negative stride).
     #[serde(alias = "bulk_copies")]
     pub tma: Option<bool>,
-    /// Whether a producer warp performs the prefetching loads (warp specialization, Hopper only), in kernels whose
-    /// loops do not set it themselves. With `None` the compiler does not do it yet.
+    /// Whether producer warps perform the prefetching loads (warp specialization, Hopper only), in kernels whose loops
+    /// do not set it themselves. `None` currently means no.
     pub warp_specialize: Option<bool>,
     /// Whether `wgmma` of one iteration of a loop overlap with the arithmetic of the next (Hopper only), in loops that
     /// do not set it themselves. With `None` the compiler decides by the number of registers. With `Some(false)`, f32
-    /// `wgmma` do not overlap with each other's arithmetic either, which takes the fewest registers.
+    /// `wgmma` do not overlap with the FP32 adds of other f32 `wgmma` either, which takes the fewest registers.
     pub overlap: Option<bool>,
     /// Whether consumer warpgroups of a warp-specialized kernel alternate on the tensor cores (ping-pong scheduling).
-    /// With `None` the compiler does not do it yet.
+    /// `None` currently means no.
     #[serde(alias = "take_turns")]
     pub pingpong: Option<bool>,
     /// Whether `wgmma` computes f32 dots in tf32 and tf32x3, where tiles are large enough (Hopper only). With `None`
@@ -188,7 +188,7 @@ impl Schedule {
         })
     }
 
-    /// These options, with those of `others` where one is `None`.
+    /// Returns these options, with those that are `None` replaced by the ones of `others`.
     pub fn or(mut self, others: Schedule) -> Schedule {
         for (name, value) in others.named() {
             if let Some(choice) = self.choice(name) {

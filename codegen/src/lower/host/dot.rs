@@ -1,4 +1,4 @@
-//! Dots.
+//! Lowers dots.
 //!
 //! The accumulators of a block of MR rows × NR vectors stay in registers while k runs over all of K; each step loads NR
 //! vectors of b and MR scalars of a, and performs MR · NR fused multiply-adds (the register blocking of K. Goto and R.
@@ -20,8 +20,9 @@ struct BlockedDot {
     b: TileRef,
     /// The extent of the contracted dimension.
     depth: usize,
-    /// Rows and vectors of a register block.
+    /// Rows of a register block.
     rows: usize,
+    /// Vectors per row of a register block.
     columns: usize,
     lanes: usize,
     /// The type of the partial sums.

@@ -170,7 +170,7 @@ fn integer_division(w: &mut Writer, remainder: bool, d: DType, lanes: usize, a: 
     w.inst(format!("select {cond} {by_zero}, {vty} {zero}, {vty} {result}"))
 }
 
-/// The quotient, and one more where it was rounded down: where the rest is not 0 and has the divisor's sign.
+/// The quotient rounded up: adds 1 to the truncated quotient where the remainder is not 0 and has the divisor's sign.
 fn ceil_div(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str) -> String {
     let ty = reg_num(d);
     let (vty, cond, zero) = (vector(ty, lanes), vector("i1", lanes), splat(ty, lanes, 0));
@@ -186,7 +186,8 @@ fn ceil_div(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str) -> String 
     w.inst(format!("add {vty} {quotient}, {one_more}"))
 }
 
-/// A shift by the bit width or more yields the result of shifting bit by bit: 0, or the sign in every bit.
+/// Emits a shift. A shift by the bit width or more yields the result of shifting bit by bit: 0, or the sign in every
+/// bit.
 fn shift(w: &mut Writer, left: bool, d: DType, lanes: usize, a: &str, b: &str) -> String {
     let ty = reg_num(d);
     let vty = vector(ty, lanes);
@@ -232,7 +233,7 @@ pub fn compare(w: &mut Writer, op: CmpOp, elem: Elem, lanes: usize, a: &str, b: 
     w.inst(format!("icmp {predicate} {ty} {a}, {b}"))
 }
 
-/// a·b + c, rounded once (for narrow floats: computed with enough precision in f32, then rounded).
+/// a·b + c. Floats are rounded once; narrow floats are rounded to f32, then to their type.
 pub fn fma(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str, c: &str) -> String {
     if d.is_float() {
         let result = call_same(w, "llvm.fma", reg_num(d), lanes, &[a, b, c]);
@@ -242,7 +243,7 @@ pub fn fma(w: &mut Writer, d: DType, lanes: usize, a: &str, b: &str, c: &str) ->
     binary(w, BinaryOp::Add, d, lanes, &product, c)
 }
 
-/// Numeric conversion.
+/// Emits a numeric conversion.
 pub fn cast(w: &mut Writer, from: DType, to: DType, lanes: usize, x: &str) -> String {
     let (source, target) = (vector(reg_num(from), lanes), vector(reg_num(to), lanes));
     if from == to {

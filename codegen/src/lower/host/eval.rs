@@ -10,7 +10,7 @@ use crate::ir::{BinaryOp, DType, Elem, Literal, Op, OpId, Value};
 use crate::num;
 use std::collections::HashSet;
 
-/// A view that a root writes, with the map of the written tile and the dimensions to check.
+/// A view that a loop nest accesses, with the map of the accessed tile and the dimensions to check.
 pub type ViewUse = (Value, DimMap, Vec<usize>);
 
 /// The LLVM operand of a literal.
@@ -153,7 +153,7 @@ impl Lowering<'_> {
     }
 
     /// Runs `body` inside of a loop nest. Emits two versions under a run-time test where a view may be out of bounds or
-    /// non-contiguous. Values that get a buffer as a side effect have it afterwards.
+    /// non-contiguous. Also fills the buffers of fused values that the plan buffers.
     pub fn loop_nest(
         &mut self,
         spec: &LoopNestSpec,
@@ -409,7 +409,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The access through a pointer tile.
+    /// The access through a pointer tile (`reads[0]`), and its loop level. `mask` is an index into `reads`.
     pub fn pointer_access(
         &mut self,
         nest: &mut LoopNest,
@@ -509,8 +509,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Reads vectors along dimension `from`, where memory is contiguous, and writes vectors along `to`, where the tile
-    /// is: transposes squares of `lanes` × `lanes` elements in registers.
+    /// Evaluates vectors along dimension `from`, where memory is contiguous, and writes vectors along `to`, where the
+    /// tile is contiguous: transposes squares of `lanes` × `lanes` elements in registers.
     fn fill_transposed(&mut self, v: Value, tile: &TileRef, from: usize, to: usize, lanes: usize) -> Result<()> {
         let shape = self.shape(v).to_vec();
         let map = identity(&shape);
@@ -579,7 +579,7 @@ impl Lowering<'_> {
         Ok((tile, true))
     }
 
-    /// A buffer from which a chain of maps computes the tile, addressed through strides.
+    /// The buffer that a chain of maps reads, with the strides of the mapped tile; `None` if the tile is no such chain.
     fn alias(&self, v: Value) -> Option<TileRef> {
         if let Some(tile) = self.tiles.get(&v) {
             return Some(tile.clone());

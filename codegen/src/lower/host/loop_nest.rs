@@ -44,7 +44,7 @@ pub struct Evaluated {
     pub name: String,
     /// 1 for values that are equal along the vector dimension.
     pub lanes: usize,
-    /// The innermost loop that it depends on.
+    /// The innermost loop that the value depends on; 0 is outside of all loops.
     pub level: usize,
 }
 
@@ -88,9 +88,9 @@ pub struct LoopNest {
     pub level: Vec<usize>,
     pub vec_dim: Option<usize>,
     pub lanes: usize,
-    /// All views are in bounds and contiguous along the vector dimension.
+    /// Whether all views are in bounds and contiguous along the vector dimension.
     pub in_bounds: bool,
-    /// Evaluate only lane 0 of the vector dimension.
+    /// Whether to evaluate only lane 0 of the vector dimension.
     pub lane0: bool,
     loops: Vec<Loop>,
     before: Vec<Section>,

@@ -198,7 +198,7 @@ impl Lanes<'_> {
     fn scalef(&mut self, x: &str, n: &str) -> String {
         let (ty, lanes) = (self.ty("float"), self.lanes);
         let callee = format!("@llvm.x86.avx512.mask.scalef.ps.{}", 32 * lanes);
-        // The mask has at least 8 bits. Only the 512-bit version has a rounding operand: 4 means the control register.
+        // The mask has at least 8 bits. Only the 512-bit version has a rounding operand: 4 selects the mode of MXCSR.
         let mask = if lanes == 16 { "i16" } else { "i8" };
         let mut args = vec![(ty.as_str(), x), (&ty, n), (&ty, "zeroinitializer"), (mask, "-1")];
         if lanes == 16 {
@@ -393,14 +393,14 @@ impl Lanes<'_> {
     /// Payne–Hanek reduction, for |x| > 2³⁰, where f64 is not accurate enough (Payne and Hanek, "Radian reduction for
     /// trigonometric functions", SIGNUM Newsletter 18, 1983). x = m · 2ᵏ with m < 2²⁴ and 7 ≤ k ≤ 104, so quadrants and
     /// their fraction are m · (2ᵏ · 2/π mod 4) mod 4: 96 bits of 2/π from bit k − 2 on, of which two are integer, leave
-    /// an error below 2⁻⁷⁰ quadrants. No f32 is closer than 2⁻³⁰ quadrants to a whole one.
+    /// an error below 2⁻⁷⁰ quadrants. No f32 is closer than 2⁻³⁰ quadrants to a whole quadrant.
     fn reduce_payne_hanek(&mut self, x: &str, magnitude: &str) -> (String, String) {
         let bits = self.convert("bitcast", "float", magnitude, "i32");
         let (fraction, hidden, place) = (self.ci(0x007f_ffff), self.ci(0x0080_0000), self.ci(23));
         let m = self.i("and", &bits, &fraction);
         let m = self.i("or", &m, &hidden);
         let m = self.convert("zext", "i32", &m, "i64");
-        // The first bit of the window: the exponent field has a bias of 127, and m has 23 bits behind the point.
+        // The first bit of the window: the exponent field has a bias of 127, and m has 23 fraction bits.
         let exponent = self.i("lshr", &bits, &place);
         let bias = self.ci(127 + 23 + 2);
         let first = self.i("sub", &exponent, &bias);
@@ -424,7 +424,7 @@ impl Lanes<'_> {
         let product = self.i64("mul", &m, &high);
         let product = self.i64("shl", &product, &low_half);
         let product = self.i64("add", &product, &sum);
-        // Rounds to the nearest quadrant; the remainder is a signed number with 64 bits behind the point.
+        // Rounds to the nearest quadrant; the remainder is a signed number with 64 fraction bits.
         let half_more = self.i64("add", &product, &half);
         let (integer, two) = (self.wide(62), self.wide(2));
         let quadrant = self.i64("lshr", &half_more, &integer);
@@ -454,7 +454,7 @@ impl Lanes<'_> {
         (r, quadrant)
     }
 
-    /// 32 bits of 2/π, as an i64: word number `word` + `n` behind the point, `word` at most 3.
+    /// 32 bits of 2/π, as an i64: word number `word` + `n` after the binary point, `word` at most 3.
     fn word_of_two_over_pi(&mut self, word: &str, n: usize) -> String {
         const WORDS: [i64; 7] =
             [0xA2F9_836E, 0x4E44_1529, 0xFC27_57D1, 0xF534_DDC0, 0xDB62_9599, 0x3C43_9041, 0xFE51_63AB];

@@ -107,7 +107,7 @@ impl Lowering<'_> {
         self.loop_nest(&spec, &reads, &[], |l, nest| body(l, nest, &reads, mask))
     }
 
-    /// `view[i] = op(view[i], value[i])`.
+    /// Lowers `view[i] = op(view[i], value[i])`, with one atomic operation per element in bounds.
     pub fn atomic_view(&mut self, id: OpId, op: AtomicOp, boundary: &[usize]) -> Result<()> {
         let (view, value) = (self.func.op(id).operands[0], self.func.op(id).operands[1]);
         self.materialize_clobbered_loads(self.underlying_argument(view), None)?;
@@ -117,7 +117,7 @@ impl Lowering<'_> {
         self.materialize_operands(&reads, &shape)?;
         let spec = LoopNestSpec::new(&shape, None, 1);
         let view = self.view(view);
-        // Bounds are tested per element: the update costs far more.
+        // Bounds are tested per element: the atomic update costs far more.
         self.loop_nest(&spec, &reads, &[], |l, nest| {
             let value = l.eval(nest, value, &map);
             let fast = std::mem::replace(&mut nest.in_bounds, false);
@@ -132,7 +132,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Atomics through pointers. The old values become a tile (or scalar).
+    /// Lowers atomics through pointers. The old values become a tile (or scalar).
     pub fn atomic(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let operands = data.operands.clone();
@@ -226,7 +226,7 @@ impl Lowering<'_> {
         self.atomic_cas_loop(op, d, pointer, value)
     }
 
-    /// Floats: repeats compare-and-swap until it succeeds.
+    /// Updates a float: repeats compare-and-swap until it succeeds.
     fn atomic_cas_loop(&mut self, op: BinaryOp, d: DType, pointer: &str, value: &str) -> String {
         let (bits, align) = (bits_type(d), d.bytes());
         let slot = self.alloca(bits);
@@ -260,7 +260,7 @@ impl Lowering<'_> {
         from_bits(&mut self.w, d, 1, &old)
     }
 
-    /// Reads through one pointer immediately.
+    /// Loads a scalar through a pointer, at the position of the op.
     pub fn scalar_load(&mut self, id: OpId) {
         let data = self.func.op(id);
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();

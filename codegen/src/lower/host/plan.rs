@@ -1,7 +1,7 @@
 //! Plans fusion: decides, before any code is emitted, which tiles get a buffer and which are computed inside of their
 //! consumers.
 //!
-//! An op is *fused* if each element of its result depends on single elements of its operands: it needs no buffer, and
+//! An op is *fused* if each element of its result depends on one element of each operand: it needs no buffer, and
 //! its consumer evaluates it inside of its own loops. The other ops with tile operands are *roots*, with their own
 //! loops (stores, reductions, dots, loop-carried values, …). A fused value gets a buffer if
 //!
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 /// The maximum cost of a value that each consumer recomputes. An integer operation costs 1.
 const CHEAP: u32 = 10;
-/// The same for indices and pointers: most of their arithmetic depends on one dimension and is hoisted out of the
+/// [`CHEAP`] for indices and pointers: most of their arithmetic depends on one dimension and is hoisted out of the
 /// innermost loop, and address arithmetic must stay visible for contiguous accesses to be recognized.
 const CHEAP_INDEX: u32 = 40;
 const EXPENSIVE: u32 = 1000;
@@ -25,9 +25,9 @@ type Root = (usize, usize);
 
 /// Facts about every value, by value number.
 pub struct FusionPlan {
-    /// The value needs its own buffer.
+    /// Whether the value needs its own buffer.
     pub buffered: Vec<bool>,
-    /// The buffer is filled by its own loops, not by those of the first consumer.
+    /// Whether the buffer is filled by its own loops, not by those of the first consumer.
     pub own_loops: Vec<bool>,
     /// The roots that evaluate the value in its block, in order (for parameters and root results too).
     pub roots: Vec<BTreeSet<Root>>,
@@ -67,7 +67,7 @@ pub fn is_fused(func: &Func, id: OpId) -> bool {
     }
 }
 
-/// Whether the op only maps elements of its operand.
+/// Whether each element of the op's result is an element of its operand, possibly at other coordinates.
 pub fn is_map(func: &Func, id: OpId) -> bool {
     match func.op(id).op {
         Op::ExpandDims { .. } | Op::Broadcast | Op::Trans { .. } | Op::Hint { .. } => is_fused(func, id),

@@ -1,8 +1,8 @@
-//! Reductions.
+//! Lowers reductions.
 //!
-//! A reduction accumulates a vector of partial results. Along the vector dimension, lane l combines the elements l, l +
-//! W, l + 2W, … in order; then the lanes are combined by halves (lane l with lane l + W/2, and so on). Along another
-//! dimension, every lane is an element of the result.
+//! A reduction accumulates a vector of W partial results. Along the vector dimension, lane l combines the elements l,
+//! l + W, l + 2W, … in order; then the lanes are combined by halves (lane l with lane l + W/2, and so on). Along
+//! another dimension, every lane is an element of the result.
 //!
 //! If the function is a single operation (`add`, `mul`, `min`, `max`, `and`, `or`, `xor`), partial results start at its
 //! neutral element, and those of narrow floats stay in f32 and are rounded once. Any other function starts with the
@@ -44,7 +44,7 @@ impl Partial {
         super::eval::literal(self.d, lanes, neutral(self.op, self.d))
     }
 
-    /// Converts an element to a partial result. A NaN becomes the neutral number, whose bits are those of a NaN again.
+    /// Converts an element to a partial result. A NaN becomes the neutral element, which decodes to a NaN again.
     fn encode(&self, w: &mut Writer, lanes: usize, x: &str) -> String {
         if self.d == self.from {
             return x.to_string();
@@ -66,7 +66,7 @@ impl Partial {
     }
 
     /// Maps the bits of floats to integers with the same order, −0 below +0: inverts the bits of negative numbers
-    /// except the sign. It is its own inverse.
+    /// except the sign. The map is its own inverse.
     fn ordered(&self, w: &mut Writer, lanes: usize, bits: &str) -> String {
         let (ty, width) = (reg_num(self.d), self.d.bits());
         let vty = vector(ty, lanes);
@@ -276,7 +276,8 @@ impl Lowering<'_> {
         names
     }
 
-    /// Combines the contents of the slots with `new`; the result is `new` where `first` holds and the slots are empty.
+    /// Combines the contents of the slots with `new`; the result is `new` where `first` holds, because the slots are
+    /// empty then.
     pub fn combine_with_slots(
         &mut self,
         region: BlockId,

@@ -268,7 +268,7 @@ fn round_fp8(o: &mut Ops, d: DType, x: &str) -> String {
     let bits = o.convert("bitcast", "float", &magnitude, "i32");
     let normal = round_bits(o, &bits, 23 - layout.mantissa as i64);
     let normal = o.convert("bitcast", "i32", &normal, "float");
-    // Denormal numbers are multiples of one step; adding and subtracting 1.5 · 2²³ steps rounds to it.
+    // Denormal numbers are multiples of one step: adding and subtracting 1.5 · 2²³ steps rounds to such a multiple.
     let smallest_normal = 2f32.powi(1 - (127 - layout.rebias));
     let step = smallest_normal / (1 << layout.mantissa) as f32;
     let magic = o.float(1.5 * 8388608.0 * step);

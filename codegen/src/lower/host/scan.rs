@@ -1,6 +1,6 @@
-//! Scans.
+//! Lowers scans.
 //!
-//! Where the lanes of a vector are consecutive along the scanned dimension, they are scanned in log₂ W steps (W. D.
+//! Where the W lanes of a vector are consecutive along the scanned dimension, they are scanned in log₂ W steps (W. D.
 //! Hillis and G. L. Steele, "Data parallel algorithms", 1986), then combined with the total of all preceding vectors.
 //! Where the lanes are along another dimension, each is a separate scan.
 

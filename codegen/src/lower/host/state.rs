@@ -117,7 +117,7 @@ impl<'f> Lowering<'f> {
             .unwrap_or_else(|| panic!("internal compiler error: view %{} is not known, please report", v.0))
     }
 
-    /// Emits an `alloca` for a loop-carried scalar; LLVM promotes it to a register.
+    /// Emits an `alloca` for a scalar or vector that changes in a loop; LLVM promotes it to a register.
     pub fn alloca(&mut self, ty: &str) -> String {
         let name = self.w.fresh("slot");
         self.allocas.push_str(&format!("  {name} = alloca {ty}\n"));
@@ -208,8 +208,8 @@ impl<'f> Lowering<'f> {
         self.materialize(source)
     }
 
-    /// Computes the loaded tiles whose memory an op is about to change. `writes` is the argument that the written
-    /// memory belongs to (`None`: unknown), `keep` a load that the op itself may still perform.
+    /// Materializes the pending loads from memory that an op is about to change. `writes` is the argument that the
+    /// written memory belongs to (`None`: unknown), `keep` a load that the op itself may still perform.
     pub fn materialize_clobbered_loads(&mut self, writes: Option<Value>, keep: Option<Value>) -> Result<()> {
         let pending = std::mem::take(&mut self.pending_loads);
         for load in pending {
@@ -234,7 +234,7 @@ impl<'f> Lowering<'f> {
         self.trace_underlying_argument(v, &mut Vec::new())?
     }
 
-    /// `None`: unknown. `Some(None)`: a loop-carried value that depends on itself only.
+    /// Like [`Self::underlying_argument`]; `Some(None)` is a loop-carried value that depends only on itself.
     fn trace_underlying_argument(&self, v: Value, visiting: &mut Vec<Value>) -> Option<Option<Value>> {
         if visiting.contains(&v) {
             return Some(None);

@@ -131,7 +131,7 @@ impl Lowering<'_> {
         self.e.inst(format!("phi {ty} [ {v}, %{end} ], [ zeroinitializer, %{from} ]"))
     }
 
-    /// One element: `old = *p; *p = op(old, value)`. Returns `old`.
+    /// Emits `old = *p; *p = op(old, value)` for one element where the predicate holds. Returns `old`.
     fn atomic(&mut self, op: AtomicOp, elem: DType, p: &str, value: &str, predicate: Option<Val>) -> Result<Val> {
         let ty = llvm_type(Elem::Num(elem));
         if elem == DType::Bool || matches!(elem, DType::F8E4M3 | DType::F8E5M2) {

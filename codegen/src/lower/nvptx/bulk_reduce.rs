@@ -115,7 +115,7 @@ impl Lowering<'_> {
         self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
         self.barrier();
 
-        // Each warp issues some of the rows, one per lane: the threads of a warp issue one after the other.
+        // Every warp issues an equal part of the rows, one per lane: the lanes of a warp issue one after the other.
         let each = add.rows >> layout.bits(Dim::Warp);
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
         let first = self.e.hoist(format!("mul i32 {warp}, {each}"));

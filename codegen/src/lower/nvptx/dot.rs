@@ -138,7 +138,7 @@ impl Lowering<'_> {
         let mut sums = self.regs(acc).to_vec();
         let n_tiles = (b_shape[1] as usize / (8 * warps[1] as usize)).max(1);
         let m_tiles = sums.len() / 4 / n_tiles;
-        // All warps are beyond the end where the first one is.
+        // Where the tile of the first warp lies beyond the end, the tiles of all other warps do.
         let n_used = n_end.map_or(n_tiles, |end| n_tiles.min((end as usize).div_ceil(8 * warps[1] as usize)));
         let k_used = k_end.map_or(k_steps, |end| k_steps.min((end as usize).div_ceil(8 * per_word)));
         let steps: Vec<usize> = (0..k_used).collect();
@@ -222,9 +222,9 @@ impl Lowering<'_> {
     /// Splits an f32: the bits of its tf32 rounding, and those of the remainder, which tensor cores truncate to tf32.
     ///
     /// Rounds with integer operations: `cvt.rna` takes four instructions per number and dominated kernels that multiply
-    /// with few warps. The integer add rounds every number the same way. A NaN leaves NaN as the remainder, whatever
-    /// the rounded word becomes. So does an infinity, or a number that rounds to one: its products are NaN, where f32
-    /// arithmetic has an infinity.
+    /// with few warps. The integer add rounds every number the same way. A NaN or an infinity leaves NaN as the
+    /// remainder, whatever the rounded word becomes; a number that rounds to infinity leaves the opposite infinity. In
+    /// all these cases the dot is NaN, where f32 arithmetic may have an infinity.
     fn split_tf32(&mut self, x: &str) -> (Val, Val) {
         let bits = self.e.inst(format!("bitcast float {x} to i32"));
         let above = self.e.inst(format!("add i32 {bits}, {TF32_HALF}"));
@@ -365,7 +365,7 @@ impl Lowering<'_> {
         SharedMatrix { matrix, base }
     }
 
-    /// The byte offset of the part of a warpgroup, which starts at `group · step` along M or N.
+    /// The byte offset of a warpgroup's part of the matrix, which starts at `group · step` along M or N.
     fn warpgroup_offset(&mut self, SharedMatrix { matrix, .. }: &SharedMatrix, group: &str, step: u32) -> Val {
         if group == "0" {
             return "0".into();
@@ -405,7 +405,7 @@ impl Lowering<'_> {
         units.into_iter().map(|units| (first.clone(), units)).collect()
     }
 
-    /// The matrix descriptor (i64) that starts `units` units of 16 bytes behind the start of the matrix.
+    /// The matrix descriptor (i64) that starts `units` units of 16 bytes after the start of the matrix.
     fn descriptor(&mut self, shared: &SharedMatrix, group: &str, units: u32) -> Val {
         let start = self.e.hoist("ptrtoint ptr addrspace(3) @smem to i32");
         let address = self.e.inst(format!("add i32 {start}, {}", shared.base));
@@ -526,7 +526,7 @@ fn fma_operand(acc: &LinearLayout, axis: usize, shape: [u32; 2], k_bits: usize) 
     LinearLayout::distributed(&shape, register, all(Dim::Lane), all(Dim::Warp), Vec::new())
 }
 
-/// The register of thread 0 that holds each of its elements.
+/// Maps the coordinates of each element of thread 0 to the register that holds the element.
 fn registers_by_coordinates(layout: &LinearLayout) -> std::collections::HashMap<Vec<u32>, usize> {
     (0..layout.num_registers()).rev().map(|r| (layout.apply(r as u32, 0, 0, 0), r)).collect()
 }

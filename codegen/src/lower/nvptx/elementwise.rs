@@ -1,4 +1,4 @@
-//! Elementwise ops.
+//! Lowers elementwise ops, casts, inline assembly and combine regions, one register at a time.
 
 use super::emit::{USER_ASM, Val};
 use super::{Lowering, Result, llvm_type};
@@ -85,7 +85,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// One element of an elementwise op.
+    /// Emits one element of an elementwise op.
     fn element(&mut self, id: OpId, args: &[&str]) -> Result<Val> {
         let data = self.func.op(id);
         let result = data.results[0];
@@ -333,8 +333,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The quotient rounded up, without anything that wraps. `ranges` hold all numbers that the operands can be; by
-    /// what they show, one of five ways, the shortest first.
+    /// Emits the quotient rounded up, without intermediate results that wrap. The ranges bound the operands, and select
+    /// one of five instruction sequences; the shortest comes first.
     fn ceil_div(&mut self, d: DType, (a, b): (&str, &str), [dividend, divisor]: [(i128, i128); 2]) -> Val {
         let ty = llvm_type(Elem::Num(d));
         let number = (divisor.0 == divisor.1).then_some(divisor.0);
@@ -348,8 +348,8 @@ impl Lowering<'_> {
             return self.e.inst(format!("udiv {ty} {sum}, {b}"));
         }
         let power_of_two = number.filter(|n| *n > 0 && n.count_ones() == 1);
-        // In 64 bits, which may be a register or two more: of the forms in 32 bits, `ptxas` makes loops with more of
-        // them (matmul 195, not 192).
+        // In 64 bits, although that may take a register or two more here: with the 32-bit sequences, loops take more
+        // registers in `ptxas` (matmul 195, not 192).
         if let Some(n) = power_of_two.filter(|_| d.bits() <= 32) {
             let extend = if d.is_signed_int() { "sext" } else { "zext" };
             let wide = self.e.inst(format!("{extend} {ty} {a} to i64"));
@@ -367,13 +367,13 @@ impl Lowering<'_> {
         }
         let quotient = self.integer_division(false, d, (a, b), [dividend, divisor]);
         let rest = self.integer_division(true, d, (a, b), [dividend, divisor]);
-        // Quotients are rounded down where the rest is not 0 and has the divisor's sign.
+        // The quotient was rounded down where the remainder is not 0 and has the divisor's sign.
         let rounded_down = if !d.is_signed_int() || divisor.0 > 0 {
             let above = if d.is_signed_int() { "sgt" } else { "ne" };
             self.e.inst(format!("icmp {above} {ty} {rest}, 0"))
         } else {
-            let has_release_flags = self.e.inst(format!("xor {ty} {rest}, {b}"));
-            let same_sign = self.e.inst(format!("icmp sge {ty} {has_release_flags}, 0"));
+            let signs = self.e.inst(format!("xor {ty} {rest}, {b}"));
+            let same_sign = self.e.inst(format!("icmp sge {ty} {signs}, 0"));
             let some = self.e.inst(format!("icmp ne {ty} {rest}, 0"));
             self.e.inst(format!("and i1 {some}, {same_sign}"))
         };
@@ -381,8 +381,8 @@ impl Lowering<'_> {
         self.e.inst(format!("add {ty} {quotient}, {one_more}"))
     }
 
-    /// A shift by the bit width or more yields the result of shifting bit by bit, as on the CPU: 0, or the sign in
-    /// every bit.
+    /// Emits a shift. A shift by the bit width or more yields the result of shifting bit by bit, as on the CPU: 0, or
+    /// the sign in every bit.
     fn shift(&mut self, left: bool, d: DType, a: &str, b: &str) -> Val {
         let (ty, most) = (llvm_type(Elem::Num(d)), d.bits() - 1);
         let op = match (left, d.is_signed_int()) {

@@ -126,7 +126,7 @@ impl Emitter {
         Some(self.inst(format!("extractelement <{words} x i32> {all}, i32 {at}")))
     }
 
-    /// Emits an instruction with operands known at entry to the entry block, once.
+    /// Emits an instruction to the entry block, once per text. Its operands must be available there.
     pub fn hoist(&mut self, text: impl AsRef<str>) -> Val {
         if let Some(v) = self.hoisted.get(text.as_ref()) {
             return v.clone();
@@ -302,7 +302,7 @@ impl Emitter {
         }
         let _ = writeln!(out, "\nattributes #0 = {{ {attributes} }}");
         // Attributes of inline asm: #1 synchronizes, #2 computes, #3 reads through its pointer, #4 computes with the
-        // whole warp.
+        // whole warp. #5 is for the math functions.
         out.push_str("attributes #1 = { convergent nounwind }\n");
         out.push_str("attributes #2 = { nounwind willreturn memory(none) }\n");
         out.push_str("attributes #3 = { nounwind willreturn memory(argmem: read) }\n");

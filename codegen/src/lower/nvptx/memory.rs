@@ -182,8 +182,8 @@ impl<'f> Lowering<'f> {
         let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
         let owner = self.threads.owner(&mut self.e, layout);
-        // Warps that only hold copies branch around the store, and with it around values that only the store uses: LLVM
-        // sinks them into the branch.
+        // Warps that hold only copies branch around the store. LLVM sinks values that only the store uses into the
+        // branch, so these warps skip them too.
         let (branch, owner) = match layout.free_mask(Dim::Warp) {
             0 => (None, owner),
             _ => (owner, None),

@@ -42,7 +42,7 @@ use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Registers of a streaming multiprocessor (SM).
+/// 32-bit registers of a streaming multiprocessor (SM).
 const REGISTERS: u32 = 65536;
 
 /// A kernel as LLVM IR, with the data that its launch needs.
@@ -106,8 +106,9 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     let shared_bytes = l.plan.bytes;
     l.e.global("@smem", "external addrspace(3) global [0 x i8], align 1024");
     let mut attributes = format!("nounwind \"nvvm.reqntid\"=\"{threads}\"");
-    // Without `minctasm`, ptxas limits registers for a second block that has no shared memory, and spills a few. An SM
-    // has the maximum shared memory of one block plus 1 KB, and reserves 1 KB for each block.
+    // Without `minctasm`, ptxas limits the registers so that a second block fits, and spills a few, even where shared
+    // memory has no room for a second block. An SM has the maximum shared memory of one block plus 1 KB, and reserves
+    // 1 KB for each block.
     let is_alone = 2 * shared_bytes + 1024 > arch.max_shared_bytes() && options.max_registers.is_none();
     if let Some(n) = options.max_registers {
         // Above this limit, a block of this size does not launch. ptxas accepts only one of the two attributes.
@@ -139,8 +140,9 @@ pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<Gpu
     })
 }
 
-/// The number of blocks per SM by registers, for a warp-specialized kernel with redistributed registers: a block is
-/// launched with as many registers as its partitions share afterwards.
+/// The number of blocks whose registers fit an SM, for a warp-specialized kernel that redistributes registers
+/// (`setmaxnreg`); `None` for other kernels. A block is launched with as many registers as its partitions have
+/// afterwards.
 fn resident_blocks(func: &Func) -> Option<u32> {
     func.walk().iter().find_map(|&id| match &func.op(id).op {
         Op::WarpSpecialize { warps, registers, .. } => match registers[..] {
@@ -231,7 +233,7 @@ struct Lowering<'f> {
 type Result<T, E = Unsupported> = std::result::Result<T, E>;
 
 impl<'f> Lowering<'f> {
-    /// The parameters of the kernel's arguments.
+    /// Defines the values of the kernel's arguments. Returns their LLVM parameters.
     fn params(&mut self, dependencies: &ThreadDependencies) -> Vec<String> {
         let func = self.func;
         let written = memory_effects::written_pointers(func);

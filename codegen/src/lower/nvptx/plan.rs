@@ -11,8 +11,9 @@
 //! Global memory is tracked too, where one thread may read what another writes
 //! ([`thread_dependencies`](super::thread_dependencies)).
 //!
-//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. Here they only
-//! wait for previous uses of their memory, with a proxy fence where those were ordinary stores and TMA fills the ring.
+//! For rings (buffers that asynchronous copies fill), the pass that allocated them placed the barriers. The plan only
+//! orders a ring after previous uses of its memory, with a proxy fence where these were ordinary stores and TMA fills
+//! the ring.
 
 use super::bulk_reduce::BulkReduce;
 use super::thread_dependencies::ThreadDependencies;
@@ -69,13 +70,13 @@ impl Range {
 struct Pending {
     reads: HashSet<Range>,
     writes: HashSet<Range>,
-    /// Written by ordinary stores, without a proxy fence for `wgmma` and TMA since.
+    /// Ranges written by ordinary stores, without a later proxy fence for `wgmma` and TMA.
     unfenced: HashSet<Range>,
     /// Operands that `wgmma` in flight read, across barriers, until a wait completes them.
     in_flight: HashSet<Range>,
     /// Accesses of global memory.
     global: HashSet<OpId>,
-    /// TMA may still read the operand of a bulk async reduction: threads wait for it before they synchronize.
+    /// Whether TMA may still read the operand of a bulk async reduction. Threads wait for it before they synchronize.
     bulk_reading: bool,
 }
 
@@ -161,7 +162,7 @@ impl SharedPlan {
             if let (Op::MbarrierAlloc { .. }, Some(&v)) = (&data.op, data.results.first())
                 && let Type::Barrier { count } = func.ty(v)
             {
-                // Never shares memory: a later buffer would have to wait for the last waits.
+                // An mbarrier never shares memory: a later buffer would have to wait for the last mbarrier waits.
                 let bytes = *count as u32 * super::tma::MBARRIER_BYTES;
                 let align = super::tma::MBARRIER_BYTES;
                 allocations.push(Allocation { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
@@ -172,7 +173,7 @@ impl SharedPlan {
             }
         }
         if let Some((&op, largest)) = self.bulk_reductions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
-            // All share one buffer, each once TMA has read the operand of the previous one.
+            // All bulk reductions share one buffer: each writes it after TMA has read the previous operand.
             let bytes = largest.bytes();
             allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, scratch: true });
         }
@@ -280,7 +281,8 @@ impl SharedPlan {
             return;
         }
         if let Op::WgmmaWait { pending: left } = data.op {
-            // A warp that has waited knows that its own part is complete. Other warps may continue until a barrier.
+            // After its wait, a warp knows only that its own part of the `wgmma` is complete. Other warps may still
+            // read the operands until a barrier.
             pending.reads.extend(&pending.in_flight);
             if left == 0 {
                 pending.in_flight.clear();
@@ -298,7 +300,7 @@ impl SharedPlan {
             return;
         }
         if data.op == Op::FenceAsyncShared {
-            // The barrier that orders these writes may still come: they stay pending.
+            // The fenced writes stay pending: no barrier has ordered them yet.
             pending.unfenced.clear();
             return;
         }
@@ -314,8 +316,8 @@ impl SharedPlan {
                 self.barriers.insert(id);
                 pending.clear_synchronized();
             }
-            // `cp.async` writes are ordinary stores to TMA copies into the same memory. `wgmma` has its own fences,
-            // placed by the pass that allocated the ring.
+            // For later TMA copies into the same memory, `cp.async` writes count as ordinary stores. The fences for
+            // `wgmma` were placed by the pass that allocated the ring.
             if !by_tma && self.async_proxy {
                 pending.unfenced.insert(ring);
             }
@@ -414,7 +416,7 @@ fn loop_spans(func: &Func, number: &HashMap<OpId, usize>) -> Vec<(usize, usize)>
             Some((*inside.first()?, *inside.last()?))
         })
         .collect();
-    // Inner loops first: extending a live range to the end of one may reach into the next outer one.
+    // Inner loops first: a live range that is extended to the end of an inner loop ends inside of the outer one.
     spans.sort_by_key(|&(first, _)| std::cmp::Reverse(first));
     spans
 }

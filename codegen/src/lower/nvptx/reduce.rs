@@ -69,8 +69,8 @@ impl Lowering<'_> {
         self.inline_region(region, &args)
     }
 
-    /// Each warp that contributes to a result writes its partial result; every thread then reads and combines all of
-    /// them.
+    /// Combines partial results across warps: each warp that contributes to a result writes its partial result to
+    /// shared memory; after a barrier, every thread reads and combines all of them.
     fn reduce_warps(
         &mut self,
         id: OpId,
@@ -132,7 +132,8 @@ impl Lowering<'_> {
         Ok(result)
     }
 
-    /// The layout (`scan_layout`) keeps each line in one warp: consecutive elements in registers, then in lanes.
+    /// Lowers a scan. The layout (`scan_layout`) keeps each line in one warp: consecutive elements in registers, then
+    /// in lanes.
     pub(super) fn scan(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
         let Op::Scan { axis, reverse } = data.op else { panic!("internal compiler error: not a scan") };

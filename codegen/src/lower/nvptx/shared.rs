@@ -293,7 +293,7 @@ impl Lowering<'_> {
         plan.registers.iter().map(|&r| taken[r].clone()).collect()
     }
 
-    /// Register `r` becomes register `r ^ mask` in the threads whose index has the bit of the mask set.
+    /// Replaces register `r` by register `r ^ masks[b]` in the threads with bit `b` of `number` set, for each bit.
     fn rotate(&mut self, mut regs: Vec<Val>, number: &str, masks: &[u32], ty: &str) -> Vec<Val> {
         for (bit, &mask) in masks.iter().enumerate() {
             if mask == 0 {

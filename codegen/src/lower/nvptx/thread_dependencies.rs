@@ -34,7 +34,7 @@ struct Access {
     arguments: HashSet<Value>,
 }
 
-/// The accesses of memory that a kernel both reads and writes.
+/// The accesses, loads included, of memory that a kernel writes.
 #[derive(Clone, Debug, Default)]
 pub struct ThreadDependencies {
     accesses: HashMap<OpId, Access>,
@@ -52,7 +52,7 @@ impl ThreadDependencies {
         ThreadDependencies { accesses: all }
     }
 
-    /// Whether an op is such an access.
+    /// Whether an op accesses memory that the kernel writes.
     pub fn tracks(&self, id: OpId) -> bool {
         self.accesses.contains_key(&id)
     }
@@ -77,8 +77,8 @@ impl ThreadDependencies {
         a.kind != b.kind && !own
     }
 
-    /// The arguments through which threads depend on each other: other threads change their memory between two accesses
-    /// of one thread.
+    /// The arguments through which threads depend on each other: other threads may change the memory of these arguments
+    /// between two accesses of one thread.
     pub fn shared_arguments(&self) -> HashSet<Value> {
         let pairs =
             self.accesses.iter().flat_map(|(&first, a)| self.accesses.keys().map(move |&then| (first, a, then)));

@@ -36,7 +36,7 @@ impl Threads {
         sum.unwrap_or_else(|| "0".into())
     }
 
-    /// One term per run of bits whose images double, with the bits that it may set.
+    /// Appends one term per run of bits whose images double, with the bits that the term may set.
     fn terms(&self, e: &mut Emitter, number: &str, images: &[u32], terms: &mut Vec<(Val, u32)>) {
         let mut bit = 0;
         while bit < images.len() {
@@ -49,7 +49,7 @@ impl Threads {
                 let shifted = if bit == 0 { number.to_string() } else { e.hoist(format!("lshr i32 {number}, {bit}")) };
                 let masked = e.hoist(format!("and i32 {shifted}, {}", (1u32 << run) - 1));
                 // If `first` has several bits, the images overlap with their doubles, where XOR is not multiplication:
-                // such runs have length one.
+                // such runs get one term per bit.
                 if first.is_power_of_two() {
                     let value = match first.trailing_zeros() {
                         0 => masked,

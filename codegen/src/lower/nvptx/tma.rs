@@ -20,7 +20,7 @@ impl Lowering<'_> {
         self.e.hoist(format!("and i1 {lane}, {warp}"))
     }
 
-    /// The leader, where the predicate holds, if there is one.
+    /// i1: this thread is the [leader](Self::leader), and the predicate, if there is one, holds.
     fn acting_thread(&mut self, switch: Option<&Value>) -> Val {
         let leader = self.leader();
         match switch {
@@ -176,8 +176,8 @@ impl Lowering<'_> {
     }
 
     /// A coordinate in i32. Clamps it where `checked` says that it may lie outside of the tensor, whose extents are
-    /// below 2^31 - 1. The start of another box of the same block wraps at most from there to the first negative
-    /// coordinates, which are out of bounds too.
+    /// below 2^31 - 1. Adding the offset of another box of the same block wraps at most from the largest i32 to the
+    /// smallest ones, which are out of bounds too.
     fn coordinate(&mut self, v: Value, checked: bool) -> Val {
         let (least, most) = (i64::from(i32::MIN), i64::from(i32::MAX));
         if let Some(c) = self.axis.scalar_constant(self.func, v) {
@@ -197,7 +197,7 @@ impl Lowering<'_> {
         self.e.inst(format!("trunc i64 {x} to i32"))
     }
 
-    /// The parameter with this tensor map.
+    /// The parameter with this tensor map, added if there is none yet.
     fn tensor_map(&mut self, wanted: TensorMapDesc) -> Val {
         let arg = |index: usize| self.func.args.len() + index;
         let found = (0..self.maps.len()).find(|&i| TensorMapDesc { arg: arg(i), ..wanted.clone() } == self.maps[i]);
@@ -221,8 +221,8 @@ impl Lowering<'_> {
         (params, args)
     }
 
-    /// Waits at the named barrier of this warpgroup (`bar.sync`), or arrives at that of the warpgroup `ahead`
-    /// (`bar.arrive`). Each barrier counts its own warpgroup and the previous one.
+    /// Emits `bar.sync` or `bar.arrive` (`how`) on the named barrier of the warpgroup `ahead` positions after this one.
+    /// Each barrier counts the 256 threads of its own warpgroup and the previous one.
     pub(super) fn pingpong_barrier(&mut self, how: &str, ahead: u32) {
         let groups = self.consumers.expect("internal compiler error: ping-pong outside of a consumer partition") / 4;
         let own = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
@@ -232,7 +232,7 @@ impl Lowering<'_> {
         self.e.void(format!("call void asm sideeffect \"bar.{how} $0, 256;\", \"r,~{{memory}}\"(i32 {id}) #1"));
     }
 
-    /// The last warpgroup arrives once before the loop, so that the first warpgroup starts.
+    /// Makes the last warpgroup arrive once before the loop, so that the first warpgroup starts.
     fn start_pingpong(&mut self, warps: u32) {
         let own = self.warp_uniform(|e, t| e.hoist(format!("lshr i32 {}, 2", t.warp)));
         let last = self.e.hoist(format!("icmp eq i32 {own}, {}", warps / 4 - 1));

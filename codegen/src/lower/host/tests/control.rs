@@ -5,7 +5,7 @@ use crate::ir::DType;
 use crate::lower::Unsupported;
 use crate::pipeline::CompileError;
 
-/// Each iteration swaps two tiles; a third takes the old value of one of them.
+/// Each iteration computes (s, t, v) ← (t, sᵀ + v, s): each buffer is overwritten while another new value needs it.
 #[test]
 fn carried_tiles_are_swapped() {
     let text = format!(

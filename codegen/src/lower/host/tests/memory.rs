@@ -3,7 +3,7 @@
 use super::*;
 use crate::ir::{AtomicOp, DType};
 
-/// Copies a 8 × 16 block of `x` (any strides and offsets) to a dense `y`, and the same block back to `z`.
+/// Copies an 8 × 16 block of `x` (any strides and offsets) to a dense `y`, and the same block back to `z`.
 fn copy_kernel(elem: DType, boundary: &str, padding: &str, order: &str, unit: bool) -> String {
     let one = if unit { " {equal_to = 1}" } else { "" };
     format!(

@@ -101,7 +101,7 @@ impl Random {
     }
 }
 
-/// The machines that tests compile for: this one, and this one without its wider vectors.
+/// The machines that tests compile for: this one and, where it has AVX-512, this one limited to AVX2.
 pub fn machines() -> Vec<HostCpu> {
     let native = HostCpu::native();
     let mut list = vec![native.clone()];
