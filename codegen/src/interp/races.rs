@@ -109,8 +109,8 @@ impl RaceDetector {
             if let Some((other, did)) = conflict {
                 let does = if writes { "writes" } else { "reads" };
                 return Err(format!(
-                    "data race: program {} {does} byte {i} of buffer {buffer}, which program {} {did}, \
-                     without an ordering `atomic_cas` between the two",
+                    "data race: program {} {does} byte {i} of buffer {buffer}, which program {} {did}: \
+                     nothing orders the two (only `atomic_cas` does)",
                     self.program, other.program
                 ));
             }
