@@ -300,7 +300,7 @@ fn range(b: &mut Builder, unknown: Unknown) -> NodeId {
     };
     let (from, by) = (b.number(0), b.number(1));
     let func = b.func;
-    let range = [0, 1, 2].map(|k| b.node(func.op(id).operands[k], &[]));
+    let range = b.loop_range(func.op(id));
     b.push(Node::Induction { from, by, range, after })
 }
 
@@ -428,7 +428,7 @@ fn carried_sum(
     let dtype = func.ty(init).dtype().filter(|d| d.is_int())?;
     let by = launch_invariant_step(b, by)?;
     let from = b.node(init, &[]);
-    let range = [0, 1, 2].map(|k| b.node(func.op(id).operands[k], &[]));
+    let range = b.loop_range(func.op(id));
     let after = matches!(iterations, Unknown::TripCount(_));
     let induction = b.push(Node::Induction { from, by, range, after });
     let mut sum = form(b, init, &[], budget).plus(b, AffineForm::of(iterations, by));
