@@ -23,8 +23,8 @@ impl LayoutBuilder {
         LayoutBuilder { shape: shape.to_vec(), covered: vec![1; shape.len()], bases: Default::default() }
     }
 
-    /// Adds bits of `dim` along `axis`, for `extent` repetitions of the box so far. Bits that exceed the tensor wrap to its
-    /// start: lanes and warps then hold replicas, and such register bits are omitted.
+    /// Adds bits of `dim` along `axis`, for `extent` repetitions of the box so far. Bits that exceed the tensor wrap
+    /// to its start: lanes and warps then hold replicas, and such register bits are omitted.
     #[must_use]
     pub fn along(mut self, dim: Dim, axis: usize, extent: u32) -> Self {
         if !extent.is_power_of_two() || axis >= self.shape.len() || dim == Dim::Offset {

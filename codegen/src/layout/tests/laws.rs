@@ -157,7 +157,9 @@ proptest! {
     }
 
     #[test]
-    fn splits_take_the_halves(layout in shapes().prop_flat_map(|mut shape| { shape.push(2); surjective_layout(shape) })) {
+    fn splits_take_the_halves(
+        layout in shapes().prop_flat_map(|mut shape| { shape.push(2); surjective_layout(shape) }),
+    ) {
         if let Some(split) = layout.split() {
             check_split(&layout, &split)?;
         }
