@@ -474,8 +474,8 @@ impl<'f> Lowering<'f> {
                         let back = from.pseudo_invert();
                         (0..to.num_registers())
                             .map(|r| {
-                                operand[back.apply(&map(&to.apply(Index::register(r as u32)))).register as usize]
-                                    .clone()
+                                let source = back.apply(&map(&to.apply(Index::register(r as u32))));
+                                operand[source.register as usize].clone()
                             })
                             .collect()
                     }
