@@ -216,7 +216,7 @@ fn check_tiles(func: &Func, options: &CompileOptions) -> Result<(), Unsupported>
             return Err(Unsupported {
                 loc: data.loc.clone(),
                 message: format!(
-                    "a tile of shape {shape:?} is {elements} elements for each of {threads} threads, at most \
+                    "a tile of shape {shape:?} has {elements} elements per thread ({threads} threads): at most \
                      {MAX_ELEMENTS_PER_THREAD} are supported"
                 ),
                 help: Some("use smaller tiles or more warps: a thread has 255 registers".into()),
@@ -243,12 +243,12 @@ pub struct ResourceEstimate {
     /// Registers available to a thread.
     pub available: u32,
     /// Multiply-add instructions that the unrolled FMA dots put into the code of a thread.
-    pub multiply_adds: u64,
+    pub fma_count: u64,
 }
 
 /// Limit of unrolled multiply-add instructions per thread. Longer code is far larger than any instruction cache, and
 /// the driver compiles it for many seconds.
-const MAX_MULTIPLY_ADDS: u64 = 16384;
+const MAX_FMA_COUNT: u64 = 16384;
 
 impl ResourceEstimate {
     /// The reason to reject the kernel before the driver compiles it; `None` where it may be worthwhile.
@@ -257,15 +257,14 @@ impl ResourceEstimate {
     /// FlashAttention and up to 330 for norms, of 255, and ptxas spills few or none of them. At the limit, spills take
     /// tens of kilobytes.
     pub fn over_limit(&self) -> Option<String> {
-        let ResourceEstimate { registers, available, multiply_adds } = *self;
+        let ResourceEstimate { registers, available, fma_count } = *self;
         if registers > available + available / 2 {
             return Some(format!(
                 "its tiles need about {registers} registers per thread, and {available} are available"
             ));
         }
-        (multiply_adds > MAX_MULTIPLY_ADDS).then(|| {
-            format!("its code has {multiply_adds} unrolled multiply-adds per thread, more than {MAX_MULTIPLY_ADDS}")
-        })
+        (fma_count > MAX_FMA_COUNT)
+            .then(|| format!("its code has {fma_count} unrolled multiply-adds per thread, more than {MAX_FMA_COUNT}"))
     }
 }
 
@@ -285,7 +284,7 @@ pub fn estimate_resources(
     Ok(ResourceEstimate {
         registers: registers::max_live(&gpu_func),
         available: options.max_registers.map_or(available, |most| most.min(available)),
-        multiply_adds: registers::multiply_adds(&gpu_func),
+        fma_count: registers::fma_count(&gpu_func),
     })
 }
 
@@ -302,8 +301,8 @@ fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) ->
         loc: func.loc.clone(),
         message: format!("num_warps is {warps}: expected 4, 8 or 16 with warp specialization"),
         help: Some(
-            "consumer warps are whole warpgroups of 4 warps, and the producer warpgroup adds 4 more to a block of at most 32: \
-             choose another num_warps, or turn warp_specialize off"
+            "consumer warps are whole warpgroups of 4 warps, and the producer warpgroup adds 4 more to a block of at \
+             most 32: choose another num_warps, or turn warp_specialize off"
                 .into(),
         ),
     })

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
-use tilewright_codegen::interp::{self, ArgValue, Limits, Memory, Order};
+use tilewright_codegen::interp::{self, ArgValue, Memory, RunOptions};
 use tilewright_codegen::ir::{Elem, Func, Stage};
 use tilewright_codegen::testgen::{Options, Rng, program};
 use tilewright_codegen::{passes, text, verify};
@@ -179,8 +179,8 @@ fn run(func: &Func) {
             _ => ArgValue::Bool(true),
         })
         .collect();
-    let _ =
-        interp::run_traced(func, &values, [1; 3], &mut memory, Limits { max_ops: 2_000 }, Order::default(), &mut ());
+    let options = RunOptions { max_ops: 2_000, ..RunOptions::default() };
+    let _ = interp::run_traced(func, &values, [1; 3], &mut memory, options, &mut ());
 }
 
 /// Checks that some mutations are valid: otherwise `any_mutation` would test only the parser.

@@ -4,7 +4,7 @@ use crate::ir::{BinaryOp, DType, Def, Func, Literal, Op, UnaryOp, Value};
 use crate::num;
 
 /// Maximum depth of the recursion through defining ops; an op with two operands may double the work.
-const DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 /// Rounding to f16, bf16, f32 or f64 increases a magnitude by at most this factor, or, for subnormal numbers, by at
 /// most [`SUBNORMAL`].
 const ROUNDING: f64 = 1.0 + 1.0 / 256.0;
@@ -14,7 +14,7 @@ const SUBNORMAL: f64 = 3e-8;
 /// Upper bound of the magnitude of the finite elements of a scalar or tile: at most that of its type. `None` for
 /// pointers, and for bf16, f32 and f64 if no bound is found.
 pub fn upper_bound(func: &Func, v: Value) -> Option<f64> {
-    bound_to_depth(func, v, DEPTH)
+    bound_to_depth(func, v, MAX_DEPTH)
 }
 
 fn bound_to_depth(func: &Func, v: Value, depth: usize) -> Option<f64> {

@@ -30,7 +30,7 @@ pub fn max_live(func: &Func) -> u32 {
 }
 
 /// Static number of FMA instructions per thread of dots that do not use tensor cores.
-pub fn multiply_adds(func: &Func) -> u64 {
+pub fn fma_count(func: &Func) -> u64 {
     let of = |id: OpId| {
         let data = func.op(id);
         match data.op {

@@ -18,7 +18,7 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
         Op::Reduce { axis } => match layout(data.operands[0]) {
             Some(l) => {
                 let dtypes: Vec<_> = data.operands.iter().filter_map(|&v| func.ty(v).dtype()).collect();
-                of_reduction(l, *axis, &dtypes)
+                reduction_bytes(l, *axis, &dtypes)
             }
             None => 0,
         },
@@ -38,7 +38,7 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
 }
 
 /// Scratch of a cross-warp reduction: a partial result per warp for each operand.
-fn of_reduction(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
+fn reduction_bytes(layout: &LinearLayout, axis: usize, dtypes: &[DType]) -> u32 {
     match layout.reduction(axis) {
         Some(steps) if !steps.warps.is_empty() => {
             let partials = steps.layout.num_elements() as u32 * (1 << steps.warps.len());

@@ -8,7 +8,7 @@ use super::value::{Barriers, Shared, Tile};
 struct Barrier {
     /// Number of arrivals of a phase, and the number still pending in the current one.
     arrivals: u32,
-    missing: u32,
+    pending: u32,
     /// Expected bytes that are not yet written.
     bytes: u32,
     /// Number of completed phases.
@@ -34,7 +34,7 @@ pub(super) struct BarrierTable {
 impl BarrierTable {
     pub fn alloc(&mut self, count: usize, arrivals: u32) -> Barriers {
         let first = self.barriers.len();
-        let new = Barrier { arrivals, missing: arrivals, bytes: 0, phase: 0, freed: false };
+        let new = Barrier { arrivals, pending: arrivals, bytes: 0, phase: 0, freed: false };
         self.barriers.resize(first + count, new);
         Barriers { first, count }
     }
@@ -42,11 +42,11 @@ impl BarrierTable {
     pub fn free(&mut self, group: &Barriers) -> Result<(), String> {
         for i in group.first..group.first + group.count {
             let b = &mut self.barriers[i];
-            if b.missing != b.arrivals || b.bytes != 0 {
+            if b.pending != b.arrivals || b.bytes != 0 {
                 return Err(format!(
                     "mbarrier {} is freed in the middle of a phase: {} arrivals and {} bytes are pending",
                     i - group.first,
-                    b.missing,
+                    b.pending,
                     b.bytes
                 ));
             }
@@ -57,7 +57,7 @@ impl BarrierTable {
 
     fn at(&mut self, group: &Barriers, index: i128) -> Result<(usize, &mut Barrier), String> {
         let Some(i) = usize::try_from(index).ok().filter(|&i| i < group.count) else {
-            return Err(format!("uses mbarrier {index} of {}", group.count));
+            return Err(format!("mbarrier index {index} is out of range: the group has {}", group.count));
         };
         let number = group.first + i;
         let b = &mut self.barriers[number];
@@ -66,13 +66,13 @@ impl BarrierTable {
 
     pub fn arrive(&mut self, group: &Barriers, index: i128, count: u32) -> Result<(), String> {
         let (_, b) = self.at(group, index)?;
-        if count > b.missing {
+        if count > b.pending {
             return Err(format!(
                 "{count} arrivals, but only {} of {} are pending in this phase",
-                b.missing, b.arrivals
+                b.pending, b.arrivals
             ));
         }
-        b.missing -= count;
+        b.pending -= count;
         b.complete();
         Ok(())
     }
@@ -135,7 +135,7 @@ impl BarrierTable {
         match self.at(group, index) {
             Ok((_, b)) => format!(
                 "in phase {}, {} of {} arrivals and {} expected bytes are pending",
-                b.phase, b.missing, b.arrivals, b.bytes
+                b.phase, b.pending, b.arrivals, b.bytes
             ),
             Err(e) => e,
         }
@@ -144,8 +144,8 @@ impl BarrierTable {
 
 impl Barrier {
     fn complete(&mut self) {
-        if self.missing == 0 && self.bytes == 0 {
-            self.missing = self.arrivals;
+        if self.pending == 0 && self.bytes == 0 {
+            self.pending = self.arrivals;
             self.phase += 1;
         }
     }

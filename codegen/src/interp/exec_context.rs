@@ -16,10 +16,10 @@ pub(super) struct ExecContext {
 struct Frame {
     block: BlockId,
     at: usize,
-    kind: Kind,
+    kind: FrameKind,
 }
 
-enum Kind {
+enum FrameKind {
     /// The body, a partition, or a branch of an `if`: its values are the results of the op.
     Once,
     Loop {
@@ -58,10 +58,10 @@ enum Pause {
 
 impl ExecContext {
     fn new(block: BlockId) -> ExecContext {
-        ExecContext { frames: vec![Frame { block, at: 0, kind: Kind::Once }] }
+        ExecContext { frames: vec![Frame { block, at: 0, kind: FrameKind::Once }] }
     }
 
-    fn push(&mut self, block: BlockId, kind: Kind) {
+    fn push(&mut self, block: BlockId, kind: FrameKind) {
         self.frames.push(Frame { block, at: 0, kind });
     }
 }
@@ -160,14 +160,14 @@ impl Machine<'_> {
                 Op::If => {
                     self.count_op(id)?;
                     let side = if self.operands(id)[0].bits() != 0 { 0 } else { 1 };
-                    context.push(self.func.op(id).regions[side], Kind::Once);
+                    context.push(self.func.op(id).regions[side], FrameKind::Once);
                 }
                 Op::While => {
                     self.count_op(id)?;
                     let block = self.func.op(id).regions[0];
                     let carried = self.operands(id);
                     self.set_params(block, carried);
-                    context.push(block, Kind::Before);
+                    context.push(block, FrameKind::Before);
                 }
                 _ => {
                     self.execute(id)?;
@@ -190,7 +190,7 @@ impl Machine<'_> {
         let (ty, block) = (operands[0].tile().dtype(), self.func.op(id).regions[0]);
         if lower < upper {
             self.set_index(block, ty, lower, carried);
-            context.push(block, Kind::Loop { index: lower, upper, step, ty });
+            context.push(block, FrameKind::Loop { index: lower, upper, step, ty });
         } else {
             self.set_results(id, carried);
         }
@@ -209,8 +209,8 @@ impl Machine<'_> {
         let Some(outer) = context.frames.last() else { return };
         let owner = self.func.block(outer.block).ops[outer.at - 1];
         match &mut frame.kind {
-            Kind::Once => self.set_results(owner, values),
-            Kind::Loop { index, upper, step, ty } => {
+            FrameKind::Once => self.set_results(owner, values),
+            FrameKind::Loop { index, upper, step, ty } => {
                 *index += *step;
                 if *index < *upper {
                     self.set_index(frame.block, *ty, *index, values);
@@ -220,18 +220,18 @@ impl Machine<'_> {
                     self.set_results(owner, values);
                 }
             }
-            Kind::Before => {
+            FrameKind::Before => {
                 if values.remove(0).bits() == 0 {
                     return self.set_results(owner, values);
                 }
                 let after = self.func.op(owner).regions[1];
                 self.set_params(after, values);
-                context.push(after, Kind::After);
+                context.push(after, FrameKind::After);
             }
-            Kind::After => {
+            FrameKind::After => {
                 let before = self.func.op(owner).regions[0];
                 self.set_params(before, values);
-                context.push(before, Kind::Before);
+                context.push(before, FrameKind::Before);
             }
         }
     }
@@ -250,16 +250,16 @@ impl Machine<'_> {
     }
 
     fn count_op(&mut self, id: OpId) -> Result<(), InterpError> {
-        self.count().map_err(|fault| self.name(id, fault))
+        self.count().map_err(|fault| self.with_op(id, fault))
     }
 
     fn execute(&mut self, id: OpId) -> Result<(), InterpError> {
-        let results = self.op(id).map_err(|fault| self.name(id, fault))?;
+        let results = self.op(id).map_err(|fault| self.with_op(id, fault))?;
         self.set_results(id, results);
         Ok(())
     }
 
-    fn name(&self, id: OpId, fault: Fault) -> InterpError {
+    fn with_op(&self, id: OpId, fault: Fault) -> InterpError {
         match fault {
             Fault::Here(message) => self.error(id, message),
             Fault::Inside(error) => error,

@@ -2,7 +2,7 @@
 //! [`super::exec_context`].
 
 use super::barriers::BarrierTable;
-use super::contraction::{self, Row};
+use super::dot_and_reduce::{self, Elements};
 use super::exec_context::{ControlState, Stop};
 use super::memory::Memory;
 use super::shared::SharedMemory;
@@ -14,17 +14,18 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-/// Limits of a run.
+/// Options of a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct RunOptions {
     /// Maximum number of ops that all programs together may execute. Ops of combine regions count each time.
     pub max_ops: u64,
+    pub order: Order,
 }
 
-impl Default for Limits {
+impl Default for RunOptions {
     /// No limit.
-    fn default() -> Limits {
-        Limits { max_ops: u64::MAX }
+    fn default() -> RunOptions {
+        RunOptions { max_ops: u64::MAX, order: Order::default() }
     }
 }
 
@@ -55,7 +56,7 @@ const SWITCH_PERIOD: usize = 4;
 /// State of a program that has started, while another one runs.
 struct Program {
     number: usize,
-    place: [u32; 3],
+    coordinates: [u32; 3],
     values: Vec<Option<Val>>,
     shared: SharedMemory,
     barriers: BarrierTable,
@@ -84,8 +85,7 @@ pub(super) fn run(
     args: &[Tile],
     grid: [u32; 3],
     memory: &mut Memory,
-    limits: Limits,
-    order: Order,
+    options: RunOptions,
     trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
     let total = grid.iter().map(|&n| n as usize).product();
@@ -94,7 +94,7 @@ pub(super) fn run(
         func,
         memory,
         trace,
-        limits,
+        max_ops: options.max_ops,
         grid,
         program: [0; 3],
         values: Vec::new(),
@@ -102,7 +102,7 @@ pub(super) fn run(
         barriers: BarrierTable::default(),
         outcome: Outcome::default(),
         spin: SpinWait::default(),
-        random: match order {
+        random: match options.order {
             Order::Sequential => None,
             Order::Interleaved(seed) => Some(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
         },
@@ -116,7 +116,7 @@ pub(super) struct Machine<'a> {
     pub func: &'a Func,
     memory: &'a mut Memory,
     trace: &'a mut dyn Trace,
-    limits: Limits,
+    max_ops: u64,
     grid: [u32; 3],
     /// Coordinates and state of the running program.
     program: [u32; 3],
@@ -140,14 +140,14 @@ impl Machine<'_> {
 
     fn start(&mut self, number: usize, args: &[Tile]) -> Program {
         let [x, y, _] = self.grid.map(|n| n as usize);
-        let place = [number % x, number / x % y, number / (x * y)].map(|n| n as u32);
+        let coordinates = [number % x, number / x % y, number / (x * y)].map(|n| n as u32);
         let mut values = vec![None; self.func.num_values()];
         for (&v, arg) in self.func.block(self.func.body).params.iter().zip(args) {
             values[v.0 as usize] = Some(Val::from(arg.clone()));
         }
         Program {
             number,
-            place,
+            coordinates,
             values,
             shared: SharedMemory::default(),
             barriers: BarrierTable::default(),
@@ -188,7 +188,7 @@ impl Machine<'_> {
                 None => resident.iter().position(|p| !waits(p)).unwrap_or(0),
             };
             let mut program = resident.swap_remove(at);
-            self.program = program.place;
+            self.program = program.coordinates;
             self.memory.set_program(program.number);
             self.swap_state(&mut program);
             let stop = self.resume(&mut program.flow);
@@ -211,7 +211,7 @@ impl Machine<'_> {
                 continue;
             }
             let first = &resident[0];
-            self.program = first.place;
+            self.program = first.coordinates;
             let at = first.spin.at.expect("internal compiler error: a spinning program without an op, please report");
             let message = format!(
                 "livelock: all {} programs that have not exited repeat global memory accesses that change nothing",
@@ -262,7 +262,7 @@ impl Machine<'_> {
         }
         let seen = match atomic {
             true => self.spin.atomics.get(&here).copied(),
-            false => self.spin.loaded.filter(|(place, _)| *place == here).map(|(_, scalars)| scalars),
+            false => self.spin.loaded.filter(|(last, _)| *last == here).map(|(_, scalars)| scalars),
         };
         // Different scalars, such as a loop index, mean progress.
         let scalars = seen.map(|_| self.hash_scalars());
@@ -353,8 +353,8 @@ impl<'a> Machine<'a> {
     /// Counts an executed op; fails at the limit.
     pub(super) fn count(&mut self) -> Result<(), Fault> {
         self.outcome.ops += 1;
-        if self.outcome.ops > self.limits.max_ops {
-            return Err(Fault::Here(format!("stopped after {} ops", self.limits.max_ops)));
+        if self.outcome.ops > self.max_ops {
+            return Err(Fault::Here(format!("stopped after {} ops", self.max_ops)));
         }
         Ok(())
     }
@@ -429,7 +429,7 @@ impl<'a> Machine<'a> {
             Op::AtomicRmw { op } => one(access::atomic_rmw(self.memory, *op, tile(0), tile(1), optional(2))?),
             Op::AtomicCas => one(access::atomic_cas(self.memory, tile(0), tile(1), tile(2))?),
 
-            Op::Dot { precision } => one(contraction::dot(tile(0), tile(1), tile(2), *precision)),
+            Op::Dot { precision } => one(dot_and_reduce::dot(tile(0), tile(1), tile(2), *precision)),
             Op::Reduce { axis } => self.reduce(id, &operands, *axis),
             Op::Scan { axis, reverse } => self.scan(id, &operands, *axis, *reverse),
 
@@ -536,11 +536,17 @@ impl<'a> Machine<'a> {
         let [k_end, n_end] = ends;
         let a = zero_beyond(read(&operands[0])?, 1, k_end);
         let b = zero_beyond(zero_beyond(read(&operands[1])?, 0, k_end), 1, n_end);
-        Ok(contraction::dot(&a, &b, operands[2].tile(), precision))
+        Ok(dot_and_reduce::dot(&a, &b, operands[2].tile(), precision))
     }
 
-    /// Runs the combine region of a `reduce` or `scan` on two rows.
-    fn combine(&mut self, region: BlockId, elems: &[Elem], left: &Row, right: &Row) -> Result<Row, InterpError> {
+    /// Runs the combine region of a `reduce` or `scan` on the elements at two positions.
+    fn combine(
+        &mut self,
+        region: BlockId,
+        elems: &[Elem],
+        left: &Elements,
+        right: &Elements,
+    ) -> Result<Elements, InterpError> {
         let scalars = elems.iter().cycle().zip(left.iter().chain(right));
         let params = scalars.map(|(&elem, &bits)| Tile::scalar(elem, bits).into()).collect();
         Ok(self.enter(region, params)?.iter().map(Val::bits).collect())
@@ -554,10 +560,10 @@ impl<'a> Machine<'a> {
         for result in &mut results {
             result.shape.remove(axis);
         }
-        for line in contraction::axis_lines(&tiles[0].shape, axis) {
-            let rows = line.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
-            let row = contraction::tree_reduce(rows, |l, r| self.combine(region, &elems, l, r))?;
-            for (result, bits) in results.iter_mut().zip(row) {
+        for positions in dot_and_reduce::slices_along_axis(&tiles[0].shape, axis) {
+            let slice = positions.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
+            let reduced = dot_and_reduce::tree_reduce(slice, |l, r| self.combine(region, &elems, l, r))?;
+            for (result, bits) in results.iter_mut().zip(reduced) {
                 result.bits.push(bits);
             }
         }
@@ -569,14 +575,15 @@ impl<'a> Machine<'a> {
         let tiles: Vec<&Tile> = operands.iter().map(Val::tile).collect();
         let elems: Vec<Elem> = tiles.iter().map(|t| t.elem).collect();
         let mut results: Vec<Tile> = tiles.iter().map(|t| (*t).clone()).collect();
-        for mut line in contraction::axis_lines(&tiles[0].shape, axis) {
+        for mut positions in dot_and_reduce::slices_along_axis(&tiles[0].shape, axis) {
             if reverse {
-                line.reverse();
+                positions.reverse();
             }
-            let mut rows: Vec<Row> = line.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
-            contraction::inclusive_scan(&mut rows, |l, r| self.combine(region, &elems, l, r))?;
-            for (&p, row) in line.iter().zip(rows) {
-                for (result, bits) in results.iter_mut().zip(row) {
+            let mut slice: Vec<Elements> =
+                positions.iter().map(|&p| tiles.iter().map(|t| t.bits[p]).collect()).collect();
+            dot_and_reduce::inclusive_scan(&mut slice, |l, r| self.combine(region, &elems, l, r))?;
+            for (&p, elements) in positions.iter().zip(slice) {
+                for (result, bits) in results.iter_mut().zip(elements) {
                     result.bits[p] = bits;
                 }
             }

@@ -26,7 +26,7 @@
 mod access;
 pub mod arith;
 mod barriers;
-mod contraction;
+mod dot_and_reduce;
 mod elementwise;
 mod exec_context;
 mod machine;
@@ -38,7 +38,7 @@ mod shared;
 mod tests;
 pub mod value;
 
-pub use machine::{Limits, Order};
+pub use machine::{Order, RunOptions};
 pub use memory::{BufferId, Memory};
 pub use value::Tile;
 
@@ -115,17 +115,16 @@ impl Trace for () {
 /// If the function violates a rule of the verifier, an argument does not match its parameter or the facts that the
 /// kernel is specialized for, or a program has undefined behavior. `memory` keeps its contents at that point.
 pub fn run(func: &Func, args: &[ArgValue], grid: [u32; 3], memory: &mut Memory) -> Result<Outcome, InterpError> {
-    run_traced(func, args, grid, memory, Limits::default(), Order::default(), &mut ())
+    run_traced(func, args, grid, memory, RunOptions::default(), &mut ())
 }
 
-/// As [`run`], with an order of programs, limits, and an observer of all values.
+/// As [`run`], with options and an observer of all values.
 pub fn run_traced(
     func: &Func,
     args: &[ArgValue],
     grid: [u32; 3],
     memory: &mut Memory,
-    limits: Limits,
-    order: Order,
+    options: RunOptions,
     trace: &mut dyn Trace,
 ) -> Result<Outcome, InterpError> {
     let before = |message: String| InterpError {
@@ -136,7 +135,7 @@ pub fn run_traced(
     };
     verify::verify(func, verify::stage_of(func)).map_err(|errors| before(errors[0].to_string()))?;
     let args = arguments(func, args, memory).map_err(before)?;
-    machine::run(func, &args, grid, memory, limits, order, trace)
+    machine::run(func, &args, grid, memory, options, trace)
 }
 
 /// The arguments as scalars, checked against types and specialization.

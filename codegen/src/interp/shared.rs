@@ -57,7 +57,7 @@ impl Shared {
     pub fn slot(&self, index: i128) -> Result<Shared, String> {
         let count = self.shape[0];
         let Some(i) = usize::try_from(index).ok().filter(|&i| i < count) else {
-            return Err(format!("uses buffer {index} of a ring of {count}"));
+            return Err(format!("buffer index {index} is out of range: the ring has {count} buffers"));
         };
         Ok(Shared {
             start: self.start + i * self.strides[0],

@@ -1,6 +1,6 @@
 //! Small programs with results computed by hand or by plain Rust in f32 and f64.
 
-use super::{ArgValue, BufferId, InterpError, Limits, Memory, Order, Outcome, run, run_traced};
+use super::{ArgValue, BufferId, InterpError, Memory, Outcome, RunOptions, run, run_traced};
 use crate::text::parse;
 
 fn f32s(values: &[f32]) -> Vec<u8> {
@@ -365,9 +365,8 @@ fn runs_stop_at_their_limit_and_check_their_arguments() {
     let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
     let go = |n: i64, one: i64| {
         let args = [ArgValue::Int(n), ArgValue::Int(one)];
-        run_traced(&func, &args, [1; 3], &mut Memory::new(), Limits { max_ops: 100 }, Order::default(), &mut ())
-            .unwrap_err()
-            .message
+        let options = RunOptions { max_ops: 100, ..RunOptions::default() };
+        run_traced(&func, &args, [1; 3], &mut Memory::new(), options, &mut ()).unwrap_err().message
     };
     assert_eq!(go(32, 1), "stopped after 100 ops");
     assert_eq!(go(40, 1), "argument `n` is 40, but the kernel was specialized for multiples of 16");

@@ -266,8 +266,10 @@ impl Func {
 
     /// The layout of a tensor or shared value. Panics if it has none: a compiler bug.
     pub fn layout_of(&self, v: Value) -> &crate::layout::LinearLayout {
-        let id =
-            self.ty(v).layout().expect("internal compiler error: a value without a layout after layout assignment");
+        let id = self
+            .ty(v)
+            .layout()
+            .expect("internal compiler error: a value without a layout after layout assignment, please report");
         self.layout(id)
     }
 
@@ -299,7 +301,7 @@ impl Func {
         (0..self.blocks.len() as u32)
             .map(BlockId)
             .find(|&b| self.block(b).ops.contains(&id))
-            .expect("internal compiler error: an op outside any block")
+            .expect("internal compiler error: an op outside any block, please report")
     }
 
     /// The block that contains an op, and the op's index there. Panics if no block does: a compiler bug.

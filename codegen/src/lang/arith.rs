@@ -130,7 +130,7 @@ widening! {
 fn host_failure(op: BinaryOp, a: impl std::fmt::Display, b: impl std::fmt::Display) -> ! {
     fail(
         error_here(format!("`{a} {} {b}` cannot be evaluated", symbol(op)))
-            .label("overflow, division by zero, or an operation that this type does not have"),
+            .label("overflow, division by zero, or an operation that this type does not support"),
     )
 }
 

@@ -21,6 +21,6 @@ pub(crate) fn ty(ty: &Type) -> String {
 
 /// The text with its indefinite article: "an f32 tile", "a bf16 tile".
 pub(crate) fn with_article(words: &str) -> String {
-    let spoken_vowel = words.starts_with(['f', 'i']) && words[1..].starts_with(|c: char| c.is_ascii_digit());
-    format!("{} {words}", if spoken_vowel { "an" } else { "a" })
+    let starts_with_vowel_sound = words.starts_with(['f', 'i']) && words[1..].starts_with(|c: char| c.is_ascii_digit());
+    format!("{} {words}", if starts_with_vowel_sound { "an" } else { "a" })
 }

@@ -24,7 +24,7 @@ pub trait Index {
     /// The index as a member of a list: an i64 scalar is used without a conversion.
     #[doc(hidden)]
     #[track_caller]
-    fn listed(self) -> Value
+    fn list_item(self) -> Value
     where
         Self: Sized,
     {
@@ -37,7 +37,7 @@ impl Index for Scalar<i64> {
     fn index(self) -> Value {
         to_i64(self.value())
     }
-    fn listed(self) -> Value {
+    fn list_item(self) -> Value {
         self.value()
     }
 }
@@ -229,7 +229,7 @@ impl<I: Index, const N: usize> IndexList for [I; N] {
     fn indices(self) -> Vec<Scalar<i64>> {
         let mut indices = Vec::with_capacity(N);
         for i in self {
-            indices.push(Scalar::from_value(i.listed()));
+            indices.push(Scalar::from_value(i.list_item()));
         }
         indices
     }

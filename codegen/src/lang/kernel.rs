@@ -149,7 +149,7 @@ impl fmt::Display for ConstValue {
 /// A type that `#[constexpr]` parameters can have.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the type of a `#[constexpr]` parameter",
-    note = "use usize, i32, i64, u32, u64, bool, f32, f64, or an enum declared in `constexpr_enum! {{ … }}`"
+    note = "use usize, i32, i64, u32, u64, bool, f32, f64, Precision, or an enum declared in `constexpr_enum! {{ … }}`"
 )]
 pub trait Constexpr: Copy + 'static {
     /// The type's name in messages.
@@ -370,8 +370,8 @@ impl Inputs<'_> {
 /// their own arguments; what follows from several of them, such as the shape that two tiles broadcast to, is checked
 /// here on the complete function.
 fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
-    let broken = verify(func, Stage::Tile).err()?;
-    let limit = broken.into_iter().find(|error| matches!(error.rule, Rule::Extents | Rule::Attributes))?;
+    let errors = verify(func, Stage::Tile).err()?;
+    let limit = errors.into_iter().find(|error| matches!(error.rule, Rule::Extents | Rule::Attributes))?;
     let op = format!("in op `{}`", limit.op);
     Some(
         Diagnostic::new(limit.message, limit.loc)
@@ -383,7 +383,7 @@ fn first_limit_violation(func: &Func) -> Option<Diagnostic> {
 
 impl KernelDef {
     /// Whether `name` is the kernel's name or a former one.
-    pub fn is_named(&self, name: &str) -> bool {
+    pub fn has_name(&self, name: &str) -> bool {
         self.name == name || self.aliases.contains(&name)
     }
 

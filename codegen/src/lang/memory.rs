@@ -477,7 +477,7 @@ pub fn atomic_cas<P: Pointer>(pointer: P, expected: impl Operand<P::Elem>, new: 
     if !dtype.is_int() || dtype.bits() < 32 {
         fail(
             error_here(format!("`atomic_cas` needs integers of 32 or 64 bits, found {dtype}"))
-                .label("no such instruction"),
+                .label("unsupported element type"),
         );
     }
     let to = shape(v);

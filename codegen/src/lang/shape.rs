@@ -4,7 +4,7 @@ use super::diag_text;
 use super::dtype::Dtype;
 use super::handle::{Data, PtrTile, Tile};
 use super::index::{ExtentList, check_axis, check_shape};
-use super::operand::{broadcast as repeat, common_shape};
+use super::operand::{broadcast as broadcast_value, common_shape};
 use super::record::{emit, error_here, fail, shape};
 use crate::ir::Value;
 
@@ -70,7 +70,7 @@ pub fn broadcast_to<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
                 .help("insert dimensions first: `.expand_dims(…)`"),
         );
     }
-    x.tile(repeat(v, to))
+    x.tile(broadcast_value(v, to))
 }
 
 /// Two tiles, broadcast to their common shape.
@@ -78,7 +78,7 @@ pub fn broadcast_to<X: Shaped>(x: X, to: impl AsRef<[usize]>) -> X::Tile {
 pub fn broadcast<A: Shaped, B: Shaped>(a: A, b: B) -> (A::Tile, B::Tile) {
     let (va, vb) = (a.raw_value(), b.raw_value());
     let common = common_shape(&[shape(va), shape(vb)], "`broadcast`");
-    (a.tile(repeat(va, &common)), b.tile(repeat(vb, &common)))
+    (a.tile(broadcast_value(va, &common)), b.tile(broadcast_value(vb, &common)))
 }
 
 #[track_caller]

@@ -3,7 +3,7 @@
 //! Fragment formulas are those of the PTX ISA ("Matrix Fragments for mma.m16n8k…", "Register Fragments for
 //! wgmma.m64k…"); the tests spell them out per element.
 
-use super::linear::{Basis, Dim, LinearLayout, bug};
+use super::linear::{Basis, Dim, LinearLayout, ThreadBases, bug};
 
 /// log2 of the lanes of a warp.
 const LANE_BITS: usize = 5;
@@ -23,8 +23,8 @@ impl LayoutBuilder {
         LayoutBuilder { shape: shape.to_vec(), covered: vec![1; shape.len()], bases: Default::default() }
     }
 
-    /// Adds bits of `dim` along `axis`, for `extent` copies of the box so far. Bits that exceed the tensor wrap to its
-    /// start: lanes and warps then hold replicas, and such register bits are omitted.
+    /// Adds bits of `dim` along `axis`, for `extent` repetitions of the box so far. Bits that exceed the tensor wrap
+    /// to its start: lanes and warps then hold replicas, and such register bits are omitted.
     #[must_use]
     pub fn along(mut self, dim: Dim, axis: usize, extent: u32) -> Self {
         if !extent.is_power_of_two() || axis >= self.shape.len() || dim == Dim::Offset {
@@ -46,7 +46,7 @@ impl LayoutBuilder {
 
     /// Adds bits of `dim` whose `extent` values hold replicas.
     #[must_use]
-    pub fn copies(mut self, dim: Dim, extent: u32) -> Self {
+    pub fn replicas(mut self, dim: Dim, extent: u32) -> Self {
         let zero = vec![0; self.shape.len()];
         self.bases[dim as usize].extend(vec![zero; extent.ilog2() as usize]);
         self
@@ -59,7 +59,7 @@ impl LayoutBuilder {
             self = self.along(Dim::Register, axis, rest);
         }
         let [register, lane, warp, block] = self.bases;
-        LinearLayout::distributed(&self.shape, register, lane, warp, block)
+        LinearLayout::distributed(&self.shape, ThreadBases { register, lane, warp, block })
     }
 }
 
@@ -93,16 +93,16 @@ impl LinearLayout {
     /// fill the axes in `order`; the rest goes along the slowest axis, as replicas.
     pub fn blocked_filling(shape: &[u32], size_per_thread: &[u32], num_warps: u32, order: &[usize]) -> Self {
         if shape.is_empty() {
-            return LayoutBuilder::new(shape).copies(Dim::Lane, 32).copies(Dim::Warp, num_warps).wrap(order);
+            return LayoutBuilder::new(shape).replicas(Dim::Lane, 32).replicas(Dim::Warp, num_warps).wrap(order);
         }
-        let mut room: Vec<u32> =
+        let mut remaining: Vec<u32> =
             shape.iter().zip(size_per_thread).map(|(extent, size)| (extent / size).max(1)).collect();
         let mut fill = |mut count: u32| {
             let mut sizes = vec![1; shape.len()];
             for (i, &axis) in order.iter().enumerate() {
-                sizes[axis] = if i + 1 == order.len() { count } else { count.min(room[axis]) };
+                sizes[axis] = if i + 1 == order.len() { count } else { count.min(remaining[axis]) };
                 count /= sizes[axis];
-                room[axis] = (room[axis] / sizes[axis]).max(1);
+                remaining[axis] = (remaining[axis] / sizes[axis]).max(1);
             }
             sizes
         };
@@ -150,7 +150,7 @@ impl LinearLayout {
             1 => accumulator_tile(LayoutBuilder::new(shape)),
             _ => a_tile(LayoutBuilder::new(shape), per_word),
         };
-        tile.along(Dim::Warp, 0, warps_per_cta[0]).copies(Dim::Warp, warps_per_cta[1]).wrap(&[1, 0])
+        tile.along(Dim::Warp, 0, warps_per_cta[0]).replicas(Dim::Warp, warps_per_cta[1]).wrap(&[1, 0])
     }
 
     /// The B operand `[k, n]` of `mma.sync.m16n8`, see [`Self::mma_m16n8_a`]. Warps along m hold replicas. Instructions
@@ -166,7 +166,7 @@ impl LinearLayout {
             .along(Dim::Lane, 0, 4)
             .along(Dim::Lane, 1, 8)
             .along(Dim::Register, 0, apart)
-            .copies(Dim::Warp, warps_per_cta[0])
+            .replicas(Dim::Warp, warps_per_cta[0])
             .along(Dim::Warp, 1, warps_per_cta[1])
             .wrap(&[0, 1])
     }
@@ -193,7 +193,7 @@ impl LinearLayout {
         check_matrix(shape, [64, 8 * per_word]);
         a_tile(LayoutBuilder::new(shape), per_word)
             .along(Dim::Warp, 0, warpgroup_warps(warps_per_cta))
-            .copies(Dim::Warp, warps_per_cta[1])
+            .replicas(Dim::Warp, warps_per_cta[1])
             .wrap(&[1, 0])
     }
 }

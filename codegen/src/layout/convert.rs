@@ -119,7 +119,7 @@ impl LanePlan {
         let distinct = dst.without_redundant_registers().layout;
         let registers = distinct.registers_of(dst)?;
         let mut sources = Sources::find(src, &distinct)?;
-        let e = sources.spread()?;
+        let e = sources.choose_shuffles()?;
         let a: Vec<u64> = sources.register.iter().map(|source| source.register).collect();
         let c: Vec<u64> = sources.register.iter().map(|source| source.lane).collect();
         let b: Vec<u64> = sources.lane.iter().map(|source| source.register).collect();
@@ -191,7 +191,7 @@ struct Sources {
     lane: Vec<Source>,
     warp: Vec<Source>,
     /// Moves between replicas: they change the place, not the value.
-    idle: Vec<Source>,
+    replica_moves: Vec<Source>,
 }
 
 impl Sources {
@@ -217,14 +217,14 @@ impl Sources {
         let lane = lane_pairs.map(lane_source).collect::<Option<_>>()?;
         let warp_pairs = src.columns(Dim::Warp).into_iter().zip(dst.columns(Dim::Warp));
         let warp = warp_pairs.map(|(held, wanted)| solve(held ^ wanted)).collect::<Option<_>>()?;
-        let idle = gf2::kernel(&held).into_iter().map(unpack).collect();
-        Some(Sources { register, lane, warp, idle })
+        let replica_moves = gf2::kernel(&held).into_iter().map(unpack).collect();
+        Some(Sources { register, lane, warp, replica_moves })
     }
 
     /// Chooses `E`, per lane bit, and redirects lanes to replicas, such that lanes that read from one lane in one
     /// shuffle (`(D + C·E)·l = 0`) need the same register of it: afterwards, such `l` satisfy `B·l = 0` and `E·l = 0`.
     /// `None` if neither replicas nor the registers of the result give access to enough other lanes.
-    fn spread(&mut self) -> Option<Vec<u64>> {
+    fn choose_shuffles(&mut self) -> Option<Vec<u64>> {
         let column = |list: &[Source], part: fn(&Source) -> u64| -> Vec<u64> { list.iter().map(part).collect() };
         let reads = column(&self.lane, |source| source.lane);
         let wants = column(&self.lane, |source| source.register);
@@ -232,8 +232,8 @@ impl Sources {
         // Directions to other lanes. Moves to replicas are free, so these come first. In a choice, a bit below
         // `registers` is a result register, a higher one a move between replicas.
         let registers = self.register.len();
-        let copies = self.idle.iter().enumerate().map(|(i, source)| (registers + i, source.lane));
-        let directions = copies.chain(self.register.iter().map(|source| source.lane).enumerate());
+        let moves = self.replica_moves.iter().enumerate().map(|(i, source)| (registers + i, source.lane));
+        let directions = moves.chain(self.register.iter().map(|source| source.lane).enumerate());
         let spare: Vec<u64> =
             directions.filter(|&(_, lane)| read.insert(lane, 0)).map(|(choice, _)| 1 << choice).collect();
         let mut spare = spare.into_iter();
@@ -254,10 +254,10 @@ impl Sources {
                 own
             };
             e[bit] = choice & ((1 << registers) - 1);
-            for (i, copy) in self.idle.iter().enumerate() {
+            for (i, replica) in self.replica_moves.iter().enumerate() {
                 if choice >> (registers + i) & 1 == 1 {
-                    self.lane[bit].register ^= copy.register;
-                    self.lane[bit].lane ^= copy.lane;
+                    self.lane[bit].register ^= replica.register;
+                    self.lane[bit].lane ^= replica.lane;
                 }
             }
         }

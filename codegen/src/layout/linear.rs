@@ -47,9 +47,9 @@ pub struct Index {
 }
 
 impl Index {
-    /// A place in a distributed layout.
-    pub fn thread(register: u32, lane: u32, warp: u32, block: u32) -> Index {
-        Index { register, lane, warp, block, offset: 0 }
+    /// A register of the first thread.
+    pub fn register(register: u32) -> Index {
+        Index { register, ..Index::default() }
     }
 
     /// The index with only this bit set.
@@ -98,6 +98,15 @@ impl BitXor for Index {
 /// The image of one input bit: its coordinate along each axis.
 pub type Basis = Vec<u32>;
 
+/// The images of the bits of a distributed layout's domain, lowest bit first.
+#[derive(Clone, Debug, Default)]
+pub struct ThreadBases {
+    pub register: Vec<Basis>,
+    pub lane: Vec<Basis>,
+    pub warp: Vec<Basis>,
+    pub block: Vec<Basis>,
+}
+
 /// Error in the bases of a layout, or in its text.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
@@ -136,13 +145,8 @@ impl LinearLayout {
     /// # Errors
     /// If an extent is not a power of two, or there are too many axes or bits, or a basis has another rank or lies
     /// outside the shape.
-    pub fn try_distributed(
-        shape: &[u32],
-        register: Vec<Basis>,
-        lane: Vec<Basis>,
-        warp: Vec<Basis>,
-        block: Vec<Basis>,
-    ) -> Result<Self, LayoutError> {
+    pub fn try_distributed(shape: &[u32], bases: ThreadBases) -> Result<Self, LayoutError> {
+        let ThreadBases { register, lane, warp, block } = bases;
         Self::checked(Space::Distributed, shape, [register, lane, warp, block, Vec::new()])
     }
 
@@ -151,14 +155,8 @@ impl LinearLayout {
     /// # Panics
     /// If the bases are inconsistent: a compiler bug.
     #[track_caller]
-    pub fn distributed(
-        shape: &[u32],
-        register: Vec<Basis>,
-        lane: Vec<Basis>,
-        warp: Vec<Basis>,
-        block: Vec<Basis>,
-    ) -> Self {
-        Self::try_distributed(shape, register, lane, warp, block).unwrap_or_else(|error| bug(error))
+    pub fn distributed(shape: &[u32], bases: ThreadBases) -> Self {
+        Self::try_distributed(shape, bases).unwrap_or_else(|error| bug(error))
     }
 
     /// A shared layout from the images of its offset bits.
@@ -274,18 +272,13 @@ impl LinearLayout {
         self.size(Dim::Warp)
     }
 
-    /// The coordinates of the value in a register of a thread.
-    pub fn apply(&self, register: u32, lane: u32, warp: u32, block: u32) -> Vec<u32> {
-        self.apply_index(Index::thread(register, lane, warp, block))
-    }
-
     /// The coordinates of the element at this offset of a shared layout.
     pub fn apply_offset(&self, offset: u32) -> Vec<u32> {
-        self.apply_index(Index { offset, ..Index::default() })
+        self.apply(Index { offset, ..Index::default() })
     }
 
     /// The coordinates of the element at a place. Bits that a dim does not have are ignored.
-    pub fn apply_index(&self, index: Index) -> Vec<u32> {
+    pub fn apply(&self, index: Index) -> Vec<u32> {
         let mut coordinates = vec![0; self.rank()];
         for dim in Dim::ALL {
             for (bit, basis) in self.bases(dim).iter().enumerate() {
@@ -459,14 +452,9 @@ impl IndexMap {
         sum
     }
 
-    /// The shared-memory element offset of a register of a thread; the map must lead to a shared layout.
-    pub fn offset(&self, register: u32, lane: u32, warp: u32, block: u32) -> u32 {
-        self.apply(Index::thread(register, lane, warp, block)).offset
-    }
-
     /// `layout ∘ self`: a layout of the places that this map starts from.
     pub fn then(&self, layout: &LinearLayout) -> LinearLayout {
-        let list = |dim| -> Vec<Basis> { self.images(dim).iter().map(|&image| layout.apply_index(image)).collect() };
+        let list = |dim| -> Vec<Basis> { self.images(dim).iter().map(|&image| layout.apply(image)).collect() };
         LinearLayout::checked(self.space, layout.shape(), Dim::ALL.map(list)).unwrap_or_else(|error| bug(error))
     }
 }

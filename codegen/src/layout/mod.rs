@@ -76,7 +76,7 @@ mod text;
 pub use access::VectorAccess;
 pub use construct::LayoutBuilder;
 pub use convert::{Conversion, LanePlan, Shuffle};
-pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space};
+pub use linear::{Basis, Dim, Index, IndexMap, InverseLayout, LayoutError, LinearLayout, MAX_RANK, Space, ThreadBases};
 pub use reduce::Reduction;
 pub use shape_ops::{Join, Renaming, Split};
 pub use shared::Swizzle;

@@ -5,7 +5,7 @@
 //! verifier has checked the program.
 
 use super::gf2::{self, Span};
-use super::linear::{Basis, Dim, LinearLayout, bug, unflatten};
+use super::linear::{Basis, Dim, Index, LinearLayout, bug, unflatten};
 
 /// Result of an operation that only renames registers.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ impl LinearLayout {
         let free = gf2::dependent_columns(&self.columns(Dim::Register));
         let kept: Vec<usize> = (0..self.bits(Dim::Register)).filter(|bit| free >> bit & 1 == 0).collect();
         let list = kept.iter().map(|&bit| self.bases(Dim::Register)[bit].clone()).collect();
-        Renaming { layout: self.with_bases(Dim::Register, list), registers: spread(&kept) }
+        Renaming { layout: self.with_bases(Dim::Register, list), registers: expand_bits(&kept) }
     }
 
     /// Drops the bits of `dim` with zero bases. For registers, the values stay where they are; for other dims, the
@@ -64,14 +64,14 @@ impl LinearLayout {
             (0..self.bits(dim)).filter(|&bit| self.bases(dim)[bit].iter().any(|&coordinate| coordinate != 0)).collect();
         let list = kept.iter().map(|&bit| self.bases(dim)[bit].clone()).collect();
         let layout = self.with_bases(dim, list);
-        if dim == Dim::Register { Renaming { layout, registers: spread(&kept) } } else { self.unchanged(layout) }
+        if dim == Dim::Register { Renaming { layout, registers: expand_bits(&kept) } } else { self.unchanged(layout) }
     }
 
     /// Reorders register bits: bit `i` of the result is bit `order[i]` of the operand.
     pub fn permute_registers(&self, order: &[usize]) -> Renaming {
         check_permutation(order, self.bits(Dim::Register));
         let list = order.iter().map(|&bit| self.bases(Dim::Register)[bit].clone()).collect();
-        Renaming { layout: self.with_bases(Dim::Register, list), registers: spread(order) }
+        Renaming { layout: self.with_bases(Dim::Register, list), registers: expand_bits(order) }
     }
 
     /// Axis `i` of the result is axis `permutation[i]` of the operand.
@@ -103,10 +103,10 @@ impl LinearLayout {
             Some(targets) => {
                 targets.iter().zip(&distinct.registers).for_each(|(&to, &from)| groups[to].push(from));
             }
-            None => bug("a slice lost a register"),
+            None => bug("a register of the operand has no counterpart in its slice"),
         }
         for group in &mut groups {
-            group.sort_by_key(|&register| self.apply(register as u32, 0, 0, 0)[axis]);
+            group.sort_by_key(|&register| self.apply(Index::register(register as u32))[axis]);
         }
         groups
     }
@@ -137,7 +137,7 @@ impl LinearLayout {
         let layout = zeroed.without_redundant_registers().layout;
         match layout.registers_of(&zeroed) {
             Some(registers) => Renaming { layout, registers },
-            None => bug("a broadcast lost a register"),
+            None => bug("a register of the result has no counterpart in the operand of its broadcast"),
         }
     }
 
@@ -217,7 +217,7 @@ fn without(list: &[u32], axis: usize) -> Vec<u32> {
 }
 
 /// All numbers below `2^bits.len()` with bit `i` moved to bit `bits[i]`.
-fn spread(bits: &[usize]) -> Vec<usize> {
+fn expand_bits(bits: &[usize]) -> Vec<usize> {
     (0..1usize << bits.len())
         .map(|r| bits.iter().enumerate().fold(0, |sum, (i, &bit)| sum | (r >> i & 1) << bit))
         .collect()

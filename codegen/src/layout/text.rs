@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::linear::{Basis, Dim, LayoutError, LinearLayout};
+use super::linear::{Basis, Dim, LayoutError, LinearLayout, ThreadBases};
 
 /// The dims of a distributed layout, with their names in the text.
 const THREAD_DIMS: [(&str, Dim); 4] =
@@ -58,7 +58,7 @@ impl LinearLayout {
             }
             let shape = reader.field("shape", Reader::numbers)?;
             let [register, lane, warp, block] = lists;
-            Self::try_distributed(&shape, register, lane, warp, block)?
+            Self::try_distributed(&shape, ThreadBases { register, lane, warp, block })?
         } else if reader.take("shared") {
             reader.require("<")?;
             let offset = reader.field("offset", Reader::bases)?;

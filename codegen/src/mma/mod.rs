@@ -22,6 +22,14 @@ pub enum Family {
     Wgmma,
 }
 
+/// Extents of a · b + acc, with a [m, k], b [k, n] and acc [m, n].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MmaShape {
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+}
+
 /// Granularity of N.
 pub const N_STEP: u32 = 8;
 
@@ -102,12 +110,13 @@ impl Instruction {
         TABLE.iter().flat_map(columns).find(|(i, n)| i.mnemonic(*n) == mnemonic)
     }
 
-    /// Distributes a dot [m, k] · [k, n] over `num_warps` warps. `None` if m, k or `num_warps` is not a multiple of the
-    /// m, k or number of warps of the instruction, or if n is too small.
+    /// Distributes a dot over `num_warps` warps. `None` if m, k or `num_warps` is not a multiple of the m, k or number
+    /// of warps of the instruction, or if n is too small.
     ///
     /// Warps lie along M as far as the rows of the instruction permit. So a row of the result (and with it a row-wise
     /// softmax, and the next dot of a chain) stays in one warp.
-    pub fn plan(&'static self, [m, n, k]: [u32; 3], num_warps: u32) -> Option<Plan> {
+    pub fn plan(&'static self, shape: MmaShape, num_warps: u32) -> Option<Plan> {
+        let MmaShape { m, n, k } = shape;
         let whole = m.is_multiple_of(self.m) && k.is_multiple_of(self.k) && num_warps.is_multiple_of(self.warps);
         if !whole || n < self.n[0] {
             return None;
@@ -165,7 +174,7 @@ pub fn plan(dot: DotShape, arch: GpuArch, num_warps: u32, wgmma_f32: bool) -> Op
     let f32 = operands == DType::F32;
     let find = |family| {
         let row = Instruction::find(family, operands, acc).filter(|i| arch >= i.min_arch)?;
-        row.plan([m, n, k].map(|extent| extent as u32), num_warps)
+        row.plan(MmaShape { m: m as u32, n: n as u32, k: k as u32 }, num_warps)
     };
     if f32 && precision == Precision::Ieee {
         return None;
@@ -236,7 +245,7 @@ mod tests {
             for (m, n, k) in extents.iter().flat_map(|&m| extents.iter().flat_map(move |&n| extents.map(|k| (m, n, k))))
             {
                 for num_warps in [1, 2, 4, 8, 16, 32] {
-                    let Some(plan) = instruction.plan([m, n, k], num_warps) else { continue };
+                    let Some(plan) = instruction.plan(MmaShape { m, n, k }, num_warps) else { continue };
                     assert_eq!(plan.warps[0] * plan.warps[1], num_warps);
                     assert!(plan.n.is_power_of_two() && (instruction.n[0]..=instruction.n[1]).contains(&plan.n));
                     assert!(plan.acc_layout(&[m, n]).is_distributed());

@@ -1,7 +1,7 @@
 //! Synchronization between programs of one grid, in the interpreter and in the simulator.
 
 use super::{Global, Launch, SimError, run, run_in_order};
-use crate::interp::{self, Limits, Memory, Order};
+use crate::interp::{self, Memory, Order, RunOptions};
 use crate::lower::nvptx::lower;
 use crate::pipeline::gpu_ir;
 use crate::target::{CompileOptions, GpuArch};
@@ -37,8 +37,8 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: Executor) -> Result<
             let mut memory = Memory::new();
             let ids = zeros.map(|bytes| memory.add(bytes));
             let args = ids.map(Into::into);
-            interp::run_traced(&func, &args, grid, &mut memory, Limits::default(), order, &mut ())
-                .map_err(|e| e.to_string())?;
+            let options = RunOptions { order, ..RunOptions::default() };
+            interp::run_traced(&func, &args, grid, &mut memory, options, &mut ()).map_err(|e| e.to_string())?;
             Ok(ids.map(|id| numbers(memory.bytes(id))))
         }
         Executor::Simulator { seed, num_warps } => {

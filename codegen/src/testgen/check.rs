@@ -186,7 +186,7 @@ impl Run<'_> {
     /// Counts programs that exceed the resources of a target or of warp specialization. Any other refusal is a failure,
     /// because generated programs only use features that every target has.
     fn refused(&mut self, e: &Unsupported) -> Result<(), String> {
-        let limits = ["shared memory", "registers per thread", "elements for each of", "expected 4, 8 or 16"];
+        let limits = ["shared memory", "registers per thread", "elements per thread (", "expected 4, 8 or 16"];
         if !limits.iter().any(|limit| e.message.contains(limit)) {
             return Err(format!("refused: {e}"));
         }

@@ -121,10 +121,8 @@ fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
     let mut memory = Memory::new();
     let (values, buffers) = program.arguments(&mut memory);
     let mut claims = Claims::new(func);
-    let limits = interp::Limits::default();
-    let order = interp::Order::Interleaved(0);
-    interp::run_traced(func, &values, program.grid, &mut memory, limits, order, &mut claims)
-        .map_err(|e| e.to_string())?;
+    let options = interp::RunOptions::default();
+    interp::run_traced(func, &values, program.grid, &mut memory, options, &mut claims).map_err(|e| e.to_string())?;
     if let Some(broken) = claims.broken {
         return Err(broken);
     }

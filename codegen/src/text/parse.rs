@@ -58,6 +58,8 @@ fn layouts(text: &str, func: &mut Func) -> Result<usize, ParseError> {
 const MAX_DEPTH: usize = 64;
 /// Maximum number of elements of a tile (Triton's limit too).
 const MAX_ELEMENTS: usize = 1 << 20;
+/// Maximum nesting of lists in an attribute.
+const MAX_LIST_DEPTH: usize = 8;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Token {
@@ -432,8 +434,8 @@ impl Parser {
     }
 
     fn attribute(&mut self, depth: usize) -> Result<Attr> {
-        if depth > 8 {
-            return self.error("lists nested too deeply");
+        if depth > MAX_LIST_DEPTH {
+            return self.error(format!("lists are nested deeper than {MAX_LIST_DEPTH}"));
         }
         match self.peek().clone() {
             Token::Number(n) => {

@@ -12,7 +12,7 @@ pub(super) fn for_loop(cx: &OpCx, num_stages: Option<u32>, unroll: Option<u32>) 
     // Both increase code size.
     for (what, most, n) in [("num_stages", MAX_STAGES, num_stages), ("unroll", MAX_UNROLL, unroll)] {
         let n = n.unwrap_or(1);
-        cx.attribute((1..=most).contains(&n), || format!("{what} of a loop is 1 to {most}, found {n}"))?;
+        cx.attribute((1..=most).contains(&n), || format!("`{what}` of a loop should be 1 to {most}, found {n}"))?;
     }
     cx.operand_where(0, "the lower bound", "a scalar integer", |ty| {
         ty.is_scalar() && ty.dtype().is_some_and(DType::is_int)

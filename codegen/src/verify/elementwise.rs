@@ -80,7 +80,9 @@ pub(super) fn select(cx: &OpCx) -> Check {
 pub(super) fn cast(cx: &OpCx) -> Check {
     numbers(cx, 0, "numbers", |_| true)?;
     let Some(to) = cx.result(0).dtype() else {
-        return require(false, Rule::ResultTypes, || format!("the result should be numbers, found {}", cx.result(0)));
+        return require(false, Rule::ResultTypes, || {
+            format!("the result should be a number or a tile of numbers, found {}", cx.result(0))
+        });
     };
     cx.result_is(0, &cx.operand(0).with_elem(to))
 }

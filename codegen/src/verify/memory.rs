@@ -82,14 +82,14 @@ pub(super) fn atomic_view(cx: &OpCx, op: AtomicOp, boundary: &[usize]) -> Check 
 /// Requires an element type that an atomic supports, by an instruction of the target or by a compare-and-swap loop.
 fn atomic(op: AtomicOp, elem: DType) -> Check {
     let wide = elem.bits() >= 32;
-    let (fine, wanted) = match op {
+    let (fine, supported) = match op {
         AtomicOp::Add => {
-            (wide || matches!(elem, DType::F16 | DType::BF16), "32- or 64-bit integers, f16, bf16, f32 or f64")
+            (wide || matches!(elem, DType::F16 | DType::BF16), "32- and 64-bit integers, f16, bf16, f32 and f64")
         }
-        AtomicOp::Min | AtomicOp::Max | AtomicOp::Xchg => (wide, "32- or 64-bit numbers"),
-        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => (wide && elem.is_int(), "32- or 64-bit integers"),
+        AtomicOp::Min | AtomicOp::Max | AtomicOp::Xchg => (wide, "32- and 64-bit numbers"),
+        AtomicOp::And | AtomicOp::Or | AtomicOp::Xor => (wide && elem.is_int(), "32- and 64-bit integers"),
     };
-    require(fine, Rule::OperandTypes, || format!("atomic {} works on {wanted}, found {elem}", op.name()))
+    require(fine, Rule::OperandTypes, || format!("atomic {} supports {supported}, found {elem}", op.name()))
 }
 
 /// Requires that operand 0 is a pointer or a tile of pointers; returns the type that they point to.

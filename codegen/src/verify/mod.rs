@@ -6,8 +6,8 @@
 //! before); a function parsed from text may simply be invalid.
 
 mod barriers;
-mod contraction;
 mod control;
+mod dot_and_reduce;
 mod elementwise;
 mod memory;
 mod shape;
@@ -100,28 +100,28 @@ impl std::error::Error for VerifyError {}
 /// # Errors
 /// The violations in text order: all of structural rules or, if there are none, at most one of type rules per op.
 pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
-    let mut broken = structure::check(func, stage);
-    if broken.is_empty() {
+    let mut violations = structure::check(func, stage);
+    if violations.is_empty() {
         for id in func.walk() {
             let data = func.op(id);
             let mut of_types = data.results.iter().chain(data.regions.iter().flat_map(|&r| &func.block(r).params));
             let check = of_types
                 .try_for_each(|&v| types::well_formed(func, func.ty(v), stage))
                 .and_then(|()| op_types(&OpCx { func, data }));
-            broken.extend(check.err().map(|b| (Some(id), b)));
+            violations.extend(check.err().map(|b| (Some(id), b)));
         }
     }
-    if broken.is_empty() {
+    if violations.is_empty() {
         return Ok(());
     }
     // Printing might not terminate if regions are not properly nested.
-    let printable = broken.iter().all(|(_, b)| b.rule != Rule::Placement);
+    let printable = violations.iter().all(|(_, b)| b.rule != Rule::Placement);
     let text = |id| if printable { print_op(func, id) } else { func.op(id).op.mnemonic().into() };
     let error = |(op, Violation { rule, message }): (Option<OpId>, Violation)| match op {
         Some(id) => VerifyError { rule, op: text(id), loc: func.op(id).loc.clone(), message },
         None => VerifyError { rule, op: format!("kernel @{}", func.name), loc: func.loc.clone(), message },
     };
-    Err(broken.into_iter().map(error).collect())
+    Err(violations.into_iter().map(error).collect())
 }
 
 /// The first stage in which every op and type of the function is legal.
@@ -254,9 +254,9 @@ fn op_types(cx: &OpCx) -> Check {
         Op::AtomicRmw { op } => memory::atomic_rmw(cx, *op),
         Op::AtomicCas => memory::atomic_cas(cx),
 
-        Op::Dot { precision: _ } => contraction::dot(cx),
-        Op::Reduce { axis } => contraction::reduce(cx, *axis),
-        Op::Scan { axis, reverse: _ } => contraction::scan(cx, *axis),
+        Op::Dot { precision: _ } => dot_and_reduce::dot(cx),
+        Op::Reduce { axis } => dot_and_reduce::reduce(cx, *axis),
+        Op::Scan { axis, reverse: _ } => dot_and_reduce::scan(cx, *axis),
 
         Op::For { num_stages, unroll, warp_specialize: _, overlap: _ } => control::for_loop(cx, *num_stages, *unroll),
         Op::If => control::if_else(cx),

@@ -1,6 +1,7 @@
 //! Type rules of ops that create and reshape tiles.
 
 use super::{Check, OpCx, Rule, require};
+use crate::ir::attr::AttrValue;
 use crate::ir::{DType, Literal, Type};
 use crate::num;
 
@@ -26,12 +27,14 @@ pub(super) fn constant(cx: &OpCx, value: Literal) -> Check {
             }
         }
     };
-    cx.attribute(fits, || format!("{value:?} is not a value of {dtype}"))
+    cx.attribute(fits, || format!("{} is not a value of {dtype}", value.to_attr()))
 }
 
 pub(super) fn arange(cx: &OpCx, start: i64, end: i64) -> Check {
     let in_range = start >= i32::MIN as i64 && start < end && end - 1 <= i32::MAX as i64;
-    cx.attribute(in_range, || format!("`arange` counts up within i32, found {start} to {end}"))?;
+    cx.attribute(in_range, || {
+        format!("`arange` should have start < end and elements in the range of i32, found {start} to {end}")
+    })?;
     cx.result_is_ignoring_layout(0, &Type::tensor(&[(end - start) as usize], DType::I32))
 }
 

@@ -1,10 +1,10 @@
 //! Type rules of layouts, shared memory, asynchronous copies and MMA.
 
 use super::shape::permutation;
-use super::{Check, OpCx, Rule, contraction, memory, require};
+use super::{Check, OpCx, Rule, dot_and_reduce, memory, require};
 use crate::ir::{DType, Padding, Type};
 use crate::mma::shared::Matrix;
-use crate::mma::{Family, Instruction};
+use crate::mma::{Family, Instruction, MmaShape};
 
 /// Requires that operand `i` is a shared buffer; returns its shape and element type.
 pub(super) fn buffer<'f>(cx: &OpCx<'f>, i: usize) -> Result<(&'f [usize], DType), super::Violation> {
@@ -87,7 +87,7 @@ pub(super) fn dot(cx: &OpCx) -> Check {
         let what = format!("operand {i}");
         cx.operand_where(i, &what, "a tile or a shared buffer", |ty| ty.is_tensor() || shared(ty).is_some())?;
     }
-    contraction::dot_types(cx, cx.operand(0), cx.operand(1))
+    dot_and_reduce::dot_types(cx, cx.operand(0), cx.operand(1))
 }
 
 /// As [`dot`], for an MMA instruction of the table ([`crate::mma`]) and `warps` warps along M and N.
@@ -99,13 +99,19 @@ pub(super) fn mma(cx: &OpCx, family: Family, warps: &[u32], ends: [Option<u32>; 
     let row = elem(0).zip(cx.operand(2).dtype()).and_then(|(of, acc)| Instruction::find(family, of, acc));
     let Some(instruction) = row.filter(|_| elem(0) == elem(1)) else {
         return require(false, Rule::OperandTypes, || {
-            format!("there is no {family:?} of {} and {}", cx.operand(0), cx.operand(1))
+            let (op, [a, b, acc]) = (cx.data.op.mnemonic(), [0, 1, 2].map(|i| cx.operand(i)));
+            format!("no `{op}` instruction multiplies {a} and {b} with an accumulator {acc}")
         });
     };
     let (m, [k, n]) = (cx.operand(0).shape()[0], [0, 1].map(|axis| cx.operand(1).shape()[axis]));
-    let plan = instruction.plan([m, n, k].map(|extent| extent as u32), warps[0] * warps[1]);
+    let plan = instruction.plan(MmaShape { m: m as u32, n: n as u32, k: k as u32 }, warps[0] * warps[1]);
     require(plan.is_some_and(|plan| plan.warps == *warps), Rule::OperandTypes, || {
-        format!("{warps:?} warps cannot compute [{m}, {k}] × [{k}, {n}] by {}", instruction.mnemonic(instruction.n[0]))
+        let mnemonic = instruction.mnemonic(instruction.n[0]);
+        let expected = match plan {
+            Some(plan) => format!("expected {:?}", plan.warps),
+            None => "the instruction's shape or warps do not divide the dot".into(),
+        };
+        format!("{mnemonic} cannot compute [{m}, {k}] × [{k}, {n}] with {warps:?} warps along M and N: {expected}")
     })?;
     if family == Family::Wgmma {
         for (i, k_axis) in [(0, 1), (1, 0)] {

@@ -106,14 +106,14 @@ pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)>
         block_seen: vec![false; func.num_blocks()],
         op_seen: vec![false; func.num_ops()],
         visible: vec![false; func.num_values()],
-        broken: Vec::new(),
+        violations: Vec::new(),
     };
     s.report(None, arguments(func));
     for &v in &func.block(func.body).params {
         s.report(None, types::well_formed(func, func.ty(v), stage));
     }
     s.block(func.body, Terminator::Return, None);
-    s.broken
+    s.violations
 }
 
 fn arguments(func: &Func) -> Check {
@@ -145,13 +145,13 @@ struct Structure<'f> {
     op_seen: Vec<bool>,
     /// Values defined before the current op, in its block or an enclosing one.
     visible: Vec<bool>,
-    broken: Vec<(Option<OpId>, Violation)>,
+    violations: Vec<(Option<OpId>, Violation)>,
 }
 
 impl Structure<'_> {
     fn report(&mut self, op: Option<OpId>, check: Check) -> bool {
         let fine = check.is_ok();
-        self.broken.extend(check.err().map(|b| (op, b)));
+        self.violations.extend(check.err().map(|b| (op, b)));
         fine
     }
 

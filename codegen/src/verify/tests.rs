@@ -21,7 +21,7 @@ fn kernel(body: &str) -> Func {
 }
 
 /// The rules that a kernel violates.
-fn broken(func: &Func, stage: Stage) -> Vec<(Rule, String)> {
+fn violations(func: &Func, stage: Stage) -> Vec<(Rule, String)> {
     verify(func, stage).err().unwrap_or_default().into_iter().map(|e| (e.rule, e.to_string())).collect()
 }
 
@@ -68,7 +68,7 @@ fn a_kernel_with_every_op_family_passes() {
         %25 = join %x, %x : tensor<2xf32>
         %26, %27 = split %25 : f32, f32",
     );
-    assert_eq!(broken(&func, Stage::Tile), []);
+    assert_eq!(violations(&func, Stage::Tile), []);
     assert_eq!(super::stage_of(&func), Stage::Tile);
 }
 
@@ -220,7 +220,7 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
 fn each_rule_rejects_its_violations() {
     for (rule, stage, body) in VIOLATIONS {
         let func = kernel(body);
-        let found = broken(&func, *stage);
+        let found = violations(&func, *stage);
         assert!(!found.is_empty(), "{rule:?} accepts:\n{body}");
         for (r, message) in &found {
             assert_eq!(r, rule, "{message}\n{body}");
@@ -247,7 +247,7 @@ fn arguments_are_described_named_and_scalar() {
         }
         let body = f.body;
         Builder::new(&mut f, body, Loc::unknown()).ret();
-        broken(&f, Stage::Tile).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
+        violations(&f, Stage::Tile).into_iter().map(|(rule, _)| rule).collect::<Vec<_>>()
     };
     let i32 = Type::scalar(DType::I32);
     assert_eq!(check(vec![(arg("a"), i32.clone()), (arg("b"), i32.clone())]), []);
@@ -263,14 +263,14 @@ fn ops_and_regions_have_one_parent() {
     let first = f.block(f.body).ops[0];
     let body = f.body;
     f.block_mut(body).ops.insert(1, first);
-    assert_eq!(broken(&f, Stage::Tile)[0].0, Rule::Placement);
+    assert_eq!(violations(&f, Stage::Tile)[0].0, Rule::Placement);
 
     // A region that contains itself must not make the verifier loop forever.
     let mut f = kernel("if %c () { yield } () { yield }");
     let branch = f.block(f.body).ops[0];
     let body = f.body;
     f.op_mut(branch).regions[1] = body;
-    assert!(broken(&f, Stage::Tile).iter().any(|(rule, _)| *rule == Rule::Placement));
+    assert!(violations(&f, Stage::Tile).iter().any(|(rule, _)| *rule == Rule::Placement));
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn errors_name_location_op_expected_and_found() {
     assert!(matches!(f.op(add).op, Op::Binary(_)));
     f.op_mut(add).loc = Loc { file: "kernel.rs".into(), line: 7, column: 3 };
     assert_eq!(
-        broken(&f, Stage::Tile)[0].1,
+        violations(&f, Stage::Tile)[0].1,
         "kernel.rs:7:3: `%1 = add %0, %n : f32`: operand 1 should be f32, found i32 (rule: operand types)"
     );
 }

@@ -17,13 +17,15 @@ pub(super) fn well_formed(func: &Func, ty: &Type, stage: Stage) -> Check {
         Type::View { block, elem: _ } => extents(ty, block),
         Type::Shared { shape, elem: _, layout: _ } => {
             requires_layout_stage(ty, stage)?;
-            require(shape.first().is_some_and(|&n| n >= 1), Rule::Extents, || format!("{ty} has no elements"))?;
+            require(shape.first().is_some_and(|&n| n >= 1), Rule::Extents, || {
+                format!("the first extent should be at least 1, found {ty}")
+            })?;
             extents(ty, &shape[1..])?;
             layout(func, ty, stage)
         }
         Type::Barrier { count } => {
             requires_layout_stage(ty, stage)?;
-            require(*count >= 1, Rule::Extents, || format!("{ty} has no mbarriers"))
+            require(*count >= 1, Rule::Extents, || format!("the number of mbarriers should be at least 1, found {ty}"))
         }
         Type::Token => requires_layout_stage(ty, stage),
     }
@@ -47,15 +49,15 @@ fn extents(ty: &Type, shape: &[usize]) -> Check {
 
 /// Requires that tensors and shared buffers have layouts of their kind from stage layout on, and none before.
 fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
-    let broken = |message: String| require(false, Rule::Layouts, || message);
+    let violation = |message: String| require(false, Rule::Layouts, || message);
     let id = match (ty.layout(), stage) {
         (None, Stage::Tile) => return Ok(()),
-        (Some(_), Stage::Tile) => return broken(format!("{ty} has a layout at stage Tile")),
-        (None, Stage::Layout | Stage::Async) => return broken(format!("{ty} has no layout at stage {stage:?}")),
+        (Some(_), Stage::Tile) => return violation(format!("{ty} has a layout at stage Tile")),
+        (None, Stage::Layout | Stage::Async) => return violation(format!("{ty} has no layout at stage {stage:?}")),
         (Some(id), Stage::Layout | Stage::Async) => id,
     };
     let Some(layout) = func.layouts.get(id.0 as usize) else {
-        return broken(format!("the function has no layout #l{}", id.0));
+        return violation(format!("the function has no layout #l{}", id.0));
     };
     let covers = |shape: &[usize]| layout.shape().iter().map(|&n| n as usize).eq(shape.iter().copied());
     let fits = match ty {

@@ -11,7 +11,7 @@ use super::{CliError, Result};
 /// # Errors
 /// No kernel has this name. The message suggests the most similar name and lists all kernels.
 pub fn kernel(name: &str) -> Result<&'static KernelDef> {
-    KERNELS.iter().copied().find(|def| def.is_named(name)).ok_or_else(|| {
+    KERNELS.iter().copied().find(|def| def.has_name(name)).ok_or_else(|| {
         let names: Vec<&str> = KERNELS.iter().map(|def| def.name).collect();
         CliError::usage(format!("there is no kernel `{name}`"), suggest(name, &names, "the kernels are"))
     })

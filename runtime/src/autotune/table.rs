@@ -68,7 +68,7 @@ impl Table {
     /// This table with the present name of a kernel, and of the parameters in its keys, in place of former ones
     /// (`#[alias(…)]`). [`Autotune::parse_config`](super::Autotune::parse_config) reads the former names of constants.
     pub fn renamed(mut self, def: &KernelDef) -> Table {
-        for entry in self.entries.iter_mut().filter(|entry| def.is_named(&entry.kernel)) {
+        for entry in self.entries.iter_mut().filter(|entry| def.has_name(&entry.kernel)) {
             entry.kernel = def.name.into();
             entry.key = renamed_key(def, &entry.key);
         }

@@ -22,7 +22,7 @@ const BUDGET: usize = 400;
 /// Maximum number of comparisons that are used for one address.
 const MAX_LIMITS: usize = 16;
 /// Maximum magnitude of unknowns and coefficients: no address is that large. Sums that may exceed it are not used.
-const FAR: i128 = 1 << 64;
+const MAX_UNKNOWN: i128 = 1 << 64;
 
 /// Σ coefficient · unknown, valid if the tests hold. Unknowns are indices into [`BoundedSum::unknowns`].
 #[derive(Clone, Debug)]
@@ -52,7 +52,7 @@ impl BoundedSum {
         if ranges.iter().any(|range| range.is_empty()) {
             return Some(Interval::EMPTY);
         }
-        if ranges.iter().any(|range| range.low < -FAR || range.high > FAR) {
+        if ranges.iter().any(|range| range.low < -MAX_UNKNOWN || range.high > MAX_UNKNOWN) {
             return None;
         }
         let limits: Vec<Vec<i128>> = self.limits.iter().filter_map(|limit| self.coefficients(limit, values)).collect();
@@ -75,7 +75,7 @@ impl BoundedSum {
         let mut all = vec![0; self.unknowns.len()];
         for &(unknown, coefficient) in &sum.terms {
             let Interval { low, high } = values[coefficient as usize];
-            if low != high || low.abs() > FAR {
+            if low != high || low.abs() > MAX_UNKNOWN {
                 return None;
             }
             all[unknown] = low;
@@ -144,7 +144,7 @@ impl Multiple {
     /// Whether the sum is a multiple of `by` in this launch for all values of the unknowns.
     pub fn holds(&self, by: i64, values: &[Interval], launch: &impl Launch) -> bool {
         let by = i128::from(by);
-        let known = |id: NodeId| Some(values[id as usize]).filter(|i| i.low == i.high && i.low.abs() <= FAR);
+        let known = |id: NodeId| Some(values[id as usize]).filter(|i| i.low == i.high && i.low.abs() <= MAX_UNKNOWN);
         let part = |id: NodeId| known(id).map(|i| i.low % by * (self.unit % by) % by);
         let sum = self.numbers.iter().try_fold(0, |sum, &[number, factor]| {
             let product = part(factor)? * (known(number)?.low % by);
@@ -300,7 +300,7 @@ fn range(b: &mut Builder, unknown: Unknown) -> NodeId {
     };
     let (from, by) = (b.number(0), b.number(1));
     let func = b.func;
-    let range = [0, 1, 2].map(|k| b.node(func.op(id).operands[k], &[]));
+    let range = b.loop_range(func.op(id));
     b.push(Node::Induction { from, by, range, after })
 }
 
@@ -428,7 +428,7 @@ fn carried_sum(
     let dtype = func.ty(init).dtype().filter(|d| d.is_int())?;
     let by = launch_invariant_step(b, by)?;
     let from = b.node(init, &[]);
-    let range = [0, 1, 2].map(|k| b.node(func.op(id).operands[k], &[]));
+    let range = b.loop_range(func.op(id));
     let after = matches!(iterations, Unknown::TripCount(_));
     let induction = b.push(Node::Induction { from, by, range, after });
     let mut sum = form(b, init, &[], budget).plus(b, AffineForm::of(iterations, by));

@@ -3,7 +3,7 @@
 use super::affine::{self, BoundedSum};
 use super::linear::Linear;
 use super::preconditions::{Precondition, checked_hint};
-use super::{Access, Footprint, Formulas, Interval, Node, NodeId};
+use super::{Access, Footprint, Formulas, Interval, LoopRange, Node, NodeId};
 use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
 use crate::passes::edit::terminator;
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
@@ -505,8 +505,14 @@ impl Builder<'_> {
         // The initial pointer is defined outside the loop, so it cannot depend on this access.
         let (arg, from) = self.pointer(init, &[])?;
         let by = self.step_node(by, id);
-        let range = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
+        let range = self.loop_range(data);
         Some((arg, self.push(Node::Induction { from, by, range, after })))
+    }
+
+    /// Start, end and step of a `for`.
+    pub fn loop_range(&mut self, data: &OpData) -> LoopRange<NodeId> {
+        let [start, end, step] = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
+        LoopRange { start, end, step }
     }
 
     /// Increment per iteration of a `for`.
@@ -620,8 +626,8 @@ impl Builder<'_> {
         let Some((id, data)) = loop_of(self.func, block) else { return self.push(Node::Opaque(dtype)) };
         match i.checked_sub(1) {
             None => {
-                let [start, end, step] = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
-                self.push(Node::Index(start, end, step))
+                let range = self.loop_range(data);
+                self.push(Node::Index(range))
             }
             Some(carried) => self.induction(v, id, carried, false, dtype),
         }
@@ -632,7 +638,7 @@ impl Builder<'_> {
         let Some((init, by)) = step(self.func, id, carried) else { return self.push(Node::Opaque(dtype)) };
         let from = self.node(init, &[]);
         let by = self.step_node(by, id);
-        let range = [0, 1, 2].map(|k| self.node(self.func.op(id).operands[k], &[]));
+        let range = self.loop_range(self.func.op(id));
         let induction = self.push(Node::Induction { from, by, range, after });
         let otherwise = self.push(Node::Cast(induction, dtype));
         // An affine function of the index gives a tighter bound: a large start implies few iterations.

@@ -11,12 +11,12 @@ pub struct Interval {
 }
 
 /// Exceeds every address; sums of a few of these do not overflow.
-const FAR: i128 = 1 << 120;
+const MAX_MAGNITUDE: i128 = 1 << 120;
 
 impl Interval {
     pub const EMPTY: Interval = Interval { low: 1, high: 0 };
     /// Every integer in the supported range.
-    pub const ANY: Interval = Interval { low: -FAR, high: FAR };
+    pub const ANY: Interval = Interval { low: -MAX_MAGNITUDE, high: MAX_MAGNITUDE };
 
     pub fn point(n: i128) -> Interval {
         Interval { low: n, high: n }
@@ -61,8 +61,8 @@ impl Interval {
         if all.contains(self) {
             return self;
         }
-        // Ends at FAR are clamped: the actual ends are unknown, also modulo 2ⁿ.
-        if !dtype.is_int() || self.low <= -FAR || self.high >= FAR {
+        // Ends at MAX_MAGNITUDE are clamped: the actual ends are unknown, also modulo 2ⁿ.
+        if !dtype.is_int() || self.low <= -MAX_MAGNITUDE || self.high >= MAX_MAGNITUDE {
             return all;
         }
         let values = all.high - all.low + 1;
@@ -202,7 +202,7 @@ impl Interval {
             true => Interval::EMPTY,
             false => match f(self, other) {
                 // Clamping would reverse ends that lie outside the supported range.
-                all if all.low > FAR || all.high < -FAR => Interval::ANY,
+                all if all.low > MAX_MAGNITUDE || all.high < -MAX_MAGNITUDE => Interval::ANY,
                 all => all.intersect(Interval::ANY),
             },
         }
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(large.wrap(DType::I32), Interval::of_type(DType::I32));
         assert_eq!(large.wrap(DType::I64), large);
         assert_eq!(Interval::ANY.wrap(DType::I64), Interval::of_type(DType::I64));
-        let cut = Interval { low: FAR - 3, high: FAR };
+        let cut = Interval { low: MAX_MAGNITUDE - 3, high: MAX_MAGNITUDE };
         assert_eq!(cut.wrap(DType::I32), Interval::of_type(DType::I32));
     }
 

@@ -44,6 +44,22 @@ const HIGH: usize = 1;
 /// Index of a node in [`Formulas::nodes`]; operands precede their users.
 type NodeId = u32;
 
+/// Range of a `for` loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct LoopRange<T> {
+    start: T,
+    end: T,
+    step: T,
+}
+
+impl LoopRange<NodeId> {
+    /// The interval of each bound, by [`NodeId`].
+    fn intervals(self, values: &[Interval]) -> LoopRange<Interval> {
+        let at = |id: NodeId| values[id as usize];
+        LoopRange { start: at(self.start), end: at(self.end), step: at(self.step) }
+    }
+}
+
 /// One step of a formula: an interval computed from earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Node {
@@ -67,14 +83,14 @@ enum Node {
     AtLeast(NodeId, NodeId, i8),
     /// The first without the second, if the second is a single number at one end.
     Not(NodeId, NodeId),
-    /// Index of a loop: start, end, step.
-    Index(NodeId, NodeId, NodeId),
-    /// A value that grows from `from` by `by` per iteration of the loop `range` (start, end, step): at the beginning of
-    /// an iteration, or, with `after`, after the last one.
+    /// Index of a loop.
+    Index(LoopRange<NodeId>),
+    /// A value that grows from `from` by `by` per iteration of a loop: at the beginning of an iteration, or, with
+    /// `after`, after the last one.
     Induction {
         from: NodeId,
         by: NodeId,
-        range: [NodeId; 3],
+        range: LoopRange<NodeId>,
         after: bool,
     },
     /// `then` if the interval of each test lies inside its limit, else `otherwise`.
@@ -280,8 +296,12 @@ impl Formulas {
                 Node::AtMost(a, b, _) if value.high < at(a).high => [of(a)[LOW], of(b)[HIGH]],
                 Node::AtLeast(a, b, _) if value.low > at(a).low => [of(b)[LOW], of(a)[HIGH]],
                 Node::AtMost(a, ..) | Node::AtLeast(a, ..) => of(a),
-                Node::Index(start, end, step) => [either(start), either(start) || either(end) || either(step)],
-                Node::Induction { from, by, range, .. } => [[from, by].iter().chain(&range).any(|&id| either(id)); 2],
+                Node::Index(LoopRange { start, end, step }) => {
+                    [either(start), either(start) || either(end) || either(step)]
+                }
+                Node::Induction { from, by, range: LoopRange { start, end, step }, .. } => {
+                    [[from, by, start, end, step].into_iter().any(either); 2]
+                }
                 Node::If { then, otherwise, .. } => [either(then) || either(otherwise); 2],
                 Node::Block { offset, shape, .. } => {
                     let cut = shape.filter(|&shape| value.high == at(shape).high - 1);
@@ -326,9 +346,9 @@ fn evaluate(node: &Node, values: &[Interval], launch: &impl Launch, grid: [u32; 
             }
             all
         }
-        Node::Index(start, end, step) => index(at(start), at(end), at(step)),
+        Node::Index(range) => index(range.intervals(values)),
         Node::Induction { from, by, range, after } => {
-            let most = max_trip_count(range.map(at));
+            let most = max_trip_count(range.intervals(values));
             let most = if after { most } else { most - 1 };
             if most < 0 {
                 return Interval::EMPTY;
@@ -372,7 +392,7 @@ fn read_as(n: i128, dtype: DType) -> i128 {
 }
 
 /// Range of a loop index.
-fn index(start: Interval, end: Interval, step: Interval) -> Interval {
+fn index(LoopRange { start, end, step }: LoopRange<Interval>) -> Interval {
     if start.is_empty() || end.is_empty() || start.low >= end.high {
         return Interval::EMPTY;
     }
@@ -390,7 +410,7 @@ fn index(start: Interval, end: Interval, step: Interval) -> Interval {
 }
 
 /// Maximum trip count of a loop.
-fn max_trip_count([start, end, step]: [Interval; 3]) -> i128 {
+fn max_trip_count(LoopRange { start, end, step }: LoopRange<Interval>) -> i128 {
     if start.is_empty() || end.is_empty() || start.low >= end.high {
         return 0;
     }

@@ -7,7 +7,7 @@
 
 use super::affine::{Multiple, multiple};
 use super::build::{Builder, peel};
-use super::{Formulas, Interval, Launch, LaunchViolation, Node, NodeId};
+use super::{Formulas, Interval, Launch, LaunchViolation, LoopRange, Node, NodeId};
 use crate::ir::{BinaryOp, DType, Def, Func, Literal, Loc, Op, OpData, OpId, UnaryOp, Value};
 use crate::lang::control::PREFETCH_MARGIN_STEPS;
 
@@ -23,13 +23,21 @@ pub(super) struct Precondition {
 enum PreconditionKind {
     /// The extent of a dimension of a block pointer is not negative. `arg`: the argument that holds it.
     Extent { extent: NodeId, dim: usize, arg: Option<usize> },
-    /// The step of a loop is positive, and the index does not overflow. `bounds`: start, end, step. `numbers`: whether
-    /// the step is launch-invariant, so that its sign is checked.
-    Loop { bounds: [NodeId; 3], dtype: DType, numbers: bool },
+    /// The step of a loop is positive, and the index does not overflow.
+    Loop(LoopBounds),
     /// A condition is true.
     Assume { condition: NodeId },
     /// The operand of a `multiple_of` is a multiple; `None` if no launch can decide it.
     Multiple { of: Option<Multiple>, by: i64 },
+}
+
+/// Bounds of a loop with an index of type `dtype`.
+#[derive(Clone, Debug)]
+struct LoopBounds {
+    range: LoopRange<NodeId>,
+    dtype: DType,
+    /// Whether the step is launch-invariant, so that its sign is checked.
+    step_is_invariant: bool,
 }
 
 impl Builder<'_> {
@@ -50,9 +58,9 @@ impl Builder<'_> {
         let func = self.func;
         let index = func.block(data.regions[0]).params[0];
         let Some(dtype) = func.ty(index).dtype() else { return };
-        let bounds = [0, 1, 2].map(|k| self.node(data.operands[k], &[]));
-        let numbers = self.is_launch_invariant(data.operands[2]);
-        self.require(PreconditionKind::Loop { bounds, dtype, numbers }, &data.loc);
+        let range = self.loop_range(data);
+        let step_is_invariant = self.is_launch_invariant(data.operands[2]);
+        self.require(PreconditionKind::Loop(LoopBounds { range, dtype, step_is_invariant }), &data.loc);
     }
 
     /// Requires the condition of an `assume`, if it is launch-invariant.
@@ -142,9 +150,7 @@ impl Formulas {
                     let found = at(extent).low;
                     (!at(extent).is_empty() && found < 0).then_some(LaunchViolation::Extent { arg, dim, found, loc })
                 }
-                &PreconditionKind::Loop { bounds, dtype, numbers } => {
-                    self.violated_loop(values, bounds, (dtype, numbers), loc)
-                }
+                PreconditionKind::Loop(bounds) => bounds.violation(values, loc),
                 &PreconditionKind::Assume { condition } => {
                     (at(condition) != Interval::point(1)).then_some(LaunchViolation::Assumption { loc })
                 }
@@ -155,19 +161,16 @@ impl Formulas {
             }
         })
     }
+}
 
-    fn violated_loop(
-        &self,
-        values: &[Interval],
-        bounds: [NodeId; 3],
-        (dtype, numbers): (DType, bool),
-        loc: Loc,
-    ) -> Option<LaunchViolation> {
-        let [start, end, step] = bounds.map(|id| values[id as usize]);
+impl LoopBounds {
+    fn violation(&self, values: &[Interval], loc: Loc) -> Option<LaunchViolation> {
+        let LoopBounds { range, dtype, step_is_invariant } = *self;
+        let LoopRange { start, end, step } = range.intervals(values);
         if [start, end, step].iter().any(|bound| bound.is_empty()) || start.low >= end.high {
             return None;
         }
-        if numbers && step.low <= 0 {
+        if step_is_invariant && step.low <= 0 {
             return Some(LaunchViolation::Step { found: step.low, loc });
         }
         // Recording has clamped ends that come from memory to this limit.

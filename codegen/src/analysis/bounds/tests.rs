@@ -251,7 +251,7 @@ fn long_select_chains_analyze_in_linear_time() {
 
 /// A loop that loads four elements `s` apart per iteration and advances by `by`: through pointers, or by an advancing
 /// offset. Programs are 3 elements apart.
-fn moving(how: &str, stride: i32, mask: &str) -> String {
+fn advancing_pointers(how: &str, stride: i32, mask: &str) -> String {
     let (carried, ty, at, next) = match how {
         "tile of pointers" => ("%own", "tensor<4xptr<f32>>", "%at = add %zs, %as : tensor<4xi32>", "ptr_add %q, %bys"),
         "pointer" => ("%from", "ptr<f32>", "%qs = splat %q : tensor<4xptr<f32>>", "ptr_add %q, %by"),
@@ -300,7 +300,8 @@ fn moving(how: &str, stride: i32, mask: &str) -> String {
     )
 }
 
-/// Masks of [`moving`], and whether each allows an element of the range, given the product of index and `m`, and `n`.
+/// Masks of [`advancing_pointers`], and whether each allows an element of the range, given the product of index and
+/// `m`, and `n`.
 type Allowed = fn(i32, i32, i32) -> bool;
 const MASKS: [(&str, Allowed); 7] = [
     ("%k = cmp_lt %a, %lefts : tensor<4xbool>", |a, im, n| a < n.wrapping_sub(im)),
@@ -315,8 +316,8 @@ const MASKS: [(&str, Allowed); 7] = [
     ("", |_, _, _| true),
 ];
 
-/// The lowest and the highest element that [`moving`] touches, by enumeration.
-fn counted(how: &str, stride: i32, allowed: Allowed, args: &[i32; 6]) -> Option<(i64, i64)> {
+/// The lowest and the highest element that [`advancing_pointers`] touches, by enumeration.
+fn touched_range(how: &str, stride: i32, allowed: Allowed, args: &[i32; 6]) -> Option<(i64, i64)> {
     let &[n, s, first, last, by, m] = args;
     let mut touched: Option<(i64, i64)> = None;
     for pid in 0..2 {
@@ -342,7 +343,8 @@ fn footprint_of_moved_pointers_is_sound() {
     let (mut launches, mut accepted) = (0, 0);
     for how in ["tile of pointers", "pointer", "offsets"] {
         for (stride, (mask, allowed)) in [1, 2].into_iter().flat_map(|stride| MASKS.map(|mask| (stride, mask))) {
-            let footprint = Footprint::of(&parse(&moving(how, stride, mask)).unwrap_or_else(|e| panic!("{e}")));
+            let footprint =
+                Footprint::of(&parse(&advancing_pointers(how, stride, mask)).unwrap_or_else(|e| panic!("{e}")));
             let numbers = [
                 [-1, 0, 5, 8, 11],
                 [1, -2, 3, 0, 1 << 30],
@@ -361,7 +363,7 @@ fn footprint_of_moved_pointers_is_sound() {
                 let check = |elements: i64| {
                     footprint.check(&TestLaunch { integers: integers.clone(), bytes: 4 * elements as u64 }, [2, 1, 1])
                 };
-                let Some((low, high)) = counted(how, stride, allowed, &args) else { continue };
+                let Some((low, high)) = touched_range(how, stride, allowed, &args) else { continue };
                 launches += 1;
                 if low < 0 {
                     assert!(check(1 << 50).is_err(), "{how}, {mask} with {args:?} touches {low}");
@@ -383,9 +385,9 @@ fn masks_over_sums_give_tight_bounds_for_moved_pointers() {
                 // The iterations cover n; the pointers advance with the index.
                 let args = [n, s, 0, (n + 3) / 4, 4 * s, 4];
                 let integers: Vec<i128> = [0].into_iter().chain(args.map(i128::from)).collect();
-                let touched = counted(how, 1, allowed, &args).map(|(_, high)| high as u64 + 1);
+                let touched = touched_range(how, 1, allowed, &args).map(|(_, high)| high as u64 + 1);
                 assert_eq!(
-                    required_elements(&moving(how, 1, mask), &integers, [2, 1, 1]),
+                    required_elements(&advancing_pointers(how, 1, mask), &integers, [2, 1, 1]),
                     touched,
                     "{how}, {mask} with {args:?}"
                 );
@@ -422,7 +424,7 @@ fn facts_of_one_iteration_do_not_apply_to_earlier_ones() {
 }
 
 /// Why a launch of `text` with `elements` f32 of memory is rejected.
-fn refused(text: &str, integers: &[i128], elements: u64) -> Option<LaunchViolation> {
+fn violation(text: &str, integers: &[i128], elements: u64) -> Option<LaunchViolation> {
     let mut func = parse(text).unwrap_or_else(|e| panic!("{e}"));
     drop_unchecked_assumptions(&mut func);
     let launch = TestLaunch { integers: integers.to_vec(), bytes: 4 * elements };
@@ -434,13 +436,13 @@ fn negative_extents_are_rejected_with_the_argument() {
     for (boundary, n, m, arg, dim) in
         [("[0, 1]", -1, 20, 1, 0), ("[0, 1]", 40, i64::MIN, 2, 1), ("[1]", -1, 20, 1, 0), ("[]", 40, -1, 2, 1)]
     {
-        let found = refused(&viewed(boundary), &[0, n.into(), m.into(), 100], 1 << 40);
+        let found = violation(&viewed(boundary), &[0, n.into(), m.into(), 100], 1 << 40);
         let Some(LaunchViolation::Extent { arg: found, dim: at, .. }) = found else {
             panic!("{boundary}, {n}, {m}: {found:?}")
         };
         assert_eq!((found, at), (Some(arg), dim));
     }
-    assert_eq!(refused(&viewed("[0, 1]"), &[0, 40, 20, 100], 1 << 40), None);
+    assert_eq!(violation(&viewed("[0, 1]"), &[0, 40, 20, 100], 1 << 40), None);
 }
 
 /// A load of one element at an offset that `body` computes into `%k` from the i32 `%n` and the i64 `%w`.
@@ -462,29 +464,29 @@ fn at(body: &str) -> String {
 fn arithmetic_of_a_launch_wraps_exactly() {
     // 65 537² = 2³² + 2¹⁷ + 1.
     let square = at("%k = mul %n, %n : i32");
-    assert_eq!(refused(&square, &[0, 65537, 0], (1 << 17) + 2), None);
-    let Some(LaunchViolation::OutOfBounds(out_of_bounds)) = refused(&square, &[0, 65537, 0], (1 << 17) + 1) else {
+    assert_eq!(violation(&square, &[0, 65537, 0], (1 << 17) + 2), None);
+    let Some(LaunchViolation::OutOfBounds(out_of_bounds)) = violation(&square, &[0, 65537, 0], (1 << 17) + 1) else {
         panic!("accepted")
     };
     assert_eq!(out_of_bounds.farthest_element, Some((1 << 17) + 1));
     let narrowed = at("%k = cast %w : i32");
-    assert_eq!(refused(&narrowed, &[0, 0, (1 << 32) + 5], 6), None);
-    assert!(refused(&narrowed, &[0, 0, (1 << 31) + 5], 6).is_some());
+    assert_eq!(violation(&narrowed, &[0, 0, (1 << 32) + 5], 6), None);
+    assert!(violation(&narrowed, &[0, 0, (1 << 31) + 5], 6).is_some());
     // Division by zero is zero, on every target.
-    assert_eq!(refused(&at("%k = div %n, %zero : i32"), &[0, 100, 0], 1), None);
+    assert_eq!(violation(&at("%k = div %n, %zero : i32"), &[0, 100, 0], 1), None);
 }
 
 #[test]
 fn assumes_on_launch_values_are_checked_and_others_ignored() {
     let positive = at("%c = cmp_gt %n, %zero : bool\n  assume %c\n  %k = mul %n, %zero : i32");
-    assert_eq!(refused(&positive, &[0, 1, 0], 1), None);
-    assert!(matches!(refused(&positive, &[0, 0, 0], 1), Some(LaunchViolation::Assumption { .. })));
-    assert!(matches!(refused(&positive, &[0, i128::from(i32::MIN), 0], 1), Some(LaunchViolation::Assumption { .. })));
+    assert_eq!(violation(&positive, &[0, 1, 0], 1), None);
+    assert!(matches!(violation(&positive, &[0, 0, 0], 1), Some(LaunchViolation::Assumption { .. })));
+    assert!(matches!(violation(&positive, &[0, i128::from(i32::MIN), 0], 1), Some(LaunchViolation::Assumption { .. })));
     let both = at(
         "%c = cmp_gt %n, %zero : bool\n  %d = cmp_lt %n, %one : bool\n  %e = not %d : bool\n  %a = and %c, %e : bool\n  assume %a\n  %k = mul %n, %zero : i32",
     );
-    assert_eq!(refused(&both, &[0, 1, 0], 1), None);
-    assert!(refused(&both, &[0, 0, 0], 1).is_some());
+    assert_eq!(violation(&both, &[0, 1, 0], 1), None);
+    assert!(violation(&both, &[0, 0, 0], 1).is_some());
     // A number loaded from memory may be anything, whatever the kernel assumes.
     let text = "kernel @f(%p: ptr<f32>, %q: ptr<i32>, %n: i32) {
   %zero = constant {value = 0} : i32
@@ -498,20 +500,20 @@ fn assumes_on_launch_values_are_checked_and_others_ignored() {
   device_print %v {prefix = \"v\"}
   return
 }";
-    assert!(matches!(refused(text, &[0, 0, 10], 1 << 20), Some(LaunchViolation::OutOfBounds(_))));
+    assert!(matches!(violation(text, &[0, 0, 10], 1 << 20), Some(LaunchViolation::OutOfBounds(_))));
 }
 
 #[test]
 fn hints_are_checked_or_dropped() {
     let hinted = |body: &str| at(&format!("{body}\n  %l = min %h, %zero : i32\n  %k = max %l, %zero : i32"));
     let of_argument = hinted("%h = hint %n {divisible = 16} : i32");
-    assert_eq!(refused(&of_argument, &[0, -32, 0], 1), None);
-    assert!(matches!(refused(&of_argument, &[0, 24, 0], 1), Some(LaunchViolation::Multiple { by: 16, .. })));
+    assert_eq!(violation(&of_argument, &[0, -32, 0], 1), None);
+    assert!(matches!(violation(&of_argument, &[0, 24, 0], 1), Some(LaunchViolation::Multiple { by: 16, .. })));
     // For every program id.
     let of_product =
         hinted("%i = program_id {axis = 0} : i32\n  %x = mul %i, %n : i32\n  %h = hint %x {divisible = 16} : i32");
-    assert_eq!(refused(&of_product, &[0, 48, 0], 1), None);
-    assert!(matches!(refused(&of_product, &[0, 40, 0], 1), Some(LaunchViolation::Multiple { by: 16, .. })));
+    assert_eq!(violation(&of_product, &[0, 48, 0], 1), None);
+    assert!(matches!(violation(&of_product, &[0, 40, 0], 1), Some(LaunchViolation::Multiple { by: 16, .. })));
     // No launch can check these hints.
     for body in [
         "%i = program_id {axis = 0} : i32\n  %h = hint %i {divisible = 16} : i32",
@@ -552,8 +554,8 @@ fn hints_on_addresses_cancel_terms() {
   }
   return
 }";
-    assert_eq!(refused(text, &[0, 4, 0], 1), None);
-    assert!(matches!(refused(text, &[0, 3, 0], 1), Some(LaunchViolation::Multiple { by: 16, .. })));
+    assert_eq!(violation(text, &[0, 4, 0], 1), None);
+    assert!(matches!(violation(text, &[0, 3, 0], 1), Some(LaunchViolation::Multiple { by: 16, .. })));
 }
 
 #[test]
@@ -569,7 +571,7 @@ fn loop_steps_and_ends_are_checked() {
   }
   return
 }";
-    let check = |start: i32, end: i32, step: i32| refused(text, &[0, start, end, step].map(i128::from), 1);
+    let check = |start: i32, end: i32, step: i32| violation(text, &[0, start, end, step].map(i128::from), 1);
     assert_eq!(check(0, 100, 7), None);
     assert!(matches!(check(0, 100, 0), Some(LaunchViolation::Step { found: 0, .. })));
     assert!(matches!(check(0, 100, -3), Some(LaunchViolation::Step { found: -3, .. })));

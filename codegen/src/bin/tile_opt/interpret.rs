@@ -1,7 +1,7 @@
 //! The options of `--interpret`, and the results of a run.
 
 use clap::Args;
-use tilewright_codegen::interp::{self, ArgValue, BufferId, Limits, Memory};
+use tilewright_codegen::interp::{self, ArgValue, BufferId, Memory, RunOptions};
 use tilewright_codegen::ir::{DType, Elem, Func, Type};
 use tilewright_codegen::num;
 
@@ -76,9 +76,8 @@ impl InterpretArgs {
         let &[x, y, z] = self.grid.as_slice() else {
             return Err(format!("--grid takes three numbers, found {}", self.grid.len()));
         };
-        let limits = Limits { max_ops: self.max_ops };
-        let order = interp::Order::default();
-        let outcome = interp::run_traced(func, &values, [x, y, z], &mut memory, limits, order, &mut ());
+        let options = RunOptions { max_ops: self.max_ops, ..RunOptions::default() };
+        let outcome = interp::run_traced(func, &values, [x, y, z], &mut memory, options, &mut ());
         let outcome = outcome.map_err(|e| e.to_string())?;
         let read =
             |(name, dtype, id): (String, DType, BufferId)| Buffer { name, dtype, bytes: memory.bytes(id).to_vec() };

@@ -3,7 +3,7 @@
 use super::*;
 
 fn covers(layout: &LinearLayout) -> bool {
-    let mut reached: Vec<Vec<u32>> = places(layout).map(|(r, l, w, b)| layout.apply(r, l, w, b)).collect();
+    let mut reached: Vec<Vec<u32>> = places(layout).map(|at| layout.apply(at)).collect();
     reached.sort();
     reached.dedup();
     reached == coordinates(layout.shape())
@@ -16,10 +16,10 @@ fn blocked_agrees_with_arithmetic() {
     // Each thread holds 2×4; 8×4 threads; 2×2 warps: a box of 32×32 elements on a tensor of 64×16.
     let layout = LinearLayout::blocked(&[64, 16], &[2, 4], &[8, 4], &[2, 2], &[1, 0]);
     assert_eq!(layout.num_registers(), 16, "8 per box, two boxes along the rows");
-    for (r, l, w, b) in places(&layout) {
+    for at @ Index { register: r, lane: l, warp: w, .. } in places(&layout) {
         let row = r / 4 % 2 + 2 * (l / 4) + 16 * (w / 2) + 32 * (r / 8);
         let column = r % 4 + 4 * (l % 4) + 16 * (w % 2);
-        assert_eq!(layout.apply(r, l, w, b), [row % 64, column % 16], "register {r} lane {l} warp {w}");
+        assert_eq!(layout.apply(at), [row % 64, column % 16], "register {r} lane {l} warp {w}");
     }
 }
 
@@ -29,8 +29,8 @@ fn small_tensors_are_replicated() {
     assert_eq!(layout.num_registers(), 4);
     assert_eq!(layout.free_mask(Dim::Lane), 0b11100);
     assert_eq!(layout.free_mask(Dim::Warp), 0b11);
-    for (r, l, w, b) in places(&layout) {
-        assert_eq!(layout.apply(r, l, w, b), [(r + 4 * l) % 16]);
+    for at in places(&layout) {
+        assert_eq!(layout.apply(at), [(at.register + 4 * at.lane) % 16]);
     }
     let tiny = LinearLayout::blocked(&[2], &[4], &[32], &[4], &[0]);
     assert_eq!(tiny.num_registers(), 2, "a thread does not hold copies of its own values");
@@ -90,7 +90,7 @@ fn b_operand(bits: u32, i: u32, lane: u32) -> [u32; 2] {
 
 /// The k index of the tile for a k index of the instruction, in this crate's `mma.sync` operand layouts: the tf32 words
 /// of a lane are neighbors along k, in both operands.
-fn our_k(bits: u32, k: u32) -> u32 {
+fn tile_k(bits: u32, k: u32) -> u32 {
     match (bits, k) {
         (32, 0..4) => 2 * k,
         (32, 4..8) => 2 * (k - 4) + 1,
@@ -108,27 +108,27 @@ fn mma_fragments_agree_with_the_ptx_manual() {
         let a = LinearLayout::mma_m16n8_a(&[64, 2 * k], bits, warps);
         let b = LinearLayout::mma_m16n8_b(&[2 * k, 32], bits, warps);
         assert!(covers(&acc) && covers(&a) && covers(&b));
-        for (r, l, w, _) in places(&acc) {
+        for at @ Index { register: r, lane: l, warp: w, .. } in places(&acc) {
             let [row, column] = accumulator(r % 4, l);
             let (n, m) = (r / 4 % 2, r / 8);
             let expected = [row + 16 * (w % 2) + 32 * m, column + 8 * (w / 2) + 16 * n];
-            assert_eq!(acc.apply(r, l, w, 0), expected);
+            assert_eq!(acc.apply(at), expected);
         }
         let per_lane = 16 * k / 32;
-        for (r, l, w, _) in places(&a) {
+        for at @ Index { register: r, lane: l, warp: w, .. } in places(&a) {
             // tf32 words that are neighbors along k come first.
             let word = if bits == 32 { [0, 2, 1, 3][r as usize % 4] } else { r % per_lane };
             let [row, column] = a_operand(bits, word, l);
             let (step, m) = (r / per_lane % 2, r / per_lane / 2);
-            let expected = [row + 16 * (w % 2) + 32 * m, our_k(bits, column) + k * step];
-            assert_eq!(a.apply(r, l, w, 0), expected, "{bits} bits");
+            let expected = [row + 16 * (w % 2) + 32 * m, tile_k(bits, column) + k * step];
+            assert_eq!(a.apply(at), expected, "{bits} bits");
         }
         let per_lane = 8 * k / 32;
-        for (r, l, w, _) in places(&b) {
+        for at @ Index { register: r, lane: l, warp: w, .. } in places(&b) {
             let [row, column] = b_operand(bits, r % per_lane, l);
             let (step, n) = (r / per_lane % 2, r / per_lane / 2);
-            let expected = [our_k(bits, row) + k * step, column + 8 * (w / 2) + 16 * n];
-            assert_eq!(b.apply(r, l, w, 0), expected, "{bits} bits");
+            let expected = [tile_k(bits, row) + k * step, column + 8 * (w / 2) + 16 * n];
+            assert_eq!(b.apply(at), expected, "{bits} bits");
         }
     }
 }
@@ -140,11 +140,11 @@ fn wgmma_fragments_agree_with_the_ptx_manual() {
     for n in [8, 64, 256] {
         let acc = LinearLayout::wgmma_acc(&[256, 2 * n], n, [8, 1]);
         assert!(covers(&acc));
-        for (r, l, w, _) in places(&acc) {
+        for at @ Index { register: r, lane: l, warp: w, .. } in places(&acc) {
             let (i, column_step, row_step) = (r % (n / 2), r / (n / 2) % 2, r / n);
             let row = 16 * (w % 4) + l / 4 + 8 * (i / 2 % 2) + 64 * (w / 4) + 128 * row_step;
             let column = 8 * (i / 4) + 2 * (l % 4) + i % 2 + n * column_step;
-            assert_eq!(acc.apply(r, l, w, 0), [row, column]);
+            assert_eq!(acc.apply(at), [row, column]);
         }
     }
     for bits in [8, 16, 32] {
@@ -152,10 +152,10 @@ fn wgmma_fragments_agree_with_the_ptx_manual() {
         let a = LinearLayout::wgmma_a_operand(&[128, 2 * k], bits, [4, 2]);
         assert!(covers(&a));
         let per_lane = 64 * k / 128;
-        for (r, l, w, _) in places(&a) {
+        for at @ Index { register: r, lane: l, warp: w, .. } in places(&a) {
             let [row, column] = a_operand(bits, r % per_lane, l);
             let (step, m) = (r / per_lane % 2, r / per_lane / 2);
-            assert_eq!(a.apply(r, l, w, 0), [row + 16 * (w % 4) + 64 * m, column + k * step]);
+            assert_eq!(a.apply(at), [row + 16 * (w % 4) + 64 * m, column + k * step]);
         }
     }
 }

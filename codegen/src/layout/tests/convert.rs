@@ -4,7 +4,8 @@ use super::*;
 
 /// The coordinates of the registers of a thread.
 fn held(layout: &LinearLayout, lane: u32, warp: u32) -> Vec<Vec<u32>> {
-    (0..layout.num_registers() as u32).map(|r| layout.apply(r, lane, warp, 0)).collect()
+    let place = |register| Index { register, lane, warp, ..Index::default() };
+    (0..layout.num_registers() as u32).map(|r| layout.apply(place(r))).collect()
 }
 
 fn masks(lane_masks: &[u32], warp_masks: &[u32], lane: u32, warp: u32) -> u32 {
@@ -46,25 +47,26 @@ fn check_plan(plan: &LanePlan, src: &LinearLayout, dst: &LinearLayout) {
 
 /// Whether every thread already holds the values that it needs.
 fn threads_suffice(src: &LinearLayout, dst: &LinearLayout) -> bool {
-    places(dst).all(|(r, l, w, _)| held(src, l, w).contains(&dst.apply(r, l, w, 0)))
+    places(dst).all(|at| held(src, at.lane, at.warp).contains(&dst.apply(at)))
 }
 
 fn warps_suffice(src: &LinearLayout, dst: &LinearLayout) -> bool {
     let in_warp: Vec<Vec<Vec<u32>>> = (0..src.num_warps() as u32)
         .map(|w| (0..src.size(Dim::Lane) as u32).flat_map(|l| held(src, l, w)).collect())
         .collect();
-    places(dst).all(|(r, l, w, _)| in_warp[w as usize].contains(&dst.apply(r, l, w, 0)))
+    places(dst).all(|at| in_warp[at.warp as usize].contains(&dst.apply(at)))
 }
 
 fn check_conversion(src: &LinearLayout, dst: &LinearLayout) {
     match Conversion::between(src, dst) {
         Conversion::Identity => {
-            places(dst).for_each(|(r, l, w, b)| assert_eq!(src.apply(r, l, w, b), dst.apply(r, l, w, b)));
+            places(dst).for_each(|at| assert_eq!(src.apply(at), dst.apply(at)));
         }
         Conversion::Registers(map) => {
             assert_eq!(map.len(), dst.num_registers());
-            places(dst).for_each(|(r, l, w, b)| {
-                assert_eq!(src.apply(map[r as usize] as u32, l, w, b), dst.apply(r, l, w, b));
+            places(dst).for_each(|at| {
+                let source = Index { register: map[at.register as usize] as u32, ..at };
+                assert_eq!(src.apply(source), dst.apply(at));
             });
         }
         Conversion::Lanes(plan) => {
@@ -108,9 +110,10 @@ proptest! {
                 bases[i].iter_mut().zip(add).for_each(|(sum, part)| *sum ^= part);
             }
         }
-        let lanes = bases.split_off(registers);
-        let warps = layout.bases(Dim::Warp).to_vec();
-        let mixed = LinearLayout::distributed(layout.shape(), bases, lanes, warps, vec![]);
+        let lane = bases.split_off(registers);
+        let warp = layout.bases(Dim::Warp).to_vec();
+        let bases = ThreadBases { register: bases, lane, warp, block: vec![] };
+        let mixed = LinearLayout::distributed(layout.shape(), bases);
         for (src, dst) in [(&layout, &mixed), (&mixed, &layout)] {
             prop_assert!(warps_suffice(src, dst));
             check_conversion(src, dst);
@@ -132,9 +135,11 @@ fn replicated_values_need_no_shuffle() {
 #[test]
 fn replicated_values_convert_by_selects_alone() {
     // Source: each thread holds all four values. Result: lane bits 0 and 1 select one.
-    let src = LinearLayout::distributed(&[4], vec![vec![1], vec![2]], vec![vec![0]; 5], vec![], vec![]);
-    let lanes = vec![vec![1], vec![2], vec![0], vec![0], vec![0]];
-    let dst = LinearLayout::distributed(&[4], vec![], lanes, vec![], vec![]);
+    let register = vec![vec![1], vec![2]];
+    let bases = ThreadBases { register, lane: vec![vec![0]; 5], ..ThreadBases::default() };
+    let src = LinearLayout::distributed(&[4], bases);
+    let lane = vec![vec![1], vec![2], vec![0], vec![0], vec![0]];
+    let dst = LinearLayout::distributed(&[4], ThreadBases { lane, ..ThreadBases::default() });
     match Conversion::between(&src, &dst) {
         Conversion::Lanes(plan) => {
             assert_eq!((plan.num_shuffles(), plan.num_selects()), (0, 8));
@@ -175,9 +180,9 @@ fn values_that_change_warps_go_through_shared_memory() {
 #[test]
 fn values_of_another_block_need_a_cluster_exchange() {
     let blocks = |basis: u32| {
-        let lanes = (0..5).map(|bit| vec![1 << bit]).collect();
-        let other = vec![96 - basis];
-        LinearLayout::distributed(&[128], vec![other], lanes, vec![], vec![vec![basis]])
+        let lane = (0..5).map(|bit| vec![1 << bit]).collect();
+        let (register, block) = (vec![vec![96 - basis]], vec![vec![basis]]);
+        LinearLayout::distributed(&[128], ThreadBases { register, lane, warp: vec![], block })
     };
     assert_eq!(Conversion::between(&blocks(32), &blocks(64)), Conversion::Blocks);
 }

@@ -10,9 +10,9 @@ fn check_renaming(
 ) -> Result<(), TestCaseError> {
     let result = &renaming.layout;
     prop_assert_eq!(renaming.registers.len(), result.num_registers());
-    for (r, l, w, b) in places(result) {
-        let source = renaming.registers[r as usize] as u32;
-        prop_assert_eq!(coordinates(operand.apply(source, l, w, b)), result.apply(r, l, w, b));
+    for at in places(result) {
+        let source = Index { register: renaming.registers[at.register as usize] as u32, ..at };
+        prop_assert_eq!(coordinates(operand.apply(source)), result.apply(at));
     }
     Ok(())
 }
@@ -24,12 +24,10 @@ proptest! {
         let inverse = layout.pseudo_invert();
         // In the order of the dims: registers are the least significant.
         let rank = |i: &Index| (i.block, i.warp, i.lane, i.register);
-        let all: Vec<(Vec<u32>, Index)> = places(&layout)
-            .map(|(r, l, w, b)| (layout.apply(r, l, w, b), Index::thread(r, l, w, b)))
-            .collect();
+        let all: Vec<(Vec<u32>, Index)> = places(&layout).map(|place| (layout.apply(place), place)).collect();
         for at in coordinates(layout.shape()).iter().step_by(7) {
             let place = inverse.apply(at);
-            prop_assert_eq!(&layout.apply_index(place), at);
+            prop_assert_eq!(&layout.apply(place), at);
             let smallest = all.iter().filter(|(c, _)| c == at).map(|(_, i)| *i).min_by_key(rank);
             prop_assert_eq!(Some(place), smallest);
         }
@@ -42,14 +40,13 @@ proptest! {
     fn composition_finds_the_same_element((from, to) in any_pair()) {
         let map = from.locate_in(&to);
         prop_assert_eq!(&map.then(&to), &from);
-        for (r, l, w, b) in places(&from) {
-            let there = map.apply(Index::thread(r, l, w, b));
-            prop_assert_eq!(to.apply_index(there), from.apply(r, l, w, b));
+        for at in places(&from) {
+            prop_assert_eq!(to.apply(map.apply(at)), from.apply(at));
         }
         if from.invert().is_some() {
             let identity = from.locate_in(&from);
-            for (r, l, w, b) in places(&from) {
-                prop_assert_eq!(identity.apply(Index::thread(r, l, w, b)), Index::thread(r, l, w, b));
+            for at in places(&from) {
+                prop_assert_eq!(identity.apply(at), at);
             }
         }
     }
@@ -58,11 +55,8 @@ proptest! {
     fn free_bits_repeat_and_the_others_do_not(layout in any_layout()) {
         let dims = [Dim::Register, Dim::Lane, Dim::Warp, Dim::Block];
         let free = dims.map(|dim| layout.free_mask(dim));
-        let kept = |(r, l, w, b): &(u32, u32, u32, u32)| {
-            r & free[0] == 0 && l & free[1] == 0 && w & free[2] == 0 && b & free[3] == 0
-        };
-        let mut elements: Vec<Vec<u32>> =
-            places(&layout).filter(kept).map(|(r, l, w, b)| layout.apply(r, l, w, b)).collect();
+        let kept = |at: &Index| dims.iter().zip(free).all(|(&dim, free)| at.get(dim) & free == 0);
+        let mut elements: Vec<Vec<u32>> = places(&layout).filter(kept).map(|at| layout.apply(at)).collect();
         elements.sort();
         prop_assert_eq!(elements, coordinates(layout.shape()), "each element once");
     }
@@ -74,9 +68,10 @@ proptest! {
         let sliced = layout.slice(axis);
         check_renaming(&layout, &sliced, drop)?;
         // The registers of a thread are distinct.
-        for (_, l, w, b) in places(&layout).filter(|place| place.0 == 0) {
+        for thread in places(&layout).filter(|at| at.register == 0) {
+            let registers = 0..sliced.layout.num_registers() as u32;
             let mut own: Vec<Vec<u32>> =
-                (0..sliced.layout.num_registers() as u32).map(|r| sliced.layout.apply(r, l, w, b)).collect();
+                registers.map(|register| sliced.layout.apply(Index { register, ..thread })).collect();
             own.sort();
             own.dedup();
             prop_assert_eq!(own.len(), sliced.layout.num_registers());
@@ -88,9 +83,10 @@ proptest! {
         let mut distinct = layout.without_redundant_registers().registers;
         distinct.sort_unstable();
         prop_assert_eq!(seen, distinct);
-        for (r, l, w, b) in places(&sliced.layout) {
-            for &source in &groups[r as usize] {
-                prop_assert_eq!(drop(layout.apply(source as u32, l, w, b)), sliced.layout.apply(r, l, w, b));
+        for at in places(&sliced.layout) {
+            for &source in &groups[at.register as usize] {
+                let source = Index { register: source as u32, ..at };
+                prop_assert_eq!(drop(layout.apply(source)), sliced.layout.apply(at));
             }
         }
         // Expanding undoes slicing except for the extent, and slicing undoes expanding.
@@ -106,10 +102,11 @@ proptest! {
         let operand = layout.unbroadcast(axis);
         prop_assert_eq!(operand.registers.len(), layout.num_registers());
         prop_assert_eq!(operand.layout.shape()[axis], 1);
-        for (r, l, w, b) in places(&layout) {
-            let mut at = layout.apply(r, l, w, b);
-            at[axis] = 0;
-            prop_assert_eq!(operand.layout.apply(operand.registers[r as usize] as u32, l, w, b), at);
+        for at in places(&layout) {
+            let mut expected = layout.apply(at);
+            expected[axis] = 0;
+            let source = Index { register: operand.registers[at.register as usize] as u32, ..at };
+            prop_assert_eq!(operand.layout.apply(source), expected);
         }
     }
 
@@ -122,8 +119,8 @@ proptest! {
         let first = 1 << (cut as u32).min(elements.ilog2());
         let shape = [first, elements / first];
         let reshaped = layout.reshape(&shape);
-        for (r, l, w, b) in places(&layout) {
-            let (from, to) = (layout.apply(r, l, w, b), reshaped.layout.apply(r, l, w, b));
+        for at in places(&layout) {
+            let (from, to) = (layout.apply(at), reshaped.layout.apply(at));
             prop_assert_eq!(position(layout.shape(), &from), position(&shape, &to));
         }
         prop_assert_eq!(reshaped.layout.reshape(layout.shape()).layout, layout);
@@ -148,11 +145,11 @@ proptest! {
     #[test]
     fn split_undoes_join(layout in any_layout()) {
         let joined = layout.join();
-        for (r, l, w, b) in places(&joined.layout) {
-            let (side, register) = joined.registers[r as usize];
-            let mut at = layout.apply(register as u32, l, w, b);
-            at.push(side as u32);
-            prop_assert_eq!(joined.layout.apply(r, l, w, b), at);
+        for at in places(&joined.layout) {
+            let (side, register) = joined.registers[at.register as usize];
+            let mut expected = layout.apply(Index { register: register as u32, ..at });
+            expected.push(side as u32);
+            prop_assert_eq!(joined.layout.apply(at), expected);
         }
         let split = joined.layout.split().expect("a joined tensor splits");
         check_split(&joined.layout, &split)?;
@@ -160,24 +157,26 @@ proptest! {
     }
 
     #[test]
-    fn splits_take_the_halves(layout in shapes().prop_flat_map(|mut shape| { shape.push(2); covering_of(shape) })) {
+    fn splits_take_the_halves(
+        layout in shapes().prop_flat_map(|mut shape| { shape.push(2); surjective_layout(shape) }),
+    ) {
         if let Some(split) = layout.split() {
             check_split(&layout, &split)?;
         }
         let ready = layout.splittable();
         prop_assert_eq!(ready.shape(), layout.shape());
         prop_assert!(ready.is_surjective());
-        check_split(&ready, &ready.split().expect("it said so"))?;
+        check_split(&ready, &ready.split().expect("`splittable` gives a layout that `split` accepts"))?;
     }
 }
 
 fn check_split(joined: &LinearLayout, split: &Split) -> Result<(), TestCaseError> {
-    for (r, l, w, b) in places(&split.layout) {
+    for at in places(&split.layout) {
         for side in 0..2 {
-            let mut at = split.layout.apply(r, l, w, b);
-            at.push(side as u32);
-            let source = split.registers[side][r as usize] as u32;
-            prop_assert_eq!(joined.apply(source, l, w, b), at);
+            let mut expected = split.layout.apply(at);
+            expected.push(side as u32);
+            let source = Index { register: split.registers[side][at.register as usize] as u32, ..at };
+            prop_assert_eq!(joined.apply(source), expected);
         }
     }
     Ok(())

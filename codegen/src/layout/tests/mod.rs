@@ -11,12 +11,16 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Every (register, lane, warp, block) of a distributed layout.
-fn places(layout: &LinearLayout) -> impl Iterator<Item = (u32, u32, u32, u32)> + use<> {
+/// Every place of a distributed layout.
+fn places(layout: &LinearLayout) -> impl Iterator<Item = Index> + use<> {
     let [registers, lanes, warps, blocks] =
         [Dim::Register, Dim::Lane, Dim::Warp, Dim::Block].map(|dim| layout.size(dim) as u32);
-    (0..blocks).flat_map(move |b| {
-        (0..warps).flat_map(move |w| (0..lanes).flat_map(move |l| (0..registers).map(move |r| (r, l, w, b))))
+    (0..blocks).flat_map(move |block| {
+        (0..warps).flat_map(move |warp| {
+            (0..lanes).flat_map(move |lane| {
+                (0..registers).map(move |register| Index { register, lane, warp, block, offset: 0 })
+            })
+        })
     })
 }
 
@@ -52,19 +56,21 @@ fn blocked_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
 }
 
 /// A layout with arbitrary bases: swizzled, dependent, partly zero, possibly not surjective.
-fn anything_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
+fn arbitrary_layout(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
     let basis = shape.iter().map(|&extent| 0..extent).collect::<Vec<_>>();
     let list = |bits: std::ops::Range<usize>| prop::collection::vec(basis.clone(), bits);
     (list(0..5), list(5..6), list(2..3))
-        .prop_map(move |(register, lane, warp)| LinearLayout::distributed(&shape, register, lane, warp, vec![]))
+        .prop_map(|(register, lane, warp)| ThreadBases { register, lane, warp, block: vec![] })
+        .prop_map(move |bases| LinearLayout::distributed(&shape, bases))
 }
 
 /// An arbitrary layout, extended by registers until it covers the tensor.
-fn covering_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
-    anything_of(shape).prop_map(|layout| {
+fn surjective_layout(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
+    arbitrary_layout(shape).prop_map(|layout| {
         let build = |registers: &[Basis]| {
             let [lane, warp] = [Dim::Lane, Dim::Warp].map(|dim| layout.bases(dim).to_vec());
-            LinearLayout::distributed(layout.shape(), registers.to_vec(), lane, warp, vec![])
+            let bases = ThreadBases { register: registers.to_vec(), lane, warp, block: vec![] };
+            LinearLayout::distributed(layout.shape(), bases)
         };
         let mut registers = layout.bases(Dim::Register).to_vec();
         for (axis, &extent) in layout.shape().iter().enumerate() {
@@ -72,7 +78,7 @@ fn covering_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
                 let mut basis = vec![0; layout.rank()];
                 basis[axis] = 1 << bit;
                 let so_far = build(&registers);
-                if !places(&so_far).any(|(r, l, w, b)| so_far.apply(r, l, w, b) == basis) {
+                if !places(&so_far).any(|at| so_far.apply(at) == basis) {
                     registers.push(basis);
                 }
             }
@@ -82,13 +88,13 @@ fn covering_of(shape: Vec<u32>) -> impl Strategy<Value = LinearLayout> {
 }
 
 fn any_layout() -> impl Strategy<Value = LinearLayout> {
-    shapes().prop_flat_map(|shape| prop_oneof![blocked_of(shape.clone()), covering_of(shape)])
+    shapes().prop_flat_map(|shape| prop_oneof![blocked_of(shape.clone()), surjective_layout(shape)])
 }
 
 /// Two layouts of one shape.
 fn any_pair() -> impl Strategy<Value = (LinearLayout, LinearLayout)> {
     shapes().prop_flat_map(|shape| {
-        let one = |shape: &Vec<u32>| prop_oneof![blocked_of(shape.clone()), covering_of(shape.clone())];
+        let one = |shape: &Vec<u32>| prop_oneof![blocked_of(shape.clone()), surjective_layout(shape.clone())];
         (one(&shape), one(&shape))
     })
 }

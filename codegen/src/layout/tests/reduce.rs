@@ -8,7 +8,8 @@ fn check_reduction(layout: &LinearLayout, axis: usize, reduction: &Reduction) {
     let registers = result.num_registers();
     // values[warp][lane][register]: the coordinates along the axis of the elements combined so far.
     let thread = |warp: u32, lane: u32| -> Vec<Vec<u32>> {
-        let group = |group: &Vec<usize>| group.iter().map(|&r| layout.apply(r as u32, lane, warp, 0)[axis]).collect();
+        let place = |register: usize| Index { register: register as u32, lane, warp, ..Index::default() };
+        let group = |group: &Vec<usize>| group.iter().map(|&r| layout.apply(place(r))[axis]).collect();
         reduction.registers.iter().map(group).collect()
     };
     let mut values: Vec<Vec<Vec<Vec<u32>>>> =
@@ -24,7 +25,7 @@ fn check_reduction(layout: &LinearLayout, axis: usize, reduction: &Reduction) {
         }
     }
     let whole: Vec<u32> = (0..layout.shape()[axis]).collect();
-    for (r, l, w, _) in places(result) {
+    for Index { register: r, lane: l, warp: w, .. } in places(result) {
         let mut got = values[w as usize][l as usize][r as usize].clone();
         got.sort_unstable();
         assert_eq!(got, whole, "each element once: {layout} along {axis}, register {r} lane {l} warp {w}");

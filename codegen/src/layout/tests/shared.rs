@@ -61,7 +61,8 @@ fn worst_conflict(layout: &LinearLayout, memory: &LinearLayout, element_bytes: u
             for first in (0..32).step_by(served as usize) {
                 let mut words: Vec<u32> = (first..first + served)
                     .flat_map(|lane| {
-                        let start = map.offset(group[0] as u32, lane, warp, 0) * element_bytes;
+                        let place = Index { register: group[0] as u32, lane, warp, ..Index::default() };
+                        let start = map.apply(place).offset * element_bytes;
                         start / 4..(start + bytes).div_ceil(4)
                     })
                     .collect();
@@ -125,11 +126,12 @@ proptest! {
     fn contiguous_runs_are_sound(layout in any_layout()) {
         for axis in 0..layout.rank() {
             let run = layout.contiguous_run(axis) as u32;
-            for (r, l, w, b) in places(&layout) {
-                let mut first = layout.apply(r - r % run, l, w, b);
+            for at in places(&layout) {
+                let in_run = at.register % run;
+                let mut first = layout.apply(Index { register: at.register - in_run, ..at });
                 prop_assert_eq!(first[axis] % run, 0);
-                first[axis] += r % run;
-                prop_assert_eq!(layout.apply(r, l, w, b), first);
+                first[axis] += in_run;
+                prop_assert_eq!(layout.apply(at), first);
             }
         }
     }
@@ -145,14 +147,15 @@ proptest! {
             let mut seen: Vec<usize> = access.groups.concat();
             seen.sort_unstable();
             prop_assert_eq!(seen, (0..layout.num_registers()).collect::<Vec<_>>());
-            for (_, l, w, b) in places(&layout).filter(|place| place.0 == 0) {
+            for thread in places(&layout).filter(|at| at.register == 0) {
                 for group in &access.groups {
-                    let start = map.offset(group[0] as u32, l, w, b);
+                    let start = map.apply(Index { register: group[0] as u32, ..thread }).offset;
                     prop_assert_eq!(start as usize % access.elements, 0);
                     for (i, &register) in group.iter().enumerate() {
-                        let offset = map.offset(register as u32, l, w, b);
+                        let at = Index { register: register as u32, ..thread };
+                        let offset = map.apply(at).offset;
                         prop_assert_eq!(offset, start + i as u32);
-                        prop_assert_eq!(memory.apply_offset(offset), layout.apply(register as u32, l, w, b));
+                        prop_assert_eq!(memory.apply_offset(offset), layout.apply(at));
                     }
                 }
             }

@@ -13,7 +13,7 @@ fn text_reads_as_documented() {
 }
 
 #[test]
-fn bad_text_is_refused_with_a_place() {
+fn bad_text_is_rejected_with_its_position() {
     let message = |text: &str| text.parse::<LinearLayout>().unwrap_err().to_string();
     assert_eq!(message("blocked<>"), "expected `linear` or `shared` at byte 0 of the layout, found `blocked<>`");
     assert_eq!(

@@ -37,8 +37,8 @@ impl Lowering<'_> {
             Some(l) => self.threads.owner(&mut self.e, l),
             None => {
                 let scalar = crate::layout::LayoutBuilder::new(&[])
-                    .copies(crate::layout::Dim::Lane, 32)
-                    .copies(crate::layout::Dim::Warp, self.options.num_warps)
+                    .replicas(crate::layout::Dim::Lane, 32)
+                    .replicas(crate::layout::Dim::Warp, self.options.num_warps)
                     .wrap(&[]);
                 self.threads.owner(&mut self.e, &scalar)
             }

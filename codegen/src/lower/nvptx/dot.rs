@@ -4,7 +4,7 @@ use super::emit::Val;
 use super::shared::SharedAccess;
 use super::{Lowering, Result, llvm_type};
 use crate::ir::{DType, Elem, Literal, Op, OpId, Precision, Type, Value};
-use crate::layout::{Dim, LinearLayout};
+use crate::layout::{Dim, Index, LinearLayout, ThreadBases};
 use crate::mma::shared::Matrix;
 use crate::mma::{Family, Instruction};
 use crate::num::{TF32_HALF, TF32_KEPT};
@@ -92,7 +92,7 @@ impl Lowering<'_> {
         let ty = llvm_type(Elem::Num(acc_dtype));
         for step in 0..k {
             for (r, sum) in sums.iter_mut().enumerate() {
-                let at = layout.apply(r as u32, 0, 0, 0);
+                let at = layout.apply(Index::register(r as u32));
                 let x = self.fetch(&mut a_operand, a_back[&vec![at[0], step]]);
                 let y = self.fetch(&mut b_operand, b_back[&vec![step, at[1]]]);
                 let x = self.cast_element(&x, a_dtype, acc_dtype);
@@ -523,10 +523,11 @@ fn fma_operand(acc: &LinearLayout, axis: usize, shape: [u32; 2], k_bits: usize) 
         .collect();
     register.extend(acc.bases(Dim::Register).iter().map(|b| b[axis]).filter(|&x| x != 0).map(place));
     let all = |dim| acc.bases(dim).iter().map(|b| place(b[axis])).collect();
-    LinearLayout::distributed(&shape, register, all(Dim::Lane), all(Dim::Warp), Vec::new())
+    let (lane, warp) = (all(Dim::Lane), all(Dim::Warp));
+    LinearLayout::distributed(&shape, ThreadBases { register, lane, warp, ..ThreadBases::default() })
 }
 
 /// Maps the coordinates of each element of thread 0 to the register that holds the element.
 fn registers_by_coordinates(layout: &LinearLayout) -> std::collections::HashMap<Vec<u32>, usize> {
-    (0..layout.num_registers()).rev().map(|r| (layout.apply(r as u32, 0, 0, 0), r)).collect()
+    (0..layout.num_registers()).rev().map(|r| (layout.apply(Index::register(r as u32)), r)).collect()
 }

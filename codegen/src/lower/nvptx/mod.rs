@@ -36,7 +36,7 @@ use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{bounds, memory_effects, registers};
 use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
-use crate::layout::LinearLayout;
+use crate::layout::{Index, LinearLayout};
 use crate::lower::Unsupported;
 use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
 use std::collections::HashMap;
@@ -450,7 +450,7 @@ impl<'f> Lowering<'f> {
                     // Two scalars: the coordinate selects, and it is the same in every thread.
                     None => {
                         let to = self.tile_layout(result);
-                        let at = |r: usize| to.apply(r as u32, 0, 0, 0)[0] as usize;
+                        let at = |r: usize| to.apply(Index::register(r as u32))[0] as usize;
                         (0..to.num_registers()).map(|r| operands[at(r)][0].clone()).collect()
                     }
                 }
@@ -473,7 +473,10 @@ impl<'f> Lowering<'f> {
                         let map = self.coordinate_map(id);
                         let back = from.pseudo_invert();
                         (0..to.num_registers())
-                            .map(|r| operand[back.apply(&map(&to.apply(r as u32, 0, 0, 0))).register as usize].clone())
+                            .map(|r| {
+                                let source = back.apply(&map(&to.apply(Index::register(r as u32))));
+                                operand[source.register as usize].clone()
+                            })
                             .collect()
                     }
                     (_, to) => vec![operand[0].clone(); to.map_or(1, LinearLayout::num_registers)],

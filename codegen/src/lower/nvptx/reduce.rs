@@ -5,7 +5,7 @@ use super::emit::Val;
 use super::{Lowering, Result};
 use crate::analysis::scratch;
 use crate::ir::{DType, Elem, Op, OpId, Type};
-use crate::layout::{Dim, LinearLayout};
+use crate::layout::{Dim, Index, LinearLayout};
 
 impl Lowering<'_> {
     pub(super) fn reduce(&mut self, id: OpId) -> Result<()> {
@@ -234,7 +234,7 @@ fn lines(layout: &LinearLayout, axis: usize) -> Vec<Vec<usize>> {
     type Line = (Vec<u32>, Vec<(u32, usize)>);
     let mut lines: Vec<Line> = Vec::new();
     for r in 0..layout.num_registers() {
-        let mut key = layout.apply(r as u32, 0, 0, 0);
+        let mut key = layout.apply(Index::register(r as u32));
         let at = key.remove(axis);
         match lines.iter_mut().find(|(k, _)| *k == key) {
             Some((_, line)) => line.push((at, r)),

@@ -79,5 +79,8 @@ fn a_tile_larger_than_the_register_file_is_rejected() {
         pipeline::compile_gpu(&func, GpuArch::Sm80, &options, &mut ())
     };
     let error = compile(4).expect_err("2048 elements a thread").to_string();
-    assert!(error.contains("[262144] is 2048 elements for each of 128 threads, at most 1024"), "{error}");
+    assert!(
+        error.contains("[262144] has 2048 elements per thread (128 threads): at most 1024 are supported"),
+        "{error}"
+    );
 }

@@ -110,7 +110,7 @@ pub fn coordinates(e: &mut Emitter, threads: &Threads, layout: &LinearLayout) ->
             let images = |dim| -> Vec<u32> { layout.bases(dim).iter().map(|b| b[axis]).collect() };
             let (lane, warp) = (images(Dim::Lane), images(Dim::Warp));
             let mask = lane.iter().chain(&warp).fold(0, |m, i| m | i);
-            let register = (0..layout.num_registers()).map(|r| layout.apply(r as u32, 0, 0, 0)[axis]).collect();
+            let register = (0..layout.num_registers()).map(|r| layout.apply(Index::register(r as u32))[axis]).collect();
             Coordinate { thread: threads.linear(e, &lane, &warp), mask, register }
         })
         .collect()
@@ -122,7 +122,7 @@ pub fn offsets(e: &mut Emitter, threads: &Threads, layout: &LinearLayout, memory
     let images = |dim| -> Vec<u32> { map.images(dim).iter().map(|i: &Index| i.offset).collect() };
     let (lane, warp) = (images(Dim::Lane), images(Dim::Warp));
     let mask = lane.iter().chain(&warp).fold(0, |m, i| m | i);
-    let register = (0..layout.num_registers()).map(|r| map.offset(r as u32, 0, 0, 0)).collect();
+    let register = (0..layout.num_registers()).map(|r| map.apply(Index::register(r as u32)).offset).collect();
     Coordinate { thread: threads.linear(e, &lane, &warp), mask, register }
 }
 

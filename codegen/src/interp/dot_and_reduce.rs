@@ -49,15 +49,15 @@ fn multiply_add(a: &Tile, x: u64, b: &Tile, y: u64, acc: u64, precision: Precisi
     num::encode(DType::F32, sum as f64)
 }
 
-/// One element of each operand.
-pub(super) type Row = Vec<u64>;
+/// The elements at one position: one of each operand.
+pub(super) type Elements = Vec<u64>;
 
 /// Flat offsets of the elements along `axis`: one list for each index of the other dimensions, which are in row-major
 /// order.
-pub(super) fn axis_lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
+pub(super) fn slices_along_axis(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
     let mut others = shape.to_vec();
     let extent = others.remove(axis);
-    let line = |index: Vec<usize>| {
+    let slice = |index: Vec<usize>| {
         let at = |i: usize| {
             let mut full = index.clone();
             full.insert(axis, i);
@@ -65,30 +65,30 @@ pub(super) fn axis_lines(shape: &[usize], axis: usize) -> Vec<Vec<usize>> {
         };
         (0..extent).map(at).collect()
     };
-    indices(&others).map(line).collect()
+    indices(&others).map(slice).collect()
 }
 
-/// Tree reduction: combines the upper half of the rows with the lower half until one row is left.
+/// Tree reduction: combines the upper half of a slice with the lower half until one position is left.
 pub(super) fn tree_reduce<E>(
-    mut rows: Vec<Row>,
-    mut combine: impl FnMut(&Row, &Row) -> Result<Row, E>,
-) -> Result<Row, E> {
-    while rows.len() > 1 {
-        let upper = rows.split_off(rows.len() / 2);
-        for (low, high) in rows.iter_mut().zip(&upper) {
+    mut slice: Vec<Elements>,
+    mut combine: impl FnMut(&Elements, &Elements) -> Result<Elements, E>,
+) -> Result<Elements, E> {
+    while slice.len() > 1 {
+        let upper = slice.split_off(slice.len() / 2);
+        for (low, high) in slice.iter_mut().zip(&upper) {
             *low = combine(low, high)?;
         }
     }
-    Ok(rows.swap_remove(0))
+    Ok(slice.swap_remove(0))
 }
 
-/// Replaces each row by the combination of all rows up to it (inclusive scan).
+/// Inclusive scan: replaces each position of a slice by the combination of all positions up to it.
 pub(super) fn inclusive_scan<E>(
-    rows: &mut [Row],
-    mut combine: impl FnMut(&Row, &Row) -> Result<Row, E>,
+    slice: &mut [Elements],
+    mut combine: impl FnMut(&Elements, &Elements) -> Result<Elements, E>,
 ) -> Result<(), E> {
-    for i in 1..rows.len() {
-        rows[i] = combine(&rows[i - 1], &rows[i])?;
+    for i in 1..slice.len() {
+        slice[i] = combine(&slice[i - 1], &slice[i])?;
     }
     Ok(())
 }
