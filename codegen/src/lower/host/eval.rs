@@ -10,8 +10,23 @@ use crate::ir::{BinaryOp, DType, Elem, Literal, Op, OpId, Value};
 use crate::num;
 use std::collections::HashSet;
 
-/// A view that a loop nest accesses, with the map of the accessed tile and the dimensions to check.
-pub type ViewUse = (Value, DimMap, Vec<usize>);
+/// A view that a loop nest accesses.
+#[derive(Clone)]
+pub struct ViewUse {
+    pub view: Value,
+    /// The map of the accessed tile.
+    pub map: DimMap,
+    /// The dimensions whose bounds are checked.
+    pub boundary: Vec<usize>,
+}
+
+/// The operands of a fused op, broadcast to the same number of lanes.
+struct Operands {
+    names: Vec<String>,
+    lanes: usize,
+    /// The innermost loop that an operand depends on.
+    level: usize,
+}
 
 /// The LLVM operand of a literal.
 pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
@@ -136,7 +151,7 @@ impl Lowering<'_> {
                 vote(map[self.view(self.func.op(id).operands[0]).order[0]], 3);
             }
         }
-        for (view, map, _) in writes {
+        for ViewUse { view, map, .. } in writes {
             vote(map[self.view(*view).order[0]], 3);
         }
         if let Some(last) = (0..shape.len()).rev().find(|&d| shape[d] > 1) {
@@ -222,7 +237,7 @@ impl Lowering<'_> {
             if let Some(id) = self.fused_op(v)
                 && let Op::LoadView { boundary, .. } = &self.func.op(id).op
             {
-                uses.push((self.func.op(id).operands[0], map, boundary.clone()));
+                uses.push(ViewUse { view: self.func.op(id).operands[0], map, boundary: boundary.clone() });
             }
         }
         let mut all: Option<String> = None;
@@ -233,7 +248,7 @@ impl Lowering<'_> {
             });
         };
         let mut seen = HashSet::new();
-        for (v, map, boundary) in uses {
+        for ViewUse { view: v, map, boundary } in uses {
             let view = self.view(v);
             if let Some(d) = map.iter().position(|d| d.is_some() && *d == spec.vec_dim)
                 && spec.lanes > 1
@@ -287,8 +302,8 @@ impl Lowering<'_> {
         ev
     }
 
-    /// Evaluates operands and broadcasts them to the same number of lanes. Returns names, lanes and level.
-    fn operands(&mut self, nest: &mut LoopNest, reads: &[(Value, DimMap)]) -> (Vec<String>, usize, usize) {
+    /// Evaluates operands and broadcasts them to the same number of lanes.
+    fn operands(&mut self, nest: &mut LoopNest, reads: &[(Value, DimMap)]) -> Operands {
         let evs: Vec<Evaluated> = reads.iter().map(|(v, map)| self.eval(nest, *v, map)).collect();
         let lanes = evs.iter().map(|e| e.lanes).max().unwrap_or(1);
         let level = evs.iter().map(|e| e.level).max().unwrap_or(0);
@@ -301,7 +316,7 @@ impl Lowering<'_> {
             })
             .collect();
         nest.select(&mut self.w, level);
-        (names, lanes, level)
+        Operands { names, lanes, level }
     }
 
     fn eval_op(&mut self, nest: &mut LoopNest, id: OpId, map: &DimMap) -> Evaluated {
@@ -329,8 +344,8 @@ impl Lowering<'_> {
             }
             _ => {}
         }
-        let (x, lanes, level) = self.operands(nest, &reads);
-        let name = self.apply(id, lanes, &x);
+        let Operands { names, lanes, level } = self.operands(nest, &reads);
+        let name = self.apply(id, lanes, &names);
         Evaluated { name, lanes, level }
     }
 

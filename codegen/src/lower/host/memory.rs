@@ -2,6 +2,7 @@
 
 use super::access::{Access, LaneAddresses};
 use super::elementwise as ew;
+use super::eval::ViewUse;
 use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{bits_type, from_bits, reg, reg_num, to_bits};
 use super::state::{Lowering, Result};
@@ -16,7 +17,7 @@ impl Lowering<'_> {
         let map = identity(&shape);
         let reads = [(value, map.clone())];
         self.materialize_operands(&reads, &shape)?;
-        let writes = [(view, map.clone(), boundary.to_vec())];
+        let writes = [ViewUse { view, map: map.clone(), boundary: boundary.to_vec() }];
         let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &writes);
         let spec = LoopNestSpec::new(&shape, vec_dim, lanes);
         let view = self.view(view);

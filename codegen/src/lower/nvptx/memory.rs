@@ -279,10 +279,9 @@ impl<'f> Lowering<'f> {
             None => (String::new(), ""),
         };
         let policy = self.cache_policy(eviction);
-        let (hint, policy_operand, policy_constraint) =
-            cache_policy_operands(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
+        let hint = PolicyText::new(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
         // Inputs: the address, the fills tied to the outputs, the predicate, the policy of the L2 cache.
-        let text = format!("{guard}ld.global{hint}.{suffix} {list}, [${at}]{policy_operand};");
+        let text = format!("{guard}ld.global{}.{suffix} {list}, [${at}]{};", hint.suffix, hint.operand);
         let ties: Vec<String> = (0..word.count).map(|i| i.to_string()).collect();
         let out = vec![format!("={}", word.constraint); word.count].join(",");
         let mut args = vec![format!("ptr addrspace(1) {address}")];
@@ -292,9 +291,10 @@ impl<'f> Lowering<'f> {
         }
         args.extend(policy.map(|p| format!("i64 {p}")));
         let v = self.e.inst(format!(
-            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{policy_constraint}\"({}) #3",
+            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{}\"({}) #3",
             escape_asm(&text),
             ties.join(","),
+            hint.constraint,
             args.join(", ")
         ));
         let mut elements = Vec::new();
@@ -361,9 +361,8 @@ impl<'f> Lowering<'f> {
             None => (String::new(), ""),
         };
         let policy = self.cache_policy(eviction);
-        let (hint, policy_operand, policy_constraint) =
-            cache_policy_operands(eviction, word.count + 1 + usize::from(predicate.is_some()));
-        let text = format!("{guard}st.global{hint}.{} [$0], {list}{policy_operand};", word.suffix());
+        let hint = PolicyText::new(eviction, word.count + 1 + usize::from(predicate.is_some()));
+        let text = format!("{guard}st.global{}.{} [$0], {list}{};", hint.suffix, word.suffix(), hint.operand);
         let mut args = vec![format!("ptr addrspace(1) {address}")];
         args.extend(words.iter().map(|w| format!("{} {w}", word.ty)));
         if let Some(p) = &predicate {
@@ -371,9 +370,10 @@ impl<'f> Lowering<'f> {
         }
         args.extend(policy.map(|p| format!("i64 {p}")));
         self.e.void(format!(
-            "call void asm sideeffect \"{}\", \"l,{}{constraint}{policy_constraint},~{{memory}}\"({})",
+            "call void asm sideeffect \"{}\", \"l,{}{constraint}{},~{{memory}}\"({})",
             escape_asm(&text),
             vec![word.constraint; word.count].join(","),
+            hint.constraint,
             args.join(", ")
         ));
     }
@@ -488,13 +488,25 @@ fn signed_literal(bits: u64, bytes: usize) -> Val {
     }
 }
 
-/// The operands for an eviction hint: the suffix of `ld.global`, the operand after the address, and the constraint of
-/// the policy, which is operand `index` of the asm statement.
-fn cache_policy_operands(eviction: Eviction, index: usize) -> (&'static str, String, &'static str) {
-    match eviction {
-        Eviction::Normal => ("", String::new(), ""),
-        Eviction::First => (".L1::evict_first.L2::cache_hint", format!(", ${index}"), ",l"),
-        Eviction::Last => (".L1::evict_last.L2::cache_hint", format!(", ${index}"), ",l"),
+/// The parts of an asm statement that an eviction hint adds; all empty for the normal one.
+struct PolicyText {
+    /// Suffix of `ld.global` and `st.global`.
+    suffix: &'static str,
+    /// Text of the last operand, which is the cache policy.
+    operand: String,
+    /// LLVM constraint of the cache policy.
+    constraint: &'static str,
+}
+
+impl PolicyText {
+    /// `index` is the operand number of the cache policy.
+    fn new(eviction: Eviction, index: usize) -> PolicyText {
+        let suffix = match eviction {
+            Eviction::Normal => return PolicyText { suffix: "", operand: String::new(), constraint: "" },
+            Eviction::First => ".L1::evict_first.L2::cache_hint",
+            Eviction::Last => ".L1::evict_last.L2::cache_hint",
+        };
+        PolicyText { suffix, operand: format!(", ${index}"), constraint: ",l" }
     }
 }
 
