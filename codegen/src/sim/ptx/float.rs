@@ -1,7 +1,7 @@
 //! Float arithmetic, and conversions between all types.
 
 use super::rounding::{Rounding, compare_exact};
-use super::{Form, Kind, Name};
+use super::{Kind, Name, Pattern};
 use crate::ir::DType;
 use crate::num;
 use crate::sim::value::{mask, signed};
@@ -39,30 +39,30 @@ fn flush(name: &Name, dtype: DType, bits: u64) -> u64 {
     if name.has("ftz") && bits & exponent == 0 { bits & sign } else { bits }
 }
 
-/// Instruction names, their types and modifiers (see [`Form`]).
-pub const FORMS: &[Form] = &[
-    ("add sub mul", "f32", "rn|rz|rm|rp? ftz? sat?"),
-    ("add sub mul", "f64", "rn|rz|rm|rp?"),
-    ("add sub mul", "f16 f16x2", "rn? ftz? sat?"),
-    ("add sub mul", "bf16 bf16x2", "rn?"),
-    ("fma mad", "f32", "rn|rz|rm|rp ftz? sat?"),
-    ("fma mad", "f64", "rn|rz|rm|rp"),
-    ("fma", "f16 f16x2", "rn ftz? sat|relu?"),
-    ("fma", "bf16 bf16x2", "rn relu?"),
-    ("div", "f32", "approx|full|rn|rz|rm|rp ftz?"),
-    ("sqrt rcp", "f32", "approx|rn|rz|rm|rp ftz?"),
-    ("div sqrt rcp", "f64", "rn|rz|rm|rp"),
-    ("rsqrt ex2 lg2 sin cos", "f32", "approx ftz?"),
-    ("rsqrt", "f64", "approx"),
-    ("ex2", "f16 f16x2", "approx"),
-    ("ex2", "bf16 bf16x2", "approx ftz"),
-    ("tanh", "f32 f16 f16x2 bf16 bf16x2", "approx"),
-    ("min max", "f32 f16 f16x2", "ftz? NaN?"),
-    ("min max", "bf16 bf16x2", "NaN?"),
-    ("abs neg", "f32 f16 f16x2", "ftz?"),
-    ("abs neg", "f64 bf16 bf16x2", ""),
-    ("min max", "f64", ""),
-    ("copysign", "f32 f64", ""),
+/// The supported instructions.
+pub const PATTERNS: &[Pattern] = &[
+    Pattern { ops: "add sub mul", types: "f32", modifiers: "rn|rz|rm|rp? ftz? sat?" },
+    Pattern { ops: "add sub mul", types: "f64", modifiers: "rn|rz|rm|rp?" },
+    Pattern { ops: "add sub mul", types: "f16 f16x2", modifiers: "rn? ftz? sat?" },
+    Pattern { ops: "add sub mul", types: "bf16 bf16x2", modifiers: "rn?" },
+    Pattern { ops: "fma mad", types: "f32", modifiers: "rn|rz|rm|rp ftz? sat?" },
+    Pattern { ops: "fma mad", types: "f64", modifiers: "rn|rz|rm|rp" },
+    Pattern { ops: "fma", types: "f16 f16x2", modifiers: "rn ftz? sat|relu?" },
+    Pattern { ops: "fma", types: "bf16 bf16x2", modifiers: "rn relu?" },
+    Pattern { ops: "div", types: "f32", modifiers: "approx|full|rn|rz|rm|rp ftz?" },
+    Pattern { ops: "sqrt rcp", types: "f32", modifiers: "approx|rn|rz|rm|rp ftz?" },
+    Pattern { ops: "div sqrt rcp", types: "f64", modifiers: "rn|rz|rm|rp" },
+    Pattern { ops: "rsqrt ex2 lg2 sin cos", types: "f32", modifiers: "approx ftz?" },
+    Pattern { ops: "rsqrt", types: "f64", modifiers: "approx" },
+    Pattern { ops: "ex2", types: "f16 f16x2", modifiers: "approx" },
+    Pattern { ops: "ex2", types: "bf16 bf16x2", modifiers: "approx ftz" },
+    Pattern { ops: "tanh", types: "f32 f16 f16x2 bf16 bf16x2", modifiers: "approx" },
+    Pattern { ops: "min max", types: "f32 f16 f16x2", modifiers: "ftz? NaN?" },
+    Pattern { ops: "min max", types: "bf16 bf16x2", modifiers: "NaN?" },
+    Pattern { ops: "abs neg", types: "f32 f16 f16x2", modifiers: "ftz?" },
+    Pattern { ops: "abs neg", types: "f64 bf16 bf16x2", modifiers: "" },
+    Pattern { ops: "min max", types: "f64", modifiers: "" },
+    Pattern { ops: "copysign", types: "f32 f64", modifiers: "" },
 ];
 
 /// Executes an instruction; `None` if it is not supported.
