@@ -50,8 +50,8 @@ impl Pass<'_> {
                 Some(&first) => {
                     let pairs: Vec<(Value, Value)> =
                         data.results.iter().copied().zip(self.func.op(first).results.iter().copied()).collect();
-                    for (again, first) in pairs {
-                        self.func.replace_uses(again, first);
+                    for (duplicate, first) in pairs {
+                        self.func.replace_uses(duplicate, first);
                     }
                     self.changed = true;
                 }

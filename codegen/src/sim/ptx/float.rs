@@ -199,24 +199,28 @@ pub fn convert(name: &Name, values: &[u64]) -> Option<u64> {
         let x = if name.has("satfinite") { saturated(dtype, x) } else { x };
         rounding.unwrap_or(Rounding::Nearest).encode(dtype, x)
     };
-    let takes = |modifiers: &str| name.takes(modifiers);
+    let matches_modifiers = |modifiers: &str| name.matches_modifiers(modifiers);
     match (f8(name), &name.kinds[..], values) {
         // The first operand goes to the high half.
-        (Some(to), [Kind::Float(DType::F32)], &[high, low]) if takes("rn satfinite relu? e4m3x2|e5m2x2") => {
+        (Some(to), [Kind::Float(DType::F32)], &[high, low])
+            if matches_modifiers("rn satfinite relu? e4m3x2|e5m2x2") =>
+        {
             Some(narrow(to, num::decode(DType::F32, high)) << 8 | narrow(to, num::decode(DType::F32, low)))
         }
-        (Some(to), [Kind::Pair(DType::F16)], &[both]) if takes("rn satfinite relu? e4m3x2|e5m2x2") => {
+        (Some(to), [Kind::Pair(DType::F16)], &[both]) if matches_modifiers("rn satfinite relu? e4m3x2|e5m2x2") => {
             let half = |shift: u32| narrow(to, num::decode(DType::F16, both >> shift & 0xFFFF));
             Some(half(16) << 8 | half(0))
         }
-        (Some(from), [Kind::Pair(DType::F16)], &[both]) if takes("rn relu? e4m3x2|e5m2x2") => {
+        (Some(from), [Kind::Pair(DType::F16)], &[both]) if matches_modifiers("rn relu? e4m3x2|e5m2x2") => {
             let half = |shift: u32| narrow(DType::F16, num::decode(from, both >> shift & 0xFF));
             Some(half(8) << 16 | half(0))
         }
-        (None, [Kind::Pair(to), Kind::Float(DType::F32)], &[high, low]) if takes("rn|rz relu? satfinite?") => {
+        (None, [Kind::Pair(to), Kind::Float(DType::F32)], &[high, low])
+            if matches_modifiers("rn|rz relu? satfinite?") =>
+        {
             Some(narrow(*to, num::decode(DType::F32, high)) << 16 | narrow(*to, num::decode(DType::F32, low)))
         }
-        (None, [Kind::Float(DType::F32)], &[x]) if takes("rna tf32") => {
+        (None, [Kind::Float(DType::F32)], &[x]) if matches_modifiers("rna tf32") => {
             Some(u64::from(num::round_to_tf32(f32::from_bits(x as u32)).to_bits()))
         }
         (None, [to, from], &[x]) => convert_one(name, rounding.unwrap_or(Rounding::Nearest), *to, *from, x),
@@ -244,7 +248,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
                 (DType::F16 | DType::BF16, DType::F32) | (_, DType::F64) => "ftz? sat?",
                 _ => "rn|rz|rm|rp ftz? sat? relu? satfinite?",
             };
-            if !name.takes(modifiers) {
+            if !name.matches_modifiers(modifiers) {
                 return None;
             }
             let value = num::decode(f, flush(f, x));
@@ -256,7 +260,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         }
         (Kind::Float(f), to) => {
             let (low, high) = range(to)?;
-            if !name.takes("rni|rzi|rmi|rpi ftz? sat?") {
+            if !name.matches_modifiers("rni|rzi|rmi|rpi ftz? sat?") {
                 return None;
             }
             let value = rounding.to_integer(num::decode(f, flush(f, x)));
@@ -270,7 +274,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         }
         (from, Kind::Float(t)) => {
             range(from)?;
-            if !name.takes("rn|rz|rm|rp") {
+            if !name.matches_modifiers("rn|rz|rm|rp") {
                 return None;
             }
             let signed_source = matches!(from, Kind::Signed(_));
@@ -283,7 +287,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         }
         (from, to) => {
             let ((low, high), _) = (range(to)?, range(from)?);
-            if !name.takes("sat?") {
+            if !name.matches_modifiers("sat?") {
                 return None;
             }
             let value =
