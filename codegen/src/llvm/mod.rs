@@ -94,7 +94,7 @@ impl fmt::Display for Phase {
         f.write_str(match self {
             Phase::Parse => "reading",
             Phase::Verify => "verifying",
-            Phase::Target => "preparing the target for",
+            Phase::Target => "creating the target machine for",
             Phase::Optimize => "optimizing",
             Phase::Codegen => "generating code for",
         })

@@ -176,13 +176,17 @@ impl Lowering<'_> {
         writes: &[ViewUse],
         mut body: impl FnMut(&mut Self, &mut LoopNest) -> Result<()>,
     ) -> Result<()> {
-        let mut side: Vec<(Value, TileRef)> = Vec::new();
+        let mut side_buffers: Vec<(Value, TileRef)> = Vec::new();
         for (v, _) in self.visited(reads) {
             let i = v.0 as usize;
             let in_block = self.plan.block[i] == self.block;
-            if self.plan.buffered[i] && in_block && self.fused_op(v).is_some() && side.iter().all(|(s, _)| *s != v) {
+            if self.plan.buffered[i]
+                && in_block
+                && self.fused_op(v).is_some()
+                && side_buffers.iter().all(|(s, _)| *s != v)
+            {
                 let tile = self.new_tile(self.shape(v), self.elem(v));
-                side.push((v, tile));
+                side_buffers.push((v, tile));
             }
         }
         let target = self.w.selected();
@@ -194,16 +198,16 @@ impl Lowering<'_> {
             self.w.branch_if(c, &inside, &edge);
             self.w.label(&inside);
         }
-        self.loop_nest_variant(spec, &side, true, &mut body)?;
+        self.loop_nest_variant(spec, &side_buffers, true, &mut body)?;
         if condition.is_some() {
             self.w.branch(&done);
             self.w.label(&edge);
-            self.loop_nest_variant(spec, &side, false, &mut body)?;
+            self.loop_nest_variant(spec, &side_buffers, false, &mut body)?;
             self.w.branch(&done);
             self.w.label(&done);
         }
         debug_assert_eq!(self.w.selected(), target);
-        for (v, tile) in side {
+        for (v, tile) in side_buffers {
             self.set_tile(v, tile);
         }
         Ok(())
@@ -212,13 +216,13 @@ impl Lowering<'_> {
     fn loop_nest_variant(
         &mut self,
         spec: &LoopNestSpec,
-        side: &[(Value, TileRef)],
+        side_buffers: &[(Value, TileRef)],
         in_bounds: bool,
         body: &mut impl FnMut(&mut Self, &mut LoopNest) -> Result<()>,
     ) -> Result<()> {
         let target = self.w.selected();
         let mut nest = LoopNest::open(&mut self.w, spec, in_bounds);
-        nest.side = side.iter().cloned().collect();
+        nest.side_buffers = side_buffers.iter().cloned().collect();
         nest.select(&mut self.w, nest.depth());
         body(self, &mut nest)?;
         nest.close(&mut self.w, target);
@@ -292,9 +296,9 @@ impl Lowering<'_> {
             }
             Some(id) => self.eval_op(nest, id, map),
         };
-        nest.remember(v, map, &ev);
+        nest.cache(v, map, &ev);
         if !nest.lane0
-            && let Some(tile) = nest.side.get(&v).cloned()
+            && let Some(tile) = nest.side_buffers.get(&v).cloned()
         {
             nest.select(&mut self.w, nest.depth().min(nest.map_level(map).max(ev.level)));
             self.write_tile(nest, &tile, map, &ev);

@@ -266,7 +266,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
         let elem = self.elem(data.results[0]);
-        let d = elem.num().expect("loads give numbers");
+        let d = elem.num().expect("loads yield numbers");
         let access = Access {
             place: LaneAddresses::Contiguous(names[0].clone()),
             elem: d,

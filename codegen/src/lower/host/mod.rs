@@ -208,10 +208,16 @@ impl Lowering<'_> {
                 );
             }
             Op::Arange { .. } | Op::LoadView { .. } | Op::Splat | Op::ExpandDims { .. } | Op::Broadcast => {
-                panic!("internal compiler error: `{}` does not give a tile, please report", data.op.mnemonic())
+                panic!(
+                    "internal compiler error: `{}` was not fused into its consumer, please report",
+                    data.op.mnemonic()
+                )
             }
             Op::Trans { .. } => {
-                panic!("internal compiler error: `{}` does not give a tile, please report", data.op.mnemonic())
+                panic!(
+                    "internal compiler error: `{}` was not fused into its consumer, please report",
+                    data.op.mnemonic()
+                )
             }
             Op::Yield | Op::Condition => {
                 panic!("internal compiler error: `{}` inside a block, please report", data.op.mnemonic())

@@ -18,7 +18,7 @@ pub(super) struct BlockAddress<'f> {
     /// Byte address of the element at the thread's coordinates, without the register parts.
     base: Val,
     /// Bounds checks that were emitted, by dimension and register part of the coordinate.
-    limits: HashMap<(usize, u32), Val>,
+    bounds_checks: HashMap<(usize, u32), Val>,
     strides: Vec<Val>,
 }
 
@@ -69,7 +69,7 @@ impl<'f> Lowering<'f> {
                     (Some(o), Some(n)) if o >= 0 && o.checked_add(shape[d] as i64).is_some_and(|end| end <= n))
             })
             .collect();
-        BlockAddress { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
+        BlockAddress { parts, coordinates, elem, boundary, base, bounds_checks: HashMap::new(), strides }
     }
 
     /// `offset + coordinate` in i64.
@@ -100,10 +100,10 @@ impl<'f> Lowering<'f> {
     }
 
     /// The address of the element in register `r`.
-    pub(super) fn address(&mut self, place: &BlockAddress, r: usize) -> Val {
-        let mut address = place.base.clone();
-        let ty = memory_type(place.elem);
-        for (d, c) in place.coordinates.iter().enumerate() {
+    pub(super) fn address(&mut self, block: &BlockAddress, r: usize) -> Val {
+        let mut address = block.base.clone();
+        let ty = memory_type(block.elem);
+        for (d, c) in block.coordinates.iter().enumerate() {
             let constant = c.register[r];
             if constant == 0 {
                 continue;
@@ -116,26 +116,26 @@ impl<'f> Lowering<'f> {
                 let difference = self.e.inst(format!("sub i32 {moved}, {}", c.thread));
                 self.e.inst(format!("sext i32 {difference} to i64"))
             };
-            let by = self.times(&step, &place.strides[d]);
+            let by = self.times(&step, &block.strides[d]);
             address = self.e.inst(format!("getelementptr {ty}, ptr addrspace(1) {address}, i64 {by}"));
         }
         address
     }
 
     /// i1: the element in register `r` is in bounds; `None` where it always is.
-    pub(super) fn inside(&mut self, place: &mut BlockAddress, r: usize) -> Option<Val> {
+    pub(super) fn inside(&mut self, block: &mut BlockAddress, r: usize) -> Option<Val> {
         let mut all: Option<Val> = None;
-        for d in place.boundary.clone() {
-            let constant = place.coordinates[d].register[r];
-            let inside = match place.limits.get(&(d, constant)) {
+        for d in block.boundary.clone() {
+            let constant = block.coordinates[d].register[r];
+            let inside = match block.bounds_checks.get(&(d, constant)) {
                 Some(v) => v.clone(),
                 None => {
-                    let at = place.coordinates[d].at(&mut self.e, constant);
-                    let index = self.index(place.parts.offsets[d], &at);
-                    let extent = self.extent(place.parts.shape[d]);
+                    let at = block.coordinates[d].at(&mut self.e, constant);
+                    let index = self.index(block.parts.offsets[d], &at);
+                    let extent = self.extent(block.parts.shape[d]);
                     // Unsigned: a negative index is out of bounds too.
                     let v = self.e.inst(format!("icmp ult i64 {index}, {extent}"));
-                    place.limits.insert((d, constant), v.clone());
+                    block.bounds_checks.insert((d, constant), v.clone());
                     v
                 }
             };
@@ -153,19 +153,19 @@ impl<'f> Lowering<'f> {
             panic!("internal compiler error: not a load of a view")
         };
         let layout = self.tile_layout(data.results[0]);
-        let mut place = self.block_address(data.operands[0], layout, boundary);
-        let inner = place.parts.order[0];
-        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
+        let mut block = self.block_address(data.operands[0], layout, boundary);
+        let inner = block.parts.order[0];
+        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &block.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(inner));
         let fill = match padding {
             Padding::Zero => 0u64,
-            Padding::Nan => nan_bits(place.elem),
+            Padding::Nan => nan_bits(block.elem),
         };
         let mut regs = Vec::new();
         for r in (0..layout.num_registers()).step_by(vector) {
-            let address = self.address(&place, r);
-            let inside = self.inside(&mut place, r);
-            regs.extend(self.load_vector(&address, place.elem, vector, inside, &Fill::Bits(fill), *eviction));
+            let address = self.address(&block, r);
+            let inside = self.inside(&mut block, r);
+            regs.extend(self.load_vector(&address, block.elem, vector, inside, &Fill::Bits(fill), *eviction));
         }
         self.set(data.results[0], regs);
         Ok(())
@@ -178,9 +178,9 @@ impl<'f> Lowering<'f> {
         };
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
-        let mut place = self.block_address(data.operands[0], layout, boundary);
-        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
-        let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
+        let mut block = self.block_address(data.operands[0], layout, boundary);
+        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &block.boundary) as usize;
+        let vector = vector.min(layout.contiguous_run(block.parts.order[0]));
         let owner = self.threads.owner(&mut self.e, layout);
         // Warps that hold only copies branch around the store. LLVM sinks values that only the store uses into the
         // branch, so these warps skip them too.
@@ -191,10 +191,10 @@ impl<'f> Lowering<'f> {
         let free = layout.free_mask(Dim::Register) as usize;
         self.when(branch, |this| {
             for r in (0..layout.num_registers()).step_by(vector).filter(|r| r & free == 0) {
-                let address = this.address(&place, r);
-                let inside = this.inside(&mut place, r);
+                let address = this.address(&block, r);
+                let inside = this.inside(&mut block, r);
                 let predicate = this.and_predicates(owner.clone(), inside);
-                this.store_vector(&address, place.elem, &values[r..r + vector], predicate, *eviction);
+                this.store_vector(&address, block.elem, &values[r..r + vector], predicate, *eviction);
             }
         });
         Ok(())

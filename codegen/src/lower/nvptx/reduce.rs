@@ -110,7 +110,8 @@ impl Lowering<'_> {
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
         let dtypes: Vec<DType> = elems.iter().filter_map(|elem| elem.num()).collect();
         if dtypes.len() < elems.len() {
-            return self.unsupported("reductions of pointers across warps are not supported", None);
+            let help = "reduce integer offsets instead, and add the base pointer to the result";
+            return self.unsupported("reductions of pointers across warps are not supported", Some(help));
         }
         let (starts, _) = scratch::reduction_operands(parts * count, &dtypes);
         let mut reads = Vec::new();
