@@ -139,12 +139,12 @@ fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operan
 
 fn position_of(func: &Func, block: BlockId, id: OpId) -> usize {
     let position = func.block(block).ops.iter().position(|&op| op == id);
-    position.expect("internal compiler error: an op is not in its block, please report")
+    position.expect("internal compiler error: an op is not in its block; please report this")
 }
 
 fn block_of(func: &Func, id: OpId) -> BlockId {
     let inner = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
     let mut blocks = std::iter::once(func.body).chain(inner);
     let found = blocks.find(|&block| func.block(block).ops.contains(&id));
-    found.expect("internal compiler error: an op is in no block, please report")
+    found.expect("internal compiler error: an op is in no block; please report this")
 }

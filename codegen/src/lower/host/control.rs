@@ -110,7 +110,7 @@ impl Lowering<'_> {
                 Carried::View { fixed, moving, slots }
             }
             Type::Shared { .. } | Type::Barrier { .. } | Type::Token => {
-                panic!("internal compiler error: {ty} on the CPU, please report")
+                panic!("internal compiler error: {ty} on the CPU; please report this")
             }
         })
     }

@@ -290,7 +290,7 @@ impl Lowering<'_> {
             None => {
                 let tile = self.tiles.get(&v).cloned();
                 let tile = tile.unwrap_or_else(|| {
-                    panic!("internal compiler error: tile %{} is used before it is computed, please report", v.0)
+                    panic!("internal compiler error: tile %{} is used before it is computed; please report this", v.0)
                 });
                 self.read_tile(nest, &tile, map)
             }
@@ -375,7 +375,7 @@ impl Lowering<'_> {
                 let (pointers, indices) = (vector("ptr", lanes), vector("i64", lanes));
                 w.inst(format!("getelementptr {memory}, {pointers} {}, {indices} {index}", x[0]))
             }
-            other => panic!("internal compiler error: `{}` is not elementwise, please report", other.mnemonic()),
+            other => panic!("internal compiler error: `{}` is not elementwise; please report this", other.mnemonic()),
         }
     }
 

@@ -85,7 +85,7 @@ impl Lowering<'_> {
     fn spread(&mut self, nest: &mut LoopNest, access: Access, lanes: usize) -> Access {
         let level = nest.depth();
         let LaneAddresses::Contiguous(p) = access.place else {
-            panic!("internal compiler error: an address has the wrong number of lanes, please report")
+            panic!("internal compiler error: an address has the wrong number of lanes; please report this")
         };
         let place = LaneAddresses::Scattered(self.widen(nest, &Evaluated { name: p, lanes: 1, level }, "ptr", lanes));
         let mask = access.mask.map(|m| self.widen(nest, &Evaluated { name: m, lanes: 1, level }, "i1", lanes));
@@ -221,7 +221,7 @@ impl Lowering<'_> {
             AtomicOp::Min => BinaryOp::Min,
             AtomicOp::Max => BinaryOp::Max,
             AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Xchg => {
-                panic!("internal compiler error: bitwise atomic on {d}, please report")
+                panic!("internal compiler error: bitwise atomic on {d}; please report this")
             }
         };
         self.atomic_cas_loop(op, d, pointer, value)

@@ -36,7 +36,7 @@ pub fn split_index(b: &mut Builder, l: &Loop, conditions: &Conditions) -> Value 
             (Some(other), Side::Last) => n.b.binary(BinaryOp::Max, other, own),
         });
     }
-    let count = count.expect("internal compiler error: a loop split without a condition, please report");
+    let count = count.expect("internal compiler error: a loop split without a condition; please report this");
     let zero = n.b.int(0, DType::I64);
     let count = n.b.binary(BinaryOp::Max, count, zero);
     let distance = n.times(count, l.step);
