@@ -8,7 +8,7 @@ use crate::ir::{DType, Elem, Op, OpId, Type};
 use crate::layout::{Dim, LinearLayout};
 
 /// One line of a scan: the elements along the scanned axis that the same lanes hold.
-struct Line {
+struct ScanLine {
     /// Registers of a lane, in the order of the scan.
     registers: Vec<usize>,
     /// Number of consecutive lanes that hold the line.
@@ -169,7 +169,7 @@ impl Lowering<'_> {
                 values[pair[1]] = self.combine(region, &left, &right)?;
             }
             if lanes > 1 {
-                self.scan_lanes(region, &mut values, &Line { registers, lanes, reverse }, &elems)?;
+                self.scan_lanes(region, &mut values, &ScanLine { registers, lanes, reverse }, &elems)?;
             }
         }
         for (i, &result) in data.results.iter().enumerate() {
@@ -183,10 +183,10 @@ impl Lowering<'_> {
         &mut self,
         region: crate::ir::BlockId,
         values: &mut [Vec<Val>],
-        line: &Line,
+        line: &ScanLine,
         elems: &[Elem],
     ) -> Result<()> {
-        let Line { ref registers, lanes, reverse } = *line;
+        let ScanLine { ref registers, lanes, reverse } = *line;
         let last = *registers.last().expect("internal compiler error: an empty line");
         // Inclusive scan of the totals of the lanes.
         let mut total = values[last].clone();
@@ -244,8 +244,8 @@ impl Lowering<'_> {
 /// The registers on each line of a thread along the axis, in ascending order.
 fn lines(layout: &LinearLayout, axis: usize) -> Vec<Vec<usize>> {
     // The other coordinates of a line, and its registers with their coordinate along the axis.
-    type KeyedLine = (Vec<u32>, Vec<(u32, usize)>);
-    let mut lines: Vec<KeyedLine> = Vec::new();
+    type Line = (Vec<u32>, Vec<(u32, usize)>);
+    let mut lines: Vec<Line> = Vec::new();
     for r in 0..layout.num_registers() {
         let mut key = layout.apply(r as u32, 0, 0, 0);
         let at = key.remove(axis);
