@@ -105,16 +105,23 @@ pub(super) struct Thread {
     spin: SpinWait,
 }
 
+/// An instruction, by its basic block and its index there, and the address that it accesses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct AccessSite {
+    block: usize,
+    line: usize,
+    address: u64,
+}
+
 /// Detects spin waits of a thread: repeated accesses of global memory that observed no change.
 #[derive(Default)]
 struct SpinWait {
     count: u32,
     /// The value of `Global::changes` during these accesses.
     changes: u64,
-    /// Atomics since the last change, and the last load. The key is the basic block, the index of the instruction and
-    /// the address; the value is a hash of the thread's registers at the last repetition.
-    atomics: HashMap<(usize, usize, u64), Option<u64>>,
-    loaded: Option<((usize, usize, u64), Option<u64>)>,
+    /// Atomics since the last change, and the last load, with a hash of the thread's registers at the last repetition.
+    atomics: HashMap<AccessSite, Option<u64>>,
+    loaded: Option<(AccessSite, Option<u64>)>,
 }
 
 /// An MMA in flight, and the shared memory that it reads.
@@ -308,7 +315,7 @@ impl<'a> Block<'a> {
     fn note_access(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
         let Thread { frames, spin, .. } = &mut self.threads[t];
         let f = frames.last().expect("internal error: no running thread");
-        let here = (f.block, f.next_line, address);
+        let here = AccessSite { block: f.block, line: f.next_line, address };
         if spin.changes != global.changes {
             *spin = SpinWait { changes: global.changes, ..SpinWait::default() };
         }
