@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use tilewright_codegen::llvm::LlvmVersion;
 use tilewright_codegen::target::HostCpu;
 
 use crate::cache::Cache;
@@ -103,7 +104,7 @@ pub struct Report {
     pub host_cpu: HostCpu,
     /// The vendor's name of the CPU, if the system reports it.
     pub cpu_model: Option<String>,
-    pub llvm: (u32, u32, u32),
+    pub llvm: LlvmVersion,
     pub ptxas: Result<Option<Ptxas>>,
     pub libraries: Vec<Library>,
     pub cache_dir: Option<PathBuf>,
@@ -216,7 +217,7 @@ mod tests {
     #[test]
     fn the_report_asks_for_everything_and_never_fails() {
         let report = report();
-        assert_eq!(report.llvm.0, 22);
+        assert_eq!(report.llvm.major, 22);
         assert!(report.cpu.compute_units > 0 && !report.host_cpu.cpu.is_empty());
         assert_eq!(report.gpus.is_empty(), report.driver.is_err(), "{report:?}");
         assert_eq!(report.libraries.len(), 5);

@@ -10,7 +10,7 @@ use tilewright_codegen::testgen::check::{Checks, check};
 fuzz_target!(|seed: u64| {
     let hosts = [HostCpu::native()];
     let simulated = [GpuArch::Sm80, GpuArch::Sm90a];
-    let checks = Checks { claims: true, each_pass: true, hosts: &hosts, simulated: &simulated, ..Checks::default() };
+    let checks = Checks { analyses: true, each_pass: true, hosts: &hosts, simulated: &simulated, ..Checks::default() };
     if let Err(failure) = check(&case(seed), &checks) {
         panic!("seed {seed}: {failure}");
     }

@@ -94,7 +94,7 @@ impl fmt::Display for Phase {
         f.write_str(match self {
             Phase::Parse => "reading",
             Phase::Verify => "verifying",
-            Phase::Target => "preparing the target for",
+            Phase::Target => "creating the target machine for",
             Phase::Optimize => "optimizing",
             Phase::Codegen => "generating code for",
         })
@@ -131,10 +131,26 @@ impl LlvmError {
     }
 }
 
-/// The version of the linked LLVM: major, minor, patch.
-pub fn version() -> (u32, u32, u32) {
-    let (mut major, mut minor, mut patch) = (0, 0, 0);
+/// A version of LLVM; its text is `MAJOR.MINOR.PATCH`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LlvmVersion {
+    pub major: u32,
+    pub minor: u32,
+    pub patch: u32,
+}
+
+impl fmt::Display for LlvmVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
+    }
+}
+
+/// The version of the linked LLVM.
+pub fn version() -> LlvmVersion {
+    let mut version = LlvmVersion::default();
     // SAFETY: the three pointers are valid for one write each.
-    unsafe { inkwell::llvm_sys::core::LLVMGetVersion(&mut major, &mut minor, &mut patch) };
-    (major, minor, patch)
+    unsafe {
+        inkwell::llvm_sys::core::LLVMGetVersion(&mut version.major, &mut version.minor, &mut version.patch);
+    }
+    version
 }

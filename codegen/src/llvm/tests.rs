@@ -283,7 +283,7 @@ fn threads_compile_and_load_concurrently() {
 
 #[test]
 fn linked_llvm_is_22() {
-    assert_eq!(version().0, 22);
+    assert_eq!(version().major, 22);
 }
 
 /// LLVM 22's pass against blocked store forwarding aborts on this IR; see `disable_store_forwarding_pass`.

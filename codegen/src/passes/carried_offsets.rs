@@ -104,8 +104,8 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
 /// Emits `init` plus `sum` for all elements at position `at` of a block.
 fn offset_tile(func: &mut Func, block: BlockId, at: usize, loc: OpId, m: &Induction, init: Value, sum: Value) -> Value {
     let ty = func.ty(init).clone();
-    let spread = insert(func, block, at, loc, Op::Splat, &[sum], ty.with_elem(m.sum));
-    insert(func, block, at + 1, loc, m.op.clone(), &[init, spread], ty)
+    let splat = insert(func, block, at, loc, Op::Splat, &[sum], ty.with_elem(m.sum));
+    insert(func, block, at + 1, loc, m.op.clone(), &[init, splat], ty)
 }
 
 /// Adds a step to the sum at the end of the loop body.
@@ -138,13 +138,13 @@ fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operan
 }
 
 fn position_of(func: &Func, block: BlockId, id: OpId) -> usize {
-    let place = func.block(block).ops.iter().position(|&op| op == id);
-    place.expect("internal compiler error: an op is not in its block, please report")
+    let position = func.block(block).ops.iter().position(|&op| op == id);
+    position.expect("internal compiler error: an op is not in its block; please report this")
 }
 
 fn block_of(func: &Func, id: OpId) -> BlockId {
     let inner = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
     let mut blocks = std::iter::once(func.body).chain(inner);
     let found = blocks.find(|&block| func.block(block).ops.contains(&id));
-    found.expect("internal compiler error: an op is in no block, please report")
+    found.expect("internal compiler error: an op is in no block; please report this")
 }

@@ -16,9 +16,14 @@ pub fn run(func: &mut Func) -> bool {
     pass.changed
 }
 
-/// The identity of an op. The first part is the op with its attributes: their `Debug` form distinguishes −0 from 0,
-/// which `==` on floats does not.
-type Key = (String, Vec<Value>, Vec<Type>);
+/// Ops with equal keys compute equal values.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    /// The `Debug` form of the op with its attributes, which distinguishes −0 from 0; `==` on floats does not.
+    op: String,
+    operands: Vec<Value>,
+    types: Vec<Type>,
+}
 
 struct Pass<'f> {
     func: &'f mut Func,
@@ -40,13 +45,13 @@ impl Pass<'_> {
                 continue;
             }
             let types = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
-            let key = (format!("{:?}", data.op), data.operands.clone(), types);
+            let key = Key { op: format!("{:?}", data.op), operands: data.operands.clone(), types };
             match self.seen.get(&key) {
                 Some(&first) => {
                     let pairs: Vec<(Value, Value)> =
                         data.results.iter().copied().zip(self.func.op(first).results.iter().copied()).collect();
-                    for (again, first) in pairs {
-                        self.func.replace_uses(again, first);
+                    for (duplicate, first) in pairs {
+                        self.func.replace_uses(duplicate, first);
                     }
                     self.changed = true;
                 }

@@ -14,8 +14,8 @@ use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Value};
 pub fn run(func: &mut Func) -> bool {
     let mut live = Live {
         func,
-        owners: vec![None; func.num_blocks()],
-        holder: vec![None; func.num_ops()],
+        block_parent: vec![None; func.num_blocks()],
+        op_parent: vec![None; func.num_ops()],
         ops: vec![false; func.num_ops()],
         values: vec![false; func.num_values()],
         todo: Vec::new(),
@@ -23,9 +23,9 @@ pub fn run(func: &mut Func) -> bool {
     let walk = func.walk();
     for &id in &walk {
         for &region in &func.op(id).regions {
-            live.owners[region.0 as usize] = Some(id);
+            live.block_parent[region.0 as usize] = Some(id);
             for inner in &func.block(region).ops {
-                live.holder[inner.0 as usize] = Some(id);
+                live.op_parent[inner.0 as usize] = Some(id);
             }
         }
     }
@@ -45,9 +45,9 @@ pub fn run(func: &mut Func) -> bool {
 struct Live<'f> {
     func: &'f Func,
     /// For each block, the op that contains it.
-    owners: Vec<Option<OpId>>,
+    block_parent: Vec<Option<OpId>>,
     /// For each op, the op whose region contains it.
-    holder: Vec<Option<OpId>>,
+    op_parent: Vec<Option<OpId>>,
     ops: Vec<bool>,
     values: Vec<bool>,
     /// Live values whose definitions have not been visited.
@@ -55,14 +55,14 @@ struct Live<'f> {
 }
 
 impl<'f> Live<'f> {
-    fn need(&mut self, v: Value) {
+    fn mark_live(&mut self, v: Value) {
         if !std::mem::replace(&mut self.values[v.0 as usize], true) {
             self.todo.push(v);
         }
     }
 
-    fn need_all(&mut self, values: &[Value]) {
-        values.iter().for_each(|&v| self.need(v));
+    fn mark_all_live(&mut self, values: &[Value]) {
+        values.iter().for_each(|&v| self.mark_live(v));
     }
 
     /// Marks an op as live, with the operands that it needs for any of its results, and the ops that contain it.
@@ -74,17 +74,17 @@ impl<'f> Live<'f> {
         match data.op {
             // Their operands are live one by one, as results of the containing op are.
             Op::Yield | Op::Condition => return,
-            Op::For { .. } => self.need_all(&data.operands[..3]),
-            Op::While => self.need(self.end(data.regions[0])[0]),
+            Op::For { .. } => self.mark_all_live(&data.operands[..3]),
+            Op::While => self.mark_live(self.end(data.regions[0])[0]),
             _ => {
-                self.need_all(&data.operands);
+                self.mark_all_live(&data.operands);
                 if data.op != Op::If {
                     // The region of `reduce` and `scan` yields all results together.
-                    data.regions.iter().for_each(|&region| self.need_all(self.end(region)));
+                    data.regions.iter().for_each(|&region| self.mark_all_live(self.end(region)));
                 }
             }
         }
-        if let Some(owner) = self.holder[id.0 as usize] {
+        if let Some(owner) = self.op_parent[id.0 as usize] {
             self.op(owner);
         }
     }
@@ -103,19 +103,19 @@ impl<'f> Live<'f> {
                 match data.op {
                     Op::For { .. } => self.carried(data.operands[3 + i], self.end(data.regions[0])[i]),
                     Op::If => self.carried(self.end(data.regions[0])[i], self.end(data.regions[1])[i]),
-                    Op::While => self.need(self.end(data.regions[0])[1 + i]),
+                    Op::While => self.mark_live(self.end(data.regions[0])[1 + i]),
                     _ => {}
                 }
             }
             Def::Param(block, i) => {
-                let Some(owner) = self.owners[block.0 as usize] else { return };
+                let Some(owner) = self.block_parent[block.0 as usize] else { return };
                 let data = self.func.op(owner);
                 match data.op {
                     Op::For { .. } if i > 0 => self.carried(data.operands[2 + i], self.end(block)[i - 1]),
                     Op::While if block == data.regions[0] => {
                         self.carried(data.operands[i], self.end(data.regions[1])[i])
                     }
-                    Op::While => self.need(self.end(data.regions[0])[1 + i]),
+                    Op::While => self.mark_live(self.end(data.regions[0])[1 + i]),
                     _ => {}
                 }
             }
@@ -123,8 +123,8 @@ impl<'f> Live<'f> {
     }
 
     fn carried(&mut self, a: Value, b: Value) {
-        self.need(a);
-        self.need(b);
+        self.mark_live(a);
+        self.mark_live(b);
     }
 }
 

@@ -51,14 +51,15 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
     let reduce = func.def_op(part).filter(|&op| is_cross_warp(func, op))?;
     let is_sum = single_binary_op(func, func.op(reduce).regions[0]) == Some(BinaryOp::Add);
     let seen = func.use_counts();
-    let only_here = [param, part, next].iter().all(|v| seen[v.0 as usize] == 1);
-    let here = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
+    let have_single_use = [param, part, next].iter().all(|v| seen[v.0 as usize] == 1);
+    let are_in_body = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
     let tile = func.op(reduce).operands[0];
     let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
     // Not `registers::tile_registers`: it counts no registers for values that are rematerialized at their use, but
     // their sums need registers.
     let registers = func.layout_of(tile).num_registers() * bits / 32;
-    (is_sum && only_here && here && bits >= 32 && registers <= MAX_REGISTERS).then_some(Accumulation { add, reduce })
+    (is_sum && have_single_use && are_in_body && bits >= 32 && registers <= MAX_REGISTERS)
+        .then_some(Accumulation { add, reduce })
 }
 
 fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
@@ -68,8 +69,8 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     let (ty, loc) = (func.ty(tile).clone(), func.op(reduce).loc.clone());
     let zero = Op::Constant { value: Literal::number(0.0, ty.dtype()) };
     let zeros = func.create_op(zero, vec![], vec![ty.clone()], vec![], loc.clone());
-    let none = func.result(zeros);
-    let first = std::mem::replace(&mut func.op_mut(id).operands[3 + carried], none);
+    let zero_tile = func.result(zeros);
+    let first = std::mem::replace(&mut func.op_mut(id).operands[3 + carried], zero_tile);
 
     // In the loop: adds the tile elementwise.
     let (param, next) = (func.block(body).params[1 + carried], func.result(add));
@@ -83,9 +84,9 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     // After the loop: the reduction, plus the initial value.
     let part = func.result(reduce);
     let part_ty = func.ty(part).clone();
-    let whole = func.create_op(Op::Binary(BinaryOp::Add), vec![first, part], vec![part_ty], vec![], loc);
-    func.replace_uses(total, func.result(whole));
+    let final_sum = func.create_op(Op::Binary(BinaryOp::Add), vec![first, part], vec![part_ty], vec![], loc);
+    func.replace_uses(total, func.result(final_sum));
     func.op_mut(reduce).operands = vec![total];
     let (parent, at) = func.op_position(id);
-    func.block_mut(parent).ops.splice(at..=at, [zeros, id, reduce, whole]);
+    func.block_mut(parent).ops.splice(at..=at, [zeros, id, reduce, final_sum]);
 }

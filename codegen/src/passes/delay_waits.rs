@@ -42,8 +42,8 @@ fn waits_for_f32(func: &Func, wait: OpId) -> bool {
 fn wait_after_loop(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
     stage_one::drop_unsafe_marks(func, region);
-    for product in stage_one::deferred_dots(func, region) {
-        let (_, number) = stage_one::accumulator_of(func, region, product)
+    for dot in stage_one::deferred_dots(func, region) {
+        let (_, number) = stage_one::accumulator_of(func, region, dot)
             .expect("internal compiler error: a deferred wgmma without an accumulator");
         let result = func.op(id).results[number];
         let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
@@ -111,8 +111,8 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
 /// appends them to the block, and `early_release` moves them up to the wait.
 fn detach_releases(func: &mut Func, block: BlockId) -> Vec<OpId> {
     let ops = func.block(block).ops.clone();
-    let tied = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
-    let (releases, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(tied);
+    let is_release = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
+    let (releases, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(is_release);
     func.block_mut(block).ops = rest;
     releases
 }
@@ -155,14 +155,14 @@ fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value>
 /// The number of `wgmma` issued between the one that a wait completes and the wait.
 fn issued_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let ops = &func.block(block).ops;
-    let product = awaited_wgmma(func, wait);
+    let dot = awaited_wgmma(func, wait);
     let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
-    let from = ops.iter().position(|&op| Some(op) == product).map_or(until, |at| at + 1);
-    let products = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
-    match product.map(|id| &func.op(id).op) {
+    let from = ops.iter().position(|&op| Some(op) == dot).map_or(until, |at| at + 1);
+    let count_dots = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
+    match dot.map(|id| &func.op(id).op) {
         // It completes the `wgmma` of the previous iteration.
-        Some(Op::Wgmma { defer_wait: Some(true), .. }) => products(ops) + products(&ops[from..until]),
-        _ => products(&ops[from..until]),
+        Some(Op::Wgmma { defer_wait: Some(true), .. }) => count_dots(ops) + count_dots(&ops[from..until]),
+        _ => count_dots(&ops[from..until]),
     }
 }
 

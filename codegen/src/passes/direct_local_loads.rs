@@ -21,8 +21,8 @@ pub fn run(func: &mut Func) {
 
 fn fold(func: &mut Func, convert: OpId) {
     let Some(chain) = chain(func, convert) else { return };
-    let wanted = func.layout_of(func.result(convert)).clone();
-    let Some(layouts) = layouts(func, &chain, wanted) else { return };
+    let target_layout = func.layout_of(func.result(convert)).clone();
+    let Some(layouts) = layouts(func, &chain, target_layout) else { return };
     for (&op, layout) in chain.iter().zip(layouts) {
         let v = func.result(op);
         let layout = func.intern_layout(layout);
@@ -66,9 +66,9 @@ fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
     }
 }
 
-/// The layouts of the results of the chain for which the last one is `wanted`.
-fn layouts(func: &Func, chain: &[OpId], wanted: LinearLayout) -> Option<Vec<LinearLayout>> {
-    let mut layouts = vec![wanted];
+/// The layouts of the results of the chain for which the last one is `target_layout`.
+fn layouts(func: &Func, chain: &[OpId], target_layout: LinearLayout) -> Option<Vec<LinearLayout>> {
+    let mut layouts = vec![target_layout];
     for &id in chain[1..].iter().rev() {
         let Op::ExpandDims { axis } = func.op(id).op else { return None };
         let outer = &layouts[0];

@@ -41,7 +41,7 @@ pub fn set_params(func: &mut Func, block: BlockId, params: Vec<Value>) {
 /// # Panics
 /// If the region is empty: a compiler bug.
 pub fn terminator(func: &Func, region: BlockId) -> OpId {
-    *func.block(region).ops.last().expect("internal compiler error: an empty region, please report")
+    *func.block(region).ops.last().expect("internal compiler error: an empty region; please report this")
 }
 
 /// All values defined in the regions of an op, at any depth.

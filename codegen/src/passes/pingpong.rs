@@ -42,11 +42,11 @@ fn insert_pingpong(func: &mut Func, id: OpId) {
         return;
     }
     let loc = func.op(ops[first]).loc.clone();
-    let [take, pass] =
+    let [pingpong_wait, pingpong_arrive] =
         [Op::PingpongWait, Op::PingpongArrive].map(|op| func.create_op(op, vec![], vec![], vec![], loc.clone()));
     let ops = &mut func.block_mut(region).ops;
-    ops.insert(wait, pass);
-    ops.insert(first, take);
+    ops.insert(wait, pingpong_arrive);
+    ops.insert(first, pingpong_wait);
 }
 
 /// Whether an op of a loop body, or an op inside of it, may need a barrier: where threads write shared memory (others

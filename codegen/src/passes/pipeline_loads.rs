@@ -124,8 +124,8 @@ pub(super) fn find_candidates(func: &mut Func, id: OpId) -> Vec<Candidate> {
         let read_next_iteration = alloc.is_some_and(|alloc| is_read_next_iteration(func, region, func.result(alloc)));
         found.push(Candidate { load, alloc, in_registers: users > 0, buffer, read_next_iteration, tma: false });
     }
-    let asked = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
-    if asked || found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
+    let has_own_stages = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
+    if has_own_stages || found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
 }
 
 /// Whether a buffer (or a view of it) is an operand of a `wgmma` that is issued or completes in the next iteration.
@@ -188,12 +188,12 @@ fn stages_that_fit(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32,
         .sum();
     // Space for the mbarriers.
     let barriers = if candidates.iter().any(|c| c.tma) { 1024 } else { 0 };
-    let room = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
+    let available = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
     let buffers = |stages| candidates.iter().map(|c| size(&c.buffer, 1) * u64::from(c.depth(stages))).sum::<u64>();
     let rings = |stages| candidates.iter().map(|c| size(&c.buffer, c.depth(stages))).sum::<u64>();
-    let steps = func.walk_from(func.op(id).regions[0]).into_iter().filter(|&op| !reads_ring(func, op, candidates));
-    let scratch = steps.map(|op| u64::from(scratch::bytes(func, op))).max().unwrap_or(0);
-    let fits = |&stages: &u32| buffers(stages) <= room && rings(stages) + scratch <= room;
+    let ops = func.walk_from(func.op(id).regions[0]).into_iter().filter(|&op| !reads_ring(func, op, candidates));
+    let scratch = ops.map(|op| u64::from(scratch::bytes(func, op))).max().unwrap_or(0);
+    let fits = |&stages: &u32| buffers(stages) <= available && rings(stages) + scratch <= available;
     (1..=wanted).rev().find(fits).unwrap_or(0)
 }
 
@@ -223,10 +223,10 @@ fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
         .filter(|(_, op)| matches!(func.op(**op).op, Op::For { .. } | Op::While))
         .map(|(at, &op)| (at, at + func.op(op).regions.iter().map(|&r| func.walk_from(r).len()).sum::<usize>()))
         .collect();
-    let needed = |&(made, alloc): &(usize, OpId)| {
+    let needed = |&(allocated_at, alloc): &(usize, OpId)| {
         let mut derived = vec![func.result(alloc)];
-        let mut end = made;
-        for (at, &op) in order.iter().enumerate().skip(made) {
+        let mut end = allocated_at;
+        for (at, &op) in order.iter().enumerate().skip(allocated_at) {
             if func.op(op).operands.iter().any(|o| derived.contains(o)) {
                 if matches!(func.op(op).op, Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. }) {
                     derived.extend(&func.op(op).results);
@@ -237,10 +237,10 @@ fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
         // Allocated before a loop and used in it: live until the end of the loop.
         let end = loops
             .iter()
-            .filter(|&&(from, to)| made < from && from <= end && end <= to)
+            .filter(|&&(from, to)| allocated_at < from && from <= end && end <= to)
             .map(|l| l.1)
             .fold(end, usize::max);
-        made <= last && end >= first
+        allocated_at <= last && end >= first
     };
     let allocs = order.iter().copied().enumerate().filter(|(_, op)| func.op(*op).op == Op::LocalAlloc);
     allocs.filter(needed).map(|(_, alloc)| alloc).collect()
@@ -439,9 +439,9 @@ impl<'f> Pipeline<'f> {
         let loc = self.func.op(self.id).loc.clone();
         let mut b = Builder::new(self.func, block, loc);
         let count = self.depths[0] as usize;
-        let made = b.op(Op::MbarrierAlloc { arrivals: 1 }, &[], &[Type::Barrier { count }]);
+        let alloc = b.op(Op::MbarrierAlloc { arrivals: 1 }, &[], &[Type::Barrier { count }]);
         b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
-        b.func.result(made)
+        b.func.result(alloc)
     }
 
     /// Issues the copies of one iteration, predicated on its existence. Returns the index and carried values of the

@@ -176,7 +176,7 @@ impl Pass<'_> {
                     self.push(block, view);
                 }
                 _ => {
-                    let result = results.next().expect("internal compiler error: too few results, please report");
+                    let result = results.next().expect("internal compiler error: too few results; please report this");
                     let name = self.func.value(v).name.clone();
                     self.func.value_mut(result).name = name;
                     self.func.replace_uses(v, result);

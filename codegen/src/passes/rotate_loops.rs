@@ -24,17 +24,17 @@ pub fn run(func: &mut Func) {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
     for id in loops {
         let region = func.op(id).regions[0];
-        let products = stage_one::marked_dots(func, region);
-        if products.is_empty() {
+        let dots = stage_one::marked_dots(func, region);
+        if dots.is_empty() {
             rotate_releases(func, id);
             continue;
         }
-        for &product in &products {
-            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(product).op {
+        for &dot in &dots {
+            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(dot).op {
                 *stage_one = None;
             }
         }
-        let Some(mut ops) = stage_one::dependent_ops(func, region, &products) else { continue };
+        let Some(mut ops) = stage_one::dependent_ops(func, region, &dots) else { continue };
         if !has_spare_buffer(func, &ops) {
             continue;
         }
@@ -54,13 +54,13 @@ pub fn run(func: &mut Func) {
 fn rotate_releases(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
     stage_one::drop_unsafe_marks(func, region);
-    let products = stage_one::deferred_dots(func, region);
-    let wait = |&product: &OpId| {
-        stage_one::accumulator_of(func, region, product)
+    let dots = stage_one::deferred_dots(func, region);
+    let wait = |&dot: &OpId| {
+        stage_one::accumulator_of(func, region, dot)
             .expect("internal compiler error: a deferred wgmma without an accumulator")
             .0
     };
-    let waited: Vec<Value> = products.iter().map(|product| func.result(wait(product))).collect();
+    let waited: Vec<Value> = dots.iter().map(|dot| func.result(wait(dot))).collect();
     let after = |op: &OpId| {
         let data = func.op(*op);
         matches!(data.op, Op::MbarrierArrive { .. }) && data.operands.iter().any(|v| waited.contains(v))
@@ -70,7 +70,7 @@ fn rotate_releases(func: &mut Func, id: OpId) {
         return;
     }
     if !has_spare_buffer(func, &releases) {
-        products.into_iter().for_each(|product| stage_one::wait_in_iteration(func, product));
+        dots.into_iter().for_each(|dot| stage_one::wait_in_iteration(func, dot));
         return;
     }
     for &op in &releases {
@@ -95,8 +95,8 @@ fn has_spare_buffer(func: &Func, stage_one: &HashSet<OpId>) -> bool {
 fn drop_stage_zero_operands(func: &mut Func, stage_one: &HashSet<OpId>) {
     for &op in stage_one.iter().filter(|&&op| matches!(func.op(op).op, Op::MbarrierArrive { .. })).collect::<Vec<_>>() {
         let operands = func.op(op).operands.clone();
-        let second = |v: &Value| func.def_op(*v).is_some_and(|id| stage_one.contains(&id));
-        let kept = operands[2..].iter().copied().filter(second);
+        let is_stage_one = |v: &Value| func.def_op(*v).is_some_and(|id| stage_one.contains(&id));
+        let kept = operands[2..].iter().copied().filter(is_stage_one);
         let kept: Vec<Value> = operands[..2].iter().copied().chain(kept).collect();
         func.op_mut(op).operands = kept;
     }
@@ -123,10 +123,10 @@ impl Rotation {
         let results = func.op(self.id).results.clone();
         let types: Vec<Type> = results.iter().map(|&v| func.ty(v).clone()).collect();
         let loc = func.op(self.id).loc.clone();
-        let second: Vec<bool> =
+        let is_stage_one: Vec<bool> =
             yields.iter().map(|&y| func.def_op(y).is_some_and(|id| self.stage_one.contains(&id))).collect();
-        let some = func.add_block();
-        let none = func.add_block();
+        let nonempty = func.add_block();
+        let empty = func.add_block();
 
         // Prologue: stage 0 of the first iteration.
         let params = func.block(self.region).params.clone();
@@ -134,18 +134,18 @@ impl Rotation {
         map.extend(params[1..].iter().copied().zip(inits.iter().copied()));
         for op in func.block(self.region).ops.clone() {
             if op != end && !self.stage_one.contains(&op) {
-                copy_op(func, op, some, &mut map);
+                copy_op(func, op, nonempty, &mut map);
             }
         }
         let at_first = |v: &Value| map.get(v).copied().unwrap_or(*v);
-        let next = Builder::new(func, some, loc.clone()).binary(BinaryOp::Add, lower, step);
+        let next = Builder::new(func, nonempty, loc.clone()).binary(BinaryOp::Add, lower, step);
         let mut operands = vec![next, upper, step];
-        let carried = yields.iter().zip(&inits).zip(&second);
-        operands.extend(carried.map(|((y, &init), &second)| if second { init } else { at_first(y) }));
+        let carried = yields.iter().zip(&inits).zip(&is_stage_one);
+        operands.extend(carried.map(|((y, &init), &is_stage_one)| if is_stage_one { init } else { at_first(y) }));
         operands.extend(self.cross_stage.iter().map(at_first));
 
         // Users of the loop's results now use those of the `if`.
-        let branch = func.create_op(Op::If, Vec::new(), types, vec![some, none], loc.clone());
+        let branch = func.create_op(Op::If, Vec::new(), types, vec![nonempty, empty], loc.clone());
         for (&old, &new) in results.iter().zip(&func.op(branch).results.clone()) {
             func.replace_uses(old, new);
         }
@@ -157,12 +157,12 @@ impl Rotation {
         new.push(branch);
         func.op_mut(branch).operands.push(exists);
         func.block_mut(parent).ops.splice(at..=at, new);
-        func.block_mut(some).ops.push(self.id);
+        func.block_mut(nonempty).ops.push(self.id);
         func.op_mut(self.id).operands = operands;
 
         let before = self.rotate_body(func, end);
-        self.epilogue(func, some, &yields, &before);
-        let mut b = Builder::new(func, none, loc);
+        self.epilogue(func, nonempty, &yields, &before);
+        let mut b = Builder::new(func, empty, loc);
         b.op(Op::Yield, &inits, &[]);
     }
 
@@ -177,32 +177,34 @@ impl Rotation {
         }
         func.op_mut(end).operands.extend(&self.cross_stage);
         let ops = func.block(self.region).ops.clone();
-        let (second, mut first): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(|op| self.stage_one.contains(op));
-        for &op in &second {
+        let (stage_one_ops, mut stage_zero_ops): (Vec<OpId>, Vec<OpId>) =
+            ops.into_iter().partition(|op| self.stage_one.contains(op));
+        for &op in &stage_one_ops {
             replace_in(func, op, &before);
         }
-        self.sink_carried_values(func, &mut first);
-        let at = first.iter().position(|&op| op == self.before);
+        self.sink_carried_values(func, &mut stage_zero_ops);
+        let at = stage_zero_ops.iter().position(|&op| op == self.before);
         let at = at.expect("internal compiler error: no insertion point for stage 1");
-        first.splice(at..at, second);
-        func.block_mut(self.region).ops = first;
+        stage_zero_ops.splice(at..at, stage_one_ops);
+        func.block_mut(self.region).ops = stage_zero_ops;
         before
     }
 
     /// Moves the ops whose results only stage 1 of the next iteration uses to the end of the body: these results
     /// overwrite registers that a `wgmma` in flight still reads.
-    fn sink_carried_values(&self, func: &Func, first: &mut Vec<OpId>) {
+    fn sink_carried_values(&self, func: &Func, stage_zero_ops: &mut Vec<OpId>) {
         let uses = func.use_counts();
-        let handed = |&op: &OpId| {
+        let only_carried = |&op: &OpId| {
             let data = func.op(op);
             let pure = data.op.effects() == crate::ir::Effects::Pure && data.results.len() == 1;
             pure && func.ty(data.results[0]).is_tensor()
                 && self.cross_stage.contains(&data.results[0])
                 && uses[data.results[0].0 as usize] == 1
         };
-        let moved: Vec<OpId> = first.iter().copied().filter(handed).collect();
-        first.retain(|op| !moved.contains(op));
-        first.splice(first.len() - 1..first.len() - 1, moved);
+        let moved: Vec<OpId> = stage_zero_ops.iter().copied().filter(only_carried).collect();
+        stage_zero_ops.retain(|op| !moved.contains(op));
+        let end = stage_zero_ops.len() - 1;
+        stage_zero_ops.splice(end..end, moved);
     }
 
     /// Emits the epilogue: stage 1 of the last iteration, after the loop.

@@ -35,14 +35,14 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         let limit = if wanted == Some(true) { u32::MAX } else { limit(options) };
         let region = func.op(id).regions[0];
         let chosen = choose_stage_one(func, region, limit);
-        for &product in &chosen {
-            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(product).op {
+        for &dot in &chosen {
+            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(dot).op {
                 *stage_one = Some(true);
             }
         }
         let sums = if chosen.is_empty() { accumulating_dots(func, region) } else { Vec::new() };
-        for product in sums {
-            if let Op::Wgmma { defer_wait, .. } = &mut func.op_mut(product).op {
+        for dot in sums {
+            if let Op::Wgmma { defer_wait, .. } = &mut func.op_mut(dot).op {
                 *defer_wait = Some(true);
             }
         }
@@ -88,16 +88,16 @@ fn accumulating_dots(func: &Func, region: BlockId) -> Vec<OpId> {
 
 /// The `wgmma` of a block that depend on others of the same iteration.
 fn dependent_dots(func: &Func, region: BlockId) -> Vec<OpId> {
-    let mut from_products: HashSet<Value> = HashSet::new();
+    let mut from_dots: HashSet<Value> = HashSet::new();
     let mut found = Vec::new();
     for &id in &func.block(region).ops {
-        let product = matches!(func.op(id).op, Op::Wgmma { .. });
-        let depends = !uses(func, id).is_disjoint(&from_products);
-        if product && depends {
+        let is_dot = matches!(func.op(id).op, Op::Wgmma { .. });
+        let depends = !uses(func, id).is_disjoint(&from_dots);
+        if is_dot && depends {
             found.push(id);
         }
-        if product || depends {
-            from_products.extend(&func.op(id).results);
+        if is_dot || depends {
+            from_dots.extend(&func.op(id).results);
         }
     }
     found

@@ -147,7 +147,7 @@ impl Plan {
     /// Bytes of shared memory: of buffers outside of rings plus the scratch memory of ops such as layout conversions,
     /// and of one buffer of each ring. Rings live until the kernel ends.
     fn shared_bytes(&self, func: &Func) -> (u32, u32) {
-        let ours = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
+        let is_ring_buffer = |id: OpId| self.loops.values().any(|(_, list)| list.iter().any(|c| c.alloc == Some(id)));
         let size = |ty: &Type| match ty {
             Type::Shared { elem, .. } => (ty.numel() * elem.bytes()).next_multiple_of(1024) as u32,
             _ => 0,
@@ -155,12 +155,12 @@ impl Plan {
         let others: u32 = func
             .walk()
             .into_iter()
-            .filter(|&id| func.op(id).op == Op::LocalAlloc && !ours(id))
+            .filter(|&id| func.op(id).op == Op::LocalAlloc && !is_ring_buffer(id))
             .map(|id| size(func.ty(func.result(id))))
             .sum();
-        let of_ring = |id: OpId| self.loops.values().any(|(_, list)| reads_ring(func, id, list));
-        let steps = func.walk().into_iter().filter(|&id| !of_ring(id));
-        let scratch = steps.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
+        let only_reads_ring = |id: OpId| self.loops.values().any(|(_, list)| reads_ring(func, id, list));
+        let ops = func.walk().into_iter().filter(|&id| !only_reads_ring(id));
+        let scratch = ops.map(|id| scratch::bytes(func, id)).max().unwrap_or(0);
         let rings: u32 = self.groups.iter().flat_map(|g| &g.rings).map(|r| size(&r.buffer)).sum();
         // Plus 1 KB for mbarriers and for the padding between small buffers.
         (others + scratch + 1024, rings)
@@ -185,16 +185,16 @@ impl Plan {
     }
 }
 
-/// The rings for the loads of a loop; `None` if a dot reads a tile that TMA cannot load, or if `engine`, whether TMA
-/// may be used, is false and a dot reads any of them.
-fn rings(func: &Func, candidates: &[Candidate], engine: bool) -> Option<Vec<Ring>> {
+/// The rings for the loads of a loop; `None` if a dot reads a tile that TMA cannot load, or reads any of
+/// them and `allow_tma` is false.
+fn rings(func: &Func, candidates: &[Candidate], allow_tma: bool) -> Option<Vec<Ring>> {
     let axis = AxisAnalysis::new(func);
     candidates
         .iter()
         .map(|c| {
             let Op::LoadView { boundary, .. } = &func.op(c.load).op else { return None };
             let view = func.op(c.load).operands[0];
-            let tma = engine && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
+            let tma = allow_tma && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
             let Type::Shared { elem, .. } = c.buffer else { return None };
             let bytes = (c.buffer.numel() * elem.bytes()) as u32;
             // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.

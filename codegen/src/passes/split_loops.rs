@@ -177,12 +177,12 @@ fn drop_bounds_checks(func: &Func, op: OpId, plan: &mut Plan) {
         let Some(shape) = plan.range.affine(func, shape, &mut tests) else { continue };
         let size = block[d] as i64;
         let size = Affine { low: size, high: size, ..Affine::default() };
-        let room = shape.plus(&offset, -1).and_then(|a| a.plus(&size, -1));
+        let slack = shape.plus(&offset, -1).and_then(|a| a.plus(&size, -1));
         // Offsets grow with the index: they stay in bounds up to some iteration, if the first is not negative.
-        let Some(room) = room.filter(|room| room.index < 0 && offset.index > 0) else { continue };
+        let Some(slack) = slack.filter(|slack| slack.index < 0 && offset.index > 0) else { continue };
         if plan.conditions.side == Side::First {
             free.push(d);
-            add(&mut plan.conditions.sums, room);
+            add(&mut plan.conditions.sums, slack);
             add(&mut plan.conditions.at_start, offset);
             tests.into_iter().for_each(|test| add_test(&mut plan.conditions.tests, test));
         }

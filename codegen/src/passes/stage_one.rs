@@ -23,17 +23,17 @@ pub fn deferred_dots(func: &Func, region: BlockId) -> Vec<OpId> {
 /// where its result has another use than the next value of its accumulator. Must run before a loop is rotated, because
 /// the prologue then contains copies of its `wgmma`.
 pub fn drop_unsafe_marks(func: &mut Func, region: BlockId) {
-    for product in deferred_dots(func, region) {
-        let outside = func.op(product).operands[..2].iter().all(|&v| allocated_outside(func, region, v));
-        if !outside || accumulator_of(func, region, product).is_none() {
-            wait_in_iteration(func, product);
+    for dot in deferred_dots(func, region) {
+        let outside = func.op(dot).operands[..2].iter().all(|&v| allocated_outside(func, region, v));
+        if !outside || accumulator_of(func, region, dot).is_none() {
+            wait_in_iteration(func, dot);
         }
     }
 }
 
 /// Drops the deferred-wait mark: the iteration that issues the `wgmma` waits for it.
-pub fn wait_in_iteration(func: &mut Func, product: OpId) {
-    if let Op::Wgmma { defer_wait, .. } = &mut func.op_mut(product).op {
+pub fn wait_in_iteration(func: &mut Func, dot: OpId) {
+    if let Op::Wgmma { defer_wait, .. } = &mut func.op_mut(dot).op {
         *defer_wait = None;
     }
 }
@@ -52,7 +52,7 @@ fn allocated_outside(func: &Func, region: BlockId, v: Value) -> bool {
 /// The ops of a loop body that have to run in stage 1 if these `wgmma` do: all that depend on their results, in the
 /// same iteration or through a carried value. `None` where these include other ops than arithmetic and buffer releases,
 /// include another `wgmma`, or where carried values are swapped.
-pub fn dependent_ops(func: &Func, region: BlockId, products: &[OpId]) -> Option<HashSet<OpId>> {
+pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<HashSet<OpId>> {
     let end = terminator(func, region);
     let ops: Vec<OpId> = func.block(region).ops.iter().copied().filter(|&id| id != end).collect();
     let params = &func.block(region).params;
@@ -61,7 +61,7 @@ pub fn dependent_ops(func: &Func, region: BlockId, products: &[OpId]) -> Option<
     loop {
         let before = (values.len(), stage_one.len());
         for &id in &ops {
-            if products.contains(&id) || !uses(func, id).is_disjoint(&values) {
+            if dots.contains(&id) || !uses(func, id).is_disjoint(&values) {
                 stage_one.insert(id);
                 values.extend(&func.op(id).results);
             }
@@ -77,7 +77,7 @@ pub fn dependent_ops(func: &Func, region: BlockId, products: &[OpId]) -> Option<
         return None;
     }
     let arithmetic = stage_one.iter().all(|&id| match func.op(id).op {
-        Op::Wgmma { .. } => products.contains(&id),
+        Op::Wgmma { .. } => dots.contains(&id),
         Op::WgmmaWait { .. } | Op::MbarrierArrive { .. } => true,
         _ => func.op(id).op.effects() == Effects::Pure,
     });
@@ -86,19 +86,19 @@ pub fn dependent_ops(func: &Func, region: BlockId, products: &[OpId]) -> Option<
 
 /// For a `wgmma` that accumulates into a carried value, with no other use than that value's next state (and buffer
 /// releases): the wait for it, and the index of the carried value.
-pub fn accumulator_of(func: &Func, region: BlockId, product: OpId) -> Option<(OpId, usize)> {
-    let Def::Param(of, i) = func.value(func.op(product).operands[2]).def else { return None };
+pub fn accumulator_of(func: &Func, region: BlockId, dot: OpId) -> Option<(OpId, usize)> {
+    let Def::Param(of, i) = func.value(func.op(dot).operands[2]).def else { return None };
     let end = terminator(func, region);
     let yields = &func.op(end).operands;
     let is_wait = |id: &&OpId| func.op(**id).op == Op::WgmmaWait { pending: 0 };
-    let mut users = func.block(region).ops.iter().filter(|&&op| uses(func, op).contains(&func.result(product)));
+    let mut users = func.block(region).ops.iter().filter(|&&op| uses(func, op).contains(&func.result(dot)));
     let wait = users.next().filter(is_wait).copied()?;
     let waited = func.result(wait);
-    let gives_back = |op: OpId| matches!(func.op(op).op, Op::MbarrierArrive { .. });
+    let is_release = |op: OpId| matches!(func.op(op).op, Op::MbarrierArrive { .. });
     let others = func
         .walk_from(region)
         .into_iter()
-        .filter(|&op| op != end && !gives_back(op) && func.op(op).operands.contains(&waited));
+        .filter(|&op| op != end && !is_release(op) && func.op(op).operands.contains(&waited));
     let carried = of == region && i > 0 && yields.get(i - 1) == Some(&waited);
     let once = yields.iter().filter(|&&y| y == waited).count() == 1;
     (carried && once && users.next().is_none() && others.count() == 0).then_some((wait, i - 1))

@@ -58,7 +58,7 @@ fn overlapping_tiles_accumulate() {
 fn missing_synchronization_is_reported() {
     let module = module(ADD, GpuArch::Sm90a);
     let lines: Vec<&str> = module.llvm_ir.lines().collect();
-    for (gone, which, complaint) in [
+    for (removed, which, expected_error) in [
         ("cp.async.bulk.wait_group.read", 0, "asynchronous read of it"),
         ("cp.async.bulk.wait_group.read", 2, "exits before"),
         ("cp.async.bulk.commit_group", 0, "asynchronous read of it"),
@@ -66,12 +66,12 @@ fn missing_synchronization_is_reported() {
         ("bar.sync", 1, "which is uninitialized"),
         ("fence.proxy.async.shared_cta()", 0, "without a proxy fence"),
     ] {
-        let found = (0..lines.len()).filter(|&i| lines[i].contains(gone) && lines[i].contains("call")).nth(which);
-        let found = found.unwrap_or_else(|| panic!("{gone} is not there"));
+        let found = (0..lines.len()).filter(|&i| lines[i].contains(removed) && lines[i].contains("call")).nth(which);
+        let found = found.unwrap_or_else(|| panic!("no line contains `{removed}`"));
         let broken: Vec<&str> = lines.iter().enumerate().filter(|(i, _)| *i != found).map(|(_, &line)| line).collect();
         match simulate(&broken.join("\n"), &module, 1) {
-            Err(e) if e.contains(complaint) => {}
-            other => panic!("without {gone} {which}: {:?}", other.err()),
+            Err(e) if e.contains(expected_error) => {}
+            other => panic!("without {removed} {which}: {:?}", other.err()),
         }
     }
 }

@@ -14,20 +14,20 @@ use super::value;
 pub fn check(module: &Module) -> Result<(), SimError> {
     for (name, function) in &module.functions {
         for line in function.blocks.iter().flatten() {
-            instruction(module, &line.inst).map_err(|what| unknown(what, name, line))?;
+            instruction(module, &line.inst).map_err(|what| unsupported(what, name, line))?;
         }
     }
     Ok(())
 }
 
-fn unknown(what: UnsupportedKind, function: &str, line: &Line) -> SimError {
-    let (instruction, place) = (line.text.clone(), line.place.to_string());
+fn unsupported(what: UnsupportedKind, function: &str, line: &Line) -> SimError {
+    let (instruction, source_loc) = (line.text.clone(), line.source_loc.to_string());
     SimError::Unsupported(Box::new(UnsupportedCode {
         kind: what,
         function: function.into(),
         line: line.number,
         instruction,
-        place,
+        source_loc,
     }))
 }
 
@@ -78,17 +78,17 @@ fn in_memory(ty: &Ty) -> Result<(), UnsupportedKind> {
 }
 
 fn cast(op: &str, from: &Ty, to: &Ty) -> Result<(), UnsupportedKind> {
-    let unknown = || UnsupportedKind::Instruction(format!("{op} {from} to {to}"));
+    let unsupported = || UnsupportedKind::Instruction(format!("{op} {from} to {to}"));
     let wide = |ty: &Ty| *ty == Ty::Int(128);
     match (from, to) {
         (Ty::Vector(..), _) | (_, Ty::Vector(..)) => {
             in_memory(from)?;
             in_memory(to)?;
-            if op == "bitcast" && from.bytes() == to.bytes() { Ok(()) } else { Err(unknown()) }
+            if op == "bitcast" && from.bytes() == to.bytes() { Ok(()) } else { Err(unsupported()) }
         }
         (Ty::Int(..=64), to) if wide(to) && ["zext", "sext"].contains(&op) => Ok(()),
         (from, Ty::Int(..=64)) if wide(from) && op == "trunc" => Ok(()),
-        _ if wide(from) || wide(to) => Err(unknown()),
+        _ if wide(from) || wide(to) => Err(unsupported()),
         _ => value::cast(op, from, 0, to).map(drop),
     }
 }

@@ -24,7 +24,7 @@ pub struct UnsupportedCode {
     /// Text of this line.
     pub instruction: String,
     /// Source location of the kernel (`file:line:column`) that the line was compiled from; empty if unknown.
-    pub place: String,
+    pub source_loc: String,
 }
 
 /// The kind of code that the simulator does not support.
@@ -54,25 +54,26 @@ pub struct Fault {
     /// The LLVM IR instruction; empty if the error does not belong to one.
     pub instruction: String,
     /// Source location of the kernel (`file:line:column`) that the instruction was compiled from; empty if unknown.
-    pub place: String,
+    pub source_loc: String,
     pub message: String,
 }
 
 impl fmt::Display for UnsupportedKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const KNOWN: &str = "the simulated GPU does not support";
-        const OURS: &str = "this is a limit of the simulator: please report it";
+        const UNSUPPORTED: &str = "the simulated GPU does not support";
+        const REPORT: &str = "this is a limit of the simulator: please report it";
         match self {
-            UnsupportedKind::Type(ty) => write!(f, "{KNOWN} the type `{ty}`; {OURS}"),
-            UnsupportedKind::Instruction(name) => write!(f, "{KNOWN} the instruction `{name}`; {OURS}"),
-            UnsupportedKind::Function(name) => write!(f, "{KNOWN} the function `{name}`; {OURS}"),
-            UnsupportedKind::Syntax(what) => write!(f, "{KNOWN} this LLVM IR: {what}; {OURS}"),
+            UnsupportedKind::Type(ty) => write!(f, "{UNSUPPORTED} the type `{ty}`; {REPORT}"),
+            UnsupportedKind::Instruction(name) => write!(f, "{UNSUPPORTED} the instruction `{name}`; {REPORT}"),
+            UnsupportedKind::Function(name) => write!(f, "{UNSUPPORTED} the function `{name}`; {REPORT}"),
+            UnsupportedKind::Syntax(what) => write!(f, "{UNSUPPORTED} this LLVM IR: {what}; {REPORT}"),
             UnsupportedKind::Assembly { statement } => {
                 let known = Vec::from_iter(super::ptx::known_instructions()).join(", ");
                 write!(
                     f,
-                    "{KNOWN} the instruction of the inline assembly `{statement}`, or one of its types or modifiers. It supports \
-                     instructions on registers only, of integers, f16, bf16, f32 and f64: {known}. Use these, or run the kernel on a GPU"
+                    "{UNSUPPORTED} the instruction of the inline assembly `{statement}`, or one of its types or \
+                     modifiers. It supports instructions on registers only, of integers, f16, bf16, f32 and f64: \
+                     {known}. Use these, or run the kernel on a GPU"
                 )
             }
             UnsupportedKind::MalformedAssembly { statement, reason } => {
@@ -84,8 +85,8 @@ impl fmt::Display for UnsupportedKind {
 
 impl fmt::Display for UnsupportedCode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.place.is_empty() {
-            write!(f, "{}: ", self.place)?;
+        if !self.source_loc.is_empty() {
+            write!(f, "{}: ", self.source_loc)?;
         }
         let UnsupportedCode { kind, function, line, instruction, .. } = self;
         write!(f, "{kind}\n  in function `{function}`, line {line} of the LLVM IR: `{instruction}`")
@@ -94,8 +95,8 @@ impl fmt::Display for UnsupportedCode {
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.place.is_empty() {
-            write!(f, "{}: ", self.place)?;
+        if !self.source_loc.is_empty() {
+            write!(f, "{}: ", self.source_loc)?;
         }
         let [x, y, z] = self.block;
         write!(f, "block ({x}, {y}, {z})")?;
@@ -113,7 +114,7 @@ impl fmt::Display for Fault {
 impl fmt::Display for SimError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            SimError::Unsupported(unknown) => unknown.fmt(f),
+            SimError::Unsupported(code) => code.fmt(f),
             SimError::Launch(message) => f.write_str(message),
             SimError::Fault(fault) => fault.fmt(f),
         }

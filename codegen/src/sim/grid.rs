@@ -95,7 +95,7 @@ fn run_grid(launch: &Launch, kernel: &LoadedKernel, mut limit: usize, global: &m
                 }
             }
         }
-        if !resident.is_empty() && resident.iter().all(|block| block.is_polling(global.changes)) {
+        if !resident.is_empty() && resident.iter().all(|block| block.is_spinning(global.changes)) {
             if (started as usize) == total {
                 return Err(resident[0].livelock(resident.len()));
             }

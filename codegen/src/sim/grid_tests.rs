@@ -66,7 +66,7 @@ fn launch(body: &str, programs: u32, sizes: [usize; 2], on: Executor) -> Result<
 
 /// Body of a kernel: each program spins until the flag equals its index, updates the number, and sets the flag to the
 /// next index.
-fn flag_handshake(turn: &str, wait: &str, pass: &str) -> String {
+fn flag_handshake(index: &str, wait: &str, signal: &str) -> String {
     format!(
         "  %pid = program_id {{axis = 0}} : i32
            %n = num_programs {{axis = 0}} : i32
@@ -77,26 +77,26 @@ fn flag_handshake(turn: &str, wait: &str, pass: &str) -> String {
            %other = sub %last, %pid : i32
            while () {{
              %seen = {wait}
-             %go = cmp_ne %seen, {turn} : bool
+             %go = cmp_ne %seen, {index} : bool
              condition %go
            }} () {{ yield }}
            %old = load %data {{eviction = normal}} : i32
            %scaled = mul %old, %three : i32
            %new = add %scaled, %pid : i32
            store %data, %new {{eviction = normal}}
-           %next = add {turn}, %one : i32
-           %done = {pass}"
+           %next = add {index}, %one : i32
+           %done = {signal}"
     )
 }
 
 #[test]
 fn programs_synchronize_through_atomic_cas() {
     const PROGRAMS: i32 = 6;
-    let cas = |turn: &str| {
+    let cas = |index: &str| {
         flag_handshake(
-            turn,
-            &format!("atomic_cas %flag, {turn}, {turn} : i32"),
-            &format!("atomic_cas %flag, {turn}, %next : i32"),
+            index,
+            &format!("atomic_cas %flag, {index}, {index} : i32"),
+            &format!("atomic_cas %flag, {index}, %next : i32"),
         )
     };
     for on in EXECUTORS {
@@ -216,7 +216,7 @@ entry:
     let SimError::Fault(error) = run(&launch, &mut global).expect_err("a misaligned load") else {
         panic!("a fault was expected")
     };
-    assert_eq!(error.place, "src/kernel.rs:12:9");
+    assert_eq!(error.source_loc, "src/kernel.rs:12:9");
     assert!(error.thread.is_some_and(|t| t % 4 != 0) && error.block[0] == 0);
     assert_eq!(error.instruction, "%v = load i32, ptr addrspace(1) %p, align 4");
     assert!(error.message.contains("misaligned global access of 4 bytes"), "{error}");

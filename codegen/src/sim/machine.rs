@@ -19,7 +19,7 @@ use std::rc::Rc;
 const MAX_STEPS: u64 = 50_000_000;
 /// A thread that repeats an atomic, or the same load, this many times while memory does not change is considered to
 /// spin, waiting for other programs.
-const POLL_LIMIT: u32 = 256;
+const SPIN_LIMIT: u32 = 256;
 /// One in this many plain accesses of global memory switches to other threads and programs.
 const SWITCH_PERIOD: usize = 8;
 
@@ -102,19 +102,26 @@ pub(super) struct Thread {
     pub copy_groups: Vec<Vec<(u64, Vec<u8>)>>,
     pub reductions: BulkReductions,
     steps: u64,
-    polls: Polls,
+    spin: SpinWait,
+}
+
+/// An instruction, by its basic block and its index there, and the address that it accesses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct AccessSite {
+    block: usize,
+    line: usize,
+    address: u64,
 }
 
 /// Detects spin waits of a thread: repeated accesses of global memory that observed no change.
 #[derive(Default)]
-struct Polls {
+struct SpinWait {
     count: u32,
     /// The value of `Global::changes` during these accesses.
     changes: u64,
-    /// Atomics since the last change, and the last load. The key is the basic block, the index of the instruction and
-    /// the address; the value is a hash of the thread's registers at the last repetition.
-    atomics: HashMap<(usize, usize, u64), Option<u64>>,
-    loaded: Option<((usize, usize, u64), Option<u64>)>,
+    /// Atomics since the last change, and the last load, with a hash of the thread's registers at the last repetition.
+    atomics: HashMap<AccessSite, Option<u64>>,
+    loaded: Option<(AccessSite, Option<u64>)>,
 }
 
 /// An MMA in flight, and the shared memory that it reads.
@@ -156,8 +163,8 @@ pub(super) struct Block<'a> {
     pub pending_reductions: Vec<BulkReduction>,
     /// Whether the running thread yields.
     yields: bool,
-    /// A thread that only polls, and the value of `Global::changes` then.
-    polling: Option<(u32, u64)>,
+    /// A thread that only spins, and the value of `Global::changes` then.
+    spinning: Option<(u32, u64)>,
 }
 
 impl<'a> Block<'a> {
@@ -178,7 +185,7 @@ impl<'a> Block<'a> {
                     copy_groups: Vec::new(),
                     reductions: BulkReductions::default(),
                     steps: 0,
-                    polls: Polls::default(),
+                    spin: SpinWait::default(),
                 }
             })
             .collect();
@@ -198,7 +205,7 @@ impl<'a> Block<'a> {
             bulk_copies: Vec::new(),
             pending_reductions: Vec::new(),
             yields: false,
-            polling: None,
+            spinning: None,
         }
     }
 
@@ -256,13 +263,14 @@ impl<'a> Block<'a> {
     /// An error of a thread at its current instruction, or of the whole block.
     fn error(&self, thread: Option<usize>, message: String) -> SimError {
         let at = thread.and_then(|t| self.current_line(t));
-        let (instruction, place) = at.map_or_else(Default::default, |l| (l.text.clone(), l.place.to_string()));
-        self.fault(thread, instruction, place, message)
+        let (instruction, source_loc) =
+            at.map_or_else(Default::default, |l| (l.text.clone(), l.source_loc.to_string()));
+        self.fault(thread, instruction, source_loc, message)
     }
 
-    fn fault(&self, thread: Option<usize>, instruction: String, place: String, message: String) -> SimError {
+    fn fault(&self, thread: Option<usize>, instruction: String, source_loc: String, message: String) -> SimError {
         let thread = thread.map(|t| t as u32);
-        SimError::Fault(Box::new(Fault { block: self.program_id, thread, instruction, place, message }))
+        SimError::Fault(Box::new(Fault { block: self.program_id, thread, instruction, source_loc, message }))
     }
 
     /// The current instruction of a thread.
@@ -283,19 +291,20 @@ impl<'a> Block<'a> {
         let waiting_threads: Vec<String> = waiting_threads.collect();
         let open = self.incomplete_phases();
         let first = self.threads.iter().position(|t| t.waiting != Some(Waiting::Done));
-        let place = first.and_then(|t| self.current_line(t)).map_or_else(String::new, |l| l.place.to_string());
+        let source_loc =
+            first.and_then(|t| self.current_line(t)).map_or_else(String::new, |l| l.source_loc.to_string());
         let message = format!("deadlock: threads wait for each other forever: {}{open}", waiting_threads.join("; "));
-        self.fault(None, String::new(), place, message)
+        self.fault(None, String::new(), source_loc, message)
     }
 
     /// Whether the program only waits for other programs, in this state of memory.
-    pub fn is_polling(&self, changes: u64) -> bool {
-        self.polling.is_some_and(|(_, when)| when == changes)
+    pub fn is_spinning(&self, changes: u64) -> bool {
+        self.spinning.is_some_and(|(_, when)| when == changes)
     }
 
-    /// The error if every program polls and memory does not change.
+    /// The error if every program spins and memory does not change.
     pub fn livelock(&self, programs: usize) -> SimError {
-        let thread = self.polling.map(|(t, _)| t as usize);
+        let thread = self.spinning.map(|(t, _)| t as usize);
         let message = format!(
             "livelock: all {programs} programs that have not exited repeat global memory accesses that change nothing"
         );
@@ -304,15 +313,15 @@ impl<'a> Block<'a> {
 
     /// Notes an access of global memory by thread `t`, at which other threads may run.
     fn note_access(&mut self, t: usize, global: &Global, address: u64, atomic: bool) {
-        let Thread { frames, polls, .. } = &mut self.threads[t];
+        let Thread { frames, spin, .. } = &mut self.threads[t];
         let f = frames.last().expect("internal error: no running thread");
-        let here = (f.block, f.next_line, address);
-        if polls.changes != global.changes {
-            *polls = Polls { changes: global.changes, ..Polls::default() };
+        let here = AccessSite { block: f.block, line: f.next_line, address };
+        if spin.changes != global.changes {
+            *spin = SpinWait { changes: global.changes, ..SpinWait::default() };
         }
         let seen = match atomic {
-            true => polls.atomics.get(&here).copied(),
-            false => polls.loaded.filter(|(place, _)| *place == here).map(|(_, state)| state),
+            true => spin.atomics.get(&here).copied(),
+            false => spin.loaded.filter(|(site, _)| *site == here).map(|(_, state)| state),
         };
         // With other register values, such as a loop index, it is not a repetition.
         let state = seen.map(|_| {
@@ -321,13 +330,13 @@ impl<'a> Block<'a> {
             hasher.finish()
         });
         match atomic {
-            true => _ = polls.atomics.insert(here, state),
-            false => polls.loaded = Some((here, state)),
+            true => _ = spin.atomics.insert(here, state),
+            false => spin.loaded = Some((here, state)),
         }
         let again = state.is_some() && seen == Some(state);
-        polls.count += u32::from(again);
-        if polls.count >= POLL_LIMIT {
-            self.polling = Some((t as u32, global.changes));
+        spin.count += u32::from(again);
+        if spin.count >= SPIN_LIMIT {
+            self.spinning = Some((t as u32, global.changes));
         }
         self.yields |= atomic || again;
     }
@@ -638,15 +647,15 @@ impl<'a> Block<'a> {
                 Ok(())
             }
             Inst::Call { name, args, .. } => {
-                let exchanges = name.contains(".bfly.");
-                let mut offered = Vec::new();
+                let is_butterfly = name.contains(".bfly.");
+                let mut sources = Vec::new();
                 for &t in members {
-                    offered.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?));
+                    sources.push((self.get(t, operand(args, 1)?), self.bits(t, operand(args, 2)?)?));
                 }
                 for (i, &t) in members.iter().enumerate() {
-                    let lane = offered[i].1 as usize;
-                    let from = if exchanges { i ^ lane } else { lane };
-                    let v = offered.get(from).ok_or("a shuffle from a lane that does not exist")?.0.clone();
+                    let lane = sources[i].1 as usize;
+                    let from = if is_butterfly { i ^ lane } else { lane };
+                    let v = sources.get(from).ok_or("a shuffle from a lane that does not exist")?.0.clone();
                     self.finish(t, line.result, v);
                     self.threads[t].waiting = None;
                 }

@@ -24,6 +24,14 @@ struct Reader {
     when: u32,
 }
 
+/// The lists of reads that one read extended.
+struct ReaderCache {
+    /// Thread and time of the read.
+    reader: (u32, u32),
+    /// By list: the list that it became by adding the read.
+    lists: HashMap<u32, u32>,
+}
+
 /// Shared memory of one block.
 pub struct Shared {
     bytes: Vec<u8>,
@@ -33,8 +41,8 @@ pub struct Shared {
     pub clocks: Clocks,
     /// Linked lists of reads; index 0 is the end of a list.
     readers: Vec<Reader>,
-    /// For the thread and time of the last read: the list that each list became by adding it.
-    added: ((u32, u32), HashMap<u32, u32>),
+    /// For the last read.
+    added: ReaderCache,
 }
 
 impl Shared {
@@ -45,7 +53,7 @@ impl Shared {
             async_readers: vec![0; bytes as usize],
             clocks: Clocks::new(threads),
             readers: vec![Reader { before: 0, thread: 0, when: 0 }],
-            added: ((u32::MAX, 0), HashMap::new()),
+            added: ReaderCache { reader: (u32::MAX, 0), lists: HashMap::new() },
         }
     }
 
@@ -65,8 +73,8 @@ impl Shared {
     pub fn read(&mut self, address: u64, len: usize, thread: u32) -> Result<Vec<u8>, String> {
         let at = self.locate(address, len)?;
         let now = self.clocks.now(thread);
-        if self.added.0 != (thread, now) {
-            self.added = ((thread, now), HashMap::new());
+        if self.added.reader != (thread, now) {
+            self.added = ReaderCache { reader: (thread, now), lists: HashMap::new() };
         }
         for i in at..at + len {
             let t = &mut self.shadow[i];
@@ -94,7 +102,7 @@ impl Shared {
             if t.readers != 0 && (last.thread, last.when) == (thread, now) {
                 continue;
             }
-            let (list, readers) = (&mut self.added.1, &mut self.readers);
+            let (list, readers) = (&mut self.added.lists, &mut self.readers);
             t.readers = *list.entry(t.readers).or_insert_with(|| {
                 readers.push(Reader { before: t.readers, thread, when: now });
                 readers.len() as u32 - 1

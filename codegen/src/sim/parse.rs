@@ -194,7 +194,7 @@ pub struct Line {
     /// Line number in the module's text, from 1.
     pub number: usize,
     /// Source location of the kernel, from the last location comment; empty if there is none.
-    pub place: Rc<str>,
+    pub source_loc: Rc<str>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -227,13 +227,13 @@ pub fn parse(text: &str) -> Result<Module, SimError> {
             let mut parser = FunctionParser { line: (number, line), ..FunctionParser::default() };
             let function = parser.function(rest, &body).map_err(|what| {
                 let (line, text) = parser.line;
-                let (function, place) = (parser.name.clone(), parser.place.to_string());
+                let (function, source_loc) = (parser.name.clone(), parser.source_loc.to_string());
                 SimError::Unsupported(Box::new(UnsupportedCode {
                     kind: what,
                     function,
                     line,
                     instruction: text.trim().into(),
-                    place,
+                    source_loc,
                 }))
             })?;
             if rest.starts_with("ptx_kernel") {
@@ -253,7 +253,7 @@ struct FunctionParser<'a> {
     line: (usize, &'a str),
     registers: HashMap<String, usize>,
     labels: HashMap<String, usize>,
-    place: Rc<str>,
+    source_loc: Rc<str>,
 }
 
 struct Cursor<'a> {
@@ -406,8 +406,8 @@ impl<'a> FunctionParser<'a> {
                 Some(_) => f.blocks.push(Vec::new()),
                 None if line.trim().is_empty() => {}
                 None if line.trim_start().starts_with(';') => {
-                    if let Some(place) = line.trim_start().strip_prefix(LOC_COMMENT) {
-                        self.place = place.trim().into();
+                    if let Some(source_loc) = line.trim_start().strip_prefix(LOC_COMMENT) {
+                        self.source_loc = source_loc.trim().into();
                     }
                 }
                 None => {
@@ -440,7 +440,13 @@ impl<'a> FunctionParser<'a> {
         if matches!(inst, Inst::Phi { .. }) && result.is_none() {
             return Err(UnsupportedKind::Syntax("a phi without a result".into()));
         }
-        Ok(Line { result, inst, text: text.trim().to_string(), number: self.line.0, place: self.place.clone() })
+        Ok(Line {
+            result,
+            inst,
+            text: text.trim().to_string(),
+            number: self.line.0,
+            source_loc: self.source_loc.clone(),
+        })
     }
 
     fn operand(&mut self, c: &mut Cursor, ty: &Ty) -> Parsed<Operand> {

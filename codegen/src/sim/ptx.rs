@@ -21,14 +21,21 @@ use crate::ir::DType;
 use crate::num;
 use std::collections::{BTreeSet, HashMap};
 
-/// A pattern of instructions: names, accepted types, and modifier groups in order. Exactly one member of each group
-/// must be present; groups that end in `?` are optional.
-type Form = (&'static str, &'static str, &'static str);
+/// A pattern of instructions. Each field is a list of words separated by spaces.
+struct Pattern {
+    /// Names of instructions.
+    ops: &'static str,
+    /// Accepted types.
+    types: &'static str,
+    /// Modifier groups in order, their members separated by `|`. Exactly one member of each group must be present;
+    /// groups that end in `?` are optional.
+    modifiers: &'static str,
+}
 
 /// Names of the supported instructions, sorted.
 pub fn known_instructions() -> BTreeSet<&'static str> {
-    let forms = float::FORMS.iter().chain(integer::FORMS).flat_map(|(ops, ..)| ops.split(' '));
-    forms.chain(OTHER_INSTRUCTIONS).collect()
+    let patterns = float::PATTERNS.iter().chain(integer::PATTERNS);
+    patterns.flat_map(|p| p.ops.split(' ')).chain(OTHER_INSTRUCTIONS).collect()
 }
 
 /// Instructions whose types and modifiers are checked in code.
@@ -110,8 +117,8 @@ impl Name {
         self.modifiers.iter().any(|m| m == modifier)
     }
 
-    /// Whether the modifiers match a pattern (see [`Form`]).
-    fn takes(&self, modifiers: &str) -> bool {
+    /// Whether the modifiers match those of a pattern (see [`Pattern::modifiers`]).
+    fn matches_modifiers(&self, modifiers: &str) -> bool {
         let mut own = self.modifiers.iter().peekable();
         let groups = modifiers.split_whitespace().all(|group| {
             let (names, optional) = group.strip_suffix('?').map_or((group, false), |names| (names, true));
@@ -120,14 +127,14 @@ impl Name {
         groups && own.next().is_none()
     }
 
-    /// Whether one of the forms matches this instruction with its types and modifiers.
-    fn is_one_of(&self, forms: &[Form]) -> bool {
+    /// Whether one of the patterns matches this instruction with its types and modifiers.
+    fn matches_any(&self, patterns: &[Pattern]) -> bool {
         let types = if self.op == "dp4a" { 2 } else { 1 };
         self.types.len() == types
-            && forms.iter().any(|(ops, known, modifiers)| {
-                ops.split(' ').any(|op| op == self.op)
-                    && self.types.iter().all(|ty| known.split(' ').any(|known| known == ty))
-                    && self.takes(modifiers)
+            && patterns.iter().any(|p| {
+                p.ops.split(' ').any(|op| op == self.op)
+                    && self.types.iter().all(|ty| p.types.split(' ').any(|accepted| accepted == ty))
+                    && self.matches_modifiers(p.modifiers)
             })
     }
 
@@ -156,8 +163,8 @@ struct Statement {
     /// The guard predicate, and the value at which the statement is skipped.
     guard: Option<(String, u64)>,
     name: Name,
-    /// Whether a form of a table matches the instruction.
-    has_known_form: bool,
+    /// Whether a pattern matches the instruction.
+    has_pattern: bool,
     operands: Vec<String>,
 }
 
@@ -236,7 +243,7 @@ impl Program {
             let declared = text.strip_prefix(".reg").map(|rest| program.declare(rest.trim()));
             match declared {
                 Some(declared) => declared.map_err(|reason| StatementError::Malformed(reason).at(&text))?,
-                None => program.statements.push(Statement::parse(&text).map_err(|stop| stop.at(&text))?),
+                None => program.statements.push(Statement::parse(&text).map_err(|error| error.at(&text))?),
             }
         }
         // Whether an instruction is supported does not depend on operand values, so each is tried on zeros.
@@ -244,7 +251,7 @@ impl Program {
         for statement in &program.statements {
             let guard = statement.guard.as_ref().map_or(Ok(0), |(name, _)| machine.value(name, Kind::Pred));
             let outcome = guard.map_err(StatementError::from).and_then(|_| machine.instruction(statement));
-            outcome.map_err(|stop| stop.at(&statement.text))?;
+            outcome.map_err(|error| error.at(&statement.text))?;
         }
         Ok(program)
     }
@@ -256,7 +263,7 @@ impl Program {
     pub fn run(&self, ty: &Ty, inputs: &[u64]) -> Result<Value, String> {
         let mut machine = self.start(inputs);
         for statement in &self.statements {
-            machine.statement(statement).map_err(|stop| String::from(stop.at(&statement.text)))?;
+            machine.statement(statement).map_err(|error| String::from(error.at(&statement.text)))?;
         }
         let result = |i: usize| {
             machine.operands[i]
@@ -312,12 +319,12 @@ impl Statement {
         }
         let (name, operands) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let name = Name::parse(name);
-        let has_known_form = name.is_one_of(float::FORMS) || name.is_one_of(integer::FORMS);
-        if !has_known_form && !OTHER_INSTRUCTIONS.contains(&name.op.as_str()) {
+        let has_pattern = name.matches_any(float::PATTERNS) || name.matches_any(integer::PATTERNS);
+        if !has_pattern && !OTHER_INSTRUCTIONS.contains(&name.op.as_str()) {
             return Err(StatementError::Unsupported);
         }
         let operands = split_operands(operands).into_iter().map(String::from).collect();
-        Ok(Statement { text: text.into(), guard, name, has_known_form, operands })
+        Ok(Statement { text: text.into(), guard, name, has_pattern, operands })
     }
 }
 
@@ -410,7 +417,7 @@ impl Machine {
         let kind = name.kind().ok_or(StatementError::Unsupported)?;
         match name.op.as_str() {
             "setp" => return self.set_predicate(name, kind, to, from),
-            "mov" if name.takes("") => return Ok(self.mov(kind, to, from)?),
+            "mov" if name.matches_modifiers("") => return Ok(self.mov(kind, to, from)?),
             _ => {}
         }
         let mut values = Vec::new();
@@ -418,12 +425,12 @@ impl Machine {
             values.push(self.value(operand, operand_kind(name, kind, i))?);
         }
         let result = match (name.op.as_str(), kind) {
-            ("selp", kind) if kind.bits() > 8 && name.takes("") => match values[..] {
+            ("selp", kind) if kind.bits() > 8 && name.matches_modifiers("") => match values[..] {
                 [a, b, p] => Some(if p & 1 == 1 { a } else { b }),
                 _ => None,
             },
             ("cvt", _) => float::convert(name, &values),
-            _ if !statement.has_known_form => None,
+            _ if !statement.has_pattern => None,
             (_, Kind::Float(dtype)) => float::execute(name, dtype, &values),
             (_, Kind::Pair(dtype)) => float::execute_pair(name, dtype, &values),
             _ => integer::execute(name, kind, &values),
@@ -478,7 +485,7 @@ impl Machine {
                 "expected two operands, and a predicate after `.and`, `.or` or `.xor`".into(),
             ));
         };
-        if !rest.takes(wanted) || name.kinds.len() != 1 {
+        if !rest.matches_modifiers(wanted) || name.kinds.len() != 1 {
             return Err(StatementError::Unsupported);
         }
         let (x, y) = (self.value(a, kind)?, self.value(b, kind)?);

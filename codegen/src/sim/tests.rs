@@ -147,26 +147,26 @@ fn tensor_core_attention_matches_interpreter() {
     }
 }
 
-/// Each of these bugs might go unnoticed on a GPU: the simulator must report it.
+/// Each of these bugs might go undetected on a GPU: the simulator must report it.
 #[test]
 fn missing_synchronization_is_reported() {
     let case = attention64();
     let options = CompileOptions { num_warps: 4, num_stages: 2, ..CompileOptions::default() };
     let module = case.llvm_ir(GpuArch::Sm90a, &options);
-    for (gone, complaint) in [
+    for (removed, expected_error) in [
         ("bar.sync 0;", "race"),
         ("fence.proxy.async", "without a proxy fence"),
         ("cp.async.wait_group", "may still write"),
         ("wgmma.wait_group", "before it was waited for"),
     ] {
         let broken: Vec<&str> =
-            module.llvm_ir.lines().filter(|l| gone == "wgmma.wait_group" || !l.contains(gone)).collect();
+            module.llvm_ir.lines().filter(|l| removed == "wgmma.wait_group" || !l.contains(removed)).collect();
         // A wgmma wait forwards values, so it cannot be removed: it waits for nothing instead.
         let broken = broken.join("\n").replace("wgmma.wait_group.sync.aligned 0", "wgmma.wait_group.sync.aligned 9");
-        let broken = if gone == "wgmma.wait_group" { broken } else { broken.replace("aligned 9", "aligned 0") };
+        let broken = if removed == "wgmma.wait_group" { broken } else { broken.replace("aligned 9", "aligned 0") };
         match case.simulate(&broken, &module, 1) {
-            Err(e) => assert!(e.contains(complaint), "without {gone}: {e}"),
-            Ok(_) => panic!("without {gone} nothing was noticed"),
+            Err(e) => assert!(e.contains(expected_error), "without {removed}: {e}"),
+            Ok(_) => panic!("without {removed}: no error"),
         }
     }
 }

@@ -117,10 +117,10 @@ fn without(text: &str, which: usize, replacement: &str) -> String {
     lines.join("\n")
 }
 
-/// Each of these bugs might go unnoticed on a GPU, or hang it.
+/// Each of these bugs might go undetected on a GPU, or hang it.
 #[test]
 fn simulator_reports_missing_synchronization() {
-    for (text, which, replacement, complaint) in [
+    for (text, which, replacement, expected_error) in [
         ("mbarrier_wait %full, %slot, %parity", 0, "", "which is uninitialized"),
         ("mbarrier_wait %empty, %slot2, %parity2", 0, "", "or a missing wait"),
         ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", 0, "", "wait for each other forever"),
@@ -134,13 +134,13 @@ fn simulator_reports_missing_synchronization() {
         // A missing synchronization shows in most schedules, not in all.
         let broken = without(text, which, replacement);
         let found: Vec<String> = (0..4).filter_map(|seed| simulate(&broken, seed).err()).collect();
-        assert!(found.iter().any(|e| e.contains(complaint)), "without `{text}`: {found:?}");
+        assert!(found.iter().any(|e| e.contains(expected_error)), "without `{text}`: {found:?}");
     }
 }
 
 #[test]
 fn interpreter_reports_missing_synchronization() {
-    for (text, replacement, complaint) in [
+    for (text, replacement, expected_error) in [
         ("mbarrier_wait %full, %slot, %parity", "", "uninitialized shared memory"),
         ("mbarrier_arrive %empty, %slot {warps = 4, lanes = 1}", "", "deadlock"),
         ("mbarrier_expect %full, %slot2 {bytes = 8192}", "", "only 0 more are expected"),
@@ -150,7 +150,7 @@ fn interpreter_reports_missing_synchronization() {
     ] {
         let broken = without(text, 0, replacement);
         match interpret(&broken) {
-            Err(e) => assert!(e.contains(complaint), "without `{text}`: {e}"),
+            Err(e) => assert!(e.contains(expected_error), "without `{text}`: {e}"),
             Ok(_) => panic!("without `{text}` nothing was noticed"),
         }
     }

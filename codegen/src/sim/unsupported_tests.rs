@@ -18,10 +18,10 @@ fn simulate(llvm_ir: &str) -> Result<(), SimError> {
 }
 
 /// The error for a kernel with this line.
-fn unknown(line: &str) -> UnsupportedCode {
+fn unsupported(line: &str) -> UnsupportedCode {
     let text = kernel(&format!("  %known = add i32 %n, 1\n  {line}\n"));
     match catch_unwind(|| simulate(&text)).unwrap_or_else(|_| panic!("a panic at {line}")) {
-        Err(SimError::Unsupported(unknown)) => *unknown,
+        Err(SimError::Unsupported(unsupported)) => *unsupported,
         other => panic!("{line}: {other:?}"),
     }
 }
@@ -57,9 +57,9 @@ fn every_kind_is_reported_with_its_location() {
         ("%a = call i32 @helper(i32 %n)", UnsupportedKind::Function("helper".into())),
     ];
     for (line, what) in cases {
-        let found = unknown(line);
+        let found = unsupported(line);
         assert_eq!(found.kind, what, "{line}");
-        assert_eq!((found.function.as_str(), found.place.as_str()), ("kernel", "src/user.rs:7:5"), "{line}");
+        assert_eq!((found.function.as_str(), found.source_loc.as_str()), ("kernel", "src/user.rs:7:5"), "{line}");
         let last = line.lines().last().unwrap().trim();
         assert_eq!((found.instruction.as_str(), found.line), (last, 4 + line.lines().count()), "{line}");
         let message = found.to_string();
@@ -91,9 +91,9 @@ fn malformed_llvm_ir_is_an_error() {
         "%a = add i32 <i32 1>, 1",
     ] {
         assert!(
-            matches!(unknown(line).kind, UnsupportedKind::Syntax(_) | UnsupportedKind::Type(_)),
+            matches!(unsupported(line).kind, UnsupportedKind::Syntax(_) | UnsupportedKind::Type(_)),
             "{line}: {:?}",
-            unknown(line).kind
+            unsupported(line).kind
         );
     }
     for text in [
@@ -134,7 +134,7 @@ fn inline_assembly() {
         "mbarrier.arrive.shared::cta.b64 _, [$1];",
         "{ .reg .b32 t; vote.sync.ballot.b32 t, 1, 1; }",
     ] {
-        let found = unknown(&assembly(text));
+        let found = unsupported(&assembly(text));
         let message = found.to_string();
         assert!(message.starts_with("src/user.rs:7:5: "), "{message}");
         match found.kind {
@@ -150,7 +150,7 @@ fn inline_assembly() {
     for text in
         ["add.s32 $0, $1, $7;", "add.s32 $0, $1, t;", "add.s32 t, $1, 1;", "@p", ".reg", "mov.b32 $0, {$1, $1, $1};"]
     {
-        let found = unknown(&assembly(text));
+        let found = unsupported(&assembly(text));
         assert!(matches!(found.kind, UnsupportedKind::MalformedAssembly { .. }), "{text}: {:?}", found.kind);
     }
     simulate(&kernel(&format!("  {}\n", assembly("add.rz.f32 $0, $1, $1;")))).unwrap_or_else(|e| panic!("{e}"));

@@ -60,8 +60,8 @@ fn missing_synchronization_between_partitions_is_reported() {
     // One buffer for several tiles, so that it must be released.
     let options = CompileOptions { num_stages: 1, ..warp_specialized(8, true) };
     let module = case.llvm_ir(GpuArch::Sm90a, &options);
-    let mut unnoticed = Vec::new();
-    for (gone, complaint) in [
+    let mut undetected = Vec::new();
+    for (removed, expected_error) in [
         ("mbarrier.try_wait", "or a missing wait"),
         ("mbarrier.arrive.shared", "forever"),
         ("mbarrier.arrive.expect_tx", "expect_tx"),
@@ -71,12 +71,12 @@ fn missing_synchronization_between_partitions_is_reported() {
         ("bar.sync 0;", "no mbarrier is initialized"),
         ("bar.arrive", "forever"),
     ] {
-        let broken: Vec<&str> = module.llvm_ir.lines().filter(|l| !l.contains(gone)).collect();
-        assert!(broken.len() < module.llvm_ir.lines().count(), "{gone} is not there");
+        let broken: Vec<&str> = module.llvm_ir.lines().filter(|l| !l.contains(removed)).collect();
+        assert!(broken.len() < module.llvm_ir.lines().count(), "no line contains `{removed}`");
         match case.simulate(&broken.join("\n"), &module, 1) {
-            Err(e) if e.contains(complaint) => {}
-            other => unnoticed.push(format!("without {gone}: {:?}", other.err())),
+            Err(e) if e.contains(expected_error) => {}
+            other => undetected.push(format!("without {removed}: {:?}", other.err())),
         }
     }
-    assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n"));
+    assert!(undetected.is_empty(), "{}", undetected.join("\n"));
 }

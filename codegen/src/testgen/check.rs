@@ -22,7 +22,7 @@ pub type Assembler<'a> = &'a (dyn Fn(&str, GpuArch) -> Result<(), String> + Sync
 #[derive(Clone, Copy, Default)]
 pub struct Checks<'a> {
     /// Results of the analyses, for the program and for the function after the passes of each architecture.
-    pub claims: bool,
+    pub analyses: bool,
     /// Each pass alone, and the function after each pass of the pipelines; otherwise only after the last pass.
     pub each_pass: bool,
     /// CPUs to compile native code for; this machine must be able to execute it.
@@ -91,8 +91,8 @@ pub fn check_function(case: &Case, func: &Func, checks: &Checks) -> Result<Count
     let mut run = Run { case, program: &case.program, func, gpu_func, expected: Vec::new(), counts: Counts::default() };
     run.counts.programs = 1;
     run.expected = catch_panics("interpreter", || run.program.interpret_as(func).map_err(|e| e.to_string()))?;
-    if checks.claims {
-        catch_panics("claims", || super::check_claims(run.program, func))?;
+    if checks.analyses {
+        catch_panics("analyses", || super::check_analyses(run.program, func))?;
     }
     if checks.each_pass {
         catch_panics("passes", || run.passes())?;
@@ -205,8 +205,8 @@ impl Run<'_> {
         for (pass, func) in after.functions.iter().filter(|_| interpreted) {
             self.same_in_interpreter(func).map_err(|e| format!("after {pass}: {e}"))?;
         }
-        if checks.claims && interpreted {
-            super::check_claims(self.program, &gpu_func).map_err(|e| format!("claims: {e}"))?;
+        if checks.analyses && interpreted {
+            super::check_analyses(self.program, &gpu_func).map_err(|e| format!("analyses: {e}"))?;
         }
         match nvptx::lower(&gpu_func, arch, &self.case.options) {
             Ok(module) => {

@@ -70,18 +70,18 @@ impl Gen<'_> {
             let params: Vec<Value> = [&[index], carried].concat();
             self.inside(b, &params, &types)
         });
-        self.hint_at_loop(b, &results);
+        self.set_loop_attributes(b, &results);
         self.pool.extend(results);
     }
 
     /// Sometimes sets the attributes of a loop (`num_stages`, `unroll`).
-    fn hint_at_loop(&mut self, b: &mut Builder, results: &[Value]) {
-        let (stages, times) = (self.rng.range(1, 4) as u32, self.rng.range(1, 4) as u32);
-        let (pipeline, repeat) = (self.rng.one_in(4), self.rng.one_in(4));
+    fn set_loop_attributes(&mut self, b: &mut Builder, results: &[Value]) {
+        let (stages, factor) = (self.rng.range(1, 4) as u32, self.rng.range(1, 4) as u32);
+        let (set_stages, set_unroll) = (self.rng.one_in(4), self.rng.one_in(4));
         if let Some(id) = b.func.def_op(results[0])
             && let Op::For { num_stages, unroll, .. } = &mut b.func.op_mut(id).op
         {
-            (*num_stages, *unroll) = (pipeline.then_some(stages), repeat.then_some(times));
+            (*num_stages, *unroll) = (set_stages.then_some(stages), set_unroll.then_some(factor));
         }
     }
 
@@ -110,7 +110,7 @@ impl Gen<'_> {
             next.push(if carries_pointers { b.ptr_add(place, by) } else { b.binary(BinaryOp::Add, place, by) });
             next
         });
-        self.hint_at_loop(b, &results);
+        self.set_loop_attributes(b, &results);
         let (&place, rest) = results.split_last().expect("the place is a result");
         self.pool.extend(rest);
         if !carries_pointers {

@@ -10,15 +10,15 @@ use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
 use crate::verify::stage_of;
 
 /// Compares every value of a run with the analysis results for it.
-struct Claims {
+struct AnalysisChecker {
     axis: Vec<AxisInfo>,
     /// Per value: dimensions, with the index from which the value is zero.
     zero_from: Vec<Vec<(usize, usize)>>,
-    broken: Option<String>,
+    violation: Option<String>,
 }
 
-impl Claims {
-    fn new(func: &Func) -> Claims {
+impl AnalysisChecker {
+    fn new(func: &Func) -> AnalysisChecker {
         let analysis = AxisAnalysis::new(func);
         let values = || (0..func.num_values() as u32).map(Value);
         let zero_from = |v: Value| {
@@ -27,10 +27,10 @@ impl Claims {
             let known = |dim| Some((dim, padding::zero_from(func, &analysis, v, dim)?));
             (0..rank).filter_map(known).collect()
         };
-        Claims {
+        AnalysisChecker {
             axis: values().map(|v| analysis.get(func, v)).collect(),
             zero_from: values().map(zero_from).collect(),
-            broken: None,
+            violation: None,
         }
     }
 
@@ -50,12 +50,12 @@ impl Claims {
     }
 }
 
-impl Trace for Claims {
+impl Trace for AnalysisChecker {
     fn value(&mut self, v: Value, tile: &Tile) {
-        if self.broken.is_none()
+        if self.violation.is_none()
             && let Err(e) = self.check(v, tile)
         {
-            self.broken = Some(format!("value %{}: {e}", v.0));
+            self.violation = Some(format!("value %{}: {e}", v.0));
         }
     }
 }
@@ -90,7 +90,7 @@ impl bounds::Launch for Sizes<'_> {
 ///
 /// # Errors
 /// The result that is wrong, or why the function does not run.
-pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
+pub fn check_analyses(program: &Program, func: &Func) -> Result<(), String> {
     run(program, func)?;
     if stage_of(func) != Stage::Tile {
         return Ok(());
@@ -120,11 +120,11 @@ pub fn check_claims(program: &Program, func: &Func) -> Result<(), String> {
 fn run(program: &Program, func: &Func) -> Result<(Vec<u64>, Vec<u64>), String> {
     let mut memory = Memory::new();
     let (values, buffers) = program.arguments(&mut memory);
-    let mut claims = Claims::new(func);
+    let mut checker = AnalysisChecker::new(func);
     let options = interp::RunOptions::default();
-    interp::run_traced(func, &values, program.grid, &mut memory, options, &mut claims).map_err(|e| e.to_string())?;
-    if let Some(broken) = claims.broken {
-        return Err(broken);
+    interp::run_traced(func, &values, program.grid, &mut memory, options, &mut checker).map_err(|e| e.to_string())?;
+    if let Some(violation) = checker.violation {
+        return Err(violation);
     }
     let params = &func.block(func.body).params;
     let (writes, reads) = (memory_effects::written_pointers(func), memory_effects::read_pointers(func));

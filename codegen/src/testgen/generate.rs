@@ -21,6 +21,14 @@ pub(super) struct Input {
     pub dtype: DType,
 }
 
+/// A buffer that all programs change by one commutative atomic.
+#[derive(Clone)]
+struct AtomicTarget {
+    pointer: Value,
+    dtype: DType,
+    op: AtomicOp,
+}
+
 /// The state of the generator. `pool` holds the visible values (scalars and tiles of numbers).
 pub(super) struct Gen<'o> {
     pub rng: Rng,
@@ -32,7 +40,7 @@ pub(super) struct Gen<'o> {
     pub depth: usize,
     /// The program's linear index, i32.
     pub program: Value,
-    atomics: Vec<(Value, DType, AtomicOp)>,
+    atomics: Vec<AtomicTarget>,
     /// Buffers with [`ELEMENTS_PER_PROGRAM`] elements per program; a single op reads and writes each.
     pub private_buffers: Vec<(Value, DType)>,
 }
@@ -74,7 +82,7 @@ pub(super) fn program(mut rng: Rng, options: &Options) -> Program {
         let ty = Type::Scalar(Elem::Ptr(dtype));
         let pointer = add(&mut func, &mut args, format!("sum{i}"), ty, Argument::Output { dtype, bytes });
         let commuting = [AtomicOp::Add, AtomicOp::Min, AtomicOp::Max, AtomicOp::And, AtomicOp::Or, AtomicOp::Xor];
-        atomics.push((pointer, dtype, rng.pick(&commuting)));
+        atomics.push(AtomicTarget { pointer, dtype, op: rng.pick(&commuting) });
     }
 
     let mut private_buffers = Vec::new();
@@ -469,7 +477,7 @@ impl Gen<'_> {
 
     /// An atomic on a buffer shared by all programs. Adds no value.
     fn atomic(&mut self, b: &mut Builder) {
-        let (pointer, dtype, op) = self.rng.pick(&self.atomics);
+        let AtomicTarget { pointer, dtype, op } = self.rng.pick(&self.atomics);
         let shape = self.shape();
         let index = self.indices(b, &shape, false);
         let pointers = b.splat(pointer, &shape);

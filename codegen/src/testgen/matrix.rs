@@ -468,11 +468,11 @@ impl Gen {
             specialize = None;
         }
         let stages = self.rng.one_in(4).then(|| self.rng.range(1, 4) as u32);
-        let times = self.rng.one_in(6).then(|| self.rng.range(1, 4) as u32);
+        let unroll_hint = self.rng.one_in(6).then(|| self.rng.range(1, 4) as u32);
         if let Some(id) = b.func.def_op(results[0])
             && let Op::For { num_stages, unroll, warp_specialize, overlap } = &mut b.func.op_mut(id).op
         {
-            (*num_stages, *unroll, *warp_specialize, *overlap) = (stages, times, specialize, overlap_hint);
+            (*num_stages, *unroll, *warp_specialize, *overlap) = (stages, unroll_hint, specialize, overlap_hint);
         }
         results
     }

@@ -20,7 +20,7 @@ mod rng;
 #[cfg(test)]
 mod tests;
 
-pub use facts::check_claims;
+pub use facts::check_analyses;
 pub use rng::Rng;
 
 use crate::interp::{self, ArgValue, BufferId, InterpError, Memory};

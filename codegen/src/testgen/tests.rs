@@ -144,7 +144,7 @@ const CASES: u64 = 160;
 fn cases_agree_on_every_target() {
     let hosts = [HostCpu::native()];
     let simulated = [GpuArch::Sm80, GpuArch::Sm90a];
-    let checks = Checks { claims: true, hosts: &hosts, simulated: &simulated, ..Checks::default() };
+    let checks = Checks { analyses: true, hosts: &hosts, simulated: &simulated, ..Checks::default() };
     let seeds = std::sync::Mutex::new(0..CASES);
     let results = std::sync::Mutex::new((Counts::default(), Vec::new()));
     let work = || {

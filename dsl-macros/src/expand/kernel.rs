@@ -77,8 +77,8 @@ fn definition(f: &ItemFn, signature: &Signature, body: Option<TokenStream>) -> T
             generics: &[#(#generics),*],
             params: &[#(#params),*],
             body: {
-                fn declare(inputs: &#lang::kernel::Inputs<'_>) { #run }
-                declare
+                fn record_body(inputs: &#lang::kernel::Inputs<'_>) { #run }
+                record_body
             },
         };
     }

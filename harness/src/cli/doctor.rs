@@ -134,11 +134,7 @@ fn missing_part(name: impl Into<String>, state: impl Into<String>, cost: impl In
 }
 
 fn llvm(report: &Report) -> Part {
-    let (major, minor, patch) = report.llvm;
-    working_part(
-        "LLVM",
-        format!("{major}.{minor}.{patch}, statically linked: compiles for GPU and CPU without a toolkit"),
-    )
+    working_part("LLVM", format!("{}, statically linked: compiles for GPU and CPU without a toolkit", report.llvm))
 }
 
 /// CPU features that determine the width and the speed of vector code.

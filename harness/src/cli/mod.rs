@@ -251,8 +251,7 @@ fn dispatch(command: Command, out: &mut Output) -> Result<()> {
 }
 
 fn version(out: &mut dyn Write) -> Result<()> {
-    let (major, minor, patch) = tilewright::codegen::llvm::version();
     writeln!(out, "tilewright {}", tilewright::codegen::VERSION)?;
-    writeln!(out, "LLVM {major}.{minor}.{patch}")?;
+    writeln!(out, "LLVM {}", tilewright::codegen::llvm::version())?;
     Ok(())
 }

@@ -36,8 +36,8 @@ struct Cli {
     each_pass: bool,
 
     /// Do not check the results of the analyses.
-    #[arg(long)]
-    no_claims: bool,
+    #[arg(long, alias = "no-claims")]
+    no_analysis_checks: bool,
 
     /// Number of worker processes.
     #[arg(long, default_value_t = 1)]
@@ -52,8 +52,8 @@ struct Cli {
     reduce: bool,
 
     /// Check the seeds in this process, without workers.
-    #[arg(long)]
-    here: bool,
+    #[arg(long, alias = "here")]
+    in_process: bool,
 }
 
 fn seeds(text: &str) -> Result<Range<u64>, String> {
@@ -64,7 +64,7 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = if cli.here { worker::run(&cli) } else { supervise::run(&cli) };
+    let result = if cli.in_process { worker::run(&cli) } else { supervise::run(&cli) };
     match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -109,7 +109,7 @@ fn run_worker(cli: &Cli, seeds: Range<u64>, totals: &Mutex<Totals>) -> Result<Ra
 fn start(cli: &Cli, seeds: &Range<u64>) -> Result<Child, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let mut command = Command::new(program);
-    command.arg("--here").args(["--seeds", &format!("{}..{}", seeds.start, seeds.end)]);
+    command.arg("--in-process").args(["--seeds", &format!("{}..{}", seeds.start, seeds.end)]);
     command.args(["--targets", &cli.targets.join(",")]);
     if !cli.ptx.is_empty() {
         command.args(["--ptx", &cli.ptx.join(",")]);
@@ -117,8 +117,9 @@ fn start(cli: &Cli, seeds: &Range<u64>) -> Result<Child, String> {
     if let Some(ptxas) = &cli.ptxas {
         command.arg("--ptxas").arg(ptxas);
     }
-    for (wanted, flag) in [(cli.each_pass, "--each-pass"), (cli.no_claims, "--no-claims"), (cli.reduce, "--reduce")] {
-        if wanted {
+    let no_analysis_checks = (cli.no_analysis_checks, "--no-analysis-checks");
+    for (set, flag) in [(cli.each_pass, "--each-pass"), no_analysis_checks, (cli.reduce, "--reduce")] {
+        if set {
             command.arg(flag);
         }
     }

@@ -21,7 +21,7 @@ pub fn run(cli: &Cli) -> Result<bool, String> {
     let ptxas = cli.ptxas.clone().or_else(|| std::env::var_os("TILEWRIGHT_PTXAS").map(Into::into));
     let assemble = |ptx: &str, arch: GpuArch| ptxas.as_ref().map_or(Ok(()), |program| assemble(program, ptx, arch));
     let checks = Checks {
-        claims: !cli.no_claims,
+        analyses: !cli.no_analysis_checks,
         each_pass: cli.each_pass,
         hosts: &hosts,
         simulated: &simulated,

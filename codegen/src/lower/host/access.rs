@@ -37,17 +37,27 @@ pub struct Access {
     pub mask: Option<String>,
 }
 
+/// One summand of an address.
+struct Term {
+    /// i64 operand.
+    index: String,
+    /// The loop level of `index`.
+    level: usize,
+    /// i64 operand, in elements.
+    stride: String,
+}
+
 /// `base` plus Σ index · stride, in elements of `ty`. Each addition is emitted at the loop level of its index.
 fn offset_pointer(
     w: &mut Writer,
     nest: &mut LoopNest,
     base: (String, usize),
     ty: &str,
-    mut terms: Vec<(String, usize, String)>,
+    mut terms: Vec<Term>,
 ) -> (String, usize) {
-    terms.sort_by_key(|(_, level, _)| *level);
+    terms.sort_by_key(|term| term.level);
     let (mut pointer, mut at) = base;
-    for (index, level, stride) in terms {
+    for Term { index, level, stride } in terms {
         if index == "0" || stride == "0" {
             continue;
         }
@@ -62,11 +72,11 @@ fn offset_pointer(
     (pointer, at)
 }
 
-/// The (index, level, stride) terms of the mapped dimensions.
-fn terms(nest: &LoopNest, map: &DimMap, strides: impl Iterator<Item = String>) -> Vec<(String, usize, String)> {
+/// The terms of the mapped dimensions.
+fn terms(nest: &LoopNest, map: &DimMap, strides: impl Iterator<Item = String>) -> Vec<Term> {
     map.iter()
         .zip(strides)
-        .filter_map(|(d, stride)| d.map(|d| (nest.index[d].clone(), nest.level[d], stride)))
+        .filter_map(|(d, stride)| d.map(|d| Term { index: nest.index[d].clone(), level: nest.level[d], stride }))
         .collect()
 }
 
@@ -164,7 +174,8 @@ impl Lowering<'_> {
     ) -> (Access, usize) {
         let lanes = if nest.varies(map) { nest.lanes } else { 1 };
         let memory = in_memory(view.elem);
-        let origin: Vec<_> = view.offsets.iter().zip(&view.strides).map(|(o, s)| (o.clone(), 0, s.clone())).collect();
+        let origin = view.offsets.iter().zip(&view.strides);
+        let origin = origin.map(|(o, s)| Term { index: o.clone(), level: 0, stride: s.clone() }).collect();
         let base = offset_pointer(&mut self.w, nest, (view.base.clone(), 0), memory, origin);
         let terms = terms(nest, map, view.strides.iter().cloned());
         let (pointer, mut level) = offset_pointer(&mut self.w, nest, base, memory, terms);

@@ -58,7 +58,7 @@ impl Arena {
     /// Drops one reference. Memory without references is reused.
     pub fn release(&mut self, id: BufferId) {
         let buffer = &mut self.buffers[id.0];
-        assert!(buffer.references > 0, "internal compiler error: a tile buffer is released twice, please report");
+        assert!(buffer.references > 0, "internal compiler error: a tile buffer is released twice; please report this");
         buffer.references -= 1;
         if buffer.references > 0 {
             return;

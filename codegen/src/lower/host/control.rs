@@ -31,6 +31,13 @@ enum CarriedParts {
     Everything,
 }
 
+/// A tile that waits in a temporary buffer until its target is free.
+struct Temporary {
+    copy: TileRef,
+    target: TileRef,
+    value: Value,
+}
+
 fn view_components(view: &ViewRef, moving: CarriedParts) -> Vec<(&'static str, String)> {
     let mut list: Vec<(&'static str, String)> = Vec::new();
     if moving == CarriedParts::Everything {
@@ -103,7 +110,7 @@ impl Lowering<'_> {
                 Carried::View { fixed, moving, slots }
             }
             Type::Shared { .. } | Type::Barrier { .. } | Type::Token => {
-                panic!("internal compiler error: {ty} on the CPU, please report")
+                panic!("internal compiler error: {ty} on the CPU; please report this")
             }
         })
     }
@@ -197,7 +204,7 @@ impl Lowering<'_> {
     /// Writes each value to its buffer. A buffer is written once no other pending value reads it; on a cycle (swapped
     /// values), one value goes through a temporary.
     fn assign_tiles(&mut self, mut pending: Vec<(Value, TileRef)>) -> Result<()> {
-        let mut temporaries: Vec<(TileRef, TileRef, Value)> = Vec::new();
+        let mut temporaries: Vec<Temporary> = Vec::new();
         while !pending.is_empty() {
             let ready = (0..pending.len()).find(|&i| {
                 let (v, target) = &pending[i];
@@ -214,15 +221,15 @@ impl Lowering<'_> {
                 }
                 None => {
                     let (v, target) = pending.remove(0);
-                    let temporary = self.new_tile(self.shape(v), target.elem);
-                    self.fill(v, &temporary)?;
-                    temporaries.push((temporary, target, v));
+                    let copy = self.new_tile(self.shape(v), target.elem);
+                    self.fill(v, &copy)?;
+                    temporaries.push(Temporary { copy, target, value: v });
                 }
             }
         }
-        for (temporary, target, v) in temporaries {
-            self.copy(&temporary, &target, self.shape(v).iter().product());
-            self.arena.release(temporary.buffer);
+        for Temporary { copy, target, value } in temporaries {
+            self.copy(&copy, &target, self.shape(value).iter().product());
+            self.arena.release(copy.buffer);
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ impl Lowering<'_> {
         let columns = power_of_two(shape[1] / lanes, if vectors.registers >= 32 { 4 } else { 2 });
         let rows = power_of_two(shape[0], vectors.registers / 2 / columns);
         let depth = self.shape(a)[1];
-        let product = BlockedDot { a: a_tile, b: b_tile, depth, rows, columns, lanes, sum };
+        let blocked = BlockedDot { a: a_tile, b: b_tile, depth, rows, columns, lanes, sum };
         let tile = match self.destinations.remove(&result) {
             Some(tile) => {
                 self.arena.retain(tile.buffer);
@@ -72,10 +72,10 @@ impl Lowering<'_> {
             lanes,
         };
         self.loop_nest(&spec, &reads, &[], |l, nest| {
-            l.block(nest, &product, acc, (a, b), &tile);
+            l.block(nest, &blocked, acc, (a, b), &tile);
             Ok(())
         })?;
-        for (tile, temporary) in [(&product.a, a_temporary), (&product.b, b_temporary)] {
+        for (tile, temporary) in [(&blocked.a, a_temporary), (&blocked.b, b_temporary)] {
             if temporary {
                 self.arena.release(tile.buffer);
             }

@@ -45,12 +45,12 @@ pub fn unary(w: &mut Writer, op: UnaryOp, d: DType, lanes: usize, x: &str) -> St
             | UnaryOp::Sin
             | UnaryOp::Cos
             | UnaryOp::Tanh
-            | UnaryOp::Erf => panic!("internal compiler error: `{}` of {d}, please report", op.name()),
+            | UnaryOp::Erf => panic!("internal compiler error: `{}` of {d}; please report this", op.name()),
         };
     }
     let result = match op {
         UnaryOp::Neg => w.inst(format!("fneg {vty} {x}")),
-        UnaryOp::Not => panic!("internal compiler error: `not` of {d}, please report"),
+        UnaryOp::Not => panic!("internal compiler error: `not` of {d}; please report this"),
         UnaryOp::Abs => call_same(w, "llvm.fabs", ty, lanes, &[x]),
         UnaryOp::Sqrt => call_same(w, "llvm.sqrt", ty, lanes, &[x]),
         UnaryOp::Floor => call_same(w, "llvm.floor", ty, lanes, &[x]),
@@ -91,7 +91,7 @@ pub fn binary(w: &mut Writer, op: BinaryOp, d: DType, lanes: usize, a: &str, b: 
             | BinaryOp::Shl
             | BinaryOp::Shr
             | BinaryOp::MulHi => {
-                panic!("internal compiler error: `{}` of {d}, please report", op.name())
+                panic!("internal compiler error: `{}` of {d}; please report this", op.name())
             }
         };
         return round(w, d, lanes, &result);

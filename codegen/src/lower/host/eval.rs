@@ -10,8 +10,23 @@ use crate::ir::{BinaryOp, DType, Elem, Literal, Op, OpId, Value};
 use crate::num;
 use std::collections::HashSet;
 
-/// A view that a loop nest accesses, with the map of the accessed tile and the dimensions to check.
-pub type ViewUse = (Value, DimMap, Vec<usize>);
+/// A view that a loop nest accesses.
+#[derive(Clone)]
+pub struct ViewUse {
+    pub view: Value,
+    /// The map of the accessed tile.
+    pub map: DimMap,
+    /// The dimensions whose bounds are checked.
+    pub boundary: Vec<usize>,
+}
+
+/// The operands of a fused op, broadcast to the same number of lanes.
+struct Operands {
+    names: Vec<String>,
+    lanes: usize,
+    /// The innermost loop that an operand depends on.
+    level: usize,
+}
 
 /// The LLVM operand of a literal.
 pub fn literal(d: DType, lanes: usize, value: Literal) -> String {
@@ -136,7 +151,7 @@ impl Lowering<'_> {
                 vote(map[self.view(self.func.op(id).operands[0]).order[0]], 3);
             }
         }
-        for (view, map, _) in writes {
+        for ViewUse { view, map, .. } in writes {
             vote(map[self.view(*view).order[0]], 3);
         }
         if let Some(last) = (0..shape.len()).rev().find(|&d| shape[d] > 1) {
@@ -161,13 +176,17 @@ impl Lowering<'_> {
         writes: &[ViewUse],
         mut body: impl FnMut(&mut Self, &mut LoopNest) -> Result<()>,
     ) -> Result<()> {
-        let mut side: Vec<(Value, TileRef)> = Vec::new();
+        let mut side_buffers: Vec<(Value, TileRef)> = Vec::new();
         for (v, _) in self.visited(reads) {
             let i = v.0 as usize;
             let in_block = self.plan.block[i] == self.block;
-            if self.plan.buffered[i] && in_block && self.fused_op(v).is_some() && side.iter().all(|(s, _)| *s != v) {
+            if self.plan.buffered[i]
+                && in_block
+                && self.fused_op(v).is_some()
+                && side_buffers.iter().all(|(s, _)| *s != v)
+            {
                 let tile = self.new_tile(self.shape(v), self.elem(v));
-                side.push((v, tile));
+                side_buffers.push((v, tile));
             }
         }
         let target = self.w.selected();
@@ -179,16 +198,16 @@ impl Lowering<'_> {
             self.w.branch_if(c, &inside, &edge);
             self.w.label(&inside);
         }
-        self.loop_nest_variant(spec, &side, true, &mut body)?;
+        self.loop_nest_variant(spec, &side_buffers, true, &mut body)?;
         if condition.is_some() {
             self.w.branch(&done);
             self.w.label(&edge);
-            self.loop_nest_variant(spec, &side, false, &mut body)?;
+            self.loop_nest_variant(spec, &side_buffers, false, &mut body)?;
             self.w.branch(&done);
             self.w.label(&done);
         }
         debug_assert_eq!(self.w.selected(), target);
-        for (v, tile) in side {
+        for (v, tile) in side_buffers {
             self.set_tile(v, tile);
         }
         Ok(())
@@ -197,13 +216,13 @@ impl Lowering<'_> {
     fn loop_nest_variant(
         &mut self,
         spec: &LoopNestSpec,
-        side: &[(Value, TileRef)],
+        side_buffers: &[(Value, TileRef)],
         in_bounds: bool,
         body: &mut impl FnMut(&mut Self, &mut LoopNest) -> Result<()>,
     ) -> Result<()> {
         let target = self.w.selected();
         let mut nest = LoopNest::open(&mut self.w, spec, in_bounds);
-        nest.side = side.iter().cloned().collect();
+        nest.side_buffers = side_buffers.iter().cloned().collect();
         nest.select(&mut self.w, nest.depth());
         body(self, &mut nest)?;
         nest.close(&mut self.w, target);
@@ -222,7 +241,7 @@ impl Lowering<'_> {
             if let Some(id) = self.fused_op(v)
                 && let Op::LoadView { boundary, .. } = &self.func.op(id).op
             {
-                uses.push((self.func.op(id).operands[0], map, boundary.clone()));
+                uses.push(ViewUse { view: self.func.op(id).operands[0], map, boundary: boundary.clone() });
             }
         }
         let mut all: Option<String> = None;
@@ -233,7 +252,7 @@ impl Lowering<'_> {
             });
         };
         let mut seen = HashSet::new();
-        for (v, map, boundary) in uses {
+        for ViewUse { view: v, map, boundary } in uses {
             let view = self.view(v);
             if let Some(d) = map.iter().position(|d| d.is_some() && *d == spec.vec_dim)
                 && spec.lanes > 1
@@ -271,15 +290,15 @@ impl Lowering<'_> {
             None => {
                 let tile = self.tiles.get(&v).cloned();
                 let tile = tile.unwrap_or_else(|| {
-                    panic!("internal compiler error: tile %{} is used before it is computed, please report", v.0)
+                    panic!("internal compiler error: tile %{} is used before it is computed; please report this", v.0)
                 });
                 self.read_tile(nest, &tile, map)
             }
             Some(id) => self.eval_op(nest, id, map),
         };
-        nest.remember(v, map, &ev);
+        nest.cache(v, map, &ev);
         if !nest.lane0
-            && let Some(tile) = nest.side.get(&v).cloned()
+            && let Some(tile) = nest.side_buffers.get(&v).cloned()
         {
             nest.select(&mut self.w, nest.depth().min(nest.map_level(map).max(ev.level)));
             self.write_tile(nest, &tile, map, &ev);
@@ -287,8 +306,8 @@ impl Lowering<'_> {
         ev
     }
 
-    /// Evaluates operands and broadcasts them to the same number of lanes. Returns names, lanes and level.
-    fn operands(&mut self, nest: &mut LoopNest, reads: &[(Value, DimMap)]) -> (Vec<String>, usize, usize) {
+    /// Evaluates operands and broadcasts them to the same number of lanes.
+    fn operands(&mut self, nest: &mut LoopNest, reads: &[(Value, DimMap)]) -> Operands {
         let evs: Vec<Evaluated> = reads.iter().map(|(v, map)| self.eval(nest, *v, map)).collect();
         let lanes = evs.iter().map(|e| e.lanes).max().unwrap_or(1);
         let level = evs.iter().map(|e| e.level).max().unwrap_or(0);
@@ -301,7 +320,7 @@ impl Lowering<'_> {
             })
             .collect();
         nest.select(&mut self.w, level);
-        (names, lanes, level)
+        Operands { names, lanes, level }
     }
 
     fn eval_op(&mut self, nest: &mut LoopNest, id: OpId, map: &DimMap) -> Evaluated {
@@ -329,8 +348,8 @@ impl Lowering<'_> {
             }
             _ => {}
         }
-        let (x, lanes, level) = self.operands(nest, &reads);
-        let name = self.apply(id, lanes, &x);
+        let Operands { names, lanes, level } = self.operands(nest, &reads);
+        let name = self.apply(id, lanes, &names);
         Evaluated { name, lanes, level }
     }
 
@@ -356,7 +375,7 @@ impl Lowering<'_> {
                 let (pointers, indices) = (vector("ptr", lanes), vector("i64", lanes));
                 w.inst(format!("getelementptr {memory}, {pointers} {}, {indices} {index}", x[0]))
             }
-            other => panic!("internal compiler error: `{}` is not elementwise, please report", other.mnemonic()),
+            other => panic!("internal compiler error: `{}` is not elementwise; please report this", other.mnemonic()),
         }
     }
 

@@ -96,9 +96,9 @@ pub struct LoopNest {
     before: Vec<Section>,
     after: Vec<Section>,
     cache: HashMap<(Value, DimMap, bool), Evaluated>,
-    texts: HashMap<(usize, String), String>,
+    emitted: HashMap<(usize, String), String>,
     /// Values that get a buffer as a side effect of their evaluation here.
-    pub side: HashMap<Value, TileRef>,
+    pub side_buffers: HashMap<Value, TileRef>,
 }
 
 impl LoopNest {
@@ -116,8 +116,8 @@ impl LoopNest {
             before: vec![w.open()],
             after: vec![w.open()],
             cache: HashMap::new(),
-            texts: HashMap::new(),
-            side: HashMap::new(),
+            emitted: HashMap::new(),
+            side_buffers: HashMap::new(),
         };
         for &d in &spec.order {
             if spec.shape[d] > spec.steps[d] {
@@ -149,12 +149,12 @@ impl LoopNest {
 
     /// Emits an instruction at a level, once per text.
     pub fn inst(&mut self, w: &mut Writer, level: usize, text: String) -> String {
-        if let Some(name) = self.texts.get(&(level, text.clone())) {
+        if let Some(name) = self.emitted.get(&(level, text.clone())) {
             return name.clone();
         }
         self.select(w, level);
         let name = w.inst(&text);
-        self.texts.insert((level, text), name.clone());
+        self.emitted.insert((level, text), name.clone());
         name
     }
 
@@ -172,7 +172,7 @@ impl LoopNest {
         self.cache.get(&(v, map.clone(), self.lane0)).cloned()
     }
 
-    pub fn remember(&mut self, v: Value, map: &DimMap, ev: &Evaluated) {
+    pub fn cache(&mut self, v: Value, map: &DimMap, ev: &Evaluated) {
         self.cache.insert((v, map.clone(), self.lane0), ev.clone());
     }
 

@@ -86,7 +86,7 @@ fn define(w: &mut Writer, op: UnaryOp, lanes: usize, attributes: &str) {
             | UnaryOp::Sqrt
             | UnaryOp::Rsqrt
             | UnaryOp::Floor
-            | UnaryOp::Ceil => panic!("internal compiler error: `{}` has no polynomial, please report", op.name()),
+            | UnaryOp::Ceil => panic!("internal compiler error: `{}` has no polynomial; please report this", op.name()),
         };
         m.w.line(format!("ret {vty} {result}"));
     });
@@ -209,10 +209,10 @@ impl Lanes<'_> {
 
     /// Scales in two steps, so that neither factor overflows or underflows.
     fn scale_in_steps(&mut self, x: &str, n: &str) -> String {
-        let zero = self.f("fcmp uno", n, n);
+        let is_nan = self.f("fcmp uno", n, n);
         let n = {
-            let finite = self.c(0.0);
-            self.select(&zero, &finite, n)
+            let zero = self.c(0.0);
+            self.select(&is_nan, &zero, n)
         };
         let n = self.convert("fptosi", "float", &n, "i32");
         let one = self.ci(1);

@@ -2,6 +2,7 @@
 
 use super::access::{Access, LaneAddresses};
 use super::elementwise as ew;
+use super::eval::ViewUse;
 use super::loop_nest::{DimMap, Evaluated, LoopNest, LoopNestSpec, TileRef, identity};
 use super::repr::{bits_type, from_bits, reg, reg_num, to_bits};
 use super::state::{Lowering, Result};
@@ -16,7 +17,7 @@ impl Lowering<'_> {
         let map = identity(&shape);
         let reads = [(value, map.clone())];
         self.materialize_operands(&reads, &shape)?;
-        let writes = [(view, map.clone(), boundary.to_vec())];
+        let writes = [ViewUse { view, map: map.clone(), boundary: boundary.to_vec() }];
         let (vec_dim, lanes) = self.vector_dim(&shape, &reads, &writes);
         let spec = LoopNestSpec::new(&shape, vec_dim, lanes);
         let view = self.view(view);
@@ -84,7 +85,7 @@ impl Lowering<'_> {
     fn spread(&mut self, nest: &mut LoopNest, access: Access, lanes: usize) -> Access {
         let level = nest.depth();
         let LaneAddresses::Contiguous(p) = access.place else {
-            panic!("internal compiler error: an address has the wrong number of lanes, please report")
+            panic!("internal compiler error: an address has the wrong number of lanes; please report this")
         };
         let place = LaneAddresses::Scattered(self.widen(nest, &Evaluated { name: p, lanes: 1, level }, "ptr", lanes));
         let mask = access.mask.map(|m| self.widen(nest, &Evaluated { name: m, lanes: 1, level }, "i1", lanes));
@@ -220,7 +221,7 @@ impl Lowering<'_> {
             AtomicOp::Min => BinaryOp::Min,
             AtomicOp::Max => BinaryOp::Max,
             AtomicOp::And | AtomicOp::Or | AtomicOp::Xor | AtomicOp::Xchg => {
-                panic!("internal compiler error: bitwise atomic on {d}, please report")
+                panic!("internal compiler error: bitwise atomic on {d}; please report this")
             }
         };
         self.atomic_cas_loop(op, d, pointer, value)
@@ -265,7 +266,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
         let elem = self.elem(data.results[0]);
-        let d = elem.num().expect("loads give numbers");
+        let d = elem.num().expect("loads yield numbers");
         let access = Access {
             place: LaneAddresses::Contiguous(names[0].clone()),
             elem: d,

@@ -154,7 +154,7 @@ impl Lowering<'_> {
                 return Ok(id);
             }
         }
-        panic!("internal compiler error: a block without terminator, please report")
+        panic!("internal compiler error: a block without terminator; please report this")
     }
 
     /// Lowers one op that is not fused. Only loops and branches release their operands themselves.
@@ -208,13 +208,19 @@ impl Lowering<'_> {
                 );
             }
             Op::Arange { .. } | Op::LoadView { .. } | Op::Splat | Op::ExpandDims { .. } | Op::Broadcast => {
-                panic!("internal compiler error: `{}` does not give a tile, please report", data.op.mnemonic())
+                panic!(
+                    "internal compiler error: `{}` was not fused into its consumer; please report this",
+                    data.op.mnemonic()
+                )
             }
             Op::Trans { .. } => {
-                panic!("internal compiler error: `{}` does not give a tile, please report", data.op.mnemonic())
+                panic!(
+                    "internal compiler error: `{}` was not fused into its consumer; please report this",
+                    data.op.mnemonic()
+                )
             }
             Op::Yield | Op::Condition => {
-                panic!("internal compiler error: `{}` inside a block, please report", data.op.mnemonic())
+                panic!("internal compiler error: `{}` inside a block; please report this", data.op.mnemonic())
             }
             Op::ConvertLayout
             | Op::LocalAlloc
@@ -241,7 +247,10 @@ impl Lowering<'_> {
             | Op::PingpongWait
             | Op::PingpongArrive
             | Op::WarpSpecialize { .. } => {
-                panic!("internal compiler error: `{}` of a GPU stage on the CPU, please report", data.op.mnemonic())
+                panic!(
+                    "internal compiler error: `{}` of a GPU stage on the CPU; please report this",
+                    data.op.mnemonic()
+                )
             }
         }
         Ok(())
@@ -262,7 +271,7 @@ impl Lowering<'_> {
         let data = self.func.op(id);
         let result = data.results[0];
         let Type::View { block, elem } = self.func.ty(result).clone() else {
-            panic!("internal compiler error: make_view of another type, please report")
+            panic!("internal compiler error: make_view of another type; please report this")
         };
         let names: Vec<String> = data.operands.iter().map(|&v| self.scalar(v)).collect();
         let rank = block.len();

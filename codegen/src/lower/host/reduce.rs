@@ -340,6 +340,6 @@ impl Lowering<'_> {
             };
             values.insert(data.results[0], name);
         }
-        panic!("internal compiler error: a region without `yield`, please report")
+        panic!("internal compiler error: a region without `yield`; please report this")
     }
 }

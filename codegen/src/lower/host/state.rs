@@ -95,7 +95,7 @@ impl<'f> Lowering<'f> {
     }
 
     pub fn elem(&self, v: Value) -> Elem {
-        self.func.ty(v).elem().unwrap_or_else(|| panic!("internal compiler error: not a number, please report"))
+        self.func.ty(v).elem().unwrap_or_else(|| panic!("internal compiler error: not a number; please report this"))
     }
 
     pub fn shape(&self, v: Value) -> &'f [usize] {
@@ -107,14 +107,14 @@ impl<'f> Lowering<'f> {
         self.scalars
             .get(&v)
             .cloned()
-            .unwrap_or_else(|| panic!("internal compiler error: scalar %{} has no operand, please report", v.0))
+            .unwrap_or_else(|| panic!("internal compiler error: scalar %{} has no operand; please report this", v.0))
     }
 
     pub fn view(&self, v: Value) -> ViewRef {
         self.views
             .get(&v)
             .cloned()
-            .unwrap_or_else(|| panic!("internal compiler error: view %{} is not known, please report", v.0))
+            .unwrap_or_else(|| panic!("internal compiler error: view %{} is not known; please report this", v.0))
     }
 
     /// Emits an `alloca` for a scalar or vector that changes in a loop; LLVM promotes it to a register.
@@ -160,7 +160,7 @@ impl<'f> Lowering<'f> {
     /// Counts one use of a value as lowered. Its buffer is released after the last one.
     pub fn used(&mut self, v: Value) {
         let count = &mut self.uses[v.0 as usize];
-        assert!(*count > 0, "internal compiler error: %{} is used more often than counted, please report", v.0);
+        assert!(*count > 0, "internal compiler error: %{} is used more often than counted; please report this", v.0);
         *count -= 1;
         if *count == 0 {
             self.dead(v);

@@ -188,7 +188,7 @@ pub fn iota(ty: &str, lanes: usize) -> String {
 
 /// The exact LLVM spelling of an f32 constant.
 pub fn float_constant(x: f32) -> String {
-    format!("0x{:016X}", widen(x))
+    format!("0x{:016X}", f64_bits(x))
 }
 
 /// The exact LLVM spelling of an f64 constant.
@@ -197,7 +197,7 @@ pub fn double_constant(x: f64) -> String {
 }
 
 /// The f64 bits of an f32. NaNs keep their sign.
-fn widen(x: f32) -> u64 {
+fn f64_bits(x: f32) -> u64 {
     (x as f64).to_bits()
 }
 

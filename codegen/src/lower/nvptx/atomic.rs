@@ -18,20 +18,20 @@ impl Lowering<'_> {
         }
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
-        let mut place = self.block_address(data.operands[0], layout, boundary);
+        let mut block = self.block_address(data.operands[0], layout, boundary);
         let (owner, free) = self.owner_of(data.operands[1]);
-        let vector = self.reduction_vector(data.operands[0], *op, &place, layout);
+        let vector = self.reduction_vector(data.operands[0], *op, &block, layout);
         for r in (0..layout.num_registers()).step_by(vector) {
             if r & free != 0 {
                 continue;
             }
-            let address = self.address(&place, r);
-            let inside = self.inside(&mut place, r);
+            let address = self.address(&block, r);
+            let inside = self.inside(&mut block, r);
             let predicate = self.and_predicates(owner.clone(), inside);
             if vector > 1 {
                 self.reduce_vector(&address, &values[r..r + vector], predicate);
             } else {
-                self.atomic(*op, place.elem, &address, &values[r], predicate)?;
+                self.atomic(*op, block.elem, &address, &values[r], predicate)?;
             }
         }
         Ok(())
@@ -39,12 +39,12 @@ impl Lowering<'_> {
 
     /// The number of consecutive elements that one instruction adds to memory: Hopper has vector reductions (`red.v2`,
     /// `red.v4`) of f32, without a result.
-    fn reduction_vector(&self, view: Value, op: AtomicOp, place: &BlockAddress, layout: &LinearLayout) -> usize {
-        if self.arch != GpuArch::Sm90a || op != AtomicOp::Add || place.elem != DType::F32 {
+    fn reduction_vector(&self, view: Value, op: AtomicOp, block: &BlockAddress, layout: &LinearLayout) -> usize {
+        if self.arch != GpuArch::Sm90a || op != AtomicOp::Add || block.elem != DType::F32 {
             return 1;
         }
-        let vector = view_vector_width(self.func, &self.axis, view, &place.boundary) as usize;
-        vector.min(layout.contiguous_run(place.parts.order[0])).min(4)
+        let vector = view_vector_width(self.func, &self.axis, view, &block.boundary) as usize;
+        vector.min(layout.contiguous_run(block.parts.order[0])).min(4)
     }
 
     /// Adds consecutive f32 to memory.

@@ -116,24 +116,24 @@ impl Lowering<'_> {
         self.barrier();
 
         // Every warp issues an equal part of the rows, one per lane: the lanes of a warp issue one after the other.
-        let each = add.rows >> layout.bits(Dim::Warp);
+        let rows_per_warp = add.rows >> layout.bits(Dim::Warp);
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
-        let first = self.e.hoist(format!("mul i32 {warp}, {each}"));
+        let first = self.e.hoist(format!("mul i32 {warp}, {rows_per_warp}"));
         let own = self.e.hoist(format!("add i32 {first}, {lane}"));
-        let acts = self.e.hoist(format!("icmp ult i32 {lane}, {each}"));
+        let issues = self.e.hoist(format!("icmp ult i32 {lane}, {rows_per_warp}"));
         let parts = view_operands(self.func, data.operands[0]);
         let index = self.index(parts.offsets[0], &own);
         let inside = boundary.contains(&0).then(|| {
             let extent = self.extent(parts.shape[0]);
             self.e.inst(format!("icmp ult i64 {index}, {extent}"))
         });
-        let acts = self.and_predicates(Some(acts), inside);
-        self.when(acts, |this| {
+        let issues = self.and_predicates(Some(issues), inside);
+        self.when(issues, |this| {
             let stride = this.scalar(parts.strides[0]);
-            let along = this.scalar(parts.offsets[1]);
+            let column_offset = this.scalar(parts.offsets[1]);
             let to = this.scalar(parts.base);
             let offset = this.e.inst(format!("mul i64 {index}, {stride}"));
-            let offset = this.e.inst(format!("add i64 {offset}, {along}"));
+            let offset = this.e.inst(format!("add i64 {offset}, {column_offset}"));
             let to = this.e.inst(format!("getelementptr float, ptr addrspace(1) {to}, i64 {offset}"));
             let from = this.e.inst(format!("mul i32 {own}, {}", add.pitch()));
             let from = this.e.inst(format!("add i32 {from}, {base}"));

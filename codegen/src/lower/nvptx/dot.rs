@@ -449,7 +449,7 @@ impl Lowering<'_> {
         };
         let b: Vec<(String, u32)> =
             b.iter().map(|(base, units)| (operand(format!("i64 {base}"), "l"), *units)).collect();
-        let (a_boxes, a_words, a_trans) = match a {
+        let (a_descriptors, a_words, a_trans) = match a {
             OperandA::Shared(step_descriptors, trans) => {
                 let step_descriptors = step_descriptors
                     .iter()
@@ -469,20 +469,20 @@ impl Lowering<'_> {
         let mnemonic = instruction.mnemonic(n);
         // The scale-d (accumulate) flag is a predicate.
         let mut text = String::from("{.reg .pred add; .reg .pred set; setp.eq.u32 add, 0, 0; setp.ne.u32 set, 0, 0; ");
-        if b.iter().chain(&a_boxes).any(|&(_, units)| units > 0) {
+        if b.iter().chain(&a_descriptors).any(|&(_, units)| units > 0) {
             text.push_str(".reg .b64 da; .reg .b64 db; ");
         }
         for (i, b) in b.iter().enumerate() {
-            let mut place = |name: &str, (base, units): &(String, u32)| match units {
+            let mut advance = |name: &str, (base, units): &(String, u32)| match units {
                 0 => base.clone(),
                 _ => {
                     text.push_str(&format!("add.s64 {name}, {base}, {units}; "));
                     name.to_string()
                 }
             };
-            let b_text = place("db", b);
-            let a_text = match a_boxes.get(i) {
-                Some(a) => place("da", a),
+            let b_text = advance("db", b);
+            let a_text = match a_descriptors.get(i) {
+                Some(a) => advance("da", a),
                 None => format!("{{{}}}", a_words[4 * i..4 * i + 4].join(",")),
             };
             let scale = if starts_at_zero && i == 0 { "set" } else { "add" };

@@ -183,12 +183,12 @@ impl Lowering<'_> {
     }
 
     /// Sine or cosine of all elements of a thread. One branch for the whole thread tests whether any element is too
-    /// large for the fast path, so that the fast paths of the elements overlap. `near`: all are known to be small
+    /// large for the fast path, so that the fast paths of the elements overlap. `all_small`: all are known to be small
     /// enough.
-    fn sin_cos(&mut self, op: UnaryOp, d: DType, xs: &[Val], near: bool) -> Vec<Val> {
+    fn sin_cos(&mut self, op: UnaryOp, d: DType, xs: &[Val], all_small: bool) -> Vec<Val> {
         let xs: Vec<Val> = xs.iter().map(|x| self.cast_element(x, d, DType::F32)).collect();
         self.e.shared_math(op);
-        if near {
+        if all_small {
             let short = |x| self.e.inst(format!("call float {}(float {x})", math::small_argument_name(op)));
             let found: Vec<Val> = xs.iter().map(short).collect();
             return found.iter().map(|v| self.cast_element(v, DType::F32, d)).collect();
@@ -201,22 +201,22 @@ impl Lowering<'_> {
                 other => self.e.call("float", "llvm.maxnum.f32", &[("float", other), ("float", &size)]),
             };
         }
-        let is_far =
+        let is_large =
             self.e.inst(format!("fcmp ogt float {largest}, 0x{:016X}", f64::from(math::SMALL_ARGUMENT).to_bits()));
-        let [far, near, join] = ["far", "near", "sines"].map(|hint| self.e.new_label(hint));
-        self.e.branch_if(&is_far, &far, &near);
+        let [large, small, join] = ["large", "small", "sin_cos"].map(|hint| self.e.new_label(hint));
+        self.e.branch_if(&is_large, &large, &small);
         let by = |this: &mut Self, label: &str, function: &str| -> Vec<Val> {
             this.e.start_block(label);
             let values = xs.iter().map(|x| this.e.inst(format!("call float {function}(float {x})"))).collect();
             this.e.branch(&join);
             values
         };
-        let found_far = by(self, &far, &format!("@math.{}.1", op.name()));
-        let found_near = by(self, &near, &math::small_argument_name(op));
+        let found_large = by(self, &large, &format!("@math.{}.1", op.name()));
+        let found_small = by(self, &small, &math::small_argument_name(op));
         self.e.start_block(&join);
-        let found = found_far.iter().zip(&found_near);
+        let found = found_large.iter().zip(&found_small);
         let found: Vec<Val> =
-            found.map(|(f, n)| self.e.inst(format!("phi float [ {f}, %{far} ], [ {n}, %{near} ]"))).collect();
+            found.map(|(f, n)| self.e.inst(format!("phi float [ {f}, %{large} ], [ {n}, %{small} ]"))).collect();
         found.iter().map(|v| self.cast_element(v, DType::F32, d)).collect()
     }
 

@@ -34,12 +34,22 @@ pub struct Emitter {
     offsets: HashMap<Val, (Val, i32)>,
     /// Sums and differences of such base values, by text and block.
     bases: HashMap<(String, String), Val>,
-    /// Elements of vectors: the vector, its element type, its length, and the index.
-    elements: HashMap<Val, (Val, String, usize, usize)>,
+    /// Values that were extracted from vectors.
+    elements: HashMap<Val, VectorElement>,
     /// The source location of the last comment of [`Emitter::set_loc`].
     loc: Loc,
     /// Whether `@decode.NAME` and `@encode.NAME` of the 8-bit floats are called.
     pub f8: bool,
+}
+
+/// The vector and the index that an element was extracted from.
+struct VectorElement {
+    vector: Val,
+    /// LLVM type of an element.
+    ty: String,
+    /// Elements of the vector.
+    len: usize,
+    index: usize,
 }
 
 /// A phi whose incoming value from the loop end is still missing.
@@ -103,7 +113,7 @@ impl Emitter {
     pub fn elements(&mut self, vector: &str, ty: &str, n: usize) -> Vec<Val> {
         let each = |i| {
             let v = self.inst(format!("extractelement <{n} x {ty}> {vector}, i32 {i}"));
-            self.elements.insert(v.clone(), (vector.into(), ty.into(), n, i));
+            self.elements.insert(v.clone(), VectorElement { vector: vector.into(), ty: ty.into(), len: n, index: i });
             v
         };
         (0..n).map(each).collect()
@@ -113,12 +123,13 @@ impl Emitter {
     /// word.
     pub fn word_of(&mut self, pair: [&str; 2], ty: &str) -> Option<Val> {
         let [low, high] = pair.map(|v| self.elements.get(v));
-        let (vector, of, n, i) = low?;
-        let next = (vector.clone(), of.clone(), *n, i + 1);
-        if of != ty || i % 2 != 0 || n % 2 != 0 || high != Some(&next) {
+        let (low, high) = (low?, high?);
+        let adjacent = (&high.vector, &high.ty, high.len, high.index) == (&low.vector, &low.ty, low.len, low.index + 1);
+        if !adjacent || low.ty != ty || low.index % 2 != 0 || low.len % 2 != 0 {
             return None;
         }
-        let (words, at, from) = (n / 2, i / 2, format!("<{n} x {ty}> {vector}"));
+        let (words, at) = (low.len / 2, low.index / 2);
+        let from = format!("<{} x {ty}> {}", low.len, low.vector);
         if words == 1 {
             return Some(self.inst(format!("bitcast {from} to i32")));
         }

@@ -18,7 +18,7 @@ pub(super) struct BlockAddress<'f> {
     /// Byte address of the element at the thread's coordinates, without the register parts.
     base: Val,
     /// Bounds checks that were emitted, by dimension and register part of the coordinate.
-    limits: HashMap<(usize, u32), Val>,
+    bounds_checks: HashMap<(usize, u32), Val>,
     strides: Vec<Val>,
 }
 
@@ -69,7 +69,7 @@ impl<'f> Lowering<'f> {
                     (Some(o), Some(n)) if o >= 0 && o.checked_add(shape[d] as i64).is_some_and(|end| end <= n))
             })
             .collect();
-        BlockAddress { parts, coordinates, elem, boundary, base, limits: HashMap::new(), strides }
+        BlockAddress { parts, coordinates, elem, boundary, base, bounds_checks: HashMap::new(), strides }
     }
 
     /// `offset + coordinate` in i64.
@@ -100,10 +100,10 @@ impl<'f> Lowering<'f> {
     }
 
     /// The address of the element in register `r`.
-    pub(super) fn address(&mut self, place: &BlockAddress, r: usize) -> Val {
-        let mut address = place.base.clone();
-        let ty = memory_type(place.elem);
-        for (d, c) in place.coordinates.iter().enumerate() {
+    pub(super) fn address(&mut self, block: &BlockAddress, r: usize) -> Val {
+        let mut address = block.base.clone();
+        let ty = memory_type(block.elem);
+        for (d, c) in block.coordinates.iter().enumerate() {
             let constant = c.register[r];
             if constant == 0 {
                 continue;
@@ -116,26 +116,26 @@ impl<'f> Lowering<'f> {
                 let difference = self.e.inst(format!("sub i32 {moved}, {}", c.thread));
                 self.e.inst(format!("sext i32 {difference} to i64"))
             };
-            let by = self.times(&step, &place.strides[d]);
+            let by = self.times(&step, &block.strides[d]);
             address = self.e.inst(format!("getelementptr {ty}, ptr addrspace(1) {address}, i64 {by}"));
         }
         address
     }
 
     /// i1: the element in register `r` is in bounds; `None` where it always is.
-    pub(super) fn inside(&mut self, place: &mut BlockAddress, r: usize) -> Option<Val> {
+    pub(super) fn inside(&mut self, block: &mut BlockAddress, r: usize) -> Option<Val> {
         let mut all: Option<Val> = None;
-        for d in place.boundary.clone() {
-            let constant = place.coordinates[d].register[r];
-            let inside = match place.limits.get(&(d, constant)) {
+        for d in block.boundary.clone() {
+            let constant = block.coordinates[d].register[r];
+            let inside = match block.bounds_checks.get(&(d, constant)) {
                 Some(v) => v.clone(),
                 None => {
-                    let at = place.coordinates[d].at(&mut self.e, constant);
-                    let index = self.index(place.parts.offsets[d], &at);
-                    let extent = self.extent(place.parts.shape[d]);
+                    let at = block.coordinates[d].at(&mut self.e, constant);
+                    let index = self.index(block.parts.offsets[d], &at);
+                    let extent = self.extent(block.parts.shape[d]);
                     // Unsigned: a negative index is out of bounds too.
                     let v = self.e.inst(format!("icmp ult i64 {index}, {extent}"));
-                    place.limits.insert((d, constant), v.clone());
+                    block.bounds_checks.insert((d, constant), v.clone());
                     v
                 }
             };
@@ -153,19 +153,19 @@ impl<'f> Lowering<'f> {
             panic!("internal compiler error: not a load of a view")
         };
         let layout = self.tile_layout(data.results[0]);
-        let mut place = self.block_address(data.operands[0], layout, boundary);
-        let inner = place.parts.order[0];
-        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
+        let mut block = self.block_address(data.operands[0], layout, boundary);
+        let inner = block.parts.order[0];
+        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &block.boundary) as usize;
         let vector = vector.min(layout.contiguous_run(inner));
         let fill = match padding {
             Padding::Zero => 0u64,
-            Padding::Nan => nan_bits(place.elem),
+            Padding::Nan => nan_bits(block.elem),
         };
         let mut regs = Vec::new();
         for r in (0..layout.num_registers()).step_by(vector) {
-            let address = self.address(&place, r);
-            let inside = self.inside(&mut place, r);
-            regs.extend(self.load_vector(&address, place.elem, vector, inside, &Fill::Bits(fill), *eviction));
+            let address = self.address(&block, r);
+            let inside = self.inside(&mut block, r);
+            regs.extend(self.load_vector(&address, block.elem, vector, inside, &Fill::Bits(fill), *eviction));
         }
         self.set(data.results[0], regs);
         Ok(())
@@ -178,9 +178,9 @@ impl<'f> Lowering<'f> {
         };
         let layout = self.tile_layout(data.operands[1]);
         let values = self.regs(data.operands[1]);
-        let mut place = self.block_address(data.operands[0], layout, boundary);
-        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &place.boundary) as usize;
-        let vector = vector.min(layout.contiguous_run(place.parts.order[0]));
+        let mut block = self.block_address(data.operands[0], layout, boundary);
+        let vector = view_vector_width(self.func, &self.axis, data.operands[0], &block.boundary) as usize;
+        let vector = vector.min(layout.contiguous_run(block.parts.order[0]));
         let owner = self.threads.owner(&mut self.e, layout);
         // Warps that hold only copies branch around the store. LLVM sinks values that only the store uses into the
         // branch, so these warps skip them too.
@@ -191,10 +191,10 @@ impl<'f> Lowering<'f> {
         let free = layout.free_mask(Dim::Register) as usize;
         self.when(branch, |this| {
             for r in (0..layout.num_registers()).step_by(vector).filter(|r| r & free == 0) {
-                let address = this.address(&place, r);
-                let inside = this.inside(&mut place, r);
+                let address = this.address(&block, r);
+                let inside = this.inside(&mut block, r);
                 let predicate = this.and_predicates(owner.clone(), inside);
-                this.store_vector(&address, place.elem, &values[r..r + vector], predicate, *eviction);
+                this.store_vector(&address, block.elem, &values[r..r + vector], predicate, *eviction);
             }
         });
         Ok(())
@@ -279,10 +279,9 @@ impl<'f> Lowering<'f> {
             None => (String::new(), ""),
         };
         let policy = self.cache_policy(eviction);
-        let (hint, policy_operand, policy_constraint) =
-            cache_policy_operands(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
+        let hint = PolicyText::new(eviction, at + 1 + word.count + usize::from(predicate.is_some()));
         // Inputs: the address, the fills tied to the outputs, the predicate, the policy of the L2 cache.
-        let text = format!("{guard}ld.global{hint}.{suffix} {list}, [${at}]{policy_operand};");
+        let text = format!("{guard}ld.global{}.{suffix} {list}, [${at}]{};", hint.suffix, hint.operand);
         let ties: Vec<String> = (0..word.count).map(|i| i.to_string()).collect();
         let out = vec![format!("={}", word.constraint); word.count].join(",");
         let mut args = vec![format!("ptr addrspace(1) {address}")];
@@ -292,9 +291,10 @@ impl<'f> Lowering<'f> {
         }
         args.extend(policy.map(|p| format!("i64 {p}")));
         let v = self.e.inst(format!(
-            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{policy_constraint}\"({}) #3",
+            "call {result} asm \"{}\", \"{out},l,{}{predicate_constraint}{}\"({}) #3",
             escape_asm(&text),
             ties.join(","),
+            hint.constraint,
             args.join(", ")
         ));
         let mut elements = Vec::new();
@@ -361,9 +361,8 @@ impl<'f> Lowering<'f> {
             None => (String::new(), ""),
         };
         let policy = self.cache_policy(eviction);
-        let (hint, policy_operand, policy_constraint) =
-            cache_policy_operands(eviction, word.count + 1 + usize::from(predicate.is_some()));
-        let text = format!("{guard}st.global{hint}.{} [$0], {list}{policy_operand};", word.suffix());
+        let hint = PolicyText::new(eviction, word.count + 1 + usize::from(predicate.is_some()));
+        let text = format!("{guard}st.global{}.{} [$0], {list}{};", hint.suffix, word.suffix(), hint.operand);
         let mut args = vec![format!("ptr addrspace(1) {address}")];
         args.extend(words.iter().map(|w| format!("{} {w}", word.ty)));
         if let Some(p) = &predicate {
@@ -371,9 +370,10 @@ impl<'f> Lowering<'f> {
         }
         args.extend(policy.map(|p| format!("i64 {p}")));
         self.e.void(format!(
-            "call void asm sideeffect \"{}\", \"l,{}{constraint}{policy_constraint},~{{memory}}\"({})",
+            "call void asm sideeffect \"{}\", \"l,{}{constraint}{},~{{memory}}\"({})",
             escape_asm(&text),
             vec![word.constraint; word.count].join(","),
+            hint.constraint,
             args.join(", ")
         ));
     }
@@ -488,13 +488,25 @@ fn signed_literal(bits: u64, bytes: usize) -> Val {
     }
 }
 
-/// The operands for an eviction hint: the suffix of `ld.global`, the operand after the address, and the constraint of
-/// the policy, which is operand `index` of the asm statement.
-fn cache_policy_operands(eviction: Eviction, index: usize) -> (&'static str, String, &'static str) {
-    match eviction {
-        Eviction::Normal => ("", String::new(), ""),
-        Eviction::First => (".L1::evict_first.L2::cache_hint", format!(", ${index}"), ",l"),
-        Eviction::Last => (".L1::evict_last.L2::cache_hint", format!(", ${index}"), ",l"),
+/// The parts of an asm statement that an eviction hint adds; all empty for the normal one.
+struct PolicyText {
+    /// Suffix of `ld.global` and `st.global`.
+    suffix: &'static str,
+    /// Text of the last operand, which is the cache policy.
+    operand: String,
+    /// LLVM constraint of the cache policy.
+    constraint: &'static str,
+}
+
+impl PolicyText {
+    /// `index` is the operand number of the cache policy.
+    fn new(eviction: Eviction, index: usize) -> PolicyText {
+        let suffix = match eviction {
+            Eviction::Normal => return PolicyText { suffix: "", operand: String::new(), constraint: "" },
+            Eviction::First => ".L1::evict_first.L2::cache_hint",
+            Eviction::Last => ".L1::evict_last.L2::cache_hint",
+        };
+        PolicyText { suffix, operand: format!(", ${index}"), constraint: ",l" }
     }
 }
 

@@ -244,10 +244,10 @@ impl<'f> Lowering<'f> {
             let text = match elem {
                 Elem::Ptr(_) => {
                     // Written buffers are borrowed exclusively: no two arguments overlap.
-                    let access = if written.contains(&v) { "" } else { " readonly" };
+                    let readonly = if written.contains(&v) { "" } else { " readonly" };
                     // `noalias` would assert that only this thread changes the memory, regardless of barriers.
-                    let alone = if shared_between_threads.contains(&v) { "" } else { " noalias" };
-                    format!("ptr addrspace(1){alone}{access} align {} %a{i}", arg.divisible_by.clamp(1, 16))
+                    let noalias = if shared_between_threads.contains(&v) { "" } else { " noalias" };
+                    format!("ptr addrspace(1){noalias}{readonly} align {} %a{i}", arg.divisible_by.clamp(1, 16))
                 }
                 Elem::Num(DType::Bool) => format!("i8 %a{i}"),
                 Elem::Num(_) => format!("{} %a{i}", llvm_type(elem)),

@@ -7,6 +7,16 @@ use crate::analysis::scratch;
 use crate::ir::{DType, Elem, Op, OpId, Type};
 use crate::layout::{Dim, Index, LinearLayout};
 
+/// One line of a scan: the elements along the scanned axis that the same lanes hold.
+struct ScanLine {
+    /// Registers of a lane, in the order of the scan.
+    registers: Vec<usize>,
+    /// Number of consecutive lanes that hold the line.
+    lanes: u32,
+    /// Whether the scan starts at the last lane.
+    reverse: bool,
+}
+
 impl Lowering<'_> {
     pub(super) fn reduce(&mut self, id: OpId) -> Result<()> {
         let data = self.func.op(id);
@@ -100,7 +110,8 @@ impl Lowering<'_> {
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
         let dtypes: Vec<DType> = elems.iter().filter_map(|elem| elem.num()).collect();
         if dtypes.len() < elems.len() {
-            return self.unsupported("reductions of pointers across warps are not supported", None);
+            let help = "reduce integer offsets instead, and add the base pointer to the result";
+            return self.unsupported("reductions of pointers across warps are not supported", Some(help));
         }
         let (starts, _) = scratch::reduction_operands(parts * count, &dtypes);
         let mut reads = Vec::new();
@@ -141,25 +152,24 @@ impl Lowering<'_> {
         let layout = self.tile_layout(data.operands[0]);
         let operands: Vec<_> = data.operands.iter().map(|&v| self.regs(v)).collect();
         let elems: Vec<Elem> = data.operands.iter().map(|&v| self.elem(v)).collect();
-        let n = operands.len();
         let lane_bits: Vec<usize> =
             (0..layout.bits(Dim::Lane)).filter(|&b| layout.bases(Dim::Lane)[b][axis] != 0).collect();
-        let threads: Vec<usize> =
+        let warp_bits: Vec<usize> =
             (0..layout.bits(Dim::Warp)).filter(|&b| layout.bases(Dim::Warp)[b][axis] != 0).collect();
-        assert!(threads.is_empty(), "internal compiler error: a scan across warps");
+        assert!(warp_bits.is_empty(), "internal compiler error: a scan across warps");
         let lanes = 1u32 << lane_bits.len();
         let mut values: Vec<Vec<Val>> =
             (0..layout.num_registers()).map(|r| operands.iter().map(|o| o[r].clone()).collect()).collect();
-        for mut line in lines(layout, axis) {
+        for mut registers in lines(layout, axis) {
             if reverse {
-                line.reverse();
+                registers.reverse();
             }
-            for pair in line.windows(2) {
+            for pair in registers.windows(2) {
                 let (left, right) = (values[pair[0]].clone(), values[pair[1]].clone());
                 values[pair[1]] = self.combine(region, &left, &right)?;
             }
             if lanes > 1 {
-                self.scan_lanes(region, &mut values, &line, lanes, reverse, &elems, n)?;
+                self.scan_lanes(region, &mut values, &ScanLine { registers, lanes, reverse }, &elems)?;
             }
         }
         for (i, &result) in data.results.iter().enumerate() {
@@ -173,13 +183,11 @@ impl Lowering<'_> {
         &mut self,
         region: crate::ir::BlockId,
         values: &mut [Vec<Val>],
-        line: &[usize],
-        lanes: u32,
-        reverse: bool,
+        line: &ScanLine,
         elems: &[Elem],
-        n: usize,
     ) -> Result<()> {
-        let last = *line.last().expect("internal compiler error: an empty line");
+        let ScanLine { ref registers, lanes, reverse } = *line;
+        let last = *registers.last().expect("internal compiler error: an empty line");
         // Inclusive scan of the totals of the lanes.
         let mut total = values[last].clone();
         let lane = self.threads.lane.clone();
@@ -187,7 +195,7 @@ impl Lowering<'_> {
         let mut distance = 1;
         while distance < lanes {
             let source = self.step_back(&lane, distance, reverse);
-            let other: Vec<Val> = (0..n).map(|i| self.shuffle("idx", &total[i], elems[i], &source)).collect();
+            let other = self.shuffle_from(&source, &total, elems);
             let sum = self.combine(region, &other, &total)?;
             let has = if reverse {
                 self.e.hoist(format!("icmp ult i32 {position}, {}", lanes - distance))
@@ -199,17 +207,22 @@ impl Lowering<'_> {
         }
         // The total of the preceding lanes comes before the registers of this lane.
         let source = self.step_back(&lane, 1, reverse);
-        let before: Vec<Val> = (0..n).map(|i| self.shuffle("idx", &total[i], elems[i], &source)).collect();
+        let before = self.shuffle_from(&source, &total, elems);
         let has = if reverse {
             self.e.hoist(format!("icmp ult i32 {position}, {}", lanes - 1))
         } else {
             self.e.hoist(format!("icmp uge i32 {position}, 1"))
         };
-        for &r in line {
+        for &r in registers {
             let sum = self.combine(region, &before, &values[r].clone())?;
             values[r] = self.choose(&has, &sum, &values[r].clone(), elems);
         }
         Ok(())
+    }
+
+    /// The values of lane `source`.
+    fn shuffle_from(&mut self, source: &str, values: &[Val], elems: &[Elem]) -> Vec<Val> {
+        values.iter().zip(elems).map(|(v, &elem)| self.shuffle("idx", v, elem, source)).collect()
     }
 
     fn step_back(&mut self, lane: &str, distance: u32, reverse: bool) -> Val {

@@ -269,18 +269,18 @@ impl Lowering<'_> {
     fn convert_lanes(&mut self, plan: &LanePlan, regs: &[Val], elem: Elem) -> Vec<Val> {
         let ty = llvm_type(elem);
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
-        let mut offer = regs.to_vec();
+        let mut sources = regs.to_vec();
         for (number, masks) in [(&lane, &plan.rotate_in_lane), (&warp, &plan.rotate_in_warp)] {
-            offer = self.rotate(offer, number, masks, ty);
+            sources = self.rotate(sources, number, masks, ty);
         }
         let butterfly = plan.is_butterfly();
         let from =
             if butterfly { "0".into() } else { self.threads.linear(&mut self.e, &plan.from_lane, &plan.from_warp) };
-        let taken: Vec<Val> = plan
+        let received: Vec<Val> = plan
             .shuffles
             .iter()
             .map(|s| {
-                let value = offer[s.register].clone();
+                let value = sources[s.register].clone();
                 if butterfly {
                     if s.lane == 0 { value } else { self.shuffle("bfly", &value, elem, &s.lane.to_string()) }
                 } else {
@@ -289,8 +289,8 @@ impl Lowering<'_> {
                 }
             })
             .collect();
-        let taken = self.rotate(taken, &lane, &plan.rotate_out_lane, ty);
-        plan.registers.iter().map(|&r| taken[r].clone()).collect()
+        let received = self.rotate(received, &lane, &plan.rotate_out_lane, ty);
+        plan.registers.iter().map(|&r| received[r].clone()).collect()
     }
 
     /// Replaces register `r` by register `r ^ masks[b]` in the threads with bit `b` of `number` set, for each bit.

@@ -25,11 +25,11 @@ enum Kind {
 struct Access {
     kind: Kind,
     /// The view, or the pointers.
-    place: Value,
+    address: Value,
     /// The layout of the tile; `None` for a scalar, which all threads load and one stores.
     layout: Option<LayoutId>,
     /// Whether each memory location belongs to only one thread.
-    single: bool,
+    is_private: bool,
     /// The arguments whose memory it may access.
     arguments: HashSet<Value>,
 }
@@ -73,7 +73,7 @@ impl ThreadDependencies {
         if first == then || a.arguments.is_disjoint(&b.arguments) {
             return false;
         }
-        let own = a.place == b.place && a.layout == b.layout && a.single && b.single;
+        let own = a.address == b.address && a.layout == b.layout && a.is_private && b.is_private;
         a.kind != b.kind && !own
     }
 
@@ -95,7 +95,7 @@ fn access(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<Access> {
         Op::AtomicView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => (Kind::Atomic, data.operands[1]),
         _ => return None,
     };
-    let place = data.operands[0];
+    let address = data.operands[0];
     let layout = func.ty(tile).layout();
     // All threads with a copy of an element load it, and the first of them stores it.
     let copies = |layout| {
@@ -103,12 +103,12 @@ fn access(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<Access> {
         layout.free_mask(Dim::Lane) != 0 || layout.free_mask(Dim::Warp) != 0
     };
     // Pointers of a tile may be equal.
-    let apart = match func.ty(place) {
-        Type::Tensor { shape, .. } => shape.len() == 1 && axis.get(func, place).contiguity[0] >= shape[0] as u64,
+    let apart = match func.ty(address) {
+        Type::Tensor { shape, .. } => shape.len() == 1 && axis.get(func, address).contiguity[0] >= shape[0] as u64,
         _ => true,
     };
-    let single = apart && layout.is_some_and(|layout| !copies(layout));
+    let is_private = apart && layout.is_some_and(|layout| !copies(layout));
     let argument = |v: &Value| matches!(func.value(*v).def, Def::Param(block, _) if block == func.body);
-    let arguments = memory_effects::underlying_pointers(func, place).into_iter().filter(argument).collect();
-    Some(Access { kind, place, layout, single, arguments })
+    let arguments = memory_effects::underlying_pointers(func, address).into_iter().filter(argument).collect();
+    Some(Access { kind, address, layout, is_private, arguments })
 }

@@ -21,9 +21,9 @@ impl Lowering<'_> {
     }
 
     /// i1: this thread is the [leader](Self::leader), and the predicate, if there is one, holds.
-    fn acting_thread(&mut self, switch: Option<&Value>) -> Val {
+    fn acting_thread(&mut self, predicate: Option<&Value>) -> Val {
         let leader = self.leader();
-        match switch {
+        match predicate {
             Some(&v) => {
                 let on = self.scalar(v);
                 self.e.inst(format!("and i1 {on}, {leader}"))
@@ -33,7 +33,7 @@ impl Lowering<'_> {
     }
 
     /// The pointer to one mbarrier of a group.
-    fn barrier_at(&mut self, group: Value, index: Value) -> Val {
+    fn mbarrier_at(&mut self, group: Value, index: Value) -> Val {
         let (base, index) = (self.scalar(group), self.scalar(index));
         let offset = self.e.inst(format!("mul i32 {index}, {MBARRIER_BYTES}"));
         let at = self.e.inst(format!("add i32 {base}, {offset}"));
@@ -41,21 +41,21 @@ impl Lowering<'_> {
     }
 
     /// Emits synchronizing inline assembly with the address of the mbarrier as `$0`.
-    fn barrier_asm(&mut self, text: &str, barrier: &str) {
+    fn mbarrier_asm(&mut self, text: &str, barrier: &str) {
         self.e.void(format!("call void asm sideeffect \"{text}\", \"r,~{{memory}}\"(ptr addrspace(3) {barrier}) #1"));
     }
 
     pub(super) fn mbarrier_alloc(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let Op::MbarrierAlloc { arrivals } = data.op else { panic!("internal compiler error: not barriers") };
+        let Op::MbarrierAlloc { arrivals } = data.op else { panic!("internal compiler error: not an mbarrier_alloc") };
         let base = self.plan.offset(id);
         self.values[data.results[0].0 as usize] = Some(std::rc::Rc::new(vec![base.to_string()]));
-        let count = self.barriers_of(data.results[0]);
+        let count = self.mbarrier_count(data.results[0]);
         let leader = self.leader();
         self.when(Some(leader), |this| {
             for i in 0..count {
-                let p = this.barrier_pointer(base, i);
-                this.barrier_asm(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), &p);
+                let p = this.mbarrier_pointer(base, i);
+                this.mbarrier_asm(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), &p);
             }
             this.e.void("call void asm sideeffect \"fence.mbarrier_init.release.cluster;\", \"~{memory}\"()");
         });
@@ -63,65 +63,67 @@ impl Lowering<'_> {
 
     pub(super) fn mbarrier_free(&mut self, id: OpId) {
         let group = self.func.op(id).operands[0];
-        let made = self.func.def_op(group).expect("internal compiler error: mbarriers without an mbarrier_alloc");
-        let (base, count) = (self.plan.offset(made), self.barriers_of(group));
+        let alloc = self.func.def_op(group).expect("internal compiler error: mbarriers without an mbarrier_alloc");
+        let (base, count) = (self.plan.offset(alloc), self.mbarrier_count(group));
         let leader = self.leader();
         self.when(Some(leader), |this| {
             for i in 0..count {
-                let p = this.barrier_pointer(base, i);
-                this.barrier_asm("mbarrier.inval.shared::cta.b64 [$0];", &p);
+                let p = this.mbarrier_pointer(base, i);
+                this.mbarrier_asm("mbarrier.inval.shared::cta.b64 [$0];", &p);
             }
         });
     }
 
-    fn barriers_of(&self, group: Value) -> u32 {
+    fn mbarrier_count(&self, group: Value) -> u32 {
         match self.func.ty(group) {
             Type::Barrier { count } => *count as u32,
             other => panic!("internal compiler error: {other} is not a group of mbarriers"),
         }
     }
 
-    fn barrier_pointer(&mut self, base: u32, index: u32) -> Val {
+    fn mbarrier_pointer(&mut self, base: u32, index: u32) -> Val {
         let at = base + index * MBARRIER_BYTES;
         self.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {at}"))
     }
 
     pub(super) fn mbarrier_expect(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let Op::MbarrierExpect { bytes } = data.op else { panic!("internal compiler error: not an arrival") };
+        let Op::MbarrierExpect { bytes } = data.op else { panic!("internal compiler error: not an mbarrier_expect") };
         let acting_thread = self.acting_thread(data.operands.get(2));
-        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        let p = self.mbarrier_at(data.operands[0], data.operands[1]);
         self.when(Some(acting_thread), |this| {
-            this.barrier_asm(&format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {bytes};"), &p);
+            this.mbarrier_asm(&format!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {bytes};"), &p);
         });
     }
 
     pub(super) fn mbarrier_arrive(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let Op::MbarrierArrive { lanes, .. } = data.op else { panic!("internal compiler error: not an arrival") };
-        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        let Op::MbarrierArrive { lanes, .. } = data.op else {
+            panic!("internal compiler error: not an mbarrier_arrive")
+        };
+        let p = self.mbarrier_at(data.operands[0], data.operands[1]);
         if lanes == 32 {
-            self.barrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p);
+            self.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p);
             return;
         }
         self.e.declare("declare void @llvm.nvvm.bar.warp.sync(i32)");
         self.e.void("call void @llvm.nvvm.bar.warp.sync(i32 -1)");
         let first = self.e.hoist(format!("icmp eq i32 {}, 0", self.threads.lane));
-        self.when(Some(first), |this| this.barrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
+        self.when(Some(first), |this| this.mbarrier_asm("mbarrier.arrive.shared::cta.b64 _, [$0];", &p));
     }
 
     pub(super) fn async_arrive(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let p = self.barrier_at(data.operands[0], data.operands[1]);
-        self.barrier_asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", &p);
+        let p = self.mbarrier_at(data.operands[0], data.operands[1]);
+        self.mbarrier_asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", &p);
     }
 
     pub(super) fn mbarrier_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
-        let p = self.barrier_at(data.operands[0], data.operands[1]);
+        let p = self.mbarrier_at(data.operands[0], data.operands[1]);
         let parity = self.scalar(data.operands[2]);
-        let switch = data.operands.get(3).map(|&v| self.scalar(v));
-        self.when(switch, |this| {
+        let predicate = data.operands.get(3).map(|&v| self.scalar(v));
+        self.when(predicate, |this| {
             // Labels are local to the braces.
             this.e.void(format!(
                 "call void asm sideeffect \"{{.reg .pred done; again: mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1; @!done bra again;}}\", \"r,r,~{{memory}}\"(ptr addrspace(3) {p}, i32 {parity}) #1"
@@ -135,7 +137,8 @@ impl Lowering<'_> {
         let (view, buffer) = (data.operands[0], data.operands[1]);
         let plan = tensor_map::plan(self.func, &self.axis, view, boundary, self.func.ty(buffer));
         let Some(plan) = plan else {
-            return self.unsupported("a TMA copy of a block that no tensor map describes", None);
+            let view = self.func.ty(view);
+            return self.unsupported(format!("TMA cannot copy a block of `{view}`: no tensor map describes it"), None);
         };
         let map = self.tensor_map(TensorMapDesc {
             arg: 0,
@@ -147,7 +150,7 @@ impl Lowering<'_> {
             swizzle_bytes: plan.swizzle_bytes,
         });
         let acting_thread = self.acting_thread(data.operands.get(4));
-        let barrier = self.barrier_at(data.operands[2], data.operands[3]);
+        let barrier = self.mbarrier_at(data.operands[2], data.operands[3]);
         let base = self.scalar(buffer);
         let at: Vec<Val> =
             plan.coordinates.iter().zip(&plan.checked).map(|(&v, &checked)| self.coordinate(v, checked)).collect();

@@ -10,11 +10,11 @@ impl Lowering<'_> {
     pub(super) fn wgmma_wait(&mut self, id: OpId) {
         let data = self.func.op(id);
         let Op::WgmmaWait { pending } = data.op else { panic!("internal compiler error: not a wgmma_wait") };
-        let under_way = |&v: &Value| match self.func.def_op(v) {
+        let in_flight = |&v: &Value| match self.func.def_op(v) {
             Some(id) => matches!(self.func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::For { .. }),
             None => true,
         };
-        let (products, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(under_way);
+        let (accumulators, computed): (Vec<Value>, Vec<Value>) = data.operands.iter().copied().partition(in_flight);
         for (&v, &result) in data.operands.iter().zip(&data.results) {
             if computed.contains(&v) {
                 let regs = self.regs(v);
@@ -23,9 +23,9 @@ impl Lowering<'_> {
             }
         }
         // Registers that no `wgmma` writes keep their values, and take no register if these are constant.
-        let written: Vec<Vec<bool>> = products.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
+        let written: Vec<Vec<bool>> = accumulators.iter().map(|&v| self.written(v, &mut Vec::new())).collect();
         let mut regs: Vec<Val> = Vec::new();
-        for (&v, written) in products.iter().zip(&written) {
+        for (&v, written) in accumulators.iter().zip(&written) {
             regs.extend(self.regs(v).iter().zip(written).filter(|(_, written)| **written).map(|(reg, _)| reg.clone()));
         }
         // Register operands of `wgmma` in flight must stay in their registers until the wait.
@@ -47,12 +47,12 @@ impl Lowering<'_> {
             constraints.join(","),
             args.join(", ")
         ));
-        let mut given = 0..regs.len();
-        let results = data.operands.iter().zip(&data.results).filter(|(o, _)| products.contains(o));
+        let mut next_output = 0..regs.len();
+        let results = data.operands.iter().zip(&data.results).filter(|(o, _)| accumulators.contains(o));
         for ((&o, &result), written) in results.zip(&written) {
             let before = self.regs(o);
             let values =
-                before.iter().zip(written).map(|(reg, written)| match written.then(|| given.next()).flatten() {
+                before.iter().zip(written).map(|(reg, written)| match written.then(|| next_output.next()).flatten() {
                     Some(at) => self.e.inst(format!("extractvalue {ty} {v}, {at}")),
                     None => reg.clone(),
                 });
@@ -163,12 +163,12 @@ impl Lowering<'_> {
     /// onto.
     fn register_operands(&mut self, results: &[Value]) -> Vec<Val> {
         let mut held = Vec::new();
-        let mut products = results.to_vec();
-        while let Some(v) = products.pop() {
+        let mut accumulators = results.to_vec();
+        while let Some(v) = accumulators.pop() {
             let Some(id) = self.func.def_op(v) else { continue };
             let data = self.func.op(id);
             let Op::Wgmma { .. } = data.op else { continue };
-            products.push(data.operands[2]);
+            accumulators.push(data.operands[2]);
             if let Type::Tensor { .. } = self.func.ty(data.operands[0]) {
                 let regs = self.regs(data.operands[0]);
                 held.extend(self.words(&regs, self.dtype(data.operands[0])));

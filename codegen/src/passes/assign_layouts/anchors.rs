@@ -385,12 +385,12 @@ impl<'f> Assignments<'f> {
             let mut changed = false;
             for (&param, &next) in params.iter().zip(yields) {
                 let next = self.assignment(next).cloned();
-                let stronger = match (self.assignment(param), &next) {
+                let has_higher_priority = match (self.assignment(param), &next) {
                     (None, Some(_)) => true,
                     (Some(old), Some(new)) => new.priority > old.priority,
                     (_, None) => false,
                 };
-                if stronger {
+                if has_higher_priority {
                     self.set(param, next);
                     changed = true;
                 }

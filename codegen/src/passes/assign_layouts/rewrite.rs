@@ -161,8 +161,8 @@ impl Rewrite<'_, '_> {
                 let joined = half.layout.join().layout;
                 if joined != l {
                     let joined = self.intern(&joined);
-                    let there = self.get(v, joined);
-                    let converted = self.emit_one(Op::ConvertLayout, vec![there], ty);
+                    let in_joined_layout = self.get(v, joined);
+                    let converted = self.emit_one(Op::ConvertLayout, vec![in_joined_layout], ty);
                     self.loc = loc;
                     return converted;
                 }
@@ -276,7 +276,7 @@ impl Rewrite<'_, '_> {
                 let new = self.emit(data.op.clone(), vec![condition], types, regions);
                 self.define_results(id, new);
             }
-            Op::Reduce { .. } | Op::Scan { .. } => self.contraction(id),
+            Op::Reduce { .. } | Op::Scan { .. } => self.reduce_or_scan(id),
             Op::Dot { .. } => self.dot(id),
             Op::LoadView { .. } => {
                 let view = self.scalar_or_view(data.operands[0]);
@@ -420,7 +420,7 @@ impl Rewrite<'_, '_> {
     }
 
     /// `reduce` and `scan`: converts all operands to one layout and copies the region.
-    fn contraction(&mut self, id: OpId) {
+    fn reduce_or_scan(&mut self, id: OpId) {
         let data = self.old.op(id);
         let (layout, result) = match &data.op {
             Op::Scan { axis, .. } => {
@@ -445,7 +445,7 @@ impl Rewrite<'_, '_> {
                 let sliced = l.slice(*axis).layout;
                 (l, sliced)
             }
-            _ => panic!("internal compiler error: not a contraction"),
+            _ => panic!("internal compiler error: neither reduce nor scan"),
         };
         let (layout, result) = (self.intern(&layout), self.intern(&result));
         let operands: Vec<Value> = data.operands.iter().map(|&v| self.get(v, layout)).collect();
@@ -528,13 +528,13 @@ impl Rewrite<'_, '_> {
     /// through shared memory anyway. Not for a dot that continues an accumulator: a dot that reads
     /// shared memory written in each iteration cannot overlap with the next iteration.
     fn stays_in_shared(&self, v: Value, to: &LinearLayout, acc: Value, plan: &DotPlan) -> bool {
-        let is_fresh = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
-        let is_far = || {
+        let is_constant = self.old.def_op(acc).is_some_and(|id| matches!(self.old.op(id).op, Op::Constant { .. }));
+        let through_shared = || {
             self.assignments
                 .assignment(v)
                 .is_some_and(|assignment| Conversion::between(&assignment.layout, to) == Conversion::Shared)
         };
-        plan.wgmma().is_some() && is_fresh && is_far()
+        plan.wgmma().is_some() && is_constant && through_shared()
     }
 
     pub(super) fn in_registers(&mut self, v: Value, layout: &LinearLayout, dtype: DType) -> Value {

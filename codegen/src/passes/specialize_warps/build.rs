@@ -25,7 +25,7 @@ struct Partitioner<'a> {
     plan: &'a Plan,
     slice: &'a Slice,
     /// The buffers and mbarriers of each ring, by group, then by ring.
-    made: Vec<Vec<RingValues>>,
+    rings: Vec<Vec<RingValues>>,
     loc: Loc,
 }
 
@@ -33,7 +33,7 @@ struct Partitioner<'a> {
 pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let loc = func.loc.clone();
     let (consume, produce, head) = (func.add_block(), func.add_block(), func.add_block());
-    let mut partitioner = Partitioner { func, plan, slice, made: Vec::new(), loc };
+    let mut partitioner = Partitioner { func, plan, slice, rings: Vec::new(), loc };
     partitioner.rings(head);
 
     let mut start = partitioner.states(produce, 1);
@@ -67,7 +67,7 @@ impl Partitioner<'_> {
     fn rings(&mut self, block: BlockId) {
         let count = self.plan.stages as usize;
         for group in &self.plan.groups {
-            let made = group
+            let values = group
                 .rings
                 .iter()
                 .map(|ring| {
@@ -91,7 +91,7 @@ impl Partitioner<'_> {
                     }
                 })
                 .collect();
-            self.made.push(made);
+            self.rings.push(values);
         }
         self.builder(block).op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
     }
@@ -226,7 +226,7 @@ impl Partitioner<'_> {
     fn produce_load(&mut self, to: BlockId, load: OpId, states: &[State], map: &HashMap<Value, Value>) {
         let (group, number) = self.ring_of(load);
         let (state, ring) = (states[group], &self.plan.groups[group].rings[number]);
-        let RingValues { ring: buffers, full, empty } = self.made[group][number];
+        let RingValues { ring: buffers, full, empty } = self.rings[group][number];
         let data = self.func.op(load).clone();
         let Op::LoadView { boundary, padding, .. } = data.op else {
             panic!("internal compiler error: a candidate that is not a load")
@@ -319,7 +319,7 @@ impl Partitioner<'_> {
     /// One load: waits for its buffer before the first use, and releases it at the end of the block.
     fn consume_load(&mut self, block: BlockId, c: &Candidate, group: usize, number: usize, state: State) {
         let RingGroup { rings } = &self.plan.groups[group];
-        let RingValues { ring: buffers, full, empty } = self.made[group][number];
+        let RingValues { ring: buffers, full, empty } = self.rings[group][number];
         let loc = self.func.op(c.load).loc.clone();
         let scratch = self.func.add_block();
         let mut b = Builder::new(self.func, scratch, loc);
@@ -327,11 +327,11 @@ impl Partitioner<'_> {
         let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&rings[number].buffer));
         let slot = b.func.result(slot);
         let tile = b.func.result(c.load);
-        let mut done = Vec::new();
+        let mut read_results = Vec::new();
         if c.in_registers {
             let ty = b.func.ty(tile).clone();
             let id = b.op(Op::LocalLoad, &[slot], &[ty]);
-            done.push(b.func.result(id));
+            read_results.push(b.func.result(id));
         }
         let replaced: Vec<Value> = c.alloc.map(|alloc| b.func.result(alloc)).into_iter().chain([tile]).collect();
         self.func.block_mut(block).ops.retain(|op| *op != c.load && Some(*op) != c.alloc);
@@ -340,14 +340,14 @@ impl Partitioner<'_> {
             let buffer = self.func.result(alloc);
             self.func.replace_uses(buffer, slot);
         }
-        if let Some(&loaded) = done.first() {
+        if let Some(&loaded) = read_results.first() {
             self.func.replace_uses(tile, loaded);
         }
         let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
         self.func.block_mut(block).ops.splice(at..at, new);
-        done.extend(self.read_results(block, slot));
+        read_results.extend(self.read_results(block, slot));
         let (warps, lanes) = (self.plan.warps, rings[number].arriving_lanes());
-        let operands = [vec![empty, state.slot], done].concat();
+        let operands = [vec![empty, state.slot], read_results].concat();
         self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
     }
 
@@ -367,12 +367,12 @@ impl Partitioner<'_> {
     /// op may have no results.
     fn read_results(&self, block: BlockId, buffer: Value) -> Vec<Value> {
         let mut derived = vec![buffer];
-        let mut done = Vec::new();
+        let mut results = Vec::new();
         for &id in &self.func.block(block).ops {
             let data = self.func.op(id);
             let mut inside = data.regions.iter().flat_map(|&region| self.func.walk_from(region));
             if inside.any(|inner| self.func.op(inner).operands.iter().any(|v| derived.contains(v))) {
-                done.extend(data.results.iter().chain([&buffer]));
+                results.extend(data.results.iter().chain([&buffer]));
                 continue;
             }
             if !data.operands.iter().any(|v| derived.contains(v)) {
@@ -382,14 +382,14 @@ impl Partitioner<'_> {
                 Op::LocalTrans { .. } | Op::Wgmma { .. } => derived.extend(&data.results),
                 Op::WgmmaWait { .. } => {
                     let pairs = data.operands.iter().zip(&data.results);
-                    done.extend(pairs.filter(|(v, _)| derived.contains(v)).map(|(_, &result)| result));
+                    results.extend(pairs.filter(|(v, _)| derived.contains(v)).map(|(_, &result)| result));
                 }
-                Op::MmaSync { .. } | Op::FmaDot | Op::LocalLoad => done.extend(&data.results),
+                Op::MmaSync { .. } | Op::FmaDot | Op::LocalLoad => results.extend(&data.results),
                 _ => {}
             }
         }
-        done.sort();
-        done.dedup();
-        done
+        results.sort();
+        results.dedup();
+        results
     }
 }

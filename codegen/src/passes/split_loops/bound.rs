@@ -36,19 +36,19 @@ pub fn split_index(b: &mut Builder, l: &Loop, conditions: &Conditions) -> Value 
             (Some(other), Side::Last) => n.b.binary(BinaryOp::Max, other, own),
         });
     }
-    let count = count.expect("internal compiler error: a loop split without a condition, please report");
+    let count = count.expect("internal compiler error: a loop split without a condition; please report this");
     let zero = n.b.int(0, DType::I64);
     let count = n.b.binary(BinaryOp::Max, count, zero);
     let distance = n.times(count, l.step);
     let end = n.b.binary(BinaryOp::Add, lower, distance);
     let end = n.b.binary(BinaryOp::Min, end, upper);
     let end = n.b.cast(end, DType::I32);
-    let nowhere = match conditions.side {
+    let no_split = match conditions.side {
         Side::First => l.lower,
         Side::Last => l.upper,
     };
     match n.all_hold(conditions, lower, upper) {
-        Some(holds) => n.b.select(holds, end, nowhere),
+        Some(holds) => n.b.select(holds, end, no_split),
         None => end,
     }
 }
@@ -135,9 +135,9 @@ impl Numbers<'_, '_> {
         let quotient = self.b.binary(BinaryOp::Div, v, divisor);
         let rest = self.b.binary(BinaryOp::Rem, v, divisor);
         let zero = self.b.int(0, DType::I64);
-        let rounded_up = self.b.cmp(CmpOp::Lt, rest, zero);
+        let was_rounded_up = self.b.cmp(CmpOp::Lt, rest, zero);
         let lower = self.plus(quotient, -1);
-        self.b.select(rounded_up, lower, quotient)
+        self.b.select(was_rounded_up, lower, quotient)
     }
 
     /// Whether the conditions at the start hold and no 32-bit arithmetic wraps; `None` where there is nothing to check.
@@ -164,8 +164,8 @@ impl Numbers<'_, '_> {
 
     fn is_i32(&mut self, v: Value) -> Value {
         let narrow = self.b.cast(v, DType::I32);
-        let again = self.b.op(crate::ir::Op::Cast, &[narrow], &[Type::scalar(DType::I64)]);
-        let again = self.b.func.result(again);
-        self.b.cmp(CmpOp::Eq, again, v)
+        let widened = self.b.op(crate::ir::Op::Cast, &[narrow], &[Type::scalar(DType::I64)]);
+        let widened = self.b.func.result(widened);
+        self.b.cmp(CmpOp::Eq, widened, v)
     }
 }

@@ -116,7 +116,7 @@ impl Case {
 
     /// Whether the mask keeps all elements of a tile, checked element by element.
     fn is_fully_visible(&self, i: i64) -> bool {
-        let seen = |(k, r): (i64, i64)| {
+        let keeps = |(k, r): (i64, i64)| {
             let x = self.shape.factor * i + k - i64::from(self.left);
             let y = r + i64::from(self.right);
             let holds = match self.shape.comparison {
@@ -127,7 +127,7 @@ impl Case {
             };
             holds ^ self.shape.negated ^ self.shape.inverted
         };
-        (0..TILE).flat_map(|k| (0..TILE).map(move |r| (k, r))).all(seen)
+        (0..TILE).flat_map(|k| (0..TILE).map(move |r| (k, r))).all(keeps)
     }
 
     /// The number of iterations that need neither mask nor bounds check (at the end of the loop: no mask).
@@ -260,7 +260,7 @@ fn hints_stay_and_bounds_checks_are_removed() {
 fn other_loops_are_not_split() {
     let text = typical_case().text();
     for (why, from, to) in [
-        ("no product", "%p = dot %m, %t, %a {precision = ieee}", "%p = add %m, %a"),
+        ("no dot", "%p = dot %m, %t, %a {precision = ieee}", "%p = add %m, %a"),
         ("a condition that never changes", "%f = mul %i, %factor", "%f = mul %lo, %factor"),
         ("a factor that is not known", "%f = mul %i, %factor", "%f = mul %i, %left"),
         ("not the index alone", "%f = mul %i, %factor", "%f = mul %i, %i"),

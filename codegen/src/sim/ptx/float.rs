@@ -1,7 +1,7 @@
 //! Float arithmetic, and conversions between all types.
 
 use super::rounding::{Rounding, compare_exact};
-use super::{Form, Kind, Name};
+use super::{Kind, Name, Pattern};
 use crate::ir::DType;
 use crate::num;
 use crate::sim::value::{mask, signed};
@@ -39,30 +39,30 @@ fn flush(name: &Name, dtype: DType, bits: u64) -> u64 {
     if name.has("ftz") && bits & exponent == 0 { bits & sign } else { bits }
 }
 
-/// Instruction names, their types and modifiers (see [`Form`]).
-pub const FORMS: &[Form] = &[
-    ("add sub mul", "f32", "rn|rz|rm|rp? ftz? sat?"),
-    ("add sub mul", "f64", "rn|rz|rm|rp?"),
-    ("add sub mul", "f16 f16x2", "rn? ftz? sat?"),
-    ("add sub mul", "bf16 bf16x2", "rn?"),
-    ("fma mad", "f32", "rn|rz|rm|rp ftz? sat?"),
-    ("fma mad", "f64", "rn|rz|rm|rp"),
-    ("fma", "f16 f16x2", "rn ftz? sat|relu?"),
-    ("fma", "bf16 bf16x2", "rn relu?"),
-    ("div", "f32", "approx|full|rn|rz|rm|rp ftz?"),
-    ("sqrt rcp", "f32", "approx|rn|rz|rm|rp ftz?"),
-    ("div sqrt rcp", "f64", "rn|rz|rm|rp"),
-    ("rsqrt ex2 lg2 sin cos", "f32", "approx ftz?"),
-    ("rsqrt", "f64", "approx"),
-    ("ex2", "f16 f16x2", "approx"),
-    ("ex2", "bf16 bf16x2", "approx ftz"),
-    ("tanh", "f32 f16 f16x2 bf16 bf16x2", "approx"),
-    ("min max", "f32 f16 f16x2", "ftz? NaN?"),
-    ("min max", "bf16 bf16x2", "NaN?"),
-    ("abs neg", "f32 f16 f16x2", "ftz?"),
-    ("abs neg", "f64 bf16 bf16x2", ""),
-    ("min max", "f64", ""),
-    ("copysign", "f32 f64", ""),
+/// The supported instructions.
+pub const PATTERNS: &[Pattern] = &[
+    Pattern { ops: "add sub mul", types: "f32", modifiers: "rn|rz|rm|rp? ftz? sat?" },
+    Pattern { ops: "add sub mul", types: "f64", modifiers: "rn|rz|rm|rp?" },
+    Pattern { ops: "add sub mul", types: "f16 f16x2", modifiers: "rn? ftz? sat?" },
+    Pattern { ops: "add sub mul", types: "bf16 bf16x2", modifiers: "rn?" },
+    Pattern { ops: "fma mad", types: "f32", modifiers: "rn|rz|rm|rp ftz? sat?" },
+    Pattern { ops: "fma mad", types: "f64", modifiers: "rn|rz|rm|rp" },
+    Pattern { ops: "fma", types: "f16 f16x2", modifiers: "rn ftz? sat|relu?" },
+    Pattern { ops: "fma", types: "bf16 bf16x2", modifiers: "rn relu?" },
+    Pattern { ops: "div", types: "f32", modifiers: "approx|full|rn|rz|rm|rp ftz?" },
+    Pattern { ops: "sqrt rcp", types: "f32", modifiers: "approx|rn|rz|rm|rp ftz?" },
+    Pattern { ops: "div sqrt rcp", types: "f64", modifiers: "rn|rz|rm|rp" },
+    Pattern { ops: "rsqrt ex2 lg2 sin cos", types: "f32", modifiers: "approx ftz?" },
+    Pattern { ops: "rsqrt", types: "f64", modifiers: "approx" },
+    Pattern { ops: "ex2", types: "f16 f16x2", modifiers: "approx" },
+    Pattern { ops: "ex2", types: "bf16 bf16x2", modifiers: "approx ftz" },
+    Pattern { ops: "tanh", types: "f32 f16 f16x2 bf16 bf16x2", modifiers: "approx" },
+    Pattern { ops: "min max", types: "f32 f16 f16x2", modifiers: "ftz? NaN?" },
+    Pattern { ops: "min max", types: "bf16 bf16x2", modifiers: "NaN?" },
+    Pattern { ops: "abs neg", types: "f32 f16 f16x2", modifiers: "ftz?" },
+    Pattern { ops: "abs neg", types: "f64 bf16 bf16x2", modifiers: "" },
+    Pattern { ops: "min max", types: "f64", modifiers: "" },
+    Pattern { ops: "copysign", types: "f32 f64", modifiers: "" },
 ];
 
 /// Executes an instruction; `None` if it is not supported.
@@ -199,24 +199,28 @@ pub fn convert(name: &Name, values: &[u64]) -> Option<u64> {
         let x = if name.has("satfinite") { saturated(dtype, x) } else { x };
         rounding.unwrap_or(Rounding::Nearest).encode(dtype, x)
     };
-    let takes = |modifiers: &str| name.takes(modifiers);
+    let matches_modifiers = |modifiers: &str| name.matches_modifiers(modifiers);
     match (f8(name), &name.kinds[..], values) {
         // The first operand goes to the high half.
-        (Some(to), [Kind::Float(DType::F32)], &[high, low]) if takes("rn satfinite relu? e4m3x2|e5m2x2") => {
+        (Some(to), [Kind::Float(DType::F32)], &[high, low])
+            if matches_modifiers("rn satfinite relu? e4m3x2|e5m2x2") =>
+        {
             Some(narrow(to, num::decode(DType::F32, high)) << 8 | narrow(to, num::decode(DType::F32, low)))
         }
-        (Some(to), [Kind::Pair(DType::F16)], &[both]) if takes("rn satfinite relu? e4m3x2|e5m2x2") => {
+        (Some(to), [Kind::Pair(DType::F16)], &[both]) if matches_modifiers("rn satfinite relu? e4m3x2|e5m2x2") => {
             let half = |shift: u32| narrow(to, num::decode(DType::F16, both >> shift & 0xFFFF));
             Some(half(16) << 8 | half(0))
         }
-        (Some(from), [Kind::Pair(DType::F16)], &[both]) if takes("rn relu? e4m3x2|e5m2x2") => {
+        (Some(from), [Kind::Pair(DType::F16)], &[both]) if matches_modifiers("rn relu? e4m3x2|e5m2x2") => {
             let half = |shift: u32| narrow(DType::F16, num::decode(from, both >> shift & 0xFF));
             Some(half(8) << 16 | half(0))
         }
-        (None, [Kind::Pair(to), Kind::Float(DType::F32)], &[high, low]) if takes("rn|rz relu? satfinite?") => {
+        (None, [Kind::Pair(to), Kind::Float(DType::F32)], &[high, low])
+            if matches_modifiers("rn|rz relu? satfinite?") =>
+        {
             Some(narrow(*to, num::decode(DType::F32, high)) << 16 | narrow(*to, num::decode(DType::F32, low)))
         }
-        (None, [Kind::Float(DType::F32)], &[x]) if takes("rna tf32") => {
+        (None, [Kind::Float(DType::F32)], &[x]) if matches_modifiers("rna tf32") => {
             Some(u64::from(num::round_to_tf32(f32::from_bits(x as u32)).to_bits()))
         }
         (None, [to, from], &[x]) => convert_one(name, rounding.unwrap_or(Rounding::Nearest), *to, *from, x),
@@ -244,7 +248,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
                 (DType::F16 | DType::BF16, DType::F32) | (_, DType::F64) => "ftz? sat?",
                 _ => "rn|rz|rm|rp ftz? sat? relu? satfinite?",
             };
-            if !name.takes(modifiers) {
+            if !name.matches_modifiers(modifiers) {
                 return None;
             }
             let value = num::decode(f, flush(f, x));
@@ -256,7 +260,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         }
         (Kind::Float(f), to) => {
             let (low, high) = range(to)?;
-            if !name.takes("rni|rzi|rmi|rpi ftz? sat?") {
+            if !name.matches_modifiers("rni|rzi|rmi|rpi ftz? sat?") {
                 return None;
             }
             let value = rounding.to_integer(num::decode(f, flush(f, x)));
@@ -270,7 +274,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         }
         (from, Kind::Float(t)) => {
             range(from)?;
-            if !name.takes("rn|rz|rm|rp") {
+            if !name.matches_modifiers("rn|rz|rm|rp") {
                 return None;
             }
             let signed_source = matches!(from, Kind::Signed(_));
@@ -283,7 +287,7 @@ fn convert_one(name: &Name, rounding: Rounding, to: Kind, from: Kind, x: u64) ->
         }
         (from, to) => {
             let ((low, high), _) = (range(to)?, range(from)?);
-            if !name.takes("sat?") {
+            if !name.matches_modifiers("sat?") {
                 return None;
             }
             let value =

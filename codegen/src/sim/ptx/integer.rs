@@ -1,6 +1,6 @@
 //! Integer arithmetic and bit operations.
 
-use super::{Form, Kind, Name};
+use super::{Kind, Name, Pattern};
 use crate::sim::value::{mask, signed};
 
 pub fn compare(comparison: &str, kind: Kind, x: u64, y: u64) -> Option<bool> {
@@ -20,24 +20,24 @@ pub fn compare(comparison: &str, kind: Kind, x: u64, y: u64) -> Option<bool> {
     })
 }
 
-/// Instruction names, their types and modifiers (see [`Form`]).
-pub const FORMS: &[Form] = &[
-    ("add sub", "u16 s16 u32 u64 s64", ""),
-    ("add sub", "s32", "sat?"),
-    ("mul mad", "u16 s16 u32 s32", "lo|hi|wide"),
-    ("mul mad", "u64 s64", "lo|hi"),
-    ("mul24", "u32 s32", "lo"),
-    ("div rem min max sad", "u16 s16 u32 s32 u64 s64", ""),
-    ("abs neg", "s16 s32 s64", ""),
-    ("and or xor not", "pred b16 b32 b64", ""),
-    ("cnot shl", "b16 b32 b64", ""),
-    ("shr", "b16 u16 s16 b32 u32 s32 b64 u64 s64", ""),
-    ("shf", "b32", "l|r wrap|clamp"),
-    ("lop3 prmt", "b32", ""),
-    ("bfe", "u32 s32 u64 s64", ""),
-    ("bfind", "u32 s32 u64 s64", "shiftamt?"),
-    ("bfi popc clz brev", "b32 b64", ""),
-    ("dp4a", "u32 s32", ""),
+/// The supported instructions.
+pub const PATTERNS: &[Pattern] = &[
+    Pattern { ops: "add sub", types: "u16 s16 u32 u64 s64", modifiers: "" },
+    Pattern { ops: "add sub", types: "s32", modifiers: "sat?" },
+    Pattern { ops: "mul mad", types: "u16 s16 u32 s32", modifiers: "lo|hi|wide" },
+    Pattern { ops: "mul mad", types: "u64 s64", modifiers: "lo|hi" },
+    Pattern { ops: "mul24", types: "u32 s32", modifiers: "lo" },
+    Pattern { ops: "div rem min max sad", types: "u16 s16 u32 s32 u64 s64", modifiers: "" },
+    Pattern { ops: "abs neg", types: "s16 s32 s64", modifiers: "" },
+    Pattern { ops: "and or xor not", types: "pred b16 b32 b64", modifiers: "" },
+    Pattern { ops: "cnot shl", types: "b16 b32 b64", modifiers: "" },
+    Pattern { ops: "shr", types: "b16 u16 s16 b32 u32 s32 b64 u64 s64", modifiers: "" },
+    Pattern { ops: "shf", types: "b32", modifiers: "l|r wrap|clamp" },
+    Pattern { ops: "lop3 prmt", types: "b32", modifiers: "" },
+    Pattern { ops: "bfe", types: "u32 s32 u64 s64", modifiers: "" },
+    Pattern { ops: "bfind", types: "u32 s32 u64 s64", modifiers: "shiftamt?" },
+    Pattern { ops: "bfi popc clz brev", types: "b32 b64", modifiers: "" },
+    Pattern { ops: "dp4a", types: "u32 s32", modifiers: "" },
 ];
 
 /// Executes an instruction; `None` if it is not supported.

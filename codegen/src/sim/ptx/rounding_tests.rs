@@ -53,22 +53,29 @@ processor! {
     of_i64_wide: u64 [reg], f64 [xmm_reg], "vcvtsi2sd {r}, {r}, {a} /* {b} {c} */";
 }
 
-type HostInstruction<F> = (&'static str, usize, fn(u32, F, F, F) -> F);
+/// A PTX op and the CPU instruction that computes the same.
+struct HostInstruction<F> {
+    op: &'static str,
+    operands: usize,
+    /// Executes the CPU instruction with a value of MXCSR.
+    function: fn(u32, F, F, F) -> F,
+}
+
 const SINGLE: [HostInstruction<f32>; 6] = [
-    ("add", 2, add32),
-    ("sub", 2, sub32),
-    ("mul", 2, mul32),
-    ("div", 2, div32),
-    ("sqrt", 1, sqrt32),
-    ("fma", 3, fma32),
+    HostInstruction { op: "add", operands: 2, function: add32 },
+    HostInstruction { op: "sub", operands: 2, function: sub32 },
+    HostInstruction { op: "mul", operands: 2, function: mul32 },
+    HostInstruction { op: "div", operands: 2, function: div32 },
+    HostInstruction { op: "sqrt", operands: 1, function: sqrt32 },
+    HostInstruction { op: "fma", operands: 3, function: fma32 },
 ];
 const DOUBLE: [HostInstruction<f64>; 6] = [
-    ("add", 2, add64),
-    ("sub", 2, sub64),
-    ("mul", 2, mul64),
-    ("div", 2, div64),
-    ("sqrt", 1, sqrt64),
-    ("fma", 3, fma64),
+    HostInstruction { op: "add", operands: 2, function: add64 },
+    HostInstruction { op: "sub", operands: 2, function: sub64 },
+    HostInstruction { op: "mul", operands: 2, function: mul64 },
+    HostInstruction { op: "div", operands: 2, function: div64 },
+    HostInstruction { op: "sqrt", operands: 1, function: sqrt64 },
+    HostInstruction { op: "fma", operands: 3, function: fma64 },
 ];
 
 fn can_run() -> bool {
@@ -146,7 +153,7 @@ fn arithmetic_of_f32() {
         return;
     }
     let operands = operands(23, 8, 6000);
-    for (op, count, processor) in SINGLE {
+    for HostInstruction { op, operands: count, function } in SINGLE {
         for (direction, _, number) in DIRECTIONS {
             for (flushes, modifiers) in [(false, ""), (true, ".ftz"), (false, ".sat")] {
                 if modifiers == ".sat" && ["div", "sqrt"].contains(&op) {
@@ -155,7 +162,7 @@ fn arithmetic_of_f32() {
                 let one = Instruction::new(&format!("{op}.{direction}{modifiers}.f32"), Ty::Float, Ty::Float, count);
                 for bits in &operands {
                     let [a, b, c] = bits.map(|bits| f32::from_bits(bits as u32));
-                    let result = processor(control(number, flushes), a, b, c);
+                    let result = function(control(number, flushes), a, b, c);
                     let expected = match modifiers {
                         ".ftz" if result.is_subnormal() => 0f32.copysign(result),
                         ".sat" if result >= 1.0 => 1.0,
@@ -182,12 +189,12 @@ fn arithmetic_of_f64() {
         return;
     }
     let operands = operands(52, 11, 6000);
-    for (op, count, processor) in DOUBLE {
+    for HostInstruction { op, operands: count, function } in DOUBLE {
         for (direction, _, number) in DIRECTIONS {
             let one = Instruction::new(&format!("{op}.{direction}.f64"), Ty::Double, Ty::Double, count);
             for bits in &operands {
                 let [a, b, c] = bits.map(f64::from_bits);
-                let expected = processor(control(number, false), a, b, c).to_bits();
+                let expected = function(control(number, false), a, b, c).to_bits();
                 let found = one.run(&bits[..count]);
                 let name = &one.text;
                 assert!(

@@ -247,12 +247,12 @@ fn guards_and_ties() {
 #[test]
 fn listed_instructions_are_supported() {
     for name in known_instructions() {
-        let arithmetic = super::float::FORMS.iter().chain(super::integer::FORMS);
-        let forms: Vec<_> = arithmetic.filter(|(ops, ..)| ops.split(' ').any(|op| op == name)).collect();
-        assert!(!forms.is_empty() || ["cvt", "mov", "selp", "setp"].contains(&name), "{name}");
-        for (_, types, modifiers) in forms {
-            for ty in types.split(' ') {
-                let modifiers: Vec<&str> = modifiers.split_whitespace().collect();
+        let arithmetic = super::float::PATTERNS.iter().chain(super::integer::PATTERNS);
+        let patterns: Vec<_> = arithmetic.filter(|p| p.ops.split(' ').any(|op| op == name)).collect();
+        assert!(!patterns.is_empty() || ["cvt", "mov", "selp", "setp"].contains(&name), "{name}");
+        for pattern in patterns {
+            for ty in pattern.types.split(' ') {
+                let modifiers: Vec<&str> = pattern.modifiers.split_whitespace().collect();
                 // The first member of each group.
                 let first = |group: &&str| format!(".{}", group.trim_end_matches('?').split('|').next().unwrap());
                 let modifiers: String = modifiers.iter().map(first).collect();

@@ -219,7 +219,7 @@ impl Loaded {
             }
         }
         let last = self.arena.last().expect("the arena has a guard line");
-        assert_eq!(*last, GUARD, "the kernel wrote behind its arena");
+        assert_eq!(*last, GUARD, "the kernel wrote past the end of its arena");
         0
     }
 }
@@ -298,7 +298,7 @@ pub fn slots(func: &Func, inputs: &[Input], memory: &mut [Vec<u8>]) -> Vec<u64> 
         (Input::Buffer(b), _) => memory[b].as_mut_ptr() as u64,
         (Input::Int(v), Elem::Num(d)) => num::encode_int(d, v as i128),
         (Input::Float(x), Elem::Num(d)) => num::encode(d, x),
-        (input, elem) => panic!("{input:?} is no {elem}"),
+        (input, elem) => panic!("{input:?} is not of type {elem}"),
     };
     inputs.iter().enumerate().map(slot).collect()
 }
