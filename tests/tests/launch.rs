@@ -299,7 +299,7 @@ struct GemmShape {
 }
 
 /// The shape of most launches: no size is a multiple of a tile size.
-const ODD_SHAPE: GemmShape = GemmShape { m: 33, n: 19, k: 10 };
+const UNEVEN_SHAPE: GemmShape = GemmShape { m: 33, n: 19, k: 10 };
 
 /// Launches the kernel on integers in f32, with buffers of exactly the operands' size, row-major or (`col_major`)
 /// column-major; returns the result and the expected one.
@@ -342,7 +342,7 @@ fn launch_pointer_matmul(
 #[test]
 fn advanced_pointers_with_a_remainder_mask_are_accepted() {
     let (small, large) = (GemmShape { m: 5, n: 3, k: 1 }, GemmShape { m: 16, n: 40, k: 12 });
-    for (shape, col_major) in [(ODD_SHAPE, false), (ODD_SHAPE, true), (small, false), (large, true)] {
+    for (shape, col_major) in [(UNEVEN_SHAPE, false), (UNEVEN_SHAPE, true), (small, false), (large, true)] {
         for mask_form in 0..3 {
             let (got, expected) =
                 launch_pointer_matmul(shape, col_major, mask_form, 0).unwrap_or_else(|e| panic!("{e}"));
@@ -350,7 +350,7 @@ fn advanced_pointers_with_a_remainder_mask_are_accepted() {
         }
     }
     // Without a remainder no mask is needed.
-    let shape = GemmShape { k: 12, ..ODD_SHAPE };
+    let shape = GemmShape { k: 12, ..UNEVEN_SHAPE };
     let (got, expected) = launch_pointer_matmul(shape, false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(got, expected);
 }
@@ -358,7 +358,7 @@ fn advanced_pointers_with_a_remainder_mask_are_accepted() {
 #[test]
 fn advanced_pointers_with_a_wrong_mask_are_rejected() {
     for (mask_form, mask_slack, element) in [(0, 1, 330), (1, 1, 330), (2, 1, 330), (0, 2, 331), (3, 0, 331)] {
-        let message = launch_pointer_matmul(ODD_SHAPE, false, mask_form, mask_slack).unwrap_err().to_string();
+        let message = launch_pointer_matmul(UNEVEN_SHAPE, false, mask_form, mask_slack).unwrap_err().to_string();
         for part in ["kernel `pointer_matmul`", "`a` has 330 elements", &format!("may reach element {element}\n")] {
             assert!(message.contains(part), "`{part}` is missing in: {message}");
         }
