@@ -5,7 +5,7 @@
 
 use tilewright::bench::do_bench;
 use tilewright::kernels::Tensor;
-use tilewright::kernels::attention::{self, Options, Saved};
+use tilewright::kernels::attention::{self, Gradients, Options, Saved};
 use tilewright::prelude::*;
 
 /// o [heads, n_q, d] of dense q [heads, n_q, d], k and v [heads, n_k, d]. `d` is a power of two.
@@ -110,7 +110,7 @@ pub fn run(device: &Device) -> Result<(), Box<dyn std::error::Error>> {
 
     let (o, d_o) = (Tensor::dense(o.view(), query.shape())?, Tensor::dense(d_o.view(), query.shape())?);
     let saved = Saved { q: query, k: key, v: value, o, lse: lse.view(), d_o };
-    let (dq, dk, dv) = attention::backward(device, saved, &options)?;
+    let Gradients { dq, dk, dv } = attention::backward(device, saved, &options)?;
     let time = do_bench(device, 10.0, 50.0, || attention::backward(device, saved, &options).map(|_| ()))?;
     let want = attention::reference::backward(&problem, &wide[0], &wide[1], &wide[2], &wide[3]);
     let mut error = check("dq", &dq.to_vec()?, &want.dq)?;

@@ -128,8 +128,10 @@ def train(folder, device, dtype, steps):
     header = json.loads(metadata["tilewright"])
     options = header["training"]
     model = Model(header["model"], weights, device)
-    update = optimizer(model, learner := options.get("trainer") or options["learner"])
-    limit = learner["clip"]
+    # Older runs call the trainer's options `learner`.
+    trainer = options.get("trainer") or options["learner"]
+    update = optimizer(model, trainer)
+    limit = trainer["clip"]
     losses = []
     for step, (tokens, targets) in enumerate(zip(batches["inputs"], batches["targets"]), 1):
         if steps and step > steps:
@@ -140,13 +142,13 @@ def train(folder, device, dtype, steps):
         if limit is not None:
             torch.nn.utils.clip_grad_norm_(model.weights.values(), float(limit))
         for group in update.param_groups:
-            group["lr"] = rate(learner["schedule"], step)
+            group["lr"] = rate(trainer["schedule"], step)
         update.step()
         losses.append(loss.item())
     return losses
 
 
-def ours(path):
+def logged_losses(path):
     with open(path) as file:
         lines = [json.loads(line) for line in file]
     return [line["loss"] for line in lines if line["what"] == "step"]
@@ -163,18 +165,22 @@ def main():
     parser.add_argument("--out", help="write both losses to this file as JSON")
     arguments = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
-    theirs = train(arguments.folder, arguments.device, getattr(torch, arguments.dtype), arguments.steps)
-    losses = ours(arguments.log)[: len(theirs)]
-    if not theirs or len(losses) != len(theirs):
-        sys.exit(f"reference_model: expected as many steps in {arguments.log} as here ({len(theirs)}), found {len(losses)}")
-    differences = [abs(a - b) for a, b in zip(losses, theirs)]
+    torch_losses = train(arguments.folder, arguments.device, getattr(torch, arguments.dtype), arguments.steps)
+    tilewright_losses = logged_losses(arguments.log)[: len(torch_losses)]
+    if not torch_losses or len(tilewright_losses) != len(torch_losses):
+        sys.exit(
+            f"reference_model: expected as many steps in {arguments.log} as here ({len(torch_losses)}), "
+            f"found {len(tilewright_losses)}"
+        )
+    differences = [abs(a - b) for a, b in zip(tilewright_losses, torch_losses)]
     worst = max(range(len(differences)), key=differences.__getitem__)
     if arguments.out:
         with open(arguments.out, "w") as file:
-            json.dump({"tilewright": losses, "pytorch": theirs}, file)
+            json.dump({"tilewright": tilewright_losses, "pytorch": torch_losses}, file)
     print(
-        f"{len(theirs)} steps, loss {losses[0]:.4f} to {losses[-1]:.4f}; PyTorch {torch.__version__} on {arguments.device}: "
-        f"{theirs[0]:.4f} to {theirs[-1]:.4f}; at most {differences[worst]:.2e} apart (step {worst + 1}, tolerance {arguments.tolerance:g})"
+        f"{len(torch_losses)} steps, loss {tilewright_losses[0]:.4f} to {tilewright_losses[-1]:.4f}; "
+        f"PyTorch {torch.__version__} on {arguments.device}: {torch_losses[0]:.4f} to {torch_losses[-1]:.4f}; "
+        f"at most {differences[worst]:.2e} apart (step {worst + 1}, tolerance {arguments.tolerance:g})"
     )
     # Also true for NaN.
     if not differences[worst] <= arguments.tolerance:

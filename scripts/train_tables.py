@@ -128,16 +128,18 @@ def sums(*folders):
 def dist_ddp(name, rows):
     print(f"{name}: form, bucket (MB), comm dtype, transport, CTAs, reserved SMs, calls | step, communication, exposed (ms) | ratio to the step without")
     for row in rows:
-        by = {"copy engines": "copies"}.get(row.get("transport"), row.get("transport"))
-        setting = [row["form"], row.get("bucket_mb"), row.get("comm_dtype"), by, row.get("ctas"), row.get("reserved_sms"), row["calls"]]
+        transport = {"copy engines": "copies"}.get(row.get("transport"), row.get("transport"))
+        setting = [row["form"], row.get("bucket_mb"), row.get("comm_dtype"), transport, row.get("ctas")]
+        setting += [row.get("reserved_sms"), row["calls"]]
         times = [f"{row[key]:8.2f}" if row[key] is not None else " " * 8 for key in ("step_ms", "communication_ms", "exposed_ms")]
-        by = f"{row['slowdown']:.3f}" if row["slowdown"] is not None else ""
-        print("  " + " ".join(f"{'' if x is None else x:>8}" for x in setting), *times, by)
-    both = {}
+        slowdown = f"{row['slowdown']:.3f}" if row["slowdown"] is not None else ""
+        print("  " + " ".join(f"{'' if x is None else x:>8}" for x in setting), *times, slowdown)
+    pairs = {}
     for row in rows:
         if row["form"] == "bucketed" and row.get("transport"):
-            both.setdefault((row.get("bucket_mb"), row.get("comm_dtype")), {}).setdefault(row["transport"], row["step_ms"])
-    for (mb, comm_dtype), steps in both.items():
+            setting = (row.get("bucket_mb"), row.get("comm_dtype"))
+            pairs.setdefault(setting, {}).setdefault(row["transport"], row["step_ms"])
+    for (mb, comm_dtype), steps in pairs.items():
         if len(steps) == 2:
             nccl, copies = steps["NCCL"], steps["copy engines"]
             print(f"  {mb} MB, {comm_dtype}: NCCL {nccl:.2f} ms, copy engines {copies:.2f} ms, ratio {copies / nccl:.3f}")

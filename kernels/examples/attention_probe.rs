@@ -24,12 +24,19 @@ use tilewright_kernels::attention::forward::FLASH_ATTENTION_FWD;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// The kernels, by their names on the command line.
-const KERNELS: [(&str, &KernelDef, Pass); 4] = [
-    ("fwd", &FLASH_ATTENTION_FWD, Pass::Forward),
-    ("pre", &FLASH_ATTENTION_BWD_PREPROCESS, Pass::Forward),
-    ("dkdv", &FLASH_ATTENTION_BWD_DKDV, Pass::Dkdv),
-    ("dq", &FLASH_ATTENTION_BWD_DQ, Pass::Dq),
+/// A kernel with its name on the command line, and the pass whose default tiles it gets.
+#[derive(Clone, Copy)]
+struct Entry {
+    name: &'static str,
+    def: &'static KernelDef,
+    pass: Pass,
+}
+
+const KERNELS: [Entry; 4] = [
+    Entry { name: "fwd", def: &FLASH_ATTENTION_FWD, pass: Pass::Forward },
+    Entry { name: "pre", def: &FLASH_ATTENTION_BWD_PREPROCESS, pass: Pass::Forward },
+    Entry { name: "dkdv", def: &FLASH_ATTENTION_BWD_DKDV, pass: Pass::Dkdv },
+    Entry { name: "dq", def: &FLASH_ATTENTION_BWD_DQ, pass: Pass::Dq },
 ];
 
 /// One variant of one kernel.
@@ -63,9 +70,9 @@ fn main() -> Result<()> {
     let wanted = given.get("kernel").cloned().unwrap_or("all".to_string());
     for (d, causal) in combinations {
         given.extend([("d".to_string(), d), ("causal".to_string(), causal)]);
-        for (name, def, pass) in KERNELS {
-            if wanted == "all" || wanted == name {
-                write(Path::new(&dir), &choice(name, def, pass, &given)?, given.get("emit"))?;
+        for entry in KERNELS {
+            if wanted == "all" || wanted == entry.name {
+                write(Path::new(&dir), &choice(entry, &given)?, given.get("emit"))?;
             }
         }
     }
@@ -79,7 +86,7 @@ fn listed(given: &HashMap<String, String>, key: &str, all: &[&str]) -> Vec<Strin
     }
 }
 
-fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<String, String>) -> Result<VariantSpec> {
+fn choice(entry: Entry, given: &HashMap<String, String>) -> Result<VariantSpec> {
     fn parsed<T: std::str::FromStr>(given: &HashMap<String, String>, key: &str, default: T) -> Result<T>
     where
         T::Err: std::fmt::Display,
@@ -89,6 +96,7 @@ fn choice(name: &str, def: &'static KernelDef, pass: Pass, given: &HashMap<Strin
             None => Ok(default),
         }
     }
+    let Entry { name, def, pass } = entry;
     let d: usize = parsed(given, "d", 64)?;
     let dtype = match given.get("dtype").map_or("bf16", String::as_str) {
         "bf16" => DType::BF16,

@@ -21,21 +21,26 @@ use tilewright_runtime::prelude::*;
 /// `inv_sqrt_bias_correction2` = 1 / √(1 − β₂ᵗ), ε, `decay` = lr · λ, and `grad_scale`, by which g is multiplied.
 #[device_fn]
 fn update_in_place<G: Float>(
-    state: (Ptr<f32>, Ptr<f32>, Ptr<f32>),
+    p: Ptr<f32>,
+    m: Ptr<f32>,
+    v: Ptr<f32>,
     g: Ptr<G>,
     (offsets, mask): (Tile<i64>, Tile<bool>),
     moments: (Scalar<f32>, Scalar<f32>),
     rates: (Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>, Scalar<f32>),
 ) -> Tile<f32> {
-    let after = compute_update(state, load(g + offsets, mask = mask).to::<f32>(), (offsets, mask), moments, rates);
-    store_state(state, after, (offsets, mask));
-    after.0
+    let gt = load(g + offsets, mask = mask).to::<f32>();
+    let (p_after, m_after, v_after) = compute_update(p, m, v, gt, (offsets, mask), moments, rates);
+    store_state((p, p_after), (m, m_after), (v, v_after), (offsets, mask));
+    p_after
 }
 
 /// The new p, m and v for the gradients g, without stores.
 #[device_fn]
 fn compute_update(
-    (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
+    p: Ptr<f32>,
+    m: Ptr<f32>,
+    v: Ptr<f32>,
     g: Tile<f32>,
     (offsets, mask): (Tile<i64>, Tile<bool>),
     moments: (Scalar<f32>, Scalar<f32>),
@@ -55,15 +60,17 @@ fn compute_update(
     (pt - (step_size * m_after / (sqrt(v_after) * inv_sqrt_bias_correction2 + eps) + decay * pt), m_after, v_after)
 }
 
+/// Stores the new p, m and v: each argument is a pointer and the new values.
 #[device_fn]
 fn store_state(
-    (p, m, v): (Ptr<f32>, Ptr<f32>, Ptr<f32>),
-    after: (Tile<f32>, Tile<f32>, Tile<f32>),
+    (p, p_after): (Ptr<f32>, Tile<f32>),
+    (m, m_after): (Ptr<f32>, Tile<f32>),
+    (v, v_after): (Ptr<f32>, Tile<f32>),
     (offsets, mask): (Tile<i64>, Tile<bool>),
 ) {
-    store(m + offsets, after.1, mask = mask);
-    store(v + offsets, after.2, mask = mask);
-    store(p + offsets, after.0, mask = mask);
+    store(m + offsets, m_after, mask = mask);
+    store(v + offsets, v_after, mask = mask);
+    store(p + offsets, p_after, mask = mask);
 }
 
 /// One AdamW step for n parameters.
@@ -90,7 +97,7 @@ pub fn adamw<G: Float>(
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
     let rates = (step_size, inv_sqrt_bias_correction2, eps, decay, grad_scale);
-    update_in_place((p, m, v), g, (offsets, offsets < n), (one_minus_beta1, one_minus_beta2), rates);
+    update_in_place(p, m, v, g, (offsets, offsets < n), (one_minus_beta1, one_minus_beta2), rates);
 }
 
 /// As [`ADAMW`]; also writes `compute_weights` = p, rounded to its type.
@@ -121,7 +128,7 @@ pub fn adamw_with_compute_weights<G: Float, C: Float>(
 ) {
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
     let rates = (step_size, inv_sqrt_bias_correction2, eps, decay, grad_scale);
-    let after = update_in_place((p, m, v), g, (offsets, offsets < n), (one_minus_beta1, one_minus_beta2), rates);
+    let after = update_in_place(p, m, v, g, (offsets, offsets < n), (one_minus_beta1, one_minus_beta2), rates);
     store(compute_weights + offsets, after.to::<C>(), mask = offsets < n);
 }
 
@@ -173,7 +180,7 @@ pub fn adamw_controlled<G: Float, C: Float>(
     let offsets = program_id(0).to::<i64>() * tile + arange(0, tile);
     let (rates, apply) = load_rates(rates, step_control, eps);
     let mask = (offsets < n) && (apply != 0.0);
-    let after = update_in_place((p, m, v), g, (offsets, mask), (one_minus_beta1, one_minus_beta2), rates);
+    let after = update_in_place(p, m, v, g, (offsets, mask), (one_minus_beta1, one_minus_beta2), rates);
     if write_compute_weights {
         store(compute_weights + offsets, after.to::<C>(), mask = mask);
     }
@@ -220,13 +227,14 @@ pub fn adamw_two_peers<G: Float, C: Float>(
         (load(g + offsets, mask = inside, other = 0.0), load(peer_g + offsets, mask = inside, other = 0.0));
     let gt = ((own_g.to::<f32>() + peer_gt.to::<f32>()) * 0.5).to::<G>().to::<f32>();
     // All loads are issued before the barrier of the reduction.
-    let after = compute_update((p, m, v), gt, (offsets, inside), (one_minus_beta1, one_minus_beta2), rates);
+    let moments = (one_minus_beta1, one_minus_beta2);
+    let (p_after, m_after, v_after) = compute_update(p, m, v, gt, (offsets, inside), moments, rates);
     let square = sum(gt * gt, axis = 0);
     store(squares + program_id(0), square);
     let mask = inside && ((apply != 0.0) && (square < f32::INFINITY));
-    store_state((p, m, v), after, (offsets, mask));
+    store_state((p, p_after), (m, m_after), (v, v_after), (offsets, mask));
     if write_compute_weights {
-        store(compute_weights + offsets, after.0.to::<C>(), mask = mask);
+        store(compute_weights + offsets, p_after.to::<C>(), mask = mask);
     }
 }
 
@@ -266,7 +274,7 @@ impl Options {
             Err(Error::Argument { kernel: kernel.into(), name, expected: expected.into(), found })
         };
         if t == 0 {
-            return invalid_argument("t", "the number of the step, counted from 1", "0".into());
+            return invalid_argument("t", "a step number of at least 1", "0".into());
         }
         for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             if !(0.0..1.0).contains(&beta) {
@@ -314,18 +322,31 @@ fn expect_lens(kernel: &str, n: usize, mut lens: impl Iterator<Item = (&'static 
     lens.try_for_each(|(name, found)| expect_len(kernel, name, found, n))
 }
 
-/// Checks `list`: name, found length and minimum length of each argument.
-fn expect_numbers(kernel: &str, list: &[(&'static str, usize, usize)]) -> Result<()> {
-    match list.iter().find(|(_, found, expected)| found < expected) {
+/// The length of an argument, and its minimum.
+struct MinLen {
+    name: &'static str,
+    found: usize,
+    min: usize,
+}
+
+fn expect_min_lens(kernel: &str, lens: &[MinLen]) -> Result<()> {
+    match lens.iter().find(|len| len.found < len.min) {
         None => Ok(()),
-        Some(&(name, found, expected)) => {
-            let (expected, found) = (format!("{expected} elements"), found.to_string());
+        Some(&MinLen { name, found, min }) => {
+            let (expected, found) = (format!("at least {min} elements"), found.to_string());
             Err(Error::Argument { kernel: kernel.into(), name, expected, found })
         }
     }
 }
 
-/// Applies step `t` (from 1) to the parameters p and their moments m and v, with gradients g, all of one length.
+/// What a step updates: parameters and their moments, all of one length.
+pub struct AdamState<'a> {
+    pub p: ViewMut<'a, f32>,
+    pub m: ViewMut<'a, f32>,
+    pub v: ViewMut<'a, f32>,
+}
+
+/// Applies step `t` (from 1) to the parameters p and their moments m and v, with as many gradients g.
 ///
 /// Parameter groups with different options are slices of the buffers, one launch each.
 ///
@@ -333,9 +354,7 @@ fn expect_numbers(kernel: &str, list: &[(&'static str, usize, usize)]) -> Result
 /// Lengths that differ; `t` = 0; betas outside of [0, 1); tensors on another device; launch errors.
 pub fn step<G: FloatElement>(
     device: &Device,
-    mut p: ViewMut<'_, f32>,
-    mut m: ViewMut<'_, f32>,
-    mut v: ViewMut<'_, f32>,
+    AdamState { mut p, mut m, mut v }: AdamState<'_>,
     g: View<'_, G>,
     t: u64,
     options: &Options,
@@ -371,9 +390,7 @@ pub fn step<G: FloatElement>(
 /// As [`step`].
 pub fn step_with_compute_weights<G: FloatElement, C: FloatElement>(
     device: &Device,
-    mut p: ViewMut<'_, f32>,
-    mut m: ViewMut<'_, f32>,
-    mut v: ViewMut<'_, f32>,
+    AdamState { mut p, mut m, mut v }: AdamState<'_>,
     g: View<'_, G>,
     mut compute_weights: ViewMut<'_, C>,
     t: u64,
@@ -414,7 +431,7 @@ pub fn step_with_compute_weights<G: FloatElement, C: FloatElement>(
 /// another device; launch errors.
 pub fn step_controlled<G: FloatElement, C: FloatElement>(
     device: &Device,
-    [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
+    AdamState { mut p, mut m, mut v }: AdamState<'_>,
     g: View<'_, G>,
     compute_weights: Option<ViewMut<'_, C>>,
     [rates, step_control]: [View<'_, f64>; 2],
@@ -425,7 +442,13 @@ pub fn step_controlled<G: FloatElement, C: FloatElement>(
     let compute_weights_len =
         compute_weights.as_ref().map(|compute_weights| ("compute_weights", compute_weights.len()));
     expect_lens(NAME, n, [("m", m.len()), ("v", v.len()), ("g", g.len())].into_iter().chain(compute_weights_len))?;
-    expect_numbers(NAME, &[("rates", rates.len(), 3), ("step_control", step_control.len(), 2)])?;
+    expect_min_lens(
+        NAME,
+        &[
+            MinLen { name: "rates", found: rates.len(), min: 3 },
+            MinLen { name: "step_control", found: step_control.len(), min: 2 },
+        ],
+    )?;
     let Rates { one_minus_beta1, one_minus_beta2, .. } = options.rates(NAME, 1)?;
     let write_compute_weights = compute_weights.is_some();
     let mut none = Buffer::<C>::uninit(device, 0)?;
@@ -463,7 +486,7 @@ pub fn squares_two_peers(n: usize) -> usize {
 /// As [`step_controlled`]; also `squares` with fewer than [`squares_two_peers`] elements.
 pub fn step_two_peers<G: FloatElement, C: FloatElement>(
     device: &Device,
-    [mut p, mut m, mut v]: [ViewMut<'_, f32>; 3],
+    AdamState { mut p, mut m, mut v }: AdamState<'_>,
     [g, peer_g]: [View<'_, G>; 2],
     compute_weights: Option<ViewMut<'_, C>>,
     mut squares: ViewMut<'_, f32>,
@@ -476,9 +499,13 @@ pub fn step_two_peers<G: FloatElement, C: FloatElement>(
         compute_weights.as_ref().map(|compute_weights| ("compute_weights", compute_weights.len()));
     let lens = [("m", m.len()), ("v", v.len()), ("g", g.len()), ("peer_g", peer_g.len())];
     expect_lens(NAME, n, lens.into_iter().chain(compute_weights_len))?;
-    expect_numbers(
+    expect_min_lens(
         NAME,
-        &[("rates", rates.len(), 3), ("step_control", step_control.len(), 2), ("squares", squares.len(), sums)],
+        &[
+            MinLen { name: "rates", found: rates.len(), min: 3 },
+            MinLen { name: "step_control", found: step_control.len(), min: 2 },
+            MinLen { name: "squares", found: squares.len(), min: sums },
+        ],
     )?;
     let Rates { one_minus_beta1, one_minus_beta2, .. } = options.rates(NAME, 1)?;
     let write_compute_weights = compute_weights.is_some();

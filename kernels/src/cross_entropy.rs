@@ -69,7 +69,7 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     let mut block = row_block(logits, (rows, d), strides, first_row, (rows_tile, d_tile));
     let row = first_row + arange(0, rows_tile);
     let row_starts = (row * logits_stride_row, row < rows);
-    let ends = if vector > 0 {
+    let head_tail = if vector > 0 {
         let (column, inside) = head_tail_columns(row_starts, d, misalignment, vector);
         load(logits + (row_starts.0.expand_dims(1) + column), mask = inside, other = f32::NEG_INFINITY).to::<f32>()
     } else {
@@ -95,12 +95,12 @@ pub fn cross_entropy_fwd<T: Float, I: Int>(
     }
     let mut row_largest = max(largest, axis = 1);
     if vector > 0 {
-        row_largest = maximum(row_largest, max(ends, axis = 1));
+        row_largest = maximum(row_largest, max(head_tail, axis = 1));
     }
     let shift = softmax_shift(row_largest).expand_dims(1);
     let mut row_total = sum(total * fast_exp(largest - shift), axis = 1);
     if vector > 0 {
-        row_total += sum(fast_exp(ends - shift), axis = 1);
+        row_total += sum(fast_exp(head_tail - shift), axis = 1);
     }
     let log_sum = row_largest + log(row_total);
     store(vector_block(lse, rows, lse_stride, first_row, rows_tile), log_sum, boundary_check = [0]);
@@ -157,23 +157,26 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
     let g_block = vector_block(grad_loss, rows, grad_loss_stride, row, rows_tile);
     let g = load(g_block, boundary_check = [0], padding = zero) * scale;
     let exists = (target >= 0) && (target < d.to::<i64>());
-    let of_rows = (log_sum, where_(exists, g, f32::NAN), target == ignore_index);
+    let factor = where_(exists, g, f32::NAN);
+    let ignored = target == ignore_index;
 
     if vector > 0 {
-        let each = row + arange(0, rows_tile);
-        let x_rows = (each * logits_stride_row, each < rows);
-        let grad_rows = (each * grad_logits_stride_row, each < rows);
+        let row_index = row + arange(0, rows_tile);
+        let x_rows = (row_index * logits_stride_row, row_index < rows);
+        let grad_rows = (row_index * grad_logits_stride_row, row_index < rows);
         let (head, _) = aligned_span(x_rows.0, d, misalignment, vector);
         let (at, inside) = vector_tile(logits, x_rows, d, misalignment, vector, (col, d_tile));
         let x = load(at, mask = inside, other = 0.0).to::<f32>();
-        let grad = gradient(x, arange(0, d_tile).expand_dims(0), target - head - col, of_rows);
+        let column = arange(0, d_tile).expand_dims(0);
+        let grad = gradient(x, column, target - head - col, log_sum, factor, ignored);
         let (at, inside) = vector_tile(grad_logits, grad_rows, d, misalignment, vector, (col, d_tile));
         store(at, grad.to::<T>(), mask = inside);
         if col == 0 {
             let (column, inside) = head_tail_columns(x_rows, d, misalignment, vector);
             let x = load(logits + (x_rows.0.expand_dims(1) + column), mask = inside, other = 0.0).to::<f32>();
             let at = grad_logits + (grad_rows.0.expand_dims(1) + column);
-            store(at, gradient(x, column.to::<i32>(), target, of_rows).to::<T>(), mask = inside);
+            let grad = gradient(x, column.to::<i32>(), target, log_sum, factor, ignored);
+            store(at, grad.to::<T>(), mask = inside);
         }
     } else {
         let strides = (logits_stride_row, logits_stride_d);
@@ -181,21 +184,23 @@ pub fn cross_entropy_bwd<T: Float, I: Int>(
         let grad_strides = (grad_logits_stride_row, grad_logits_stride_d);
         let grad_block = row_block(grad_logits, shape, grad_strides, row, tile).advance([0, col]);
         let x = load(block, boundary_check = [0, 1], padding = zero).to::<f32>();
-        let grad = gradient(x, arange(0, d_tile).expand_dims(0), target - col, of_rows);
+        let column = arange(0, d_tile).expand_dims(0);
+        let grad = gradient(x, column, target - col, log_sum, factor, ignored);
         store(grad_block, grad.to::<T>(), boundary_check = [0, 1]);
     }
 }
 
-/// The gradient of the logits `x` of the given columns. `of_rows` holds, for each row, lse, the factor of the gradient,
-/// and whether the target is ignored.
+/// The gradient of the logits `x` of the given columns. `log_sum`, `factor` and `ignored` are, for each row, lse, the
+/// factor of the gradient, and whether the target is ignored.
 #[device_fn]
 fn gradient(
     x: Tile<f32>,
     columns: Tile<i32>,
     target: Tile<i64>,
-    of_rows: (Tile<f32>, Tile<f32>, Tile<bool>),
+    log_sum: Tile<f32>,
+    factor: Tile<f32>,
+    ignored: Tile<bool>,
 ) -> Tile<f32> {
-    let (log_sum, factor, ignored) = of_rows;
     // The comparison in 32 bits is safe: a 64-bit target that equals a column only after truncation has a NaN factor,
     // or is ignored.
     let hit = where_(columns == target.to::<i32>().expand_dims(1), 1.0, 0.0);
@@ -293,7 +298,7 @@ pub fn backward<T: FloatElement, I: IndexElement>(
     expect_shape(NAME, "grad_loss", grad_loss.shape(), [rows])?;
     expect_shape(NAME, "grad_logits", grad_logits.shape(), [rows, d])?;
     let tiles = ElementwiseTiles::new(rows, d);
-    let unaligned = UnalignedRows::of_both(device, &logits, &grad_logits);
+    let unaligned = UnalignedRows::common(device, &logits, &grad_logits);
     CrossEntropyBwd {
         logits_stride_row: logits.strides()[0],
         logits_stride_d: logits.strides()[1],

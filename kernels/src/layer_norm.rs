@@ -369,33 +369,50 @@ pub mod reference {
         (mean, 1.0 / (variance + eps).sqrt())
     }
 
-    /// (y [rows, d], mean [rows], rstd [rows]) of x [rows, d], w [d] and b [d].
-    pub fn forward(x: &[f64], w: &[f64], b: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
-        let (mut y, mut means, mut rstds) = (Vec::with_capacity(x.len()), Vec::new(), Vec::new());
-        for row in x.chunks_exact(w.len().max(1)) {
-            let (mean, rstd) = moments(row, eps);
-            y.extend((0..row.len()).map(|j| (row[j] - mean) * rstd * w[j] + b[j]));
-            means.push(mean);
-            rstds.push(rstd);
-        }
-        (y, means, rstds)
+    /// Results of the forward pass.
+    pub struct Forward {
+        /// [rows, d]
+        pub y: Vec<f64>,
+        /// [rows]
+        pub mean: Vec<f64>,
+        /// [rows]
+        pub rstd: Vec<f64>,
     }
 
-    /// (grad_x [rows, d], grad_w [d], grad_b [d]) of x [rows, d], w [d] and grad_y [rows, d].
-    pub fn backward(x: &[f64], w: &[f64], grad_y: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    /// The results for x [rows, d], w [d] and b [d].
+    pub fn forward(x: &[f64], w: &[f64], b: &[f64], eps: f64) -> Forward {
+        let mut out = Forward { y: Vec::with_capacity(x.len()), mean: Vec::new(), rstd: Vec::new() };
+        for row in x.chunks_exact(w.len().max(1)) {
+            let (mean, rstd) = moments(row, eps);
+            out.y.extend((0..row.len()).map(|j| (row[j] - mean) * rstd * w[j] + b[j]));
+            out.mean.push(mean);
+            out.rstd.push(rstd);
+        }
+        out
+    }
+
+    /// Gradients of the inputs of [`forward`], in their shapes.
+    pub struct Gradients {
+        pub x: Vec<f64>,
+        pub w: Vec<f64>,
+        pub b: Vec<f64>,
+    }
+
+    /// The gradients for x [rows, d], w [d] and grad_y [rows, d].
+    pub fn backward(x: &[f64], w: &[f64], grad_y: &[f64], eps: f64) -> Gradients {
         let d = w.len();
-        let (mut grad_x, mut grad_w, mut grad_b) = (Vec::with_capacity(x.len()), vec![0.0; d], vec![0.0; d]);
+        let mut grad = Gradients { x: Vec::with_capacity(x.len()), w: vec![0.0; d], b: vec![0.0; d] };
         for (x, g) in x.chunks_exact(d.max(1)).zip(grad_y.chunks_exact(d.max(1))) {
             let (mean, rstd) = moments(x, eps);
             let x_hat: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
             let c2 = (0..d).map(|j| g[j] * w[j]).sum::<f64>() / d as f64;
             let c1 = (0..d).map(|j| g[j] * w[j] * x_hat[j]).sum::<f64>() / d as f64;
             for j in 0..d {
-                grad_x.push(rstd * (g[j] * w[j] - c2 - x_hat[j] * c1));
-                grad_w[j] += g[j] * x_hat[j];
-                grad_b[j] += g[j];
+                grad.x.push(rstd * (g[j] * w[j] - c2 - x_hat[j] * c1));
+                grad.w[j] += g[j] * x_hat[j];
+                grad.b[j] += g[j];
             }
         }
-        (grad_x, grad_w, grad_b)
+        grad
     }
 }

@@ -361,22 +361,22 @@ fn launch_matmul<'a, T: FloatElement>(
 fn default_config(problem: &Problem) -> Config {
     let bytes = problem.dtypes.first().map_or(4, |dtype| dtype.bytes());
     let hopper = matches!(problem.target, Target::Nvptx(arch) if arch >= GpuArch::Sm90a);
-    let (largest, num_warps, num_stages) = match (problem.is_gpu(), bytes, problem.get("precision")) {
-        (false, ..) => ([64, 64, 64], 4, 1),
-        (true, 2, _) if hopper => ([128, 256, 64], 8, 3),
-        (true, 2, _) => ([128, 128, 64], 8, 4),
+    let largest = match (problem.is_gpu(), bytes, problem.get("precision")) {
+        (false, ..) => TileChoice { m: 64, n: 64, k: 64, num_warps: 4, num_stages: 1 },
+        (true, 2, _) if hopper => TileChoice { m: 128, n: 256, k: 64, num_warps: 8, num_stages: 3 },
+        (true, 2, _) => TileChoice { m: 128, n: 128, k: 64, num_warps: 8, num_stages: 4 },
         // Scalar FMAs: each of them reads both operands from shared memory.
-        (true, _, Some(Precision::Ieee) | None) => ([64, 64, 16], 4, 3),
+        (true, _, Some(Precision::Ieee) | None) => TileChoice { m: 64, n: 64, k: 16, num_warps: 4, num_stages: 3 },
         (true, ..) if hopper => wgmma_f32_tiles(problem),
-        (true, ..) => ([64, 64, 32], 4, 3),
+        (true, ..) => TileChoice { m: 64, n: 64, k: 32, num_warps: 4, num_stages: 3 },
     };
     // The sizes in the key are powers of two.
     let fit = |name: &str, largest: usize| (problem.int(name).unwrap_or(1) as usize).clamp(16, largest);
-    let (m, n, k) = (fit("m", largest[0]), fit("n", largest[1]), fit("k", largest[2]));
+    let (m, n, k) = (fit("m", largest.m), fit("n", largest.n), fit("k", largest.k));
     // In tiles that are too small for eight warps, several warps would compute the same elements.
-    let num_warps = if m * n < 64 * 128 { 4 } else { num_warps };
+    let num_warps = if m * n < 64 * 128 { 4 } else { largest.num_warps };
     let config = Config::default().set("m_tile", m).set("n_tile", n).set("k_tile", k);
-    let config = config.num_warps(num_warps).num_stages(num_stages);
+    let config = config.num_warps(num_warps).num_stages(largest.num_stages);
     // Producer warps pay off where the MMAs keep two consumer warpgroups busy.
     let warp_specialize_16bit = hopper && bytes == 2 && m * n >= 128 * 128;
     let f32 = hopper && bytes == 4 && problem.get("precision") != Some(Precision::Ieee);
@@ -384,17 +384,26 @@ fn default_config(problem: &Problem) -> Config {
     Config { schedule: Schedule { warp_specialize, wgmma_f32, ..Schedule::default() }, ..config }
 }
 
-/// Tile sizes (m, n, k), warps and stages for f32 with wgmma: the largest tiles that leave work for all SMs, since
-/// splitting the operands (3xTF32) costs less the more each split operand is reused.
-fn wgmma_f32_tiles(problem: &Problem) -> ([usize; 3], u32, u32) {
+/// Tile sizes in elements, with the warps and pipeline stages that suit them.
+struct TileChoice {
+    m: usize,
+    n: usize,
+    k: usize,
+    num_warps: u32,
+    num_stages: u32,
+}
+
+/// Chooses tiles for f32 with wgmma: the largest that leave work for all SMs, since splitting the operands (3xTF32)
+/// costs less the more each split operand is reused.
+fn wgmma_f32_tiles(problem: &Problem) -> TileChoice {
     /// Programs that keep most SMs of a Hopper GPU busy.
-    const FULL_WAVE: usize = 120;
+    const MIN_PROGRAMS: usize = 120;
     let size = |name: &str| problem.int(name).unwrap_or(1) as usize;
     let programs = |m: usize, n: usize| size("m").div_ceil(m) * size("n").div_ceil(n);
     match () {
-        () if programs(128, 128) >= FULL_WAVE => ([128, 128, 32], 8, 3),
-        () if programs(64, 128) >= FULL_WAVE => ([64, 128, 32], 4, 3),
-        () => ([64, 64, 32], 4, 4),
+        () if programs(128, 128) >= MIN_PROGRAMS => TileChoice { m: 128, n: 128, k: 32, num_warps: 8, num_stages: 3 },
+        () if programs(64, 128) >= MIN_PROGRAMS => TileChoice { m: 64, n: 128, k: 32, num_warps: 4, num_stages: 3 },
+        () => TileChoice { m: 64, n: 64, k: 32, num_warps: 4, num_stages: 4 },
     }
 }
 

@@ -7,11 +7,11 @@ use tilewright_runtime::prelude::*;
 ///
 /// The sum is accumulated in f32 and rounded once. With `average` it is multiplied by 1 / `world` before the rounding,
 /// which is exact for a power of two. The input of `rank` is the previous content of y; the inputs of the other ranks
-/// are the rows of x [world − 1, n], in rank order. With `has_copy` the result is also written to `copy`.
+/// are the rows of x [world − 1, n], in rank order. With `write_copy` the result is also written to `copy`.
 ///
 /// One program per tile; a smaller grid loops over tiles with a stride of the grid size.
 #[kernel]
-#[alias(copies = has_copy)]
+#[alias(copies = write_copy, has_copy = write_copy)]
 pub fn rank_sum<T: Float>(
     y: InOut<T>,
     x: In<T>,
@@ -22,7 +22,7 @@ pub fn rank_sum<T: Float>(
     #[constexpr] rank: usize,
     #[constexpr] world: usize,
     #[constexpr = false] average: bool,
-    #[constexpr = false] has_copy: bool,
+    #[constexpr = false] write_copy: bool,
 ) {
     let first = program_id(0).to::<i64>() * tile;
     for start in range(first, n, num_programs(0).to::<i64>() * tile) {
@@ -43,7 +43,7 @@ pub fn rank_sum<T: Float>(
             total = total * (1.0 / world as f32);
         }
         store(y + offsets, total.to::<T>(), mask = inside);
-        if has_copy {
+        if write_copy {
             store(copy + offsets, total.to::<T>(), mask = inside);
         }
     }
@@ -78,7 +78,7 @@ pub fn reduce<T: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "rank_sum";
     let RankReduction { rank, world, average } = ranks;
-    let (n, has_copy) = (y.len(), copy.is_some());
+    let (n, write_copy) = (y.len(), copy.is_some());
     let invalid_argument = |name: &'static str, expected: String, found: usize| {
         Err(Error::Argument { kernel: NAME.into(), name, expected, found: found.to_string() })
     };
@@ -111,7 +111,7 @@ pub fn reduce<T: FloatElement>(
         rank,
         world,
         average,
-        has_copy,
+        write_copy,
     }
     .launch(device, max_programs.map_or(tiles, |max| tiles.min(max.max(1))))
 }

@@ -141,8 +141,16 @@ pub fn frequencies(d: usize, base: f64) -> Vec<f64> {
 /// Largest head dimension: a tile holds a whole head.
 const MAX_D: usize = 2048;
 
-/// Tile sizes (tokens, heads, d): angles are computed once for several heads.
-fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<(usize, usize, usize, LaunchConfig)> {
+/// Tile sizes and the launch configuration of a kernel.
+struct RopeTiles {
+    tokens_tile: usize,
+    heads_tile: usize,
+    d_tile: usize,
+    config: LaunchConfig,
+}
+
+/// Chooses tiles such that angles are computed once for several heads.
+fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<RopeTiles> {
     const ELEMENTS: usize = 2048;
     const HEADS: usize = 8;
     if !d.is_multiple_of(2) || d > MAX_D {
@@ -156,7 +164,7 @@ fn tiles(name: &str, [tokens, heads, d]: [usize; 3]) -> Result<(usize, usize, us
     let d_tile = d.max(2).next_power_of_two();
     let tokens_tile = (ELEMENTS / d_tile).min(tokens.max(1).next_power_of_two());
     let grid = (tokens.div_ceil(tokens_tile), heads.div_ceil(HEADS));
-    Ok((tokens_tile, HEADS, d_tile, LaunchConfig::new(grid).num_warps(4)))
+    Ok(RopeTiles { tokens_tile, heads_tile: HEADS, d_tile, config: LaunchConfig::new(grid).num_warps(4) })
 }
 
 /// Writes y, the rotation of x, both [tokens, heads, d], with `positions` [tokens] and `frequencies` [d/2].
@@ -176,7 +184,7 @@ pub fn rotate_at<T: FloatElement, I: IndexElement>(
 ) -> Result<()> {
     const NAME: &str = "rope_at";
     let [tokens, heads, d] = x.shape();
-    let (tokens_tile, heads_tile, d_tile, config) = tiles(NAME, x.shape())?;
+    let RopeTiles { tokens_tile, heads_tile, d_tile, config } = tiles(NAME, x.shape())?;
     expect_shape(NAME, "positions", positions.shape(), [tokens])?;
     expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
     expect_shape(NAME, "y", y.shape(), x.shape())?;
@@ -220,14 +228,14 @@ pub fn rotate_from<T: FloatElement>(
 ) -> Result<()> {
     const NAME: &str = "rope_from";
     let [tokens, heads, d] = x.shape();
-    let (tokens_tile, heads_tile, d_tile, config) = tiles(NAME, x.shape())?;
+    let RopeTiles { tokens_tile, heads_tile, d_tile, config } = tiles(NAME, x.shape())?;
     expect_shape(NAME, "frequencies", frequencies.shape(), [d / 2])?;
     expect_shape(NAME, "y", y.shape(), x.shape())?;
     if length == 0 && tokens > 0 {
         return Err(Error::Argument {
             kernel: NAME.into(),
             name: "length",
-            expected: "the number of tokens in a sequence".into(),
+            expected: "a positive number of tokens per sequence".into(),
             found: "0".into(),
         });
     }

@@ -40,9 +40,11 @@ impl RowLoop {
             Some(sms) => sms * (elements_per_sm / d_tile.max(ELEMENTS)).max(1),
             None => CPU_PROGRAMS,
         };
-        let unit = MAX_ROWS.max(ELEMENTS / d_tile);
-        let rows_per_program =
-            rows.div_ceil(max_programs.div_ceil(column_tiles.max(1))).next_multiple_of(unit).max(unit);
+        let rows_multiple = MAX_ROWS.max(ELEMENTS / d_tile);
+        let rows_per_program = rows
+            .div_ceil(max_programs.div_ceil(column_tiles.max(1)))
+            .next_multiple_of(rows_multiple)
+            .max(rows_multiple);
         RowLoop { programs: rows.div_ceil(rows_per_program), rows_per_program }
     }
 }
@@ -88,7 +90,7 @@ mod tests {
                 );
             }
         }
-        let of = |d_tile, column_tiles| RowLoop::for_sms(Some(132), 50_000, d_tile, column_tiles).programs;
-        assert_eq!([of(1024, 1), of(8192, 1), of(1024, 8)], [521, 131, 66]);
+        let programs = |d_tile, column_tiles| RowLoop::for_sms(Some(132), 50_000, d_tile, column_tiles).programs;
+        assert_eq!([programs(1024, 1), programs(8192, 1), programs(1024, 8)], [521, 131, 66]);
     }
 }

@@ -35,7 +35,7 @@ impl UnalignedRows {
 
     /// The alignment that the rows of `x` and those of `y`, of the same shape, have in common; the default where an
     /// element of `x` and the same element of `y` lie at different offsets within a vector.
-    pub fn of_both<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>, y: &TensorMut<'_, T, 2>) -> UnalignedRows {
+    pub fn common<T: FloatElement>(device: &Device, x: &Tensor<'_, T, 2>, y: &TensorMut<'_, T, 2>) -> UnalignedRows {
         let of_x = UnalignedRows::of(device, x);
         let of_y = UnalignedRows::new::<T>(device.is_cuda(), y.data.address(), y.shape()[1], y.strides());
         let vector = (VECTOR_BYTES / size_of::<T>()) as i64;

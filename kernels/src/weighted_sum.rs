@@ -18,9 +18,9 @@ use tilewright_runtime::prelude::*;
 /// y[r] = Σⱼ x[r, j] · w[j], multiplied and accumulated in f32.
 ///
 /// One program per tile of rows, which loops over the columns. With `x_evict_first` x is loaded with the eviction
-/// policy evict_first, so that data written to L2 before stay there: for an x not much larger than the L2 cache, on an
-/// H200 up to 200 MB in any case. `single_tile` promises that d is `d_tile`: one tile is a whole row, without a loop or
-/// a mask of columns.
+/// policy evict_first, so that data already in L2 stays there: faster for an x of up to a few times the size of the L2
+/// cache, on an H200 at least up to 200 MB. `single_tile` promises that d is `d_tile`: one tile holds a whole row, and
+/// the loop and the column mask vanish.
 #[autotune(
     configs = [
         Config(rows_tile = 1, d_tile = [1024, 2048], num_warps = [1, 2, 4], x_evict_first = false),

@@ -196,7 +196,7 @@ mod tests {
     struct PanicAfter(&'static str);
     impl Observer for PanicAfter {
         fn after(&mut self, pass: &'static str, _: Stage, _: &Func) {
-            assert_ne!(pass, self.0, "the bomb");
+            assert_ne!(pass, self.0, "injected panic");
         }
         fn llvm_ir(&mut self, _: &str) {}
     }

@@ -266,8 +266,8 @@ mod tests {
     /// Every variable in the table of the module page rejects an invalid value, and names what it expects; paths are
     /// accepted as they are.
     #[test]
-    fn every_variable_refuses_nonsense() {
-        let refused = [
+    fn invalid_values_are_rejected() {
+        let rejected = [
             ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),
             ("TILEWRIGHT_CACHE_MAX_SIZE", "lots", "2G"),
             ("TILEWRIGHT_DUMP", "nonsense", "assign_layouts"),
@@ -275,10 +275,10 @@ mod tests {
         ];
         let paths = ["TILEWRIGHT_CACHE", "TILEWRIGHT_REPRO", "TILEWRIGHT_PTXAS", "NVTX_INJECTION64_PATH"];
         let rows = include_str!("env.rs").lines().filter_map(|line| line.strip_prefix("//! | `")?.split('`').next());
-        let listed: Vec<&str> = refused.iter().map(|(name, ..)| *name).chain(paths).collect();
+        let listed: Vec<&str> = rejected.iter().map(|(name, ..)| *name).chain(paths).collect();
         let missing: Vec<&str> = rows.filter(|name| !listed.contains(name)).collect();
-        assert!(missing.is_empty(), "what do they refuse? {missing:?}");
-        for (name, value, expected) in refused {
+        assert!(missing.is_empty(), "variables without a test of invalid values: {missing:?}");
+        for (name, value, expected) in rejected {
             let message = parse(&[(name, value)]).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains(value) && message.contains(expected), "{message}");
             let bytes = |asked: &str| (asked == name).then(|| OsString::from_vec(vec![0xff]));

@@ -55,17 +55,17 @@ pub fn ptxas() -> Result<Option<Ptxas>> {
 /// Another CUDA tool, for example `nvdisasm`: in the directory of `ptxas`, on `PATH`, or where `make cuda-tools` puts
 /// it in the working directory or an ancestor.
 pub fn cuda_tool(name: &str) -> Option<PathBuf> {
-    let beside = || Some(Env::get().ok()?.ptxas.as_ref()?.parent()?.join(name));
+    let next_to_ptxas = || Some(Env::get().ok()?.ptxas.as_ref()?.parent()?.join(name));
     let on_path = || {
         let dirs = std::env::var_os("PATH")?;
         std::env::split_paths(&dirs).map(|dir| dir.join(name)).find(|file| file.is_file())
     };
-    let fetched = || {
+    let in_build_dir = || {
         let here = std::env::current_dir().ok()?;
         let file = |dir: &std::path::Path| dir.join("build/cuda-tools/nvidia/cu13/bin").join(name);
         here.ancestors().take(4).map(file).find(|file| file.is_file())
     };
-    beside().filter(|file| file.is_file()).or_else(on_path).or_else(fetched)
+    next_to_ptxas().filter(|file| file.is_file()).or_else(on_path).or_else(in_build_dir)
 }
 
 /// A CUDA library that a machine learning program may use; kernels need none of them.
@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_report_asks_for_everything_and_never_fails() {
+    fn report_is_complete() {
         let report = report();
         assert_eq!(report.llvm.major, 22);
         assert!(report.cpu.compute_units > 0 && !report.host_cpu.cpu.is_empty());

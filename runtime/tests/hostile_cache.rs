@@ -73,7 +73,7 @@ fn child_launches() {
 }
 
 /// Output of a program.
-struct Ran {
+struct Outcome {
     factors: Vec<String>,
     warnings: Vec<String>,
 }
@@ -87,7 +87,7 @@ fn program(role: &str, cache: &Path) -> Command {
 }
 
 /// Runs a program that must succeed within a minute.
-fn run(mut command: Command) -> Ran {
+fn run(mut command: Command) -> Outcome {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -104,12 +104,12 @@ fn run(mut command: Command) -> Ran {
     // The runner's own `test child_launches ...` may precede the first line.
     let factors = out.lines().filter_map(|line| Some(line.split_once("factor ")?.1.to_string())).collect();
     let warnings = err.lines().filter(|line| line.contains("WARN")).map(str::to_string).collect();
-    Ran { factors, warnings }
+    Outcome { factors, warnings }
 }
 
 /// Runs the program; checks the result, and that it prints one warning with these parts, or none if there are no parts.
 fn expect_right_result(command: Command, what: &str, warning: &[&str]) {
-    let Ran { factors, warnings } = run(command);
+    let Outcome { factors, warnings } = run(command);
     assert_eq!(factors, ["2"], "{what}: {warnings:?}");
     assert_eq!(warnings.len(), usize::from(!warning.is_empty()), "{what}: {warnings:?}");
     for part in warning {
@@ -126,7 +126,7 @@ struct Attack {
     dir: TempDir,
     cache: PathBuf,
     entry: PathBuf,
-    honest: Vec<u8>,
+    genuine: Vec<u8>,
     forged: Vec<u8>,
 }
 
@@ -158,15 +158,15 @@ impl Attack {
         launch(&cache, "an empty directory", &[]);
         assert_eq!(run(program("forger", &other)).factors, ["666"]);
         let entry = only_entry(&cache);
-        let honest = fs::read(&entry).unwrap();
-        // The key of the honest kernel, the code of the other one, and a checksum of both.
+        let genuine = fs::read(&entry).unwrap();
+        // The key of the genuine kernel, the code of the other one, and a checksum of both.
         let mut forged = fs::read(only_entry(&other)).unwrap();
-        forged[16..48].copy_from_slice(&honest[16..48]);
+        forged[16..48].copy_from_slice(&genuine[16..48]);
         let content = forged.len() - 32;
         let checksum = blake3::hash(&forged[..content]);
         forged[content..].copy_from_slice(checksum.as_bytes());
         fs::write(&entry, &forged).unwrap();
-        Attack { dir, cache, entry, honest, forged }
+        Attack { dir, cache, entry, genuine, forged }
     }
 
     fn shard(&self) -> &Path {
@@ -175,7 +175,7 @@ impl Attack {
 
     /// Checks that the kernel was compiled again and that its entry belongs to this user.
     fn expect_replaced_entry(&self, what: &str) {
-        assert!(fs::read(&self.entry).unwrap() == self.honest, "{what}: the entry is not the honest one");
+        assert!(fs::read(&self.entry).unwrap() == self.genuine, "{what}: the entry is not the genuine one");
         assert!(fs::symlink_metadata(&self.entry).unwrap().is_file() && mode(&self.entry) == 0o600, "{what}");
         launch(&self.cache, what, &[]);
     }
@@ -303,7 +303,7 @@ fn fifos_sockets_and_devices_do_not_block() {
     let _ = fs::remove_file(&attack.entry);
     fs::create_dir(&attack.entry).unwrap();
     fs::write(attack.entry.join("file"), "").unwrap();
-    let Ran { factors, warnings } = run(program("launch", &attack.cache));
+    let Outcome { factors, warnings } = run(program("launch", &attack.cache));
     assert_eq!(factors, ["2"]);
     assert!(warnings.len() == 2 && warnings[0].contains("is not a regular file"), "{warnings:?}");
     assert!(warnings[1].contains("cannot be stored"), "{warnings:?}");
@@ -314,21 +314,21 @@ fn fifos_sockets_and_devices_do_not_block() {
 fn damage_is_a_miss() {
     let attack = Attack::new();
     let write = |bytes: &[u8]| fs::write(&attack.entry, bytes).unwrap();
-    let honest = &attack.honest;
-    for length in [0, 1, 63, 64, honest.len() / 2, honest.len() - 32, honest.len() - 1] {
-        write(&honest[..length]);
+    let genuine = &attack.genuine;
+    for length in [0, 1, 63, 64, genuine.len() / 2, genuine.len() - 32, genuine.len() - 1] {
+        write(&genuine[..length]);
         launch(&attack.cache, "a torn entry", &[]);
         attack.expect_replaced_entry("a torn entry");
     }
-    for place in (0..honest.len()).step_by(honest.len() / 12) {
-        let mut bytes = honest.clone();
+    for place in (0..genuine.len()).step_by(genuine.len() / 12) {
+        let mut bytes = genuine.clone();
         bytes[place] ^= 0x10;
         write(&bytes);
         launch(&attack.cache, "a flipped bit", &[]);
         attack.expect_replaced_entry("a flipped bit");
     }
     // Lengths whose sum is correct modulo 2^64.
-    let mut bytes = honest.clone();
+    let mut bytes = genuine.clone();
     bytes[48..56].copy_from_slice(&u64::MAX.to_le_bytes());
     let content = bytes.len() - 32;
     let checksum = blake3::hash(&bytes[..content]);
@@ -407,7 +407,7 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
         let give = |path: &Path| chown(path, user, None).unwrap();
         [&*attack.cache, attack.shard(), &attack.entry].into_iter().for_each(give);
     };
-    fs::write(&attack.entry, &attack.honest).unwrap();
+    fs::write(&attack.entry, &attack.genuine).unwrap();
     let as_user = |role: &str, cache: &Path| {
         let mut command = program(role, cache);
         if is_root() {
@@ -428,7 +428,7 @@ fn a_folder_that_cannot_be_written_is_no_failure() {
     set_mode(&attack.cache, 0o500);
     expect_right_result(as_user("launch", &attack.cache), "a readable directory: a hit", &[]);
     let before = entries(&attack.cache);
-    let Ran { factors, warnings } = run(as_user("many", &attack.cache));
+    let Outcome { factors, warnings } = run(as_user("many", &attack.cache));
     assert_eq!(factors, ["2"; MANY]);
     assert!(warnings.len() == 1 && warnings[0].contains("cannot be stored"), "one warning for all: {warnings:?}");
     assert_eq!(entries(&attack.cache), before);
@@ -508,7 +508,7 @@ fn concurrent_eviction_keeps_results_right() {
         };
         let programs: Vec<_> = (0..4).map(|_| start()).collect();
         for program in programs {
-            let Ran { factors, warnings } = program.join().unwrap();
+            let Outcome { factors, warnings } = program.join().unwrap();
             assert_eq!(factors, ["2"; MANY]);
             assert!(warnings.is_empty(), "{warnings:?}");
         }

@@ -92,24 +92,24 @@ fn spans_and_allocations_are_recorded_with_their_places() {
     let peak = trace.peak_bytes as usize;
     assert!((600 * KIB..604 * KIB).contains(&peak), "{peak}");
 
-    threads_that_work_for_themselves();
+    root_spans_are_independent();
     another_thread_sees_what_is_open();
 }
 
 /// Two threads of one program, such as ranks: each has a separate outermost span, whatever the other one has open.
-fn threads_that_work_for_themselves() {
+fn root_spans_are_independent() {
     use tilewright_runtime::trace::{root_span, thread_number};
 
     assert_eq!(thread_number(), None);
     for _ in 0..2 {
         let recording = Recording::start(Options { spans: true, ..Options::default() }).unwrap();
-        let meet = std::sync::Barrier::new(2);
+        let barrier = std::sync::Barrier::new(2);
         let work = || {
-            meet.wait();
+            barrier.wait();
             let _step = root_span("step");
-            meet.wait();
+            barrier.wait();
             let _forward = phase(Phase::Forward);
-            meet.wait();
+            barrier.wait();
             thread_number().unwrap()
         };
         let numbers = std::thread::scope(|scope| [scope.spawn(work), scope.spawn(work)].map(|t| t.join().unwrap()));

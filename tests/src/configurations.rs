@@ -65,43 +65,49 @@ impl Configuration {
     }
 }
 
-/// Tile sizes, constants and warps of one kernel, as its host function chooses them for large inputs.
+fn options(num_warps: u32, num_stages: u32) -> CompileOptions {
+    CompileOptions { num_warps, num_stages, ptx_version: PTX_VERSION, ..CompileOptions::default() }
+}
+
+/// Constants and compile options of one kernel, as its host function chooses them for large inputs.
 fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     let rows = |rows_tile: usize, d_tile: usize| consts! { rows_tile = rows_tile, d_tile = d_tile }.to_vec();
     let norm = |rows_tile: usize, d_tile: usize| {
         consts! { rows_tile = rows_tile, d_tile = d_tile, whole_rows = true }.to_vec()
     };
     let is = |other: &'static KernelDef| std::ptr::eq(def, other);
-    let (consts, num_warps, num_stages) = if is(&column_sum::COLUMN_SUM) {
-        (rows(64, 32), 4, 3)
+    let (consts, options) = if is(&column_sum::COLUMN_SUM) {
+        (rows(64, 32), options(4, 3))
     } else if is(&weighted_sum::WEIGHTED_SUM_FWD) || is(&weighted_sum::WEIGHTED_SUM_BWD) || is(&softmax::SOFTMAX_ROWS) {
-        (rows(8, 1024), 8, 3)
+        (rows(8, 1024), options(8, 3))
     } else if is(&softmax::SOFTMAX_WIDE_ROWS) {
-        (rows(2, 4096), 8, 3)
+        (rows(2, 4096), options(8, 3))
     } else if is(&cross_entropy::CROSS_ENTROPY_FWD) {
         let size_per_thread = 16 / dtype.bytes();
         (
             consts! { rows_tile = 1usize, d_tile = 4096usize, slots = 128usize, size_per_thread = size_per_thread }
                 .to_vec(),
-            4,
-            3,
+            options(4, 3),
         )
     } else if [&swiglu::SILU_FWD, &swiglu::SILU_BWD, &swiglu::SWIGLU_FWD, &swiglu::SWIGLU_BWD].iter().any(|k| is(k))
         || is(&cast::CAST)
         || is(&cross_entropy::CROSS_ENTROPY_BWD)
     {
-        (rows(2, 1024), 4, 3)
+        (rows(2, 1024), options(4, 3))
     } else if is(&embedding::EMBEDDING_BWD) {
-        (consts! { ids_tile = 512usize, d_tile = 512usize }.to_vec(), 1, 3)
+        (consts! { ids_tile = 512usize, d_tile = 512usize }.to_vec(), options(1, 3))
     } else if is(&rope::ROPE_AT) || is(&rope::ROPE_FROM) {
-        (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), 4, 3)
+        (consts! { tokens_tile = 32usize, heads_tile = 8usize, d_tile = 64usize }.to_vec(), options(4, 3))
     } else if [&adamw::ADAMW, &adamw::ADAMW_CONTROLLED, &adamw::ADAMW_WITH_COMPUTE_WEIGHTS].iter().any(|k| is(k)) {
-        (consts! { tile = 1024usize }.to_vec(), 4, 3)
+        (consts! { tile = 1024usize }.to_vec(), options(4, 3))
     } else if is(&adamw::ADAMW_TWO_PEERS) {
-        (consts! { tile = 2048usize }.to_vec(), 8, 3)
+        (consts! { tile = 2048usize }.to_vec(), options(8, 3))
     } else if is(&rank_sum::RANK_SUM) {
         let tile = 8192 / dtype.bytes();
-        (consts! { tile = tile, rank = 0usize, world = 2usize, average = true, has_copy = true }.to_vec(), 4, 3)
+        (
+            consts! { tile = tile, rank = 0usize, world = 2usize, average = true, write_copy = true }.to_vec(),
+            options(4, 3),
+        )
     } else if [
         &rms_norm::RMS_NORM_FWD,
         &rms_norm::RMS_NORM_BWD,
@@ -113,13 +119,13 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
     {
         // Column sums are kept in registers together with the operands.
         let backward = is(&rms_norm::RMS_NORM_BWD) || is(&layer_norm::LAYER_NORM_BWD);
-        (norm(if backward { 4 } else { 8 }, 1024), 8, 3)
+        (norm(if backward { 4 } else { 8 }, 1024), options(8, 3))
     } else if is(&matmul::MATMUL) {
         let (tile, k_tile, warps, stages) = if dtype.bytes() == 2 { (128usize, 64usize, 8, 4) } else { (64, 16, 4, 3) };
         let consts = consts! {
             m_tile = tile, n_tile = tile, k_tile = k_tile, activation = Activation::None, precision = Precision::Ieee,
         };
-        (consts.to_vec(), warps, stages)
+        (consts.to_vec(), options(warps, stages))
     } else {
         attention_configuration(def, dtype)
     };
@@ -130,12 +136,11 @@ fn configuration(def: &'static KernelDef, dtype: DType) -> Configuration {
         // One for each type parameter.
         _ => vec![dtype; def.generics.len()],
     };
-    let options = CompileOptions { num_warps, num_stages, ptx_version: PTX_VERSION, ..CompileOptions::default() };
     Configuration { def, dtypes, consts, options }
 }
 
-/// Causal attention with head dimension 64: constants, warps and stages.
-fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'static str, ConstValue)>, u32, u32) {
+/// Causal attention with head dimension 64: constants and compile options.
+fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'static str, ConstValue)>, CompileOptions) {
     let is = |other: &'static KernelDef| std::ptr::eq(def, other);
     let pass = if is(&attention::forward::FLASH_ATTENTION_FWD) {
         Pass::Forward
@@ -144,11 +149,11 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     } else if is(&attention::backward::FLASH_ATTENTION_BWD_DQ) {
         Pass::Dq
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_PREPROCESS) {
-        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), 4, 1);
+        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 64usize }.to_vec(), options(4, 1));
     } else if is(&attention::backward_rows::FLASH_ATTENTION_BWD_POSTPROCESS) {
-        return (consts! { d = 64usize, d_tile = 64usize, row_tile = 64usize }.to_vec(), 4, 1);
+        return (consts! { d = 64usize, d_tile = 64usize, row_tile = 64usize }.to_vec(), options(4, 1));
     } else if is(&attention::split_kv::FLASH_ATTENTION_FWD_COMBINE) {
-        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), 4, 1);
+        return (consts! { d = 64usize, d_tile = 64usize, q_tile = 32usize }.to_vec(), options(4, 1));
     } else {
         panic!("`{}` is in KERNELS: give it a configuration in tests/src/configurations.rs", def.name);
     };
@@ -156,7 +161,7 @@ fn attention_configuration(def: &'static KernelDef, dtype: DType) -> (Vec<(&'sta
     let consts = consts! {
         d = 64usize, d_tile = 64usize, q_tile = tiles.q_tile, k_tile = tiles.k_tile, causal = true,
     };
-    (consts.to_vec(), tiles.num_warps, tiles.num_stages)
+    (consts.to_vec(), options(tiles.num_warps, tiles.num_stages))
 }
 
 /// Every kernel, for one element type.

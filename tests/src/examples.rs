@@ -61,7 +61,7 @@ fn variant(def: &'static KernelDef, dtypes: &[DType], consts: &[(&'static str, i
 
 /// Every kernel of the examples, as it is launched there.
 pub fn variants() -> Vec<Variant> {
-    let products = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
+    let matmul_tiles = [("m_tile", 64), ("n_tile", 64), ("k_tile", 32)];
     let mut all = vec![
         variant(&vector_add::VECTOR_ADD, &[], &[("tile", 1024)]),
         variant(&fused_softmax::SOFTMAX_ROWS, &[DType::F32], &[("tile", 1024)]),
@@ -72,15 +72,15 @@ pub fn variants() -> Vec<Variant> {
         variant(&layer_norm::COLUMN_SUM, &[], &[("row_tile", 16), ("col_tile", 64)]),
         variant(&flash_attention::ATTENTION_FWD, &[DType::F16], &[("d", 64), ("q_tile", 64), ("k_tile", 64)]),
         variant(&math_functions::MATH_FUNCTIONS, &[], &[("tile", 1024)]),
-        variant(&grouped_gemm::GROUPED_GEMM, &[], &products),
-        variant(&persistent_matmul::PERSISTENT_MATMUL, &[DType::BF16], &products),
+        variant(&grouped_gemm::GROUPED_GEMM, &[], &matmul_tiles),
+        variant(&persistent_matmul::PERSISTENT_MATMUL, &[DType::BF16], &matmul_tiles),
         variant(&argmax_topk::ARGMAX_ROWS, &[], &[("row_tile", 4), ("col_tile", 256)]),
         variant(&argmax_topk::TOP_K, &[], &[("tile", 1024)]),
         variant(&histogram::HISTOGRAM_DIRECT, &[], &[("tile", 1024)]),
         variant(&histogram::HISTOGRAM_PRIVATE, &[], &[("tile", 128), ("bins", 64)]),
     ];
     for activation in ["Identity", "Relu", "LeakyRelu"] {
-        let mut matmul = variant(&matmul::MATMUL, &[], &products);
+        let mut matmul = variant(&matmul::MATMUL, &[], &matmul_tiles);
         matmul.consts.push(("group", ConstValue::Int(8)));
         matmul.consts.push(("activation", ConstValue::Variant(activation.to_string())));
         all.push(matmul);

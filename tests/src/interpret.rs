@@ -71,12 +71,22 @@ pub const SIMULATED: [Form; 2] = [
     Form::Simulated { arch: GpuArch::Sm90a, num_warps: 4, num_stages: 3 },
 ];
 
-/// Row loops for the backward kernels of the norms with tiles of two rows, as (`whole_rows`, `d_tile`, number of
-/// programs, stages): programs of two tiles; one program with three stages; a program per tile with two stages; and
-/// tiles that are narrower than a row.
-pub fn row_loops([rows, d]: [usize; 2]) -> [(bool, usize, usize, usize); 4] {
-    let (tiles, whole) = (rows.div_ceil(2), d.next_power_of_two());
-    [(true, whole, tiles.div_ceil(2), 1), (true, whole, 1, 3), (true, whole, tiles, 2), (false, 8, tiles, 1)]
+/// A launch of a backward kernel of the norms, with tiles of two rows.
+#[derive(Clone, Copy, Debug)]
+pub struct RowLoopCase {
+    pub whole_rows: bool,
+    pub d_tile: usize,
+    pub programs: usize,
+    pub stages: usize,
+}
+
+/// Row loops: programs of two tiles; one program with three stages; a program per tile with two stages; and tiles that
+/// are narrower than a row.
+pub fn row_loops([rows, d]: [usize; 2]) -> [RowLoopCase; 4] {
+    let (tiles, d_tile) = (rows.div_ceil(2), d.next_power_of_two());
+    let whole = |programs, stages| RowLoopCase { whole_rows: true, d_tile, programs, stages };
+    let narrow = RowLoopCase { whole_rows: false, d_tile: 8, programs: tiles, stages: 1 };
+    [whole(tiles.div_ceil(2), 1), whole(1, 3), whole(tiles, 2), narrow]
 }
 
 /// The specialization of a launch: which pointers and integers are multiples of 16, and which integers are 1.

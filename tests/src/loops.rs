@@ -46,14 +46,15 @@ pub fn row_loop<T: Float>(
     store(y_block, total, boundary_check = [1]);
 }
 
-/// A loop in a loop, followed by another loop: Σᵢ Σₖ x[i, j] · w[k, j] for k < i, then Σᵢ x[i, j] for i < `again`.
+/// A loop in a loop, followed by another loop: Σᵢ Σₖ x[i, j] · w[k, j] for k < i, then Σᵢ x[i, j] for i below
+/// `second_rows`.
 #[kernel]
 pub fn nested<T: Float>(
     x: In<T>,
     w: In<T>,
     y: Out<f32>,
     rows: i32,
-    again: i32,
+    second_rows: i32,
     #[constexpr] d: usize,
     #[constexpr] stages: usize,
 ) {
@@ -76,9 +77,9 @@ pub fn nested<T: Float>(
         total += max(factor, axis = 1, keep_dims = true) * 0.0;
         x_block = x_block.advance([1, 0]);
     }
-    if again > 0 {
+    if second_rows > 0 {
         x_block = start;
-        for _ in range(0, again, num_stages = stages) {
+        for _ in range(0, second_rows, num_stages = stages) {
             total += load(x_block, boundary_check = [0], padding = zero).to::<f32>();
             x_block = x_block.advance([1, 0]);
         }
@@ -221,18 +222,18 @@ pub fn transposed_in_place(x: InOut<f32>, y: InOut<f32>, #[constexpr] n: usize) 
     store(y + arange(0, columns), sum(load(at), axis = 0));
 }
 
-/// Number of elements of x and of y in a [`Pair`].
+/// Number of elements of x and of y in a [`LaunchPair`].
 pub const N: usize = 256;
 
 /// Launches one of the kernels with x and y of [`N`] elements.
-type Pair = fn(&Device, &mut Buffer<f32>, &mut Buffer<f32>, &LaunchConfig) -> tilewright::Result<()>;
+type LaunchPair = fn(&Device, &mut Buffer<f32>, &mut Buffer<f32>, &LaunchConfig) -> tilewright::Result<()>;
 
 fn random(device: &Device, n: usize, random: &mut Random) -> Buffer<f32> {
     let values: Vec<f32> = (0..n).map(|_| random.number() as f32).collect();
     Buffer::from_slice(device, &values).expect("memory")
 }
 
-fn same(what: &str, found: &[f32], want: &[f32]) {
+fn assert_close(what: &str, found: &[f32], want: &[f32]) {
     assert_eq!(found.len(), want.len(), "{what}");
     for (at, (found, want)) in found.iter().zip(want).enumerate() {
         let near = (found - want).abs() <= 1e-5 * want.abs().max(1.0);
@@ -245,10 +246,10 @@ fn same(what: &str, found: &[f32], want: &[f32]) {
 pub fn check_thread_communication(device: &Device) {
     macro_rules! pair {
         ($name:ident) => {
-            (stringify!($name), (|device, x, y, config| $name { x, y, n: N }.launch_with(device, config)) as Pair)
+            (stringify!($name), (|device, x, y, config| $name { x, y, n: N }.launch_with(device, config)) as LaunchPair)
         };
     }
-    let run = |device: &Device, launch: Pair, num_warps: u32| {
+    let run = |device: &Device, launch: LaunchPair, num_warps: u32| {
         let mut numbers = Random::new(9);
         let (mut x, mut y) = (random(device, N, &mut numbers), random(device, N, &mut numbers));
         let config = LaunchConfig::new(1).num_warps(num_warps);
@@ -265,7 +266,7 @@ pub fn check_thread_communication(device: &Device) {
     ] {
         let want = run(&Device::cpu(), launch, 4);
         for num_warps in [1, 4, 8, 16, 32] {
-            same(&format!("{name}, {num_warps} warps"), &run(device, launch, num_warps), &want);
+            assert_close(&format!("{name}, {num_warps} warps"), &run(device, launch, num_warps), &want);
         }
     }
 }
@@ -289,22 +290,22 @@ pub fn check_pipelined_loops(device: &Device) {
             let want = run(1, 4);
             for (stages, num_warps) in [(2, 1), (2, 4), (3, 8), (4, 16), (5, 2)] {
                 let what = format!("{rows} × {d}: {first}..{end} by {by}, {stages} stages, {num_warps} warps");
-                same(&what, &run(stages, num_warps), &want);
+                assert_close(&what, &run(stages, num_warps), &want);
             }
         }
     }
     const D: usize = 64;
-    for (rows, again) in [(1usize, 0i32), (5, 9), (6, 2)] {
+    for (rows, second_rows) in [(1usize, 0i32), (5, 9), (6, 2)] {
         let (x, w) = (random(device, rows * D, &mut numbers), random(device, rows * D, &mut numbers));
         let run = |stages, num_warps| {
             let mut y = Buffer::<f32>::zeros(device, D).expect("memory");
-            let mut nested = Nested { x: &x, w: &w, y: &mut y, rows: rows as i32, again, d: D, stages };
+            let mut nested = Nested { x: &x, w: &w, y: &mut y, rows: rows as i32, second_rows, d: D, stages };
             nested.launch_with(device, &LaunchConfig::new(1).num_warps(num_warps)).unwrap_or_else(|e| panic!("{e}"));
             y.to_vec().expect("y")
         };
         let want = run(1, 4);
         for (stages, num_warps) in [(2, 1), (3, 4), (4, 8)] {
-            same(&format!("{rows} rows, {stages} stages"), &run(stages, num_warps), &want);
+            assert_close(&format!("{rows} rows, {stages} stages"), &run(stages, num_warps), &want);
         }
         for stages in [1, 3] {
             let (mut sums, mut atomics) =
@@ -321,14 +322,14 @@ pub fn check_pipelined_loops(device: &Device) {
             let launched = RunningAtomic { x: &mut atomics, add: &w, rows: rows as i32, d: D, stages }
                 .launch_with(device, &config);
             launched.unwrap_or_else(|e| panic!("{e}"));
-            same("a running sum", &sums.to_vec().expect("sums"), &want);
-            same("a running sum by atomics", &atomics.to_vec().expect("sums"), &want);
+            assert_close("a running sum", &sums.to_vec().expect("sums"), &want);
+            assert_close("a running sum by atomics", &atomics.to_vec().expect("sums"), &want);
         }
     }
 }
 
 /// The inputs of the shipped kernels with a row loop.
-struct Shipped<'d> {
+struct RowLoopInputs<'d> {
     device: &'d Device,
     rows: usize,
     d: usize,
@@ -350,8 +351,8 @@ struct LaunchShape {
 /// Gradients of x, and partial sums.
 type Results = (Vec<bf16>, Vec<f32>);
 
-impl Shipped<'_> {
-    fn new(device: &Device, rows: usize, d: usize) -> Shipped<'_> {
+impl RowLoopInputs<'_> {
+    fn new(device: &Device, rows: usize, d: usize) -> RowLoopInputs<'_> {
         let mut numbers = Random::new(6);
         let mut halves = |n: usize| {
             let values: Vec<bf16> = (0..n).map(|_| bf16::from_f64(numbers.number())).collect();
@@ -359,7 +360,7 @@ impl Shipped<'_> {
         };
         let (x, grad_y, w) = (halves(rows * d), halves(rows * d), halves(d));
         let (mean, rstd) = (random(device, rows, &mut numbers), random(device, rows, &mut numbers));
-        Shipped { device, rows, d, x, w, grad_y, mean, rstd }
+        RowLoopInputs { device, rows, d, x, w, grad_y, mean, rstd }
     }
 
     /// Splits the rows among up to three programs: rows per program, and the number of programs.
@@ -480,7 +481,7 @@ impl Shipped<'_> {
 /// Checks that the shipped row loops give the same bits with several stages as with one.
 pub fn check_shipped_row_loops(device: &Device) {
     for (rows, d) in [(1, 64), (65, 1024), (37, 1000), (19, 8192)] {
-        let shipped = Shipped::new(device, rows, d);
+        let shipped = RowLoopInputs::new(device, rows, d);
         for (rows_tile, num_warps) in [(1, 4), (2, 8), (4, 16)] {
             let run = |stages| {
                 let shape = LaunchShape { rows_tile, num_warps, stages };

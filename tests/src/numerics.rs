@@ -58,12 +58,12 @@ impl HostTensor {
     /// A tensor of row-major values, rounded to the type.
     pub fn of(dtype: DType, shape: &[usize], strides: &[usize], values: &[f64]) -> HostTensor {
         let mut tensor = HostTensor::poisoned(dtype, shape, strides);
-        let places = tensor.places();
-        assert_eq!(places.len(), values.len(), "values of a tensor of shape {shape:?}");
+        let offsets = tensor.offsets();
+        assert_eq!(offsets.len(), values.len(), "values of a tensor of shape {shape:?}");
         let size = dtype.bytes();
-        for (place, value) in places.into_iter().zip(values) {
+        for (offset, value) in offsets.into_iter().zip(values) {
             let bits = num::encode(dtype, *value).to_le_bytes();
-            tensor.bytes[place * size..(place + 1) * size].copy_from_slice(&bits[..size]);
+            tensor.bytes[offset * size..(offset + 1) * size].copy_from_slice(&bits[..size]);
         }
         tensor
     }
@@ -75,12 +75,12 @@ impl HostTensor {
     }
 
     /// The offset of each element, in row-major order.
-    fn places(&self) -> Vec<usize> {
-        let mut places = vec![self.first];
+    fn offsets(&self) -> Vec<usize> {
+        let mut offsets = vec![self.first];
         for (&n, &stride) in self.shape.iter().zip(&self.strides) {
-            places = places.iter().flat_map(|&p| (0..n).map(move |i| p + i * stride)).collect();
+            offsets = offsets.iter().flat_map(|&first| (0..n).map(move |i| first + i * stride)).collect();
         }
-        places
+        offsets
     }
 
     /// Bytes of memory before the first element.
@@ -88,16 +88,16 @@ impl HostTensor {
         self.first * self.dtype.bytes()
     }
 
-    fn bits(&self, place: usize) -> u64 {
+    fn bits(&self, offset: usize) -> u64 {
         let size = self.dtype.bytes();
         let mut bits = [0; 8];
-        bits[..size].copy_from_slice(&self.bytes[place * size..(place + 1) * size]);
+        bits[..size].copy_from_slice(&self.bytes[offset * size..(offset + 1) * size]);
         u64::from_le_bytes(bits)
     }
 
     /// The elements in row-major order.
     pub fn values(&self) -> Vec<f64> {
-        self.places().into_iter().map(|p| num::decode(self.dtype, self.bits(p))).collect()
+        self.offsets().into_iter().map(|offset| num::decode(self.dtype, self.bits(offset))).collect()
     }
 
     /// Number of elements of memory, gaps and tail included.
@@ -112,14 +112,14 @@ impl HostTensor {
     /// Fails if anything was written to a gap or to the tail.
     pub fn check_gaps(&self, what: &str) {
         let mut inside = vec![false; self.len()];
-        for place in self.places() {
-            inside[place] = true;
+        for offset in self.offsets() {
+            inside[offset] = true;
         }
         let poison = u64::MAX >> (64 - self.dtype.bits());
-        for (place, inside) in inside.into_iter().enumerate() {
+        for (offset, inside) in inside.into_iter().enumerate() {
             assert!(
-                inside || self.bits(place) == poison,
-                "{what}: element {place}, which is in a gap, was overwritten"
+                inside || self.bits(offset) == poison,
+                "{what}: element {offset}, which is in a gap, was overwritten"
             );
         }
     }

@@ -31,7 +31,7 @@ pub const ALIGNED_GAPS: Spacing = Spacing { step: 1, gap: 64, first: 0 };
 /// Adjacent elements at a stride of 2.
 pub const STEPS: Spacing = Spacing { step: 2, gap: 5, first: 0 };
 /// No gaps, starting at an offset in memory.
-pub const MIDDLE: Spacing = Spacing { step: 1, gap: 0, first: 3 };
+pub const OFFSET: Spacing = Spacing { step: 1, gap: 0, first: 3 };
 
 impl Spacing {
     pub(crate) fn strides(self, shape: &[usize]) -> Vec<usize> {
@@ -40,7 +40,7 @@ impl Spacing {
 }
 
 /// A tensor in host memory and on the device.
-pub struct Placed<T: Element> {
+pub struct DeviceTensor<T: Element> {
     pub host: HostTensor,
     pub buffer: Buffer<T>,
 }
@@ -49,22 +49,25 @@ fn array<const R: usize>(list: &[usize]) -> [usize; R] {
     list.try_into().expect("a tensor of that rank")
 }
 
-impl<T: FloatElement> Placed<T> {
+impl<T: FloatElement> DeviceTensor<T> {
     /// Copies `host` to the device.
-    pub fn new(device: &Device, host: HostTensor) -> Placed<T> {
+    pub fn new(device: &Device, host: HostTensor) -> DeviceTensor<T> {
         let buffer = host.upload(device);
-        Placed { host, buffer }
+        DeviceTensor { host, buffer }
     }
 
     /// A tensor of numbers uniform in [−1, 1), rounded to the type.
-    pub fn random(device: &Device, shape: &[usize], spacing: Spacing, random: &mut Random) -> Placed<T> {
+    pub fn random(device: &Device, shape: &[usize], spacing: Spacing, random: &mut Random) -> DeviceTensor<T> {
         let host = HostTensor::random(T::dtype(), shape, &spacing.strides(shape), random);
-        Placed::new(device, host.with_offset(spacing.first))
+        DeviceTensor::new(device, host.with_offset(spacing.first))
     }
 
     /// A poisoned output.
-    pub fn poisoned(device: &Device, shape: &[usize], spacing: Spacing) -> Placed<T> {
-        Placed::new(device, HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)).with_offset(spacing.first))
+    pub fn poisoned(device: &Device, shape: &[usize], spacing: Spacing) -> DeviceTensor<T> {
+        DeviceTensor::new(
+            device,
+            HostTensor::poisoned(T::dtype(), shape, &spacing.strides(shape)).with_offset(spacing.first),
+        )
     }
 
     pub fn input<const R: usize>(&self) -> Tensor<'_, T, R> {
@@ -102,8 +105,8 @@ pub(crate) fn ok(result: Result<()>) {
 
 pub fn check_column_sum<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
     let what = format!("column_sum {} [{rows}, {d}] {spacing:?}", T::dtype());
-    let x = Placed::<T>::random(device, &[rows, d], spacing, &mut Random::new(1));
-    let mut y = Placed::<f32>::poisoned(device, &[d], spacing);
+    let x = DeviceTensor::<T>::random(device, &[rows, d], spacing, &mut Random::new(1));
+    let mut y = DeviceTensor::<f32>::poisoned(device, &[d], spacing);
     ok(column_sum::forward(device, x.input(), y.output()));
     y.check(&what, &column_sum::reference(&x.values(), d), F32);
 }
@@ -111,15 +114,15 @@ pub fn check_column_sum<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
 pub fn check_weighted_sum<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spacing: Spacing) {
     let what = format!("weighted_sum {} [{rows}, {d}] {spacing:?}", T::dtype());
     let mut random = Random::new(2);
-    let x = Placed::<T>::random(device, &[rows, d], spacing, &mut random);
-    let w = Placed::<T>::random(device, &[d], spacing, &mut random);
-    let mut y = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let x = DeviceTensor::<T>::random(device, &[rows, d], spacing, &mut random);
+    let w = DeviceTensor::<T>::random(device, &[d], spacing, &mut random);
+    let mut y = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
     ok(weighted_sum::forward(device, x.input(), w.input(), y.output()));
     y.check(&what, &weighted_sum::reference::forward(&x.values(), &w.values(), rows), F32);
 
-    let grad_y = Placed::<f32>::random(device, &[rows], spacing, &mut random);
-    let mut grad_x = Placed::<T>::poisoned(device, &[rows, d], spacing);
-    let mut grad_w = Placed::<f32>::poisoned(device, &[d], spacing);
+    let grad_y = DeviceTensor::<f32>::random(device, &[rows], spacing, &mut random);
+    let mut grad_x = DeviceTensor::<T>::poisoned(device, &[rows, d], spacing);
+    let mut grad_w = DeviceTensor::<f32>::poisoned(device, &[d], spacing);
     ok(weighted_sum::backward(device, x.input(), w.input(), grad_y.input(), grad_x.output(), grad_w.output()));
     let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
     grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
@@ -132,8 +135,8 @@ pub fn check_softmax<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], sp
     // Large enough that exp overflows unless the maximum is subtracted.
     let values: Vec<f64> = (0..rows * d).map(|_| 100.0 * random.number()).collect();
     let shape = [rows, d];
-    let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
-    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    let x = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(softmax::forward(device, x.input(), y.output()));
     y.check(&what, &softmax::reference(&x.values(), d), tolerance(T::dtype()));
 }
@@ -142,18 +145,18 @@ pub fn check_rms_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], s
     let what = format!("rms_norm {} [{rows}, {d}] {spacing:?}", T::dtype());
     let eps = 1e-5;
     let mut random = Random::new(4);
-    let x = Placed::<T>::random(device, &[rows, d], spacing, &mut random);
-    let w = Placed::<T>::random(device, &[d], spacing, &mut random);
-    let mut y = Placed::<T>::poisoned(device, &[rows, d], spacing);
-    let mut rstd = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let x = DeviceTensor::<T>::random(device, &[rows, d], spacing, &mut random);
+    let w = DeviceTensor::<T>::random(device, &[d], spacing, &mut random);
+    let mut y = DeviceTensor::<T>::poisoned(device, &[rows, d], spacing);
+    let mut rstd = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
     ok(rms_norm::forward(device, x.input(), w.input(), y.output(), rstd.output(), eps as f32));
     let (want_y, want_rstd) = rms_norm::reference::forward(&x.values(), &w.values(), eps);
     y.check(&what, &want_y, tolerance(T::dtype()));
     rstd.check(&format!("{what}, rstd"), &want_rstd, F32);
 
-    let grad_y = Placed::<T>::random(device, &[rows, d], spacing, &mut random);
-    let mut grad_x = Placed::<T>::poisoned(device, &[rows, d], spacing);
-    let mut grad_w = Placed::<T>::poisoned(device, &[d], spacing);
+    let grad_y = DeviceTensor::<T>::random(device, &[rows, d], spacing, &mut random);
+    let mut grad_x = DeviceTensor::<T>::poisoned(device, &[rows, d], spacing);
+    let mut grad_w = DeviceTensor::<T>::poisoned(device, &[d], spacing);
     ok(rms_norm::backward(
         device,
         x.input(),
@@ -199,11 +202,11 @@ pub fn check_matmul<T: FloatElement>(
     };
     let mut operand = |shape: [usize; 2], columns: bool| {
         let host = HostTensor::random(T::dtype(), &shape, &strides(shape, columns), &mut random);
-        Placed::<T>::new(device, host)
+        DeviceTensor::<T>::new(device, host)
     };
     let (a, b) = (operand([m, k], columns.a), operand([k, n], columns.b));
     let host = HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c));
-    let mut c = Placed::<T>::new(device, host);
+    let mut c = DeviceTensor::<T>::new(device, host);
     ok(matmul::multiply(device, a.input(), b.input(), c.output(), options));
     let product = matmul::reference(&a.values(), &b.values(), [m, n, k]);
     let want: Vec<f64> = product.iter().map(|x| activated(*x, options.activation)).collect();
@@ -213,8 +216,8 @@ pub fn check_matmul<T: FloatElement>(
 
     let other = HostTensor::random(T::dtype(), &[m, n], &strides([m, n], columns.c), &mut random);
     let sums: Vec<f64> = want.iter().zip(other.values()).map(|(x, other)| x + other).collect();
-    let other = Placed::<T>::new(device, other);
-    let mut c = Placed::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
+    let other = DeviceTensor::<T>::new(device, other);
+    let mut c = DeviceTensor::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
     ok(matmul::multiply_add(device, a.input(), b.input(), other.input(), c.output(), options));
     c.check(&format!("{what} plus another matrix"), &sums, allowed);
     let mut c = other;
@@ -223,8 +226,8 @@ pub fn check_matmul<T: FloatElement>(
 
     let bias = HostTensor::random(T::dtype(), &[n], &spacing.strides(&[n]), &mut random);
     let numbers = bias.values();
-    let bias = Placed::<T>::new(device, bias);
-    let mut c = Placed::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
+    let bias = DeviceTensor::<T>::new(device, bias);
+    let mut c = DeviceTensor::<T>::new(device, HostTensor::poisoned(T::dtype(), &[m, n], &strides([m, n], columns.c)));
     ok(matmul::multiply_add_bias(device, a.input(), b.input(), bias.input(), c.output(), options));
     let biased = product.iter().enumerate().map(|(at, x)| activated(x + numbers[at % n], options.activation));
     c.check(&format!("{what} with bias"), &biased.collect::<Vec<_>>(), allowed);

@@ -45,28 +45,28 @@ pub fn assemble(ptxas: &PathBuf, ptx: &str, arch: &str) -> Result<Resources, Str
 pub fn assemble_to(ptxas: &PathBuf, ptx: &str, arch: &str, cubin: &Path) -> Result<Resources, String> {
     let mut file = tempfile::Builder::new().suffix(".ptx").tempfile().map_err(|e| e.to_string())?;
     file.write_all(ptx.as_bytes()).map_err(|e| e.to_string())?;
-    let output = Command::new(ptxas)
+    let ran = Command::new(ptxas)
         .args(["-v", "-arch", arch, "-o"])
         .arg(cubin)
         .arg(file.path())
         .output()
         .map_err(|e| format!("{} does not start: {e}", ptxas.display()))?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        return Err(said);
+    let output = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
+    if !ran.status.success() {
+        return Err(output);
     }
     let number = |after: &str, before: &str| {
-        let start = said.find(after)? + after.len();
-        let end = start + said[start..].find(before)?;
-        said[start..end].trim().parse::<u32>().ok()
+        let start = output.find(after)? + after.len();
+        let end = start + output[start..].find(before)?;
+        output[start..end].trim().parse::<u32>().ok()
     };
     let resources = (|| {
         Some(Resources {
             registers: number(" Used ", " registers")?,
             spills: number("stack frame, ", " bytes spill stores")? + number("spill stores, ", " bytes spill loads")?,
-            serialized: said.lines().any(|line| line.contains("wgmma") && line.contains("serialized")),
-            warnings: said.lines().filter(|line| line.contains("(C75")).map(str::to_string).collect(),
+            serialized: output.lines().any(|line| line.contains("wgmma") && line.contains("serialized")),
+            warnings: output.lines().filter(|line| line.contains("(C75")).map(str::to_string).collect(),
         })
     })();
-    resources.ok_or_else(|| format!("ptxas printed no registers and spills:\n{said}"))
+    resources.ok_or_else(|| format!("ptxas printed no register and spill counts:\n{output}"))
 }

@@ -1,7 +1,7 @@
 //! The kernels of training steps on a device, against their f64 references: a continuation of [`crate::on_device`].
 
 use crate::numerics::{HostTensor, Random, tolerance};
-use crate::on_device::{F32, Placed, Spacing, ok};
+use crate::on_device::{DeviceTensor, F32, Spacing, ok};
 use tilewright::codegen::ir::DType;
 use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{
@@ -49,24 +49,24 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
     // A mean far from zero, so that E[x²] − μ² would cancel.
     let values: Vec<f64> = (0..rows * d).map(|_| 8.0 + random.number()).collect();
     let shape = [rows, d];
-    let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
-    let w = Placed::<T>::random(device, &[d], spacing, &mut random);
-    let b = Placed::<T>::random(device, &[d], spacing, &mut random);
-    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
-    let mut mean = Placed::<f32>::poisoned(device, &[rows], spacing);
-    let mut rstd = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let x = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let w = DeviceTensor::<T>::random(device, &[d], spacing, &mut random);
+    let b = DeviceTensor::<T>::random(device, &[d], spacing, &mut random);
+    let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
+    let mut mean = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
+    let mut rstd = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
     let (mean_out, rstd_out) = (mean.output(), rstd.output());
     ok(layer_norm::forward(device, x.input(), w.input(), b.input(), y.output(), mean_out, rstd_out, eps as f32));
     let (xs, ws) = (x.values(), w.values());
-    let (want_y, want_mean, want_rstd) = layer_norm::reference::forward(&xs, &ws, &b.values(), eps);
-    y.check(&what, &want_y, tolerance(T::dtype()));
-    mean.check(&format!("{what}, mean"), &want_mean, F32);
-    rstd.check(&format!("{what}, rstd"), &want_rstd, F32);
+    let want = layer_norm::reference::forward(&xs, &ws, &b.values(), eps);
+    y.check(&what, &want.y, tolerance(T::dtype()));
+    mean.check(&format!("{what}, mean"), &want.mean, F32);
+    rstd.check(&format!("{what}, rstd"), &want.rstd, F32);
 
-    let grad_y = Placed::<T>::random(device, &shape, spacing, &mut random);
-    let mut grad_x = Placed::<T>::poisoned(device, &shape, spacing);
-    let mut grad_w = Placed::<f32>::poisoned(device, &[d], spacing);
-    let mut grad_b = Placed::<f32>::poisoned(device, &[d], spacing);
+    let grad_y = DeviceTensor::<T>::random(device, &shape, spacing, &mut random);
+    let mut grad_x = DeviceTensor::<T>::poisoned(device, &shape, spacing);
+    let mut grad_w = DeviceTensor::<f32>::poisoned(device, &[d], spacing);
+    let mut grad_b = DeviceTensor::<f32>::poisoned(device, &[d], spacing);
     ok(layer_norm::backward(
         device,
         x.input(),
@@ -78,13 +78,13 @@ pub fn check_layer_norm<T: FloatElement>(device: &Device, [rows, d]: [usize; 2],
         grad_w.output(),
         grad_b.output(),
     ));
-    let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &grad_y.values(), eps);
+    let want = layer_norm::reference::backward(&xs, &ws, &grad_y.values(), eps);
     // With one element per row the gradients are differences of equal numbers.
     if d > 1 {
-        grad_x.check(&format!("{what}, grad_x"), &want_x, tolerance(T::dtype()));
-        grad_w.check(&format!("{what}, grad_w"), &want_w, 2.0 * F32);
+        grad_x.check(&format!("{what}, grad_x"), &want.x, tolerance(T::dtype()));
+        grad_w.check(&format!("{what}, grad_w"), &want.w, 2.0 * F32);
     }
-    grad_b.check(&format!("{what}, grad_b"), &want_b, F32);
+    grad_b.check(&format!("{what}, grad_b"), &want.b, F32);
 }
 
 /// Checks SiLU and SwiGLU, and their gradients.
@@ -94,27 +94,27 @@ pub fn check_swiglu<T: FloatElement>(device: &Device, [rows, d]: [usize; 2], spa
     // Large enough that the logistic function saturates at 0 and 1.
     let values: Vec<f64> = (0..rows * d).map(|_| 20.0 * random.number().powi(3)).collect();
     let shape = [rows, d];
-    let a = Placed::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
-    let b = Placed::<T>::random(device, &shape, spacing, &mut random);
-    let g = Placed::<T>::random(device, &shape, spacing, &mut random);
+    let a = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values));
+    let b = DeviceTensor::<T>::random(device, &shape, spacing, &mut random);
+    let g = DeviceTensor::<T>::random(device, &shape, spacing, &mut random);
     let (a_values, g_values) = (a.values(), g.values());
     let allowed = tolerance(T::dtype());
 
-    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(swiglu::forward(device, a.input(), b.input(), y.output()));
     y.check(&what, &swiglu::reference::forward(&a_values, &b.values()), allowed);
-    let mut grad_a = Placed::<T>::poisoned(device, &shape, spacing);
-    let mut grad_b = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut grad_a = DeviceTensor::<T>::poisoned(device, &shape, spacing);
+    let mut grad_b = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(swiglu::backward(device, a.input(), b.input(), g.input(), grad_a.output(), grad_b.output()));
     let (want_a, want_b) = swiglu::reference::backward(&a_values, &b.values(), &g_values);
     grad_a.check(&format!("{what}, grad_a"), &want_a, allowed);
     grad_b.check(&format!("{what}, grad_b"), &want_b, allowed);
 
-    let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(swiglu::silu(device, a.input(), y.output()));
     let want: Vec<f64> = a_values.iter().map(|a| swiglu::reference::silu(*a)).collect();
     y.check(&format!("{what}, silu"), &want, allowed);
-    let mut grad_x = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut grad_x = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(swiglu::silu_backward(device, a.input(), g.input(), grad_x.output()));
     let want: Vec<f64> = a_values.iter().zip(&g_values).map(|(a, g)| g * swiglu::reference::silu_grad(*a)).collect();
     grad_x.check(&format!("{what}, grad of silu"), &want, allowed);
@@ -135,17 +135,17 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     let targets: Vec<i64> = (0..rows).map(|r| target(r, &mut random)).collect();
     let shape = [rows, d];
     let x = HostTensor::of(T::dtype(), &shape, &spacing.strides(&shape), &values).with_offset(spacing.first);
-    let x = Placed::<T>::new(device, x);
+    let x = DeviceTensor::<T>::new(device, x);
     let on_device = Indices::<I>::new(device, spacing.step, &targets);
-    let mut loss = Placed::<f32>::poisoned(device, &[rows], spacing);
-    let mut lse = Placed::<f32>::poisoned(device, &[rows], spacing);
+    let mut loss = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
+    let mut lse = DeviceTensor::<f32>::poisoned(device, &[rows], spacing);
     ok(cross_entropy::forward(device, x.input(), on_device.input(), ignore, loss.output(), lse.output()));
     let (want_loss, want_lse) = cross_entropy::reference::forward(&x.values(), &targets, d, ignore);
     loss.check(&what, &want_loss, F32);
     lse.check(&format!("{what}, lse"), &want_lse, F32);
 
-    let g = Placed::<f32>::random(device, &[rows], spacing, &mut random);
-    let mut grad = Placed::<T>::poisoned(device, &shape, spacing);
+    let g = DeviceTensor::<f32>::random(device, &[rows], spacing, &mut random);
+    let mut grad = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(cross_entropy::backward(
         device,
         x.input(),
@@ -162,7 +162,7 @@ fn cross_entropy_with<T: FloatElement, I: IndexElement>(device: &Device, [rows, 
     // One gradient for all rows.
     let one = Buffer::from_slice(device, &[2.0f32]).expect("a buffer");
     let all = Tensor::strided(one.view(), [rows], [0]).expect("a tensor of repeated elements");
-    let mut grad = Placed::<T>::poisoned(device, &shape, spacing);
+    let mut grad = DeviceTensor::<T>::poisoned(device, &shape, spacing);
     ok(cross_entropy::backward(device, x.input(), on_device.input(), ignore, lse.input(), all, 1.0, grad.output()));
     let want = cross_entropy::reference::backward(&x.values(), &targets, d, ignore, &vec![2.0; rows], 1.0);
     grad.check(&format!("{what}, grad of the sum"), &want, tolerance(T::dtype()));
@@ -176,7 +176,7 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
     let allowed = if T::dtype() == DType::F32 { 1e-6 } else { tolerance(T::dtype()) };
     let base = 10_000.0;
     let mut random = Random::new(14);
-    let x = Placed::<T>::random(device, &shape, spacing, &mut random);
+    let x = DeviceTensor::<T>::random(device, &shape, spacing, &mut random);
     let theta = Buffer::from_slice(device, &rope::frequencies(d, base)).expect("a buffer");
     let theta = || Tensor::dense(theta.view(), [d / 2]).expect("a tensor");
     let listed: Vec<i64> = (0..tokens).map(|_| index(&mut random, 100_000)).collect();
@@ -184,13 +184,13 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
     let counted: Vec<i64> = (0..tokens).map(|t| (t % length + 65_500) as i64).collect();
     for direction in [Direction::Forward, Direction::Backward] {
         let want = rope::reference(&x.values(), &listed, heads, d, base, direction);
-        let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+        let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
         let positions = Indices::<i64>::new(device, spacing.step, &listed);
         ok(rope::rotate_at(device, x.input(), positions.input(), theta(), y.output(), direction));
         y.check(&format!("{what}, at {direction:?}"), &want, allowed);
 
         let want = rope::reference(&x.values(), &counted, heads, d, base, direction);
-        let mut y = Placed::<T>::poisoned(device, &shape, spacing);
+        let mut y = DeviceTensor::<T>::poisoned(device, &shape, spacing);
         ok(rope::rotate_from(device, x.input(), 65_500, length, theta(), y.output(), direction));
         y.check(&format!("{what}, from {direction:?}"), &want, allowed);
     }
@@ -200,34 +200,40 @@ pub fn check_rope<T: FloatElement>(device: &Device, shape: [usize; 3], spacing: 
 /// arguments and in device memory.
 pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
     let mut random = Random::new(15);
-    let state: [Vec<f64>; 3] = {
+    let initial: [Vec<f64>; 3] = {
         let p = HostTensor::random(DType::F32, &[n], &[1], &mut random).values();
         [p, vec![0.0; n], vec![0.0; n]]
     };
-    let steps: Vec<Placed<T>> =
-        (0..3).map(|_| Placed::random(device, &[n], crate::on_device::DENSE, &mut random)).collect();
+    let steps: Vec<DeviceTensor<T>> =
+        (0..3).map(|_| DeviceTensor::random(device, &[n], crate::on_device::DENSE, &mut random)).collect();
     let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
-    for (with_copy, by_memory) in [(false, false), (false, true), (true, false), (true, true)] {
-        let what = format!("adamw {} [{n}] compute weights: {with_copy}, scalars in memory: {by_memory}", T::dtype());
-        let mut want = state.clone();
-        let mut placed =
-            state.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
-        let mut copy = Placed::<T>::poisoned(device, &[n], crate::on_device::DENSE);
+    for (with_compute_weights, controlled) in [(false, false), (false, true), (true, false), (true, true)] {
+        let what = format!(
+            "adamw {} [{n}] compute weights: {with_compute_weights}, scalars in memory: {controlled}",
+            T::dtype()
+        );
+        let mut want = initial.clone();
+        let mut placed = initial
+            .each_ref()
+            .map(|values| DeviceTensor::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
+        let mut compute_weights = DeviceTensor::<T>::poisoned(device, &[n], crate::on_device::DENSE);
         for (i, g) in steps.iter().enumerate() {
             let t = i as u64 + 1;
             let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
+            let state = adamw::AdamState { p, m, v };
             let gradient = g.buffer.slice(..n).expect("a slice");
-            ok(if by_memory {
+            ok(if controlled {
                 let rates =
                     options.rates_at_step(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
                 let step_control = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a step_control");
-                let copy = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
-                adamw::step_controlled(device, [p, m, v], gradient, copy, [rates.view(), step_control.view()], &options)
-            } else if with_copy {
-                let copy = copy.buffer.slice_mut(..n).expect("a slice");
-                adamw::step_with_compute_weights(device, p, m, v, gradient, copy, t, &options)
+                let weights = with_compute_weights.then(|| compute_weights.buffer.slice_mut(..n).expect("a slice"));
+                let scalars = [rates.view(), step_control.view()];
+                adamw::step_controlled(device, state, gradient, weights, scalars, &options)
+            } else if with_compute_weights {
+                let weights = compute_weights.buffer.slice_mut(..n).expect("a slice");
+                adamw::step_with_compute_weights(device, state, gradient, weights, t, &options)
             } else {
-                adamw::step(device, p, m, v, gradient, t, &options)
+                adamw::step(device, state, gradient, t, &options)
             });
             let [p, m, v] = &mut want;
             adamw::reference(p, m, v, &g.values(), t, &options);
@@ -235,8 +241,8 @@ pub fn check_adamw<T: FloatElement>(device: &Device, n: usize) {
         for ((tensor, want), name) in placed.iter_mut().zip(&want).zip(["p", "m", "v"]) {
             tensor.check(&format!("{what}, {name}"), want, F32);
         }
-        if with_copy {
-            copy.check(&format!("{what}, copy"), &want[0], tolerance(T::dtype()));
+        if with_compute_weights {
+            compute_weights.check(&format!("{what}, compute weights"), &want[0], tolerance(T::dtype()));
         }
     }
 }
@@ -253,30 +259,33 @@ pub fn check_adamw_two_peers<T: FloatElement>(device: &Device, n: usize) {
     let options = adamw::Options { lr: 0.02, weight_decay: 0.1, grad_scale: 0.5, ..adamw::Options::default() };
     let average: Vec<f64> = own.iter().zip(&other).map(|(a, b)| f64::from((*a as f32 + *b as f32) * 0.5)).collect();
     let average = HostTensor::of(T::dtype(), &[n], &[1], &average).values();
-    for with_copy in [false, true] {
-        let what = format!("adamw_two_peers {} [{n}] compute weights: {with_copy}", T::dtype());
+    for with_compute_weights in [false, true] {
+        let what = format!("adamw_two_peers {} [{n}] compute weights: {with_compute_weights}", T::dtype());
         let mut want = [p.clone(), vec![0.0; n], vec![0.0; n]];
-        let mut placed =
-            want.each_ref().map(|values| Placed::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
-        let mut copy = Placed::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], &p));
+        let mut placed = want
+            .each_ref()
+            .map(|values| DeviceTensor::<f32>::new(device, HostTensor::of(DType::F32, &[n], &[1], values)));
+        let mut compute_weights = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], &p));
         for t in 1..=3 {
             let mut others = other.clone();
             if t == 2 {
                 others[overflowing.clone()].fill(f64::INFINITY);
             }
-            let both = [&own, &others].map(|g| Placed::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], g)));
+            let both =
+                [&own, &others].map(|g| DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &[n], &[1], g)));
             let [p, m, v] = placed.each_mut().map(|x| x.buffer.slice_mut(..n).expect("a slice"));
+            let state = adamw::AdamState { p, m, v };
             let gradients = both.each_ref().map(|g| g.buffer.slice(..n).expect("a slice"));
             let rates = options.rates_at_step(t).and_then(|rates| Buffer::from_slice(device, &rates)).expect("rates");
             let step_control = Buffer::from_slice(device, &[options.grad_scale, 1.0]).expect("a step_control");
-            let mut squares = Placed::<f32>::poisoned(device, &[sums], crate::on_device::DENSE);
-            let copy = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
+            let mut squares = DeviceTensor::<f32>::poisoned(device, &[sums], crate::on_device::DENSE);
+            let weights = with_compute_weights.then(|| compute_weights.buffer.slice_mut(..n).expect("a slice"));
             let into = squares.buffer.slice_mut(..sums).expect("a slice");
             ok(adamw::step_two_peers(
                 device,
-                [p, m, v],
+                state,
                 gradients,
-                copy,
+                weights,
                 into,
                 [rates.view(), step_control.view()],
                 &options,
@@ -304,8 +313,8 @@ pub fn check_adamw_two_peers<T: FloatElement>(device: &Device, n: usize) {
         for ((tensor, want), name) in placed.iter_mut().zip(&want).zip(["p", "m", "v"]) {
             tensor.check(&format!("{what}, {name}"), want, F32);
         }
-        if with_copy {
-            copy.check(&format!("{what}, copy"), &want[0], tolerance(T::dtype()));
+        if with_compute_weights {
+            compute_weights.check(&format!("{what}, compute weights"), &want[0], tolerance(T::dtype()));
         }
     }
 }
@@ -324,9 +333,9 @@ pub fn check_rank_sum<T: FloatElement>(device: &Device, n: usize) {
             let others = (0..world).filter(|&other| other != rank);
             let gaps = others.flat_map(|other| values[other].iter().copied().chain([f64::NAN; 5]));
             let gaps: Vec<f64> = gaps.collect();
-            let x = Placed::<T>::new(device, HostTensor::of(T::dtype(), &[gaps.len()], &[1], &gaps));
-            let mut y = Placed::<T>::new(device, parts[rank].clone());
-            let mut copy = Placed::<T>::poisoned(device, &[n], crate::on_device::DENSE);
+            let x = DeviceTensor::<T>::new(device, HostTensor::of(T::dtype(), &[gaps.len()], &[1], &gaps));
+            let mut y = DeviceTensor::<T>::new(device, parts[rank].clone());
+            let mut copy = DeviceTensor::<T>::poisoned(device, &[n], crate::on_device::DENSE);
             let ranks = rank_sum::RankReduction { rank, world, average };
             let into = with_copy.then(|| copy.buffer.slice_mut(..n).expect("a slice"));
             let x_view = x.buffer.slice(..gaps.len()).expect("a slice");
@@ -355,8 +364,8 @@ pub fn check_cast<T: FloatElement>(device: &Device, shape: [usize; 2], spacing: 
 
 fn cast_to<T: FloatElement, U: FloatElement>(device: &Device, shape: [usize; 2], spacing: Spacing) {
     let what = format!("cast {} to {} {shape:?} {spacing:?}", T::dtype(), U::dtype());
-    let x = Placed::<T>::random(device, &shape, spacing, &mut Random::new(16));
-    let mut y = Placed::<U>::poisoned(device, &shape, spacing);
+    let x = DeviceTensor::<T>::random(device, &shape, spacing, &mut Random::new(16));
+    let mut y = DeviceTensor::<U>::poisoned(device, &shape, spacing);
     ok(cast::forward(device, x.input(), y.output()));
     let want = HostTensor::of(U::dtype(), &shape, &spacing.strides(&shape), &x.values());
     y.check(&what, &want.values(), 0.0);
@@ -373,8 +382,8 @@ fn embedding_with<T: FloatElement, I: IndexElement>(device: &Device, [tokens, d]
     let what = format!("embedding {} {} [{tokens}, {d}] {spacing:?}", T::dtype(), I::dtype());
     let mut random = Random::new(17);
     let ids: Vec<i64> = (0..tokens).map(|_| index(&mut random, VOCABULARY + 2) - 1).collect();
-    let g = Placed::<T>::random(device, &[tokens, d], spacing, &mut random);
-    let mut grad = Placed::<f32>::random(device, &[VOCABULARY, d], spacing, &mut random);
+    let g = DeviceTensor::<T>::random(device, &[tokens, d], spacing, &mut random);
+    let mut grad = DeviceTensor::<f32>::random(device, &[VOCABULARY, d], spacing, &mut random);
     let mut want = grad.values();
     let on_device = Indices::<I>::new(device, spacing.step, &ids);
     ok(embedding::backward(device, on_device.input(), g.input(), grad.output()));

@@ -7,7 +7,7 @@ use tilewright::prelude::Precision;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::target::GpuArch;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, SIMULATED, interpret, row_loops};
+use tilewright_tests::interpret::{Arg, FORMS, Form, Loads, RowLoopCase, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::activated;
 
@@ -40,9 +40,9 @@ fn column_sum_matches() {
     each_case(|dtype, [rows, d], strides| {
         let x = HostTensor::random(dtype, &[rows, d], strides, &mut Random::new(1));
         // One program for all rows, and one per tile of rows.
-        for (rows_per_program, parts) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
+        for (rows_per_program, chunks) in [(rows.next_multiple_of(4), 1), (4, rows.div_ceil(4))] {
             for form in forms() {
-                let mut y = HostTensor::poisoned(DType::F32, &[parts, d], &[2 * d, 2]);
+                let mut y = HostTensor::poisoned(DType::F32, &[chunks, d], &[2 * d, 2]);
                 let args = &mut [
                     Arg::In(&x),
                     Arg::Out(&mut y),
@@ -55,7 +55,7 @@ fn column_sum_matches() {
                     rows_per_program.into(),
                 ];
                 let consts = consts! { rows_tile = 4usize, d_tile = 16usize };
-                let grid = [d.div_ceil(16) as u32, parts as u32, 1];
+                let grid = [d.div_ceil(16) as u32, chunks as u32, 1];
                 interpret(form, &column_sum::COLUMN_SUM, &[dtype, DType::F32], consts, grid, args);
                 y.check_gaps("column_sum");
                 let sums = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&y.values(), d));
@@ -123,8 +123,8 @@ fn weighted_sum_gradients_match() {
         let grad_y = HostTensor::random(DType::F32, &[rows], &[2], &mut random);
         let (want_x, want_w) = weighted_sum::reference::backward(&x.values(), &w.values(), &grad_y.values());
         // A program per tile of rows; and one for all rows, with one stage and with two.
-        let cuts = |form| [(rows.div_ceil(2), 1usize, form), (1, 1, form), (1, 2, form)];
-        for (tiles, stages, form) in forms().flat_map(cuts) {
+        let cases = |form| [(rows.div_ceil(2), 1usize, form), (1, 1, form), (1, 2, form)];
+        for (tiles, stages, form) in forms().flat_map(cases) {
             let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
             let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d + 1, 1]);
             let args = &mut [
@@ -251,10 +251,10 @@ fn rms_norm_gradients_match() {
         let (xs, ws) = (x.values(), w.values());
         let rstd = HostTensor::of(DType::F32, &[rows], &[1], &rms_norm::reference::forward(&xs, &ws, 0.1).1);
         let (want_x, want_w) = rms_norm::reference::backward(&xs, &ws, &grad_y.values(), 0.1);
-        for (whole_rows, d_tile, tiles, stages) in row_loops([rows, d]) {
+        for RowLoopCase { whole_rows, d_tile, programs, stages } in row_loops([rows, d]) {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], strides);
-                let mut partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
+                let mut partial = HostTensor::poisoned(DType::F32, &[programs, d], &[d, 1]);
                 let args = &mut [
                     Arg::In(&x),
                     Arg::In(&w),
@@ -274,10 +274,10 @@ fn rms_norm_gradients_match() {
                     1.into(),
                     rows.into(),
                     d.into(),
-                    rows.div_ceil(tiles).next_multiple_of(2).into(),
+                    rows.div_ceil(programs).next_multiple_of(2).into(),
                 ];
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
-                interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, [tiles as u32, 1, 1], args);
+                interpret(form, &rms_norm::RMS_NORM_BWD, &[dtype], consts, [programs as u32, 1, 1], args);
                 grad_x.check("grad_x", &want_x, tolerance(dtype));
                 let grad_w = HostTensor::of(DType::F32, &[d], &[1], &column_sum::reference(&partial.values(), d));
                 grad_w.check("grad_w", &want_w, 1e-5);
@@ -289,7 +289,8 @@ fn rms_norm_gradients_match() {
 struct MatmulCase {
     dtype: DType,
     shape: [usize; 3],
-    columns: [bool; 2],
+    /// Whether a and b are column-major.
+    col_major: [bool; 2],
     bias: Bias,
     activation: Activation,
     precision: Precision,
@@ -308,7 +309,7 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
     let MatmulCase {
         dtype,
         shape: [m, n, k],
-        columns,
+        col_major,
         activation,
         bias,
         precision,
@@ -318,10 +319,10 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
     } = *case;
     let mut random = Random::new(7);
     // A column-major operand is a transposed row-major one.
-    let strides = |shape: [usize; 2], columns: bool| {
-        if columns { [1, shape[0] + gap] } else { [shape[1] + gap, 1] }
+    let strides = |shape: [usize; 2], col_major: bool| {
+        if col_major { [1, shape[0] + gap] } else { [shape[1] + gap, 1] }
     };
-    let (a_strides, b_strides) = (strides([m, k], columns[0]), strides([k, n], columns[1]));
+    let (a_strides, b_strides) = (strides([m, k], col_major[0]), strides([k, n], col_major[1]));
     let a = HostTensor::random(dtype, &[m, k], &a_strides, &mut random);
     let b = HostTensor::random(dtype, &[k, n], &b_strides, &mut random);
     let mut want = matmul::reference(&a.values(), &b.values(), [m, n, k]);
@@ -368,7 +369,8 @@ fn check_matmul_in(case: &MatmulCase, forms: impl IntoIterator<Item = Form>) {
         ];
         let consts = consts! {
             addend = addend, m_tile = m_tile, n_tile = n_tile, k_tile = k_tile, group = 2usize,
-            a_col_major = columns[0], b_col_major = columns[1], bias_along = bias, activation = activation, precision = precision,
+            a_col_major = col_major[0], b_col_major = col_major[1], bias_along = bias, activation = activation,
+            precision = precision,
         };
         let programs = (m.div_ceil(m_tile) * n.div_ceil(n_tile)) as u32;
         interpret(form, &matmul::MATMUL, &[dtype], consts, [programs, 1, 1], args);
@@ -382,7 +384,7 @@ fn matmul_matches() {
     let base = MatmulCase {
         dtype: DType::F32,
         shape: [1, 1, 1],
-        columns: [false; 2],
+        col_major: [false; 2],
         bias: Bias::None,
         activation: Activation::None,
         precision: Precision::Ieee,
@@ -392,8 +394,8 @@ fn matmul_matches() {
     };
     for dtype in TYPES {
         for shape in [[1, 1, 1], [17, 3, 5], [33, 20, 40]] {
-            for columns in [[false, false], [true, false], [false, true], [true, true]] {
-                check_matmul(&MatmulCase { dtype, shape, columns, ..base });
+            for col_major in [[false, false], [true, false], [false, true], [true, true]] {
+                check_matmul(&MatmulCase { dtype, shape, col_major, ..base });
             }
         }
     }
@@ -423,7 +425,7 @@ fn matmul_of_f32_by_wgmma_matches() {
     let base = MatmulCase {
         dtype: DType::F32,
         shape: [80, 48, 80],
-        columns: [false; 2],
+        col_major: [false; 2],
         bias: Bias::None,
         activation: Activation::None,
         precision: Precision::Tf32x3,
@@ -432,9 +434,9 @@ fn matmul_of_f32_by_wgmma_matches() {
         gap: 0,
     };
     let form = |num_warps, loads| Form::WgmmaF32 { num_warps, num_stages: 2, loads, no_overlap: false };
-    for columns in [[false, true], [false, false], [true, false], [true, true]] {
+    for col_major in [[false, true], [false, false], [true, false], [true, true]] {
         for loads in [Loads::AllThreads, Loads::Tma, Loads::WarpSpecialized] {
-            check_matmul_in(&MatmulCase { columns, ..base }, [form(4, loads)]);
+            check_matmul_in(&MatmulCase { col_major, ..base }, [form(4, loads)]);
         }
     }
     let larger = MatmulCase { tiles: [128, 64, 32], addend: Addend::Itself, ..base };
@@ -443,8 +445,8 @@ fn matmul_of_f32_by_wgmma_matches() {
     }
     // Unaligned rows; and tf32 with operands directly from the shared memory that they were loaded into.
     check_matmul_in(&MatmulCase { gap: 1, shape: [70, 33, 41], ..base }, [form(4, Loads::AllThreads)]);
-    for columns in [[false, true], [true, false]] {
-        let case = MatmulCase { columns, precision: Precision::Tf32, ..base };
+    for col_major in [[false, true], [true, false]] {
+        let case = MatmulCase { col_major, precision: Precision::Tf32, ..base };
         check_matmul_in(&case, [form(4, Loads::AllThreads), form(8, Loads::Tma)]);
     }
 }
@@ -456,7 +458,7 @@ fn matmul_of_large_tiles_matches() {
     let case = MatmulCase {
         dtype: DType::BF16,
         shape: [144, 160, 208],
-        columns: [false; 2],
+        col_major: [false; 2],
         bias: Bias::Columns,
         activation: Activation::None,
         precision: Precision::Ieee,
@@ -466,9 +468,9 @@ fn matmul_of_large_tiles_matches() {
     };
     let forms = [GpuArch::Sm80, GpuArch::Sm90a].map(|arch| Form::Simulated { arch, num_warps: 8, num_stages: 4 });
     check_matmul_in(&case, forms);
-    for columns in [[true, false], [false, true]] {
+    for col_major in [[true, false], [false, true]] {
         check_matmul_in(
-            &MatmulCase { columns, ..case },
+            &MatmulCase { col_major, ..case },
             [forms[1], Form::WarpSpecialized { num_warps: 8, num_stages: 2 }],
         );
     }

@@ -6,7 +6,7 @@ use tilewright::kernels::{adamw, cast, column_sum, cross_entropy, embedding, lay
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::KernelDef;
 use tilewright_tests::consts;
-use tilewright_tests::interpret::{Arg, FORMS, Form, SIMULATED, interpret, row_loops};
+use tilewright_tests::interpret::{Arg, FORMS, Form, RowLoopCase, SIMULATED, interpret, row_loops};
 use tilewright_tests::numerics::{HostTensor, Random, dense, gapped, tolerance};
 use tilewright_tests::on_device::indices;
 
@@ -31,13 +31,13 @@ fn each_case(case: impl Fn(DType, [usize; 2], &[usize])) {
 }
 
 /// A one-dimensional grid of `n` programs.
-fn programs(n: usize) -> [u32; 3] {
+fn grid_of(n: usize) -> [u32; 3] {
     [n as u32, 1, 1]
 }
 
 /// The grid of a kernel whose tiles of 2 × 8 cover the matrix.
 fn tiles([rows, d]: [usize; 2]) -> [u32; 3] {
-    programs(rows.div_ceil(2) * d.div_ceil(8))
+    grid_of(rows.div_ceil(2) * d.div_ceil(8))
 }
 
 fn floats(dtype: DType, shape: &[usize], strides: &[usize], scale: f64, random: &mut Random) -> HostTensor {
@@ -59,7 +59,7 @@ fn layer_norm_matches() {
         let x = HostTensor::random(dtype, &[rows, d], s, &mut random);
         let w = HostTensor::random(dtype, &[d], &[2], &mut random);
         let b = HostTensor::random(dtype, &[d], &[1], &mut random);
-        let (want_y, want_mean, want_rstd) = layer_norm::reference::forward(&x.values(), &w.values(), &b.values(), 0.1);
+        let want = layer_norm::reference::forward(&x.values(), &w.values(), &b.values(), 0.1);
         for (whole_rows, d_tile) in [(true, d.next_power_of_two()), (false, 8)] {
             for form in forms() {
                 let mut y = HostTensor::poisoned(dtype, &[rows, d], s);
@@ -70,10 +70,10 @@ fn layer_norm_matches() {
                 args.extend([s[0], s[1], 2, 1, s[0], s[1], 1, 3, rows, d].map(Arg::from));
                 args.push(Arg::Float(0.1));
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows };
-                interpret(form, &layer_norm::LAYER_NORM_FWD, &[dtype], consts, programs(rows.div_ceil(2)), &mut args);
-                y.check("y", &want_y, tolerance(dtype));
-                mean.check("mean", &want_mean, 1e-5);
-                rstd.check("rstd", &want_rstd, 1e-5);
+                interpret(form, &layer_norm::LAYER_NORM_FWD, &[dtype], consts, grid_of(rows.div_ceil(2)), &mut args);
+                y.check("y", &want.y, tolerance(dtype));
+                mean.check("mean", &want.mean, 1e-5);
+                rstd.check("rstd", &want.rstd, 1e-5);
             }
         }
     });
@@ -87,23 +87,23 @@ fn layer_norm_gradients_match() {
         let w = HostTensor::random(dtype, &[d], &[1], &mut random);
         let g = HostTensor::random(dtype, &[rows, d], &dense(&[rows, d]), &mut random);
         let (xs, ws) = (x.values(), w.values());
-        let (_, mean, rstd) = layer_norm::reference::forward(&xs, &ws, &vec![0.0; d], 0.1);
-        let mean = HostTensor::of(DType::F32, &[rows], &[1], &mean);
-        let rstd = HostTensor::of(DType::F32, &[rows], &[2], &rstd);
-        let (want_x, want_w, want_b) = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
-        for (whole_rows, d_tile, tiles, stages) in row_loops([rows, d]) {
+        let forward = layer_norm::reference::forward(&xs, &ws, &vec![0.0; d], 0.1);
+        let mean = HostTensor::of(DType::F32, &[rows], &[1], &forward.mean);
+        let rstd = HostTensor::of(DType::F32, &[rows], &[2], &forward.rstd);
+        let want = layer_norm::reference::backward(&xs, &ws, &g.values(), 0.1);
+        for RowLoopCase { whole_rows, d_tile, programs, stages } in row_loops([rows, d]) {
             for form in forms() {
                 let mut grad_x = HostTensor::poisoned(dtype, &[rows, d], s);
-                let partial = HostTensor::poisoned(DType::F32, &[tiles, d], &[d, 1]);
+                let partial = HostTensor::poisoned(DType::F32, &[programs, d], &[d, 1]);
                 let (mut partial_w, mut partial_b) = (partial.clone(), partial);
                 let mut args: Vec<Arg> = [&x, &w, &mean, &rstd, &g].map(Arg::In).into_iter().collect();
                 args.extend([Arg::Out(&mut grad_x), Arg::Out(&mut partial_w), Arg::Out(&mut partial_b)]);
-                let rows_per_program = rows.div_ceil(tiles).next_multiple_of(2);
+                let rows_per_program = rows.div_ceil(programs).next_multiple_of(2);
                 args.extend([s[0], s[1], 1, 1, 2, d, 1, s[0], s[1], rows, d, rows_per_program].map(Arg::from));
                 let consts = consts! { rows_tile = 2usize, d_tile = d_tile, whole_rows = whole_rows, stages = stages };
-                interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, programs(tiles), &mut args);
-                grad_x.check("grad_x", &want_x, tolerance(dtype));
-                for (what, partial, want) in [("grad_w", partial_w, &want_w), ("grad_b", partial_b, &want_b)] {
+                interpret(form, &layer_norm::LAYER_NORM_BWD, &[dtype], consts, grid_of(programs), &mut args);
+                grad_x.check("grad_x", &want.x, tolerance(dtype));
+                for (what, partial, want) in [("grad_w", partial_w, &want.w), ("grad_b", partial_b, &want.b)] {
                     partial.check_gaps(what);
                     let sums = column_sum::reference(&partial.values(), d);
                     HostTensor::of(DType::F32, &[d], &[1], &sums).check(what, want, 1e-5);
@@ -176,7 +176,7 @@ fn cross_entropy_and_its_gradient_match() {
                 let mut args = vec![Arg::In(&x), Arg::In(&targets), Arg::Out(&mut loss), Arg::Out(&mut lse)];
                 args.extend([s[0], s[1], 3, 1, 2, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int(0)]);
-                let grid = programs(rows.div_ceil(2));
+                let grid = grid_of(rows.div_ceil(2));
                 // I64: two slots of four elements, each two runs of two. I32: one slot for the whole tile.
                 let (slots, size_per_thread) = if index == DType::I64 { (2usize, 2usize) } else { (1, 64) };
                 let slotted =
@@ -225,7 +225,7 @@ fn cross_entropy_of_unaligned_rows_matches() {
                 args.extend([Arg::Int(IGNORE), misalignment]);
                 let slots = [tile, consts! { slots = 2usize, size_per_thread = vector }].concat();
                 let types = [dtype, DType::I64];
-                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &types, &slots, programs(3), &mut args);
+                interpret(form, &cross_entropy::CROSS_ENTROPY_FWD, &types, &slots, grid_of(3), &mut args);
                 loss.check("loss", &want_loss, 1e-5);
                 lse.check("lse", &want_lse, 1e-5);
 
@@ -236,7 +236,7 @@ fn cross_entropy_of_unaligned_rows_matches() {
                 args.push(Arg::Out(&mut grad));
                 args.extend([s[0], 1, 1, 1, 1, apart, 1, rows, d].map(Arg::from));
                 args.extend([Arg::Int(IGNORE), Arg::Int((first % vector) as i64), Arg::Float(0.5)]);
-                let grid = programs(3 * d.div_ceil(d_tile));
+                let grid = grid_of(3 * d.div_ceil(d_tile));
                 interpret(form, &cross_entropy::CROSS_ENTROPY_BWD, &types, tile, grid, &mut args);
                 grad.check("grad_logits", &want, tolerance(dtype));
             }
@@ -310,39 +310,49 @@ fn adamw_matches() {
                 for (step_control, applied) in step_controls.iter().zip([true, false]) {
                     let mut state = [p.clone(), m.clone(), v.clone()];
                     let before = [&p, &m, &v].map(HostTensor::values);
-                    let mut copy = HostTensor::of(DType::BF16, &[n], &[1], &vec![0.0; n]);
+                    let mut compute_weights = HostTensor::of(DType::BF16, &[n], &[1], &vec![0.0; n]);
                     let mut args: Vec<Arg> = state.iter_mut().map(Arg::Out).collect();
-                    args.extend([Arg::In(&g), Arg::Out(&mut copy), Arg::In(&rates), Arg::In(step_control), n.into()]);
+                    args.extend([
+                        Arg::In(&g),
+                        Arg::Out(&mut compute_weights),
+                        Arg::In(&rates),
+                        Arg::In(step_control),
+                        n.into(),
+                    ]);
                     args.extend([numbers[0], numbers[1], numbers[4]].map(Arg::Float));
                     let consts = consts! { tile = 8usize, write_compute_weights = true };
                     let types = [dtype, DType::BF16];
-                    interpret(form, &adamw::ADAMW_CONTROLLED, &types, consts, programs(n.div_ceil(8)), &mut args);
+                    interpret(form, &adamw::ADAMW_CONTROLLED, &types, consts, grid_of(n.div_ceil(8)), &mut args);
                     for (tensor, want) in state.iter().zip(if applied { &want } else { &before }) {
                         tensor.check("adamw_controlled", want, if applied { 1e-5 } else { 0.0 });
                     }
-                    copy.check("copy", &if applied { want[0].clone() } else { vec![0.0; n] }, tolerance(DType::BF16));
+                    compute_weights.check(
+                        "compute weights",
+                        &if applied { want[0].clone() } else { vec![0.0; n] },
+                        tolerance(DType::BF16),
+                    );
                 }
             }
-            for (form, with_copy) in forms().flat_map(|form| [(form, false), (form, true)]) {
+            for (form, with_compute_weights) in forms().flat_map(|form| [(form, false), (form, true)]) {
                 let mut state = [p.clone(), m.clone(), v.clone()];
-                let mut copy = HostTensor::poisoned(DType::BF16, &[n], &[1]);
+                let mut compute_weights = HostTensor::poisoned(DType::BF16, &[n], &[1]);
                 let mut args: Vec<Arg> = state.iter_mut().map(Arg::Out).collect();
                 args.push(Arg::In(&g));
                 let consts = consts! { tile = 8usize };
-                let (def, dtypes) = if with_copy {
-                    args.push(Arg::Out(&mut copy));
+                let (def, dtypes) = if with_compute_weights {
+                    args.push(Arg::Out(&mut compute_weights));
                     (&adamw::ADAMW_WITH_COMPUTE_WEIGHTS, vec![dtype, DType::BF16])
                 } else {
                     (&adamw::ADAMW, vec![dtype])
                 };
                 args.push(n.into());
                 args.extend(numbers.map(Arg::Float));
-                interpret(form, def, &dtypes, consts, programs(n.div_ceil(8)), &mut args);
+                interpret(form, def, &dtypes, consts, grid_of(n.div_ceil(8)), &mut args);
                 for (tensor, want) in state.iter().zip(&want) {
                     tensor.check(def.name, want, 1e-5);
                 }
-                if with_copy {
-                    copy.check("copy", &want[0], tolerance(DType::BF16));
+                if with_compute_weights {
+                    compute_weights.check("compute weights", &want[0], tolerance(DType::BF16));
                 }
             }
         }
@@ -353,7 +363,7 @@ fn adamw_matches() {
 fn sums_over_ranks_match() {
     for (n, max_programs) in [(1, 1), (8, 1), (37, 2), (37, 5)] {
         for dtype in TYPES {
-            for (world, rank, average, copies) in [(2, 0, false, true), (2, 1, true, false), (3, 1, true, true)] {
+            for (world, rank, average, write_copy) in [(2, 0, false, true), (2, 1, true, false), (3, 1, true, true)] {
                 let mut random = Random::new(9);
                 let own = HostTensor::random(dtype, &[n], &[1], &mut random);
                 let x = HostTensor::random(dtype, &[world - 1, n], &[n + 3, 1], &mut random);
@@ -362,12 +372,13 @@ fn sums_over_ranks_match() {
                 let want = rank_sum::reference(&parts, average);
                 for form in forms() {
                     let (mut y, mut copy) = (own.clone(), HostTensor::poisoned(dtype, &[n], &[1]));
-                    let consts =
-                        consts! { tile = 8usize, rank = rank, world = world, average = average, has_copy = copies };
+                    let consts = consts! {
+                        tile = 8usize, rank = rank, world = world, average = average, write_copy = write_copy,
+                    };
                     let args = args![Arg::Out(&mut y), Arg::In(&x), Arg::Out(&mut copy); n + 3, n];
-                    interpret(form, &rank_sum::RANK_SUM, &[dtype], consts, programs(max_programs), args);
+                    interpret(form, &rank_sum::RANK_SUM, &[dtype], consts, grid_of(max_programs), args);
                     y.check("rank_sum", &want, tolerance(dtype));
-                    if copies {
+                    if write_copy {
                         copy.check("rank_sum's copy", &want, tolerance(dtype));
                     }
                 }
@@ -412,7 +423,7 @@ fn gradient_of_an_embedding_matches() {
                     1usize, s[0], s[1], d + 2, 1usize, tokens, 3usize, d
                 ];
                 let consts = consts! { ids_tile = 4usize, d_tile = 8usize };
-                let grid = programs(tokens * d.div_ceil(8));
+                let grid = grid_of(tokens * d.div_ceil(8));
                 interpret(form, &embedding::EMBEDDING_BWD, &[dtype, index], consts, grid, args);
                 grad.check("grad_w", &want, 1e-5);
             }

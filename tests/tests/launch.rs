@@ -290,10 +290,21 @@ fn pointer_matmul(
     store(c_ptrs, acc, mask = offs_cm.expand_dims(1) < m && offs_cn.expand_dims(0) < n);
 }
 
+/// Sizes of c [m, n] = a [m, k] · b [k, n].
+#[derive(Clone, Copy, Debug)]
+struct GemmShape {
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// The shape of most launches: no size is a multiple of a tile size.
+const UNEVEN_SHAPE: GemmShape = GemmShape { m: 33, n: 19, k: 10 };
+
 /// Launches the kernel on integers in f32, with buffers of exactly the operands' size, row-major or (`col_major`)
 /// column-major; returns the result and the expected one.
 fn launch_pointer_matmul(
-    (m, n, k): (usize, usize, usize),
+    GemmShape { m, n, k }: GemmShape,
     col_major: bool,
     mask_form: usize,
     mask_slack: i32,
@@ -330,22 +341,24 @@ fn launch_pointer_matmul(
 
 #[test]
 fn advanced_pointers_with_a_remainder_mask_are_accepted() {
-    for (sizes, col_major) in [((33, 19, 10), false), ((33, 19, 10), true), ((5, 3, 1), false), ((16, 40, 12), true)] {
+    let (small, large) = (GemmShape { m: 5, n: 3, k: 1 }, GemmShape { m: 16, n: 40, k: 12 });
+    for (shape, col_major) in [(UNEVEN_SHAPE, false), (UNEVEN_SHAPE, true), (small, false), (large, true)] {
         for mask_form in 0..3 {
             let (got, expected) =
-                launch_pointer_matmul(sizes, col_major, mask_form, 0).unwrap_or_else(|e| panic!("{e}"));
-            assert_eq!(got, expected, "{sizes:?}, col_major: {col_major}, mask_form {mask_form}");
+                launch_pointer_matmul(shape, col_major, mask_form, 0).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(got, expected, "{shape:?}, col_major: {col_major}, mask_form {mask_form}");
         }
     }
     // Without a remainder no mask is needed.
-    let (got, expected) = launch_pointer_matmul((33, 19, 12), false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
+    let shape = GemmShape { k: 12, ..UNEVEN_SHAPE };
+    let (got, expected) = launch_pointer_matmul(shape, false, 3, 0).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(got, expected);
 }
 
 #[test]
 fn advanced_pointers_with_a_wrong_mask_are_rejected() {
     for (mask_form, mask_slack, element) in [(0, 1, 330), (1, 1, 330), (2, 1, 330), (0, 2, 331), (3, 0, 331)] {
-        let message = launch_pointer_matmul((33, 19, 10), false, mask_form, mask_slack).unwrap_err().to_string();
+        let message = launch_pointer_matmul(UNEVEN_SHAPE, false, mask_form, mask_slack).unwrap_err().to_string();
         for part in ["kernel `pointer_matmul`", "`a` has 330 elements", &format!("may reach element {element}\n")] {
             assert!(message.contains(part), "`{part}` is missing in: {message}");
         }

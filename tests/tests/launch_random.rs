@@ -161,6 +161,14 @@ fn constant(rng: &mut Rng, param: &ParamDef, ty: &str, default: Option<ConstValu
     }
 }
 
+/// A parameter that takes an argument of a launch.
+struct PassedParam {
+    param: &'static ParamDef,
+    class: ArgClass,
+    /// Whether its memory ends, instead of starting, at a guard page.
+    at_end: bool,
+}
+
 impl Variant {
     fn new(seed: u64, number: u64) -> Variant {
         let mut rng = Rng::new(seed.wrapping_mul(0x9e37_79b9).wrapping_add(number << 20));
@@ -184,9 +192,9 @@ impl Variant {
         Variant { def, dtypes, constants, classes }
     }
 
-    fn passed(&self) -> impl Iterator<Item = (&'static ParamDef, ArgClass, bool)> {
+    fn passed(&self) -> impl Iterator<Item = PassedParam> {
         let passed = self.def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. }));
-        passed.zip(&self.classes).map(|(param, &(class, at_end))| (param, class, at_end))
+        passed.zip(&self.classes).map(|(param, &(class, at_end))| PassedParam { param, class, at_end })
     }
 
     fn dtype(&self, elem: ElemDef) -> DType {
@@ -264,7 +272,7 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
     let mut scalars = Vec::new();
     let mut lengths = Vec::new();
     let mut output = String::new();
-    for (param, class, _) in variant.passed() {
+    for PassedParam { param, class, .. } in variant.passed() {
         match param.kind {
             ParamKind::Scalar(elem) => {
                 let edge = edges && random_below(rng, 4) == 0;
@@ -298,12 +306,12 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
         match outcome {
             Ok(()) => return tally.ran += 1,
             Err(Error::OutOfBounds { name, farthest_element, .. }) if attempt < 5 => {
-                let place = variant.passed().position(|(param, ..)| param.name == name).expect("a parameter");
-                let size = element_size(variant, place);
+                let index = variant.passed().position(|passed| passed.param.name == name).expect("a parameter");
+                let size = element_size(variant, index);
                 let wanted =
                     usize::try_from(farthest_element).ok().and_then(|last| last.checked_add(1)?.checked_mul(size));
                 match wanted.filter(|&bytes| bytes <= MAX_BYTES / 2) {
-                    Some(bytes) => lengths[place] = bytes,
+                    Some(bytes) => lengths[index] = bytes,
                     None => return tally.refused += 1,
                 }
             }
@@ -314,8 +322,8 @@ fn launch(variant: &Variant, device: &Device, regions: &mut [Region], rng: &mut 
     tally.refused += 1;
 }
 
-fn element_size(variant: &Variant, place: usize) -> usize {
-    let (param, ..) = variant.passed().nth(place).expect("a parameter");
+fn element_size(variant: &Variant, index: usize) -> usize {
+    let PassedParam { param, .. } = variant.passed().nth(index).expect("a parameter");
     match param.kind {
         ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem) => variant.dtype(elem).bytes(),
         _ => 1,
@@ -325,14 +333,14 @@ fn element_size(variant: &Variant, place: usize) -> usize {
 /// Lays out the memory of a launch, filled with small numbers, with canaries around each argument.
 fn place<'d>(variant: &Variant, device: &'d Device, regions: &mut [Region], lengths: &mut [usize]) -> Vec<Guarded<'d>> {
     let mut memories = Vec::new();
-    for (i, (param, class, at_end)) in variant.passed().enumerate() {
+    for (i, PassedParam { param, class, at_end }) in variant.passed().enumerate() {
         let (ParamKind::In(elem) | ParamKind::Out(elem) | ParamKind::InOut(elem)) = param.kind else { continue };
         let dtype = variant.dtype(elem);
         lengths[i] = length(lengths[i], dtype.bytes(), class);
         let region = &mut regions[memories.len()];
         // The start of a page is aligned; unaligned memory begins one element later.
-        let late = if class == ArgClass::Multiple { 0 } else { dtype.bytes() };
-        let offset = if at_end { MAX_BYTES - lengths[i] } else { late };
+        let unaligned_start = if class == ArgClass::Multiple { 0 } else { dtype.bytes() };
+        let offset = if at_end { MAX_BYTES - lengths[i] } else { unaligned_start };
         let bytes = region.bytes();
         for around in canary_ranges(offset, lengths[i]) {
             bytes[around.clone()].copy_from_slice(&CANARY[..around.len()]);
@@ -354,13 +362,13 @@ fn start(
     scalars: &[LaunchArg],
 ) -> Result<(), Error> {
     let mut outputs: Vec<Guarded> = memories.iter().map(|m| Guarded { device: m.device, ..*m }).collect();
-    let (mut scalars, mut places) = (scalars.iter(), memories.iter().zip(&mut outputs));
+    let (mut scalars, mut memories) = (scalars.iter(), memories.iter().zip(&mut outputs));
     let mut args = Vec::new();
-    for (param, ..) in variant.passed() {
+    for PassedParam { param, .. } in variant.passed() {
         args.push(match param.kind {
             ParamKind::Scalar(_) => KernelArg::Scalar(*scalars.next().expect("a number")),
-            ParamKind::In(_) => KernelArg::In(places.next().expect("memory").0),
-            _ => KernelArg::Out(places.next().expect("memory").1),
+            ParamKind::In(_) => KernelArg::In(memories.next().expect("memory").0),
+            _ => KernelArg::Out(memories.next().expect("memory").1),
         });
     }
     launch_erased(variant.def, device, config, &variant.dtypes, &mut args, &variant.constants)

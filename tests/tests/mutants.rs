@@ -325,7 +325,7 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
         (Class::WgmmaWait, Change::Removed) if !mutant.in_loop => {
             "before the loop: `wait_group 1` with one group in flight returns immediately"
         }
-        (Class::WgmmaWait, Change::Removed) if effects_after(case, mutant).next().is_some_and(waits_for_products) => {
+        (Class::WgmmaWait, Change::Removed) if effects_after(case, mutant).next().is_some_and(waits_for_all_mmas) => {
             "the next effect is a wait for all MMAs: before accumulators are used, and before buffers are written or released"
         }
         (Class::WgmmaWait, Change::Removed) if case.name == "dK/dV specialized" => {
@@ -333,7 +333,7 @@ fn equivalent(case: &Case, mutant: &Mutant) -> Option<&'static str> {
              releases after a wait for all MMAs"
         }
         (Class::WgmmaCommit, Change::Removed)
-            if effects_after(case, mutant).find(|line| line.contains("wgmma.wait")).is_some_and(waits_for_products) =>
+            if effects_after(case, mutant).find(|line| line.contains("wgmma.wait")).is_some_and(waits_for_all_mmas) =>
         {
             "the next commit includes this MMA, and the next wait is for all groups, before either result is used"
         }
@@ -387,7 +387,7 @@ fn effects_after<'a>(case: &'a Case, mutant: &Mutant) -> impl Iterator<Item = &'
     })
 }
 
-fn waits_for_products(line: &str) -> bool {
+fn waits_for_all_mmas(line: &str) -> bool {
     line.contains("wgmma.wait_group.sync.aligned 0;")
 }
 
@@ -530,7 +530,7 @@ fn test_case(case: &Case, per_kernel: usize) -> Report {
 }
 
 #[test]
-fn planted_faults_are_caught() {
+fn injected_faults_are_detected() {
     let per_kernel = mutants_per_kernel();
     let only = std::env::var("TILEWRIGHT_MUTANTS_OF").unwrap_or_default();
     let cases: Vec<Case> = cases().into_iter().filter(|case| case.name.contains(&only)).collect();
@@ -538,9 +538,9 @@ fn planted_faults_are_caught() {
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let began = Instant::now();
+            let start = Instant::now();
             let report = test_case(case, per_kernel);
-            eprintln!("{}: {:.1} s", case.name, began.elapsed().as_secs_f64());
+            eprintln!("{}: {:.1} s", case.name, start.elapsed().as_secs_f64());
             report.wrong.iter().for_each(|line| eprintln!("{line}"));
             let mut all = all.lock().unwrap();
             all.table.extend(report.table);

@@ -65,7 +65,7 @@ fn loops_of_any_length_and_step() {
 fn nested_and_consecutive_loops() {
     const D: usize = 64;
     let mut random = Random::new(2);
-    for (dtype, rows, again) in
+    for (dtype, rows, second_rows) in
         [(DType::BF16, 1usize, 0usize), (DType::BF16, 5, 9), (DType::F32, 4, 1), (DType::F32, 6, 2)]
     {
         let x = HostTensor::random(dtype, &[rows, D], &[D, 1], &mut random);
@@ -74,7 +74,7 @@ fn nested_and_consecutive_loops() {
         let want: Vec<f64> = (0..D)
             .map(|j| {
                 let products: f64 = (0..rows).map(|i| at(&x, i, j) * (0..i).map(|k| at(&w, k, j)).sum::<f64>()).sum();
-                products + (0..again.min(rows)).map(|i| at(&x, i, j)).sum::<f64>()
+                products + (0..second_rows.min(rows)).map(|i| at(&x, i, j)).sum::<f64>()
             })
             .collect();
         for (stages, form) in [
@@ -84,9 +84,9 @@ fn nested_and_consecutive_loops() {
             (2, Form::WarpSpecialized { num_warps: 4, num_stages: 1 }),
         ] {
             let mut y = HostTensor::poisoned(DType::F32, &[D], &[1]);
-            let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), rows.into(), again.into()];
+            let args = &mut [Arg::In(&x), Arg::In(&w), Arg::Out(&mut y), rows.into(), second_rows.into()];
             interpret(form, &NESTED, &[dtype], consts! { d = D, stages = stages }, [1, 1, 1], args);
-            y.check(&format!("{dtype} {rows} {again}, {stages} stages"), &want, tolerance(DType::F32));
+            y.check(&format!("{dtype} {rows} {second_rows}, {stages} stages"), &want, tolerance(DType::F32));
         }
     }
 }

@@ -192,11 +192,11 @@ fn dumps_contain_ir_and_ptx() {
     let mut test = std::process::Command::new(std::env::current_exe().unwrap());
     test.args(["errors_name_the_source_line", "--exact", "--nocapture"]);
     let ran = test.env("TILEWRIGHT_DUMP", "tile:last_one_wins,ptx:last_one_wins").output().unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
-    assert!(ran.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success(), "{output}");
     for part in
         ["// last_one_wins, tile", "kernel @last_one_wins(", "// last_one_wins, ptx", ".visible .entry last_one_wins("]
     {
-        assert!(said.contains(part), "`{part}` is missing in: {said}");
+        assert!(output.contains(part), "`{part}` is missing in: {output}");
     }
 }

@@ -23,17 +23,19 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Outcomes {
     failures: Vec<String>,
     compiled: usize,
-    refused: Vec<String>,
+    unsupported: Vec<String>,
 }
 
 impl Outcomes {
-    /// Compiles, and assembles PTX. A refusal must be `Unsupported`, which names what the target lacks.
+    /// Compiles, and assembles PTX. An error must be `Unsupported`, which names what the target lacks.
     fn add(&mut self, what: &str, func: &Func, target: &Target, options: &CompileOptions) {
         let start = Instant::now();
         let compiled = catch_unwind(AssertUnwindSafe(|| pipeline::compile(func, target, options, &mut ())));
         match compiled {
             Err(_) => self.failures.push(format!("{what}: panicked")),
-            Ok(Err(pipeline::CompileError::Unsupported(why))) => self.refused.push(format!("{what}: {}", why.message)),
+            Ok(Err(pipeline::CompileError::Unsupported(why))) => {
+                self.unsupported.push(format!("{what}: {}", why.message))
+            }
             Ok(Err(e)) => self.failures.push(format!("{what}: {e}")),
             Ok(Ok(artifact)) => {
                 self.compiled += 1;
@@ -49,10 +51,10 @@ impl Outcomes {
         }
     }
 
-    fn check(self, least: usize) {
-        println!("{} compiled, {} refused\n{}", self.compiled, self.refused.len(), self.refused.join("\n"));
+    fn check(self, min_compiled: usize) {
+        println!("{} compiled, {} unsupported\n{}", self.compiled, self.unsupported.len(), self.unsupported.join("\n"));
         assert!(self.failures.is_empty(), "{}", self.failures.join("\n"));
-        assert!(self.compiled >= least, "{} compiled, expected at least {least}", self.compiled);
+        assert!(self.compiled >= min_compiled, "{} compiled, expected at least {min_compiled}", self.compiled);
     }
 }
 
@@ -197,9 +199,9 @@ fn setmaxnreg_stays_within_the_register_file() {
                 (Some(n), _) => n.min(most) / 8 * 8,
                 (None, blocks) => (65536 / (threads * blocks.unwrap_or(1)) / 8 * 8).min(most),
             };
-            let asked =
+            let requested =
                 number(&ptx, "setmaxnreg.inc.sync.aligned.u32 ").zip(number(&ptx, "setmaxnreg.dec.sync.aligned.u32 "));
-            if let Some((more, less)) = asked {
+            if let Some((more, less)) = requested {
                 reallocated += 1;
                 assert!(
                     32 * num_warps * more + 128 * less <= threads * launched,
@@ -250,13 +252,13 @@ fn missing_warp_specialization_is_explained() {
         pipeline::gpu_ir(&func, arch, &options, &mut notes);
         notes.0
     };
-    let asked = Schedule { warp_specialize: Some(true), ..Schedule::default() };
-    assert!(of("matmul", DType::BF16, GpuArch::Sm90a, asked).is_empty());
+    let requested = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+    assert!(of("matmul", DType::BF16, GpuArch::Sm90a, requested).is_empty());
     assert!(of("matmul", DType::BF16, GpuArch::Sm80, Schedule::default()).is_empty());
     for (name, arch, schedule, reason) in [
-        ("matmul", GpuArch::Sm80, asked, "sm_80 has no TMA"),
-        ("softmax_rows", GpuArch::Sm90a, asked, "no loop loads operands of dots"),
-        ("matmul", GpuArch::Sm90a, Schedule { tma: Some(false), ..asked }, "tma is off"),
+        ("matmul", GpuArch::Sm80, requested, "sm_80 has no TMA"),
+        ("softmax_rows", GpuArch::Sm90a, requested, "no loop loads operands of dots"),
+        ("matmul", GpuArch::Sm90a, Schedule { tma: Some(false), ..requested }, "tma is off"),
     ] {
         let notes = of(name, DType::BF16, arch, schedule);
         assert!(notes.len() == 1 && notes[0].contains(reason), "{name}: {notes:?}");

@@ -66,23 +66,32 @@ fn attention_kernels() -> impl Iterator<Item = &'static Autotune> {
     AUTOTUNED.iter().copied().filter(|autotune| autotune.def.name.starts_with("flash_attention"))
 }
 
-/// Parses a key into element type, `d`, `causal`, precision, and the values of [`Variant::split`] that occur with it.
-/// The loop is split if results are f32 and operands are not. If both are f32 and the grid is sub-wave, both values
-/// occur, even if the key has too many rows for splits, since a problem with fewer rows may use this entry as the
-/// nearest.
-fn read_key(key: &str) -> (DType, i64, bool, Precision, &'static [bool]) {
+/// What the key of an attention kernel says about its variants.
+struct AttentionKey {
+    dtype: DType,
+    d: i64,
+    causal: bool,
+    precision: Precision,
+    /// The values of [`Variant::split`] that occur with the key. The loop is split if results are f32 and operands are
+    /// not. If both are f32 and the grid is sub-wave, both values occur, even if the key has too many rows for splits,
+    /// since a problem with fewer rows may use this entry as the nearest.
+    splits: &'static [bool],
+}
+
+fn read_key(key: &str) -> AttentionKey {
     let value = |name: &str| {
         let word = key.split(',').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.unwrap_or_else(|| panic!("`{key}` has no {name}"))
     };
     let precision = Precision::from_name(value("precision")).unwrap();
     let [dtype, result] = ["T", "R"].map(|name| DType::from_name(value(name)).unwrap());
-    let split: &[bool] = match (dtype == result, dtype == DType::F32 && value("sub_wave") == "true") {
+    let splits: &[bool] = match (dtype == result, dtype == DType::F32 && value("sub_wave") == "true") {
         (false, _) => &[true],
         (true, false) => &[false],
         (true, true) => &[false, true],
     };
-    (dtype, value("d").parse().unwrap(), value("causal").parse().unwrap(), precision, split)
+    let (d, causal) = (value("d").parse().unwrap(), value("causal").parse().unwrap());
+    AttentionKey { dtype, d, causal, precision, splits }
 }
 
 /// The variants of the tables, and the defaults of these types and head dimensions.
@@ -90,8 +99,8 @@ fn variants(dtypes: &[DType], dims: &[i64], arch: GpuArch) -> Vec<Variant> {
     let mut variants = Vec::new();
     for autotune in attention_kernels() {
         for (key, config) in autotune.shipped() {
-            let (dtype, d, causal, precision, split) = read_key(&key);
-            for &split in split {
+            let AttentionKey { dtype, d, causal, precision, splits } = read_key(&key);
+            for &split in splits {
                 let config = config.clone();
                 variants.push(Variant { autotune, dtype, d, causal, precision, split, config });
             }

@@ -88,12 +88,12 @@ fn ptx(configuration: &Configuration) -> String {
 
 /// The largest number of exponentials between a wait that leaves MMAs in flight and a wait for all.
 fn overlapped_exponentials(body: &[sass::Instruction]) -> usize {
-    let (mut most, mut count, mut open) = (0, 0, false);
+    let (mut most, mut count, mut in_flight) = (0, 0, false);
     for instruction in body {
         if instruction.starts_with("WARPGROUP.DEPBAR") {
-            open = !instruction.ends_with("gsb0, 0x0");
+            in_flight = !instruction.ends_with("gsb0, 0x0");
             count = 0;
-        } else if open && instruction.starts_with("MUFU.EX2") {
+        } else if in_flight && instruction.starts_with("MUFU.EX2") {
             count += 1;
             most = most.max(count);
         }
@@ -150,8 +150,8 @@ fn accumulation_overlaps_the_next_iteration() {
         );
         if nvdisasm.is_file() {
             let loops = sass::loops(&nvdisasm, &cubin).unwrap_or_else(|e| panic!("{e}"));
-            let product = |body: &&Vec<String>| body.iter().any(|i| i.starts_with("HGMMA"));
-            let body = loops.iter().filter(product).min_by_key(|body| body.len()).expect("a loop with MMAs");
+            let has_mma = |body: &&Vec<String>| body.iter().any(|i| i.starts_with("HGMMA"));
+            let body = loops.iter().filter(has_mma).min_by_key(|body| body.len()).expect("a loop with MMAs");
             let waits: Vec<&String> = body.iter().filter(|i| i.starts_with("WARPGROUP.DEPBAR")).collect();
             let left = !waits.is_empty() && waits.iter().all(|i| i.ends_with("gsb0, 0x1"));
             assert!(left, "warp_specialize: {warp_specialize}: {waits:?}");

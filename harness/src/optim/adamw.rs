@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use tilewright::kernels::FloatElement;
-use tilewright::kernels::adamw::{self, Options};
+use tilewright::kernels::adamw::{self, AdamState, Options};
 use tilewright::prelude::*;
 use tilewright::{View, ViewMut};
 
@@ -167,7 +167,7 @@ impl AdamW {
             }
             let local = range.start - self.range.start..range.end - self.range.start;
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
-            let (m, v) = (self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?);
+            let state = AdamState { p, m: self.first.slice_mut(local.clone())?, v: self.second.slice_mut(local)? };
             let AdamWOptions { beta1, beta2, eps } = self.options;
             let options = Options {
                 lr: rate * group.lr_scale,
@@ -178,30 +178,12 @@ impl AdamW {
                 grad_scale: gradient_scale,
             };
             match &mut copy {
-                ComputeWeights::None => adamw::step(&device, p, m, v, g, step, &options)?,
+                ComputeWeights::None => adamw::step(&device, state, g, step, &options)?,
                 ComputeWeights::Bf16(copy) => {
-                    adamw::step_with_compute_weights(
-                        &device,
-                        p,
-                        m,
-                        v,
-                        g,
-                        copy.reborrow().slice(range)?,
-                        step,
-                        &options,
-                    )?;
+                    adamw::step_with_compute_weights(&device, state, g, copy.reborrow().slice(range)?, step, &options)?;
                 }
                 ComputeWeights::F16(copy) => {
-                    adamw::step_with_compute_weights(
-                        &device,
-                        p,
-                        m,
-                        v,
-                        g,
-                        copy.reborrow().slice(range)?,
-                        step,
-                        &options,
-                    )?;
+                    adamw::step_with_compute_weights(&device, state, g, copy.reborrow().slice(range)?, step, &options)?;
                 }
             }
         }
@@ -265,7 +247,7 @@ impl AdamW {
         for (i, range) in self.ranges(part, groups) {
             let local = range.start - self.range.start..range.end - self.range.start;
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
-            let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
+            let state = AdamState { p, m: self.first.slice_mut(local.clone())?, v: self.second.slice_mut(local)? };
             let rates = [step_inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_outputs];
             with_part!(copy, range, |copy| adamw::step_controlled(&device, state, g, copy, rates, &options))?;
         }
@@ -295,7 +277,7 @@ impl AdamW {
             let local = range.start - self.range.start..range.end - self.range.start;
             let p = values.reborrow().slice(range.clone())?;
             let g = [own.slice(range.clone())?, other.slice(range.clone())?];
-            let state = [p, self.first.slice_mut(local.clone())?, self.second.slice_mut(local)?];
+            let state = AdamState { p, m: self.first.slice_mut(local.clone())?, v: self.second.slice_mut(local)? };
             let (step_outputs, squares) = pieces.next_partials(adamw::squares_two_peers(range.len()))?;
             let rates = [step_inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_outputs];
             with_part!(copy, range, |copy| adamw::step_two_peers(&device, state, g, copy, squares, rates, &options))?;

@@ -119,7 +119,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     #[constexpr = false] sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
 ) {
-    static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
+    static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     let (kv_head, entry) = (program_id(1), program_id(2));
     let (batch, split) = batch_and_split(entry, n_q, split_rows);
     let first_key = program_id(0) * k_tile;
@@ -181,13 +181,13 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         let mut dq_block = sum_block(dq_sum + head_rows * d, first_tile * q_tile, n_q, d, q_tile, d_tile);
         for i in range(first_tile, tiles) {
             let qt = load(q_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
-            let dot_ = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
+            let grad_o = load(do_block, boundary_check = boundary_dims(!even_queries, padded), padding = zero);
             let lt =
                 load(lse2_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
             let dt =
                 load(delta_block, boundary_check = boundary_dims(!even_queries, false), padding = zero).expand_dims(0);
             let scores = dot(kt, qt.trans(), input_precision = precision);
-            let dp = dot(vt, dot_.trans(), input_precision = precision);
+            let dp = dot(vt, grad_o.trans(), input_precision = precision);
             let mut p = exp2(scores * scale2 - lt);
             if causal {
                 // Rows of q see no key beyond n_k.
@@ -198,7 +198,7 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
                 p = where_((keys < n_k).expand_dims(1), p, 0.0);
             }
             let ds = (p * (dp - dt)).to::<T>();
-            sums = add_key_gradients(sums, p.to::<T>(), ds, qt, dot_, precision);
+            sums = accumulate_dkdv(sums, p.to::<T>(), ds, qt, grad_o, precision);
             if one_pass {
                 let partial_dq = dot(ds.trans(), kt, input_precision = precision);
                 atomic_add(dq_block, partial_dq, boundary_check = boundary_dims(!even_queries, padded));
@@ -317,7 +317,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
     #[constexpr = false] sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
 ) {
-    static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
+    static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
     let (batch, split) = batch_and_split(entry, n_k, split_rows);
@@ -360,7 +360,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         order = [1, 0],
     );
     let qt = load(q_block, boundary_check = boundary_dims(true, padded), padding = zero);
-    let dot_ = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero);
+    let grad_o = load(do_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let head_rows = row_offset(head, batch, n_q);
     let lt = load(row_block(lse2 + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
     let dt = load(row_block(delta + head_rows, first_row, n_q, q_tile), boundary_check = [0], padding = zero);
@@ -372,7 +372,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         let kt = load(k_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let vt = load(v_block, boundary_check = boundary_dims(!even_keys, padded), padding = zero);
         let scores = dot(qt, kt.trans(), input_precision = precision);
-        let dp = dot(dot_, vt.trans(), input_precision = precision);
+        let dp = dot(grad_o, vt.trans(), input_precision = precision);
         let mut p = exp2(scores * scale2 - lt);
         if causal || !even_keys {
             let keys = i * k_tile + arange(0, k_tile);
@@ -397,7 +397,7 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
 
 /// Accumulates a tile of queries into (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].
 #[device_fn]
-fn add_key_gradients<T: Float>(
+fn accumulate_dkdv<T: Float>(
     sums: (Tile<f32>, Tile<f32>),
     p: Tile<T>,
     ds: Tile<T>,

@@ -105,7 +105,7 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     #[constexpr = false] sub_wave: bool,
     #[constexpr = 0] split_rows: usize,
 ) {
-    static_assert(d <= d_tile && group >= 1, "d_tile is at least d, and a group has a head");
+    static_assert(d <= d_tile && group >= 1, "d_tile must be at least d, and group at least 1");
     // Under a causal mask the last query tiles have the most work, so they are scheduled first.
     let tile = if causal { num_programs(0) - 1 - program_id(0) } else { program_id(0) };
     let (head, entry) = (program_id(1), program_id(2));
@@ -145,7 +145,9 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
     let scale2 = scale * std::f32::consts::LOG2_E;
     // The maximum starts at a finite number: −∞ − (−∞) would be NaN, while a score of −∞ minus a finite maximum is the
     // exponent −∞.
-    let mut softmax = (zeros::<f32>([q_tile, d_tile]), full([q_tile], f32::MIN), zeros::<f32>([q_tile]));
+    let mut acc = zeros::<f32>([q_tile, d_tile]);
+    let mut row_max = full([q_tile], f32::MIN);
+    let mut total = zeros::<f32>([q_tile]);
 
     let rows = first_row + arange(0, q_tile);
     for i in range(first_tile, tiles) {
@@ -157,12 +159,11 @@ pub fn flash_attention_fwd<T: Float, R: Float>(
             let seen = visible(rows.expand_dims(1), keys.expand_dims(0), n_q, n_k, causal);
             scores = where_(seen, scores, f32::NEG_INFINITY);
         }
-        softmax = online_softmax(softmax, scores, vt, scale2, precision);
+        (acc, row_max, total) = online_softmax(acc, row_max, total, scores, vt, scale2, precision);
         k_block = k_block.advance([k_tile, 0]);
         v_block = v_block.advance([k_tile, 0]);
     }
 
-    let (acc, row_max, total) = softmax;
     // A row that saw no key has a sum of 0: O = 0 / 1, L = log₂ 0 = −∞.
     let divisor = where_(total == 0.0, 1.0, total);
     let o_block = make_block_ptr(
@@ -247,28 +248,29 @@ pub(super) fn tiles_of_split(
     tile: usize,
 ) -> (Scalar<i32>, Scalar<i32>) {
     if split_rows > 0 {
-        static_assert(split_rows.is_multiple_of(tile), "the rows of a split are a multiple of the tile size");
-        let each = split_rows / tile;
-        let begin = minimum(maximum(first, split * each), last);
-        (begin, maximum(begin, minimum(last, (split + 1) * each)))
+        static_assert(split_rows.is_multiple_of(tile), "split_rows must be a multiple of the tile size");
+        let tiles_per_split = split_rows / tile;
+        let begin = minimum(maximum(first, split * tiles_per_split), last);
+        (begin, maximum(begin, minimum(last, (split + 1) * tiles_per_split)))
     } else {
         (first, last)
     }
 }
 
-/// One step of the online softmax: adds a tile of scores and values to (Σ p V, running maximum, Σ p), where p =
-/// 2^(scale2 · score − maximum).
+/// One step of the online softmax: adds a tile of scores and values to `acc` = Σ p V and `total` = Σ p, where p =
+/// 2^(scale2 · score − row_max), and updates the running maximum. Returns the new `acc`, maximum and `total`.
 ///
 /// The maximum is kept in scaled units, so that each exponent is one FMA. It is never −∞, which scores may be.
 #[device_fn]
 fn online_softmax<T: Float>(
-    state: (Tile<f32>, Tile<f32>, Tile<f32>),
+    acc: Tile<f32>,
+    prev_max: Tile<f32>,
+    total: Tile<f32>,
     scores: Tile<f32>,
     v: Tile<T>,
     scale2: Scalar<f32>,
     precision: Precision,
 ) -> (Tile<f32>, Tile<f32>, Tile<f32>) {
-    let (acc, prev_max, total) = state;
     let row_max = maximum(prev_max, max(scores, axis = 1) * scale2);
     let p = exp2(scores * scale2 - row_max.expand_dims(1));
     let rescale = exp2(prev_max - row_max);

@@ -4,7 +4,7 @@ use super::config::{Pass, Tiles};
 use super::passes::{
     RowVectors, launch_combine, launch_dkdv, launch_dq, launch_forward, launch_postprocess, launch_preprocess,
 };
-use super::split_kv::KvSplit;
+use super::split_kv::{KvSplit, SplitProblem};
 use crate::tensor::{self, FloatElement};
 use tilewright_runtime::Stream;
 use tilewright_runtime::prelude::*;
@@ -58,8 +58,7 @@ impl Options {
         Options { causal, ..Options::default() }
     }
 
-    /// Chooses the splits of the loops over `loop_rows` rows: one loop for each of `heads` heads (of all batch entries)
-    /// and each tile of the `rows` rows.
+    /// Chooses the splits of loops, as [`SplitProblem`] describes them.
     fn kv_split<T: Element>(
         &self,
         device: &Device,
@@ -70,7 +69,16 @@ impl Options {
         loop_rows: usize,
     ) -> KvSplit {
         match device.is_cuda() || self.num_splits.is_some() {
-            true => KvSplit::new((pass, self.causal), (d, T::DTYPE.size()), heads, rows, loop_rows, self.num_splits),
+            true => KvSplit::new(SplitProblem {
+                pass,
+                causal: self.causal,
+                d,
+                element_bytes: T::DTYPE.size(),
+                heads,
+                rows,
+                loop_rows,
+                requested: self.num_splits,
+            }),
             false => KvSplit::UNSPLIT,
         }
     }
@@ -140,7 +148,7 @@ fn sizes<T: Element>(device: &Device, q: &Tensor<T>, k: &Tensor<T>, v: &Tensor<T
     }
     let scale = options.scale.unwrap_or(1.0 / (d as f32).sqrt());
     if !(scale > 0.0 && scale.is_finite()) {
-        return invalid_argument("scale", "a positive number", format!("{scale}"));
+        return invalid_argument("scale", "a positive finite number", format!("{scale}"));
     }
     let precision = match options.precision {
         Some(precision) if T::DTYPE.size() == 4 => precision,
@@ -224,7 +232,7 @@ fn expect_rows(name: &'static str, s: &Sizes, found: usize) -> Result<()> {
     if found >= expected {
         return Ok(());
     }
-    invalid_argument(name, format!("{expected} elements, one per row of q"), format!("{found}"))
+    invalid_argument(name, format!("at least {expected} elements, one per row of q"), format!("{found}"))
 }
 
 /// The inputs of the backward pass: inputs and outputs of the forward pass, and the gradient of O.
@@ -243,13 +251,13 @@ pub struct Saved<'a, T: Element> {
 /// with [`Backward::OnePass`] the sums of dQ; and, if loops are split, the gradients of each split.
 pub fn backward_workspace<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], options: &Options) -> usize {
     let (keys, queries) = backward_splits::<T>(device, q, k, options);
-    let of = |shape: [usize; 4], split: KvSplit| {
+    let partial_len = |shape: [usize; 4], split: KvSplit| {
         if split.is_split() { split.count * shape.iter().product::<usize>() } else { 0 }
     };
-    let partial_dkdv_len = 2 * of(k, keys);
-    2 * workspace_rows(q)
+    let partial_dkdv_len = 2 * partial_len(k, keys);
+    2 * aligned_rows(q)
         + match options.backward {
-            Backward::TwoPass => partial_dkdv_len.max(of(q, queries)),
+            Backward::TwoPass => partial_dkdv_len.max(partial_len(q, queries)),
             Backward::OnePass => dq_sum_len(q) + partial_dkdv_len,
         }
 }
@@ -262,25 +270,28 @@ fn backward_splits<T: Element>(device: &Device, q: [usize; 4], k: [usize; 4], op
     (keys, options.kv_split::<T>(device, Pass::Dq, d, batch * heads, n_q, n_k))
 }
 
-/// The number of f32 elements of the sums of dQ, rounded up as in [`workspace_rows`].
+/// The number of f32 elements of the sums of dQ, rounded up as in [`aligned_rows`].
 fn dq_sum_len(q_shape: [usize; 4]) -> usize {
     q_shape.iter().product::<usize>().next_multiple_of(64)
 }
 
 /// Rows of one workspace vector, rounded up so that the second vector is aligned like the first.
-fn workspace_rows(q_shape: [usize; 4]) -> usize {
+fn aligned_rows(q_shape: [usize; 4]) -> usize {
     q_shape[..3].iter().product::<usize>().next_multiple_of(64)
 }
 
-/// Computes dq, dk and dv, dense, in the shapes of q, k and v.
+/// The gradients of q, k and v, dense, in their shapes.
+pub struct Gradients<T: Element> {
+    pub dq: Buffer<T>,
+    pub dk: Buffer<T>,
+    pub dv: Buffer<T>,
+}
+
+/// Computes the gradients of q, k and v.
 ///
 /// # Errors
 /// Shapes that do not match; launch errors.
-pub fn backward<T: FloatElement>(
-    device: &Device,
-    saved: Saved<T>,
-    options: &Options,
-) -> Result<(Buffer<T>, Buffer<T>, Buffer<T>)> {
+pub fn backward<T: FloatElement>(device: &Device, saved: Saved<T>, options: &Options) -> Result<Gradients<T>> {
     sizes(device, &saved.q, &saved.k, &saved.v, options)?;
     let (q_shape, k_shape) = (saved.q.shape(), saved.k.shape());
     let mut dq = Buffer::uninit(device, q_shape.iter().product())?;
@@ -296,7 +307,7 @@ pub fn backward<T: FloatElement>(
         workspace.view_mut(),
         options,
     )?;
-    Ok((dq, dk, dv))
+    Ok(Gradients { dq, dk, dv })
 }
 
 /// As [`backward`], into memory of the caller. `workspace` has at least [`backward_workspace`] elements.
@@ -321,8 +332,8 @@ pub fn backward_into<T: FloatElement>(
     expect_shape("dv", dv.shape(), v.shape())?;
     expect_rows("lse", &s, lse.len())?;
     expect_workspace(backward_workspace::<T>(device, q.shape(), k.shape(), options), workspace.len())?;
-    let (mut delta, rest) = workspace.split_at(workspace_rows(q.shape()))?;
-    let (mut lse2, rest) = rest.split_at(workspace_rows(q.shape()))?;
+    let (mut delta, rest) = workspace.split_at(aligned_rows(q.shape()))?;
+    let (mut lse2, rest) = rest.split_at(aligned_rows(q.shape()))?;
     let sums = if options.backward == Backward::OnePass { dq_sum_len(q.shape()) } else { 0 };
     let (mut dq_sum, mut rest) = rest.split_at(sums)?;
     let (dkdv_split, dq_split) = backward_splits::<T>(device, q.shape(), k.shape(), options);

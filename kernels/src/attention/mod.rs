@@ -22,6 +22,6 @@ pub mod split_kv;
 
 pub use config::Tiles;
 pub use launch::{
-    Backward, Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace, forward, forward_into,
-    forward_workspace,
+    Backward, Gradients, Options, Saved, Tensor, TensorMut, backward, backward_into, backward_workspace, forward,
+    forward_into, forward_workspace,
 };

@@ -21,25 +21,32 @@ pub(super) struct KvSplit {
     pub rows: usize,
 }
 
+/// The loops that may be split: one over `loop_rows` rows for each of `heads` heads (of all batch entries) and each
+/// tile of the `rows` rows.
+#[derive(Clone, Copy)]
+pub(super) struct SplitProblem {
+    pub pass: Pass,
+    pub causal: bool,
+    /// Elements per row.
+    pub d: usize,
+    pub element_bytes: usize,
+    pub heads: usize,
+    pub rows: usize,
+    pub loop_rows: usize,
+    /// The largest number of splits, where the caller gives one.
+    pub requested: Option<usize>,
+}
+
 /// Fewest rows of a split: a multiple of every tile size that tuning uses.
 pub(super) const MIN_SPLIT_ROWS: usize = 256;
 
 impl KvSplit {
     pub const UNSPLIT: KvSplit = KvSplit { count: 1, rows: 0 };
 
-    /// Chooses the splits of the loops over `loop_rows` rows, one loop for each of `heads` heads (of all batch entries)
-    /// and each tile of the `rows` rows, with `d` elements of `bytes` bytes per row. `requested` is the largest number
-    /// of splits, where the caller gives one.
-    pub fn new(
-        (pass, causal): (Pass, bool),
-        (d, bytes): (usize, usize),
-        heads: usize,
-        rows: usize,
-        loop_rows: usize,
-        requested: Option<usize>,
-    ) -> KvSplit {
+    pub fn new(problem: SplitProblem) -> KvSplit {
+        let SplitProblem { pass, causal, d, element_bytes, heads, rows, loop_rows, requested } = problem;
         let programs = (heads * rows.div_ceil(64)).max(1);
-        let count = requested.unwrap_or_else(|| match bytes {
+        let count = requested.unwrap_or_else(|| match element_bytes {
             2 => default_splits_16bit(causal, d, programs, loop_rows),
             _ => default_splits_f32(pass, d, programs),
         });
@@ -153,20 +160,30 @@ mod tests {
 
     #[test]
     fn long_loops_of_sub_wave_grids_are_split() {
+        // One head of n rows.
+        let head = |pass, causal, element_bytes, d, n| SplitProblem {
+            pass,
+            causal,
+            d,
+            element_bytes,
+            heads: 1,
+            rows: n,
+            loop_rows: n,
+            requested: None,
+        };
         let split = |heads, rows, loop_rows, requested| {
-            let KvSplit { count, rows } =
-                KvSplit::new((Pass::Forward, true), (64, 4), heads, rows, loop_rows, requested);
+            let problem = SplitProblem { heads, rows, requested, ..head(Pass::Forward, true, 4, 64, loop_rows) };
+            let KvSplit { count, rows } = KvSplit::new(problem);
             (count, rows)
         };
-        let splits_f32_bwd =
-            |d, n| [Pass::Dkdv, Pass::Dq].map(|pass| KvSplit::new((pass, true), (d, 4), 1, n, n, None).count);
+        let splits_f32_bwd = |d, n| [Pass::Dkdv, Pass::Dq].map(|pass| KvSplit::new(head(pass, true, 4, d, n)).count);
         assert_eq!(
             [512, 2048, 4096, 8192, 8193].map(|n| splits_f32_bwd(128, n)),
             [[2; 2], [4; 2], [2; 2], [2; 2], [1; 2]]
         );
         assert_eq!([512, 2048, 4096, 8192].map(|n| splits_f32_bwd(32, n)), [[2; 2], [8; 2], [8; 2], [1; 2]]);
         assert_eq!([512, 2048, 4096].map(|n| split(1, n, n, None)), [(2, 256), (8, 256), (8, 512)]);
-        let splits_16bit = |causal, d, n| KvSplit::new((Pass::Dkdv, causal), (d, 2), 1, n, n, None).count;
+        let splits_16bit = |causal, d, n| KvSplit::new(head(Pass::Dkdv, causal, 2, d, n)).count;
         assert_eq!([1024, 2048, 4096, 8192, 8193].map(|n| splits_16bit(true, 128, n)), [1, 4, 2, 2, 1]);
         assert_eq!([1024, 2048, 4096, 8192, 8193].map(|n| splits_16bit(true, 64, n)), [1, 4, 4, 4, 1]);
         assert_eq!([2048, 4096, 8192].map(|n| splits_16bit(false, 64, n)), [4, 4, 1]);
@@ -181,7 +198,7 @@ mod tests {
             [(1, 0), (2, 512), (2, 512), (4, 256)]
         );
         for loop_rows in [1, 255, 257, 1000, 100_000] {
-            let KvSplit { count, rows } = KvSplit::new((Pass::Forward, true), (64, 4), 1, 64, loop_rows, None);
+            let (count, rows) = split(1, 64, loop_rows, None);
             assert!(
                 count == 1 || (count - 1) * rows < loop_rows && loop_rows <= count * rows,
                 "{loop_rows}: {count} × {rows}"

@@ -181,7 +181,11 @@ impl Choice {
         if !depends_on_config || self.source == Source::Default {
             return Err(error);
         }
-        tracing::warn!("the configuration {} does not run, and {} is used instead: {error}", self.config, self.default);
+        tracing::warn!(
+            "using the default configuration {} instead of {}, which does not run: {error}",
+            self.default,
+            self.config
+        );
         Ok(insert_choice(Choice { config: self.default.clone(), source: Source::Default, ..self.clone() }))
     }
 }

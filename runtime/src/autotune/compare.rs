@@ -6,8 +6,8 @@ use rayon::prelude::*;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::num;
 
-/// Elements per part, for which errors are computed separately. A wrong row of a large output changes the overall error
-/// by little, the error of its part by much.
+/// Elements per chunk: errors are computed for each chunk separately. A wrong row of a large output changes the overall
+/// error by little, the error of its chunk by much.
 const CHUNK_ELEMENTS: usize = 256;
 
 /// Maximum number of bytes compared per output: downloading and comparing more would take longer than the runs to be
@@ -15,21 +15,21 @@ const CHUNK_ELEMENTS: usize = 256;
 const MAX_COMPARED_BYTES: usize = 64 << 20;
 
 /// Bytes of a compared window: several rows or tiles of most outputs.
-const RANGE_BYTES: usize = 64 << 10;
+const WINDOW_BYTES: usize = 64 << 10;
 
 /// The byte ranges of an output of `len` bytes that are compared: all of it, or, if that exceeds the limit, windows at
 /// equal distances, including the first and the last bytes. A candidate that computes some tiles wrong usually does so
 /// all over an output.
-pub(super) fn compared_ranges(len: usize) -> Vec<Range<usize>> {
+pub(super) fn compared_windows(len: usize) -> Vec<Range<usize>> {
     if len <= MAX_COMPARED_BYTES {
         return std::iter::once(0..len).collect();
     }
-    let count = MAX_COMPARED_BYTES / RANGE_BYTES;
-    // A multiple of the bytes of a part, for every element type.
+    let count = MAX_COMPARED_BYTES / WINDOW_BYTES;
+    // A multiple of the bytes of a chunk, for every element type.
     let aligned = |start: usize| start / (8 * CHUNK_ELEMENTS) * (8 * CHUNK_ELEMENTS);
     let start =
-        |i: usize| if i + 1 == count { len - RANGE_BYTES } else { aligned((len - RANGE_BYTES) / (count - 1) * i) };
-    (0..count).map(|i| start(i)..start(i) + RANGE_BYTES).collect()
+        |i: usize| if i + 1 == count { len - WINDOW_BYTES } else { aligned((len - WINDOW_BYTES) / (count - 1) * i) };
+    (0..count).map(|i| start(i)..start(i) + WINDOW_BYTES).collect()
 }
 
 /// Maximum relative error between outputs that differ only in the order of summation. `types` are the element types of
@@ -46,8 +46,8 @@ pub(super) fn tolerance(types: impl Iterator<Item = DType>) -> f64 {
     types.map(of).fold(0.0, f64::max)
 }
 
-/// The maximum relative error of any part of an output, relative to the root mean square of the whole output if the
-/// part's is smaller. Infinite if one value is NaN and the other is not, and if integers differ.
+/// The maximum relative error of any chunk of an output, relative to the root mean square of the whole output if the
+/// chunk's is smaller. Infinite if one value is NaN and the other is not, and if integers differ.
 pub(super) fn relative_error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
     let bytes = dtype.bytes();
     let read = |memory: &[u8], i: usize| {
@@ -68,7 +68,7 @@ pub(super) fn relative_error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
     let pieces: Vec<(f64, usize)> = want.par_chunks(256 * CHUNK_ELEMENTS * bytes).map(squares).collect();
     let (total, count) = pieces.into_iter().fold((0.0, 0), |(x, n), (y, m)| (x + y, n + m));
     let mean_square = total / count.max(1) as f64;
-    let of_part = |(want, found): (&[u8], &[u8])| {
+    let error_of_chunk = |(want, found): (&[u8], &[u8])| {
         if want == found {
             return 0.0;
         }
@@ -90,8 +90,8 @@ pub(super) fn relative_error(dtype: DType, want: &[u8], found: &[u8]) -> f64 {
         let relative = (difference / size.max(floor).max(f64::MIN_POSITIVE)).sqrt();
         if relative.is_nan() { f64::INFINITY } else { relative }
     };
-    let parts = want.par_chunks(CHUNK_ELEMENTS * bytes).zip(found.par_chunks(CHUNK_ELEMENTS * bytes)).with_min_len(64);
-    parts.map(of_part).reduce(|| 0.0, f64::max)
+    let chunks = want.par_chunks(CHUNK_ELEMENTS * bytes).zip(found.par_chunks(CHUNK_ELEMENTS * bytes)).with_min_len(64);
+    chunks.map(error_of_chunk).reduce(|| 0.0, f64::max)
 }
 
 #[cfg(test)]
@@ -115,21 +115,21 @@ mod tests {
     }
 
     #[test]
-    fn compared_ranges_cover_large_outputs_evenly() {
-        assert!(compared_ranges(0).len() == 1 && compared_ranges(0)[0].is_empty());
+    fn compared_windows_cover_large_outputs_evenly() {
+        assert!(compared_windows(0).len() == 1 && compared_windows(0)[0].is_empty());
         assert_eq!(
-            (compared_ranges(MAX_COMPARED_BYTES).len(), compared_ranges(MAX_COMPARED_BYTES)[0].clone()),
+            (compared_windows(MAX_COMPARED_BYTES).len(), compared_windows(MAX_COMPARED_BYTES)[0].clone()),
             (1, 0..MAX_COMPARED_BYTES)
         );
-        // One element of f32, f64 or bf16 more than a multiple of `RANGE_BYTES`.
-        for len in [MAX_COMPARED_BYTES + 4, MAX_COMPARED_BYTES + RANGE_BYTES + 8, 10 * MAX_COMPARED_BYTES + 2] {
-            let windows = compared_ranges(len);
+        // One element of f32, f64 or bf16 more than a multiple of `WINDOW_BYTES`.
+        for len in [MAX_COMPARED_BYTES + 4, MAX_COMPARED_BYTES + WINDOW_BYTES + 8, 10 * MAX_COMPARED_BYTES + 2] {
+            let windows = compared_windows(len);
             assert_eq!(windows.iter().map(Range::len).sum::<usize>(), MAX_COMPARED_BYTES);
             assert_eq!((windows[0].start, windows[windows.len() - 1].end), (0, len));
             let apart = len / windows.len();
             for pair in windows.windows(2) {
                 assert!(
-                    pair[0].start < pair[1].start && pair[1].start - pair[0].start < apart + RANGE_BYTES,
+                    pair[0].start < pair[1].start && pair[1].start - pair[0].start < apart + WINDOW_BYTES,
                     "{len}: {pair:?}"
                 );
             }

@@ -54,7 +54,7 @@ impl Journal {
             events.clear();
         }
         let mut journal = Journal { file: None, events: Vec::new() };
-        match start(path, events.is_empty()) {
+        match open_log(path, events.is_empty()) {
             Ok(file) => journal.file = Some(file),
             Err(error) => tracing::warn!("the tuning run is not logged: cannot open {}: {error}", path.display()),
         }
@@ -158,9 +158,9 @@ fn line(event: &Event) -> String {
     serde_json::to_string(event).unwrap_or_default()
 }
 
-fn start(path: &Path, anew: bool) -> Result<File, Unusable> {
+fn open_log(path: &Path, truncate: bool) -> Result<File, Unusable> {
     let file = owned::open_to_append(path, true, owned::user())?;
-    match anew {
+    match truncate {
         true => file.set_len(0)?,
         false => owned::append(&file, "\n")?,
     }

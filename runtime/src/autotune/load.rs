@@ -45,12 +45,12 @@ pub(super) struct LoadGate {
 impl LoadGate {
     /// Whether the deadline has passed for a candidate: never for the default, which a launch of the kernel loads
     /// anyway.
-    fn is_closed(&self, index: usize) -> bool {
-        self.is_too_late(index, 0.0)
+    fn is_past_deadline(&self, index: usize) -> bool {
+        self.would_miss_deadline(index, 0.0)
     }
 
     /// Whether a load of this many seconds would end after the deadline.
-    fn is_too_late(&self, index: usize, seconds: f64) -> bool {
+    fn would_miss_deadline(&self, index: usize, seconds: f64) -> bool {
         let end = Instant::now() + Duration::from_secs_f64(seconds);
         index != 0 && self.any_loaded.load(Ordering::Relaxed) && end >= self.deadline
     }
@@ -63,7 +63,7 @@ pub(super) struct CompileTask {
     pub def: &'static KernelDef,
     pub device: Device,
     pub dtypes: Vec<DType>,
-    pub attempt: CandidateLaunch,
+    pub candidate: CandidateLaunch,
     pub config: LaunchConfig,
     pub gate: Arc<LoadGate>,
 }
@@ -71,13 +71,13 @@ pub(super) struct CompileTask {
 impl CompileTask {
     /// Compiles and loads the kernel; returns `None` past the deadline.
     fn run(&self) -> Result<Option<CompiledKernel>, String> {
-        if self.gate.is_closed(self.index) {
+        if self.gate.is_past_deadline(self.index) {
             return Ok(None);
         }
-        let words = |error: Error| error.to_string();
-        let CandidateLaunch { constants, specialization, .. } = &self.attempt;
+        let message = |error: Error| error.to_string();
+        let CandidateLaunch { constants, specialization, .. } = &self.candidate;
         let options = self.device.limit_ptx_version(&self.config.options());
-        let func = record(self.def, &self.dtypes, constants, specialization).map_err(words)?;
+        let func = record(self.def, &self.dtypes, constants, specialization).map_err(message)?;
         if let Target::Nvptx(arch) = self.device.target() {
             // If the code needs more registers than a thread has, the driver takes minutes, during which it loads
             // nothing else.
@@ -87,11 +87,11 @@ impl CompileTask {
                 return Err(why);
             }
         }
-        let artifact = compile_func(&func, &self.device.target(), &options).map_err(words)?;
+        let artifact = compile_func(&func, &self.device.target(), &options).map_err(message)?;
         let available = self.device.info().max_shared_bytes;
         if self.device.is_cuda() && artifact.manifest.shared_bytes > available {
             let needed = artifact.manifest.shared_bytes;
-            return Err(words(Error::SharedMemory {
+            return Err(message(Error::SharedMemory {
                 kernel: format!("`{}`", self.def.name),
                 device: self.device.to_string(),
                 needed,
@@ -103,12 +103,12 @@ impl CompileTask {
             Code::Object(object) => object.len(),
         } as f64;
         let mut slowest = self.gate.slowest_load.lock().unwrap_or_else(|e| e.into_inner());
-        if self.gate.is_too_late(self.index, bytes * *slowest) {
+        if self.gate.would_miss_deadline(self.index, bytes * *slowest) {
             return Ok(None);
         }
         tracing::info!("{}: loading {}", self.def.name, self.name);
         let start = Instant::now();
-        let kernel = self.device.load(&artifact).map_err(words)?;
+        let kernel = self.device.load(&artifact).map_err(message)?;
         let seconds = start.elapsed().as_secs_f64();
         *slowest = slowest.max(seconds / bytes);
         tracing::info!("{}: loaded in {seconds:.1} s", self.def.name);
@@ -175,12 +175,12 @@ mod tests {
     fn loads_past_the_deadline_are_skipped() {
         let deadline = Instant::now() + Duration::from_secs(1000);
         let gate = LoadGate { deadline, any_loaded: AtomicBool::new(false), slowest_load: Mutex::new(0.0) };
-        assert!(!gate.is_too_late(3, 2000.0), "nothing is loaded yet");
+        assert!(!gate.would_miss_deadline(3, 2000.0), "nothing is loaded yet");
         gate.any_loaded.store(true, Ordering::Relaxed);
-        assert!(gate.is_too_late(3, 2000.0) && !gate.is_too_late(3, 10.0) && !gate.is_closed(3));
-        assert!(!gate.is_too_late(0, 2000.0), "the default is never too late");
+        assert!(gate.would_miss_deadline(3, 2000.0) && !gate.would_miss_deadline(3, 10.0) && !gate.is_past_deadline(3));
+        assert!(!gate.would_miss_deadline(0, 2000.0), "the default has no deadline");
         let over = LoadGate { deadline: Instant::now(), ..gate };
-        assert!(over.is_closed(3) && !over.is_closed(0));
+        assert!(over.is_past_deadline(3) && !over.is_past_deadline(0));
     }
 
     #[test]

@@ -99,9 +99,9 @@ impl Table {
 
     /// The entry of this kernel with the nearest key, and its distance; `None` if all differ in more than sizes.
     pub fn nearest(&self, kernel: &str, key: &str) -> Option<(&Entry, u32)> {
-        let near = |entry: &'_ Entry| distance(&entry.key, key);
         let of_kernel = self.entries.iter().filter(|entry| entry.kernel == kernel);
-        of_kernel.filter_map(|entry| near(entry).map(|far| (entry, far))).min_by_key(|(_, far)| *far)
+        let distances = of_kernel.filter_map(|entry| Some((entry, distance(&entry.key, key)?)));
+        distances.min_by_key(|(_, distance)| *distance)
     }
 }
 

@@ -178,14 +178,14 @@ fn tables_are_read_as_they_are_written() {
     assert_eq!(Table::parse(&table.text()), Ok(table.clone()));
     assert_eq!(table.exact("scale", "T=f32,n<=64").map(|e| e.config.as_str()), Some("tile=64"));
     assert_eq!(table.exact("scale", "T=f32,n<=128"), None);
-    let near = |key| table.nearest("scale", key).map(|(e, far)| (e.config.as_str(), far));
+    let near = |key| table.nearest("scale", key).map(|(e, distance)| (e.config.as_str(), distance));
     assert_eq!(near("T=f32,n<=128"), Some(("tile=64", 1)));
     assert_eq!(near("T=f32,n<=4096"), Some(("tile=128", 2)));
     assert_eq!((near("T=bf16,n<=64"), table.nearest("other", "T=f32,n<=64")), (None, None));
     for (text, reason) in [
         ("", "not a tuning table"),
         ("{}", "not a tuning table"),
-        (&*table.text().replace("tilewright tuning table", "song list"), "`song list`"),
+        (&*table.text().replace("tilewright tuning table", "other format"), "`other format`"),
         (&*table.text().replace("\"version\": 1", "\"version\": 9"), "version 9"),
         (&table.text()[..100], "not a tuning table"),
     ] {

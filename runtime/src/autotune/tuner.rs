@@ -248,7 +248,7 @@ impl Run<'_> {
 
     fn task(&self, index: usize, gate: &Arc<LoadGate>) -> Option<CompileTask> {
         let trial = &self.trials[index];
-        let attempt = trial.attempt.clone().filter(|_| trial.dropped.is_none())?;
+        let candidate = trial.attempt.clone().filter(|_| trial.dropped.is_none())?;
         let config = trial.config.launch_config(self.job.base, 0);
         Some(CompileTask {
             index,
@@ -256,7 +256,7 @@ impl Run<'_> {
             def: self.job.def,
             device: self.job.device.clone(),
             dtypes: self.job.dtypes.to_vec(),
-            attempt,
+            candidate,
             config,
             gate: gate.clone(),
         })
@@ -571,7 +571,7 @@ impl Scratch {
     /// The compared bytes of the outputs.
     fn download(&self) -> Result<Vec<Output>> {
         let fetch = |buffer: &Buffer<u8>| -> Result<Vec<u8>> {
-            let windows = compare::compared_ranges(buffer.len());
+            let windows = compare::compared_windows(buffer.len());
             let fetched: Vec<Vec<u8>> =
                 windows.into_iter().map(|window| buffer.slice(window)?.to_vec()).collect::<Result<_>>()?;
             Ok(fetched.concat())

@@ -44,7 +44,7 @@ pub struct Cache {
     /// The user whose files are used.
     user: u32,
     /// Bytes that this process stored since it last computed the total size; `None` before that.
-    kept: Mutex<Option<u64>>,
+    stored_since_scan: Mutex<Option<u64>>,
     /// The warnings so far: their subject and text.
     warnings: Mutex<Vec<(WarningKind, String)>>,
 }
@@ -86,7 +86,7 @@ impl Cache {
             dir: None,
             max_bytes: DEFAULT_MAX_BYTES,
             user: owned::user(),
-            kept: Mutex::default(),
+            stored_since_scan: Mutex::default(),
             warnings: Mutex::default(),
         }
     }
@@ -140,7 +140,7 @@ impl Cache {
         let name = file_name(key);
         let Some(folder) = self.make(&[shard(&name)]) else { return };
         let bytes = format::encode(artifact, key);
-        if !self.make_room(bytes.len() as u64) {
+        if !self.evict_for(bytes.len() as u64) {
             tracing::debug!(
                 "{} is not cached: its {} bytes exceed the limit of the cache",
                 artifact.manifest.kernel,
@@ -244,18 +244,18 @@ impl Cache {
     ///
     /// Listing all entries takes time if there are many. So it is done at the first entry of a process, and when the
     /// process has stored a sixteenth of the limit since.
-    fn make_room(&self, bytes: u64) -> bool {
+    fn evict_for(&self, bytes: u64) -> bool {
         if self.max_bytes == u64::MAX {
             return true;
         }
         let margin = self.max_bytes / 16;
         let Some(limit) = (self.max_bytes - margin).checked_sub(bytes) else { return false };
-        let mut kept = self.kept.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(kept) = kept.as_mut().filter(|kept| **kept + bytes <= margin) {
-            *kept += bytes;
+        let mut stored = self.stored_since_scan.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(stored) = stored.as_mut().filter(|stored| **stored + bytes <= margin) {
+            *stored += bytes;
             return true;
         }
-        *kept = Some(0);
+        *stored = Some(0);
         let removed = self.open(&[]).map(|root| match Entries::of(&root) {
             Ok(entries) => entries.evict(limit),
             Err(error) => Err((root.path().display().to_string(), error)),

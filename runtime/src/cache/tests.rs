@@ -395,9 +395,9 @@ fn entries_replaced_during_a_read_are_not_trusted() {
     let key = key("a");
     cache.put(&key, &ptx());
     let entry = path_of(&cache, &key);
-    let honest = fs::read(&entry).unwrap();
+    let genuine = fs::read(&entry).unwrap();
     let forged = format::encode(&artifact(Code::Ptx("forged".to_string())), &key);
-    let (own, strange) = (dir.path().join("own"), dir.path().join("strange"));
+    let (own, writable_by_others) = (dir.path().join("own"), dir.path().join("writable_by_others"));
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -407,10 +407,10 @@ fn entries_replaced_during_a_read_are_not_trusted() {
                 fs::rename(from, &entry).unwrap();
             };
             while !done.load(std::sync::atomic::Ordering::Relaxed) {
-                place(&forged, &strange, 0o666);
-                place(&honest, &own, 0o600);
-                fs::write(&strange, &forged).unwrap();
-                symlink(&strange, &own).unwrap();
+                place(&forged, &writable_by_others, 0o666);
+                place(&genuine, &own, 0o600);
+                fs::write(&writable_by_others, &forged).unwrap();
+                symlink(&writable_by_others, &own).unwrap();
                 fs::rename(&own, &entry).unwrap();
             }
         });
@@ -422,7 +422,7 @@ fn entries_replaced_during_a_read_are_not_trusted() {
             }
         }
         done.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert!(hits > 0, "the honest entry was never read");
+        assert!(hits > 0, "the genuine entry was never read");
     });
 }
 

@@ -46,13 +46,13 @@ fn facts(arg: &KernelArg) -> (bool, bool) {
 }
 
 /// For each parameter that is passed at a launch: whether the kernel is specialized on it.
-fn passed(def: &KernelDef) -> impl Iterator<Item = bool> {
+fn specialized_flags(def: &KernelDef) -> impl Iterator<Item = bool> {
     def.params.iter().filter(|p| !matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.specialize)
 }
 
 /// The facts that a launch with these arguments specializes on.
 pub fn specialization(def: &KernelDef, args: &[KernelArg]) -> Specialization {
-    let specs = passed(def).zip(args).map(|(specialize, arg)| match facts(arg) {
+    let specs = specialized_flags(def).zip(args).map(|(specialize, arg)| match facts(arg) {
         (true, _) if specialize => ArgSpec { divisible_by: ALIGNMENT, equal_to: None },
         (_, true) if specialize => ArgSpec { divisible_by: 1, equal_to: Some(1) },
         _ => ArgSpec::default(),
@@ -92,7 +92,7 @@ fn key(
         key.push(chunk.iter().fold(0, |word, &d| word << 8 | d as u64));
     }
     let mut word = 0;
-    for (i, (specialize, arg)) in passed(def).zip(args).enumerate() {
+    for (i, (specialize, arg)) in specialized_flags(def).zip(args).enumerate() {
         if specialize {
             let (multiple, one) = facts(arg);
             word |= (u64::from(multiple) | u64::from(one) << 1) << (2 * (i % 32));

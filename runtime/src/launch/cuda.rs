@@ -75,7 +75,7 @@ impl Function {
             log: if log.is_empty() { "(the driver gave no reason)".to_string() } else { log },
         })?;
         if !log.is_empty() {
-            tracing::debug!("{label}: the driver's PTX compiler says: {log}");
+            tracing::debug!("{label}: log of the driver's PTX compiler: {log}");
         }
         let mut loaded = Function {
             module,

@@ -25,14 +25,15 @@ fn artifact(ir: &str, args: Vec<ArgDesc>, arena_bytes: u64) -> Artifact {
     Artifact { manifest, code: Code::Object(object(ir, &HostCpu::native(), &Opt::host()).unwrap().code) }
 }
 
-/// `out[linear pid] += x + 10 y + 100 z + a(i8) + b(i64) + c(f64)`, and writes the arena's misalignment to `odd`.
+/// `out[linear pid] += x + 10 y + 100 z + a(i8) + b(i64) + c(f64)`, and writes the arena's offset from a multiple of 64
+/// bytes to `misalignment`.
 const GRID_IR: &str = r#"
 define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {
   %out.s = load ptr, ptr %args
   %out = load ptr, ptr %out.s
-  %odd.p = getelementptr ptr, ptr %args, i64 1
-  %odd.s = load ptr, ptr %odd.p
-  %odd = load ptr, ptr %odd.s
+  %misalignment.p = getelementptr ptr, ptr %args, i64 1
+  %misalignment.s = load ptr, ptr %misalignment.p
+  %misalignment = load ptr, ptr %misalignment.s
   %a.p = getelementptr ptr, ptr %args, i64 2
   %a.s = load ptr, ptr %a.p
   %a = load i8, ptr %a.s
@@ -75,7 +76,7 @@ define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {
   %bad = icmp ne i64 %low, 0
   br i1 %bad, label %misaligned, label %done
 misaligned:
-  store i64 %low, ptr %odd
+  store i64 %low, ptr %misalignment
   br label %done
 done:
   ret i32 0
@@ -85,7 +86,7 @@ done:
 fn grid_kernel() -> CompiledKernel {
     let args = vec![
         arg("out", ArgType::Ptr),
-        arg("odd", ArgType::Ptr),
+        arg("misalignment", ArgType::Ptr),
         arg("a", ArgType::I8),
         arg("b", ArgType::I64),
         arg("c", ArgType::F64),
@@ -97,17 +98,17 @@ fn run_grid_kernel(grid: [u32; 3]) -> Vec<f64> {
     let device = Device::cpu();
     let programs = grid.iter().map(|&extent| extent as usize).product();
     let mut out = Buffer::<f64>::zeros(&device, programs).unwrap();
-    let mut odd = Buffer::<i64>::zeros(&device, 1).unwrap();
+    let mut misalignment = Buffer::<i64>::zeros(&device, 1).unwrap();
     let args = [
         LaunchArg::from(&mut out),
-        LaunchArg::from(&mut odd),
+        LaunchArg::from(&mut misalignment),
         LaunchArg::I8(-3),
         LaunchArg::I64(-(1 << 40)),
         LaunchArg::F64(0.25),
     ];
     // SAFETY: the kernel writes one f64 for each program, and one i64.
     unsafe { grid_kernel().launch(grid, &args) }.unwrap();
-    assert_eq!(odd.to_vec().unwrap(), [0], "the arena is not 64-byte aligned");
+    assert_eq!(misalignment.to_vec().unwrap(), [0], "the arena is not 64-byte aligned");
     out.to_vec().unwrap()
 }
 
@@ -161,7 +162,7 @@ fn a_failed_assertion_names_the_program() {
 const EMPTY_IR: &str = "define i32 @entry(ptr %args, ptr %pid, ptr %num, ptr %arena, ptr %hooks) {\n  ret i32 0\n}\n";
 
 #[test]
-fn mistakes_are_named_before_the_launch() {
+fn invalid_arguments_are_reported_before_launch() {
     let device = Device::cpu();
     let args = vec![
         ArgDesc { divisible_by: 16, ..arg("x", ArgType::Ptr) },
@@ -222,11 +223,11 @@ fn threads_share_a_kernel() {
             let kernel = &kernel;
             scope.spawn(move || {
                 let mut out = Buffer::<f64>::zeros(kernel.device(), 64).unwrap();
-                let mut odd = Buffer::<i64>::zeros(kernel.device(), 1).unwrap();
+                let mut misalignment = Buffer::<i64>::zeros(kernel.device(), 1).unwrap();
                 for _ in 0..50 {
                     let args = [
                         LaunchArg::from(&mut out),
-                        LaunchArg::from(&mut odd),
+                        LaunchArg::from(&mut misalignment),
                         LaunchArg::I8(1),
                         LaunchArg::I64(0),
                         LaunchArg::F64(0.0),

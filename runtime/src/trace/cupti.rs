@@ -406,10 +406,10 @@ const BUFFER_BYTES: usize = 8 << 20;
 /// Callback: CUPTI requests a buffer for records.
 unsafe extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, max_records: *mut usize) {
     // Records are aligned to 8 bytes.
-    let room = vec![0_u64; BUFFER_BYTES / 8].into_boxed_slice();
+    let records = vec![0_u64; BUFFER_BYTES / 8].into_boxed_slice();
     // SAFETY: CUPTI passes three pointers that are valid for writes.
     unsafe {
-        *buffer = Box::into_raw(room).cast();
+        *buffer = Box::into_raw(records).cast();
         *size = BUFFER_BYTES;
         *max_records = 0;
     }
@@ -421,7 +421,7 @@ unsafe extern "C" fn complete(context: *mut c_void, stream: u32, buffer: *mut u8
         return;
     }
     // SAFETY: every buffer comes from `request`, and is returned once.
-    let room = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), BUFFER_BYTES / 8)) };
+    let records = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), BUFFER_BYTES / 8)) };
     let Ok(api) = api() else { return };
     let mut guard = collected();
     let Some(collected) = guard.as_mut() else { return };
@@ -440,7 +440,7 @@ unsafe extern "C" fn complete(context: *mut c_void, stream: u32, buffer: *mut u8
     if unsafe { (api.dropped)(context, stream, &raw mut dropped) } == 0 {
         collected.dropped += dropped as u64;
     }
-    drop(room);
+    drop(records);
 }
 
 impl Collected {

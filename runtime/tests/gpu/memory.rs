@@ -6,7 +6,7 @@ use tilewright_runtime::{Buffer, Device, Error};
 use crate::gpu;
 
 #[test]
-fn the_gpu_says_what_it_is() {
+fn device_info_is_plausible() {
     let Some(device) = gpu() else { return };
     let info = device.info();
     println!("{}: {info:?}, PTX up to {:?}", *device, device.max_ptx_version());

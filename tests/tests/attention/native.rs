@@ -2,7 +2,7 @@
 
 use half::bf16;
 use tilewright::codegen::ir::DType;
-use tilewright::kernels::attention::{self, Backward, Options, Saved, Tensor, TensorMut, Tiles};
+use tilewright::kernels::attention::{self, Backward, Gradients, Options, Saved, Tensor, TensorMut, Tiles};
 use tilewright::prelude::{Buffer, Device, Precision};
 use tilewright_tests::attention::{Case, Inputs, Layout, check};
 use tilewright_tests::numerics::HostTensor;
@@ -87,7 +87,7 @@ fn forward_and_backward_allocate_outputs() {
     let options = Options::new(true);
     let (o, lse) = attention::forward(&device, q, k, v, &options).unwrap();
     let saved = Saved { q, k, v, o: Tensor::dense(o.view(), query).unwrap(), lse: lse.view(), d_o };
-    let (dq, dk, dv) = attention::backward(&device, saved, &options).unwrap();
+    let Gradients { dq, dk, dv } = attention::backward(&device, saved, &options).unwrap();
     let check = |what, buffer: &Buffer<f32>, shape: [usize; 4], want: &[f64]| {
         let numbers: Vec<f64> = buffer.to_vec().unwrap().into_iter().map(f64::from).collect();
         case.check(what, &case.tensor(shape, &numbers), want);
@@ -114,7 +114,10 @@ fn mistakes_say_what_is_expected() {
         (message(shape, shape, [1, 2, 9, 16], Options::default()), vec!["`v`", "[1, 2, 8, 16]", "[1, 2, 9, 16]"]),
         (message([1, 3, 8, 16], shape, shape, Options::default()), vec!["divides", "2 heads", "3"]),
         (message([1, 1, 1, 512], shape, shape, Options::default()), vec!["1 to 256", "512"]),
-        (message(shape, shape, shape, Options { scale: Some(-1.0), ..Options::default() }), vec!["positive", "-1"]),
+        (
+            message(shape, shape, shape, Options { scale: Some(-1.0), ..Options::default() }),
+            vec!["a positive finite number", "-1"],
+        ),
         (
             message(
                 shape,
@@ -136,7 +139,10 @@ fn mistakes_say_what_is_expected() {
     let mut none = Buffer::<f32>::zeros(&device, 0).unwrap();
     let short = attention::forward_into(&device, q, q, q, o, lse.view_mut(), none.view_mut(), &Options::default());
     let message = short.unwrap_err().to_string();
-    assert!(message.contains("`lse` expects 16 elements") && message.contains("found 15"), "{message}");
+    assert!(
+        message.contains("`lse` expects at least 16 elements, one per row of q") && message.contains("found 15"),
+        "{message}"
+    );
 }
 
 /// Precision applies to f32 on GPUs; on the CPU every choice is at least as accurate as requested.

@@ -360,7 +360,7 @@ fn generic_sums<T: Num, I: Int>(x: In<T>, n: In<I>, out: Out<f32>, counts: Out<i
 }
 
 #[test]
-fn type_parameters_are_added_up_like_the_types_that_they_stand_for() {
+fn sums_of_generic_elements_have_the_type_of_their_instance() {
     let bytes: Vec<u8> = (0..64).map(|i| 255 - i).collect();
     for (d, value) in [(DType::I8, (|b: u8| i64::from(b as i8)) as fn(u8) -> i64), (DType::U8, |b| i64::from(b))] {
         let args = [Arg::Bytes(&bytes), Arg::Bytes(&bytes), Arg::OutF32(65), Arg::OutBytes(65 * 8)];

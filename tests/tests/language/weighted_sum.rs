@@ -32,7 +32,7 @@ pub fn weighted_sum_fwd<T: Float>(
 }
 
 #[test]
-fn weighted_sum_records_what_it_says() {
+fn weighted_sum_recorded_ir() {
     let text = support::text(&WEIGHTED_SUM_FWD, &[DType::BF16], &consts(&[("rows_tile", 64), ("d_tile", 128)]));
     insta::assert_snapshot!(text);
 }

@@ -271,7 +271,7 @@ impl<T: Number> RowwiseBuffers<T> {
         let grad_w = TensorMut::dense(self.grad_w.view_mut(), [self.d])?;
         let grad_b = TensorMut::dense(self.grad_b.view_mut(), [self.d])?;
         let options = adamw::Options::default();
-        let (p, m, v) = (self.p.view_mut(), self.m.view_mut(), self.v.view_mut());
+        let state = adamw::AdamState { p: self.p.view_mut(), m: self.m.view_mut(), v: self.v.view_mut() };
         match op {
             Op::WeightedSum => weighted_sum::forward(device, x, w, sum),
             Op::WeightedSumBackward => weighted_sum::backward(device, x, w, grad_sum, y, grad_w),
@@ -323,23 +323,16 @@ impl<T: Number> RowwiseBuffers<T> {
                 let table = TensorMut::dense(self.table.view_mut(), [classes, self.d])?;
                 embedding::backward(device, targets, grad_y, table)
             }
-            Op::AdamW => adamw::step(device, p, m, v, self.grad_y.view(), 1, &options),
-            Op::AdamWWithComputeWeights => adamw::step_with_compute_weights(
-                device,
-                p,
-                m,
-                v,
-                self.grad_y.view(),
-                self.narrow.view_mut(),
-                1,
-                &options,
-            ),
+            Op::AdamW => adamw::step(device, state, self.grad_y.view(), 1, &options),
+            Op::AdamWWithComputeWeights => {
+                adamw::step_with_compute_weights(device, state, self.grad_y.view(), self.narrow.view_mut(), 1, &options)
+            }
             Op::AdamWTwoPeers => {
                 let gradients = [self.grad_y.view(), self.x.view()];
                 let squares = self.wide.slice_mut(..adamw::squares_two_peers(gradients[0].len()))?;
                 let control = [self.step_control.slice(..3)?, self.step_control.slice(3..)?];
                 let weights = Some(self.narrow.view_mut());
-                adamw::step_two_peers(device, [p, m, v], gradients, weights, squares, control, &options)
+                adamw::step_two_peers(device, state, gradients, weights, squares, control, &options)
             }
             Op::Cast => match T::dtype() {
                 DType::F32 => cast::forward(device, x, TensorMut::dense(self.narrow.view_mut(), shape)?),
@@ -373,10 +366,10 @@ impl<T: Number> RowwiseBuffers<T> {
                 let (grad_x, grad_w) = rms_norm::reference::backward(&x, &w, &grad_y, eps);
                 vec![(Output::Y, grad_x), (Output::Column, grad_w)]
             }
-            Op::LayerNorm => vec![(Output::Y, layer_norm::reference::forward(&x, &w, &bias, eps).0)],
+            Op::LayerNorm => vec![(Output::Y, layer_norm::reference::forward(&x, &w, &bias, eps).y)],
             Op::LayerNormBackward => {
-                let (grad_x, grad_w, grad_b) = layer_norm::reference::backward(&x, &w, &grad_y, eps);
-                vec![(Output::Y, grad_x), (Output::Column, grad_w), (Output::Column2, grad_b)]
+                let grad = layer_norm::reference::backward(&x, &w, &grad_y, eps);
+                vec![(Output::Y, grad.x), (Output::Column, grad.w), (Output::Column2, grad.b)]
             }
             Op::Silu => vec![(Output::Y, x.iter().map(|&x| swiglu::reference::silu(x)).collect())],
             Op::SiluBackward => {
