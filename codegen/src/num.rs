@@ -73,7 +73,7 @@ fn power_of_two(exponent: i32) -> f64 {
 }
 
 fn float_format(dtype: DType) -> Format {
-    format(dtype).unwrap_or_else(|| panic!("internal compiler error: {dtype} is not a float type, please report"))
+    format(dtype).unwrap_or_else(|| panic!("internal compiler error: {dtype} is not a float type; please report this"))
 }
 
 /// The value of a float element. Panics if `dtype` is not a float type.
@@ -134,7 +134,7 @@ pub fn decode_int(dtype: DType, bits: u64) -> i128 {
         DType::I32 => bits as i32 as i128,
         DType::I64 => bits as i64 as i128,
         DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
-            panic!("internal compiler error: {dtype} is not an integer type, please report")
+            panic!("internal compiler error: {dtype} is not an integer type; please report this")
         }
     }
 }
@@ -148,7 +148,7 @@ pub fn encode_int(dtype: DType, value: i128) -> u64 {
         DType::I32 | DType::U32 => value as u32 as u64,
         DType::I64 | DType::U64 => value as u64,
         DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::BF16 | DType::F32 | DType::F64 => {
-            panic!("internal compiler error: {dtype} is not an integer type, please report")
+            panic!("internal compiler error: {dtype} is not an integer type; please report this")
         }
     }
 }

@@ -83,7 +83,7 @@ impl Pipeline<'_> {
     fn pass(&mut self, name: &'static str, stage: Stage, pass: impl FnOnce(&mut Func)) {
         debug_assert!(
             PASS_NAMES.contains(&name),
-            "internal compiler error: `{name}` is missing in PASS_NAMES, please report"
+            "internal compiler error: `{name}` is missing in PASS_NAMES; please report this"
         );
         pass(&mut self.func);
         if cfg!(debug_assertions)
@@ -91,7 +91,7 @@ impl Pipeline<'_> {
         {
             let list: Vec<String> = errors.iter().map(ToString::to_string).collect();
             panic!(
-                "internal compiler error: pass `{name}` left an invalid function, please report\n{}\n{}",
+                "internal compiler error: pass `{name}` left an invalid function; please report this\n{}\n{}",
                 list.join("\n"),
                 crate::text::print(&self.func)
             );

@@ -76,7 +76,10 @@ impl View {
 
 /// Element type that the pointers refer to.
 fn pointee(pointers: &Tile) -> DType {
-    pointers.elem.pointee().expect("internal compiler error: access through numbers passed the verifier, please report")
+    pointers
+        .elem
+        .pointee()
+        .expect("internal compiler error: access through numbers passed the verifier; please report this")
 }
 
 pub(super) fn ptr_add(pointers: &Tile, offsets: &Tile) -> Tile {

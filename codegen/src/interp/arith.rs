@@ -24,14 +24,14 @@ pub fn unary(op: UnaryOp, dtype: DType, x: u64) -> u64 {
             | UnaryOp::Tanh
             | UnaryOp::Erf
             | UnaryOp::Floor
-            | UnaryOp::Ceil => panic!("internal compiler error: {} of {dtype}, please report", op.name()),
+            | UnaryOp::Ceil => panic!("internal compiler error: {} of {dtype}; please report this", op.name()),
         };
     }
     let v = decode(dtype, x);
     let y = match op {
         UnaryOp::Neg => -v,
         UnaryOp::Abs => v.abs(),
-        UnaryOp::Not => panic!("internal compiler error: {} of {dtype}, please report", op.name()),
+        UnaryOp::Not => panic!("internal compiler error: {} of {dtype}; please report this", op.name()),
         UnaryOp::Exp => libm::exp(v),
         UnaryOp::Exp2 => libm::exp2(v),
         UnaryOp::Log => libm::log(v),
@@ -104,7 +104,7 @@ fn float_binary(op: BinaryOp, dtype: DType, x: f64, y: f64) -> f64 {
         | BinaryOp::Shl
         | BinaryOp::Shr
         | BinaryOp::MulHi => {
-            panic!("internal compiler error: {} of {dtype}, please report", op.name())
+            panic!("internal compiler error: {} of {dtype}; please report this", op.name())
         }
     }
 }

@@ -212,7 +212,8 @@ impl Machine<'_> {
             }
             let first = &resident[0];
             self.program = first.coordinates;
-            let at = first.spin.at.expect("internal compiler error: a spinning program without an op, please report");
+            let at =
+                first.spin.at.expect("internal compiler error: a spinning program without an op; please report this");
             let message = format!(
                 "livelock: all {} programs that have not exited repeat global memory accesses that change nothing",
                 resident.len()
@@ -311,7 +312,7 @@ fn is_predicated_off(operands: &[Val], i: usize) -> bool {
 }
 
 fn wrong_type(op: &str) -> ! {
-    panic!("internal compiler error: {op} of another type passed the verifier, please report")
+    panic!("internal compiler error: {op} of another type passed the verifier; please report this")
 }
 
 impl<'a> Machine<'a> {
@@ -328,7 +329,7 @@ impl<'a> Machine<'a> {
             })?;
             self.set_results(id, results);
         }
-        unreachable!("internal compiler error: a block without a terminator passed the verifier, please report")
+        unreachable!("internal compiler error: a block without a terminator passed the verifier; please report this")
     }
 
     pub(super) fn set_params(&mut self, block: BlockId, params: Vec<Val>) {
@@ -364,7 +365,7 @@ impl<'a> Machine<'a> {
     }
 
     fn get(&self, v: Value) -> Val {
-        self.values[v.0 as usize].clone().expect("internal compiler error: use before definition, please report")
+        self.values[v.0 as usize].clone().expect("internal compiler error: use before definition; please report this")
     }
 
     pub(super) fn operands(&self, id: OpId) -> Vec<Val> {
@@ -441,7 +442,7 @@ impl<'a> Machine<'a> {
             | Op::Yield
             | Op::Condition
             | Op::Return => {
-                unreachable!("internal compiler error: control flow among pure ops, please report")
+                unreachable!("internal compiler error: control flow among pure ops; please report this")
             }
             Op::Assume if operands[0].bits() == 0 => Err(Fault::Here("the assumption does not hold".into())),
             Op::Assume => none(()),
@@ -515,7 +516,7 @@ impl<'a> Machine<'a> {
 
     /// Number type of the first result.
     fn dtype(&self, id: OpId) -> DType {
-        self.ty(id, 0).dtype().expect("internal compiler error: not a number after verification, please report")
+        self.ty(id, 0).dtype().expect("internal compiler error: not a number after verification; please report this")
     }
 
     /// A dot whose operands may be in shared memory. Ignores elements beyond `ends` along K and N, which hardware may
@@ -530,7 +531,7 @@ impl<'a> Machine<'a> {
             Val::Shared(buffer) => self.shared.load(buffer).map(Rc::new),
             Val::Tile(tile) => Ok(tile.clone()),
             Val::View(_) | Val::Barriers(_) => {
-                unreachable!("internal compiler error: dot of a view or barrier, please report")
+                unreachable!("internal compiler error: dot of a view or barrier; please report this")
             }
         };
         let [k_end, n_end] = ends;

@@ -20,7 +20,9 @@ impl Tile {
 
     /// Number type. Panics for pointers, on which the verifier rejects arithmetic.
     pub fn dtype(&self) -> DType {
-        self.elem.num().expect("internal compiler error: arithmetic on pointers passed the verifier, please report")
+        self.elem
+            .num()
+            .expect("internal compiler error: arithmetic on pointers passed the verifier; please report this")
     }
 
     /// The elements as integers (bool as 0 and 1, pointers as addresses); `None` for floats.
@@ -106,7 +108,7 @@ impl From<Barriers> for Val {
 }
 
 fn wrong_kind(expected: &str) -> ! {
-    panic!("internal compiler error: expected a {expected} after verification, please report")
+    panic!("internal compiler error: expected a {expected} after verification; please report this")
 }
 
 impl Val {

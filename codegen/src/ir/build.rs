@@ -90,7 +90,7 @@ impl<'f> Builder<'f> {
             .ty(base)
             .elem()
             .and_then(Elem::pointee)
-            .expect("internal compiler error: view of a non-pointer, please report");
+            .expect("internal compiler error: view of a non-pointer; please report this");
         let mut operands = vec![base];
         operands.extend(shape);
         operands.extend(strides);
@@ -108,7 +108,7 @@ impl<'f> Builder<'f> {
 
     pub fn load_view(&mut self, view: Value, boundary: &[usize], padding: Padding, eviction: Eviction) -> Value {
         let Type::View { block, elem } = self.ty(view) else {
-            panic!("internal compiler error: load_view of a non-view, please report")
+            panic!("internal compiler error: load_view of a non-view; please report this")
         };
         let op = Op::LoadView { boundary: boundary.to_vec(), padding, eviction };
         self.one(op, &[view], Type::tensor(&block, elem))
@@ -129,8 +129,10 @@ impl<'f> Builder<'f> {
 
     pub fn load(&mut self, ptr: Value, mask: Option<Value>, other: Option<Value>, eviction: Eviction) -> Value {
         let ty = self.ty(ptr);
-        let elem =
-            ty.elem().and_then(Elem::pointee).expect("internal compiler error: load of a non-pointer, please report");
+        let elem = ty
+            .elem()
+            .and_then(Elem::pointee)
+            .expect("internal compiler error: load of a non-pointer; please report this");
         let operands: Vec<Value> = [Some(ptr), mask, other].into_iter().flatten().collect();
         self.one(Op::Load { eviction }, &operands, ty.with_elem(elem))
     }
@@ -158,7 +160,7 @@ impl<'f> Builder<'f> {
         if shape.is_empty() {
             return scalar;
         }
-        let elem = self.ty(scalar).elem().expect("internal compiler error: splat of a non-scalar, please report");
+        let elem = self.ty(scalar).elem().expect("internal compiler error: splat of a non-scalar; please report this");
         self.one(Op::Splat, &[scalar], Type::tensor(shape, elem))
     }
 
@@ -166,7 +168,7 @@ impl<'f> Builder<'f> {
         let ty = self.ty(tile);
         let mut shape = ty.shape().to_vec();
         shape.insert(axis, 1);
-        let elem = ty.elem().expect("internal compiler error: expand_dims of a non-tile, please report");
+        let elem = ty.elem().expect("internal compiler error: expand_dims of a non-tile; please report this");
         self.one(Op::ExpandDims { axis }, &[tile], Type::tensor(&shape, elem))
     }
 
@@ -176,19 +178,19 @@ impl<'f> Builder<'f> {
         if ty.shape() == shape {
             return tile;
         }
-        let elem = ty.elem().expect("internal compiler error: broadcast of a non-tile, please report");
+        let elem = ty.elem().expect("internal compiler error: broadcast of a non-tile; please report this");
         self.one(Op::Broadcast, &[tile], Type::tensor(shape, elem))
     }
 
     pub fn trans(&mut self, tile: Value, perm: &[usize]) -> Value {
         let ty = self.ty(tile);
         let shape: Vec<usize> = perm.iter().map(|&p| ty.shape()[p]).collect();
-        let elem = ty.elem().expect("internal compiler error: trans of a non-tile, please report");
+        let elem = ty.elem().expect("internal compiler error: trans of a non-tile; please report this");
         self.one(Op::Trans { perm: perm.to_vec() }, &[tile], Type::tensor(&shape, elem))
     }
 
     pub fn reshape(&mut self, tile: Value, shape: &[usize]) -> Value {
-        let elem = self.ty(tile).elem().expect("internal compiler error: reshape of a non-tile, please report");
+        let elem = self.ty(tile).elem().expect("internal compiler error: reshape of a non-tile; please report this");
         self.one(Op::Reshape, &[tile], Type::tensor(shape, elem))
     }
 
@@ -196,14 +198,15 @@ impl<'f> Builder<'f> {
         let ty = self.ty(a);
         let mut shape = ty.shape().to_vec();
         shape.push(2);
-        let elem = ty.elem().expect("internal compiler error: join of a non-tile, please report");
+        let elem = ty.elem().expect("internal compiler error: join of a non-tile; please report this");
         self.one(Op::Join, &[a, b], Type::tensor(&shape, elem))
     }
 
     pub fn split(&mut self, tile: Value) -> (Value, Value) {
         let ty = self.ty(tile);
         let shape = &ty.shape()[..ty.shape().len() - 1];
-        let half = Type::tensor(shape, ty.elem().expect("internal compiler error: split of a non-tile, please report"));
+        let half =
+            Type::tensor(shape, ty.elem().expect("internal compiler error: split of a non-tile; please report this"));
         let id = self.op(Op::Split, &[tile], &[half.clone(), half]);
         let results = &self.func.op(id).results;
         (results[0], results[1])
@@ -271,7 +274,10 @@ impl<'f> Builder<'f> {
                 let ty = self.ty(v);
                 let mut shape = ty.shape().to_vec();
                 shape.remove(axis);
-                Type::tensor(&shape, ty.elem().expect("internal compiler error: reduce of a non-tile, please report"))
+                Type::tensor(
+                    &shape,
+                    ty.elem().expect("internal compiler error: reduce of a non-tile; please report this"),
+                )
             })
             .collect();
         let id = self.op_with_regions(Op::Reduce { axis }, operands, &results, &[region]);
@@ -300,7 +306,7 @@ impl<'f> Builder<'f> {
         let region = self.func.add_block();
         let scalars: Vec<Type> = operands
             .iter()
-            .map(|&v| Type::Scalar(self.ty(v).elem().expect("internal compiler error: not a tile, please report")))
+            .map(|&v| Type::Scalar(self.ty(v).elem().expect("internal compiler error: not a tile; please report this")))
             .collect();
         let params: Vec<Value> =
             scalars.iter().chain(&scalars).map(|ty| self.func.add_param(region, ty.clone())).collect();

@@ -269,7 +269,7 @@ impl Func {
         let id = self
             .ty(v)
             .layout()
-            .expect("internal compiler error: a value without a layout after layout assignment, please report");
+            .expect("internal compiler error: a value without a layout after layout assignment; please report this");
         self.layout(id)
     }
 
@@ -301,7 +301,7 @@ impl Func {
         (0..self.blocks.len() as u32)
             .map(BlockId)
             .find(|&b| self.block(b).ops.contains(&id))
-            .expect("internal compiler error: an op outside any block, please report")
+            .expect("internal compiler error: an op outside any block; please report this")
     }
 
     /// The block that contains an op, and the op's index there. Panics if no block does: a compiler bug.
@@ -310,7 +310,7 @@ impl Func {
         std::iter::once(self.body)
             .chain(regions)
             .find_map(|block| Some((block, self.block(block).ops.iter().position(|&op| op == id)?)))
-            .expect("internal compiler error: an op outside any block, please report")
+            .expect("internal compiler error: an op outside any block; please report this")
     }
 
     /// Replaces every use of `old` by `new`.

@@ -136,7 +136,7 @@ pub struct LinearLayout {
 /// Panics with an internal compiler error.
 #[track_caller]
 pub(super) fn bug(message: impl std::fmt::Display) -> ! {
-    panic!("internal compiler error: {message}, please report")
+    panic!("internal compiler error: {message}; please report this")
 }
 
 impl LinearLayout {

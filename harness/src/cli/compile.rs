@@ -441,7 +441,7 @@ impl Compiled {
             (Emit::Ptx, _, Code::Ptx(ptx)) => ptx.clone().into_bytes(),
             (Emit::Obj, _, Code::Object(object)) => object.clone(),
             (Emit::Ptx | Emit::Obj | Emit::Asm, _, _) => {
-                unreachable!("internal compiler error: {kind:?} for {target}; please report")
+                unreachable!("internal compiler error: {kind:?} for {target}; please report this")
             }
         })
     }

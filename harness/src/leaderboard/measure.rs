@@ -121,7 +121,7 @@ impl Plan {
             let known = || chosen.iter().find(|choice| self.is_for_this_case::<T>(choice, name, step.device()));
             let tile = given.or_else(|| known().and_then(|choice| Tiles::of(&choice.config)));
             tiles.push(tile.ok_or_else(|| {
-                BenchError::Unsupported(format!("internal error: no tiles of {name}; please report"))
+                BenchError::Unsupported(format!("internal error: no tiles of {name}; please report this"))
             })?);
         }
         Ok([tiles[0], tiles[1], tiles[2]])

@@ -100,9 +100,9 @@ impl NormWeights {
             (NormStats::Rms(rstd), Some(sums)) => {
                 residual_rms_norm::backward::<T>(x, &w, rstd, grad, residual_grad, (sums, norm), recompute)
             }
-            (NormStats::Rms(_), None) => {
-                Err(candle_core::Error::Msg("internal error: an RMSNorm has no partial sums, please report".into()))
-            }
+            (NormStats::Rms(_), None) => Err(candle_core::Error::Msg(
+                "internal error: an RMSNorm has no partial sums; please report this".into(),
+            )),
             (NormStats::Layer(stats), _) => {
                 let grad = cast_to::<T, f32>(grad)?.into_tensor(grad.shape());
                 let (grad_x, [grad_w, grad_b]) = layer_backward::<f32>(x, &w, stats, &grad)?;
@@ -208,7 +208,7 @@ pub(super) fn backward<T: Elem + FloatElement>(
     let add = |x: &Tensor, weight: &Param, grad: &Tensor| add_weight_gradient(x, weight, grad, pass.use_of(weight));
     // Unwraps the norm output that was recomputed on request.
     let recomputed = |y: Option<Tensor>| {
-        y.ok_or_else(|| candle_core::Error::Msg("internal error: a norm recomputed nothing, please report".into()))
+        y.ok_or_else(|| candle_core::Error::Msg("internal error: a norm recomputed nothing; please report this".into()))
     };
     let [norm, middle_norm] = [(pass, 2 * block.index), (pass, 2 * block.index + 1)];
 

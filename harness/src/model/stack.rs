@@ -159,7 +159,9 @@ fn backward<T: Elem + FloatElement>(
         let saved = match kept.pop() {
             Some(SavedBlock::All(saved)) => *saved,
             Some(SavedBlock::Input(x)) => block::forward::<T>(block, &x, previous_block(model, block.index))?.1,
-            None => return Err(Error::Msg("internal error: a block saved nothing for backward, please report".into())),
+            None => {
+                return Err(Error::Msg("internal error: a block saved nothing for backward; please report this".into()));
+            }
         };
         grad = block::backward::<T>(block, saved, grad, pass)?;
     }
@@ -183,7 +185,7 @@ fn add_norm_gradients(model: &Transformer, partials: &Tensor, pass: &BackwardPas
     let starts: Vec<usize> = weights.iter().map(|weight| weight.range().start).collect();
     let norm_stride = if starts.len() < 2 { 0 } else { starts[1] - starts[0] };
     if starts.windows(2).any(|pair| pair[1] - pair[0] != norm_stride) {
-        return Err(Error::Msg("internal error: norm weights are not equally spaced, please report".into()));
+        return Err(Error::Msg("internal error: norm weights are not equally spaced; please report this".into()));
     }
     // All of them are lazily zeroed, or none is: one launch writes them together.
     let mut accumulate = false;

@@ -232,7 +232,7 @@ mod cpu {
         let parallelism = if m * k * n < 1 << 18 { Parallelism::None } else { Parallelism::Rayon(0) };
         assert!(
             c.len() >= m * n,
-            "internal error: a matmul result of {m} x {n} for {} elements, please report",
+            "internal error: a matmul result of {m} x {n} for {} elements; please report this",
             c.len()
         );
         // SAFETY: a and b are [m, k] and [k, n] in their strides, which `Tensor::strided` checked against their memory;

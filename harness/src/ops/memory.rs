@@ -377,8 +377,9 @@ impl<T: Elem> OutputAlloc<T> {
             let view = unsafe { ViewMut::from_address(device, address, whole.len() - range.start) };
             made.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
         }
-        <[_; N]>::try_from(made)
-            .map_err(|_| candle_core::Error::Msg("internal error: expected one tensor per range, please report".into()))
+        <[_; N]>::try_from(made).map_err(|_| {
+            candle_core::Error::Msg("internal error: expected one tensor per range; please report this".into())
+        })
     }
 
     /// Copies the elements of a contiguous tensor.
@@ -422,7 +423,7 @@ pub fn write<T: Elem, R>(
     tensor.inplace_op1(&op)?;
     op.result
         .into_inner()
-        .ok_or_else(|| candle_core::Error::Msg("internal error: an in-place op did not run, please report".into()))
+        .ok_or_else(|| candle_core::Error::Msg("internal error: an in-place op did not run; please report this".into()))
 }
 
 struct Write<T, F, R> {

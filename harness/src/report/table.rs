@@ -267,7 +267,7 @@ impl Table {
         let (cells, columns) = (row.len(), self.columns.len());
         assert!(
             cells == columns,
-            "internal error: a row of {cells} cells in the table `{}` of {columns} columns, please report",
+            "internal error: a row of {cells} cells in the table `{}` of {columns} columns; please report this",
             self.name
         );
         self.rows.push(row);

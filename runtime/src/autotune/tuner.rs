@@ -350,7 +350,9 @@ impl Run<'_> {
             self.scratch = Some(Scratch::new(self.job.device, args, types)?);
         }
         // Allocated above; every attempt uses the same memory.
-        self.scratch.as_mut().ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report"))
+        self.scratch
+            .as_mut()
+            .ok_or_else(|| unreachable!("internal error: the scratch memory was freed; please report this"))
     }
 
     fn run_once(&mut self, index: usize, types: &[Option<MemoryType>]) -> Result<Vec<Output>, RunError> {

@@ -26,8 +26,9 @@ const HEADER_BYTES: usize = 8 + 4 + 4 + 32 + 8 + 8;
 const CHECKSUM_BYTES: usize = 32;
 
 pub(super) fn encode(artifact: &Artifact, key: &Key) -> Vec<u8> {
-    let manifest = serde_json::to_vec(&artifact.manifest)
-        .unwrap_or_else(|error| panic!("internal compiler error: cannot serialize a manifest: {error}; please report"));
+    let manifest = serde_json::to_vec(&artifact.manifest).unwrap_or_else(|error| {
+        panic!("internal compiler error: cannot serialize a manifest: {error}; please report this")
+    });
     let (kind, code): (u32, &[u8]) = match &artifact.code {
         Code::Ptx(text) => (0, text.as_bytes()),
         Code::Object(bytes) => (1, bytes),

@@ -148,7 +148,7 @@ impl CompiledKernel {
             }
             (Loaded::Cuda(_), Inner::Cpu(_) | Inner::Simulated(_))
             | (Loaded::Simulated(_), Inner::Cpu(_) | Inner::Cuda(_)) => {
-                unreachable!("internal compiler error: code was loaded on another kind of device; please report")
+                unreachable!("internal compiler error: code was loaded on another kind of device; please report this")
             }
         }
     }

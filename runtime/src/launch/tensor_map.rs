@@ -191,7 +191,7 @@ fn encode(key: &Key, description: &TensorMapDesc) -> Result<TensorMap, String> {
 
 /// The box is fixed at compile time: a mistake here is a compiler bug.
 fn check_block(description: &TensorMapDesc, size: u64) -> Result<(), String> {
-    let ours = |what: String| Err(format!("internal compiler error: {what}; please report"));
+    let ours = |what: String| Err(format!("internal compiler error: {what}; please report this"));
     if let Some(extent) = description.block.iter().find(|extent| !(1..=256).contains(*extent)) {
         return ours(format!("a block extent of {extent} is outside 1..=256"));
     }

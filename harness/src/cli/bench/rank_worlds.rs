@@ -97,7 +97,7 @@ fn world<R: Send>(
         let running: Vec<_> = ready.into_iter().enumerate().map(start).collect::<Result<_>>()?;
         *gate = true;
         drop(gate);
-        let panicked = |_| CliError::Failure("internal error: a rank panicked, please report".into());
+        let panicked = |_| CliError::Failure("internal error: a rank panicked; please report this".into());
         let found: Result<Vec<R>> = running.into_iter().map(|rank| rank.join().map_err(panicked)?).collect();
         found.map(|mut all| all.swap_remove(0))
     })

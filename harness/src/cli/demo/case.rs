@@ -182,7 +182,7 @@ impl Case {
 
 /// Returns ‖found − expected‖ / ‖expected‖; NaN if an element is NaN.
 pub fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
-    assert_eq!(found.len(), expected.len(), "internal error: an output of another size; please report");
+    assert_eq!(found.len(), expected.len(), "internal error: an output of another size; please report this");
     // Equal infinities count as correct: the log-sum-exp of a fully masked row is −∞.
     let difference = |(&f, &e): (&f64, &f64)| if f == e { 0.0 } else { (f - e).powi(2) };
     let norm: f64 = expected.iter().filter(|e| e.is_finite()).map(|e| e * e).sum();

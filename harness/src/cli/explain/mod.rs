@@ -92,7 +92,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let mut subject = Subject::new(arguments, row.as_ref())?;
     let artifact = super::compile::compile_artifact(&subject.request)?;
     let Artifacts::Ptx(ptx) = &artifact.code else {
-        return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report".to_string()));
+        return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report this".to_string()));
     };
     let sheet = data_sheet(arguments.target, subject.main_type(), subject.precision());
     let measured = row.as_ref().and_then(Row::peak_tflops);

@@ -286,7 +286,7 @@ pub fn tune(problem: &Problem, device: &Device, arguments: &Arguments, log: &Pat
     }
     let chosen = autotune::current_choices().into_iter().find(|choice| choice.kernel == problem.kernel);
     let choice = chosen.ok_or_else(|| {
-        CliError::Failure(format!("internal error: `{}` chose no configuration; please report", problem.kernel))
+        CliError::Failure(format!("internal error: `{}` chose no configuration; please report this", problem.kernel))
     })?;
     let (kernel, key, config) = (choice.kernel.to_string(), choice.key.clone(), choice.config.to_string());
     Ok(TuneResult { title: problem.title(), kernel, key, config, ..TuneResult::default() })
@@ -304,7 +304,7 @@ impl TuneResult {
     /// The line is not the JSON of a result.
     pub fn parse(problem: &Problem, line: &str) -> Result<TuneResult> {
         let answer: TuneResult = serde_json::from_str(line).map_err(|error| {
-            CliError::Failure(format!("internal error: a worker answered `{line}`: {error}; please report"))
+            CliError::Failure(format!("internal error: a worker answered `{line}`: {error}; please report this"))
         })?;
         Ok(TuneResult { title: problem.title(), ..answer })
     }

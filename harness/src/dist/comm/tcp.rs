@@ -124,7 +124,8 @@ impl Sockets {
     }
 
     fn socket(&self, peer: usize) -> Result<&TcpStream, LinkError> {
-        let missing = || LinkError::Other(format!("internal compiler error: no socket to rank {peer}, please report"));
+        let missing =
+            || LinkError::Other(format!("internal compiler error: no socket to rank {peer}; please report this"));
         self.peers.get(peer).and_then(Option::as_ref).ok_or_else(missing)
     }
 
