@@ -259,13 +259,13 @@ impl Ddp {
         let wanted = options.can_use_peer_gradients(grad_dtype(params), world);
         let reads_peer =
             wanted && grad_dtype(params).size() == 2 && all_true(&comm, params.make_grads_ipc_shareable()?)?;
-        let flat = params.grads();
-        let dtype = grad_dtype(params);
+        let (tensor, dtype) = (params.grads(), grad_dtype(params));
         let grads = match dtype {
-            Dtype::Bf16 => address::<bf16>(&flat)?,
-            _ => address::<f32>(&flat)?,
+            Dtype::Bf16 => address::<bf16>(&tensor)?,
+            _ => address::<f32>(&tensor)?,
         };
-        let peer_gradients = peer_gradients(flat, (grads, dtype), &comm, wanted, reads_peer)?;
+        let flat = FlatGradients { tensor, address: grads, dtype };
+        let peer_gradients = peer_gradients(&flat, &comm, wanted, reads_peer)?;
         let (params, step_state) = (params.clone(), Mutex::new(step_state));
         let inner =
             Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, peer_gradients, step_state });
@@ -626,12 +626,18 @@ fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     Ok(all.iter().all(|&yes| yes == 1))
 }
 
+/// The flat gradient of a model, with the address of its first element.
+struct FlatGradients {
+    tensor: Tensor,
+    address: u64,
+    dtype: Dtype,
+}
+
 /// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if
 /// `reads_peer` is true and that is possible. The communicator has a single buffer for the peer: while another `Ddp`
 /// uses it, this one gets `None`.
 fn peer_gradients(
-    flat: Tensor,
-    (grads, dtype): (u64, Dtype),
+    flat: &FlatGradients,
     comm: &Communicator,
     wanted: bool,
     reads_peer: bool,
@@ -641,30 +647,30 @@ fn peer_gradients(
     }
     if comm.has_peer_buffer() {
         // Free the previous buffer first. After a failed step, kernels may still read the peer's gradients.
-        flat.device().synchronize()?;
+        flat.tensor.device().synchronize()?;
         comm.set_peer_buffer(None)?;
     }
     if !wanted {
         return Ok(None);
     }
-    let bytes = flat.elem_count() * dtype.size();
+    let bytes = flat.tensor.elem_count() * flat.dtype.size();
     let set = |dest: u64, tensor: Arc<Tensor>| -> Result<Option<PeerGradients>> {
-        let peer_buffer = PeerBuffer { source: grads, dest, bytes, owner: tensor.clone() };
+        let peer_buffer = PeerBuffer { source: flat.address, dest, bytes, owner: tensor.clone() };
         let address = comm.set_peer_buffer(Some(peer_buffer))?;
         let others = |address| PeerGradients {
             address,
-            reads_peer: dest == grads,
+            reads_peer: dest == flat.address,
             _tensor: tensor,
             _use: comm.hold_peer_buffer(),
         };
         Ok(address.map(others))
     };
-    if reads_peer && let Some(peer) = set(grads, Arc::new(flat.clone()))? {
+    if reads_peer && let Some(peer) = set(flat.address, Arc::new(flat.tensor.clone()))? {
         return Ok(Some(peer));
     }
-    let (tensor, dest) = match dtype {
-        Dtype::Bf16 => ipc_shareable::<bf16>(&flat)?,
-        _ => ipc_shareable::<f32>(&flat)?,
+    let (tensor, dest) = match flat.dtype {
+        Dtype::Bf16 => ipc_shareable::<bf16>(&flat.tensor)?,
+        _ => ipc_shareable::<f32>(&flat.tensor)?,
     };
     set(dest, tensor)
 }

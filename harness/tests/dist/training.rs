@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use candle_core::Device;
 use tilewright_harness::dist::comm::{Communicator, Dtype};
 use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, Form};
-use tilewright_harness::dist::sharded::{ShardedOptimizer, State};
+use tilewright_harness::dist::sharded::{ShardedOptimizer, State, StepArguments};
 use tilewright_harness::ops::memory;
 use tilewright_harness::optim::AdamW;
 use tilewright_harness::params::{Params, no_grad};
@@ -345,7 +345,8 @@ pub fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) 
     let gradients = memory::Read::<f32>::new(&gradients).unwrap();
     let norm = optimizer.gradient_norm(gradients.view().unwrap()).unwrap();
     memory::write::<f32, _>(params.values(), |_, values| {
-        Ok(optimizer.step(values, gradients.view()?, &model::groups(params), RATE, 1.0)?)
+        let (gradients, groups) = (gradients.view()?, &model::groups(params));
+        Ok(optimizer.step(StepArguments { values, gradients, groups, rate: RATE, gradient_scale: 1.0 })?)
     })
     .unwrap();
     norm

@@ -173,19 +173,28 @@ pub fn welcome() -> &'static [u8] {
     &WELCOME_MAGIC
 }
 
-/// Runs the client side of the handshake with rank `to`; `port` is the port on which this rank listens. The server has
-/// to send its proof before `proof_deadline`, and to finish the handshake before `deadline`.
+/// What the client of a handshake asks for.
+pub struct ConnectRequest {
+    /// The rank to connect to.
+    pub to: usize,
+    /// The port on which this rank listens; 0 if it does not.
+    pub port: u16,
+    /// The server has to send its proof before this.
+    pub proof_deadline: Deadline,
+    /// The server has to finish the handshake before this.
+    pub deadline: Deadline,
+}
+
+/// Runs the client side of the handshake.
 ///
 /// # Errors
 /// The reason if the server is not the expected rank.
 pub fn handshake(
     socket: &mut TcpStream,
     identity: &LocalIdentity,
-    to: usize,
-    port: u16,
-    proof_deadline: Deadline,
-    deadline: Deadline,
+    request: ConnectRequest,
 ) -> Result<(), HandshakeError> {
+    let ConnectRequest { to, port, proof_deadline, deadline } = request;
     let silent = |_| HandshakeError::NoReply;
     let nonce = random::<32>().map_err(silent)?;
     let (rank, to, world) = (identity.rank.to_le_bytes(), (to as u32).to_le_bytes(), identity.world.to_le_bytes());

@@ -29,7 +29,7 @@ use super::secret::{Access, Secret};
 use super::watchdog::{WATCHDOG_MARGIN, guard};
 use crate::escape::{printable, printable_lines};
 use acceptor::{AcceptedPeer, Acceptor, Event, HANDSHAKE_TIMEOUT};
-use handshake::{HandshakeError, LocalIdentity, handshake, read_by, write_by};
+use handshake::{ConnectRequest, HandshakeError, LocalIdentity, handshake, read_by, write_by};
 
 /// Time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -276,7 +276,7 @@ fn connect_peers(
         }
         let port =
             listener.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
-        handshake(socket, identity, 0, port, proof_deadline, deadline)
+        handshake(socket, identity, ConnectRequest { to: 0, port, proof_deadline, deadline })
     })?;
     let socket = peers[0].insert(socket);
     let Some(listener) = listener else { return setup(format!("rank {rank} has no port for the other ranks")) };
@@ -295,7 +295,9 @@ fn connect_peers(
             job,
             deadline,
             "all ranks have to reach each other",
-            |socket, proof_deadline| handshake(socket, identity, to, 0, proof_deadline, deadline),
+            |socket, proof_deadline| {
+                handshake(socket, identity, ConnectRequest { to, port: 0, proof_deadline, deadline })
+            },
         );
         let peer = peer.map_err(|error| CommError::Setup(format!("rank {rank} cannot reach rank {to}: {error}")))?;
         peers[to] = Some(peer);
@@ -457,7 +459,7 @@ mod tests {
         fn connect_as(&self, rank: usize, to: usize, port: u16) -> TcpStream {
             let identity = LocalIdentity::new(&self.rank_info(rank), &self.job, "ranks");
             let do_handshake = |socket: &mut TcpStream, proof_deadline: Deadline| {
-                handshake(socket, &identity, to, 1, proof_deadline, self.deadline())
+                handshake(socket, &identity, ConnectRequest { to, port: 1, proof_deadline, deadline: self.deadline() })
             };
             connect_with_retry(("127.0.0.1", port), &self.job, self.deadline(), "", do_handshake).unwrap()
         }

@@ -30,6 +30,27 @@ use super::error::{Error, Result};
 use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
 use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
 
+/// Arguments of an optimizer step, as in [`AdamW::step`], without compute weights: refresh them afterwards.
+pub struct StepArguments<'a> {
+    /// The flat tensor of all parameters.
+    pub values: ViewMut<'a, f32>,
+    /// The flat gradient, of the same length.
+    pub gradients: View<'a, f32>,
+    pub groups: &'a [Group],
+    /// Learning rate, before the factors of the groups.
+    pub rate: f64,
+    /// Factor on the gradient, from clipping and loss scaling.
+    pub gradient_scale: f64,
+}
+
+impl StepArguments<'_> {
+    fn reborrow(&mut self) -> StepArguments<'_> {
+        let StepArguments { values, gradients, groups, rate, gradient_scale } = self;
+        let values = values.reborrow();
+        StepArguments { values, gradients: *gradients, groups, rate: *rate, gradient_scale: *gradient_scale }
+    }
+}
+
 /// An optimizer with element-wise state for a range of the flat tensors.
 pub trait FlatOptimizer: Sized {
     type Options;
@@ -50,19 +71,11 @@ pub trait FlatOptimizer: Sized {
     /// Bytes of state.
     fn bytes(&self) -> usize;
 
-    /// One step of its range; arguments as in [`AdamW::step`].
+    /// One step of its range.
     ///
     /// # Errors
     /// Errors of the launches.
-    fn step(
-        &mut self,
-        values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        compute_weights: ComputeWeights<'_>,
-        groups: &[Group],
-        rate: f64,
-        gradient_scale: f64,
-    ) -> tilewright::Result<()>;
+    fn step(&mut self, arguments: StepArguments<'_>) -> tilewright::Result<()>;
 
     /// The state tensors, in the order of [`FlatOptimizer::STATE`].
     fn state(&self) -> Vec<View<'_, f32>>;
@@ -98,16 +111,9 @@ impl FlatOptimizer for AdamW {
         AdamW::bytes(self)
     }
 
-    fn step(
-        &mut self,
-        values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        compute_weights: ComputeWeights<'_>,
-        groups: &[Group],
-        rate: f64,
-        gradient_scale: f64,
-    ) -> tilewright::Result<()> {
-        AdamW::step(self, values, gradients, compute_weights, groups, rate, gradient_scale)
+    fn step(&mut self, arguments: StepArguments<'_>) -> tilewright::Result<()> {
+        let StepArguments { values, gradients, groups, rate, gradient_scale } = arguments;
+        AdamW::step(self, values, gradients, ComputeWeights::None, groups, rate, gradient_scale)
     }
 
     fn state(&self) -> Vec<View<'_, f32>> {
@@ -341,25 +347,15 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     }
 
     /// One step: updates this rank's partitions, and sends each to all ranks as soon as it is updated, while the next
-    /// ones are computed. `values` and `gradients` are the whole flat tensors, the other arguments as in
-    /// [`AdamW::step`]. Compute weights are not written: refresh them afterwards.
+    /// ones are computed.
     ///
     /// # Errors
     /// Errors of the launches and of communication.
-    pub fn step(
-        &mut self,
-        mut values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        groups: &[Group],
-        rate: f64,
-        gradient_scale: f64,
-    ) -> Result<()> {
+    pub fn step(&mut self, mut arguments: StepArguments<'_>) -> Result<()> {
         let mut sent = Vec::new();
         let outcome = (0..self.parts.len()).try_for_each(|index| {
-            // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            unsafe {
-                self.step_partition(index, values.reborrow(), gradients, groups, (rate, gradient_scale), &mut sent)
-            }
+            // SAFETY: the parameters are borrowed exclusively until all handles have been waited for, below.
+            unsafe { self.step_partition(index, arguments.reborrow(), &mut sent) }
         });
         let waited = wait_all(all_handles(&sent));
         outcome.and(waited.map_err(Error::from))?;
@@ -374,19 +370,16 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     unsafe fn step_partition(
         &mut self,
         index: usize,
-        mut values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        groups: &[Group],
-        (rate, gradient_scale): (f64, f64),
+        mut arguments: StepArguments<'_>,
         sent: &mut Vec<Sent>,
     ) -> Result<()> {
         // Collectives in flight use elements of other partitions, which these steps neither read nor write.
         for (_, own) in self.own.iter_mut().filter(|(part, _)| *part == index) {
-            own.step(values.reborrow(), gradients, ComputeWeights::None, groups, rate, gradient_scale)?;
+            own.step(arguments.reborrow())?;
         }
         let mut handles = Vec::new();
         // SAFETY: guaranteed by the caller.
-        let started = unsafe { self.start(index, values.address(), &mut handles) };
+        let started = unsafe { self.start(index, arguments.values.address(), &mut handles) };
         sent.push(Sent { part: index, handles });
         started
     }
@@ -401,9 +394,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     pub fn step_by_bucket(
         &mut self,
         ddp: &Ddp,
-        (mut values, gradients): (ViewMut<'_, f32>, View<'_, f32>),
-        groups: &[Group],
-        (rate, gradient_scale): (f64, f64),
+        mut arguments: StepArguments<'_>,
         mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
     ) -> Result<(Synchronized, f64)> {
         let touches = |bucket: &Bucket, part: &Partition| intersection(&bucket.range, &part.range()).is_some();
@@ -413,9 +404,8 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         let alone: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == 0).collect();
         let mut sent = Vec::new();
         let mut update = |optimizer: &mut Self, index: usize| {
-            let (values, scales) = (values.reborrow(), (rate, gradient_scale));
-            // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            unsafe { optimizer.step_partition(index, values, gradients, groups, scales, &mut sent) }
+            // SAFETY: the parameters are borrowed exclusively until all handles have been waited for, below.
+            unsafe { optimizer.step_partition(index, arguments.reborrow(), &mut sent) }
         };
         let outcome = ddp.finish_by_bucket(|bucket| -> Result<()> {
             for index in 0..missing.len() {
@@ -435,10 +425,10 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         });
         // Device synchronization overlaps with the communication of parameters.
         let rest = outcome.and_then(|synchronized| {
-            let norm = self.gradient_norm(gradients)?;
+            let norm = self.gradient_norm(arguments.gradients)?;
             sent.iter().try_for_each(|Sent { part, handles }| {
                 wait_all(handles)?;
-                arrived(&self.parts[*part].range(), values.as_view())
+                arrived(&self.parts[*part].range(), arguments.values.as_view())
             })?;
             Ok((synchronized, norm))
         });
