@@ -93,13 +93,26 @@ pub fn fallback_help(folder: &Path) -> Option<String> {
     Some(format!("to resume after step {step}, copy {name} to {CHECKPOINT}"))
 }
 
-/// Name, step and validation loss of the checkpoint in the folder with the lowest validation loss.
-pub fn best(folder: &Path) -> Option<(String, u64, f64)> {
+/// The checkpoint with the lowest validation loss.
+pub struct BestCheckpoint {
+    /// File name.
+    pub name: String,
+    pub step: u64,
+    /// Validation loss.
+    pub loss: f64,
+}
+
+/// The checkpoint in the folder with the lowest validation loss.
+pub fn best(folder: &Path) -> Option<BestCheckpoint> {
     let newest = Checkpoint::open(&folder.join(CHECKPOINT)).ok().map(|newest| newest.header);
-    let newest = newest.and_then(|header| Some((CHECKPOINT.to_string(), header.step, header.validation?)));
+    let newest = newest.map(|header| (CHECKPOINT.to_string(), header.step, header.validation));
     let older = list_older(folder).unwrap_or_default().older.into_iter();
-    let older = older.filter_map(|older| Some((older_name(older.step), older.step, older.validation?)));
-    newest.into_iter().chain(older).min_by(|a, b| a.2.total_cmp(&b.2))
+    let older = older.map(|older| (older_name(older.step), older.step, older.validation));
+    let evaluated = newest
+        .into_iter()
+        .chain(older)
+        .filter_map(|(name, step, loss)| Some(BestCheckpoint { name, step, loss: loss? }));
+    evaluated.min_by(|a, b| a.loss.total_cmp(&b.loss))
 }
 
 /// Number of checkpoints in the folder.

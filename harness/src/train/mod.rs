@@ -36,6 +36,6 @@ pub use keep::Keep;
 pub use model::LanguageModel;
 pub use peak::peak_flops;
 pub use queued_step::{QueuedStep, StepHandle, StepResult};
-pub use run::{Ending, Observer, Run, RunOptions};
+pub use run::{Ending, Observer, Run, RunOptions, RunSetup};
 pub use scale::LossScale;
 pub use trainer::{Moments, Registered, Trainer, TrainerOptions, Update, gradient_dtype};

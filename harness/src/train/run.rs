@@ -110,6 +110,34 @@ pub struct Run<'a> {
     pub time_limit: Option<Duration>,
 }
 
+/// Arguments of [`Run::begin_with`].
+pub struct RunSetup<'a, 's> {
+    pub model: &'a dyn LanguageModel,
+    pub data: &'a Dataset,
+    pub options: RunOptions,
+    /// The folder of the run.
+    pub folder: &'s Path,
+    /// The checkpoint to resume from.
+    pub from: Option<&'s Checkpoint>,
+    /// Of a run on several ranks, which share the batch and the folder; rank 0 writes into it.
+    pub data_parallel: Option<&'s DataParallelOptions>,
+    /// Rank 0's lock of the folder, taken before it read the checkpoint; with `None` the folder is locked by
+    /// [`Run::begin_with`].
+    pub lock: Option<RunFolder>,
+}
+
+impl<'a, 's> RunSetup<'a, 's> {
+    /// A new run on a single rank.
+    pub fn new(
+        model: &'a dyn LanguageModel,
+        data: &'a Dataset,
+        options: RunOptions,
+        folder: &'s Path,
+    ) -> RunSetup<'a, 's> {
+        RunSetup { model, data, options, folder, from: None, data_parallel: None, lock: None }
+    }
+}
+
 /// A step that was started.
 enum StartedStep {
     Finished(StepLine),
@@ -139,25 +167,16 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
     ) -> Result<Run<'a>> {
-        Run::begin_with(model, data, options, folder, from, None, None)
+        Run::begin_with(RunSetup { from, ..RunSetup::new(model, data, options, folder) })
     }
 
-    /// Same as [`Run::begin`], on one of several ranks. The ranks share the batch and the folder, and rank 0 writes
-    /// into it. `lock` is rank 0's lock of the folder, taken before it read the checkpoint; with `None` the folder is
-    /// locked here.
+    /// Same as [`Run::begin`], on any number of ranks.
     ///
     /// # Errors
     /// See [`Run::begin`] and [`DataParallel::new`]; also ranks that were started with different settings, named by
     /// rank and option.
-    pub fn begin_with(
-        model: &'a dyn LanguageModel,
-        data: &'a Dataset,
-        options: RunOptions,
-        folder: &Path,
-        from: Option<&Checkpoint>,
-        data_parallel: Option<&DataParallelOptions>,
-        lock: Option<RunFolder>,
-    ) -> Result<Run<'a>> {
+    pub fn begin_with(setup: RunSetup<'a, '_>) -> Result<Run<'a>> {
+        let RunSetup { model, data, options, folder, from, data_parallel, lock } = setup;
         if let Some(data_parallel) = data_parallel {
             super::settings_check::check(data_parallel, model.hyperparameters(), &options, data, from)?;
         }

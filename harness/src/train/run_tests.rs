@@ -113,6 +113,18 @@ fn data_parallel(comm: impl Into<Arc<Communicator>>, shard: Option<Mode>) -> Dat
     DataParallelOptions { comm: comm.into(), ddp: DdpOptions::default(), shard }
 }
 
+/// Begins a new run on one of several ranks.
+fn begin_on_rank<'a>(
+    model: &'a Bigrams,
+    data: &'a Dataset,
+    options: RunOptions,
+    folder: &Path,
+    data_parallel: &DataParallelOptions,
+) -> Result<Run<'a>> {
+    let setup = RunSetup::new(model, data, options, folder);
+    Run::begin_with(RunSetup { data_parallel: Some(data_parallel), ..setup })
+}
+
 /// A communicator with a world size of 1.
 fn alone() -> Communicator {
     threads(1, Default::default()).unwrap().remove(0)
@@ -200,7 +212,8 @@ fn gradients_are_bf16_without_accumulation() {
         model.params().keep_compute_weights(copy).unwrap();
         let options = RunOptions { micro_batch, ..options(2) };
         let folder = dir.path().join("run");
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, data_parallel.as_ref(), None).unwrap();
+        let setup = RunSetup::new(&model, &data, options, &folder);
+        let mut run = Run::begin_with(RunSetup { data_parallel: data_parallel.as_ref(), ..setup }).unwrap();
         assert_eq!(
             model.params().grads().dtype(),
             expected,
@@ -376,7 +389,7 @@ fn a_nan_gradient_stops_all_ranks() {
             DataParallelOptions { ddp: DdpOptions { form, ..DdpOptions::default() }, ..data_parallel(alone(), None) };
         let options = RunOptions { trainer: TrainerOptions { clip, ..options(2).trainer }, ..options(2) };
         let folder = dir.path().join(format!("{form:?} {clip:?}"));
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+        let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
         let message = run.step().unwrap_err().to_string();
         assert!(message.contains("the gradient") && message.contains("`table`"), "{message}");
         assert_eq!(folder.join(NOT_FINITE).exists(), saves, "{form:?}, {clip:?}: {message}");
@@ -481,7 +494,7 @@ fn saves_are_due_by_default() {
             let data_parallel = data_parallel(comm, None);
             let model = Bigrams::of(&data);
             let options = RunOptions { save_every: None, evaluate_every: 0, ..options(110) };
-            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+            let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
             run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
         });
         assert_eq!(names(&folder), ["checkpoint-00000100.safetensors", CHECKPOINT], "{world} ranks");
@@ -526,7 +539,7 @@ fn ranks_that_write_moments_see_one_folder() {
         let folder = &folders[comm.rank()];
         let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&data_parallel), None);
+        let begun = begin_on_rank(&model, &data, options(3), folder, &data_parallel);
         begun.map(drop).map_err(|error| error.to_string())
     };
     for outcome in ranks(3, |comm| begin(comm, &folders)) {
@@ -646,8 +659,9 @@ fn sharded_state_resumes_in_any_world() {
         let model = Bigrams::of(&data);
         let from = resume.then(|| Checkpoint::open(&folder.join(CHECKPOINT)).unwrap());
         let options = RunOptions { steps, micro_batch: 6, save_every: Some(3), evaluate_every: 0, ..options(6) };
-        let mut run =
-            Run::begin_with(&model, &data, options, folder, from.as_ref(), Some(&data_parallel), None).unwrap();
+        let setup = RunSetup::new(&model, &data, options, folder);
+        let (from, data_parallel) = (from.as_ref(), Some(&data_parallel));
+        let mut run = Run::begin_with(RunSetup { from, data_parallel, ..setup }).unwrap();
         then(&mut run);
     };
     for (mode, saved_by) in [(Some(Mode::Zero1), 2), (Some(Mode::Zero1), 3), (Some(Mode::Broadcast), 2), (None, 2)] {
@@ -714,7 +728,7 @@ fn shards_of_another_checkpoint_are_refused() {
         let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
-        Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None)
+        begin_on_rank(&model, &data, options, &folder, &data_parallel)
             .unwrap()
             .train(&AtomicBool::new(false), &mut TestObserver::default())
             .unwrap();
@@ -760,7 +774,7 @@ fn a_shard_that_fails_commits_nothing() {
         let comm = Arc::new(comm);
         let data_parallel = data_parallel(comm.clone(), Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&data_parallel), None).unwrap();
+        let mut run = begin_on_rank(&model, &data, options(9), &folder, &data_parallel).unwrap();
         run.step().unwrap();
         run.save().unwrap();
         run.step().unwrap();

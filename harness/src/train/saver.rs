@@ -55,13 +55,17 @@ pub struct Saver {
 struct Running {
     header: Header,
     began: Instant,
-    thread: Option<JoinHandle<Outcome>>,
-    outcome: Option<Outcome>,
+    thread: Option<JoinHandle<SaveOutcome>>,
+    outcome: Option<SaveOutcome>,
 }
 
-/// The prepared checkpoint that rank 0 commits when all ranks are done (`None` if it is already committed), and the
-/// time at which the files were on the disk.
-type Outcome = (io::Result<Option<Prepared>>, Instant);
+/// How the thread of a save ended.
+struct SaveOutcome {
+    /// The prepared checkpoint that rank 0 commits when all ranks are done; `None` if it is already committed.
+    result: io::Result<Option<Prepared>>,
+    /// Time at which the files were on the disk.
+    ended: Instant,
+}
 
 impl Saver {
     /// Creates the saver of a run in `folder`, which resumes from the checkpoint of step `last` if there is one.
@@ -174,7 +178,7 @@ impl Saver {
                 None => keep::commit(&folder, prepared, &newest, keep).map(|()| None),
             }
         };
-        let write = Arc::new(move || (write(), Instant::now()));
+        let write = Arc::new(move || SaveOutcome { result: write(), ended: Instant::now() });
         let written = write.clone();
         self.began = Some(began);
         let (thread, outcome) = match std::thread::Builder::new().name("save".to_string()).spawn(move || written()) {
@@ -216,11 +220,12 @@ impl Saver {
                 std::thread::sleep(POLL_INTERVAL);
             }
         }
-        let Some(Running { header, began, outcome: Some((outcome, ended)), .. }) = self.running.take() else {
+        let Some(Running { header, began, outcome: Some(SaveOutcome { result, ended }), .. }) = self.running.take()
+        else {
             return Ok(());
         };
         self.took = ended.saturating_duration_since(began);
-        let committed = outcome.and_then(|prepared| match prepared {
+        let committed = result.and_then(|prepared| match prepared {
             Some(prepared) => keep::commit(&self.folder, prepared, &header, self.keep),
             None => Ok(()),
         });
@@ -237,10 +242,13 @@ impl Saver {
     fn poll(&mut self) -> (bool, bool) {
         let Some(running) = &mut self.running else { return (true, false) };
         if let Some(thread) = running.thread.take_if(|thread| thread.is_finished()) {
-            let ended = |_| (Err(io::Error::other("the thread that writes it has ended")), Instant::now());
+            let ended = |_| SaveOutcome {
+                result: Err(io::Error::other("the thread that writes it has ended")),
+                ended: Instant::now(),
+            };
             running.outcome = Some(thread.join().unwrap_or_else(ended));
         }
-        (running.outcome.is_some(), matches!(&running.outcome, Some((Err(_), _))))
+        (running.outcome.is_some(), matches!(&running.outcome, Some(SaveOutcome { result: Err(_), .. })))
     }
 }
 
