@@ -47,16 +47,26 @@ enum Memory {
     PeerBuffer = 2,
 }
 
-/// A byte range of rank `.0`.
-#[derive(Clone, Debug)]
-struct Region(usize, Memory, Range<usize>);
-
-/// Encodes an address that only rank `.0` may use: `.1` owns the memory, `.2` is its kind, `.3` the offset.
-const fn address(Seen(viewer, owner, memory, at): Seen) -> u64 {
-    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((memory as u64) << 40) | at as u64
+/// A byte range of a rank's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Region {
+    rank: usize,
+    memory: Memory,
+    range: Range<usize>,
 }
 
-struct Seen(usize, usize, Memory, usize);
+/// A byte of rank `owner`'s memory, at offset `at`, as seen by rank `viewer`.
+struct ViewedAddress {
+    viewer: usize,
+    owner: usize,
+    memory: Memory,
+    at: usize,
+}
+
+/// Encodes an address that only its viewer may use.
+const fn address(ViewedAddress { viewer, owner, memory, at }: ViewedAddress) -> u64 {
+    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((memory as u64) << 40) | at as u64
+}
 
 /// Decodes an address that `viewer` uses.
 fn region(viewer: usize, address: u64, bytes: usize) -> Region {
@@ -65,7 +75,7 @@ fn region(viewer: usize, address: u64, bytes: usize) -> Region {
     let memory = [Memory::Buffers, Memory::Block, Memory::PeerBuffer][(address >> 40 & 0xff) as usize];
     assert!(memory != Memory::Buffers || owner == viewer, "buffers are private");
     let at = (address & 0xff_ffff_ffff) as usize;
-    Region(owner, memory, at..at + bytes)
+    Region { rank: owner, memory, range: at..at + bytes }
 }
 
 #[derive(Clone, Copy)]
@@ -145,14 +155,15 @@ impl Gpus {
                 blocks[rank][flag..flag + 4].copy_from_slice(&after.wrapping_mul(2).to_le_bytes());
             }
             let mut plan = Plan::new(rank, world, lanes, segment).after(after);
-            let seen = (0..world).map(|owner| address(Seen(rank, owner, Memory::Block, 0)));
-            let addresses = Addresses { rank, block, blocks: seen.collect() };
+            let viewed = |owner, memory, at| address(ViewedAddress { viewer: rank, owner, memory, at });
+            let blocks_here = (0..world).map(|owner| viewed(owner, Memory::Block, 0)).collect();
+            let addresses = Addresses { rank, block, blocks: blocks_here };
             let mut own: Vec<VecDeque<Task>> = (0..lanes).map(|_| VecDeque::new()).collect();
             for (of, c) in collectives.iter().enumerate() {
                 let mut steps = plan.steps(c.kind, c.count, c.dtype.size());
                 change(rank, of, &mut steps);
-                let buffer = address(Seen(rank, rank, Memory::Buffers, starts[of]));
-                let there = address(Seen(rank, (rank + 1) % world, Memory::PeerBuffer, starts[of]));
+                let buffer = viewed(rank, Memory::Buffers, starts[of]);
+                let there = viewed((rank + 1) % world, Memory::PeerBuffer, starts[of]);
                 for (lane, step) in steps {
                     let commands: Vec<Command> = addresses.commands(lane, &step, buffer, there).collect();
                     left[rank][of] += commands.len();
@@ -181,7 +192,7 @@ impl Gpus {
         }
     }
 
-    fn bytes(&mut self, Region(rank, memory, range): &Region) -> &mut [u8] {
+    fn bytes(&mut self, Region { rank, memory, range }: &Region) -> &mut [u8] {
         let memory = match memory {
             Memory::Buffers => &mut self.buffers,
             Memory::Block => &mut self.blocks,
@@ -190,7 +201,7 @@ impl Gpus {
         &mut memory[*rank][range.clone()]
     }
 
-    fn word(&self, Region(rank, _, range): &Region) -> u32 {
+    fn word(&self, Region { rank, range, .. }: &Region) -> u32 {
         u32::from_le_bytes(self.blocks[*rank][range.clone()].try_into().unwrap())
     }
 
@@ -251,8 +262,7 @@ impl Gpus {
             }
         }
         // A destination is no longer compared with its old contents.
-        let reads =
-            reads.into_iter().filter(|(read, _)| !writes.iter().any(|w| (w.0, w.1, &w.2) == (read.0, read.1, &read.2)));
+        let reads = reads.into_iter().filter(|(read, _)| !writes.contains(read));
         Some(Begun { reads: reads.collect(), writes: writes.into_iter().map(|w| (w, result.clone())).collect(), spent })
     }
 
