@@ -9,7 +9,7 @@ use tilewright::kernels::FloatElement;
 use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
-use crate::dist::ddp::{Ddp, Synchronized};
+use crate::dist::ddp::{Ddp, SyncStats};
 use crate::dist::sharded::{Mode, ShardedOptimizer, StepArguments};
 use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
@@ -97,7 +97,7 @@ impl OptimizerState {
         match self {
             OptimizerState::Replicated(adamw) => Ok(adamw),
             OptimizerState::Sharded(_) => {
-                let message = "a sharded optimizer runs its steps with `update`";
+                let message = "steps of a sharded optimizer cannot be enqueued; call `Trainer::update`";
                 Err(candle_core::Error::Msg(message.into()).into())
             }
         }
@@ -325,7 +325,7 @@ impl Trainer {
     ///
     /// # Errors
     /// See [`Trainer::update`]; also errors of communication.
-    pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+    pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(SyncStats, Update)> {
         if self.is_sharded() {
             return self.update_sharded_by_bucket(ddp);
         }
@@ -354,7 +354,7 @@ impl Trainer {
     }
 
     /// The device work of a step by buckets.
-    fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
+    fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<SyncStats> {
         let _phase = phase(Phase::Optimizer);
         match self.params.grads().dtype() {
             DType::BF16 => self.replicated_update()?.enqueue_by_bucket::<bf16>(ddp),
@@ -453,7 +453,7 @@ impl Trainer {
     }
 
     /// Same as [`Trainer::update_by_bucket`], for a sharded optimizer: updated partitions are sent immediately.
-    fn update_sharded_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+    fn update_sharded_by_bucket(&mut self, ddp: &Ddp) -> Result<(SyncStats, Update)> {
         let _phase = phase(Phase::Optimizer);
         let OptimizerState::Sharded(sharded) = &mut self.optimizer else {
             return Err(candle_core::Error::Msg("the optimizer is not sharded".into()).into());
@@ -481,12 +481,12 @@ impl Trainer {
 
     /// The error of a step whose current gradient is not finite.
     pub(super) fn non_finite_error(&self, step: u64) -> Error {
-        let first = match first_non_finite_param(&self.params.grads(), &self.params) {
-            Ok(Some(name)) => format!("that of `{name}`"),
-            Ok(None) => "none: its elements are finite, and the sum of their squares is not".to_string(),
-            Err(error) => format!("unknown: {error}"),
+        let cause = match first_non_finite_param(&self.params.grads(), &self.params) {
+            Ok(Some(name)) => format!("the first non-finite value is in that of `{name}`"),
+            Ok(None) => "all of its elements are finite, but the sum of their squares overflows".to_string(),
+            Err(error) => format!("the first non-finite value is unknown: {error}"),
         };
-        Error::NotFinite { step, what: "the gradient", first, saved: None }
+        Error::NotFinite { step, what: "the gradient", cause, saved: None }
     }
 }
 
@@ -554,7 +554,7 @@ impl ReplicatedUpdate<'_> {
     }
 
     /// Same as [`ReplicatedUpdate::enqueue`], bucket by bucket as gradients arrive.
-    fn enqueue_by_bucket<G: Elem + FloatElement>(mut self, ddp: &Ddp) -> Result<Synchronized> {
+    fn enqueue_by_bucket<G: Elem + FloatElement>(mut self, ddp: &Ddp) -> Result<SyncStats> {
         let (params, groups) = (self.params, self.groups);
         let (device, ranges) = (kernel_device(params.device())?, ddp.buckets().iter().map(|bucket| &bucket.range));
         let step_inputs = Read::<f64>::new(self.step_inputs)?;

@@ -233,7 +233,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     let step = run.trainer().step();
     writeln!(out, "step {step}: {}", progress.summary())?;
     // A failure to draw the loss curve does not prevent a stopped run from being resumed.
-    let drawn = run.draw().map_err(fail);
+    let drawn = run.plot_loss().map_err(fail);
     for file in [CHECKPOINT, LOG, CURVE].iter().take(if drawn.is_ok() { 3 } else { 2 }) {
         writeln!(out, "wrote {}", arguments.out.join(file).display())?;
     }

@@ -38,9 +38,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending one rank the outcome of the rendezvous.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a received failure reason in bytes.
-const LONGEST_REASON: usize = 4096;
+const MAX_REASON_BYTES: usize = 4096;
 /// Maximum length of one rank's line in the address list.
-const LONGEST_LINE: usize = 64;
+const MAX_LINE_BYTES: usize = 64;
 
 /// What all ranks of a job share.
 #[derive(Clone, Debug, Default)]
@@ -354,8 +354,8 @@ fn receive_address_list(socket: &mut TcpStream, rank_info: &RankInfo, deadline: 
     read_by(socket, &mut head, deadline).map_err(gone)?;
     let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
     let (is_list, most) = match head[0] {
-        b'y' => (true, LONGEST_LINE * rank_info.world),
-        _ => (false, LONGEST_REASON),
+        b'y' => (true, MAX_LINE_BYTES * rank_info.world),
+        _ => (false, MAX_REASON_BYTES),
     };
     let mut text = vec![0; length.min(most)];
     read_by(socket, &mut text, deadline).map_err(gone)?;
@@ -406,7 +406,7 @@ fn connect_with_retry(
                     "no rank of this job answers at {host}:{port} after {after}: {}",
                     why.listener_message()
                 )),
-                None => setup(format!("nobody answers at {host}:{port} after {after} ({last})\n  help: {help}")),
+                None => setup(format!("no process answers at {host}:{port} after {after} ({last})\n  help: {help}")),
             };
         }
         std::thread::sleep(RETRY_INTERVAL);

@@ -25,7 +25,7 @@ use tilewright::{Buffer, Device, View, ViewMut};
 use super::buckets::Bucket;
 use super::comm::handle::wait_all;
 use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
-use super::ddp::{Ddp, Synchronized};
+use super::ddp::{Ddp, SyncStats};
 use super::error::{Error, Result};
 use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
 use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
@@ -148,7 +148,7 @@ pub struct ShardedOptimizer<O: FlatOptimizer> {
     comm: Arc<Communicator>,
     device: Device,
     options: O::Options,
-    parts: Vec<Partition>,
+    partitions: Vec<Partition>,
     /// Number of elements that each rank owns.
     load: Vec<usize>,
     /// This rank's optimizers, each with the index of its partition.
@@ -234,10 +234,10 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         for bucket in buckets {
             let shards = bucket.shards(world);
             if shards.shard_len > 0 {
-                optimizer.parts.push(Partition::Sharded { shard_len: shards.shard_len, range: shards.sharded });
+                optimizer.partitions.push(Partition::Sharded { shard_len: shards.shard_len, range: shards.sharded });
             }
             if !shards.remainder.is_empty() {
-                optimizer.parts.push(Partition::Replicated { range: shards.remainder });
+                optimizer.partitions.push(Partition::Replicated { range: shards.remainder });
             }
         }
         optimizer
@@ -249,7 +249,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             comm,
             device: device.clone(),
             options,
-            parts: Vec::new(),
+            partitions: Vec::new(),
             load,
             own: Vec::new(),
             step_counts: Vec::new(),
@@ -267,25 +267,28 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     pub fn add_param_group(&mut self, params: &[Range<usize>]) -> Result<()> {
         let mut sorted: Vec<Range<usize>> = params.iter().filter(|range| !range.is_empty()).cloned().collect();
         sorted.sort_by_key(|range| range.start);
-        let twice = sorted.windows(2).find(|pair| pair[0].end > pair[1].start).map(|pair| pair[1].clone());
-        let taken = |range: &&Range<usize>| {
-            range.end > self.flat_len || self.step_counts.iter().any(|(known, _)| intersection(known, range).is_some())
-        };
-        if let Some(range) = twice.or_else(|| sorted.iter().find(taken).cloned()) {
-            return Err(Error::Misuse(format!(
-                "parameters {range:?} are in this optimizer already, or in no flat tensor"
-            )));
+        let twice = sorted.windows(2).find(|pair| pair[0].end > pair[1].start).map(|pair| &pair[1]);
+        let known = |range: &&Range<usize>| self.step_counts.iter().any(|(own, _)| intersection(own, range).is_some());
+        if let Some(range) = twice {
+            return Err(Error::Misuse(format!("parameters {range:?} are given twice")));
+        }
+        if let Some(range) = sorted.iter().find(|range| range.end > self.flat_len) {
+            let len = self.flat_len;
+            return Err(Error::Misuse(format!("parameters {range:?} exceed the flat tensor of {len} elements")));
+        }
+        if let Some(range) = sorted.iter().find(known) {
+            return Err(Error::Misuse(format!("parameters {range:?} already belong to this optimizer")));
         }
         match self.mode {
             Mode::Broadcast => {
                 for (by, range) in assign_by_size(&sorted, &mut self.load) {
                     if by == self.comm.rank() {
-                        self.own.push((self.parts.len(), O::new(&self.device, range.clone(), &self.options)?));
+                        self.own.push((self.partitions.len(), O::new(&self.device, range.clone(), &self.options)?));
                     }
-                    self.parts.push(Partition::Owned { rank: by, range });
+                    self.partitions.push(Partition::Owned { rank: by, range });
                 }
             }
-            Mode::Zero1 => self.add_shares(&sorted)?,
+            Mode::Zero1 => self.add_shards(&sorted)?,
         }
         self.step_counts.extend(sorted.into_iter().map(|range| (range, 0)));
         self.step_counts.sort_by_key(|(range, _)| range.start);
@@ -293,16 +296,16 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     }
 
     /// Adds state for this rank's shards of the parameters.
-    fn add_shares(&mut self, params: &[Range<usize>]) -> Result<()> {
+    fn add_shards(&mut self, params: &[Range<usize>]) -> Result<()> {
         let covered = |range: &Range<usize>| -> usize {
-            self.parts.iter().filter_map(|part| intersection(&part.range(), range)).map(|both| both.len()).sum()
+            self.partitions.iter().filter_map(|part| intersection(&part.range(), range)).map(|both| both.len()).sum()
         };
         if let Some(range) = params.iter().find(|range| covered(range) < range.len()) {
             let help = "gradients of parameters that were frozen when Ddp was created are not communicated: create both again, and load the state";
             return Err(Error::Misuse(format!("parameters {range:?} are in no bucket\n  help: {help}")));
         }
         let joined = merge_adjacent(params);
-        for (index, part) in self.parts.iter().enumerate() {
+        for (index, part) in self.partitions.iter().enumerate() {
             let Some(mine) = part.range_of(self.comm.rank()) else { continue };
             for range in joined.iter().filter_map(|range| intersection(range, &mine)) {
                 self.own.push((index, O::new(&self.device, range, &self.options)?));
@@ -338,7 +341,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     pub fn gradient_norm(&self, gradients: View<'_, f32>) -> Result<f64> {
         // Replicated partitions are counted once.
         let counts = |part: &Partition| !matches!(part, Partition::Replicated { .. }) || self.comm.rank() == 0;
-        let own = self.own.iter().filter(|(part, _)| counts(&self.parts[*part]));
+        let own = self.own.iter().filter(|(part, _)| counts(&self.partitions[*part]));
         let slices: Vec<View<'_, f32>> =
             own.map(|(_, own)| gradients.slice(own.range())).collect::<tilewright::Result<_>>()?;
         let mut sum = [total_sum_of_squares(&self.device, &slices)?];
@@ -353,7 +356,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     /// Errors of the launches and of communication.
     pub fn step(&mut self, mut arguments: StepArguments<'_>) -> Result<()> {
         let mut sent = Vec::new();
-        let outcome = (0..self.parts.len()).try_for_each(|index| {
+        let outcome = (0..self.partitions.len()).try_for_each(|index| {
             // SAFETY: the parameters are borrowed exclusively until all handles have been waited for, below.
             unsafe { self.step_partition(index, arguments.reborrow(), &mut sent) }
         });
@@ -385,22 +388,22 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     }
 
     /// Same as [`ShardedOptimizer::step`], for gradients that are still in flight: each partition is updated when `ddp`
-    /// has its gradients, and sent immediately, while other gradients are in flight. `arrived` is called for each range
-    /// that is complete on this rank again, with all values. Returns the statistics of `ddp` and the gradient norm. The
-    /// norm is not checked before the update: if it is not finite, neither are the parameters.
+    /// has its gradients, and sent immediately, while other gradients are in flight. `on_arrival` is called for each
+    /// range that is complete on this rank again, with all values. Returns the statistics of `ddp` and the gradient
+    /// norm. The norm is not checked before the update: if it is not finite, neither are the parameters.
     ///
     /// # Errors
-    /// See [`ShardedOptimizer::step`]; also errors of `arrived`.
+    /// See [`ShardedOptimizer::step`]; also errors of `on_arrival`.
     pub fn step_by_bucket(
         &mut self,
         ddp: &Ddp,
         mut arguments: StepArguments<'_>,
-        mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
-    ) -> Result<(Synchronized, f64)> {
+        mut on_arrival: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
+    ) -> Result<(SyncStats, f64)> {
         let touches = |bucket: &Bucket, part: &Partition| intersection(&bucket.range, &part.range()).is_some();
         // Number of buckets of each partition whose gradients are missing.
         let count = |part: &Partition| ddp.buckets().iter().filter(|bucket| touches(bucket, part)).count();
-        let mut missing: Vec<usize> = self.parts.iter().map(count).collect();
+        let mut missing: Vec<usize> = self.partitions.iter().map(count).collect();
         let alone: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == 0).collect();
         let mut sent = Vec::new();
         let mut update = |optimizer: &mut Self, index: usize| {
@@ -409,7 +412,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         };
         let outcome = ddp.finish_by_bucket(|bucket| -> Result<()> {
             for index in 0..missing.len() {
-                if touches(bucket, &self.parts[index]) {
+                if touches(bucket, &self.partitions[index]) {
                     missing[index] -= 1;
                     if missing[index] == 0 {
                         update(self, index)?;
@@ -428,7 +431,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             let norm = self.gradient_norm(arguments.gradients)?;
             sent.iter().try_for_each(|Sent { part, handles }| {
                 wait_all(handles)?;
-                arrived(&self.parts[*part].range(), arguments.values.as_view())
+                on_arrival(&self.partitions[*part].range(), arguments.values.as_view())
             })?;
             Ok((synchronized, norm))
         });
@@ -443,7 +446,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     /// # Safety
     /// See [`Communicator::start`], for the partition's range.
     unsafe fn start(&self, index: usize, base: u64, handles: &mut Vec<Handle>) -> Result<()> {
-        let part = &self.parts[index];
+        let part = &self.partitions[index];
         let range = part.range();
         let op = match part {
             Partition::Owned { rank: by, .. } => Op::Broadcast { root: *by },
@@ -464,7 +467,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     fn synchronize(&self, flat: &mut ViewMut<'_, f32>) -> Result<()> {
         let base = flat.address();
         let mut handles = Vec::new();
-        let outcome = (0..self.parts.len()).try_for_each(|index| {
+        let outcome = (0..self.partitions.len()).try_for_each(|index| {
             // SAFETY: `flat` is borrowed exclusively until all handles have been waited for, below.
             unsafe { self.start(index, base, &mut handles) }
         });
@@ -474,7 +477,8 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
 
     /// This rank's contribution to the gathered state; rank 0 alone contributes replicated partitions.
     pub fn own_state(&self) -> impl Iterator<Item = &O> {
-        let gives = |part: usize| !matches!(self.parts[part], Partition::Replicated { .. }) || self.comm.rank() == 0;
+        let gives =
+            |part: usize| !matches!(self.partitions[part], Partition::Replicated { .. }) || self.comm.rank() == 0;
         self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
     }
 
