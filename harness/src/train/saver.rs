@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::checkpoint::{Header, Staged, shard_file_name};
-use super::keep::{self, Keep};
+use super::keep::{self, Retention};
 use super::run::CHECKPOINT;
 use super::{DataParallel, Error, Result};
 use crate::dist::lifeline;
@@ -39,14 +39,14 @@ pub struct CheckpointFiles {
 /// Writes a run's checkpoints, one at a time.
 pub struct Saver {
     folder: PathBuf,
-    pub(super) keep: Keep,
+    pub(super) keep: Retention,
     /// Step of the newest checkpoint on the disk.
     last: Option<u64>,
     running: Option<Running>,
     /// Start of the last save.
     began: Option<Instant>,
     /// Duration of the last save, including the copy to host memory.
-    took: Duration,
+    duration: Duration,
     /// Held by tests to delay writing.
     #[cfg(test)]
     pub gate: Arc<std::sync::Mutex<()>>,
@@ -69,14 +69,14 @@ struct SaveOutcome {
 
 impl Saver {
     /// Creates the saver of a run in `folder`, which resumes from the checkpoint of step `last` if there is one.
-    pub fn new(folder: PathBuf, keep: Keep, last: Option<u64>) -> Saver {
+    pub fn new(folder: PathBuf, keep: Retention, last: Option<u64>) -> Saver {
         Saver {
             folder,
             keep,
             last,
             running: None,
             began: None,
-            took: Duration::ZERO,
+            duration: Duration::ZERO,
             #[cfg(test)]
             gate: Default::default(),
         }
@@ -93,9 +93,9 @@ impl Saver {
     }
 
     /// Whether another save now would leave enough time for training.
-    pub fn is_cheap(&self, now: Instant) -> bool {
+    pub fn is_affordable(&self, now: Instant) -> bool {
         !self.is_running()
-            && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.took * MAX_OVERHEAD)
+            && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.duration * MAX_OVERHEAD)
     }
 
     /// Fails unless the file system has space for checkpoints of `each` bytes: for the maximum number that exists at a
@@ -224,7 +224,7 @@ impl Saver {
         else {
             return Ok(());
         };
-        self.took = ended.saturating_duration_since(began);
+        self.duration = ended.saturating_duration_since(began);
         let committed = result.and_then(|prepared| match prepared {
             Some(prepared) => keep::commit(&self.folder, prepared, &header, self.keep),
             None => Ok(()),
@@ -277,18 +277,18 @@ mod tests {
     #[test]
     fn saves_take_at_most_a_twentieth_of_the_time() {
         let dir = tempfile::tempdir().unwrap();
-        let mut saver = Saver::new(dir.path().to_path_buf(), Keep::default(), None);
+        let mut saver = Saver::new(dir.path().to_path_buf(), Retention::default(), None);
         let began = Instant::now();
-        assert!(saver.is_cheap(began), "the first one is due");
-        (saver.began, saver.took) = (Some(began), Duration::from_secs(3));
-        assert!(!saver.is_cheap(began + Duration::from_secs(59)));
-        assert!(saver.is_cheap(began + Duration::from_secs(60)));
+        assert!(saver.is_affordable(began), "the first one is due");
+        (saver.began, saver.duration) = (Some(began), Duration::from_secs(3));
+        assert!(!saver.is_affordable(began + Duration::from_secs(59)));
+        assert!(saver.is_affordable(began + Duration::from_secs(60)));
     }
 
     #[test]
     fn a_full_file_system_is_an_error_before_training() {
         let dir = tempfile::tempdir().unwrap();
-        let saver = Saver::new(dir.path().to_path_buf(), Keep::default(), Some(7));
+        let saver = Saver::new(dir.path().to_path_buf(), Retention::default(), Some(7));
         saver.check_space_for(1000, 50).unwrap();
         let message = saver.check_space_for(1 << 60, 50).unwrap_err().to_string();
         for expected in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "the disk is full", "of step 7, is intact"]
