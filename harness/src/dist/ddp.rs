@@ -12,7 +12,7 @@
 //! }
 //! ```
 //!
-//! | form | collectives | when |
+//! | mode | collectives | when |
 //! |---|---|---|
 //! | naive | one for each parameter | after backward, one after the other |
 //! | flat | one for all | after backward |
@@ -374,7 +374,7 @@ impl Ddp {
         let outcome = wait_timer.during(|| {
             (step_state.next..inner.buckets.len()).try_for_each(|_| {
                 inner.send_next(&mut step_state)?;
-                // The naive form waits for each collective; on a GPU the stream serializes them.
+                // The naive mode waits for each collective; on a GPU the stream serializes them.
                 if overlapped || inner.comm.is_on_device() {
                     return Ok(());
                 }

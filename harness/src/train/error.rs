@@ -56,7 +56,7 @@ pub enum Error {
 
     #[error(
         "{} is no longer locked by this run: the folder or the file {} in it was removed, renamed or replaced; another run may be \
-         writing there\n  help: this run stopped without writing; restart with --resume", printable(&folder.display().to_string()), super::folder::LOCK
+         writing there\n  help: this run stopped without saving its state; restart with --resume", printable(&folder.display().to_string()), super::folder::LOCK
     )]
     LockLost { folder: PathBuf },
 
