@@ -235,7 +235,7 @@ dist-bench() {
 # nothing is measured.
 dist-copies() {
     local precision
-    run copies-tests 120 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_carry nccl::training_on_gpus --nocapture || return
+    run copies-tests 120 env "LD_LIBRARY_PATH=$LIBRARIES" "TILEWRIGHT_TEST_PROGRAM=$bin/tilewright" "$bin/rank-tests" nccl::copy_engines_run nccl::training_on_gpus --nocapture || return
     if grep -q 'skipped: .* needs 2 GPUs' "$logs/copies-tests.log"; then
         failures+=("copies-tests: skipped: needs two GPUs")
     fi

@@ -323,7 +323,7 @@ impl fmt::Display for Clash {
         let Clash { output, other, is_input } = self;
         let (output, other) = (output.display(), other.display());
         match is_input {
-            true => write!(f, "cannot write {output}: it is the file that is read as {other}"),
+            true => write!(f, "cannot write {output}: it is the same file as the input {other}"),
             false => write!(f, "cannot write {output}: it is also written as {other}"),
         }
     }

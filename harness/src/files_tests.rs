@@ -148,7 +148,7 @@ fn aliases_of_one_file_are_found() {
     let check = |output: &Path, inputs: &[&Path]| check_distinct(&[output], inputs);
     for name in ["file", "hard", "soft", "folder/../file"] {
         let message = check(&place(name), &[&path]).unwrap_err().to_string();
-        assert!(message.contains(name) && message.contains("is read as"), "{message}");
+        assert!(message.contains(name) && message.contains("it is the same file as the input"), "{message}");
     }
     check(&place("other"), &[&path, &path]).unwrap();
     let new = [place("new"), place("folder/../new")];

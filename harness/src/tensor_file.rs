@@ -137,7 +137,7 @@ impl TensorFile {
         let header_len = u64::from_le_bytes(length);
         if header_len > MAX_HEADER_BYTES {
             return Err(TensorFileError::Damaged(format!(
-                "it does not begin as a safetensors file does: its header would have {header_len} bytes, expected at most {MAX_HEADER_BYTES}"
+                "it is not a safetensors file: its header would have {header_len} bytes, expected at most {MAX_HEADER_BYTES}"
             )));
         }
         let start = 8 + header_len;

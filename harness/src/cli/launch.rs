@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             io::ErrorKind::TimedOut => CliError::Failure(error.to_string()),
             _ => CliError::Failure(format!("cannot start {name}: {error}")),
         })?;
-    for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.left?))) {
+    for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.remaining_group?))) {
         terminal::print_stderr(format_args!(
             "rank {rank} left processes in its group {group} that SIGKILL did not terminate"
         ));
@@ -204,7 +204,7 @@ fn access(arguments: &Arguments) -> Result<Access> {
     if let Some(path) = &arguments.secret_file {
         return Secret::from_file(path).map(Access::Secret).map_err(CliError::Failure);
     }
-    match rank::own_access().map_err(|error| CliError::Failure(error.to_string()))? {
+    match rank::process_access().map_err(|error| CliError::Failure(error.to_string()))? {
         Access::Loopback if arguments.hosts > 1 => Err(CliError::usage(
             "ranks on several hosts need a secret to authenticate each other",
             "create one with `(umask 077; head -c 32 /dev/urandom | base64 > FILE)`, and pass --secret-file FILE, or \

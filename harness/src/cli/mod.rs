@@ -157,7 +157,7 @@ pub fn program<A: Parser>(run: impl FnOnce(A, &mut Output) -> Result<()>) -> Exi
     let environment = || -> Result<()> {
         log?;
         tilewright::env::Env::get()?;
-        let own = lifeline.and_then(|()| rank::check_own());
+        let own = lifeline.and_then(|()| rank::check_environment());
         own.map_err(|error| CliError::Failure(error.to_string()))
     };
     let outcome = arguments.and_then(|arguments| {

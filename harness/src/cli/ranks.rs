@@ -9,7 +9,7 @@ use super::value_parsers::bucket_mb;
 use super::{CliError, Result};
 use crate::dist;
 use crate::dist::comm::{Communicator, Dtype};
-use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
+use crate::dist::ddp::{DdpOptions, GradSync, NCCL_CTAS};
 use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
 use crate::train::{DataParallelOptions, RankSettings};
@@ -20,7 +20,7 @@ use crate::train::{DataParallelOptions, RankSettings};
 pub struct RankOptions {
     /// Form of gradient synchronization; bucketed by default
     #[arg(long, value_enum, value_name = "FORM")]
-    pub ddp: Option<Form>,
+    pub ddp: Option<GradSync>,
     /// Maximum bucket size in megabytes (10⁶ bytes). Default: 25; between GPUs, larger for large models
     #[arg(long, value_name = "MB", value_parser = bucket_mb)]
     pub bucket_mb: Option<f64>,

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_equal_and_cover_the_bucket() {
+    fn shards_are_equal_and_cover_the_bucket() {
         let bucket = Bucket { range: 64..64 + 320, ids: Vec::new() };
         for world in 1..=7 {
             let shards = bucket.shards(world);

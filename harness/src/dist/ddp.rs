@@ -12,7 +12,7 @@
 //! }
 //! ```
 //!
-//! | form | collectives | when |
+//! | mode | collectives | when |
 //! |---|---|---|
 //! | naive | one for each parameter | after backward, one after the other |
 //! | flat | one for all | after backward |
@@ -49,7 +49,7 @@ use crate::params::{GradReadyHook, ParamId, Params};
 /// When gradients are all-reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Form {
+pub enum GradSync {
     /// One all-reduce for each parameter, after backward
     Naive,
     /// One all-reduce for all parameters, after backward
@@ -60,13 +60,13 @@ pub enum Form {
     Bucketed,
 }
 
-impl Form {
+impl GradSync {
     pub fn name(self) -> &'static str {
         match self {
-            Form::Naive => "naive",
-            Form::Flat => "flat",
-            Form::Overlap => "overlap",
-            Form::Bucketed => "bucketed",
+            GradSync::Naive => "naive",
+            GradSync::Flat => "flat",
+            GradSync::Overlap => "overlap",
+            GradSync::Bucketed => "bucketed",
         }
     }
 }
@@ -90,8 +90,8 @@ pub enum Exchange {
 /// Options of [`Ddp`].
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct DdpOptions {
-    pub form: Form,
-    /// Maximum bytes of f32 gradients in a bucket, for [`Form::Bucketed`] only; `None` means [`bucket_bytes`].
+    pub form: GradSync,
+    /// Maximum bytes of f32 gradients in a bucket, for [`GradSync::Bucketed`] only; `None` means [`bucket_bytes`].
     pub bucket_bytes: Option<usize>,
     /// Type to which f32 gradients are rounded for communication: bf16 or f16. Sums are f32. Gradients that are stored
     /// in bf16 are sent unchanged.
@@ -116,14 +116,18 @@ impl DdpOptions {
     }
 
     /// Whether gradients are sent during backward.
-    pub fn is_eager(&self) -> bool {
-        matches!(self.form, Form::Overlap | Form::Bucketed)
+    pub fn overlaps_backward(&self) -> bool {
+        matches!(self.form, GradSync::Overlap | GradSync::Bucketed)
     }
 
     /// Whether two ranks may exchange gradients of this type.
     fn can_use_peer_gradients(&self, dtype: Dtype, world: usize) -> bool {
         let same_dtype = self.comm_dtype.is_none_or(|comm_dtype| comm_dtype == dtype);
-        self.copy_engines && self.is_eager() && world == 2 && self.exchange == Exchange::PeerGradients && same_dtype
+        self.copy_engines
+            && self.overlaps_backward()
+            && world == 2
+            && self.exchange == Exchange::PeerGradients
+            && same_dtype
     }
 }
 
@@ -150,7 +154,7 @@ const NCCL_DEFAULT_CTAS: u32 = 24;
 impl Default for DdpOptions {
     fn default() -> DdpOptions {
         DdpOptions {
-            form: Form::Bucketed,
+            form: GradSync::Bucketed,
             bucket_bytes: None,
             comm_dtype: None,
             exchange: Exchange::AllReduce,
@@ -162,7 +166,7 @@ impl Default for DdpOptions {
 }
 
 /// Communication statistics of a step.
-pub struct Synchronized {
+pub struct SyncStats {
     /// Number of collectives.
     pub calls: usize,
     /// Bytes of gradients as stored in memory.
@@ -173,7 +177,7 @@ pub struct Synchronized {
     timers: Vec<Box<dyn EventTimer>>,
 }
 
-impl Synchronized {
+impl SyncStats {
     /// The exposed communication: how long the caller was blocked or, on a GPU, the compute stream; in that case this
     /// synchronizes with it. (Measured on a GPU only while collectives are traced, [`Communicator::start_trace`].)
     pub fn exposed_time(&self) -> Duration {
@@ -235,16 +239,16 @@ impl Ddp {
     /// Ranks with parameters or options other than rank 0's; errors of communication.
     pub fn new(params: &Params, comm: Arc<Communicator>, options: DdpOptions) -> Result<Ddp> {
         check_same(params, &comm, &options)?;
-        if options.is_eager() {
+        if options.overlaps_backward() {
             // Copy engines need no communicator with fewer CTAs.
             comm.set_overlap_max_ctas(if options.copy_engines { 0 } else { options.nccl_ctas })?;
             comm.set_overlap_copy_engines(options.copy_engines)?;
         }
         let (form, world) = (options.form, comm.world());
         let buckets = match form {
-            Form::Naive | Form::Overlap => buckets(params, 0),
-            Form::Flat => buckets(params, usize::MAX),
-            Form::Bucketed => {
+            GradSync::Naive | GradSync::Overlap => buckets(params, 0),
+            GradSync::Flat => buckets(params, usize::MAX),
+            GradSync::Bucketed => {
                 let all = params.flat_len() * size_of::<f32>();
                 buckets(params, options.bucket_bytes.unwrap_or_else(|| bucket_bytes(all, comm.is_on_device())))
             }
@@ -259,18 +263,18 @@ impl Ddp {
         let wanted = options.can_use_peer_gradients(grad_dtype(params), world);
         let reads_peer =
             wanted && grad_dtype(params).size() == 2 && all_true(&comm, params.make_grads_ipc_shareable()?)?;
-        let flat = params.grads();
-        let dtype = grad_dtype(params);
+        let (tensor, dtype) = (params.grads(), grad_dtype(params));
         let grads = match dtype {
-            Dtype::Bf16 => address::<bf16>(&flat)?,
-            _ => address::<f32>(&flat)?,
+            Dtype::Bf16 => address::<bf16>(&tensor)?,
+            _ => address::<f32>(&tensor)?,
         };
-        let peer_gradients = peer_gradients(flat, (grads, dtype), &comm, wanted, reads_peer)?;
+        let flat = FlatGradients { tensor, address: grads, dtype };
+        let peer_gradients = peer_gradients(&flat, &comm, wanted, reads_peer)?;
         let (params, step_state) = (params.clone(), Mutex::new(step_state));
         let inner =
             Arc::new(Inner { params, comm, options, buckets, bucket_of, grads, dtype, peer_gradients, step_state });
         let registered = inner.clone();
-        let hook = inner.params.on_grad_ready(move |id| registered.ready(id).map_err(Into::into));
+        let hook = inner.params.on_grad_ready(move |id| registered.on_grad_ready(id).map_err(Into::into));
         Ok(Ddp { inner, _hook: hook })
     }
 
@@ -306,7 +310,7 @@ impl Ddp {
     ///
     /// # Errors
     /// Errors of communication; the gradients are then undefined.
-    pub fn finish_gradient_synchronization(&self) -> Result<Synchronized> {
+    pub fn finish_gradient_synchronization(&self) -> Result<SyncStats> {
         if self.has_peer_gradients() {
             return self.finish_by_bucket(|_| Ok(()));
         }
@@ -324,10 +328,10 @@ impl Ddp {
     pub fn finish_by_bucket<E: From<Error>>(
         &self,
         mut with: impl FnMut(&Bucket) -> Result<(), E>,
-    ) -> Result<Synchronized, E> {
-        self.finish_by_bucket_with_peer(|bucket, other| {
-            if let Some(other) = other {
-                self.inner.average(&bucket.range, other)?;
+    ) -> Result<SyncStats, E> {
+        self.finish_by_bucket_with_peer(|bucket, peer| {
+            if let Some(peer) = peer {
+                self.inner.average(&bucket.range, peer)?;
             }
             with(bucket)
         })
@@ -342,7 +346,7 @@ impl Ddp {
     pub fn finish_by_bucket_with_peer<E: From<Error>>(
         &self,
         mut with: impl FnMut(&Bucket, Option<&PeerGradients>) -> Result<(), E>,
-    ) -> Result<Synchronized, E> {
+    ) -> Result<SyncStats, E> {
         self.finish(|sent, wait_timer| {
             let outcome = sent.iter().try_for_each(|(bucket, handles)| {
                 wait_timer.during(|| Ok(wait_all(handles)?))?;
@@ -360,18 +364,18 @@ impl Ddp {
     fn finish<E: From<Error>>(
         &self,
         wait: impl FnOnce(&[(usize, Vec<Handle>)], &mut WaitTimer<'_>) -> Result<(), E>,
-    ) -> Result<Synchronized, E> {
+    ) -> Result<SyncStats, E> {
         let inner = &self.inner;
         // Backward is over: release the reserved SMs.
         reserve_sms(0);
         let mut wait_timer = WaitTimer { comm: &inner.comm, timers: Vec::new(), waited: Duration::ZERO };
         let mut step_state = inner.lock();
-        let eager = inner.is_eager();
+        let overlapped = inner.overlaps_backward();
         let outcome = wait_timer.during(|| {
             (step_state.next..inner.buckets.len()).try_for_each(|_| {
                 inner.send_next(&mut step_state)?;
-                // The naive form waits for each collective; on a GPU the stream serializes them.
-                if eager || inner.comm.is_on_device() {
+                // The naive mode waits for each collective; on a GPU the stream serializes them.
+                if overlapped || inner.comm.is_on_device() {
                     return Ok(());
                 }
                 Ok(step_state.sent.last().map_or(Ok(()), |(_, handles)| wait_all(handles))?)
@@ -391,12 +395,12 @@ impl Ddp {
                 return Err(error.into());
             }
         }
-        if let Some(order) = order.filter(|_| eager) {
+        if let Some(order) = order.filter(|_| overlapped) {
             inner.adopt_order(order)?;
         }
         let bytes = inner.buckets.iter().map(|bucket| bucket.range.len() * inner.dtype.size()).sum();
         let calls = sent.iter().map(|(_, handles)| handles.len()).sum();
-        Ok(Synchronized { calls, bytes, waited: wait_timer.waited, timers: wait_timer.timers })
+        Ok(SyncStats { calls, bytes, waited: wait_timer.waited, timers: wait_timer.timers })
     }
 
     /// Whether two ranks exchange their gradients: see [`Exchange::PeerGradients`].
@@ -420,8 +424,8 @@ impl Ddp {
     }
 
     /// Whether gradients are sent during backward, so that some can be used while others are in flight.
-    pub fn is_eager(&self) -> bool {
-        self.inner.is_eager()
+    pub fn overlaps_backward(&self) -> bool {
+        self.inner.overlaps_backward()
     }
 }
 
@@ -461,14 +465,15 @@ impl Inner {
         self.step_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_eager(&self) -> bool {
-        self.options.is_eager()
+    fn overlaps_backward(&self) -> bool {
+        self.options.overlaps_backward()
     }
 
     /// Called when a gradient of this backward is complete.
-    fn ready(&self, id: ParamId) -> Result<()> {
+    fn on_grad_ready(&self, id: ParamId) -> Result<()> {
         let mut step_state = self.lock();
-        let Some(bucket) = self.bucket_of.get(id.0).copied().flatten().filter(|_| step_state.sync && self.is_eager())
+        let Some(bucket) =
+            self.bucket_of.get(id.0).copied().flatten().filter(|_| step_state.sync && self.overlaps_backward())
         else {
             return Ok(());
         };
@@ -524,7 +529,7 @@ impl Inner {
 
     fn average_of<G: Elem + FloatElement>(&self, range: &Range<usize>, peer: &PeerGradients) -> Result<()> {
         let device = memory::kernel_device(self.params.device())?;
-        let others = peer.view::<G>(device, range);
+        let peer_view = peer.view::<G>(device, range);
         // SAFETY: as for a collective: the gradients live as long as `params`, and the caller does not use them until
         // this returns.
         let own = unsafe {
@@ -532,7 +537,7 @@ impl Inner {
             ViewMut::<G>::from_address(device, begin, range.len())
         };
         let ranks = RankReduction { rank: self.comm.rank(), world: 2, average: true };
-        let reduced = rank_sum::reduce(device, own, (others, range.len()), None, ranks, None);
+        let reduced = rank_sum::reduce(device, own, (peer_view, range.len()), None, ranks, None);
         Ok(reduced.map_err(kernel_error)?)
     }
 
@@ -573,7 +578,7 @@ impl Inner {
         // `self` is dropped. Backward no longer writes these elements, and no caller reads them before
         // `finish_gradient_synchronization`.
         unsafe {
-            match self.is_eager() {
+            match self.overlaps_backward() {
                 true => self.comm.start_overlapped(call, address as *mut u8),
                 false => self.comm.start(call, address as *mut u8),
             }
@@ -626,12 +631,18 @@ fn all_true(comm: &Communicator, yes: bool) -> Result<bool> {
     Ok(all.iter().all(|&yes| yes == 1))
 }
 
+/// The flat gradient of a model, with the address of its first element.
+struct FlatGradients {
+    tensor: Tensor,
+    address: u64,
+    dtype: Dtype,
+}
+
 /// The peer's gradients, if they are `wanted` and the communicator exchanges them; read from peer memory if
 /// `reads_peer` is true and that is possible. The communicator has a single buffer for the peer: while another `Ddp`
 /// uses it, this one gets `None`.
 fn peer_gradients(
-    flat: Tensor,
-    (grads, dtype): (u64, Dtype),
+    flat: &FlatGradients,
     comm: &Communicator,
     wanted: bool,
     reads_peer: bool,
@@ -641,30 +652,30 @@ fn peer_gradients(
     }
     if comm.has_peer_buffer() {
         // Free the previous buffer first. After a failed step, kernels may still read the peer's gradients.
-        flat.device().synchronize()?;
+        flat.tensor.device().synchronize()?;
         comm.set_peer_buffer(None)?;
     }
     if !wanted {
         return Ok(None);
     }
-    let bytes = flat.elem_count() * dtype.size();
+    let bytes = flat.tensor.elem_count() * flat.dtype.size();
     let set = |dest: u64, tensor: Arc<Tensor>| -> Result<Option<PeerGradients>> {
-        let peer_buffer = PeerBuffer { source: grads, dest, bytes, owner: tensor.clone() };
+        let peer_buffer = PeerBuffer { source: flat.address, dest, bytes, owner: tensor.clone() };
         let address = comm.set_peer_buffer(Some(peer_buffer))?;
-        let others = |address| PeerGradients {
+        let peer_gradients = |address| PeerGradients {
             address,
-            reads_peer: dest == grads,
+            reads_peer: dest == flat.address,
             _tensor: tensor,
             _use: comm.hold_peer_buffer(),
         };
-        Ok(address.map(others))
+        Ok(address.map(peer_gradients))
     };
-    if reads_peer && let Some(peer) = set(grads, Arc::new(flat.clone()))? {
+    if reads_peer && let Some(peer) = set(flat.address, Arc::new(flat.tensor.clone()))? {
         return Ok(Some(peer));
     }
-    let (tensor, dest) = match dtype {
-        Dtype::Bf16 => ipc_shareable::<bf16>(&flat)?,
-        _ => ipc_shareable::<f32>(&flat)?,
+    let (tensor, dest) = match flat.dtype {
+        Dtype::Bf16 => ipc_shareable::<bf16>(&flat.tensor)?,
+        _ => ipc_shareable::<f32>(&flat.tensor)?,
     };
     set(dest, tensor)
 }
@@ -698,7 +709,7 @@ fn check_same(params: &Params, comm: &Communicator, options: &DdpOptions) -> Res
     match others.is_empty() {
         true => Ok(()),
         false => Err(Error::Misuse(format!(
-            "{} built another model than rank 0, or uses other options: names, shapes, frozen parameters or options differ\n  help: start all ranks with the same arguments",
+            "{}: the model or the options differ from rank 0's (parameter names, shapes, frozen parameters, options)\n  help: start all ranks with the same arguments",
             super::comm::error::ranks(&others)
         ))),
     }

@@ -47,7 +47,7 @@ pub struct RankInfo {
     /// Host and port where rank 0 listens.
     pub master: (String, u16),
     /// The launcher whose variables were read: `torchrun` (also under `tilewright launch`), `mpirun` or `srun`;
-    /// `nobody` for [`RankInfo::single`].
+    /// `none` for [`RankInfo::single`].
     pub started_by: &'static str,
 }
 
@@ -55,7 +55,7 @@ impl RankInfo {
     /// The only rank of a world of size 1.
     pub fn single() -> RankInfo {
         let master = ("127.0.0.1".into(), PORT);
-        RankInfo { rank: 0, world: 1, local_rank: 0, local_world: 1, master, started_by: "nobody" }
+        RankInfo { rank: 0, world: 1, local_rank: 0, local_world: 1, master, started_by: "none" }
     }
 }
 
@@ -101,7 +101,7 @@ impl Environment {
 ///
 /// # Errors
 /// States the variable with an invalid value, and the expected values.
-pub fn check_own() -> Result<()> {
+pub fn check_environment() -> Result<()> {
     expect_text(|name| std::env::var_os(name))?;
     let lookup = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     communication(&lookup)?;
@@ -158,13 +158,13 @@ fn unauthenticated(lookup: &impl Fn(&str) -> Option<String>) -> Result<Access> {
 ///
 /// # Errors
 /// See [`access`].
-pub fn own_access() -> Result<Access> {
+pub fn process_access() -> Result<Access> {
     expect_text(|name| std::env::var_os(name))?;
     access(&|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }
 
 /// Tilewright's variables. The values of the last two are never shown.
-const OWN: [&str; 8] = [
+const TILEWRIGHT_VARIABLES: [&str; 8] = [
     "TILEWRIGHT_COMM",
     "TILEWRIGHT_COMM_TIMEOUT",
     "TILEWRIGHT_START_TIMEOUT",
@@ -178,7 +178,9 @@ const OWN: [&str; 8] = [
 /// Fails for a value that is not UTF-8. Such a value would count as unset, and a job without a secret does not
 /// authenticate its peers.
 fn expect_text(lookup: impl Fn(&str) -> Option<OsString>) -> Result<()> {
-    let Some(name) = OWN.iter().find(|name| lookup(name).is_some_and(|value| value.to_str().is_none())) else {
+    let Some(name) =
+        TILEWRIGHT_VARIABLES.iter().find(|name| lookup(name).is_some_and(|value| value.to_str().is_none()))
+    else {
         return Ok(());
     };
     let help = match name.starts_with("TILEWRIGHT_SECRET") {
@@ -438,7 +440,7 @@ mod tests {
     fn a_non_utf8_secret_is_an_error() {
         use std::os::unix::ffi::OsStringExt;
 
-        for variable in OWN {
+        for variable in TILEWRIGHT_VARIABLES {
             let bytes = |name: &str| (name == variable).then(|| OsString::from_vec(vec![0xff; 32]));
             let message = expect_text(bytes).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{variable} is not valid UTF-8")), "{message}");
@@ -463,8 +465,8 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("//! | `TILEWRIGHT")?.split('`').next())
             .collect();
-        assert_eq!(rows.len(), OWN.len(), "{rows:?}");
-        for name in OWN {
+        assert_eq!(rows.len(), TILEWRIGHT_VARIABLES.len(), "{rows:?}");
+        for name in TILEWRIGHT_VARIABLES {
             assert!(rows.iter().any(|row| name.ends_with(row)), "{name} is not in the table");
             assert!(
                 others.contains(&name) || refused.iter().any(|(other, ..)| *other == name),

@@ -142,19 +142,19 @@ pub(super) struct Key([u8; 32]);
 
 impl Key {
     /// The proof of `role` for a handshake transcript. All entries but the last have a fixed length for each role.
-    pub fn proof(&self, role: &str, said: &[&[u8]]) -> blake3::Hash {
+    pub fn proof(&self, role: &str, transcript: &[&[u8]]) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&[role.len() as u8]).update(role.as_bytes());
-        for part in said {
+        for part in transcript {
             hasher.update(part);
         }
         hasher.finalize()
     }
 
     /// Whether `shown` is the proof of `role` for this transcript. Runs in constant time.
-    pub fn is_proof(&self, shown: [u8; 32], role: &str, said: &[&[u8]]) -> bool {
+    pub fn is_proof(&self, shown: [u8; 32], role: &str, transcript: &[&[u8]]) -> bool {
         // `blake3::Hash` compares in constant time.
-        self.proof(role, said) == blake3::Hash::from_bytes(shown)
+        self.proof(role, transcript) == blake3::Hash::from_bytes(shown)
     }
 }
 

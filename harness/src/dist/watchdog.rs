@@ -77,7 +77,7 @@ impl Drop for Guarded {
 impl Guarded {
     /// Keeps the watch for the rest of the process: the call was abandoned on its thread, and the process has to end
     /// before the limit.
-    pub fn disarm_on_exit(self) {
+    pub fn keep_watching(self) {
         std::mem::forget(self);
     }
 }
@@ -113,7 +113,7 @@ fn monitor(watch: &Watch) {
         if let Some(late) = calls.open.values().find(|call| call.until <= now) {
             let (what, limit) = ((late.what)(), super::comm::error::seconds(&late.limit));
             end(&format!(
-                "error: {what} did not come back within {limit}, and cannot be canceled: the process ends\n  help: see the other ranks' messages; the last checkpoint is unchanged\n"
+                "error: {what} did not return within {limit} and cannot be canceled: ending the process\n  help: see the other ranks' messages; the last checkpoint is unchanged\n"
             ));
         }
         let next = calls.open.values().map(|call| call.until.saturating_sub(now)).min();

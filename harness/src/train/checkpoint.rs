@@ -38,9 +38,9 @@ const FORMAT: &str = "tilewright checkpoint 2";
 /// The previous format, without checksums.
 const FORMAT_1: &str = "tilewright checkpoint 1";
 pub(super) const SHARD_FORMAT: &str = "tilewright checkpoint part 2";
-pub(super) const FIRST: &str = "optimizer.first.";
-pub(super) const SECOND: &str = "optimizer.second.";
-const MOMENTS: [&str; 2] = [FIRST, SECOND];
+pub(super) const FIRST_MOMENT: &str = "optimizer.first.";
+pub(super) const SECOND_MOMENT: &str = "optimizer.second.";
+const MOMENTS: [&str; 2] = [FIRST_MOMENT, SECOND_MOMENT];
 
 /// Metadata of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -81,7 +81,7 @@ pub struct OptimizerShards {
 }
 
 /// Maximum number of shards that are opened.
-const MAX_RANKS: usize = 1 << 20;
+const MAX_SHARDS: usize = 1 << 20;
 
 /// File name of rank `rank`'s shard of the checkpoint of `step`, in the checkpoint's folder.
 pub fn shard_file_name(step: u64, shards: &OptimizerShards, rank: usize) -> String {
@@ -157,7 +157,7 @@ impl Header {
             return Err(format!("its loss scale is {factor}, expected a positive number"));
         }
         match shards {
-            Some(shards) if !(1..=MAX_RANKS).contains(&shards.world) => {
+            Some(shards) if !(1..=MAX_SHARDS).contains(&shards.world) => {
                 Err(format!("its header states {} ranks, each with a file of moments", shards.world))
             }
             _ => Ok(()),
@@ -205,14 +205,15 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let damaged = |reason: String| Error::Damaged { path: path.to_path_buf(), reason };
         let file = TensorFile::open(path).map_err(|problem| explain(path, problem))?;
-        let no_header = || damaged("it has tensors, and no header of a run".to_string());
-        let text = file.text("tilewright").ok_or_else(no_header)?;
+        let no_entry =
+            |name: &str| damaged(format!("its metadata has no `{name}` entry: it is not a checkpoint of a run"));
+        let text = file.text("tilewright").ok_or_else(|| no_entry("tilewright"))?;
         let header: Header = serde_json::from_str(text).map_err(|error| damaged(error.to_string()))?;
         header.check().map_err(damaged)?;
         if header.format == FORMAT && file.hash().is_none() {
             return Err(damaged("its checksums are missing".to_string()));
         }
-        let tokenizer = file.text("tokenizer").ok_or_else(no_header)?.clone();
+        let tokenizer = file.text("tokenizer").ok_or_else(|| no_entry("tokenizer"))?.clone();
         let found = tensor_file::checksum(tokenizer.as_bytes());
         if file.text("tokenizer_blake3").is_some_and(|stated| *stated != found) {
             return Err(damaged(format!("its tokenizer was changed: its BLAKE3 hash is {found}")));
@@ -247,16 +248,16 @@ impl Checkpoint {
         values.filter_map(|name| self.file.info(&name).map(|info| info.shape.iter().product::<usize>())).sum()
     }
 
-    /// Fails unless the hyperparameters equal those of `model`, except those named in `free`.
+    /// Fails unless the hyperparameters equal those of `model`, except those named in `ignored`.
     ///
     /// # Errors
     /// Names each difference, with both values.
-    pub fn check_model(&self, model: &Value, free: &[&str]) -> Result<()> {
+    pub fn check_model(&self, model: &Value, ignored: &[&str]) -> Result<()> {
         let (expected, found) = (flat_object(model), flat_object(&self.header.model));
         let mut differences = Vec::new();
         for name in expected.keys().chain(found.keys().filter(|name| !expected.contains_key(*name))) {
-            if expected.get(name) != found.get(name) && !free.contains(&name.as_str()) {
-                let say = |value: Option<&String>| value.map_or("nothing".to_string(), String::clone);
+            if expected.get(name) != found.get(name) && !ignored.contains(&name.as_str()) {
+                let say = |value: Option<&String>| value.map_or("no value".to_string(), String::clone);
                 differences.push(format!(
                     "`{name}` is expected to be {}, found {}",
                     say(expected.get(name)),
@@ -297,7 +298,7 @@ impl Checkpoint {
     pub fn load(&self, trainer: &mut Trainer) -> Result<()> {
         let params = trainer.params().clone();
         let shards = self.open_shards()?;
-        let prefixes: &[&str] = if self.header.shards.is_none() { &["", FIRST, SECOND] } else { &[""] };
+        let prefixes: &[&str] = if self.header.shards.is_none() { &["", FIRST_MOMENT, SECOND_MOMENT] } else { &[""] };
         self.check_tensors(&params, prefixes)?;
         let [first, second] = MOMENTS.map(|prefix| self.slices(&shards, &params, prefix));
         let slices = [first?, second?];
@@ -444,7 +445,7 @@ impl Checkpoint {
 }
 
 fn is_parameter(name: &str) -> bool {
-    !name.starts_with(FIRST) && !name.starts_with(SECOND)
+    !name.starts_with(FIRST_MOMENT) && !name.starts_with(SECOND_MOMENT)
 }
 
 /// Parses `NAME[A..B]` into a name and a range.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Result, Trainer, TrainerOptions, Update, gradient_dtype};
 use crate::data::Shard;
 use crate::dist::comm::{Communicator, Dtype, Reduce};
-use crate::dist::ddp::{Ddp, DdpOptions, Exchange, Form, Synchronized};
+use crate::dist::ddp::{Ddp, DdpOptions, Exchange, GradSync, SyncStats};
 use crate::dist::error::Error;
 use crate::dist::sharded::{Mode, ShardedOptimizer};
 use crate::ops::memory::kernel_device;
@@ -27,7 +27,7 @@ pub struct DataParallelOptions {
 /// depend on the machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankSettings {
-    pub form: Form,
+    pub form: GradSync,
     pub bucket_bytes: Option<usize>,
     #[serde(alias = "wire")]
     pub comm_dtype: Option<Dtype>,
@@ -137,7 +137,7 @@ impl DataParallel {
 
     /// Whether [`DataParallel::finish_step`] updates parameters before all gradients have arrived.
     pub fn updates_by_bucket(&self, trainer: &Trainer) -> bool {
-        self.ddp.is_eager() && trainer.can_update_by_bucket()
+        self.ddp.overlaps_backward() && trainer.can_update_by_bucket()
     }
 
     /// Ends a step after backward: waits for gradients and updates parameters, bucket by bucket if
@@ -145,7 +145,7 @@ impl DataParallel {
     ///
     /// # Errors
     /// Errors of communication and of [`Trainer::update`].
-    pub fn finish_step(&self, trainer: &mut Trainer) -> Result<(Synchronized, Update)> {
+    pub fn finish_step(&self, trainer: &mut Trainer) -> Result<(SyncStats, Update)> {
         if self.updates_by_bucket(trainer) {
             return trainer.update_by_bucket(&self.ddp);
         }

@@ -24,15 +24,15 @@ pub enum Error {
     #[error(transparent)]
     Ranks(#[from] crate::dist::error::Error),
 
-    /// `what` is for example "the loss", `first` "the parameter `x`".
-    #[error("step {step}: {what} is not finite; the first non-finite value is in {first}{}", hint(saved.as_deref()))]
-    NotFinite { step: u64, what: &'static str, first: String, saved: Option<PathBuf> },
+    /// `what` is for example "the loss", `cause` "the first non-finite value is in the parameter `x`".
+    #[error("step {step}: {what} is not finite; {cause}{}", non_finite_help(saved.as_deref()))]
+    NotFinite { step: u64, what: &'static str, cause: String, saved: Option<PathBuf> },
 
     #[error(
         "the logit of token {token} is NaN\n  help: the weights are too large or too small for the model's precision; the \
          log shows where training diverged, and an older checkpoint may work"
     )]
-    NoScore { token: usize },
+    NanLogit { token: usize },
 
     #[error(
         "a step has {found} micro-batches, expected at most {MAX_LOSSES}\n  help: use --micro-batch {} or more", batch.div_ceil(MAX_LOSSES)
@@ -40,7 +40,7 @@ pub enum Error {
     MicroBatches { found: usize, batch: usize },
 
     #[error(
-        "validation after step {step}: the loss is not finite\n  help: training diverged before; lower --lr, or resume from an older checkpoint"
+        "validation after step {step}: the loss is not finite\n  help: training has diverged; lower --lr, or resume from an older checkpoint"
     )]
     Validation { step: u64 },
 
@@ -55,8 +55,8 @@ pub enum Error {
     SaveMemory(tilewright::Error),
 
     #[error(
-        "{} is no longer locked by this run: the folder or the file {} in it was removed, renamed or replaced, and another run may write \
-         there\n  help: files on the disk stay unchanged; restart with --resume", printable(&folder.display().to_string()), super::folder::LOCK
+        "{} is no longer locked by this run: the folder or the file {} in it was removed, renamed or replaced; another run may be \
+         writing there\n  help: this run stopped without saving its state; restart with --resume", printable(&folder.display().to_string()), super::folder::LOCK
     )]
     LockLost { folder: PathBuf },
 
@@ -74,7 +74,7 @@ pub enum Error {
     OtherModel { path: PathBuf, difference: String },
 }
 
-fn hint(saved: Option<&Path>) -> String {
+fn non_finite_help(saved: Option<&Path>) -> String {
     let help = "\n  help: use a lower --lr, a longer --warmup, or --clip 1";
     match saved {
         Some(path) => format!("\n  the state before this step was saved to {}{help}", path.display()),

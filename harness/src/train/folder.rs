@@ -30,7 +30,7 @@ impl RunFolder {
     /// # Errors
     /// Another run that holds the lock, with its process and host; errors of the file system.
     pub fn lock(path: &Path) -> Result<RunFolder> {
-        let created = create(path).map_err(Error::file("make", path))?;
+        let created = create(path).map_err(Error::file("create", path))?;
         let place = path.join(LOCK);
         let lock = loop {
             let mut options = OpenOptions::new();
@@ -141,7 +141,7 @@ fn holder(place: &Path) -> String {
     let read = File::open(place).and_then(|file| file.take(MAX_HOLDER_BYTES).read_to_end(&mut text));
     match read {
         Ok(len) if len > 0 => String::from_utf8_lossy(&text).into_owned(),
-        _ => "a process that does not say which".to_string(),
+        _ => format!("an unknown process ({LOCK} is empty or unreadable)"),
     }
 }
 

@@ -46,32 +46,32 @@ pub fn generate<E: From<super::Error>>(
     let mut tokens = prompt.to_vec();
     for _ in 0..count {
         let context = &tokens[tokens.len().saturating_sub(model.context())..];
-        let mut scores = last_scores(model, context)?;
-        let token = sample_token(&mut scores, sampling, random.random_range(0.0..1.0));
+        let mut logits = last_logits(model, context)?;
+        let token = sample_token(&mut logits, sampling, random.random_range(0.0..1.0));
         tokens.push(token);
         on_token(token)?;
     }
     Ok(())
 }
 
-fn last_scores(model: &dyn LanguageModel, context: &[u32]) -> Result<Vec<f32>> {
-    let scores = no_grad(|| {
+fn last_logits(model: &dyn LanguageModel, context: &[u32]) -> Result<Vec<f32>> {
+    let logits = no_grad(|| {
         let tokens = Tensor::new(context, model.params().device())?.unsqueeze(0)?;
         let logits = model.logits(&tokens)?;
         logits.narrow(1, context.len() - 1, 1)?.flatten_all()?.to_dtype(DType::F32)?.to_vec1()
     });
-    let scores: Vec<f32> = scores?;
-    match scores.iter().position(|score| score.is_nan()) {
-        Some(token) => Err(Error::NoScore { token }),
-        None => Ok(scores),
+    let logits: Vec<f32> = logits?;
+    match logits.iter().position(|logit| logit.is_nan()) {
+        Some(token) => Err(Error::NanLogit { token }),
+        None => Ok(logits),
     }
 }
 
 /// The token whose interval of the cumulative distribution contains `uniform`, in [0, 1).
-fn sample_token(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
+fn sample_token(logits: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
     // Likeliest first; equal logits in token order.
-    let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
     let Some(&best) = order.first() else { return 0 };
     if sampling.temperature <= 0.0 {
         return best as u32;
@@ -79,7 +79,7 @@ fn sample_token(scores: &mut [f32], sampling: &Sampling, uniform: f64) -> u32 {
     if sampling.top_k > 0 {
         order.truncate(sampling.top_k);
     }
-    let weight = |token: usize| (f64::from(scores[token] - scores[best]) / sampling.temperature).exp();
+    let weight = |token: usize| (f64::from(logits[token] - logits[best]) / sampling.temperature).exp();
     let weights: Vec<f64> = order.iter().map(|&token| weight(token)).collect();
     let total: f64 = weights.iter().sum();
     let (mut kept, mut sum) = (0, 0.0);
@@ -105,8 +105,8 @@ mod tests {
     fn frequencies(sampling: Sampling) -> [usize; 3] {
         let mut counts = [0; 3];
         for i in 0..1000 {
-            let mut scores = [0.2_f32.ln(), 0.5_f32.ln(), 0.3_f32.ln()];
-            counts[sample_token(&mut scores, &sampling, (f64::from(i) + 0.5) / 1000.0) as usize] += 1;
+            let mut logits = [0.2_f32.ln(), 0.5_f32.ln(), 0.3_f32.ln()];
+            counts[sample_token(&mut logits, &sampling, (f64::from(i) + 0.5) / 1000.0) as usize] += 1;
         }
         counts
     }

@@ -17,17 +17,17 @@ use crate::files::{self, Prepared};
 
 /// Number of checkpoints to retain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keep {
+pub struct Retention {
     /// Number of newest checkpoints, including the newest one; 0 retains all.
     pub last: usize,
     /// Number of checkpoints with the lowest validation loss; they may be among the newest.
     pub best: usize,
 }
 
-impl Default for Keep {
+impl Default for Retention {
     /// The last two and the best one, so that a run survives a damaged checkpoint.
-    fn default() -> Keep {
-        Keep { last: 2, best: 1 }
+    fn default() -> Retention {
+        Retention { last: 2, best: 1 }
     }
 }
 
@@ -93,13 +93,26 @@ pub fn fallback_help(folder: &Path) -> Option<String> {
     Some(format!("to resume after step {step}, copy {name} to {CHECKPOINT}"))
 }
 
-/// Name, step and validation loss of the checkpoint in the folder with the lowest validation loss.
-pub fn best(folder: &Path) -> Option<(String, u64, f64)> {
+/// The checkpoint with the lowest validation loss.
+pub struct BestCheckpoint {
+    /// File name.
+    pub name: String,
+    pub step: u64,
+    /// Validation loss.
+    pub loss: f64,
+}
+
+/// The checkpoint in the folder with the lowest validation loss.
+pub fn best(folder: &Path) -> Option<BestCheckpoint> {
     let newest = Checkpoint::open(&folder.join(CHECKPOINT)).ok().map(|newest| newest.header);
-    let newest = newest.and_then(|header| Some((CHECKPOINT.to_string(), header.step, header.validation?)));
+    let newest = newest.map(|header| (CHECKPOINT.to_string(), header.step, header.validation));
     let older = list_older(folder).unwrap_or_default().older.into_iter();
-    let older = older.filter_map(|older| Some((older_name(older.step), older.step, older.validation?)));
-    newest.into_iter().chain(older).min_by(|a, b| a.2.total_cmp(&b.2))
+    let older = older.map(|older| (older_name(older.step), older.step, older.validation));
+    let evaluated = newest
+        .into_iter()
+        .chain(older)
+        .filter_map(|(name, step, loss)| Some(BestCheckpoint { name, step, loss: loss? }));
+    evaluated.min_by(|a, b| a.loss.total_cmp(&b.loss))
 }
 
 /// Number of checkpoints in the folder.
@@ -121,11 +134,11 @@ pub fn any_name(folder: &Path) -> Option<String> {
 /// # Errors
 /// Errors of the file system for the new name, or for reading the previous newest checkpoint, which then stays the
 /// newest. Files that cannot be removed stay, with a warning.
-pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) -> io::Result<()> {
+pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Retention) -> io::Result<()> {
     let newest = folder.join(CHECKPOINT);
     match Checkpoint::open(&newest) {
         Ok(Checkpoint { header, .. }) => {
-            second_name(&newest, &folder.join(older_name(header.step)), |file, name| fs::hard_link(file, name))?;
+            link_or_copy(&newest, &folder.join(older_name(header.step)), |file, name| fs::hard_link(file, name))?;
         }
         Err(Error::File { source, .. }) if source.kind() != io::ErrorKind::NotFound => return Err(source),
         // The newest checkpoint does not exist, or is damaged.
@@ -140,7 +153,7 @@ pub fn commit(folder: &Path, prepared: Prepared, header: &Header, keep: Keep) ->
 
 /// Adds a second name to the newest checkpoint, so that a newest one exists at any time. On file systems without hard
 /// links, and for a link to another file system, it is copied.
-fn second_name(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
+fn link_or_copy(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::Result<()>) -> io::Result<()> {
     match fs::remove_file(older) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -152,23 +165,24 @@ fn second_name(newest: &Path, older: &Path, link: impl Fn(&Path, &Path) -> io::R
     })
 }
 
-fn prune(folder: &Path, newest: &Header, keep: Keep) -> io::Result<()> {
+fn prune(folder: &Path, newest: &Header, keep: Retention) -> io::Result<()> {
     let OlderCheckpoints { mut older, unreadable } = list_older(folder)?;
     older.sort_by_key(|older| std::cmp::Reverse(older.step));
-    let (mut stay, repeated): (Vec<Older>, Vec<Older>) = older.into_iter().partition(|older| older.step < newest.step);
+    let (mut retained, repeated): (Vec<Older>, Vec<Older>) =
+        older.into_iter().partition(|older| older.step < newest.step);
     let last = if keep.last == 0 { usize::MAX } else { keep.last };
     // The newest one counts among the last ones.
-    let mut removed = stay.split_off(stay.len().min(last - 1));
+    let mut removed = retained.split_off(retained.len().min(last - 1));
     let mut losses: Vec<f64> =
-        stay.iter().chain(&removed).filter_map(|older| older.validation).chain(newest.validation).collect();
+        retained.iter().chain(&removed).filter_map(|older| older.validation).chain(newest.validation).collect();
     losses.sort_by(f64::total_cmp);
     let worst = keep.best.checked_sub(1).and_then(|last| losses.get(last.min(losses.len().saturating_sub(1)))).copied();
     let is_best = |older: &mut Older| older.validation.is_some_and(|loss| worst.is_some_and(|worst| loss <= worst));
-    stay.extend(removed.extract_if(.., is_best));
+    retained.extend(removed.extract_if(.., is_best));
     for older in removed.iter().chain(&repeated) {
         fs::remove_file(&older.path)?;
     }
-    let named = stay.iter().map(|older| (older.step, &older.shards)).chain([(newest.step, &newest.shards)]);
+    let named = retained.iter().map(|older| (older.step, &older.shards)).chain([(newest.step, &newest.shards)]);
     remove_shards(folder, named, &unreadable)
 }
 
@@ -222,7 +236,7 @@ mod tests {
         let (newest, older) = (dir.path().join(CHECKPOINT), dir.path().join(older_name(3)));
         fs::write(&newest, "step 3").unwrap();
         fs::write(&older, "of a run before").unwrap();
-        second_name(&newest, &older, |_, _| Err(io::ErrorKind::Unsupported.into())).unwrap();
+        link_or_copy(&newest, &older, |_, _| Err(io::ErrorKind::Unsupported.into())).unwrap();
         assert_eq!([&newest, &older].map(|path| fs::read_to_string(path).unwrap()), ["step 3", "step 3"]);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }

@@ -32,10 +32,10 @@ pub use data_parallel::{DataParallel, DataParallelOptions, RankSettings, data_pa
 pub use error::{Error, Result, is_out_of_memory};
 pub use folder::RunFolder;
 pub use generate::{Sampling, generate};
-pub use keep::Keep;
+pub use keep::Retention;
 pub use model::LanguageModel;
 pub use peak::peak_flops;
 pub use queued_step::{QueuedStep, StepHandle, StepResult};
-pub use run::{Ending, Observer, Run, RunOptions};
+pub use run::{Ending, Observer, Run, RunOptions, RunSetup};
 pub use scale::LossScale;
 pub use trainer::{Moments, Registered, Trainer, TrainerOptions, Update, gradient_dtype};

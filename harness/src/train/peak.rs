@@ -4,17 +4,24 @@ use std::time::Instant;
 
 use candle_core::{DType, Device, Result, Tensor};
 
-/// Peak rates of dense matmuls with f32 accumulation, in FLOP/s: the vendor's figures without sparsity. A row has a
-/// substring of the GPU's name, the rate of bf16 and f16, and that of TF32.
-const GPUS: [(&str, f64, f64); 8] = [
-    ("B200", 2250e12, 1125e12),
-    ("H200", 989e12, 495e12),
-    ("H100 PCIe", 756e12, 378e12),
-    ("H100", 989e12, 495e12),
-    ("GH200", 989e12, 495e12),
-    ("A100", 312e12, 156e12),
-    ("L40S", 362e12, 183e12),
-    ("4090", 165e12, 83e12),
+/// Peak rates of a GPU in dense matmuls with f32 accumulation, in FLOP/s: the vendor's figures without sparsity.
+struct PeakRate {
+    /// Substring of the GPU's name.
+    name: &'static str,
+    /// Rate of bf16 and f16.
+    half: f64,
+    tf32: f64,
+}
+
+const GPUS: [PeakRate; 8] = [
+    PeakRate { name: "B200", half: 2250e12, tf32: 1125e12 },
+    PeakRate { name: "H200", half: 989e12, tf32: 495e12 },
+    PeakRate { name: "H100 PCIe", half: 756e12, tf32: 378e12 },
+    PeakRate { name: "H100", half: 989e12, tf32: 495e12 },
+    PeakRate { name: "GH200", half: 989e12, tf32: 495e12 },
+    PeakRate { name: "A100", half: 312e12, tf32: 156e12 },
+    PeakRate { name: "L40S", half: 362e12, tf32: 183e12 },
+    PeakRate { name: "4090", half: 165e12, tf32: 83e12 },
 ];
 
 /// Peak rate of matmuls in `dtype`, in FLOP/s: the vendor's figure for known GPUs (TF32 for f32), otherwise the
@@ -23,8 +30,8 @@ const GPUS: [(&str, f64, f64); 8] = [
 /// # Errors
 /// Errors of the matmul.
 pub fn peak_flops(device: &Device, gpu: Option<&str>, dtype: DType) -> Result<f64> {
-    let known = gpu.and_then(|name| GPUS.iter().find(|(part, ..)| name.contains(part)));
-    if let Some((_, half, tf32)) = known {
+    let known = gpu.and_then(|name| GPUS.iter().find(|gpu| name.contains(gpu.name)));
+    if let Some(PeakRate { half, tf32, .. }) = known {
         return Ok(if dtype == DType::F32 { *tf32 } else { *half });
     }
     // The CPU computes in f32, whatever the model's dtype.

@@ -196,7 +196,7 @@ mod cuda {
         };
         let (storage, layout) = values.storage_and_layout();
         let Storage::Cuda(storage) = &*storage else {
-            return Err(failed("it is on another device"));
+            return Err(failed("the tensor is not on a CUDA device"));
         };
         let source = storage.as_cuda_slice::<f64>()?.slice(layout.start_offset()..layout.start_offset() + buffer.len());
         stream.memcpy_dtoh(&source, &mut buffer).map_err(failed)?;

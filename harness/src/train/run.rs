@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::checkpoint::{self, Checkpoint, Header, OptimizerShards, Staged};
 use super::data_parallel::StepStatus;
-use super::keep::Keep;
+use super::keep::Retention;
 use super::log::{self, Line, Log, StepLine};
 use super::queued_step::{QueuedStep, StepHandle};
 use super::saver::{self, CheckpointFiles, Saver};
@@ -59,7 +59,7 @@ pub struct RunOptions {
     /// take more than a twentieth of the time.
     pub save_every: Option<u64>,
     #[serde(default)]
-    pub keep: Keep,
+    pub keep: Retention,
     pub seed: u64,
 }
 
@@ -110,6 +110,34 @@ pub struct Run<'a> {
     pub time_limit: Option<Duration>,
 }
 
+/// Arguments of [`Run::begin_with`].
+pub struct RunSetup<'a, 's> {
+    pub model: &'a dyn LanguageModel,
+    pub data: &'a Dataset,
+    pub options: RunOptions,
+    /// The folder of the run.
+    pub folder: &'s Path,
+    /// The checkpoint to resume from.
+    pub from: Option<&'s Checkpoint>,
+    /// Of a run on several ranks, which share the batch and the folder; rank 0 writes into it.
+    pub data_parallel: Option<&'s DataParallelOptions>,
+    /// Rank 0's lock of the folder, taken before it read the checkpoint; with `None` the folder is locked by
+    /// [`Run::begin_with`].
+    pub lock: Option<RunFolder>,
+}
+
+impl<'a, 's> RunSetup<'a, 's> {
+    /// A new run on a single rank.
+    pub fn new(
+        model: &'a dyn LanguageModel,
+        data: &'a Dataset,
+        options: RunOptions,
+        folder: &'s Path,
+    ) -> RunSetup<'a, 's> {
+        RunSetup { model, data, options, folder, from: None, data_parallel: None, lock: None }
+    }
+}
+
 /// A step that was started.
 enum StartedStep {
     Finished(StepLine),
@@ -139,25 +167,16 @@ impl<'a> Run<'a> {
         folder: &Path,
         from: Option<&Checkpoint>,
     ) -> Result<Run<'a>> {
-        Run::begin_with(model, data, options, folder, from, None, None)
+        Run::begin_with(RunSetup { from, ..RunSetup::new(model, data, options, folder) })
     }
 
-    /// Same as [`Run::begin`], on one of several ranks. The ranks share the batch and the folder, and rank 0 writes
-    /// into it. `lock` is rank 0's lock of the folder, taken before it read the checkpoint; with `None` the folder is
-    /// locked here.
+    /// Same as [`Run::begin`], on any number of ranks.
     ///
     /// # Errors
     /// See [`Run::begin`] and [`DataParallel::new`]; also ranks that were started with different settings, named by
     /// rank and option.
-    pub fn begin_with(
-        model: &'a dyn LanguageModel,
-        data: &'a Dataset,
-        options: RunOptions,
-        folder: &Path,
-        from: Option<&Checkpoint>,
-        data_parallel: Option<&DataParallelOptions>,
-        lock: Option<RunFolder>,
-    ) -> Result<Run<'a>> {
+    pub fn begin_with(setup: RunSetup<'a, '_>) -> Result<Run<'a>> {
+        let RunSetup { model, data, options, folder, from, data_parallel, lock } = setup;
         if let Some(data_parallel) = data_parallel {
             super::settings_check::check(data_parallel, model.hyperparameters(), &options, data, from)?;
         }
@@ -278,7 +297,7 @@ impl<'a> Run<'a> {
                 self.evaluate(observer)?;
             }
             self.saver.finish(self.data_parallel.as_ref(), false)?;
-            if ending == Ending::Done && due(save_every, step) && self.is_cheap()? {
+            if ending == Ending::Done && due(save_every, step) && self.is_affordable()? {
                 self.start_save()?;
             }
         }
@@ -452,7 +471,7 @@ impl<'a> Run<'a> {
             return Ok(Error::NotFinite {
                 step,
                 what: "the loss",
-                first: format!("the parameter `{name}`"),
+                cause: format!("the first non-finite value is in the parameter `{name}`"),
                 saved: None,
             });
         }
@@ -466,7 +485,8 @@ impl<'a> Run<'a> {
             })
         })?;
         let first = first.unwrap_or_else(|| "the loss itself: everything before it is finite".to_string());
-        Ok(Error::NotFinite { step, what: "the loss", first, saved: None })
+        let cause = format!("the first non-finite value is in {first}");
+        Ok(Error::NotFinite { step, what: "the loss", cause, saved: None })
     }
 
     /// Saves the state before a failed step, and adds the path to the error.
@@ -491,19 +511,19 @@ impl<'a> Run<'a> {
             }
         };
         match error {
-            Error::NotFinite { step, what, first, .. } => Error::NotFinite { step, what, first, saved },
+            Error::NotFinite { step, what, cause, .. } => Error::NotFinite { step, what, cause, saved },
             other => other,
         }
     }
 
     fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         let RunOptions { evaluate_sequences, micro_batch, context, .. } = self.options;
-        let (model, part) = (self.model, self.data.validation());
+        let (model, split) = (self.model, self.data.validation());
         let loss = match &self.data_parallel {
-            None => evaluate(model, &part, evaluate_sequences, micro_batch, context)?,
-            Some(data_parallel) => data_parallel.all_reduce_sum(evaluate_share(
+            None => evaluate(model, &split, evaluate_sequences, micro_batch, context)?,
+            Some(data_parallel) => data_parallel.all_reduce_sum(evaluate_shard(
                 model,
-                &part,
+                &split,
                 evaluate_sequences,
                 micro_batch,
                 context,
@@ -560,8 +580,8 @@ impl<'a> Run<'a> {
     }
 
     /// Whether a default save at this step leaves enough time for training; rank 0 decides.
-    fn is_cheap(&self) -> Result<bool> {
-        let own = self.options.save_every.is_some() || self.saver.is_cheap(Instant::now());
+    fn is_affordable(&self) -> Result<bool> {
+        let own = self.options.save_every.is_some() || self.saver.is_affordable(Instant::now());
         match &self.data_parallel {
             Some(data_parallel) if self.options.save_every.is_none() => {
                 Ok(data_parallel.all_reduce_sum(f64::from(u8::from(own && data_parallel.is_rank0())))? > 0.0)
@@ -591,7 +611,7 @@ impl<'a> Run<'a> {
     /// # Errors
     /// Errors of the file system.
     pub fn export(&self, folder: &Path) -> Result<()> {
-        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+        std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
         let [start, batches] = EXPORTED.map(|name| folder.join(name));
         self.write(&start, self.sampler.state())?;
         let RunOptions { batch: sequences, context, steps, .. } = self.options;
@@ -616,7 +636,7 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn draw(&self) -> Result<()> {
+    pub fn plot_loss(&self) -> Result<()> {
         if self.log.is_none() {
             return Ok(());
         }
@@ -644,13 +664,13 @@ fn check_folder(data_parallel: &DataParallel, folder: &Path) -> Result<()> {
     seen[comm.rank()] = u64::from(files::has_marker(folder, number));
     comm.all_gather(&mut seen).map_err(dist::error::Error::from)?;
     drop(marker);
-    let unseeing: Vec<usize> = (0..seen.len()).filter(|rank| seen[*rank] == 0).collect();
-    if !unseeing.is_empty() {
+    let without_marker: Vec<usize> = (0..seen.len()).filter(|rank| seen[*rank] == 0).collect();
+    if !without_marker.is_empty() {
         return Err(dist::error::Error::Misuse(format!(
             "{} {} not see the folder {} of rank 0, into which each rank writes its moments\n  help: give all ranks the same --out, on a file \
              system that all their hosts share, or leave --shard out",
-            dist::comm::error::ranks(&unseeing),
-            if unseeing.len() == 1 { "does" } else { "do" },
+            dist::comm::error::ranks(&without_marker),
+            if without_marker.len() == 1 { "does" } else { "do" },
             folder.display()
         ))
         .into());
@@ -676,30 +696,30 @@ fn check_space(saver: &Saver, options: &RunOptions, trainer: &Trainer, tokenizer
     Ok(())
 }
 
-/// Mean loss in nats per token over the first sequences of `part`, at most this many.
+/// Mean loss in nats per token over the first sequences of `split`, at most this many.
 ///
 /// # Errors
 /// Errors of the model's ops.
 pub fn evaluate(
     model: &dyn LanguageModel,
-    part: &TokenSlice<'_>,
+    split: &TokenSlice<'_>,
     sequences: usize,
     micro_batch: usize,
     context: usize,
 ) -> Result<f64> {
-    evaluate_share(model, part, sequences, micro_batch, context, Shard::WHOLE)
+    evaluate_shard(model, split, sequences, micro_batch, context, Shard::WHOLE)
 }
 
 /// The contribution of one rank's micro-batches to the mean of [`evaluate`].
-fn evaluate_share(
+fn evaluate_shard(
     model: &dyn LanguageModel,
-    part: &TokenSlice<'_>,
+    split: &TokenSlice<'_>,
     sequences: usize,
     micro_batch: usize,
     context: usize,
     shard: Shard,
 ) -> Result<f64> {
-    let batch = non_overlapping_sequences(part, sequences, context)?;
+    let batch = non_overlapping_sequences(split, sequences, context)?;
     let mut mean = 0.0;
     let is_own = |(number, _): &(usize, Batch)| number % shard.world == shard.rank;
     for (_, micro) in batch.micro_batches(micro_batch).enumerate().filter(is_own) {

@@ -28,7 +28,7 @@ fn a_save_may_take_longer_than_a_collective_waits() {
             let data_parallel = data_parallel(comm, shard);
             let model = Bigrams::of(&data);
             let options = RunOptions { save_every: Some(0), ..options(9) };
-            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+            let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
             run.step().unwrap();
             let gate = run.saver.gate.clone();
             let (closed, is_closed) = std::sync::mpsc::channel();
@@ -54,7 +54,7 @@ fn ranks_that_write_into_one_folder_need_room_for_all() {
     let messages = ranks(2, |comm| {
         let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&data_parallel), None).unwrap();
+        let run = begin_on_rank(&model, &data, options(9), &folder, &data_parallel).unwrap();
         let share = files::free_bytes(&folder).unwrap() / 10 * 7;
         run.saver.check_space_for_all(share, None).unwrap();
         run.saver.check_space_for_all(1, run.data_parallel.as_ref()).unwrap();
@@ -72,7 +72,7 @@ fn unreferenced_shards_are_removed_at_start() {
         let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+        let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
         run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
     });
     let whole = names(&folder);

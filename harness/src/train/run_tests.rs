@@ -9,7 +9,7 @@ use super::*;
 use crate::data::{Text, prepare};
 use crate::dist::comm::Communicator;
 use crate::dist::comm::threads::threads;
-use crate::dist::ddp::{DdpOptions, Form};
+use crate::dist::ddp::{DdpOptions, GradSync};
 use crate::dist::sharded::Mode;
 use crate::optim::{AdamWOptions, LrSchedule};
 use crate::params::{Init, ParamSpec, Params};
@@ -22,14 +22,14 @@ struct Bigrams {
     params: Params,
     vocabulary: usize,
     /// Makes the logits NaN after this number of calls.
-    poison: Option<std::cell::Cell<usize>>,
+    nan_after: Option<std::cell::Cell<usize>>,
 }
 
 impl Bigrams {
     fn new(vocabulary: usize) -> Bigrams {
         let spec = ParamSpec { init: Init::Zeros, ..ParamSpec::matrix("table", &[vocabulary, vocabulary], 0.0) };
         let params = Params::new(vec![spec], &Device::Cpu, 0).unwrap();
-        Bigrams { params, vocabulary, poison: None }
+        Bigrams { params, vocabulary, nan_after: None }
     }
 
     fn of(data: &Dataset) -> Bigrams {
@@ -57,7 +57,7 @@ impl LanguageModel for Bigrams {
     fn logits(&self, tokens: &Tensor) -> candle_core::Result<Tensor> {
         let (sequences, n) = tokens.dims2()?;
         let rows = self.params.get("table")?.leaf(DType::F32)?.index_select(&tokens.flatten_all()?, 0)?;
-        let rows = match &self.poison {
+        let rows = match &self.nan_after {
             Some(left) if left.get() == 0 => (rows * f64::NAN)?,
             Some(left) => {
                 left.set(left.get() - 1);
@@ -95,7 +95,7 @@ fn options(steps: u64) -> RunOptions {
         evaluate_every: 10,
         evaluate_sequences: 4,
         save_every: Some(5),
-        keep: Keep::default(),
+        keep: Retention::default(),
         seed: 1,
     }
 }
@@ -111,6 +111,18 @@ fn set_up() -> (tempfile::TempDir, Dataset) {
 /// Default options of data-parallel training.
 fn data_parallel(comm: impl Into<Arc<Communicator>>, shard: Option<Mode>) -> DataParallelOptions {
     DataParallelOptions { comm: comm.into(), ddp: DdpOptions::default(), shard }
+}
+
+/// Begins a new run on one of several ranks.
+fn begin_on_rank<'a>(
+    model: &'a dyn LanguageModel,
+    data: &'a Dataset,
+    options: RunOptions,
+    folder: &Path,
+    data_parallel: &DataParallelOptions,
+) -> Result<Run<'a>> {
+    let setup = RunSetup::new(model, data, options, folder);
+    Run::begin_with(RunSetup { data_parallel: Some(data_parallel), ..setup })
 }
 
 /// A communicator with a world size of 1.
@@ -169,7 +181,7 @@ fn the_loss_falls_and_generation_matches_the_text() {
         let loss = serde_json::to_string(loss).unwrap();
         assert!(line.contains(&format!("\"loss\":{loss},")), "{line} has all digits of {loss}");
     }
-    run.draw().unwrap();
+    run.plot_loss().unwrap();
     assert!(std::fs::read_to_string(folder.join(CURVE)).unwrap().contains("</svg>"));
 
     let prompt = data.tokenizer.encode(" the").unwrap();
@@ -189,7 +201,7 @@ fn gradients_are_bf16_without_accumulation() {
     let (dir, data) = set_up();
     let model = Bigrams::of(&data);
     let ranks = || data_parallel(alone(), None);
-    for (copy, micro_batch, data_parallel, expected) in [
+    for (compute_weights, micro_batch, data_parallel, expected) in [
         (DType::F32, 6, None, DType::F32),
         (DType::BF16, 6, None, DType::BF16),
         (DType::BF16, 3, None, DType::F32),
@@ -197,14 +209,15 @@ fn gradients_are_bf16_without_accumulation() {
         (DType::BF16, 6, Some(ranks()), DType::F32),
         (DType::F16, 6, None, DType::F32),
     ] {
-        model.params().keep_compute_weights(copy).unwrap();
+        model.params().keep_compute_weights(compute_weights).unwrap();
         let options = RunOptions { micro_batch, ..options(2) };
         let folder = dir.path().join("run");
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, data_parallel.as_ref(), None).unwrap();
+        let setup = RunSetup::new(&model, &data, options, &folder);
+        let mut run = Run::begin_with(RunSetup { data_parallel: data_parallel.as_ref(), ..setup }).unwrap();
         assert_eq!(
             model.params().grads().dtype(),
             expected,
-            "{copy:?}, {micro_batch} of 6, data_parallel: {}",
+            "{compute_weights:?}, {micro_batch} of 6, data_parallel: {}",
             data_parallel.is_some()
         );
         assert_eq!(go(&mut run).1.losses.len(), 2);
@@ -306,8 +319,8 @@ fn exported_batches_are_those_that_the_run_sees() {
 fn a_nan_loss_stops_the_run_and_saves_the_state() {
     let (dir, data) = set_up();
     // Two micro-batches per step: the first one of step 4 fails.
-    let poison = Some(std::cell::Cell::new(6));
-    let model = Bigrams { poison, ..Bigrams::of(&data) };
+    let nan_after = Some(std::cell::Cell::new(6));
+    let model = Bigrams { nan_after, ..Bigrams::of(&data) };
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options(20), &folder, None).unwrap();
     let message = run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap_err().to_string();
@@ -365,18 +378,18 @@ impl LanguageModel for Steep {
 fn a_nan_gradient_stops_all_ranks() {
     let (dir, data) = set_up();
     for (form, clip, saves) in [
-        (Form::Naive, None, true),
-        (Form::Flat, None, true),
-        (Form::Bucketed, Some(1.0), true),
-        (Form::Overlap, None, false),
-        (Form::Bucketed, None, false),
+        (GradSync::Naive, None, true),
+        (GradSync::Flat, None, true),
+        (GradSync::Bucketed, Some(1.0), true),
+        (GradSync::Overlap, None, false),
+        (GradSync::Bucketed, None, false),
     ] {
         let model = Steep(Bigrams::of(&data));
         let data_parallel =
             DataParallelOptions { ddp: DdpOptions { form, ..DdpOptions::default() }, ..data_parallel(alone(), None) };
         let options = RunOptions { trainer: TrainerOptions { clip, ..options(2).trainer }, ..options(2) };
         let folder = dir.path().join(format!("{form:?} {clip:?}"));
-        let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+        let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
         let message = run.step().unwrap_err().to_string();
         assert!(message.contains("the gradient") && message.contains("`table`"), "{message}");
         assert_eq!(folder.join(NOT_FINITE).exists(), saves, "{form:?}, {clip:?}: {message}");
@@ -481,7 +494,7 @@ fn saves_are_due_by_default() {
             let data_parallel = data_parallel(comm, None);
             let model = Bigrams::of(&data);
             let options = RunOptions { save_every: None, evaluate_every: 0, ..options(110) };
-            let mut run = Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None).unwrap();
+            let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
             run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
         });
         assert_eq!(names(&folder), ["checkpoint-00000100.safetensors", CHECKPOINT], "{world} ranks");
@@ -493,7 +506,7 @@ fn foreign_files_are_kept() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
     let model = Bigrams::of(&data);
-    let options = RunOptions { keep: Keep { last: 1, best: 0 }, ..options(9) };
+    let options = RunOptions { keep: Retention { last: 1, best: 0 }, ..options(9) };
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
     run.step().unwrap();
     run.save().unwrap();
@@ -526,7 +539,7 @@ fn ranks_that_write_moments_see_one_folder() {
         let folder = &folders[comm.rank()];
         let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let begun = Run::begin_with(&model, &data, options(3), folder, None, Some(&data_parallel), None);
+        let begun = begin_on_rank(&model, &data, options(3), folder, &data_parallel);
         begun.map(drop).map_err(|error| error.to_string())
     };
     for outcome in ranks(3, |comm| begin(comm, &folders)) {
@@ -646,8 +659,9 @@ fn sharded_state_resumes_in_any_world() {
         let model = Bigrams::of(&data);
         let from = resume.then(|| Checkpoint::open(&folder.join(CHECKPOINT)).unwrap());
         let options = RunOptions { steps, micro_batch: 6, save_every: Some(3), evaluate_every: 0, ..options(6) };
-        let mut run =
-            Run::begin_with(&model, &data, options, folder, from.as_ref(), Some(&data_parallel), None).unwrap();
+        let setup = RunSetup::new(&model, &data, options, folder);
+        let (from, data_parallel) = (from.as_ref(), Some(&data_parallel));
+        let mut run = Run::begin_with(RunSetup { from, data_parallel, ..setup }).unwrap();
         then(&mut run);
     };
     for (mode, saved_by) in [(Some(Mode::Zero1), 2), (Some(Mode::Zero1), 3), (Some(Mode::Broadcast), 2), (None, 2)] {
@@ -714,7 +728,7 @@ fn shards_of_another_checkpoint_are_refused() {
         let data_parallel = data_parallel(comm, Some(Mode::Zero1));
         let model = Bigrams::of(&data);
         let options = RunOptions { save_every: Some(1), ..options(2) };
-        Run::begin_with(&model, &data, options, &folder, None, Some(&data_parallel), None)
+        begin_on_rank(&model, &data, options, &folder, &data_parallel)
             .unwrap()
             .train(&AtomicBool::new(false), &mut TestObserver::default())
             .unwrap();
@@ -760,7 +774,7 @@ fn a_shard_that_fails_commits_nothing() {
         let comm = Arc::new(comm);
         let data_parallel = data_parallel(comm.clone(), Some(Mode::Zero1));
         let model = Bigrams::of(&data);
-        let mut run = Run::begin_with(&model, &data, options(9), &folder, None, Some(&data_parallel), None).unwrap();
+        let mut run = begin_on_rank(&model, &data, options(9), &folder, &data_parallel).unwrap();
         run.step().unwrap();
         run.save().unwrap();
         run.step().unwrap();

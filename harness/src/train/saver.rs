@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::checkpoint::{Header, Staged, shard_file_name};
-use super::keep::{self, Keep};
+use super::keep::{self, Retention};
 use super::run::CHECKPOINT;
 use super::{DataParallel, Error, Result};
 use crate::dist::lifeline;
@@ -39,14 +39,14 @@ pub struct CheckpointFiles {
 /// Writes a run's checkpoints, one at a time.
 pub struct Saver {
     folder: PathBuf,
-    pub(super) keep: Keep,
+    pub(super) keep: Retention,
     /// Step of the newest checkpoint on the disk.
     last: Option<u64>,
     running: Option<Running>,
     /// Start of the last save.
     began: Option<Instant>,
     /// Duration of the last save, including the copy to host memory.
-    took: Duration,
+    duration: Duration,
     /// Held by tests to delay writing.
     #[cfg(test)]
     pub gate: Arc<std::sync::Mutex<()>>,
@@ -55,24 +55,28 @@ pub struct Saver {
 struct Running {
     header: Header,
     began: Instant,
-    thread: Option<JoinHandle<Outcome>>,
-    outcome: Option<Outcome>,
+    thread: Option<JoinHandle<SaveOutcome>>,
+    outcome: Option<SaveOutcome>,
 }
 
-/// The prepared checkpoint that rank 0 commits when all ranks are done (`None` if it is already committed), and the
-/// time at which the files were on the disk.
-type Outcome = (io::Result<Option<Prepared>>, Instant);
+/// How the thread of a save ended.
+struct SaveOutcome {
+    /// The prepared checkpoint that rank 0 commits when all ranks are done; `None` if it is already committed.
+    result: io::Result<Option<Prepared>>,
+    /// Time at which the files were on the disk.
+    ended: Instant,
+}
 
 impl Saver {
     /// Creates the saver of a run in `folder`, which resumes from the checkpoint of step `last` if there is one.
-    pub fn new(folder: PathBuf, keep: Keep, last: Option<u64>) -> Saver {
+    pub fn new(folder: PathBuf, keep: Retention, last: Option<u64>) -> Saver {
         Saver {
             folder,
             keep,
             last,
             running: None,
             began: None,
-            took: Duration::ZERO,
+            duration: Duration::ZERO,
             #[cfg(test)]
             gate: Default::default(),
         }
@@ -89,9 +93,9 @@ impl Saver {
     }
 
     /// Whether another save now would leave enough time for training.
-    pub fn is_cheap(&self, now: Instant) -> bool {
+    pub fn is_affordable(&self, now: Instant) -> bool {
         !self.is_running()
-            && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.took * MAX_OVERHEAD)
+            && self.began.is_none_or(|began| now.saturating_duration_since(began) >= self.duration * MAX_OVERHEAD)
     }
 
     /// Fails unless the file system has space for checkpoints of `each` bytes: for the maximum number that exists at a
@@ -174,7 +178,7 @@ impl Saver {
                 None => keep::commit(&folder, prepared, &newest, keep).map(|()| None),
             }
         };
-        let write = Arc::new(move || (write(), Instant::now()));
+        let write = Arc::new(move || SaveOutcome { result: write(), ended: Instant::now() });
         let written = write.clone();
         self.began = Some(began);
         let (thread, outcome) = match std::thread::Builder::new().name("save".to_string()).spawn(move || written()) {
@@ -216,11 +220,12 @@ impl Saver {
                 std::thread::sleep(POLL_INTERVAL);
             }
         }
-        let Some(Running { header, began, outcome: Some((outcome, ended)), .. }) = self.running.take() else {
+        let Some(Running { header, began, outcome: Some(SaveOutcome { result, ended }), .. }) = self.running.take()
+        else {
             return Ok(());
         };
-        self.took = ended.saturating_duration_since(began);
-        let committed = outcome.and_then(|prepared| match prepared {
+        self.duration = ended.saturating_duration_since(began);
+        let committed = result.and_then(|prepared| match prepared {
             Some(prepared) => keep::commit(&self.folder, prepared, &header, self.keep),
             None => Ok(()),
         });
@@ -237,10 +242,13 @@ impl Saver {
     fn poll(&mut self) -> (bool, bool) {
         let Some(running) = &mut self.running else { return (true, false) };
         if let Some(thread) = running.thread.take_if(|thread| thread.is_finished()) {
-            let ended = |_| (Err(io::Error::other("the thread that writes it has ended")), Instant::now());
+            let ended = |_| SaveOutcome {
+                result: Err(io::Error::other("the thread that writes it has ended")),
+                ended: Instant::now(),
+            };
             running.outcome = Some(thread.join().unwrap_or_else(ended));
         }
-        (running.outcome.is_some(), matches!(&running.outcome, Some((Err(_), _))))
+        (running.outcome.is_some(), matches!(&running.outcome, Some(SaveOutcome { result: Err(_), .. })))
     }
 }
 
@@ -269,18 +277,18 @@ mod tests {
     #[test]
     fn saves_take_at_most_a_twentieth_of_the_time() {
         let dir = tempfile::tempdir().unwrap();
-        let mut saver = Saver::new(dir.path().to_path_buf(), Keep::default(), None);
+        let mut saver = Saver::new(dir.path().to_path_buf(), Retention::default(), None);
         let began = Instant::now();
-        assert!(saver.is_cheap(began), "the first one is due");
-        (saver.began, saver.took) = (Some(began), Duration::from_secs(3));
-        assert!(!saver.is_cheap(began + Duration::from_secs(59)));
-        assert!(saver.is_cheap(began + Duration::from_secs(60)));
+        assert!(saver.is_affordable(began), "the first one is due");
+        (saver.began, saver.duration) = (Some(began), Duration::from_secs(3));
+        assert!(!saver.is_affordable(began + Duration::from_secs(59)));
+        assert!(saver.is_affordable(began + Duration::from_secs(60)));
     }
 
     #[test]
     fn a_full_file_system_is_an_error_before_training() {
         let dir = tempfile::tempdir().unwrap();
-        let saver = Saver::new(dir.path().to_path_buf(), Keep::default(), Some(7));
+        let saver = Saver::new(dir.path().to_path_buf(), Retention::default(), Some(7));
         saver.check_space_for(1000, 50).unwrap();
         let message = saver.check_space_for(1 << 60, 50).unwrap_err().to_string();
         for expected in ["4 checkpoints take 4294967296.00 GiB", "GiB left", "the disk is full", "of step 7, is intact"]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 use tilewright::View;
 
-use super::checkpoint::{FIRST, Header, OptimizerShards, SECOND, SHARD_FORMAT, ShardHeader};
+use super::checkpoint::{FIRST_MOMENT, Header, OptimizerShards, SECOND_MOMENT, SHARD_FORMAT, ShardHeader};
 use super::{Error, Result, Trainer};
 use crate::ops::memory::Read;
 use crate::params::Params;
@@ -66,8 +66,8 @@ impl Staged {
     fn push_moments(&mut self, trainer: &Trainer) -> Result<()> {
         for moments in trainer.moments() {
             let start = moments.range.start;
-            self.push(FIRST, trainer.params(), start, moments.first)?;
-            self.push(SECOND, trainer.params(), start, moments.second)?;
+            self.push(FIRST_MOMENT, trainer.params(), start, moments.first)?;
+            self.push(SECOND_MOMENT, trainer.params(), start, moments.second)?;
         }
         Ok(())
     }

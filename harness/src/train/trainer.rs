@@ -9,8 +9,8 @@ use tilewright::kernels::FloatElement;
 use tilewright::{View, ViewMut};
 
 use super::{Error, LossScale, Result};
-use crate::dist::ddp::{Ddp, Synchronized};
-use crate::dist::sharded::{Mode, ShardedOptimizer};
+use crate::dist::ddp::{Ddp, SyncStats};
+use crate::dist::sharded::{Mode, ShardedOptimizer, StepArguments};
 use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::step_control::{self, BucketedStepControl, step_inputs, step_outputs};
@@ -97,7 +97,7 @@ impl OptimizerState {
         match self {
             OptimizerState::Replicated(adamw) => Ok(adamw),
             OptimizerState::Sharded(_) => {
-                let message = "a sharded optimizer runs its steps with `update`";
+                let message = "steps of a sharded optimizer cannot be enqueued; call `Trainer::update`";
                 Err(candle_core::Error::Msg(message.into()).into())
             }
         }
@@ -312,11 +312,9 @@ impl Trainer {
         if self.step_outputs.elem_count() != wanted {
             self.step_outputs = Tensor::zeros(wanted, DType::F64, self.params.device())?;
         }
-        let adamw = self.optimizer.replicated()?;
-        let of = (&self.params, self.groups.as_slice());
         match self.params.grads().dtype() {
-            DType::BF16 => enqueue_update::<bf16>(of, adamw, losses, [&self.step_inputs, &self.step_outputs]),
-            _ => enqueue_update::<f32>(of, adamw, losses, [&self.step_inputs, &self.step_outputs]),
+            DType::BF16 => self.replicated_update()?.enqueue::<bf16>(losses),
+            _ => self.replicated_update()?.enqueue::<f32>(losses),
         }
     }
 
@@ -327,7 +325,7 @@ impl Trainer {
     ///
     /// # Errors
     /// See [`Trainer::update`]; also errors of communication.
-    pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+    pub fn update_by_bucket(&mut self, ddp: &Ddp) -> Result<(SyncStats, Update)> {
         if self.is_sharded() {
             return self.update_sharded_by_bucket(ddp);
         }
@@ -356,14 +354,23 @@ impl Trainer {
     }
 
     /// The device work of a step by buckets.
-    fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<Synchronized> {
+    fn queue_by_bucket(&mut self, ddp: &Ddp) -> Result<SyncStats> {
         let _phase = phase(Phase::Optimizer);
-        let adamw = self.optimizer.replicated()?;
-        let of = (&self.params, self.groups.as_slice());
         match self.params.grads().dtype() {
-            DType::BF16 => enqueue_update_by_bucket::<bf16>(of, adamw, ddp, [&self.step_inputs, &self.step_outputs]),
-            _ => enqueue_update_by_bucket::<f32>(of, adamw, ddp, [&self.step_inputs, &self.step_outputs]),
+            DType::BF16 => self.replicated_update()?.enqueue_by_bucket::<bf16>(ddp),
+            _ => self.replicated_update()?.enqueue_by_bucket::<f32>(ddp),
         }
+    }
+
+    /// The update of a replicated optimizer.
+    fn replicated_update(&mut self) -> Result<ReplicatedUpdate<'_>> {
+        Ok(ReplicatedUpdate {
+            params: &self.params,
+            groups: &self.groups,
+            adamw: self.optimizer.replicated()?,
+            step_inputs: &self.step_inputs,
+            step_outputs: &self.step_outputs,
+        })
     }
 
     /// The outputs of the last [`Trainer::enqueue`], f64, as listed in [`step_control`]. The next call overwrites them.
@@ -431,9 +438,10 @@ impl Trainer {
         let norm = norm / factor;
         match self.scale.update(norm.is_finite()) {
             Some(true) => {
-                let (groups, scale) = (&self.groups, clip_factor(norm, self.options.clip) / factor);
+                let (groups, gradient_scale) = (&self.groups, clip_factor(norm, self.options.clip) / factor);
                 memory::write::<f32, _>(self.params.values(), |_, values| {
-                    Ok(sharded.step(values, gradients.view()?, groups, rate, scale)?)
+                    let gradients = gradients.view()?;
+                    Ok(sharded.step(StepArguments { values, gradients, groups, rate, gradient_scale })?)
                 })?;
                 self.params.refresh_compute_weights()?;
             }
@@ -445,7 +453,7 @@ impl Trainer {
     }
 
     /// Same as [`Trainer::update_by_bucket`], for a sharded optimizer: updated partitions are sent immediately.
-    fn update_sharded_by_bucket(&mut self, ddp: &Ddp) -> Result<(Synchronized, Update)> {
+    fn update_sharded_by_bucket(&mut self, ddp: &Ddp) -> Result<(SyncStats, Update)> {
         let _phase = phase(Phase::Optimizer);
         let OptimizerState::Sharded(sharded) = &mut self.optimizer else {
             return Err(candle_core::Error::Msg("the optimizer is not sharded".into()).into());
@@ -455,8 +463,9 @@ impl Trainer {
         let (gradients, groups, compute_weights) = (self.params.grads(), &self.groups, self.params.compute_weights());
         let gradients = Read::<f32>::new(&gradients)?;
         let (sent, norm) = memory::write::<f32, _>(self.params.values(), |_, values| {
-            let tensors = (values, gradients.view()?);
-            Ok(sharded.step_by_bucket(ddp, tensors, groups, (rate, 1.0 / factor), |range, values| {
+            let (gradients, gradient_scale) = (gradients.view()?, 1.0 / factor);
+            let arguments = StepArguments { values, gradients, groups, rate, gradient_scale };
+            Ok(sharded.step_by_bucket(ddp, arguments, |range, values| {
                 Ok(compute_weights
                     .as_ref()
                     .map_or(Ok(()), |compute_weights| round_range(compute_weights, range, values))?)
@@ -472,12 +481,12 @@ impl Trainer {
 
     /// The error of a step whose current gradient is not finite.
     pub(super) fn non_finite_error(&self, step: u64) -> Error {
-        let first = match first_non_finite_param(&self.params.grads(), &self.params) {
-            Ok(Some(name)) => format!("that of `{name}`"),
-            Ok(None) => "none: its elements are finite, and the sum of their squares is not".to_string(),
-            Err(error) => format!("unknown: {error}"),
+        let cause = match first_non_finite_param(&self.params.grads(), &self.params) {
+            Ok(Some(name)) => format!("the first non-finite value is in that of `{name}`"),
+            Ok(None) => "all of its elements are finite, but the sum of their squares overflows".to_string(),
+            Err(error) => format!("the first non-finite value is unknown: {error}"),
         };
-        Error::NotFinite { step, what: "the gradient", first, saved: None }
+        Error::NotFinite { step, what: "the gradient", cause, saved: None }
     }
 }
 
@@ -519,85 +528,87 @@ pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
     }
 }
 
-/// [`Trainer::enqueue`] for gradients of type G, with the inputs and outputs of step control.
-fn enqueue_update<G: Elem + FloatElement>(
-    (params, groups): (&Params, &[Group]),
-    adamw: &mut AdamW,
-    losses: &Tensor,
-    [step_inputs, step_outputs]: [&Tensor; 2],
-) -> Result<()> {
-    let gradients = params.grads();
-    let gradients = Read::<G>::new(&gradients)?;
-    let (losses, step_inputs) = (Read::<f32>::new(losses)?, Read::<f64>::new(step_inputs)?);
-    memory::write::<f64, ()>(step_outputs, |device, step_outputs| {
-        step_control::control_step(device, gradients.view()?, losses.view()?, step_inputs.view()?, step_outputs)
-            .map_err(kernel_error)
-    })?;
-    let step_outputs = Read::<f64>::new(step_outputs)?;
-    let (all, views) = (adamw.range(), [step_inputs.view()?, step_outputs.view()?]);
-    step_range((params, groups), adamw, &all, gradients.view()?, views)
+/// The update of a step with a replicated optimizer.
+struct ReplicatedUpdate<'a> {
+    params: &'a Params,
+    groups: &'a [Group],
+    adamw: &'a mut AdamW,
+    /// Inputs and outputs of step control: f64, see [`step_control`].
+    step_inputs: &'a Tensor,
+    step_outputs: &'a Tensor,
 }
 
-/// Same as [`enqueue_update`], bucket by bucket as gradients arrive.
-fn enqueue_update_by_bucket<G: Elem + FloatElement>(
-    (params, groups): (&Params, &[Group]),
-    adamw: &mut AdamW,
-    ddp: &Ddp,
-    [step_inputs, step_outputs]: [&Tensor; 2],
-) -> Result<Synchronized> {
-    let (device, ranges) = (kernel_device(params.device())?, ddp.buckets().iter().map(|bucket| &bucket.range));
-    let step_inputs = Read::<f64>::new(step_inputs)?;
-    let mut step_control = match ddp.has_peer_gradients() {
-        true => {
-            let sums = ranges.map(|range| adamw.num_partials_two_peers(range, groups)).sum();
-            BucketedStepControl::with_partials(device, sums, step_inputs.view()?)?
-        }
-        false => BucketedStepControl::new(device, ranges.map(Range::len))?,
-    };
-    let gradients = params.grads();
-    let sent = ddp.finish_by_bucket_with_peer(|bucket, other| -> Result<()> {
+impl ReplicatedUpdate<'_> {
+    /// [`Trainer::enqueue`] for gradients of type G.
+    fn enqueue<G: Elem + FloatElement>(mut self, losses: &Tensor) -> Result<()> {
+        let gradients = self.params.grads();
         let gradients = Read::<G>::new(&gradients)?;
-        if let Some(other) = other {
-            let gradient_pair = [gradients.view()?, other.view::<G>(device, &(0..params.flat_len()))];
-            return with_compute_weights(params, |values, compute_weights| {
-                adamw
-                    .step_range_two_peers(
-                        &bucket.range,
-                        values,
-                        gradient_pair,
-                        compute_weights,
-                        groups,
-                        step_inputs.view()?,
-                        &mut step_control,
-                    )
-                    .map_err(kernel_error)
-            });
-        }
-        let piece = gradients.view()?.slice(bucket.range.clone())?;
-        let views = [step_inputs.view()?, step_control.check_bucket(piece, step_inputs.view()?)?];
-        step_range((params, groups), adamw, &bucket.range, gradients.view()?, views)
-    })?;
-    let losses = Tensor::zeros(1, DType::F32, params.device())?;
-    let losses = Read::<f32>::new(&losses)?;
-    memory::write::<f64, ()>(step_outputs, |_, step_outputs| {
-        step_control.finish(losses.view()?, step_inputs.view()?, step_outputs).map_err(kernel_error)
-    })?;
-    Ok(sent)
-}
+        let (losses, step_inputs) = (Read::<f32>::new(losses)?, Read::<f64>::new(self.step_inputs)?);
+        memory::write::<f64, ()>(self.step_outputs, |device, step_outputs| {
+            step_control::control_step(device, gradients.view()?, losses.view()?, step_inputs.view()?, step_outputs)
+                .map_err(kernel_error)
+        })?;
+        let step_outputs = Read::<f64>::new(self.step_outputs)?;
+        let (all, views) = (self.adamw.range(), [step_inputs.view()?, step_outputs.view()?]);
+        self.step_range(&all, gradients.view()?, views)
+    }
 
-/// One step of a range of the parameters and of their compute weights.
-fn step_range<G: Elem + FloatElement>(
-    (params, groups): (&Params, &[Group]),
-    adamw: &mut AdamW,
-    range: &Range<usize>,
-    gradients: View<'_, G>,
-    step_control_views: [View<'_, f64>; 2],
-) -> Result<()> {
-    with_compute_weights(params, |values, compute_weights| {
-        adamw
-            .step_range_controlled(range, values, gradients, compute_weights, groups, step_control_views)
-            .map_err(kernel_error)
-    })
+    /// Same as [`ReplicatedUpdate::enqueue`], bucket by bucket as gradients arrive.
+    fn enqueue_by_bucket<G: Elem + FloatElement>(mut self, ddp: &Ddp) -> Result<SyncStats> {
+        let (params, groups) = (self.params, self.groups);
+        let (device, ranges) = (kernel_device(params.device())?, ddp.buckets().iter().map(|bucket| &bucket.range));
+        let step_inputs = Read::<f64>::new(self.step_inputs)?;
+        let mut step_control = match ddp.has_peer_gradients() {
+            true => {
+                let sums = ranges.map(|range| self.adamw.num_partials_two_peers(range, groups)).sum();
+                BucketedStepControl::with_partials(device, sums, step_inputs.view()?)?
+            }
+            false => BucketedStepControl::new(device, ranges.map(Range::len))?,
+        };
+        let gradients = params.grads();
+        let sent = ddp.finish_by_bucket_with_peer(|bucket, peer| -> Result<()> {
+            let gradients = Read::<G>::new(&gradients)?;
+            if let Some(peer) = peer {
+                let gradient_pair = [gradients.view()?, peer.view::<G>(device, &(0..params.flat_len()))];
+                return with_compute_weights(params, |values, compute_weights| {
+                    self.adamw
+                        .step_range_two_peers(
+                            &bucket.range,
+                            values,
+                            gradient_pair,
+                            compute_weights,
+                            groups,
+                            step_inputs.view()?,
+                            &mut step_control,
+                        )
+                        .map_err(kernel_error)
+                });
+            }
+            let piece = gradients.view()?.slice(bucket.range.clone())?;
+            let views = [step_inputs.view()?, step_control.check_bucket(piece, step_inputs.view()?)?];
+            self.step_range(&bucket.range, gradients.view()?, views)
+        })?;
+        let losses = Tensor::zeros(1, DType::F32, params.device())?;
+        let losses = Read::<f32>::new(&losses)?;
+        memory::write::<f64, ()>(self.step_outputs, |_, step_outputs| {
+            step_control.finish(losses.view()?, step_inputs.view()?, step_outputs).map_err(kernel_error)
+        })?;
+        Ok(sent)
+    }
+
+    /// One step of a range of the parameters and of their compute weights.
+    fn step_range<G: Elem + FloatElement>(
+        &mut self,
+        range: &Range<usize>,
+        gradients: View<'_, G>,
+        step_control_views: [View<'_, f64>; 2],
+    ) -> Result<()> {
+        with_compute_weights(self.params, |values, compute_weights| {
+            self.adamw
+                .step_range_controlled(range, values, gradients, compute_weights, self.groups, step_control_views)
+                .map_err(kernel_error)
+        })
+    }
 }
 
 /// Calls `go` with the parameters and their compute weights.

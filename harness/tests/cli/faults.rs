@@ -297,15 +297,19 @@ fn outputs_keep_links_and_permissions_and_are_never_inputs() {
     fs::hard_link(place("in.st"), place("hard")).unwrap();
     symlink("in.st", place("soft")).unwrap();
     for output in ["in.st", "./in.st", "hard", "soft"] {
-        refused(dir.path(), &RUN.replace("out.st", output), &[output, "is read as in.st"]);
+        refused(dir.path(), &RUN.replace("out.st", output), &[output, "it is the same file as the input in.st"]);
     }
     assert_eq!(fs::read(place("in.st")).unwrap(), inputs());
     fs::create_dir(place("run")).unwrap();
     fs::rename(place("text"), place("run/log.jsonl")).unwrap();
-    refused(dir.path(), &TRAIN.replace("--data text", "--data ./run/log.jsonl"), &["run/log.jsonl", "is read as"]);
+    refused(
+        dir.path(),
+        &TRAIN.replace("--data text", "--data ./run/log.jsonl"),
+        &["run/log.jsonl", "it is the same file as the input"],
+    );
     refused(dir.path(), "account memory --json a --markdown ./a", &["is also written as a"]);
     finish(command(dir.path(), "account memory --json r.json")).ok();
-    refused(dir.path(), "report --include r.json --page r.json", &["r.json", "is read as"]);
+    refused(dir.path(), "report --include r.json --page r.json", &["r.json", "it is the same file as the input"]);
 
     fifo(&place("pipe"));
     for output in ["missing/out.st", ".", "in.st/out.st", "pipe", "/dev/full"] {

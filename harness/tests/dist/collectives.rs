@@ -171,7 +171,7 @@ fn collectives_overlap_with_computation() {
 }
 
 #[test]
-fn traces_say_what_was_carried_and_when() {
+fn traces_record_calls_and_times() {
     let traces = ranks(KINDS[0], 2, options(), |comm| {
         comm.barrier().unwrap();
         comm.start_trace();

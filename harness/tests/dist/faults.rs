@@ -65,7 +65,7 @@ fn element_types_order_and_reductions_are_compared_too() {
 }
 
 #[test]
-fn a_rank_that_hangs_is_named_after_the_time_out() {
+fn a_rank_that_hangs_is_named_after_the_timeout() {
     for kind in KINDS {
         let began = Instant::now();
         let (let_go, held) = std::sync::mpsc::channel::<()>();
@@ -152,7 +152,7 @@ fn start(rank: usize, world: usize, port: u16, job: &str) -> Result<(), CommErro
 }
 
 /// Starts these ranks concurrently, and returns their results.
-fn meet(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
+fn rendezvous_of(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
     let port = free_port();
     std::thread::scope(|scope| {
         let threads: Vec<_> = starts.iter().map(|&(r, w, job)| scope.spawn(move || start(r, w, port, job))).collect();
@@ -163,15 +163,15 @@ fn meet(starts: &[(usize, usize, &str)]) -> Vec<Result<(), CommError>> {
 #[test]
 fn missing_ranks_are_named() {
     let began = Instant::now();
-    for outcome in meet(&[(0, 4, ""), (2, 4, "")]) {
+    for outcome in rendezvous_of(&[(0, 4, ""), (2, 4, "")]) {
         let text = outcome.unwrap_err().to_string();
         assert!(
             text.contains("ranks 1 and 3 of 4 did not connect to 127.0.0.1:") && text.contains("within 0.6 s"),
             "{text}"
         );
     }
-    let text = meet(&[(1, 2, "")]).remove(0).unwrap_err().to_string();
-    assert!(text.contains("nobody answers at 127.0.0.1:") && text.contains("rank 0 has to run there"), "{text}");
+    let text = rendezvous_of(&[(1, 2, "")]).remove(0).unwrap_err().to_string();
+    assert!(text.contains("no process answers at 127.0.0.1:") && text.contains("rank 0 has to run there"), "{text}");
     assert!(began.elapsed() < SLACK);
 }
 
@@ -184,17 +184,17 @@ fn a_port_in_use_is_named() {
 }
 
 #[test]
-fn ranks_of_another_job_or_world_are_turned_away() {
-    let outcomes = meet(&[(0, 2, "mine"), (1, 2, "other")]);
+fn ranks_of_another_job_or_world_are_rejected() {
+    let outcomes = rendezvous_of(&[(0, 2, "mine"), (1, 2, "other")]);
     let texts: Vec<String> = outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert!(texts[0].contains("rank 1 of 2 did not connect"), "{texts:?}");
     assert!(texts[1].contains("another job uses this port"), "{texts:?}");
-    for outcome in meet(&[(0, 2, ""), (1, 3, "")]) {
+    for outcome in rendezvous_of(&[(0, 2, ""), (1, 3, "")]) {
         let text = outcome.unwrap_err().to_string();
         assert!(text.contains("rank 1 has world size 3, rank 0 has 2"), "{text}");
     }
     let texts: Vec<String> =
-        meet(&[(0, 3, ""), (1, 3, ""), (1, 3, "")]).into_iter().map(|o| o.unwrap_err().to_string()).collect();
+        rendezvous_of(&[(0, 3, ""), (1, 3, ""), (1, 3, "")]).into_iter().map(|o| o.unwrap_err().to_string()).collect();
     assert!(texts.iter().all(|text| text.contains("two processes claim rank 1")), "{texts:?}");
 }
 

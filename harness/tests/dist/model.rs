@@ -6,8 +6,8 @@ use tilewright_harness::ops::{cross_entropy, linear, memory, rms_norm, silu};
 use tilewright_harness::optim::{AdamW, AdamWOptions, ComputeWeights, Group};
 use tilewright_harness::params::{Init, ParamSpec, Params};
 
-pub const WIDTH: usize = 24;
-const HIDDEN: usize = 40;
+pub const D_IN: usize = 24;
+const D_HIDDEN: usize = 40;
 const CLASSES: usize = 10;
 /// Rows of the whole batch; a multiple of 1, 2, 3 and 4.
 pub const BATCH: usize = 24;
@@ -19,14 +19,14 @@ pub fn params(seed: u64) -> Params {
 
 /// Initialized parameters; different seeds per rank show that all ranks get rank 0's.
 pub fn params_on(device: &Device, seed: u64) -> Params {
-    let frozen = ParamSpec { frozen: true, ..ParamSpec::matrix("frozen", &[HIDDEN, HIDDEN], 0.2) };
+    let frozen = ParamSpec { frozen: true, ..ParamSpec::matrix("frozen", &[D_HIDDEN, D_HIDDEN], 0.2) };
     let specs = vec![
-        ParamSpec::matrix("in", &[HIDDEN, WIDTH], 0.3),
+        ParamSpec::matrix("in", &[D_HIDDEN, D_IN], 0.3),
         frozen,
-        ParamSpec::matrix("shared", &[HIDDEN, HIDDEN], 0.2),
-        ParamSpec::vector("norm", HIDDEN, Init::Ones),
+        ParamSpec::matrix("shared", &[D_HIDDEN, D_HIDDEN], 0.2),
+        ParamSpec::vector("norm", D_HIDDEN, Init::Ones),
         ParamSpec::matrix("unused", &[7, 5], 0.3),
-        ParamSpec::matrix("out", &[CLASSES, HIDDEN], 0.3),
+        ParamSpec::matrix("out", &[CLASSES, D_HIDDEN], 0.3),
     ];
     Params::new(specs, device, seed).unwrap()
 }
@@ -39,9 +39,9 @@ pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Resul
     };
     let unit = |n: u64| n as f64 / (1u64 << 53) as f64;
     let input = |i: usize| 2.0 * unit(number(i, 1)) as f32 - 1.0;
-    let values: Vec<f32> = (rows.start * WIDTH..rows.end * WIDTH).map(input).collect();
+    let values: Vec<f32> = (rows.start * D_IN..rows.end * D_IN).map(input).collect();
     // Matmuls compute gradients in their dtype.
-    let x = Tensor::from_vec(values, (rows.len(), WIDTH), params.device())?.to_dtype(params.grads().dtype())?;
+    let x = Tensor::from_vec(values, (rows.len(), D_IN), params.device())?.to_dtype(params.grads().dtype())?;
     let targets: Vec<u32> = rows.clone().map(|i| (number(i, 2) % CLASSES as u64) as u32).collect();
     let targets = Tensor::from_vec(targets, rows.len(), params.device())?;
     let param = |name: &str| params.get(name);

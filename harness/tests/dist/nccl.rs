@@ -341,7 +341,7 @@ fn a_hanging_rank_is_named_and_ended() {
 }
 
 #[test]
-fn copy_engines_carry_collectives() {
+fn copy_engines_run_collectives() {
     for ranks in worlds() {
         for what in ["suite-copies", "order-copies"] {
             let Some(ran) = on_gpus(ranks, what) else { continue };

@@ -151,7 +151,7 @@ fn a_hanging_rank_is_named_and_ended() {
     let ran = launch(3, "hang:0");
     others_name(&ran, 3, 0, &["waited 5 s"]);
     assert!(
-        ran.text.contains("error: rank 0 hung, and ended by signal 15 (SIGTERM), which the launcher sent"),
+        ran.text.contains("error: rank 0 hung, and the launcher terminated it: it ended by signal 15 (SIGTERM) after "),
         "{}",
         ran.text
     );
@@ -162,7 +162,11 @@ fn a_hanging_rank_is_named_and_ended() {
 #[test]
 fn a_rank_stopped_inside_a_collective_is_named() {
     let ran = launch(4, "stop:2");
-    assert!(ran.text.contains("error: rank 2 hung, and ended by signal 9 (SIGKILL)"), "{}", ran.text);
+    assert!(
+        ran.text.contains("error: rank 2 hung, and the launcher terminated it: it ended by signal 9 (SIGKILL)"),
+        "{}",
+        ran.text
+    );
     for rank in [0, 1, 3] {
         let prefix = format!("[rank {rank}] ");
         let said: String = ran.text.lines().filter_map(|line| line.strip_prefix(&prefix)).collect();

@@ -23,7 +23,7 @@ const PLAIN: &str = "--out run --data text --layers 1 --steps 2";
 
 /// Checks that both ranks report all lines, and no step was run.
 #[track_caller]
-fn both_say(folder: &Path, (good, text): (bool, String), lines: &[&str]) {
+fn both_report(folder: &Path, (good, text): (bool, String), lines: &[&str]) {
     assert!(!good && !text.contains("step 1"), "{text}");
     for rank in [0, 1] {
         let prefix = format!("[rank {rank}] ");
@@ -59,7 +59,7 @@ fn options_that_differ_are_named_on_all_ranks() {
         "rank 1: --seed is 3, and 0 on rank 0",
         "rank 1: --evaluate-every is 1, and 100 on rank 0",
     ];
-    both_say(folder.path(), train(folder.path(), [PLAIN, options]), &lines);
+    both_report(folder.path(), train(folder.path(), [PLAIN, options]), &lines);
     let options =
         "--out run --data text --steps 3 --precision bf16 --comm-dtype bf16 --ddp flat --shard zero1 --layers 2";
     let lines = [
@@ -70,7 +70,7 @@ fn options_that_differ_are_named_on_all_ranks() {
         "rank 1: --shard is zero1, and off on rank 0",
         "rank 1: --layers is 2, and 1 on rank 0",
     ];
-    both_say(folder.path(), train(folder.path(), [PLAIN, options]), &lines);
+    both_report(folder.path(), train(folder.path(), [PLAIN, options]), &lines);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn texts_that_differ_are_named_on_all_ranks() {
     let folder = folder();
     let hash = |name: &str| blake3::hash(&std::fs::read(folder.path().join(name)).unwrap()).to_hex();
     let line = format!("rank 1: the text's hash (--data) is {}, and {} on rank 0", hash("other"), hash("text"));
-    both_say(folder.path(), train(folder.path(), [PLAIN, "--out run --data other --layers 1 --steps 2"]), &[&line]);
+    both_report(folder.path(), train(folder.path(), [PLAIN, "--out run --data other --layers 1 --steps 2"]), &[&line]);
 }
 
 /// Rank 1 resumes from a checkpoint in a folder of its own; rank 0 starts at step 0.
@@ -92,5 +92,5 @@ fn a_rank_that_goes_on_from_another_step_is_named() {
     std::fs::create_dir(folder.path().join("mine")).unwrap();
     std::fs::rename(folder.path().join("checkpoint"), folder.path().join("mine/checkpoint.safetensors")).unwrap();
     let ran = train(folder.path(), [PLAIN, "--out mine --data text --layers 1 --steps 4 --schedule keep --resume"]);
-    both_say(folder.path(), ran, &["rank 1: the step to resume from (--resume) is 2, and 0 on rank 0"]);
+    both_report(folder.path(), ran, &["rank 1: the step to resume from (--resume) is 2, and 0 on rank 0"]);
 }

@@ -111,7 +111,7 @@ fn wait_for_steps(child: &mut Child, folder: &Path, count: usize) {
 }
 
 /// Processes with the marker of a test's folder.
-fn marked(folder: &Path) -> Vec<i32> {
+fn processes_with_mark(folder: &Path) -> Vec<i32> {
     let mark = format!("{MARK}={}", folder.display());
     let is_marked = |pid: &str| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
@@ -123,7 +123,7 @@ fn marked(folder: &Path) -> Vec<i32> {
 
 #[track_caller]
 fn nothing_is_left(folder: &Path) {
-    wait_for("all processes end", || marked(folder).is_empty());
+    wait_for("all processes end", || processes_with_mark(folder).is_empty());
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn program_of_a_rank_that_stops() {
     std::fs::write(format!("{ready}-{}", std::env::var("RANK").unwrap()), "ready").unwrap();
     assert!(matches!(heard.recv().unwrap(), StopSignal::Stop(SIGTERM)));
     match what.as_str() {
-        "deaf" => wait_for("a kill by the launcher", || false),
+        "ignores-signals" => wait_for("a kill by the launcher", || false),
         _ => {
             let saving = lifeline::saving();
             // Far longer than the stop timeout, and shorter than the save timeout.
@@ -358,8 +358,8 @@ fn launch_waits_longer_for_ranks_that_save_up_to_a_limit() {
     assert_eq!(ended.status.code(), Some(STOPPED), "{}", text(&ended));
     assert_eq!(text(&ended).matches("] saved\n").count(), 2, "{}", text(&ended));
     for (what, options) in [
-        ("deaf", ["--stop-timeout", "0.5", "--save-timeout", "100"]),
-        ("save for ever", ["--stop-timeout", "0.2", "--save-timeout", "1"]),
+        ("ignores-signals", ["--stop-timeout", "0.5", "--save-timeout", "100"]),
+        ("save-forever", ["--stop-timeout", "0.2", "--save-timeout", "1"]),
     ] {
         let ended = launched(what, &options);
         assert_eq!(ended.status.signal(), Some(SIGTERM), "{}", text(&ended));
@@ -371,17 +371,17 @@ fn launch_waits_longer_for_ranks_that_save_up_to_a_limit() {
 }
 
 /// A program that does not use the lifeline, and starts and waits for child processes.
-const NEST: &str = "sleep 1000 & sh -c 'sleep 1000; true'; true";
+const NESTED_SHELLS: &str = "sleep 1000 & sh -c 'sleep 1000; true'; true";
 
 #[test]
 fn nothing_outlives_a_launcher_that_is_killed() {
     for group in [false, true] {
         let folder = place();
         let path = folder.path();
-        let mut command = tilewright(path, &["launch", "--nproc", "2", "--", "sh", "-c", NEST]);
+        let mut command = tilewright(path, &["launch", "--nproc", "2", "--", "sh", "-c", NESTED_SHELLS]);
         let mut child = command.process_group(0).spawn().unwrap();
         // Launcher, guard, and for each rank two shells and two sleepers.
-        wait_for("all run", || marked(path).len() >= 9);
+        wait_for("all run", || processes_with_mark(path).len() >= 9);
         let to = if group { -(child.id() as i32) } else { child.id() as i32 };
         // SAFETY: a child that is not reaped, and its group.
         assert_eq!(unsafe { libc::kill(to, SIGKILL) }, 0);
@@ -396,7 +396,7 @@ fn nothing_outlives_a_launcher_whose_ranks_have_ended() {
     let ended =
         tilewright(folder.path(), &["launch", "--nproc", "2", "--", "sh", "-c", "sleep 1000 & true"]).output().unwrap();
     assert!(ended.status.success(), "{}", text(&ended));
-    assert_eq!(marked(folder.path()), [] as [i32; 0]);
+    assert_eq!(processes_with_mark(folder.path()), [] as [i32; 0]);
 }
 
 /// A subreaper acts like the init process of a container: orphans become its children.
@@ -421,7 +421,7 @@ fn a_subreaper_launcher_reaps_orphans() {
     }
     let ended = child.wait_with_output().unwrap();
     assert!(ended.status.success() && !text(&ended).contains("left processes"), "{}: {}", ended.status, text(&ended));
-    assert_eq!(marked(folder.path()), [] as [i32; 0]);
+    assert_eq!(processes_with_mark(folder.path()), [] as [i32; 0]);
 }
 
 #[test]
@@ -429,9 +429,9 @@ fn nothing_outlives_launchers_of_launchers() {
     let folder = place();
     let path = folder.path();
     let words = "launch --nproc 1 -- tilewright launch --nproc 1 -- sh -c".split(' ');
-    let mut child = tilewright(path, &words.chain([NEST]).collect::<Vec<_>>()).spawn().unwrap();
+    let mut child = tilewright(path, &words.chain([NESTED_SHELLS]).collect::<Vec<_>>()).spawn().unwrap();
     // Two launchers, two guards, two shells and two sleepers.
-    wait_for("all run", || marked(path).len() >= 8);
+    wait_for("all run", || processes_with_mark(path).len() >= 8);
     send(&child, SIGKILL);
     child.wait().unwrap();
     nothing_is_left(path);
@@ -444,7 +444,8 @@ fn ranks_see_their_launcher_end() {
     let path = folder.path();
     let mut child = in_shells(path, 1, 1);
     let commands = |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let guards: Vec<i32> = marked(path).into_iter().filter(|pid| commands(pid).contains("launch-guard")).collect();
+    let guards: Vec<i32> =
+        processes_with_mark(path).into_iter().filter(|pid| commands(pid).contains("launch-guard")).collect();
     assert_eq!(guards.len(), 1);
     for pid in [guards[0], child.id() as i32] {
         // SAFETY: processes of this test: the guard's parent has not reaped it, and the launcher is our child.

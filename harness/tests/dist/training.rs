@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::Device;
 use tilewright_harness::dist::comm::{Communicator, Dtype};
-use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, Form};
-use tilewright_harness::dist::sharded::{ShardedOptimizer, State};
+use tilewright_harness::dist::ddp::{Ddp, DdpOptions, Exchange, GradSync};
+use tilewright_harness::dist::sharded::{ShardedOptimizer, State, StepArguments};
 use tilewright_harness::ops::memory;
 use tilewright_harness::optim::AdamW;
 use tilewright_harness::params::{Params, no_grad};
@@ -14,12 +14,12 @@ use crate::model::{self, BATCH, OPTIONS, RATE, values};
 use crate::world::{KINDS, Kind, options, ranks};
 
 const STEPS: usize = 20;
-const FORMS: [Form; 4] = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed];
+const FORMS: [GradSync; 4] = [GradSync::Naive, GradSync::Flat, GradSync::Overlap, GradSync::Bucketed];
 /// Tolerance between training on one and on several ranks: the order of sums differs.
 const TOLERANCE: f64 = 1e-6;
 
 /// Buckets of about three parameters. On a GPU, matmuls use all SMs, as on one rank.
-fn ddp_options(form: Form) -> DdpOptions {
+fn ddp_options(form: GradSync) -> DdpOptions {
     DdpOptions { form, bucket_bytes: Some(8000), reserve_sms: Some(0), ..DdpOptions::default() }
 }
 
@@ -74,12 +74,12 @@ pub fn check(device: &Device, comm: Communicator) {
         assert!(distance <= TOLERANCE, "{form:?}: {distance:e}");
     }
     // With fewer SMs for NCCL: sums of two ranks are the same in any order.
-    let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(Form::Bucketed) });
+    let limited = train_with(device, comm.clone(), DdpOptions { nccl_ctas: 4, ..ddp_options(GradSync::Bucketed) });
     let distance = model::distance(&limited[STEPS - 1], &bucketed[STEPS - 1]);
     assert!(distance <= if comm.world() == 2 { 0.0 } else { TOLERANCE }, "on 4 SMs: {distance:e}");
     // Copy engines: two ranks' gradients are reduced, or exchanged.
     for exchange in [Exchange::AllReduce, Exchange::PeerGradients] {
-        let options = DdpOptions { copy_engines: true, exchange, ..ddp_options(Form::Bucketed) };
+        let options = DdpOptions { copy_engines: true, exchange, ..ddp_options(GradSync::Bucketed) };
         let copied = train_with(device, comm.clone(), options);
         let distance = model::distance(&copied[STEPS - 1], &bucketed[STEPS - 1]);
         assert!(
@@ -89,16 +89,16 @@ pub fn check(device: &Device, comm: Communicator) {
     }
     // Matmuls on some of a GPU's SMs instead of all: at most the order of sums differs.
     for reserve_sms in [None, Some(100), Some(100_000)] {
-        let left = train_with(device, comm.clone(), DdpOptions { reserve_sms, ..ddp_options(Form::Bucketed) });
-        let distance = model::distance(&left[STEPS - 1], &expected[STEPS - 1]);
+        let reserved = train_with(device, comm.clone(), DdpOptions { reserve_sms, ..ddp_options(GradSync::Bucketed) });
+        let distance = model::distance(&reserved[STEPS - 1], &expected[STEPS - 1]);
         assert!(distance <= TOLERANCE, "{reserve_sms:?} reserved SMs: {distance:e}");
     }
     crate::update::check(device, &comm);
     // The last one of the forms was bucketed.
-    let (shared, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
-    assert!(shared == bucketed, "sharded, broadcast");
-    let (shared, ..) = train_sharded(device, comm, Exchange::ReduceScatter);
-    let distance = model::distance(&shared[STEPS - 1], &expected[STEPS - 1]);
+    let (sharded, ..) = train_sharded(device, comm.clone(), Exchange::AllReduce);
+    assert!(sharded == bucketed, "sharded, broadcast");
+    let (sharded, ..) = train_sharded(device, comm, Exchange::ReduceScatter);
+    let distance = model::distance(&sharded[STEPS - 1], &expected[STEPS - 1]);
     assert!(distance <= TOLERANCE, "sharded, ZeRO-1: {distance:e}");
 }
 
@@ -142,20 +142,20 @@ fn forms_send_what_they_say() {
     // All but the frozen matrix, with each parameter padded to a multiple of 64 elements.
     let bytes = 4 * (params.flat_len() - 40 * 40);
     // The frozen parameter is between the others: flat makes two calls.
-    assert_eq!(calls(Form::Naive), (0, 5, bytes));
-    assert_eq!(calls(Form::Flat), (0, 2, bytes));
+    assert_eq!(calls(GradSync::Naive), (0, 5, bytes));
+    assert_eq!(calls(GradSync::Flat), (0, 2, bytes));
     // `unused` is never ready, and delays all parameters after it in the common order; the output layer comes before
     // it.
-    assert_eq!(calls(Form::Overlap), (1, 5, bytes));
+    assert_eq!(calls(GradSync::Overlap), (1, 5, bytes));
     // unused and out; shared and norm; in.
-    assert_eq!(calls(Form::Bucketed), (0, 3, bytes));
+    assert_eq!(calls(GradSync::Bucketed), (0, 3, bytes));
 }
 
 /// In the first step `unused` delays all others; afterwards ready gradients are sent before it.
 #[test]
 fn bucket_order_is_learned_in_the_first_step() {
     let expected = model::alone(3);
-    for (form, early) in [(Form::Overlap, [1, 4, 4]), (Form::Bucketed, [0, 2, 2])] {
+    for (form, early) in [(GradSync::Overlap, [1, 4, 4]), (GradSync::Bucketed, [0, 2, 2])] {
         let found = ranks(Kind::Threads, 2, options(), |comm| {
             let params = model::params(1);
             let ddp = Ddp::new(&params, Arc::new(comm), ddp_options(form)).unwrap();
@@ -186,21 +186,21 @@ fn bucket_order_is_learned_in_the_first_step() {
 fn matmuls_reserve_sms_while_gradients_are_sent() {
     use tilewright_harness::ops::reserved_sms;
 
-    let left_in = |world, form, nccl_ctas, reserve_sms| {
+    let reserved_in = |world, form, nccl_ctas, reserve_sms| {
         let found = ranks(Kind::Threads, world, options(), |comm| {
             let params = model::params(1);
             let comm = Arc::new(comm);
             let options = DdpOptions { nccl_ctas, reserve_sms, ..ddp_options(form) };
             let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
             // This hook runs after that of `ddp`.
-            let heard = Arc::new(Mutex::new(Vec::new()));
-            let hears = heard.clone();
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let seen_in_hook = seen.clone();
             let _hook = params.on_grad_ready(move |_| {
-                hears.lock().unwrap().push(reserved_sms());
+                seen_in_hook.lock().unwrap().push(reserved_sms());
                 Ok(())
             });
             for step in 0..2 {
-                heard.lock().unwrap().clear();
+                seen.lock().unwrap().clear();
                 assert_eq!(reserved_sms(), 0);
                 model::loss(&params, step, rows(&comm)).unwrap().backward().unwrap();
                 ddp.finish_gradient_synchronization().unwrap();
@@ -210,24 +210,24 @@ fn matmuls_reserve_sms_while_gradients_are_sent() {
             model::loss(&params, 2, rows(&comm)).unwrap().backward().unwrap();
             drop(ddp);
             assert_eq!(reserved_sms(), 0);
-            std::mem::take(&mut *heard.lock().unwrap())
+            std::mem::take(&mut *seen.lock().unwrap())
         });
         assert!(found.iter().all(|rank| *rank == found[0]));
         found.into_iter().next().unwrap()
     };
-    let left = |form, nccl_ctas, reserve_sms| left_in(2, form, nccl_ctas, reserve_sms);
+    let reserved = |form, nccl_ctas, reserve_sms| reserved_in(2, form, nccl_ctas, reserve_sms);
     // NCCL uses no more CTAs than its default, whatever the limit.
     for (nccl_ctas, reserve_sms, expected) in
         [(8, None, 8), (0, None, 24), (1000, None, 24), (8, Some(12), 12), (8, Some(0), 0)]
     {
         assert!(
-            left_in(1, Form::Overlap, nccl_ctas, reserve_sms).iter().all(|&left| left == 0),
+            reserved_in(1, GradSync::Overlap, nccl_ctas, reserve_sms).iter().all(|&sms| sms == 0),
             "one rank has no communication"
         );
-        assert!(left(Form::Naive, nccl_ctas, reserve_sms).iter().all(|&left| left == 0));
+        assert!(reserved(GradSync::Naive, nccl_ctas, reserve_sms).iter().all(|&sms| sms == 0));
         // In order of completion the output layer is first, and is sent immediately.
-        assert_eq!(left(Form::Overlap, nccl_ctas, reserve_sms)[..4], [expected; 4]);
-        let bucketed = left(Form::Bucketed, nccl_ctas, reserve_sms);
+        assert_eq!(reserved(GradSync::Overlap, nccl_ctas, reserve_sms)[..4], [expected; 4]);
+        let bucketed = reserved(GradSync::Bucketed, nccl_ctas, reserve_sms);
         assert_eq!((bucketed[0], *bucketed.last().unwrap()), (0, expected));
     }
     // Copy engines use no SMs.
@@ -272,7 +272,7 @@ fn a_second_backward_without_no_sync_is_an_error() {
     let texts = ranks(Kind::Threads, 2, options(), |comm| {
         let params = model::params(1);
         let comm = Arc::new(comm);
-        let ddp = Ddp::new(&params, comm.clone(), ddp_options(Form::Overlap)).unwrap();
+        let ddp = Ddp::new(&params, comm.clone(), ddp_options(GradSync::Overlap)).unwrap();
         model::loss(&params, 0, 0..4).unwrap().backward().unwrap();
         let text = model::loss(&params, 0, 0..4).unwrap().backward().map(|_| ()).unwrap_err().to_string();
         drop(ddp);
@@ -293,14 +293,17 @@ fn ranks_with_other_models_are_named() {
         let params = Params::new(vec![spec(name)], &Device::Cpu, 0).unwrap();
         Ddp::new(&params, Arc::new(comm), DdpOptions::default()).map(|_| ()).unwrap_err().to_string()
     });
-    assert!(texts.iter().all(|text| text.contains("rank 1 built another model than rank 0")), "{texts:?}");
+    assert!(
+        texts.iter().all(|text| text.contains("rank 1: the model or the options differ from rank 0's")),
+        "{texts:?}"
+    );
 }
 
 /// Half-precision communication changes the result little, and equally on all ranks.
 #[test]
 fn gradients_can_be_sent_in_bf16() {
     let exact = model::alone(STEPS);
-    for (form, kind) in [(Form::Bucketed, Kind::Threads), (Form::Flat, Kind::Tcp)] {
+    for (form, kind) in [(GradSync::Bucketed, Kind::Threads), (GradSync::Flat, Kind::Tcp)] {
         let options_ = DdpOptions { comm_dtype: Some(Dtype::Bf16), ..ddp_options(form) };
         let found = ranks(kind, 3, options(), |comm| train(comm, options_));
         let distance = model::distance(&found[0][STEPS - 1], &exact[STEPS - 1]);
@@ -311,7 +314,7 @@ fn gradients_can_be_sent_in_bf16() {
 /// Training with a sharded optimizer.
 fn train_sharded(device: &Device, comm: Arc<Communicator>, exchange: Exchange) -> (Vec<Vec<f32>>, usize, Vec<f64>) {
     let params = model::params_on(device, 1 + comm.rank() as u64);
-    let ddp = Ddp::new(&params, comm.clone(), DdpOptions { exchange, ..ddp_options(Form::Bucketed) }).unwrap();
+    let ddp = Ddp::new(&params, comm.clone(), DdpOptions { exchange, ..ddp_options(GradSync::Bucketed) }).unwrap();
     let mut optimizer = sharded(&params, &ddp);
     let mut norms = Vec::new();
     let step = |step| {
@@ -345,7 +348,8 @@ pub fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) 
     let gradients = memory::Read::<f32>::new(&gradients).unwrap();
     let norm = optimizer.gradient_norm(gradients.view().unwrap()).unwrap();
     memory::write::<f32, _>(params.values(), |_, values| {
-        Ok(optimizer.step(values, gradients.view()?, &model::groups(params), RATE, 1.0)?)
+        let (gradients, groups) = (gradients.view()?, &model::groups(params));
+        Ok(optimizer.step(StepArguments { values, gradients, groups, rate: RATE, gradient_scale: 1.0 })?)
     })
     .unwrap();
     norm
@@ -356,14 +360,14 @@ pub fn update_sharded(params: &Params, optimizer: &mut ShardedOptimizer<AdamW>) 
 fn the_sharded_optimizer_is_the_unsharded_one_bit_for_bit() {
     for kind in KINDS {
         for world in [1, 2, 3, 4] {
-            let whole = ranks(kind, world, options(), |comm| train(comm, ddp_options(Form::Bucketed)));
-            let shared =
+            let unsharded = ranks(kind, world, options(), |comm| train(comm, ddp_options(GradSync::Bucketed)));
+            let sharded =
                 ranks(kind, world, options(), |comm| train_sharded(&Device::Cpu, Arc::new(comm), Exchange::AllReduce));
-            for (rank, (found, bytes, _)) in shared.iter().enumerate() {
-                assert!(*found == whole[rank], "{kind:?}, rank {rank} of {world}");
+            for (rank, (found, bytes, _)) in sharded.iter().enumerate() {
+                assert!(*found == unsharded[rank], "{kind:?}, rank {rank} of {world}");
                 // The largest parameter is `shared`, with 40 · 40 elements.
-                let fair = 8 * (40 * 24 + 40 * 40 + 40 + 35 + 400) / world;
-                assert!(bytes.abs_diff(fair) <= 8 * 40 * 40, "rank {rank} of {world}: {bytes} for {fair}");
+                let ideal = 8 * (40 * 24 + 40 * 40 + 40 + 35 + 400) / world;
+                assert!(bytes.abs_diff(ideal) <= 8 * 40 * 40, "rank {rank} of {world}: {bytes} for {ideal}");
             }
         }
     }
@@ -382,8 +386,8 @@ fn zero_1_gives_the_weights_of_training_on_one_rank() {
                 assert!(distance <= TOLERANCE, "{kind:?}, {world} ranks: {distance:e}");
                 assert!(*norms == found[0].2 && norms.iter().all(|norm| *norm > 0.0), "{norms:?}");
                 // 1/world of the trained elements, and less than 16 · world elements of each of three buckets.
-                let fair = 8 * (model::params(1).flat_len() - 40 * 40) / world;
-                assert!(bytes.abs_diff(fair) <= 3 * 8 * 16 * world, "{bytes} for {fair}");
+                let ideal = 8 * (model::params(1).flat_len() - 40 * 40) / world;
+                assert!(bytes.abs_diff(ideal) <= 3 * 8 * 16 * world, "{bytes} for {ideal}");
             }
             let broadcast =
                 ranks(kind, world, options(), |comm| train_sharded(&Device::Cpu, Arc::new(comm), Exchange::AllReduce));
@@ -405,7 +409,7 @@ fn state_resumes_in_a_world_of_another_size() {
         let begin = |comm: Communicator, seed| {
             let params = model::params(seed);
             let ddp =
-                Ddp::new(&params, Arc::new(comm), DdpOptions { exchange, ..ddp_options(Form::Bucketed) }).unwrap();
+                Ddp::new(&params, Arc::new(comm), DdpOptions { exchange, ..ddp_options(GradSync::Bucketed) }).unwrap();
             let optimizer = sharded(&params, &ddp);
             (params, ddp, optimizer)
         };
@@ -463,7 +467,7 @@ fn later_parameters_go_to_the_least_loaded_rank() {
         assert_eq!(values(&params)[range("out")], values(&model::params(1))[range("out")], "out is not trained yet");
         optimizer.add_param_group(&[range("out")]).unwrap();
         let text = optimizer.add_param_group(&[range("in")]).unwrap_err().to_string();
-        assert!(text.contains("in this optimizer already"), "{text}");
+        assert!(text.contains("already belong to this optimizer"), "{text}");
         grads(1);
         update_sharded(&params, &mut optimizer);
         assert_ne!(values(&params)[range("out")], values(&model::params(1))[range("out")]);
@@ -478,7 +482,8 @@ fn later_parameters_go_to_the_least_loaded_rank() {
 #[test]
 fn two_ranks_average_peer_gradients() {
     let expected = model::alone(STEPS);
-    let options = DdpOptions { copy_engines: true, exchange: Exchange::PeerGradients, ..ddp_options(Form::Overlap) };
+    let options =
+        DdpOptions { copy_engines: true, exchange: Exchange::PeerGradients, ..ddp_options(GradSync::Overlap) };
     let found = ranks(Kind::Threads, 2, crate::world::options(), |comm| {
         let comm = Arc::new(comm);
         let params = model::params(1);
@@ -488,7 +493,7 @@ fn two_ranks_average_peer_gradients() {
         assert!(!second.has_peer_gradients(), "the peer buffer belongs to the first Ddp");
         drop((other, second));
         let whole = train_with(&Device::Cpu, comm.clone(), options);
-        assert!(whole == train_with(&Device::Cpu, comm.clone(), ddp_options(Form::Overlap)));
+        assert!(whole == train_with(&Device::Cpu, comm.clone(), ddp_options(GradSync::Overlap)));
         // Accumulated micro-batches are sent once.
         let ddp = Ddp::new(&params, comm.clone(), options).unwrap();
         assert!(ddp.has_peer_gradients());
@@ -501,7 +506,7 @@ fn two_ranks_average_peer_gradients() {
         };
         let both = gradients(&ddp);
         drop(ddp);
-        let plain = Ddp::new(&params, comm.clone(), ddp_options(Form::Overlap)).unwrap();
+        let plain = Ddp::new(&params, comm.clone(), ddp_options(GradSync::Overlap)).unwrap();
         assert!(!plain.has_peer_gradients() && gradients(&plain) == both);
         whole
     });

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle_core::{DType, Device};
 use half::bf16;
 use tilewright_harness::dist::comm::{Communicator, Dtype};
-use tilewright_harness::dist::ddp::{DdpOptions, Form};
+use tilewright_harness::dist::ddp::{DdpOptions, GradSync};
 use tilewright_harness::dist::sharded::Mode;
 use tilewright_harness::ops::memory;
 use tilewright_harness::optim::{AdamWOptions, LrSchedule};
@@ -49,7 +49,7 @@ fn form(
 #[derive(Debug, PartialEq)]
 struct After {
     values: Vec<f32>,
-    copy: Vec<bf16>,
+    compute_weights: Vec<bf16>,
     moments: Vec<[Vec<f32>; 2]>,
     rate: f64,
 }
@@ -87,8 +87,8 @@ fn train(
         };
         assert!(update.applied && update.step == step as u64 + 1);
         same_everywhere(&params, data_parallel.communicator(), step);
-        let copy = params.compute_weights().unwrap().to_vec1().unwrap();
-        (After { values: values(&params), copy, moments: moments(&trainer), rate: update.rate }, update.norm)
+        let compute_weights = params.compute_weights().unwrap().to_vec1().unwrap();
+        (After { values: values(&params), compute_weights, moments: moments(&trainer), rate: update.rate }, update.norm)
     };
     (0..STEPS).map(step).unzip()
 }
@@ -97,12 +97,12 @@ fn train(
 pub fn check(device: &Device, comm: &Arc<Communicator>) {
     for shard in [None, Some(Mode::Broadcast), Some(Mode::Zero1)] {
         for (form, bucket_bytes, comm_dtype, copies) in [
-            (Form::Bucketed, 8000, None, false),
-            (Form::Bucketed, 1 << 20, None, false),
-            (Form::Overlap, 0, None, false),
-            (Form::Bucketed, 8000, Some(Dtype::Bf16), false),
-            (Form::Bucketed, 8000, None, true),
-            (Form::Overlap, 0, Some(Dtype::Bf16), true),
+            (GradSync::Bucketed, 8000, None, false),
+            (GradSync::Bucketed, 1 << 20, None, false),
+            (GradSync::Overlap, 0, None, false),
+            (GradSync::Bucketed, 8000, Some(Dtype::Bf16), false),
+            (GradSync::Bucketed, 8000, None, true),
+            (GradSync::Overlap, 0, Some(Dtype::Bf16), true),
         ] {
             let ddp = DdpOptions {
                 form,
@@ -205,7 +205,7 @@ fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
         }
         assert_eq!(data_parallel.ddp().has_peer_gradients(), copies);
         let error = data_parallel.finish_step(&mut trainer).map(|_| ()).unwrap_err();
-        assert!(matches!(&error, Error::NotFinite { step: 1, first, .. } if first.contains("`in`")), "{error}");
+        assert!(matches!(&error, Error::NotFinite { step: 1, cause, .. } if cause.contains("`in`")), "{error}");
         assert_eq!((trainer.step(), trainer.optimizer_steps()), (0, 0));
         same_everywhere(&params, data_parallel.communicator(), 1);
         let after = values(&params);

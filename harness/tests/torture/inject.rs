@@ -19,9 +19,9 @@ pub const MOMENT: &str = "TORTURE_MOMENT";
 /// Environment variable with the number of that rank.
 pub const RANK: &str = "TORTURE_RANK";
 /// File next to the run's folder that reports the injection, with the rank's process id.
-pub const HIT: &str = "hit";
+pub const INJECTED: &str = "hit";
 
-struct Moment {
+struct InjectionPoint {
     phase: Phase,
     /// Simulates a full disk from then on; otherwise the process is stopped.
     full: bool,
@@ -29,7 +29,7 @@ struct Moment {
     folder: PathBuf,
 }
 
-static INJECTION: OnceLock<Moment> = OnceLock::new();
+static INJECTION: OnceLock<InjectionPoint> = OnceLock::new();
 /// Remaining occurrences of the phase.
 static LEFT: AtomicU64 = AtomicU64::new(0);
 static DONE: AtomicBool = AtomicBool::new(false);
@@ -40,14 +40,14 @@ static SAVED: AtomicBool = AtomicBool::new(false);
 /// Starts the injector, if this process is the rank with the fault.
 pub fn start() {
     let own = std::env::var("RANK").unwrap_or_else(|_| "0".into());
-    let (Ok(moment), Ok(rank)) = (std::env::var(MOMENT), std::env::var(RANK)) else { return };
+    let (Ok(point), Ok(rank)) = (std::env::var(MOMENT), std::env::var(RANK)) else { return };
     if rank != own || std::env::args().nth(1).as_deref() != Some("train") {
         return;
     }
-    let words: Vec<&str> = moment.splitn(4, ' ').collect();
+    let words: Vec<&str> = point.splitn(4, ' ').collect();
     let phase = Phase::ALL.into_iter().find(|phase| phase.name() == words[0]).unwrap();
     LEFT.store(words[1].parse().unwrap(), Ordering::Relaxed);
-    let _ = INJECTION.set(Moment { phase, full: words[2] == "full", folder: words[3].into() });
+    let _ = INJECTION.set(InjectionPoint { phase, full: words[2] == "full", folder: words[3].into() });
     if matches!(phase, Phase::Forward | Phase::Backward | Phase::Collective | Phase::Update) {
         let options = trace::Options { spans: true, ..trace::Options::default() };
         std::mem::forget(Recording::start(options).unwrap());
@@ -83,17 +83,17 @@ fn watch(phase: Phase) {
 
 /// Handles an occurrence of a phase, and injects the fault at the chosen one.
 fn inject(phase: Phase) {
-    let Some(moment) = INJECTION.get().filter(|moment| moment.phase == phase) else { return };
+    let Some(point) = INJECTION.get().filter(|point| point.phase == phase) else { return };
     let counted = LEFT.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
     if counted != Ok(1) || DONE.swap(true, Ordering::SeqCst) {
         return;
     }
-    let place = moment.folder.with_file_name(HIT);
+    let place = point.folder.with_file_name(INJECTED);
     // Renamed, so that it appears with its contents.
     let made = place.with_extension("new");
     std::fs::write(&made, std::process::id().to_string()).unwrap();
     std::fs::rename(&made, &place).unwrap();
-    match moment.full {
+    match point.full {
         true => FULL.store(true, Ordering::SeqCst),
         // SAFETY: stops this process.
         false => unsafe {
@@ -119,13 +119,13 @@ fn kind(fd: i32) -> u32 {
 
 /// Whether a descriptor refers to the run's folder.
 fn is_folder(fd: i32) -> bool {
-    let Some(moment) = INJECTION.get() else { return false };
-    let (own, there) = (std::fs::read_link(format!("/proc/self/fd/{fd}")), std::fs::canonicalize(&moment.folder));
+    let Some(point) = INJECTION.get() else { return false };
+    let (own, there) = (std::fs::read_link(format!("/proc/self/fd/{fd}")), std::fs::canonicalize(&point.folder));
     matches!((own, there), (Ok(own), Ok(there)) if own.as_os_str().as_bytes() == there.as_os_str().as_bytes())
 }
 
 fn wants(phase: Phase) -> bool {
-    !DONE.load(Ordering::Relaxed) && INJECTION.get().is_some_and(|moment| moment.phase == phase)
+    !DONE.load(Ordering::Relaxed) && INJECTION.get().is_some_and(|point| point.phase == phase)
 }
 
 /// Replaces the C library's `write`: fails with ENOSPC while a full disk is simulated, and injects the fault in the

@@ -24,7 +24,7 @@ pub struct Place {
 }
 
 /// The point at which a rank injects its fault.
-pub struct Moment {
+pub struct InjectionPoint {
     pub rank: usize,
     pub words: String,
 }
@@ -46,7 +46,7 @@ impl Place {
     }
 
     /// Starts a training, or resumes if there is a checkpoint.
-    pub fn start(&self, form: Form, moment: Option<&Moment>, piped: bool, more: &str) -> io::Result<Job> {
+    pub fn start(&self, form: Form, point: Option<&InjectionPoint>, piped: bool, more: &str) -> io::Result<Job> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let resume = if self.run().join("checkpoint.safetensors").exists() { "--resume" } else { "" };
         let shard = form.shard.map(|mode| format!("--shard {mode}")).unwrap_or_default();
@@ -61,7 +61,7 @@ impl Place {
         let mut start = |words: String, variables: &[(&str, String)]| -> io::Result<()> {
             let mut command = self.command(&own, &words);
             command.envs(variables.iter().map(|(name, value)| (*name, value)));
-            if let Some(Moment { rank, words }) = moment {
+            if let Some(InjectionPoint { rank, words }) = point {
                 command.env(inject::MOMENT, words).env(inject::RANK, rank.to_string());
             }
             if piped {
@@ -140,7 +140,7 @@ impl Place {
 
     /// Waits until the fault's phase is reached; returns the stopped process.
     pub fn wait_for_hit(&self, job: &mut Job, stops: bool) -> Result<i32, String> {
-        let place = self.folder.join(inject::HIT);
+        let place = self.folder.join(inject::INJECTED);
         let began = Instant::now();
         loop {
             if let Some(pid) = fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()) {

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use libc::{SIGCONT, SIGKILL};
 
-use crate::job::{Job, Moment, Place, how, send};
+use crate::job::{InjectionPoint, Job, Place, how, send};
 use crate::plan::{Fault, Form, Phase, PlannedRun, STEPS};
 use crate::state::{self, State};
 
 /// Relative tolerance of losses with another world size, which changes the order of sums.
 const TOLERANCE: f64 = 1e-4;
 /// Time for a launcher to forward a signal.
-const PASSED_ON: Duration = Duration::from_secs(20);
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(20);
 /// Exit code after a stop signal, with the state saved.
 const STOPPED: i32 = 75;
 
@@ -87,7 +87,7 @@ impl Runner {
     pub fn run(&mut self, drawn: &PlannedRun) -> Outcome<String> {
         let reference = self.reference(drawn.form)?;
         let place = self.place(&format!("run-{}", drawn.number))?;
-        let outcome = self.tortured(drawn, &place, &reference);
+        let outcome = self.run_with_fault(drawn, &place, &reference);
         place.clear();
         match &outcome {
             Ok(_) => fs::remove_dir_all(&place.folder).map_err(failed)?,
@@ -96,7 +96,7 @@ impl Runner {
         outcome
     }
 
-    fn tortured(&mut self, drawn: &PlannedRun, place: &Place, reference: &Reference) -> Outcome<String> {
+    fn run_with_fault(&mut self, drawn: &PlannedRun, place: &Place, reference: &Reference) -> Outcome<String> {
         let ended = hit(drawn, place)?;
         place.expect_no_processes()?;
         let run = place.run();
@@ -151,10 +151,10 @@ fn hit(drawn: &PlannedRun, place: &Place) -> Outcome<Vec<String>> {
     let full = fault == Fault::FullDisk;
     let words = format!("{} {count} {} {}", phase.name(), if full { "full" } else { "stop" }, place.run().display());
     let piped = fault == Fault::ClosedPipe;
-    let mut job = place.start(form, Some(&Moment { rank, words }), piped, "").map_err(failed)?;
+    let mut job = place.start(form, Some(&InjectionPoint { rank, words }), piped, "").map_err(failed)?;
     let pid = place.wait_for_hit(&mut job, !full)?;
     let made = state::steps(&place.run());
-    strike(drawn, place, &mut job, pid)?;
+    apply_fault(drawn, place, &mut job, pid)?;
     let ended = job.wait()?;
     let output = job.output();
     let hows: Vec<String> = ended.iter().map(|status| how(*status)).collect();
@@ -185,7 +185,7 @@ fn hit(drawn: &PlannedRun, place: &Place) -> Outcome<Vec<String>> {
 }
 
 /// Applies the fault while the process `pid` is stopped at the chosen point.
-fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome<()> {
+fn apply_fault(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome<()> {
     let target = if drawn.to_launcher { job.children[0].id() as i32 } else { pid };
     let a_moment = Duration::from_millis(50 + drawn.more % 300);
     match drawn.fault {
@@ -193,7 +193,10 @@ fn strike(drawn: &PlannedRun, place: &Place, job: &mut Job, pid: i32) -> Outcome
             send(target, drawn.fault.stop().unwrap_or_default());
             // A busy launcher may receive the signal only after the remaining steps.
             let began = Instant::now();
-            while drawn.to_launcher && !job.output().contains("forwarded to all ranks") && began.elapsed() < PASSED_ON {
+            while drawn.to_launcher
+                && !job.output().contains("forwarded to all ranks")
+                && began.elapsed() < FORWARD_TIMEOUT
+            {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

@@ -13,7 +13,7 @@ use crate::cli::ranks::{self, ReserveSms, reserve_sms};
 use crate::cli::run::{DeviceArg, device};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::{Communicator, Dtype, Op, Record, Reduce};
-use crate::dist::ddp::{DdpOptions, Form, NCCL_CTAS};
+use crate::dist::ddp::{DdpOptions, GradSync, NCCL_CTAS};
 use crate::dist::error::Error;
 use crate::dist::sharded::Mode;
 use crate::model::{Config, StepKind, Transformer};
@@ -28,8 +28,8 @@ pub struct Arguments {
     #[command(flatten)]
     work: Work,
     /// Forms of gradient synchronization, separated by commas
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Form::Naive, Form::Flat, Form::Overlap, Form::Bucketed])]
-    form: Vec<Form>,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [GradSync::Naive, GradSync::Flat, GradSync::Overlap, GradSync::Bucketed])]
+    form: Vec<GradSync>,
     /// Bucket sizes of the bucketed form, in megabytes (10⁶ bytes)
     #[arg(long, value_name = "MB,…", value_delimiter = ',', default_values_t = [1.0, 10.0, 25.0, 100.0, 1000.0], value_parser = crate::cli::value_parsers::bucket_mb)]
     buckets: Vec<f64>,
@@ -336,8 +336,8 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
             TrainingMode::SingleRank(_) => None,
             TrainingMode::DataParallel(ddp, _) => Some(ddp),
         };
-        let bucketed = ddp.filter(|ddp| ddp.form == Form::Bucketed);
-        let eager = ddp.filter(|ddp| ddp.is_eager() && comm.is_on_device() && comm.world() > 1);
+        let bucketed = ddp.filter(|ddp| ddp.form == GradSync::Bucketed);
+        let eager = ddp.filter(|ddp| ddp.overlaps_backward() && comm.is_on_device() && comm.world() > 1);
         found.push(DdpResult {
             size: size.clone(),
             form: ddp.map_or("none", |ddp| ddp.form.name()),
@@ -365,9 +365,11 @@ fn training_modes(arguments: &Arguments, config: &Config) -> impl Iterator<Item 
     let exact = arguments.comm_dtypes.iter().any(|dtype| !is_kept(&dtype)).then_some(None);
     let mut training_modes: Vec<TrainingMode> = exact.into_iter().chain(kept).map(TrainingMode::SingleRank).collect();
     for &form in &arguments.form {
-        let buckets = if form == Form::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
+        let buckets = if form == GradSync::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
         let transports = match form {
-            Form::Naive | Form::Flat => vec![Transport { copy_engines: false, nccl_ctas: 0, reserve_sms: None }],
+            GradSync::Naive | GradSync::Flat => {
+                vec![Transport { copy_engines: false, nccl_ctas: 0, reserve_sms: None }]
+            }
             _ => transports(arguments),
         };
         for (&comm_dtype, &mb, &Transport { copy_engines, nccl_ctas, reserve_sms }) in

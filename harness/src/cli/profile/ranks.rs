@@ -10,7 +10,7 @@ use crate::cli::bench::rank_worlds::{CommBackend, comm_failure, for_each_world};
 use crate::cli::step::{Step, Work};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::Communicator;
-use crate::dist::ddp::Form;
+use crate::dist::ddp::GradSync;
 use crate::dist::rank::Environment;
 use crate::dist::sharded::Mode;
 use crate::model::Config;
@@ -109,7 +109,7 @@ fn rank_report(
     mut all: Vec<RankProfile>,
 ) -> RankReport {
     let profile = Profile::new(trace);
-    let form = arguments.how.ddp.unwrap_or(Form::Bucketed).name();
+    let form = arguments.how.ddp.unwrap_or(GradSync::Bucketed).name();
     let state = match arguments.how.shard.and_then(|shard| shard.0) {
         None => "replicated",
         Some(Mode::Broadcast) => "sharded, broadcast",

@@ -26,7 +26,7 @@ use crate::escape::printable;
 use crate::model::{Config, StepBytes, StepKind, Transformer};
 use crate::signals::{self, StopSignal};
 use crate::train::run::{CHECKPOINT, CURVE, LOG};
-use crate::train::{self, DataParallelOptions, Ending, LanguageModel, Run, RunFolder, keep};
+use crate::train::{self, DataParallelOptions, Ending, LanguageModel, Run, RunFolder, RunSetup, keep};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -183,7 +183,8 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     let fail = |error: train::Error| needs.explain(error, &device, &options, &config);
     needs.expect(&device).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
-    let begun = Run::begin_with(&model, &data, options, &arguments.out, checkpoint.as_ref(), data_parallel, lock);
+    let (folder, from) = (arguments.out.as_path(), checkpoint.as_ref());
+    let begun = Run::begin_with(RunSetup { model: &model, data: &data, options, folder, from, data_parallel, lock });
     let mut run = begun.map_err(|error| match error.is_checkpoint_error() && arguments.resume {
         true => plan::unusable(&arguments.out, error),
         false => fail(error),
@@ -232,7 +233,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     let step = run.trainer().step();
     writeln!(out, "step {step}: {}", progress.summary())?;
     // A failure to draw the loss curve does not prevent a stopped run from being resumed.
-    let drawn = run.draw().map_err(fail);
+    let drawn = run.plot_loss().map_err(fail);
     for file in [CHECKPOINT, LOG, CURVE].iter().take(if drawn.is_ok() { 3 } else { 2 }) {
         writeln!(out, "wrote {}", arguments.out.join(file).display())?;
     }
@@ -334,7 +335,7 @@ impl Needs {
 
 /// Prints which of the folder's checkpoints has the lowest validation loss, if any has been evaluated.
 fn say_best(folder: &std::path::Path, out: &mut dyn Write) -> Result<()> {
-    let Some((name, step, loss)) = keep::best(folder) else { return Ok(()) };
+    let Some(keep::BestCheckpoint { name, step, loss }) = keep::best(folder) else { return Ok(()) };
     writeln!(out, "the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}")?;
     Ok(())
 }

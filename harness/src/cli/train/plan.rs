@@ -13,7 +13,7 @@ use crate::optim::{AdamWOptions, LrSchedule};
 use crate::train::checkpoint::{Checkpoint, hex};
 use crate::train::keep;
 use crate::train::run::{CHECKPOINT, CURVE, EXPORTED, LOG, NOT_FINITE};
-use crate::train::{Keep, RunOptions, TrainerOptions};
+use crate::train::{Retention, RunOptions, TrainerOptions};
 
 /// Everything that a run starts from.
 pub struct Plan {
@@ -168,7 +168,7 @@ fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
         evaluate_every: 100,
         evaluate_sequences: 64,
         save_every: None,
-        keep: Keep::default(),
+        keep: Retention::default(),
         seed: 0,
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::backend::CompletionEvent;
 use super::error::{CommError, Result};
 
-pub(super) const PANICKED: &str = "internal compiler error: the thread of a communicator panicked; please report this";
+pub(super) const PANICKED: &str = "internal error: the thread of a communicator panicked; please report this";
 
 /// Name of the trace span in which a rank waits for others.
 pub const WAIT: &str = "waiting for ranks";

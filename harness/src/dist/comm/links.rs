@@ -87,7 +87,9 @@ impl<L: Links> OverLinks<L> {
         let unreadable = |rank: usize| CommError::Backend {
             rank: self.links.rank(),
             call: call.to_string(),
-            message: format!("rank {rank} sent an invalid header: it runs another program, or another version"),
+            message: format!(
+                "rank {rank} sent an invalid header: it runs another program or another version of Tilewright"
+            ),
         };
         let calls = headers.iter().enumerate().map(|(rank, bytes)| decode(bytes).ok_or_else(|| unreadable(rank)));
         check_same_calls(&calls.collect::<Result<Vec<_>>>()?)
@@ -112,7 +114,7 @@ impl<L: Links> OverLinks<L> {
     }
 
     /// Runs a call on which all ranks agree, in host memory.
-    pub fn carry(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
+    pub fn execute(&mut self, call: &Call, data: &mut [u8], deadline: Deadline) -> Result<(), LinkError> {
         if self.links.world() == 1 && call.comm_dtype.is_none() {
             return Ok(());
         }
@@ -158,16 +160,16 @@ impl<L: Links> OverLinks<L> {
                     Some(comm_dtype) => round(comm_dtype, bytemuck::cast_slice(send), &mut self.rounded),
                     None => send,
                 };
-                let room = room(&mut self.received[from], mine.len() * comm_dtype.size());
-                self.links.exchange(Some((to, send)), Some((from, room)), deadline)?;
+                let buffer = scratch_bytes(&mut self.received[from], mine.len() * comm_dtype.size());
+                self.links.exchange(Some((to, send)), Some((from, buffer)), deadline)?;
             }
             if let Some(comm_dtype) = call.comm_dtype {
                 let own = bytemuck::cast_slice(&data[bytes(&mine)]);
                 round(comm_dtype, own, &mut self.received[rank]);
             }
             let own = &data[bytes(&mine)];
-            let (received, wired) = (&self.received, call.comm_dtype.is_some());
-            let part = |r: usize| match r == rank && !wired {
+            let (received, is_rounded) = (&self.received, call.comm_dtype.is_some());
+            let part = |r: usize| match r == rank && !is_rounded {
                 true => own,
                 false => &bytemuck::cast_slice(&received[r])[..mine.len() * comm_dtype.size()],
             };
@@ -189,7 +191,7 @@ impl<L: Links> OverLinks<L> {
         };
         for distance in 1..world {
             let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
-            let (send, receive) = two(data, bytes(rank), bytes(from));
+            let (send, receive) = split_disjoint(data, bytes(rank), bytes(from));
             self.links.exchange(Some((to, send)), Some((from, receive)), deadline)?;
         }
         Ok(())
@@ -215,7 +217,7 @@ impl<L: Links> OverLinks<L> {
             let send = round(comm_dtype, &data[segment(rank)], &mut self.rounded);
             for distance in 1..world {
                 let (to, from) = ((rank + distance) % world, (rank + world - distance) % world);
-                let receive = room(&mut self.received[from], segment(from).len() * comm_dtype.size());
+                let receive = scratch_bytes(&mut self.received[from], segment(from).len() * comm_dtype.size());
                 self.links.exchange(Some((to, send)), Some((from, &mut *receive)), deadline)?;
                 widen(comm_dtype, receive, &mut data[segment(from)]);
             }
@@ -252,7 +254,7 @@ impl<L: Links> Backend for OverLinks<L> {
         let data = unsafe { memory.host() };
         // All ranks have arrived. Their deadlines now coincide, however long each has waited before.
         let deadline = Deadline::after(deadline.timeout);
-        self.carry(call, data, deadline).map_err(|error| self.explain(call, deadline, error))?;
+        self.execute(call, data, deadline).map_err(|error| self.explain(call, deadline, error))?;
         Ok(None)
     }
 
@@ -262,13 +264,13 @@ impl<L: Links> Backend for OverLinks<L> {
 }
 
 /// Scratch memory of `bytes` bytes, aligned for every element type.
-fn room(words: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
+fn scratch_bytes(words: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
     words.resize(words.len().max(bytes.div_ceil(8)), 0);
     &mut bytemuck::cast_slice_mut(words)[..bytes]
 }
 
 /// Splits `data` into one slice to read and one to write; the ranges do not overlap.
-fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usize>) -> (&[u8], &mut [u8]) {
+fn split_disjoint(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usize>) -> (&[u8], &mut [u8]) {
     if read.end <= write.start {
         let (low, high) = data.split_at_mut(write.start);
         (&low[read], &mut high[..write.end - write.start])
@@ -280,7 +282,7 @@ fn two(data: &mut [u8], read: std::ops::Range<usize>, write: std::ops::Range<usi
 
 /// Rounds `values` to bf16 or f16.
 fn round<'a>(comm_dtype: Dtype, values: &[f32], scratch: &'a mut Vec<u64>) -> &'a [u8] {
-    let bytes = room(scratch, values.len() * 2);
+    let bytes = scratch_bytes(scratch, values.len() * 2);
     match comm_dtype {
         Dtype::F16 => bytemuck::cast_slice_mut(bytes).iter_mut().zip(values).for_each(|(r, &v)| *r = f16::from_f32(v)),
         _ => bytemuck::cast_slice_mut(bytes).iter_mut().zip(values).for_each(|(r, &v)| *r = bf16::from_f32(v)),

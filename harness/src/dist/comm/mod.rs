@@ -702,7 +702,7 @@ mod tests {
         let output = command.env(CHILD, "1").output().unwrap();
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(crate::dist::watchdog::EXIT_CODE), "{text}");
-        let line = "error: rank 3: all_reduce(sum) of 0 f32 did not come back within 0.15 s, and cannot be canceled";
+        let line = "error: rank 3: all_reduce(sum) of 0 f32 did not return within 0.15 s and cannot be canceled: ending the process";
         assert!(text.contains(line), "{text}");
     }
 }

@@ -22,7 +22,7 @@ const ABORT: i32 = 3;
 const SHUTDOWN: i32 = 4;
 /// Maximum bytes of one message: MPI's counts have 32 bits.
 const MAX_MESSAGE: usize = 1 << 30;
-const LONGEST_REASON: usize = 64 * 1024;
+const MAX_REASON_BYTES: usize = 64 * 1024;
 /// Timeout for sending an abort notice.
 const ABORT_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Polls before the thread sleeps.
@@ -298,7 +298,7 @@ impl Links for Mpi {
     fn abort(&mut self, reason: &str) {
         self.failed = true;
         if !std::mem::replace(&mut self.abort_sent, true) {
-            self.send_to_all(ABORT, &reason.as_bytes()[..reason.len().min(LONGEST_REASON)]);
+            self.send_to_all(ABORT, &reason.as_bytes()[..reason.len().min(MAX_REASON_BYTES)]);
         }
     }
 }

@@ -28,14 +28,14 @@ pub(super) struct LinkState {
     pub unsent: usize,
     /// The received bytes of a header.
     pub head: [u8; HEAD],
-    pub head_got: usize,
+    pub head_received: usize,
     /// Bytes that follow a received header.
     pub unread: usize,
 }
 
 impl Default for LinkState {
     fn default() -> LinkState {
-        LinkState { unsent: 0, head: [0; HEAD], head_got: 0, unread: 0 }
+        LinkState { unsent: 0, head: [0; HEAD], head_received: 0, unread: 0 }
     }
 }
 
@@ -168,13 +168,13 @@ impl Peer<'_> {
 
     /// Discards messages in flight, up to the notice.
     fn receive(&mut self) {
-        let mut room = [0; 1 << 14];
+        let mut buffer = [0; 1 << 14];
         while !self.closed && self.answer.is_none() {
             let link_state = &mut *self.link_state;
-            let reads_head = link_state.head_got < HEAD;
+            let reads_head = link_state.head_received < HEAD;
             let into = match reads_head {
-                true => &mut link_state.head[link_state.head_got..],
-                false => &mut room[..link_state.unread.min(1 << 14)],
+                true => &mut link_state.head[link_state.head_received..],
+                false => &mut buffer[..link_state.unread.min(1 << 14)],
             };
             let got = match self.socket.read(into) {
                 Ok(0) => {
@@ -190,8 +190,8 @@ impl Peer<'_> {
                 }
             };
             if reads_head {
-                link_state.head_got += got;
-                if link_state.head_got == HEAD {
+                link_state.head_received += got;
+                if link_state.head_received == HEAD {
                     let (kind, length) = read_head(&link_state.head);
                     link_state.unread = match kind {
                         WAITING_FOR | ABORT => length,
@@ -200,7 +200,7 @@ impl Peer<'_> {
                 }
             } else {
                 if read_head(&link_state.head).0 == WAITING_FOR && self.notice.len() < 4 * MAX_RANKS {
-                    self.notice.extend(&room[..got]);
+                    self.notice.extend(&buffer[..got]);
                 }
                 link_state.unread -= got;
             }
@@ -210,10 +210,10 @@ impl Peer<'_> {
 
     /// Handles a complete message.
     fn accept_message(&mut self) {
-        if self.link_state.head_got < HEAD || self.link_state.unread > 0 {
+        if self.link_state.head_received < HEAD || self.link_state.unread > 0 {
             return;
         }
-        self.link_state.head_got = 0;
+        self.link_state.head_received = 0;
         match read_head(&self.link_state.head).0 {
             WAITING_FOR => {
                 let numbers = self.notice.chunks_exact(4);

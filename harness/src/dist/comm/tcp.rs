@@ -32,7 +32,7 @@ const COMPLETE: u8 = 1;
 /// Interval at which a rank that waits for one peer checks the others for notices.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum length of a received abort reason in bytes.
-const LONGEST_REASON: usize = 4096;
+const MAX_REASON_BYTES: usize = 4096;
 /// Timeout for sending an abort notice.
 const ABORT_NOTICE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -124,8 +124,7 @@ impl Sockets {
     }
 
     fn socket(&self, peer: usize) -> Result<&TcpStream, LinkError> {
-        let missing =
-            || LinkError::Other(format!("internal compiler error: no socket to rank {peer}; please report this"));
+        let missing = || LinkError::Other(format!("internal error: no socket to rank {peer}; please report this"));
         self.peers.get(peer).and_then(Option::as_ref).ok_or_else(missing)
     }
 
@@ -153,7 +152,7 @@ impl Sockets {
         while !out.is_done() {
             let parts = out.rest().map(std::io::IoSlice::new);
             match socket.write_vectored(&parts) {
-                Ok(n) => out.done += n,
+                Ok(n) => out.transferred += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(self.disconnect_reason(out.to, &error)),
@@ -168,7 +167,7 @@ impl Sockets {
         let mut text = [0u8; 1];
         let mut incoming = Incoming::new(peer, CALL, &mut text);
         match self.pump_in(&mut incoming) {
-            Err(said @ LinkError::Aborted(..)) => said,
+            Err(notice @ LinkError::Aborted(..)) => notice,
             _ => LinkError::Gone(peer, connection_error(error)),
         }
     }
@@ -176,20 +175,20 @@ impl Sockets {
     fn pump_in(&self, into: &mut Incoming) -> Result<(), LinkError> {
         let socket = self.socket(into.from)?;
         while !into.is_done() {
-            let room = into.rest();
-            match (&*socket).read(room) {
+            let buffer = into.rest();
+            match (&*socket).read(buffer) {
                 Ok(0) => return Err(LinkError::Gone(into.from, "its connection is closed".into())),
-                Ok(n) => into.done += n,
+                Ok(n) => into.transferred += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(LinkError::Gone(into.from, connection_error(&error))),
             }
-            if into.done == HEAD {
+            if into.transferred == HEAD {
                 self.check_head(into)?;
             }
             if into.is_done() && into.trailer[0] != COMPLETE {
                 // The sender failed in the middle of this message; its next message has the reason.
-                into.done = 0;
+                into.transferred = 0;
             }
         }
         Ok(())
@@ -207,7 +206,7 @@ impl Sockets {
         match kind == into.kind && length == into.body.len() {
             true => Ok(()),
             false => Err(LinkError::Other(format!(
-                "rank {} sent message {kind:#x} of {length} bytes, expected {:#x} of {} bytes; it runs another version",
+                "rank {} sent message {kind:#x} of {length} bytes, expected {:#x} of {} bytes; it runs another version of Tilewright",
                 into.from,
                 into.kind,
                 into.body.len()
@@ -217,18 +216,18 @@ impl Sockets {
 
     /// Reads the reason of an abort notice.
     fn read_abort_reason(&self, from: usize, length: usize) -> String {
-        let mut text = vec![0; length.min(LONGEST_REASON)];
-        let (mut done, deadline) = (0, Deadline::after(ABORT_NOTICE_TIMEOUT));
-        while done < text.len() && !deadline.is_over() {
+        let mut text = vec![0; length.min(MAX_REASON_BYTES)];
+        let (mut length_read, deadline) = (0, Deadline::after(ABORT_NOTICE_TIMEOUT));
+        while length_read < text.len() && !deadline.is_over() {
             let Ok(mut socket) = self.socket(from) else { break };
-            match socket.read(&mut text[done..]) {
+            match socket.read(&mut text[length_read..]) {
                 Ok(0) => break,
-                Ok(n) => done += n,
+                Ok(n) => length_read += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => drop(self.poll(&[from], None, deadline)),
                 Err(_) => break,
             }
         }
-        printable_lines(&text[..done])
+        printable_lines(&text[..length_read])
     }
 }
 
@@ -317,7 +316,7 @@ impl Sockets {
 
     /// Stores how much of an outgoing message was sent before a failure.
     fn note_sent(&mut self, out: &Outgoing) {
-        if out.done > 0
+        if out.transferred > 0
             && let Some(link_state) = self.link_state.get_mut(out.to)
         {
             link_state.unsent = out.left();
@@ -329,9 +328,9 @@ impl Sockets {
         let Some(link_state) = self.link_state.get_mut(into.from).filter(|_| !into.is_done()) else { return };
         let (kind, length) = read_head(&into.head);
         link_state.head = into.head;
-        link_state.head_got = into.done.min(HEAD);
+        link_state.head_received = into.transferred.min(HEAD);
         let trailer = if [WAITING_FOR, ABORT].contains(&kind) { 0 } else { TRAILER };
-        link_state.unread = length.saturating_add(trailer).saturating_sub(into.done.saturating_sub(HEAD));
+        link_state.unread = length.saturating_add(trailer).saturating_sub(into.transferred.saturating_sub(HEAD));
     }
 }
 
@@ -404,8 +403,8 @@ impl Links for Sockets {
         // The rank that timed out first sends its notice next.
         let deadline = Deadline::after(if own_timeout { Duration::ZERO } else { NOTICE_INTERVAL });
         while !deadline.is_over() {
-            if let Some(said @ LinkError::Aborted(..)) = self.pending_notice(None) {
-                return said;
+            if let Some(notice @ LinkError::Aborted(..)) = self.pending_notice(None) {
+                return notice;
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -434,7 +433,7 @@ impl Links for Sockets {
 
 /// An abort notice with this reason.
 fn abort_notice(reason: &str) -> Vec<u8> {
-    let reason = &reason.as_bytes()[..reason.len().min(LONGEST_REASON)];
+    let reason = &reason.as_bytes()[..reason.len().min(MAX_REASON_BYTES)];
     [&write_head(ABORT, reason.len()), reason].concat()
 }
 
@@ -451,10 +450,10 @@ pub(crate) fn send_abort_notice<'a>(peers: impl Iterator<Item = &'a TcpStream>, 
 /// The reason in the abort notice of a peer that closed its connection, if it sent one. Calls that it sent before are
 /// skipped.
 pub(crate) fn abort_reason(socket: &TcpStream) -> Option<String> {
-    let mut said = vec![0; HEAD + 2 * LONGEST_REASON];
+    let mut received = vec![0; HEAD + 2 * MAX_REASON_BYTES];
     socket.set_nonblocking(true).ok()?;
-    let got = socket.peek(&mut said).ok()?;
-    let mut rest = &said[..got];
+    let length = socket.peek(&mut received).ok()?;
+    let mut rest = &received[..length];
     loop {
         let (kind, length) = read_head(rest.first_chunk()?);
         rest = &rest[HEAD..];
@@ -478,12 +477,12 @@ struct Outgoing<'a> {
     head: [u8; HEAD],
     body: &'a [u8],
     trailer: &'static [u8],
-    done: usize,
+    transferred: usize,
 }
 
 impl<'a> Outgoing<'a> {
     fn new(to: usize, kind: u32, body: &'a [u8]) -> Outgoing<'a> {
-        Outgoing { to, head: write_head(kind, body.len()), body, trailer: &[COMPLETE; TRAILER], done: 0 }
+        Outgoing { to, head: write_head(kind, body.len()), body, trailer: &[COMPLETE; TRAILER], transferred: 0 }
     }
 
     fn is_done(&self) -> bool {
@@ -492,12 +491,16 @@ impl<'a> Outgoing<'a> {
 
     /// Bytes not sent yet.
     fn left(&self) -> usize {
-        HEAD + self.body.len() + self.trailer.len() - self.done
+        HEAD + self.body.len() + self.trailer.len() - self.transferred
     }
 
     fn rest(&self) -> [&[u8]; 3] {
-        let behind = |from: usize, part: &'a [u8]| &part[self.done.saturating_sub(from).min(part.len())..];
-        [&self.head[self.done.min(HEAD)..], behind(HEAD, self.body), behind(HEAD + self.body.len(), self.trailer)]
+        let behind = |from: usize, part: &'a [u8]| &part[self.transferred.saturating_sub(from).min(part.len())..];
+        [
+            &self.head[self.transferred.min(HEAD)..],
+            behind(HEAD, self.body),
+            behind(HEAD + self.body.len(), self.trailer),
+        ]
     }
 }
 
@@ -508,24 +511,24 @@ struct Incoming<'a> {
     head: [u8; HEAD],
     body: &'a mut [u8],
     trailer: [u8; TRAILER],
-    done: usize,
+    transferred: usize,
 }
 
 impl<'a> Incoming<'a> {
     fn new(from: usize, kind: u32, body: &'a mut [u8]) -> Incoming<'a> {
-        Incoming { from, kind, head: [0; HEAD], body, trailer: [0; TRAILER], done: 0 }
+        Incoming { from, kind, head: [0; HEAD], body, trailer: [0; TRAILER], transferred: 0 }
     }
 
     fn is_done(&self) -> bool {
-        self.done == HEAD + self.body.len() + TRAILER
+        self.transferred == HEAD + self.body.len() + TRAILER
     }
 
     fn rest(&mut self) -> &mut [u8] {
         let end = HEAD + self.body.len();
-        match self.done {
-            done if done < HEAD => &mut self.head[done..],
-            done if done < end => &mut self.body[done - HEAD..],
-            done => &mut self.trailer[done - end..],
+        match self.transferred {
+            transferred if transferred < HEAD => &mut self.head[transferred..],
+            transferred if transferred < end => &mut self.body[transferred - HEAD..],
+            transferred => &mut self.trailer[transferred - end..],
         }
     }
 }
@@ -661,12 +664,12 @@ mod tests {
                         let limit = if rank == first { 200 } else { 20_000 };
                         let deadline = Deadline::after(Duration::from_millis(limit));
                         // More than the kernel's buffers hold, so that it is truncated: rank 1 does not read it.
-                        let (bytes, mut room) = (vec![1; if rank == 0 { 1 << 26 } else { 100 }], vec![0; 1000]);
+                        let (bytes, mut buffer) = (vec![1; if rank == 0 { 1 << 26 } else { 100 }], vec![0; 1000]);
                         let to = rank.checked_sub(1).or(Some(1)).filter(|_| rank != 1).map(|to| (to, bytes.as_slice()));
                         if rank == 1 {
-                            links.exchange(None, Some((2, &mut room[..100])), deadline).unwrap_or_default();
+                            links.exchange(None, Some((2, &mut buffer[..100])), deadline).unwrap_or_default();
                         }
-                        let error = links.exchange(to, Some((rank + 1, &mut room)), deadline);
+                        let error = links.exchange(to, Some((rank + 1, &mut buffer)), deadline);
                         ends(&mut links, error.unwrap_err())
                     })
                 };
@@ -687,8 +690,8 @@ mod tests {
         assert!(there.pump_out(&mut out).is_ok());
         there.link_state[0].unsent = (1 << 12) - 100;
         there.abort("the disk is full");
-        let mut room = [0; 1 << 12];
-        let outcome = here.exchange(None, Some((1, &mut room)), Deadline::after(Duration::from_secs(20)));
+        let mut buffer = [0; 1 << 12];
+        let outcome = here.exchange(None, Some((1, &mut buffer)), Deadline::after(Duration::from_secs(20)));
         assert!(matches!(outcome, Err(LinkError::Aborted(1, reason)) if reason == "the disk is full"));
     }
 }

@@ -17,8 +17,8 @@ use crate::signals::STOP_SIGNALS;
 pub const COMMAND: &str = "launch-guard";
 
 /// A message: a process group, or its negative to unregister it, in native byte order.
-type Word = libc::pid_t;
-const WORD: usize = size_of::<Word>();
+type Message = libc::pid_t;
+const MESSAGE_BYTES: usize = size_of::<Message>();
 
 /// The launcher's handle of its guard.
 pub struct Guard {
@@ -52,7 +52,7 @@ impl Guard {
     }
 
     /// Unregisters a group that is empty.
-    pub fn unregister_group(&mut self, group: Word) {
+    pub fn unregister_group(&mut self, group: Message) {
         if let Some(pipe) = &mut self.pipe {
             // Fails only if the guard has ended.
             let _ = pipe.write_all(&(-group).to_ne_bytes());
@@ -79,8 +79,8 @@ fn own_program() -> io::Result<std::path::PathBuf> {
 pub fn register_group(pipe: RawFd) {
     // SAFETY: getpid and write are safe to call there, and the bytes live through the call.
     unsafe {
-        let word = libc::getpid().to_ne_bytes();
-        libc::write(pipe, word.as_ptr().cast(), WORD);
+        let message = libc::getpid().to_ne_bytes();
+        libc::write(pipe, message.as_ptr().cast(), MESSAGE_BYTES);
     }
 }
 
@@ -90,11 +90,11 @@ pub fn watch() {
         // SAFETY: installs no handler. A signal to all processes is meant for the ranks and the launcher.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    let mut groups: Vec<Word> = Vec::new();
+    let mut groups: Vec<Message> = Vec::new();
     let mut input = io::stdin().lock();
-    let mut word = [0_u8; WORD];
-    while input.read_exact(&mut word).is_ok() {
-        match Word::from_ne_bytes(word) {
+    let mut message = [0_u8; MESSAGE_BYTES];
+    while input.read_exact(&mut message).is_ok() {
+        match Message::from_ne_bytes(message) {
             group @ 2.. => groups.push(group),
             over => groups.retain(|group| *group != -over),
         }

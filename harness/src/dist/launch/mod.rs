@@ -133,7 +133,7 @@ pub fn run(
         if let Some(signal) = schedule.due(now, saving) {
             for rank in ranks.iter_mut().filter(|rank| !rank.is_gone()) {
                 rank.signal(signal);
-                rank.stopped |= !rank.has_ended();
+                rank.terminated_by_launcher |= !rank.has_ended();
             }
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -156,7 +156,7 @@ struct ShutdownSchedule {
     /// Whether ranks that save get more time.
     waits_for_saving: bool,
     /// Whether a stop signal was received: failures after it do not shorten the time.
-    asked: bool,
+    stop_requested: bool,
     /// Time at which SIGTERM was sent.
     terminated: Option<Instant>,
     /// Time at which SIGKILL was sent.
@@ -169,7 +169,7 @@ impl ShutdownSchedule {
             timeouts,
             ending: None,
             waits_for_saving: true,
-            asked: false,
+            stop_requested: false,
             terminated: None,
             killed: None,
         }
@@ -184,13 +184,13 @@ impl ShutdownSchedule {
 
     /// Called after a stop signal, or after a rank has stopped.
     fn stop(&mut self, now: Instant) {
-        self.asked = true;
+        self.stop_requested = true;
         self.end_within(now, self.timeouts.stop);
     }
 
     /// Called after a rank has failed.
     fn fail(&mut self, now: Instant) {
-        if !self.asked {
+        if !self.stop_requested {
             self.end_within(now, self.timeouts.grace);
         }
     }
@@ -204,7 +204,7 @@ impl ShutdownSchedule {
     /// Called when all ranks have ended: terminates their remaining processes. After a signal the remaining processes
     /// keep the time that is left, since ranks may have been wrappers of them.
     fn all_have_ended(&mut self, now: Instant) {
-        if !self.asked {
+        if !self.stop_requested {
             self.end_within(now, Duration::ZERO);
         }
     }

@@ -27,7 +27,7 @@ pub struct Rank {
     /// Whether the process group is empty.
     empty: bool,
     /// Whether the launcher sent it SIGTERM or SIGKILL because it did not end in time.
-    pub stopped: bool,
+    pub terminated_by_launcher: bool,
 }
 
 impl Rank {
@@ -68,8 +68,8 @@ impl Rank {
         drop(rank_end);
         let group = leader.id() as libc::pid_t;
         let last = Arc::new(Mutex::new(VecDeque::new()));
-        let (ended, empty, stopped, readers) = (None, false, false, Vec::new());
-        let mut rank = Rank { number, leader, group, lifeline, last, readers, ended, empty, stopped };
+        let (ended, empty, terminated_by_launcher, readers) = (None, false, false, Vec::new());
+        let mut rank = Rank { number, leader, group, lifeline, last, readers, ended, empty, terminated_by_launcher };
         let read = rank.read(out, err);
         if let Err(error) = read {
             rank.kill();
@@ -159,8 +159,15 @@ impl Rank {
         }
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         let (status, after) = self.ended?;
-        let left = (!self.empty).then_some(self.group);
-        Some(End { rank: self.number, status, after, last, stopped: self.stopped, left })
+        let remaining_group = (!self.empty).then_some(self.group);
+        Some(End {
+            rank: self.number,
+            status,
+            after,
+            last,
+            terminated_by_launcher: self.terminated_by_launcher,
+            remaining_group,
+        })
     }
 }
 
@@ -200,7 +207,7 @@ fn prepare(launcher: libc::pid_t, guard: i32, line: i32) -> io::Result<()> {
 }
 
 /// Maximum bytes of a line; longer lines are split.
-const LONGEST_LINE: u64 = 64 << 10;
+const MAX_LINE_BYTES: u64 = 64 << 10;
 
 /// Forwards lines, prefixed with the rank.
 fn forward(
@@ -212,7 +219,7 @@ fn forward(
     std::thread::Builder::new().spawn(move || {
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
-        while (&mut stream).take(LONGEST_LINE).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        while (&mut stream).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
             let text = String::from_utf8_lossy(&line).trim_end().to_string();
             line.clear();
             // A closed output does not end the ranks.
@@ -251,7 +258,7 @@ mod tests {
         forward(3, io::Cursor::new(text), to.clone(), Arc::clone(&last)).unwrap().join().unwrap();
         let said = String::from_utf8(to.0.lock().unwrap().clone()).unwrap();
         let lines: Vec<&str> = said.lines().map(|line| line.strip_prefix("[rank 3] ").unwrap()).collect();
-        assert!(lines.iter().all(|line| line.len() as u64 <= LONGEST_LINE));
+        assert!(lines.iter().all(|line| line.len() as u64 <= MAX_LINE_BYTES));
         assert_eq!(lines.concat(), "x".repeat(1_000_000) + "end");
         assert_eq!(lines.last(), Some(&"end"));
         assert_eq!(last.lock().unwrap().len(), LAST_LINES);

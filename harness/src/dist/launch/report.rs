@@ -20,9 +20,9 @@ pub struct End {
     /// The rank's last output lines, at most [`super::LAST_LINES`].
     pub last: Vec<String>,
     /// Whether the launcher terminated the rank, because it did not end in time.
-    pub stopped: bool,
+    pub terminated_by_launcher: bool,
     /// The rank's process group, if SIGKILL did not end all of its processes.
-    pub left: Option<i32>,
+    pub remaining_group: Option<i32>,
 }
 
 impl End {
@@ -52,7 +52,7 @@ impl End {
 
 /// A rank that the launcher terminated and that another rank waited for, with that rank's message.
 fn hung(ends: &[End]) -> Option<(&End, &String)> {
-    ends.iter().filter(|end| end.stopped).find_map(|end| {
+    ends.iter().filter(|end| end.terminated_by_launcher).find_map(|end| {
         let others = ends.iter().filter(|other| other.rank != end.rank);
         others
             .flat_map(|other| &other.last)
@@ -64,7 +64,8 @@ fn hung(ends: &[End]) -> Option<(&End, &String)> {
 /// The report if a rank failed; `None` if all ended regularly, after a stop signal, or by one of `forwarded`, which the
 /// launcher passed on.
 pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
-    let fails = |end: &&End| !end.status.success() && !end.has_saved() && !end.stopped && !end.is_by(forwarded);
+    let fails =
+        |end: &&End| !end.status.success() && !end.has_saved() && !end.terminated_by_launcher && !end.is_by(forwarded);
     let failures: Vec<&End> = ends.iter().filter(fails).collect();
     let seen = failures.first()?;
     let together = || failures.iter().filter(|end| end.after < seen.after + SIMULTANEOUS_SECONDS);
@@ -77,7 +78,7 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
     let first = hung.map(|(end, _)| end).or(killed.or(alone).copied()).unwrap_or(seen);
     let mut text = match hung {
         Some((_, line)) => format!(
-            "rank {} hung, and ended {}, which the launcher sent after {:.1} s; another rank said: {}",
+            "rank {} hung, and the launcher terminated it: it ended {} after {:.1} s; another rank reported: {}",
             first.rank,
             first.describe(),
             first.after,
@@ -105,7 +106,7 @@ pub fn report(ends: &[End], forwarded: &[i32]) -> Option<String> {
 /// One line per rank.
 pub fn per_rank_lines(ends: &[&End]) -> String {
     let line = |end: &&End| {
-        let cause = match (end.stopped, end.status.signal()) {
+        let cause = match (end.terminated_by_launcher, end.status.signal()) {
             (true, Some(_)) => ", which the launcher sent",
             (true, None) => ", after the launcher's signal,",
             (false, _) => "",
@@ -121,7 +122,14 @@ mod tests {
 
     fn end(rank: usize, code: i32, after: f64, last: &str) -> End {
         let status = std::process::ExitStatus::from_raw(if code > 0 { code << 8 } else { -code });
-        End { rank, status, after, last: vec!["working".into(), last.to_string()], stopped: false, left: None }
+        End {
+            rank,
+            status,
+            after,
+            last: vec!["working".into(), last.to_string()],
+            terminated_by_launcher: false,
+            remaining_group: None,
+        }
     }
 
     fn first(ends: &[End]) -> String {
@@ -145,12 +153,15 @@ mod tests {
         assert!(report(&[end(0, 0, 1.0, "done")], &[]).is_none());
         // A hanging rank ends last, when it is terminated.
         let waited = "error: rank 0 waited 300 s for rank 2 at barrier";
-        let hung = End { stopped: true, ..end(2, -9, 9.0, "step 7") };
+        let hung = End { terminated_by_launcher: true, ..end(2, -9, 9.0, "step 7") };
         let ends = [end(0, 1, 1.0, waited), end(1, 1, 1.0, &format!("error: rank 0 aborted: {waited}")), hung];
         let text = report(&ends, &[]).unwrap();
-        assert!(text.starts_with("rank 2 hung, and ended by signal 9 (SIGKILL)"), "{text}");
         assert!(
-            text.contains("another rank said: rank 0 waited 300 s for rank 2") && text.contains("| step 7"),
+            text.starts_with("rank 2 hung, and the launcher terminated it: it ended by signal 9 (SIGKILL)"),
+            "{text}"
+        );
+        assert!(
+            text.contains("another rank reported: rank 0 waited 300 s for rank 2") && text.contains("| step 7"),
             "{text}"
         );
         // Ranks that saved after a stop signal, and ranks that the signal itself ended, have not failed.

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use super::super::comm::backend::Deadline;
 use super::super::comm::{CommError, Result};
-use super::handshake::{HELLO, HandshakeError, LocalIdentity, PeerInfo, ServerAction, ServerState, is_pause, welcome};
+use super::handshake::{
+    HELLO, HandshakeError, LocalIdentity, PeerInfo, ServerAction, ServerState, is_retryable, welcome,
+};
 use super::setup;
 
 /// Timeout of a handshake.
@@ -36,7 +38,7 @@ struct Pending {
     until: Deadline,
     state: ServerState,
     message: [u8; HELLO],
-    got: usize,
+    received: usize,
 }
 
 /// An authenticated connection.
@@ -148,7 +150,7 @@ impl<'a> Acceptor<'a> {
         for _ in 0..ACCEPT_BATCH {
             let (socket, address) = match listener.accept() {
                 Ok(connection) => connection,
-                Err(error) if is_pause(&error) => return Ok(()),
+                Err(error) if is_retryable(&error) => return Ok(()),
                 // Closed before it was accepted.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
                 // Descriptors may have run out: close the oldest connection.
@@ -166,7 +168,7 @@ impl<'a> Acceptor<'a> {
             }
             let until = Deadline::after(HANDSHAKE_TIMEOUT);
             let (state, message) = (ServerState::Hello, [0; HELLO]);
-            self.pending.push_back(Pending { socket, ip: address.ip(), until, state, message, got: 0 });
+            self.pending.push_back(Pending { socket, ip: address.ip(), until, state, message, received: 0 });
         }
         Ok(())
     }
@@ -181,10 +183,10 @@ impl<'a> Acceptor<'a> {
     /// Reads the available bytes of a handshake and continues it.
     fn serve(&mut self, at: usize) -> Result<Option<AcceptedPeer>> {
         let pending = &mut self.pending[at];
-        while pending.got < pending.state.due() {
-            match pending.socket.read(&mut pending.message[pending.got..pending.state.due()]) {
-                Ok(n) if n > 0 => pending.got += n,
-                Err(error) if is_pause(&error) => return Ok(None),
+        while pending.received < pending.state.expected_len() {
+            match pending.socket.read(&mut pending.message[pending.received..pending.state.expected_len()]) {
+                Ok(n) if n > 0 => pending.received += n,
+                Err(error) if is_retryable(&error) => return Ok(None),
                 _ => {
                     // A peer that leaves after it received our proof has another secret.
                     let why = if matches!(pending.state, ServerState::Answer { .. }) {
@@ -197,14 +199,14 @@ impl<'a> Acceptor<'a> {
                 }
             }
         }
-        let next = pending.state.take(self.identity, &pending.message[..pending.got]);
+        let next = pending.state.on_message(self.identity, &pending.message[..pending.received]);
         let next =
             next.map_err(|error| CommError::Setup(format!("no random numbers for the handshake with ranks: {error}")))?;
         // The send buffer of a new connection has space for these few bytes.
-        let told = |mut socket: &TcpStream, bytes: &[u8]| socket.write(bytes).is_ok_and(|n| n == bytes.len());
+        let send_all = |mut socket: &TcpStream, bytes: &[u8]| socket.write(bytes).is_ok_and(|n| n == bytes.len());
         match next {
-            ServerAction::Send(bytes, state) if told(&pending.socket, &bytes) => {
-                (pending.state, pending.got) = (state, 0);
+            ServerAction::Send(bytes, state) if send_all(&pending.socket, &bytes) => {
+                (pending.state, pending.received) = (state, 0);
                 Ok(None)
             }
             ServerAction::Send(..) => {
@@ -212,14 +214,14 @@ impl<'a> Acceptor<'a> {
                 Ok(None)
             }
             ServerAction::Refuse(bytes, why) => {
-                let _ = told(&pending.socket, &bytes);
+                let _ = send_all(&pending.socket, &bytes);
                 self.reject(at, why);
                 Ok(None)
             }
             ServerAction::Accepted(peer_info) => {
                 let Some(Pending { socket, ip, .. }) = self.pending.remove(at) else { return Ok(None) };
                 // A peer that does not get the message connects again.
-                let stays = told(&socket, welcome());
+                let stays = send_all(&socket, welcome());
                 Ok(stays.then_some(AcceptedPeer { socket, ip, peer_info }))
             }
         }

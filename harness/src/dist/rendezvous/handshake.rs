@@ -76,7 +76,7 @@ impl HandshakeError {
     pub fn listener_message(self) -> &'static str {
         match self {
             HandshakeError::UnknownProtocol => {
-                "the program that answers there is not a rank of Tilewright, or has another version"
+                "the program that answers there is not a Tilewright rank, or is one of another version"
             }
             HandshakeError::OtherJob => "another job uses this port; set MASTER_PORT to a free one",
             HandshakeError::NoProof => {
@@ -89,7 +89,7 @@ impl HandshakeError {
     /// Describes the client, for the message of the server.
     pub fn peer_message(self) -> &'static str {
         match self {
-            HandshakeError::UnknownProtocol => "it is not a rank of Tilewright, or has another version",
+            HandshakeError::UnknownProtocol => "it is not a Tilewright rank, or is one of another version",
             HandshakeError::OtherJob => "it belongs to another job",
             HandshakeError::NoProof => "it does not know the job's secret",
             HandshakeError::NoReply => "it did not identify itself",
@@ -125,7 +125,7 @@ pub enum ServerAction {
 
 impl ServerState {
     /// Length of the expected message in bytes.
-    pub fn due(&self) -> usize {
+    pub fn expected_len(&self) -> usize {
         match self {
             ServerState::Hello => HELLO,
             ServerState::Answer { .. } => ANSWER,
@@ -136,7 +136,7 @@ impl ServerState {
     ///
     /// # Errors
     /// The system has no random numbers.
-    pub fn take(&self, identity: &LocalIdentity, message: &[u8]) -> io::Result<ServerAction> {
+    pub fn on_message(&self, identity: &LocalIdentity, message: &[u8]) -> io::Result<ServerAction> {
         Ok(match self {
             ServerState::Hello if message[..8] != HELLO_MAGIC => {
                 ServerAction::Refuse(Vec::new(), HandshakeError::UnknownProtocol)
@@ -154,8 +154,8 @@ impl ServerState {
                 ServerAction::Send(challenge, ServerState::Answer { hello, nonce })
             }
             ServerState::Answer { hello, nonce } => {
-                let (port, shown) = (part::<2>(message, 0), part::<32>(message, 2));
-                match identity.key.is_proof(shown, "client", &[hello, nonce, &port]) {
+                let (port, proof) = (part::<2>(message, 0), part::<32>(message, 2));
+                match identity.key.is_proof(proof, "client", &[hello, nonce, &port]) {
                     false => ServerAction::Refuse(Vec::new(), HandshakeError::NoProof),
                     true => ServerAction::Accepted(PeerInfo {
                         rank: number(hello, 8) as usize,
@@ -173,19 +173,28 @@ pub fn welcome() -> &'static [u8] {
     &WELCOME_MAGIC
 }
 
-/// Runs the client side of the handshake with rank `to`; `port` is the port on which this rank listens. The server has
-/// to send its proof before `proof_deadline`, and to finish the handshake before `deadline`.
+/// What the client of a handshake asks for.
+pub struct ConnectRequest {
+    /// The rank to connect to.
+    pub to: usize,
+    /// The port on which this rank listens; 0 if it does not.
+    pub port: u16,
+    /// The server has to send its proof before this.
+    pub proof_deadline: Deadline,
+    /// The server has to finish the handshake before this.
+    pub deadline: Deadline,
+}
+
+/// Runs the client side of the handshake.
 ///
 /// # Errors
 /// The reason if the server is not the expected rank.
 pub fn handshake(
     socket: &mut TcpStream,
     identity: &LocalIdentity,
-    to: usize,
-    port: u16,
-    proof_deadline: Deadline,
-    deadline: Deadline,
+    request: ConnectRequest,
 ) -> Result<(), HandshakeError> {
+    let ConnectRequest { to, port, proof_deadline, deadline } = request;
     let silent = |_| HandshakeError::NoReply;
     let nonce = random::<32>().map_err(silent)?;
     let (rank, to, world) = (identity.rank.to_le_bytes(), (to as u32).to_le_bytes(), identity.world.to_le_bytes());
@@ -200,8 +209,8 @@ pub fn handshake(
     }
     let mut challenge = [0; CHALLENGE - 8];
     read_by(socket, &mut challenge, proof_deadline).map_err(silent)?;
-    let (nonce, shown) = (part::<32>(&challenge, 0), part::<32>(&challenge, 32));
-    if !identity.key.is_proof(shown, "server", &[&hello, &nonce]) {
+    let (nonce, proof) = (part::<32>(&challenge, 0), part::<32>(&challenge, 32));
+    if !identity.key.is_proof(proof, "server", &[&hello, &nonce]) {
         return Err(HandshakeError::NoProof);
     }
     let port = port.to_le_bytes();
@@ -230,7 +239,7 @@ pub fn read_by(socket: &mut TcpStream, bytes: &mut [u8], deadline: Deadline) -> 
         match socket.read(&mut bytes[done..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(n) => done += n,
-            Err(error) if is_pause(&error) => {}
+            Err(error) if is_retryable(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -251,7 +260,7 @@ pub fn write_by(socket: &mut TcpStream, bytes: &[u8], deadline: Deadline) -> io:
         socket.set_write_timeout(Some(left))?;
         match socket.write(&bytes[done..]) {
             Ok(n) => done += n,
-            Err(error) if is_pause(&error) => {}
+            Err(error) if is_retryable(&error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -259,6 +268,6 @@ pub fn write_by(socket: &mut TcpStream, bytes: &[u8], deadline: Deadline) -> io:
 }
 
 /// Whether the operation can be retried.
-pub fn is_pause(error: &io::Error) -> bool {
+pub fn is_retryable(error: &io::Error) -> bool {
     [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted].contains(&error.kind())
 }

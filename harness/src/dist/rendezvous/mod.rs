@@ -29,7 +29,7 @@ use super::secret::{Access, Secret};
 use super::watchdog::{WATCHDOG_MARGIN, guard};
 use crate::escape::{printable, printable_lines};
 use acceptor::{AcceptedPeer, Acceptor, Event, HANDSHAKE_TIMEOUT};
-use handshake::{HandshakeError, LocalIdentity, handshake, read_by, write_by};
+use handshake::{ConnectRequest, HandshakeError, LocalIdentity, handshake, read_by, write_by};
 
 /// Time between two attempts to connect.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
@@ -38,9 +38,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending one rank the outcome of the rendezvous.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a received failure reason in bytes.
-const LONGEST_REASON: usize = 4096;
+const MAX_REASON_BYTES: usize = 4096;
 /// Maximum length of one rank's line in the address list.
-const LONGEST_LINE: usize = 64;
+const MAX_LINE_BYTES: usize = 64;
 
 /// What all ranks of a job share.
 #[derive(Clone, Debug, Default)]
@@ -276,7 +276,7 @@ fn connect_peers(
         }
         let port =
             listener.as_ref().and_then(|listener| listener.local_addr().ok()).map_or(0, |address| address.port());
-        handshake(socket, identity, 0, port, proof_deadline, deadline)
+        handshake(socket, identity, ConnectRequest { to: 0, port, proof_deadline, deadline })
     })?;
     let socket = peers[0].insert(socket);
     let Some(listener) = listener else { return setup(format!("rank {rank} has no port for the other ranks")) };
@@ -295,7 +295,9 @@ fn connect_peers(
             job,
             deadline,
             "all ranks have to reach each other",
-            |socket, proof_deadline| handshake(socket, identity, to, 0, proof_deadline, deadline),
+            |socket, proof_deadline| {
+                handshake(socket, identity, ConnectRequest { to, port: 0, proof_deadline, deadline })
+            },
         );
         let peer = peer.map_err(|error| CommError::Setup(format!("rank {rank} cannot reach rank {to}: {error}")))?;
         peers[to] = Some(peer);
@@ -352,8 +354,8 @@ fn receive_address_list(socket: &mut TcpStream, rank_info: &RankInfo, deadline: 
     read_by(socket, &mut head, deadline).map_err(gone)?;
     let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
     let (is_list, most) = match head[0] {
-        b'y' => (true, LONGEST_LINE * rank_info.world),
-        _ => (false, LONGEST_REASON),
+        b'y' => (true, MAX_LINE_BYTES * rank_info.world),
+        _ => (false, MAX_REASON_BYTES),
     };
     let mut text = vec![0; length.min(most)];
     read_by(socket, &mut text, deadline).map_err(gone)?;
@@ -404,7 +406,7 @@ fn connect_with_retry(
                     "no rank of this job answers at {host}:{port} after {after}: {}",
                     why.listener_message()
                 )),
-                None => setup(format!("nobody answers at {host}:{port} after {after} ({last})\n  help: {help}")),
+                None => setup(format!("no process answers at {host}:{port} after {after} ({last})\n  help: {help}")),
             };
         }
         std::thread::sleep(RETRY_INTERVAL);
@@ -457,7 +459,7 @@ mod tests {
         fn connect_as(&self, rank: usize, to: usize, port: u16) -> TcpStream {
             let identity = LocalIdentity::new(&self.rank_info(rank), &self.job, "ranks");
             let do_handshake = |socket: &mut TcpStream, proof_deadline: Deadline| {
-                handshake(socket, &identity, to, 1, proof_deadline, self.deadline())
+                handshake(socket, &identity, ConnectRequest { to, port: 1, proof_deadline, deadline: self.deadline() })
             };
             connect_with_retry(("127.0.0.1", port), &self.job, self.deadline(), "", do_handshake).unwrap()
         }

@@ -25,10 +25,31 @@ use tilewright::{Buffer, Device, View, ViewMut};
 use super::buckets::Bucket;
 use super::comm::handle::wait_all;
 use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
-use super::ddp::{Ddp, Synchronized};
+use super::ddp::{Ddp, SyncStats};
 use super::error::{Error, Result};
 use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
 use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
+
+/// Arguments of an optimizer step, as in [`AdamW::step`], without compute weights: refresh them afterwards.
+pub struct StepArguments<'a> {
+    /// The flat tensor of all parameters.
+    pub values: ViewMut<'a, f32>,
+    /// The flat gradient, of the same length.
+    pub gradients: View<'a, f32>,
+    pub groups: &'a [Group],
+    /// Learning rate, before the factors of the groups.
+    pub rate: f64,
+    /// Factor on the gradient, from clipping and loss scaling.
+    pub gradient_scale: f64,
+}
+
+impl StepArguments<'_> {
+    fn reborrow(&mut self) -> StepArguments<'_> {
+        let StepArguments { values, gradients, groups, rate, gradient_scale } = self;
+        let values = values.reborrow();
+        StepArguments { values, gradients: *gradients, groups, rate: *rate, gradient_scale: *gradient_scale }
+    }
+}
 
 /// An optimizer with element-wise state for a range of the flat tensors.
 pub trait FlatOptimizer: Sized {
@@ -50,19 +71,11 @@ pub trait FlatOptimizer: Sized {
     /// Bytes of state.
     fn bytes(&self) -> usize;
 
-    /// One step of its range; arguments as in [`AdamW::step`].
+    /// One step of its range.
     ///
     /// # Errors
     /// Errors of the launches.
-    fn step(
-        &mut self,
-        values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        compute_weights: ComputeWeights<'_>,
-        groups: &[Group],
-        rate: f64,
-        gradient_scale: f64,
-    ) -> tilewright::Result<()>;
+    fn step(&mut self, arguments: StepArguments<'_>) -> tilewright::Result<()>;
 
     /// The state tensors, in the order of [`FlatOptimizer::STATE`].
     fn state(&self) -> Vec<View<'_, f32>>;
@@ -98,16 +111,9 @@ impl FlatOptimizer for AdamW {
         AdamW::bytes(self)
     }
 
-    fn step(
-        &mut self,
-        values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        compute_weights: ComputeWeights<'_>,
-        groups: &[Group],
-        rate: f64,
-        gradient_scale: f64,
-    ) -> tilewright::Result<()> {
-        AdamW::step(self, values, gradients, compute_weights, groups, rate, gradient_scale)
+    fn step(&mut self, arguments: StepArguments<'_>) -> tilewright::Result<()> {
+        let StepArguments { values, gradients, groups, rate, gradient_scale } = arguments;
+        AdamW::step(self, values, gradients, ComputeWeights::None, groups, rate, gradient_scale)
     }
 
     fn state(&self) -> Vec<View<'_, f32>> {
@@ -142,7 +148,7 @@ pub struct ShardedOptimizer<O: FlatOptimizer> {
     comm: Arc<Communicator>,
     device: Device,
     options: O::Options,
-    parts: Vec<Partition>,
+    partitions: Vec<Partition>,
     /// Number of elements that each rank owns.
     load: Vec<usize>,
     /// This rank's optimizers, each with the index of its partition.
@@ -228,10 +234,10 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         for bucket in buckets {
             let shards = bucket.shards(world);
             if shards.shard_len > 0 {
-                optimizer.parts.push(Partition::Sharded { shard_len: shards.shard_len, range: shards.sharded });
+                optimizer.partitions.push(Partition::Sharded { shard_len: shards.shard_len, range: shards.sharded });
             }
             if !shards.remainder.is_empty() {
-                optimizer.parts.push(Partition::Replicated { range: shards.remainder });
+                optimizer.partitions.push(Partition::Replicated { range: shards.remainder });
             }
         }
         optimizer
@@ -243,7 +249,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
             comm,
             device: device.clone(),
             options,
-            parts: Vec::new(),
+            partitions: Vec::new(),
             load,
             own: Vec::new(),
             step_counts: Vec::new(),
@@ -261,25 +267,28 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     pub fn add_param_group(&mut self, params: &[Range<usize>]) -> Result<()> {
         let mut sorted: Vec<Range<usize>> = params.iter().filter(|range| !range.is_empty()).cloned().collect();
         sorted.sort_by_key(|range| range.start);
-        let twice = sorted.windows(2).find(|pair| pair[0].end > pair[1].start).map(|pair| pair[1].clone());
-        let taken = |range: &&Range<usize>| {
-            range.end > self.flat_len || self.step_counts.iter().any(|(known, _)| intersection(known, range).is_some())
-        };
-        if let Some(range) = twice.or_else(|| sorted.iter().find(taken).cloned()) {
-            return Err(Error::Misuse(format!(
-                "parameters {range:?} are in this optimizer already, or in no flat tensor"
-            )));
+        let twice = sorted.windows(2).find(|pair| pair[0].end > pair[1].start).map(|pair| &pair[1]);
+        let known = |range: &&Range<usize>| self.step_counts.iter().any(|(own, _)| intersection(own, range).is_some());
+        if let Some(range) = twice {
+            return Err(Error::Misuse(format!("parameters {range:?} are given twice")));
+        }
+        if let Some(range) = sorted.iter().find(|range| range.end > self.flat_len) {
+            let len = self.flat_len;
+            return Err(Error::Misuse(format!("parameters {range:?} exceed the flat tensor of {len} elements")));
+        }
+        if let Some(range) = sorted.iter().find(known) {
+            return Err(Error::Misuse(format!("parameters {range:?} already belong to this optimizer")));
         }
         match self.mode {
             Mode::Broadcast => {
                 for (by, range) in assign_by_size(&sorted, &mut self.load) {
                     if by == self.comm.rank() {
-                        self.own.push((self.parts.len(), O::new(&self.device, range.clone(), &self.options)?));
+                        self.own.push((self.partitions.len(), O::new(&self.device, range.clone(), &self.options)?));
                     }
-                    self.parts.push(Partition::Owned { rank: by, range });
+                    self.partitions.push(Partition::Owned { rank: by, range });
                 }
             }
-            Mode::Zero1 => self.add_shares(&sorted)?,
+            Mode::Zero1 => self.add_shards(&sorted)?,
         }
         self.step_counts.extend(sorted.into_iter().map(|range| (range, 0)));
         self.step_counts.sort_by_key(|(range, _)| range.start);
@@ -287,16 +296,16 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     }
 
     /// Adds state for this rank's shards of the parameters.
-    fn add_shares(&mut self, params: &[Range<usize>]) -> Result<()> {
+    fn add_shards(&mut self, params: &[Range<usize>]) -> Result<()> {
         let covered = |range: &Range<usize>| -> usize {
-            self.parts.iter().filter_map(|part| intersection(&part.range(), range)).map(|both| both.len()).sum()
+            self.partitions.iter().filter_map(|part| intersection(&part.range(), range)).map(|both| both.len()).sum()
         };
         if let Some(range) = params.iter().find(|range| covered(range) < range.len()) {
             let help = "gradients of parameters that were frozen when Ddp was created are not communicated: create both again, and load the state";
             return Err(Error::Misuse(format!("parameters {range:?} are in no bucket\n  help: {help}")));
         }
         let joined = merge_adjacent(params);
-        for (index, part) in self.parts.iter().enumerate() {
+        for (index, part) in self.partitions.iter().enumerate() {
             let Some(mine) = part.range_of(self.comm.rank()) else { continue };
             for range in joined.iter().filter_map(|range| intersection(range, &mine)) {
                 self.own.push((index, O::new(&self.device, range, &self.options)?));
@@ -332,7 +341,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     pub fn gradient_norm(&self, gradients: View<'_, f32>) -> Result<f64> {
         // Replicated partitions are counted once.
         let counts = |part: &Partition| !matches!(part, Partition::Replicated { .. }) || self.comm.rank() == 0;
-        let own = self.own.iter().filter(|(part, _)| counts(&self.parts[*part]));
+        let own = self.own.iter().filter(|(part, _)| counts(&self.partitions[*part]));
         let slices: Vec<View<'_, f32>> =
             own.map(|(_, own)| gradients.slice(own.range())).collect::<tilewright::Result<_>>()?;
         let mut sum = [total_sum_of_squares(&self.device, &slices)?];
@@ -341,25 +350,15 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     }
 
     /// One step: updates this rank's partitions, and sends each to all ranks as soon as it is updated, while the next
-    /// ones are computed. `values` and `gradients` are the whole flat tensors, the other arguments as in
-    /// [`AdamW::step`]. Compute weights are not written: refresh them afterwards.
+    /// ones are computed.
     ///
     /// # Errors
     /// Errors of the launches and of communication.
-    pub fn step(
-        &mut self,
-        mut values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        groups: &[Group],
-        rate: f64,
-        gradient_scale: f64,
-    ) -> Result<()> {
+    pub fn step(&mut self, mut arguments: StepArguments<'_>) -> Result<()> {
         let mut sent = Vec::new();
-        let outcome = (0..self.parts.len()).try_for_each(|index| {
-            // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            unsafe {
-                self.step_partition(index, values.reborrow(), gradients, groups, (rate, gradient_scale), &mut sent)
-            }
+        let outcome = (0..self.partitions.len()).try_for_each(|index| {
+            // SAFETY: the parameters are borrowed exclusively until all handles have been waited for, below.
+            unsafe { self.step_partition(index, arguments.reborrow(), &mut sent) }
         });
         let waited = wait_all(all_handles(&sent));
         outcome.and(waited.map_err(Error::from))?;
@@ -374,52 +373,46 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     unsafe fn step_partition(
         &mut self,
         index: usize,
-        mut values: ViewMut<'_, f32>,
-        gradients: View<'_, f32>,
-        groups: &[Group],
-        (rate, gradient_scale): (f64, f64),
+        mut arguments: StepArguments<'_>,
         sent: &mut Vec<Sent>,
     ) -> Result<()> {
         // Collectives in flight use elements of other partitions, which these steps neither read nor write.
         for (_, own) in self.own.iter_mut().filter(|(part, _)| *part == index) {
-            own.step(values.reborrow(), gradients, ComputeWeights::None, groups, rate, gradient_scale)?;
+            own.step(arguments.reborrow())?;
         }
         let mut handles = Vec::new();
         // SAFETY: guaranteed by the caller.
-        let started = unsafe { self.start(index, values.address(), &mut handles) };
+        let started = unsafe { self.start(index, arguments.values.address(), &mut handles) };
         sent.push(Sent { part: index, handles });
         started
     }
 
     /// Same as [`ShardedOptimizer::step`], for gradients that are still in flight: each partition is updated when `ddp`
-    /// has its gradients, and sent immediately, while other gradients are in flight. `arrived` is called for each range
-    /// that is complete on this rank again, with all values. Returns the statistics of `ddp` and the gradient norm. The
-    /// norm is not checked before the update: if it is not finite, neither are the parameters.
+    /// has its gradients, and sent immediately, while other gradients are in flight. `on_arrival` is called for each
+    /// range that is complete on this rank again, with all values. Returns the statistics of `ddp` and the gradient
+    /// norm. The norm is not checked before the update: if it is not finite, neither are the parameters.
     ///
     /// # Errors
-    /// See [`ShardedOptimizer::step`]; also errors of `arrived`.
+    /// See [`ShardedOptimizer::step`]; also errors of `on_arrival`.
     pub fn step_by_bucket(
         &mut self,
         ddp: &Ddp,
-        (mut values, gradients): (ViewMut<'_, f32>, View<'_, f32>),
-        groups: &[Group],
-        (rate, gradient_scale): (f64, f64),
-        mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
-    ) -> Result<(Synchronized, f64)> {
+        mut arguments: StepArguments<'_>,
+        mut on_arrival: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
+    ) -> Result<(SyncStats, f64)> {
         let touches = |bucket: &Bucket, part: &Partition| intersection(&bucket.range, &part.range()).is_some();
         // Number of buckets of each partition whose gradients are missing.
         let count = |part: &Partition| ddp.buckets().iter().filter(|bucket| touches(bucket, part)).count();
-        let mut missing: Vec<usize> = self.parts.iter().map(count).collect();
+        let mut missing: Vec<usize> = self.partitions.iter().map(count).collect();
         let alone: Vec<usize> = (0..missing.len()).filter(|&index| missing[index] == 0).collect();
         let mut sent = Vec::new();
         let mut update = |optimizer: &mut Self, index: usize| {
-            let (values, scales) = (values.reborrow(), (rate, gradient_scale));
-            // SAFETY: `values` is borrowed exclusively until all handles have been waited for, below.
-            unsafe { optimizer.step_partition(index, values, gradients, groups, scales, &mut sent) }
+            // SAFETY: the parameters are borrowed exclusively until all handles have been waited for, below.
+            unsafe { optimizer.step_partition(index, arguments.reborrow(), &mut sent) }
         };
         let outcome = ddp.finish_by_bucket(|bucket| -> Result<()> {
             for index in 0..missing.len() {
-                if touches(bucket, &self.parts[index]) {
+                if touches(bucket, &self.partitions[index]) {
                     missing[index] -= 1;
                     if missing[index] == 0 {
                         update(self, index)?;
@@ -435,10 +428,10 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         });
         // Device synchronization overlaps with the communication of parameters.
         let rest = outcome.and_then(|synchronized| {
-            let norm = self.gradient_norm(gradients)?;
+            let norm = self.gradient_norm(arguments.gradients)?;
             sent.iter().try_for_each(|Sent { part, handles }| {
                 wait_all(handles)?;
-                arrived(&self.parts[*part].range(), values.as_view())
+                on_arrival(&self.partitions[*part].range(), arguments.values.as_view())
             })?;
             Ok((synchronized, norm))
         });
@@ -453,7 +446,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     /// # Safety
     /// See [`Communicator::start`], for the partition's range.
     unsafe fn start(&self, index: usize, base: u64, handles: &mut Vec<Handle>) -> Result<()> {
-        let part = &self.parts[index];
+        let part = &self.partitions[index];
         let range = part.range();
         let op = match part {
             Partition::Owned { rank: by, .. } => Op::Broadcast { root: *by },
@@ -474,7 +467,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
     fn synchronize(&self, flat: &mut ViewMut<'_, f32>) -> Result<()> {
         let base = flat.address();
         let mut handles = Vec::new();
-        let outcome = (0..self.parts.len()).try_for_each(|index| {
+        let outcome = (0..self.partitions.len()).try_for_each(|index| {
             // SAFETY: `flat` is borrowed exclusively until all handles have been waited for, below.
             unsafe { self.start(index, base, &mut handles) }
         });
@@ -484,7 +477,8 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
 
     /// This rank's contribution to the gathered state; rank 0 alone contributes replicated partitions.
     pub fn own_state(&self) -> impl Iterator<Item = &O> {
-        let gives = |part: usize| !matches!(self.parts[part], Partition::Replicated { .. }) || self.comm.rank() == 0;
+        let gives =
+            |part: usize| !matches!(self.partitions[part], Partition::Replicated { .. }) || self.comm.rank() == 0;
         self.own.iter().filter(move |(part, _)| gives(*part)).map(|(_, own)| own)
     }
 

@@ -81,29 +81,29 @@ pub fn split_by_steps(range: &Range<usize>, steps: &[(Range<usize>, u64)]) -> Ve
 /// Adjacent parameters of a rank become one range, including padding.
 pub fn assign_by_size(params: &[Range<usize>], load: &mut [usize]) -> Vec<(usize, Range<usize>)> {
     let new: usize = params.iter().map(Range::len).sum();
-    let fair = (load.iter().sum::<usize>() + new) as f64 / load.len() as f64;
+    let ideal = (load.iter().sum::<usize>() + new) as f64 / load.len() as f64;
     // Ranks above the ideal shard get nothing, so that the capacities of the others exceed the elements to assign.
-    let room: Vec<f64> = load.iter().map(|&load| (fair - load as f64).max(0.0)).collect();
-    let shrink = new as f64 / room.iter().sum::<f64>();
-    let (mut rank, mut end) = (0, room[0] * shrink);
+    let capacity: Vec<f64> = load.iter().map(|&load| (ideal - load as f64).max(0.0)).collect();
+    let scale = new as f64 / capacity.iter().sum::<f64>();
+    let (mut rank, mut end) = (0, capacity[0] * scale);
     let mut position = 0;
-    let mut shared: Vec<(usize, Range<usize>)> = Vec::new();
+    let mut assigned: Vec<(usize, Range<usize>)> = Vec::new();
     for range in params {
         let middle = position as f64 + range.len() as f64 / 2.0;
         while rank + 1 < load.len() && middle >= end {
             rank += 1;
-            end += room[rank] * shrink;
+            end += capacity[rank] * scale;
         }
         position += range.len();
         load[rank] += range.len();
-        match shared.last_mut() {
+        match assigned.last_mut() {
             Some((last, before)) if *last == rank && range.start.saturating_sub(before.end) < ALIGNMENT => {
                 before.end = range.end;
             }
-            _ => shared.push((rank, range.clone())),
+            _ => assigned.push((rank, range.clone())),
         }
     }
-    shared
+    assigned
 }
 
 #[cfg(test)]
@@ -128,8 +128,8 @@ mod tests {
     fn parameters_are_assigned_by_size() {
         let params: Vec<Range<usize>> = (0..10).map(|i| i * 64..(i + 1) * 64 - 4).collect();
         let mut load = vec![0; 4];
-        let shared = assign_by_size(&params, &mut load);
-        assert_eq!(shared, [(0, 0..124), (1, 128..316), (2, 320..444), (3, 448..636)]);
+        let assigned = assign_by_size(&params, &mut load);
+        assert_eq!(assigned, [(0, 0..124), (1, 128..316), (2, 320..444), (3, 448..636)]);
         assert_eq!(load, [120, 180, 120, 180]);
         // More parameters go to the ranks with the least load.
         let more = assign_by_size(&[1000..1060, 2000..2060], &mut load);
@@ -147,13 +147,13 @@ mod tests {
         }
         for world in 1..=5 {
             let mut load = vec![0; world];
-            let shared = assign_by_size(&params, &mut load);
-            let fair = sizes.iter().sum::<usize>() as f64 / world as f64;
-            assert!(load.iter().all(|&load| (load as f64 - fair).abs() <= 5000.0), "{load:?}");
+            let assigned = assign_by_size(&params, &mut load);
+            let ideal = sizes.iter().sum::<usize>() as f64 / world as f64;
+            assert!(load.iter().all(|&load| (load as f64 - ideal).abs() <= 5000.0), "{load:?}");
             let covered =
-                |range: &Range<usize>| shared.iter().any(|(_, s)| s.start <= range.start && range.end <= s.end);
+                |range: &Range<usize>| assigned.iter().any(|(_, s)| s.start <= range.start && range.end <= s.end);
             assert!(params.iter().all(covered));
-            assert!(shared.windows(2).all(|pair| pair[0].1.end <= pair[1].1.start && pair[0].0 < pair[1].0));
+            assert!(assigned.windows(2).all(|pair| pair[0].1.end <= pair[1].1.start && pair[0].0 < pair[1].0));
         }
     }
 }

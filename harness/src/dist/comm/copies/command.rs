@@ -40,9 +40,15 @@ impl Addresses {
         self.own(self.block.flag(lane, from))
     }
 
-    /// The commands of a step of `lane`, in order, for a collective on the memory at `buffer`. `there` is the
+    /// The commands of a step of `lane`, in order, for a collective on the memory at `buffer`. `peer_address` is the
     /// destination of an exchange in the peer's memory; other collectives ignore it.
-    pub fn commands(&self, lane: usize, step: &Step, buffer: u64, there: u64) -> impl Iterator<Item = Command> + use<> {
+    pub fn commands(
+        &self,
+        lane: usize,
+        step: &Step,
+        buffer: u64,
+        peer_address: u64,
+    ) -> impl Iterator<Item = Command> + use<> {
         let block = &self.block;
         let at = |offset: usize| buffer + offset as u64;
         let (first, second) = match step {
@@ -51,7 +57,7 @@ impl Addresses {
                 (Command::Copy { to: slot, from: at(from.start), bytes: from.len() }, None)
             }
             Step::Send { from } => {
-                let to = there + from.start as u64;
+                let to = peer_address + from.start as u64;
                 (Command::Copy { to, from: at(from.start), bytes: from.len() }, None)
             }
             Step::Pull { from, into } => {

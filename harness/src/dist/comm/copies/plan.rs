@@ -149,23 +149,24 @@ impl Plan {
     /// submission. For a reduce_scatter and an all_gather `count` has to be a multiple of `world`. With a world size of
     /// 1, or without elements, there are none.
     pub fn steps(&mut self, kind: Kind, count: usize, size: usize) -> Vec<(usize, Step)> {
-        let (world, grain) = (self.block.world, (LINE / size).max(1));
+        let (world, alignment) = (self.block.world, (LINE / size).max(1));
         if world == 1 || count == 0 {
             return Vec::new();
         }
         // An all_reduce can choose its chunks, and aligns them for vector loads.
-        let each = match kind {
-            Kind::AllReduce => count.div_ceil(world).next_multiple_of(grain),
+        let chunk_len = match kind {
+            Kind::AllReduce => count.div_ceil(world).next_multiple_of(alignment),
             Kind::ReduceScatter | Kind::AllGather => count / world,
             Kind::Exchange => return self.exchange(count * size),
             Kind::PeerRead => return self.peer_read(),
         };
-        let most = (self.block.segment / size).max(1);
-        let cut = each.div_ceil(each.div_ceil(most)).next_multiple_of(grain).min(most);
+        let max_segment_len = (self.block.segment / size).max(1);
+        let segment_len =
+            chunk_len.div_ceil(chunk_len.div_ceil(max_segment_len)).next_multiple_of(alignment).min(max_segment_len);
         let mut steps = Vec::new();
-        for start in (0..each).step_by(cut) {
+        for start in (0..chunk_len).step_by(segment_len) {
             let part = |chunk: usize| {
-                let (from, to) = (chunk * each + start, chunk * each + each.min(start + cut));
+                let (from, to) = (chunk * chunk_len + start, chunk * chunk_len + chunk_len.min(start + segment_len));
                 from.min(count) * size..to.min(count) * size
             };
             let lane = self.next_lane();

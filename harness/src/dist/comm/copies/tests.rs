@@ -47,16 +47,26 @@ enum Memory {
     PeerBuffer = 2,
 }
 
-/// A byte range of rank `.0`.
-#[derive(Clone, Debug)]
-struct Region(usize, Memory, Range<usize>);
-
-/// Encodes an address that only rank `.0` may use: `.1` owns the memory, `.2` is its kind, `.3` the offset.
-const fn address(Seen(viewer, owner, memory, at): Seen) -> u64 {
-    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((memory as u64) << 40) | at as u64
+/// A byte range of a rank's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Region {
+    rank: usize,
+    memory: Memory,
+    range: Range<usize>,
 }
 
-struct Seen(usize, usize, Memory, usize);
+/// A byte of rank `owner`'s memory, at offset `at`, as seen by rank `viewer`.
+struct ViewedAddress {
+    viewer: usize,
+    owner: usize,
+    memory: Memory,
+    at: usize,
+}
+
+/// Encodes an address that only its viewer may use.
+const fn address(ViewedAddress { viewer, owner, memory, at }: ViewedAddress) -> u64 {
+    ((viewer as u64 + 1) << 56) | ((owner as u64) << 48) | ((memory as u64) << 40) | at as u64
+}
 
 /// Decodes an address that `viewer` uses.
 fn region(viewer: usize, address: u64, bytes: usize) -> Region {
@@ -65,7 +75,7 @@ fn region(viewer: usize, address: u64, bytes: usize) -> Region {
     let memory = [Memory::Buffers, Memory::Block, Memory::PeerBuffer][(address >> 40 & 0xff) as usize];
     assert!(memory != Memory::Buffers || owner == viewer, "buffers are private");
     let at = (address & 0xff_ffff_ffff) as usize;
-    Region(owner, memory, at..at + bytes)
+    Region { rank: owner, memory, range: at..at + bytes }
 }
 
 #[derive(Clone, Copy)]
@@ -107,13 +117,13 @@ struct Gpus {
     /// Remaining tasks of each rank and collective.
     left: Vec<Vec<usize>>,
     /// Expected results of each collective, by rank.
-    wanted: Vec<Vec<(Range<usize>, Vec<u8>)>>,
+    expected: Vec<Vec<(Range<usize>, Vec<u8>)>>,
     random: StdRng,
 }
 
-const POISON: u8 = 0xa5;
+const INVALID: u8 = 0xa5;
 /// Marks a buffer that is reused after its collective.
-const USED: u8 = 0x5a;
+const REUSED: u8 = 0x5a;
 
 impl Gpus {
     /// All ranks with their queued tasks; `change` may modify a rank's steps of a collective.
@@ -127,16 +137,16 @@ impl Gpus {
         }));
         let values: Vec<Vec<u8>> =
             (0..world).map(|_| collectives.iter().flat_map(|c| random_values(c, &mut random)).collect()).collect();
-        let wanted = collectives.iter().enumerate().map(|(of, c)| {
+        let expected = collectives.iter().enumerate().map(|(of, c)| {
             let buffers: Vec<&[u8]> = values.iter().map(|values| &values[starts[of]..starts[of + 1]]).collect();
             expected(c, &buffers)
         });
-        let wanted = wanted.collect();
-        let buffers = values.iter().map(|values| vec![POISON; values.len()]).collect();
-        let peer_buffers = values.iter().map(|values| vec![USED; values.len()]).collect();
+        let expected = expected.collect();
+        let buffers = values.iter().map(|values| vec![INVALID; values.len()]).collect();
+        let peer_buffers = values.iter().map(|values| vec![REUSED; values.len()]).collect();
         let begun = vec![vec![false; collectives.len()]; world];
         let block = Plan::new(0, world, lanes, segment).block();
-        let mut blocks = vec![vec![POISON; block.bytes()]; world];
+        let mut blocks = vec![vec![INVALID; block.bytes()]; world];
         let mut queues = Vec::new();
         let mut left = vec![vec![0; collectives.len()]; world];
         for rank in 0..world {
@@ -145,16 +155,17 @@ impl Gpus {
                 blocks[rank][flag..flag + 4].copy_from_slice(&after.wrapping_mul(2).to_le_bytes());
             }
             let mut plan = Plan::new(rank, world, lanes, segment).after(after);
-            let seen = (0..world).map(|owner| address(Seen(rank, owner, Memory::Block, 0)));
-            let addresses = Addresses { rank, block, blocks: seen.collect() };
+            let viewed = |owner, memory, at| address(ViewedAddress { viewer: rank, owner, memory, at });
+            let blocks_here = (0..world).map(|owner| viewed(owner, Memory::Block, 0)).collect();
+            let addresses = Addresses { rank, block, blocks: blocks_here };
             let mut own: Vec<VecDeque<Task>> = (0..lanes).map(|_| VecDeque::new()).collect();
             for (of, c) in collectives.iter().enumerate() {
                 let mut steps = plan.steps(c.kind, c.count, c.dtype.size());
                 change(rank, of, &mut steps);
-                let buffer = address(Seen(rank, rank, Memory::Buffers, starts[of]));
-                let there = address(Seen(rank, (rank + 1) % world, Memory::PeerBuffer, starts[of]));
+                let buffer = viewed(rank, Memory::Buffers, starts[of]);
+                let peer_address = viewed((rank + 1) % world, Memory::PeerBuffer, starts[of]);
                 for (lane, step) in steps {
-                    let commands: Vec<Command> = addresses.commands(lane, &step, buffer, there).collect();
+                    let commands: Vec<Command> = addresses.commands(lane, &step, buffer, peer_address).collect();
                     left[rank][of] += commands.len();
                     own[if merged { 0 } else { lane }].extend(commands.into_iter().map(|command| Task { command, of }));
                 }
@@ -176,12 +187,12 @@ impl Gpus {
             values,
             begun,
             left,
-            wanted,
+            expected,
             random,
         }
     }
 
-    fn bytes(&mut self, Region(rank, memory, range): &Region) -> &mut [u8] {
+    fn bytes(&mut self, Region { rank, memory, range }: &Region) -> &mut [u8] {
         let memory = match memory {
             Memory::Buffers => &mut self.buffers,
             Memory::Block => &mut self.blocks,
@@ -190,7 +201,7 @@ impl Gpus {
         &mut memory[*rank][range.clone()]
     }
 
-    fn word(&self, Region(rank, _, range): &Region) -> u32 {
+    fn word(&self, Region { rank, range, .. }: &Region) -> u32 {
         u32::from_le_bytes(self.blocks[*rank][range.clone()].try_into().unwrap())
     }
 
@@ -246,13 +257,12 @@ impl Gpus {
         for region in &writes {
             let bytes = self.bytes(region);
             // A destination that is still in use stays unchanged, and is detected at the end.
-            if !bytes.iter().all(|&byte| byte == USED) {
-                bytes.fill(POISON);
+            if !bytes.iter().all(|&byte| byte == REUSED) {
+                bytes.fill(INVALID);
             }
         }
         // A destination is no longer compared with its old contents.
-        let reads =
-            reads.into_iter().filter(|(read, _)| !writes.iter().any(|w| (w.0, w.1, &w.2) == (read.0, read.1, &read.2)));
+        let reads = reads.into_iter().filter(|(read, _)| !writes.contains(read));
         Some(Begun { reads: reads.collect(), writes: writes.into_iter().map(|w| (w, result.clone())).collect(), spent })
     }
 
@@ -263,13 +273,13 @@ impl Gpus {
             }
         }
         for (region, becomes) in &begun.writes {
-            if self.bytes(region).iter().any(|&byte| byte != POISON) {
+            if self.bytes(region).iter().any(|&byte| byte != INVALID) {
                 return Err(format!("{region:?} was written twice"));
             }
             self.bytes(region).copy_from_slice(becomes);
         }
         for region in &begun.spent {
-            self.bytes(region).fill(POISON);
+            self.bytes(region).fill(INVALID);
         }
         Ok(())
     }
@@ -281,7 +291,7 @@ impl Gpus {
         if !std::mem::replace(&mut self.begun[rank][of], true) {
             let range = self.starts[of]..self.starts[of + 1];
             self.buffers[rank][range.clone()].copy_from_slice(&self.values[rank][range.clone()]);
-            self.peer_buffers[rank][range].fill(POISON);
+            self.peer_buffers[rank][range].fill(INVALID);
         }
         let ended = match self.queues[queue].begun.take() {
             Some(begun) => self.end(begun),
@@ -301,17 +311,17 @@ impl Gpus {
 
     /// A rank has completed a collective: its buffer holds the result, and is then reused.
     fn done(&mut self, rank: usize, of: usize) -> Result<(), String> {
-        let (range, (region, wanted)) = (self.starts[of]..self.starts[of + 1], &self.wanted[of][rank]);
+        let (range, (region, expected)) = (self.starts[of]..self.starts[of + 1], &self.expected[of][rank]);
         let buffer = &mut self.buffers[rank][range.clone()];
-        if buffer[region.clone()] != *wanted {
+        if buffer[region.clone()] != *expected {
             return Err(format!("rank {rank} has a wrong result after {:?}", self.collectives[of]));
         }
-        buffer.fill(USED);
+        buffer.fill(REUSED);
         let peer_buffer = &mut self.peer_buffers[rank][range.clone()];
         if self.collectives[of].kind == Kind::Exchange && *peer_buffer != self.values[1 - rank][range] {
             return Err(format!("rank {rank} has wrong data from its peer"));
         }
-        peer_buffer.fill(USED);
+        peer_buffer.fill(REUSED);
         if self.collectives[of].kind == Kind::PeerRead && !self.begun[1 - rank][of] {
             return Err(format!("rank {rank} did not wait for its peer"));
         }

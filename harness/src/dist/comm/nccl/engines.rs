@@ -77,9 +77,9 @@ pub fn open(
 ) -> Result<CopyEngines> {
     let mut status = StatusExchange { control, rank, world, deadline: Deadline::after(timeout) };
     let made = allocate(rank, world, context);
-    let shown = made.as_ref().map(|(_, handle)| [handle.as_slice(), &host_name()].concat()).map_err(Clone::clone);
-    let shown = match status.all_gather(shown) {
-        Ok(shown) => shown,
+    let payload = made.as_ref().map(|(_, handle)| [handle.as_slice(), &host_name()].concat()).map_err(Clone::clone);
+    let payloads = match status.all_gather(payload) {
+        Ok(payloads) => payloads,
         Err(error) => {
             // No rank has mapped the block.
             made.into_iter().for_each(|(engines, _)| engines.free());
@@ -88,9 +88,9 @@ pub fn open(
     };
     // An error of this rank would have been returned above.
     let (mut engines, _) = made.map_err(CommError::Setup)?;
-    let tried = check_one_host(&shown)
+    let tried = check_one_host(&payloads)
         .and_then(|()| {
-            let opened = engines.open_others(&shown);
+            let opened = engines.open_others(&payloads);
             status.all_gather(opened.map(|()| Vec::new()))
         })
         .and_then(|_| {
@@ -132,36 +132,36 @@ impl StatusExchange<'_> {
     fn all_gather(&mut self, own: Result<Vec<u8>, String>) -> Result<Vec<Vec<u8>>> {
         /// Bytes of one rank's outcome: success flag, length, payload.
         const MAX_BYTES: usize = 1024;
-        let (well, bytes) = match &own {
+        let (success, bytes) = match &own {
             Ok(bytes) => (1, bytes.as_slice()),
             Err(why) => (0, why.as_bytes()),
         };
         let bytes = &bytes[..bytes.len().min(MAX_BYTES - 3)];
         let mut all = vec![0; MAX_BYTES * self.world];
-        let place = &mut all[MAX_BYTES * self.rank..][..MAX_BYTES];
-        place[0] = well;
-        place[1..3].copy_from_slice(&(bytes.len() as u16).to_le_bytes());
-        place[3..3 + bytes.len()].copy_from_slice(bytes);
+        let slot = &mut all[MAX_BYTES * self.rank..][..MAX_BYTES];
+        slot[0] = success;
+        slot[1..3].copy_from_slice(&(bytes.len() as u16).to_le_bytes());
+        slot[3..3 + bytes.len()].copy_from_slice(bytes);
         let call = Call { op: Op::AllGather, dtype: Dtype::U8, count: all.len(), comm_dtype: None };
-        let carried = self.control.carry(&call, &mut all, self.deadline);
-        carried.map_err(|error| self.control.explain(&call, self.deadline, error))?;
-        let (mut shown, mut errors) = (Vec::new(), String::new());
-        for (rank, place) in all.chunks_exact(MAX_BYTES).enumerate() {
-            let length = usize::from(u16::from_le_bytes([place[1], place[2]])).min(MAX_BYTES - 3);
-            let bytes = &place[3..3 + length];
-            if place[0] == 0 {
+        let outcome = self.control.execute(&call, &mut all, self.deadline);
+        outcome.map_err(|error| self.control.explain(&call, self.deadline, error))?;
+        let (mut payloads, mut errors) = (Vec::new(), String::new());
+        for (rank, slot) in all.chunks_exact(MAX_BYTES).enumerate() {
+            let length = usize::from(u16::from_le_bytes([slot[1], slot[2]])).min(MAX_BYTES - 3);
+            let bytes = &slot[3..3 + length];
+            if slot[0] == 0 {
                 errors += &format!("\n  rank {rank}: {}", printable_lines(bytes));
             }
-            shown.push(bytes.to_vec());
+            payloads.push(bytes.to_vec());
         }
         match errors.is_empty() {
-            true => Ok(shown),
-            false => Err(refused(&errors)),
+            true => Ok(payloads),
+            false => Err(unavailable(&errors)),
         }
     }
 }
 
-fn refused(errors: &str) -> CommError {
+fn unavailable(errors: &str) -> CommError {
     CommError::Setup(format!(
         "copy engines cannot transfer gradients here:{errors}\n  help: leave --copy-engines out; NCCL then transfers them"
     ))
@@ -177,15 +177,16 @@ const FUNCTIONS: [&str; 5] = [
 ];
 
 /// Checks that the driver has all [`FUNCTIONS`]: a call to a missing one would end the process.
-fn find_functions() -> Result<(), String> {
+fn check_driver_functions() -> Result<(), String> {
     // SAFETY: the driver's library is loaded already; looking up names changes nothing.
     let missing = unsafe {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_LAZY);
         if driver.is_null() {
             return Err("the driver's library libcuda.so.1 was not found".into());
         }
-        let there = |name: &&&str| CString::new(**name).is_ok_and(|name| !libc::dlsym(driver, name.as_ptr()).is_null());
-        FUNCTIONS.iter().find(|name| !there(name))
+        let is_present =
+            |name: &&&str| CString::new(**name).is_ok_and(|name| !libc::dlsym(driver, name.as_ptr()).is_null());
+        FUNCTIONS.iter().find(|name| !is_present(name))
     };
     match missing {
         None => Ok(()),
@@ -195,15 +196,15 @@ fn find_functions() -> Result<(), String> {
 
 /// Fails unless all ranks are on one host; each rank sent an IPC handle and its host name. All ranks get the same
 /// result.
-fn check_one_host(shown: &[Vec<u8>]) -> Result<()> {
+fn check_one_host(payloads: &[Vec<u8>]) -> Result<()> {
     let name = |rank: usize| {
-        let bytes = shown[rank].get(HANDLE_BYTES..).unwrap_or_default();
+        let bytes = payloads[rank].get(HANDLE_BYTES..).unwrap_or_default();
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         printable_lines(&bytes[..end])
     };
-    match (1..shown.len()).find(|&rank| name(rank) != name(0)) {
+    match (1..payloads.len()).find(|&rank| name(rank) != name(0)) {
         None => Ok(()),
-        Some(other) => Err(refused(&format!(
+        Some(other) => Err(unavailable(&format!(
             "\n  rank 0 is on host `{}`, rank {other} on `{}`: memory can be shared on one host only",
             name(0),
             name(other)
@@ -218,7 +219,7 @@ fn allocate(
     context: &Arc<CudaContext>,
 ) -> Result<(CopyEngines, [u8; HANDLE_BYTES]), String> {
     let say = |what: &'static str| move |error: DriverError| format!("{what}: {error}");
-    find_functions()?;
+    check_driver_functions()?;
     context.bind_to_thread().map_err(say("its GPU"))?;
     let (least, first) = get_priority_range().map_err(say("stream priorities"))?;
     let stream = |priority| context.new_stream_with_priority(priority).map_err(say("a stream"));
@@ -261,12 +262,12 @@ impl CopyEngines {
     }
 
     /// Maps the other ranks' blocks.
-    fn open_others(&mut self, shown: &[Vec<u8>]) -> Result<(), String> {
-        for (rank, shown) in shown.iter().enumerate() {
+    fn open_others(&mut self, payloads: &[Vec<u8>]) -> Result<(), String> {
+        for (rank, payload) in payloads.iter().enumerate() {
             if rank == self.addresses.rank {
                 continue;
             }
-            self.addresses.blocks[rank] = ipc::open(rank, shown)?;
+            self.addresses.blocks[rank] = ipc::open(rank, payload)?;
         }
         Ok(())
     }
@@ -290,13 +291,13 @@ impl CopyEngines {
         let handle = peer_buffer
             .as_ref()
             .map_or(Ok(Vec::new()), |peer_buffer| ipc::handle(peer_buffer.dest).map(|handle| handle.to_vec()));
-        let shown = status.all_gather(handle)?;
+        let handles = status.all_gather(handle)?;
         let mut before = self.peer_buffer.take();
-        before.iter_mut().for_each(|(_, there)| ipc::close(there));
+        before.iter_mut().for_each(|(_, peer_address)| ipc::close(peer_address));
         let opened = match peer_buffer {
             None => Ok(None),
-            Some(peer_buffer) => match ipc::open(1 - rank, &shown[1 - rank]) {
-                Ok(there) => Ok(Some((peer_buffer, there))),
+            Some(peer_buffer) => match ipc::open(1 - rank, &handles[1 - rank]) {
+                Ok(peer_address) => Ok(Some((peer_buffer, peer_address))),
                 Err(why) => {
                     std::mem::forget(peer_buffer);
                     Err(why)
@@ -304,12 +305,13 @@ impl CopyEngines {
             },
         };
         let can = |opened: &Option<(PeerBuffer, u64)>| {
-            let too_far =
-                |(peer_buffer, there): &(PeerBuffer, u64)| peer_buffer.is_peer_read() && !ipc::has_nvlink(*there);
+            let too_far = |(peer_buffer, peer_address): &(PeerBuffer, u64)| {
+                peer_buffer.is_peer_read() && !ipc::has_nvlink(*peer_address)
+            };
             u8::from(!opened.as_ref().is_some_and(too_far))
         };
-        let shown = match status.all_gather(opened.as_ref().map(|opened| vec![can(opened)]).map_err(Clone::clone)) {
-            Ok(shown) => shown,
+        let usable = match status.all_gather(opened.as_ref().map(|opened| vec![can(opened)]).map_err(Clone::clone)) {
+            Ok(usable) => usable,
             Err(error) => {
                 std::mem::forget((before, opened));
                 return Err(error);
@@ -317,13 +319,12 @@ impl CopyEngines {
         };
         // The peer has unmapped the previous memory.
         self.peer_buffer = opened.unwrap_or_default();
-        if shown.iter().any(|can| can != &[1]) {
+        if usable.iter().any(|can| can != &[1]) {
             return self.set_peer_buffer(control, None, timeout);
         }
-        Ok(self
-            .peer_buffer
-            .as_ref()
-            .map(|(peer_buffer, there)| if peer_buffer.is_peer_read() { *there } else { peer_buffer.dest }))
+        Ok(self.peer_buffer.as_ref().map(
+            |(peer_buffer, peer_address)| if peer_buffer.is_peer_read() { *peer_address } else { peer_buffer.dest },
+        ))
     }
 
     /// Checks the results of test collectives on all lanes: detects drivers that claim to share memory and do not.
@@ -382,11 +383,11 @@ impl CopyEngines {
     }
 
     fn queue_steps(&mut self, work: &CopyCollective, after: &[&CudaEvent]) -> Result<(), String> {
-        let (kind, there) = match (work.kind, &self.peer_buffer) {
-            (Kind::Exchange, Some((peer_buffer, there))) => {
+        let (kind, peer_address) = match (work.kind, &self.peer_buffer) {
+            (Kind::Exchange, Some((peer_buffer, peer_address))) => {
                 let offset = peer_buffer.offset(work.address, work.count * work.dtype.size());
                 let kind = if peer_buffer.is_peer_read() { Kind::PeerRead } else { Kind::Exchange };
-                (kind, there + offset.ok_or("it is outside of the exchanged memory")?)
+                (kind, peer_address + offset.ok_or("it is outside of the exchanged memory")?)
             }
             (Kind::Exchange, None) => return Err("no buffer is set for it".into()),
             (kind, _) => (kind, 0),
@@ -395,7 +396,7 @@ impl CopyEngines {
             after.iter().try_for_each(|event| lane.stream.wait(event)).map_err(|error| error.to_string())?;
         }
         for (lane, step) in self.plan.steps(kind, work.count, work.dtype.size()) {
-            for command in self.addresses.commands(lane, &step, work.address, there) {
+            for command in self.addresses.commands(lane, &step, work.address, peer_address) {
                 self.enqueue(&self.lanes[lane], command, work).map_err(|error| format!("{step:?}: {error}"))?;
             }
         }
@@ -406,7 +407,7 @@ impl CopyEngines {
         let stream = lane.stream.cu_stream();
         // SAFETY: the addresses are in blocks, which stay allocated until all ranks have finished, or in the buffer,
         // which belongs to this collective; the plan guarantees exclusive use. Words are aligned to cache lines.
-        let given = unsafe {
+        let status = unsafe {
             match command {
                 Command::Copy { to, from, bytes } => sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream),
                 Command::Write { at, value } => {
@@ -428,7 +429,7 @@ impl CopyEngines {
                 }
             }
         };
-        given.result().map_err(|error| error.to_string())
+        status.result().map_err(|error| error.to_string())
     }
 
     fn reduce<T: FloatElement>(&self, lane: &Lane, command: Command, average: bool) -> Result<(), String> {
@@ -487,7 +488,7 @@ impl CopyEngines {
         let own = self.addresses.rank;
         let others = self.addresses.blocks.iter_mut().enumerate().filter(|(rank, _)| *rank != own);
         others.for_each(|(_, block)| ipc::close(block));
-        self.peer_buffer.iter_mut().for_each(|(_, there)| ipc::close(there));
+        self.peer_buffer.iter_mut().for_each(|(_, peer_address)| ipc::close(peer_address));
     }
 
     /// Leaks all memory: other ranks may still write to it.
@@ -511,7 +512,7 @@ mod tests {
     use super::*;
 
     /// The results of both ranks of a pair, with the outcomes that `own` returns.
-    fn shown(own: impl Fn(usize) -> Result<Vec<u8>, String> + Sync) -> [Result<Vec<Vec<u8>>>; 2] {
+    fn gathered(own: impl Fn(usize) -> Result<Vec<u8>, String> + Sync) -> [Result<Vec<Vec<u8>>>; 2] {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let there = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let here = listener.accept().unwrap().0;
@@ -528,18 +529,18 @@ mod tests {
 
     #[test]
     fn all_gather_returns_all_statuses_or_one_error() {
-        for found in shown(|rank| Ok(vec![rank as u8 + 7; 3 * rank])) {
+        for found in gathered(|rank| Ok(vec![rank as u8 + 7; 3 * rank])) {
             assert_eq!(found, Ok(vec![vec![], vec![8; 3]]));
         }
         let [here, there] =
-            shown(|rank| if rank == 1 { Err("it has no peer access to rank 0".into()) } else { Ok(vec![1; 64]) });
+            gathered(|rank| if rank == 1 { Err("it has no peer access to rank 0".into()) } else { Ok(vec![1; 64]) });
         assert_eq!(here, there);
         let message = here.unwrap_err().to_string();
         for part in ["rank 1: it has no peer access to rank 0", "leave --copy-engines out"] {
             assert!(message.contains(part), "{message}");
         }
         // Longer texts are truncated.
-        let [here, there] = shown(|rank| if rank == 0 { Err("why ".repeat(1000)) } else { Ok(Vec::new()) });
+        let [here, there] = gathered(|rank| if rank == 0 { Err("why ".repeat(1000)) } else { Ok(Vec::new()) });
         assert!(here == there && here.unwrap_err().to_string().contains("why why"));
     }
 

@@ -14,10 +14,10 @@ pub(super) fn handle(address: u64) -> Result<[u8; HANDLE_BYTES], String> {
     Ok(handle.reserved.map(|byte| byte as u8))
 }
 
-/// Maps the memory of rank `rank`, whose handle is at the start of `shown`, and returns its address in this process.
-pub(super) fn open(rank: usize, shown: &[u8]) -> Result<u64, String> {
+/// Maps the memory of rank `rank`, whose handle is at the start of `payload`, and returns its address in this process.
+pub(super) fn open(rank: usize, payload: &[u8]) -> Result<u64, String> {
     let bytes: [u8; HANDLE_BYTES] =
-        shown.get(..HANDLE_BYTES).and_then(|bytes| bytes.try_into().ok()).ok_or("an IPC handle was truncated")?;
+        payload.get(..HANDLE_BYTES).and_then(|bytes| bytes.try_into().ok()).ok_or("an IPC handle was truncated")?;
     let handle = sys::CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
     let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
     let mut address = 0;
@@ -42,14 +42,14 @@ pub(super) fn close(address: &mut u64) {
 
 /// Whether this process's GPU reaches memory of another process by NVLink, where loads are as fast as copies. Only
 /// links of this kind support atomics; two processes on one GPU count too.
-pub(super) fn has_nvlink(there: u64) -> bool {
+pub(super) fn has_nvlink(peer_address: u64) -> bool {
     let mut peer: i32 = -1;
     let mut own: sys::CUdevice = -1;
     let mut atomics = 0;
-    // SAFETY: the pointers receive results; `there` is an address of this process.
+    // SAFETY: the pointers receive results; `peer_address` is an address of this process.
     let asked = unsafe {
         let what = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
-        sys::cuPointerGetAttribute((&raw mut peer).cast(), what, there)
+        sys::cuPointerGetAttribute((&raw mut peer).cast(), what, peer_address)
             .result()
             .and_then(|()| sys::cuCtxGetDevice(&raw mut own).result())
             .and_then(|()| {

@@ -193,7 +193,7 @@ fn priority(stream: &CudaStream) -> std::result::Result<i32, DriverError> {
 
 /// A queued collective that is not known to be complete.
 struct InFlight {
-    span: Arc<Span>,
+    collective: Arc<QueuedCollective>,
     /// Addresses of the memory that it uses.
     memory: Range<u64>,
     since: Instant,
@@ -201,7 +201,7 @@ struct InFlight {
 }
 
 /// A collective on the stream.
-struct Span {
+struct QueuedCollective {
     begin: CudaEvent,
     end: CudaEvent,
     compute: Arc<CudaStream>,
@@ -210,7 +210,7 @@ struct Span {
     timeout: Duration,
 }
 
-impl CompletionEvent for Span {
+impl CompletionEvent for QueuedCollective {
     fn join(&self) -> Result<()> {
         self.compute.wait(&self.end).map_err(|error| driver_error(self.call, self.rank, error))
     }
@@ -275,11 +275,11 @@ impl Nccl {
 
     /// Removes completed collectives.
     fn retire_completed(&mut self) -> Result<()> {
-        while let Some(InFlight { span, .. }) = self.in_flight.front() {
-            match span.end.try_is_complete() {
+        while let Some(InFlight { collective, .. }) = self.in_flight.front() {
+            match collective.end.try_is_complete() {
                 Ok(true) => drop(self.in_flight.pop_front()),
                 Ok(false) => break,
-                Err(error) => return Err(driver_error(span.call, self.rank, error)),
+                Err(error) => return Err(driver_error(collective.call, self.rank, error)),
             }
         }
         Ok(())
@@ -288,16 +288,16 @@ impl Nccl {
     /// Fails if a collective in flight can no longer complete.
     fn check_in_flight(&mut self) -> Result<()> {
         let settled = self.retire_completed();
-        let Some(InFlight { span, since, timeout, .. }) = self.in_flight.front() else { return settled };
+        let Some(InFlight { collective, since, timeout, .. }) = self.in_flight.front() else { return settled };
         if since.elapsed() > *timeout {
-            let (rank, call) = (self.rank, span.call.to_string());
+            let (rank, call) = (self.rank, collective.call.to_string());
             let message = format!(
                 "the GPU did not complete it within {}: a rank hangs or has ended",
                 super::error::seconds(timeout)
             );
             return Err(CommError::Backend { rank, call, message });
         }
-        let (call, deadline) = (span.call, Deadline::after(*timeout));
+        let (call, deadline) = (collective.call, Deadline::after(*timeout));
         let lost = self.control.links().closed_peer().map(|lost| self.control.explain(&call, deadline, lost));
         let failed = settled.and_then(|()| self.check_nccl(&call));
         match (lost, failed) {
@@ -352,10 +352,10 @@ impl Nccl {
         let mut state = sys::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator is valid, and `state` receives the result.
         let asked = unsafe { sys::ncclCommGetAsyncError(comm, &raw mut state) };
-        let well = |state: &sys::ncclResult_t| {
+        let is_ok = |state: &sys::ncclResult_t| {
             matches!(state, sys::ncclResult_t::ncclSuccess | sys::ncclResult_t::ncclInProgress)
         };
-        match [asked, state].into_iter().find(|state| !well(state)) {
+        match [asked, state].into_iter().find(|state| !is_ok(state)) {
             None => Ok(()),
             Some(bad) => Err(CommError::Backend {
                 rank: self.rank,
@@ -534,20 +534,21 @@ impl Backend for Nccl {
         if call.count > 0 {
             // Collectives in flight on the same memory come first.
             let overlaps = |other: &&InFlight| other.memory.start < memory.end && memory.start < other.memory.end;
-            let spans: Vec<Arc<Span>> =
-                self.in_flight.iter().filter(overlaps).map(|other| other.span.clone()).collect();
+            let overlapping: Vec<Arc<QueuedCollective>> =
+                self.in_flight.iter().filter(overlaps).map(|other| other.collective.clone()).collect();
             // NCCL may connect to other ranks first.
             let (what, limit) = (*call, deadline.timeout.saturating_add(WATCHDOG_MARGIN));
             let _guarded = guard(limit, move || format!("rank {rank}: {what}, in NCCL"));
             let ready_after: Vec<&CudaEvent> =
-                ready.as_deref().into_iter().chain(spans.iter().map(|span| &span.end)).collect();
+                ready.as_deref().into_iter().chain(overlapping.iter().map(|collective| &collective.end)).collect();
             self.queue(call, address, if ready.is_some() { &ready_after } else { &[] })?;
         }
         let end = self.stream.record_event(TIMED).map_err(failed)?;
         let (since, timeout) = (Instant::now(), deadline.timeout);
-        let span = Arc::new(Span { begin, end, compute: self.compute.clone(), rank, call: *call, timeout });
-        self.in_flight.push_back(InFlight { span: span.clone(), memory, since, timeout });
-        Ok(Some(span))
+        let collective =
+            Arc::new(QueuedCollective { begin, end, compute: self.compute.clone(), rank, call: *call, timeout });
+        self.in_flight.push_back(InFlight { collective: collective.clone(), memory, since, timeout });
+        Ok(Some(collective))
     }
 
     fn set_overlapped(&mut self, overlapped: bool) {
@@ -619,7 +620,7 @@ impl Drop for Nccl {
         let (rank, limit) = (self.rank, timeout.saturating_add(SHUTDOWN_TIMEOUT + DRAIN_TIMEOUT + WATCHDOG_MARGIN));
         let _guarded = guard(limit, move || format!("rank {rank}: the shutdown of NCCL"));
         // The results of collectives in flight may still be used.
-        let well = loop {
+        let is_ok = loop {
             match self.check_in_flight() {
                 Ok(()) if self.in_flight.is_empty() => break true,
                 Ok(()) => std::thread::sleep(POLL_INTERVAL / 20),
@@ -629,7 +630,7 @@ impl Drop for Nccl {
                 }
             }
         };
-        if well {
+        if is_ok {
             let mut engines = self.engines.take();
             engines.iter_mut().for_each(CopyEngines::close);
             // No memory is freed while another rank's kernel may read it, or has it mapped. Ranks that have ended use

@@ -180,7 +180,7 @@ pub fn split_with_max_ctas(
 /// Runs an NCCL call that would wait forever for a missing rank on a thread that can be abandoned.
 fn with_timeout(
     rank: usize,
-    others: &mut ControlLinks,
+    control: &mut ControlLinks,
     context: &Arc<CudaContext>,
     (timeout, help): (Duration, &str),
     make: impl FnOnce() -> Result<NcclComm, String> + Send + 'static,
@@ -202,8 +202,8 @@ fn with_timeout(
             Ok(Ok(NcclComm(comm))) => return Ok(comm),
             Ok(Err(why)) => CommError::Setup(format!("NCCL cannot connect rank {rank}: {why}\n  help: {help}")),
             Err(RecvTimeoutError::Disconnected) => CommError::Setup(PANICKED.into()),
-            Err(RecvTimeoutError::Timeout) => match others.links().closed_peer() {
-                Some(lost) => others.explain(&barrier, deadline, lost),
+            Err(RecvTimeoutError::Timeout) => match control.links().closed_peer() {
+                Some(lost) => control.explain(&barrier, deadline, lost),
                 None if deadline.is_over() => CommError::Setup(format!(
                     "NCCL did not connect rank {rank} within {}\n  help: NCCL_DEBUG=INFO prints what it does; TILEWRIGHT_START_TIMEOUT=SECONDS raises the limit",
                     seconds(&timeout)
@@ -211,10 +211,10 @@ fn with_timeout(
                 None => continue,
             },
         };
-        others.abort(&error);
+        control.abort(&error);
         // The thread may still hang in NCCL, and would keep the process from exiting regularly.
         if !thread.is_finished() {
-            guarded.disarm_on_exit();
+            guarded.keep_watching();
         }
         return Err(error);
     }
