@@ -369,7 +369,7 @@ impl Config {
         let d = self.d_model / self.heads;
         if d % 2 == 1 || d > 256 {
             return fail(format!(
-                "{} heads of a d_model of {} have a head dimension of {d}: expected an even number up to 256, since rope \
+                "{} heads of a d_model of {} have a head dimension of {d}: expected an even number up to 256, since RoPE \
                  rotates pairs and attention takes up to 256",
                 self.heads, self.d_model
             ));
@@ -378,7 +378,10 @@ impl Config {
             return fail(format!("expected a positive eps and rope_base, found {} and {}", self.eps, self.rope_base));
         }
         if self.attention == Attention::Tiled && (self.tiling.queries == 0 || self.tiling.keys == 0) {
-            return fail(format!("expected tiles of attention with at least one row, found {:?}", self.tiling));
+            return fail(format!(
+                "expected attention tiles of at least one query and one key, found {} and {}",
+                self.tiling.queries, self.tiling.keys
+            ));
         }
         if self.fusion == Fusion::Blocks && self.attention != Attention::Flash {
             return fail(format!(

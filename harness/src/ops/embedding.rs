@@ -24,7 +24,7 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     };
     let shape: Vec<usize> = ids.dims().iter().chain([d]).copied().collect();
     let flat_ids = ids.flatten_all()?.contiguous()?;
-    let using = table.begin_use();
+    let param_use = table.begin_use();
     for_float_type!(dtype, "an embedding", T => {
         let rows = table.compute(dtype)?.index_select(&flat_ids, 0)?;
         let y = OutputAlloc::<T>::copy_of(&rows)?;
@@ -33,9 +33,9 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
             return Ok(y.into_tensor(shape));
         }
         record1("embedding", table.anchor(), y, shape, move |_, _, grad| {
-            if let Some(using) = &using {
-                add_gradient::<T>(&ids, grad, using.param())?;
-                using.finish()?;
+            if let Some(param_use) = &param_use {
+                add_gradient::<T>(&ids, grad, param_use.param())?;
+                param_use.finish()?;
             }
             Ok([None])
         })
