@@ -176,7 +176,7 @@ impl Transformer {
         config.precision.apply();
         let dtype = config.precision.dtype();
         if params.compute_weights().map(|weights| weights.dtype()) != Some(dtype) {
-            params.keep_compute_weights(dtype)?;
+            params.set_compute_dtype(dtype)?;
         }
         let rope = Rope::new(config.d_model / config.heads, config.rope_base, config.context, params.device())?;
         let rope = if config.fusion == Fusion::None { rope.with_tables()? } else { rope };

@@ -70,7 +70,7 @@ fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &
         // accumulates in the same order.
         if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {
             let rows = grad_rows.view().as_slice().unwrap_or_default();
-            add_in_order(ids, rows, d, sums);
+            accumulate_on_cpu(ids, rows, d, sums);
             return Ok(());
         }
         let table = tilewright::kernels::TensorMut::dense(target, [vocabulary, d]).map_err(kernel_error)?;
@@ -79,7 +79,7 @@ fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &
     })
 }
 
-fn add_in_order<T: Elem>(ids: &[u32], rows: &[T], d: usize, sums: &mut [f32]) {
+fn accumulate_on_cpu<T: Elem>(ids: &[u32], rows: &[T], d: usize, sums: &mut [f32]) {
     let mut row_f32 = vec![0.0; d];
     for (&id, row) in ids.iter().zip(rows.chunks_exact(d.max(1))) {
         T::to_f32s(row, &mut row_f32);

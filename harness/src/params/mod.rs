@@ -4,7 +4,7 @@
 //! allocated during training. A [`Param`] is a handle; its [`value`](Param::value) and [`grad`](Param::grad) are views
 //! of the flat tensors.
 //!
-//! Gradients are f32, or bf16 if nothing accumulates into them: see [`Params::keep_grads`].
+//! Gradients are f32, or bf16 if nothing accumulates into them: see [`Params::set_grad_dtype`].
 //!
 //! Candle's backward pass cannot write gradients to a given buffer, so custom ops do it:
 //!
@@ -111,11 +111,11 @@ impl Params {
     /// Two parameters have the same name; the device is out of memory.
     pub fn new(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
         let params = Params::without_grads(specs, device, seed)?;
-        params.keep_grads(DType::F32)?;
+        params.set_grad_dtype(DType::F32)?;
         Ok(params)
     }
 
-    /// Like [`Params::new`], but allocates no gradients until [`Params::keep_grads`]: for inference.
+    /// Like [`Params::new`], but allocates no gradients until [`Params::set_grad_dtype`]: for inference.
     ///
     /// # Errors
     /// Those of [`Params::new`].
@@ -161,7 +161,7 @@ impl Params {
         let replica = Params::new(zeros.collect(), device, 0)?;
         replica.0.values.slice_set(&self.0.values.force_contiguous()?.to_device(device)?, 0, 0)?;
         if let Some(copy) = self.compute_weights() {
-            replica.keep_compute_weights(copy.dtype())?;
+            replica.set_compute_dtype(copy.dtype())?;
         }
         Ok(replica)
     }
@@ -196,7 +196,7 @@ impl Params {
         &self.0.values
     }
 
-    /// All gradients: [flat_len], f32 unless [`Params::keep_grads`] changed the dtype. Padding is zero. After
+    /// All gradients: [flat_len], f32 unless [`Params::set_grad_dtype`] changed the dtype. Padding is zero. After
     /// [`Params::lazy_zero_grads`] the contents are valid only after [`Params::materialize_zero_grads`].
     pub fn grads(&self) -> Tensor {
         self.0.grads()
@@ -211,7 +211,7 @@ impl Params {
     /// # Errors
     /// Another dtype; a callback of [`Params::on_grad_ready`] is registered, because it may hold the address of the
     /// gradients; out of memory.
-    pub fn keep_grads(&self, dtype: DType) -> Result<()> {
+    pub fn set_grad_dtype(&self, dtype: DType) -> Result<()> {
         let now = self.grads();
         if now.dtype() == dtype && now.elem_count() == self.flat_len() {
             return Ok(());
@@ -351,7 +351,7 @@ impl Params {
     ///
     /// # Errors
     /// Another dtype; out of memory.
-    pub fn keep_compute_weights(&self, dtype: DType) -> Result<()> {
+    pub fn set_compute_dtype(&self, dtype: DType) -> Result<()> {
         let copy = match dtype {
             DType::F32 => None,
             DType::BF16 | DType::F16 => Some(self.0.values.to_dtype(dtype)?),
@@ -365,7 +365,7 @@ impl Params {
         Ok(())
     }
 
-    /// The compute weights that [`Params::keep_compute_weights`] created: [flat_len]. An optimizer either writes them
+    /// The compute weights that [`Params::set_compute_dtype`] created: [flat_len]. An optimizer either writes them
     /// with the values, or calls [`Params::refresh_compute_weights`] after its update.
     pub fn compute_weights(&self) -> Option<Tensor> {
         self.0.compute_weights.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -412,9 +412,9 @@ impl Inner {
 }
 
 /// Elements that the host initializes at a time for another device.
-const PIECE: usize = 1 << 24;
+const CHUNK: usize = 1 << 24;
 
-/// Returns the flat tensor of initial values. For a GPU, the host generates the next piece while the previous one is
+/// Returns the flat tensor of initial values. For a GPU, the host generates the next chunk while the previous one is
 /// copied.
 fn initial_values(start: &InitialValues<'_>, len: usize, device: &Device) -> Result<Tensor> {
     if start.is_zero() {
@@ -426,13 +426,13 @@ fn initial_values(start: &InitialValues<'_>, len: usize, device: &Device) -> Res
         return Tensor::from_vec(values, len, device);
     }
     let values = Tensor::zeros(len, DType::F32, device)?;
-    let (mut ready, mut next) = (vec![0.0_f32; len.min(PIECE)], vec![0.0_f32; len.min(PIECE)]);
+    let (mut ready, mut next) = (vec![0.0_f32; len.min(CHUNK)], vec![0.0_f32; len.min(CHUNK)]);
     start.fill(0, &mut ready);
-    for first in (0..len).step_by(PIECE) {
-        let (count, after) = (PIECE.min(len - first), first + PIECE);
+    for first in (0..len).step_by(CHUNK) {
+        let (count, after) = (CHUNK.min(len - first), first + CHUNK);
         std::thread::scope(|scope| {
             if after < len {
-                let fill = || start.fill(after, &mut next[..PIECE.min(len - after)]);
+                let fill = || start.fill(after, &mut next[..CHUNK.min(len - after)]);
                 std::thread::Builder::new().spawn_scoped(scope, fill)?;
             }
             values.slice_set(&Tensor::from_slice(&ready[..count], count, device)?, 0, first)

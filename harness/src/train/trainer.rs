@@ -15,7 +15,8 @@ use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::step_control::{self, BucketedStepControl, step_inputs, step_outputs};
 use crate::optim::{
-    AdamW, AdamWOptions, ComputeWeights, Group, LrSchedule, clip_factor, first_non_finite, merge_groups,
+    AdamW, AdamWOptions, ComputeWeights, LrSchedule, ParamGroup, StepControlViews, clip_factor, first_non_finite,
+    merge_groups,
 };
 use crate::params::{Param, Params};
 use crate::profile::{Phase, phase};
@@ -63,7 +64,7 @@ pub struct Update {
 pub struct Trainer {
     params: Params,
     options: TrainerOptions,
-    groups: Vec<Group>,
+    groups: Vec<ParamGroup>,
     optimizer: OptimizerState,
     scale: LossScale,
     step: u64,
@@ -156,7 +157,7 @@ impl Trainer {
     }
 
     /// The parameter groups of [`AdamW::step`].
-    pub fn groups(&self) -> &[Group] {
+    pub fn groups(&self) -> &[ParamGroup] {
         &self.groups
     }
 
@@ -521,7 +522,7 @@ pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
 
 /// [`Trainer::enqueue`] for gradients of type G, with the inputs and outputs of step control.
 fn enqueue_update<G: Elem + FloatElement>(
-    (params, groups): (&Params, &[Group]),
+    (params, groups): (&Params, &[ParamGroup]),
     adamw: &mut AdamW,
     losses: &Tensor,
     [step_inputs, step_outputs]: [&Tensor; 2],
@@ -534,13 +535,13 @@ fn enqueue_update<G: Elem + FloatElement>(
             .map_err(kernel_error)
     })?;
     let step_outputs = Read::<f64>::new(step_outputs)?;
-    let (all, views) = (adamw.range(), [step_inputs.view()?, step_outputs.view()?]);
+    let (all, views) = (adamw.range(), StepControlViews { inputs: step_inputs.view()?, outputs: step_outputs.view()? });
     step_range((params, groups), adamw, &all, gradients.view()?, views)
 }
 
 /// Same as [`enqueue_update`], bucket by bucket as gradients arrive.
 fn enqueue_update_by_bucket<G: Elem + FloatElement>(
-    (params, groups): (&Params, &[Group]),
+    (params, groups): (&Params, &[ParamGroup]),
     adamw: &mut AdamW,
     ddp: &Ddp,
     [step_inputs, step_outputs]: [&Tensor; 2],
@@ -574,7 +575,8 @@ fn enqueue_update_by_bucket<G: Elem + FloatElement>(
             });
         }
         let piece = gradients.view()?.slice(bucket.range.clone())?;
-        let views = [step_inputs.view()?, step_control.check_bucket(piece, step_inputs.view()?)?];
+        let inputs = step_inputs.view()?;
+        let views = StepControlViews { inputs, outputs: step_control.check_bucket(piece, inputs)? };
         step_range((params, groups), adamw, &bucket.range, gradients.view()?, views)
     })?;
     let losses = Tensor::zeros(1, DType::F32, params.device())?;
@@ -587,11 +589,11 @@ fn enqueue_update_by_bucket<G: Elem + FloatElement>(
 
 /// One step of a range of the parameters and of their compute weights.
 fn step_range<G: Elem + FloatElement>(
-    (params, groups): (&Params, &[Group]),
+    (params, groups): (&Params, &[ParamGroup]),
     adamw: &mut AdamW,
     range: &Range<usize>,
     gradients: View<'_, G>,
-    step_control_views: [View<'_, f64>; 2],
+    step_control_views: StepControlViews<'_>,
 ) -> Result<()> {
     with_compute_weights(params, |values, compute_weights| {
         adamw
@@ -624,11 +626,11 @@ fn with_compute_weights(
 
 /// The trained parameters in groups of adjacent parameters with equal options. Padding between them belongs to the
 /// group: its values and gradients are zero.
-fn groups(params: &Params, options: &TrainerOptions) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+fn groups(params: &Params, options: &TrainerOptions) -> Vec<ParamGroup> {
+    let mut groups: Vec<ParamGroup> = Vec::new();
     for param in params.iter().filter(Param::requires_grad) {
         let decays = param.decay() && (options.decay_embeddings || !param.name().contains("embed"));
-        let group = Group {
+        let group = ParamGroup {
             range: param.range(),
             weight_decay: if decays { options.weight_decay } else { 0.0 },
             lr_scale: param.lr_scale(),

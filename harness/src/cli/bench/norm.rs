@@ -142,7 +142,7 @@ fn measure(
     let specs = vec![ParamSpec::vector("weight", d, Init::Ones), ParamSpec::vector("bias", d, Init::Zeros)];
     let params = Params::new(specs, device, 0)?;
     if dtype != DType::F32 {
-        params.keep_compute_weights(dtype)?;
+        params.set_compute_dtype(dtype)?;
     }
     let x = Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, (rows, d), device)?.to_dtype(dtype)?)?;
     let mut times = NormTimes { forward: Times::default(), backward: Times::default() };

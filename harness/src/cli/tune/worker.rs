@@ -312,10 +312,10 @@ impl TuneResult {
     /// # Errors
     /// The line is not the JSON of a result.
     pub fn parse(problem: &Problem, line: &str) -> Result<TuneResult> {
-        let answer: TuneResult = serde_json::from_str(line).map_err(|error| {
-            CliError::Failure(format!("internal error: a worker answered `{line}`: {error}; please report"))
+        let result: TuneResult = serde_json::from_str(line).map_err(|error| {
+            CliError::Failure(format!("internal error: a worker printed `{line}`: {error}; please report"))
         })?;
-        Ok(TuneResult { title: problem.title(), ..answer })
+        Ok(TuneResult { title: problem.title(), ..result })
     }
 }
 

@@ -27,7 +27,7 @@ use super::comm::handle::wait_all;
 use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
 use super::ddp::{Ddp, Synchronized};
 use super::error::{Error, Result};
-use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
+use crate::optim::{AdamW, AdamWOptions, ComputeWeights, ParamGroup, total_sum_of_squares};
 use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
 
 /// An optimizer with element-wise state for a range of the flat tensors.
@@ -59,7 +59,7 @@ pub trait FlatOptimizer: Sized {
         values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
         compute_weights: ComputeWeights<'_>,
-        groups: &[Group],
+        groups: &[ParamGroup],
         rate: f64,
         gradient_scale: f64,
     ) -> tilewright::Result<()>;
@@ -103,7 +103,7 @@ impl FlatOptimizer for AdamW {
         values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
         compute_weights: ComputeWeights<'_>,
-        groups: &[Group],
+        groups: &[ParamGroup],
         rate: f64,
         gradient_scale: f64,
     ) -> tilewright::Result<()> {
@@ -350,7 +350,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         &mut self,
         mut values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
-        groups: &[Group],
+        groups: &[ParamGroup],
         rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
@@ -376,7 +376,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         index: usize,
         mut values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
-        groups: &[Group],
+        groups: &[ParamGroup],
         (rate, gradient_scale): (f64, f64),
         sent: &mut Vec<Sent>,
     ) -> Result<()> {
@@ -402,7 +402,7 @@ impl<O: FlatOptimizer> ShardedOptimizer<O> {
         &mut self,
         ddp: &Ddp,
         (mut values, gradients): (ViewMut<'_, f32>, View<'_, f32>),
-        groups: &[Group],
+        groups: &[ParamGroup],
         (rate, gradient_scale): (f64, f64),
         mut arrived: impl FnMut(&Range<usize>, View<'_, f32>) -> Result<()>,
     ) -> Result<(Synchronized, f64)> {
