@@ -99,8 +99,8 @@ impl NormWeights {
     }
 
     /// Returns the gradient of the residual stream before the norm, and, if `recompute`, the recomputed output of the
-    /// norm. Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row `index`
-    /// of [`BackwardPass::norm_partials`].
+    /// norm. Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row
+    /// `index` of [`BackwardPass::norm_partials`].
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
         arguments: NormBackward<'_>,

@@ -151,8 +151,8 @@ impl AdamW {
         2 * size_of::<f32>() * self.range.len()
     }
 
-    /// Applies one step. `values`, `gradients` and `compute_weights` are whole flat slices, of which only
-    /// the range of this optimizer is read and written. Parameters in no group of `groups` do not change. `rate` is the
+    /// Applies one step. `values`, `gradients` and `compute_weights` are whole flat slices, of which only the
+    /// range of this optimizer is read and written. Parameters in no group of `groups` do not change. `rate` is the
     /// learning rate before the factors of the groups, `gradient_scale` the factor on the gradient from clipping,
     /// averaging and loss scaling.
     ///
@@ -285,8 +285,8 @@ impl AdamW {
     }
 
     /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks. Writes the sum of squares
-    /// of each tile of the average to `step_control` ([`AdamW::num_partials_two_peers`]). A tile whose sum is not finite
-    /// keeps its parameters.
+    /// of each tile of the average to `step_control` ([`AdamW::num_partials_two_peers`]). A tile whose sum is not
+    /// finite keeps its parameters.
     ///
     /// # Errors
     /// As [`AdamW::step`].

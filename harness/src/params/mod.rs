@@ -160,8 +160,8 @@ impl Params {
         let zeros = self.0.specs.iter().cloned().map(|spec| ParamSpec { init: Init::Zeros, ..spec });
         let replica = Params::new(zeros.collect(), device, 0)?;
         replica.0.values.slice_set(&self.0.values.force_contiguous()?.to_device(device)?, 0, 0)?;
-        if let Some(copy) = self.compute_weights() {
-            replica.set_compute_dtype(copy.dtype())?;
+        if let Some(weights) = self.compute_weights() {
+            replica.set_compute_dtype(weights.dtype())?;
         }
         Ok(replica)
     }
@@ -352,7 +352,7 @@ impl Params {
     /// # Errors
     /// Another dtype; out of memory.
     pub fn set_compute_dtype(&self, dtype: DType) -> Result<()> {
-        let copy = match dtype {
+        let weights = match dtype {
             DType::F32 => None,
             DType::BF16 | DType::F16 => Some(self.0.values.to_dtype(dtype)?),
             other => {
@@ -360,7 +360,7 @@ impl Params {
                 return Err(candle_core::Error::Msg(message));
             }
         };
-        *self.0.compute_weights.write().unwrap_or_else(PoisonError::into_inner) = copy;
+        *self.0.compute_weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
         self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -375,14 +375,16 @@ impl Params {
     pub fn refresh_compute_weights(&self) -> Result<()> {
         match self.compute_weights() {
             None => Ok(()),
-            Some(copy) if copy.dtype() == DType::F16 => self.round_to::<f16>(&copy),
-            Some(copy) => self.round_to::<bf16>(&copy),
+            Some(weights) if weights.dtype() == DType::F16 => self.round_to::<f16>(&weights),
+            Some(weights) => self.round_to::<bf16>(&weights),
         }
     }
 
-    fn round_to<T: memory::Elem + tilewright::kernels::FloatElement>(&self, copy: &Tensor) -> Result<()> {
+    fn round_to<T: memory::Elem + tilewright::kernels::FloatElement>(&self, weights: &Tensor) -> Result<()> {
         let values = memory::Read::<f32>::new(&self.0.values)?;
-        memory::write::<T, ()>(copy, |device, copy| convert(device, values.view()?, copy).map_err(memory::kernel_error))
+        memory::write::<T, ()>(weights, |device, weights| {
+            convert(device, values.view()?, weights).map_err(memory::kernel_error)
+        })
     }
 
     /// Registers `callback`, which runs during backward once for each parameter, when its last use has finished and its
@@ -554,7 +556,7 @@ impl Param {
             return self.value();
         }
         match self.params().compute_weights() {
-            Some(copy) if copy.dtype() == dtype => self.view(&copy),
+            Some(weights) if weights.dtype() == dtype => self.view(&weights),
             _ => self.value()?.to_dtype(dtype),
         }
     }

@@ -117,7 +117,8 @@ pub fn is_stopped() -> bool {
 
 /// Whether the last event drops a candidate that made the worker fail, so that a new worker can continue.
 fn dropped_a_candidate(events: &[JournalEvent]) -> bool {
-    matches!(events.last(), Some(JournalEvent::Dropped { why, .. }) if why.contains("timed out after") || why.contains("CUDA_ERROR"))
+    let failed = |why: &str| why.contains("timed out after") || why.contains("CUDA_ERROR");
+    matches!(events.last(), Some(JournalEvent::Dropped { why, .. }) if failed(why))
 }
 
 fn drop_candidate(watch: &Watch, config: &str, why: String) -> Result<()> {
