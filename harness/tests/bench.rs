@@ -67,8 +67,8 @@ fn kernels_are_compared_with_a_copy() {
     let arguments = ["kernels", "--only", "softmax,matmul", "--rows", "20", "--d", "33", "--sizes", "17"];
     let (out, rows) = rows("kernels", &arguments);
     assert_timed(&rows);
-    let products = ["matmul"; 6];
-    assert_eq!(kernels(&rows), [&["softmax", "softmax"][..], &products[..]].concat());
+    let matmuls = ["matmul"; 6];
+    assert_eq!(kernels(&rows), [&["softmax", "softmax"][..], &matmuls[..]].concat());
     assert_eq!((&rows[2]["case"], &rows[3]["case"]), (&Value::Null, &Value::from("bias relu")));
     assert!(rows[0]["gbps"].is_f64() && rows[0]["fraction"].is_f64() && rows[2]["tflops"].is_f64());
     assert!(out.contains("of copy bandwidth"), "{out}");
@@ -176,7 +176,7 @@ fn a_model_out_of_memory_is_a_row_of_the_sweep() {
         &["--layers", "1", "--d-model", "8", "--d-ff", "8", "--heads", "2", "--vocab-size", "16"][..],
     ]
     .concat();
-    let (out, rows) = report_rows("room", "model", &arguments);
+    let (out, rows) = report_rows("oom", "model", &arguments);
     assert_eq!((rows.len(), &rows[1]["step_ms"]), (2, &Value::from("OOM")));
     assert!(positive(&rows[0], "step_ms") && out.contains("GiB are needed"), "{out}");
 }
@@ -202,7 +202,7 @@ fn attention_is_timed_under_autograd() {
 #[test]
 fn attention_out_of_memory_shows_the_arithmetic() {
     let arguments = ["attention", "--kinds", "naive", "--seq-lens", "32,1000000", "--head-dim", "16", "--runs", "1"];
-    let (out, rows) = report_rows("no-room", "attention", &arguments);
+    let (out, rows) = report_rows("attention-oom", "attention", &arguments);
     assert!(positive(&rows[0], "forward_ms") && rows[1]["forward_ms"] == "OOM", "{rows:?}");
     let text = out.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(text.contains("seq_len 1000000") && text.contains("8 · 1000000² · 4 B = 29802.32 GiB"), "{text}");

@@ -68,9 +68,9 @@ fn damaged_checkpoints_are_refused_by_generate_and_resume() {
         }
     };
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
-    let flip = |place: usize| {
+    let flip = |offset: usize| {
         let mut flipped = whole.clone();
-        flipped[place] ^= 1;
+        flipped[offset] ^= 1;
         flipped
     };
     refuse(flip(header + 3), &["the tensor `", "is damaged", "BLAKE3"]);
@@ -219,8 +219,8 @@ fn with_old_names(checkpoint: &[u8], format: u32) -> Vec<u8> {
     if format == 2 {
         // The hash of the header is computed with zeros in place of the hash.
         let (hash, zeros) = (blake3::hash(&start).to_hex(), b"0".repeat(64));
-        let place = start.windows(64).position(|part| part == zeros).unwrap();
-        start[place..place + 64].copy_from_slice(hash.as_bytes());
+        let offset = start.windows(64).position(|part| part == zeros).unwrap();
+        start[offset..offset + 64].copy_from_slice(hash.as_bytes());
     }
     [&start, tensors].concat()
 }
@@ -252,17 +252,17 @@ fn checkpoints_with_the_names_of_earlier_versions_are_resumed_bit_for_bit() {
 
 /// Recomputed activations have the same bits, so that a run can resume with recomputation.
 #[test]
-fn a_run_goes_on_with_recomputation_bit_for_bit() {
+fn a_run_resumes_with_recomputation_bit_for_bit() {
     for precision in ["f32", "bf16"] {
         let place = Place::new();
-        let begin = |out: &str, more: &str| {
+        let train = |out: &str, more: &str| {
             let model = SMALL.replace("--layers 1", "--layers 2");
             place.command(&format!(
                 "train --data text.txt --out {out} {model} --steps 12 --precision {precision} {more}"
             ))
         };
-        ok(begin("whole", ""));
-        ok(begin("run", "--minutes 0"));
+        ok(train("whole", ""));
+        ok(train("run", "--minutes 0"));
         assert_says(&ok(place.resume("run", "--recompute")), &["resuming after step 1,"]);
         let [found, expected] = ["run", "whole"].map(|out| tensors(&place.path(out).join("checkpoint.safetensors")));
         assert!(found == expected, "{precision}");

@@ -51,8 +51,8 @@ impl Reference {
             Norm::Rms => x.clone(),
             Norm::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
         };
-        let spread = (x.sqr()?.mean_keepdim(D::Minus1)? + self.config.eps)?.sqrt()?;
-        let y = x.broadcast_div(&spread)?.broadcast_mul(&self.weights[&format!("{prefix}.weight")])?;
+        let rms = (x.sqr()?.mean_keepdim(D::Minus1)? + self.config.eps)?.sqrt()?;
+        let y = x.broadcast_div(&rms)?.broadcast_mul(&self.weights[&format!("{prefix}.weight")])?;
         match self.config.norm {
             Norm::Rms => Ok(y),
             Norm::Layer => y.broadcast_add(&self.weights[&format!("{prefix}.bias")]),
@@ -140,7 +140,7 @@ fn check(config: Config, tolerance: f64) {
 fn check_with_gradients_in(dtype: DType, config: Config, tolerance: f64) {
     let what = format!("{config:?} with gradients in {dtype:?}");
     let model = Transformer::new(&config, &Device::Cpu, 3).unwrap_or_else(|e| panic!("{what}: {e}"));
-    model.params().keep_grads(dtype).unwrap();
+    model.params().set_grad_dtype(dtype).unwrap();
     let reference = Reference::of(&model);
     let (x, y) = (tokens(&config, 2, 17, 1), tokens(&config, 2, 17, 5));
 
@@ -226,15 +226,15 @@ fn gradient_dtype_is_fixed_once_a_hook_is_registered() {
     let params = Transformer::new(&config, &Device::Cpu, 3).unwrap().params().clone();
     assert_eq!(params.grads().dtype(), DType::F32);
     let before = params.storage_version();
-    params.keep_grads(DType::F32).unwrap();
+    params.set_grad_dtype(DType::F32).unwrap();
     assert_eq!(params.storage_version(), before, "captured graphs stay valid if no storage moves");
-    params.keep_grads(DType::BF16).unwrap();
+    params.set_grad_dtype(DType::BF16).unwrap();
     assert_ne!(params.storage_version(), before);
     assert!(flat(&params.grads()).iter().all(|g| *g == 0.0) && params.grads().dims() == [params.flat_len()]);
-    let message = params.keep_grads(DType::F16).unwrap_err().to_string();
+    let message = params.set_grad_dtype(DType::F16).unwrap_err().to_string();
     assert!(message.contains("f32 or bf16"), "{message}");
     let _hook = params.on_grad_ready(|_| Ok(()));
-    let message = params.keep_grads(DType::F32).unwrap_err().to_string();
+    let message = params.set_grad_dtype(DType::F32).unwrap_err().to_string();
     assert!(message.contains("ranks"), "{message}");
     assert_eq!(params.grads().dtype(), DType::BF16);
 }
@@ -300,7 +300,7 @@ fn lazily_zeroed_gradients_match_zeroed_ones() {
             let precision = if dtype == DType::BF16 { Precision::Bf16 } else { Precision::F32 };
             let config = Config { fusion, tied, norm, precision, ..small() };
             let model = Transformer::new(&config, &Device::Cpu, 3).unwrap();
-            model.params().keep_grads(dtype).unwrap();
+            model.params().set_grad_dtype(dtype).unwrap();
             let (x, y) = (tokens(&config, 2, 9, 1), tokens(&config, 2, 9, 5));
             let params = model.params();
             let passes = |count: usize| {
@@ -333,7 +333,7 @@ const ALIASING_CASES: [(Precision, DType, bool); 4] = [
 fn check_aliasing(config: &Config, dtype: DType, length: usize, aliased_blocks: &[(usize, bool)]) {
     let model = Transformer::new(config, &Device::Cpu, 3).unwrap();
     let params = model.params();
-    params.keep_grads(dtype).unwrap();
+    params.set_grad_dtype(dtype).unwrap();
     let (x, y) = (tokens(config, 2, length, 1), tokens(config, 2, length, 5));
     params.zero_grads().unwrap();
     model.loss(&x, &y).unwrap().backward().unwrap();

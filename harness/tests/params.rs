@@ -42,7 +42,7 @@ fn parameters_are_views_of_the_flat_tensors() {
 }
 
 #[test]
-fn starting_values_have_their_spread_and_follow_the_seed() {
+fn initial_values_have_their_standard_deviation_and_seed() {
     let make = |seed| Params::new(vec![ParamSpec::matrix("w", &[200, 200], 0.02)], &Device::Cpu, seed).unwrap();
     let w = values(make(1).values());
     let mean = w.iter().sum::<f32>() / w.len() as f32;
@@ -138,7 +138,7 @@ fn groups_are_slices_of_the_trained_parameters() {
 #[test]
 fn compute_weights_follow_the_master_weights() {
     let params = params();
-    params.keep_compute_weights(DType::BF16).unwrap();
+    params.set_compute_dtype(DType::BF16).unwrap();
     let head = params.get("head").unwrap();
     let twice = (head.value().unwrap() * 2.0).unwrap();
     head.set_value(&twice).unwrap();
@@ -146,7 +146,7 @@ fn compute_weights_follow_the_master_weights() {
     params.values().zero_set().unwrap();
     params.refresh_compute_weights().unwrap();
     assert!(values(&head.compute(DType::BF16).unwrap()).iter().all(|x| *x == 0.0));
-    assert!(params.keep_compute_weights(DType::F64).is_err());
+    assert!(params.set_compute_dtype(DType::F64).is_err());
 }
 
 #[test]

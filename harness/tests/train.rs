@@ -13,7 +13,7 @@ fn losses(place: &Place, out: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_run_that_was_killed_goes_on_bit_for_bit() {
+fn a_killed_run_resumes_bit_for_bit() {
     killed_and_resumed("f32");
     killed_and_resumed("bf16");
 }
@@ -107,7 +107,7 @@ fn mixed_precision_learns_as_f32_does() {
 
 #[cfg(unix)]
 #[test]
-fn ctrl_c_saves_what_there_is() {
+fn sigint_saves_the_state() {
     let place = Place::new();
     // Without evaluations every line is a step.
     let mut train = place.train("run", "--steps 100000 --save-every 0 --evaluate-every 0");
@@ -166,7 +166,7 @@ fn too_many_micro_batches_are_refused() {
 }
 
 #[test]
-fn another_seed_is_refused_when_a_run_goes_on() {
+fn another_seed_is_refused_when_a_run_resumes() {
     let place = Place::new();
     ok(place.train("run", "--steps 2"));
     let message = fails(place.resume("run", "--steps 4 --schedule keep --seed 7"), 2);

@@ -20,7 +20,7 @@ pub struct Link {
 /// Why a fit fails.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum FitError {
-    #[error("a fit requires times of at least two sizes")]
+    #[error("a fit requires times for at least two sizes, found fewer")]
     TooFewSizes,
     #[error("the times do not grow with the sizes")]
     NotGrowing,

@@ -24,19 +24,19 @@ impl Sharding {
     /// activations.
     pub fn per_device(&self, ffn: &Ffn, n: f64, tokens: f64) -> f64 {
         let activations = ffn.activations(self.element) * tokens;
-        let shared = ffn.parameters() * self.bytes.sum() + self.sharded_activations * activations;
-        shared / n + (1.0 - self.sharded_activations) * activations
+        let sharded_bytes = ffn.parameters() * self.bytes.sum() + self.sharded_activations * activations;
+        sharded_bytes / n + (1.0 - self.sharded_activations) * activations
     }
 
     /// The smallest number of devices that need less than `limit` bytes each; `None` if no number does, or none below
     /// 2⁵³.
     pub fn min_devices(&self, ffn: &Ffn, limit: f64, tokens: f64) -> Option<u64> {
         let activations = ffn.activations(self.element) * tokens;
-        let room = limit - (1.0 - self.sharded_activations) * activations;
-        let shared = ffn.parameters() * self.bytes.sum() + self.sharded_activations * activations;
+        let available = limit - (1.0 - self.sharded_activations) * activations;
+        let sharded_bytes = ffn.parameters() * self.bytes.sum() + self.sharded_activations * activations;
         // The limit is exclusive: one more device if it divides evenly.
-        let fewest = (shared / room).floor() + 1.0;
-        (room > 0.0 && fewest < (1_u64 << 53) as f64).then_some(fewest as u64)
+        let fewest = (sharded_bytes / available).floor() + 1.0;
+        (available > 0.0 && fewest < (1_u64 << 53) as f64).then_some(fewest as u64)
     }
 }
 
@@ -57,7 +57,7 @@ pub struct Mesh {
 
 /// Time of a forward pass of one block, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Times {
+pub struct BlockTimes {
     pub compute: f64,
     /// All-gather of the weights along X.
     pub weights: f64,
@@ -86,9 +86,9 @@ impl Mesh {
     /// - compute: 2 · 2BDF / (XY C)
     /// - weights: 2 · 2DF / (Y W M_X): both layers' weights; the shard of each device along Y is gathered along X
     /// - activations: 2 · 2BD / (X W M_Y): the input is gathered and the output reduce-scattered along Y
-    pub fn times(&self, ffn: &Ffn, tokens: f64) -> Times {
+    pub fn times(&self, ffn: &Ffn, tokens: f64) -> BlockTimes {
         let (d, f) = (ffn.d_model, ffn.d_ff);
-        Times {
+        BlockTimes {
             compute: 4.0 * tokens * d * f / (self.x * self.y * self.flops),
             weights: 4.0 * d * f / (self.y * self.bandwidth * self.m_x),
             activations: 4.0 * tokens * d / (self.x * self.bandwidth * self.m_y),
@@ -124,14 +124,14 @@ mod tests {
 
     #[test]
     fn thirty_eight_devices_of_95_gb_hold_xxl() {
-        let (sharing, ffn) = (Sharding::ASSIGNMENT, Ffn::XXL);
-        assert_eq!(sharing.min_devices(&ffn, 95e9, 0.0), Some(38));
-        assert!(sharing.per_device(&ffn, 38.0, 0.0) < 95e9 && sharing.per_device(&ffn, 37.0, 0.0) >= 95e9);
+        let (sharding, ffn) = (Sharding::ASSIGNMENT, Ffn::XXL);
+        assert_eq!(sharding.min_devices(&ffn, 95e9, 0.0), Some(38));
+        assert!(sharding.per_device(&ffn, 38.0, 0.0) < 95e9 && sharding.per_device(&ffn, 37.0, 0.0) >= 95e9);
         // Tokens need more devices, until the unsharded half of their activations alone exceeds the limit.
-        let more = sharing.min_devices(&ffn, 95e9, 1000.0).unwrap();
-        assert!(sharing.per_device(&ffn, more as f64, 1000.0) < 95e9);
-        assert!(sharing.per_device(&ffn, more as f64 - 1.0, 1000.0) >= 95e9 && more > 38);
-        assert_eq!(sharing.min_devices(&ffn, 95e9, 11_000.0), None);
+        let more = sharding.min_devices(&ffn, 95e9, 1000.0).unwrap();
+        assert!(sharding.per_device(&ffn, more as f64, 1000.0) < 95e9);
+        assert!(sharding.per_device(&ffn, more as f64 - 1.0, 1000.0) >= 95e9 && more > 38);
+        assert_eq!(sharding.min_devices(&ffn, 95e9, 11_000.0), None);
     }
 
     #[test]
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn min_batch_is_where_times_are_equal() {
         let (mesh, ffn) = (Mesh::ASSIGNMENT, Ffn::XXL);
-        let crossing = |communication: &dyn Fn(Times) -> f64| {
+        let crossing = |communication: &dyn Fn(BlockTimes) -> f64| {
             let (mut low, mut high) = (1.0, 1e9);
             for _ in 0..200 {
                 let middle = (low + high) / 2.0;

@@ -193,26 +193,26 @@ fn memory(arguments: &Memory) -> Report {
 }
 
 fn fsdp(arguments: &Fsdp) -> Report {
-    let (ffn, sharing) = (arguments.model.ffn(), arguments.model.sharding(arguments.sharded_activations));
+    let (ffn, sharding) = (arguments.model.ffn(), arguments.model.sharding(arguments.sharded_activations));
     let (tokens, limit) = (arguments.model.tokens, arguments.limit_gb * 1e9);
     let columns = [Column::integer("devices"), Column::number("per device").unit("GB").decimals(2)];
     let mut table = Table::new("fsdp-memory", "Memory per device, on N devices", columns);
-    let fewest = sharing.min_devices(&ffn, limit, tokens);
+    let fewest = sharding.min_devices(&ffn, limit, tokens);
     let mut counts: Vec<u64> = [1, 2, 4, 8, 16, 32, 64, 128].to_vec();
     counts.extend(fewest);
     counts.extend(fewest.map(|n| n.saturating_sub(1)).filter(|n| *n > 0));
     counts.sort_unstable();
     counts.dedup();
     for n in counts {
-        table.push([Cell::from(n), Cell::from(sharing.per_device(&ffn, n as f64, tokens) / 1e9)]);
+        table.push([Cell::from(n), Cell::from(sharding.per_device(&ffn, n as f64, tokens) / 1e9)]);
     }
-    let s = sharing.sharded_activations;
+    let s = sharding.sharded_activations;
     let table = table.note(format!(
         "M(N) = (16 P + {s} A) / N + {} A, with P = {:.5e} parameters and A = {:.3e} bytes of activations of {tokens} \
          tokens.",
         1.0 - s,
         ffn.parameters(),
-        ffn.activations(sharing.element) * tokens
+        ffn.activations(sharding.element) * tokens
     ));
     let table = table.note(match fewest {
         Some(n) => format!("Each device needs less than {} GB from N = {n} on.", arguments.limit_gb),
@@ -246,11 +246,11 @@ fn batch(arguments: &Fsdp, ffn: &Ffn) -> Table {
             |value: fn(crate::account::fsdp::MinBatch) -> f64| batch.map_or(Cell::NotApplicable, |b| value(b).into());
         table.push([Cell::from(how), Cell::from(formula), cell(|b| b.per_device), cell(|b| b.overall)]);
     }
-    let verdict = if mesh.tensor_axis_fits(ffn) { "is" } else { "is not" };
+    let fits = if mesh.tensor_axis_fits(ffn) { "is" } else { "is not" };
     table
         .note(format!("α = C / W = {:.4e} / {:.4e} = {:.1} FLOP per byte.", mesh.flops, mesh.bandwidth, mesh.alpha()))
         .note(format!(
-            "The tensor axis {verdict} short enough: Y = {} and M_Y F / α = {:.1}.",
+            "The tensor axis {fits} short enough: Y = {} and M_Y F / α = {:.1}.",
             mesh.y,
             mesh.m_y * ffn.d_ff / mesh.alpha()
         ))
@@ -262,7 +262,7 @@ fn ddp(arguments: &Ddp) -> Result<Report> {
         Some(bytes) => bytes,
         None => Config::named(&arguments.size, 128)?.parameters() as f64 * 4.0,
     };
-    let measured = arguments.measured.as_deref().map(waits).transpose()?.unwrap_or_default();
+    let measured = arguments.measured.as_deref().map(exposed_times).transpose()?.unwrap_or_default();
     let columns = [
         Column::number("bucket").unit("MB"),
         Column::number("buckets").decimals(1),
@@ -377,14 +377,14 @@ fn column<'a>(row: &'a Value, name: &str, old: &str) -> &'a Value {
 ///
 /// # Errors
 /// The file cannot be read, or has no row of the form `bucketed`.
-fn waits(path: &Path) -> Result<Vec<(f64, f64)>> {
+fn exposed_times(path: &Path) -> Result<Vec<(f64, f64)>> {
     let pair = |row: &Value| Some((row["bucket_mb"].as_f64()?, column(row, "exposed_ms", "left_over_ms").as_f64()?));
-    let mut waits: Vec<(f64, f64)> =
+    let mut exposed_times: Vec<(f64, f64)> =
         rows(path)?.iter().filter(|row| row["form"] == "bucketed").filter_map(pair).collect();
-    waits.sort_by(|a, b| a.0.total_cmp(&b.0));
-    match waits.is_empty() {
+    exposed_times.sort_by(|a, b| a.0.total_cmp(&b.0));
+    match exposed_times.is_empty() {
         true => Err(CliError::Failure(format!("{} has no row of the form `bucketed`", path.display()))),
-        false => Ok(waits),
+        false => Ok(exposed_times),
     }
 }
 
@@ -406,7 +406,7 @@ mod tests {
             path
         };
         for path in [report("back_end", "left_over_ms"), report("backend", "exposed_ms")] {
-            assert_eq!(waits(&path).unwrap(), [(25.0, 1.5)]);
+            assert_eq!(exposed_times(&path).unwrap(), [(25.0, 1.5)]);
             let rows = rows(&path).unwrap();
             assert_eq!(column(&rows[0], "backend", "back_end"), "tcp");
         }

@@ -281,9 +281,9 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
         let wrong = |message: String| {
             Err(CliError::usage(message, "write --assume name%16 or --assume name=1, once for each name"))
         };
-        let split = part.split_once('%').map(|(name, n)| (name, n, true));
-        let Some((name, number, multiple)) = split.or_else(|| part.split_once('=').map(|(name, n)| (name, n, false)))
-        else {
+        // `name%16` assumes a multiple, `name=1` an equal number.
+        let is_multiple = part.contains('%');
+        let Some((name, number)) = part.split_once(if is_multiple { '%' } else { '=' }) else {
             return wrong(format!("`{part}` is not an assumption"));
         };
         let (name, number) = (def.param_name(name.trim()), number.trim());
@@ -303,7 +303,7 @@ pub fn assumptions(def: &KernelDef, words: &[String]) -> Result<Specialization> 
             return wrong(format!("`{name}` has two assumptions"));
         }
         seen.push(index);
-        specialization.args[index] = match (multiple, number.parse::<i64>()) {
+        specialization.args[index] = match (is_multiple, number.parse::<i64>()) {
             (true, Ok(n)) if n > 0 && (n as u64).is_power_of_two() && n <= 1 << 20 => {
                 ArgSpec { divisible_by: n as u64, equal_to: None }
             }

@@ -75,26 +75,31 @@ fn port(word: &str) -> Result<Port, String> {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let plan = plan(arguments)?;
     let (sender, signals) = mpsc::channel();
-    super::on_signals(move |heard| {
-        let _ = sender.send(heard);
+    super::on_signals(move |signal| {
+        let _ = sender.send(signal);
     })?;
     // The ranks' lines bypass the output buffer of this process: flush it first.
     out.flush()?;
     let name = plan.program.to_string_lossy().into_owned();
     let failed = Arc::new(OnceLock::new());
-    let mut heard = Signals::default();
-    let ends =
-        launch::run(&plan, &signals, |one| heard.on_signal(one, &plan), Terminal::Out(failed.clone()), Terminal::Err)
-            .map_err(|error| match error.kind() {
-            io::ErrorKind::TimedOut => CliError::Failure(error.to_string()),
-            _ => CliError::Failure(format!("cannot start {name}: {error}")),
-        })?;
+    let mut forwarded = Signals::default();
+    let ends = launch::run(
+        &plan,
+        &signals,
+        |signal| forwarded.on_signal(signal, &plan),
+        Terminal::Out(failed.clone()),
+        Terminal::Err,
+    )
+    .map_err(|error| match error.kind() {
+        io::ErrorKind::TimedOut => CliError::Failure(error.to_string()),
+        _ => CliError::Failure(format!("cannot start {name}: {error}")),
+    })?;
     for (rank, group) in ends.iter().filter_map(|end| Some((end.rank, end.remaining_group?))) {
         terminal::print_stderr(format_args!(
             "rank {rank} left processes in its group {group} that SIGKILL did not terminate"
         ));
     }
-    heard.outcome(&ends)?;
+    forwarded.outcome(&ends)?;
     // The ranks continued after standard output failed. A closed pipe is not an error.
     match failed.get() {
         Some(kind) if *kind != io::ErrorKind::BrokenPipe => Err(io::Error::from(*kind).into()),
@@ -105,17 +110,17 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
 /// The signals that this process has forwarded.
 #[derive(Default)]
 struct Signals {
-    passed_on: Vec<i32>,
+    forwarded: Vec<i32>,
     /// The second signal, which terminates the ranks immediately.
-    end: Option<i32>,
+    second: Option<i32>,
 }
 
 impl Signals {
-    fn on_signal(&mut self, heard: StopSignal, plan: &Plan) {
-        let (StopSignal::Stop(signal) | StopSignal::End(signal)) = heard;
-        self.passed_on.push(signal);
+    fn on_signal(&mut self, request: StopSignal, plan: &Plan) {
+        let (StopSignal::Stop(signal) | StopSignal::End(signal)) = request;
+        self.forwarded.push(signal);
         let name = signals::name(signal);
-        match heard {
+        match request {
             StopSignal::Stop(_) => {
                 let Timeouts { stop, save, .. } = plan.timeouts;
                 let (stop, save) = (stop.as_secs_f64(), save.max(stop).as_secs_f64());
@@ -125,7 +130,7 @@ impl Signals {
                 ));
             }
             StopSignal::End(signal) => {
-                self.end = Some(signal);
+                self.second = Some(signal);
                 terminal::print_stderr(format_args!("{name} forwarded to all ranks"));
             }
         }
@@ -134,14 +139,14 @@ impl Signals {
     /// Reports how the ranks exited. If a signal terminated them, terminates this process by the same signal.
     fn outcome(&self, ends: &[End]) -> Result<()> {
         let all = || launch::per_rank_lines(&ends.iter().collect::<Vec<_>>());
-        if let Some(signal) = self.end {
+        if let Some(signal) = self.second {
             terminal::print_stderr(format_args!("terminated by {}\n{}", signals::name(signal), all()));
             signals::exit_by_signal(signal);
         }
-        if let Some(report) = launch::report(ends, &self.passed_on) {
+        if let Some(report) = launch::report(ends, &self.forwarded) {
             return Err(CliError::Failure(report));
         }
-        match self.passed_on.first() {
+        match self.forwarded.first() {
             Some(signal) if !ends.iter().all(|end| end.status.success() || end.has_saved()) => {
                 terminal::print_stderr(format_args!(
                     "stopped by {}, but not all ranks saved their state\n{}",
@@ -214,7 +219,7 @@ fn access(arguments: &Arguments) -> Result<Access> {
             Ok(secret) => Ok(Access::Secret(secret)),
             Err(error) => Err(CliError::Failure(format!("cannot create a secret for the ranks: {error}"))),
         },
-        said => Ok(said),
+        access => Ok(access),
     }
 }
 
@@ -230,10 +235,10 @@ impl Write for Terminal {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             // Not through `Output`, which the thread of the command holds.
-            Terminal::Out(failed) => raw(1, bytes).inspect_err(|error| {
+            Terminal::Out(failed) => write_raw(1, bytes).inspect_err(|error| {
                 failed.get_or_init(|| error.kind());
             }),
-            Terminal::Err => raw(2, bytes),
+            Terminal::Err => write_raw(2, bytes),
         }
     }
 
@@ -243,7 +248,7 @@ impl Write for Terminal {
 }
 
 /// Writes to a file descriptor, which must stay open until the process exits.
-fn raw(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
+fn write_raw(descriptor: i32, bytes: &[u8]) -> io::Result<usize> {
     // SAFETY: the bytes are valid during the call.
     let written = unsafe { libc::write(descriptor, bytes.as_ptr().cast(), bytes.len()) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())

@@ -61,6 +61,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
+/// A part of a step that fits into memory, with the trace of its allocations.
+struct Recorded {
+    work: Work,
+    config: Config,
+    trace: Trace,
+}
+
 /// A pickled snapshot of each measured part of a step.
 type Snapshots = Vec<(Work, Vec<u8>)>;
 
@@ -83,8 +90,8 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         "Peaks include everything: parameters, gradients if there is a backward pass, optimizer state if there is one, \
          and what a step allocates.",
     );
-    let mut details: Vec<(Work, Config, Trace)> = Vec::new();
-    let mut lacks = Vec::new();
+    let mut details: Vec<Recorded> = Vec::new();
+    let mut oom_notes = Vec::new();
     for &context in &arguments.context {
         let config = arguments.step.config(context as usize)?;
         let mut row = vec![Cell::from(u64::from(context)), Cell::from(mib(4 * config.parameters() as u64))];
@@ -95,10 +102,10 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
             match catch_oom(recorded)? {
                 MemoryOutcome::Fits(trace) => {
                     row.push(Cell::from(mib(Timeline::new(&trace).peak().bytes)));
-                    found.push((work, config.clone(), trace));
+                    found.push(Recorded { work, config: config.clone(), trace });
                 }
                 MemoryOutcome::OutOfMemory(why) => {
-                    lacks.push(format!("context {context}, {}: {why}", work.name()));
+                    oom_notes.push(format!("context {context}, {}: {why}", work.name()));
                     row.push(Cell::OutOfMemory);
                 }
             }
@@ -108,8 +115,8 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
             details = found;
         }
     }
-    table = lacks.into_iter().fold(table, Table::note);
-    let last = details.last().map(|(_, config, _)| config.clone());
+    table = oom_notes.into_iter().fold(table, Table::note);
+    let last = details.last().map(|recorded| recorded.config.clone());
     let Some(config) = last else {
         return Ok((Report::new("memory", "Memory").table(table), Vec::new()));
     };
@@ -129,7 +136,7 @@ pub fn memory(arguments: &Arguments) -> Result<(Report, Snapshots)> {
         ))
         .table(sizes.table());
     let mut snapshots = Vec::new();
-    for (work, _, trace) in &details {
+    for Recorded { work, trace, .. } in &details {
         let timeline = Timeline::new(trace);
         report.parts.extend(parts(*work, &timeline, arguments.top));
         let pickle = Snapshot::new(&timeline).to_pickle();

@@ -45,17 +45,17 @@ pub enum MemoryOutcome<R> {
 /// Converts out-of-memory errors to [`MemoryOutcome::OutOfMemory`]; returns other errors. A subprocess exits here,
 /// after its row.
 pub fn catch_oom<R>(measured: train::Result<R>) -> Result<MemoryOutcome<R>> {
-    let lack = measured.as_ref().err().filter(|error| error.is_out_of_memory()).map(ToString::to_string);
+    let oom = measured.as_ref().err().filter(|error| error.is_out_of_memory()).map(ToString::to_string);
     if PROBED_ROW.get().is_some_and(|probed| probed + 1 == ROWS.load(Ordering::Relaxed)) {
-        if let Some(lack) = &lack {
-            tilewright::terminal::print_stderr(lack);
+        if let Some(oom) = &oom {
+            tilewright::terminal::print_stderr(oom);
         }
         // Other errors occur again in the sweep, which reports them. The subprocess has no other output.
-        std::process::exit(i32::from(lack.is_some()));
+        std::process::exit(i32::from(oom.is_some()));
     }
-    match (measured, lack) {
+    match (measured, oom) {
         (Ok(result), _) => Ok(MemoryOutcome::Fits(result)),
-        (Err(_), Some(lack)) => Ok(MemoryOutcome::OutOfMemory(lack.lines().next().unwrap_or_default().to_string())),
+        (Err(_), Some(oom)) => Ok(MemoryOutcome::OutOfMemory(oom.lines().next().unwrap_or_default().to_string())),
         (Err(error), None) => Err(CliError::Failure(error.to_string())),
     }
 }
@@ -96,8 +96,8 @@ fn run_probe(row: usize) -> train::Result<()> {
     };
     match output.status.code() {
         Some(1) | None => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            let lines = said.lines().map(|line| line.trim_start_matches("error: "));
+            let messages = String::from_utf8_lossy(&output.stderr);
+            let lines = messages.lines().map(|line| line.trim_start_matches("error: "));
             let why = lines.filter_map(|line| line.strip_prefix("out of memory on the CPU: ")).next_back();
             Err(oom_error(why.unwrap_or("the system killed a subprocess that ran this row")))
         }
@@ -110,11 +110,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_there_is_counts_as_lack_of_memory() {
+    fn an_estimate_above_the_host_memory_is_out_of_memory() {
         expect_memory(&Device::Cpu, 1e6).unwrap();
-        let lack = expect_memory(&Device::Cpu, 1e18).unwrap_err();
-        assert!(lack.is_out_of_memory(), "{lack}");
-        assert!(matches!(catch_oom::<()>(Err(lack)), Ok(MemoryOutcome::OutOfMemory(why)) if why.contains("GiB")));
+        let oom = expect_memory(&Device::Cpu, 1e18).unwrap_err();
+        assert!(oom.is_out_of_memory(), "{oom}");
+        assert!(matches!(catch_oom::<()>(Err(oom)), Ok(MemoryOutcome::OutOfMemory(why)) if why.contains("GiB")));
         assert!(catch_oom::<()>(Err(candle_core::Error::Msg("shape".into()).into())).is_err());
     }
 }

@@ -10,12 +10,12 @@ static CLOSED: AtomicBool = AtomicBool::new(false);
 /// Sets [`CLOSED`] before Rust's runtime starts.
 #[used]
 #[cfg_attr(target_os = "linux", unsafe(link_section = ".init_array"))]
-static LOOK: extern "C" fn() = {
-    extern "C" fn look() {
+static INIT_CLOSED: extern "C" fn() = {
+    extern "C" fn init_closed() {
         // SAFETY: F_GETFD only reads the descriptor's flags, and fails if the descriptor is closed.
         CLOSED.store(unsafe { libc::fcntl(libc::STDOUT_FILENO, libc::F_GETFD) } < 0, Ordering::Relaxed);
     }
-    look
+    init_closed
 };
 
 /// Checks that standard output was open when the process started.
@@ -32,7 +32,7 @@ pub fn expect_open() -> io::Result<()> {
 /// Buffered standard output. For a command whose work matters more than its output, write errors can be deferred
 /// ([`Output::keep_going_on_write_errors`]).
 pub struct Output {
-    to: BufWriter<Stdout>,
+    stdout: BufWriter<Stdout>,
     ignores_write_errors: bool,
     first_error: Option<io::Error>,
 }
@@ -40,7 +40,7 @@ pub struct Output {
 impl Output {
     #[allow(clippy::new_without_default, reason = "standard output exists once per process")]
     pub fn new() -> Output {
-        Output { to: BufWriter::new(io::stdout()), ignores_write_errors: false, first_error: None }
+        Output { stdout: BufWriter::new(io::stdout()), ignores_write_errors: false, first_error: None }
     }
 
     /// Makes all further writes succeed and drops output after the first error, so that a closed pipe or a full disk
@@ -67,7 +67,7 @@ impl Output {
         if self.first_error.is_some() {
             return Ok(instead);
         }
-        match write(&mut self.to) {
+        match write(&mut self.stdout) {
             Err(error) if self.ignores_write_errors && error.kind() != io::ErrorKind::Interrupted => {
                 self.first_error = Some(error);
                 Ok(instead)
@@ -79,7 +79,7 @@ impl Output {
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.attempt(bytes.len(), |to| expect_open().and_then(|()| to.write(bytes)))
+        self.attempt(bytes.len(), |stdout| expect_open().and_then(|()| stdout.write(bytes)))
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -16,7 +16,7 @@ use crate::train::{DataParallelOptions, RankSettings};
 
 /// Options of data-parallel training. The ranks are started by `tilewright launch`, torchrun, mpirun or srun.
 #[derive(Args, Clone, Debug, Default)]
-#[command(next_help_heading = "Ranks (tilewright launch, torchrun, mpirun, srun)")]
+#[command(next_help_heading = "Distributed training (tilewright launch, torchrun, mpirun, srun)")]
 pub struct RankOptions {
     /// Form of gradient synchronization; bucketed by default
     #[arg(long, value_enum, value_name = "FORM")]

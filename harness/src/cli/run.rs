@@ -257,8 +257,8 @@ impl Job {
         config.max_registers = options.max_registers;
         config.schedule = options.schedule;
 
-        let mut places = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
-        let mut args = tensors::kernel_args(self.def, &mut places, &self.scalars);
+        let mut memory = buffers.iter_mut().map(|(name, buffer)| (*name, buffer)).collect();
+        let mut args = tensors::kernel_args(self.def, &mut memory, &self.scalars);
         let launched = launch_erased(self.def, device, &config, &self.dtypes, &mut args, &self.constants);
         launched.map_err(|error| match error {
             Error::OutOfBounds { name, elements, farthest_element, .. } => CliError::usage(
@@ -443,8 +443,8 @@ fn element_types(
     }
     // `--dtype` is checked for all parameters that it names, even those whose type follows from a tensor.
     let chosen = choose::partial_dtypes(def, words)?;
-    let mut open = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
-    let is_used = open.next().is_some();
+    let mut untyped = found.iter().zip(&chosen).filter(|(found, chosen)| found.is_none() && chosen.is_some());
+    let is_used = untyped.next().is_some();
     for ((generic, found), chosen) in def.generics.iter().zip(&found).zip(&chosen) {
         // The type of a tensor takes precedence over a `--dtype` without a parameter name, which then applies to the
         // parameters without tensors only.
@@ -455,7 +455,7 @@ fn element_types(
             && (named || !is_used)
         {
             return Err(CliError::usage(
-                format!("--dtype {chosen} is unused: by tensor `{tensor}`, `{}` is {dtype}", generic.name),
+                format!("--dtype {chosen} is unused: tensor `{tensor}` determines that `{}` is {dtype}", generic.name),
                 "omit it, or convert the tensor first",
             ));
         }

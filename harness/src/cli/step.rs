@@ -123,11 +123,11 @@ impl Step {
         kernel_device(device)?.check_memory(needed).map_err(|error| training_failure(error.into()))?;
         let model = {
             let _span = span("model");
-            let made = match work {
+            let model = match work {
                 Work::Forward => Transformer::for_inference(config, device, 0),
                 Work::ForwardBackward | Work::TrainStep => Transformer::new(config, device, 0),
             };
-            made.map_err(|error| training_failure(error.into()))?
+            model.map_err(|error| training_failure(error.into()))?
         };
         let trainer_options = TrainerOptions {
             adamw: AdamWOptions::default(),
@@ -142,7 +142,7 @@ impl Step {
         let (data_parallel, trainer) = match (work, data_parallel) {
             (Work::Forward, _) => (None, None),
             (Work::ForwardBackward | Work::TrainStep, None) => {
-                model.params().keep_grads(gradient_dtype(model.params(), 1))?;
+                model.params().set_grad_dtype(gradient_dtype(model.params(), 1))?;
                 let _span = span("optimizer state");
                 (None, Some(Trainer::new(model.params(), trainer_options).map_err(training_failure)?))
             }
@@ -215,16 +215,16 @@ fn training_failure(config: &Config, error: &crate::train::Error) -> CliError {
     if !error.is_out_of_memory() {
         return CliError::Failure(error.to_string());
     }
-    let less = ["a smaller --batch", "a smaller --context", "a smaller model"].map(str::to_string);
-    let less = words(&[options_for_less(config), less.to_vec()].concat());
-    CliError::Failure(format!("{}\n  help: use {less}", error.out_of_memory_text()))
+    let smaller = ["a smaller --batch", "a smaller --context", "a smaller model"].map(str::to_string);
+    let remedies = words(&[options_for_less(config), smaller.to_vec()].concat());
+    CliError::Failure(format!("{}\n  help: use {remedies}", error.out_of_memory_text()))
 }
 
 /// Returns the options that reduce the memory of a step and that this model does not use yet.
 pub fn options_for_less(config: &Config) -> Vec<String> {
     let naive = config.attention == Attention::Naive;
-    let long = config.precision.dtype().size_in_bytes() > 2;
-    let options = [(!config.checkpoint, "--recompute"), (naive, "--attention flash"), (long, "--precision bf16")];
+    let wide = config.precision.dtype().size_in_bytes() > 2;
+    let options = [(!config.checkpoint, "--recompute"), (naive, "--attention flash"), (wide, "--precision bf16")];
     options.iter().filter(|(helps, _)| *helps).map(|(_, option)| option.to_string()).collect()
 }
 

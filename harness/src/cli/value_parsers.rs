@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The longest accepted duration of options in seconds: thirty years. Their help texts state this limit.
 const MAX_SECONDS: f64 = 1e9;
 /// The longest accepted duration of options in minutes: 19 years.
-const LONGEST_MINUTES: f64 = 1e7;
+const MAX_MINUTES: f64 = 1e7;
 /// Seconds per day.
 const SECONDS_PER_DAY: f64 = 86400.0;
 /// The smallest positive normal number.
@@ -77,7 +77,7 @@ pub fn non_negative_seconds(word: &str) -> Result<Duration, String> {
 
 /// Parses a duration in minutes, at least 0.
 pub fn minutes(word: &str) -> Result<Duration, String> {
-    let minutes = number(word, 0.0..=LONGEST_MINUTES, "a number of minutes from 0, at most 10⁷")?;
+    let minutes = number(word, 0.0..=MAX_MINUTES, "a number of minutes from 0, at most 10⁷")?;
     Ok(Duration::from_secs_f64(60.0 * minutes))
 }
 

@@ -25,11 +25,11 @@ pub enum Error {
     Empty { name: String },
 
     #[error(
-        "{} is too short: its {part} part has {found} tokens, and a sequence of context {context} needs {needed}\n  \
+        "{} is too short: its {split} split has {found} tokens, and a sequence of context {context} needs {needed}\n  \
          help: use a longer text, a smaller --context, or a smaller --vocab-size",
         printable(name)
     )]
-    TooShort { name: String, part: &'static str, found: usize, context: usize, needed: usize },
+    TooShort { name: String, split: &'static str, found: usize, context: usize, needed: usize },
 
     #[error(
         "expected a vocabulary of at least {least} entries (one per byte), found {found}\n  help: try --vocab-size 1024"
@@ -42,7 +42,7 @@ pub enum Error {
     )]
     Damaged { what: String, reason: String },
 
-    #[error("the tokenizer: {}", printable(_0))]
+    #[error("invalid tokenizer: {}", printable(_0))]
     Tokenizer(String),
 }
 

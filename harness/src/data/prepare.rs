@@ -78,10 +78,10 @@ impl Dataset {
     /// # Errors
     /// The text is too short; the message gives both lengths.
     pub fn check_context(&self, context: usize) -> Result<()> {
-        for (part, found) in [("training", self.train().len()), ("validation", self.validation().len())] {
+        for (split, found) in [("training", self.train().len()), ("validation", self.validation().len())] {
             let needed = context.saturating_add(1);
             if found < needed {
-                return Err(Error::TooShort { name: self.name.clone(), part, found, context, needed });
+                return Err(Error::TooShort { name: self.name.clone(), split, found, context, needed });
             }
         }
         Ok(())
@@ -100,7 +100,7 @@ pub fn prepare(text: &Text, vocabulary: usize, folder: &Path) -> Result<Dataset>
         true => read_tokenizer(&path)?,
         false => {
             let tokenizer = Bpe::train(text, vocabulary)?;
-            std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+            std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
             write_tokenizer(&path, &tokenizer)?;
             tokenizer
         }
@@ -138,26 +138,26 @@ fn read_tokenizer(path: &Path) -> Result<Bpe> {
 /// As [`prepare`].
 pub fn load_or_tokenize(text: &Text, tokenizer: Bpe, folder: &Path) -> Result<Dataset> {
     let text_hash = *blake3::hash(text.as_str().as_bytes()).as_bytes();
-    let path = path_of(folder, &text_hash, &format!("{}.tokens", short(&tokenizer.hash())));
+    let path = path_of(folder, &text_hash, &format!("{}.tokens", short_hash(&tokenizer.hash())));
     if !path.exists() {
-        std::fs::create_dir_all(folder).map_err(Error::file("make", folder))?;
+        std::fs::create_dir_all(folder).map_err(Error::file("create", folder))?;
         let tokens = tokenizer.encode_text(text)?;
         write_tokens(&path, &tokens, tokenizer.vocabulary(), tokenizer.hash(), text_hash)?;
     }
     let tokens = TokenFile::open(&path)?;
     if tokens.tokenizer_hash() != tokenizer.hash() || tokens.text_hash() != text_hash {
-        return Err(Error::damaged(&path, "it is the result of another text or another tokenizer"));
+        return Err(Error::damaged(&path, "it was created from another text or tokenizer"));
     }
     let split = tokens.len() - tokens.len() / VALIDATION_SHARE;
     Ok(Dataset { name: text.name().to_string(), tokenizer, tokens, split })
 }
 
 fn path_of(folder: &Path, text: &[u8; 32], rest: &str) -> PathBuf {
-    folder.join(format!("{}-{rest}", short(text)))
+    folder.join(format!("{}-{rest}", short_hash(text)))
 }
 
 /// The first 16 hexadecimal digits of a hash: enough for file names; the whole hash is compared after opening.
-fn short(hash: &[u8; 32]) -> String {
+fn short_hash(hash: &[u8; 32]) -> String {
     hash[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

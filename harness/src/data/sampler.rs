@@ -28,7 +28,7 @@ pub struct Shard {
 
 impl Shard {
     /// A single process.
-    pub const WHOLE: Shard = Shard { rank: 0, world: 1 };
+    pub const SINGLE_PROCESS: Shard = Shard { rank: 0, world: 1 };
 }
 
 /// Sequences of one step: `sequences` rows of `context` tokens, row-major, and for each token the one that follows it
@@ -44,13 +44,13 @@ pub struct Batch {
 impl Batch {
     fn with_capacity(sequences: usize, context: usize) -> Batch {
         // A sequence is read with the token after it.
-        let room = sequences * context + 1;
-        Batch { inputs: Vec::with_capacity(room), targets: Vec::with_capacity(room), sequences: 0, context }
+        let capacity = sequences * context + 1;
+        Batch { inputs: Vec::with_capacity(capacity), targets: Vec::with_capacity(capacity), sequences: 0, context }
     }
 
-    fn push(&mut self, part: &TokenSlice<'_>, start: usize) -> Result<()> {
+    fn push(&mut self, tokens: &TokenSlice<'_>, start: usize) -> Result<()> {
         let first = self.inputs.len();
-        part.read(start..start + self.context + 1, &mut self.inputs)?;
+        tokens.read(start..start + self.context + 1, &mut self.inputs)?;
         self.targets.extend(&self.inputs[first + 1..]);
         self.inputs.pop();
         self.sequences += 1;
@@ -90,34 +90,34 @@ impl Sampler {
     /// As [`TokenFile::read`](super::TokenFile::read).
     ///
     /// # Panics
-    /// `part` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `sequences`
+    /// `tokens` is too short for a sequence of this context (a [`Dataset`](super::Dataset) checks that), or `sequences`
     /// is not a multiple of the number of processes.
-    pub fn draw(&mut self, part: &TokenSlice<'_>, sequences: usize, context: usize, shard: Shard) -> Result<Batch> {
-        assert!(part.len() > context, "internal error: {} tokens for a context of {context}", part.len());
+    pub fn draw(&mut self, tokens: &TokenSlice<'_>, sequences: usize, context: usize, shard: Shard) -> Result<Batch> {
+        assert!(tokens.len() > context, "internal error: {} tokens for a context of {context}", tokens.len());
         assert_eq!(sequences % shard.world, 0, "internal error: {sequences} sequences for {} processes", shard.world);
-        let places = (part.len() - context) as u64;
-        let share = sequences / shard.world;
+        let num_positions = (tokens.len() - context) as u64;
+        let per_rank = sequences / shard.world;
         // A checkpoint can contain any number: wrap around.
-        let first = self.state.drawn.wrapping_add((shard.rank * share) as u64);
-        let mut batch = Batch::with_capacity(share, context);
-        for number in 0..share as u64 {
-            batch.push(part, random_below(places, self.state.seed, first.wrapping_add(number)) as usize)?;
+        let first = self.state.drawn.wrapping_add((shard.rank * per_rank) as u64);
+        let mut batch = Batch::with_capacity(per_rank, context);
+        for number in 0..per_rank as u64 {
+            batch.push(tokens, random_below(num_positions, self.state.seed, first.wrapping_add(number)) as usize)?;
         }
         self.state.drawn = self.state.drawn.wrapping_add(sequences as u64);
         Ok(batch)
     }
 }
 
-/// Returns the first `sequences` non-overlapping sequences of `part`, for a reproducible evaluation. Returns fewer if
-/// `part` is too short, none if it is shorter than one sequence.
+/// Returns the first `sequences` non-overlapping sequences of `tokens`, for a reproducible evaluation. Returns fewer if
+/// `tokens` is too short, none if it is shorter than one sequence.
 ///
 /// # Errors
 /// As [`TokenFile::read`](super::TokenFile::read).
-pub fn non_overlapping_sequences(part: &TokenSlice<'_>, sequences: usize, context: usize) -> Result<Batch> {
-    let fit = part.len().saturating_sub(1) / context;
+pub fn non_overlapping_sequences(tokens: &TokenSlice<'_>, sequences: usize, context: usize) -> Result<Batch> {
+    let fit = tokens.len().saturating_sub(1) / context;
     let mut batch = Batch::with_capacity(sequences.min(fit), context);
     for number in 0..sequences.min(fit) {
-        batch.push(part, number * context)?;
+        batch.push(tokens, number * context)?;
     }
     Ok(batch)
 }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn targets_are_the_next_tokens() {
         let (_dir, file) = counting(50);
-        let batch = Sampler::new(3).draw(&TokenSlice::new(&file, 10..40), 100, 7, Shard::WHOLE).unwrap();
+        let batch = Sampler::new(3).draw(&TokenSlice::new(&file, 10..40), 100, 7, Shard::SINGLE_PROCESS).unwrap();
         assert_eq!((batch.sequences, batch.inputs.len()), (100, 700));
         for (row, next) in batch.inputs.chunks(7).zip(batch.targets.chunks(7)) {
             assert!(row.is_sorted_by(|a, b| a + 1 == *b) && row[0] >= 10 && next[6] < 40);
@@ -174,14 +174,14 @@ mod tests {
         let (_dir, file) = counting(1000);
         let part = TokenSlice::new(&file, 0..1000);
         let mut sampler = Sampler::new(7);
-        sampler.draw(&part, 5, 16, Shard::WHOLE).unwrap();
+        sampler.draw(&part, 5, 16, Shard::SINGLE_PROCESS).unwrap();
         let state: SamplerState = serde_json::from_str(&serde_json::to_string(&sampler.state()).unwrap()).unwrap();
         assert_eq!(state, SamplerState { seed: 7, drawn: 5 });
-        let next = sampler.draw(&part, 5, 16, Shard::WHOLE).unwrap();
-        assert_eq!(Sampler::from_state(state).draw(&part, 5, 16, Shard::WHOLE).unwrap(), next);
+        let next = sampler.draw(&part, 5, 16, Shard::SINGLE_PROCESS).unwrap();
+        assert_eq!(Sampler::from_state(state).draw(&part, 5, 16, Shard::SINGLE_PROCESS).unwrap(), next);
         assert_ne!(
-            Sampler::new(8).draw(&part, 5, 16, Shard::WHOLE).unwrap(),
-            Sampler::new(7).draw(&part, 5, 16, Shard::WHOLE).unwrap()
+            Sampler::new(8).draw(&part, 5, 16, Shard::SINGLE_PROCESS).unwrap(),
+            Sampler::new(7).draw(&part, 5, 16, Shard::SINGLE_PROCESS).unwrap()
         );
     }
 
@@ -189,7 +189,7 @@ mod tests {
     fn shards_concatenate_to_the_batch() {
         let (_dir, file) = counting(1000);
         let part = TokenSlice::new(&file, 0..1000);
-        let whole = Sampler::new(1).draw(&part, 12, 8, Shard::WHOLE).unwrap();
+        let whole = Sampler::new(1).draw(&part, 12, 8, Shard::SINGLE_PROCESS).unwrap();
         let shares: Vec<Batch> =
             (0..3).map(|rank| Sampler::new(1).draw(&part, 12, 8, Shard { rank, world: 3 }).unwrap()).collect();
         let joined: Vec<u32> = shares.iter().flat_map(|share| share.inputs.clone()).collect();

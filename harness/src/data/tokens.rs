@@ -84,7 +84,7 @@ impl TokenFile {
     /// A file that cannot be read, is not a token file, or is damaged.
     pub fn open(path: &Path) -> Result<TokenFile> {
         let read = Error::file("read", path);
-        let (file, stamp, header, payload) = open_and_hash(path).map_err(read)?;
+        let OpenedTokens { file, stamp, header, payload_hash } = open_and_hash(path).map_err(read)?;
         let Some(header) = header else {
             let bytes = file.metadata().map_err(Error::file("read", path))?.len();
             return Err(Error::damaged(path, format!("{bytes} bytes are fewer than the {HEADER} of its header")));
@@ -109,7 +109,7 @@ impl TokenFile {
             let reason = format!("expected {len} tokens of {token_bytes} bytes, found {found} bytes");
             return Err(Error::damaged(path, reason));
         }
-        if *payload.as_bytes() != hash_at(96) {
+        if *payload_hash.as_bytes() != hash_at(96) {
             return Err(Error::damaged(path, "the checksum of its tokens does not match"));
         }
         let (tokenizer, text) = (hash_at(32), hash_at(64));
@@ -166,8 +166,17 @@ impl TokenFile {
     }
 }
 
-/// Opens a file; returns it with its header, if it is long enough for one, and the hash of the rest.
-fn open_and_hash(path: &Path) -> io::Result<(File, FileStamp, Option<[u8; HEADER]>, blake3::Hash)> {
+/// A file that was read once.
+struct OpenedTokens {
+    file: File,
+    stamp: FileStamp,
+    /// `None` if the file is too short for a header.
+    header: Option<[u8; HEADER]>,
+    /// Hash of the bytes after the header.
+    payload_hash: blake3::Hash,
+}
+
+fn open_and_hash(path: &Path) -> io::Result<OpenedTokens> {
     let mut file = crate::files::open_regular(path)?;
     let stamp = FileStamp::of(&file)?;
     let mut header = [0; HEADER];
@@ -177,15 +186,15 @@ fn open_and_hash(path: &Path) -> io::Result<(File, FileStamp, Option<[u8; HEADER
         Err(error) => return Err(error),
     };
     let mut hasher = blake3::Hasher::new();
-    let mut piece = vec![0; 1 << 20];
+    let mut chunk = vec![0; 1 << 20];
     loop {
-        match file.read(&mut piece)? {
+        match file.read(&mut chunk)? {
             0 => break,
-            len => hasher.update(&piece[..len]),
+            len => hasher.update(&chunk[..len]),
         };
     }
     stamp.check(&file)?;
-    Ok((file, stamp, header, hasher.finalize()))
+    Ok(OpenedTokens { file, stamp, header, payload_hash: hasher.finalize() })
 }
 
 #[cfg(test)]

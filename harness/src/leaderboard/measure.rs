@@ -87,8 +87,8 @@ impl Plan {
         let backward = if self.one_pass { Backward::OnePass } else { Backward::TwoPass };
         let options = Options { precision: self.precision, backward, ..Options::new(self.problem.causal) };
         let tiles = self.choose(&mut step, &options)?;
-        let [forward, keys, queries] = tiles.map(Some);
-        let options = Options { forward_tiles: forward, dkdv_tiles: keys, dq_tiles: queries, ..options };
+        let [forward_tiles, dkdv_tiles, dq_tiles] = tiles.map(Some);
+        let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options };
         let checked = check(&mut step, &options)?;
         let times = [
             do_bench(device, warmup_ms, rep_ms, || step.attention.forward(&options))?,
@@ -100,13 +100,13 @@ impl Plan {
 
     /// Returns the tiles of all kernels: the given ones, else those that the autotuner chooses in a step.
     fn choose<T: Number>(&self, step: &mut Step<T>, options: &Options) -> Result<[Tiles; 3], BenchError> {
-        let [forward, keys, queries] = self.tiles;
-        let open = Options { forward_tiles: forward, dkdv_tiles: keys, dq_tiles: queries, ..options.clone() };
+        let [forward_tiles, dkdv_tiles, dq_tiles] = self.tiles;
+        let options = Options { forward_tiles, dkdv_tiles, dq_tiles, ..options.clone() };
         match self.tune {
-            None => step.run(&open)?,
+            None => step.run(&options)?,
             Some(seconds) => {
                 let tuning = autotune::Options::new(Duration::from_secs_f64(seconds));
-                autotune::tuning(&tuning, || step.run(&open)).0?;
+                autotune::tuning(&tuning, || step.run(&options)).0?;
             }
         }
         let chosen = autotune::current_choices();
@@ -157,14 +157,14 @@ impl Plan {
 impl Measured {
     /// Formats the tiles of the kernels of a pass as `q_tile,k_tile,warps,stages`.
     pub fn tiles_text(&self, pass: usize) -> String {
-        let [forward, keys, mut queries] = self.tiles.map(tiles::text);
+        let [fwd, dkdv, mut dq] = self.tiles.map(tiles::text);
         if self.one_pass {
-            queries = "one pass".to_string();
+            dq = "one pass".to_string();
         }
         match pass {
-            0 => forward,
-            1 => format!("{keys} {queries}"),
-            _ => format!("{forward} {keys} {queries}"),
+            0 => fwd,
+            1 => format!("{dkdv} {dq}"),
+            _ => format!("{fwd} {dkdv} {dq}"),
         }
     }
 }

@@ -58,7 +58,7 @@ impl Peer {
         [self.fwd_ms, self.bwd_ms, self.fb_sum_ms]
     }
 
-    fn is_about(&self, plan: &Plan) -> bool {
+    fn matches(&self, plan: &Plan) -> bool {
         let dtype = match self.dtype.as_str() {
             "bfloat16" => "bf16",
             "float16" => "f16",
@@ -100,7 +100,7 @@ impl Peers {
 
     /// Returns the rows of a case, in the file's order.
     pub fn of(&self, plan: &Plan) -> Vec<&Peer> {
-        self.rows.iter().filter(|row| row.is_about(plan)).collect()
+        self.rows.iter().filter(|row| row.matches(plan)).collect()
     }
 
     /// Returns the fastest implementation of a pass, with its time in milliseconds.

@@ -14,7 +14,9 @@ fn mib(bytes: u64) -> f64 {
 /// Table: the peak of each phase and of the whole recording, split by the phase that allocated the live blocks.
 pub fn by_phase(timeline: &Timeline<'_>) -> Table {
     let names: Vec<&str> = std::iter::once(SETUP).chain(Phase::ALL.map(Phase::name)).collect();
-    let columns = names.iter().map(|name| Column::number(&format!("of {name}")).unit("MiB").decimals(2));
+    let columns = names
+        .iter()
+        .map(|name| Column::number(&format!("from {name}")).unit("MiB").key(&format!("of_{name}_mib")).decimals(2));
     let mut table = Table::new(
         "memory-peaks",
         "Peak memory, by the phase that allocated it",

@@ -14,7 +14,7 @@ use crate::ops::linear::{as_rows, weight_gradient};
 use crate::ops::matmul::{matmul, matmul_add, matmul_alloc, matmul_into};
 use crate::ops::memory::Elem;
 use crate::ops::norm::{layer_backward, layer_forward};
-use crate::ops::residual_rms_norm::{self, Gradient};
+use crate::ops::residual_rms_norm::{self, ResidualGrad};
 use crate::ops::swiglu_recompute::swiglu_backward_recompute;
 use crate::params::{Param, ParamUse, SavedActivation};
 use crate::profile::span;
@@ -32,7 +32,7 @@ pub(super) struct Saved {
     stats: NormStats,
     qkv: SavedActivation,
     o: Tensor,
-    kept: PackedSaved,
+    attention: PackedSaved,
     /// The residual stream between attention and feed-forward.
     middle: Tensor,
     mid_stats: NormStats,
@@ -50,18 +50,35 @@ pub(super) struct BackwardPass<'a> {
 impl BackwardPass<'_> {
     /// The use of this parameter, if it is trained.
     pub(super) fn use_of(&self, param: &Param) -> Option<&ParamUse> {
-        self.uses.iter().find(|using| using.param().id() == param.id())
+        self.uses.iter().find(|param_use| param_use.param().id() == param.id())
     }
 
     fn add(&self, param: &Param, gradient: &Tensor) -> Result<()> {
         match self.use_of(param) {
             None => Ok(()),
-            Some(using) => {
+            Some(param_use) => {
                 param.add_grad(gradient)?;
-                using.finish()
+                param_use.finish()
             }
         }
     }
+}
+
+/// Arguments of [`NormWeights::backward`].
+pub(super) struct NormBackward<'a> {
+    /// The residual stream before the norm.
+    pub x: &'a Tensor,
+    pub eps: f64,
+    pub stats: &'a NormStats,
+    /// Gradient of the output of the norm.
+    pub grad: &'a Tensor,
+    /// Gradient of the residual stream after the branch of the norm.
+    pub residual_grad: Option<&'a Tensor>,
+    pub pass: &'a BackwardPass<'a>,
+    /// Row of [`BackwardPass::norm_partials`].
+    pub index: usize,
+    /// Whether to recompute the output of the norm.
+    pub recompute: bool,
 }
 
 impl NormWeights {
@@ -81,24 +98,22 @@ impl NormWeights {
         }
     }
 
-    /// Returns the gradient of the residual stream x before the norm, and, if `recompute`, the recomputed output of the
-    /// norm. `grad` is the gradient of that output, `residual_grad` that of the residual stream after the branch.
-    /// Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row `norm` of
-    /// [`BackwardPass::norm_partials`].
+    /// Returns the gradient of the residual stream before the norm, and, if `recompute`, the recomputed output of the
+    /// norm. Accumulates the gradients of the weights, except those of an RMSNorm, whose partial sums become row
+    /// `index` of [`BackwardPass::norm_partials`].
     pub(super) fn backward<T: Elem + FloatElement>(
         &self,
-        (x, eps): (&Tensor, f64),
-        stats: &NormStats,
-        grad: &Tensor,
-        residual_grad: Option<&Tensor>,
-        (pass, norm): (&BackwardPass<'_>, usize),
-        recompute: bool,
-    ) -> Result<(Gradient, Option<Tensor>)> {
+        arguments: NormBackward<'_>,
+    ) -> Result<(ResidualGrad, Option<Tensor>)> {
         let _span = span("norm");
+        let NormBackward { x, eps, stats, grad, residual_grad, pass, index, recompute } = arguments;
         let w = self.weight.value()?;
         match (stats, &pass.norm_partials) {
-            (NormStats::Rms(rstd), Some(sums)) => {
-                residual_rms_norm::backward::<T>(x, &w, rstd, grad, residual_grad, (sums, norm), recompute)
+            (NormStats::Rms(rstd), Some(partials)) => {
+                let (w, grad_y) = (&w, grad);
+                let arguments =
+                    residual_rms_norm::Backward { x, w, rstd, grad_y, residual_grad, partials, index, recompute };
+                residual_rms_norm::backward::<T>(arguments)
             }
             (NormStats::Rms(_), None) => Err(candle_core::Error::Msg(
                 "internal error: an RMSNorm has no partial sums; please report this".into(),
@@ -110,12 +125,12 @@ impl NormWeights {
                 if let Some(bias) = &self.bias {
                     pass.add(bias, &grad_b)?;
                 }
-                let stream = match residual_grad {
+                let f32 = match residual_grad {
                     None => grad_x,
                     Some(residual_grad) => (grad_x + residual_grad)?,
                 };
                 let recomputed = if recompute { Some(self.forward::<T>(x, eps)?.0) } else { None };
-                Ok((Gradient { rounded: to_compute_dtype::<T>(&stream)?, stream }, recomputed))
+                Ok((ResidualGrad { rounded: to_compute_dtype::<T>(&f32)?, f32 }, recomputed))
             }
         }
     }
@@ -162,12 +177,17 @@ pub(super) fn input_gradient(weight: &Param, grad: &Tensor) -> Result<Tensor> {
 }
 
 /// Accumulates the gradient of W in y = x·Wᵀ, given ∂L/∂y, if W has a use.
-pub(super) fn add_weight_gradient(x: &Tensor, weight: &Param, grad: &Tensor, using: Option<&ParamUse>) -> Result<()> {
-    match using {
+pub(super) fn add_weight_gradient(
+    x: &Tensor,
+    weight: &Param,
+    grad: &Tensor,
+    param_use: Option<&ParamUse>,
+) -> Result<()> {
+    match param_use {
         None => Ok(()),
-        Some(using) => {
+        Some(param_use) => {
             weight_gradient(weight, &as_rows(x)?, &as_rows(grad)?)?;
-            using.finish()
+            param_use.finish()
         }
     }
 }
@@ -184,7 +204,7 @@ pub(super) fn forward<T: Elem + FloatElement>(
     let eps = block.config.eps;
     let (normed, stats) = block.attention_norm.forward::<T>(x, eps)?;
     let qkv = linear::<T>(&normed, &block.qkv, earlier.map(|block| &block.gate_up))?;
-    let (o, kept) = packed_forward::<T>(qkv.tensor(), block.config.qkv_layout(), &block.rope)?;
+    let (o, attention) = packed_forward::<T>(qkv.tensor(), block.config.qkv_layout(), &block.rope)?;
     let o = o.into_tensor((batch, length, d_model));
     let middle = linear_residual(x, &o, &block.out)?;
     let (middle_normed, mid_stats) = block.mlp_norm.forward::<T>(&middle, eps)?;
@@ -192,25 +212,25 @@ pub(super) fn forward<T: Elem + FloatElement>(
     let inner = swiglu_forward::<T>(gate_up.tensor())?.into_tensor((batch, length, block.config.d_ff));
     let y = linear_residual(&middle, &inner, &block.down)?;
     let x = x.clone();
-    Ok((y, Saved { x, stats, qkv, o, kept, middle, mid_stats, gate_up }))
+    Ok((y, Saved { x, stats, qkv, o, attention, middle, mid_stats, gate_up }))
 }
 
 /// Backward pass: maps the gradient of the residual stream after the block to the one before it.
 pub(super) fn backward<T: Elem + FloatElement>(
     block: &Block,
     saved: Saved,
-    grad: Gradient,
+    grad: ResidualGrad,
     pass: &BackwardPass<'_>,
-) -> Result<Gradient> {
+) -> Result<ResidualGrad> {
     let _span = span("block");
-    let Saved { x, stats, qkv, o, kept, middle, mid_stats, gate_up } = saved;
+    let Saved { x, stats, qkv, o, attention, middle, mid_stats, gate_up } = saved;
     let eps = block.config.eps;
     let add = |x: &Tensor, weight: &Param, grad: &Tensor| add_weight_gradient(x, weight, grad, pass.use_of(weight));
     // Unwraps the norm output that was recomputed on request.
     let recomputed = |y: Option<Tensor>| {
         y.ok_or_else(|| candle_core::Error::Msg("internal error: a norm recomputed nothing; please report this".into()))
     };
-    let [norm, middle_norm] = [(pass, 2 * block.index), (pass, 2 * block.index + 1)];
+    let [norm, middle_norm] = [2 * block.index, 2 * block.index + 1];
 
     let grad_inner = input_gradient(&block.down, &grad.rounded)?;
     let (grad_gate_up, inner) = swiglu_backward_recompute::<T>(gate_up.tensor(), &grad_inner)?;
@@ -218,21 +238,35 @@ pub(super) fn backward<T: Elem + FloatElement>(
     add(&inner, &block.down, &grad.rounded)?;
     drop(inner);
     let grad_normed = input_gradient(&block.gate_up, &grad_gate_up)?;
-    let residual_grad = Some(&grad.stream);
-    let (grad_middle, normed) =
-        block.mlp_norm.backward::<T>((&middle, eps), &mid_stats, &grad_normed, residual_grad, middle_norm, true)?;
+    let (grad_middle, normed) = block.mlp_norm.backward::<T>(NormBackward {
+        x: &middle,
+        eps,
+        stats: &mid_stats,
+        grad: &grad_normed,
+        residual_grad: Some(&grad.f32),
+        pass,
+        index: middle_norm,
+        recompute: true,
+    })?;
     drop((grad, middle, mid_stats, grad_normed));
     add(&recomputed(normed)?, &block.gate_up, &grad_gate_up)?;
     drop(grad_gate_up);
 
     let grad_o = input_gradient(&block.out, &grad_middle.rounded)?;
     add(&o, &block.out, &grad_middle.rounded)?;
-    let grad_qkv = packed_backward::<T>(qkv.tensor(), &o, &grad_o, &kept, block.config.qkv_layout(), &block.rope)?;
-    drop((qkv, o, kept, grad_o));
+    let grad_qkv = packed_backward::<T>(qkv.tensor(), &o, &grad_o, &attention, block.config.qkv_layout(), &block.rope)?;
+    drop((qkv, o, attention, grad_o));
     let grad_normed = input_gradient(&block.qkv, &grad_qkv)?;
-    let residual_grad = Some(&grad_middle.stream);
-    let (grad_x, normed) =
-        block.attention_norm.backward::<T>((&x, eps), &stats, &grad_normed, residual_grad, norm, true)?;
+    let (grad_x, normed) = block.attention_norm.backward::<T>(NormBackward {
+        x: &x,
+        eps,
+        stats: &stats,
+        grad: &grad_normed,
+        residual_grad: Some(&grad_middle.f32),
+        pass,
+        index: norm,
+        recompute: true,
+    })?;
     drop((grad_middle, x, grad_normed));
     add(&recomputed(normed)?, &block.qkv, &grad_qkv)?;
     Ok(grad_x)

@@ -23,8 +23,8 @@ pub(super) fn apply(block: &Arc<Block>, x: &Tensor) -> Result<Tensor> {
             let input = Var::from_tensor(&x.detach())?;
             let y = kept.forward(&input)?;
             let mut grads = seed(&y, grad)?.backward()?;
-            for using in &uses {
-                using.finish()?;
+            for param_use in &uses {
+                param_use.finish()?;
             }
             Ok([grads.remove(&input), None])
         })

@@ -276,8 +276,8 @@ impl Config {
     /// Lower bound in bytes of the host or device memory of a forward pass: the parameters, the compute weights, and
     /// 128 bytes of metadata for each of 6 parameters per layer.
     pub fn model_bytes(&self) -> f64 {
-        let shorter = if self.precision.dtype().size_in_bytes() < 4 { 2.0 } else { 0.0 };
-        (4.0 + shorter) * self.count() + 128.0 * 6.0 * self.layers as f64
+        let compute_weight_bytes = if self.precision.dtype().size_in_bytes() < 4 { 2.0 } else { 0.0 };
+        (4.0 + compute_weight_bytes) * self.count() + 128.0 * 6.0 * self.layers as f64
     }
 
     /// Lower bound in bytes of the memory of a step of `micro_batches` micro-batches of `sequences` sequences:
@@ -369,8 +369,8 @@ impl Config {
         let d = self.d_model / self.heads;
         if d % 2 == 1 || d > 256 {
             return fail(format!(
-                "{} heads of a d_model of {} have a head dimension of {d}: expected an even number up to 256, since rope \
-                 rotates pairs and attention takes up to 256",
+                "{} heads of a d_model of {} have a head dimension of {d}: expected an even number up to 256, since \
+                 RoPE rotates pairs and attention takes up to 256",
                 self.heads, self.d_model
             ));
         }
@@ -378,7 +378,10 @@ impl Config {
             return fail(format!("expected a positive eps and rope_base, found {} and {}", self.eps, self.rope_base));
         }
         if self.attention == Attention::Tiled && (self.tiling.queries == 0 || self.tiling.keys == 0) {
-            return fail(format!("expected tiles of attention with at least one row, found {:?}", self.tiling));
+            return fail(format!(
+                "expected attention tiles of at least one query and one key, found {} and {}",
+                self.tiling.queries, self.tiling.keys
+            ));
         }
         if self.fusion == Fusion::Blocks && self.attention != Attention::Flash {
             return fail(format!(

@@ -37,8 +37,8 @@ impl ModelGraphRunner {
         if self.model.params().has_grad_hooks() {
             return pass(&self.model, tokens, targets, factor);
         }
-        let kept = match &self.loss {
-            Some(kept) => kept.clone(),
+        let loss_buffer = match &self.loss {
+            Some(loss_buffer) => loss_buffer.clone(),
             None => self.loss.insert(Tensor::zeros(1, DType::F32, tokens.device())?).clone(),
         };
         let model = &self.model;
@@ -46,10 +46,10 @@ impl ModelGraphRunner {
         // time: it accumulates.
         model.params().materialize_zero_grads()?;
         self.runner.run(&[factor.to_bits(), model.params.storage_version()], &[tokens, targets], |inputs| {
-            kept.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0)
+            loss_buffer.slice_set(&pass(model, &inputs[0], &inputs[1], factor)?.reshape(1)?, 0, 0)
         })?;
-        // The next launch of the graph overwrites `kept`, so return a copy.
-        kept.force_contiguous()?.reshape(())
+        // The next launch of the graph overwrites `loss_buffer`, so return a copy.
+        loss_buffer.force_contiguous()?.reshape(())
     }
 }
 

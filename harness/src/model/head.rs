@@ -5,12 +5,12 @@ use candle_core::{Result, Tensor};
 use tilewright::kernels::FloatElement;
 
 use super::Transformer;
-use super::block::{BackwardPass, NormStats, add_weight_gradient, input_gradient};
+use super::block::{BackwardPass, NormBackward, NormStats, add_weight_gradient, input_gradient};
 use crate::ops::linear::as_rows;
 use crate::ops::loss;
 use crate::ops::matmul::matmul;
 use crate::ops::memory::Elem;
-use crate::ops::residual_rms_norm::Gradient;
+use crate::ops::residual_rms_norm::ResidualGrad;
 use crate::params::ParamUse;
 use crate::profile::span;
 
@@ -46,7 +46,7 @@ pub(super) fn backward<T: Elem + FloatElement>(
     saved: Saved,
     grad: &Tensor,
     (pass, head): (&BackwardPass<'_>, Option<&ParamUse>),
-) -> Result<Gradient> {
+) -> Result<ResidualGrad> {
     let _span = span("head and loss");
     let Saved { x, targets, stats, normed, logits, lse } = saved;
     let grad_logits = loss::backward::<T>(&logits, &targets, &lse, &grad.reshape(1)?, true)?;
@@ -54,6 +54,15 @@ pub(super) fn backward<T: Elem + FloatElement>(
     let grad_normed = input_gradient(&model.head, &grad_logits)?.reshape(x.shape())?;
     add_weight_gradient(&normed, &model.head, &grad_logits, head)?;
     drop((normed, grad_logits));
-    let place = (pass, 2 * model.blocks.len());
-    Ok(model.norm.backward::<T>((&x, model.config.eps), &stats, &grad_normed, None, place, false)?.0)
+    let (grad_x, _) = model.norm.backward::<T>(NormBackward {
+        x: &x,
+        eps: model.config.eps,
+        stats: &stats,
+        grad: &grad_normed,
+        residual_grad: None,
+        pass,
+        index: 2 * model.blocks.len(),
+        recompute: false,
+    })?;
+    Ok(grad_x)
 }

@@ -129,7 +129,7 @@ impl Transformer {
     pub fn new(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
         // `Params::new` allocates gradients in f32, as for two micro-batches, even if training converts them to bf16.
         let bytes = config.step_bytes(0, 2, StepKind::ForwardBackward).total();
-        Transformer::made(config, device, bytes, || Params::new(config.specs(), device, seed))
+        Transformer::create_checked(config, device, bytes, || Params::new(config.specs(), device, seed))
     }
 
     /// As [`Transformer::new`], without memory for gradients: for forward passes only.
@@ -137,12 +137,14 @@ impl Transformer {
     /// # Errors
     /// As [`Transformer::new`].
     pub fn for_inference(config: &Config, device: &Device, seed: u64) -> Result<Transformer> {
-        Transformer::made(config, device, config.model_bytes(), || Params::without_grads(config.specs(), device, seed))
+        Transformer::create_checked(config, device, config.model_bytes(), || {
+            Params::without_grads(config.specs(), device, seed)
+        })
     }
 
     /// Creates a model with the parameters that `make` returns, after a check of the config and, on the CPU, of the host
     /// memory: the model needs at least `bytes`.
-    fn made(
+    fn create_checked(
         config: &Config,
         device: &Device,
         bytes: f64,
@@ -173,8 +175,8 @@ impl Transformer {
         }
         config.precision.apply();
         let dtype = config.precision.dtype();
-        if params.compute_weights().map(|copy| copy.dtype()) != Some(dtype) {
-            params.keep_compute_weights(dtype)?;
+        if params.compute_weights().map(|weights| weights.dtype()) != Some(dtype) {
+            params.set_compute_dtype(dtype)?;
         }
         let rope = Rope::new(config.d_model / config.heads, config.rope_base, config.context, params.device())?;
         let rope = if config.fusion == Fusion::None { rope.with_tables()? } else { rope };
@@ -199,7 +201,7 @@ impl Transformer {
     /// # Errors
     /// More tokens than the context length, tokens outside of the vocabulary, and those of the launches.
     pub fn logits(&self, tokens: &Tensor) -> Result<Tensor> {
-        let x = self.stream(tokens)?;
+        let x = self.residual_stream(tokens)?;
         ops::linear(&self.norm.apply(&self.config, &x)?, &self.head)
     }
 
@@ -231,7 +233,7 @@ impl Transformer {
     /// # Errors
     /// As [`Transformer::logits`], and those of `observe`.
     pub fn trace(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<()> {
-        let x = self.stream_observed(tokens, observe)?;
+        let x = self.residual_stream_observed(tokens, observe)?;
         let normed = self.norm.apply(&self.config, &x)?;
         observe("norm", &normed)?;
         observe("head", &ops::linear(&normed, &self.head)?)
@@ -239,11 +241,15 @@ impl Transformer {
 
     /// Returns the residual stream after the blocks for tokens [batch, length]: [batch, length, d_model], before the
     /// last norm.
-    fn stream(&self, tokens: &Tensor) -> Result<Tensor> {
-        self.stream_observed(tokens, &mut |_, _| Ok(()))
+    fn residual_stream(&self, tokens: &Tensor) -> Result<Tensor> {
+        self.residual_stream_observed(tokens, &mut |_, _| Ok(()))
     }
 
-    fn stream_observed(&self, tokens: &Tensor, observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>) -> Result<Tensor> {
+    fn residual_stream_observed(
+        &self,
+        tokens: &Tensor,
+        observe: &mut dyn FnMut(&str, &Tensor) -> Result<()>,
+    ) -> Result<Tensor> {
         self.check_length(tokens)?;
         if self.config.fusion == Fusion::Blocks {
             return stack::residual_stream(self, tokens, observe);

@@ -15,7 +15,7 @@ use super::{Block, Norm, Transformer, head};
 use crate::ops::embedding::add_gradient;
 use crate::ops::graph::record1;
 use crate::ops::memory::{Elem, OutputAlloc, for_float_type};
-use crate::ops::residual_rms_norm::{self, Gradient};
+use crate::ops::residual_rms_norm::{self, ResidualGrad};
 use crate::params::{Param, ParamUse, grad_enabled};
 use crate::profile::span;
 
@@ -51,16 +51,16 @@ pub(super) fn loss(model: &Transformer, tokens: &Tensor, targets: &Tensor) -> Re
     for_float_type!(model.config.precision.dtype(), "a model", T => {
         let uses = Uses::begin(model, true);
         let ids = tokens.flatten_all()?.contiguous()?;
-        let (x, kept) = forward::<T>(model, tokens, &ids, &mut |_, _| Ok(()))?;
+        let (x, saved_blocks) = forward::<T>(model, tokens, &ids, &mut |_, _| Ok(()))?;
         let (mean, saved_head) = head::forward::<T>(model, &x, targets)?;
         // Backward takes these, and frees them as it goes.
-        let saved = Mutex::new(grad_enabled().then_some((kept, saved_head)));
+        let saved = Mutex::new(grad_enabled().then_some((saved_blocks, saved_head)));
         let model = model.clone();
         record1("model", &model.embedding.anchor().clone(), OutputAlloc::<f32>::copy_of(&mean)?, (), move |_, _, grad| {
-            let (kept, saved_head) = take(&saved)?;
+            let (saved_blocks, saved_head) = take(&saved)?;
             let pass = backward_pass(&model, &ids, &uses, 1)?;
             let grad = head::backward::<T>(&model, saved_head, grad, (&pass, uses.head.as_ref()))?;
-            backward::<T>(&model, &ids, kept, grad, (&pass, uses.embedding.as_ref()))?;
+            backward::<T>(&model, &ids, saved_blocks, grad, (&pass, uses.embedding.as_ref()))?;
             Ok([None])
         })
     })
@@ -75,18 +75,18 @@ pub(super) fn residual_stream(
     for_float_type!(model.config.precision.dtype(), "a model", T => {
         let uses = Uses::begin(model, false);
         let ids = tokens.flatten_all()?.contiguous()?;
-        let (x, kept) = forward::<T>(model, tokens, &ids, observe)?;
+        let (x, saved_blocks) = forward::<T>(model, tokens, &ids, observe)?;
         if !grad_enabled() {
             return Ok(x);
         }
-        let saved = Mutex::new(Some(kept));
+        let saved = Mutex::new(Some(saved_blocks));
         let model = model.clone();
         let shape = x.shape().clone();
         record1("blocks", &model.embedding.anchor().clone(), OutputAlloc::<f32>::copy_of(&x)?, shape, move |_, _, grad| {
-            let kept = take(&saved)?;
+            let saved_blocks = take(&saved)?;
             let pass = backward_pass(&model, &ids, &uses, 0)?;
-            let grad = Gradient { stream: grad.clone(), rounded: to_compute_dtype::<T>(grad)? };
-            backward::<T>(&model, &ids, kept, grad, (&pass, uses.embedding.as_ref()))?;
+            let grad = ResidualGrad { f32: grad.clone(), rounded: to_compute_dtype::<T>(grad)? };
+            backward::<T>(&model, &ids, saved_blocks, grad, (&pass, uses.embedding.as_ref()))?;
             Ok([None])
         })
     })
@@ -109,16 +109,20 @@ fn forward<T: Elem + FloatElement>(
         model.embedding.value()?.index_select(ids, 0)?.reshape((batch, length, model.config.d_model))?
     };
     observe("embedding", &x)?;
-    let mut kept = Vec::with_capacity(model.blocks.len());
+    let mut saved_blocks = Vec::with_capacity(model.blocks.len());
     for (i, block) in model.blocks.iter().enumerate() {
         let (y, saved) = block::forward::<T>(block, &x, previous_block(model, i))?;
         if grad_enabled() {
-            kept.push(if model.config.checkpoint { SavedBlock::Input(x) } else { SavedBlock::All(Box::new(saved)) });
+            saved_blocks.push(if model.config.checkpoint {
+                SavedBlock::Input(x)
+            } else {
+                SavedBlock::All(Box::new(saved))
+            });
         }
         x = y;
         observe(&format!("blocks.{i}"), &x)?;
     }
-    Ok((x, kept))
+    Ok((x, saved_blocks))
 }
 
 /// The block before block `index`, if any.
@@ -151,16 +155,18 @@ fn backward_pass<'a>(
 fn backward<T: Elem + FloatElement>(
     model: &Transformer,
     ids: &Tensor,
-    mut kept: Vec<SavedBlock>,
-    mut grad: Gradient,
+    mut saved_blocks: Vec<SavedBlock>,
+    mut grad: ResidualGrad,
     (pass, embedding): (&BackwardPass<'_>, Option<&ParamUse>),
 ) -> Result<()> {
     for block in model.blocks.iter().rev() {
-        let saved = match kept.pop() {
+        let saved = match saved_blocks.pop() {
             Some(SavedBlock::All(saved)) => *saved,
             Some(SavedBlock::Input(x)) => block::forward::<T>(block, &x, previous_block(model, block.index))?.1,
             None => {
-                return Err(Error::Msg("internal error: a block saved nothing for backward; please report this".into()));
+                return Err(Error::Msg(
+                    "internal error: a block saved nothing for backward; please report this".into(),
+                ));
             }
         };
         grad = block::backward::<T>(block, saved, grad, pass)?;
@@ -168,10 +174,10 @@ fn backward<T: Elem + FloatElement>(
     if let Some(partials) = &pass.norm_partials {
         add_norm_gradients(model, partials, pass)?;
     }
-    if let Some(using) = embedding {
+    if let Some(param_use) = embedding {
         let _span = span("embedding");
-        add_gradient::<f32>(ids, &grad.stream.reshape((ids.elem_count(), model.config.d_model))?, using.param())?;
-        using.finish()?;
+        add_gradient::<f32>(ids, &grad.f32.reshape((ids.elem_count(), model.config.d_model))?, param_use.param())?;
+        param_use.finish()?;
     }
     Ok(())
 }

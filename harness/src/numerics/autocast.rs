@@ -62,7 +62,7 @@ pub struct ToyModel {
 
 /// A tensor of the model and its dtype.
 pub struct TensorType {
-    pub what: String,
+    pub name: String,
     pub dtype: DType,
 }
 
@@ -106,9 +106,9 @@ impl ToyModel {
         let loss = autocast.cross_entropy(&logits, &targets)?;
         let gradients = loss.backward()?;
 
-        let seen = |what: &str, dtype: DType| TensorType { what: what.to_string(), dtype };
+        let entry = |name: &str, dtype: DType| TensorType { name: name.to_string(), dtype };
         let mut all: Vec<TensorType> =
-            self.parameters.iter().map(|(name, var)| seen(&format!("parameter {name}"), var.dtype())).collect();
+            self.parameters.iter().map(|(name, var)| entry(&format!("parameter {name}"), var.dtype())).collect();
         let outputs = [
             ("input", &x),
             ("output of fc1", &fc1_out),
@@ -117,12 +117,12 @@ impl ToyModel {
             ("logits", &logits),
             ("loss", &loss),
         ];
-        all.extend(outputs.map(|(what, tensor)| seen(what, tensor.dtype())));
+        all.extend(outputs.map(|(name, tensor)| entry(name, tensor.dtype())));
         for (name, var) in &self.parameters {
             let gradient = gradients
                 .get(var.as_tensor())
                 .ok_or_else(|| candle_core::Error::Msg(format!("the parameter {name} has no gradient")))?;
-            all.push(seen(&format!("gradient of {name}"), gradient.dtype()));
+            all.push(entry(&format!("gradient of {name}"), gradient.dtype()));
         }
         Ok(all)
     }
@@ -162,7 +162,7 @@ pub fn report() -> Result<Report> {
     );
     for (i, first) in runs[0].iter().enumerate() {
         let dtype = |run: usize| Cell::from(runs[run][i].dtype.as_str());
-        table.push([Cell::from(first.what.as_str()), dtype(0), dtype(1), dtype(2)]);
+        table.push([Cell::from(first.name.as_str()), dtype(0), dtype(1), dtype(2)]);
     }
     Ok(Report::new("autocast", "Types under autocast")
         .text(
@@ -180,17 +180,17 @@ mod tests {
     use super::*;
 
     fn types(low: Option<DType>) -> Vec<(String, DType)> {
-        let seen = ToyModel::new(16, 5).unwrap().step(Autocast { low }).unwrap();
-        seen.into_iter().map(|seen| (seen.what, seen.dtype)).collect()
+        let types = ToyModel::new(16, 5).unwrap().step(Autocast { low }).unwrap();
+        types.into_iter().map(|entry| (entry.name, entry.dtype)).collect()
     }
 
     /// The dtypes that the documentation of PyTorch autocast states for these operations.
     #[test]
-    fn products_are_narrow_and_the_rest_is_wide() {
+    fn matmuls_are_16_bit_and_the_rest_is_f32() {
         for low in [DType::F16, DType::BF16] {
-            for (what, dtype) in types(Some(low)) {
-                let narrow = ["output of fc1", "output of ReLU", "logits"].contains(&what.as_str());
-                assert_eq!(dtype, if narrow { low } else { DType::F32 }, "{what}");
+            for (name, dtype) in types(Some(low)) {
+                let narrow = ["output of fc1", "output of ReLU", "logits"].contains(&name.as_str());
+                assert_eq!(dtype, if narrow { low } else { DType::F32 }, "{name}");
             }
         }
         assert!(types(None).iter().all(|(_, dtype)| *dtype == DType::F32));
@@ -206,13 +206,13 @@ mod tests {
         assert!((loss - expected).abs() < 1e-6, "{loss} {expected}");
         let x = Tensor::from_vec(uniform(5).take(32).collect(), (2, 16), &Device::Cpu).unwrap();
         let w = Tensor::from_vec(uniform(6).take(48).collect(), (3, 16), &Device::Cpu).unwrap();
-        let product = |low| {
-            let product = Autocast { low }.linear(&x, &w).unwrap().to_dtype(DType::F32).unwrap();
-            product.flatten_all().unwrap().to_vec1::<f32>().unwrap()
+        let matmul = |low| {
+            let result = Autocast { low }.linear(&x, &w).unwrap().to_dtype(DType::F32).unwrap();
+            result.flatten_all().unwrap().to_vec1::<f32>().unwrap()
         };
-        let wide = product(None);
+        let wide = matmul(None);
         for (low, tolerance) in [(DType::F16, 4e-3), (DType::BF16, 4e-2)] {
-            let narrow = product(Some(low));
+            let narrow = matmul(Some(low));
             assert!(wide.iter().zip(&narrow).all(|(a, b)| (a - b).abs() < tolerance), "{wide:?} {narrow:?}");
             assert_ne!(wide, narrow);
         }

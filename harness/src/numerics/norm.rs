@@ -22,7 +22,7 @@ pub const NORM_PRECISIONS: [NormPrecision; 4] = [
 ];
 
 const ROWS: usize = 16;
-const WIDTH: usize = 1024;
+const D: usize = 1024;
 
 /// Largest error of normalized rows against f64, for rows of `scale` · (v + `offset`) with uniformly random v from −1
 /// to 1. The f64 reference uses the rows as stored. NaN if an element of the result is NaN.
@@ -30,10 +30,10 @@ const WIDTH: usize = 1024;
 /// # Errors
 /// Errors of candle.
 pub fn error(precision: NormPrecision, scale: f32, offset: f32) -> Result<f64> {
-    let values: Vec<f32> = uniform(9).take(ROWS * WIDTH).map(|v| scale * (v + offset)).collect();
-    let x = Tensor::from_vec(values, (ROWS, WIDTH), &Device::Cpu)?.to_dtype(precision.stored)?;
+    let values: Vec<f32> = uniform(9).take(ROWS * D).map(|v| scale * (v + offset)).collect();
+    let x = Tensor::from_vec(values, (ROWS, D), &Device::Cpu)?.to_dtype(precision.stored)?;
     let run = |dtype: DType| {
-        let (one, zero) = (Tensor::ones(WIDTH, dtype, &Device::Cpu)?, Tensor::zeros(WIDTH, dtype, &Device::Cpu)?);
+        let (one, zero) = (Tensor::ones(D, dtype, &Device::Cpu)?, Tensor::zeros(D, dtype, &Device::Cpu)?);
         layer_norm(&x.to_dtype(dtype)?, &one, &zero)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>()
     };
     let (found, expected) = (run(precision.computed)?, run(DType::F64)?);
@@ -55,7 +55,7 @@ pub fn report() -> Result<Report> {
     let columns = CASES.iter().map(|(name, ..)| Column::number(name).significant(2));
     let mut table = Table::new(
         "layer-norm",
-        &format!("LayerNorm over {WIDTH} numbers: largest error against f64"),
+        &format!("LayerNorm over {D} numbers: largest error against f64"),
         [Column::text("storage dtype").key("rows_in"), Column::text("compute dtype").key("computed_in")]
             .into_iter()
             .chain(columns),

@@ -15,7 +15,7 @@ use candle_core::cuda::cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use candle_core::{CudaDevice, DType, Result, WithDType};
 use tilewright::{View, ViewMut, kernels};
 
-use super::matmul::reserved_sms;
+use super::matmul::{GemmShape, reserved_sms};
 use super::memory::Elem;
 use super::tf32x3;
 
@@ -44,7 +44,7 @@ pub fn multiply<T: Elem, C: Elem>(
     b: &kernels::Tensor<'_, T, 2>,
     base: Addend<'_, C>,
     d: &mut ViewMut<'_, C>,
-    [m, k, n]: [usize; 3],
+    GemmShape { m, k, n }: GemmShape,
 ) -> Result<()> {
     if m * n == 0 {
         return Ok(());
@@ -65,14 +65,14 @@ pub fn multiply<T: Elem, C: Elem>(
             return Err(candle_core::Error::Msg(message));
         }
     };
-    let (a_op, a_ld) = leading(a.strides(), a.shape())?;
-    let (b_op, b_ld) = leading(b.strides(), b.shape())?;
+    let (a_op, a_ld) = op_and_leading_dim(a.strides(), a.shape())?;
+    let (b_op, b_ld) = op_and_leading_dim(b.strides(), b.shape())?;
     let addresses = [b.view().address(), a.view().address(), c_address, d.address()];
     // cuBLAS is column-major: the row-major d is its dᵀ = bᵀ·aᵀ.
     let key = MatmulKey {
         sizes: [int(n)?, int(m)?, int(k)?],
         ops: [b_op, a_op],
-        leading: [int(b_ld)?, int(a_ld)?],
+        leading_dims: [int(b_ld)?, int(a_ld)?],
         operands: data_type::<T>()?,
         result: data_type::<C>()?,
         tf32: <T as WithDType>::DTYPE == DType::F32 && candle_core::cuda::gemm_reduced_precision_f32(),
@@ -105,7 +105,7 @@ pub fn multiply<T: Elem, C: Elem>(
     unsafe {
         result::matmul(
             lt.handle,
-            plan.description,
+            plan.matmul_desc,
             (&raw const alpha).cast(),
             (&raw const beta).cast(),
             at[0],
@@ -165,7 +165,7 @@ struct MatmulKey {
     /// Operation on each operand: none or transpose.
     ops: [Op; 2],
     /// Leading dimension of each operand.
-    leading: [c_int; 2],
+    leading_dims: [c_int; 2],
     operands: sys::cudaDataType,
     result: sys::cudaDataType,
     tf32: bool,
@@ -178,7 +178,7 @@ struct MatmulKey {
 
 /// Arguments of a cublasLt call, created once per key.
 struct Plan {
-    description: sys::cublasLtMatmulDesc_t,
+    matmul_desc: sys::cublasLtMatmulDesc_t,
     /// Layouts of both operands and of the result.
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
@@ -194,13 +194,13 @@ impl Plan {
             true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
-        let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)?;
+        let matmul_desc = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)?;
         let attributes = [Description::CUBLASLT_MATMUL_DESC_TRANSA, Description::CUBLASLT_MATMUL_DESC_TRANSB];
         for (attribute, op) in attributes.into_iter().zip(&key.ops) {
-            // SAFETY: the description is alive, and these attributes have that type.
+            // SAFETY: the descriptor is alive, and these attributes have that type.
             unsafe {
                 result::set_matmul_desc_attribute(
-                    description,
+                    matmul_desc,
                     attribute,
                     std::ptr::from_ref(op).cast(),
                     size_of::<Op>(),
@@ -212,7 +212,7 @@ impl Plan {
             // SAFETY: as above.
             unsafe {
                 result::set_matmul_desc_attribute(
-                    description,
+                    matmul_desc,
                     Description::CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                     (&raw const target).cast(),
                     size_of::<i32>(),
@@ -220,11 +220,11 @@ impl Plan {
             }
         }
         let [m, n, k] = key.sizes.map(|size| size as u64);
-        let layout = |dtype, op, rows, columns, leading: c_int| match op {
-            AS_IS => result::create_matrix_layout(dtype, rows, columns, leading.into()),
-            _ => result::create_matrix_layout(dtype, columns, rows, leading.into()),
+        let layout = |dtype, op, rows, columns, leading_dim: c_int| match op {
+            OP_N => result::create_matrix_layout(dtype, rows, columns, leading_dim.into()),
+            _ => result::create_matrix_layout(dtype, columns, rows, leading_dim.into()),
         };
-        let [first, second] = key.leading;
+        let [first, second] = key.leading_dims;
         let layouts = [
             layout(key.operands, key.ops[0], m, k, first)?,
             layout(key.operands, key.ops[1], k, n, second)?,
@@ -254,10 +254,10 @@ impl Plan {
                 result::set_matmul_pref_attribute(preference, name, (&raw const number).cast(), bytes)?;
             }
             let [a, b, d] = layouts;
-            let found = result::get_matmul_algo_heuristic(handle, description, a, b, d, d, preference)?;
+            let found = result::get_matmul_algo_heuristic(handle, matmul_desc, a, b, d, d, preference)?;
             result::destroy_matmul_pref(preference)?;
             tracing::debug!("{key:?}: {:.2} waves, {} bytes of workspace", found.wavesCount, found.workspaceSize);
-            Ok(Plan { description, layouts, algorithm: found.algo })
+            Ok(Plan { matmul_desc, layouts, algorithm: found.algo })
         }
     }
 }
@@ -274,14 +274,14 @@ fn alignment(address: u64) -> u32 {
 
 /// A cublasOperation_t: none or transpose.
 type Op = i32;
-const AS_IS: Op = 0;
-const TRANSPOSED: Op = 1;
+const OP_N: Op = 0;
+const OP_T: Op = 1;
 
 /// The operation that reads a row-major matrix as a column-major one, and its leading dimension.
-fn leading(strides: [i64; 2], shape: [usize; 2]) -> Result<(Op, usize)> {
+fn op_and_leading_dim(strides: [i64; 2], shape: [usize; 2]) -> Result<(Op, usize)> {
     match strides {
-        [row, 1] => Ok((AS_IS, (row as usize).max(shape[1]))),
-        [1, column] => Ok((TRANSPOSED, (column as usize).max(shape[0]))),
+        [row, 1] => Ok((OP_N, (row as usize).max(shape[1]))),
+        [1, column] => Ok((OP_T, (column as usize).max(shape[0]))),
         _ => Err(candle_core::Error::RequiresContiguous { op: "matmul" }.bt()),
     }
 }

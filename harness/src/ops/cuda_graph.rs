@@ -25,10 +25,10 @@ impl GraphRunner {
     }
 
     /// Creates a runner that never captures, for this reason.
-    pub fn disabled(why: impl Into<String>) -> GraphRunner {
-        let mut replay = GraphRunner::new(&Device::Cpu);
-        replay.fallback_reason = Some(why.into());
-        replay
+    pub fn disabled(reason: impl Into<String>) -> GraphRunner {
+        let mut runner = GraphRunner::new(&Device::Cpu);
+        runner.fallback_reason = Some(reason.into());
+        runner
     }
 
     /// Why work runs eagerly, if it does: on the CPU, and after a failed capture.
@@ -126,8 +126,8 @@ mod cuda {
             // Candle uploads shapes for some kernels; this keeps those of the warm run for the capture.
             let _uploads = first.device().as_cuda_device()?.enable_cuda_graph_htod_cache();
             match self {
-                State::Captured(known, recording) if *known == key => {
-                    recording.replay(inputs)?;
+                State::Captured(known, graph) if *known == key => {
+                    graph.launch(inputs)?;
                     return Ok(Outcome::Done);
                 }
                 State::Warm(known) if *known == key => {}
@@ -139,9 +139,9 @@ mod cuda {
                 }
             }
             match CapturedGraph::new(inputs, work) {
-                Ok(recording) => {
-                    recording.replay(inputs)?;
-                    *self = State::Captured(key, recording);
+                Ok(graph) => {
+                    graph.launch(inputs)?;
+                    *self = State::Captured(key, graph);
                     Ok(Outcome::Done)
                 }
                 Err(error) => Ok(Outcome::CannotCapture(format!("capturing a CUDA graph failed: {error}"))),
@@ -174,9 +174,9 @@ mod cuda {
             }
         }
 
-        fn replay(&self, inputs: &[&Tensor]) -> Result<()> {
-            for (kept, new) in self.inputs.iter().zip(inputs) {
-                kept.slice_set(&new.contiguous()?, 0, 0)?;
+        fn launch(&self, inputs: &[&Tensor]) -> Result<()> {
+            for (captured, new) in self.inputs.iter().zip(inputs) {
+                captured.slice_set(&new.contiguous()?, 0, 0)?;
             }
             self.graph.launch().map_err(|error| Error::Msg(format!("launching a CUDA graph failed: {error}")))
         }

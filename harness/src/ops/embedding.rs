@@ -24,7 +24,7 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
     };
     let shape: Vec<usize> = ids.dims().iter().chain([d]).copied().collect();
     let flat_ids = ids.flatten_all()?.contiguous()?;
-    let using = table.begin_use();
+    let param_use = table.begin_use();
     for_float_type!(dtype, "an embedding", T => {
         let rows = table.compute(dtype)?.index_select(&flat_ids, 0)?;
         let y = OutputAlloc::<T>::copy_of(&rows)?;
@@ -33,9 +33,9 @@ pub fn embedding(ids: &Tensor, table: &Param, dtype: DType) -> Result<Tensor> {
             return Ok(y.into_tensor(shape));
         }
         record1("embedding", table.anchor(), y, shape, move |_, _, grad| {
-            if let Some(using) = &using {
-                add_gradient::<T>(&ids, grad, using.param())?;
-                using.finish()?;
+            if let Some(param_use) = &param_use {
+                add_gradient::<T>(&ids, grad, param_use.param())?;
+                param_use.finish()?;
             }
             Ok([None])
         })
@@ -70,7 +70,7 @@ fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &
         // accumulates in the same order.
         if let (Some(ids), Some(sums)) = (id_list.as_slice(), target.as_mut_slice()) {
             let rows = grad_rows.view().as_slice().unwrap_or_default();
-            add_in_order(ids, rows, d, sums);
+            accumulate_on_cpu(ids, rows, d, sums);
             return Ok(());
         }
         let table = tilewright::kernels::TensorMut::dense(target, [vocabulary, d]).map_err(kernel_error)?;
@@ -79,7 +79,7 @@ fn add_in_f32<T: Elem + FloatElement>(ids: &Tensor, grad: &Tensor, grad_table: &
     })
 }
 
-fn add_in_order<T: Elem>(ids: &[u32], rows: &[T], d: usize, sums: &mut [f32]) {
+fn accumulate_on_cpu<T: Elem>(ids: &[u32], rows: &[T], d: usize, sums: &mut [f32]) {
     let mut row_f32 = vec![0.0; d];
     for (&id, row) in ids.iter().zip(rows.chunks_exact(d.max(1))) {
         T::to_f32s(row, &mut row_f32);

@@ -76,7 +76,9 @@ impl<B> Op<B> {
 
     fn take(&self) -> Result<Storage> {
         let storage = self.result.lock().unwrap_or_else(PoisonError::into_inner).take();
-        storage.ok_or_else(|| candle_core::Error::Msg(format!("{} was applied twice", self.name)))
+        storage.ok_or_else(|| {
+            candle_core::Error::Msg(format!("internal error: the op {} was applied twice, please report", self.name))
+        })
     }
 
     fn take_cpu(&self) -> Result<(CpuStorage, Shape)> {

@@ -19,14 +19,14 @@ pub fn linear(x: &Tensor, weight: &Param) -> Result<Tensor> {
     let _span = span("linear");
     let (rows, shape) = rows_and_shape(x, weight)?;
     let w = weight.compute(x.dtype())?;
-    let using = weight.begin_use();
+    let param_use = weight.begin_use();
     for_float_type!(x.dtype(), "a linear layer", T => {
         let y = matmul_alloc::<T>(&rows, &w.t()?)?;
         let backward = move |[x, _]: [&Tensor; 2], _: &Tensor, grad: &Tensor| {
             let (x_rows, grad_rows) = (as_rows(x)?, as_rows(grad)?);
-            if let Some(using) = &using {
-                weight_gradient(using.param(), &x_rows, &grad_rows)?;
-                using.finish()?;
+            if let Some(param_use) = &param_use {
+                weight_gradient(param_use.param(), &x_rows, &grad_rows)?;
+                param_use.finish()?;
             }
             let grad_x = if x.track_op() { Some(matmul(&grad_rows, &w)?.reshape(x.shape())?) } else { None };
             Ok([grad_x, None])

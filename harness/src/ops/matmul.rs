@@ -26,12 +26,33 @@ pub fn reserved_sms() -> u32 {
     RESERVED_SMS.get()
 }
 
+/// Sizes of a matmul a·b, for a [m, k] and b [k, n].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GemmShape {
+    pub m: usize,
+    pub k: usize,
+    pub n: usize,
+}
+
+impl GemmShape {
+    /// # Errors
+    /// Shapes that do not match, or different dtypes.
+    fn of(a: &Tensor, b: &Tensor) -> Result<GemmShape> {
+        let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
+        if k != l || a.dtype() != b.dtype() {
+            let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
+            return Err(candle_core::Error::Msg(format!("cannot multiply {} by {}", say(a), say(b))));
+        }
+        Ok(GemmShape { m, k, n })
+    }
+}
+
 /// Returns a·b for a [m, k] and b [k, n] of one float dtype, which is also that of the result [m, n].
 ///
 /// # Errors
 /// Shapes that do not match, and matrices that are neither row-major nor column-major.
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let (m, _, n) = sizes(a, b)?;
+    let GemmShape { m, n, .. } = GemmShape::of(a, b)?;
     for_float_type!(a.dtype(), "a matmul", T => Ok(matmul_alloc::<T>(a, b)?.into_tensor((m, n))))
 }
 
@@ -41,18 +62,18 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// As [`matmul`]; also operands of another dtype than T.
 pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
     let _span = span("matmul");
-    let (m, k, n) = sizes(a, b)?;
+    let shape = GemmShape::of(a, b)?;
     let device = a.device();
-    let mut c = OutputAlloc::<T>::new(device, m * n)?;
+    let mut c = OutputAlloc::<T>::new(device, shape.m * shape.n)?;
     let (a, b) = (Read::<T>::new(a)?, Read::<T>::new(b)?);
     let (a, b) = (a.strided::<2>()?, b.strided::<2>()?);
     #[cfg(feature = "cuda")]
     if let candle_core::Device::Cuda(cuda) = device {
-        super::cublas::multiply(cuda, &a, &b, super::cublas::Addend::Zero, &mut c.view()?, [m, k, n])?;
+        super::cublas::multiply(cuda, &a, &b, super::cublas::Addend::Zero, &mut c.view()?, shape)?;
         return Ok(c);
     }
     let mut target = c.view()?;
-    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), [m, k, n], false)?;
+    cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), shape, false)?;
     Ok(c)
 }
 
@@ -62,7 +83,8 @@ pub fn matmul_alloc<T: Elem>(a: &Tensor, b: &Tensor) -> Result<OutputAlloc<T>> {
 /// As [`matmul`]; also a base with another number of elements.
 pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let _span = span("matmul");
-    let (m, k, n) = sizes(a, b)?;
+    let shape = GemmShape::of(a, b)?;
+    let GemmShape { m, n, .. } = shape;
     if base.elem_count() != m * n {
         let message = format!("cannot accumulate a matmul result of shape {:?} into {:?}", [m, n], base.dims());
         return Err(candle_core::Error::Msg(message));
@@ -77,11 +99,11 @@ pub fn matmul_add(base: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             let source = Read::<f32>::new(base)?;
             let mut c = OutputAlloc::<f32>::new(device, m * n)?;
             let other = super::cublas::Addend::Other(source.view()?);
-            super::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, [m, k, n])?;
+            super::cublas::multiply(cuda, &a, &b, other, &mut c.view()?, shape)?;
             return Ok(c.into_tensor(base.shape()));
         }
         let mut c = OutputAlloc::<f32>::copy_of(base)?;
-        cpu::multiply(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), [m, k, n], true)?;
+        cpu::multiply(&a, &b, c.view()?.as_mut_slice().unwrap_or_default(), shape, true)?;
         Ok(c.into_tensor(base.shape()))
     })
 }
@@ -101,7 +123,8 @@ pub fn matmul_accumulate(c: &Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
 /// As [`matmul`].
 pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Result<()> {
     let _span = span("matmul");
-    let (m, k, n) = sizes(a, b)?;
+    let shape = GemmShape::of(a, b)?;
+    let GemmShape { m, n, .. } = shape;
     if c.dims() != [m, n] {
         return Err(candle_core::Error::Msg(format!(
             "cannot accumulate a matmul result of shape {:?} into {:?}",
@@ -110,8 +133,8 @@ pub fn matmul_into(c: &Tensor, a: &Tensor, b: &Tensor, accumulate: bool) -> Resu
         )));
     }
     for_float_type!(a.dtype(), "a matmul", T => match c.dtype() {
-        DType::F32 => matmul_write::<T, f32>(c, a, b, [m, k, n], accumulate),
-        same if same == a.dtype() => matmul_write::<T, T>(c, a, b, [m, k, n], accumulate),
+        DType::F32 => matmul_write::<T, f32>(c, a, b, shape, accumulate),
+        same if same == a.dtype() => matmul_write::<T, T>(c, a, b, shape, accumulate),
         other => Err(candle_core::Error::Msg(format!(
             "expected f32 or {0} as the target of a {0} matmul, found {1}",
             a.dtype().as_str(),
@@ -124,7 +147,7 @@ fn matmul_write<T: Elem, C: Elem>(
     c: &Tensor,
     a: &Tensor,
     b: &Tensor,
-    sizes: [usize; 3],
+    shape: GemmShape,
     accumulate: bool,
 ) -> Result<()> {
     #[cfg(feature = "cuda")]
@@ -135,19 +158,10 @@ fn matmul_write<T: Elem, C: Elem>(
         #[cfg(feature = "cuda")]
         if let candle_core::Device::Cuda(cuda) = device {
             let base = if accumulate { super::cublas::Addend::InPlace } else { super::cublas::Addend::Zero };
-            return super::cublas::multiply(cuda, &a, &b, base, &mut target, sizes);
+            return super::cublas::multiply(cuda, &a, &b, base, &mut target, shape);
         }
-        cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), sizes, accumulate)
+        cpu::multiply(&a, &b, target.as_mut_slice().unwrap_or_default(), shape, accumulate)
     })
-}
-
-fn sizes(a: &Tensor, b: &Tensor) -> Result<(usize, usize, usize)> {
-    let ((m, k), (l, n)) = (a.dims2()?, b.dims2()?);
-    if k != l || a.dtype() != b.dtype() {
-        let say = |t: &Tensor| format!("{:?} of {}", t.dims(), t.dtype().as_str());
-        return Err(candle_core::Error::Msg(format!("cannot multiply {} by {}", say(a), say(b))));
-    }
-    Ok((m, k, n))
 }
 
 mod cpu {
@@ -156,7 +170,7 @@ mod cpu {
     use rayon::prelude::*;
     use tilewright::kernels;
 
-    use super::Elem;
+    use super::{Elem, GemmShape};
 
     type Matrix<'a, T> = kernels::Tensor<'a, T, 2>;
 
@@ -165,19 +179,19 @@ mod cpu {
         a: &Matrix<T>,
         b: &Matrix<T>,
         c: &mut [C],
-        sizes: [usize; 3],
+        shape: GemmShape,
         accumulate: bool,
     ) -> Result<()> {
         if let Ok(c) = bytemuck::try_cast_slice_mut::<C, f32>(c)
             && <C as candle_core::WithDType>::DTYPE == candle_core::DType::F32
         {
-            return in_f32(a, b, c, sizes, accumulate);
+            return in_f32(a, b, c, shape, accumulate);
         }
         let mut exact = vec![0.0; c.len()];
         if accumulate {
             C::to_f32s(c, &mut exact);
         }
-        in_f32(a, b, &mut exact, sizes, accumulate)?;
+        in_f32(a, b, &mut exact, shape, accumulate)?;
         c.par_chunks_mut(CHUNK).zip(exact.par_chunks(CHUNK)).for_each(|(c, exact)| {
             C::from_f32s(exact, c);
         });
@@ -222,7 +236,8 @@ mod cpu {
         }
     }
 
-    fn in_f32<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], [m, k, n]: [usize; 3], add: bool) -> Result<()> {
+    fn in_f32<T: Elem>(a: &Matrix<T>, b: &Matrix<T>, c: &mut [f32], shape: GemmShape, add: bool) -> Result<()> {
+        let GemmShape { m, k, n } = shape;
         if m * n == 0 {
             return Ok(());
         }

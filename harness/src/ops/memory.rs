@@ -258,6 +258,14 @@ fn array<const R: usize>(values: &[usize]) -> Result<[usize; R]> {
         .map_err(|_| candle_core::Error::Msg(format!("expected a tensor of rank {R}, found rank {}", values.len())))
 }
 
+/// A tensor in a range of columns of a dense matrix.
+#[derive(Clone, Debug)]
+pub struct StridedColumns<const R: usize> {
+    pub shape: [usize; R],
+    pub strides: [i64; R],
+    pub columns: Range<usize>,
+}
+
 /// An allocation for the output of a kernel, which then becomes a tensor.
 pub struct OutputAlloc<T: Elem> {
     memory: OutputMemory<T>,
@@ -337,47 +345,50 @@ impl<T: Elem> OutputAlloc<T> {
         [rows, d]: [usize; 2],
         ranges: [Range<usize>; N],
     ) -> Result<[kernels::TensorMut<'_, T, 2>; N]> {
-        self.strided_columns([rows, d], ranges.map(|range| ([rows, range.len()], [d as i64, 1], range)))
+        self.strided_columns(
+            [rows, d],
+            ranges.map(|columns| StridedColumns { shape: [rows, columns.len()], strides: [d as i64, 1], columns }),
+        )
     }
 
-    /// Splits the elements, a dense matrix [rows, d], into tensors given by (shape, strides, range of columns), for one
-    /// kernel that writes all of them: for example the gradients of queries, keys and values of one packed projection.
+    /// Splits the elements, a dense matrix [rows, d], into tensors, for one kernel that writes all of them: for
+    /// example the gradients of queries, keys and values of one packed projection.
     ///
     /// # Errors
     /// Ranges that overlap or leave the matrix, and tensors that leave their range.
     pub fn strided_columns<const N: usize, const R: usize>(
         &mut self,
         [rows, d]: [usize; 2],
-        parts: [([usize; R], [i64; R], Range<usize>); N],
+        parts: [StridedColumns<R>; N],
     ) -> Result<[kernels::TensorMut<'_, T, R>; N]> {
         let device = self.device;
         let whole = self.view()?;
-        let inside = |(shape, strides, range): &([usize; R], [i64; R], Range<usize>)| {
+        let inside = |StridedColumns { shape, strides, columns }: &StridedColumns<R>| {
             // A stride that is a multiple of d moves to another row, any other stride along a row.
             let (mut down, mut along) = (0, 0);
             for (&n, &stride) in shape.iter().zip(strides) {
                 let (stride, steps) = (stride.unsigned_abs() as usize, n.saturating_sub(1));
                 if stride.is_multiple_of(d) { down += steps * (stride / d) } else { along += steps * stride }
             }
-            range.end <= d && along < range.len() && down < rows && strides.iter().all(|&s| s > 0)
+            columns.end <= d && along < columns.len() && down < rows && strides.iter().all(|&s| s > 0)
         };
-        let apart =
-            (0..N).all(|i| (0..i).all(|j| parts[i].2.end <= parts[j].2.start || parts[j].2.end <= parts[i].2.start));
+        let disjoint = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;
+        let apart = (0..N).all(|i| (0..i).all(|j| disjoint(&parts[i].columns, &parts[j].columns)));
         let fits = rows * d <= whole.len() && apart && parts.iter().all(inside);
         if !fits && !whole.is_empty() {
             let message = format!("{parts:?} are not disjoint parts of a matrix of {rows} rows and {d} columns");
             return Err(candle_core::Error::Msg(message));
         }
-        let mut made = Vec::with_capacity(N);
-        for (shape, strides, range) in parts {
-            let address = whole.address() + (range.start * size_of::<T>()) as u64;
+        let mut tensors = Vec::with_capacity(N);
+        for StridedColumns { shape, strides, columns } in parts {
+            let address = whole.address() + (columns.start * size_of::<T>()) as u64;
             // SAFETY: `whole` borrows these elements exclusively while the parts live, and the check above ensures that
             // no element is in two of them: rows and columns are those of one matrix, and the ranges of columns are
             // disjoint.
-            let view = unsafe { ViewMut::from_address(device, address, whole.len() - range.start) };
-            made.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
+            let view = unsafe { ViewMut::from_address(device, address, whole.len() - columns.start) };
+            tensors.push(kernels::TensorMut::strided(view, shape, strides).map_err(kernel_error)?);
         }
-        <[_; N]>::try_from(made).map_err(|_| {
+        <[_; N]>::try_from(tensors).map_err(|_| {
             candle_core::Error::Msg("internal error: expected one tensor per range; please report this".into())
         })
     }

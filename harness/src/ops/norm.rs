@@ -14,14 +14,14 @@ use crate::profile::span;
 /// A weight of another length, or an x that is neither contiguous nor a matrix.
 pub fn rms_norm(x: &Tensor, weight: &Param, eps: f64) -> Result<Tensor> {
     let w = weight.compute(x.dtype())?;
-    let using = weight.begin_use();
+    let param_use = weight.begin_use();
     for_float_type!(x.dtype(), "rms_norm", T => {
         let (y, rstd) = rms_forward::<T>(x, &w, eps)?;
         record2("rms_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
             let (grad_x, grad_w) = rms_backward::<T>(x, &w, &rstd, grad)?;
-            if let Some(using) = &using {
-                using.param().add_grad(&grad_w)?;
-                using.finish()?;
+            if let Some(param_use) = &param_use {
+                param_use.param().add_grad(&grad_w)?;
+                param_use.finish()?;
             }
             Ok([Some(grad_x), None])
         })
@@ -82,10 +82,10 @@ pub fn layer_norm(x: &Tensor, weight: &Param, bias: &Param, eps: f64) -> Result<
         let (y, stats) = layer_forward::<T>(x, &w, &b, eps)?;
         record2("layer_norm", [x, weight.anchor()], y, x.shape(), move |[x, _], _, grad| {
             let (grad_x, gradients) = layer_backward::<T>(x, &w, &stats, grad)?;
-            for (using, gradient) in uses.iter().zip(&gradients) {
-                if let Some(using) = using {
-                    using.param().add_grad(gradient)?;
-                    using.finish()?;
+            for (param_use, gradient) in uses.iter().zip(&gradients) {
+                if let Some(param_use) = param_use {
+                    param_use.param().add_grad(gradient)?;
+                    param_use.finish()?;
                 }
             }
             Ok([Some(grad_x), None])

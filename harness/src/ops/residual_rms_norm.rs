@@ -234,30 +234,43 @@ pub fn forward<T: Elem + FloatElement>(x: &Tensor, w: &Tensor, eps: f64) -> Resu
 
 /// The gradient of the residual stream: f32, and rounded to the compute dtype.
 #[derive(Clone)]
-pub struct Gradient {
-    pub stream: Tensor,
+pub struct ResidualGrad {
+    pub f32: Tensor,
     pub rounded: Tensor,
 }
 
-/// Returns ∂L/∂x [.., d] plus `residual_grad`, the gradient of the residual stream after the branch of the norm; and
-/// with `recompute` the recomputed y. Writes the partial sums of ∂L/∂w to row `norm` of `partial` [norms, sums, d].
+/// Arguments of [`backward`].
+#[derive(Clone, Copy)]
+pub struct Backward<'a> {
+    /// The residual stream before the norm, f32 [.., d].
+    pub x: &'a Tensor,
+    /// f32 [d].
+    pub w: &'a Tensor,
+    /// f32 [rows].
+    pub rstd: &'a Tensor,
+    /// Gradient of y, in the compute dtype.
+    pub grad_y: &'a Tensor,
+    /// Gradient of the residual stream after the branch of the norm, f32; `None` if there is no residual connection.
+    pub residual_grad: Option<&'a Tensor>,
+    /// Partial sums of ∂L/∂w of all norms, f32 [norms, sums, d].
+    pub partials: &'a Tensor,
+    /// The norm, a row of `partials`.
+    pub index: usize,
+    /// Whether to recompute y.
+    pub recompute: bool,
+}
+
+/// Returns ∂L/∂x [.., d] plus `residual_grad`, and with `recompute` the recomputed y. Writes the partial sums of ∂L/∂w.
 ///
 /// # Errors
 /// As [`forward`].
-pub fn backward<T: Elem + FloatElement>(
-    x: &Tensor,
-    w: &Tensor,
-    rstd: &Tensor,
-    grad_y: &Tensor,
-    residual_grad: Option<&Tensor>,
-    (partial, norm): (&Tensor, usize),
-    recompute: bool,
-) -> Result<(Gradient, Option<Tensor>)> {
+pub fn backward<T: Elem + FloatElement>(arguments: Backward<'_>) -> Result<(ResidualGrad, Option<Tensor>)> {
+    let Backward { x, w, rstd, grad_y, residual_grad, partials, index, recompute } = arguments;
     let [rows, d] = shape_of(x)?;
     let plan = Plan::new([rows, d], MAX_PROGRAMS)?;
-    let wide = <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32;
+    let is_f32 = <T as candle_core::WithDType>::DTYPE == candle_core::DType::F32;
     let mut grad_x = OutputAlloc::<f32>::new(x.device(), rows * d)?;
-    let mut rounded_out = OutputAlloc::<T>::new(x.device(), if wide { 1 } else { rows * d })?;
+    let mut rounded_out = OutputAlloc::<T>::new(x.device(), if is_f32 { 1 } else { rows * d })?;
     let mut y = OutputAlloc::<T>::new(x.device(), if recompute { rows * d } else { 1 })?;
     let shape = x.shape();
     {
@@ -265,7 +278,7 @@ pub fn backward<T: Elem + FloatElement>(
         let (accumulate, residual_grad) = (residual_grad.is_some(), Read::<f32>::new(residual_grad.unwrap_or(x))?);
         let (x, w, rstd) = (Read::<f32>::new(x)?, Read::<f32>::new(w)?, Read::<f32>::new(rstd)?);
         let grad_y = Read::<T>::new(grad_y)?;
-        write::<f32, ()>(&partial.narrow(0, norm, 1)?, |device, mut sums| {
+        write::<f32, ()>(&partials.narrow(0, index, 1)?, |device, mut sums| {
             ResidualRmsNormBwd {
                 x: &x.view()?,
                 w: &w.view()?,
@@ -282,16 +295,16 @@ pub fn backward<T: Elem + FloatElement>(
                 d_tile: plan.d_tile,
                 steps: plan.steps,
                 accumulate,
-                write_rounded: !wide,
+                write_rounded: !is_f32,
                 recompute,
             }
             .launch_with(device, &plan.config())
             .map_err(kernel_error)
         })?;
     }
-    let stream = grad_x.into_tensor(x.shape());
-    let rounded = if wide { stream.clone() } else { rounded_out.into_tensor(x.shape()) };
-    Ok((Gradient { stream, rounded }, recompute.then(|| y.into_tensor(shape))))
+    let f32 = grad_x.into_tensor(x.shape());
+    let rounded = if is_f32 { f32.clone() } else { rounded_out.into_tensor(x.shape()) };
+    Ok((ResidualGrad { f32, rounded }, recompute.then(|| y.into_tensor(shape))))
 }
 
 /// Reduces the partial sums that [`backward`] wrote to `partial` [norms, sums, d], and accumulates the weight gradients
@@ -378,20 +391,24 @@ mod tests {
 
         let norm_stride = d.next_multiple_of(64);
         let grads = Tensor::full(0.5_f32, 100 + 3 * norm_stride, &Device::Cpu).unwrap();
-        let partial = Tensor::full(f32::NAN, (2, num_partials([rows, d]).unwrap(), d), &Device::Cpu).unwrap();
-        let alone = backward::<T>(&x, &w, &rstd, &grad_y, None, (&partial, 0), false).unwrap();
-        let joined = backward::<T>(&x, &w, &rstd, &grad_y, Some(&residual_grad), (&partial, 1), true).unwrap();
+        let partials = Tensor::full(f32::NAN, (2, num_partials([rows, d]).unwrap(), d), &Device::Cpu).unwrap();
+        let (x, w, rstd, grad_y, partials) = (&x, &w, &rstd, &grad_y, &partials);
+        let alone = Backward { x, w, rstd, grad_y, residual_grad: None, partials, index: 0, recompute: false };
+        let with_residual = Backward { residual_grad: Some(&residual_grad), index: 1, recompute: true, ..alone };
+        let [alone, with_residual] = [alone, with_residual].map(|arguments| backward::<T>(arguments).unwrap());
         assert!(alone.1.is_none());
-        let again =
-            joined.1.as_ref().map(|y| y.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap());
-        close(&y, &again.unwrap(), if dtype == DType::F32 { 1e-6 } else { 1e-3 });
-        for ((gradient, _), want) in [(alone, &want_x), (joined, &with)] {
-            close(&gradient.stream, want, 1e-5);
+        let recomputed = with_residual
+            .1
+            .as_ref()
+            .map(|y| y.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1::<f64>().unwrap());
+        close(&y, &recomputed.unwrap(), if dtype == DType::F32 { 1e-6 } else { 1e-3 });
+        for ((gradient, _), want) in [(alone, &want_x), (with_residual, &with)] {
+            close(&gradient.f32, want, 1e-5);
             close(&gradient.rounded, want, tolerance);
-            assert_eq!((gradient.rounded.dtype(), gradient.stream.dtype()), (dtype, DType::F32));
+            assert_eq!((gradient.rounded.dtype(), gradient.f32.dtype()), (dtype, DType::F32));
         }
         for (accumulate, before) in [(true, 0.5), (false, 0.0)] {
-            add_weight_gradients(&partial, &grads, [100, norm_stride], accumulate).unwrap();
+            add_weight_gradients(partials, &grads, [100, norm_stride], accumulate).unwrap();
             let expected: Vec<f64> = want_w.iter().map(|w| w + before).collect();
             for norm in 0..2 {
                 close(&grads.narrow(0, 100 + norm * norm_stride, d).unwrap(), &expected, 1e-5);

@@ -22,11 +22,11 @@ pub fn swiglu_bwd_recompute<T: Float>(
     #[constexpr] d_tile: usize,
 ) {
     let (column, row) = (program_id(0) * d_tile, program_id(1) * rows_tile);
-    let wide = d.to::<i64>() * 2;
+    let row_stride_2d = d.to::<i64>() * 2;
     let gate = make_block_ptr(
         gate_up,
         shape = [rows, d],
-        strides = [wide, 1],
+        strides = [row_stride_2d, 1],
         offsets = [row, column],
         block_shape = [rows_tile, d_tile],
         order = [1, 0],
@@ -34,7 +34,7 @@ pub fn swiglu_bwd_recompute<T: Float>(
     let value = make_block_ptr(
         gate_up + d,
         shape = [rows, d],
-        strides = [wide, 1],
+        strides = [row_stride_2d, 1],
         offsets = [row, column],
         block_shape = [rows_tile, d_tile],
         order = [1, 0],
@@ -42,7 +42,7 @@ pub fn swiglu_bwd_recompute<T: Float>(
     let grad_gate = make_block_ptr(
         grads,
         shape = [rows, d],
-        strides = [wide, 1],
+        strides = [row_stride_2d, 1],
         offsets = [row, column],
         block_shape = [rows_tile, d_tile],
         order = [1, 0],
@@ -50,16 +50,16 @@ pub fn swiglu_bwd_recompute<T: Float>(
     let grad_value = make_block_ptr(
         grads + d,
         shape = [rows, d],
-        strides = [wide, 1],
+        strides = [row_stride_2d, 1],
         offsets = [row, column],
         block_shape = [rows_tile, d_tile],
         order = [1, 0],
     );
-    let narrow = d.to::<i64>();
-    let given = make_block_ptr(
+    let row_stride = d.to::<i64>();
+    let grad_ptr = make_block_ptr(
         grad_y,
         shape = [rows, d],
-        strides = [narrow, 1],
+        strides = [row_stride, 1],
         offsets = [row, column],
         block_shape = [rows_tile, d_tile],
         order = [1, 0],
@@ -67,14 +67,14 @@ pub fn swiglu_bwd_recompute<T: Float>(
     let result = make_block_ptr(
         y,
         shape = [rows, d],
-        strides = [narrow, 1],
+        strides = [row_stride, 1],
         offsets = [row, column],
         block_shape = [rows_tile, d_tile],
         order = [1, 0],
     );
     let a = load(gate, boundary_check = [0, 1], padding = zero).to::<f32>();
     let b = load(value, boundary_check = [0, 1], padding = zero).to::<f32>();
-    let g = load(given, boundary_check = [0, 1], padding = zero).to::<f32>();
+    let g = load(grad_ptr, boundary_check = [0, 1], padding = zero).to::<f32>();
     let s = sigmoid(a);
     let silu = a * s;
     let silu_grad = s * (1.0 + a * (1.0 - s));

@@ -32,7 +32,7 @@ impl Default for AdamWOptions {
 
 /// A parameter group: consecutive elements of the flat slice with the same options.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Group {
+pub struct ParamGroup {
     pub range: Range<usize>,
     /// λ: each step subtracts learning rate · λ · p from every parameter p.
     pub weight_decay: f64,
@@ -41,8 +41,8 @@ pub struct Group {
 }
 
 /// Merges adjacent groups with the same options, which saves launches.
-pub fn merge_groups(groups: impl IntoIterator<Item = Group>) -> Vec<Group> {
-    let mut merged: Vec<Group> = Vec::new();
+pub fn merge_groups(groups: impl IntoIterator<Item = ParamGroup>) -> Vec<ParamGroup> {
+    let mut merged: Vec<ParamGroup> = Vec::new();
     for group in groups {
         match merged.last_mut() {
             Some(last)
@@ -65,29 +65,38 @@ pub enum ComputeWeights<'a> {
     F16(ViewMut<'a, f16>),
 }
 
+/// Inputs and outputs of [`step_control`](super::step_control) in device memory.
+#[derive(Clone, Copy)]
+pub struct StepControlViews<'a> {
+    pub inputs: View<'a, f64>,
+    pub outputs: View<'a, f64>,
+}
+
 /// Optimizer state for the parameters of one range of the flat slice: all of them, or the shard of one process.
 pub struct AdamW {
     options: AdamWOptions,
     range: Range<usize>,
     step: u64,
-    first: Buffer<f32>,
-    second: Buffer<f32>,
+    /// First moments.
+    exp_avg: Buffer<f32>,
+    /// Second moments.
+    exp_avg_sq: Buffer<f32>,
 }
 
 /// Evaluates `$step` with a range of a [`ComputeWeights`], for each of its dtypes.
 macro_rules! with_part {
-    ($copy:ident, $range:expr, |$part:ident| $step:expr) => {
-        match &mut $copy {
+    ($weights:ident, $range:expr, |$part:ident| $step:expr) => {
+        match &mut $weights {
             ComputeWeights::None => {
                 let $part = None::<ViewMut<'_, bf16>>;
                 $step
             }
-            ComputeWeights::Bf16(copy) => {
-                let $part = Some(copy.reborrow().slice($range)?);
+            ComputeWeights::Bf16(weights) => {
+                let $part = Some(weights.reborrow().slice($range)?);
                 $step
             }
-            ComputeWeights::F16(copy) => {
-                let $part = Some(copy.reborrow().slice($range)?);
+            ComputeWeights::F16(weights) => {
+                let $part = Some(weights.reborrow().slice($range)?);
                 $step
             }
         }
@@ -100,8 +109,8 @@ impl AdamW {
     /// # Errors
     /// The device is out of memory: the state takes 8 bytes per parameter.
     pub fn new(device: &Device, range: Range<usize>, options: AdamWOptions) -> Result<AdamW> {
-        let (first, second) = (Buffer::zeros(device, range.len())?, Buffer::zeros(device, range.len())?);
-        Ok(AdamW { options, range, step: 0, first, second })
+        let (exp_avg, exp_avg_sq) = (Buffer::zeros(device, range.len())?, Buffer::zeros(device, range.len())?);
+        Ok(AdamW { options, range, step: 0, exp_avg, exp_avg_sq })
     }
 
     pub fn options(&self) -> &AdamWOptions {
@@ -120,7 +129,7 @@ impl AdamW {
 
     /// First and second moments: one element per parameter of the range.
     pub fn moments(&self) -> (View<'_, f32>, View<'_, f32>) {
-        (self.first.view(), self.second.view())
+        (self.exp_avg.view(), self.exp_avg_sq.view())
     }
 
     /// Restores the state from a checkpoint: `read` writes both moments, `step` is the number of applied steps.
@@ -132,7 +141,7 @@ impl AdamW {
         step: u64,
         read: impl FnOnce(ViewMut<'_, f32>, ViewMut<'_, f32>) -> Result<(), E>,
     ) -> Result<(), E> {
-        read(self.first.view_mut(), self.second.view_mut())?;
+        read(self.exp_avg.view_mut(), self.exp_avg_sq.view_mut())?;
         self.step = step;
         Ok(())
     }
@@ -142,8 +151,8 @@ impl AdamW {
         2 * size_of::<f32>() * self.range.len()
     }
 
-    /// Applies one step. `values`, `gradients` and `copy` (the compute weights) are whole flat slices, of which only
-    /// the range of this optimizer is read and written. Parameters in no group of `groups` do not change. `rate` is the
+    /// Applies one step. `values`, `gradients` and `compute_weights` are whole flat slices, of which only the
+    /// range of this optimizer is read and written. Parameters in no group of `groups` do not change. `rate` is the
     /// learning rate before the factors of the groups, `gradient_scale` the factor on the gradient from clipping,
     /// averaging and loss scaling.
     ///
@@ -153,12 +162,12 @@ impl AdamW {
         &mut self,
         mut values: ViewMut<'_, f32>,
         gradients: View<'_, f32>,
-        mut copy: ComputeWeights<'_>,
-        groups: &[Group],
+        mut compute_weights: ComputeWeights<'_>,
+        groups: &[ParamGroup],
         rate: f64,
         gradient_scale: f64,
     ) -> Result<()> {
-        let device = self.first.device().clone();
+        let device = self.exp_avg.device().clone();
         let step = self.step + 1;
         for group in groups {
             let range = group.range.start.max(self.range.start)..group.range.end.min(self.range.end);
@@ -167,7 +176,8 @@ impl AdamW {
             }
             let local = range.start - self.range.start..range.end - self.range.start;
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
-            let state = AdamState { p, m: self.first.slice_mut(local.clone())?, v: self.second.slice_mut(local)? };
+            let state =
+                AdamState { p, m: self.exp_avg.slice_mut(local.clone())?, v: self.exp_avg_sq.slice_mut(local)? };
             let AdamWOptions { beta1, beta2, eps } = self.options;
             let options = Options {
                 lr: rate * group.lr_scale,
@@ -177,13 +187,15 @@ impl AdamW {
                 weight_decay: group.weight_decay,
                 grad_scale: gradient_scale,
             };
-            match &mut copy {
+            match &mut compute_weights {
                 ComputeWeights::None => adamw::step(&device, state, g, step, &options)?,
-                ComputeWeights::Bf16(copy) => {
-                    adamw::step_with_compute_weights(&device, state, g, copy.reborrow().slice(range)?, step, &options)?;
+                ComputeWeights::Bf16(weights) => {
+                    let weights = weights.reborrow().slice(range)?;
+                    adamw::step_with_compute_weights(&device, state, g, weights, step, &options)?;
                 }
-                ComputeWeights::F16(copy) => {
-                    adamw::step_with_compute_weights(&device, state, g, copy.reborrow().slice(range)?, step, &options)?;
+                ComputeWeights::F16(weights) => {
+                    let weights = weights.reborrow().slice(range)?;
+                    adamw::step_with_compute_weights(&device, state, g, weights, step, &options)?;
                 }
             }
         }
@@ -197,13 +209,13 @@ impl AdamW {
     ///
     /// # Errors
     /// Betas outside [0, 1).
-    pub fn group_rates(&self, groups: &[Group], t: u64, rate: f64) -> Result<Vec<[f64; RATES_PER_GROUP]>> {
+    pub fn group_rates(&self, groups: &[ParamGroup], t: u64, rate: f64) -> Result<Vec<[f64; RATES_PER_GROUP]>> {
         let AdamWOptions { beta1, beta2, eps } = self.options;
         let rates = groups.iter().map(|group| {
             let lr = rate * group.lr_scale;
             let options = Options { lr, beta1, beta2, eps, weight_decay: group.weight_decay, grad_scale: 1.0 };
-            let [rate, spread, decay] = options.rates_at_step(t)?;
-            Ok([rate, spread, decay, 0.0])
+            let [step_size, inv_sqrt_bias_correction2, decay] = options.rates_at_step(t)?;
+            Ok([step_size, inv_sqrt_bias_correction2, decay, 0.0])
         });
         rates.collect()
     }
@@ -218,13 +230,14 @@ impl AdamW {
         &mut self,
         values: ViewMut<'_, f32>,
         gradients: View<'_, G>,
-        copy: ComputeWeights<'_>,
-        groups: &[Group],
+        compute_weights: ComputeWeights<'_>,
+        groups: &[ParamGroup],
         step_inputs: View<'_, f64>,
         step_outputs: View<'_, f64>,
     ) -> Result<()> {
         let all = self.range();
-        self.step_range_controlled(&all, values, gradients, copy, groups, [step_inputs, step_outputs])
+        let step_control = StepControlViews { inputs: step_inputs, outputs: step_outputs };
+        self.step_range_controlled(&all, values, gradients, compute_weights, groups, step_control)
     }
 
     /// As [`AdamW::step_controlled`], for the parameters in `part` only. The parts of the calls of a step must not
@@ -237,26 +250,29 @@ impl AdamW {
         part: &Range<usize>,
         mut values: ViewMut<'_, f32>,
         gradients: View<'_, G>,
-        mut copy: ComputeWeights<'_>,
-        groups: &[Group],
-        [step_inputs, step_outputs]: [View<'_, f64>; 2],
+        mut compute_weights: ComputeWeights<'_>,
+        groups: &[ParamGroup],
+        step_control: StepControlViews<'_>,
     ) -> Result<()> {
-        let device = self.first.device().clone();
+        let device = self.exp_avg.device().clone();
         let AdamWOptions { beta1, beta2, eps } = self.options;
         let options = Options { beta1, beta2, eps, ..Options::default() };
         for (i, range) in self.ranges(part, groups) {
             let local = range.start - self.range.start..range.end - self.range.start;
             let (p, g) = (values.reborrow().slice(range.clone())?, gradients.slice(range.clone())?);
-            let state = AdamState { p, m: self.first.slice_mut(local.clone())?, v: self.second.slice_mut(local)? };
-            let rates = [step_inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_outputs];
-            with_part!(copy, range, |copy| adamw::step_controlled(&device, state, g, copy, rates, &options))?;
+            let state =
+                AdamState { p, m: self.exp_avg.slice_mut(local.clone())?, v: self.exp_avg_sq.slice_mut(local)? };
+            let rates = [step_control.inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_control.outputs];
+            with_part!(compute_weights, range, |weights| adamw::step_controlled(
+                &device, state, g, weights, rates, &options
+            ))?;
         }
         Ok(())
     }
 
     /// As [`AdamW::step_range_controlled`], with the average of the gradients of two ranks. Writes the sum of squares
-    /// of each tile of the average to `pieces` ([`AdamW::num_partials_two_peers`]). A tile whose sum is not finite
-    /// keeps its parameters.
+    /// of each tile of the average to `step_control` ([`AdamW::num_partials_two_peers`]). A tile whose sum is not
+    /// finite keeps its parameters.
     ///
     /// # Errors
     /// As [`AdamW::step`].
@@ -265,34 +281,37 @@ impl AdamW {
         part: &Range<usize>,
         mut values: ViewMut<'_, f32>,
         [own, other]: [View<'_, G>; 2],
-        mut copy: ComputeWeights<'_>,
-        groups: &[Group],
+        mut compute_weights: ComputeWeights<'_>,
+        groups: &[ParamGroup],
         step_inputs: View<'_, f64>,
-        pieces: &mut BucketedStepControl,
+        step_control: &mut BucketedStepControl,
     ) -> Result<()> {
-        let device = self.first.device().clone();
+        let device = self.exp_avg.device().clone();
         let AdamWOptions { beta1, beta2, eps } = self.options;
         let options = Options { beta1, beta2, eps, ..Options::default() };
         for (i, range) in self.ranges(part, groups) {
             let local = range.start - self.range.start..range.end - self.range.start;
             let p = values.reborrow().slice(range.clone())?;
             let g = [own.slice(range.clone())?, other.slice(range.clone())?];
-            let state = AdamState { p, m: self.first.slice_mut(local.clone())?, v: self.second.slice_mut(local)? };
-            let (step_outputs, squares) = pieces.next_partials(adamw::squares_two_peers(range.len()))?;
+            let state =
+                AdamState { p, m: self.exp_avg.slice_mut(local.clone())?, v: self.exp_avg_sq.slice_mut(local)? };
+            let (step_outputs, squares) = step_control.next_partials(adamw::squares_two_peers(range.len()))?;
             let rates = [step_inputs.slice(GROUP_RATES + i * RATES_PER_GROUP..)?, step_outputs];
-            with_part!(copy, range, |copy| adamw::step_two_peers(&device, state, g, copy, squares, rates, &options))?;
+            with_part!(compute_weights, range, |weights| adamw::step_two_peers(
+                &device, state, g, weights, squares, rates, &options
+            ))?;
         }
         Ok(())
     }
 
     /// Number of sums of squares that [`AdamW::step_range_two_peers`] writes for `part`.
-    pub fn num_partials_two_peers(&self, part: &Range<usize>, groups: &[Group]) -> usize {
+    pub fn num_partials_two_peers(&self, part: &Range<usize>, groups: &[ParamGroup]) -> usize {
         self.ranges(part, groups).iter().map(|(_, range)| adamw::squares_two_peers(range.len())).sum()
     }
 
     /// Splits the intersection of `part` and the range of this optimizer into ranges of one group each, with the
     /// group's index.
-    fn ranges(&self, part: &Range<usize>, groups: &[Group]) -> Vec<(usize, Range<usize>)> {
+    fn ranges(&self, part: &Range<usize>, groups: &[ParamGroup]) -> Vec<(usize, Range<usize>)> {
         let part = part.start.max(self.range.start)..part.end.min(self.range.end);
         let ranges = groups.iter().map(|group| group.range.start.max(part.start)..group.range.end.min(part.end));
         ranges.enumerate().filter(|(_, range)| !range.is_empty()).collect()
@@ -335,12 +354,12 @@ mod tests {
         }
     }
 
-    fn groups() -> Vec<Group> {
+    fn groups() -> Vec<ParamGroup> {
         vec![
-            Group { range: 0..700, weight_decay: 0.1, lr_scale: 1.0 },
-            Group { range: 700..1500, weight_decay: 0.0, lr_scale: 1.0 },
+            ParamGroup { range: 0..700, weight_decay: 0.1, lr_scale: 1.0 },
+            ParamGroup { range: 700..1500, weight_decay: 0.0, lr_scale: 1.0 },
             // 1500..1600 is in no group.
-            Group { range: 1600..3000, weight_decay: 0.02, lr_scale: 0.5 },
+            ParamGroup { range: 1600..3000, weight_decay: 0.02, lr_scale: 0.5 },
         ]
     }
 
@@ -350,15 +369,15 @@ mod tests {
         let n = 3000;
         let (options, start) = (AdamWOptions::default(), numbers(n, 1));
         let mut values = Buffer::from_slice(&device, &start).unwrap();
-        let mut copy = Buffer::<bf16>::poisoned(&device, n).unwrap();
+        let mut compute_weights = Buffer::<bf16>::poisoned(&device, n).unwrap();
         let mut expected: Vec<Reference> = start.iter().map(|&p| Reference { p: p.into(), m: 0.0, v: 0.0 }).collect();
         let mut adamw = AdamW::new(&device, 0..n, options).unwrap();
-        let schedule = crate::optim::LrSchedule { peak: 1e-2, floor: 1e-3, warmup: 3, total: 20 };
+        let schedule = crate::optim::LrSchedule { max_lr: 1e-2, min_lr: 1e-3, warmup_steps: 3, total_steps: 20 };
         for t in 1..=20 {
             let g = numbers(n, 100 + t as u32);
             let gradients = Buffer::from_slice(&device, &g).unwrap();
             let rate = schedule.rate(t);
-            let to = ComputeWeights::Bf16(copy.view_mut());
+            let to = ComputeWeights::Bf16(compute_weights.view_mut());
             adamw.step(values.view_mut(), gradients.view(), to, &groups(), rate, 0.25).unwrap();
             for group in groups() {
                 for i in group.range {
@@ -368,11 +387,11 @@ mod tests {
             }
         }
         assert_eq!(adamw.steps(), 20);
-        let (values, copy) = (values.to_vec().unwrap(), copy.to_vec().unwrap());
+        let (values, compute_weights) = (values.to_vec().unwrap(), compute_weights.to_vec().unwrap());
         for i in (0..1500).chain(1600..n) {
             let (actual, right) = (f64::from(values[i]), expected[i].p);
             assert!((actual - right).abs() <= 2e-6, "{i}: {actual} for {right}");
-            assert_eq!(copy[i], bf16::from_f32(values[i]));
+            assert_eq!(compute_weights[i], bf16::from_f32(values[i]));
         }
         assert_eq!(values[1500..1600], start[1500..1600]);
         let moved = (0..1500).map(|i| (values[i] - start[i]).abs()).fold(0.0, f32::max);
@@ -387,42 +406,43 @@ mod tests {
         let device = Device::cpu();
         let n = 3000;
         let start = numbers(n, 1);
-        let [mut called, mut by] = [1, 2].map(|_| Buffer::from_slice(&device, &start).unwrap());
-        let [mut called_copy, mut by_copy] = [1, 2].map(|_| Buffer::<bf16>::zeros(&device, n).unwrap());
-        let [mut first, mut second] = [1, 2].map(|_| AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap());
+        let [mut host, mut controlled] = [1, 2].map(|_| Buffer::from_slice(&device, &start).unwrap());
+        let [mut host_weights, mut controlled_weights] = [1, 2].map(|_| Buffer::<bf16>::zeros(&device, n).unwrap());
+        let [mut host_adamw, mut controlled_adamw] =
+            [1, 2].map(|_| AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap());
         let mut inputs_buffer = Buffer::<f64>::zeros(&device, 16).unwrap();
         for t in 1..=5 {
             let gradients = Buffer::from_slice(&device, &numbers(n, 100 + t as u32)).unwrap();
             let rate = 0.01 / t as f64;
-            for made in [0.0, 1.0] {
-                let before = by.to_vec().unwrap();
+            for applied in [0.0, 1.0] {
+                let before = controlled.to_vec().unwrap();
                 let mut list = vec![0.0; step_inputs::GROUP_RATES];
-                list.extend(second.group_rates(&groups(), t, rate).unwrap().as_flattened());
+                list.extend(controlled_adamw.group_rates(&groups(), t, rate).unwrap().as_flattened());
                 step_control::upload_step_inputs(&device, inputs_buffer.view_mut(), &list).unwrap();
-                let step_outputs = Buffer::from_slice(&device, &[0.5, made]).unwrap();
-                let copy = ComputeWeights::Bf16(by_copy.view_mut());
-                second
+                let step_outputs = Buffer::from_slice(&device, &[0.5, applied]).unwrap();
+                let weights = ComputeWeights::Bf16(controlled_weights.view_mut());
+                controlled_adamw
                     .step_controlled(
-                        by.view_mut(),
+                        controlled.view_mut(),
                         gradients.view(),
-                        copy,
+                        weights,
                         &groups(),
                         inputs_buffer.view(),
                         step_outputs.view(),
                     )
                     .unwrap();
-                assert_eq!(made == 0.0, by.to_vec().unwrap() == before);
+                assert_eq!(applied == 0.0, controlled.to_vec().unwrap() == before);
             }
-            second.set_steps(t);
-            let copy = ComputeWeights::Bf16(called_copy.view_mut());
-            first.step(called.view_mut(), gradients.view(), copy, &groups(), rate, 0.5).unwrap();
+            controlled_adamw.set_steps(t);
+            let weights = ComputeWeights::Bf16(host_weights.view_mut());
+            host_adamw.step(host.view_mut(), gradients.view(), weights, &groups(), rate, 0.5).unwrap();
         }
         assert_eq!(
-            (by.to_vec().unwrap(), by_copy.to_vec().unwrap()),
-            (called.to_vec().unwrap(), called_copy.to_vec().unwrap())
+            (controlled.to_vec().unwrap(), controlled_weights.to_vec().unwrap()),
+            (host.to_vec().unwrap(), host_weights.to_vec().unwrap())
         );
-        assert_eq!(second.steps(), first.steps());
-        assert_eq!(second.moments().1.to_vec().unwrap(), first.moments().1.to_vec().unwrap());
+        assert_eq!(controlled_adamw.steps(), host_adamw.steps());
+        assert_eq!(controlled_adamw.moments().1.to_vec().unwrap(), host_adamw.moments().1.to_vec().unwrap());
     }
 
     #[test]
@@ -451,7 +471,7 @@ mod tests {
     fn restored_state_resumes_bit_for_bit() {
         let device = Device::cpu();
         let n = 100;
-        let groups = [Group { range: 0..n, weight_decay: 0.1, lr_scale: 1.0 }];
+        let groups = [ParamGroup { range: 0..n, weight_decay: 0.1, lr_scale: 1.0 }];
         let gradients = Buffer::from_slice(&device, &numbers(n, 3)).unwrap();
         let mut values = Buffer::from_slice(&device, &numbers(n, 2)).unwrap();
         let mut adamw = AdamW::new(&device, 0..n, AdamWOptions::default()).unwrap();
@@ -476,7 +496,7 @@ mod tests {
 
     #[test]
     fn adjacent_groups_with_equal_options_are_merged() {
-        let group = |range, weight_decay| Group { range, weight_decay, lr_scale: 1.0 };
+        let group = |range, weight_decay| ParamGroup { range, weight_decay, lr_scale: 1.0 };
         let list = [group(0..4, 0.1), group(4..6, 0.1), group(6..7, 0.0), group(7..9, 0.1), group(10..12, 0.1)];
         let merged = merge_groups(list);
         assert_eq!(merged, [group(0..6, 0.1), group(6..7, 0.0), group(7..9, 0.1), group(10..12, 0.1)]);

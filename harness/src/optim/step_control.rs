@@ -101,19 +101,19 @@ pub fn step_control(
         total += load(partials + offsets, mask = offsets < programs, other = 0.0).to::<f64>();
         offsets = offsets + tile;
     }
-    let (factor, limit, strict) = (load(step_inputs), load(step_inputs + 1), load(step_inputs + 2));
-    let norm = sqrt(sum(total)) / factor;
+    let (loss_scale, max_norm, halt_if_non_finite) = (load(step_inputs), load(step_inputs + 1), load(step_inputs + 2));
+    let norm = sqrt(sum(total)) / loss_scale;
     let which = arange(0, losses_tile);
     let loss = load(losses + which, mask = which < count, other = 0.0).to::<f64>();
     // NaN fails this comparison too.
     let finite = all(abs(loss) < f64::INFINITY) && (norm < f64::INFINITY);
     let halted_before = load(step_outputs + 3);
-    let halted = if finite { halted_before } else { maximum(halted_before, strict) };
+    let halted = if finite { halted_before } else { maximum(halted_before, halt_if_non_finite) };
     let (one, none) = (scalar::<f64>(1.0), scalar::<f64>(0.0));
-    let clipped = if norm > limit { limit / (norm + 1e-6) } else { one };
-    let made = if finite && (halted_before == 0.0) { one } else { none };
-    store(step_outputs, clipped / factor);
-    store(step_outputs + 1, made);
+    let clipped = if norm > max_norm { max_norm / (norm + 1e-6) } else { one };
+    let applied = if finite && (halted_before == 0.0) { one } else { none };
+    store(step_outputs, clipped / loss_scale);
+    store(step_outputs + 1, applied);
     store(step_outputs + 2, norm);
     store(step_outputs + 3, halted);
     store(step_outputs + (which + 4), loss, mask = which < count);
@@ -224,10 +224,10 @@ impl BucketedStepControl {
     /// # Errors
     /// Out of memory, and those of the launch.
     pub fn with_partials(device: &Device, count: usize, step_inputs: View<'_, f64>) -> Result<BucketedStepControl> {
-        let mut pieces = BucketedStepControl::allocate(device, count)?;
-        let nothing = pieces.partials.slice(0..0)?;
-        control_step_from_partials(device, nothing, nothing, step_inputs, pieces.step_outputs.view_mut())?;
-        Ok(pieces)
+        let mut step_control = BucketedStepControl::allocate(device, count)?;
+        let nothing = step_control.partials.slice(0..0)?;
+        control_step_from_partials(device, nothing, nothing, step_inputs, step_control.step_outputs.view_mut())?;
+        Ok(step_control)
     }
 
     fn allocate(device: &Device, count: usize) -> Result<BucketedStepControl> {
@@ -334,14 +334,14 @@ mod tests {
         for n in [1, 1000, 40_000] {
             let gradients: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) * 0.01).collect();
             let norm = gradients.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
-            for (factor, limit) in [(1.0, f64::INFINITY), (1.0, 0.01), (1024.0, 1e-4), (1024.0, 1e9)] {
-                let step_outputs = run_step_control(&gradients, &[3.5, -1.0], [factor, limit, 1.0], 0.0);
-                let expected = norm / factor;
+            for (loss_scale, max_norm) in [(1.0, f64::INFINITY), (1.0, 0.01), (1024.0, 1e-4), (1024.0, 1e9)] {
+                let step_outputs = run_step_control(&gradients, &[3.5, -1.0], [loss_scale, max_norm, 1.0], 0.0);
+                let expected = norm / loss_scale;
                 assert!(
                     (step_outputs[step_outputs::GRAD_NORM] - expected).abs() <= 1e-6 * expected,
                     "{n}: {step_outputs:?} for {expected}"
                 );
-                let scale = clip_factor(step_outputs[step_outputs::GRAD_NORM], Some(limit)) / factor;
+                let scale = clip_factor(step_outputs[step_outputs::GRAD_NORM], Some(max_norm)) / loss_scale;
                 assert_eq!(
                     (
                         step_outputs[step_outputs::GRAD_SCALE],
@@ -363,8 +363,8 @@ mod tests {
             gradients[i] = x;
             gradients
         };
-        let outcome = |gradients: &[f32], losses: &[f32], strict: f64, halted: f64| {
-            let step_outputs = run_step_control(gradients, losses, [1.0, 1.0, strict], halted);
+        let outcome = |gradients: &[f32], losses: &[f32], halt_if_non_finite: f64, halted: f64| {
+            let step_outputs = run_step_control(gradients, losses, [1.0, 1.0, halt_if_non_finite], halted);
             (step_outputs[step_outputs::APPLIED], step_outputs[step_outputs::HALTED])
         };
         assert_eq!(outcome(&good, &[1.0], 1.0, 0.0), (1.0, 0.0));
@@ -388,7 +388,7 @@ mod tests {
 
         let partials: Vec<f32> = (0..2500).map(|i| (i % 7) as f32).collect();
         let norm = partials.iter().map(|&x| f64::from(x)).sum::<f64>().sqrt() / 2.0;
-        let put = WRITE_SCALARS.record(&[], &[], &Specialization::default()).unwrap();
+        let write = WRITE_SCALARS.record(&[], &[], &Specialization::default()).unwrap();
         // For a short and a long list of partial sums.
         for (arch, (tile, num_warps)) in [GpuArch::Sm80, GpuArch::Sm90a].into_iter().zip([SMALL, LARGE]) {
             let consts = [("tile", ConstValue::Int(tile as i64)), ("losses_tile", ConstValue::Int(16))];
@@ -419,7 +419,7 @@ mod tests {
             assert_eq!(step_outputs[1..2], [1.0]);
             assert_eq!(step_outputs[3..], [0.0, 1.25, 2.5, 4.0]);
             assert!(pipeline::compile_gpu(&func, arch, &options, &mut ()).is_ok(), "{arch:?}");
-            assert!(pipeline::compile_gpu(&put, arch, &options, &mut ()).is_ok(), "{arch:?}");
+            assert!(pipeline::compile_gpu(&write, arch, &options, &mut ()).is_ok(), "{arch:?}");
         }
     }
 }

@@ -101,20 +101,20 @@ impl Param {
     pub fn leaf(&self, dtype: DType) -> Result<Tensor> {
         match self.begin_use() {
             None => self.compute(dtype),
-            Some(using) => self.anchor().apply_op1(Leaf { using, dtype }),
+            Some(param_use) => self.anchor().apply_op1(Leaf { param_use, dtype }),
         }
     }
 }
 
 /// The identity on a parameter. Its input is the anchor, which gets no gradient.
 struct Leaf {
-    using: ParamUse,
+    param_use: ParamUse,
     dtype: DType,
 }
 
 impl Leaf {
     fn value(&self) -> Result<(Storage, Shape)> {
-        let value = self.using.param().compute(self.dtype)?;
+        let value = self.param_use.param().compute(self.dtype)?;
         let storage = for_float_type!(self.dtype, "a parameter", T => {
             Ok(OutputAlloc::<T>::copy_of(&value)?.into_storage())
         })?;
@@ -143,8 +143,8 @@ impl CustomOp1 for Leaf {
     }
 
     fn bwd(&self, _: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        self.using.param().add_grad(gradient)?;
-        self.using.finish()?;
+        self.param_use.param().add_grad(gradient)?;
+        self.param_use.finish()?;
         Ok(None)
     }
 }

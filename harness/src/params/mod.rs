@@ -4,7 +4,7 @@
 //! allocated during training. A [`Param`] is a handle; its [`value`](Param::value) and [`grad`](Param::grad) are views
 //! of the flat tensors.
 //!
-//! Gradients are f32, or bf16 if nothing accumulates into them: see [`Params::keep_grads`].
+//! Gradients are f32, or bf16 if nothing accumulates into them: see [`Params::set_grad_dtype`].
 //!
 //! Candle's backward pass cannot write gradients to a given buffer, so custom ops do it:
 //!
@@ -111,11 +111,11 @@ impl Params {
     /// Two parameters have the same name; the device is out of memory.
     pub fn new(specs: Vec<ParamSpec>, device: &Device, seed: u64) -> Result<Params> {
         let params = Params::without_grads(specs, device, seed)?;
-        params.keep_grads(DType::F32)?;
+        params.set_grad_dtype(DType::F32)?;
         Ok(params)
     }
 
-    /// Like [`Params::new`], but allocates no gradients until [`Params::keep_grads`]: for inference.
+    /// Like [`Params::new`], but allocates no gradients until [`Params::set_grad_dtype`]: for inference.
     ///
     /// # Errors
     /// Those of [`Params::new`].
@@ -160,8 +160,8 @@ impl Params {
         let zeros = self.0.specs.iter().cloned().map(|spec| ParamSpec { init: Init::Zeros, ..spec });
         let replica = Params::new(zeros.collect(), device, 0)?;
         replica.0.values.slice_set(&self.0.values.force_contiguous()?.to_device(device)?, 0, 0)?;
-        if let Some(copy) = self.compute_weights() {
-            replica.keep_compute_weights(copy.dtype())?;
+        if let Some(weights) = self.compute_weights() {
+            replica.set_compute_dtype(weights.dtype())?;
         }
         Ok(replica)
     }
@@ -196,7 +196,7 @@ impl Params {
         &self.0.values
     }
 
-    /// All gradients: [flat_len], f32 unless [`Params::keep_grads`] changed the dtype. Padding is zero. After
+    /// All gradients: [flat_len], f32 unless [`Params::set_grad_dtype`] changed the dtype. Padding is zero. After
     /// [`Params::lazy_zero_grads`] the contents are valid only after [`Params::materialize_zero_grads`].
     pub fn grads(&self) -> Tensor {
         self.0.grads()
@@ -211,7 +211,7 @@ impl Params {
     /// # Errors
     /// Another dtype; a callback of [`Params::on_grad_ready`] is registered, because it may hold the address of the
     /// gradients; out of memory.
-    pub fn keep_grads(&self, dtype: DType) -> Result<()> {
+    pub fn set_grad_dtype(&self, dtype: DType) -> Result<()> {
         let now = self.grads();
         if now.dtype() == dtype && now.elem_count() == self.flat_len() {
             return Ok(());
@@ -351,8 +351,8 @@ impl Params {
     ///
     /// # Errors
     /// Another dtype; out of memory.
-    pub fn keep_compute_weights(&self, dtype: DType) -> Result<()> {
-        let copy = match dtype {
+    pub fn set_compute_dtype(&self, dtype: DType) -> Result<()> {
+        let weights = match dtype {
             DType::F32 => None,
             DType::BF16 | DType::F16 => Some(self.0.values.to_dtype(dtype)?),
             other => {
@@ -360,12 +360,12 @@ impl Params {
                 return Err(candle_core::Error::Msg(message));
             }
         };
-        *self.0.compute_weights.write().unwrap_or_else(PoisonError::into_inner) = copy;
+        *self.0.compute_weights.write().unwrap_or_else(PoisonError::into_inner) = weights;
         self.0.storage_version.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
-    /// The compute weights that [`Params::keep_compute_weights`] created: [flat_len]. An optimizer either writes them
+    /// The compute weights that [`Params::set_compute_dtype`] created: [flat_len]. An optimizer either writes them
     /// with the values, or calls [`Params::refresh_compute_weights`] after its update.
     pub fn compute_weights(&self) -> Option<Tensor> {
         self.0.compute_weights.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -375,14 +375,16 @@ impl Params {
     pub fn refresh_compute_weights(&self) -> Result<()> {
         match self.compute_weights() {
             None => Ok(()),
-            Some(copy) if copy.dtype() == DType::F16 => self.round_to::<f16>(&copy),
-            Some(copy) => self.round_to::<bf16>(&copy),
+            Some(weights) if weights.dtype() == DType::F16 => self.round_to::<f16>(&weights),
+            Some(weights) => self.round_to::<bf16>(&weights),
         }
     }
 
-    fn round_to<T: memory::Elem + tilewright::kernels::FloatElement>(&self, copy: &Tensor) -> Result<()> {
+    fn round_to<T: memory::Elem + tilewright::kernels::FloatElement>(&self, weights: &Tensor) -> Result<()> {
         let values = memory::Read::<f32>::new(&self.0.values)?;
-        memory::write::<T, ()>(copy, |device, copy| convert(device, values.view()?, copy).map_err(memory::kernel_error))
+        memory::write::<T, ()>(weights, |device, weights| {
+            convert(device, values.view()?, weights).map_err(memory::kernel_error)
+        })
     }
 
     /// Registers `callback`, which runs during backward once for each parameter, when its last use has finished and its
@@ -412,9 +414,9 @@ impl Inner {
 }
 
 /// Elements that the host initializes at a time for another device.
-const PIECE: usize = 1 << 24;
+const CHUNK: usize = 1 << 24;
 
-/// Returns the flat tensor of initial values. For a GPU, the host generates the next piece while the previous one is
+/// Returns the flat tensor of initial values. For a GPU, the host generates the next chunk while the previous one is
 /// copied.
 fn initial_values(start: &InitialValues<'_>, len: usize, device: &Device) -> Result<Tensor> {
     if start.is_zero() {
@@ -426,13 +428,13 @@ fn initial_values(start: &InitialValues<'_>, len: usize, device: &Device) -> Res
         return Tensor::from_vec(values, len, device);
     }
     let values = Tensor::zeros(len, DType::F32, device)?;
-    let (mut ready, mut next) = (vec![0.0_f32; len.min(PIECE)], vec![0.0_f32; len.min(PIECE)]);
+    let (mut ready, mut next) = (vec![0.0_f32; len.min(CHUNK)], vec![0.0_f32; len.min(CHUNK)]);
     start.fill(0, &mut ready);
-    for first in (0..len).step_by(PIECE) {
-        let (count, after) = (PIECE.min(len - first), first + PIECE);
+    for first in (0..len).step_by(CHUNK) {
+        let (count, after) = (CHUNK.min(len - first), first + CHUNK);
         std::thread::scope(|scope| {
             if after < len {
-                let fill = || start.fill(after, &mut next[..PIECE.min(len - after)]);
+                let fill = || start.fill(after, &mut next[..CHUNK.min(len - after)]);
                 std::thread::Builder::new().spawn_scoped(scope, fill)?;
             }
             values.slice_set(&Tensor::from_slice(&ready[..count], count, device)?, 0, first)
@@ -554,7 +556,7 @@ impl Param {
             return self.value();
         }
         match self.params().compute_weights() {
-            Some(copy) if copy.dtype() == dtype => self.view(&copy),
+            Some(weights) if weights.dtype() == dtype => self.view(&weights),
             _ => self.value()?.to_dtype(dtype),
         }
     }

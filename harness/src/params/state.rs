@@ -35,15 +35,15 @@ impl Params {
         if !missing.is_empty() || !unknown.is_empty() {
             let mut parts = Vec::new();
             if let Some(first) = missing.first() {
-                parts.push(format!("{} are missing, such as `{}` {:?}", missing.len(), first.name(), first.shape()));
+                parts.push(format!("{} missing (such as `{}` {:?})", missing.len(), first.name(), first.shape()));
             }
             if let Some(first) = unknown.first() {
-                parts.push(format!("{} are unknown, such as `{first}`", unknown.len()));
+                parts.push(format!("{} unknown (such as `{first}`)", unknown.len()));
             }
             let message = format!(
                 "the weights are of another model: expected {} parameters, {}",
                 self.len(),
-                parts.join(", and ")
+                parts.join(" and ")
             );
             return Err(candle_core::Error::Msg(message));
         }
@@ -67,9 +67,9 @@ impl Param {
         self.set_master_weights(tensor)?;
         match self.params().compute_weights() {
             None => Ok(()),
-            Some(copy) => {
-                let value = self.value()?.to_dtype(copy.dtype())?;
-                copy.slice_set(&value.flatten_all()?, 0, self.range().start)
+            Some(weights) => {
+                let value = self.value()?.to_dtype(weights.dtype())?;
+                weights.slice_set(&value.flatten_all()?, 0, self.range().start)
             }
         }
     }

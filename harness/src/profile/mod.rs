@@ -44,7 +44,7 @@ impl<'a> Profile<'a> {
     pub fn new(trace: &'a Trace) -> Profile<'a> {
         let named = |span: &&SpanEvent| trace.nodes[span.node as usize].name == STEP;
         let steps = trace.spans.iter().filter(named).copied().collect();
-        let items = if trace.activities.is_empty() { own_times(trace) } else { device_times(trace) };
+        let items = if trace.activities.is_empty() { exclusive_times(trace) } else { device_times(trace) };
         Profile { trace, steps, items }
     }
 
@@ -103,7 +103,7 @@ fn milliseconds(ns: u64) -> f64 {
 }
 
 /// Exclusive time per node: the time of its spans without that of the spans inside them.
-fn own_times(trace: &Trace) -> Vec<Item> {
+fn exclusive_times(trace: &Trace) -> Vec<Item> {
     let mut total = vec![0_u64; trace.nodes.len()];
     let mut inside = vec![0_u64; trace.nodes.len()];
     let mut count = vec![0_u64; trace.nodes.len()];

@@ -65,9 +65,9 @@ impl RankProfile {
             let phases = times(&mut trace.spans.iter().filter(computes));
             (difference(&phases, &times(&mut named(WAIT))), union(records.iter().map(collective).collect()))
         } else {
-            let sends = communication_streams(trace);
+            let communication = communication_streams(trace);
             let of = |communicates: bool| {
-                let activities = trace.activities.iter().filter(|a| sends.contains(&a.stream) == communicates);
+                let activities = trace.activities.iter().filter(|a| communication.contains(&a.stream) == communicates);
                 union(activities.map(|activity| (activity.start_ns, activity.end_ns)).collect())
             };
             (of(false), of(true))
@@ -93,7 +93,7 @@ impl RankProfile {
 /// GPU streams of collectives: those with NCCL kernels, those with peer-to-peer copies of copy engines, and those that
 /// only reduce the contributions of ranks. (The compute stream may average gradients too.)
 pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
-    let carries = |name: &str| name.to_lowercase().contains("nccl") || name == "copy between GPUs";
+    let is_transfer = |name: &str| name.to_lowercase().contains("nccl") || name == "copy between GPUs";
     let is_kernel = |activity: &&Activity| matches!(activity.kind, ActivityKind::Kernel { .. });
     let mut streams: Vec<u32> = trace.activities.iter().map(|activity| activity.stream).collect();
     streams.sort_unstable();
@@ -102,7 +102,7 @@ pub(super) fn communication_streams(trace: &Trace) -> Vec<u32> {
         let mut names = trace.activities.iter().filter(|activity| activity.stream == stream);
         let mut kernels = names.clone().filter(is_kernel).peekable();
         let only_adds = kernels.peek().is_some() && kernels.all(|kernel| kernel.kind.name().starts_with(RANK_SUM.name));
-        only_adds || names.any(|activity| carries(&activity.kind.name()))
+        only_adds || names.any(|activity| is_transfer(&activity.kind.name()))
     });
     streams
 }
@@ -115,16 +115,16 @@ fn collectives(
     on_gpu: bool,
 ) -> Vec<Value> {
     /// Sorts the track after all threads.
-    const LINE: u32 = 10_000;
-    let line = if on_gpu { "communication: agreement and queueing" } else { "communication" };
-    let mut events = vec![chrome::name("thread_name", placement.host, LINE, line)];
+    const TRACK: u32 = 10_000;
+    let title = if on_gpu { "communication: host side" } else { "communication" };
+    let mut events = vec![chrome::name("thread_name", placement.host, TRACK, title)];
     for record in records {
         let (start, end) = times(record);
         let waited = (record.started - record.called).as_secs_f64() * 1e6;
         events.push(json!({
-            "ph": "X", "pid": placement.host, "tid": LINE, "name": record.call.to_string(), "cat": "communication",
+            "ph": "X", "pid": placement.host, "tid": TRACK, "name": record.call.to_string(), "cat": "communication",
             "ts": placement.microseconds(start), "dur": (end - start) as f64 / 1e3,
-            "args": { "bytes": record.bytes(), "number": record.seq, "waited for its turn (µs)": waited },
+            "args": { "bytes": record.bytes(), "number": record.seq, "queued (µs)": waited },
         }));
     }
     events
@@ -163,12 +163,12 @@ pub fn gather(comm: &Communicator, own: &RankProfile) -> Result<Vec<RankProfile>
     let mut lengths = vec![0_u64; world];
     lengths[rank] = bytes.len() as u64;
     comm.all_gather(&mut lengths)?;
-    let room = lengths.iter().max().map_or(0, |&length| length as usize);
-    let mut all = vec![0_u8; room * world];
-    all[rank * room..][..bytes.len()].copy_from_slice(&bytes);
+    let longest = lengths.iter().max().map_or(0, |&length| length as usize);
+    let mut all = vec![0_u8; longest * world];
+    all[rank * longest..][..bytes.len()].copy_from_slice(&bytes);
     comm.all_gather(&mut all)?;
     let read = |(rank, length): (usize, &u64)| {
-        serde_json::from_slice(&all[rank * room..][..*length as usize]).map_err(unreadable)
+        serde_json::from_slice(&all[rank * longest..][..*length as usize]).map_err(unreadable)
     };
     lengths.iter().enumerate().map(read).collect()
 }
@@ -184,7 +184,7 @@ pub fn table(profiles: &[RankProfile], how: &str, on_gpu: bool) -> Table {
         Column::number("exposed").unit("ms").decimals(3),
         Column::number("overlapped").unit("%").decimals(1),
         Column::number("collectives").decimals(1),
-        Column::number("sent").unit("MB").decimals(2),
+        Column::number("buffers").unit("MB").key("sent_mb").decimals(2),
     ];
     let title = format!("Overlap of communication and compute, per step: {how}");
     let mut table = Table::new("overlap", &title, columns);
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn overlapped_communication_is_hidden() {
+    fn communication_during_compute_is_overlapped() {
         // Two overlap with backward, one partly with a wait of the optimizer, one is after the step.
         let found = profile(&step(), &[(30, 50), (40, 70), (88, 96), (105, 115)]);
         assert_eq!(found.steps, [100 * MS]);

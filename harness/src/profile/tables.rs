@@ -8,7 +8,7 @@ use crate::report::{Axis, Bar, Cell, Column, Plot, Table};
 /// Kind of work of a kernel or span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
-    MatrixProduct,
+    Matmul,
     /// A fused attention kernel: matmuls and softmax.
     Attention,
     Softmax,
@@ -23,7 +23,7 @@ pub enum Class {
 impl Class {
     pub fn name(self) -> &'static str {
         match self {
-            Class::MatrixProduct => "matmuls",
+            Class::Matmul => "matmuls",
             Class::Attention => "attention kernels",
             Class::Softmax => "softmax",
             Class::Norm => "norms",
@@ -39,7 +39,7 @@ impl Class {
     pub fn of_name(name: &str) -> Class {
         const WORDS: [(Class, &[&str]); 8] = [
             (Class::Attention, &["flash", "attention_fwd", "attention_bwd"]),
-            (Class::MatrixProduct, &["matrix product", "matmul", "gemm", "nvjet", "cutlass", "cublas", "splitk"]),
+            (Class::Matmul, &["matmul", "gemm", "nvjet", "cutlass", "cublas", "splitk"]),
             (Class::Softmax, &["softmax"]),
             (Class::Norm, &["norm"]),
             (Class::Loss, &["cross_entropy", "loss"]),
@@ -98,8 +98,8 @@ pub fn phases(profile: &Profile<'_>) -> Table {
     table.push([Cell::from("step, measured"), Cell::statistics(&step_ms), Cell::from(100.0), Cell::Empty, Cell::Empty]);
     let note = match profile.on_gpu() {
         true => {
-            "Time is measured on the host, from the start of a phase until the GPU has finished it. A GPU that is busy for \
-                 much less is launch-bound."
+            "Time is measured on the host, from the start of a phase until the GPU has finished it. If the GPU is \
+             busy for much less, the phase is launch-bound."
         }
         false => "Time of the calling thread, including waits for its worker threads.",
     };

@@ -99,8 +99,8 @@ fn tables_on_a_gpu() {
 #[test]
 fn names_have_classes() {
     for (name, class) in [
-        ("matrix product", Class::MatrixProduct),
-        ("ampere_sgemm_128x64_tn", Class::MatrixProduct),
+        ("matmul", Class::Matmul),
+        ("ampere_sgemm_128x64_tn", Class::Matmul),
         ("flash_attention_fwd", Class::Attention),
         ("rms_norm_bwd", Class::Norm),
         ("cross_entropy_fwd", Class::Loss),

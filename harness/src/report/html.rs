@@ -112,7 +112,7 @@ fn table(table: &Table) -> String {
     for row in &table.rows {
         out += "<tr>";
         for (column, cell) in table.columns.iter().zip(row) {
-            let _ = write!(out, "<td{}>{}</td>", class(column.numeric), escaped(&column.show(cell)));
+            let _ = write!(out, "<td{}>{}</td>", class(column.numeric), escaped(&column.format(cell)));
         }
         out += "</tr>\n";
     }

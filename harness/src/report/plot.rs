@@ -409,7 +409,7 @@ fn bars(area: &Area, x: &Axis, bars: &[Bar]) -> DrawResult {
             false => left,
         };
         let value = (FONT, 12).into_text_style(area).pos(Pos::new(HPos::Left, VPos::Center));
-        let text = super::table::Precision::Significant(3).show(bar.value);
+        let text = super::table::Precision::Significant(3).format(bar.value);
         area.draw_text(&text, &value, (end + 4, middle))?;
     }
     // The last bars are usually the shortest.

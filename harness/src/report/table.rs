@@ -109,13 +109,13 @@ impl Column {
     }
 
     /// Formats a cell of this column.
-    pub fn show(&self, cell: &Cell) -> String {
+    pub fn format(&self, cell: &Cell) -> String {
         match cell {
             Cell::Text(text) => text.clone(),
             Cell::Integer(n) => n.to_string(),
-            Cell::Number(x) => self.precision.show(*x),
+            Cell::Number(x) => self.precision.format(*x),
             Cell::MeanStd(mean, std) => {
-                format!("{} ± {}", self.precision.show(*mean), self.precision.show_deviation(*mean, *std))
+                format!("{} ± {}", self.precision.format(*mean), self.precision.format_deviation(*mean, *std))
             }
             Cell::Empty => String::new(),
             Cell::NotApplicable => "N/A".to_string(),
@@ -126,7 +126,7 @@ impl Column {
 
 impl Precision {
     /// Formats a number; infinities and NaN as words.
-    pub fn show(self, x: f64) -> String {
+    pub fn format(self, x: f64) -> String {
         match self {
             _ if !x.is_finite() => x.to_string().replace("inf", "infinite"),
             Precision::Decimals(digits) => format!("{x:.digits$}"),
@@ -135,9 +135,9 @@ impl Precision {
     }
 
     /// Formats a deviation with as many decimals as its mean.
-    fn show_deviation(self, mean: f64, std: f64) -> String {
+    fn format_deviation(self, mean: f64, std: f64) -> String {
         match self {
-            Precision::Decimals(_) => self.show(std),
+            Precision::Decimals(_) => self.format(std),
             Precision::Significant(digits) => {
                 let shown = significant(mean, digits);
                 match (shown.contains('e'), shown.split_once('.')) {

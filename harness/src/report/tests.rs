@@ -126,11 +126,11 @@ fn html_is_complete_and_escapes_text() {
 
 #[test]
 fn numbers_are_rounded_to_what_matters() {
-    let show = |x: f64| Column::number("x").significant(3).show(&Cell::from(x));
+    let show = |x: f64| Column::number("x").significant(3).format(&Cell::from(x));
     let shown = [0.0, 1.0, 9.996, 123.4, 1234.5, 1.5e8, 0.00123, 1.2345e-5, -2.5].map(show);
     assert_eq!(shown, ["0", "1.00", "10.0", "123", "1234", "1.50e8", "0.00123", "1.23e-5", "-2.50"]);
-    assert_eq!(Column::number("x").show(&Cell::mean_std(12.3456, 0.2345)), "12.35 ± 0.23");
-    assert_eq!(Column::number("x").show(&Cell::from(f64::NAN)), "NaN");
+    assert_eq!(Column::number("x").format(&Cell::mean_std(12.3456, 0.2345)), "12.35 ± 0.23");
+    assert_eq!(Column::number("x").format(&Cell::from(f64::NAN)), "NaN");
     assert_eq!(Cell::statistics(&[1.0, 3.0]), Cell::MeanStd(2.0, 2.0_f64.sqrt()));
     assert_eq!((Cell::statistics(&[]), Cell::statistics(&[4.0])), (Cell::Empty, Cell::Number(4.0)));
 }

@@ -12,7 +12,7 @@ use crate::train::TrainerOptions;
 fn options() -> TrainerOptions {
     TrainerOptions {
         adamw: AdamWOptions::default(),
-        schedule: LrSchedule { peak: 0.1, floor: 0.01, warmup: 2, total: 20 },
+        schedule: LrSchedule { max_lr: 0.1, min_lr: 0.01, warmup_steps: 2, total_steps: 20 },
         weight_decay: 0.1,
         decay_embeddings: false,
         clip: Some(1.0),
@@ -434,7 +434,7 @@ fn norms_and_embeddings_do_not_decay_unless_asked() {
 #[test]
 fn f16_overflow_skips_the_step() {
     let params = model(6, 1);
-    params.keep_compute_weights(DType::F16).unwrap();
+    params.set_compute_dtype(DType::F16).unwrap();
     let mut trainer = Trainer::new(&params, options()).unwrap();
     assert_eq!(trainer.scale().factor(), 65_536.0);
     let before = params.values().to_vec1::<f32>().unwrap();

@@ -94,7 +94,7 @@ impl DataParallel {
             ))
             .into());
         }
-        params.keep_grads(data_parallel_gradient_dtype(params, options, micro_batches))?;
+        params.set_grad_dtype(data_parallel_gradient_dtype(params, options, micro_batches))?;
         let exchange = match options.shard {
             Some(Mode::Zero1) => Exchange::ReduceScatter,
             // AdamW averages while it reads, unless the whole gradient is needed first.

@@ -191,7 +191,7 @@ impl<'a> Run<'a> {
                 if micro_batches > MAX_LOSSES {
                     return Err(Error::MicroBatches { found: micro_batches, batch: options.batch });
                 }
-                model.params().keep_grads(gradient_dtype(model.params(), micro_batches))?;
+                model.params().set_grad_dtype(gradient_dtype(model.params(), micro_batches))?;
                 (None, Trainer::new(model.params(), options.trainer)?)
             }
             Some(data_parallel) => {
@@ -352,7 +352,7 @@ impl<'a> Run<'a> {
         let before = self.sampler.state();
         let batch = {
             let _phase = phase(Phase::Data);
-            let shard = self.data_parallel.as_ref().map_or(Shard::WHOLE, DataParallel::shard);
+            let shard = self.data_parallel.as_ref().map_or(Shard::SINGLE_PROCESS, DataParallel::shard);
             self.sampler.draw(&self.data.train(), sequences, context, shard)?
         };
         if self.data_parallel.is_some() {
@@ -619,7 +619,7 @@ impl<'a> Run<'a> {
         let mut sampler = self.sampler.clone();
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for _ in 0..steps {
-            let batch = sampler.draw(&self.data.train(), sequences, context, Shard::WHOLE)?;
+            let batch = sampler.draw(&self.data.train(), sequences, context, Shard::SINGLE_PROCESS)?;
             inputs.extend(batch.inputs.iter().flat_map(|token| token.to_le_bytes()));
             targets.extend(batch.targets.iter().flat_map(|token| token.to_le_bytes()));
         }
@@ -707,7 +707,7 @@ pub fn evaluate(
     micro_batch: usize,
     context: usize,
 ) -> Result<f64> {
-    evaluate_shard(model, split, sequences, micro_batch, context, Shard::WHOLE)
+    evaluate_shard(model, split, sequences, micro_batch, context, Shard::SINGLE_PROCESS)
 }
 
 /// The contribution of one rank's micro-batches to the mean of [`evaluate`].

@@ -83,7 +83,7 @@ fn options(steps: u64) -> RunOptions {
     RunOptions {
         trainer: TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: LrSchedule { peak: 0.3, floor: 0.3 * 0.1, warmup: 2, total: steps },
+            schedule: LrSchedule { max_lr: 0.3, min_lr: 0.3 * 0.1, warmup_steps: 2, total_steps: steps },
             weight_decay: 0.0,
             decay_embeddings: false,
             clip: Some(1.0),
@@ -209,7 +209,7 @@ fn gradients_are_bf16_without_accumulation() {
         (DType::BF16, 6, Some(ranks()), DType::F32),
         (DType::F16, 6, None, DType::F32),
     ] {
-        model.params().keep_compute_weights(compute_weights).unwrap();
+        model.params().set_compute_dtype(compute_weights).unwrap();
         let options = RunOptions { micro_batch, ..options(2) };
         let folder = dir.path().join("run");
         let setup = RunSetup::new(&model, &data, options, &folder);
@@ -227,7 +227,7 @@ fn gradients_are_bf16_without_accumulation() {
 #[test]
 fn accumulation_needs_f32_gradients() {
     let model = Bigrams::new(10);
-    model.params().keep_grads(DType::BF16).unwrap();
+    model.params().set_grad_dtype(DType::BF16).unwrap();
     let trainer = Trainer::new(model.params(), options(2).trainer).unwrap();
     let tokens = Tensor::zeros((1, 4), DType::U32, &Device::Cpu).unwrap();
     trainer.begin().unwrap();
@@ -282,7 +282,7 @@ fn a_nan_validation_loss_is_an_error() {
     let (dir, data) = set_up();
     let model = Bigrams::of(&data);
     let mut options = options(1);
-    options.trainer.schedule = LrSchedule { peak: 3e38, floor: 3e38, warmup: 0, total: 1 };
+    options.trainer.schedule = LrSchedule { max_lr: 3e38, min_lr: 3e38, warmup_steps: 0, total_steps: 1 };
     options.trainer.clip = None;
     let folder = dir.path().join("run");
     let mut run = Run::begin(&model, &data, options, &folder, None).unwrap();
@@ -306,7 +306,7 @@ fn exported_batches_are_those_that_the_run_sees() {
         assert_eq!(tensors.tensor(name).unwrap().shape(), [3, 6, 8]);
     }
     for step in 0..3 {
-        let batch = sampler.draw(&data.train(), 6, 8, Shard::WHOLE).unwrap();
+        let batch = sampler.draw(&data.train(), 6, 8, Shard::SINGLE_PROCESS).unwrap();
         for (name, expected) in [("inputs", &batch.inputs), ("targets", &batch.targets)] {
             let tensor = tensors.tensor(name).unwrap();
             let found = tensor.data().as_chunks::<4>().0.iter().map(|&token| u32::from_le_bytes(token));

@@ -15,7 +15,8 @@ use crate::ops::convert;
 use crate::ops::memory::{self, Elem, Read, kernel_device, kernel_error};
 use crate::optim::step_control::{self, BucketedStepControl, step_inputs, step_outputs};
 use crate::optim::{
-    AdamW, AdamWOptions, ComputeWeights, Group, LrSchedule, clip_factor, first_non_finite, merge_groups,
+    AdamW, AdamWOptions, ComputeWeights, LrSchedule, ParamGroup, StepControlViews, clip_factor, first_non_finite,
+    merge_groups,
 };
 use crate::params::{Param, Params};
 use crate::profile::{Phase, phase};
@@ -63,7 +64,7 @@ pub struct Update {
 pub struct Trainer {
     params: Params,
     options: TrainerOptions,
-    groups: Vec<Group>,
+    groups: Vec<ParamGroup>,
     optimizer: OptimizerState,
     scale: LossScale,
     step: u64,
@@ -156,7 +157,7 @@ impl Trainer {
     }
 
     /// The parameter groups of [`AdamW::step`].
-    pub fn groups(&self) -> &[Group] {
+    pub fn groups(&self) -> &[ParamGroup] {
         &self.groups
     }
 
@@ -531,7 +532,7 @@ pub fn gradient_dtype(params: &Params, micro_batches: usize) -> DType {
 /// The update of a step with a replicated optimizer.
 struct ReplicatedUpdate<'a> {
     params: &'a Params,
-    groups: &'a [Group],
+    groups: &'a [ParamGroup],
     adamw: &'a mut AdamW,
     /// Inputs and outputs of step control: f64, see [`step_control`].
     step_inputs: &'a Tensor,
@@ -549,7 +550,8 @@ impl ReplicatedUpdate<'_> {
                 .map_err(kernel_error)
         })?;
         let step_outputs = Read::<f64>::new(self.step_outputs)?;
-        let (all, views) = (self.adamw.range(), [step_inputs.view()?, step_outputs.view()?]);
+        let all = self.adamw.range();
+        let views = StepControlViews { inputs: step_inputs.view()?, outputs: step_outputs.view()? };
         self.step_range(&all, gradients.view()?, views)
     }
 
@@ -585,7 +587,8 @@ impl ReplicatedUpdate<'_> {
                 });
             }
             let piece = gradients.view()?.slice(bucket.range.clone())?;
-            let views = [step_inputs.view()?, step_control.check_bucket(piece, step_inputs.view()?)?];
+            let inputs = step_inputs.view()?;
+            let views = StepControlViews { inputs, outputs: step_control.check_bucket(piece, inputs)? };
             self.step_range(&bucket.range, gradients.view()?, views)
         })?;
         let losses = Tensor::zeros(1, DType::F32, params.device())?;
@@ -601,7 +604,7 @@ impl ReplicatedUpdate<'_> {
         &mut self,
         range: &Range<usize>,
         gradients: View<'_, G>,
-        step_control_views: [View<'_, f64>; 2],
+        step_control_views: StepControlViews<'_>,
     ) -> Result<()> {
         with_compute_weights(self.params, |values, compute_weights| {
             self.adamw
@@ -635,11 +638,11 @@ fn with_compute_weights(
 
 /// The trained parameters in groups of adjacent parameters with equal options. Padding between them belongs to the
 /// group: its values and gradients are zero.
-fn groups(params: &Params, options: &TrainerOptions) -> Vec<Group> {
-    let mut groups: Vec<Group> = Vec::new();
+fn groups(params: &Params, options: &TrainerOptions) -> Vec<ParamGroup> {
+    let mut groups: Vec<ParamGroup> = Vec::new();
     for param in params.iter().filter(Param::requires_grad) {
         let decays = param.decay() && (options.decay_embeddings || !param.name().contains("embed"));
-        let group = Group {
+        let group = ParamGroup {
             range: param.range(),
             weight_decay: if decays { options.weight_decay } else { 0.0 },
             lr_scale: param.lr_scale(),

@@ -22,9 +22,9 @@ fn without_tools_ptx_is_explained_and_missing_tools_are_named() {
     assert!(out.contains("q_tile=64 k_tile=128 even_keys=true num_warps=4 num_stages=2"), "{out}");
     // 4 · 16 · 16384² · 64 / 2 FLOP at 687 TFLOP/s take 800 µs, 61.9 % of 1.293 ms.
     let markdown = std::fs::read_to_string(dir.path().join("e.md")).unwrap();
-    let products = markdown.lines().find(|line| line.starts_with("| compute")).expect("a bound");
+    let compute = markdown.lines().find(|line| line.starts_with("| compute")).expect("a bound");
     for part in ["549.8", "GFLOP", "800.2", "61.9"] {
-        assert!(products.contains(part), "{part}: {products}");
+        assert!(compute.contains(part), "{part}: {compute}");
     }
     // q, k, v and o of 32 MiB each.
     let memory = markdown.lines().find(|line| line.starts_with("| memory")).expect("a bound");

@@ -394,7 +394,7 @@ fn full_and_closed_streams_change_nothing_but_the_exit_code() {
 
 /// Tokens and compiled kernels share one cache folder, so a run prints one warning.
 #[test]
-fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
+fn an_unusable_cache_is_one_warning() {
     let dir = folder();
     let open = dir.path().join("open");
     fs::create_dir(&open).unwrap();
@@ -408,7 +408,7 @@ fn a_cache_that_cannot_be_used_is_one_warning_of_a_run() {
 
 /// Every command checks all environment variables before it starts, even those that it does not use.
 #[test]
-fn variables_of_nonsense_end_every_command() {
+fn invalid_environment_variables_fail_every_command() {
     let dir = folder();
     for (name, value, expected) in [
         ("TILEWRIGHT_DEVICE", "gpu", "cuda:N"),

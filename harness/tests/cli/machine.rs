@@ -14,7 +14,7 @@ fn doctor_reports_every_part() {
     assert!(json["cpu"]["threads"].as_u64().unwrap() > 0);
     for part in json["parts"].as_array().unwrap() {
         let (ok, cost) = (part["ok"].as_bool().unwrap(), part["cost"].as_str());
-        assert!(ok || cost.is_some_and(|cost| !cost.is_empty()), "{part} is missing: at what cost?");
+        assert!(ok || cost.is_some_and(|cost| !cost.is_empty()), "{part} is missing, but has no `cost`");
     }
 }
 
@@ -50,7 +50,7 @@ fn a_cache_that_others_can_write_is_refused() {
 }
 
 #[test]
-fn doctor_fails_where_kernels_run_nowhere() {
+fn doctor_fails_without_a_usable_device() {
     let dir = tempfile::tempdir().unwrap();
     for arguments in [&["doctor"][..], &["doctor", "--json"]] {
         for (device, says) in [

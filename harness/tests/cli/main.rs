@@ -5,9 +5,9 @@ mod compile;
 mod explain;
 mod faults;
 mod machine;
+mod messages;
 mod run;
 mod tune;
-mod words;
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -3,7 +3,7 @@
 
 use candle_core::{Device, Result, Tensor};
 use tilewright_harness::ops::{cross_entropy, linear, memory, rms_norm, silu};
-use tilewright_harness::optim::{AdamW, AdamWOptions, ComputeWeights, Group};
+use tilewright_harness::optim::{AdamW, AdamWOptions, ComputeWeights, ParamGroup};
 use tilewright_harness::params::{Init, ParamSpec, Params};
 
 pub const D_IN: usize = 24;
@@ -54,9 +54,9 @@ pub fn loss(params: &Params, step: usize, rows: std::ops::Range<usize>) -> Resul
 }
 
 /// Parameter groups: no decay for the norm; the frozen parameter is in no group.
-pub fn groups(params: &Params) -> Vec<Group> {
+pub fn groups(params: &Params) -> Vec<ParamGroup> {
     let trained = params.iter().filter(|param| param.requires_grad());
-    let group = |param: tilewright_harness::params::Param| Group {
+    let group = |param: tilewright_harness::params::Param| ParamGroup {
         range: param.range(),
         weight_decay: if param.decay() { 0.1 } else { 0.0 },
         lr_scale: 1.0,

@@ -23,7 +23,7 @@ const TOLERANCE: f64 = 1e-6;
 fn trainer_options(clip: Option<f64>) -> TrainerOptions {
     TrainerOptions {
         adamw: AdamWOptions { eps: 1e-4, ..AdamWOptions::default() },
-        schedule: LrSchedule { peak: 1e-2, floor: 1e-3, warmup: 2, total: 10 },
+        schedule: LrSchedule { max_lr: 1e-2, min_lr: 1e-3, warmup_steps: 2, total_steps: 10 },
         weight_decay: 0.1,
         decay_embeddings: false,
         clip,
@@ -39,7 +39,7 @@ fn form(
     clip: Option<f64>,
 ) -> (Params, DataParallel, Trainer) {
     let params = model::params_on(device, 1 + comm.rank() as u64);
-    params.keep_compute_weights(DType::BF16).unwrap();
+    params.set_compute_dtype(DType::BF16).unwrap();
     let data_parallel = DataParallelOptions { comm, ddp, shard };
     let (data_parallel, trainer) = DataParallel::new(&data_parallel, &params, trainer_options(clip), BATCH, 1).unwrap();
     (params, data_parallel, trainer)

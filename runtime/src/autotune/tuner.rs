@@ -384,10 +384,7 @@ impl Run<'_> {
         let start = Instant::now();
         while !event.is_done()? {
             if start.elapsed() > self.job.limit {
-                return Err(RunError::DeviceLost(format!(
-                    "it did not end within {:.0} s",
-                    self.job.limit.as_secs_f64()
-                )));
+                return Err(RunError::DeviceLost(format!("it timed out after {:.0} s", self.job.limit.as_secs_f64())));
             }
             std::thread::sleep(Duration::from_micros(50));
         }

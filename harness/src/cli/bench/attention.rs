@@ -119,9 +119,9 @@ struct Bench<'a, T: Number> {
 /// The tiles of each pass.
 #[derive(Clone, Copy)]
 struct TileChoice {
-    forward: Tiles,
-    keys: Tiles,
-    queries: Tiles,
+    fwd: Tiles,
+    dkdv: Tiles,
+    dq: Tiles,
 }
 
 impl<'a, T: Number> Bench<'a, T> {
@@ -136,17 +136,17 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 
     fn run(mut self, recorder: &mut Recorder) -> Result<()> {
-        let [forwards, keys, queries] = [
+        let [fwd_tiles, dkdv_tiles, dq_tiles] = [
             self.candidates(Pass::Forward, &self.arguments.fwd_tiles),
             self.candidates(Pass::Dkdv, &self.arguments.dkdv_tiles),
             self.candidates(Pass::Dq, &self.arguments.dq_tiles),
         ];
-        let mut best = TileChoice { forward: forwards[0], keys: keys[0], queries: queries[0] };
+        let mut best = TileChoice { fwd: fwd_tiles[0], dkdv: dkdv_tiles[0], dq: dq_tiles[0] };
         let mut forward_ms = f64::INFINITY;
-        for forward in forwards {
-            let choice = TileChoice { forward, ..best };
+        for fwd in fwd_tiles {
+            let choice = TileChoice { fwd, ..best };
             let measured = self.forward(choice);
-            self.record(recorder, "attention_fwd", tiles::text(forward), 1.0, &measured)?;
+            self.record(recorder, "attention_fwd", tiles::text(fwd), 1.0, &measured)?;
             keep_better(&mut best, &mut forward_ms, choice, &measured);
         }
         self.peer(recorder)?;
@@ -158,13 +158,12 @@ impl<'a, T: Number> Bench<'a, T> {
         self.full.forward(&self.options(best))?;
         // The tiles of the two backward kernels are independent: tune one kernel after the other.
         let mut backward_ms = f64::INFINITY;
-        let keys = keys.into_iter().map(|keys| (Some(keys), None));
+        let dkdv_choices = dkdv_tiles.into_iter().map(|dkdv| (Some(dkdv), None));
         // One-pass backward has no dQ kernel.
-        let queries = if self.arguments.one_pass { Vec::new() } else { queries };
-        let queries = queries.into_iter().skip(1).map(|queries| (None, Some(queries)));
-        for (keys, queries) in keys.chain(queries) {
-            let choice =
-                TileChoice { keys: keys.unwrap_or(best.keys), queries: queries.unwrap_or(best.queries), ..best };
+        let dq_tiles = if self.arguments.one_pass { Vec::new() } else { dq_tiles };
+        let dq_choices = dq_tiles.into_iter().skip(1).map(|dq| (None, Some(dq)));
+        for (dkdv, dq) in dkdv_choices.chain(dq_choices) {
+            let choice = TileChoice { dkdv: dkdv.unwrap_or(best.dkdv), dq: dq.unwrap_or(best.dq), ..best };
             let measured = self.backward(choice);
             let tiles = self.backward_text(choice);
             self.record(recorder, "attention_bwd", tiles, 2.5, &measured)?;
@@ -174,7 +173,7 @@ impl<'a, T: Number> Bench<'a, T> {
             return Ok(());
         }
         let measured = self.forward_backward(best);
-        let tiles = format!("{} {}", tiles::text(best.forward), self.backward_text(best));
+        let tiles = format!("{} {}", tiles::text(best.fwd), self.backward_text(best));
         self.record(recorder, "attention_fwd_bwd", tiles, 3.5, &measured)
     }
 
@@ -237,16 +236,16 @@ impl<'a, T: Number> Bench<'a, T> {
     }
 
     fn backward_text(&self, choice: TileChoice) -> String {
-        let queries = if self.arguments.one_pass { "one pass".to_string() } else { tiles::text(choice.queries) };
-        format!("{} {queries}", tiles::text(choice.keys))
+        let dq = if self.arguments.one_pass { "one pass".to_string() } else { tiles::text(choice.dq) };
+        format!("{} {dq}", tiles::text(choice.dkdv))
     }
 
     fn options(&self, choice: TileChoice) -> Options {
         Options {
             backward: if self.arguments.one_pass { Backward::OnePass } else { Backward::TwoPass },
-            forward_tiles: Some(choice.forward),
-            dkdv_tiles: Some(choice.keys),
-            dq_tiles: Some(choice.queries),
+            forward_tiles: Some(choice.fwd),
+            dkdv_tiles: Some(choice.dkdv),
+            dq_tiles: Some(choice.dq),
             ..Options::new(self.problem.causal)
         }
     }

@@ -46,9 +46,9 @@ pub fn small(p: &Problem) -> Problem {
 }
 
 /// Allocates a workspace that is large enough for the forward pass and both kinds of backward pass.
-fn workspace<T: Number>(device: &Device, problem: &Problem, parts: Option<usize>) -> tilewright::Result<Buffer<f32>> {
+fn workspace<T: Number>(device: &Device, problem: &Problem, splits: Option<usize>) -> tilewright::Result<Buffer<f32>> {
     let shape = shape(problem);
-    let options = |backward| Options { backward, num_splits: parts, ..Options::new(problem.causal) };
+    let options = |backward| Options { backward, num_splits: splits, ..Options::new(problem.causal) };
     let two_pass = options(Backward::TwoPass);
     let backward = [&two_pass, &options(Backward::OnePass)]
         .map(|options| attention::backward_workspace::<T>(device, shape, shape, options));
@@ -81,10 +81,10 @@ impl<T: Number> Attention<T> {
         })
     }
 
-    /// Splits each loop over KV blocks or query blocks into at most `parts` splits.
-    pub fn with_splits(mut self, parts: usize) -> tilewright::Result<Attention<T>> {
-        self.workspace = workspace::<T>(&self.device, &self.problem, Some(parts))?;
-        self.splits = [Some(parts); 2];
+    /// Splits each loop over KV blocks or query blocks into at most `splits` parts.
+    pub fn with_splits(mut self, splits: usize) -> tilewright::Result<Attention<T>> {
+        self.workspace = workspace::<T>(&self.device, &self.problem, Some(splits))?;
+        self.splits = [Some(splits); 2];
         Ok(self)
     }
 
@@ -93,14 +93,14 @@ impl<T: Number> Attention<T> {
     pub fn split_like(mut self, full: &Problem) -> Attention<T> {
         let (shape, options) = (shape(full), Options::new(full.causal));
         let forward = attention::forward_workspace::<T>(&self.device, shape, shape, &options);
-        let whole = Options { num_splits: Some(1), ..options.clone() };
-        let backward = [&options, &whole].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, o));
-        self.splits = [forward == 0, backward[0] == backward[1]].map(|is_whole| is_whole.then_some(1));
+        let unsplit = Options { num_splits: Some(1), ..options.clone() };
+        let backward = [&options, &unsplit].map(|o| attention::backward_workspace::<T>(&self.device, shape, shape, o));
+        self.splits = [forward == 0, backward[0] == backward[1]].map(|is_unsplit| is_unsplit.then_some(1));
         self
     }
 
-    fn with_split(options: &Options, parts: Option<usize>) -> Options {
-        Options { num_splits: options.num_splits.or(parts), ..options.clone() }
+    fn with_split(options: &Options, splits: Option<usize>) -> Options {
+        Options { num_splits: options.num_splits.or(splits), ..options.clone() }
     }
 
     /// Sets the tolerance to `limit`, for matmuls that are less accurate than the element type.

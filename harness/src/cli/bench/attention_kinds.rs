@@ -104,9 +104,15 @@ impl Case {
     }
 }
 
+/// The result of one case; `None` if it ran out of memory.
+pub struct CaseResult {
+    pub case: Case,
+    pub times: Option<AttentionTimes>,
+}
+
 /// Results of all cases, and notes about cases that ran out of memory.
 pub struct CaseResults {
-    pub cases: Vec<(Case, Option<AttentionTimes>)>,
+    pub cases: Vec<CaseResult>,
     pub notes: Vec<String>,
 }
 
@@ -118,8 +124,8 @@ pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize
     let mut rows = CaseResults { cases: Vec::new(), notes: Vec::new() };
     let mut reported = Vec::new();
     for case in cases {
-        let found = match catch_oom(case.measure(device, warmup, runs))? {
-            MemoryOutcome::Fits(found) => Some(found),
+        let times = match catch_oom(case.measure(device, warmup, runs))? {
+            MemoryOutcome::Fits(times) => Some(times),
             MemoryOutcome::OutOfMemory(why) => {
                 if !reported.contains(&case.kind) {
                     reported.push(case.kind);
@@ -129,7 +135,7 @@ pub fn measure_all(cases: Vec<Case>, device: &Device, warmup: usize, runs: usize
             }
         };
         release_memory(device);
-        rows.cases.push((case, found));
+        rows.cases.push(CaseResult { case, times });
     }
     Ok(rows)
 }
@@ -200,16 +206,16 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
         Column::number("score matrices").decimals(2),
     ];
     let mut table = Table::new("attention", "Attention, forward and backward", columns);
-    for (case, found) in &rows.cases {
+    for CaseResult { case, times } in &rows.cases {
         let mask = if case.causal { "causal" } else { "none" };
         let mut cells: Vec<Cell> = vec![case.kind.to_string().into(), case.batch.into(), case.d.into()];
         cells.extend([case.seq_len.into(), case.dtype.as_str().into(), mask.into()]);
-        cells.extend(match found {
+        cells.extend(match times {
             None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory, Cell::Empty],
-            Some(found) => {
-                let mib = found.saved_bytes.map_or(Cell::Empty, |bytes| Cell::Number(bytes / (1u64 << 20) as f64));
-                let matrices = found.saved_bytes.map_or(Cell::Empty, |bytes| Cell::Number(bytes / case.score_bytes()));
-                [found.forward.mean_std(), found.backward.mean_std(), mib, matrices]
+            Some(times) => {
+                let mib = times.saved_bytes.map_or(Cell::Empty, |bytes| Cell::Number(bytes / (1u64 << 20) as f64));
+                let matrices = times.saved_bytes.map_or(Cell::Empty, |bytes| Cell::Number(bytes / case.score_bytes()));
+                [times.forward.mean_std(), times.backward.mean_std(), mib, matrices]
             }
         });
         table.push(cells);
@@ -222,8 +228,8 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
     ));
     let mut report = Report::new("attention", "Attention under autograd").table(table);
     for (name, title, pick) in [
-        ("forward", "Forward", (|found: &AttentionTimes| found.forward.mean_std()) as fn(&AttentionTimes) -> Cell),
-        ("backward", "Backward", |found: &AttentionTimes| found.backward.mean_std()),
+        ("forward", "Forward", (|times: &AttentionTimes| times.forward.mean_std()) as fn(&AttentionTimes) -> Cell),
+        ("backward", "Backward", |times: &AttentionTimes| times.backward.mean_std()),
     ] {
         let series = series(rows, pick);
         let axes = (Axis::log2("sequence length"), Axis::log10("ms"));
@@ -235,16 +241,16 @@ fn report(rows: &CaseResults, device: &str, runs: usize) -> Report {
 /// Returns a plot series for each implementation and head dimension, over sequence lengths.
 fn series(rows: &CaseResults, pick: fn(&AttentionTimes) -> Cell) -> Vec<Series> {
     let mut names: Vec<(Attention, usize)> = Vec::new();
-    for (case, _) in &rows.cases {
+    for CaseResult { case, .. } in &rows.cases {
         if !names.contains(&(case.kind, case.d)) {
             names.push((case.kind, case.d));
         }
     }
     let line = |(kind, d): (Attention, usize)| {
-        let of_line = rows.cases.iter().filter(|(case, _)| (case.kind, case.d) == (kind, d));
-        let points = of_line.filter_map(|(case, found)| {
-            let cell = pick(found.as_ref()?);
-            Some(Point { x: case.seq_len as f64, y: cell.value()?, error: cell.deviation() })
+        let of_line = rows.cases.iter().filter(|result| (result.case.kind, result.case.d) == (kind, d));
+        let points = of_line.filter_map(|result| {
+            let cell = pick(result.times.as_ref()?);
+            Some(Point { x: result.case.seq_len as f64, y: cell.value()?, error: cell.deviation() })
         });
         Series::new(&format!("{kind}, d {d}"), points)
     };

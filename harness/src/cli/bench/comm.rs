@@ -8,7 +8,7 @@ use candle_core::Device;
 use clap::{Args, ValueEnum};
 use tilewright::{Buffer, check_host_memory};
 
-use super::rank_worlds::{CommBackend, comm_failure, for_each_world};
+use super::process_groups::{CommBackend, comm_failure, for_each_process_group};
 use crate::cli::Result;
 use crate::cli::model_options::model_device;
 use crate::cli::run::{DeviceArg, device};
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let device = model_device(arguments.device)?;
     let measure = |comm: Communicator| measure(arguments, &device, &comm).map_err(comm_failure);
-    let worlds = for_each_world(&device, &arguments.backend, &arguments.ranks, measure)?;
+    let worlds = for_each_process_group(&device, &arguments.backend, &arguments.ranks, measure)?;
     if worlds.is_empty() {
         return Ok(());
     }
@@ -89,9 +89,12 @@ fn measure(arguments: &Arguments, device: &Device, comm: &Communicator) -> Resul
         for &mb in &arguments.sizes {
             // A multiple of the world size: every rank has a chunk of equal size.
             let count = ((mb * 1e6 / 4.0) as usize).next_multiple_of(world).max(world);
-            // Each rank allocates its buffer and, in f64, the times of all ranks. All ranks may be on this host.
+            // Each rank allocates its buffer, and then a copy for `check` or, in f64, the times of all ranks. All ranks
+            // may be on this host.
+            let buffer = 4.0 * count as f64;
+            let buffer_on_host = if device.is_cpu() { buffer } else { 0.0 };
             let times = f64::from(arguments.warmup) + f64::from(arguments.repeat) * world as f64;
-            let bytes = (4.0 * count as f64 + 8.0 * times) * world as f64;
+            let bytes = (buffer_on_host + buffer.max(8.0 * times)) * world as f64;
             check_host_memory(bytes).map_err(|error| CommError::Setup(error.to_string()))?;
             let mut data = Data::new(device, vec![(comm.rank() + 1) as f32; count])?;
             data.calls(comm, collective, copies, &mut [0.0])?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use candle_core::{DType, Device, Tensor};
 use clap::{Args, ValueEnum};
 
-use super::rank_worlds::{CommBackend, for_each_world};
+use super::process_groups::{CommBackend, for_each_process_group};
 use crate::cli::model_options::{ModelOptions, model_device};
 use crate::cli::ranks::{self, ReserveSms, reserve_sms};
 use crate::cli::run::{DeviceArg, device};
@@ -178,7 +178,7 @@ impl BenchModel {
         let model = Transformer::new(config, &device, 0)?;
         let options = TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: LrSchedule { peak: 1e-3, floor: 1e-4, warmup: 0, total: 1000 },
+            schedule: LrSchedule { max_lr: 1e-3, min_lr: 1e-4, warmup_steps: 0, total_steps: 1000 },
             weight_decay: 0.1,
             decay_embeddings: false,
             clip: None,
@@ -191,7 +191,7 @@ impl BenchModel {
         let data_parallel = DataParallelOptions { comm: comm.clone(), ddp, shard };
         let (data_parallel, trainer) = match training {
             TrainingMode::SingleRank(_) => {
-                model.params().keep_grads(data_parallel_gradient_dtype(model.params(), &data_parallel, 1))?;
+                model.params().set_grad_dtype(data_parallel_gradient_dtype(model.params(), &data_parallel, 1))?;
                 (None, Trainer::new(model.params(), options)?)
             }
             TrainingMode::DataParallel(..) => {
@@ -250,18 +250,18 @@ impl BenchModel {
             self.update()?;
             return Ok(Step { total: began.elapsed().as_secs_f64(), ..Step::default() });
         };
-        let (sent, _) = data_parallel.finish_step(&mut self.trainer)?;
+        let (sync, _) = data_parallel.finish_step(&mut self.trainer)?;
         self.device.synchronize()?;
         let total = began.elapsed().as_secs_f64();
         let trace = data_parallel.communicator().take_trace();
         // Collectives of gradients and parameters are f32 or bf16; control messages have other types.
-        let of = |gives: bool| {
-            let flats = trace.iter().filter(|record| matches!(record.call.dtype, Dtype::F32 | Dtype::Bf16));
-            let is_one = |op| matches!(op, Op::Broadcast { .. } | Op::AllGather) == gives;
-            flats.filter(|record| is_one(record.call.op)).map(Record::seconds).sum()
+        let seconds_of = |distributes_params: bool| {
+            let tensors = trace.iter().filter(|record| matches!(record.call.dtype, Dtype::F32 | Dtype::Bf16));
+            let distributes = |op| matches!(op, Op::Broadcast { .. } | Op::AllGather);
+            tensors.filter(|record| distributes(record.call.op) == distributes_params).map(Record::seconds).sum()
         };
-        let (communication, parameters) = (of(false), of(true));
-        Ok(Step { total, exposed: sent.exposed_time().as_secs_f64(), communication, parameters })
+        let (communication, parameters) = (seconds_of(false), seconds_of(true));
+        Ok(Step { total, exposed: sync.exposed_time().as_secs_f64(), communication, parameters })
     }
 }
 
@@ -313,7 +313,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let work = &arguments.work;
     let models = work.models()?;
-    let worlds = for_each_world(&model_device(work.device)?, &work.backend, &work.ranks, |comm| {
+    let worlds = for_each_process_group(&model_device(work.device)?, &work.backend, &work.ranks, |comm| {
         measure(arguments, &models, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
@@ -360,10 +360,11 @@ fn measure(arguments: &Arguments, models: &[(String, Config)], comm: Arc<Communi
 
 /// Returns all configurations to measure for a model.
 fn training_modes(arguments: &Arguments, config: &Config) -> impl Iterator<Item = TrainingMode> {
-    let is_kept = |dtype: &&CommDtype| **dtype == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
-    let kept = arguments.comm_dtypes.iter().find(is_kept).copied();
-    let exact = arguments.comm_dtypes.iter().any(|dtype| !is_kept(&dtype)).then_some(None);
-    let mut training_modes: Vec<TrainingMode> = exact.into_iter().chain(kept).map(TrainingMode::SingleRank).collect();
+    let is_bf16 = |dtype: &&CommDtype| **dtype == Some(Dtype::Bf16) && config.precision.dtype() == DType::BF16;
+    let bf16_grads = arguments.comm_dtypes.iter().find(is_bf16).copied();
+    let f32_grads = arguments.comm_dtypes.iter().any(|dtype| !is_bf16(&dtype)).then_some(None);
+    let mut training_modes: Vec<TrainingMode> =
+        f32_grads.into_iter().chain(bf16_grads).map(TrainingMode::SingleRank).collect();
     for &form in &arguments.form {
         let buckets = if form == GradSync::Bucketed { arguments.buckets.as_slice() } else { &[0.0] };
         let transports = match form {
@@ -448,13 +449,13 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
     let mut bars = Vec::new();
     for world in worlds {
         for found in &world.found {
-            let alone = found.calls.is_none();
-            let same = |none: &&DdpResult| none.size == found.size && none.gradients == found.gradients;
-            let none = world.found.iter().filter(|none| none.calls.is_none()).find(same);
-            let base = none.map_or(f64::NAN, |none| mean(&none.steps, |s| s.total));
+            let single_rank = found.calls.is_none();
+            let same = |other: &&DdpResult| other.size == found.size && other.gradients == found.gradients;
+            let baseline = world.found.iter().filter(|other| other.calls.is_none()).find(same);
+            let base = baseline.map_or(f64::NAN, |baseline| mean(&baseline.steps, |s| s.total));
             let (total, exposed) = (mean(&found.steps, |s| s.total), mean(&found.steps, |s| s.exposed));
             let communication = mean(&found.steps, |s| s.communication);
-            let number = |x: f64| if alone { Cell::Empty } else { Cell::from(x) };
+            let number = |x: f64| if single_rank { Cell::Empty } else { Cell::from(x) };
             let overlapped = (1.0 - exposed / communication).clamp(0.0, 1.0);
             let times: Vec<f64> = found.steps.iter().map(|step| step.total * 1e3).collect();
             table.push([

@@ -5,7 +5,7 @@ use std::io::Write;
 use candle_core::{DType, Device};
 use clap::{Args, ValueEnum};
 
-use super::attention_kinds::{self, AttentionTimes};
+use super::attention_kinds::{self, AttentionTimes, CaseResult};
 use super::model::{self, Mode};
 use super::wall_time::{Times, release_memory};
 use crate::cli::model_options::{device_info, model_device};
@@ -118,14 +118,14 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     ];
     let mut table = Table::new("fused-attention", "Attention", columns);
     for pair in rows.cases.chunks(2) {
-        let [(case, unfused), (_, fused)] = pair else { continue };
-        let times = |found: &Option<AttentionTimes>, pick: fn(&AttentionTimes) -> &Times| {
-            found.as_ref().map_or(Cell::OutOfMemory, |found| pick(found).mean_std())
+        let [unfused, fused] = pair else { continue };
+        let times = |result: &CaseResult, pick: fn(&AttentionTimes) -> &Times| {
+            result.times.as_ref().map_or(Cell::OutOfMemory, |times| pick(times).mean_std())
         };
-        let mut cells: Vec<Cell> = vec![case.d.into(), case.seq_len.into()];
+        let mut cells: Vec<Cell> = vec![unfused.case.d.into(), unfused.case.seq_len.into()];
         for pick in
-            [(|found: &AttentionTimes| &found.forward) as fn(&AttentionTimes) -> &Times, |found: &AttentionTimes| {
-                &found.backward
+            [(|times: &AttentionTimes| &times.forward) as fn(&AttentionTimes) -> &Times, |times: &AttentionTimes| {
+                &times.backward
             }]
         {
             let (slow, fast) = (times(unfused, pick), times(fused, pick));
@@ -142,11 +142,18 @@ fn attention(arguments: &Arguments, device: &Device, name: &str) -> Result<Table
     Ok(table)
 }
 
+/// An implementation of a model.
+struct Form {
+    name: &'static str,
+    attention: Attention,
+    fusion: Fusion,
+}
+
 /// The implementations of a model that are compared, the least fused one first.
-const FORMS: [(&str, Attention, Fusion); 3] = [
-    ("tensor ops", Attention::Naive, Fusion::None),
-    ("one kernel per op", Attention::Flash, Fusion::Ops),
-    ("fused blocks", Attention::Flash, Fusion::Blocks),
+const FORMS: [Form; 3] = [
+    Form { name: "tensor ops", attention: Attention::Naive, fusion: Fusion::None },
+    Form { name: "one kernel per op", attention: Attention::Flash, fusion: Fusion::Ops },
+    Form { name: "fused blocks", attention: Attention::Flash, fusion: Fusion::Blocks },
 ];
 
 fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
@@ -163,7 +170,7 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
         Column::number("gain").key("forward_gain").decimals(2),
         Column::number("forward and backward").unit("ms"),
         Column::number("gain").key("forward_and_backward_gain").decimals(2),
-        Column::number("whole step").unit("ms"),
+        Column::number("train step").unit("ms").key("whole_step_ms"),
         Column::number("gain").key("whole_step_gain").decimals(2),
     ];
     let mut table = Table::new("fused-model", "Whole models", columns);
@@ -176,7 +183,7 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
             };
             let label = size.map_or_else(|| format!("{}×{}", base.layers, base.d_model), str::to_string);
             let mut unfused: Option<[Cell; 3]> = None;
-            for (form, attention, fusion) in FORMS {
+            for Form { name: form, attention, fusion } in FORMS {
                 let config = Config { attention, fusion, precision: arguments.precision, ..base.clone() };
                 let case = model::Case { size: label.clone(), config, batch: 4 };
                 let times = form_times(&case, arguments, device, &mut param_cache, &mut table.notes)?;
@@ -190,14 +197,14 @@ fn models(arguments: &Arguments, device: &Device, name: &str) -> Result<Table> {
         }
     }
     table.notes.push(format!(
-        "On {name}. Batch 4, {}. Mean ± standard deviation of {} steps after {} warm-up steps; a whole step is \
+        "On {name}. Batch 4, {}. Mean ± standard deviation of {} steps after {} warm-up steps; a train step is \
          forward, backward, gradient clipping and AdamW. Gains are relative to tensor ops.",
         arguments.precision, arguments.steps, arguments.warmup
     ));
     Ok(table)
 }
 
-/// Measures forward, forward and backward, and the whole step of one implementation.
+/// Measures forward, forward and backward, and the train step of one implementation.
 fn form_times(
     case: &model::Case,
     arguments: &Arguments,

@@ -123,9 +123,9 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
         (given, _) => given.to_vec(),
     };
     let rows = or(arguments.rows.as_slice(), &[50_000], &[8192])[0];
-    let widths = or(&arguments.d, &[1024, 2048, 4096, 8192], &[1024]);
+    let ds = or(&arguments.d, &[1024, 2048, 4096, 8192], &[1024]);
     let sizes = or(&arguments.sizes, &[1024, 2048, 4096, 8192], &[512]);
-    if rows == 0 || widths.contains(&0) || sizes.contains(&0) {
+    if rows == 0 || ds.contains(&0) || sizes.contains(&0) {
         return Err(CliError::usage("empty tensors cannot be timed", "rows, d and sizes must be at least 1"));
     }
     let wanted = if arguments.only.is_empty() { Kernel::value_variants() } else { &arguments.only };
@@ -133,7 +133,7 @@ fn measure(arguments: &Arguments, alone: Option<Op>, out: &mut dyn Write) -> Res
     let ops: Vec<Op> = all.filter(|op| alone.is_none_or(|alone| alone == *op)).collect();
     if !ops.is_empty() {
         let copy_gbps = copy::bandwidth(&arguments.common, &device)?;
-        for d in widths {
+        for d in ds {
             measure_rowwise::<f32>(arguments, &device, &ops, [rows, d], copy_gbps, &mut recorder)?;
             measure_rowwise::<bf16>(arguments, &device, &ops, [rows, d], copy_gbps, &mut recorder)?;
         }

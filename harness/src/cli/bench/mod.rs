@@ -19,7 +19,7 @@ mod launch;
 mod matmul;
 mod model;
 mod norm;
-pub(in crate::cli) mod rank_worlds;
+pub(in crate::cli) mod process_groups;
 pub(crate) mod record;
 pub(crate) mod rowwise;
 mod shard;

@@ -85,6 +85,15 @@ struct NormTimes {
     backward: Times,
 }
 
+/// One row of the table.
+struct NormRow {
+    subject: Subject,
+    /// Elements per row.
+    d: usize,
+    /// `None` if the measurement ran out of memory.
+    times: Option<NormTimes>,
+}
+
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     arguments.outputs.check()?;
     let device = model_device(arguments.device)?;
@@ -98,19 +107,19 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         "f16" => DType::F16,
         _ => DType::F32,
     };
-    let mut found = Vec::new();
+    let mut table_rows = Vec::new();
     let mut notes = Vec::new();
     for subject in SUBJECTS {
         for &d in &arguments.d {
-            let measured = match catch_oom(measure(subject, [rows, d], dtype, &device, runs))? {
-                MemoryOutcome::Fits(found) => Some(found),
+            let times = match catch_oom(measure(subject, [rows, d], dtype, &device, runs))? {
+                MemoryOutcome::Fits(times) => Some(times),
                 MemoryOutcome::OutOfMemory(why) => {
                     notes.push(format!("{}, d {d}: {why}", subject.name()));
                     None
                 }
             };
             release_memory(&device);
-            found.push((subject, d, measured));
+            table_rows.push(NormRow { subject, d, times });
         }
     }
     notes.push(format!(
@@ -118,7 +127,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
          gradients of rows and weights.",
         device_info(&device)?.name
     ));
-    Ok(arguments.outputs.write(report(&found, rows, dtype, notes), out)?)
+    Ok(arguments.outputs.write(report(&table_rows, rows, dtype, notes), out)?)
 }
 
 fn measure(
@@ -133,22 +142,22 @@ fn measure(
     let specs = vec![ParamSpec::vector("weight", d, Init::Ones), ParamSpec::vector("bias", d, Init::Zeros)];
     let params = Params::new(specs, device, 0)?;
     if dtype != DType::F32 {
-        params.keep_compute_weights(dtype)?;
+        params.set_compute_dtype(dtype)?;
     }
     let x = Var::from_tensor(&Tensor::randn(0.0_f32, 1.0, (rows, d), device)?.to_dtype(dtype)?)?;
-    let mut found = NormTimes { forward: Times::default(), backward: Times::default() };
+    let mut times = NormTimes { forward: Times::default(), backward: Times::default() };
     for _ in 0..2 {
         subject.run(x.as_tensor(), &params)?.backward()?;
     }
     device.synchronize()?;
     for _ in 0..runs {
-        let y = found.forward.time(device, || Ok(subject.run(x.as_tensor(), &params)?))?;
-        found.backward.time(device, || Ok(y.backward().map(drop)?))?;
+        let y = times.forward.time(device, || Ok(subject.run(x.as_tensor(), &params)?))?;
+        times.backward.time(device, || Ok(y.backward().map(drop)?))?;
     }
-    Ok(found)
+    Ok(times)
 }
 
-fn report(found: &[(Subject, usize, Option<NormTimes>)], rows: usize, dtype: DType, notes: Vec<String>) -> Report {
+fn report(table_rows: &[NormRow], rows: usize, dtype: DType, notes: Vec<String>) -> Report {
     let columns = [
         Column::text("norm"),
         Column::integer("rows"),
@@ -159,9 +168,9 @@ fn report(found: &[(Subject, usize, Option<NormTimes>)], rows: usize, dtype: DTy
         Column::number("both").unit("ms"),
     ];
     let mut table = Table::new("norm", "Norms, forward and backward", columns);
-    for (subject, width, found) in found {
-        let mut cells: Vec<Cell> = vec![subject.name().into(), rows.into(), (*width).into(), dtype.as_str().into()];
-        cells.extend(match found {
+    for NormRow { subject, d, times } in table_rows {
+        let mut cells: Vec<Cell> = vec![subject.name().into(), rows.into(), (*d).into(), dtype.as_str().into()];
+        cells.extend(match times {
             None => [Cell::OutOfMemory, Cell::OutOfMemory, Cell::OutOfMemory],
             Some(NormTimes { forward, backward }) => {
                 let both = forward.0.iter().zip(&backward.0).map(|(a, b)| a + b).collect();
@@ -173,14 +182,14 @@ fn report(found: &[(Subject, usize, Option<NormTimes>)], rows: usize, dtype: DTy
     table.notes = notes;
     let mut report = Report::new("norm", "Norms").table(table);
     for (name, title, pick) in [
-        ("norm-forward", "Forward", (|found: &NormTimes| found.forward.mean_std()) as fn(&NormTimes) -> Cell),
-        ("norm-backward", "Backward", |found: &NormTimes| found.backward.mean_std()),
+        ("norm-forward", "Forward", (|times: &NormTimes| times.forward.mean_std()) as fn(&NormTimes) -> Cell),
+        ("norm-backward", "Backward", |times: &NormTimes| times.backward.mean_std()),
     ] {
         let lines = SUBJECTS.map(|subject| {
-            let of_line = found.iter().filter(|(other, ..)| *other == subject);
-            let points = of_line.filter_map(|(_, width, found)| {
-                let cell = pick(found.as_ref()?);
-                Some(Point { x: *width as f64, y: cell.value()?, error: cell.deviation() })
+            let of_line = table_rows.iter().filter(|row| row.subject == subject);
+            let points = of_line.filter_map(|row| {
+                let cell = pick(row.times.as_ref()?);
+                Some(Point { x: row.d as f64, y: cell.value()?, error: cell.deviation() })
             });
             Series::new(subject.name(), points)
         });

@@ -274,7 +274,7 @@ impl Recorder {
             Column::number("of copy bandwidth").unit("%").decimals(0),
             Column::number("error").significant(2),
         ];
-        let mut table = Table::new(&self.subject, "Times of kernels", columns);
+        let mut table = Table::new(&self.subject, "Measurements", columns);
         for row in &self.rows {
             table.push(row.cells());
         }
@@ -285,13 +285,8 @@ impl Recorder {
     fn plot(&self) -> Plot {
         let bar = |row: &Row| {
             let median = row.median_ms?;
-            let spread = row.p80_ms.zip(row.p20_ms).filter(|_| row.n > Some(1)).map(|(high, low)| 0.5 * (high - low));
-            Some(Bar {
-                name: row.words().join(" ").trim_end().to_string(),
-                group: String::new(),
-                value: median,
-                error: spread,
-            })
+            let error = row.p80_ms.zip(row.p20_ms).filter(|_| row.n > Some(1)).map(|(high, low)| 0.5 * (high - low));
+            Some(Bar { name: row.words().join(" ").trim_end().to_string(), group: String::new(), value: median, error })
         };
         Plot::bars(&self.subject, "Median time", Axis::linear("ms"), self.rows.iter().filter_map(bar).collect())
     }

@@ -191,7 +191,7 @@ impl<T: Number> RowwiseBuffers<T> {
         device.check_memory(n as f64 * (5 * size_of::<T>() + 18) as f64 + 4.0 * elements(&[classes, d])? as f64)?;
         let targets: Vec<i64> = (0..rows).map(|row| (row % classes * 7919 % classes) as i64).collect();
         let frequencies = rope::frequencies(head(d), BASE);
-        let [rate, spread, decay] = adamw::Options::default().rates_at_step(1)?;
+        let [step_size, inv_sqrt_bias_correction2, decay] = adamw::Options::default().rates_at_step(1)?;
         let mut new = RowwiseBuffers {
             device: device.clone(),
             rows,
@@ -216,7 +216,7 @@ impl<T: Number> RowwiseBuffers<T> {
             p: normal(device, n, 7)?,
             m: Buffer::zeros(device, n)?,
             v: Buffer::zeros(device, n)?,
-            step_control: Buffer::from_slice(device, &[rate, spread, decay, 1.0, 1.0])?,
+            step_control: Buffer::from_slice(device, &[step_size, inv_sqrt_bias_correction2, decay, 1.0, 1.0])?,
             narrow: Buffer::poisoned(device, n)?,
             wide: Buffer::poisoned(device, n)?,
         };

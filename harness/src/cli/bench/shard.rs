@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 
 use super::ddp::{BenchModel, TrainingMode, Work, models_note, steps};
-use super::rank_worlds::for_each_world;
+use super::process_groups::for_each_process_group;
 use crate::cli::model_options::model_device;
 use crate::cli::ranks::{ReserveSms, bucket_bytes_of, reserve_sms};
 use crate::cli::value_parsers::bucket_mb;
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let (copies, reserve_sms) = (arguments.copy_engines, arguments.reserve_sms.0);
     let ddp = DdpOptions { bucket_bytes, nccl_ctas, copy_engines: copies, reserve_sms, ..DdpOptions::default() };
     let (work, models) = (&arguments.work, arguments.work.models()?);
-    let worlds = for_each_world(&model_device(work.device)?, &work.backend, &work.ranks, |comm| {
+    let worlds = for_each_process_group(&model_device(work.device)?, &work.backend, &work.ranks, |comm| {
         measure(work, &models, ddp, Arc::new(comm)).map_err(|error| CliError::Failure(error.to_string()))
     })?;
     if worlds.is_empty() {
@@ -166,13 +166,13 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 Some(Mode::Broadcast) => "sharded, broadcast",
                 Some(Mode::Zero1) => "sharded, ZeRO-1",
             };
-            let parts = if found.shard.is_some() { world.ranks as f64 } else { 1.0 };
+            let shards = if found.shard.is_some() { world.ranks as f64 } else { 1.0 };
             let state = found.parameters + found.gradients + found.optimizer;
             let peak = |at: usize| found.peaks.map(|peaks| peaks[at] / 1e6).into();
-            let whole = world.found.iter().find(|whole| whole.size == found.size).and_then(|whole| whole.peaks);
-            let shared = found.shard.is_some();
+            let replicated = world.found.iter().find(|other| other.size == found.size).and_then(|other| other.peaks);
+            let sharded = found.shard.is_some();
             let mean = found.milliseconds.iter().sum::<f64>() / found.milliseconds.len() as f64;
-            let saved = whole.zip(found.peaks).map(|(whole, own)| (whole[2] - own[2]) / 1e6).into();
+            let saved = replicated.zip(found.peaks).map(|(replicated, own)| (replicated[2] - own[2]) / 1e6).into();
             table.push([
                 Cell::from(world.backend),
                 world.ranks.into(),
@@ -181,16 +181,16 @@ fn report(worlds: &[World], models: &[(String, Config)], work: &Work) -> Report 
                 mb(found.parameters),
                 mb(found.gradients),
                 mb(found.optimizer),
-                mb(2.0 * found.parameters / parts),
+                mb(2.0 * found.parameters / shards),
                 peak(0),
                 peak(1),
                 peak(2),
                 found.peaks.map(|peaks| (peaks[2] - state) / 1e6).into(),
                 saved,
-                mb(2.0 * found.parameters * (1.0 - 1.0 / parts)),
+                mb(2.0 * found.parameters * (1.0 - 1.0 / shards)),
                 Cell::statistics(&found.milliseconds),
-                shared.then_some(found.param_sync_ms).into(),
-                shared.then_some(100.0 * found.param_sync_ms / mean).into(),
+                sharded.then_some(found.param_sync_ms).into(),
+                sharded.then_some(100.0 * found.param_sync_ms / mean).into(),
             ]);
         }
     }

@@ -72,7 +72,7 @@ pub fn cases(inputs: &Inputs, dtype: DType, causal: bool) -> Result<Vec<Case>> {
         // The backward pass reads the outputs of the forward pass.
         calls: Box::new(move |target| {
             let builder = LaunchBuilder { problem, dtype, target };
-            let calls = vec![builder.preprocess()?, builder.keys()?, builder.queries()?];
+            let calls = vec![builder.preprocess()?, builder.dkdv()?, builder.dq()?];
             Ok(Launches { setup: vec![builder.forward()?], calls })
         }),
         expected: vec![("dq", gradients.dq), ("dk", gradients.dk), ("dv", gradients.dv)],
@@ -150,14 +150,14 @@ impl LaunchBuilder<'_> {
         Ok(self.call(&FLASH_ATTENTION_BWD_PREPROCESS, tiles, constants, scalars, self.over_queries(tiles)))
     }
 
-    fn keys(&self) -> Result<Call> {
+    fn dkdv(&self) -> Result<Call> {
         let (tiles, p) = (self.tiles(Pass::Dkdv), &self.problem);
         let even = ("even_queries", ConstValue::Bool(p.n_q.is_multiple_of(tiles.q_tile)));
         let grid = [p.n_k.div_ceil(tiles.k_tile), p.heads_kv, p.batch];
         self.pass(&FLASH_ATTENTION_BWD_DKDV, tiles, even, grid)
     }
 
-    fn queries(&self) -> Result<Call> {
+    fn dq(&self) -> Result<Call> {
         let tiles = self.tiles(Pass::Dq);
         let even = ("even_keys", ConstValue::Bool(self.problem.n_k.is_multiple_of(tiles.k_tile)));
         self.pass(&FLASH_ATTENTION_BWD_DQ, tiles, even, self.over_queries(tiles))

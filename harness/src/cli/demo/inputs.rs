@@ -37,7 +37,7 @@ impl Inputs {
     pub fn expect_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         match self.get(name) {
             Some(tensor) if tensor.shape != shape => Err(CliError::Failure(format!(
-                "`{name}` has shape {:?}: by the other tensors, expected {shape:?}",
+                "`{name}` has shape {:?}: the other tensors imply {shape:?}",
                 tensor.shape
             ))),
             Some(_) | None => Ok(()),

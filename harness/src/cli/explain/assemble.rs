@@ -36,9 +36,10 @@ pub fn assemble(ptx: &str, arch: &str) -> Result<Option<Assembled>> {
     let dir = crate::files::temporary_folder().map_err(cannot)?;
     let (source, binary) = (dir.path().join("kernel.ptx"), dir.path().join("kernel.cubin"));
     std::fs::write(&source, ptx).map_err(cannot)?;
-    let said = run(&ptxas, &[Path::new("-v"), Path::new("-arch"), Path::new(arch), Path::new("-o"), &binary, &source])?;
-    let mut assembled = read(&said)
-        .ok_or_else(|| CliError::Failure(format!("{} does not report registers:\n{said}", ptxas.display())))?;
+    let output =
+        run(&ptxas, &[Path::new("-v"), Path::new("-arch"), Path::new(arch), Path::new("-o"), &binary, &source])?;
+    let mut assembled = parse_ptxas_output(&output)
+        .ok_or_else(|| CliError::Failure(format!("{} does not report registers:\n{output}", ptxas.display())))?;
     match cuda_tool("nvdisasm") {
         Some(nvdisasm) => assembled.code = Some(Code::from_sass(&run(&nvdisasm, &[Path::new("-c"), &binary])?)),
         None => assembled.missing.push("nvdisasm"),
@@ -57,13 +58,13 @@ fn run(tool: &PathBuf, arguments: &[&Path]) -> Result<String> {
 }
 
 /// Parses the output of `ptxas -v`.
-fn read(said: &str) -> Option<Assembled> {
+fn parse_ptxas_output(output: &str) -> Option<Assembled> {
     let number = |after: &str, before: &str| {
-        let start = said.find(after)? + after.len();
-        let end = start + said[start..].find(before)?;
-        said[start..end].trim().parse::<u32>().ok()
+        let start = output.find(after)? + after.len();
+        let end = start + output[start..].find(before)?;
+        output[start..end].trim().parse::<u32>().ok()
     };
-    let serialized = said.lines().find(|line| line.contains("wgmma") && line.contains("serialized"));
+    let serialized = output.lines().find(|line| line.contains("wgmma") && line.contains("serialized"));
     Some(Assembled {
         registers: number(" Used ", " registers")?,
         spill_stores: number("stack frame, ", " bytes spill stores")?,
@@ -79,13 +80,13 @@ mod tests {
 
     #[test]
     fn ptxas_output_is_parsed() {
-        let said = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+        let output = "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized \
                     due to insufficient register resources for the function 'k'\nptxas info    : Function properties \
                     for k\n    96 bytes stack frame, 100 bytes spill stores, 104 bytes spill loads\nptxas info    : \
                     Used 255 registers, used 1 barriers";
-        let read = read(said).unwrap();
-        assert_eq!((read.registers, read.spill_stores, read.spill_loads), (255, 100, 104));
-        assert!(read.serialized.is_some_and(|why| why.contains("insufficient register")));
-        assert_eq!(super::read("nothing"), None);
+        let assembled = parse_ptxas_output(output).unwrap();
+        assert_eq!((assembled.registers, assembled.spill_stores, assembled.spill_loads), (255, 100, 104));
+        assert!(assembled.serialized.is_some_and(|why| why.contains("insufficient register")));
+        assert_eq!(parse_ptxas_output("nothing"), None);
     }
 }

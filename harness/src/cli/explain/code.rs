@@ -2,26 +2,46 @@
 
 use std::collections::BTreeMap;
 
-/// Instruction classes: (name, prefixes of SASS mnemonics, prefixes of PTX mnemonics). The first match counts.
-const CLASSES: &[(&str, &[&str], &[&str])] = &[
-    ("tensor core (wgmma)", &["HGMMA", "QGMMA", "IGMMA", "BGMMA"], &["wgmma.mma_async"]),
-    ("tensor core (mma.sync)", &["HMMA", "IMMA", "DMMA", "QMMA"], &["mma.sync"]),
-    ("TMA, bulk async copy", &["UTMA", "UBLKCP", "UBLKRED"], &["cp.async.bulk", "cp.reduce.async.bulk"]),
-    ("async copy (cp.async)", &["LDGSTS"], &["cp.async"]),
-    ("global load", &["LDG", "LD."], &["ld.global"]),
-    ("global store", &["STG", "ST."], &["st.global"]),
-    ("atomic", &["RED", "ATOM"], &["red.", "atom."]),
-    ("shared load (ldmatrix)", &["LDSM"], &["ldmatrix"]),
-    ("shared store (stmatrix)", &["STSM"], &["stmatrix"]),
-    ("shared load", &["LDS"], &["ld.shared"]),
-    ("shared store", &["STS"], &["st.shared"]),
-    ("local memory (spills)", &["LDL", "STL"], &["ld.local", "st.local"]),
-    ("special function", &["MUFU"], &["ex2.", "lg2.", "rcp.", "rsqrt.", "sqrt.", "sin.", "cos.", "tanh."]),
-    ("multiply-add, f32", &["FFMA"], &["fma.rn.f32"]),
-    (
-        "other f32",
-        &["FADD", "FMUL", "FMNMX", "FSEL", "FSET", "FCHK"],
-        &[
+/// An instruction class. An instruction belongs to the first class that has a prefix of its mnemonic.
+struct InstructionClass {
+    name: &'static str,
+    /// Prefixes of SASS mnemonics.
+    sass: &'static [&'static str],
+    /// Prefixes of PTX mnemonics.
+    ptx: &'static [&'static str],
+}
+
+const CLASSES: &[InstructionClass] = &[
+    InstructionClass {
+        name: "tensor core (wgmma)",
+        sass: &["HGMMA", "QGMMA", "IGMMA", "BGMMA"],
+        ptx: &["wgmma.mma_async"],
+    },
+    InstructionClass { name: "tensor core (mma.sync)", sass: &["HMMA", "IMMA", "DMMA", "QMMA"], ptx: &["mma.sync"] },
+    InstructionClass {
+        name: "TMA, bulk async copy",
+        sass: &["UTMA", "UBLKCP", "UBLKRED"],
+        ptx: &["cp.async.bulk", "cp.reduce.async.bulk"],
+    },
+    InstructionClass { name: "async copy (cp.async)", sass: &["LDGSTS"], ptx: &["cp.async"] },
+    InstructionClass { name: "global load", sass: &["LDG", "LD."], ptx: &["ld.global"] },
+    InstructionClass { name: "global store", sass: &["STG", "ST."], ptx: &["st.global"] },
+    InstructionClass { name: "atomic", sass: &["RED", "ATOM"], ptx: &["red.", "atom."] },
+    InstructionClass { name: "shared load (ldmatrix)", sass: &["LDSM"], ptx: &["ldmatrix"] },
+    InstructionClass { name: "shared store (stmatrix)", sass: &["STSM"], ptx: &["stmatrix"] },
+    InstructionClass { name: "shared load", sass: &["LDS"], ptx: &["ld.shared"] },
+    InstructionClass { name: "shared store", sass: &["STS"], ptx: &["st.shared"] },
+    InstructionClass { name: "local memory (spills)", sass: &["LDL", "STL"], ptx: &["ld.local", "st.local"] },
+    InstructionClass {
+        name: "special function",
+        sass: &["MUFU"],
+        ptx: &["ex2.", "lg2.", "rcp.", "rsqrt.", "sqrt.", "sin.", "cos.", "tanh."],
+    },
+    InstructionClass { name: "multiply-add, f32", sass: &["FFMA"], ptx: &["fma.rn.f32"] },
+    InstructionClass {
+        name: "other f32",
+        sass: &["FADD", "FMUL", "FMNMX", "FSEL", "FSET", "FCHK"],
+        ptx: &[
             "add.f32",
             "add.rn.f32",
             "sub.f32",
@@ -33,14 +53,26 @@ const CLASSES: &[(&str, &[&str], &[&str])] = &[
             "max.NaN.f32",
             "neg.f32",
         ],
-    ),
-    ("f16 and bf16", &["HADD", "HMUL", "HFMA", "HMNMX"], &["fma.rn.bf16", "fma.rn.f16", "add.bf16", "add.f16"]),
-    ("conversion", &["F2F", "F2I", "I2F"], &["cvt."]),
-    ("shuffle", &["SHFL"], &["shfl."]),
-    ("barrier", &["BAR", "SYNCS", "WARPSYNC"], &["bar.", "barrier.", "mbarrier."]),
-    ("wait", &["WARPGROUP", "LDGDEPBAR", "DEPBAR"], &["wgmma.", "fence.", "membar."]),
-    ("branch", &["BRA", "BRX", "EXIT", "BSSY", "BSYNC", "CALL", "RET"], &["bra", "ret"]),
-    ("nop", &["NOP"], &[]),
+    },
+    InstructionClass {
+        name: "f16 and bf16",
+        sass: &["HADD", "HMUL", "HFMA", "HMNMX"],
+        ptx: &["fma.rn.bf16", "fma.rn.f16", "add.bf16", "add.f16"],
+    },
+    InstructionClass { name: "conversion", sass: &["F2F", "F2I", "I2F"], ptx: &["cvt."] },
+    InstructionClass { name: "shuffle", sass: &["SHFL"], ptx: &["shfl."] },
+    InstructionClass { name: "barrier", sass: &["BAR", "SYNCS", "WARPSYNC"], ptx: &["bar.", "barrier.", "mbarrier."] },
+    InstructionClass {
+        name: "wait",
+        sass: &["WARPGROUP", "LDGDEPBAR", "DEPBAR"],
+        ptx: &["wgmma.", "fence.", "membar."],
+    },
+    InstructionClass {
+        name: "branch",
+        sass: &["BRA", "BRX", "EXIT", "BSSY", "BSYNC", "CALL", "RET"],
+        ptx: &["bra", "ret"],
+    },
+    InstructionClass { name: "nop", sass: &["NOP"], ptx: &[] },
 ];
 const OTHER: &str = "integers, addresses, predicates";
 
@@ -58,13 +90,13 @@ pub type Counts = BTreeMap<&'static str, usize>;
 
 /// Iterates over the classes in the order of the table.
 pub fn classes() -> impl Iterator<Item = &'static str> {
-    CLASSES.iter().map(|(name, _, _)| *name).chain([OTHER])
+    CLASSES.iter().map(|class| class.name).chain([OTHER])
 }
 
 impl Code {
     /// Parses the output of `nvdisasm -c`.
     pub fn from_sass(text: &str) -> Code {
-        let mut code = Reader::new(".L_", "BRA", |(_, machine, _)| machine);
+        let mut code = CodeBuilder::new(".L_", "BRA", |class| class.sass);
         for line in text.lines().map(str::trim) {
             if !code.label(line)
                 && let Some(statement) = machine_instruction(line)
@@ -77,7 +109,7 @@ impl Code {
 
     /// Parses PTX.
     pub fn from_ptx(text: &str) -> Code {
-        let mut code = Reader::new("$L_", "bra", |(_, _, ptx)| ptx);
+        let mut code = CodeBuilder::new("$L_", "bra", |class| class.ptx);
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with("//")) {
             if code.label(line) {
                 continue;
@@ -131,9 +163,8 @@ fn count(classes: &[&'static str]) -> Counts {
     counts
 }
 
-type Class = (&'static str, &'static [&'static str], &'static [&'static str]);
 /// Selects the SASS or the PTX mnemonics of a class.
-type Mnemonics = fn(&Class) -> &'static [&'static str];
+type Mnemonics = fn(&InstructionClass) -> &'static [&'static str];
 
 /// Extracts the instruction from `/*0010*/  @!P0 FADD R1, R2, R3 ;`. Encodings are comments on separate lines.
 fn machine_instruction(line: &str) -> Option<&str> {
@@ -143,7 +174,7 @@ fn machine_instruction(line: &str) -> Option<&str> {
 }
 
 /// Builds [`Code`] from labels and instructions in order.
-struct Reader {
+struct CodeBuilder {
     code: Code,
     labels: BTreeMap<String, usize>,
     /// Prefix of labels.
@@ -153,9 +184,9 @@ struct Reader {
     mnemonics: Mnemonics,
 }
 
-impl Reader {
-    fn new(label: &'static str, branch: &'static str, mnemonics: Mnemonics) -> Reader {
-        Reader { code: Code::default(), labels: BTreeMap::new(), label, branch, mnemonics }
+impl CodeBuilder {
+    fn new(label: &'static str, branch: &'static str, mnemonics: Mnemonics) -> CodeBuilder {
+        CodeBuilder { code: Code::default(), labels: BTreeMap::new(), label, branch, mnemonics }
     }
 
     /// Records a label. Returns whether the line is one.
@@ -190,8 +221,8 @@ impl Reader {
                 self.code.loops.push((first, place));
             }
         }
-        let fits = |class: &&Class| (self.mnemonics)(class).iter().any(|begin| mnemonic.starts_with(begin));
-        self.code.classes.push(CLASSES.iter().find(fits).map_or(OTHER, |(name, _, _)| name));
+        let fits = |class: &&InstructionClass| (self.mnemonics)(class).iter().any(|begin| mnemonic.starts_with(begin));
+        self.code.classes.push(CLASSES.iter().find(fits).map_or(OTHER, |class| class.name));
     }
 }
 

@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use tilewright::codegen::target::{Code as Artifacts, GpuArch};
+use tilewright::codegen::target::{Code as TargetCode, GpuArch};
 
 use self::assemble::{Assembled, assemble};
 use self::code::{Code, Counts, classes, mma_count};
@@ -91,7 +91,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
     let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel)).transpose()?;
     let mut subject = Subject::new(arguments, row.as_ref())?;
     let artifact = super::compile::compile_artifact(&subject.request)?;
-    let Artifacts::Ptx(ptx) = &artifact.code else {
+    let TargetCode::Ptx(ptx) = &artifact.code else {
         return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report this".to_string()));
     };
     let sheet = data_sheet(arguments.target, subject.main_type(), subject.precision());
@@ -195,7 +195,7 @@ impl Facts {
         const LOOPS: usize = 3;
         let (code, what) = self.code();
         let loops: Vec<Counts> = code.innermost_loops().into_iter().take(LOOPS).collect();
-        let mut columns = vec![Column::text("kind"), Column::integer("all")];
+        let mut columns = vec![Column::text("class").key("kind"), Column::integer("total").key("all")];
         columns.extend((1..=loops.len()).map(|n| Column::integer(&format!("loop {n}"))));
         let mut table =
             Table::new("instructions", &format!("{} {what}, in all and by innermost loop", code.len()), columns);

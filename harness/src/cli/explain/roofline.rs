@@ -23,30 +23,40 @@ pub struct Peaks {
     pub source: String,
 }
 
+/// Dense peak rates of a GPU, from its data sheet: FLOP/s by type of the operands, and bytes per second.
+struct DataSheet {
+    name: &'static str,
+    /// bf16 and f16.
+    half: f64,
+    tf32: f64,
+    f32: f64,
+    bytes: f64,
+}
+
 /// Returns the dense peak rates of a GPU of this architecture, from NVIDIA's data sheets (H200 SXM; A100 SXM 80 GB;
 /// A40; L40S).
 pub fn data_sheet(arch: GpuArch, dtype: DType, precision: &str) -> Peaks {
-    let (name, half, tf32, single, bytes) = match arch {
-        GpuArch::Sm80 => ("A100", 312e12, 156e12, 19.5e12, 2.039e12),
-        GpuArch::Sm86 => ("A40", 149.7e12, 74.8e12, 37.4e12, 0.696e12),
-        GpuArch::Sm89 => ("L40S", 362e12, 183e12, 91.6e12, 0.864e12),
-        GpuArch::Sm90a => ("H200", 989e12, 494e12, 67e12, 4.8e12),
+    let sheet = match arch {
+        GpuArch::Sm80 => DataSheet { name: "A100", half: 312e12, tf32: 156e12, f32: 19.5e12, bytes: 2.039e12 },
+        GpuArch::Sm86 => DataSheet { name: "A40", half: 149.7e12, tf32: 74.8e12, f32: 37.4e12, bytes: 0.696e12 },
+        GpuArch::Sm89 => DataSheet { name: "L40S", half: 362e12, tf32: 183e12, f32: 91.6e12, bytes: 0.864e12 },
+        GpuArch::Sm90a => DataSheet { name: "H200", half: 989e12, tf32: 494e12, f32: 67e12, bytes: 4.8e12 },
     };
     let flop = match (dtype.bytes(), precision) {
-        (..=2, _) => half,
-        (_, "tf32") => tf32,
+        (..=2, _) => sheet.half,
+        (_, "tf32") => sheet.tf32,
         // 3xTF32: three tf32 MMAs per f32 MMA.
-        (_, "tf32x3") => tf32 / 3.0,
-        _ => single,
+        (_, "tf32x3") => sheet.tf32 / 3.0,
+        _ => sheet.f32,
     };
-    Peaks { flop, bytes, source: format!("the data sheet of the {name}") }
+    Peaks { flop, bytes: sheet.bytes, source: format!("the data sheet of the {}", sheet.name) }
 }
 
 /// Counts the FLOPs of a launch, for kernels with matmuls: 2mnk for an m × k by k × n matmul.
 /// Attention has matmuls of queries × keys × head dimension, with half of the scores if causal: two in the forward
 /// kernel (S, O), four in the dK/dV kernel (S, dP, dV, dK), three in the dQ kernel (S, dP, dQ).
 pub fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]) -> Option<f64> {
-    let products = match def.name {
+    let matmuls = match def.name {
         "matmul" => {
             let size = |name: &str| extents.of_name(name).ok().flatten().map(|n| n as f64);
             return Some(2.0 * size("m")? * size("n")? * size("k")?);
@@ -60,7 +70,7 @@ pub fn flop(def: &KernelDef, extents: &Extents, constants: &[(&str, ConstValue)]
     let n_k = *extents.shape("k")?.get(2)?;
     let causal = constants.iter().any(|(name, value)| *name == "causal" && *value == ConstValue::Bool(true));
     let scores = [batch, heads, n_q, n_k].map(|n| n as f64).iter().product::<f64>();
-    Some(products * 2.0 * scores * d as f64 * if causal { 0.5 } else { 1.0 })
+    Some(matmuls * 2.0 * scores * d as f64 * if causal { 0.5 } else { 1.0 })
 }
 
 impl Work {

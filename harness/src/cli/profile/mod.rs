@@ -9,7 +9,7 @@ use candle_core::Device;
 use clap::Args;
 use tilewright::trace::{Options, Recording, Trace};
 
-use super::bench::rank_worlds::CommBackend;
+use super::bench::process_groups::CommBackend;
 use super::ranks::RankOptions;
 use super::step::{Step, StepOptions, Work};
 use super::{CliError, Result};

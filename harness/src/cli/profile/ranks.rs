@@ -6,7 +6,7 @@ use std::time::Instant;
 use tilewright::trace::{Recording, Trace, thread_number};
 
 use super::{Arguments, add_tables, described, options};
-use crate::cli::bench::rank_worlds::{CommBackend, comm_failure, for_each_world};
+use crate::cli::bench::process_groups::{CommBackend, comm_failure, for_each_process_group};
 use crate::cli::step::{Step, Work};
 use crate::cli::{CliError, Result};
 use crate::dist::comm::Communicator;
@@ -43,7 +43,7 @@ pub fn profile(arguments: &Arguments) -> Result<Option<RankReport>> {
     let device = arguments.step.device()?;
     let shared = Shared::default();
     let (backends, ranks) = ([arguments.backend.unwrap_or(CommBackend::Threads)], [arguments.ranks.unwrap_or(2)]);
-    let found = for_each_world(&device, &backends, &ranks, |comm| {
+    let found = for_each_process_group(&device, &backends, &ranks, |comm| {
         let comm = Arc::new(comm);
         // Abort the other ranks, so that they do not wait for this one.
         one_rank(arguments, &config, &comm, &shared).inspect_err(|error| comm.abort(&error.to_string()))

@@ -184,17 +184,17 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     needs.expect(&device).map_err(fail)?;
     let model = Transformer::new(&config, &device, options.seed).map_err(|error| fail(error.into()))?;
     let (folder, from) = (arguments.out.as_path(), checkpoint.as_ref());
-    let begun = Run::begin_with(RunSetup { model: &model, data: &data, options, folder, from, data_parallel, lock });
-    let mut run = begun.map_err(|error| match error.is_checkpoint_error() && arguments.resume {
+    let run = Run::begin_with(RunSetup { model: &model, data: &data, options, folder, from, data_parallel, lock });
+    let mut run = run.map_err(|error| match error.is_checkpoint_error() && arguments.resume {
         true => plan::unusable(&arguments.out, error),
         false => fail(error),
     })?;
     // The checkpoint may be large and is not needed any more.
     drop(checkpoint);
-    let begun = run.trainer().step();
-    if begun >= options.steps {
+    let completed = run.trainer().step();
+    if completed >= options.steps {
         return Err(CliError::usage(
-            format!("the run has completed {begun} of {} steps", options.steps),
+            format!("the run has completed {completed} of {} steps", options.steps),
             "give a larger total with --steps",
         ));
     }
@@ -212,7 +212,7 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     run.time_limit = arguments.steps.minutes;
     let stop = stop_on_signals(is_rank0)?;
     let uniform = (model.vocabulary() as f64).ln();
-    match begun {
+    match completed {
         0 => writeln!(out, "the loss of uniform predictions is ln({}) = {uniform:.3}", model.vocabulary())?,
         step => {
             let schedule = options.trainer.schedule;
@@ -222,11 +222,11 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
                 "resuming after step {step}, with a learning rate of {rate:.3e}; {end:.3e} in step {}",
                 options.steps
             )?;
-            say_best(&arguments.out, out)?;
+            print_best(&arguments.out, out)?;
         }
     }
     out.flush()?;
-    let mut progress = Progress::new(begun, options.steps, is_rank0);
+    let mut progress = Progress::new(completed, options.steps, is_rank0);
     let ending = run.train(&stop.asked, &mut progress);
     progress.finish();
     let ending = ending.map_err(fail)?;
@@ -237,9 +237,11 @@ fn train(arguments: &Arguments, device: Device, comm: Option<&Arc<Communicator>>
     for file in [CHECKPOINT, LOG, CURVE].iter().take(if drawn.is_ok() { 3 } else { 2 }) {
         writeln!(out, "wrote {}", arguments.out.join(file).display())?;
     }
-    say_best(&arguments.out, out)?;
+    print_best(&arguments.out, out)?;
     match ending {
-        Ending::Done => writeln!(out, "`tilewright generate {}` generates text from it", arguments.out.display())?,
+        Ending::Done => {
+            writeln!(out, "`tilewright generate {}` generates text from this checkpoint", arguments.out.display())?
+        }
         Ending::OutOfTime => writeln!(out, "time limit reached; --resume continues the run")?,
         Ending::Stopped => {
             // The signal may have reached another rank only.
@@ -273,10 +275,10 @@ impl Needs {
         let sequences = options.micro_batch.min(batch);
         let config = Config { context: options.context, ..config.clone() };
         // Among several ranks, gradients are kept in bf16 only if they are communicated in bf16 and nothing is sharded.
-        let like_one = data_parallel.is_none_or(|data_parallel| {
+        let grads_stay_bf16 = data_parallel.is_none_or(|data_parallel| {
             data_parallel.ddp.comm_dtype == Some(Dtype::Bf16) && data_parallel.shard.is_none()
         });
-        let micro_batches = batch.div_ceil(sequences.max(1)).max(if like_one { 1 } else { 2 });
+        let micro_batches = batch.div_ceil(sequences.max(1)).max(if grads_stay_bf16 { 1 } else { 2 });
         let mut step = config.step_bytes(sequences, micro_batches, StepKind::TrainStep);
         if data_parallel.is_some_and(|data_parallel| data_parallel.shard.is_some()) {
             step.moments /= world as f64;
@@ -306,15 +308,15 @@ impl Needs {
             format!("\n  {} of {} on the device are free now", gib(free as f64), gib(total as f64))
         });
         let StepBytes { weights, gradients, moments, activations } = self.step;
-        let mut less = Vec::new();
+        let mut remedies = Vec::new();
         if self.tokens > self.step.total() {
-            less.push("a smaller --batch".to_string());
+            remedies.push("a smaller --batch".to_string());
         }
         if self.sequences > 1 {
-            less.push(format!("--micro-batch {} (the batch size does not change)", self.sequences / 2));
+            remedies.push(format!("--micro-batch {} (the batch size does not change)", self.sequences / 2));
         }
-        less.extend(options_for_less(config));
-        less.extend(["a smaller --context", "a smaller model"].map(str::to_string));
+        remedies.extend(options_for_less(config));
+        remedies.extend(["a smaller --context", "a smaller model"].map(str::to_string));
         CliError::Failure(format!(
             "{}{}\n  a step needs at least {}: parameters {}, gradients {}, optimizer state {}, activations of \
              {} × {} tokens {}, and the tokens of the batch {}\n  help: use {}",
@@ -328,13 +330,13 @@ impl Needs {
             options.context,
             gib(activations),
             gib(self.tokens),
-            words(&less),
+            words(&remedies),
         ))
     }
 }
 
 /// Prints which of the folder's checkpoints has the lowest validation loss, if any has been evaluated.
-fn say_best(folder: &std::path::Path, out: &mut dyn Write) -> Result<()> {
+fn print_best(folder: &std::path::Path, out: &mut dyn Write) -> Result<()> {
     let Some(keep::BestCheckpoint { name, step, loss }) = keep::best(folder) else { return Ok(()) };
     writeln!(out, "the best checkpoint is {name}, of step {step}, with a validation loss of {loss:.3}")?;
     Ok(())
@@ -352,11 +354,11 @@ struct Stop {
 /// prints a message.
 fn stop_on_signals(is_rank0: bool) -> Result<Arc<Stop>> {
     let stop = Arc::new(Stop::default());
-    let heard = stop.clone();
+    let request = stop.clone();
     crate::cli::on_signals(move |meaning| match meaning {
         StopSignal::Stop(signal) => {
-            heard.signal.store(signal, Ordering::Relaxed);
-            heard.asked.store(true, Ordering::Release);
+            request.signal.store(signal, Ordering::Relaxed);
+            request.asked.store(true, Ordering::Release);
             if is_rank0 {
                 let name = signals::name(signal);
                 tilewright::terminal::print_stderr(format_args!(

@@ -151,12 +151,17 @@ fn resumed(arguments: &Arguments, mut checkpoint: Checkpoint) -> Result<Plan> {
 /// Returns the default options of a new run.
 fn defaults(arguments: &Arguments, sized: bool) -> RunOptions {
     let steps = arguments.steps.steps.unwrap_or(500);
-    let peak = arguments.rates.lr.unwrap_or(if sized { 6e-4 } else { 3e-3 });
+    let max_lr = arguments.rates.lr.unwrap_or(if sized { 6e-4 } else { 3e-3 });
     let batch = arguments.steps.batch.unwrap_or(16);
     RunOptions {
         trainer: TrainerOptions {
             adamw: AdamWOptions::default(),
-            schedule: LrSchedule { peak, floor: 0.1 * peak, warmup: (steps / 20).min(2000), total: steps },
+            schedule: LrSchedule {
+                max_lr,
+                min_lr: 0.1 * max_lr,
+                warmup_steps: (steps / 20).min(2000),
+                total_steps: steps,
+            },
             weight_decay: 0.1,
             decay_embeddings: false,
             clip: Some(1.0),
@@ -192,9 +197,9 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
     options.keep.best = keep_best.unwrap_or(options.keep.best);
     options.seed = seed.unwrap_or(options.seed);
     let trainer = &mut options.trainer;
-    trainer.schedule.peak = lr.unwrap_or(trainer.schedule.peak);
-    trainer.schedule.floor = min_lr.unwrap_or(trainer.schedule.floor);
-    trainer.schedule.warmup = warmup.unwrap_or(trainer.schedule.warmup);
+    trainer.schedule.max_lr = lr.unwrap_or(trainer.schedule.max_lr);
+    trainer.schedule.min_lr = min_lr.unwrap_or(trainer.schedule.min_lr);
+    trainer.schedule.warmup_steps = warmup.unwrap_or(trainer.schedule.warmup_steps);
     trainer.weight_decay = weight_decay.unwrap_or(trainer.weight_decay);
     trainer.decay_embeddings |= decay_embeddings;
     trainer.adamw.beta1 = beta1.unwrap_or(trainer.adamw.beta1);
@@ -211,21 +216,21 @@ fn options(arguments: &Arguments, base: &RunOptions) -> Result<RunOptions> {
 /// The number of steps changed, and `--schedule` does not resolve the ambiguity.
 fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, step: u64) -> Result<LrSchedule> {
     let (kept, steps) = (options.trainer.schedule, options.steps);
-    let extended = LrSchedule { total: steps, ..kept };
+    let extended = LrSchedule { total_steps: steps, ..kept };
     match arguments.rates.schedule {
         Some(SchedulePlan::Keep) => return Ok(kept),
         Some(SchedulePlan::Extend) => return Ok(extended),
         // Nothing changed, an earlier choice applies, the rate is constant, or no step is left.
-        None if steps == before.steps || kept.total == steps || kept.peak == kept.floor || steps <= step => {
+        None if steps == before.steps || kept.total_steps == steps || kept.max_lr == kept.min_lr || steps <= step => {
             return Ok(kept);
         }
         None => {}
     }
-    let (next, total, floor) = (step + 1, kept.total, kept.floor);
+    let (next, total, min_lr) = (step + 1, kept.total_steps, kept.min_lr);
     let (rate_kept, rate_extended) = (kept.rate(next), extended.rate(next));
     Err(CliError::usage(
         format!(
-            "the learning rate decays to {floor:.3e} until step {total}, but --steps is {steps} now: --schedule is \
+            "the learning rate decays to {min_lr:.3e} until step {total}, but --steps is {steps} now: --schedule is \
              required"
         ),
         format!(
@@ -241,7 +246,7 @@ fn schedule(arguments: &Arguments, before: &RunOptions, options: &RunOptions, st
 /// Checks the ranges of all options, including those from a checkpoint.
 fn check(options: &RunOptions) -> Result<()> {
     let AdamWOptions { beta1, beta2, eps } = options.trainer.adamw;
-    let LrSchedule { peak, floor, .. } = options.trainer.schedule;
+    let LrSchedule { max_lr, min_lr, .. } = options.trainer.schedule;
     let counts = [
         ("--steps", options.steps > 0),
         ("--batch", options.batch > 0),
@@ -272,7 +277,8 @@ fn check(options: &RunOptions) -> Result<()> {
             "expected a number above 0, or 0 to disable clipping",
         ));
     }
-    let rest = [("--lr", peak), ("--min-lr", floor), ("--eps", eps), ("--weight-decay", options.trainer.weight_decay)];
+    let rest =
+        [("--lr", max_lr), ("--min-lr", min_lr), ("--eps", eps), ("--weight-decay", options.trainer.weight_decay)];
     match rest.iter().find(|(_, value)| !positive(*value)) {
         Some((name, value)) => Err(CliError::usage(format!("{name} is {value}"), "expected a number of at least 0")),
         None => Ok(()),

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::train::Observer;
 use crate::train::log::StepLine;
 
-/// A progress bar on a terminal, else a line every [`PAUSE`].
+/// A progress bar on a terminal, else a line every [`LINE_INTERVAL`].
 pub struct Progress {
     bar: ProgressBar,
     lines: bool,
@@ -19,14 +19,14 @@ pub struct Progress {
 }
 
 /// Time between lines without a terminal.
-const PAUSE: Duration = Duration::from_secs(10);
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Progress {
-    /// Creates the progress of a run that has completed `begun` of `steps` steps. Only rank 0 shows a bar.
-    pub fn new(begun: u64, steps: u64, is_rank0: bool) -> Progress {
+    /// Creates the progress of a run that has completed `completed` of `steps` steps. Only rank 0 shows a bar.
+    pub fn new(completed: u64, steps: u64, is_rank0: bool) -> Progress {
         let terminal = is_rank0 && std::io::stderr().is_terminal();
         let target = if terminal { ProgressDrawTarget::stderr_with_hz(5) } else { ProgressDrawTarget::hidden() };
-        let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(begun);
+        let bar = ProgressBar::with_draw_target(Some(steps), target).with_position(completed);
         let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} {elapsed}<{eta}  {msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.reset_eta();
@@ -39,8 +39,12 @@ impl Progress {
 
     /// Formats the mean training loss and the latest validation loss.
     pub fn summary(&self) -> String {
-        let say = |loss: Option<f64>| loss.map_or("unknown".to_string(), |loss| format!("{loss:.3}"));
-        format!("training loss {} (mean of about 20 steps), validation loss {}", say(self.loss), say(self.validation))
+        let format_loss = |loss: Option<f64>| loss.map_or("unknown".to_string(), |loss| format!("{loss:.3}"));
+        format!(
+            "training loss {} (mean of about 20 steps), validation loss {}",
+            format_loss(self.loss),
+            format_loss(self.validation)
+        )
     }
 
     fn message(&self, line: &StepLine) -> String {
@@ -64,7 +68,7 @@ impl Observer for Progress {
     fn step(&mut self, line: &StepLine) {
         self.loss = Some(self.loss.map_or(line.loss, |mean| mean + (line.loss - mean) / 20.0));
         let message = self.message(line);
-        if self.lines && self.last_line.elapsed() >= PAUSE {
+        if self.lines && self.last_line.elapsed() >= LINE_INTERVAL {
             tilewright::terminal::print_stderr(format_args!("step {}: {message}", line.step));
             self.last_line = Instant::now();
         }

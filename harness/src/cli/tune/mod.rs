@@ -91,20 +91,20 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         let [problem] = &problems[..] else {
             return Err(CliError::usage("a worker tunes one kernel for one problem", "omit --worker"));
         };
-        let answer = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
-        writeln!(out, "{}", answer.line())?;
+        let result = worker::tune(problem, &open(arguments.device)?, arguments, log)?;
+        writeln!(out, "{}", result.line())?;
         out.flush()?;
         exit_without_cleanup();
     }
     arguments.outputs.check_with(&arguments.export)?;
     let device = open(arguments.device)?;
     let mut table = arguments.export.as_deref().map(|path| read_export(path, &device)).transpose()?;
-    let mut answers: Vec<TuneResult> = Vec::new();
+    let mut results: Vec<TuneResult> = Vec::new();
     let mut written = Vec::new();
     let mut failures = Vec::new();
     for problem in &problems {
         match arguments.tune_in_worker(problem) {
-            Ok(answer) => answers.push(answer),
+            Ok(result) => results.push(result),
             // Continue with the other problems.
             Err(error) if problems.len() > 1 && !is_stopped() => {
                 tilewright::terminal::print_stderr(&error);
@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
             Err(error) => return Err(error),
         }
         // Write and print each result immediately: the tuning may be interrupted during the next problem.
-        let last = &answers[answers.len() - 1];
+        let last = &results[results.len() - 1];
         if let (Some(table), Some(path)) = (&mut table, &arguments.export) {
             add(table, last.entry());
             crate::files::replace(path, |file| file.write_all(table.text().as_bytes()))
@@ -122,10 +122,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         }
         write!(out, "{}", report(std::slice::from_ref(last)).to_text())?;
         out.flush()?;
-        written = arguments.outputs.write_files(&arguments.outputs.with_machine(report(&answers)))?;
+        written = arguments.outputs.write_files(&arguments.outputs.with_machine(report(&results)))?;
     }
-    if answers.len() > 1 {
-        let all = Report::new("tune", "Tuning").table(chosen(&answers));
+    if results.len() > 1 {
+        let all = Report::new("tune", "Tuning").table(chosen(&results));
         write!(out, "\n{}", arguments.outputs.with_machine(all).to_text())?;
     }
     for path in written.iter().chain(&arguments.export) {
@@ -233,9 +233,9 @@ impl Arguments {
                     }
                     continue;
                 }
-                if let Some((rows, widths)) = worker::default_row_shapes(kernel) {
+                if let Some((rows, ds)) = worker::default_row_shapes(kernel) {
                     let rows = self.rows.unwrap_or(if gpu { rows } else { 512 });
-                    let shapes = or(&self.d, widths, &[256]).into_iter().map(|d| [rows, d]);
+                    let shapes = or(&self.d, ds, &[256]).into_iter().map(|d| [rows, d]);
                     problems.extend(shapes.map(|shape| Problem::rowwise(kernel, dtype, shape)));
                     continue;
                 }
@@ -275,7 +275,7 @@ impl Arguments {
             }
             command
         };
-        let watch = Watch { log: &log, limit: Duration::from_secs_f64(self.candidate_timeout), what: problem.title() };
+        let watch = Watch { log: &log, limit: Duration::from_secs_f64(self.candidate_timeout), title: problem.title() };
         let line = supervise(&start, &watch)?;
         TuneResult::parse(problem, &line)
     }
@@ -307,17 +307,17 @@ fn device_word(choice: Option<DeviceArg>, device: &tilewright::Device) -> String
 }
 
 /// Returns a table of the candidates of each problem, and one of the chosen configurations.
-fn report(answers: &[TuneResult]) -> Report {
+fn report(results: &[TuneResult]) -> Report {
     let mut report = Report::new("tune", "Tuning");
-    for answer in answers.iter().filter(|answer| !answer.candidates.is_empty()) {
+    for result in results.iter().filter(|result| !result.candidates.is_empty()) {
         let name = format!("candidates-{}", report.parts.len() + 1);
-        report = report.table(candidates(answer, &name));
+        report = report.table(candidates(result, &name));
     }
-    report.table(chosen(answers))
+    report.table(chosen(results))
 }
 
 /// Returns the table of chosen configurations, one row per problem.
-fn chosen(answers: &[TuneResult]) -> Table {
+fn chosen(results: &[TuneResult]) -> Table {
     let columns = [
         Column::text("kernel"),
         Column::text("problem"),
@@ -326,16 +326,16 @@ fn chosen(answers: &[TuneResult]) -> Table {
         Column::text("remark"),
     ];
     let mut table = Table::new("tuned", "Chosen configurations", columns);
-    for answer in answers {
-        let remark = match answer.candidates.is_empty() {
+    for result in results {
+        let remark = match result.candidates.is_empty() {
             true => "known before".to_string(),
-            false => format!("of {} candidates in {:.1} s", answer.candidates.len(), answer.seconds),
+            false => format!("of {} candidates in {:.1} s", result.candidates.len(), result.seconds),
         };
         table.push([
-            Cell::from(answer.kernel.as_str()),
-            Cell::from(answer.key.as_str()),
-            Cell::from(answer.config.as_str()),
-            Cell::from(answer.median_ms),
+            Cell::from(result.kernel.as_str()),
+            Cell::from(result.key.as_str()),
+            Cell::from(result.config.as_str()),
+            Cell::from(result.median_ms),
             Cell::from(remark),
         ]);
     }
@@ -343,15 +343,15 @@ fn chosen(answers: &[TuneResult]) -> Table {
 }
 
 /// Returns the table of all candidates of a problem.
-fn candidates(answer: &TuneResult, name: &str) -> Table {
+fn candidates(result: &TuneResult, name: &str) -> Table {
     let columns = [
         Column::text("candidate"),
         Column::number("median").unit("ms"),
         Column::integer("runs"),
         Column::text("dropped because"),
     ];
-    let mut table = Table::new(name, &answer.title, columns);
-    for candidate in &answer.candidates {
+    let mut table = Table::new(name, &result.title, columns);
+    for candidate in &result.candidates {
         let why = candidate.dropped.as_deref().map(|why| why.lines().next().unwrap_or_default());
         table.push([
             Cell::from(candidate.config.as_str()),

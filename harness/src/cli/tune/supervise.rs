@@ -20,7 +20,7 @@ pub struct Watch<'a> {
     /// Timeout of one run of a candidate.
     pub limit: Duration,
     /// Name of the problem, for messages.
-    pub what: String,
+    pub title: String,
 }
 
 /// Set by a signal that asks to stop.
@@ -41,7 +41,7 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| CliError::Failure(format!("cannot start a worker for {}: {error}", watch.what)))?;
+            .map_err(|error| CliError::Failure(format!("cannot start a worker for {}: {error}", watch.title)))?;
         // Read concurrently: the buffer of a pipe is small.
         let output = worker.stdout.take().map(|pipe| reader(pipe, false)).transpose();
         // With TILEWRIGHT_LOG, the worker's log is printed as it is written.
@@ -68,23 +68,20 @@ pub fn supervise(start: &dyn Fn() -> Command, watch: &Watch) -> Result<String> {
                 match Journal::running(&events) {
                     Some(config) => drop_candidate(watch, config, format!("it crashed the worker ({status})"))?,
                     // The worker has logged the candidate that made it fail.
-                    None if blames_a_candidate(&events[before.min(events.len())..]) => {}
+                    None if dropped_a_candidate(&events[before.min(events.len())..]) => {}
                     None => return Err(failure(watch, &messages, status)),
                 }
             }
             End::Hung(config) => {
-                let why = format!("it did not end within {:.0} s", watch.limit.as_secs_f64());
+                let why = format!("it timed out after {:.0} s", watch.limit.as_secs_f64());
                 drop_candidate(watch, &config, why)?;
             }
         }
     }
 }
 
-/// Starts a thread that reads to the end; with `pass_on`, it also prints each line to standard error.
-fn reader(
-    pipe: impl std::io::Read + Send + 'static,
-    pass_on: bool,
-) -> std::io::Result<std::thread::JoinHandle<String>> {
+/// Starts a thread that reads to the end; with `echo`, it also prints each line to standard error.
+fn reader(pipe: impl std::io::Read + Send + 'static, echo: bool) -> std::io::Result<std::thread::JoinHandle<String>> {
     std::thread::Builder::new().spawn(move || {
         let mut text = String::new();
         let mut lines = BufReader::new(pipe);
@@ -92,7 +89,7 @@ fn reader(
         // A read error ends the loop; the output before it is kept.
         while matches!(lines.read_until(b'\n', &mut line), Ok(1..)) {
             let read = String::from_utf8_lossy(&line);
-            if pass_on {
+            if echo {
                 terminal::print_stderr(read.trim_end_matches('\n'));
             }
             text.push_str(&read);
@@ -107,9 +104,9 @@ fn failure(watch: &Watch, messages: &str, status: ExitStatus) -> CliError {
         "" => CliError::Failure(format!(
             "{}: the worker exited without a message ({status})\n  help: the same command continues from the log; \
              TILEWRIGHT_LOG=info shows what the worker does",
-            watch.what
+            watch.title
         )),
-        text => CliError::Failure(format!("{}: {text}", watch.what)),
+        text => CliError::Failure(format!("{}: {text}", watch.title)),
     }
 }
 
@@ -119,8 +116,9 @@ pub fn is_stopped() -> bool {
 }
 
 /// Whether the last event drops a candidate that made the worker fail, so that a new worker can continue.
-fn blames_a_candidate(events: &[JournalEvent]) -> bool {
-    matches!(events.last(), Some(JournalEvent::Dropped { why, .. }) if why.contains("did not end within") || why.contains("CUDA_ERROR"))
+fn dropped_a_candidate(events: &[JournalEvent]) -> bool {
+    let failed = |why: &str| why.contains("timed out after") || why.contains("CUDA_ERROR");
+    matches!(events.last(), Some(JournalEvent::Dropped { why, .. }) if failed(why))
 }
 
 fn drop_candidate(watch: &Watch, config: &str, why: String) -> Result<()> {
@@ -145,7 +143,7 @@ fn wait(worker: &mut Child, watch: &Watch) -> Result<End> {
         }
         if STOPPED.load(Ordering::Relaxed) {
             stop(worker);
-            let message = format!("stopped while tuning {}: the same command continues from the log", watch.what);
+            let message = format!("stopped while tuning {}: the same command continues from the log", watch.title);
             return Err(CliError::Stopped(message));
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -185,7 +183,7 @@ mod tests {
             command.args(["-c", script]).env("LOG", &log);
             command
         };
-        let watch = Watch { log: &log, limit: Duration::from_millis(200), what: "a test".to_string() };
+        let watch = Watch { log: &log, limit: Duration::from_millis(200), title: "a test".to_string() };
         let outcome = supervise(&start, &watch);
         (outcome, Journal::read(&log))
     }
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_candidate_that_ends_the_worker_is_dropped_and_the_next_worker_goes_on() {
+    fn a_candidate_that_ends_the_worker_is_dropped_and_the_next_worker_continues() {
         let script = r#"grep -q dropped $LOG && echo progress && echo done && exit 0
             echo '{"start":"a"}' >> $LOG; kill -SEGV $$"#;
         let (outcome, events) = worker(script);
@@ -219,7 +217,7 @@ mod tests {
             echo '{"start":"slow"}' >> $LOG; exec sleep 60"#;
         let (outcome, events) = worker(script);
         assert_eq!(outcome.unwrap(), "done");
-        assert!(matches!(dropped(&events)[..], [("slow", why)] if why.contains("did not end within")), "{events:?}");
+        assert!(matches!(dropped(&events)[..], [("slow", why)] if why.contains("timed out after")), "{events:?}");
     }
 
     #[test]

@@ -26,31 +26,40 @@ type RowShapes = (usize, &'static [usize]);
 const TOKENS: RowShapes = (50_000, &[1024, 2048, 4096, 8192]);
 const LOGITS: RowShapes = (16_384, &[10_000, 50_257, 131_072]);
 
-/// Row-wise kernels: (name, op that launches it, default shapes on a GPU).
-const ROWS: [(&str, Op, RowShapes); 8] = [
-    ("cross_entropy_fwd", Op::CrossEntropy, LOGITS),
-    ("layer_norm_bwd", Op::LayerNormBackward, TOKENS),
-    ("layer_norm_fwd", Op::LayerNorm, TOKENS),
-    ("rms_norm_bwd", Op::RmsNormBackward, TOKENS),
-    ("rms_norm_fwd", Op::RmsNorm, TOKENS),
-    ("softmax_rows", Op::Softmax, TOKENS),
-    ("weighted_sum_bwd", Op::WeightedSumBackward, TOKENS),
-    ("weighted_sum_fwd", Op::WeightedSum, TOKENS),
+/// A row-wise kernel that can be tuned.
+#[derive(Clone, Copy)]
+struct RowwiseKernel {
+    name: &'static str,
+    /// The op that launches the kernel.
+    op: Op,
+    /// Default shapes on a GPU.
+    shapes: RowShapes,
+}
+
+const ROWWISE: [RowwiseKernel; 8] = [
+    RowwiseKernel { name: "cross_entropy_fwd", op: Op::CrossEntropy, shapes: LOGITS },
+    RowwiseKernel { name: "layer_norm_bwd", op: Op::LayerNormBackward, shapes: TOKENS },
+    RowwiseKernel { name: "layer_norm_fwd", op: Op::LayerNorm, shapes: TOKENS },
+    RowwiseKernel { name: "rms_norm_bwd", op: Op::RmsNormBackward, shapes: TOKENS },
+    RowwiseKernel { name: "rms_norm_fwd", op: Op::RmsNorm, shapes: TOKENS },
+    RowwiseKernel { name: "softmax_rows", op: Op::Softmax, shapes: TOKENS },
+    RowwiseKernel { name: "weighted_sum_bwd", op: Op::WeightedSumBackward, shapes: TOKENS },
+    RowwiseKernel { name: "weighted_sum_fwd", op: Op::WeightedSum, shapes: TOKENS },
 ];
 
 /// Iterates over all kernels that can be tuned.
 pub fn kernels() -> impl Iterator<Item = &'static str> {
-    ATTENTION.into_iter().chain([MATMUL]).chain(ROWS.map(|(name, ..)| name))
+    ATTENTION.into_iter().chain([MATMUL]).chain(ROWWISE.map(|kernel| kernel.name))
 }
 
 /// Returns the op that launches a row-wise kernel; `None` for other kernels.
 fn rowwise_op(kernel: &str) -> Option<Op> {
-    ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, op, _)| *op)
+    ROWWISE.iter().find(|rowwise| rowwise.name == kernel).map(|rowwise| rowwise.op)
 }
 
 /// Returns the default shapes of a row-wise kernel; `None` for other kernels.
 pub fn default_row_shapes(kernel: &str) -> Option<RowShapes> {
-    ROWS.iter().find(|(name, ..)| *name == kernel).map(|(_, _, shapes)| *shapes)
+    ROWWISE.iter().find(|rowwise| rowwise.name == kernel).map(|rowwise| rowwise.shapes)
 }
 
 /// A kernel, and the problem for which it is tuned.
@@ -303,10 +312,10 @@ impl TuneResult {
     /// # Errors
     /// The line is not the JSON of a result.
     pub fn parse(problem: &Problem, line: &str) -> Result<TuneResult> {
-        let answer: TuneResult = serde_json::from_str(line).map_err(|error| {
-            CliError::Failure(format!("internal error: a worker answered `{line}`: {error}; please report this"))
+        let result: TuneResult = serde_json::from_str(line).map_err(|error| {
+            CliError::Failure(format!("internal error: a worker printed `{line}`: {error}; please report this"))
         })?;
-        Ok(TuneResult { title: problem.title(), ..answer })
+        Ok(TuneResult { title: problem.title(), ..result })
     }
 }
 

@@ -27,7 +27,7 @@ use super::comm::handle::wait_all;
 use super::comm::{Call, Communicator, Dtype, Handle, Op, Reduce};
 use super::ddp::{Ddp, SyncStats};
 use super::error::{Error, Result};
-use crate::optim::{AdamW, AdamWOptions, ComputeWeights, Group, total_sum_of_squares};
+use crate::optim::{AdamW, AdamWOptions, ComputeWeights, ParamGroup, total_sum_of_squares};
 use partition::{Partition, assign_by_size, intersection, merge_adjacent, split_by_steps};
 
 /// Arguments of an optimizer step, as in [`AdamW::step`], without compute weights: refresh them afterwards.
@@ -36,7 +36,7 @@ pub struct StepArguments<'a> {
     pub values: ViewMut<'a, f32>,
     /// The flat gradient, of the same length.
     pub gradients: View<'a, f32>,
-    pub groups: &'a [Group],
+    pub groups: &'a [ParamGroup],
     /// Learning rate, before the factors of the groups.
     pub rate: f64,
     /// Factor on the gradient, from clipping and loss scaling.

@@ -6,7 +6,7 @@ use tilewright::kernels::rope::Direction;
 use tilewright::kernels::{self, FloatElement, TensorMut};
 
 use crate::ops::graph::{record1, record3};
-use crate::ops::memory::{Elem, OutputAlloc, Read, for_float_type, kernel_error};
+use crate::ops::memory::{Elem, OutputAlloc, Read, StridedColumns, for_float_type, kernel_error};
 use crate::ops::rope::Rope;
 use crate::profile::span;
 
@@ -29,7 +29,7 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
             let (q, k, v) = (Read::<T>::new(q)?, Read::<T>::new(k)?, Read::<T>::new(v)?);
             let (q, k, v, on) = (q.strided()?, k.strided()?, v.strided()?, q.device());
             let needed = kernel::forward_workspace::<T>(on, q.shape(), k.shape(), &options);
-            let mut workspace = scratch(device, needed)?;
+            let mut workspace = allocate_workspace(device, needed)?;
             let (target, lse) = (o.dense([batch, heads, n_q, d])?, lse.view()?);
             kernel::forward_into(on, q, k, v, target, lse, workspace.view()?, &options).map_err(kernel_error)?;
         }
@@ -42,7 +42,7 @@ pub fn flash_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
 }
 
 /// Allocates a workspace of at least one element, because drivers may refuse allocations of size 0.
-fn scratch(device: &candle_core::Device, len: usize) -> Result<OutputAlloc<f32>> {
+fn allocate_workspace(device: &candle_core::Device, len: usize) -> Result<OutputAlloc<f32>> {
     OutputAlloc::new(device, len.max(1))
 }
 
@@ -69,7 +69,7 @@ fn backward<T: Elem + FloatElement>(
         let [q, k, v, o, grad] = [Read::<T>::new(q)?, Read::new(k)?, Read::new(v)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(lse)?;
         let needed = kernel::backward_workspace::<T>(q.device(), q_shape, k_shape, options);
-        let mut workspace = scratch(device, needed)?;
+        let mut workspace = allocate_workspace(device, needed)?;
         let saved = Saved {
             q: q.strided()?,
             k: k.strided()?,
@@ -144,16 +144,53 @@ fn batch_and_length(qkv: &Tensor, layout: QkvLayout) -> Result<(usize, usize)> {
     Err(candle_core::Error::Msg(message))
 }
 
-/// `count` heads, starting at column `first` of a contiguous tensor [batch, n, columns], as [batch, count, n, d].
-fn heads_at<'a, T: Elem>(
-    packed: &'a Read<'_, T>,
-    [batch, n, columns]: [usize; 3],
+/// Some heads of a contiguous tensor [batch, n, columns]: `count` heads of `d` columns each, from column `first` on.
+#[derive(Clone, Copy)]
+struct PackedHeads {
+    batch: usize,
+    n: usize,
+    columns: usize,
     first: usize,
-    [count, d]: [usize; 2],
-) -> Result<kernels::Tensor<'a, T, 4>> {
-    let from_first = packed.view()?.slice(first..).map_err(kernel_error)?;
-    let strides = [n * columns, d, columns, 1].map(|s| s as i64);
-    kernels::Tensor::strided(from_first, [batch, count, n, d], strides).map_err(kernel_error)
+    count: usize,
+    d: usize,
+}
+
+impl PackedHeads {
+    fn shape(&self) -> [usize; 4] {
+        [self.batch, self.count, self.n, self.d]
+    }
+
+    fn strides(&self) -> [i64; 4] {
+        [self.n * self.columns, self.d, self.columns, 1].map(|s| s as i64)
+    }
+
+    /// The heads of `packed` as [batch, count, n, d].
+    fn of<'a, T: Elem>(&self, packed: &'a Read<'_, T>) -> Result<kernels::Tensor<'a, T, 4>> {
+        let from_first = packed.view()?.slice(self.first..).map_err(kernel_error)?;
+        kernels::Tensor::strided(from_first, self.shape(), self.strides()).map_err(kernel_error)
+    }
+
+    /// The columns of the heads, for their gradient.
+    fn strided_columns(&self) -> StridedColumns<4> {
+        let columns = self.first..self.first + self.count * self.d;
+        StridedColumns { shape: self.shape(), strides: self.strides(), columns }
+    }
+}
+
+/// The heads of queries, keys and values: queries and keys in the rotated tensor, values in the packed one.
+fn qkv_heads(layout: QkvLayout, batch: usize, n: usize) -> [PackedHeads; 3] {
+    let QkvLayout { heads, heads_kv, d } = layout;
+    let rotated_columns = layout.num_rotated_heads() * d;
+    let q = PackedHeads { batch, n, columns: rotated_columns, first: 0, count: heads, d };
+    let k = PackedHeads { first: heads * d, count: heads_kv, ..q };
+    let v = PackedHeads { columns: layout.columns(), first: rotated_columns, ..k };
+    [q, k, v]
+}
+
+/// The heads of O and of its gradient.
+fn o_heads(layout: QkvLayout, batch: usize, n: usize) -> PackedHeads {
+    let QkvLayout { heads, d, .. } = layout;
+    PackedHeads { batch, n, columns: heads * d, first: 0, count: heads, d }
 }
 
 /// Returns O as an allocation [batch, n, heads · d], and what backward needs.
@@ -179,16 +216,13 @@ pub(crate) fn packed_forward<T: Elem + FloatElement>(
     let rotated = rotated.into_tensor((batch, n, rotated_columns));
     {
         let source = Read::<T>::new(&rotated)?;
-        let sizes = [batch, n, rotated_columns];
-        let q = heads_at(&source, sizes, 0, [layout.heads, d])?;
-        let k = heads_at(&source, sizes, layout.heads * d, [layout.heads_kv, d])?;
-        let v = heads_at(&packed, [batch, n, columns], rotated_columns, [layout.heads_kv, d])?;
-        let q_columns = layout.heads * d;
-        let strides = [n * q_columns, d, q_columns, 1].map(|s| s as i64);
-        let target = TensorMut::strided(o.view()?, [batch, layout.heads, n, d], strides).map_err(kernel_error)?;
+        let [q, k, v] = qkv_heads(layout, batch, n);
+        let (q, k, v) = (q.of(&source)?, k.of(&source)?, v.of(&packed)?);
+        let o_heads = o_heads(layout, batch, n);
+        let target = TensorMut::strided(o.view()?, o_heads.shape(), o_heads.strides()).map_err(kernel_error)?;
         let options = options(true, None);
         let needed = kernel::forward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
-        let mut workspace = scratch(qkv.device(), needed)?;
+        let mut workspace = allocate_workspace(qkv.device(), needed)?;
         kernel::forward_into(packed.device(), q, k, v, target, lse.view()?, workspace.view()?, &options)
             .map_err(kernel_error)?;
     }
@@ -213,40 +247,30 @@ pub(crate) fn packed_backward<T: Elem + FloatElement>(
     let mut grad_qkv = OutputAlloc::<T>::new(qkv.device(), tokens * columns)?;
     let options = options(true, None);
     let packed = Read::<T>::new(qkv)?;
-    let shapes = [layout.heads, layout.heads_kv].map(|heads| [batch, heads, n, d]);
-    let needed = kernel::backward_workspace::<T>(packed.device(), shapes[0], shapes[1], &options);
-    let mut workspace = scratch(qkv.device(), needed)?;
+    let ([q, k, v], o_heads) = (qkv_heads(layout, batch, n), o_heads(layout, batch, n));
+    let needed = kernel::backward_workspace::<T>(packed.device(), q.shape(), k.shape(), &options);
+    let mut workspace = allocate_workspace(qkv.device(), needed)?;
     {
         let [rotated, o, grad] = [Read::<T>::new(&saved.rotated)?, Read::new(o)?, Read::new(grad)?];
         let lse = Read::<f32>::new(&saved.lse)?;
-        let (sizes, q_columns) = ([batch, n, rotated_columns], layout.heads * d);
         let saved = Saved {
-            q: heads_at(&rotated, sizes, 0, [layout.heads, d])?,
-            k: heads_at(&rotated, sizes, q_columns, [layout.heads_kv, d])?,
-            v: heads_at(&packed, [batch, n, columns], rotated_columns, [layout.heads_kv, d])?,
-            o: heads_at(&o, [batch, n, q_columns], 0, [layout.heads, d])?,
+            q: q.of(&rotated)?,
+            k: k.of(&rotated)?,
+            v: v.of(&packed)?,
+            o: o_heads.of(&o)?,
             lse: lse.view()?,
-            d_o: heads_at(&grad, [batch, n, q_columns], 0, [layout.heads, d])?,
+            d_o: o_heads.of(&grad)?,
         };
-        let part = |row: usize, count: usize, range: std::ops::Range<usize>| {
-            ([batch, count, n, d], [n * row, d, row, 1].map(|s| s as i64), range)
-        };
-        let [dq, dk] = grad_rotated.strided_columns(
-            [tokens, rotated_columns],
-            [
-                part(rotated_columns, layout.heads, 0..q_columns),
-                part(rotated_columns, layout.heads_kv, q_columns..rotated_columns),
-            ],
-        )?;
-        let [dv] =
-            grad_qkv.strided_columns([tokens, columns], [part(columns, layout.heads_kv, rotated_columns..columns)])?;
+        let [dq, dk] =
+            grad_rotated.strided_columns([tokens, rotated_columns], [q.strided_columns(), k.strided_columns()])?;
+        let [dv] = grad_qkv.strided_columns([tokens, columns], [v.strided_columns()])?;
         kernel::backward_into(packed.device(), saved, dq, dk, dv, workspace.view()?, &options).map_err(kernel_error)?;
     }
     let grad_rotated = grad_rotated.into_tensor((tokens, rotated_heads, d));
     let source = Read::<T>::new(&grad_rotated)?;
     let strides = [columns, d, 1].map(|s| s as i64);
-    let [target] =
-        grad_qkv.strided_columns([tokens, columns], [([tokens, rotated_heads, d], strides, 0..rotated_columns)])?;
+    let rotated = StridedColumns { shape: [tokens, rotated_heads, d], strides, columns: 0..rotated_columns };
+    let [target] = grad_qkv.strided_columns([tokens, columns], [rotated])?;
     rope.rotate_into(packed.device(), source.strided()?, n, target, Direction::Backward)?;
     Ok(grad_qkv.into_tensor((batch, n, columns)))
 }

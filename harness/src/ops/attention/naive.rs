@@ -13,10 +13,12 @@ pub fn naive_attention(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool, scale: 
     let _span = span("attention");
     let (n_q, n_k, d) = (q.dim(2)?, k.dim(2)?, q.dim(3)?);
     let scale = scale.unwrap_or(1.0 / (d as f64).sqrt());
+    let all = |len| TileRange { first: 0, len };
+    let mask = |scores: &Tensor| causal_mask(all(n_q), all(n_k), [n_q, n_k], scores);
     let scores = {
         let _span = span("scores");
         let scores = (batched_matmul(q, &k.t()?)?.to_dtype(score_type(q))? * scale)?;
-        if causal { scores.broadcast_add(&causal_mask((0, n_q), (0, n_k), [n_q, n_k], &scores)?)? } else { scores }
+        if causal { scores.broadcast_add(&mask(&scores)?)? } else { scores }
     };
     let weights = softmax(&scores)?.to_dtype(q.dtype())?;
     let o = {
@@ -46,20 +48,24 @@ pub(super) fn score_type(x: &Tensor) -> DType {
     if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// The additive causal mask for `rows` and `keys`, each given by its first index and its length: 0 where row i attends
-/// to key j, i + n_k ≥ j + n_q, and elsewhere a number that exp maps to 0. Created on the device: at 16384 rows it
-/// takes 1 GiB.
-pub(super) fn causal_mask(
-    (first_row, rows): (usize, usize),
-    (first_key, keys): (usize, usize),
-    [n_q, n_k]: [usize; 2],
-    like: &Tensor,
-) -> Result<Tensor> {
-    let places = |first: usize, n: usize| Tensor::arange(first as u32, (first + n) as u32, like.device());
-    let row_positions = places(first_row + n_k, rows)?.unsqueeze(1)?;
-    let key_positions = places(first_key + n_q, keys)?.unsqueeze(0)?;
-    let seen = row_positions.broadcast_ge(&key_positions)?.to_dtype(like.dtype())?;
-    seen.affine(1e30, -1e30)
+/// The rows of a tile of queries, or the keys of a tile of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TileRange {
+    pub first: usize,
+    pub len: usize,
+}
+
+/// The additive causal mask for these rows and keys: 0 where row i attends to key j, i + n_k ≥ j + n_q, and elsewhere a
+/// number that exp maps to 0. Created on the device: at 16384 rows it takes 1 GiB.
+pub(super) fn causal_mask(rows: TileRange, keys: TileRange, [n_q, n_k]: [usize; 2], like: &Tensor) -> Result<Tensor> {
+    let positions = |range: TileRange, offset: usize| {
+        let first = range.first + offset;
+        Tensor::arange(first as u32, (first + range.len) as u32, like.device())
+    };
+    let row_positions = positions(rows, n_k)?.unsqueeze(1)?;
+    let key_positions = positions(keys, n_q)?.unsqueeze(0)?;
+    let visible = row_positions.broadcast_ge(&key_positions)?.to_dtype(like.dtype())?;
+    visible.affine(1e30, -1e30)
 }
 
 /// Batched matmul a·b. Candle's CPU back end has no bf16 matmul: there the operands are widened to f32, which is exact,

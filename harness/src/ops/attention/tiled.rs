@@ -4,7 +4,7 @@
 
 use candle_core::{D, Result, Tensor};
 
-use super::naive::{batched_matmul, causal_mask, score_type, zero_masked_rows};
+use super::naive::{TileRange, batched_matmul, causal_mask, score_type, zero_masked_rows};
 use crate::ops::graph::record3;
 use crate::ops::memory::{OutputAlloc, for_float_type};
 use crate::profile::span;
@@ -24,7 +24,7 @@ impl Default for Tiling {
 
 /// Parameters of one attention, apart from its tensors.
 #[derive(Clone, Copy)]
-struct Plan {
+struct TiledAttention {
     tiling: Tiling,
     causal: bool,
     scale: f64,
@@ -32,8 +32,15 @@ struct Plan {
     n_k: usize,
 }
 
-/// A tile: first row and number of rows.
-type Rows = (usize, usize);
+/// Softmax of a tile of queries over the keys so far, without the division by the sum.
+struct OnlineSoftmax {
+    /// Maximum of each row.
+    row_max: Tensor,
+    /// Σ exp(score − maximum).
+    sum: Tensor,
+    /// Σ exp(score − maximum) · v.
+    values: Tensor,
+}
 
 /// Returns O = softmax(scale · Q Kᵀ) V for q [batch, heads, n_q, d], k and v [batch, heads, n_k, d], tile by tile.
 /// `causal` and `scale` are those of [`naive_attention`](super::naive_attention).
@@ -50,42 +57,45 @@ pub fn tiled_attention(
 ) -> Result<Tensor> {
     let _span = span("attention");
     if tiling.queries == 0 || tiling.keys == 0 {
-        return Err(candle_core::Error::Msg(
-            "expected tiles of attention with at least one row of queries and of keys".into(),
-        ));
+        return Err(candle_core::Error::Msg(format!(
+            "expected attention tiles of at least one query and one key, found {} and {}",
+            tiling.queries, tiling.keys
+        )));
     }
     let scale = scale.unwrap_or(1.0 / (q.dim(3)? as f64).sqrt());
-    let plan = Plan { tiling, causal, scale, n_q: q.dim(2)?, n_k: k.dim(2)? };
+    let attention = TiledAttention { tiling, causal, scale, n_q: q.dim(2)?, n_k: k.dim(2)? };
     let [q_off, k_off, v_off] = [q, k, v].map(Tensor::detach);
-    let (o, lse) = plan.forward(&q_off, &k_off, &v_off)?;
+    let (o, lse) = attention.forward(&q_off, &k_off, &v_off)?;
     for_float_type!(q.dtype(), "tiled_attention", T => {
         record3("tiled_attention", [q, k, v], OutputAlloc::<T>::copy_of(&o)?, q.shape(), move |[q, k, v], o, grad| {
             let [q, k, v, o] = [q, k, v, o].map(Tensor::detach);
-            Ok(plan.backward([&q, &k, &v, &o, grad], &lse)?.map(Some))
+            Ok(attention.backward([&q, &k, &v, &o, grad], &lse)?.map(Some))
         })
     })
 }
 
-impl Plan {
-    fn query_tiles(&self) -> impl Iterator<Item = Rows> + use<> {
+impl TiledAttention {
+    fn query_tiles(&self) -> impl Iterator<Item = TileRange> + use<> {
         tiles(self.n_q, self.tiling.queries)
     }
 
     /// The tiles of keys that at least one row of a tile of queries attends to.
-    fn key_tiles(&self, (first, rows): Rows) -> impl Iterator<Item = Rows> + use<> {
-        let seen =
-            if self.causal { (first + rows + self.n_k).saturating_sub(self.n_q).min(self.n_k) } else { self.n_k };
-        tiles(self.n_k, self.tiling.keys).take_while(move |(key, _)| *key < seen)
+    fn key_tiles(&self, rows: TileRange) -> impl Iterator<Item = TileRange> + use<> {
+        let visible = match self.causal {
+            true => (rows.first + rows.len + self.n_k).saturating_sub(self.n_q).min(self.n_k),
+            false => self.n_k,
+        };
+        tiles(self.n_k, self.tiling.keys).take_while(move |keys| keys.first < visible)
     }
 
     /// scale · Q Kᵀ of two tiles, masked.
-    fn scores(&self, q: &Tensor, k: &Tensor, (row, rows): Rows, (key, keys): Rows) -> Result<Tensor> {
+    fn scores(&self, q: &Tensor, k: &Tensor, rows: TileRange, keys: TileRange) -> Result<Tensor> {
         let scores = (batched_matmul(q, &k.t()?)?.to_dtype(score_type(q))? * self.scale)?;
         // Only tiles on the diagonal are masked: the first row attends to all keys of the others.
-        if !self.causal || row + self.n_k >= key + keys - 1 + self.n_q {
+        if !self.causal || rows.first + self.n_k >= keys.first + keys.len - 1 + self.n_q {
             return Ok(scores);
         }
-        let mask = causal_mask((row, rows), (key, keys), [self.n_q, self.n_k], &scores)?;
+        let mask = causal_mask(rows, keys, [self.n_q, self.n_k], &scores)?;
         scores.broadcast_add(&mask)
     }
 
@@ -94,32 +104,31 @@ impl Plan {
         let (mut outputs, mut sums) = (Vec::new(), Vec::new());
         for q_rows in self.query_tiles() {
             let q_tile = part(q, q_rows)?;
-            // (row maximum, sum of exp, Σ exp · v) over the keys so far.
-            let mut state: Option<(Tensor, Tensor, Tensor)> = None;
+            let mut state: Option<OnlineSoftmax> = None;
             for k_rows in self.key_tiles(q_rows) {
                 let scores = self.scores(&q_tile, &part(k, k_rows)?, q_rows, k_rows)?;
                 let tile_max = scores.max_keepdim(D::Minus1)?;
-                let largest = match &state {
+                let row_max = match &state {
                     None => tile_max,
-                    Some((before, ..)) => before.maximum(&tile_max)?,
+                    Some(before) => before.row_max.maximum(&tile_max)?,
                 };
-                let weights = scores.broadcast_sub(&largest)?.exp()?;
+                let weights = scores.broadcast_sub(&row_max)?.exp()?;
                 let values =
                     batched_matmul(&weights.to_dtype(v.dtype())?, &part(v, k_rows)?)?.to_dtype(weights.dtype())?;
                 let sum = weights.sum_keepdim(D::Minus1)?;
                 state = Some(match state {
-                    None => (largest, sum, values),
-                    Some((before, sum_before, values_before)) => {
-                        let shrink = (before - &largest)?.exp()?;
-                        let values = (values_before.broadcast_mul(&shrink)? + values)?;
-                        (largest, ((sum_before * shrink)? + sum)?, values)
+                    None => OnlineSoftmax { row_max, sum, values },
+                    Some(before) => {
+                        let rescale = (before.row_max - &row_max)?.exp()?;
+                        let values = (before.values.broadcast_mul(&rescale)? + values)?;
+                        OnlineSoftmax { row_max, sum: ((before.sum * rescale)? + sum)?, values }
                     }
                 });
             }
             match state {
-                Some((largest, sum, values)) => {
+                Some(OnlineSoftmax { row_max, sum, values }) => {
                     outputs.push(values.broadcast_div(&sum)?.to_dtype(q.dtype())?);
-                    sums.push((largest + sum.log()?)?);
+                    sums.push((row_max + sum.log()?)?);
                 }
                 // With fewer keys than queries the first rows attend to none.
                 None => {
@@ -163,7 +172,7 @@ impl Plan {
                     None => more,
                     Some(before) => (before + more)?,
                 });
-                let sums = &mut dkv_tiles[k_rows.0 / self.tiling.keys];
+                let sums = &mut dkv_tiles[k_rows.first / self.tiling.keys];
                 *sums = Some(match sums.take() {
                     None => [dk, dv],
                     Some([dk_before, dv_before]) => [(dk_before + dk)?, (dv_before + dv)?],
@@ -184,10 +193,10 @@ impl Plan {
     }
 }
 
-fn tiles(n: usize, tile: usize) -> impl Iterator<Item = Rows> {
-    (0..n).step_by(tile).map(move |first| (first, tile.min(n - first)))
+fn tiles(n: usize, tile: usize) -> impl Iterator<Item = TileRange> {
+    (0..n).step_by(tile).map(move |first| TileRange { first, len: tile.min(n - first) })
 }
 
-fn part(x: &Tensor, (first, rows): Rows) -> Result<Tensor> {
-    x.narrow(2, first, rows)?.contiguous()
+fn part(x: &Tensor, rows: TileRange) -> Result<Tensor> {
+    x.narrow(2, rows.first, rows.len)?.contiguous()
 }

@@ -46,7 +46,7 @@ fn json_row(table: &Table, row: &[Cell]) -> Value {
             Cell::Integer(n) => Value::from(*n),
             Cell::Number(x) | Cell::MeanStd(x, _) => number(*x),
             Cell::Empty => Value::Null,
-            Cell::NotApplicable | Cell::OutOfMemory => Value::from(column.show(cell)),
+            Cell::NotApplicable | Cell::OutOfMemory => Value::from(column.format(cell)),
         };
         object.insert(column.key.clone(), value);
         if let Some(std) = cell.deviation() {
@@ -130,7 +130,7 @@ pub fn csv(table: &Table) -> String {
     for row in &table.rows {
         let mut record = Vec::new();
         for ((column, cell), &std) in table.columns.iter().zip(row).zip(&with_std) {
-            record.push(cell.value().map_or_else(|| column.show(cell), |value| value.to_string()));
+            record.push(cell.value().map_or_else(|| column.format(cell), |value| value.to_string()));
             record.extend(std.then(|| cell.deviation().map(|std| std.to_string()).unwrap_or_default()));
         }
         records.push(record);

@@ -34,7 +34,7 @@ pub fn table(table: &Table) -> String {
 }
 
 fn show(column: &Column, cell: &Cell) -> String {
-    let shown = column.show(cell);
+    let shown = column.format(cell);
     match cell {
         Cell::Number(_) | Cell::MeanStd(..) | Cell::Integer(_) => number(&shown),
         Cell::Text(_) | Cell::Empty | Cell::NotApplicable | Cell::OutOfMemory => escaped(&shown),

@@ -25,7 +25,7 @@ pub fn table(table: &Table) -> String {
         line(table.columns.iter().map(|column| if column.numeric { "---:" } else { "---" }.to_string()).collect()),
     ];
     for row in &table.rows {
-        lines.push(line(table.columns.iter().zip(row).map(|(column, cell)| escaped(&column.show(cell))).collect()));
+        lines.push(line(table.columns.iter().zip(row).map(|(column, cell)| escaped(&column.format(cell))).collect()));
     }
     let notes: String = table.notes.iter().map(|note| format!("\n\n{note}")).collect();
     lines.join("\n") + &notes

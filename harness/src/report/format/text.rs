@@ -22,7 +22,7 @@ pub fn table(table: &Table) -> String {
     let mut builder = Builder::default();
     builder.push_record(table.columns.iter().map(super::super::Column::heading));
     for row in &table.rows {
-        builder.push_record(table.columns.iter().zip(row).map(|(column, cell)| column.show(cell)));
+        builder.push_record(table.columns.iter().zip(row).map(|(column, cell)| column.format(cell)));
     }
     let mut grid = builder.build();
     grid.with(Style::sharp());

@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_name = "TOKENS", value_delimiter = ',', default_value = "128")]
     contexts: Vec<usize>,
     /// Batch sizes: sequences per step
-    #[arg(long, value_name = "WINDOWS", value_delimiter = ',', default_value = "4")]
+    #[arg(long, value_name = "SEQUENCES", value_delimiter = ',', default_value = "4")]
     batches: Vec<usize>,
     /// Precisions of matmuls: f32, tf32x3, tf32, bf16 or f16
     #[arg(long, value_delimiter = ',', default_value = "f32")]

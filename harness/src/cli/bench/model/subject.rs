@@ -143,14 +143,14 @@ impl Subject {
     ) -> train::Result<Subject> {
         let model = param_cache.model(&case.config, device)?;
         let (inputs, targets) = random_batch(&case.config, case.batch, device)?;
-        model.params().keep_grads(train::gradient_dtype(model.params(), 1))?;
+        model.params().set_grad_dtype(train::gradient_dtype(model.params(), 1))?;
         let steps = match mode {
             Mode::Forward => Steps::Forward,
             Mode::ForwardBackward => Steps::ForwardBackward(cuda_graph.then(|| ModelGraphRunner::new(&model))),
             Mode::TrainStep => {
                 let trainer = Trainer::new(model.params(), options())?;
-                let whole = if cuda_graph { QueuedStep::new(&trainer) } else { QueuedStep::eager() };
-                Steps::Train(Box::new(trainer), whole)
+                let queued = if cuda_graph { QueuedStep::new(&trainer) } else { QueuedStep::eager() };
+                Steps::Train(Box::new(trainer), queued)
             }
         };
         Ok(Subject { model, inputs, targets, steps })
@@ -161,7 +161,7 @@ impl Subject {
         match &self.steps {
             Steps::Forward | Steps::ForwardBackward(None) => None,
             Steps::ForwardBackward(Some(graph)) => graph.fallback_reason(),
-            Steps::Train(_, whole) => whole.fallback_reason(),
+            Steps::Train(_, queued) => queued.fallback_reason(),
         }
     }
 
@@ -176,9 +176,9 @@ impl Subject {
                     None => drop(model.loss(inputs, targets)?.backward()?),
                 }
             }
-            Steps::Train(trainer, whole) => {
+            Steps::Train(trainer, queued) => {
                 let sequences = inputs.dim(0)?;
-                let (registered, result) = whole.queue(model, trainer, [inputs, targets], sequences)?.wait()?;
+                let (registered, result) = queued.queue(model, trainer, [inputs, targets], sequences)?.wait()?;
                 trainer.commit(registered, result.values())?;
             }
         }

@@ -20,16 +20,16 @@ pub enum CommBackend {
     Tcp,
 }
 
-/// Runs `f` on every rank of each world, for work on `device`: the world of the launcher, else one for every
-/// combination of backend and number of ranks. Returns the result of rank 0 of each world; on other ranks of a
-/// launcher, nothing.
+/// Runs `f` on every rank of each process group, for work on `device`: the group of the launcher, else one for every
+/// combination of backend and world size. Returns the result of rank 0 of each group; on other ranks of a launcher,
+/// nothing.
 ///
 /// # Errors
 /// The rendezvous fails, or `f` fails.
-pub fn for_each_world<R: Send>(
+pub fn for_each_process_group<R: Send>(
     device: &Device,
     backends: &[CommBackend],
-    ranks: &[u16],
+    world_sizes: &[u16],
     f: impl Fn(Communicator) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
     let environment = Environment::get().map_err(comm_failure)?;
@@ -39,7 +39,7 @@ pub fn for_each_world<R: Send>(
         let found = f(comm)?;
         return Ok(if is_rank0 { vec![found] } else { Vec::new() });
     }
-    if ranks.contains(&0) {
+    if world_sizes.contains(&0) {
         return Err(CliError::usage("--ranks has a world of 0 ranks", "numbers of ranks must be at least 1"));
     }
     if !device.is_cpu() {
@@ -50,8 +50,8 @@ pub fn for_each_world<R: Send>(
     }
     let mut all = Vec::new();
     for &backend in backends {
-        for &ranks in ranks {
-            all.push(world(backend, ranks.into(), environment.options, &f)?);
+        for &world in world_sizes {
+            all.push(run_group(backend, world.into(), environment.options, &f)?);
         }
     }
     Ok(all)
@@ -62,32 +62,31 @@ pub fn comm_failure(error: CommError) -> CliError {
     CliError::Failure(error.to_string())
 }
 
-fn world<R: Send>(
+fn run_group<R: Send>(
     backend: CommBackend,
-    ranks: usize,
+    world: usize,
     options: Options,
     f: &(impl Fn(Communicator) -> Result<R> + Sync),
 ) -> Result<R> {
     let ready = match backend {
-        CommBackend::Threads => threads::threads(ranks, options).map_err(comm_failure)?.into_iter().map(Some).collect(),
-        CommBackend::Tcp => (0..ranks).map(|_| None).collect::<Vec<_>>(),
+        CommBackend::Threads => threads::threads(world, options).map_err(comm_failure)?.into_iter().map(Some).collect(),
+        CommBackend::Tcp => (0..world).map(|_| None).collect::<Vec<_>>(),
     };
     let job = Job::generate("bench").map_err(comm_failure)?;
     let port = launch::free_port().map_err(|error| CliError::Failure(format!("no free port: {error}")))?;
     let rank = |rank, ready: Option<Communicator>| {
         let master = ("127.0.0.1".to_string(), port);
-        let rank_info =
-            RankInfo { rank, world: ranks, local_rank: rank, local_world: ranks, master, started_by: "bench" };
+        let rank_info = RankInfo { rank, world, local_rank: rank, local_world: world, master, started_by: "bench" };
         let comm = ready.map_or_else(|| rendezvous::connect(&rank_info, &job, options), Ok).map_err(comm_failure)?;
         f(comm)
     };
     // Ranks start when all have a thread, so that none waits for a rank whose thread could not be created.
-    let complete = RwLock::new(false);
+    let all_spawned = RwLock::new(false);
     std::thread::scope(|scope| {
-        let mut gate = complete.write().unwrap_or_else(PoisonError::into_inner);
+        let mut guard = all_spawned.write().unwrap_or_else(PoisonError::into_inner);
         let start = |(number, ready)| {
-            let (rank, complete) = (&rank, &complete);
-            let body = move || match *complete.read().unwrap_or_else(PoisonError::into_inner) {
+            let (rank, all_spawned) = (&rank, &all_spawned);
+            let body = move || match *all_spawned.read().unwrap_or_else(PoisonError::into_inner) {
                 true => rank(number, ready),
                 false => Err(CliError::Failure(format!("rank {number} did not start: another rank has no thread"))),
             };
@@ -95,8 +94,8 @@ fn world<R: Send>(
             thread.map_err(|error| CliError::Failure(format!("cannot start a thread for rank {number}: {error}")))
         };
         let running: Vec<_> = ready.into_iter().enumerate().map(start).collect::<Result<_>>()?;
-        *gate = true;
-        drop(gate);
+        *guard = true;
+        drop(guard);
         let panicked = |_| CliError::Failure("internal error: a rank panicked; please report this".into());
         let found: Result<Vec<R>> = running.into_iter().map(|rank| rank.join().map_err(panicked)?).collect();
         found.map(|mut all| all.swap_remove(0))
