@@ -161,7 +161,9 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     if let Some(reason) = fallback_reason {
         p.observer.note(&format!("warp specialization is requested but not applied: {reason}"));
     }
-    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
+    let mut notes = Vec::new();
+    p.pass("pipeline_loads", Stage::Async, |f| notes = pipeline_loads::run(f, arch, options));
+    notes.iter().for_each(|note| p.observer.note(note));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);

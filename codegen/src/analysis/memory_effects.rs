@@ -12,7 +12,7 @@ pub fn written_pointers(func: &Func) -> HashSet<Value> {
     for id in func.walk() {
         let data = func.op(id);
         match data.op {
-            Op::LocalStore | Op::AsyncCopy { .. } | Op::TmaLoad { .. } => {}
+            Op::LocalStore | Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. } => {}
             // May write through any pointer operand.
             Op::InlineAsm { pure: false, .. } => {
                 data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut written));

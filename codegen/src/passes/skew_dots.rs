@@ -115,7 +115,7 @@ fn outlives_iteration(func: &Func, region: BlockId, v: Value) -> bool {
         Op::LocalTrans { .. } => outlives_iteration(func, region, data.operands[0]),
         Op::LocalAlloc => data.operands.first().is_some_and(|&tile| {
             let load = func.def_op(tile).filter(|id| func.block(region).ops.contains(id));
-            load.is_some_and(|id| matches!(func.op(id).op, Op::LoadView { .. }))
+            load.is_some_and(|id| matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }))
         }),
         _ => false,
     }

@@ -105,7 +105,9 @@ impl Plan {
         let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps, blocks: 1, max_registers };
         let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
         for id in loops {
-            let candidates = find_candidates(func, id);
+            // The producer partition computes addresses by scalar arithmetic only.
+            let mut candidates = find_candidates(func, id).found;
+            candidates.retain(|c| matches!(func.op(c.load).op, Op::LoadView { .. }) && !c.indirect);
             if candidates.is_empty() {
                 continue;
             }

@@ -274,6 +274,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalSlot => shared::local_slot(cx),
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
+        Op::AsyncLoad { vector } => shared::async_load(cx, *vector),
         Op::AsyncCommit
         | Op::AsyncWait { pending: _ }
         | Op::FenceAsyncShared

@@ -78,6 +78,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::LocalSlot
         | Op::LocalTrans { .. }
         | Op::AsyncCopy { .. }
+        | Op::AsyncLoad { .. }
         | Op::AsyncCommit
         | Op::AsyncWait { .. }
         | Op::MmaSync { .. }

@@ -288,6 +288,7 @@ impl<'f> Assignments<'f> {
             | Op::LocalSlot
             | Op::LocalTrans { .. }
             | Op::AsyncCopy { .. }
+            | Op::AsyncLoad { .. }
             | Op::AsyncCommit
             | Op::AsyncWait { .. }
             | Op::MmaSync { .. }
