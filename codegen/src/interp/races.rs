@@ -1,20 +1,25 @@
 //! Data-race detection between programs, by vector clocks (happens-before).
 //!
-//! Two accesses to a byte by different programs conflict if one of them writes and not both are atomic. They race
-//! unless one happens before the other. Only `atomic_cas` orders programs: it releases the accesses of its program, and
-//! acquires those that other programs have released by an `atomic_cas` on the same address. Accesses of one program are
-//! in program order.
+//! Two accesses to a byte by different programs conflict unless both are reads or both are atomic. They race unless one
+//! happens before the other. Only `atomic_cas` orders programs: it releases the accesses of its program, and acquires
+//! those that other programs have released by an `atomic_cas` on the same address. Accesses of one program are in
+//! program order.
 //!
-//! Of the programs that have read a byte since its last write, only the first and the latest other one are recorded, so
-//! a race with a third reader can be missed.
+//! For each byte, shadow memory has the last write, and the reads and the atomics since (as in FastTrack, Flanagan and
+//! Freund 2009, which treats atomics as synchronization). Of these, an access is dropped that happens before a later
+//! one of its kind: whatever is ordered after the later one is ordered after it too. What remains is at most one access
+//! of each kind and program, usually one in all, and each of them is compared with the next conflicting access. So every
+//! race of an execution is reported, up to the first one.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum AccessKind {
-    Plain,
+    Read,
+    /// An atomic, which reads and writes.
     Atomic,
+    Write,
 }
 
 /// An access: the program, and the time on its clock.
@@ -26,14 +31,45 @@ struct Event {
 
 const NO_EVENT: Event = Event { program: u32::MAX, time: 0 };
 
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// The accesses of a byte that later ones may race with.
+#[derive(Clone, Debug, PartialEq)]
 struct ShadowByte {
     writer: Event,
-    kind: AccessKind,
-    readers: [Event; 2],
+    /// The latest read and the latest atomic since the last write.
+    latest: [Event; 2],
+    /// Earlier reads and atomics that did not happen before the next one of their kind: by program, the time, or 0.
+    earlier: Option<Box<[Vec<u32>; 2]>>,
 }
 
-const NO_ACCESS: ShadowByte = ShadowByte { writer: NO_EVENT, kind: AccessKind::Plain, readers: [NO_EVENT; 2] };
+const NO_ACCESS: ShadowByte = ShadowByte { writer: NO_EVENT, latest: [NO_EVENT; 2], earlier: None };
+const READ: usize = AccessKind::Read as usize;
+const ATOMIC: usize = AccessKind::Atomic as usize;
+
+impl ShadowByte {
+    /// An access of this kind since the last write, [`READ`] or [`ATOMIC`], that did not happen before the present.
+    fn unordered(&self, kind: usize, happens_before: impl Fn(Event) -> bool) -> Option<Event> {
+        if !happens_before(self.latest[kind]) {
+            return Some(self.latest[kind]);
+        }
+        let times = self.earlier.as_ref()?[kind].iter().zip(0..);
+        let mut earlier = times.filter(|&(&time, _)| time > 0).map(|(&time, program)| Event { program, time });
+        earlier.find(|&event| !happens_before(event))
+    }
+
+    fn record(&mut self, kind: AccessKind, now: Event, happens_before: impl Fn(Event) -> bool) {
+        if kind == AccessKind::Write {
+            *self = ShadowByte { writer: now, ..NO_ACCESS };
+            return;
+        }
+        let last = std::mem::replace(&mut self.latest[kind as usize], now);
+        if !happens_before(last) {
+            let times = &mut self.earlier.get_or_insert_default()[kind as usize];
+            let program = last.program as usize;
+            times.resize(times.len().max(program + 1), 0);
+            times[program] = last.time;
+        }
+    }
+}
 
 /// State of the detector for one launch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -89,39 +125,133 @@ impl RaceDetector {
         size: usize,
         bytes: Range<usize>,
         kind: AccessKind,
-        writes: bool,
     ) -> Result<(), String> {
         if self.clocks.is_empty() {
             return Ok(());
         }
-        if self.shadow[buffer].is_empty() {
-            self.shadow[buffer] = vec![NO_ACCESS; size];
+        let mut shadow = std::mem::take(&mut self.shadow[buffer]);
+        if shadow.is_empty() {
+            shadow = vec![NO_ACCESS; size];
         }
         let now = Event { program: self.program, time: self.time() };
-        for i in bytes {
-            let t = self.shadow[buffer][i];
-            let both_atomic = kind == AccessKind::Atomic && t.kind == AccessKind::Atomic;
-            let conflict = match () {
-                () if !both_atomic && !self.happens_before(t.writer) => Some((t.writer, "wrote")),
-                () if writes => t.readers.into_iter().find(|&r| !self.happens_before(r)).map(|r| (r, "read")),
-                () => None,
-            };
-            if let Some((other, did)) = conflict {
-                let does = if writes { "writes" } else { "reads" };
-                return Err(format!(
+        let result = bytes.into_iter().try_for_each(|i| {
+            let conflict = self.conflict(&shadow[i], kind);
+            shadow[i].record(kind, now, |event| self.happens_before(event));
+            conflict.map_or(Ok(()), |(other, did)| {
+                let does = match kind {
+                    AccessKind::Read => "reads",
+                    AccessKind::Atomic => "atomically changes",
+                    AccessKind::Write => "writes",
+                };
+                Err(format!(
                     "data race: program {} {does} byte {i} of buffer {buffer}, which program {} {did}: \
                      nothing orders the two (only `atomic_cas` does)",
                     self.program, other.program
-                ));
+                ))
+            })
+        });
+        self.shadow[buffer] = shadow;
+        result
+    }
+
+    /// An earlier access of a byte that races with one of this kind by the running program, and what it did.
+    fn conflict(&self, byte: &ShadowByte, kind: AccessKind) -> Option<(Event, &'static str)> {
+        let unordered = |kind, did| Some((byte.unordered(kind, |event| self.happens_before(event))?, did));
+        if !self.happens_before(byte.writer) {
+            return Some((byte.writer, "wrote"));
+        }
+        match kind {
+            AccessKind::Read => unordered(ATOMIC, "atomically changed"),
+            AccessKind::Atomic => unordered(READ, "read"),
+            AccessKind::Write => unordered(ATOMIC, "atomically changed").or_else(|| unordered(READ, "read")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WRITER: u32 = 3;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Access(AccessKind),
+        /// An `atomic_cas` at this address, which orders programs.
+        Synchronize(u64),
+    }
+
+    /// Applies steps of programs on one byte; returns the index of the first that races, and the message.
+    fn first_race(steps: &[(u32, Step)]) -> Option<(usize, String)> {
+        let mut detector = RaceDetector::new(WRITER as usize + 1, 1);
+        steps.iter().enumerate().find_map(|(i, &(program, step))| {
+            detector.program = program;
+            match step {
+                Step::Access(kind) => detector.record_access(0, 1, 0..1, kind).err().map(|message| (i, message)),
+                Step::Synchronize(address) => {
+                    detector.acquire_release(address);
+                    None
+                }
             }
-            let t = &mut self.shadow[buffer][i];
-            if writes {
-                *t = ShadowByte { writer: now, kind, readers: [NO_EVENT; 2] };
-            } else {
-                let slot = usize::from(t.readers[0] != NO_EVENT && t.readers[0].program != now.program);
-                t.readers[slot] = now;
+        })
+    }
+
+    /// Same as [`first_race`], from all pairs of accesses: a step happens before another one if it reaches it by steps
+    /// from one to a later one of the same program, or to a later one that synchronizes at the same address.
+    fn expected(steps: &[(u32, Step)]) -> Option<usize> {
+        let mut before = vec![Vec::new(); steps.len()];
+        for (b, &(program, step)) in steps.iter().enumerate() {
+            let mut reached = vec![false; b];
+            for (a, &(earlier, other)) in steps[..b].iter().enumerate() {
+                let at = |step| if let Step::Synchronize(address) = step { Some(address) } else { None };
+                if earlier == program || (at(step).is_some() && at(step) == at(other)) {
+                    reached[a] = true;
+                    before[a].iter().zip(&mut reached).for_each(|(&via, to)| *to |= via);
+                }
+            }
+            let conflict = |a: usize| match (steps[a].1, step) {
+                (Step::Access(a), Step::Access(b)) => a != b || a == AccessKind::Write,
+                _ => false,
+            };
+            if (0..b).any(|a| conflict(a) && !reached[a]) {
+                return Some(b);
+            }
+            before[b] = reached;
+        }
+        None
+    }
+
+    /// Of three reads, or atomics, the write is ordered after the first and the last.
+    #[test]
+    fn the_middle_one_of_three_accesses_races_with_a_write() {
+        for (kind, did) in [(AccessKind::Read, "read"), (AccessKind::Atomic, "atomically changed")] {
+            for ordered in [[0, 2], [0, 1], [1, 2]] {
+                let mut steps: Vec<_> = [0, 1, 2].map(|program| (program, Step::Access(kind))).into();
+                steps.extend(ordered.map(|program| (program, Step::Synchronize(8))));
+                steps.extend([(WRITER, Step::Synchronize(8)), (WRITER, Step::Access(AccessKind::Write))]);
+                let (at, message) = first_race(&steps).expect("a race");
+                let other = 3 - ordered.iter().sum::<u32>();
+                let expected = format!("program 3 writes byte 0 of buffer 0, which program {other} {did}: ");
+                assert!(at == 6 && message.contains(&expected), "{at}: {message}");
+                steps.insert(3, (other, Step::Synchronize(8)));
+                assert_eq!(first_race(&steps), None);
             }
         }
-        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn exactly_the_unordered_conflicts_are_races(
+            steps in prop::collection::vec((0..=WRITER, prop_oneof![
+                3 => Just(Step::Access(AccessKind::Read)),
+                2 => Just(Step::Access(AccessKind::Atomic)),
+                1 => Just(Step::Access(AccessKind::Write)),
+                6 => (0..2_u64).prop_map(Step::Synchronize),
+            ]), 0..24),
+        ) {
+            prop_assert_eq!(first_race(&steps).map(|(at, _)| at), expected(&steps));
+        }
     }
 }
