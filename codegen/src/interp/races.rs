@@ -29,7 +29,22 @@ struct Event {
     time: u32,
 }
 
-const NO_EVENT: Event = Event { program: u32::MAX, time: 0 };
+/// Before all others.
+const NO_EVENT: Event = Event { program: 0, time: 0 };
+
+/// The present of the running program: its next access, and the last times of other programs that happen before it.
+struct Now<'a> {
+    event: Event,
+    known: &'a [u32],
+}
+
+impl Now<'_> {
+    fn is_after(&self, event: Event) -> bool {
+        event.time == 0
+            || event.program == self.event.program
+            || self.known.get(event.program as usize).is_some_and(|&last| last >= event.time)
+    }
+}
 
 /// The accesses of a byte that later ones may race with.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,28 +61,37 @@ const READ: usize = AccessKind::Read as usize;
 const ATOMIC: usize = AccessKind::Atomic as usize;
 
 impl ShadowByte {
-    /// An access of this kind since the last write, [`READ`] or [`ATOMIC`], that did not happen before the present.
-    fn unordered(&self, kind: usize, happens_before: impl Fn(Event) -> bool) -> Option<Event> {
-        if !happens_before(self.latest[kind]) {
-            return Some(self.latest[kind]);
-        }
-        let times = self.earlier.as_ref()?[kind].iter().zip(0..);
-        let mut earlier = times.filter(|&(&time, _)| time > 0).map(|(&time, program)| Event { program, time });
-        earlier.find(|&event| !happens_before(event))
-    }
-
-    fn record(&mut self, kind: AccessKind, now: Event, happens_before: impl Fn(Event) -> bool) {
+    /// Records an access; returns an earlier one that races with it, and what that one did.
+    fn record(&mut self, kind: AccessKind, now: &Now) -> Option<(Event, &'static str)> {
+        let conflict = match kind {
+            _ if !now.is_after(self.writer) => Some((self.writer, "wrote")),
+            AccessKind::Read => self.unordered(ATOMIC, now),
+            AccessKind::Atomic => self.unordered(READ, now),
+            AccessKind::Write => self.unordered(READ, now).or_else(|| self.unordered(ATOMIC, now)),
+        };
         if kind == AccessKind::Write {
-            *self = ShadowByte { writer: now, ..NO_ACCESS };
-            return;
+            *self = ShadowByte { writer: now.event, ..NO_ACCESS };
+            return conflict;
         }
-        let last = std::mem::replace(&mut self.latest[kind as usize], now);
-        if !happens_before(last) {
+        let last = std::mem::replace(&mut self.latest[kind as usize], now.event);
+        if !now.is_after(last) {
             let times = &mut self.earlier.get_or_insert_default()[kind as usize];
             let program = last.program as usize;
             times.resize(times.len().max(program + 1), 0);
             times[program] = last.time;
         }
+        conflict
+    }
+
+    /// An access of this kind since the last write, [`READ`] or [`ATOMIC`], that is not ordered before the present.
+    fn unordered(&self, kind: usize, now: &Now) -> Option<(Event, &'static str)> {
+        let did = if kind == READ { "read" } else { "atomically changed" };
+        if !now.is_after(self.latest[kind]) {
+            return Some((self.latest[kind], did));
+        }
+        let times = self.earlier.as_ref()?[kind].iter().zip(0..);
+        let mut earlier = times.map(|(&time, program)| Event { program, time });
+        earlier.find(|&event| !now.is_after(event)).map(|event| (event, did))
     }
 }
 
@@ -93,12 +117,6 @@ impl RaceDetector {
     /// Time of the running program: its number of releases so far, plus 1.
     fn time(&self) -> u32 {
         self.clocks[self.program as usize].get(self.program as usize).map_or(1, |&time| time.max(1))
-    }
-
-    fn happens_before(&self, event: Event) -> bool {
-        event == NO_EVENT
-            || event.program == self.program
-            || self.clocks[self.program as usize].get(event.program as usize).is_some_and(|&last| last >= event.time)
     }
 
     pub fn acquire_release(&mut self, address: u64) {
@@ -129,42 +147,27 @@ impl RaceDetector {
         if self.clocks.is_empty() {
             return Ok(());
         }
-        let mut shadow = std::mem::take(&mut self.shadow[buffer]);
+        let own = self.program as usize;
+        let now = Now { event: Event { program: self.program, time: self.time() }, known: &self.clocks[own] };
+        let shadow = &mut self.shadow[buffer];
         if shadow.is_empty() {
-            shadow = vec![NO_ACCESS; size];
+            *shadow = vec![NO_ACCESS; size];
         }
-        let now = Event { program: self.program, time: self.time() };
-        let result = bytes.into_iter().try_for_each(|i| {
-            let conflict = self.conflict(&shadow[i], kind);
-            shadow[i].record(kind, now, |event| self.happens_before(event));
-            conflict.map_or(Ok(()), |(other, did)| {
+        for i in bytes {
+            if let Some((other, did)) = shadow[i].record(kind, &now) {
                 let does = match kind {
                     AccessKind::Read => "reads",
                     AccessKind::Atomic => "atomically changes",
                     AccessKind::Write => "writes",
                 };
-                Err(format!(
+                return Err(format!(
                     "data race: program {} {does} byte {i} of buffer {buffer}, which program {} {did}: \
                      nothing orders the two (only `atomic_cas` does)",
                     self.program, other.program
-                ))
-            })
-        });
-        self.shadow[buffer] = shadow;
-        result
-    }
-
-    /// An earlier access of a byte that races with one of this kind by the running program, and what it did.
-    fn conflict(&self, byte: &ShadowByte, kind: AccessKind) -> Option<(Event, &'static str)> {
-        let unordered = |kind, did| Some((byte.unordered(kind, |event| self.happens_before(event))?, did));
-        if !self.happens_before(byte.writer) {
-            return Some((byte.writer, "wrote"));
+                ));
+            }
         }
-        match kind {
-            AccessKind::Read => unordered(ATOMIC, "atomically changed"),
-            AccessKind::Atomic => unordered(READ, "read"),
-            AccessKind::Write => unordered(ATOMIC, "atomically changed").or_else(|| unordered(READ, "read")),
-        }
+        Ok(())
     }
 }
 
