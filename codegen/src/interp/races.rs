@@ -7,9 +7,9 @@
 //!
 //! For each byte, shadow memory has the last write, and the reads and the atomics since (as in FastTrack, Flanagan and
 //! Freund 2009, which treats atomics as synchronization). Of these, an access is dropped that happens before a later
-//! one of its kind: whatever is ordered after the later one is ordered after it too. What remains is at most one access
-//! of each kind and program, usually one in all, and each of them is compared with the next conflicting access. So every
-//! race of an execution is reported, up to the first one.
+//! one of its kind: whatever is ordered after the later one is ordered after it too. Besides the latest one, at most
+//! one access of each kind and program remains, usually none, and all of them are compared with a conflicting access.
+//! So every race of an execution is reported, up to the first one.
 
 use std::collections::HashMap;
 use std::ops::Range;
