@@ -12,7 +12,10 @@
 //! | `NVTX_INJECTION64_PATH` | a file | the library that receives ranges; NVIDIA's tools set it for the programs that they run |
 //!
 //! An empty value counts as unset. An invalid value is an error that names the variable, the value and what is
-//! expected. Directories and files are checked when they are used.
+//! expected. Directories and files are checked when they are used. Other variables that begin with `TILEWRIGHT_` are
+//! a warning, unless another part of the project reads them ([`names`]).
+
+pub mod names;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -76,7 +79,13 @@ impl Env {
     /// Names the variable with an invalid value, and what it accepts.
     pub fn get() -> Result<&'static Env> {
         static ENV: OnceLock<Result<Env>> = OnceLock::new();
-        ENV.get_or_init(|| Env::parse(|name| std::env::var_os(name))).as_ref().map_err(Clone::clone)
+        let read = || {
+            if let Some(warning) = names::warning(std::env::vars_os()) {
+                tracing::warn!("{warning}");
+            }
+            Env::parse(|name| std::env::var_os(name))
+        };
+        ENV.get_or_init(read).as_ref().map_err(Clone::clone)
     }
 
     /// Whether `TILEWRIGHT_DUMP` requests `stage` of `kernel`.

@@ -1,7 +1,10 @@
 //! Names, comments, messages and pages of the tree have none of the words in [`tests/words.txt`](../words.txt), for
-//! which the field has other terms.
+//! which the field has other terms; and environment variables are spelled as programs read them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+
+use tilewright::env::names;
 
 /// A line of the list.
 struct Banned {
@@ -117,6 +120,30 @@ fn files_use_the_terms_of_the_field() {
         }
     }
     assert!(faults.is_empty(), "{} places (tests/words.txt lists the words):\n{}", faults.len(), faults.join("\n"));
+}
+
+/// A program warns about variables that [`names`] lacks, so the list has every variable that a file mentions, and
+/// no other.
+#[test]
+fn every_environment_variable_is_known() {
+    let mut paths = vec![root().join("Makefile")];
+    files(&root(), &mut paths);
+    let mut mentioned = BTreeSet::new();
+    let mut faults = Vec::new();
+    for path in paths.iter().filter(|path| !path.ends_with("runtime/src/env/names.rs")) {
+        let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        for (at, prefix) in text.match_indices("TILEWRIGHT_") {
+            let end = |c: char| !c.is_ascii_uppercase() && c != '_';
+            let name = text[at..].split(end).next().unwrap_or(prefix).trim_end_matches('_');
+            if name.len() > prefix.len() && !names::is_known(name) {
+                faults.push(format!("{}: {name}", path.display()));
+            }
+            mentioned.insert(name.to_owned());
+        }
+    }
+    assert!(faults.is_empty(), "not in the list of runtime/src/env/names.rs:\n{}", faults.join("\n"));
+    let unused: Vec<String> = names::all().filter(|name| !mentioned.contains(name)).collect();
+    assert!(unused.is_empty(), "nothing reads these variables of runtime/src/env/names.rs: {unused:?}");
 }
 
 #[test]

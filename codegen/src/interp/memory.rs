@@ -116,21 +116,21 @@ impl Memory {
     /// [`Memory::read`] by the running program; checks for data races.
     pub(super) fn load(&mut self, address: u64, len: usize) -> Result<u64, String> {
         let value = self.read(address, len)?;
-        self.record_access(address, len, AccessKind::Plain, false)?;
+        self.record_access(address, len, AccessKind::Read)?;
         Ok(value)
     }
 
     /// [`Memory::write`] by the running program; checks for data races.
     pub(super) fn store(&mut self, address: u64, len: usize, value: u64) -> Result<(), String> {
         self.find(address, len)?;
-        self.record_access(address, len, AccessKind::Plain, true)?;
+        self.record_access(address, len, AccessKind::Write)?;
         self.change(address, len, value)
     }
 
     /// Atomically replaces an element by a function of it; returns the old value.
     pub(super) fn update(&mut self, address: u64, len: usize, f: impl Fn(u64) -> u64) -> Result<u64, String> {
         let old = self.read(address, len)?;
-        self.record_access(address, len, AccessKind::Atomic, true)?;
+        self.record_access(address, len, AccessKind::Atomic)?;
         self.change(address, len, f(old))?;
         Ok(old)
     }
@@ -143,10 +143,10 @@ impl Memory {
         self.write(address, len, value)
     }
 
-    fn record_access(&mut self, address: u64, len: usize, kind: AccessKind, writes: bool) -> Result<(), String> {
+    fn record_access(&mut self, address: u64, len: usize, kind: AccessKind) -> Result<(), String> {
         let (buffer, offset) = self.find(address, len)?;
         let size = self.buffers[buffer].bytes.len();
-        self.races.record_access(buffer, size, offset..offset + len, kind, writes)
+        self.races.record_access(buffer, size, offset..offset + len, kind)
     }
 
     /// Acquire-release of the running program at an address.

@@ -3,6 +3,8 @@
 //! These types are the contract between the compiler and the runtime: the compiler produces an [`Artifact`]; the
 //! runtime caches, loads and launches it, and depends on nothing else.
 
+mod schedule_names;
+
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -178,10 +180,10 @@ impl Schedule {
 
     /// The option of a name, or of a former name; `None` if there is none.
     pub fn choice(&mut self, name: &str) -> Option<&mut Option<bool>> {
-        Some(match name {
-            "tma" | "bulk_copies" => &mut self.tma,
+        Some(match schedule_names::current_name(name) {
+            "tma" => &mut self.tma,
             "warp_specialize" => &mut self.warp_specialize,
-            "pingpong" | "take_turns" => &mut self.pingpong,
+            "pingpong" => &mut self.pingpong,
             "overlap" => &mut self.overlap,
             "wgmma_f32" => &mut self.wgmma_f32,
             _ => return None,
@@ -345,16 +347,21 @@ mod tests {
 
     #[test]
     fn former_names_of_options_are_read() {
-        let mut by_name = Schedule::default();
-        for name in ["bulk_copies", "take_turns"] {
-            *by_name.choice(name).unwrap() = Some(true);
+        for (former, present) in schedule_names::FORMER_NAMES {
+            let with = |name: &str| {
+                let mut schedule = Schedule::default();
+                *schedule.choice(name).unwrap() = Some(true);
+                schedule
+            };
+            let wanted = with(present);
+            let text =
+                serde_json::to_string(&CompileOptions { schedule: wanted, ..CompileOptions::default() }).unwrap();
+            let with_former = text.replace(&format!("\"{present}\""), &format!("\"{former}\""));
+            assert_ne!(with_former, text);
+            let read: CompileOptions = serde_json::from_str(&with_former).unwrap();
+            assert_eq!((with(former), read.schedule), (wanted, wanted), "{former}");
+            assert!(wanted.named().contains(&(present, Some(true))), "{present}");
         }
-        let wanted = Schedule { tma: Some(true), pingpong: Some(true), ..Schedule::default() };
-        let text = serde_json::to_string(&CompileOptions { schedule: wanted, ..CompileOptions::default() }).unwrap();
-        let former = text.replace("\"tma\"", "\"bulk_copies\"").replace("\"pingpong\"", "\"take_turns\"");
-        assert_ne!(former, text);
-        let read: CompileOptions = serde_json::from_str(&former).unwrap();
-        assert_eq!((by_name, read.schedule), (wanted, wanted));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::calls::named_argument;
 use super::kernel::{self, Default, Elem, Param, ParamKind, Signature};
+use super::schedule_names;
 use proc_macro2::{Span, TokenStream};
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
@@ -251,15 +252,12 @@ fn read_argument(
         return Err(Error::new(arg.span(), "write `name = value`, as in `Config(tile = 64)`"));
     };
     let known = constants(signature).any(|p| p.name == *name);
-    let option = match name.to_string().as_str() {
-        "bulk_copies" => "tma".into(),
-        "take_turns" => "pingpong".into(),
-        other => other.to_string(),
-    };
+    let text = name.to_string();
+    let option = schedule_names::current_name(&text);
     if let (false, Some(at)) = (known, SCHEDULE_OPTIONS.iter().position(|choice| option == *choice)) {
         return read_bool(name, value, &mut config.schedule_options[at]);
     }
-    let (slot, range, expected) = match name.to_string().as_str() {
+    let (slot, range, expected) = match text.as_str() {
         _ if known => {
             if given.iter().any(|(other, _)| other == name) {
                 return Err(Error::new(name.span(), format!("`{name}` is given twice")));

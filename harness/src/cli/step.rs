@@ -175,7 +175,7 @@ impl Step {
         let config = self.model.config().clone();
         let training_failure = |error: crate::train::Error| training_failure(&config, &error);
         if let Some(trainer) = &self.trainer {
-            trainer.begin().map_err(training_failure)?;
+            trainer.begin();
         }
         let loss = {
             let _phase = phase(Phase::Forward);

@@ -12,7 +12,7 @@
 //! | variable | values | meaning |
 //! |---|---|---|
 //! | `TILEWRIGHT_COMM` | `tcp`, `mpi`, `nccl` | the backend of host memory; default `mpi` under mpirun where it is built in, else `tcp`. GPU memory always uses NCCL; `nccl` also requires a GPU |
-//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Ranks need another 3 s to find out which rank hangs |
+//! | `TILEWRIGHT_COMM_TIMEOUT` | seconds | how long a collective waits for the slowest rank: 300. Over sockets, ranks take up to 3 s more to find out which rank hangs |
 //! | `TILEWRIGHT_START_TIMEOUT` | seconds | how long ranks wait for each other at the start: 60 |
 //! | `TILEWRIGHT_JOB` | a word | ranks of different jobs refuse each other; `tilewright launch` sets it |
 //! | `TILEWRIGHT_LIFELINE` | a descriptor and its inode | the socket to `tilewright launch`, which sets it ([`super::lifeline`]) |
@@ -164,7 +164,7 @@ pub fn process_access() -> Result<Access> {
 }
 
 /// Tilewright's variables. The values of the last two are never shown.
-const TILEWRIGHT_VARIABLES: [&str; 8] = [
+const VARIABLES: [&str; 8] = [
     "TILEWRIGHT_COMM",
     "TILEWRIGHT_COMM_TIMEOUT",
     "TILEWRIGHT_START_TIMEOUT",
@@ -178,9 +178,7 @@ const TILEWRIGHT_VARIABLES: [&str; 8] = [
 /// Fails for a value that is not UTF-8. Such a value would count as unset, and a job without a secret does not
 /// authenticate its peers.
 fn expect_text(lookup: impl Fn(&str) -> Option<OsString>) -> Result<()> {
-    let Some(name) =
-        TILEWRIGHT_VARIABLES.iter().find(|name| lookup(name).is_some_and(|value| value.to_str().is_none()))
-    else {
+    let Some(name) = VARIABLES.iter().find(|name| lookup(name).is_some_and(|value| value.to_str().is_none())) else {
         return Ok(());
     };
     let help = match name.starts_with("TILEWRIGHT_SECRET") {
@@ -440,7 +438,7 @@ mod tests {
     fn a_non_utf8_secret_is_an_error() {
         use std::os::unix::ffi::OsStringExt;
 
-        for variable in TILEWRIGHT_VARIABLES {
+        for variable in VARIABLES {
             let bytes = |name: &str| (name == variable).then(|| OsString::from_vec(vec![0xff; 32]));
             let message = expect_text(bytes).unwrap_err().to_string();
             assert!(message.starts_with(&format!("{variable} is not valid UTF-8")), "{message}");
@@ -465,8 +463,8 @@ mod tests {
             .lines()
             .filter_map(|line| line.strip_prefix("//! | `TILEWRIGHT")?.split('`').next())
             .collect();
-        assert_eq!(rows.len(), TILEWRIGHT_VARIABLES.len(), "{rows:?}");
-        for name in TILEWRIGHT_VARIABLES {
+        assert_eq!(rows.len(), VARIABLES.len(), "{rows:?}");
+        for name in VARIABLES {
             assert!(rows.iter().any(|row| name.ends_with(row)), "{name} is not in the table");
             assert!(
                 others.contains(&name) || refused.iter().any(|(other, ..)| *other == name),

@@ -41,7 +41,7 @@ fn loss(params: &Params) -> Tensor {
 fn go(trainer: &mut Trainer, steps: usize) -> Vec<f32> {
     let mut losses = Vec::new();
     for _ in 0..steps {
-        trainer.begin().unwrap();
+        trainer.begin();
         let loss = loss(trainer.params());
         losses.push(loss.to_scalar::<f32>().unwrap());
         trainer.backward(&loss, 1.0).unwrap();
@@ -393,7 +393,7 @@ fn gradients_that_are_not_finite_stop_the_run_with_their_name() {
     let mut trainer = Trainer::new(&model(6, 1), options()).unwrap();
     go(&mut trainer, 1);
     let before = trainer.params().values().to_vec1::<f32>().unwrap();
-    trainer.begin().unwrap();
+    trainer.begin();
     let name = "norm.weight";
     let infinite = (trainer.params().get(name).unwrap().leaf(DType::F32).unwrap() * f64::INFINITY).unwrap();
     trainer.backward(&infinite.sum_all().unwrap(), 1.0).unwrap();
@@ -410,7 +410,7 @@ fn micro_batches_accumulate_to_the_batch() {
         trainer.params().values().to_vec1::<f32>().unwrap()
     };
     let mut trainer = Trainer::new(&model(6, 1), options()).unwrap();
-    trainer.begin().unwrap();
+    trainer.begin();
     for _ in 0..4 {
         let loss = loss(trainer.params());
         trainer.backward(&loss, 0.25).unwrap();
@@ -438,7 +438,7 @@ fn f16_overflow_skips_the_step() {
     let mut trainer = Trainer::new(&params, options()).unwrap();
     assert_eq!(trainer.scale().factor(), 65_536.0);
     let before = params.values().to_vec1::<f32>().unwrap();
-    trainer.begin().unwrap();
+    trainer.begin();
     let huge = (params.get("norm.weight").unwrap().leaf(DType::F32).unwrap() * 1e38).unwrap();
     trainer.backward(&huge.sum_all().unwrap(), 1.0).unwrap();
     let update = trainer.update().unwrap();

@@ -92,7 +92,7 @@ impl QueuedStep {
         let registered = trainer.register()?;
         let key = [trainer.scale().factor().to_bits(), micro_batch as u64, trainer.params().storage_version()];
         let work = |inputs: &[Tensor]| -> Result<()> {
-            trainer.begin()?;
+            trainer.begin();
             for (i, start) in (0..sequences).step_by(micro_batch).enumerate() {
                 let count = micro_batch.min(sequences - start);
                 let [tokens, targets] = [inputs[0].narrow(0, start, count)?, inputs[1].narrow(0, start, count)?];

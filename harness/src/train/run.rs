@@ -386,7 +386,7 @@ impl<'a> Run<'a> {
             Ok(update) => update,
             Err(Error::NotFinite { step, .. }) => {
                 // Later steps may have overwritten the gradient of this step.
-                self.trainer.begin()?;
+                self.trainer.begin();
                 for first in (0..sequences).step_by(micro_batch) {
                     let part = |x: &Tensor| x.narrow(0, first, micro_batch.min(sequences - first));
                     self.trainer.backward(&self.model.loss(&part(&inputs)?, &part(&targets)?)?, 1.0)?;
@@ -401,7 +401,7 @@ impl<'a> Run<'a> {
 
     /// Runs a step on one of several ranks.
     fn data_parallel_step(&mut self, batch: &Batch, before: SamplerState, began: Instant) -> Result<StepLine> {
-        self.trainer.begin()?;
+        self.trainer.begin();
         let mut mean = 0.0;
         let mut rest = batch.sequences;
         for micro in batch.micro_batches(self.options.micro_batch) {

@@ -51,10 +51,7 @@ fn a_save_may_take_longer_than_a_collective_waits() {
 fn ranks_that_write_into_one_folder_need_room_for_all() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let messages = ranks(2, |comm| {
-        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
-        let model = Bigrams::of(&data);
-        let run = begin_on_rank(&model, &data, options(9), &folder, &data_parallel).unwrap();
+    let messages = zero1_ranks(&data, options(9), &folder, |run, _| {
         let share = files::free_bytes(&folder).unwrap() / 10 * 7;
         run.saver.check_space_for_all(share, None).unwrap();
         run.saver.check_space_for_all(1, run.data_parallel.as_ref()).unwrap();
@@ -68,13 +65,7 @@ fn ranks_that_write_into_one_folder_need_room_for_all() {
 fn unreferenced_shards_are_removed_at_start() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    ranks(2, |comm| {
-        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
-        let model = Bigrams::of(&data);
-        let options = RunOptions { save_every: Some(1), ..options(2) };
-        let mut run = begin_on_rank(&model, &data, options, &folder, &data_parallel).unwrap();
-        run.train(&AtomicBool::new(false), &mut TestObserver::default()).unwrap();
-    });
+    zero1_ranks(&data, RunOptions { save_every: Some(1), ..options(2) }, &folder, |run, _| _ = go(run));
     let whole = names(&folder);
     assert_eq!(whole.len(), 6, "two checkpoints of two ranks: {whole:?}");
     let left = [

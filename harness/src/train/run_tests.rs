@@ -230,7 +230,7 @@ fn accumulation_needs_f32_gradients() {
     model.params().set_grad_dtype(DType::BF16).unwrap();
     let trainer = Trainer::new(model.params(), options(2).trainer).unwrap();
     let tokens = Tensor::zeros((1, 4), DType::U32, &Device::Cpu).unwrap();
-    trainer.begin().unwrap();
+    trainer.begin();
     let message = trainer.backward(&model.loss(&tokens, &tokens).unwrap(), 0.5).unwrap_err().to_string();
     assert!(message.contains("micro-batches") && message.contains("bf16"), "{message}");
 }
@@ -622,6 +622,21 @@ fn ranks_with<R: Send>(
     })
 }
 
+/// Begins a new run on two ranks that shard the optimizer, and calls `work` on each.
+fn zero1_ranks<R: Send>(
+    data: &Dataset,
+    options: RunOptions,
+    folder: &Path,
+    work: impl Fn(&mut Run<'_>, &Communicator) -> R + Sync,
+) -> Vec<R> {
+    ranks(2, |comm| {
+        let comm = Arc::new(comm);
+        let data_parallel = data_parallel(comm.clone(), Some(Mode::Zero1));
+        let model = Bigrams::of(data);
+        work(&mut begin_on_rank(&model, data, options, folder, &data_parallel).unwrap(), &comm)
+    })
+}
+
 /// Values, and this rank's moments with their ranges.
 type State = (Vec<f32>, Vec<(std::ops::Range<usize>, Vec<f32>, Vec<f32>)>);
 
@@ -724,15 +739,7 @@ fn sharded_state_resumes_in_any_world() {
 fn shards_of_another_checkpoint_are_refused() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    ranks(2, |comm| {
-        let data_parallel = data_parallel(comm, Some(Mode::Zero1));
-        let model = Bigrams::of(&data);
-        let options = RunOptions { save_every: Some(1), ..options(2) };
-        begin_on_rank(&model, &data, options, &folder, &data_parallel)
-            .unwrap()
-            .train(&AtomicBool::new(false), &mut TestObserver::default())
-            .unwrap();
-    });
+    zero1_ranks(&data, RunOptions { save_every: Some(1), ..options(2) }, &folder, |run, _| _ = go(run));
     let parts: Vec<PathBuf> =
         names(&folder).iter().filter(|name| name.starts_with("moments-")).map(|name| folder.join(name)).collect();
     assert_eq!(parts.len(), 4, "two checkpoints of two ranks");
@@ -770,11 +777,7 @@ fn shards_of_another_checkpoint_are_refused() {
 fn a_shard_that_fails_commits_nothing() {
     let (dir, data) = set_up();
     let folder = dir.path().join("run");
-    let messages = ranks(2, |comm| {
-        let comm = Arc::new(comm);
-        let data_parallel = data_parallel(comm.clone(), Some(Mode::Zero1));
-        let model = Bigrams::of(&data);
-        let mut run = begin_on_rank(&model, &data, options(9), &folder, &data_parallel).unwrap();
+    let messages = zero1_ranks(&data, options(9), &folder, |run, comm| {
         run.step().unwrap();
         run.save().unwrap();
         run.step().unwrap();

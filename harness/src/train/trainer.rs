@@ -52,7 +52,7 @@ pub struct Update {
 /// Trainer state: parameters, optimizer, loss scale.
 ///
 /// ```text
-/// trainer.begin()?;
+/// trainer.begin();
 /// for each micro-batch { trainer.backward(&loss, share)?; }
 /// // all-reduce of gradients goes here
 /// let update = trainer.update()?;
@@ -235,13 +235,9 @@ impl Trainer {
         }
     }
 
-    /// Starts a step: zeroes all gradients.
-    ///
-    /// # Errors
-    /// None at present: the gradients are zeroed lazily, during backward.
-    pub fn begin(&self) -> Result<()> {
+    /// Starts a step: marks all gradients as zero, without writing memory ([`Params::lazy_zero_grads`]).
+    pub fn begin(&self) {
         self.params.lazy_zero_grads();
-        Ok(())
     }
 
     /// Accumulates `share` times the gradient of `loss`, a scalar. The shares of a step's micro-batches sum to 1.

@@ -441,6 +441,25 @@ fn invalid_environment_variables_fail_every_command() {
     }
 }
 
+/// Other programs may read variables whose names begin like ours, so an unknown one is no error.
+#[test]
+fn unknown_environment_variables_are_one_warning() {
+    let dir = folder();
+    let [typo, other] = ["DEVCE", "SECRT"].map(|name| format!("TILEWRIGHT_{name}"));
+    let mut listing = command(dir.path(), "list");
+    listing.env(&typo, "cpu").env(&other, "private").env("TILEWRIGHT_COMM", "tcp").env("TILEWRIGHT_TEST_MARK", "1");
+    let ran = finish(listing);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert_eq!(ran.err.matches("nothing reads these environment variables").count(), 1, "{}", ran.err);
+    for part in [format!("`{typo}` (the nearest known name is `TILEWRIGHT_DEVICE`)"), format!("`{other}` (")] {
+        assert!(ran.err.contains(&part), "`{part}` is missing: {}", ran.err);
+    }
+    assert!(!["COMM", "MARK", "private"].iter().any(|word| ran.err.contains(word)), "{}", ran.err);
+    let mut silent = command(dir.path(), "list");
+    silent.env(&typo, "cpu").env("TILEWRIGHT_LOG", "error");
+    assert_eq!(finish(silent).err, "");
+}
+
 /// Sets a resource limit of a child, between fork and exec.
 fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, value: u64) {
     let set = move || {

@@ -76,7 +76,7 @@ fn train(comm: Communicator, setup: Setup, form: GradSync, aliases: bool) -> (Ve
     let mut aliased = false;
     for step in 0..STEPS {
         match aliases {
-            true => trainer.begin().unwrap(),
+            true => trainer.begin(),
             // Buffers that are not lazily zeroed are not aliased.
             false => params.zero_grads().unwrap(),
         }

@@ -71,7 +71,7 @@ fn train(
 ) -> (Vec<After>, Vec<f64>) {
     let (params, data_parallel, mut trainer) = form(device, comm, ddp, shard, clip);
     let step = |step| {
-        trainer.begin().unwrap();
+        trainer.begin();
         trainer.backward(&model::loss(&params, step, rows(data_parallel.communicator())).unwrap(), 1.0).unwrap();
         let update = match by_bucket {
             true => {
@@ -191,7 +191,7 @@ fn stops_at_its_bucket<G: memory::Elem>(copies: bool) {
         let ddp = DdpOptions { bucket_bytes: Some(8000), copy_engines: copies, comm_dtype, ..DdpOptions::default() };
         let (params, data_parallel, mut trainer) = form(&Device::Cpu, Arc::new(comm), ddp, None, None);
         let before = values(&params);
-        trainer.begin().unwrap();
+        trainer.begin();
         let loss = model::loss(&params, 0, rows(data_parallel.communicator())).unwrap();
         // Nothing is sent, so that the gradient can be corrupted first.
         data_parallel.ddp().no_sync(|| trainer.backward(&loss, 1.0).unwrap());

@@ -211,7 +211,7 @@ impl BenchModel {
 
     /// Runs the forward and the backward pass.
     fn backward(&mut self) -> train::Result<()> {
-        self.trainer.begin()?;
+        self.trainer.begin();
         let loss = self.model.loss(&self.inputs, &self.targets)?;
         self.trainer.backward(&loss, 1.0)
     }

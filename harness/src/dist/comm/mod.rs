@@ -63,7 +63,7 @@ use super::watchdog::{WATCHDOG_MARGIN, guard};
 /// Timeouts of a communicator.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long a collective waits for the slowest rank.
+    /// How long a collective waits for the slowest rank, without the time of a [`roll_call`].
     pub timeout: Duration,
     /// How long ranks wait for each other at the start.
     pub start_timeout: Duration,

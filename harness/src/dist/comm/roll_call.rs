@@ -242,4 +242,24 @@ mod tests {
         assert_eq!(unresponsive(&[1], &answers), [1]);
         assert_eq!(unresponsive(&[7], &answers), [7]);
     }
+
+    #[test]
+    fn pages_state_the_timeouts() {
+        let default = super::super::TIMEOUT.as_secs();
+        let expected = format!(
+            "the slowest rank: {default}. Over sockets, ranks take up to {} s more to find out which rank hangs |",
+            ROLL_CALL_TIMEOUT.as_secs()
+        );
+        let pages = [include_str!("../rank.rs"), include_str!("../../../../docs/distributed.md")];
+        for page in pages {
+            let row = page.lines().find(|line| line.contains("| `TILEWRIGHT_COMM_TIMEOUT` | seconds |"));
+            assert!(row.is_some_and(|row| row.ends_with(&expected)), "expected `{expected}`: {row:?}");
+        }
+        let failure = pages[1].lines().find(|line| line.starts_with("| a rank hangs |")).unwrap_or_default();
+        let expected = format!(
+            "after `TILEWRIGHT_COMM_TIMEOUT` seconds, {default} by default, and over sockets up to {} s more",
+            ROLL_CALL_TIMEOUT.as_secs()
+        );
+        assert!(failure.contains(&expected), "expected `{expected}`: {failure}");
+    }
 }
