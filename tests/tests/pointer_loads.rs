@@ -4,7 +4,7 @@
 use tilewright_codegen::ir::{DType, Func, Op, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::pipeline::{self, Observer};
-use tilewright_codegen::target::{CompileOptions, GpuArch};
+use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
@@ -136,4 +136,30 @@ fn loops_prefetch_loads_through_pointers() {
         assert_eq!(wide, 6, "{}: copies of 16 bytes\n{}", def.name, tilewright_codegen::text::print(&func));
         assert_eq!(count(&func, |op| matches!(op, Op::Load { .. })), indices, "{}: loads of indices", def.name);
     }
+}
+
+/// Each load that stays and each request that is not followed is named, with its line and the reason.
+#[test]
+fn notes_name_what_is_not_pipelined() {
+    let options = CompileOptions { num_stages: 3, ..CompileOptions::default() };
+    let wrapped = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize, wrap = true, group = 8usize };
+    let specialize = Schedule { warp_specialize: Some(true), ..Schedule::default() };
+    let specialize = CompileOptions { schedule: specialize, ..options.clone() };
+    let paged = consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize };
+    let six = CompileOptions { num_stages: 6, num_warps: 8, ..options.clone() };
+    let large = consts! { m_tile = 128usize, n_tile = 256usize, page = 64usize };
+    let notes = [
+        compiled(&POINTER_MATMUL, wrapped, &options).1,
+        compiled(&PAGED_MATMUL, paged, &specialize).1,
+        compiled(&PAGED_MATMUL, large, &six).1,
+    ];
+    let expected = [
+        "the load at tests/src/pointer_loads.rs:45:18 is not prefetched by the loop at tests/src/pointer_loads.rs:42:5: \
+         accesses that are known to be contiguous and aligned have 2 bytes, and `cp.async` copies at least 4",
+        "warp specialization is requested but not applied: no loop loads operands of dots through block pointers or \
+         descriptors",
+        "the loop at tests/src/pointer_loads.rs:71:5 has 3 of the 6 pipeline stages that are requested: a stage takes \
+         49152 bytes of shared memory, and a block of sm_90a has 232448",
+    ];
+    assert_eq!(notes.concat(), expected);
 }

@@ -176,6 +176,24 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
         "%0 = local_alloc : shared<4xf32, #l0>\n%1 = make_view %p, %i, %i, %i {order = [0]} : view<8xf32>
          async_copy %1, %0 {boundary = [], padding = zero}",
     ),
+    (
+        Rule::OperandTypes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = splat %n : tensor<4xi32, #l1>
+         async_load %1, %0, %c {vector = 1}",
+    ),
+    (
+        Rule::OperandTypes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = splat %p : tensor<4xptr<f32>, #l1>
+         async_load %1, %0, %n {vector = 1}",
+    ),
+    (
+        Rule::Attributes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = splat %p : tensor<4xptr<f32>, #l1>
+         async_load %1, %0, %c {vector = 3}",
+    ),
     (Rule::ResultTypes, Stage::Tile, "%0 = program_id {axis = 0} : i64"),
     (Rule::ResultTypes, Stage::Tile, "%0 = neg %x : f64"),
     (Rule::ResultTypes, Stage::Tile, "%0 = cmp_eq %x, %x : f32"),

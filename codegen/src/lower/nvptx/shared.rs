@@ -210,6 +210,9 @@ impl Lowering<'_> {
         let layout = self.tile_layout(data.operands[0]);
         let (memory, elem, base) = self.buffer(data.operands[1]);
         let memory = memory.clone();
+        if vector > layout.contiguous_offsets(&memory) {
+            panic!("internal compiler error: a copy of {vector} elements that are no neighbors in the buffer");
+        }
         let predicate = self.scalar(data.operands[2]);
         let mut access = self.shared_access(layout, &memory, base, elem);
         let owner = self.threads.owner(&mut self.e, layout);

@@ -153,8 +153,9 @@ impl Search {
         let vector = async_copy_width(&copies, order[0], func.layout(layout)).min(widest as usize);
         if vector * elem.bytes() < MIN_COPY_BYTES {
             return Err(format!(
-                "only {vector} consecutive elements of {elem} are known to be contiguous and aligned, and `cp.async` copies \
-                 at least {MIN_COPY_BYTES} bytes"
+                "accesses that are known to be contiguous and aligned have {} bytes, and `cp.async` copies at least \
+                 {MIN_COPY_BYTES}",
+                vector * elem.bytes()
             ));
         }
         // `cp.async` copies 4, 8 or 16 bytes.

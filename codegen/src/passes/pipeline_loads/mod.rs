@@ -77,7 +77,7 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
 }
 
 /// Bytes of one buffer.
-fn buffer_bytes(buffer: &Type) -> usize {
+pub(super) fn buffer_bytes(buffer: &Type) -> usize {
     match buffer {
         Type::Shared { elem, .. } => buffer.numel() * elem.bytes(),
         _ => 0,
