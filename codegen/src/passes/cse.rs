@@ -35,6 +35,7 @@ impl Pass<'_> {
     fn block(&mut self, block: BlockId) {
         let mut added = Vec::new();
         let mut kept = Vec::new();
+        let mut duplicates = Vec::new();
         for id in self.func.block(block).ops.clone() {
             let data = self.func.op(id);
             if data.op.effects() != Effects::Pure || !data.regions.is_empty() {
@@ -53,6 +54,7 @@ impl Pass<'_> {
                     for (duplicate, first) in pairs {
                         self.func.replace_uses(duplicate, first);
                     }
+                    duplicates.push(id);
                     self.changed = true;
                 }
                 None => {
@@ -62,7 +64,8 @@ impl Pass<'_> {
                 }
             }
         }
-        self.func.block_mut(block).ops = kept;
+        self.func.set_ops(block, &kept);
+        duplicates.into_iter().for_each(|id| self.func.erase(id));
         for key in added {
             self.seen.remove(&key);
         }

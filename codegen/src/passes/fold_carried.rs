@@ -8,7 +8,7 @@
 //! Does not: compare more than one op for equal steps, nor find other equal values (`cse` does), nor remove unused
 //! values (`dce` does).
 
-use super::edit::{defined_inside, retain_operands, retain_params, retain_results, terminator};
+use super::edit::{defined_inside, terminator};
 use crate::ir::{Effects, Func, Op, OpId, Value};
 
 /// Runs the pass. Returns whether it changed the function.
@@ -78,10 +78,10 @@ pub(super) fn drop_for(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
         return false;
     }
     let body = func.op(id).regions[0];
-    retain_operands(func, id, &[&[true; 3], keep].concat());
-    retain_params(func, body, &[&[true], keep].concat());
-    retain_operands(func, terminator(func, body), keep);
-    retain_results(func, id, keep);
+    func.retain_operands(id, &[&[true; 3], keep].concat());
+    func.retain_params(body, &[&[true], keep].concat());
+    func.retain_operands(terminator(func, body), keep);
+    func.retain_results(id, keep);
     true
 }
 
@@ -101,9 +101,9 @@ pub(super) fn drop_if(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
         return false;
     }
     for region in func.op(id).regions.clone() {
-        retain_operands(func, terminator(func, region), keep);
+        func.retain_operands(terminator(func, region), keep);
     }
-    retain_results(func, id, keep);
+    func.retain_results(id, keep);
     true
 }
 
@@ -143,11 +143,11 @@ pub(super) fn drop_while(func: &mut Func, id: OpId, keep_in: &[bool], keep_out: 
     }
     let (before, after) = (func.op(id).regions[0], func.op(id).regions[1]);
     let (condition, end) = (terminator(func, before), terminator(func, after));
-    retain_operands(func, id, keep_in);
-    retain_params(func, before, keep_in);
-    retain_operands(func, end, keep_in);
-    retain_operands(func, condition, &[&[true], keep_out].concat());
-    retain_params(func, after, keep_out);
-    retain_results(func, id, keep_out);
+    func.retain_operands(id, keep_in);
+    func.retain_params(before, keep_in);
+    func.retain_operands(end, keep_in);
+    func.retain_operands(condition, &[&[true], keep_out].concat());
+    func.retain_params(after, keep_out);
+    func.retain_results(id, keep_out);
     true
 }

@@ -4,7 +4,7 @@ use super::affine::{self, BoundedSum};
 use super::linear::Linear;
 use super::preconditions::{Precondition, checked_hint};
 use super::{Access, Footprint, Formulas, Interval, LoopRange, Node, NodeId};
-use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
+use crate::ir::{self, BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
 use crate::passes::edit::terminator;
 use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
 use std::collections::{HashMap, HashSet};
@@ -56,7 +56,7 @@ pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
         }
     }
     for (id, kept) in kept {
-        if let Op::Hint { divisible, contiguous } = &mut func.op_mut(id).op {
+        if let Op::Hint { divisible, contiguous } = func.op_mut(id) {
             *contiguous = None;
             *divisible = divisible.filter(|_| kept);
         }
@@ -64,13 +64,10 @@ pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
     for (id, at) in unchecked {
         let (extent, loc) = (func.op(id).operands[at], func.op(id).loc.clone());
         let ty = func.ty(extent).clone();
-        let zero =
-            func.create_op(Op::Constant { value: Literal::Int(0) }, vec![], vec![ty.clone()], vec![], loc.clone());
-        let operands = vec![extent, func.result(zero)];
-        let max = func.create_op(Op::Binary(BinaryOp::Max), operands, vec![ty], vec![], loc);
-        let (block, place) = func.op_position(id);
-        func.block_mut(block).ops.splice(place..place, [zero, max]);
-        func.op_mut(id).operands[at] = func.result(max);
+        let mut b = ir::Builder::before(func, id, loc);
+        let zero = b.constant(Literal::Int(0), ty);
+        let max = b.binary(BinaryOp::Max, extent, zero);
+        func.set_operand(id, at, max);
     }
 }
 
@@ -681,7 +678,7 @@ pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step
 
 /// The `for` with this body.
 pub(super) fn loop_of(func: &Func, block: BlockId) -> Option<(OpId, &OpData)> {
-    let id = func.walk().into_iter().find(|&id| func.op(id).regions.contains(&block))?;
+    let id = func.owner(block)?;
     Some((id, func.op(id))).filter(|(_, data)| matches!(data.op, Op::For { .. }))
 }
 

@@ -224,13 +224,13 @@ impl Lowering<'_> {
         let values = match self.layout(result) {
             Some(layout) => {
                 let copies = layout.free_mask(Dim::Lane) != 0 || layout.free_mask(Dim::Warp) != 0;
-                if copies && self.func.use_counts()[result.0 as usize] > 0 {
+                if copies && !self.func.uses(result).is_empty() {
                     self.broadcast_from_owners(result, layout, olds)
                 } else {
                     olds
                 }
             }
-            None if self.func.use_counts()[result.0 as usize] > 0 => self.broadcast_scalar(result, olds),
+            None if !self.func.uses(result).is_empty() => self.broadcast_scalar(result, olds),
             None => olds,
         };
         self.set(result, values);

@@ -58,7 +58,7 @@ impl Rewrite<'_, '_> {
     fn define(&mut self, key: Key, v: Value) {
         self.scopes.last_mut().expect("internal compiler error: no scope").insert(key, v);
         let name = self.old.value(key.0).name.clone();
-        self.new.value_mut(v).name = name;
+        self.new.set_name(v, name);
     }
 
     fn emit(&mut self, op: Op, operands: Vec<Value>, results: Vec<Type>, regions: Vec<BlockId>) -> OpId {
