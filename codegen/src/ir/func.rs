@@ -219,9 +219,14 @@ impl Func {
         order
     }
 
+    /// The block that contains an op; `None` for an op that is not inserted yet, or erased.
+    pub fn block_of(&self, id: OpId) -> Option<BlockId> {
+        self.op(id).block
+    }
+
     /// The block that contains an op. Panics if no block does: a compiler bug.
     pub fn parent_block(&self, id: OpId) -> BlockId {
-        self.op(id).block.expect("internal compiler error: an op outside any block; please report this")
+        self.block_of(id).expect("internal compiler error: an op outside any block; please report this")
     }
 
     /// The index of an op in the block that contains it.
@@ -231,7 +236,7 @@ impl Func {
 
     /// Whether an op is directly in a block, not in a region of one of its ops.
     pub fn is_in(&self, id: OpId, block: BlockId) -> bool {
-        self.op(id).block == Some(block)
+        self.block_of(id) == Some(block)
     }
 
     /// The op that has a block as a region; `None` for the body.
@@ -241,7 +246,12 @@ impl Func {
 
     /// The op whose region contains an op; `None` in the body.
     pub fn parent_op(&self, id: OpId) -> Option<OpId> {
-        self.owner(self.op(id).block?)
+        self.owner(self.block_of(id)?)
+    }
+
+    /// The terminator of a region. Panics if the region is empty: a compiler bug.
+    pub fn terminator(&self, region: BlockId) -> OpId {
+        *self.block(region).ops.last().expect("internal compiler error: an empty region; please report this")
     }
 
     /// The uses of a value, in no order. Ops outside of any block count until they are erased.

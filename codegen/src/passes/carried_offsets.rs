@@ -7,7 +7,6 @@
 //! Keeps: every computed value.
 //! Does not: look through more than one `ptr_add` or `add` of a `splat` or constant.
 
-use super::edit::terminator;
 use super::fold_carried::drop_for;
 use crate::ir::{BinaryOp, Builder, DType, Elem, Func, Literal, Op, OpId, Type, Value};
 
@@ -42,7 +41,7 @@ fn find_induction(func: &Func, id: OpId, index: usize) -> Option<Induction> {
     let body = func.op(id).regions[0];
     let param = func.block(body).params[1 + index];
     let elem = func.ty(param).elem().filter(|_| func.ty(param).is_tensor())?;
-    let next = func.def_op(func.op(terminator(func, body)).operands[index])?;
+    let next = func.def_op(func.op(func.terminator(body)).operands[index])?;
     let data = func.op(next);
     let (step, sum) = match (&data.op, elem) {
         (Op::PtrAdd, Elem::Ptr(_)) if data.operands[0] == param => (data.operands[1], DType::I64),
@@ -93,7 +92,7 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
         func.replace_uses(param, inside);
         let outside = offset_tile(&mut Builder::after(func, new, loc.clone()), m, init, total);
         func.replace_uses(result, outside);
-        let end = terminator(func, body);
+        let end = func.terminator(body);
         let next = advance(&mut Builder::before(func, end, loc.clone()), m, sums[j]);
         func.add_operands(end, &[next]);
         keep[m.index] = false;

@@ -6,7 +6,6 @@
 //! Keeps: every write, output and synchronization, and the values that they use.
 //! Does not: remove a loop with effects. It does remove a loop without effects that may not terminate.
 
-use super::edit::terminator;
 use super::fold_carried::{drop_for, drop_if, drop_while};
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Value};
 
@@ -72,7 +71,7 @@ impl<'f> Live<'f> {
 
     /// The operands of the terminator of a region.
     fn end(&self, region: BlockId) -> &'f [Value] {
-        &self.func.op(terminator(self.func, region)).operands
+        &self.func.op(self.func.terminator(region)).operands
     }
 
     /// Marks the definition of a live value.

@@ -9,7 +9,6 @@
 //! Does not: move sums of types below 32 bits, of tiles that would occupy more than 16 registers per thread during the
 //! loop, or sums that are scaled in between.
 
-use super::edit::terminator;
 use super::fuse_reductions::is_cross_warp;
 use crate::analysis::combine::single_binary_op;
 use crate::ir::{BinaryOp, Builder, Func, Op, OpId};
@@ -41,7 +40,7 @@ struct Accumulation {
 fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
     let body = func.op(id).regions[0];
     let param = func.block(body).params[1 + carried];
-    let next = func.op(terminator(func, body)).operands[carried];
+    let next = func.op(func.terminator(body)).operands[carried];
     let add = func.def_op(next).filter(|&op| func.op(op).op == Op::Binary(BinaryOp::Add))?;
     let part = match func.op(add).operands[..] {
         [a, b] if a == param => b,

@@ -10,7 +10,7 @@
 //! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
 //! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
 
-use super::edit::{terminator, uses};
+use super::edit::uses;
 use super::stage_one;
 use crate::ir::{BlockId, Builder, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
@@ -141,7 +141,7 @@ fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value>
     let tile = func.op(awaited_wgmma(func, wait)?).operands[0];
     match (func.value(tile).def, func.ty(tile)) {
         (Def::Param(of, i), Type::Tensor { .. }) if of == block && i > 0 => {
-            func.op(terminator(func, block)).operands.get(i - 1).copied()
+            func.op(func.terminator(block)).operands.get(i - 1).copied()
         }
         _ => None,
     }

@@ -1,15 +1,7 @@
 //! Small edits of a function that several passes share.
 
-use crate::ir::{BlockId, Func, OpId, Value};
+use crate::ir::{Func, OpId, Value};
 use std::collections::{HashMap, HashSet};
-
-/// The terminator of a region.
-///
-/// # Panics
-/// If the region is empty: a compiler bug.
-pub fn terminator(func: &Func, region: BlockId) -> OpId {
-    *func.block(region).ops.last().expect("internal compiler error: an empty region; please report this")
-}
 
 /// All values defined in the regions of an op, at any depth.
 pub fn defined_inside(func: &Func, id: OpId) -> HashSet<Value> {

@@ -8,7 +8,7 @@
 //! Keeps: every value, bit for bit, and the order of effects.
 //! Does not: fuse reductions within warps, which need no barrier, nor move ops with effects.
 
-use super::edit::{copy_op, terminator, uses};
+use super::edit::{copy_op, uses};
 use crate::ir::{BlockId, Effects, Func, LayoutId, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -88,7 +88,7 @@ fn fuse(func: &mut Func, block: BlockId, first: OpId, second: OpId, moved: &[OpI
     }
     let mut yielded = Vec::new();
     for part in &parts {
-        let (end, ops) = (terminator(func, part.regions[0]), func.block(part.regions[0]).ops.clone());
+        let (end, ops) = (func.terminator(part.regions[0]), func.block(part.regions[0]).ops.clone());
         for &id in ops.iter().filter(|&&id| id != end) {
             let copy = copy_op(func, id, &mut map);
             func.push(region, copy);

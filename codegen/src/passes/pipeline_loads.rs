@@ -13,7 +13,7 @@
 //! bytes, padding other than zero), or loads of memory that the kernel writes, because an iteration may need what the
 //! previous one wrote.
 
-use super::assign_layouts::{async_copy_layout, async_copy_width, view_operands};
+use crate::analysis::access_layout::{async_copy_layout, async_copy_width, view_operands};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{memory_effects, scratch, tensor_map};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};

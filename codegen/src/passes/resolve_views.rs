@@ -8,7 +8,6 @@
 //! Does not: analyze the scalars: a loop that swaps two views carries their bases. Where the branches of an `if` yield
 //! views of different `order`, which is only a hint, uses that of the first branch.
 
-use super::edit::terminator;
 use super::{dce, fold_carried};
 use crate::ir::{BinaryOp, BlockId, DType, Func, Loc, Op, OpId, Type, Value};
 use std::collections::HashMap;
@@ -65,9 +64,9 @@ impl Pass<'_> {
                     for &side in &regions {
                         self.block(side);
                     }
-                    let orders = self.orders(&self.func.op(terminator(self.func, regions[0])).operands);
+                    let orders = self.orders(&self.func.op(self.func.terminator(regions[0])).operands);
                     for &side in &regions {
-                        self.expand_operands(terminator(self.func, side));
+                        self.expand_operands(self.func.terminator(side));
                     }
                     self.expand_results(block, id, &orders);
                 }
@@ -77,7 +76,7 @@ impl Pass<'_> {
                     self.expand_params(regions[0], 0, &orders);
                     self.expand_operands(id);
                     self.block(regions[0]);
-                    let condition = terminator(self.func, regions[0]);
+                    let condition = self.func.terminator(regions[0]);
                     let orders = self.orders(&self.func.op(condition).operands[1..]);
                     self.expand_operands(condition);
                     self.expand_params(regions[1], 0, &orders);
@@ -92,7 +91,7 @@ impl Pass<'_> {
     /// Processes a region whose terminator yields views.
     fn region(&mut self, region: BlockId) {
         self.block(region);
-        self.expand_operands(terminator(self.func, region));
+        self.expand_operands(self.func.terminator(region));
     }
 
     fn push(&mut self, block: BlockId, id: OpId) {

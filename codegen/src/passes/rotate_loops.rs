@@ -14,7 +14,7 @@
 //! Does not: rotate where a `wgmma` of stage 1 reads a buffer that the loop itself fills, or where a ring of one buffer
 //! would have to hold two; it drops the mark.
 
-use super::edit::{copy_op, replace_in, terminator};
+use super::edit::{copy_op, replace_in};
 use super::stage_one;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
@@ -78,7 +78,7 @@ fn rotate_releases(func: &mut Func, id: OpId) {
         func.set_operands(op, &ring);
     }
     let cross_stage = stage_one::cross_stage_values(func, region, &releases);
-    let before = terminator(func, region);
+    let before = func.terminator(region);
     Rotation { id, region, stage_one: releases.clone(), cross_stage, before }.build(func);
     // The waits leave the `wgmma` of this iteration in flight: those whose buffers are released here are complete.
     for op in releases {
@@ -116,7 +116,7 @@ struct Rotation {
 
 impl Rotation {
     fn build(&self, func: &mut Func) {
-        let end = terminator(func, self.region);
+        let end = func.terminator(self.region);
         let yields = func.op(end).operands.clone();
         let [lower, upper, step] = [0, 1, 2].map(|i| func.op(self.id).operands[i]);
         let inits = func.op(self.id).operands[3..].to_vec();

@@ -11,7 +11,7 @@
 //! Keeps: everything: marks are hints.
 //! Does not: consider loops inside of the loop, nor `mma.sync`, which is synchronous.
 
-use super::edit::{terminator, uses};
+use super::edit::uses;
 use super::stage_one;
 use crate::analysis::registers;
 use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
@@ -130,7 +130,7 @@ enum Live {
 
 /// The maximum number of registers per thread that tiles take at any point of the loop, after rotation.
 fn register_pressure(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) -> u32 {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let (second, first): (Vec<OpId>, Vec<OpId>) =
         func.block(region).ops.iter().filter(|&&id| id != end).partition(|id| stage_one.contains(id));
     let wait = first.iter().position(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).unwrap_or(first.len());

@@ -3,7 +3,7 @@
 //! `skew_dots` marks the `wgmma` of stage 1, and `rotate_loops` moves them with all ops that depend on them. A
 //! second mark defers only the wait for a `wgmma` to the next iteration.
 
-use super::edit::{terminator, uses};
+use super::edit::uses;
 use crate::ir::{BlockId, Builder, Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -53,7 +53,7 @@ fn allocated_outside(func: &Func, region: BlockId, v: Value) -> bool {
 /// same iteration or through a carried value. `None` where these include other ops than arithmetic and buffer releases,
 /// include another `wgmma`, or where carried values are swapped.
 pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<HashSet<OpId>> {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let ops: Vec<OpId> = func.block(region).ops.iter().copied().filter(|&id| id != end).collect();
     let params = &func.block(region).params;
     let mut values: HashSet<Value> = HashSet::new();
@@ -88,7 +88,7 @@ pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<Hash
 /// releases): the wait for it, and the index of the carried value.
 pub fn accumulator_of(func: &Func, region: BlockId, dot: OpId) -> Option<(OpId, usize)> {
     let Def::Param(of, i) = func.value(func.op(dot).operands[2]).def else { return None };
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let yields = &func.op(end).operands;
     let is_wait = |id: &&OpId| func.op(**id).op == Op::WgmmaWait { pending: 0 };
     let mut users = func.block(region).ops.iter().filter(|&&op| uses(func, op).contains(&func.result(dot)));
@@ -108,7 +108,7 @@ pub fn accumulator_of(func: &Func, region: BlockId, dot: OpId) -> Option<(OpId, 
 /// of a value, and ops that name a part of shared memory, with the wait on its full barrier. Copies ops that name
 /// shared memory for both stages.
 pub fn sink(func: &mut Func, region: BlockId, stage_one: &mut HashSet<OpId>) {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     for id in func.block(region).ops.clone().into_iter().rev() {
         if stage_one.contains(&id) || !is_free_to_sink(func, id) {
             continue;
@@ -157,7 +157,7 @@ fn is_free_to_sink(func: &Func, id: OpId) -> bool {
 
 /// The values of stage 0 that stage 1 uses, in order of first use: the loop has to carry them to the next iteration.
 pub fn cross_stage_values(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) -> Vec<Value> {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let params = &func.block(region).params;
     let is_stage_one = |v: Value| func.def_op(v).is_some_and(|id| stage_one.contains(&id));
     let mut found = Vec::new();

@@ -3,9 +3,9 @@
 use super::emit::Val;
 use super::memory::BlockAddress;
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::access_layout::view_vector_width;
 use crate::ir::{AtomicOp, BinaryOp, DType, Elem, Op, OpId, Value};
 use crate::layout::{Dim, LinearLayout};
-use crate::passes::assign_layouts::view_vector_width;
 use crate::target::GpuArch;
 
 impl Lowering<'_> {

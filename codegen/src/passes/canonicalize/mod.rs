@@ -14,7 +14,6 @@ mod elementwise;
 mod memory;
 mod shape;
 
-use super::edit::terminator;
 use super::fold_carried;
 use crate::ir::{BlockId, Func, Literal, Loc, Op, OpId, Type, Value};
 
@@ -152,7 +151,7 @@ impl Pass<'_> {
         for (param, &value) in self.func.block(region).params.clone().into_iter().zip(values) {
             self.func.replace_uses(param, value);
         }
-        let end = terminator(self.func, region);
+        let end = self.func.terminator(region);
         let mut ops = self.func.take_ops(region);
         ops.pop();
         self.ops(ops);

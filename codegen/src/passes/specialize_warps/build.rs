@@ -3,7 +3,6 @@
 use super::slice::Slice;
 use super::{Plan, RingGroup};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, Type, Value};
-use crate::passes::edit::terminator;
 use crate::passes::pipeline_loads::Candidate;
 use std::collections::HashMap;
 
@@ -285,7 +284,7 @@ impl Partitioner<'_> {
             let [slot, parity] = [0, 1].map(|_| self.func.add_result(id, i32.clone()));
             after[g] = State { slot, parity };
         }
-        let last = terminator(self.func, region);
+        let last = self.func.terminator(region);
         self.func.detach(last);
         self.consume(region, &mut inner);
         let plan = self.plan;
@@ -304,7 +303,7 @@ impl Partitioner<'_> {
 
     fn consume_if(&mut self, id: OpId, groups: &[usize], states: &mut [State]) {
         for region in self.func.op(id).regions.clone() {
-            let last = terminator(self.func, region);
+            let last = self.func.terminator(region);
             self.func.detach(last);
             let mut inner = states.to_vec();
             self.consume(region, &mut inner);
