@@ -3,6 +3,7 @@
 //! [`compile`] takes a verified function of stage *tile* and returns an [`Artifact`]. [`gpu_ir`] stops after the last
 //! pass on Tile IR, [`lower_gpu`] after LLVM IR. Debug builds verify the function after every pass.
 
+use crate::analysis::bounds::Footprint;
 use crate::analysis::registers;
 use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
@@ -121,6 +122,18 @@ impl Pipeline<'_> {
             dce::run(f);
         });
     }
+}
+
+/// The access footprint of a recorded function.
+pub fn footprint(func: &Func) -> Footprint {
+    // These passes unify equal values, expose views at their uses, and remove unused loads.
+    let mut func = func.clone();
+    carried_offsets::run(&mut func);
+    resolve_views::run(&mut func);
+    canonicalize::run(&mut func);
+    cse::run(&mut func);
+    dce::run(&mut func);
+    Footprint::of(&func)
 }
 
 /// Compiles for any target.

@@ -153,7 +153,7 @@ macro_rules! op_table {
             $mnemonic:literal ($min:literal .. $max:tt) -> $results:tt, $effects:ident, $stage:ident;
     )*) => {
         /// An op with its attributes. Operands, results and regions live in [`super::OpData`].
-        #[derive(Clone, Debug, PartialEq)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             /// Elementwise function of one operand; the mnemonic is the function's.
             Unary(UnaryOp),

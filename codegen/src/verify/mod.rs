@@ -29,7 +29,7 @@ attr_enum! {
         // Structure.
 
         /// Every op is in one block, every block belongs to one op, and the definition that a value records is its
-        /// actual one.
+        /// actual one. What the function keeps about parents and uses is what a recomputation finds.
         Placement = "placement",
         /// A kernel has one `Arg` per parameter, with a unique name. Arguments are scalars. `divisible_by` (at least 1)
         /// is for integers and pointers, `equal_to` for integers.

@@ -4,9 +4,9 @@ use super::emit::Val;
 use super::memory::memory_type;
 use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::access_layout::{async_copy_layout, async_copy_width};
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
-use crate::passes::assign_layouts::{async_copy_layout, async_copy_width};
 use std::collections::HashMap;
 
 /// Maximum size of one access by one thread, in bytes.

@@ -1,10 +1,10 @@
 //! The loads of a loop that can be prefetched, and the reasons why others cannot.
 
+use crate::analysis::access_layout::{async_copy_layout, async_copy_width, pointer_order_and_width, view_operands};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{memory_effects, tensor_map};
 use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Type, Value};
 use crate::layout::LinearLayout;
-use crate::passes::assign_layouts::{async_copy_layout, async_copy_width, pointer_order_and_width, view_operands};
 use std::collections::HashSet;
 
 /// The minimum size of one `cp.async`, in bytes.
@@ -56,12 +56,7 @@ pub(in crate::passes) struct Candidates {
 pub(in crate::passes) fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
     let region = func.op(id).regions[0];
     let has_own_stages = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
-    let search = Search {
-        region,
-        uses: func.use_counts(),
-        axis: AxisAnalysis::new(func),
-        written: memory_effects::written_pointers(func),
-    };
+    let search = Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func) };
     let mut candidates = Candidates::default();
     for load in func.block(region).ops.clone() {
         let through_pointers = matches!(func.op(load).op, Op::Load { .. });
@@ -95,7 +90,6 @@ pub(in crate::passes) fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Cand
 
 struct Search {
     region: BlockId,
-    uses: Vec<u32>,
     axis: AxisAnalysis,
     /// Pointers and views that the kernel writes through.
     written: HashSet<Value>,
@@ -129,7 +123,7 @@ impl Search {
             return Err("the kernel writes the memory that it reads".into());
         }
         let alloc = self.alloc_of(func, load);
-        let users = self.uses[tile.0 as usize] - u32::from(alloc.is_some());
+        let users = func.uses(tile).len() - usize::from(alloc.is_some());
         // The layout of the copies, for any number of warps, and the order of dimensions in memory.
         let (order, widest) = match &data.op {
             Op::LoadView { .. } => (view_operands(func, address).order.to_vec(), u64::MAX),
@@ -185,20 +179,13 @@ impl Search {
     fn require_known_ahead(&self, func: &Func, v: Value) -> Result<(), String> {
         for id in ahead_ops(func, self.region, [v]) {
             let data = func.op(id);
-            let line = &data.loc;
-            let what = data.op.mnemonic();
-            match data.op {
-                Op::Load { .. } => {
-                    if !self.written.is_disjoint(&memory_effects::underlying_pointers(func, data.operands[0])) {
-                        return Err(format!(
-                            "its address depends on the `{what}` at {line} of memory that the kernel writes"
-                        ));
-                    }
-                }
-                _ if !data.regions.is_empty() || data.op.effects() != Effects::Pure => {
-                    return Err(format!("its address depends on the `{what}` at {line}"));
-                }
-                _ => {}
+            let op = format!("the `{}` at {}", data.op.mnemonic(), data.loc);
+            let is_load = matches!(data.op, Op::Load { .. });
+            if is_load && !self.written.is_disjoint(&memory_effects::underlying_pointers(func, data.operands[0])) {
+                return Err(format!("its address depends on {op} of memory that the kernel writes"));
+            }
+            if !is_load && (!data.regions.is_empty() || data.op.effects() != Effects::Pure) {
+                return Err(format!("its address depends on {op}"));
             }
         }
         Ok(())
@@ -219,7 +206,7 @@ pub(super) fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<
                 let last = *ops.last().expect("internal compiler error: an empty loop; please report this");
                 vec![func.op(last).operands[index - 1]]
             }
-            Def::Result(id, _) if ops.contains(&id) => {
+            Def::Result(id, _) if func.is_in(id, region) => {
                 found.insert(id);
                 super::super::edit::uses(func, id).into_iter().collect()
             }

@@ -124,8 +124,8 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
 /// The buffers that are live during the loop: all but those allocated after it and those last used before it.
 fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
-    let place = |op: OpId| order.iter().position(|&o| o == op);
-    let first = place(id).expect("internal compiler error: a loop is not in its block");
+    let first = order.iter().position(|&op| op == id);
+    let first = first.expect("internal compiler error: a loop is not in its block");
     let last = first + func.walk_from(func.op(id).regions[0]).len();
     let loops: Vec<(usize, usize)> = order
         .iter()
@@ -228,14 +228,13 @@ impl<'f> Pipeline<'f> {
 
     /// Inserts a barrier after the loop, so that later buffers can reuse the memory of the rings after the last reads,
     /// and frees the mbarriers.
-    fn release_rings(&mut self, parent: BlockId) {
+    fn release_rings(&mut self) {
         let loc = self.func.op(self.id).loc.clone();
-        let barrier = Op::BlockBarrier { id: 0, threads: None };
-        let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
-        after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
-        let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
-        ops.splice(at + 1..at + 1, after);
+        let mut b = Builder::after(self.func, self.id, loc);
+        b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
+        if let Some(full) = self.full {
+            b.op(Op::MbarrierFree, &[full], &[]);
+        }
     }
 
     fn build(mut self, candidates: &[Candidate]) {
@@ -243,7 +242,6 @@ impl<'f> Pipeline<'f> {
         self.depths = candidates.iter().map(|c| c.depth(self.stages)).collect();
         self.depths.sort_unstable();
         self.depths.dedup();
-        let parent = self.func.parent_block(self.id);
         let loc = self.func.op(self.id).loc.clone();
         let [_, upper, step] = [0, 1, 2].map(|i| self.func.op(self.id).operands[i]);
         let by_wgmma = self.feeds_wgmma(candidates);
@@ -268,7 +266,8 @@ impl<'f> Pipeline<'f> {
         let mut b = Builder::new(self.func, scratch, loc.clone());
         let read = b.int(0, DType::I32);
         let write = b.int(i64::from(self.stages - 1), DType::I32);
-        self.splice_before(parent, scratch);
+        let prologue = self.func.take_ops(scratch);
+        self.func.insert(self.func.parent_block(self.id), self.func.position(self.id), &prologue);
 
         // The loop carries the values of the prefetched iteration, the slots to read, and the slots to write.
         let mut inits = ahead.values();
@@ -280,7 +279,7 @@ impl<'f> Pipeline<'f> {
             .iter()
             .map(|&v| {
                 let ty = self.func.ty(v).clone();
-                self.func.op_mut(self.id).operands.push(v);
+                self.func.add_operands(self.id, &[v]);
                 self.func.add_result(self.id, ty.clone());
                 self.func.add_param(self.region, ty)
             })
@@ -328,16 +327,13 @@ impl<'f> Pipeline<'f> {
                 b.func.replace_uses(tile, loaded);
             }
         }
-        let top_ops = std::mem::take(&mut self.func.block_mut(top).ops);
-        let body = &mut self.func.block_mut(self.region).ops;
-        body.retain(|op| !candidates.iter().any(|c| c.load == *op || c.alloc == Some(*op)));
-        body.splice(0..0, top_ops);
+        let top_ops = self.func.take_ops(top);
+        self.func.retain_ops(self.region, |op| !candidates.iter().any(|c| c.load == *op || c.alloc == Some(*op)));
+        self.func.insert(self.region, 0, &top_ops);
         let last = *self.func.block(self.region).ops.last().expect("internal compiler error: an empty loop");
-        let operands = &mut self.func.op_mut(last).operands;
-        operands.extend(next.values());
-        operands.extend(next_slots);
+        self.func.add_operands(last, &[next.values(), next_slots].concat());
 
-        self.release_rings(parent);
+        self.release_rings();
     }
 
     /// Allocates a ring for each load.
@@ -468,7 +464,7 @@ impl<'f> Pipeline<'f> {
         if let Some(&known) = map.get(&v) {
             return known;
         }
-        let Some(id) = self.func.def_op(v).filter(|id| self.func.block(self.region).ops.contains(id)) else { return v };
+        let Some(id) = self.func.def_op(v).filter(|&id| self.func.is_in(id, self.region)) else { return v };
         let data = self.func.op(id).clone();
         let operands = data.operands.iter().map(|&o| self.clone_slice(block, o, map)).collect();
         let types = data.results.iter().map(|&r| self.func.ty(r).clone()).collect();
@@ -477,13 +473,6 @@ impl<'f> Pipeline<'f> {
             map.insert(old, new);
         }
         map[&v]
-    }
-
-    fn splice_before(&mut self, parent: BlockId, scratch: BlockId) {
-        let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
-        let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
-        ops.splice(at..at, new);
     }
 
     /// Whether a buffer (or a view of it) that `cp.async` fills is an operand of `wgmma`.

@@ -107,7 +107,7 @@ impl Slice {
             self.value(func, data.operands[3 + number])?;
         }
         data.regions.iter().try_for_each(|&region| {
-            let last = super::super::edit::terminator(func, region);
+            let last = func.terminator(region);
             self.value(func, func.op(last).operands[number])
         })
     }
