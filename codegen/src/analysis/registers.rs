@@ -21,12 +21,31 @@ pub fn available(threads: u32) -> u32 {
     (PER_SM / threads.max(1) / ALLOCATION_UNIT * ALLOCATION_UNIT).min(MAX_PER_THREAD)
 }
 
-/// Maximum over all synchronization points of the registers per thread that live float tiles occupy. Integer and
-/// pointer tiles do not count: most are addresses, which are computed where they are used.
+/// The registers per thread that live float tiles occupy at an op. Integer and pointer tiles do not count: most are
+/// addresses, which are computed where they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    pub op: OpId,
+    pub live: u32,
+    /// Whether all elements of the live tiles are in registers here. Elsewhere, code processes tiles element by element
+    /// and may hold fewer.
+    pub is_sync_point: bool,
+}
+
+/// The live registers at each op, in the order of [`Func::walk`]; without ops that only change the shape of a tile.
+pub fn profile(func: &Func) -> Vec<Point> {
+    let mut pressure = Pressure { func, weights: HashMap::new(), live: HashMap::new() };
+    pressure.live_before(func.body, None, &HashSet::new());
+    let point = |op: OpId| {
+        let live = *pressure.live.get(&op)?;
+        Some(Point { op, live, is_sync_point: is_sync_point(&func.op(op).op) })
+    };
+    func.walk().into_iter().filter_map(point).collect()
+}
+
+/// Maximum of the [`profile`] over all synchronization points.
 pub fn max_live(func: &Func) -> u32 {
-    let mut pressure = Pressure { func, weights: HashMap::new(), peak: 0 };
-    pressure.live_before(func.body, &HashSet::new());
-    pressure.peak
+    profile(func).into_iter().filter(|point| point.is_sync_point).map(|point| point.live).max().unwrap_or(0)
 }
 
 /// Static number of FMA instructions per thread of dots that do not use tensor cores.
@@ -87,12 +106,13 @@ fn is_sync_point(op: &Op) -> bool {
 struct Pressure<'a> {
     func: &'a Func,
     weights: HashMap<Value, u32>,
-    peak: u32,
+    /// By op; at synchronization points, of the tiles that are held as a whole.
+    live: HashMap<OpId, u32>,
 }
 
 impl Pressure<'_> {
-    /// Values that are live before a block, from those that are live after it.
-    fn live_before(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
+    /// Values that are live before a block, from those that are live after it. `owner` is the op of the block.
+    fn live_before(&mut self, block: BlockId, owner: Option<OpId>, after: &HashSet<Value>) -> HashSet<Value> {
         let mut live = after.clone();
         for &id in self.func.block(block).ops.iter().rev() {
             let data = self.func.op(id);
@@ -100,22 +120,24 @@ impl Pressure<'_> {
                 continue;
             }
             // The result of an MMA or loop replaces its accumulator.
-            if is_dot(&data.op) || is_loop(&data.op) {
-                self.update_peak(&live);
+            if is_dot(&data.op) || is_loop(&data.op) || !is_sync_point(&data.op) {
+                self.update(id, &live);
             }
             for v in &data.results {
                 live.remove(v);
             }
             if is_sync_point(&data.op) {
-                self.update_peak(&live);
+                self.update(id, &live);
             }
             let inside = self.live_into_regions(id, &live);
             live.extend(inside);
             live.extend(data.operands.iter().map(|&v| source(self.func, v)));
         }
-        if !self.func.block(block).params.is_empty() {
+        if let Some(owner) = owner
+            && !self.func.block(block).params.is_empty()
+        {
             // Loop-carried values are held as a whole between iterations.
-            self.update_peak(&live);
+            self.update(owner, &live);
         }
         for v in &self.func.block(block).params {
             live.remove(v);
@@ -132,7 +154,7 @@ impl Pressure<'_> {
             // The next iteration needs them again.
             through.extend(self.needed_inside(id));
         }
-        data.regions.iter().flat_map(|&region| self.live_before(region, &through)).collect()
+        data.regions.iter().flat_map(|&region| self.live_before(region, Some(id), &through)).collect()
     }
 
     /// Values that the regions of an op use and do not define.
@@ -151,7 +173,7 @@ impl Pressure<'_> {
         used.difference(&defined).copied().collect()
     }
 
-    fn update_peak(&mut self, live: &HashSet<Value>) {
+    fn update(&mut self, id: OpId, live: &HashSet<Value>) {
         let func = self.func;
         let weight = |v: &Value| {
             *self.weights.entry(*v).or_insert_with(|| {
@@ -159,6 +181,8 @@ impl Pressure<'_> {
                 if is_float { tile_registers(func, *v) } else { 0 }
             })
         };
-        self.peak = self.peak.max(live.iter().map(weight).sum());
+        let registers = live.iter().map(weight).sum();
+        let known = self.live.entry(id).or_default();
+        *known = (*known).max(registers);
     }
 }

@@ -1,0 +1,222 @@
+//! What the compiler did to a kernel, as data for pages and pictures.
+//!
+//! [`Trace`] observes a compilation for a GPU and keeps the function after every pass; [`Trace::last`] is the function
+//! that is lowered. [`layouts`] and [`loops`] describe that function, as do
+//! [`registers::profile`](crate::analysis::registers::profile) and
+//! [`shared_memory`](crate::lower::nvptx::shared_memory).
+
+use crate::analysis::pipes::{Pipe, pipe};
+use crate::ir::{BlockId, DType, Func, LayoutId, Loc, Op, OpId, Stage, Type};
+use crate::pipeline::Observer;
+use crate::text;
+
+/// A line of a function's text ([`text::lines`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IrLine {
+    /// Levels of indentation.
+    pub depth: usize,
+    pub text: String,
+    /// The op of this line and its location; `None` for layouts, the head of the function and closing braces.
+    pub op: Option<(OpId, Loc)>,
+}
+
+/// The function after a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    pub pass: &'static str,
+    pub stage: Stage,
+    pub lines: Vec<IrLine>,
+}
+
+/// Records a compilation.
+pub struct Trace {
+    snapshots: Vec<Snapshot>,
+    last: Func,
+    notes: Vec<String>,
+}
+
+impl Trace {
+    /// Name of the first snapshot: the function as the kernel's code recorded it.
+    pub const RECORDED: &'static str = "recorded";
+
+    /// A trace of a compilation of this function.
+    pub fn new(func: &Func) -> Trace {
+        let first = snapshot(Trace::RECORDED, Stage::Tile, func);
+        Trace { snapshots: vec![first], last: func.clone(), notes: Vec::new() }
+    }
+
+    /// The function as recorded and after each pass, in order.
+    pub fn snapshots(&self) -> &[Snapshot] {
+        &self.snapshots
+    }
+
+    /// The function after the last pass.
+    pub fn last(&self) -> &Func {
+        &self.last
+    }
+
+    /// Where the compiler does not follow an option or a hint.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+}
+
+impl Observer for Trace {
+    fn after(&mut self, pass: &'static str, stage: Stage, func: &Func) {
+        self.snapshots.push(snapshot(pass, stage, func));
+        self.last = func.clone();
+    }
+
+    fn llvm_ir(&mut self, _: &str) {}
+
+    fn note(&mut self, note: &str) {
+        self.notes.push(note.to_string());
+    }
+}
+
+fn snapshot(pass: &'static str, stage: Stage, func: &Func) -> Snapshot {
+    let line = |line: text::Line| IrLine {
+        depth: line.depth,
+        text: line.text,
+        op: line.op.map(|id| (id, func.op(id).loc.clone())),
+    };
+    Snapshot { pass, stage, lines: text::lines(func).into_iter().map(line).collect() }
+}
+
+/// A layout, and the values of one element type that have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayoutUse {
+    pub layout: LayoutId,
+    /// The element type of a shared buffer; `None` for layouts of registers, where the type does not matter.
+    pub elem: Option<DType>,
+    /// The ops that define values of this layout, in the order of the text. Values that a region begins with count for
+    /// the op of the region.
+    pub ops: Vec<OpId>,
+}
+
+/// The layouts of a function, in the order of their first use.
+pub fn layouts(func: &Func) -> Vec<LayoutUse> {
+    let mut uses: Vec<LayoutUse> = Vec::new();
+    for id in func.walk() {
+        let data = func.op(id);
+        let params = data.regions.iter().flat_map(|&region| &func.block(region).params);
+        for &v in data.results.iter().chain(params) {
+            let (layout, elem) = match *func.ty(v) {
+                Type::Tensor { layout: Some(layout), .. } => (layout, None),
+                Type::Shared { layout, elem, .. } => (layout, Some(elem)),
+                Type::Tensor { layout: None, .. }
+                | Type::Scalar(_)
+                | Type::View { .. }
+                | Type::Barrier { .. }
+                | Type::Token => continue,
+            };
+            match uses.iter_mut().find(|known| (known.layout, known.elem) == (layout, elem)) {
+                Some(known) if known.ops.last() == Some(&id) => {}
+                Some(known) => known.ops.push(id),
+                None => uses.push(LayoutUse { layout, elem, ops: vec![id] }),
+            }
+        }
+    }
+    uses
+}
+
+/// Warps that run the same code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Partition {
+    /// All warps: the kernel, or this part of it, is not warp-specialized.
+    All,
+    Consumer,
+    Producer,
+}
+
+impl Partition {
+    pub fn name(self) -> &'static str {
+        match self {
+            Partition::All => "all warps",
+            Partition::Consumer => "consumer",
+            Partition::Producer => "producer",
+        }
+    }
+}
+
+/// An op of a loop's body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoopOp {
+    pub op: OpId,
+    pub mnemonic: &'static str,
+    /// The pipe that executes most of the op; `None` for ops without instructions of their own.
+    pub pipe: Option<Pipe>,
+    /// Regions between the loop and the op, as of an `if` in the loop.
+    pub depth: usize,
+}
+
+/// A loop, and its ops in order without those of inner loops.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loop {
+    pub op: OpId,
+    pub partition: Partition,
+    pub ops: Vec<LoopOp>,
+}
+
+/// The loops of a function in the order of the text; an inner loop follows the one that contains it.
+pub fn loops(func: &Func) -> Vec<Loop> {
+    let mut found = Vec::new();
+    find_loops(func, func.body, Partition::All, &mut found);
+    found
+}
+
+fn find_loops(func: &Func, block: BlockId, partition: Partition, found: &mut Vec<Loop>) {
+    for &id in &func.block(block).ops {
+        let data = func.op(id);
+        if is_loop(&data.op) {
+            let mut ops = Vec::new();
+            data.regions.iter().for_each(|&region| loop_ops(func, region, 0, &mut ops));
+            found.push(Loop { op: id, partition, ops });
+        }
+        for (i, &region) in data.regions.iter().enumerate() {
+            find_loops(func, region, of_region(&data.op, i, partition), found);
+        }
+    }
+}
+
+fn loop_ops(func: &Func, block: BlockId, depth: usize, ops: &mut Vec<LoopOp>) {
+    for &id in &func.block(block).ops {
+        let data = func.op(id);
+        ops.push(LoopOp { op: id, mnemonic: data.op.mnemonic(), pipe: pipe(func, id), depth });
+        if matches!(data.op, Op::If) {
+            data.regions.iter().for_each(|&region| loop_ops(func, region, depth + 1, ops));
+        }
+    }
+}
+
+fn is_loop(op: &Op) -> bool {
+    matches!(op, Op::For { .. } | Op::While)
+}
+
+/// The partition of region `index` of an op in `partition`.
+fn of_region(op: &Op, index: usize, partition: Partition) -> Partition {
+    match (op, index) {
+        (Op::WarpSpecialize { .. }, 0) => Partition::Consumer,
+        (Op::WarpSpecialize { .. }, _) => Partition::Producer,
+        _ => partition,
+    }
+}
+
+/// The partition that runs each op, in the order of [`Func::walk`].
+pub fn partitions(func: &Func) -> Vec<(OpId, Partition)> {
+    fn walk(func: &Func, block: BlockId, partition: Partition, found: &mut Vec<(OpId, Partition)>) {
+        for &id in &func.block(block).ops {
+            found.push((id, partition));
+            let data = func.op(id);
+            for (i, &region) in data.regions.iter().enumerate() {
+                walk(func, region, of_region(&data.op, i, partition), found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(func, func.body, Partition::All, &mut found);
+    found
+}
+
+#[cfg(test)]
+mod tests;
