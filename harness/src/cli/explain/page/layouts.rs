@@ -163,7 +163,15 @@ fn overview(layout: &LinearLayout, name: &str) -> String {
                 (column + 1) * width - 1
             );
             let class = format!("cell c{}", warp % COLORS);
-            svg.rect(&Rect { x, y, width: cell_width, height: cell_height, class: &class, op: None, tooltip: &tooltip });
+            svg.rect(&Rect {
+                x,
+                y,
+                width: cell_width,
+                height: cell_height,
+                class: &class,
+                op: None,
+                tooltip: &tooltip,
+            });
             svg.text(x + cell_width / 2.0, y + cell_height / 2.0 + 4.0, "middle", warp);
         }
     }

@@ -151,7 +151,12 @@ impl<'a> Timeline<'a> {
                 let y = bottom - PLOT.1 * f64::from(limits[start]) / top;
                 svg.line((self.x(start), y), (self.x(end), y), "limit");
                 if end - start > limits.len() / 12 {
-                    svg.text((self.x(start) + self.x(end)) / 2.0, y - 4.0, "middle small", format!("limit {}", limits[start]));
+                    svg.text(
+                        (self.x(start) + self.x(end)) / 2.0,
+                        y - 4.0,
+                        "middle small",
+                        format!("limit {}", limits[start]),
+                    );
                 }
                 start = end;
             }
