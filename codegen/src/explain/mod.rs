@@ -6,7 +6,7 @@
 //! [`shared_memory`](crate::lower::nvptx::shared_memory).
 
 use crate::analysis::pipes::{Pipe, pipe};
-use crate::ir::{BlockId, DType, Func, LayoutId, Loc, Op, OpId, Stage, Type};
+use crate::ir::{BlockId, DType, Func, LayoutId, Loc, Op, OpId, Stage, Type, Value};
 use crate::pipeline::Observer;
 use crate::text;
 
@@ -16,8 +16,17 @@ pub struct IrLine {
     /// Levels of indentation.
     pub depth: usize,
     pub text: String,
-    /// The op of this line and its location; `None` for layouts, the head of the function and closing braces.
-    pub op: Option<(OpId, Loc)>,
+    /// The op of this line; `None` for layouts, the head of the function and closing braces.
+    pub op: Option<IrOp>,
+}
+
+/// An op after a pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IrOp {
+    pub op: OpId,
+    /// The same number after every pass that keeps the op, even if the pass rebuilds the function.
+    pub number: u32,
+    pub loc: Loc,
 }
 
 /// The function after a pass.
@@ -28,10 +37,11 @@ pub struct Snapshot {
     pub lines: Vec<IrLine>,
 }
 
-/// Records a compilation.
+/// Records a compilation. Values have the same name after every pass that keeps the op that defines them.
 pub struct Trace {
     snapshots: Vec<Snapshot>,
     last: Func,
+    numbers: Numbers,
     notes: Vec<String>,
 }
 
@@ -41,8 +51,10 @@ impl Trace {
 
     /// A trace of a compilation of this function.
     pub fn new(func: &Func) -> Trace {
-        let first = snapshot(Trace::RECORDED, Stage::Tile, func);
-        Trace { snapshots: vec![first], last: func.clone(), notes: Vec::new() }
+        let mut numbers = Numbers::default();
+        numbers.extend(func);
+        let first = snapshot(Trace::RECORDED, Stage::Tile, func, &numbers);
+        Trace { snapshots: vec![first], last: func.clone(), numbers, notes: Vec::new() }
     }
 
     /// The function as recorded and after each pass, in order.
@@ -63,7 +75,11 @@ impl Trace {
 
 impl Observer for Trace {
     fn after(&mut self, pass: &'static str, stage: Stage, func: &Func) {
-        self.snapshots.push(snapshot(pass, stage, func));
+        if is_rebuilt(&self.last, func) {
+            self.numbers = self.numbers.of_rebuilt(&self.last, func);
+        }
+        self.numbers.extend(func);
+        self.snapshots.push(snapshot(pass, stage, func, &self.numbers));
         self.last = func.clone();
     }
 
@@ -74,13 +90,91 @@ impl Observer for Trace {
     }
 }
 
-fn snapshot(pass: &'static str, stage: Stage, func: &Func) -> Snapshot {
-    let line = |line: text::Line| IrLine {
-        depth: line.depth,
-        text: line.text,
-        op: line.op.map(|id| (id, func.op(id).loc.clone())),
-    };
-    Snapshot { pass, stage, lines: text::lines(func).into_iter().map(line).collect() }
+/// Whether a pass built a new function. Most passes edit the old one, where an op keeps its index and its location.
+fn is_rebuilt(old: &Func, new: &Func) -> bool {
+    let loc = |func: &Func, index: usize| func.op(OpId(index as u32)).loc.clone();
+    new.num_ops() < old.num_ops() || (0..old.num_ops()).any(|index| loc(old, index) != loc(new, index))
+}
+
+/// Numbers of the ops and values of a function, by index. The next ones are larger than all numbers so far.
+#[derive(Clone, Default)]
+struct Numbers {
+    ops: Vec<u32>,
+    values: Vec<u32>,
+    next_op: u32,
+    next_value: u32,
+}
+
+impl Numbers {
+    /// Numbers the ops and values that have no number yet.
+    fn extend(&mut self, func: &Func) {
+        let Numbers { ops, values, next_op, next_value } = self;
+        ops.resize_with(func.num_ops(), || next(next_op));
+        values.resize_with(func.num_values(), || next(next_value));
+    }
+
+    /// Numbers of a function that a pass built from `old`, whose ops these numbers are for: ops that stand in the same
+    /// order in both, and have the same mnemonic and location, keep their numbers and those of their values.
+    fn of_rebuilt(&self, old: &Func, new: &Func) -> Numbers {
+        let mut numbers = Numbers { next_op: self.next_op, next_value: self.next_value, ..Numbers::default() };
+        numbers.extend(new);
+        let (before, after) = (old.walk(), new.walk());
+        let key = |func: &Func, id: OpId| (func.op(id).op.mnemonic(), func.op(id).loc.clone());
+        let keys = |func: &Func, ids: &[OpId]| ids.iter().map(|&id| key(func, id)).collect::<Vec<_>>();
+        let pairs = common_subsequence(&keys(old, &before), &keys(new, &after));
+        let keep = |values: &mut Vec<u32>, from: &[Value], to: &[Value]| {
+            for (from, to) in from.iter().zip(to) {
+                values[to.0 as usize] = self.values[from.0 as usize];
+            }
+        };
+        for (i, j) in pairs {
+            let (from, to) = (old.op(before[i]), new.op(after[j]));
+            numbers.ops[after[j].0 as usize] = self.ops[before[i].0 as usize];
+            keep(&mut numbers.values, &from.results, &to.results);
+            for (from, to) in from.regions.iter().zip(&to.regions) {
+                keep(&mut numbers.values, &old.block(*from).params, &new.block(*to).params);
+            }
+        }
+        numbers
+    }
+}
+
+fn next(number: &mut u32) -> u32 {
+    *number += 1;
+    *number - 1
+}
+
+/// The indices of a longest common subsequence of two sequences.
+fn common_subsequence<T: PartialEq>(a: &[T], b: &[T]) -> Vec<(usize, usize)> {
+    // `length[i][j]` is the length for `a[i..]` and `b[j..]`.
+    let mut length = vec![vec![0u32; b.len() + 1]; a.len() + 1];
+    for i in (0..a.len()).rev() {
+        for j in (0..b.len()).rev() {
+            length[i][j] = match a[i] == b[j] {
+                true => length[i + 1][j + 1] + 1,
+                false => length[i + 1][j].max(length[i][j + 1]),
+            };
+        }
+    }
+    let (mut i, mut j, mut pairs) = (0, 0, Vec::new());
+    while i < a.len() && j < b.len() {
+        if a[i] == b[j] {
+            pairs.push((i, j));
+            (i, j) = (i + 1, j + 1);
+        } else if length[i + 1][j] >= length[i][j + 1] {
+            i += 1;
+        } else {
+            j += 1;
+        }
+    }
+    pairs
+}
+
+fn snapshot(pass: &'static str, stage: Stage, func: &Func, numbers: &Numbers) -> Snapshot {
+    let op = |id: OpId| IrOp { op: id, number: numbers.ops[id.0 as usize], loc: func.op(id).loc.clone() };
+    let line = |line: text::Line| IrLine { depth: line.depth, text: line.text, op: line.op.map(op) };
+    let lines = text::lines(func, &|v| numbers.values[v.0 as usize].to_string());
+    Snapshot { pass, stage, lines: lines.into_iter().map(line).collect() }
 }
 
 /// A layout, and the values of one element type that have it.

@@ -21,10 +21,9 @@ pub struct Line {
     pub op: Option<OpId>,
 }
 
-/// The lines of [`print()`], but with values named by their index in the function: a value that a pass keeps has the
-/// same name before and after it.
-pub fn lines(func: &Func) -> Vec<Line> {
-    let mut p = Printer::new(func, Naming::Index);
+/// The lines of [`print()`], but with these names (without `%`) of values that are not arguments.
+pub fn lines(func: &Func, name: &dyn Fn(Value) -> String) -> Vec<Line> {
+    let mut p = Printer::new(func, Naming::Given(name));
     p.function();
     let mut start = 0;
     let mut ops = p.ops.iter().peekable();
@@ -50,16 +49,15 @@ pub fn print_op(func: &Func, op: OpId) -> String {
 const INDENT: &str = "  ";
 
 /// Names of values that are not arguments.
-enum Naming {
+enum Naming<'f> {
     /// Numbered in the order of the text.
     TextOrder,
-    /// The index of the value in the function.
-    Index,
+    Given(&'f dyn Fn(Value) -> String),
 }
 
 struct Printer<'f> {
     func: &'f Func,
-    naming: Naming,
+    naming: Naming<'f>,
     names: HashMap<Value, String>,
     next: usize,
     out: String,
@@ -67,8 +65,8 @@ struct Printer<'f> {
     ops: Vec<(usize, OpId)>,
 }
 
-impl Printer<'_> {
-    fn new(func: &Func, naming: Naming) -> Printer<'_> {
+impl<'f> Printer<'f> {
+    fn new(func: &'f Func, naming: Naming<'f>) -> Printer<'f> {
         Printer { func, naming, names: HashMap::new(), next: 0, out: String::new(), ops: Vec::new() }
     }
 
@@ -101,7 +99,7 @@ impl Printer<'_> {
         }
         let name = match self.naming {
             Naming::TextOrder => self.next.to_string(),
-            Naming::Index => v.0.to_string(),
+            Naming::Given(name) => name(v),
         };
         self.next += 1;
         self.names.insert(v, name.clone());

@@ -105,9 +105,9 @@ fn data(trace: &Trace, sources: &Sources) -> Value {
                 texts.len() - 1
             });
             match &line.op {
-                Some((id, loc)) => match sources.place(loc) {
-                    Some((file, number)) => json!([text, line.depth, id.0, file, number]),
-                    None => json!([text, line.depth, id.0]),
+                Some(op) => match sources.place(&op.loc) {
+                    Some((file, number)) => json!([text, line.depth, op.number, file, number]),
+                    None => json!([text, line.depth, op.number]),
                 },
                 None => json!([text, line.depth]),
             }
@@ -132,22 +132,31 @@ fn script_data(value: &Value) -> String {
     text.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// Short names of the ops of the last function: `%12 = wgmma`.
-pub struct OpNames(HashMap<OpId, String>);
+/// The ops of the last function: their numbers, and short names such as `%12 = wgmma`.
+pub struct OpNames(HashMap<OpId, (u32, String)>);
 
 impl OpNames {
     fn new(trace: &Trace) -> OpNames {
-        let name = |line: &IrLine| Some((line.op.as_ref()?.0, short_name(&line.text)));
-        OpNames(last_lines(trace).iter().filter_map(name).collect())
+        let named = |line: &IrLine| line.op.as_ref().map(|op| (op.op, (op.number, short_name(&line.text))));
+        OpNames(last_lines(trace).iter().filter_map(named).collect())
+    }
+
+    /// The number of an op in the trace, which identifies it on the page.
+    fn number(&self, id: OpId) -> Option<u32> {
+        self.0.get(&id).map(|(number, _)| *number)
     }
 
     fn short(&self, id: OpId) -> &str {
-        self.0.get(&id).map_or("?", String::as_str)
+        self.0.get(&id).map_or("?", |(_, name)| name)
     }
 
     /// A link to an op in the IR.
     fn link(&self, id: OpId) -> String {
-        format!("<a href=\"#ir\" data-op=\"{}\"><code>{}</code></a>", id.0, escaped(self.short(id)))
+        let name = escaped(self.short(id));
+        match self.number(id) {
+            Some(number) => format!("<a href=\"#ir\" data-op=\"{number}\"><code>{name}</code></a>"),
+            None => format!("<code>{name}</code>"),
+        }
     }
 
     /// Links to the first of some ops.

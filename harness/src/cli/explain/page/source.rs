@@ -34,7 +34,7 @@ impl Sources {
         let kernel = Loc { line: kernel_line, ..trace.last().loc.clone() };
         sources.add(&kernel);
         for snapshot in trace.snapshots() {
-            snapshot.lines.iter().filter_map(|line| line.op.as_ref()).for_each(|(_, loc)| sources.add(loc));
+            snapshot.lines.iter().filter_map(|line| line.op.as_ref()).for_each(|op| sources.add(&op.loc));
         }
         sources
     }

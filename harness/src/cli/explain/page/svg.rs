@@ -18,7 +18,7 @@ pub struct Rect<'a> {
     pub width: f64,
     pub height: f64,
     pub class: &'a str,
-    /// The op that pointing at it highlights.
+    /// The number of the op that pointing at it highlights.
     pub op: Option<u32>,
     pub tooltip: &'a str,
 }

@@ -50,7 +50,7 @@ impl<'a> Timeline<'a> {
         for band in bands {
             let (x, y) = (self.x(band.first), bottom + 6.0 + BAND * band.row as f64);
             let width = self.x(band.last + 1) - x;
-            let (height, op, tooltip) = (BAND - 3.0, Some(self.order[band.first].0), band.name.as_str());
+            let (height, op, tooltip) = (BAND - 3.0, self.names.number(self.order[band.first]), band.name.as_str());
             svg.rect(&Rect { x, y, width, height, class: "band", op, tooltip });
             // About 6 pixels per character.
             if width > 6.0 * band.name.len() as f64 {
@@ -110,7 +110,7 @@ impl<'a> Timeline<'a> {
                 "{what} of {name}: {} bytes at {}, live from op {} to {}",
                 part.bytes, part.offset, part.first, part.last
             );
-            let op = Some(part.op.0);
+            let op = self.names.number(part.op);
             svg.rect(&Rect { x, y, width: (end - x).max(2.0), height, class, op, tooltip: &tooltip });
             let label = format!("{name}: {what}, {}", kib(part.bytes));
             if height >= 13.0 && end - x > 6.5 * label.len() as f64 {
@@ -142,7 +142,7 @@ impl<'a> Timeline<'a> {
                 false => ("bar passing", "of live tiles; processed element by element"),
             };
             let tooltip = format!("{}: {} registers, {what}", self.names.short(point.op), point.live);
-            let (x, op) = (self.x(position), Some(point.op.0));
+            let (x, op) = (self.x(position), self.names.number(point.op));
             svg.rect(&Rect { x, y: bottom - height, width, height, class, op, tooltip: &tooltip });
         }
         let mut start = 0;
