@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn ops_that_touch_memory_have_a_pipe() {
-        let body = "  %0 = load %p : f32\n  store %p, %0";
+        let body = "  %0 = load %p {eviction = normal} : f32\n  store %p, %0 {eviction = normal}";
         let found = pipes(body);
         assert_eq!(found[0], ("load", Some(Pipe::LoadStore)));
         assert_eq!(found[1], ("store", Some(Pipe::LoadStore)));

@@ -32,7 +32,7 @@ pub struct Point {
     pub is_sync_point: bool,
 }
 
-/// The live registers at each op, in the order of [`Func::walk`]; without ops that only change the shape of a tile.
+/// The live registers at each op, in the order of [`Func::walk`].
 pub fn profile(func: &Func) -> Vec<Point> {
     let mut pressure = Pressure { func, weights: HashMap::new(), live: HashMap::new() };
     pressure.live_before(func.body, None, &HashSet::new());
@@ -117,6 +117,7 @@ impl Pressure<'_> {
         for &id in self.func.block(block).ops.iter().rev() {
             let data = self.func.op(id);
             if is_shape_op(&data.op) {
+                self.update(id, &live);
                 continue;
             }
             // The result of an MMA or loop replaces its accumulator.
@@ -184,5 +185,40 @@ impl Pressure<'_> {
         let registers = live.iter().map(weight).sum();
         let known = self.live.entry(id).or_default();
         *known = (*known).max(registers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse;
+
+    #[test]
+    fn the_profile_counts_float_tiles_until_their_last_use() {
+        let layout = |register: u32, lane: u32| {
+            let lanes: Vec<String> = (0..5).map(|bit| format!("[{}]", lane << bit)).collect();
+            format!("linear<reg=[[{register}]], lane=[{}], warp=[], block=[], shape=[64]>", lanes.join(","))
+        };
+        let text = format!(
+            "#l0 = {}\n#l1 = {}\nkernel @k(%p: ptr<f32>) {{
+  %0 = splat %p : tensor<64xptr<f32>, #l0>
+  %1 = load %0 {{eviction = normal}} : tensor<64xf32, #l0>
+  %2 = load %0 {{eviction = normal}} : tensor<64xf32, #l0>
+  %3 = convert_layout %1 : tensor<64xf32, #l1>
+  store %0, %2 {{eviction = normal}}
+  store %0, %3 {{eviction = normal}}
+  return
+}}
+",
+            layout(1, 2),
+            layout(32, 1)
+        );
+        let func = parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let points = profile(&func);
+        // Two registers per tile. A conversion needs its operand only until the result replaces it.
+        assert_eq!(points.iter().map(|point| point.live).collect::<Vec<_>>(), [0, 2, 4, 2, 2, 0, 0]);
+        let sync: Vec<usize> = (0..points.len()).filter(|&i| points[i].is_sync_point).collect();
+        assert_eq!(sync, [3]);
+        assert_eq!(max_live(&func), 2);
     }
 }

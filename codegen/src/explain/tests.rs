@@ -1,5 +1,6 @@
 use super::*;
-use crate::pipeline::gpu_ir;
+use crate::lower::nvptx::{Contents, shared_memory};
+use crate::pipeline::{gpu_ir, lower_gpu};
 use crate::target::{CompileOptions, GpuArch};
 use crate::text::{parse, print};
 
@@ -68,7 +69,7 @@ fn ops_keep_their_numbers_and_values_their_names() {
     let of = |pass: &str, mnemonic: &str| {
         let snapshot = trace.snapshots().iter().find(|snapshot| snapshot.pass == pass).unwrap();
         let line = snapshot.lines.iter().find(|line| line.text.contains(&format!("{mnemonic} "))).unwrap();
-        (line.op.as_ref().unwrap().number, line.text.split(' ').next().unwrap().to_string())
+        (line.op.as_ref().unwrap().number, line.text.split([' ', ',']).next().unwrap().to_string())
     };
     let recorded = of(Trace::RECORDED, "exp2");
     for pass in ["cse", "dce", "assign_layouts", "dce_layout", "pingpong"] {
@@ -119,6 +120,31 @@ fn layouts_are_listed_once_with_the_ops_that_define_them() {
         assert!(!of.ops.is_empty());
     }
     assert!(uses.iter().any(|of| of.elem == Some(DType::BF16)), "the ring of the loads");
+}
+
+#[test]
+fn shared_memory_is_what_the_lowering_allocates() {
+    let func = sample();
+    for warp_specialize in [None, Some(true)] {
+        let mut options = CompileOptions::default();
+        options.schedule.warp_specialize = warp_specialize;
+        let mut trace = Trace::new(&func);
+        let (manifest, _) = lower_gpu(&func, GpuArch::Sm90a, &options, &mut trace).unwrap();
+        let shared = shared_memory(trace.last(), GpuArch::Sm90a);
+        assert_eq!(shared.bytes, manifest.shared_bytes);
+        assert_eq!(shared.parts.iter().map(|part| part.offset + part.bytes).max(), Some(shared.bytes));
+        // Two operands of 64 × 64 bf16, in rings of three stages.
+        let rings = shared.parts.iter().filter(|part| part.contents == Contents::Ring);
+        assert_eq!(rings.map(|part| part.bytes).collect::<Vec<_>>(), [3 * 64 * 64 * 2; 2]);
+        for (i, a) in shared.parts.iter().enumerate() {
+            assert!(a.first <= a.last && a.last < trace.last().walk().len());
+            for b in &shared.parts[i + 1..] {
+                let live_together = a.first <= b.last && b.first <= a.last;
+                let overlap = a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+                assert!(!(live_together && overlap), "{a:?} and {b:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -24,6 +24,10 @@ use super::{CliError, Result, value_parsers};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
+#[command(
+    after_help = "The page of --html also shows what the compiler did: the IR after each pass beside the kernel's \
+                        source, the layouts of tiles, shared memory, registers, and the loops by pipe."
+)]
 pub struct Arguments {
     /// Name of the kernel, as in `tilewright list`
     kernel: String,

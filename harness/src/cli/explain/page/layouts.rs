@@ -144,12 +144,11 @@ fn overview(layout: &LinearLayout, name: &str) -> String {
     let side = |extent: u32, at: &dyn Fn(u32) -> u32| {
         (0..extent.ilog2()).map(|bit| 1 << bit).find(|&step| at(step) != 0).unwrap_or(extent)
     };
-    let height = side(sheet.rows, &|row| warp_at(row, 0)).max(sheet.rows / 64);
-    let width = side(sheet.columns, &|column| warp_at(0, column)).max(sheet.columns / 64);
-    let scale = SIDE / f64::from(sheet.rows.max(sheet.columns));
-    let unit = |extent: u32| (f64::from(extent) * scale).max(CELL.1 * f64::from(extent) / f64::from(height.max(width)));
-    let (cell_width, cell_height) = (unit(width).max(CELL.0), unit(height).max(CELL.1));
+    let height = side(sheet.rows, &|row| warp_at(row, 0));
+    let width = side(sheet.columns, &|column| warp_at(0, column));
     let (across, down) = (sheet.columns / width, sheet.rows / height);
+    let (cell_width, cell_height) = ((SIDE / f64::from(across)).max(CELL.0), (SIDE / f64::from(down)).max(CELL.1));
+    let (all, across, down) = (across * down, across.min(MAX_COLUMNS), down.min(MAX_ROWS));
     let mut svg = Svg::new(f64::from(across) * cell_width + 2.0, f64::from(down) * cell_height + 2.0);
     for row in 0..down {
         for column in 0..across {
@@ -175,7 +174,11 @@ fn overview(layout: &LinearLayout, name: &str) -> String {
             svg.text(x + cell_width / 2.0, y + cell_height / 2.0 + 4.0, "middle", warp);
         }
     }
-    let heading = format!("<h4>Warps of the tile, in blocks of {height}×{width} elements</h4>\n");
+    let shown = match across * down {
+        shown if shown < all => format!(" ({shown} of {all} blocks)"),
+        _ => String::new(),
+    };
+    let heading = format!("<h4>Warps of the tile, in blocks of {height}×{width} elements{shown}</h4>\n");
     heading + &svg.finish(&format!("Warps of the tile of layout {name}"))
 }
 

@@ -97,12 +97,19 @@
     document.querySelectorAll("." + className).forEach((node) => node.classList.remove(className));
     if (at) related(at).forEach((node) => node.classList.add(className));
   };
+  // The line where the keys of a column continue.
+  const setCurrent = (pane, line) => {
+    pane.querySelectorAll(".current").forEach((old) => old.classList.remove("current"));
+    if (line) line.classList.add("current");
+  };
   const scrollTo = (at) => {
     for (const pane of [byId("source"), ...panes]) {
       if (pane.contains(at.node)) continue;
       const own = at.op !== undefined && pane.querySelector(`.line[data-op="${at.op}"]`);
       const line = own || (at.place && pane.querySelector(`.line[data-place="${at.place}"]`));
-      if (line) pane.scrollTop += line.getBoundingClientRect().top - pane.getBoundingClientRect().top - pane.clientHeight / 3;
+      if (!line) continue;
+      setCurrent(pane, line);
+      pane.scrollTop += line.getBoundingClientRect().top - pane.getBoundingClientRect().top - pane.clientHeight / 3;
     }
   };
   const pin = (at) => {
@@ -129,6 +136,7 @@
       byId("ir").scrollIntoView();
       panes[1].focus({ preventScroll: true });
     }
+    if (inPane) setCurrent(at.node.closest(".pane"), at.node);
     pin(at);
   });
 
@@ -143,14 +151,13 @@
         event.preventDefault();
         const from = lines.indexOf(current);
         const to = Math.max(0, Math.min(lines.length - 1, from < 0 ? 0 : from + MOVES[event.key]));
-        if (current) current.classList.remove("current");
-        lines[to].classList.add("current");
+        setCurrent(pane, lines[to]);
         lines[to].scrollIntoView({ block: "nearest", inline: "nearest" });
         highlight("point", target(lines[to]));
       } else if (event.key === "Enter" && current) {
         pin(target(current));
       } else if (event.key === "Escape") {
-        if (current) current.classList.remove("current");
+        setCurrent(pane, null);
         highlight("point", null);
         pin(null);
       }
