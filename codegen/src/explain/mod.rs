@@ -9,6 +9,7 @@ use crate::analysis::pipes::{Pipe, pipe};
 use crate::ir::{BlockId, DType, Func, LayoutId, Loc, Op, OpId, Stage, Type, Value};
 use crate::pipeline::Observer;
 use crate::text;
+use std::collections::{HashMap, VecDeque};
 
 /// A line of a function's text ([`text::lines`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,23 +114,25 @@ impl Numbers {
         values.resize_with(func.num_values(), || next(next_value));
     }
 
-    /// Numbers of a function that a pass built from `old`, whose ops these numbers are for: ops that stand in the same
-    /// order in both, and have the same mnemonic and location, keep their numbers and those of their values.
+    /// Numbers of a function that a pass built from `old`, whose ops these numbers are for. The first op of a mnemonic
+    /// and location keeps the numbers of the first such op, and of its values; so does the second, and so on.
     fn of_rebuilt(&self, old: &Func, new: &Func) -> Numbers {
         let mut numbers = Numbers { next_op: self.next_op, next_value: self.next_value, ..Numbers::default() };
         numbers.extend(new);
-        let (before, after) = (old.walk(), new.walk());
         let key = |func: &Func, id: OpId| (func.op(id).op.mnemonic(), func.op(id).loc.clone());
-        let keys = |func: &Func, ids: &[OpId]| ids.iter().map(|&id| key(func, id)).collect::<Vec<_>>();
-        let pairs = common_subsequence(&keys(old, &before), &keys(new, &after));
+        let mut before: HashMap<_, VecDeque<OpId>> = HashMap::new();
+        for id in old.walk() {
+            before.entry(key(old, id)).or_default().push_back(id);
+        }
         let keep = |values: &mut Vec<u32>, from: &[Value], to: &[Value]| {
             for (from, to) in from.iter().zip(to) {
                 values[to.0 as usize] = self.values[from.0 as usize];
             }
         };
-        for (i, j) in pairs {
-            let (from, to) = (old.op(before[i]), new.op(after[j]));
-            numbers.ops[after[j].0 as usize] = self.ops[before[i].0 as usize];
+        for id in new.walk() {
+            let Some(same) = before.get_mut(&key(new, id)).and_then(VecDeque::pop_front) else { continue };
+            let (from, to) = (old.op(same), new.op(id));
+            numbers.ops[id.0 as usize] = self.ops[same.0 as usize];
             keep(&mut numbers.values, &from.results, &to.results);
             for (from, to) in from.regions.iter().zip(&to.regions) {
                 keep(&mut numbers.values, &old.block(*from).params, &new.block(*to).params);
@@ -142,32 +145,6 @@ impl Numbers {
 fn next(number: &mut u32) -> u32 {
     *number += 1;
     *number - 1
-}
-
-/// The indices of a longest common subsequence of two sequences.
-fn common_subsequence<T: PartialEq>(a: &[T], b: &[T]) -> Vec<(usize, usize)> {
-    // `length[i][j]` is the length for `a[i..]` and `b[j..]`.
-    let mut length = vec![vec![0u32; b.len() + 1]; a.len() + 1];
-    for i in (0..a.len()).rev() {
-        for j in (0..b.len()).rev() {
-            length[i][j] = match a[i] == b[j] {
-                true => length[i + 1][j + 1] + 1,
-                false => length[i + 1][j].max(length[i][j + 1]),
-            };
-        }
-    }
-    let (mut i, mut j, mut pairs) = (0, 0, Vec::new());
-    while i < a.len() && j < b.len() {
-        if a[i] == b[j] {
-            pairs.push((i, j));
-            (i, j) = (i + 1, j + 1);
-        } else if length[i + 1][j] >= length[i][j + 1] {
-            i += 1;
-        } else {
-            j += 1;
-        }
-    }
-    pairs
 }
 
 fn snapshot(pass: &'static str, stage: Stage, func: &Func, numbers: &Numbers) -> Snapshot {

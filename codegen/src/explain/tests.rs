@@ -6,7 +6,9 @@ use crate::text::{parse, print};
 
 /// A kernel of a loop with a dot, for all passes of the GPU pipeline. Locations are line numbers of the text.
 fn sample() -> Func {
-    let text = "kernel @k(%a: ptr<bf16> {divisible_by = 16}, %b: ptr<bf16> {divisible_by = 16}, %c: ptr<f32> {divisible_by = 16}, %n: i32) {
+    let text = "
+kernel @k(%a: ptr<bf16> {divisible_by = 16}, %b: ptr<bf16> {divisible_by = 16}, %c: ptr<f32> {divisible_by = 16},
+          %n: i32) {
   %0 = constant {value = 0} : i64
   %1 = constant {value = 64} : i64
   %2 = constant {value = 1} : i64
@@ -145,11 +147,4 @@ fn shared_memory_is_what_the_lowering_allocates() {
             }
         }
     }
-}
-
-#[test]
-fn common_subsequences_are_longest() {
-    assert_eq!(common_subsequence(b"abcbdab", b"bdcaba").len(), 4);
-    assert_eq!(common_subsequence(b"abc", b"abc"), [(0, 0), (1, 1), (2, 2)]);
-    assert_eq!(common_subsequence(b"", b"abc"), []);
 }

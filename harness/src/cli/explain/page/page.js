@@ -83,9 +83,11 @@
   let pinned = null;
   const target = (node) => {
     const found = node && node.closest && node.closest("[data-op], [data-place]");
-    return found ? { node: found, op: found.dataset.op, place: found.dataset.place || placeOf(found.dataset.op) } : null;
+    if (!found) return null;
+    const { op, place } = found.dataset;
+    return { node: found, op, place: place || placeOf(op) };
   };
-  const places = new Map(body(final).filter(({ op }) => op !== undefined).map(({ op, place }) => [String(op), place]));
+  const places = new Map(body(final).map(({ op, place }) => [String(op), place]));
   const placeOf = (op) => places.get(op) || "";
   const related = ({ op, place }) => {
     const selectors = [];

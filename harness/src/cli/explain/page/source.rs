@@ -21,7 +21,7 @@ struct Source {
     /// As the compiler of the kernel named it.
     name: String,
     path: Option<PathBuf>,
-    /// `None` if the file cannot be read, as on another machine.
+    /// `None` if the file cannot be read, as on another machine, or is not the one that was compiled.
     text: Option<Vec<String>>,
     /// The lines of ops.
     used: BTreeSet<u32>,
@@ -35,6 +35,10 @@ impl Sources {
         sources.add(&kernel);
         for snapshot in trace.snapshots() {
             snapshot.lines.iter().filter_map(|line| line.op.as_ref()).for_each(|op| sources.add(&op.loc));
+        }
+        for source in &mut sources.0 {
+            let last = source.used.last().copied().unwrap_or_default() as usize;
+            source.text.take_if(|text| text.len() < last);
         }
         sources
     }
@@ -76,8 +80,13 @@ impl Sources {
 impl Source {
     fn html(&self, file: usize) -> String {
         let mut out = format!("<div class=\"file\">{}</div>\n", escaped(&self.name));
-        if self.text.is_none() {
-            out += "<div class=\"file note\">The file cannot be read here: only the numbers of its lines are known.</div>\n";
+        let problem = match (&self.text, &self.path) {
+            (Some(_), _) => None,
+            (None, None) => Some("The file cannot be read here"),
+            (None, Some(_)) => Some("The file is not the one that was compiled, or cannot be read"),
+        };
+        if let Some(problem) = problem {
+            out += &format!("<div class=\"file note\">{problem}: only the numbers of its lines are known.</div>\n");
         }
         let mut last = None;
         for number in self.shown() {
@@ -107,8 +116,7 @@ impl Source {
                 Some(last) if line - last <= GAP => last,
                 Some(_) | None => line.saturating_sub(CONTEXT).max(1),
             };
-            // A file that has changed since may be shorter.
-            shown.extend((start..=line + CONTEXT).filter(|number| *number <= end || *number == line));
+            shown.extend(start..=(line + CONTEXT).min(end));
             last = Some(line);
         }
         shown
