@@ -108,6 +108,9 @@ impl Sheet {
             let axes = format!("axes {} and {}", self.row_axis.unwrap_or_default(), self.column_axis);
             notes.push(format!("{axes} of shape {:?}, at 0 of the other axes", layout.shape()));
         }
+        if self.rank > 1 && self.column_axis != self.rank - 1 {
+            notes.push(format!("axis {}, which is contiguous in memory, from left to right", self.column_axis));
+        }
         match notes.is_empty() {
             true => String::new(),
             false => format!("<p class=\"note\">Shown: {}.</p>\n", notes.join("; ")),

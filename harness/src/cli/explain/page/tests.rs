@@ -191,7 +191,7 @@ fn hostile_text_is_escaped() {
     gpu_ir(&func, GpuArch::Sm80, &CompileOptions::default(), &mut trace);
     let settings = Settings { arch: GpuArch::Sm80, threads: 128, max_registers: None, kernel_line: 1 };
     let (interactive, read) = sections(&trace, &settings);
-    assert_eq!(read, [file.clone()]);
+    assert_eq!(read, std::slice::from_ref(&file));
     let page = Report { interactive: Some(interactive), ..Report::new("x", "<u>title") }.to_html();
     let elements = elements(&page);
     check_self_contained(&elements);
