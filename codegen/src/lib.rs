@@ -5,6 +5,7 @@
 
 pub mod analysis;
 pub mod diag;
+pub mod explain;
 pub mod interp;
 pub mod ir;
 pub mod lang;

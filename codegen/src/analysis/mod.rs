@@ -10,6 +10,7 @@ pub mod lattice;
 pub mod magnitude;
 pub mod memory_effects;
 pub mod padding;
+pub mod pipes;
 pub mod registers;
 pub mod scratch;
 pub mod tensor_map;

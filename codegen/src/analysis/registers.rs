@@ -21,12 +21,31 @@ pub fn available(threads: u32) -> u32 {
     (PER_SM / threads.max(1) / ALLOCATION_UNIT * ALLOCATION_UNIT).min(MAX_PER_THREAD)
 }
 
-/// Maximum over all synchronization points of the registers per thread that live float tiles occupy. Integer and
-/// pointer tiles do not count: most are addresses, which are computed where they are used.
+/// The registers per thread that live float tiles occupy at an op. Integer and pointer tiles do not count: most are
+/// addresses, which are computed where they are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    pub op: OpId,
+    pub live: u32,
+    /// Whether all elements of the live tiles are in registers here. Elsewhere, code processes tiles element by element
+    /// and may hold fewer.
+    pub is_sync_point: bool,
+}
+
+/// The live registers at each op, in the order of [`Func::walk`].
+pub fn profile(func: &Func) -> Vec<Point> {
+    let mut pressure = Pressure { func, weights: HashMap::new(), live: HashMap::new() };
+    pressure.live_before(func.body, None, &HashSet::new());
+    let point = |op: OpId| {
+        let live = *pressure.live.get(&op)?;
+        Some(Point { op, live, is_sync_point: is_sync_point(&func.op(op).op) })
+    };
+    func.walk().into_iter().filter_map(point).collect()
+}
+
+/// Maximum of the [`profile`] over all synchronization points.
 pub fn max_live(func: &Func) -> u32 {
-    let mut pressure = Pressure { func, weights: HashMap::new(), peak: 0 };
-    pressure.live_before(func.body, &HashSet::new());
-    pressure.peak
+    profile(func).into_iter().filter(|point| point.is_sync_point).map(|point| point.live).max().unwrap_or(0)
 }
 
 /// Static number of FMA instructions per thread of dots that do not use tensor cores.
@@ -87,35 +106,39 @@ fn is_sync_point(op: &Op) -> bool {
 struct Pressure<'a> {
     func: &'a Func,
     weights: HashMap<Value, u32>,
-    peak: u32,
+    /// By op; at synchronization points, of the tiles that are held as a whole.
+    live: HashMap<OpId, u32>,
 }
 
 impl Pressure<'_> {
-    /// Values that are live before a block, from those that are live after it.
-    fn live_before(&mut self, block: BlockId, after: &HashSet<Value>) -> HashSet<Value> {
+    /// Values that are live before a block, from those that are live after it. `owner` is the op of the block.
+    fn live_before(&mut self, block: BlockId, owner: Option<OpId>, after: &HashSet<Value>) -> HashSet<Value> {
         let mut live = after.clone();
         for &id in self.func.block(block).ops.iter().rev() {
             let data = self.func.op(id);
             if is_shape_op(&data.op) {
+                self.update(id, &live);
                 continue;
             }
             // The result of an MMA or loop replaces its accumulator.
-            if is_dot(&data.op) || is_loop(&data.op) {
-                self.update_peak(&live);
+            if is_dot(&data.op) || is_loop(&data.op) || !is_sync_point(&data.op) {
+                self.update(id, &live);
             }
             for v in &data.results {
                 live.remove(v);
             }
             if is_sync_point(&data.op) {
-                self.update_peak(&live);
+                self.update(id, &live);
             }
             let inside = self.live_into_regions(id, &live);
             live.extend(inside);
             live.extend(data.operands.iter().map(|&v| source(self.func, v)));
         }
-        if !self.func.block(block).params.is_empty() {
+        if let Some(owner) = owner
+            && !self.func.block(block).params.is_empty()
+        {
             // Loop-carried values are held as a whole between iterations.
-            self.update_peak(&live);
+            self.update(owner, &live);
         }
         for v in &self.func.block(block).params {
             live.remove(v);
@@ -132,7 +155,7 @@ impl Pressure<'_> {
             // The next iteration needs them again.
             through.extend(self.needed_inside(id));
         }
-        data.regions.iter().flat_map(|&region| self.live_before(region, &through)).collect()
+        data.regions.iter().flat_map(|&region| self.live_before(region, Some(id), &through)).collect()
     }
 
     /// Values that the regions of an op use and do not define.
@@ -151,7 +174,7 @@ impl Pressure<'_> {
         used.difference(&defined).copied().collect()
     }
 
-    fn update_peak(&mut self, live: &HashSet<Value>) {
+    fn update(&mut self, id: OpId, live: &HashSet<Value>) {
         let func = self.func;
         let weight = |v: &Value| {
             *self.weights.entry(*v).or_insert_with(|| {
@@ -159,6 +182,43 @@ impl Pressure<'_> {
                 if is_float { tile_registers(func, *v) } else { 0 }
             })
         };
-        self.peak = self.peak.max(live.iter().map(weight).sum());
+        let registers = live.iter().map(weight).sum();
+        let known = self.live.entry(id).or_default();
+        *known = (*known).max(registers);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::parse;
+
+    #[test]
+    fn the_profile_counts_float_tiles_until_their_last_use() {
+        let layout = |register: u32, lane: u32| {
+            let lanes: Vec<String> = (0..5).map(|bit| format!("[{}]", lane << bit)).collect();
+            format!("linear<reg=[[{register}]], lane=[{}], warp=[], block=[], shape=[64]>", lanes.join(","))
+        };
+        let text = format!(
+            "#l0 = {}\n#l1 = {}\nkernel @k(%p: ptr<f32>) {{
+  %0 = splat %p : tensor<64xptr<f32>, #l0>
+  %1 = load %0 {{eviction = normal}} : tensor<64xf32, #l0>
+  %2 = load %0 {{eviction = normal}} : tensor<64xf32, #l0>
+  %3 = convert_layout %1 : tensor<64xf32, #l1>
+  store %0, %2 {{eviction = normal}}
+  store %0, %3 {{eviction = normal}}
+  return
+}}
+",
+            layout(1, 2),
+            layout(32, 1)
+        );
+        let func = parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let points = profile(&func);
+        // Two registers per tile. A conversion needs its operand only until the result replaces it.
+        assert_eq!(points.iter().map(|point| point.live).collect::<Vec<_>>(), [0, 2, 4, 2, 2, 0, 0]);
+        let sync: Vec<usize> = (0..points.len()).filter(|&i| points[i].is_sync_point).collect();
+        assert_eq!(sync, [3]);
+        assert_eq!(max_live(&func), 2);
     }
 }

@@ -19,4 +19,4 @@ mod print;
 mod tests;
 
 pub use parse::{ParseError, parse};
-pub use print::{print, print_op};
+pub use print::{Line, lines, print, print_op};

@@ -6,14 +6,39 @@ use std::fmt::Write;
 
 /// The text of a function; ends with a newline.
 pub fn print(func: &Func) -> String {
-    let mut p = Printer { func, names: HashMap::new(), next: 0, out: String::new() };
+    let mut p = Printer::new(func, Naming::TextOrder);
     p.function();
     p.out
 }
 
+/// A line of a function's text, without its indentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Levels of indentation.
+    pub depth: usize,
+    pub text: String,
+    /// The op of this line; `None` for layouts, the head of the function and closing braces.
+    pub op: Option<OpId>,
+}
+
+/// The lines of [`print()`], but with these names (without `%`) of values that are not arguments.
+pub fn lines(func: &Func, name: &dyn Fn(Value) -> String) -> Vec<Line> {
+    let mut p = Printer::new(func, Naming::Given(name));
+    p.function();
+    let mut start = 0;
+    let mut ops = p.ops.iter().peekable();
+    let of_line = |line: &str| {
+        let op = ops.next_if(|(at, _)| *at == start).map(|(_, id)| *id);
+        start += line.len() + 1;
+        let text = line.trim_start_matches(' ');
+        Line { depth: (line.len() - text.len()) / INDENT.len(), text: text.to_string(), op }
+    };
+    p.out.lines().map(of_line).collect()
+}
+
 /// The line of one op as in [`print()`], without indentation and regions. For messages.
 pub fn print_op(func: &Func, op: OpId) -> String {
-    let mut p = Printer { func, names: HashMap::new(), next: 0, out: String::new() };
+    let mut p = Printer::new(func, Naming::TextOrder);
     // Prints the whole function first, so that values have the same numbers.
     p.function();
     p.out.clear();
@@ -21,14 +46,30 @@ pub fn print_op(func: &Func, op: OpId) -> String {
     p.out
 }
 
+const INDENT: &str = "  ";
+
+/// Names of values that are not arguments.
+enum Naming<'f> {
+    /// Numbered in the order of the text.
+    TextOrder,
+    Given(&'f dyn Fn(Value) -> String),
+}
+
 struct Printer<'f> {
     func: &'f Func,
+    naming: Naming<'f>,
     names: HashMap<Value, String>,
     next: usize,
     out: String,
+    /// Where in `out` the line of each op starts.
+    ops: Vec<(usize, OpId)>,
 }
 
-impl Printer<'_> {
+impl<'f> Printer<'f> {
+    fn new(func: &'f Func, naming: Naming<'f>) -> Printer<'f> {
+        Printer { func, naming, names: HashMap::new(), next: 0, out: String::new(), ops: Vec::new() }
+    }
+
     fn function(&mut self) {
         let func = self.func;
         for (i, layout) in func.layouts.iter().enumerate() {
@@ -56,7 +97,10 @@ impl Printer<'_> {
         if let Some(name) = self.names.get(&v) {
             return format!("%{name}");
         }
-        let name = self.next.to_string();
+        let name = match self.naming {
+            Naming::TextOrder => self.next.to_string(),
+            Naming::Given(name) => name(v),
+        };
         self.next += 1;
         self.names.insert(v, name.clone());
         format!("%{name}")
@@ -68,12 +112,13 @@ impl Printer<'_> {
         for &op in &self.func.block(block).ops {
             self.op(op, depth + 1);
         }
-        let _ = write!(self.out, "{}}}", "  ".repeat(depth));
+        let _ = write!(self.out, "{}}}", INDENT.repeat(depth));
     }
 
     fn op(&mut self, id: OpId, depth: usize) {
         let func = self.func;
-        self.out.push_str(&"  ".repeat(depth));
+        self.ops.push((self.out.len(), id));
+        self.out.push_str(&INDENT.repeat(depth));
         self.op_line(id);
         for &region in &func.op(id).regions {
             let params: Vec<String> =

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use tilewright::codegen::explain::Trace;
 use tilewright::codegen::ir::{DType, Func, Stage};
 use tilewright::codegen::lang::kernel::{ArgSpec, ConstValue, ElemDef, KernelDef, ParamDef, ParamKind, Specialization};
 use tilewright::codegen::llvm::{self, Opt};
@@ -405,25 +406,41 @@ impl Observer for Texts {
     }
 }
 
-/// Compiles without the cache, and writes no file.
+/// Compiles without the cache, writes no file, and records what each pass did.
 ///
 /// # Errors
 /// A mistake in the kernel, or a feature that the target lacks.
-pub fn compile_artifact(request: &Request) -> Result<Artifact> {
-    compile(request).map(|compiled| compiled.artifact)
+pub fn compile_traced(request: &Request) -> Result<(Artifact, Trace)> {
+    let func = record(request)?;
+    let mut trace = Trace::new(&func);
+    let artifact = lower(request, &func, &mut trace)?;
+    for note in trace.notes() {
+        terminal::print_stderr(format_args!("note: {note}"));
+    }
+    Ok((artifact, trace))
 }
 
 fn compile(request: &Request) -> Result<Compiled> {
-    let Request { def, dtypes, constants, specialization, target, options } = request;
+    let func = record(request)?;
+    let mut texts = Texts { tile: text::print(&func), ..Texts::default() };
+    let artifact = lower(request, &func, &mut texts)?;
+    Ok(Compiled { artifact, texts })
+}
+
+/// Records the kernel's Tile IR, and prints what the kernel prints meanwhile.
+fn record(request: &Request) -> Result<Func> {
+    let Request { def, dtypes, constants, specialization, .. } = request;
     let recording =
         def.record_full(dtypes, constants, specialization).map_err(|d| Error::Kernel(render_with_source(&d)))?;
     for line in &recording.prints {
         terminal::print_stderr(format_args!("{}: {line}", def.name));
     }
-    let mut texts = Texts { tile: text::print(&recording.func), ..Texts::default() };
-    let artifact = dump::compile(&recording.func, target, options, Env::get()?, &mut texts)
-        .map_err(|error| compile_error(&recording.func, error))?;
-    Ok(Compiled { artifact, texts })
+    Ok(recording.func)
+}
+
+fn lower(request: &Request, func: &Func, observer: &mut dyn Observer) -> Result<Artifact> {
+    let artifact = dump::compile(func, &request.target, &request.options, Env::get()?, observer);
+    Ok(artifact.map_err(|error| compile_error(func, error))?)
 }
 
 impl Compiled {

@@ -22,13 +22,19 @@ svg, img { max-width: 100%; height: auto; }
 nav ul { columns: 2; }
 ";
 
-/// A page with title, machine, table of contents (for several reports), and the reports.
+/// A page with title, machine, table of contents (for several reports), and the reports; a single report may have
+/// interactive sections.
 pub fn page(title: &str, reports: &[Report]) -> String {
     let mut out = String::new();
     let title = escaped(title);
+    let interactive = match reports {
+        [report] => report.interactive.as_ref(),
+        _ => None,
+    };
+    let own_style = interactive.map_or("", |sections| sections.style);
     out += &format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
-         content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n\
+         content=\"width=device-width, initial-scale=1\">\n<title>{title}</title>\n<style>\n{STYLE}{own_style}</style>\n</head>\n\
          <body>\n<h1>{title}</h1>\n"
     );
     if let Some(machine) = reports.iter().find_map(|report| report.machine.as_ref()) {
@@ -52,6 +58,9 @@ pub fn page(title: &str, reports: &[Report]) -> String {
         for part in &report.parts {
             out += &self::part(part);
         }
+    }
+    if let Some(sections) = interactive {
+        out += &format!("{}<script>\n{}</script>\n", sections.body, sections.script);
     }
     out + "</body>\n</html>\n"
 }

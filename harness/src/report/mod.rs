@@ -25,6 +25,7 @@ pub mod outputs;
 pub mod plot;
 pub mod table;
 
+pub(crate) use html::escaped;
 pub use machine::Machine;
 pub use outputs::{Error, Outputs};
 pub use plot::{Axis, Bar, Plot, Point, Scale, Series};
@@ -39,6 +40,16 @@ pub struct Report {
     /// The machine of the measurement; [`Outputs::write`] fills it in.
     pub machine: Option<Machine>,
     pub parts: Vec<Part>,
+    /// Sections that only the report's own HTML page has.
+    pub interactive: Option<Interactive>,
+}
+
+/// Sections of an HTML page after the tables, with their own style and script. The caller escapes its text.
+#[derive(Clone, Debug)]
+pub struct Interactive {
+    pub style: &'static str,
+    pub body: String,
+    pub script: &'static str,
 }
 
 /// One element of a [`Report`], in reading order.

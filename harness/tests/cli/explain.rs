@@ -83,6 +83,50 @@ fn a_record_gives_time_shape_and_peak() {
 }
 
 #[test]
+fn the_page_replaces_a_file_and_follows_links() {
+    let dir = TempDir::new().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let explain = |more: &[&str]| tilewright_with(dir.path(), &[&["explain", "rms_norm_fwd"], more].concat(), &BARE);
+    std::fs::write(at("old.html"), "old").unwrap();
+    std::os::unix::fs::symlink("old.html", at("link.html")).unwrap();
+    let out = explain(&["--html", "link.html"]).ok();
+    assert!(out.contains("wrote link.html"), "{out}");
+    assert!(at("link.html").is_symlink());
+    let page = std::fs::read_to_string(at("old.html")).unwrap();
+    // The kernel's source is not in this folder.
+    for part in ["<!DOCTYPE html>", "IR after each pass", "cannot be read here", "prefers-color-scheme: dark"] {
+        assert!(page.contains(part), "{part}");
+    }
+    explain(&["--out", "all"]).ok();
+    let inside = std::fs::read_to_string(at("all/explain.html")).unwrap();
+    assert!(inside.contains("IR after each pass"));
+    // Other formats have the tables only.
+    let data = std::fs::read_to_string(at("all/explain.json")).unwrap();
+    assert!(!data.contains("IR after each pass") && data.contains("resources"), "{data}");
+    let error = explain(&["--html", "missing/page.html"]).fails(1);
+    assert!(error.contains("cannot write missing/page.html"), "{error}");
+}
+
+#[test]
+fn the_page_does_not_replace_what_it_shows() {
+    let dir = TempDir::new().unwrap();
+    let source = dir.path().join("kernels/src/rms_norm.rs");
+    std::fs::create_dir_all(source.parent().unwrap()).unwrap();
+    std::fs::write(&source, "// one\n// two\n").unwrap();
+    std::os::unix::fs::symlink(&source, dir.path().join("page.html")).unwrap();
+    let explain = |page: &str| tilewright_with(dir.path(), &["explain", "rms_norm_fwd", "--html", page], &BARE);
+    for page in ["kernels/src/rms_norm.rs", "page.html"] {
+        let error = explain(page).fails(2);
+        assert!(error.contains("it is the same file as the input kernels/src/rms_norm.rs"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(&source).unwrap(), "// one\n// two\n");
+    // The file has fewer lines than the kernel.
+    explain("other.html").ok();
+    let page = std::fs::read_to_string(dir.path().join("other.html")).unwrap();
+    assert!(page.contains("The file is not the one that was compiled") && !page.contains("// two"));
+}
+
+#[test]
 fn mistakes_name_the_remedy() {
     let dir = TempDir::new().unwrap();
     let refused = |arguments: &[&str], reason: &str| {

@@ -1,7 +1,7 @@
 //! Turns a kernel's definition into an artifact: recording, the cache on disk, the compiler, and error messages with
 //! the source line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use tilewright_codegen::analysis::bounds;
 use tilewright_codegen::diag::Diagnostic;
@@ -81,20 +81,19 @@ pub fn compile_error(func: &Func, error: CompileError) -> Error {
     })
 }
 
-/// The message with the source line, if the source file exists. rustc names files relative to its working directory,
-/// which is this directory or an ancestor for a program under development.
+/// The message with the source line, if the source file exists.
 pub fn render_with_source(diagnostic: &Diagnostic) -> String {
-    diagnostic.render(read_source(&diagnostic.loc.file).as_deref())
+    let source = source_file(&diagnostic.loc.file).and_then(|path| std::fs::read_to_string(path).ok());
+    diagnostic.render(source.as_deref())
 }
 
-fn read_source(file: &str) -> Option<String> {
-    if file.is_empty() {
-        return None;
-    }
-    let path = PathBuf::from(file);
-    if let Ok(source) = std::fs::read_to_string(&path) {
-        return Some(source);
+/// The file that a location names, if it exists. rustc names files relative to its working directory, which is this
+/// directory or an ancestor for a program under development.
+pub fn source_file(file: &str) -> Option<PathBuf> {
+    let named = Path::new(file);
+    if named.is_file() {
+        return Some(named.to_path_buf());
     }
     let here = std::env::current_dir().ok()?;
-    here.ancestors().skip(1).take(4).find_map(|dir| std::fs::read_to_string(dir.join(&path)).ok())
+    here.ancestors().skip(1).take(4).map(|dir| dir.join(named)).find(|path| path.is_file())
 }

@@ -21,7 +21,7 @@ use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
 pub(crate) use compile::record;
-pub use compile::{compile, compile_error, compile_func, render_with_source};
+pub use compile::{compile, compile_error, compile_func, render_with_source, source_file};
 pub use config::{BoundsCheck, Grid, LaunchConfig};
 use variant::Variant;
 pub use variant::specialization;

@@ -31,6 +31,7 @@ mod wgmma;
 use self::emit::{Emitter, Val};
 pub(crate) use self::emit::{LOC_COMMENT, USER_ASM};
 use self::plan::SharedPlan;
+pub use self::plan::{Contents, Placed};
 use self::thread_dependencies::ThreadDependencies;
 use self::threads::Threads;
 use crate::analysis::axis::AxisAnalysis;
@@ -39,7 +40,7 @@ use crate::ir::{BlockId, DType, Elem, Func, Loc, Op, OpId, Type, Value};
 use crate::layout::{Index, LinearLayout};
 use crate::lower::Unsupported;
 use crate::target::{ArgDesc, ArgType, CompileOptions, GpuArch, TensorMapDesc};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// 32-bit registers of a streaming multiprocessor (SM).
@@ -56,6 +57,34 @@ pub struct GpuModule {
     pub tensor_maps: Vec<TensorMapDesc>,
 }
 
+/// The shared memory of a block, as [`lower`] allocates it.
+#[derive(Clone, Debug)]
+pub struct SharedMemory {
+    pub bytes: u32,
+    /// By offset.
+    pub parts: Vec<Placed>,
+    /// Ops before which the lowering inserts a barrier of the block or of the partition.
+    pub barriers: HashSet<OpId>,
+}
+
+/// Plans the shared memory of a function of stage *async*.
+pub fn shared_memory(func: &Func, arch: GpuArch) -> SharedMemory {
+    let plan = plan_shared_memory(func, &AxisAnalysis::new(func), arch);
+    let barriers = func.walk().into_iter().filter(|&id| plan.barrier_before(id)).collect();
+    SharedMemory { bytes: plan.bytes, parts: plan.placed, barriers }
+}
+
+fn plan_shared_memory(func: &Func, axis: &AxisAnalysis, arch: GpuArch) -> SharedPlan {
+    let dependencies = Rc::new(ThreadDependencies::new(func, axis));
+    let reductions = bulk_reduce::find(func, axis, &dependencies, arch);
+    let plan = SharedPlan::new(func, dependencies.clone(), reductions);
+    match plan.bytes > arch.max_shared_bytes() {
+        // Atomics of threads need no shared memory.
+        true => SharedPlan::new(func, dependencies, HashMap::new()),
+        false => plan,
+    }
+}
+
 /// Lowers a function whose tiles all have layouts.
 ///
 /// # Errors
@@ -63,12 +92,8 @@ pub struct GpuModule {
 pub fn lower(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<GpuModule, Unsupported> {
     let threads = block_threads(func, options);
     let axis = AxisAnalysis::new(func);
-    let dependencies = Rc::new(ThreadDependencies::new(func, &axis));
-    let mut plan = SharedPlan::new(func, dependencies.clone(), bulk_reduce::find(func, &axis, &dependencies, arch));
-    if plan.bytes > arch.max_shared_bytes() {
-        // Atomics of threads need no shared memory.
-        plan = SharedPlan::new(func, dependencies.clone(), HashMap::new());
-    }
+    let plan = plan_shared_memory(func, &axis, arch);
+    let dependencies = plan.dependencies.clone();
     if plan.bytes > arch.max_shared_bytes() {
         return Err(Unsupported {
             loc: func.loc.clone(),

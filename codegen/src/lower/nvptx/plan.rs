@@ -27,15 +27,44 @@ use std::rc::Rc;
 const BUFFER_ALIGN: u32 = 1024;
 const SCRATCH_ALIGN: u32 = 16;
 
+/// What a part of shared memory holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Contents {
+    /// A tile that threads store.
+    Buffer,
+    /// The buffers that asynchronous copies fill.
+    Ring,
+    Mbarriers,
+    /// Elements in transit between warps, during one op.
+    Scratch,
+    /// The operands of bulk async reductions.
+    BulkReduction,
+}
+
+/// A part of the shared memory of a block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// The op that allocates it, or that uses it as scratch memory.
+    pub op: OpId,
+    pub contents: Contents,
+    pub offset: u32,
+    pub bytes: u32,
+    /// The first and the last op during which it is live: positions in [`Func::walk`].
+    pub first: usize,
+    pub last: usize,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct SharedPlan {
     /// Dynamic shared memory per block, in bytes.
     pub bytes: u32,
+    /// By offset.
+    pub placed: Vec<Placed>,
     offsets: HashMap<OpId, u32>,
     scratch: HashMap<OpId, u32>,
     barriers: HashSet<OpId>,
     fences: HashSet<OpId>,
-    dependencies: Rc<ThreadDependencies>,
+    pub dependencies: Rc<ThreadDependencies>,
     /// Atomic adds performed by bulk async reductions.
     bulk_reductions: Rc<HashMap<OpId, BulkReduce>>,
     /// Whether an op accesses shared memory through the async proxy (`wgmma`, TMA). Only then do ordinary stores
@@ -50,7 +79,16 @@ struct Allocation {
     align: u32,
     first: usize,
     last: usize,
-    scratch: bool,
+    contents: Contents,
+}
+
+impl Allocation {
+    fn is_scratch(&self) -> bool {
+        match self.contents {
+            Contents::Scratch | Contents::BulkReduction => true,
+            Contents::Buffer | Contents::Ring | Contents::Mbarriers => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -157,7 +195,8 @@ impl SharedPlan {
                     }
                 }
                 let bytes = (ty.numel() * elem.bytes()) as u32;
-                allocations.push(Allocation { op: id, bytes, align: BUFFER_ALIGN, first: i, last, scratch: false });
+                let contents = if data.operands.is_empty() { Contents::Ring } else { Contents::Buffer };
+                allocations.push(Allocation { op: id, bytes, align: BUFFER_ALIGN, first: i, last, contents });
             }
             if let (Op::MbarrierAlloc { .. }, Some(&v)) = (&data.op, data.results.first())
                 && let Type::Barrier { count } = func.ty(v)
@@ -165,20 +204,23 @@ impl SharedPlan {
                 // An mbarrier never shares memory: a later buffer would have to wait for the last mbarrier waits.
                 let bytes = *count as u32 * super::tma::MBARRIER_BYTES;
                 let align = super::tma::MBARRIER_BYTES;
-                allocations.push(Allocation { op: id, bytes, align, first: 0, last: usize::MAX, scratch: false });
+                let contents = Contents::Mbarriers;
+                allocations.push(Allocation { op: id, bytes, align, first: 0, last: usize::MAX, contents });
             }
             let bytes = scratch::bytes(func, id);
             if bytes > 0 {
-                allocations.push(Allocation { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, scratch: true });
+                let contents = Contents::Scratch;
+                allocations.push(Allocation { op: id, bytes, align: SCRATCH_ALIGN, first: i, last: i, contents });
             }
         }
         if let Some((&op, largest)) = self.bulk_reductions.iter().max_by_key(|(op, add)| (add.bytes(), **op)) {
             // All bulk reductions share one buffer: each writes it after TMA has read the previous operand.
             let bytes = largest.bytes();
-            allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, scratch: true });
+            let contents = Contents::BulkReduction;
+            allocations.push(Allocation { op, bytes, align: SCRATCH_ALIGN, first: 0, last: usize::MAX, contents });
         }
         // Largest first, each at the lowest offset that is free during its live range.
-        allocations.sort_by_key(|n| (n.scratch, std::cmp::Reverse(n.bytes), n.first));
+        allocations.sort_by_key(|n| (n.is_scratch(), std::cmp::Reverse(n.bytes), n.first));
         let mut placed: Vec<(u32, &Allocation)> = Vec::new();
         for allocation in &allocations {
             let mut at = 0u32;
@@ -198,12 +240,19 @@ impl SharedPlan {
             }
             placed.push((at, allocation));
             self.bytes = self.bytes.max(at + allocation.bytes);
-            if allocation.scratch {
+            if allocation.is_scratch() {
                 self.scratch.insert(allocation.op, at);
             } else {
                 self.offsets.insert(allocation.op, at);
             }
         }
+        let end = order.len().saturating_sub(1);
+        let place = |(offset, a): &(u32, &Allocation)| {
+            let Allocation { op, bytes, first, last, contents, .. } = **a;
+            Placed { op, contents, offset: *offset, bytes, first, last: last.min(end) }
+        };
+        self.placed = placed.iter().map(place).collect();
+        self.placed.sort_by_key(|placed| (placed.offset, placed.first));
         if let Some(at) = self.bulk_reductions.keys().find_map(|id| self.scratch.get(id).copied()) {
             self.scratch.extend(self.bulk_reductions.keys().map(|&id| (id, at)));
         }

@@ -1,9 +1,10 @@
 //! `tilewright explain`: reports registers, occupancy and instructions of a compiled kernel, and compares its time with
-//! roofline bounds.
+//! roofline bounds. With `--html`, shows what each pass of the compiler did ([`page`]).
 
 mod assemble;
 mod code;
 mod occupancy;
+mod page;
 mod roofline;
 mod subject;
 
@@ -23,6 +24,10 @@ use super::{CliError, Result, value_parsers};
 use crate::report::{Cell, Column, Outputs, Report, Table};
 
 #[derive(Args)]
+#[command(
+    after_help = "The page of --html also shows what the compiler did: the IR after each pass beside the kernel's \
+                        source, the layouts of tiles, shared memory, registers, and the loops by pipe."
+)]
 pub struct Arguments {
     /// Name of the kernel, as in `tilewright list`
     kernel: String,
@@ -86,11 +91,11 @@ struct Facts {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
-    let outputs = arguments.outputs.protecting_inputs(&arguments.record);
+    let mut outputs = arguments.outputs.protecting_inputs(&arguments.record);
     outputs.check()?;
     let row = arguments.record.as_deref().map(|path| last_row(path, &arguments.kernel)).transpose()?;
     let mut subject = Subject::new(arguments, row.as_ref())?;
-    let artifact = super::compile::compile_artifact(&subject.request)?;
+    let (artifact, trace) = super::compile::compile_traced(&subject.request)?;
     let TargetCode::Ptx(ptx) = &artifact.code else {
         return Err(CliError::Failure("internal error: the code for a GPU is not PTX; please report this".to_string()));
     };
@@ -117,7 +122,20 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<()> {
         time_ms: arguments.time_ms.or(row.and_then(|row| row.median_ms)),
         subject,
     };
-    outputs.write(facts.report(arguments.target), out)?;
+    let mut report = facts.report(arguments.target);
+    if outputs.html.is_some() || outputs.out.is_some() {
+        let settings = page::Settings {
+            arch: arguments.target,
+            threads: facts.threads,
+            max_registers: facts.subject.request.options.max_registers,
+            kernel_line: facts.subject.request.def.line,
+        };
+        let (sections, sources) = page::sections(&trace, &settings);
+        report.interactive = Some(sections);
+        // The page must not replace the kernel that it shows.
+        outputs.inputs.extend(sources);
+    }
+    outputs.write(report, out)?;
     Ok(())
 }
 
