@@ -3,6 +3,7 @@
 //! [`compile`] takes a verified function of stage *tile* and returns an [`Artifact`]. [`gpu_ir`] stops after the last
 //! pass on Tile IR, [`lower_gpu`] after LLVM IR. Debug builds verify the function after every pass.
 
+use crate::analysis::bounds::Footprint;
 use crate::analysis::registers;
 use crate::ir::{Func, Op, Stage, Value};
 use crate::llvm::{self, LlvmError, Opt};
@@ -123,6 +124,18 @@ impl Pipeline<'_> {
     }
 }
 
+/// The access footprint of a recorded function.
+pub fn footprint(func: &Func) -> Footprint {
+    // These passes unify equal values, expose views at their uses, and remove unused loads.
+    let mut func = func.clone();
+    carried_offsets::run(&mut func);
+    resolve_views::run(&mut func);
+    canonicalize::run(&mut func);
+    cse::run(&mut func);
+    dce::run(&mut func);
+    Footprint::of(&func)
+}
+
 /// Compiles for any target.
 pub fn compile(
     func: &Func,
@@ -161,7 +174,9 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     if let Some(reason) = fallback_reason {
         p.observer.note(&format!("warp specialization is requested but not applied: {reason}"));
     }
-    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f, arch, options));
+    let mut notes = Vec::new();
+    p.pass("pipeline_loads", Stage::Async, |f| notes = pipeline_loads::run(f, arch, options));
+    notes.iter().for_each(|note| p.observer.note(note));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);

@@ -40,7 +40,6 @@ fn still_fails(func: &Func, fails: &mut dyn FnMut(&Func) -> bool) -> bool {
 /// Candidates without the op at position `at` of the traversal.
 fn without(func: &Func, at: usize) -> Vec<Func> {
     let Some(&id) = func.walk().get(at) else { return Vec::new() };
-    let (block, place) = func.op_position(id);
     let mut candidates = Vec::new();
     let mut add = |f: Func| {
         let mut swept = f.clone();
@@ -60,7 +59,8 @@ fn without(func: &Func, at: usize) -> Vec<Func> {
         let mut smaller = func.clone();
         let mut constants = Vec::new();
         if replace_results(&mut smaller, id, from_operands, &mut constants) {
-            smaller.block_mut(block).ops.splice(place..=place, constants);
+            smaller.insert(smaller.parent_block(id), smaller.position(id), &constants);
+            smaller.erase(id);
             add(smaller);
         }
     }
@@ -72,26 +72,30 @@ fn inlined_region(func: &Func, id: OpId, region: usize, params: &[Value]) -> Fun
     let mut f = func.clone();
     let data = f.op(id).clone();
     let region = data.regions[region];
-    let mut ops = f.block(region).ops.clone();
-    let end = ops.pop().map_or_else(Vec::new, |end| f.op(end).operands.clone());
+    let mut ops = f.take_ops(region);
+    let end = ops.pop();
+    let yielded = end.map_or_else(Vec::new, |end| f.op(end).operands.clone());
+    end.into_iter().for_each(|end| f.erase(end));
     for (param, &value) in f.block(region).params.clone().into_iter().zip(params) {
         f.replace_uses(param, value);
     }
     // The region may yield one of its parameters.
     let outside = |v: Value| func.block(region).params.iter().position(|&p| p == v).map_or(v, |i| params[i]);
-    for (&result, value) in data.results.iter().zip(end) {
+    for (&result, value) in data.results.iter().zip(yielded) {
         f.replace_uses(result, outside(value));
     }
-    let (block, place) = func.op_position(id);
-    f.block_mut(block).ops.splice(place..=place, ops);
+    f.insert(f.parent_block(id), f.position(id), &ops);
+    f.erase(id);
     f
 }
 
 /// Replaces the uses of an op's results by other values. Returns whether such values exist.
 fn replace_results(func: &mut Func, id: OpId, from_operands: bool, constants: &mut Vec<OpId>) -> bool {
     let data = func.op(id).clone();
-    let uses = func.use_counts();
-    for &result in data.results.iter().filter(|v| uses[v.0 as usize] > 0) {
+    for &result in &data.results {
+        if func.uses(result).is_empty() {
+            continue;
+        }
         let ty = func.ty(result).clone();
         let operand = data.operands.iter().copied().find(|&v| from_operands && *func.ty(v) == ty);
         // Replacing a constant by a zero would be no progress.

@@ -8,6 +8,7 @@ pub mod interpret;
 pub mod loops;
 pub mod numerics;
 pub mod on_device;
+pub mod pointer_loads;
 pub mod ptxas;
 pub mod sass;
 pub mod training;

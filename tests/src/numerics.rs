@@ -68,6 +68,15 @@ impl HostTensor {
         tensor
     }
 
+    /// A contiguous tensor of i32.
+    pub fn indices(values: &[usize]) -> HostTensor {
+        let mut tensor = HostTensor::poisoned(DType::I32, &[values.len()], &[1]);
+        for (bytes, &value) in tensor.bytes.chunks_mut(4).zip(values) {
+            bytes.copy_from_slice(&(value as i32).to_le_bytes());
+        }
+        tensor
+    }
+
     /// A tensor of numbers uniform in [−1, 1), rounded to the type.
     pub fn random(dtype: DType, shape: &[usize], strides: &[usize], random: &mut Random) -> HostTensor {
         let values: Vec<f64> = (0..shape.iter().product()).map(|_| random.number()).collect();

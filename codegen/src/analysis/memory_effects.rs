@@ -12,7 +12,7 @@ pub fn written_pointers(func: &Func) -> HashSet<Value> {
     for id in func.walk() {
         let data = func.op(id);
         match data.op {
-            Op::LocalStore | Op::AsyncCopy { .. } | Op::TmaLoad { .. } => {}
+            Op::LocalStore | Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. } => {}
             // May write through any pointer operand.
             Op::InlineAsm { pure: false, .. } => {
                 data.operands.iter().filter(|&&v| is_pointer(func, v)).for_each(|&v| mark(func, v, &mut written));
@@ -77,23 +77,20 @@ fn mark(func: &Func, v: Value, marked: &mut HashSet<Value>) {
         }
         Def::Param(block, index) => {
             // Loop-carried: the initial value, and the values that the loop yields.
-            for id in func.walk() {
-                let data = func.op(id);
-                if data.regions.contains(&block) {
-                    let skip = match data.op {
-                        Op::For { .. } => 2,
-                        _ => 0,
-                    };
-                    if let Some(&init) = data.operands.get(index + skip) {
-                        mark(func, init, marked);
-                    }
-                    for &r in &data.regions {
-                        if let Some(&last) = func.block(r).ops.last() {
-                            for &y in &func.op(last).operands {
-                                if func.ty(y) == func.ty(v) {
-                                    mark(func, y, marked);
-                                }
-                            }
+            let Some(id) = func.owner(block) else { return };
+            let data = func.op(id);
+            let skip = match data.op {
+                Op::For { .. } => 2,
+                _ => 0,
+            };
+            if let Some(&init) = data.operands.get(index + skip) {
+                mark(func, init, marked);
+            }
+            for &r in &data.regions {
+                if let Some(&last) = func.block(r).ops.last() {
+                    for &y in &func.op(last).operands {
+                        if func.ty(y) == func.ty(v) {
+                            mark(func, y, marked);
                         }
                     }
                 }

@@ -1,9 +1,11 @@
 //! Analyses for passes and lowerings. None of them changes the function.
 
+pub mod access_layout;
 pub mod axis;
 pub mod bounds;
 pub mod buffers;
 pub mod combine;
+pub mod dataflow;
 pub mod lattice;
 pub mod magnitude;
 pub mod memory_effects;

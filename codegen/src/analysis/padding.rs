@@ -1,8 +1,8 @@
 //! Zero padding of tiles whose extents are rounded up.
 
+use super::access_layout::view_operands;
 use super::axis::AxisAnalysis;
 use crate::ir::{Func, Op, Padding, Value};
-use crate::passes::assign_layouts::view_operands;
 
 /// First index along `dim` from which on a tile holds only zeros: it was loaded across the end of its tensor, whose
 /// extent is a constant. `None` if this is unknown, or nothing lies past the end.

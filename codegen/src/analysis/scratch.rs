@@ -23,7 +23,7 @@ pub fn bytes(func: &Func, id: OpId) -> u32 {
             None => 0,
         },
         Op::AtomicRmw { .. } | Op::AtomicCas => {
-            let used = func.use_counts()[data.results[0].0 as usize] > 0;
+            let used = !func.uses(data.results[0]).is_empty();
             let bytes = func.ty(data.results[0]).elem().map_or(8, Elem::bits) / 8;
             match layout(data.results[0]) {
                 Some(l) if used && (l.free_mask(Dim::Lane) != 0 || l.free_mask(Dim::Warp) != 0) => {

@@ -13,10 +13,10 @@
 //! other strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16
 //! bytes and, with a swizzle, no wider than its span. A wider tile takes several copies.
 
+use super::access_layout::view_operands;
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
 use crate::layout::{LinearLayout, Swizzle};
-use crate::passes::assign_layouts::view_operands;
 use crate::target::HostExpr;
 
 const MAX_RANK: usize = 5;

@@ -31,7 +31,7 @@ kernel @k(%a: ptr<bf16> {divisible_by = 16}, %b: ptr<bf16> {divisible_by = 16}, 
 ";
     let mut func = parse(text).unwrap_or_else(|error| panic!("{error}"));
     for (line, id) in func.walk().into_iter().enumerate() {
-        func.op_mut(id).loc = Loc { file: "k.rs".into(), line: line as u32 + 2, column: 1 };
+        func.set_loc(id, Loc { file: "k.rs".into(), line: line as u32 + 2, column: 1 });
     }
     func
 }

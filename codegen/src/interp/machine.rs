@@ -247,6 +247,7 @@ impl Machine<'_> {
             | Op::LoadView { .. }
             | Op::StoreView { .. }
             | Op::AsyncCopy { .. }
+            | Op::AsyncLoad { .. }
             | Op::TmaLoad { .. } => false,
             _ => return false,
         };
@@ -472,6 +473,13 @@ impl<'a> Machine<'a> {
                 if operands.get(2).is_none_or(|switch| switch.bits() != 0) {
                     let tile = operands[0].view().load(self.memory, boundary, *padding)?;
                     self.shared.store(operands[1].shared(), &tile);
+                }
+                none(())
+            }
+            Op::AsyncLoad { vector: _ } => {
+                if !is_predicated_off(&operands, 2) {
+                    let loaded = access::load(self.memory, tile(0), optional(3), None)?;
+                    self.shared.store(operands[1].shared(), &loaded);
                 }
                 none(())
             }

@@ -158,13 +158,18 @@ impl Literal {
     }
 }
 
+/// The bits of a float, the same for all NaNs: text has only one.
+fn bits(x: f64) -> u64 {
+    if x.is_nan() { f64::NAN.to_bits() } else { x.to_bits() }
+}
+
 impl PartialEq for Literal {
-    /// Compares floats bitwise: NaN equals itself, and 0.0 differs from -0.0.
+    /// Compares floats bitwise: NaNs are equal, and 0.0 differs from -0.0.
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Literal::Bool(a), Literal::Bool(b)) => a == b,
             (Literal::Int(a), Literal::Int(b)) => a == b,
-            (Literal::Float(a), Literal::Float(b)) => a.to_bits() == b.to_bits(),
+            (Literal::Float(a), Literal::Float(b)) => bits(*a) == bits(*b),
             (Literal::Bool(_) | Literal::Int(_) | Literal::Float(_), _) => false,
         }
     }
@@ -177,7 +182,7 @@ impl std::hash::Hash for Literal {
         match self {
             Literal::Bool(b) => b.hash(state),
             Literal::Int(i) => i.hash(state),
-            Literal::Float(x) => x.to_bits().hash(state),
+            Literal::Float(x) => bits(*x).hash(state),
         }
     }
 }

@@ -8,30 +8,51 @@ use super::func::{BlockId, Func, Loc, OpId, Value};
 use super::ops::{AtomicOp, BinaryOp, CmpOp, Eviction, Op, Padding, Precision, UnaryOp};
 use super::types::{DType, Elem, LayoutId, Type};
 
-/// Appends ops to one block of a function.
+/// Adds ops to a function, one after the other from a place on.
 pub struct Builder<'f> {
     pub func: &'f mut Func,
     pub block: BlockId,
-    /// Source location of every op that is appended from here on.
+    /// The op before which ops are inserted; `None` at the end of `block`.
+    next: Option<OpId>,
+    /// Source location of every op that is added from here on.
     pub loc: Loc,
 }
 
 impl<'f> Builder<'f> {
     /// Builder that appends to `block`.
     pub fn new(func: &'f mut Func, block: BlockId, loc: Loc) -> Builder<'f> {
-        Builder { func, block, loc }
+        Builder { func, block, next: None, loc }
     }
 
-    /// Appends an op with explicit result types.
+    /// Builder that inserts before `op`.
+    pub fn before(func: &'f mut Func, op: OpId, loc: Loc) -> Builder<'f> {
+        let block = func.parent_block(op);
+        Builder { func, block, next: Some(op), loc }
+    }
+
+    /// Builder that inserts after `op`.
+    pub fn after(func: &'f mut Func, op: OpId, loc: Loc) -> Builder<'f> {
+        let block = func.parent_block(op);
+        let next = func.block(block).ops.get(func.position(op) + 1).copied();
+        Builder { func, block, next, loc }
+    }
+
+    /// Adds an op with explicit result types.
     pub fn op(&mut self, op: Op, operands: &[Value], results: &[Type]) -> OpId {
         self.op_with_regions(op, operands, results, &[])
     }
 
     pub fn op_with_regions(&mut self, op: Op, operands: &[Value], results: &[Type], regions: &[BlockId]) -> OpId {
-        self.func.append(self.block, op, operands.to_vec(), results.to_vec(), regions.to_vec(), self.loc.clone())
+        let id = self.func.create_op(op, operands.to_vec(), results.to_vec(), regions.to_vec(), self.loc.clone());
+        match self.next {
+            Some(next) => self.func.insert(self.block, self.func.position(next), &[id]),
+            None => self.func.push(self.block, id),
+        }
+        id
     }
 
-    fn one(&mut self, op: Op, operands: &[Value], result: Type) -> Value {
+    /// Adds an op with one result.
+    pub fn one(&mut self, op: Op, operands: &[Value], result: Type) -> Value {
         let id = self.op(op, operands, &[result]);
         self.func.result(id)
     }

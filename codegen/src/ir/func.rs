@@ -1,4 +1,4 @@
-//! Functions of Tile IR: arenas of values, ops and blocks.
+//! Functions of Tile IR: arenas of values, ops and blocks, and queries. [`super::edit`] changes them.
 
 use super::ops::{Effects, Op};
 use super::types::Type;
@@ -60,12 +60,20 @@ pub enum Def {
     Param(BlockId, usize),
 }
 
+/// A use of a value: operand `index` of `op`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Use {
+    pub op: OpId,
+    pub index: usize,
+}
+
 #[derive(Clone, Debug)]
 pub struct ValueData {
     pub ty: Type,
     pub def: Def,
     /// The user's name for the value, if known; only for printing.
     pub name: Option<Arc<str>>,
+    pub(super) uses: Vec<Use>,
 }
 
 #[derive(Clone, Debug)]
@@ -75,12 +83,20 @@ pub struct OpData {
     pub results: Vec<Value>,
     pub regions: Vec<BlockId>,
     pub loc: Loc,
+    /// The block that contains the op.
+    pub(super) block: Option<BlockId>,
+    /// The op's index in `block`.
+    pub(super) position: usize,
+    /// For each operand, the index of this use among the uses of the value.
+    pub(super) use_slots: Vec<usize>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub struct BlockData {
     pub params: Vec<Value>,
     pub ops: Vec<OpId>,
+    /// The op that has the block as a region.
+    pub(super) owner: Option<OpId>,
 }
 
 /// A kernel argument: parameter `i` of the body block, and the facts about it that the kernel is specialized for.
@@ -103,9 +119,9 @@ pub struct Func {
     pub loc: Loc,
     /// Layouts, which tensor and shared types refer to by index.
     pub layouts: Vec<crate::layout::LinearLayout>,
-    values: Vec<ValueData>,
-    ops: Vec<OpData>,
-    blocks: Vec<BlockData>,
+    pub(super) values: Vec<ValueData>,
+    pub(super) ops: Vec<OpData>,
+    pub(super) blocks: Vec<BlockData>,
 }
 
 impl Func {
@@ -123,101 +139,20 @@ impl Func {
         }
     }
 
-    /// Appends a kernel argument and returns its value.
-    pub fn add_arg(&mut self, arg: Arg, ty: Type) -> Value {
-        let name = Arc::from(arg.name.as_str());
-        self.args.push(arg);
-        let v = self.add_param(self.body, ty);
-        self.values[v.0 as usize].name = Some(name);
-        v
-    }
-
-    pub fn add_block(&mut self) -> BlockId {
-        self.blocks.push(BlockData::default());
-        BlockId(self.blocks.len() as u32 - 1)
-    }
-
-    pub fn add_param(&mut self, block: BlockId, ty: Type) -> Value {
-        let index = self.blocks[block.0 as usize].params.len();
-        let v = self.new_value(ty, Def::Param(block, index));
-        self.blocks[block.0 as usize].params.push(v);
-        v
-    }
-
-    fn new_value(&mut self, ty: Type, def: Def) -> Value {
-        self.values.push(ValueData { ty, def, name: None });
-        Value(self.values.len() as u32 - 1)
-    }
-
-    /// Creates an op outside any block; [`Func::append`] also appends it to a block.
-    pub fn create_op(
-        &mut self,
-        op: Op,
-        operands: Vec<Value>,
-        result_types: Vec<Type>,
-        regions: Vec<BlockId>,
-        loc: Loc,
-    ) -> OpId {
-        let id = OpId(self.ops.len() as u32);
-        let results =
-            result_types.into_iter().enumerate().map(|(i, ty)| self.new_value(ty, Def::Result(id, i))).collect();
-        self.ops.push(OpData { op, operands, results, regions, loc });
-        id
-    }
-
-    /// Adds a result to an op.
-    pub fn add_result(&mut self, id: OpId, ty: Type) -> Value {
-        let index = self.op(id).results.len();
-        let v = self.new_value(ty, Def::Result(id, index));
-        self.op_mut(id).results.push(v);
-        v
-    }
-
-    /// Creates an op and appends it to a block.
-    pub fn append(
-        &mut self,
-        block: BlockId,
-        op: Op,
-        operands: Vec<Value>,
-        result_types: Vec<Type>,
-        regions: Vec<BlockId>,
-        loc: Loc,
-    ) -> OpId {
-        let id = self.create_op(op, operands, result_types, regions, loc);
-        self.blocks[block.0 as usize].ops.push(id);
-        id
-    }
-
     pub fn op(&self, id: OpId) -> &OpData {
         &self.ops[id.0 as usize]
-    }
-
-    pub fn op_mut(&mut self, id: OpId) -> &mut OpData {
-        &mut self.ops[id.0 as usize]
     }
 
     pub fn block(&self, id: BlockId) -> &BlockData {
         &self.blocks[id.0 as usize]
     }
 
-    pub fn block_mut(&mut self, id: BlockId) -> &mut BlockData {
-        &mut self.blocks[id.0 as usize]
-    }
-
     pub fn value(&self, v: Value) -> &ValueData {
         &self.values[v.0 as usize]
     }
 
-    pub fn value_mut(&mut self, v: Value) -> &mut ValueData {
-        &mut self.values[v.0 as usize]
-    }
-
     pub fn ty(&self, v: Value) -> &Type {
         &self.values[v.0 as usize].ty
-    }
-
-    pub fn set_ty(&mut self, v: Value, ty: Type) {
-        self.values[v.0 as usize].ty = ty;
     }
 
     /// The single result of an op. Panics if the op has none: a compiler bug.
@@ -246,18 +181,6 @@ impl Func {
     /// Number of blocks ever created; the size of tables indexed by [`BlockId`].
     pub fn num_blocks(&self) -> usize {
         self.blocks.len()
-    }
-
-    /// Index of an equal layout; adds the layout if there is none.
-    pub fn intern_layout(&mut self, layout: crate::layout::LinearLayout) -> super::LayoutId {
-        let index = match self.layouts.iter().position(|l| *l == layout) {
-            Some(i) => i,
-            None => {
-                self.layouts.push(layout);
-                self.layouts.len() - 1
-            }
-        };
-        super::LayoutId(index as u32)
     }
 
     pub fn layout(&self, id: super::LayoutId) -> &crate::layout::LinearLayout {
@@ -296,43 +219,44 @@ impl Func {
         order
     }
 
+    /// The block that contains an op; `None` for an op that is not inserted yet, or erased.
+    pub fn block_of(&self, id: OpId) -> Option<BlockId> {
+        self.op(id).block
+    }
+
     /// The block that contains an op. Panics if no block does: a compiler bug.
     pub fn parent_block(&self, id: OpId) -> BlockId {
-        (0..self.blocks.len() as u32)
-            .map(BlockId)
-            .find(|&b| self.block(b).ops.contains(&id))
-            .expect("internal compiler error: an op outside any block; please report this")
+        self.block_of(id).expect("internal compiler error: an op outside any block; please report this")
     }
 
-    /// The block that contains an op, and the op's index there. Panics if no block does: a compiler bug.
-    pub fn op_position(&self, id: OpId) -> (BlockId, usize) {
-        let regions = self.walk().into_iter().flat_map(|op| self.op(op).regions.iter().copied());
-        std::iter::once(self.body)
-            .chain(regions)
-            .find_map(|block| Some((block, self.block(block).ops.iter().position(|&op| op == id)?)))
-            .expect("internal compiler error: an op outside any block; please report this")
+    /// The index of an op in the block that contains it.
+    pub fn position(&self, id: OpId) -> usize {
+        self.op(id).position
     }
 
-    /// Replaces every use of `old` by `new`.
-    pub fn replace_uses(&mut self, old: Value, new: Value) {
-        for op in &mut self.ops {
-            for operand in &mut op.operands {
-                if *operand == old {
-                    *operand = new;
-                }
-            }
-        }
+    /// Whether an op is directly in a block, not in a region of one of its ops.
+    pub fn is_in(&self, id: OpId, block: BlockId) -> bool {
+        self.block_of(id) == Some(block)
     }
 
-    /// Number of uses of each value by ops that are in a block, indexed by value.
-    pub fn use_counts(&self) -> Vec<u32> {
-        let mut counts = vec![0; self.num_values()];
-        for id in self.walk() {
-            for v in &self.op(id).operands {
-                counts[v.0 as usize] += 1;
-            }
-        }
-        counts
+    /// The op that has a block as a region; `None` for the body.
+    pub fn owner(&self, block: BlockId) -> Option<OpId> {
+        self.block(block).owner
+    }
+
+    /// The op whose region contains an op; `None` in the body.
+    pub fn parent_op(&self, id: OpId) -> Option<OpId> {
+        self.owner(self.block_of(id)?)
+    }
+
+    /// The terminator of a region. Panics if the region is empty: a compiler bug.
+    pub fn terminator(&self, region: BlockId) -> OpId {
+        *self.block(region).ops.last().expect("internal compiler error: an empty region; please report this")
+    }
+
+    /// The uses of a value, in no order. Ops outside of any block count until they are erased.
+    pub fn uses(&self, v: Value) -> &[Use] {
+        &self.value(v).uses
     }
 
     /// Effects of an op, including its regions: the strongest effect inside.

@@ -153,7 +153,7 @@ macro_rules! op_table {
             $mnemonic:literal ($min:literal .. $max:tt) -> $results:tt, $effects:ident, $stage:ident;
     )*) => {
         /// An op with its attributes. Operands, results and regions live in [`super::OpData`].
-        #[derive(Clone, Debug, PartialEq)]
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
         pub enum Op {
             /// Elementwise function of one operand; the mnemonic is the function's.
             Unary(UnaryOp),
@@ -410,7 +410,11 @@ op_table! {
     /// Starts the asynchronous copy of a view's block to a shared buffer (`cp.async`). Operands: view, buffer,
     /// optionally a bool predicate.
     AsyncCopy { boundary: Vec<usize>, padding: Padding } = "async_copy" (2..3) -> 0, Write, Async;
-    /// Closes a group of `async_copy` (`cp.async.commit_group`).
+    /// Starts the asynchronous copy of the elements that a tile of pointers selects to a shared buffer (`cp.async`).
+    /// Operands: pointers, buffer, bool predicate, optionally a bool mask; elements whose mask is false become zero. One
+    /// copy covers `vector` elements, which are consecutive in global memory and in the buffer, and share their mask.
+    AsyncLoad { vector: usize } = "async_load" (3..4) -> 0, Write, Async;
+    /// Closes a group of `async_copy` and `async_load` (`cp.async.commit_group`).
     AsyncCommit = "async_commit" (0..0) -> 0, Control, Async;
     /// Waits until at most `pending` groups are in flight (`cp.async.wait_group`).
     AsyncWait { pending: u32 } = "async_wait" (0..0) -> 0, Control, Async;
@@ -456,7 +460,7 @@ op_table! {
     /// converged (1), or once per thread (32). Operands: mbarriers, i32 index, then values to compute before the
     /// arrival.
     MbarrierArrive { warps: u32, lanes: u32 } = "mbarrier_arrive" (2..any) -> 0, Control, Async;
-    /// Each of the `threads` threads that execute this arrives when its `async_copy`s so far have completed
+    /// Each of the `threads` threads that execute this arrives when its `async_copy` and `async_load` so far have completed
     /// (`cp.async.mbarrier.arrive`). Operands: mbarriers, i32 index.
     AsyncArrive { threads: u32 } = "async_arrive" (2..2) -> 0, Control, Async;
     /// Waits until the phase of that parity is complete. Operands: mbarriers, i32 index, i32 parity, optionally a bool

@@ -278,7 +278,7 @@ fn derives_from_launch_values(func: &Func, v: Value) -> bool {
 
 /// Whether a block is the body of a `for`, whose first parameter is the index.
 fn is_for_body(func: &Func, block: BlockId) -> bool {
-    func.walk().into_iter().any(|id| matches!(func.op(id).op, Op::For { .. }) && func.op(id).regions.contains(&block))
+    func.owner(block).is_some_and(|id| matches!(func.op(id).op, Op::For { .. }))
 }
 
 /// The condition of a `while` loop, tested before each iteration.

@@ -7,9 +7,8 @@
 //! Keeps: every computed value.
 //! Does not: look through more than one `ptr_add` or `add` of a `splat` or constant.
 
-use super::edit::terminator;
 use super::fold_carried::drop_for;
-use crate::ir::{BinaryOp, BlockId, DType, Elem, Func, Literal, Op, OpId, Type, Value};
+use crate::ir::{BinaryOp, Builder, DType, Elem, Func, Literal, Op, OpId, Type, Value};
 
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
@@ -42,7 +41,7 @@ fn find_induction(func: &Func, id: OpId, index: usize) -> Option<Induction> {
     let body = func.op(id).regions[0];
     let param = func.block(body).params[1 + index];
     let elem = func.ty(param).elem().filter(|_| func.ty(param).is_tensor())?;
-    let next = func.def_op(func.op(terminator(func, body)).operands[index])?;
+    let next = func.def_op(func.op(func.terminator(body)).operands[index])?;
     let data = func.op(next);
     let (step, sum) = match (&data.op, elem) {
         (Op::PtrAdd, Elem::Ptr(_)) if data.operands[0] == param => (data.operands[1], DType::I64),
@@ -65,22 +64,21 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
     if found.is_empty() {
         return false;
     }
-    let outer = block_of(func, id);
     let body = func.op(id).regions[0];
     let data = func.op(id).clone();
+    let loc = data.loc.clone();
     let mut operands = data.operands.clone();
     let mut types: Vec<Type> = data.results.iter().map(|&r| func.ty(r).clone()).collect();
     let mut sums = Vec::new();
     for m in &found {
-        let ty = Type::scalar(m.sum);
-        let at = position_of(func, outer, id);
-        operands.push(insert(func, outer, at, id, Op::Constant { value: Literal::Int(0) }, &[], ty.clone()));
-        sums.push(func.add_param(body, ty.clone()));
-        types.push(ty);
+        operands.push(Builder::before(func, id, loc.clone()).int(0, m.sum));
+        sums.push(func.add_param(body, Type::scalar(m.sum)));
+        types.push(Type::scalar(m.sum));
     }
-    let new = func.create_op(data.op, operands, types, data.regions, data.loc);
-    let at = position_of(func, outer, id);
-    func.block_mut(outer).ops[at] = new;
+    let regions = func.take_regions(id);
+    let new = func.create_op(data.op, operands, types, regions, data.loc);
+    func.move_before(new, id);
+    func.erase(id);
     for (k, &old) in data.results.iter().enumerate() {
         let result = func.op(new).results[k];
         func.replace_uses(old, result);
@@ -89,62 +87,32 @@ fn for_loop(func: &mut Func, id: OpId) -> bool {
     for (j, m) in found.iter().enumerate() {
         let (init, param) = (data.operands[3 + m.index], func.block(body).params[1 + m.index]);
         let (result, total) = (func.op(new).results[m.index], func.op(new).results[carried + j]);
-        let inside = offset_tile(func, body, 0, new, m, init, sums[j]);
+        let start = func.block(body).ops[0];
+        let inside = offset_tile(&mut Builder::before(func, start, loc.clone()), m, init, sums[j]);
         func.replace_uses(param, inside);
-        let after = position_of(func, outer, new) + 1;
-        let outside = offset_tile(func, outer, after, new, m, init, total);
+        let outside = offset_tile(&mut Builder::after(func, new, loc.clone()), m, init, total);
         func.replace_uses(result, outside);
-        advance(func, body, new, m, sums[j]);
+        let end = func.terminator(body);
+        let next = advance(&mut Builder::before(func, end, loc.clone()), m, sums[j]);
+        func.add_operands(end, &[next]);
         keep[m.index] = false;
     }
     drop_for(func, new, &keep);
     true
 }
 
-/// Emits `init` plus `sum` for all elements at position `at` of a block.
-fn offset_tile(func: &mut Func, block: BlockId, at: usize, loc: OpId, m: &Induction, init: Value, sum: Value) -> Value {
-    let ty = func.ty(init).clone();
-    let splat = insert(func, block, at, loc, Op::Splat, &[sum], ty.with_elem(m.sum));
-    insert(func, block, at + 1, loc, m.op.clone(), &[init, splat], ty)
+/// Emits `init` plus `sum` for all elements.
+fn offset_tile(b: &mut Builder, m: &Induction, init: Value, sum: Value) -> Value {
+    let ty = b.func.ty(init).clone();
+    let splat = b.one(Op::Splat, &[sum], ty.with_elem(m.sum));
+    b.one(m.op.clone(), &[init, splat], ty)
 }
 
-/// Adds a step to the sum at the end of the loop body.
-fn advance(func: &mut Func, body: BlockId, loc: OpId, m: &Induction, sum: Value) {
-    let ty = Type::scalar(m.sum);
-    let end = |func: &Func| func.block(body).ops.len() - 1;
-    let mut step = match m.step {
-        Step::Constant(i) => {
-            let at = end(func);
-            insert(func, body, at, loc, Op::Constant { value: Literal::Int(i) }, &[], ty.clone())
-        }
-        Step::Scalar(v) => v,
+/// Emits the sum after a step.
+fn advance(b: &mut Builder, m: &Induction, sum: Value) -> Value {
+    let step = match m.step {
+        Step::Constant(i) => b.int(i, m.sum),
+        Step::Scalar(v) => b.cast(v, m.sum),
     };
-    if func.ty(step).dtype() != Some(m.sum) {
-        let at = end(func);
-        step = insert(func, body, at, loc, Op::Cast, &[step], ty.clone());
-    }
-    let at = end(func);
-    let next = insert(func, body, at, loc, Op::Binary(BinaryOp::Add), &[sum, step], ty);
-    let last = terminator(func, body);
-    func.op_mut(last).operands.push(next);
-}
-
-/// Inserts an op with one result at a position of a block, with the source location of `like`.
-fn insert(func: &mut Func, block: BlockId, at: usize, like: OpId, op: Op, operands: &[Value], ty: Type) -> Value {
-    let loc = func.op(like).loc.clone();
-    let id = func.create_op(op, operands.to_vec(), vec![ty], Vec::new(), loc);
-    func.block_mut(block).ops.insert(at, id);
-    func.result(id)
-}
-
-fn position_of(func: &Func, block: BlockId, id: OpId) -> usize {
-    let position = func.block(block).ops.iter().position(|&op| op == id);
-    position.expect("internal compiler error: an op is not in its block; please report this")
-}
-
-fn block_of(func: &Func, id: OpId) -> BlockId {
-    let inner = func.walk().into_iter().flat_map(|op| func.op(op).regions.clone());
-    let mut blocks = std::iter::once(func.body).chain(inner);
-    let found = blocks.find(|&block| func.block(block).ops.contains(&id));
-    found.expect("internal compiler error: an op is in no block; please report this")
+    b.binary(BinaryOp::Add, sum, step)
 }

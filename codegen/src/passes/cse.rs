@@ -6,8 +6,10 @@
 //! Keeps: every computed value.
 //! Does not: merge loads, nor ops in sibling regions, nor `reduce` and `scan`.
 
-use crate::ir::{BlockId, Effects, Func, OpId, Type, Value};
-use std::collections::HashMap;
+use crate::ir::{BlockId, Effects, Func, Op, OpId, Type, Value};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
@@ -17,52 +19,50 @@ pub fn run(func: &mut Func) -> bool {
 }
 
 /// Ops with equal keys compute equal values.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, Hash)]
 struct Key {
-    /// The `Debug` form of the op with its attributes, which distinguishes −0 from 0; `==` on floats does not.
-    op: String,
+    op: Op,
     operands: Vec<Value>,
     types: Vec<Type>,
 }
 
 struct Pass<'f> {
     func: &'f mut Func,
-    seen: HashMap<Key, OpId>,
+    /// The ops of this block and of enclosing ones so far.
+    seen: HashMap<Rc<Key>, OpId>,
     changed: bool,
 }
 
 impl Pass<'_> {
     fn block(&mut self, block: BlockId) {
         let mut added = Vec::new();
-        let mut kept = Vec::new();
+        let mut duplicates = HashSet::new();
         for id in self.func.block(block).ops.clone() {
             let data = self.func.op(id);
             if data.op.effects() != Effects::Pure || !data.regions.is_empty() {
                 for region in data.regions.clone() {
                     self.block(region);
                 }
-                kept.push(id);
                 continue;
             }
             let types = data.results.iter().map(|&v| self.func.ty(v).clone()).collect();
-            let key = Key { op: format!("{:?}", data.op), operands: data.operands.clone(), types };
-            match self.seen.get(&key) {
-                Some(&first) => {
-                    let pairs: Vec<(Value, Value)> =
-                        data.results.iter().copied().zip(self.func.op(first).results.iter().copied()).collect();
-                    for (duplicate, first) in pairs {
+            let key = Rc::new(Key { op: data.op.clone(), operands: data.operands.clone(), types });
+            match self.seen.entry(key.clone()) {
+                Entry::Occupied(first) => {
+                    let results = data.results.clone();
+                    for (duplicate, first) in results.into_iter().zip(self.func.op(*first.get()).results.clone()) {
                         self.func.replace_uses(duplicate, first);
                     }
-                    self.changed = true;
+                    duplicates.insert(id);
                 }
-                None => {
-                    self.seen.insert(key.clone(), id);
+                Entry::Vacant(place) => {
+                    place.insert(id);
                     added.push(key);
-                    kept.push(id);
                 }
             }
         }
-        self.func.block_mut(block).ops = kept;
+        self.changed |= !duplicates.is_empty();
+        self.func.retain_ops(block, |id| !duplicates.contains(id));
         for key in added {
             self.seen.remove(&key);
         }

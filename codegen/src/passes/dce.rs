@@ -6,30 +6,14 @@
 //! Keeps: every write, output and synchronization, and the values that they use.
 //! Does not: remove a loop with effects. It does remove a loop without effects that may not terminate.
 
-use super::edit::terminator;
 use super::fold_carried::{drop_for, drop_if, drop_while};
 use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Value};
 
 /// Runs the pass. Returns whether it changed the function.
 pub fn run(func: &mut Func) -> bool {
-    let mut live = Live {
-        func,
-        block_parent: vec![None; func.num_blocks()],
-        op_parent: vec![None; func.num_ops()],
-        ops: vec![false; func.num_ops()],
-        values: vec![false; func.num_values()],
-        todo: Vec::new(),
-    };
-    let walk = func.walk();
-    for &id in &walk {
-        for &region in &func.op(id).regions {
-            live.block_parent[region.0 as usize] = Some(id);
-            for inner in &func.block(region).ops {
-                live.op_parent[inner.0 as usize] = Some(id);
-            }
-        }
-    }
-    for id in walk {
+    let mut live =
+        Live { func, ops: vec![false; func.num_ops()], values: vec![false; func.num_values()], todo: Vec::new() };
+    for id in func.walk() {
         match func.op(id).op.effects() {
             Effects::Write | Effects::Control => live.op(id),
             Effects::Pure | Effects::Read | Effects::Regions => {}
@@ -44,10 +28,6 @@ pub fn run(func: &mut Func) -> bool {
 
 struct Live<'f> {
     func: &'f Func,
-    /// For each block, the op that contains it.
-    block_parent: Vec<Option<OpId>>,
-    /// For each op, the op whose region contains it.
-    op_parent: Vec<Option<OpId>>,
     ops: Vec<bool>,
     values: Vec<bool>,
     /// Live values whose definitions have not been visited.
@@ -84,14 +64,14 @@ impl<'f> Live<'f> {
                 }
             }
         }
-        if let Some(owner) = self.op_parent[id.0 as usize] {
+        if let Some(owner) = self.func.parent_op(id) {
             self.op(owner);
         }
     }
 
     /// The operands of the terminator of a region.
     fn end(&self, region: BlockId) -> &'f [Value] {
-        &self.func.op(terminator(self.func, region)).operands
+        &self.func.op(self.func.terminator(region)).operands
     }
 
     /// Marks the definition of a live value.
@@ -108,7 +88,7 @@ impl<'f> Live<'f> {
                 }
             }
             Def::Param(block, i) => {
-                let Some(owner) = self.block_parent[block.0 as usize] else { return };
+                let Some(owner) = self.func.owner(block) else { return };
                 let data = self.func.op(owner);
                 match data.op {
                     Op::For { .. } if i > 0 => self.carried(data.operands[2 + i], self.end(block)[i - 1]),
@@ -154,9 +134,7 @@ fn sweep(func: &mut Func, ops: &[bool], values: &[bool]) -> bool {
         };
     }
     for block in blocks(func) {
-        let before = func.block(block).ops.len();
-        func.block_mut(block).ops.retain(|id| ops[id.0 as usize]);
-        changed |= func.block(block).ops.len() != before;
+        changed |= func.retain_ops(block, |id| ops[id.0 as usize]);
     }
     changed
 }

@@ -9,10 +9,9 @@
 //! Does not: move sums of types below 32 bits, of tiles that would occupy more than 16 registers per thread during the
 //! loop, or sums that are scaled in between.
 
-use super::edit::{rewrite, terminator};
 use super::fuse_reductions::is_cross_warp;
 use crate::analysis::combine::single_binary_op;
-use crate::ir::{BinaryOp, Func, Literal, Op, OpId};
+use crate::ir::{BinaryOp, Builder, Func, Op, OpId};
 
 /// Maximum registers per thread of one such sum: they stay live for the whole loop, and reduce the number of resident
 /// blocks.
@@ -41,7 +40,7 @@ struct Accumulation {
 fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
     let body = func.op(id).regions[0];
     let param = func.block(body).params[1 + carried];
-    let next = func.op(terminator(func, body)).operands[carried];
+    let next = func.op(func.terminator(body)).operands[carried];
     let add = func.def_op(next).filter(|&op| func.op(op).op == Op::Binary(BinaryOp::Add))?;
     let part = match func.op(add).operands[..] {
         [a, b] if a == param => b,
@@ -50,9 +49,8 @@ fn find(func: &Func, id: OpId, carried: usize) -> Option<Accumulation> {
     };
     let reduce = func.def_op(part).filter(|&op| is_cross_warp(func, op))?;
     let is_sum = single_binary_op(func, func.op(reduce).regions[0]) == Some(BinaryOp::Add);
-    let seen = func.use_counts();
-    let have_single_use = [param, part, next].iter().all(|v| seen[v.0 as usize] == 1);
-    let are_in_body = [add, reduce].iter().all(|op| func.block(body).ops.contains(op));
+    let have_single_use = [param, part, next].iter().all(|&v| func.uses(v).len() == 1);
+    let are_in_body = [add, reduce].iter().all(|&op| func.is_in(op, body));
     let tile = func.op(reduce).operands[0];
     let bits = func.ty(tile).elem().map_or(0, |elem| elem.bits());
     // Not `registers::tile_registers`: it counts no registers for values that are rematerialized at their use, but
@@ -67,26 +65,22 @@ fn defer(func: &mut Func, id: OpId, carried: usize, sum: &Accumulation) {
     let body = func.op(id).regions[0];
     let tile = func.op(reduce).operands[0];
     let (ty, loc) = (func.ty(tile).clone(), func.op(reduce).loc.clone());
-    let zero = Op::Constant { value: Literal::number(0.0, ty.dtype()) };
-    let zeros = func.create_op(zero, vec![], vec![ty.clone()], vec![], loc.clone());
-    let zero_tile = func.result(zeros);
-    let first = std::mem::replace(&mut func.op_mut(id).operands[3 + carried], zero_tile);
+    let first = func.op(id).operands[3 + carried];
+    let zero_tile = Builder::before(func, id, loc.clone()).zero(ty.clone());
+    func.set_operand(id, 3 + carried, zero_tile);
 
     // In the loop: adds the tile elementwise.
     let (param, next) = (func.block(body).params[1 + carried], func.result(add));
-    rewrite(func, add, Op::Binary(BinaryOp::Add), vec![param, tile]);
+    func.rewrite(add, Op::Binary(BinaryOp::Add), vec![param, tile]);
     let total = func.op(id).results[carried];
     for v in [param, next, total] {
         func.set_ty(v, ty.clone());
     }
-    func.block_mut(body).ops.retain(|&op| op != reduce);
 
     // After the loop: the reduction, plus the initial value.
     let part = func.result(reduce);
-    let part_ty = func.ty(part).clone();
-    let final_sum = func.create_op(Op::Binary(BinaryOp::Add), vec![first, part], vec![part_ty], vec![], loc);
-    func.replace_uses(total, func.result(final_sum));
-    func.op_mut(reduce).operands = vec![total];
-    let (parent, at) = func.op_position(id);
-    func.block_mut(parent).ops.splice(at..=at, [zeros, id, reduce, final_sum]);
+    func.move_after(reduce, id);
+    let final_sum = Builder::after(func, reduce, loc).binary(BinaryOp::Add, first, part);
+    func.replace_uses(total, final_sum);
+    func.set_operands(reduce, &[total]);
 }

@@ -10,9 +10,9 @@
 //! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
 //! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
 
-use super::edit::{terminator, uses};
+use super::edit::uses;
 use super::stage_one;
-use crate::ir::{BlockId, DType, Def, Effects, Func, Op, OpId, Type, Value};
+use crate::ir::{BlockId, Builder, DType, Def, Effects, Func, Op, OpId, Type, Value};
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -47,12 +47,10 @@ fn wait_after_loop(func: &mut Func, id: OpId) {
             .expect("internal compiler error: a deferred wgmma without an accumulator");
         let result = func.op(id).results[number];
         let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
-        let wait = func.create_op(Op::WgmmaWait { pending: 0 }, vec![], vec![ty], vec![], loc);
+        let wait = Builder::after(func, id, loc).op(Op::WgmmaWait { pending: 0 }, &[], &[ty]);
         let waited = func.result(wait);
         func.replace_uses(result, waited);
-        func.op_mut(wait).operands.push(result);
-        let (block, at) = func.op_position(id);
-        func.block_mut(block).ops.insert(at + 1, wait);
+        func.add_operands(wait, &[result]);
     }
 }
 
@@ -66,8 +64,7 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
         let results = func.op(wait).results.clone();
         let overwritten_operand = overwritten_operand(func, block, wait);
         let ops = &func.block(block).ops;
-        let from = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
-        let needed = (from + 1..ops.len())
+        let needed = (func.position(wait) + 1..ops.len())
             .find(|&i| {
                 let data = func.op(ops[i]);
                 let end = i + 1 == ops.len();
@@ -83,25 +80,23 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
                 end || region || writes || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
             })
             .expect("internal compiler error: a block without a terminator");
-        let ops = &mut func.block_mut(block).ops;
-        ops.remove(from);
-        ops.insert(needed - 1, wait);
+        func.move_before(wait, ops[needed]);
     }
     for wait in waits {
         let started = issued_since(func, block, wait);
-        if let Op::WgmmaWait { pending } = &mut func.op_mut(wait).op {
+        if let Op::WgmmaWait { pending } = func.op_mut(wait) {
             *pending = started;
         }
     }
     merge_adjacent_waits(func, block);
     let end = func.block(block).ops.len().saturating_sub(1);
-    func.block_mut(block).ops.splice(end..end, releases);
+    func.insert(block, end, &releases);
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     for wait in waits {
         for v in computed_since_last_mma(func, block, wait) {
             let ty = func.ty(v).clone();
-            func.op_mut(wait).operands.push(v);
+            func.add_operands(wait, &[v]);
             func.add_result(wait, ty);
         }
     }
@@ -113,7 +108,7 @@ fn detach_releases(func: &mut Func, block: BlockId) -> Vec<OpId> {
     let ops = func.block(block).ops.clone();
     let is_release = |&id: &OpId| matches!(func.op(id).op, Op::MbarrierArrive { .. }) && func.op(id).operands.len() > 2;
     let (releases, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(is_release);
-    func.block_mut(block).ops = rest;
+    func.set_ops(block, &rest);
     releases
 }
 
@@ -121,7 +116,7 @@ fn detach_releases(func: &mut Func, block: BlockId) -> Vec<OpId> {
 /// there feeds them.
 fn computed_since_last_mma(func: &Func, block: BlockId, wait: OpId) -> Vec<Value> {
     let ops = &func.block(block).ops;
-    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
+    let until = func.position(wait);
     let asynchronous = |&id: &OpId| matches!(func.op(id).op, Op::Wgmma { .. } | Op::WgmmaWait { .. });
     let from = ops[..until].iter().rposition(asynchronous).map_or(until, |at| at + 1);
     let used: Vec<Value> = ops[from..until].iter().flat_map(|&op| uses(func, op)).collect();
@@ -146,7 +141,7 @@ fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value>
     let tile = func.op(awaited_wgmma(func, wait)?).operands[0];
     match (func.value(tile).def, func.ty(tile)) {
         (Def::Param(of, i), Type::Tensor { .. }) if of == block && i > 0 => {
-            func.op(terminator(func, block)).operands.get(i - 1).copied()
+            func.op(func.terminator(block)).operands.get(i - 1).copied()
         }
         _ => None,
     }
@@ -156,8 +151,8 @@ fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value>
 fn issued_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let ops = &func.block(block).ops;
     let dot = awaited_wgmma(func, wait);
-    let until = ops.iter().position(|&op| op == wait).expect("internal compiler error: a wait is not in its block");
-    let from = ops.iter().position(|&op| Some(op) == dot).map_or(until, |at| at + 1);
+    let until = func.position(wait);
+    let from = dot.filter(|&dot| func.is_in(dot, block)).map_or(until, |dot| func.position(dot) + 1);
     let count_dots = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
     match dot.map(|id| &func.op(id).op) {
         // It completes the `wgmma` of the previous iteration.
@@ -188,9 +183,8 @@ fn merge_adjacent_waits(func: &mut Func, block: BlockId) {
         for (old, new) in results.into_iter().zip(func.op(one).results.clone()) {
             func.replace_uses(old, new);
         }
-        let ops = &mut func.block_mut(block).ops;
-        let at = ops.iter().position(|&op| op == run[0]).expect("internal compiler error: a wait is not in its block");
-        ops.splice(at..at + run.len(), [one]);
+        func.insert(block, func.position(run[0]), &[one]);
+        run.iter().for_each(|&id| func.erase(id));
     }
 }
 

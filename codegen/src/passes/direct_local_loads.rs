@@ -7,7 +7,7 @@
 //! Keeps: results.
 //! Does not: change loads that are used in several layouts.
 
-use crate::ir::{Effects, Func, Op, OpId};
+use crate::ir::{Effects, Func, Op, OpId, Value};
 use crate::layout::LinearLayout;
 
 /// Runs the pass.
@@ -31,32 +31,23 @@ fn fold(func: &mut Func, convert: OpId) {
     }
     let (old, new) = (func.result(convert), func.op(convert).operands[0]);
     func.replace_uses(old, new);
-    let (block, at) = func.op_position(convert);
-    let load = func.op_position(chain[0]).1;
-    let ops = func.block(block).ops.clone();
-    let movable = ops[load..at].iter().all(|&op| preserves_shared_memory(func, op));
-    let rest = |ops: &[OpId]| ops.iter().copied().filter(|op| !chain.contains(op)).collect::<Vec<_>>();
-    func.block_mut(block).ops = if movable {
-        [rest(&ops[..at]), chain, ops[at + 1..].to_vec()].concat()
-    } else {
-        [&ops[..at], &ops[at + 1..]].concat()
-    };
+    let between = &func.block(func.parent_block(convert)).ops[func.position(chain[0])..func.position(convert)];
+    if between.iter().all(|&op| preserves_shared_memory(func, op)) {
+        chain.into_iter().for_each(|op| func.move_before(op, convert));
+    }
+    func.erase(convert);
 }
 
 /// The ops from a `local_load` to the conversion, all in one block and with one use each; `None` for other definitions.
 fn chain(func: &Func, convert: OpId) -> Option<Vec<OpId>> {
-    let mut uses = func.use_counts();
     // An `mbarrier_arrive` that releases the buffer uses the value only to be ordered after the load.
-    for id in func.walk() {
-        if matches!(func.op(id).op, Op::MbarrierArrive { .. }) {
-            func.op(id).operands.iter().for_each(|v| uses[v.0 as usize] -= 1);
-        }
-    }
+    let reads =
+        |v: Value| func.uses(v).iter().filter(|used| !matches!(func.op(used.op).op, Op::MbarrierArrive { .. })).count();
     let block = func.parent_block(convert);
     let mut chain = Vec::new();
     let mut v = func.op(convert).operands[0];
     loop {
-        let id = func.def_op(v).filter(|&id| func.parent_block(id) == block && uses[v.0 as usize] == 1)?;
+        let id = func.def_op(v).filter(|&id| func.is_in(id, block) && reads(v) == 1)?;
         chain.insert(0, id);
         match func.op(id).op {
             Op::LocalLoad => return Some(chain),

@@ -20,8 +20,7 @@ pub fn run(func: &mut Func) {
             if func.op(id).operands.len() < 3 {
                 continue;
             }
-            let from = func.block(block).ops.iter().position(|&op| op == id);
-            let from = from.expect("internal compiler error: an op is not in its block");
+            let from = func.position(id);
             let operands = &func.op(id).operands;
             let buffers: Vec<OpId> = operands.iter().filter_map(|&v| buffer_of(func, v)).collect();
             // A transposed view of a buffer counts as the buffer.
@@ -32,9 +31,8 @@ pub fn run(func: &mut Func) {
             };
             let after = |op: &OpId| func.op(*op).results.iter().any(|v| operands.contains(v)) || reads_inside(*op);
             let to = func.block(block).ops[..from].iter().rposition(after).map_or(0, |at| at + 1);
-            let ops = &mut func.block_mut(block).ops;
-            ops.remove(from);
-            ops.insert(to, id);
+            func.detach(id);
+            func.insert(block, to, &[id]);
         }
     }
 }

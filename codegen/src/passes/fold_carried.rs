@@ -8,7 +8,7 @@
 //! Does not: compare more than one op for equal steps, nor find other equal values (`cse` does), nor remove unused
 //! values (`dce` does).
 
-use super::edit::{defined_inside, retain_operands, retain_params, retain_results, terminator};
+use super::edit::defined_inside;
 use crate::ir::{Effects, Func, Op, OpId, Value};
 
 /// Runs the pass. Returns whether it changed the function.
@@ -28,7 +28,7 @@ pub fn run(func: &mut Func) -> bool {
 
 fn for_loop(func: &mut Func, id: OpId) -> bool {
     let body = func.op(id).regions[0];
-    let end = terminator(func, body);
+    let end = func.terminator(body);
     let carried = func.op(id).results.len();
     let mut keep = vec![true; carried];
     for (i, kept) in keep.iter_mut().enumerate() {
@@ -61,7 +61,7 @@ fn have_equal_recurrences(func: &Func, id: OpId, i: usize, j: usize) -> bool {
     let data = func.op(id);
     let body = data.regions[0];
     let (first, second) = (func.block(body).params[1 + i], func.block(body).params[1 + j]);
-    let next = |k: usize| func.def_op(func.op(terminator(func, body)).operands[k]).map(|op| func.op(op));
+    let next = |k: usize| func.def_op(func.op(func.terminator(body)).operands[k]).map(|op| func.op(op));
     let (Some(a), Some(b)) = (next(i), next(j)) else { return false };
     let same_step = a.op == b.op
         && a.op.effects() == Effects::Pure
@@ -78,15 +78,15 @@ pub(super) fn drop_for(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
         return false;
     }
     let body = func.op(id).regions[0];
-    retain_operands(func, id, &[&[true; 3], keep].concat());
-    retain_params(func, body, &[&[true], keep].concat());
-    retain_operands(func, terminator(func, body), keep);
-    retain_results(func, id, keep);
+    func.retain_operands(id, &[&[true; 3], keep].concat());
+    func.retain_params(body, &[&[true], keep].concat());
+    func.retain_operands(func.terminator(body), keep);
+    func.retain_results(id, keep);
     true
 }
 
 fn branch(func: &mut Func, id: OpId) -> bool {
-    let [yes, no] = [0, 1].map(|side| func.op(terminator(func, func.op(id).regions[side])).operands.clone());
+    let [yes, no] = [0, 1].map(|side| func.op(func.terminator(func.op(id).regions[side])).operands.clone());
     // The branches share only values from outside.
     let keep: Vec<bool> = yes.iter().zip(&no).map(|(a, b)| a != b).collect();
     for i in (0..keep.len()).filter(|&i| !keep[i]) {
@@ -101,15 +101,15 @@ pub(super) fn drop_if(func: &mut Func, id: OpId, keep: &[bool]) -> bool {
         return false;
     }
     for region in func.op(id).regions.clone() {
-        retain_operands(func, terminator(func, region), keep);
+        func.retain_operands(func.terminator(region), keep);
     }
-    retain_results(func, id, keep);
+    func.retain_results(id, keep);
     true
 }
 
 fn while_loop(func: &mut Func, id: OpId) -> bool {
     let (before, after) = (func.op(id).regions[0], func.op(id).regions[1]);
-    let (condition, end) = (terminator(func, before), terminator(func, after));
+    let (condition, end) = (func.terminator(before), func.terminator(after));
     let mut keep_in = vec![true; func.op(id).operands.len()];
     for (i, kept) in keep_in.iter_mut().enumerate() {
         let (init, param) = (func.op(id).operands[i], func.block(before).params[i]);
@@ -142,12 +142,12 @@ pub(super) fn drop_while(func: &mut Func, id: OpId, keep_in: &[bool], keep_out: 
         return false;
     }
     let (before, after) = (func.op(id).regions[0], func.op(id).regions[1]);
-    let (condition, end) = (terminator(func, before), terminator(func, after));
-    retain_operands(func, id, keep_in);
-    retain_params(func, before, keep_in);
-    retain_operands(func, end, keep_in);
-    retain_operands(func, condition, &[&[true], keep_out].concat());
-    retain_params(func, after, keep_out);
-    retain_results(func, id, keep_out);
+    let (condition, end) = (func.terminator(before), func.terminator(after));
+    func.retain_operands(id, keep_in);
+    func.retain_params(before, keep_in);
+    func.retain_operands(end, keep_in);
+    func.retain_operands(condition, &[&[true], keep_out].concat());
+    func.retain_params(after, keep_out);
+    func.retain_results(id, keep_out);
     true
 }

@@ -8,7 +8,7 @@
 //! Keeps: every value, bit for bit, and the order of effects.
 //! Does not: fuse reductions within warps, which need no barrier, nor move ops with effects.
 
-use super::edit::{copy_op, terminator, uses};
+use super::edit::{copy_op, uses};
 use crate::ir::{BlockId, Effects, Func, LayoutId, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
@@ -88,9 +88,10 @@ fn fuse(func: &mut Func, block: BlockId, first: OpId, second: OpId, moved: &[OpI
     }
     let mut yielded = Vec::new();
     for part in &parts {
-        let (end, ops) = (terminator(func, part.regions[0]), func.block(part.regions[0]).ops.clone());
+        let (end, ops) = (func.terminator(part.regions[0]), func.block(part.regions[0]).ops.clone());
         for &id in ops.iter().filter(|&&id| id != end) {
-            copy_op(func, id, region, &mut map);
+            let copy = copy_op(func, id, &mut map);
+            func.push(region, copy);
         }
         yielded.extend(func.op(end).operands.iter().map(|v| map.get(v).copied().unwrap_or(*v)));
     }
@@ -103,14 +104,7 @@ fn fuse(func: &mut Func, block: BlockId, first: OpId, second: OpId, moved: &[OpI
     for (old, new) in results.into_iter().zip(func.op(fused).results.clone()) {
         func.replace_uses(old, new);
     }
-    let gone: HashSet<OpId> = moved.iter().copied().chain([second]).collect();
-    let mut ops = Vec::new();
-    for &id in &func.block(block).ops {
-        if id == first {
-            ops.extend(moved.iter().copied().chain([fused]));
-        } else if !gone.contains(&id) {
-            ops.push(id);
-        }
-    }
-    func.block_mut(block).ops = ops;
+    moved.iter().for_each(|&id| func.move_before(id, first));
+    func.insert(block, func.position(first), &[fused]);
+    [first, second].into_iter().for_each(|id| func.erase(id));
 }

@@ -34,7 +34,8 @@ fn hoist(func: &mut Func, id: OpId) {
     }
     let mut moved = Vec::new();
     for &r in &regions {
-        for op in func.block(r).ops.clone() {
+        let mut stay = Vec::new();
+        for op in func.take_ops(r) {
             let data = func.op(op);
             let buffer = match data.op {
                 Op::LocalAlloc => !data.operands.is_empty(),
@@ -44,15 +45,11 @@ fn hoist(func: &mut Func, id: OpId) {
             if buffer && data.operands.iter().all(|v| !inside.contains(v)) {
                 inside.remove(&data.results[0]);
                 moved.push(op);
+            } else {
+                stay.push(op);
             }
         }
-        func.block_mut(r).ops.retain(|op| !moved.contains(op));
+        func.set_ops(r, &stay);
     }
-    if moved.is_empty() {
-        return;
-    }
-    let parent = func.parent_block(id);
-    let ops = &mut func.block_mut(parent).ops;
-    let at = ops.iter().position(|&op| op == id).expect("internal compiler error: a loop is not in its block");
-    ops.splice(at..at, moved);
+    func.insert(func.parent_block(id), func.position(id), &moved);
 }

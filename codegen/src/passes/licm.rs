@@ -27,7 +27,7 @@ fn hoist(func: &mut Func, id: OpId) -> bool {
     let mut moved = Vec::new();
     for region in func.op(id).regions.clone() {
         let mut stay = Vec::new();
-        for op in func.block(region).ops.clone() {
+        for op in func.take_ops(region) {
             if func.op(op).op.effects() == Effects::Pure && uses(func, op).is_disjoint(&inside) {
                 for v in &func.op(op).results {
                     inside.remove(v);
@@ -37,12 +37,11 @@ fn hoist(func: &mut Func, id: OpId) -> bool {
                 stay.push(op);
             }
         }
-        func.block_mut(region).ops = stay;
+        func.set_ops(region, &stay);
     }
     if moved.is_empty() {
         return false;
     }
-    let (block, at) = func.op_position(id);
-    func.block_mut(block).ops.splice(at..at, moved);
+    func.insert(func.parent_block(id), func.position(id), &moved);
     true
 }

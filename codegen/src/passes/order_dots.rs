@@ -18,7 +18,7 @@ pub fn run(func: &mut Func) {
         let ops = func.block(block).ops.clone();
         let segments = ops.chunk_by(|&a, &b| movable(func, a) && movable(func, b));
         let ordered: Vec<OpId> = segments.flat_map(|segment| order(func, segment)).collect();
-        func.block_mut(block).ops = ordered;
+        func.set_ops(block, &ordered);
     }
 }
 

@@ -12,7 +12,7 @@
 
 use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
-use crate::ir::{BlockId, Func, Op, OpId, Value};
+use crate::ir::{BlockId, Builder, Func, Op, OpId, Value};
 use crate::target::CompileOptions;
 
 /// Runs the pass.
@@ -41,12 +41,10 @@ fn insert_pingpong(func: &mut Func, id: OpId) {
     if wait < first || ops[first..wait].iter().any(|&op| may_synchronize(func, region, op)) {
         return;
     }
-    let loc = func.op(ops[first]).loc.clone();
-    let [pingpong_wait, pingpong_arrive] =
-        [Op::PingpongWait, Op::PingpongArrive].map(|op| func.create_op(op, vec![], vec![], vec![], loc.clone()));
-    let ops = &mut func.block_mut(region).ops;
-    ops.insert(wait, pingpong_arrive);
-    ops.insert(first, pingpong_wait);
+    let (first, wait) = (ops[first], ops[wait]);
+    let loc = func.op(first).loc.clone();
+    Builder::before(func, first, loc.clone()).op(Op::PingpongWait, &[], &[]);
+    Builder::before(func, wait, loc).op(Op::PingpongArrive, &[], &[]);
 }
 
 /// Whether an op of a loop body, or an op inside of it, may need a barrier: where threads write shared memory (others

@@ -8,7 +8,6 @@
 //! Does not: analyze the scalars: a loop that swaps two views carries their bases. Where the branches of an `if` yield
 //! views of different `order`, which is only a hint, uses that of the first branch.
 
-use super::edit::{set_params, terminator};
 use super::{dce, fold_carried};
 use crate::ir::{BinaryOp, BlockId, DType, Func, Loc, Op, OpId, Type, Value};
 use std::collections::HashMap;
@@ -44,7 +43,7 @@ fn component_types(ty: &Type) -> Option<Vec<Type>> {
 
 impl Pass<'_> {
     fn block(&mut self, block: BlockId) {
-        for id in std::mem::take(&mut self.func.block_mut(block).ops) {
+        for id in self.func.take_ops(block) {
             match self.func.op(id).op.clone() {
                 Op::MakeView { order } => {
                     let data = self.func.op(id);
@@ -65,9 +64,9 @@ impl Pass<'_> {
                     for &side in &regions {
                         self.block(side);
                     }
-                    let orders = self.orders(&self.func.op(terminator(self.func, regions[0])).operands);
+                    let orders = self.orders(&self.func.op(self.func.terminator(regions[0])).operands);
                     for &side in &regions {
-                        self.expand_operands(terminator(self.func, side));
+                        self.expand_operands(self.func.terminator(side));
                     }
                     self.expand_results(block, id, &orders);
                 }
@@ -77,7 +76,7 @@ impl Pass<'_> {
                     self.expand_params(regions[0], 0, &orders);
                     self.expand_operands(id);
                     self.block(regions[0]);
-                    let condition = terminator(self.func, regions[0]);
+                    let condition = self.func.terminator(regions[0]);
                     let orders = self.orders(&self.func.op(condition).operands[1..]);
                     self.expand_operands(condition);
                     self.expand_params(regions[1], 0, &orders);
@@ -92,11 +91,11 @@ impl Pass<'_> {
     /// Processes a region whose terminator yields views.
     fn region(&mut self, region: BlockId) {
         self.block(region);
-        self.expand_operands(terminator(self.func, region));
+        self.expand_operands(self.func.terminator(region));
     }
 
     fn push(&mut self, block: BlockId, id: OpId) {
-        self.func.block_mut(block).ops.push(id);
+        self.func.push(block, id);
     }
 
     /// Replaces an `advance` by a `make_view` with new offsets.
@@ -114,9 +113,7 @@ impl Pass<'_> {
                 components.scalars[first + i] = self.func.result(sum);
             }
         }
-        let op = self.func.op_mut(id);
-        op.op = Op::MakeView { order: components.order.clone() };
-        op.operands = components.scalars.clone();
+        self.func.rewrite(id, Op::MakeView { order: components.order.clone() }, components.scalars.clone());
         self.views.insert(data.results[0], components);
         self.push(block, id);
     }
@@ -131,8 +128,8 @@ impl Pass<'_> {
         let operands = &self.func.op(id).operands;
         let components =
             |v: &Value| self.views.get(v).map_or_else(|| vec![*v], |components| components.scalars.clone());
-        let expanded = operands.iter().flat_map(components).collect();
-        self.func.op_mut(id).operands = expanded;
+        let expanded: Vec<Value> = operands.iter().flat_map(components).collect();
+        self.func.set_operands(id, &expanded);
     }
 
     /// Replaces views among the parameters of a region, from parameter `first` on, by their components, and rebuilds
@@ -150,9 +147,8 @@ impl Pass<'_> {
             params.extend(&scalars);
             made.push(self.make_view(v, ViewComponents { order: order.clone(), scalars }, Loc::unknown()));
         }
-        set_params(self.func, region, params);
-        made.append(&mut self.func.block_mut(region).ops);
-        self.func.block_mut(region).ops = made;
+        self.func.set_params(region, params);
+        self.func.insert(region, 0, &made);
     }
 
     /// Appends an op whose results that are views are replaced by their components, then rebuilds the views.
@@ -166,7 +162,9 @@ impl Pass<'_> {
             component_types(ty).unwrap_or_else(|| vec![ty.clone()])
         });
         let types = types.collect();
-        let new = self.func.append(block, old.op, old.operands, types, old.regions, old.loc.clone());
+        let regions = self.func.take_regions(id);
+        self.func.erase(id);
+        let new = self.func.append(block, old.op, old.operands, types, regions, old.loc.clone());
         let mut results = self.func.op(new).results.clone().into_iter();
         for (&v, order) in old.results.iter().zip(orders) {
             match (component_types(self.func.ty(v)), order) {
@@ -178,7 +176,7 @@ impl Pass<'_> {
                 _ => {
                     let result = results.next().expect("internal compiler error: too few results; please report this");
                     let name = self.func.value(v).name.clone();
-                    self.func.value_mut(result).name = name;
+                    self.func.set_name(result, name);
                     self.func.replace_uses(v, result);
                 }
             }
@@ -192,7 +190,7 @@ impl Pass<'_> {
         let id = self.func.create_op(op, components.scalars.clone(), vec![ty], Vec::new(), loc);
         let view = self.func.result(id);
         let name = self.func.value(v).name.clone();
-        self.func.value_mut(view).name = name;
+        self.func.set_name(view, name);
         self.func.replace_uses(v, view);
         self.views.insert(view, components);
         id

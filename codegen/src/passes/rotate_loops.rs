@@ -14,7 +14,7 @@
 //! Does not: rotate where a `wgmma` of stage 1 reads a buffer that the loop itself fills, or where a ring of one buffer
 //! would have to hold two; it drops the mark.
 
-use super::edit::{copy_op, replace_in, terminator};
+use super::edit::{copy_op, replace_in};
 use super::stage_one;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
@@ -30,7 +30,7 @@ pub fn run(func: &mut Func) {
             continue;
         }
         for &dot in &dots {
-            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(dot).op {
+            if let Op::Wgmma { stage_one, .. } = func.op_mut(dot) {
                 *stage_one = None;
             }
         }
@@ -74,14 +74,15 @@ fn rotate_releases(func: &mut Func, id: OpId) {
         return;
     }
     for &op in &releases {
-        func.op_mut(op).operands.truncate(2);
+        let ring = func.op(op).operands[..2].to_vec();
+        func.set_operands(op, &ring);
     }
     let cross_stage = stage_one::cross_stage_values(func, region, &releases);
-    let before = terminator(func, region);
+    let before = func.terminator(region);
     Rotation { id, region, stage_one: releases.clone(), cross_stage, before }.build(func);
     // The waits leave the `wgmma` of this iteration in flight: those whose buffers are released here are complete.
     for op in releases {
-        func.op_mut(op).operands.extend(&waited);
+        func.add_operands(op, &waited);
     }
 }
 
@@ -98,7 +99,7 @@ fn drop_stage_zero_operands(func: &mut Func, stage_one: &HashSet<OpId>) {
         let is_stage_one = |v: &Value| func.def_op(*v).is_some_and(|id| stage_one.contains(&id));
         let kept = operands[2..].iter().copied().filter(is_stage_one);
         let kept: Vec<Value> = operands[..2].iter().copied().chain(kept).collect();
-        func.op_mut(op).operands = kept;
+        func.set_operands(op, &kept);
     }
 }
 
@@ -115,8 +116,7 @@ struct Rotation {
 
 impl Rotation {
     fn build(&self, func: &mut Func) {
-        let (parent, _) = func.op_position(self.id);
-        let end = terminator(func, self.region);
+        let end = func.terminator(self.region);
         let yields = func.op(end).operands.clone();
         let [lower, upper, step] = [0, 1, 2].map(|i| func.op(self.id).operands[i]);
         let inits = func.op(self.id).operands[3..].to_vec();
@@ -134,7 +134,8 @@ impl Rotation {
         map.extend(params[1..].iter().copied().zip(inits.iter().copied()));
         for op in func.block(self.region).ops.clone() {
             if op != end && !self.stage_one.contains(&op) {
-                copy_op(func, op, nonempty, &mut map);
+                let copy = copy_op(func, op, &mut map);
+                func.push(nonempty, copy);
             }
         }
         let at_first = |v: &Value| map.get(v).copied().unwrap_or(*v);
@@ -149,16 +150,12 @@ impl Rotation {
         for (&old, &new) in results.iter().zip(&func.op(branch).results.clone()) {
             func.replace_uses(old, new);
         }
-        let at = func.block(parent).ops.iter().position(|&op| op == self.id);
-        let at = at.expect("internal compiler error: a loop is not in its block");
-        let scratch = func.add_block();
-        let exists = Builder::new(func, scratch, loc.clone()).cmp(CmpOp::Lt, lower, upper);
-        let mut new = std::mem::take(&mut func.block_mut(scratch).ops);
-        new.push(branch);
-        func.op_mut(branch).operands.push(exists);
-        func.block_mut(parent).ops.splice(at..=at, new);
-        func.block_mut(nonempty).ops.push(self.id);
-        func.op_mut(self.id).operands = operands;
+        let exists = Builder::before(func, self.id, loc.clone()).cmp(CmpOp::Lt, lower, upper);
+        func.add_operands(branch, &[exists]);
+        func.move_before(branch, self.id);
+        func.detach(self.id);
+        func.push(nonempty, self.id);
+        func.set_operands(self.id, &operands);
 
         let before = self.rotate_body(func, end);
         self.epilogue(func, nonempty, &yields, &before);
@@ -175,7 +172,7 @@ impl Rotation {
             before.insert(v, func.add_param(self.region, ty.clone()));
             func.add_result(self.id, ty);
         }
-        func.op_mut(end).operands.extend(&self.cross_stage);
+        func.add_operands(end, &self.cross_stage);
         let ops = func.block(self.region).ops.clone();
         let (stage_one_ops, mut stage_zero_ops): (Vec<OpId>, Vec<OpId>) =
             ops.into_iter().partition(|op| self.stage_one.contains(op));
@@ -186,20 +183,19 @@ impl Rotation {
         let at = stage_zero_ops.iter().position(|&op| op == self.before);
         let at = at.expect("internal compiler error: no insertion point for stage 1");
         stage_zero_ops.splice(at..at, stage_one_ops);
-        func.block_mut(self.region).ops = stage_zero_ops;
+        func.set_ops(self.region, &stage_zero_ops);
         before
     }
 
     /// Moves the ops whose results only stage 1 of the next iteration uses to the end of the body: these results
     /// overwrite registers that a `wgmma` in flight still reads.
     fn sink_carried_values(&self, func: &Func, stage_zero_ops: &mut Vec<OpId>) {
-        let uses = func.use_counts();
         let only_carried = |&op: &OpId| {
             let data = func.op(op);
             let pure = data.op.effects() == crate::ir::Effects::Pure && data.results.len() == 1;
             pure && func.ty(data.results[0]).is_tensor()
                 && self.cross_stage.contains(&data.results[0])
-                && uses[data.results[0].0 as usize] == 1
+                && func.uses(data.results[0]).len() == 1
         };
         let moved: Vec<OpId> = stage_zero_ops.iter().copied().filter(only_carried).collect();
         stage_zero_ops.retain(|op| !moved.contains(op));
@@ -215,7 +211,8 @@ impl Rotation {
         debug_assert!(before.values().all(|v| map.contains_key(v)));
         for op in func.block(self.region).ops.clone() {
             if self.stage_one.contains(&op) {
-                copy_op(func, op, block, &mut map);
+                let copy = copy_op(func, op, &mut map);
+                func.push(block, copy);
             }
         }
         let last = yields.iter().zip(&results).map(|(y, &result)| {

@@ -11,7 +11,7 @@
 //! Keeps: everything: marks are hints.
 //! Does not: consider loops inside of the loop, nor `mma.sync`, which is synchronous.
 
-use super::edit::{terminator, uses};
+use super::edit::uses;
 use super::stage_one;
 use crate::analysis::registers;
 use crate::ir::{BlockId, Def, Func, Op, OpId, Type, Value};
@@ -36,13 +36,13 @@ pub fn run(func: &mut Func, options: &CompileOptions) {
         let region = func.op(id).regions[0];
         let chosen = choose_stage_one(func, region, limit);
         for &dot in &chosen {
-            if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(dot).op {
+            if let Op::Wgmma { stage_one, .. } = func.op_mut(dot) {
                 *stage_one = Some(true);
             }
         }
         let sums = if chosen.is_empty() { accumulating_dots(func, region) } else { Vec::new() };
         for dot in sums {
-            if let Op::Wgmma { defer_wait, .. } = &mut func.op_mut(dot).op {
+            if let Op::Wgmma { defer_wait, .. } = func.op_mut(dot) {
                 *defer_wait = Some(true);
             }
         }
@@ -75,13 +75,12 @@ fn choose_stage_one(func: &Func, region: BlockId, limit: u32) -> Vec<OpId> {
 /// The `wgmma` of a loop body that only accumulate into a carried value, with operands in shared memory that outlives
 /// the iteration.
 fn accumulating_dots(func: &Func, region: BlockId) -> Vec<OpId> {
-    let uses = func.use_counts();
     let adds = |&id: &OpId| {
         let Op::Wgmma { .. } = func.op(id).op else { return false };
         let [a, b, acc] = func.op(id).operands[..] else { return false };
         let shared =
             [a, b].iter().all(|&v| matches!(func.ty(v), Type::Shared { .. }) && outlives_iteration(func, region, v));
-        shared && uses[acc.0 as usize] == 1 && stage_one::accumulator_of(func, region, id).is_some()
+        shared && func.uses(acc).len() == 1 && stage_one::accumulator_of(func, region, id).is_some()
     };
     func.block(region).ops.iter().copied().filter(adds).collect()
 }
@@ -109,13 +108,13 @@ fn outlives_iteration(func: &Func, region: BlockId, v: Value) -> bool {
     if !matches!(func.ty(v), Type::Shared { .. }) {
         return true;
     }
-    let Some(id) = func.def_op(v).filter(|id| func.block(region).ops.contains(id)) else { return true };
+    let Some(id) = func.def_op(v).filter(|&id| func.is_in(id, region)) else { return true };
     let data = func.op(id);
     match data.op {
         Op::LocalTrans { .. } => outlives_iteration(func, region, data.operands[0]),
         Op::LocalAlloc => data.operands.first().is_some_and(|&tile| {
-            let load = func.def_op(tile).filter(|id| func.block(region).ops.contains(id));
-            load.is_some_and(|id| matches!(func.op(id).op, Op::LoadView { .. }))
+            let load = func.def_op(tile).filter(|&id| func.is_in(id, region));
+            load.is_some_and(|id| matches!(func.op(id).op, Op::LoadView { .. } | Op::Load { .. }))
         }),
         _ => false,
     }
@@ -131,7 +130,7 @@ enum Live {
 
 /// The maximum number of registers per thread that tiles take at any point of the loop, after rotation.
 fn register_pressure(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) -> u32 {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let (second, first): (Vec<OpId>, Vec<OpId>) =
         func.block(region).ops.iter().filter(|&&id| id != end).partition(|id| stage_one.contains(id));
     let wait = first.iter().position(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).unwrap_or(first.len());
@@ -139,7 +138,7 @@ fn register_pressure(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) ->
     let is_stage_one = |v: Value| func.def_op(v).is_some_and(|id| stage_one.contains(&id));
     // Ops of stage 1 use values of stage 0 of the previous iteration.
     let live = |op: OpId, v: Value| {
-        let inside = func.def_op(v).is_some_and(|id| func.block(region).ops.contains(&id));
+        let inside = func.def_op(v).is_some_and(|id| func.is_in(id, region));
         if stage_one.contains(&op) && inside && !is_stage_one(v) { Live::Previous(v) } else { Live::Current(v) }
     };
     let mut weights: HashMap<Live, u32> = HashMap::new();
@@ -156,7 +155,7 @@ fn register_pressure(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) ->
         .flat_map(|&op| sources(func, op))
         .filter(|&v| match func.value(v).def {
             Def::Param(block, _) => block != region,
-            Def::Result(id, _) => !func.block(region).ops.contains(&id),
+            Def::Result(id, _) => !func.is_in(id, region),
         })
         .map(Live::Current)
         .collect();

@@ -15,7 +15,7 @@
 mod build;
 mod slice;
 
-use super::pipeline_loads::{Candidate, find_candidates, reads_ring};
+use super::pipeline_loads::{Candidate, buffer_bytes, find_candidates, reads_ring};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{scratch, tensor_map};
 use crate::ir::{Func, Op, OpId, Type};
@@ -80,8 +80,7 @@ pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Result<(
         return Err(format!("num_warps is {}: expected 4, 8 or 16 consumer warps", options.num_warps));
     }
     let plan = Plan::new(func, arch, options)?;
-    let slice = slice::Slice::new(func, &plan);
-    let slice = slice.ok_or("an address or a loop bound depends on memory, a tile or a `while`")?;
+    let slice = slice::Slice::new(func, &plan)?;
     build::build(func, &plan, &slice);
     Ok(())
 }
@@ -105,12 +104,13 @@ impl Plan {
         let mut plan = Plan { groups: Vec::new(), loops: HashMap::new(), stages: 0, warps, blocks: 1, max_registers };
         let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
         for id in loops {
-            let candidates = find_candidates(func, id);
+            // The producer partition computes addresses by scalar arithmetic only.
+            let mut candidates = find_candidates(func, id).found;
+            candidates.retain(|c| matches!(func.op(c.load).op, Op::LoadView { .. }) && !c.indirect);
             if candidates.is_empty() {
                 continue;
             }
-            let rings = rings(func, &candidates, options.schedule.tma != Some(false));
-            let rings = rings.ok_or("TMA cannot load an operand: no tensor map describes it, or tma is off")?;
+            let rings = rings(func, &candidates, options.schedule.tma != Some(false))?;
             let same = |g: &RingGroup| {
                 let pairs = || g.rings.iter().zip(&rings);
                 g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.tma == b.tma)
@@ -185,20 +185,24 @@ impl Plan {
     }
 }
 
-/// The rings for the loads of a loop; `None` if a dot reads a tile that TMA cannot load, or reads any of
-/// them and `allow_tma` is false.
-fn rings(func: &Func, candidates: &[Candidate], allow_tma: bool) -> Option<Vec<Ring>> {
+/// The rings for the loads of a loop.
+///
+/// # Errors
+/// The operand of a dot that TMA cannot load: always where `allow_tma` is false.
+fn rings(func: &Func, candidates: &[Candidate], allow_tma: bool) -> Result<Vec<Ring>, String> {
     let axis = AxisAnalysis::new(func);
-    candidates
-        .iter()
-        .map(|c| {
-            let Op::LoadView { boundary, .. } = &func.op(c.load).op else { return None };
-            let view = func.op(c.load).operands[0];
-            let tma = allow_tma && tensor_map::plan(func, &axis, view, boundary, &c.buffer).is_some();
-            let Type::Shared { elem, .. } = c.buffer else { return None };
-            let bytes = (c.buffer.numel() * elem.bytes()) as u32;
-            // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
-            (tma || c.alloc.is_none()).then(|| Ring { buffer: c.buffer.clone(), bytes, tma })
-        })
-        .collect()
+    let ring = |c: &Candidate| {
+        let data = func.op(c.load);
+        let Op::LoadView { boundary, .. } = &data.op else {
+            panic!("internal compiler error: a candidate of another op; please report this")
+        };
+        let tma = allow_tma && tensor_map::plan(func, &axis, data.operands[0], boundary, &c.buffer).is_some();
+        // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
+        if !tma && c.alloc.is_some() {
+            let cause = if allow_tma { "no tensor map describes it" } else { "tma is off" };
+            return Err(format!("TMA cannot load the operand of a dot at {}: {cause}", data.loc));
+        }
+        Ok(Ring { buffer: c.buffer.clone(), bytes: buffer_bytes(&c.buffer) as u32, tma })
+    };
+    candidates.iter().map(ring).collect()
 }

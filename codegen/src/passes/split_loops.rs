@@ -19,7 +19,7 @@ mod bound;
 mod tests;
 
 use super::canonicalize;
-use super::edit::{copy_op, rewrite};
+use super::edit::copy_op;
 use crate::ir::{BinaryOp, Builder, CmpOp, Func, Literal, Op, OpId, UnaryOp, Value};
 use affine::{Affine, Loop, add_test};
 use bound::{Conditions, Side};
@@ -127,7 +127,7 @@ fn collect_comparisons(func: &Func, range: &Loop, condition: Value, outcome: boo
         }
         (Op::Cmp(_), _) => {
             let known = found.iter().any(|leaf| leaf.comparison == condition);
-            if !known && func.block(range.region).ops.contains(&id) {
+            if !known && func.is_in(id, range.region) {
                 found.push(MaskComparison { comparison: condition, outcome });
             }
         }
@@ -194,20 +194,15 @@ fn drop_bounds_checks(func: &Func, op: OpId, plan: &mut Plan) {
 
 fn split(func: &mut Func, plan: &Plan) {
     let id = plan.range.id;
-    let (parent, at) = func.op_position(id);
     let loc = func.op(id).loc.clone();
-    let scratch = func.add_block();
-    let split_index = bound::split_index(&mut Builder::new(func, scratch, loc), &plan.range, &plan.conditions);
+    let split_index = bound::split_index(&mut Builder::before(func, id, loc), &plan.range, &plan.conditions);
     let mut copies = HashMap::new();
-    copy_op(func, id, scratch, &mut copies);
-    let new = std::mem::take(&mut func.block_mut(scratch).ops);
-    let first = *new.last().expect("internal compiler error: a loop without its copy");
-    func.block_mut(parent).ops.splice(at..at, new);
-    func.op_mut(first).operands[1] = split_index;
-    let first_results = func.op(first).results.clone();
-    let second = func.op_mut(id);
-    second.operands[0] = split_index;
-    second.operands.splice(3.., first_results);
+    let first = copy_op(func, id, &mut copies);
+    func.move_before(first, id);
+    func.set_operand(first, 1, split_index);
+    let bounds = &func.op(id).operands[1..3];
+    let second = [&[split_index], bounds, &func.op(first).results].concat();
+    func.set_operands(id, &second);
 
     let known = |v: Value| match plan.conditions.side {
         Side::First => copies[&v],
@@ -216,11 +211,11 @@ fn split(func: &mut Func, plan: &Plan) {
     let op_of = |func: &Func, v: Value| func.def_op(v).expect("internal compiler error: an op without its result");
     for leaf in &plan.comparisons {
         let comparison = op_of(func, known(leaf.comparison));
-        rewrite(func, comparison, Op::Constant { value: Literal::Bool(leaf.outcome) }, Vec::new());
+        func.rewrite(comparison, Op::Constant { value: Literal::Bool(leaf.outcome) }, Vec::new());
     }
     for (load, free) in &plan.loads {
         let load = op_of(func, known(*load));
-        if let Op::LoadView { boundary, .. } = &mut func.op_mut(load).op {
+        if let Op::LoadView { boundary, .. } = func.op_mut(load) {
             boundary.retain(|d| !free.contains(d));
         }
     }

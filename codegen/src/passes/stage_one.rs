@@ -3,8 +3,8 @@
 //! `skew_dots` marks the `wgmma` of stage 1, and `rotate_loops` moves them with all ops that depend on them. A
 //! second mark defers only the wait for a `wgmma` to the next iteration.
 
-use super::edit::{terminator, uses};
-use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
+use super::edit::uses;
+use crate::ir::{BlockId, Builder, Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 
 /// The `wgmma` of a block that are marked for stage 1, in order.
@@ -33,7 +33,7 @@ pub fn drop_unsafe_marks(func: &mut Func, region: BlockId) {
 
 /// Drops the deferred-wait mark: the iteration that issues the `wgmma` waits for it.
 pub fn wait_in_iteration(func: &mut Func, dot: OpId) {
-    if let Op::Wgmma { defer_wait, .. } = &mut func.op_mut(dot).op {
+    if let Op::Wgmma { defer_wait, .. } = func.op_mut(dot) {
         *defer_wait = None;
     }
 }
@@ -44,7 +44,7 @@ fn allocated_outside(func: &Func, region: BlockId, v: Value) -> bool {
         Some(id) if matches!(func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. }) => {
             allocated_outside(func, region, func.op(id).operands[0])
         }
-        Some(id) => !func.block(region).ops.contains(&id),
+        Some(id) => !func.is_in(id, region),
         None => false,
     }
 }
@@ -53,7 +53,7 @@ fn allocated_outside(func: &Func, region: BlockId, v: Value) -> bool {
 /// same iteration or through a carried value. `None` where these include other ops than arithmetic and buffer releases,
 /// include another `wgmma`, or where carried values are swapped.
 pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<HashSet<OpId>> {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let ops: Vec<OpId> = func.block(region).ops.iter().copied().filter(|&id| id != end).collect();
     let params = &func.block(region).params;
     let mut values: HashSet<Value> = HashSet::new();
@@ -88,7 +88,7 @@ pub fn dependent_ops(func: &Func, region: BlockId, dots: &[OpId]) -> Option<Hash
 /// releases): the wait for it, and the index of the carried value.
 pub fn accumulator_of(func: &Func, region: BlockId, dot: OpId) -> Option<(OpId, usize)> {
     let Def::Param(of, i) = func.value(func.op(dot).operands[2]).def else { return None };
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let yields = &func.op(end).operands;
     let is_wait = |id: &&OpId| func.op(**id).op == Op::WgmmaWait { pending: 0 };
     let mut users = func.block(region).ops.iter().filter(|&&op| uses(func, op).contains(&func.result(dot)));
@@ -108,7 +108,7 @@ pub fn accumulator_of(func: &Func, region: BlockId, dot: OpId) -> Option<(OpId, 
 /// of a value, and ops that name a part of shared memory, with the wait on its full barrier. Copies ops that name
 /// shared memory for both stages.
 pub fn sink(func: &mut Func, region: BlockId, stage_one: &mut HashSet<OpId>) {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     for id in func.block(region).ops.clone().into_iter().rev() {
         if stage_one.contains(&id) || !is_free_to_sink(func, id) {
             continue;
@@ -123,7 +123,7 @@ pub fn sink(func: &mut Func, region: BlockId, stage_one: &mut HashSet<OpId>) {
             stage_one.insert(id);
             stage_one.extend(full_barrier_wait(func, region, id));
         } else if matches!(func.ty(result), Type::Shared { .. }) {
-            stage_one.insert(clone_for_stage_one(func, region, id, &users, stage_one));
+            stage_one.insert(clone_for_stage_one(func, id, &users, stage_one));
         }
     }
 }
@@ -131,23 +131,16 @@ pub fn sink(func: &mut Func, region: BlockId, stage_one: &mut HashSet<OpId>) {
 /// The wait on the full barrier of a buffer, directly before the `local_slot` that names the buffer.
 fn full_barrier_wait(func: &Func, region: BlockId, slot: OpId) -> Option<OpId> {
     let ops = &func.block(region).ops;
-    let at = ops.iter().position(|&op| op == slot)?.checked_sub(1)?;
+    let at = func.position(slot).checked_sub(1)?;
     let waits = func.op(slot).op == Op::LocalSlot && func.op(ops[at]).op == Op::MbarrierWait;
     (waits && func.op(ops[at]).operands[1] == func.op(slot).operands[1]).then_some(ops[at])
 }
 
 /// Inserts a copy of an op after it, and lets its users in stage 1 use the copy.
-fn clone_for_stage_one(func: &mut Func, region: BlockId, id: OpId, users: &[OpId], stage_one: &HashSet<OpId>) -> OpId {
+fn clone_for_stage_one(func: &mut Func, id: OpId, users: &[OpId], stage_one: &HashSet<OpId>) -> OpId {
     let data = func.op(id).clone();
     let ty = func.ty(data.results[0]).clone();
-    let copy = func.create_op(data.op, data.operands, vec![ty], Vec::new(), data.loc);
-    let at = func
-        .block(region)
-        .ops
-        .iter()
-        .position(|&op| op == id)
-        .expect("internal compiler error: an op is not in its block");
-    func.block_mut(region).ops.insert(at + 1, copy);
+    let copy = Builder::after(func, id, data.loc).op(data.op, &data.operands, &[ty]);
     let map = HashMap::from([(data.results[0], func.result(copy))]);
     for &user in users.iter().filter(|op| stage_one.contains(op)) {
         super::edit::replace_in(func, user, &map);
@@ -164,7 +157,7 @@ fn is_free_to_sink(func: &Func, id: OpId) -> bool {
 
 /// The values of stage 0 that stage 1 uses, in order of first use: the loop has to carry them to the next iteration.
 pub fn cross_stage_values(func: &Func, region: BlockId, stage_one: &HashSet<OpId>) -> Vec<Value> {
-    let end = terminator(func, region);
+    let end = func.terminator(region);
     let params = &func.block(region).params;
     let is_stage_one = |v: Value| func.def_op(v).is_some_and(|id| stage_one.contains(&id));
     let mut found = Vec::new();
@@ -175,7 +168,7 @@ pub fn cross_stage_values(func: &Func, region: BlockId, stage_one: &HashSet<OpId
             let crosses = match func.value(v).def {
                 Def::Param(block, 0) => block == region,
                 Def::Param(block, i) => block == region && !is_stage_one(func.op(end).operands[i - 1]),
-                Def::Result(op, _) => !stage_one.contains(&op) && func.block(region).ops.contains(&op),
+                Def::Result(op, _) => !stage_one.contains(&op) && func.is_in(op, region),
             };
             if crosses && !found.contains(&v) {
                 found.push(v);

@@ -220,7 +220,7 @@ fn early_overwrite_of_a_ring_buffer_is_reported() {
     pipeline_loads::run(&mut func, GpuArch::Sm90a, &options);
     for id in func.walk() {
         let from_registers = func.op(id).operands.first().is_some_and(|&a| matches!(func.ty(a), Type::Tensor { .. }));
-        if let Op::Wgmma { stage_one, .. } = &mut func.op_mut(id).op {
+        if let Op::Wgmma { stage_one, .. } = func.op_mut(id) {
             *stage_one = from_registers.then_some(true);
         }
     }

@@ -53,7 +53,7 @@ pub(super) fn write(func: &mut Func, rng: &mut Rng) {
         // If a thread holds fewer elements than the assembly packs, compilation is refused; this should be rare.
         let rare = if pack == 1 { 2 } else { 12 };
         if !combined.contains(&id) && rng.one_in(rare) {
-            func.op_mut(id).op = Op::InlineAsm { asm: asm.into(), constraints: constraints.into(), pack, pure: true };
+            *func.op_mut(id) = Op::InlineAsm { asm: asm.into(), constraints: constraints.into(), pack, pure: true };
         }
     }
 }

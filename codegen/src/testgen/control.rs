@@ -79,7 +79,7 @@ impl Gen<'_> {
         let (stages, factor) = (self.rng.range(1, 4) as u32, self.rng.range(1, 4) as u32);
         let (set_stages, set_unroll) = (self.rng.one_in(4), self.rng.one_in(4));
         if let Some(id) = b.func.def_op(results[0])
-            && let Op::For { num_stages, unroll, .. } = &mut b.func.op_mut(id).op
+            && let Op::For { num_stages, unroll, .. } = b.func.op_mut(id)
         {
             (*num_stages, *unroll) = (set_stages.then_some(stages), set_unroll.then_some(factor));
         }

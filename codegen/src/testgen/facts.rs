@@ -22,8 +22,9 @@ impl AnalysisChecker {
         let analysis = AxisAnalysis::new(func);
         let values = || (0..func.num_values() as u32).map(Value);
         let zero_from = |v: Value| {
-            // From `Stage::Layout` on, views are created next to their uses.
-            let rank = if stage_of(func) == Stage::Tile { 0 } else { func.ty(v).shape().len() };
+            // From `Stage::Layout` on, views are created next to their uses. Erased ops have no operands.
+            let exists = func.def_op(v).is_some_and(|id| func.block_of(id).is_some());
+            let rank = if stage_of(func) == Stage::Tile || !exists { 0 } else { func.ty(v).shape().len() };
             let known = |dim| Some((dim, padding::zero_from(func, &analysis, v, dim)?));
             (0..rank).filter_map(known).collect()
         };
@@ -103,7 +104,7 @@ pub fn check_analyses(program: &Program, func: &Func) -> Result<(), String> {
     cse::run(&mut left);
     dce::run(&mut left);
     let (ends, addresses) = run(program, &left)?;
-    let footprint = bounds::Footprint::of(func);
+    let footprint = bounds::Footprint::of(&left);
     for (arg, &end) in ends.iter().enumerate().filter(|&(_, &end)| end > 0) {
         // If the buffer were one byte smaller, the bounds check must fail.
         let bytes = (0..program.args.len()).map(|i| if i == arg { end - 1 } else { 1 << 40 }).collect();

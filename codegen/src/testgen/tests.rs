@@ -202,6 +202,7 @@ fn cases_cover_every_matrix_instruction() {
         "mma_sync from registers",
         "fma_dot from shared memory",
         "async_copy",
+        "async_load",
         "tma_load",
         "warp_specialize",
         "while",

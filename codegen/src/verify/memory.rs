@@ -93,7 +93,7 @@ fn atomic(op: AtomicOp, elem: DType) -> Check {
 }
 
 /// Requires that operand 0 is a pointer or a tile of pointers; returns the type that they point to.
-fn pointers(cx: &OpCx) -> Result<DType, super::Violation> {
+pub(super) fn pointers(cx: &OpCx) -> Result<DType, super::Violation> {
     let ty = cx.operand(0);
     ty.elem().and_then(Elem::pointee).ok_or_else(|| super::Violation {
         rule: Rule::OperandTypes,
@@ -110,7 +110,7 @@ pub(super) fn ptr_add(cx: &OpCx) -> Check {
 }
 
 /// Requires that operand `i`, if there is one, is a mask for the pointers.
-fn mask(cx: &OpCx, i: usize) -> Check {
+pub(super) fn mask(cx: &OpCx, i: usize) -> Check {
     if cx.data.operands.len() <= i {
         return Ok(());
     }

@@ -29,7 +29,7 @@ attr_enum! {
         // Structure.
 
         /// Every op is in one block, every block belongs to one op, and the definition that a value records is its
-        /// actual one.
+        /// actual one. What the function keeps about parents and uses is what a recomputation finds.
         Placement = "placement",
         /// A kernel has one `Arg` per parameter, with a unique name. Arguments are scalars. `divisible_by` (at least 1)
         /// is for integers and pointers, `equal_to` for integers.
@@ -274,6 +274,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::LocalSlot => shared::local_slot(cx),
         Op::LocalTrans { perm } => shared::local_trans(cx, perm),
         Op::AsyncCopy { boundary, padding } => shared::async_copy(cx, boundary, *padding),
+        Op::AsyncLoad { vector } => shared::async_load(cx, *vector),
         Op::AsyncCommit
         | Op::AsyncWait { pending: _ }
         | Op::FenceAsyncShared

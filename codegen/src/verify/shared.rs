@@ -81,6 +81,23 @@ pub(super) fn async_copy(cx: &OpCx, boundary: &[usize], padding: Padding) -> Che
     }
 }
 
+pub(super) fn async_load(cx: &OpCx, vector: usize) -> Check {
+    let elem = memory::pointers(cx)?;
+    let shape = cx.operand(0).shape();
+    require(!shape.is_empty() && buffer(cx, 1)? == (shape, elem), Rule::OperandTypes, || {
+        format!(
+            "the buffer should have the shape and element of the pointers, found {} and {}",
+            cx.operand(0),
+            cx.operand(1)
+        )
+    })?;
+    cx.attribute(matches!(vector.checked_mul(elem.bytes()), Some(4 | 8 | 16)), || {
+        format!("`vector` should be 4, 8 or 16 bytes, found {vector} elements of {elem}")
+    })?;
+    cx.operand_is(2, "the predicate", &Type::scalar(DType::Bool))?;
+    memory::mask(cx, 3)
+}
+
 /// Type rules of dots whose operands a and b are tiles or shared buffers.
 pub(super) fn dot(cx: &OpCx) -> Check {
     for i in 0..2 {

@@ -78,6 +78,7 @@ fn region_terminators(op: &Op) -> &'static [Terminator] {
         | Op::LocalSlot
         | Op::LocalTrans { .. }
         | Op::AsyncCopy { .. }
+        | Op::AsyncLoad { .. }
         | Op::AsyncCommit
         | Op::AsyncWait { .. }
         | Op::MmaSync { .. }
@@ -113,6 +114,10 @@ pub(super) fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)>
         s.report(None, types::well_formed(func, func.ty(v), stage));
     }
     s.block(func.body, Terminator::Return, None);
+    if s.violations.is_empty() {
+        let kept = func.check_kept_facts();
+        s.report(None, kept.map_err(|message| Violation { rule: Rule::Placement, message }));
+    }
     s.violations
 }
 

@@ -176,6 +176,24 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
         "%0 = local_alloc : shared<4xf32, #l0>\n%1 = make_view %p, %i, %i, %i {order = [0]} : view<8xf32>
          async_copy %1, %0 {boundary = [], padding = zero}",
     ),
+    (
+        Rule::OperandTypes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = splat %n : tensor<4xi32, #l1>
+         async_load %1, %0, %c {vector = 1}",
+    ),
+    (
+        Rule::OperandTypes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = splat %p : tensor<4xptr<f32>, #l1>
+         async_load %1, %0, %n {vector = 1}",
+    ),
+    (
+        Rule::Attributes,
+        Stage::Async,
+        "%0 = local_alloc : shared<4xf32, #l0>\n%1 = splat %p : tensor<4xptr<f32>, #l1>
+         async_load %1, %0, %c {vector = 3}",
+    ),
     (Rule::ResultTypes, Stage::Tile, "%0 = program_id {axis = 0} : i64"),
     (Rule::ResultTypes, Stage::Tile, "%0 = neg %x : f64"),
     (Rule::ResultTypes, Stage::Tile, "%0 = cmp_eq %x, %x : f32"),
@@ -259,18 +277,26 @@ fn arguments_are_described_named_and_scalar() {
 
 #[test]
 fn ops_and_regions_have_one_parent() {
-    let mut f = kernel("%0 = neg %x : f32");
-    let first = f.block(f.body).ops[0];
-    let body = f.body;
-    f.block_mut(body).ops.insert(1, first);
-    assert_eq!(violations(&f, Stage::Tile)[0].0, Rule::Placement);
-
     // A region that contains itself must not make the verifier loop forever.
     let mut f = kernel("if %c () { yield } () { yield }");
     let branch = f.block(f.body).ops[0];
-    let body = f.body;
-    f.op_mut(branch).regions[1] = body;
+    let (body, condition) = (f.body, f.op(branch).operands[0]);
+    let regions = vec![f.op(branch).regions[0], body];
+    let again = f.create_op(Op::If, vec![condition], vec![], regions, Loc::unknown());
+    f.move_before(again, branch);
+    f.take_regions(branch);
+    f.erase(branch);
     assert!(violations(&f, Stage::Tile).iter().any(|(rule, _)| *rule == Rule::Placement));
+}
+
+#[test]
+fn ops_that_leave_their_block_are_erased() {
+    let mut f = kernel("%0 = neg %x : f32\n%1 = add %0, %x : f32");
+    let add = f.block(f.body).ops[1];
+    f.detach(add);
+    assert_eq!(violations(&f, Stage::Tile)[0].0, Rule::Placement);
+    f.erase(add);
+    assert_eq!(violations(&f, Stage::Tile), []);
 }
 
 #[test]
@@ -278,7 +304,7 @@ fn errors_name_location_op_expected_and_found() {
     let mut f = kernel("%0 = neg %x : f32\n%1 = add %0, %n : f32");
     let add = f.block(f.body).ops[1];
     assert!(matches!(f.op(add).op, Op::Binary(_)));
-    f.op_mut(add).loc = Loc { file: "kernel.rs".into(), line: 7, column: 3 };
+    f.set_loc(add, Loc { file: "kernel.rs".into(), line: 7, column: 3 });
     assert_eq!(
         violations(&f, Stage::Tile)[0].1,
         "kernel.rs:7:3: `%1 = add %0, %n : f32`: operand 1 should be f32, found i32 (rule: operand types)"

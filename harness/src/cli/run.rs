@@ -391,8 +391,7 @@ fn recorded(def: &'static KernelDef, dtypes: &[DType], constants: &[(&'static st
 
 /// Returns the memory parameters that the recorded function does not use, such as the bias of a matmul without one.
 fn unused_memory(def: &'static KernelDef, func: &Func) -> Vec<&'static str> {
-    let uses = func.use_counts();
-    memory_params_without(def, func, |v| uses[v.0 as usize] > 0)
+    memory_params_without(def, func, |v| !func.uses(v).is_empty())
 }
 
 /// Returns the memory parameters that the recorded function does not read: unused ones, and accumulators that start at

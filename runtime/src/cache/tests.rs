@@ -137,7 +137,7 @@ fn at_line(line: u32) -> Func {
     let place = |line| Loc { file: "kernel.rs".into(), line, column: 5 };
     func.loc = place(line);
     for id in func.walk() {
-        func.op_mut(id).loc = place(line + 1);
+        func.set_loc(id, place(line + 1));
     }
     func
 }
@@ -156,7 +156,7 @@ fn kernels_that_differ_in_the_place_of_an_assertion_have_keys_of_their_own() {
         let without = |mut func: Func| {
             let is_assert = |id: &_| matches!(func.op(*id).op, Op::DeviceAssert { .. });
             let assert = func.walk().into_iter().find(is_assert).unwrap();
-            func.op_mut(assert).op = Op::DevicePrint { prefix: "positive".into() };
+            *func.op_mut(assert) = Op::DevicePrint { prefix: "positive".into() };
             func
         };
         let (here, there) = (without(here.clone()), without(there.clone()));

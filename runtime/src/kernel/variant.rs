@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
+use tilewright_codegen::pipeline;
 
 use super::{Consts, KernelArg, LaunchConfig, compile, compile_func};
 use crate::device::{Device, Inner};
@@ -140,7 +141,7 @@ pub(super) fn find_or_compile(
             device.load(&artifact)?
         }
     };
-    let variant = Variant { kernel, footprint: Arc::new(Footprint::of(&func)) };
+    let variant = Variant { kernel, footprint: Arc::new(pipeline::footprint(&func)) };
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
 }

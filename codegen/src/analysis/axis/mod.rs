@@ -15,9 +15,10 @@ mod transfer;
 #[cfg(test)]
 mod tests;
 
+use super::dataflow::{Facts, Forward};
 use super::lattice::Lattice;
 use crate::interp::Tile;
-use crate::ir::{BlockId, Elem, Func, Op, OpId, Type, Value};
+use crate::ir::{Elem, Func, OpId, Type, Value};
 use crate::num;
 
 /// Largest tracked divisor; the divisor of zero.
@@ -194,31 +195,25 @@ fn divisor(n: i128) -> u64 {
 
 /// Facts about all values of a function.
 pub struct AxisAnalysis {
-    infos: Vec<Option<AxisInfo>>,
+    facts: Facts<AxisInfo>,
 }
 
 impl AxisAnalysis {
-    /// Analyzes the function. Loop-carried values are iterated to a fixed point from optimistic initial facts.
+    /// Analyzes the function.
     pub fn new(func: &Func) -> AxisAnalysis {
-        let mut a = AxisAnalysis { infos: vec![None; func.num_values()] };
-        for (arg, &v) in func.args.iter().zip(&func.block(func.body).params) {
+        let arguments = func.args.iter().zip(&func.block(func.body).params).map(|(arg, &v)| {
             let ty = func.ty(v);
-            let info = match arg.equal_to {
+            Some(match arg.equal_to {
                 Some(n) => AxisInfo::number(ty, n as i128),
                 None => AxisInfo::uniform(ty, divisor(arg.divisible_by as i128), assumed::range(func, v)),
-            };
-            a.set(v, info);
-        }
-        a.block(func, func.body);
-        a
+            })
+        });
+        AxisAnalysis { facts: Facts::of(func, &Axis { func }, arguments.collect()) }
     }
 
     /// Facts about a value.
     pub fn get(&self, func: &Func, v: Value) -> AxisInfo {
-        match self.infos.get(v.0 as usize) {
-            Some(Some(info)) => info.clone(),
-            _ => AxisInfo::unknown(func.ty(v)),
-        }
+        Axis { func }.get(&self.facts, v)
     }
 
     /// Largest known power of two that divides a scalar (for pointers: its byte address).
@@ -230,83 +225,37 @@ impl AxisAnalysis {
     pub fn scalar_constant(&self, func: &Func, v: Value) -> Option<i64> {
         self.get(func, v).constant()
     }
+}
 
-    fn set(&mut self, v: Value, info: AxisInfo) {
-        self.infos[v.0 as usize] = Some(info);
-    }
+/// The analysis of one function.
+struct Axis<'f> {
+    func: &'f Func,
+}
 
-    fn block(&mut self, func: &Func, block: BlockId) {
-        for &id in &func.block(block).ops {
-            self.op(func, id);
-        }
-    }
-
-    fn op(&mut self, func: &Func, id: OpId) {
-        let data = func.op(id);
-        match &data.op {
-            Op::For { .. } => self.for_loop(func, id),
-            Op::If => {
-                for &r in &data.regions {
-                    self.block(func, r);
-                }
-                for (i, &v) in data.results.iter().enumerate() {
-                    let yielded = |&r| self.get(func, terminator_operands(func, r)[i]);
-                    self.infos[v.0 as usize] = data.regions.iter().map(yielded).reduce(|a, b| a.meet(&b));
-                }
-            }
-            Op::While | Op::Reduce { .. } | Op::Scan { .. } | Op::WarpSpecialize { .. } => {
-                // Values carried by a `while` stay unknown; combine regions contain no memory accesses.
-                for &r in &data.regions {
-                    self.block(func, r);
-                }
-            }
-            _ => {
-                if let [result] = data.results[..] {
-                    self.infos[result.0 as usize] = self.transfer(func, id);
-                }
-            }
-        }
-    }
-
-    fn for_loop(&mut self, func: &Func, id: OpId) {
-        let data = func.op(id);
-        let region = data.regions[0];
-        let params = func.block(region).params.clone();
-        let [lower, upper, step] = [0, 1, 2].map(|i| self.get(func, data.operands[i]));
-        let (first, end) = (lower.range.0, upper.range.1);
-        let index = lower.divisibility[0].min(step.divisibility[0]);
-        // The body runs only with an index below the upper bound.
-        self.set(params[0], AxisInfo::uniform(func.ty(params[0]), index, (first, first.max(end - 1))));
-        for (&param, &init) in params[1..].iter().zip(&data.operands[3..]) {
-            let mut info = self.get(func, init);
-            // Ranges could grow in every round; the other facts take at most 33 values each.
-            info.range = full_range(func.ty(param).elem());
-            self.set(param, info);
-        }
-        loop {
-            self.block(func, region);
-            let mut changed = false;
-            for (&param, &next) in params[1..].iter().zip(terminator_operands(func, region)) {
-                let old = self.get(func, param);
-                let met = old.meet(&self.get(func, next));
-                changed |= met != old;
-                self.set(param, met);
-            }
-            if !changed {
-                break;
-            }
-        }
-        for (&result, &param) in data.results.iter().zip(&params[1..]) {
-            let info = self.get(func, param);
-            self.set(result, info);
-        }
+impl Axis<'_> {
+    fn get(&self, facts: &Facts<AxisInfo>, v: Value) -> AxisInfo {
+        facts.get(v).cloned().unwrap_or_else(|| AxisInfo::unknown(self.func.ty(v)))
     }
 }
 
-/// Operands of a block's terminator; none for an empty block.
-fn terminator_operands(func: &Func, block: BlockId) -> &[Value] {
-    match func.block(block).ops.last() {
-        Some(&id) => &func.op(id).operands,
-        None => &[],
+impl Forward for Axis<'_> {
+    type Fact = AxisInfo;
+
+    fn transfer(&self, facts: &Facts<AxisInfo>, id: OpId) -> Option<AxisInfo> {
+        self.result(facts, id)
+    }
+
+    fn index(&self, facts: &Facts<AxisInfo>, id: OpId) -> Option<AxisInfo> {
+        let data = self.func.op(id);
+        let [lower, upper, step] = [0, 1, 2].map(|i| self.get(facts, data.operands[i]));
+        let (first, end) = (lower.range.0, upper.range.1);
+        let divisor = lower.divisibility[0].min(step.divisibility[0]);
+        // The body runs only with an index below the upper bound.
+        Some(AxisInfo::uniform(self.func.ty(data.operands[0]), divisor, (first, first.max(end - 1))))
+    }
+
+    /// Ranges could grow in every round; the other facts take at most 33 values each.
+    fn carried(&self, param: Value, init: AxisInfo) -> AxisInfo {
+        AxisInfo { range: full_range(self.func.ty(param).elem()), ..init }
     }
 }

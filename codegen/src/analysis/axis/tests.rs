@@ -1,7 +1,7 @@
 use super::transfer::{binary, cast, compare, reshape};
 use super::*;
 use crate::interp::arith;
-use crate::ir::{BinaryOp, CmpOp, DType};
+use crate::ir::{BinaryOp, CmpOp, DType, Op};
 use crate::testgen::Rng;
 use crate::text::parse;
 use proptest::prelude::*;
@@ -12,6 +12,34 @@ fn facts(text: &str, mnemonic: &str) -> AxisInfo {
     let a = AxisAnalysis::new(&f);
     let id = f.walk().into_iter().rfind(|&id| f.op(id).op.mnemonic() == mnemonic).unwrap();
     a.get(&f, f.result(id))
+}
+
+/// The facts about a carried value hold for its initial value, except for the range, and for the next value: the
+/// iteration ended at a fixed point.
+#[test]
+fn facts_about_carried_values_are_a_fixed_point() {
+    let mut carried = 0;
+    for seed in 0..60 {
+        let func = crate::testgen::case(seed).program.func;
+        let axis = AxisAnalysis::new(&func);
+        for id in func.walk() {
+            let data = func.op(id);
+            if !matches!(data.op, Op::For { .. }) {
+                continue;
+            }
+            let body = data.regions[0];
+            let yields = &func.op(func.terminator(body)).operands;
+            for (i, &param) in func.block(body).params[1..].iter().enumerate() {
+                let [fact, init, next, result] =
+                    [param, data.operands[3 + i], yields[i], data.results[i]].map(|v| axis.get(&func, v));
+                let init = AxisInfo { range: fact.range, ..init };
+                assert!(fact.implied_by(&init) && fact.implied_by(&next), "seed {seed}: {fact:?}, {init:?}, {next:?}");
+                assert_eq!(fact, result);
+                carried += 1;
+            }
+        }
+    }
+    assert!(carried > 20, "only {carried} carried values");
 }
 
 #[test]

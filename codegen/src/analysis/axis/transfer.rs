@@ -1,17 +1,19 @@
 //! Transfer functions of the axis analysis.
 
-use super::{AxisAnalysis, AxisInfo, MAX_DIVISOR, divisor, full_range, zip};
+use super::{Axis, AxisInfo, MAX_DIVISOR, divisor, full_range, zip};
+use crate::analysis::dataflow::Facts;
 use crate::analysis::lattice::Lattice;
 use crate::interp::{arith, literal_bits};
-use crate::ir::{BinaryOp, CmpOp, DType, Elem, Func, Op, OpId, Type, Value};
+use crate::ir::{BinaryOp, CmpOp, DType, Elem, Op, OpId, Type, Value};
 use crate::num;
 
-impl AxisAnalysis {
+impl Axis<'_> {
     /// Facts about the result of an op without regions; `None` if nothing is known.
-    pub(super) fn transfer(&self, func: &Func, id: OpId) -> Option<AxisInfo> {
+    pub(super) fn result(&self, facts: &Facts<AxisInfo>, id: OpId) -> Option<AxisInfo> {
+        let func = self.func;
         let data = func.op(id);
         let ty = func.ty(data.results[0]);
-        let operand = |i: usize| self.get(func, data.operands[i]);
+        let operand = |i: usize| self.get(facts, data.operands[i]);
         match &data.op {
             Op::Constant { value } => {
                 let dtype = ty.dtype().filter(|d| !d.is_float())?;
@@ -60,7 +62,7 @@ impl AxisAnalysis {
                 })
             }
             Op::Reshape => Some(reshape(&operand(0), func.ty(data.operands[0]), ty)),
-            Op::Hint { .. } => Some(self.hints(func, id)),
+            Op::Hint { .. } => Some(self.hints(facts, id)),
             Op::ConvertLayout => Some(operand(0)),
             Op::Cast => Some(cast(&operand(0), func.ty(data.operands[0]).elem()?, ty)),
             Op::PtrAdd => {
@@ -93,7 +95,8 @@ impl AxisAnalysis {
 
     /// Facts about the last of a chain of hints. The length of runs has to be known before the divisor of their first
     /// elements.
-    fn hints(&self, func: &Func, last: OpId) -> AxisInfo {
+    fn hints(&self, facts: &Facts<AxisInfo>, last: OpId) -> AxisInfo {
+        let func = self.func;
         let mut chain = vec![last];
         let base = loop {
             let v: Value = func.op(chain[chain.len() - 1]).operands[0];
@@ -102,7 +105,7 @@ impl AxisAnalysis {
                 None => break v,
             }
         };
-        let mut info = self.get(func, base);
+        let mut info = self.get(facts, base);
         let inner = info.rank() - 1;
         let promised = |id: &OpId| match func.op(*id).op {
             Op::Hint { divisible, contiguous } => (divisible.unwrap_or(1), contiguous),

@@ -4,9 +4,7 @@ use super::affine::{self, BoundedSum};
 use super::linear::Linear;
 use super::preconditions::{Precondition, checked_hint};
 use super::{Access, Footprint, Formulas, Interval, LoopRange, Node, NodeId};
-use crate::ir::{BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
-use crate::passes::edit::terminator;
-use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
+use crate::ir::{self, BinaryOp, BlockId, CmpOp, DType, Def, Effects, Func, Literal, Op, OpData, OpId, UnaryOp, Value};
 use std::collections::{HashMap, HashSet};
 
 /// For each dimension of a value, the dimension of the access that it is indexed by. Two uses refer to the same element
@@ -20,20 +18,13 @@ const MAX_SELECTIONS: usize = 4;
 const NO_AXIS: usize = usize::MAX;
 
 pub(super) fn build(func: &Func) -> Footprint {
-    // These passes unify equal values, expose views at their uses, and remove unused loads.
-    let mut func = func.clone();
-    carried_offsets::run(&mut func);
-    resolve_views::run(&mut func);
-    canonicalize::run(&mut func);
-    cse::run(&mut func);
-    dce::run(&mut func);
     let elem_bytes = func.block(func.body).params.iter().map(|&v| {
         let pointee = func.ty(v).elem().and_then(|e| e.pointee());
         pointee.map(|d| d.bytes() as u64)
     });
-    let sums = formulas(&func, true);
+    let sums = formulas(func, true);
     let useful = sums.accesses.iter().any(|access| access.sum.is_some());
-    Footprint { elem_bytes: elem_bytes.collect(), intervals: formulas(&func, false), sums: useful.then_some(sums) }
+    Footprint { elem_bytes: elem_bytes.collect(), intervals: formulas(func, false), sums: useful.then_some(sums) }
 }
 
 /// Drops hints that no launch can check (such as `max_contiguous`), and clamps extents of block pointers to at least 0
@@ -56,7 +47,7 @@ pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
         }
     }
     for (id, kept) in kept {
-        if let Op::Hint { divisible, contiguous } = &mut func.op_mut(id).op {
+        if let Op::Hint { divisible, contiguous } = func.op_mut(id) {
             *contiguous = None;
             *divisible = divisible.filter(|_| kept);
         }
@@ -64,13 +55,10 @@ pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
     for (id, at) in unchecked {
         let (extent, loc) = (func.op(id).operands[at], func.op(id).loc.clone());
         let ty = func.ty(extent).clone();
-        let zero =
-            func.create_op(Op::Constant { value: Literal::Int(0) }, vec![], vec![ty.clone()], vec![], loc.clone());
-        let operands = vec![extent, func.result(zero)];
-        let max = func.create_op(Op::Binary(BinaryOp::Max), operands, vec![ty], vec![], loc);
-        let (block, place) = func.op_position(id);
-        func.block_mut(block).ops.splice(place..place, [zero, max]);
-        func.op_mut(id).operands[at] = func.result(max);
+        let mut b = ir::Builder::before(func, id, loc);
+        let zero = b.constant(Literal::Int(0), ty);
+        let max = b.binary(BinaryOp::Max, extent, zero);
+        func.set_operand(id, at, max);
     }
 }
 
@@ -255,7 +243,7 @@ impl Builder<'_> {
     fn while_body(&mut self, data: &OpData) {
         let [before, after] = data.regions[..] else { return };
         let func = self.func;
-        let end = &func.op(terminator(func, before)).operands;
+        let end = &func.op(func.terminator(before)).operands;
         let outside = self.facts.len();
         self.add_facts(end[0], &[], true);
         for (&forwarded, &param) in end[1..].iter().zip(&func.block(after).params) {
@@ -482,7 +470,7 @@ impl Builder<'_> {
                     }
                     Op::If => {
                         let sides = [0, 1].map(|side| {
-                            let end = terminator(func, data.regions[side]);
+                            let end = func.terminator(data.regions[side]);
                             self.pointer(func.op(end).operands[i], &axes)
                         });
                         self.join_pointers(sides)
@@ -611,7 +599,7 @@ impl Builder<'_> {
             }
             Op::If => {
                 let [a, b] = [0, 1].map(|side| {
-                    let end = terminator(func, data.regions[side]);
+                    let end = func.terminator(data.regions[side]);
                     self.node(func.op(end).operands[i], axes)
                 });
                 self.push(Node::Hull(a, b))
@@ -667,7 +655,7 @@ pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step
     let Op::For { .. } = data.op else { return None };
     let body = data.regions[0];
     let param = func.block(body).params[1 + carried];
-    let next = func.op(func.def_op(func.op(terminator(func, body)).operands[carried])?);
+    let next = func.op(func.def_op(func.op(func.terminator(body)).operands[carried])?);
     let init = data.operands[3 + carried];
     let scalar = |v: Value| func.ty(v).is_scalar();
     let by = match (&next.op, &next.operands[..]) {
@@ -681,7 +669,7 @@ pub(super) fn step(func: &Func, id: OpId, carried: usize) -> Option<(Value, Step
 
 /// The `for` with this body.
 pub(super) fn loop_of(func: &Func, block: BlockId) -> Option<(OpId, &OpData)> {
-    let id = func.walk().into_iter().find(|&id| func.op(id).regions.contains(&block))?;
+    let id = func.owner(block)?;
     Some((id, func.op(id))).filter(|(_, data)| matches!(data.op, Op::For { .. }))
 }
 

@@ -1,6 +1,6 @@
 //! Bounds analysis: the access footprint of a kernel, as formulas of its arguments and grid.
 //!
-//! The formulas are built once per recorded kernel ([`Footprint::of`]) and evaluated before each launch
+//! The formulas are built once per recorded kernel ([`crate::pipeline::footprint`]) and evaluated before each launch
 //! ([`Footprint::check`]). They make launches from safe code memory-safe: a launch whose extents, strides or masks do
 //! not keep the kernel inside its buffers is rejected.
 //!
@@ -181,7 +181,8 @@ pub struct OutOfBounds {
 }
 
 impl Footprint {
-    /// Builds the formulas of a recorded function.
+    /// Builds the formulas of a function. Requires views at their uses; equal values that are not unified make the
+    /// intervals coarser ([`crate::pipeline::footprint`]).
     pub fn of(func: &Func) -> Footprint {
         build::build(func)
     }

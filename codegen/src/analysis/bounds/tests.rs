@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ir::Op;
+use crate::pipeline::footprint;
 use crate::text::parse;
 
 struct TestLaunch {
@@ -25,7 +26,7 @@ impl Launch for TestLaunch {
 /// `integers` are the values of all arguments, including placeholders for pointers.
 fn required_elements(text: &str, integers: &[i128], grid: [u32; 3]) -> Option<u64> {
     let func = parse(text).unwrap_or_else(|e| panic!("{e}"));
-    let footprint = Footprint::of(&func);
+    let footprint = footprint(&func);
     let fits =
         |elements: u64| footprint.check(&TestLaunch { integers: integers.to_vec(), bytes: 4 * elements }, grid).is_ok();
     if !fits(1 << 40) {
@@ -343,8 +344,7 @@ fn footprint_of_moved_pointers_is_sound() {
     let (mut launches, mut accepted) = (0, 0);
     for how in ["tile of pointers", "pointer", "offsets"] {
         for (stride, (mask, allowed)) in [1, 2].into_iter().flat_map(|stride| MASKS.map(|mask| (stride, mask))) {
-            let footprint =
-                Footprint::of(&parse(&advancing_pointers(how, stride, mask)).unwrap_or_else(|e| panic!("{e}")));
+            let footprint = footprint(&parse(&advancing_pointers(how, stride, mask)).unwrap_or_else(|e| panic!("{e}")));
             let numbers = [
                 [-1, 0, 5, 8, 11],
                 [1, -2, 3, 0, 1 << 30],
@@ -428,7 +428,7 @@ fn violation(text: &str, integers: &[i128], elements: u64) -> Option<LaunchViola
     let mut func = parse(text).unwrap_or_else(|e| panic!("{e}"));
     drop_unchecked_assumptions(&mut func);
     let launch = TestLaunch { integers: integers.to_vec(), bytes: 4 * elements };
-    Footprint::of(&func).check(&launch, [1; 3]).err()
+    footprint(&func).check(&launch, [1; 3]).err()
 }
 
 #[test]

@@ -57,7 +57,11 @@ fn find(name: &str, arch: GpuArch, options: CompileOptions) -> Result<PassFn, St
     }
     match name {
         "assign_layouts" => Ok(Box::new(move |f| assign_layouts::run(f, arch, &options))),
-        "pipeline_loads" => Ok(Box::new(move |f| pipeline_loads::run(f, arch, &options))),
+        "pipeline_loads" => Ok(Box::new(move |f| {
+            for note in pipeline_loads::run(f, arch, &options) {
+                eprintln!("note: {note}");
+            }
+        })),
         "gpu" => Ok(Box::new(move |f| *f = pipeline::gpu_ir(f, arch, &options, &mut ()))),
         "ptx" => Ok(Box::new(move |f| {
             if let Err(e) = pipeline::compile_gpu(f, arch, &options, &mut ()) {

@@ -229,6 +229,7 @@ impl Lowering<'_> {
             | Op::LocalSlot
             | Op::LocalTrans { .. }
             | Op::AsyncCopy { .. }
+            | Op::AsyncLoad { .. }
             | Op::AsyncCommit
             | Op::AsyncWait { .. }
             | Op::Wgmma { .. }

@@ -84,7 +84,7 @@ impl<'f> Lowering<'f> {
             scalars: HashMap::new(),
             views: HashMap::new(),
             tiles: HashMap::new(),
-            uses: func.use_counts(),
+            uses: (0..func.num_values() as u32).map(|v| func.uses(Value(v)).len() as u32).collect(),
             pending_loads: Vec::new(),
             destinations: HashMap::new(),
         }
@@ -242,7 +242,7 @@ impl<'f> Lowering<'f> {
         match self.func.value(v).def {
             crate::ir::Def::Param(block, _) if block == self.func.body => Some(Some(v)),
             crate::ir::Def::Param(block, index) => {
-                let owner = self.func.walk().into_iter().find(|&id| self.func.op(id).regions.contains(&block))?;
+                let owner = self.func.owner(block)?;
                 let data = self.func.op(owner);
                 let Op::For { .. } = data.op else { return None };
                 let init = *data.operands.get(index.checked_sub(1)? + 3)?;

@@ -3,9 +3,9 @@
 use super::emit::Val;
 use super::memory::BlockAddress;
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::access_layout::view_vector_width;
 use crate::ir::{AtomicOp, BinaryOp, DType, Elem, Op, OpId, Value};
 use crate::layout::{Dim, LinearLayout};
-use crate::passes::assign_layouts::view_vector_width;
 use crate::target::GpuArch;
 
 impl Lowering<'_> {
@@ -224,13 +224,13 @@ impl Lowering<'_> {
         let values = match self.layout(result) {
             Some(layout) => {
                 let copies = layout.free_mask(Dim::Lane) != 0 || layout.free_mask(Dim::Warp) != 0;
-                if copies && self.func.use_counts()[result.0 as usize] > 0 {
+                if copies && !self.func.uses(result).is_empty() {
                     self.broadcast_from_owners(result, layout, olds)
                 } else {
                     olds
                 }
             }
-            None if self.func.use_counts()[result.0 as usize] > 0 => self.broadcast_scalar(result, olds),
+            None if !self.func.uses(result).is_empty() => self.broadcast_scalar(result, olds),
             None => olds,
         };
         self.set(result, values);

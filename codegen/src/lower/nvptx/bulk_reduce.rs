@@ -8,10 +8,10 @@
 use super::Lowering;
 use super::thread_dependencies::ThreadDependencies;
 use super::threads::coordinates;
+use crate::analysis::access_layout::{view_operands, view_vector_width};
 use crate::analysis::axis::AxisAnalysis;
 use crate::ir::{AtomicOp, DType, Func, Op, OpId, Type};
 use crate::layout::Dim;
-use crate::passes::assign_layouts::{view_operands, view_vector_width};
 use crate::target::GpuArch;
 use std::collections::HashMap;
 

@@ -3,10 +3,10 @@
 use super::emit::Val;
 use super::threads::{Coordinate, coordinates};
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::access_layout::{ViewOperands, pointer_order_and_width, view_operands, view_vector_width};
 use crate::analysis::bounds::argument;
 use crate::ir::{DType, Elem, Eviction, Op, OpId, Padding, Value};
 use crate::layout::{Dim, LinearLayout};
-use crate::passes::assign_layouts::{ViewOperands, pointer_order_and_width, view_operands, view_vector_width};
 use std::collections::HashMap;
 
 /// The addresses of the elements of a view's block: the values that all its accesses share.

@@ -427,6 +427,7 @@ impl<'f> Lowering<'f> {
                 self.values[data.results[0].0 as usize] = Some(base);
             }
             Op::AsyncCopy { .. } => self.async_copy(id)?,
+            Op::AsyncLoad { .. } => self.async_load(id)?,
             Op::AsyncCommit => self.e.void("call void asm sideeffect \"cp.async.commit_group;\", \"~{memory}\"()"),
             Op::AsyncWait { pending } => {
                 self.e.void(format!("call void asm sideeffect \"cp.async.wait_group {pending};\", \"~{{memory}}\"()"));

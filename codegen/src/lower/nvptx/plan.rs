@@ -353,7 +353,7 @@ impl SharedPlan {
             pending.unfenced.clear();
             return;
         }
-        if let Op::AsyncCopy { .. } | Op::TmaLoad { .. } = data.op {
+        if let Op::AsyncCopy { .. } | Op::AsyncLoad { .. } | Op::TmaLoad { .. } = data.op {
             let Some(ring) = self.bytes_of(func, data.operands[1]) else { return };
             let by_tma = matches!(data.op, Op::TmaLoad { .. });
             let unfenced = by_tma && pending.unfenced.iter().any(|p| p.overlaps(ring));

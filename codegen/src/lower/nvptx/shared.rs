@@ -4,9 +4,9 @@ use super::emit::Val;
 use super::memory::memory_type;
 use super::threads::offsets;
 use super::{Lowering, Result, llvm_type};
+use crate::analysis::access_layout::{async_copy_layout, async_copy_width};
 use crate::ir::{DType, Elem, Op, OpId, Type, Value};
 use crate::layout::{Conversion, Dim, LanePlan, LinearLayout, VectorAccess};
-use crate::passes::assign_layouts::{async_copy_layout, async_copy_width};
 use std::collections::HashMap;
 
 /// Maximum size of one access by one thread, in bytes.
@@ -189,32 +189,57 @@ impl Lowering<'_> {
         if !matches!(bytes, 4 | 8 | 16) {
             panic!("internal compiler error: an asynchronous copy of {bytes} bytes");
         }
-        let cache = if bytes == 16 { "cg" } else { "ca" };
         let owner = self.threads.owner(&mut self.e, &layout);
+        let guard = self.and_predicates(predicate, owner);
         let free = layout.free_mask(Dim::Register) as usize;
-        for r in (0..layout.num_registers()).step_by(n) {
-            if r & free != 0 {
-                continue;
-            }
+        for r in (0..layout.num_registers()).step_by(n).filter(|r| r & free == 0) {
             let from = self.address(&place, r);
             let to = self.shared_pointer(&mut access, r);
-            let size = match self.inside(&mut place, r) {
-                Some(inside) => self.e.inst(format!("select i1 {inside}, i32 {bytes}, i32 0")),
-                None => bytes.to_string(),
-            };
-            let guard = match (&predicate, &owner) {
-                (Some(a), Some(b)) => Some(self.e.inst(format!("and i1 {a}, {b}"))),
-                (a, b) => a.clone().or(b.clone()),
-            };
-            let (prefix, constraint, arg) = match guard {
-                Some(g) => ("@$3 ", ",b", format!(", i1 {g}")),
-                None => ("", "", String::new()),
-            };
-            self.e.void(format!(
-                "call void asm sideeffect \"{prefix}cp.async.{cache}.shared.global [$0], [$1], {bytes}, $2;\", \"r,l,r{constraint},~{{memory}}\"(ptr addrspace(3) {to}, ptr addrspace(1) {from}, i32 {size}{arg})"
-            ));
+            let inside = self.inside(&mut place, r);
+            self.cp_async(&from, &to, bytes, inside, guard.clone());
         }
         Ok(())
+    }
+
+    /// Emits `cp.async` of the elements that a tile of pointers selects; masked-off elements become zeros.
+    pub(super) fn async_load(&mut self, id: OpId) -> Result<()> {
+        let data = self.func.op(id);
+        let Op::AsyncLoad { vector } = data.op else { panic!("internal compiler error: not a copy") };
+        let pointers = self.regs(data.operands[0]);
+        let mask = data.operands.get(3).map(|&v| self.regs(v));
+        let layout = self.tile_layout(data.operands[0]);
+        let (memory, elem, base) = self.buffer(data.operands[1]);
+        let memory = memory.clone();
+        if vector > layout.contiguous_offsets(&memory) {
+            panic!("internal compiler error: a copy of {vector} elements that are no neighbors in the buffer");
+        }
+        let predicate = self.scalar(data.operands[2]);
+        let mut access = self.shared_access(layout, &memory, base, elem);
+        let owner = self.threads.owner(&mut self.e, layout);
+        let guard = self.and_predicates(Some(predicate), owner);
+        let free = layout.free_mask(Dim::Register) as usize;
+        for r in (0..layout.num_registers()).step_by(vector).filter(|r| r & free == 0) {
+            let to = self.shared_pointer(&mut access, r);
+            let inside = mask.as_ref().map(|m| m[r].clone());
+            self.cp_async(&pointers[r], &to, vector * elem.bytes(), inside, guard.clone());
+        }
+        Ok(())
+    }
+
+    /// Emits one `cp.async` of 4, 8 or 16 bytes where `guard` is true; writes zeros where `inside` is false.
+    fn cp_async(&mut self, from: &str, to: &str, bytes: usize, inside: Option<Val>, guard: Option<Val>) {
+        let cache = if bytes == 16 { "cg" } else { "ca" };
+        let size = match inside {
+            Some(inside) => self.e.inst(format!("select i1 {inside}, i32 {bytes}, i32 0")),
+            None => bytes.to_string(),
+        };
+        let (prefix, constraint, arg) = match guard {
+            Some(g) => ("@$3 ", ",b", format!(", i1 {g}")),
+            None => ("", "", String::new()),
+        };
+        self.e.void(format!(
+            "call void asm sideeffect \"{prefix}cp.async.{cache}.shared.global [$0], [$1], {bytes}, $2;\", \"r,l,r{constraint},~{{memory}}\"(ptr addrspace(3) {to}, ptr addrspace(1) {from}, i32 {size}{arg})"
+        ));
     }
 
     pub(super) fn convert_layout(&mut self, id: OpId) -> Result<()> {

@@ -4,10 +4,10 @@
 //! it. Loops iterate until no carried value changes: a layout is only replaced by one of higher priority, so the
 //! iteration ends.
 
-use super::choose::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
 use super::dot::{DotPlan, plan_dot};
+use crate::analysis::access_layout::{MAX_VECTOR_BYTES, default_layout, extents, memory_layout};
 use crate::analysis::axis::AxisAnalysis;
-use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, Type, UnaryOp, Value};
+use crate::ir::{BlockId, DType, Func, Op, OpId, Precision, UnaryOp, Value};
 use crate::layout::LinearLayout;
 use crate::mma::{DotShape, mma_dtype};
 use crate::target::{CompileOptions, GpuArch};
@@ -40,8 +40,10 @@ pub struct Assignments<'f> {
     wgmma_f32: bool,
     /// By value number; `None` for flexible values and for values that are not tiles.
     assignments: Vec<Option<Assignment>>,
-    /// Uses of each value, as (op, operand index).
+    /// Uses of each value, as (op, operand index), in text order.
     uses: Vec<Vec<(OpId, usize)>>,
+    /// By value number.
+    reached: Vec<Reached>,
 }
 
 impl<'f> Assignments<'f> {
@@ -54,8 +56,9 @@ impl<'f> Assignments<'f> {
         }
         let axis = AxisAnalysis::new(func);
         let (num_warps, wgmma_f32) = (options.num_warps, options.schedule.wgmma_f32 == Some(true));
-        let mut assignments =
-            Assignments { func, axis, arch, num_warps, wgmma_f32, assignments: vec![None; func.num_values()], uses };
+        let reached = Reached::of_values(func, &uses);
+        let assignments = vec![None; func.num_values()];
+        let mut assignments = Assignments { func, axis, arch, num_warps, wgmma_f32, assignments, uses, reached };
         assignments.block(func.body);
         assignments
     }
@@ -87,27 +90,7 @@ impl<'f> Assignments<'f> {
     /// leave no gaps between threads: the width of one store of the widest stored element type. Half-written sectors
     /// cost twice, while the L1 cache absorbs the gaps of loads.
     fn max_store_vector(&self, loaded: Value) -> u64 {
-        let mut widest = 0;
-        let mut reached = vec![loaded];
-        let mut next = 0;
-        while let Some(&v) = reached.get(next) {
-            next += 1;
-            for &(id, index) in &self.uses[v.0 as usize] {
-                let data = self.func.op(id);
-                match data.op {
-                    Op::StoreView { .. } | Op::Store { .. } if index == 1 => {
-                        widest = widest.max(self.func.ty(v).elem().map_or(0, |e| (e.bits() / 8) as u64));
-                    }
-                    _ if is_elementwise(&data.op)
-                        && self.func.ty(data.results[0]).shape() == self.func.ty(loaded).shape()
-                        && !reached.contains(&data.results[0]) =>
-                    {
-                        reached.push(data.results[0]);
-                    }
-                    _ => {}
-                }
-            }
-        }
+        let widest = self.reached[loaded.0 as usize].widest_store;
         MAX_VECTOR_BYTES.checked_div(widest).unwrap_or(u64::MAX)
     }
 
@@ -288,6 +271,7 @@ impl<'f> Assignments<'f> {
             | Op::LocalSlot
             | Op::LocalTrans { .. }
             | Op::AsyncCopy { .. }
+            | Op::AsyncLoad { .. }
             | Op::AsyncCommit
             | Op::AsyncWait { .. }
             | Op::MmaSync { .. }
@@ -417,37 +401,65 @@ impl<'f> Assignments<'f> {
         if !ty.is_tensor() {
             return None;
         }
-        let mut visited = Vec::new();
-        let (layout, priority) = match self.layout_of_memory_use(v, ty, &mut visited) {
+        let access = self.reached[v.0 as usize].access;
+        let (layout, priority) = match access.and_then(|id| self.memory_layout(id)) {
             Some(layout) => (layout, Priority::Memory),
             None => (default_layout(ty.shape(), self.num_warps), Priority::Default),
         };
         Some(Assignment { layout: Rc::new(layout), priority })
     }
+}
 
-    fn layout_of_memory_use(&self, v: Value, ty: &Type, visited: &mut Vec<Value>) -> Option<LinearLayout> {
-        if visited.contains(&v) {
-            return None;
+/// What a value reaches through elementwise ops on tiles of its shape.
+#[derive(Clone, Copy, Default)]
+struct Reached {
+    /// The first memory access.
+    access: Option<OpId>,
+    /// The widest element that is stored, in bytes; 0 if none is.
+    widest_store: u64,
+}
+
+impl Reached {
+    /// What each value reaches, by value number. `uses` lists the uses of each value in text order.
+    fn of_values(func: &Func, uses: &[Vec<(OpId, usize)>]) -> Vec<Reached> {
+        let mut reached = vec![Reached::default(); func.num_values()];
+        let params = func.block(func.body).params.iter();
+        let defined = func.walk().into_iter().flat_map(|id| {
+            let data = func.op(id);
+            let params = data.regions.iter().flat_map(|&region| &func.block(region).params);
+            params.chain(&data.results).copied().collect::<Vec<_>>()
+        });
+        // Results of elementwise ops are defined after their operands.
+        let values: Vec<Value> = params.copied().chain(defined).collect();
+        for &v in values.iter().rev() {
+            reached[v.0 as usize] = Reached::of(func, v, &uses[v.0 as usize], &reached);
         }
-        visited.push(v);
-        for &(id, index) in &self.uses[v.0 as usize] {
-            let data = self.func.op(id);
-            let memory = match data.op {
-                Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => true,
-                Op::StoreView { .. } | Op::AtomicView { .. } => index == 1,
-                _ => false,
-            };
-            if memory {
-                return self.memory_layout(id);
-            }
-            if is_elementwise(&data.op)
-                && self.func.ty(data.results[0]).shape() == ty.shape()
-                && let Some(layout) = self.layout_of_memory_use(data.results[0], ty, visited)
-            {
-                return Some(layout);
+        reached
+    }
+
+    fn of(func: &Func, v: Value, uses: &[(OpId, usize)], reached: &[Reached]) -> Reached {
+        let mut found = Reached::default();
+        for &(id, index) in uses {
+            let data = func.op(id);
+            match data.op {
+                Op::Store { .. } | Op::StoreView { .. } if index == 1 => {
+                    let bytes = func.ty(v).elem().map_or(0, |elem| (elem.bits() / 8) as u64);
+                    found.widest_store = found.widest_store.max(bytes);
+                    found.access = found.access.or(Some(id));
+                }
+                Op::AtomicView { .. } if index == 1 => found.access = found.access.or(Some(id)),
+                Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
+                    found.access = found.access.or(Some(id));
+                }
+                _ if is_elementwise(&data.op) && func.ty(data.results[0]).shape() == func.ty(v).shape() => {
+                    let next = reached[data.results[0].0 as usize];
+                    found.widest_store = found.widest_store.max(next.widest_store);
+                    found.access = found.access.or(next.access);
+                }
+                _ => {}
             }
         }
-        None
+        found
     }
 }
 

@@ -1,6 +1,6 @@
 //! The implementation of a dot: the instruction and its layouts.
 
-use super::choose::extents;
+use crate::analysis::access_layout::extents;
 use crate::layout::LinearLayout;
 use crate::mma::{self, DotShape};
 use crate::target::GpuArch;

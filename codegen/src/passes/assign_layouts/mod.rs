@@ -10,16 +10,9 @@
 //! Does not: pipeline loads or place barriers.
 
 mod anchors;
-mod choose;
 mod dot;
 mod rewrite;
 mod tf32;
-
-pub use choose::{
-    ViewOperands, async_copy_layout, async_copy_width, coalesced, pointer_order_and_width, view_operands,
-    view_vector_width,
-};
-pub use dot::{DotPlan, plan_dot};
 
 use crate::ir::Func;
 use crate::target::{CompileOptions, GpuArch};

@@ -1,8 +1,8 @@
 //! Rebuilds the function with the layouts that [`Assignments`] chose.
 
 use super::anchors::{Assignments, scan_layout};
-use super::choose::extents;
 use super::dot::DotPlan;
+use crate::analysis::access_layout::extents;
 use crate::analysis::padding::zero_from;
 use crate::ir::{BlockId, DType, Elem, Func, LayoutId, Loc, Op, OpData, OpId, Type, Value};
 use crate::layout::{Conversion, LinearLayout};
@@ -58,7 +58,7 @@ impl Rewrite<'_, '_> {
     fn define(&mut self, key: Key, v: Value) {
         self.scopes.last_mut().expect("internal compiler error: no scope").insert(key, v);
         let name = self.old.value(key.0).name.clone();
-        self.new.value_mut(v).name = name;
+        self.new.set_name(v, name);
     }
 
     fn emit(&mut self, op: Op, operands: Vec<Value>, results: Vec<Type>, regions: Vec<BlockId>) -> OpId {
@@ -358,7 +358,8 @@ impl Rewrite<'_, '_> {
         let layout = match self.assignments.assignment(tile) {
             Some(assignment) => {
                 let bytes = self.old.ty(tile).elem().map_or(8, Elem::bits) / 8;
-                let inner = super::choose::view_operands(self.old, self.old.op(id).operands[0]).order[0];
+                let inner =
+                    crate::analysis::access_layout::view_operands(self.old, self.old.op(id).operands[0]).order[0];
                 let enough = if let Op::AtomicView { .. } = self.old.op(id).op { 8 } else { 16 };
                 let run = |l: &LinearLayout| l.contiguous_run(inner) * bytes;
                 let small = self.old.ty(tile).numel() <= 32 * 32 * self.assignments.num_warps as usize / 8;

@@ -13,8 +13,8 @@
 //! loop, and the two halves stay in shared memory: in registers they would take twice the space of the tile for the
 //! whole loop.
 
-use super::choose::extents;
 use super::rewrite::{Rewrite, shared_in_order};
+use crate::analysis::access_layout::extents;
 use crate::ir::{BinaryOp, DType, Literal, Op, Precision, Type, Value};
 use crate::layout::LinearLayout;
 use crate::mma::{self, DotShape};

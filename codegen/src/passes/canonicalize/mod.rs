@@ -14,7 +14,6 @@ mod elementwise;
 mod memory;
 mod shape;
 
-use super::edit::{rewrite, terminator};
 use super::fold_carried;
 use crate::ir::{BlockId, Func, Literal, Loc, Op, OpId, Type, Value};
 
@@ -34,10 +33,9 @@ pub fn run(func: &mut Func) -> bool {
 
 /// Replaces arguments with a known value by constants.
 fn propagate_constant_arguments(func: &mut Func) -> bool {
-    let uses = func.use_counts();
     let mut constants = Vec::new();
     for (i, &v) in func.block(func.body).params.clone().iter().enumerate() {
-        if let Some(n) = func.args[i].equal_to.filter(|_| uses[v.0 as usize] > 0) {
+        if let Some(n) = func.args[i].equal_to.filter(|_| !func.uses(v).is_empty()) {
             let op = Op::Constant { value: Literal::Int(n) };
             let id = func.create_op(op, Vec::new(), vec![func.ty(v).clone()], Vec::new(), func.loc.clone());
             let constant = func.result(id);
@@ -47,7 +45,7 @@ fn propagate_constant_arguments(func: &mut Func) -> bool {
     }
     let changed = !constants.is_empty();
     let body = func.body;
-    func.block_mut(body).ops.splice(0..0, constants);
+    func.insert(body, 0, &constants);
     changed
 }
 
@@ -82,10 +80,11 @@ struct Pass<'f> {
 
 impl Pass<'_> {
     fn block(&mut self, block: BlockId) {
-        let ops = std::mem::take(&mut self.func.block_mut(block).ops);
+        let ops = self.func.take_ops(block);
         let outer = std::mem::take(&mut self.out);
         self.ops(ops);
-        self.func.block_mut(block).ops = std::mem::replace(&mut self.out, outer);
+        let new = std::mem::replace(&mut self.out, outer);
+        self.func.set_ops(block, &new);
     }
 
     fn ops(&mut self, ops: Vec<OpId>) {
@@ -94,12 +93,13 @@ impl Pass<'_> {
                 self.changed = true;
                 match change {
                     Change::Into(op, operands) => {
-                        rewrite(self.func, id, op, operands);
+                        self.func.rewrite(id, op, operands);
                         continue;
                     }
                     Change::Replace(values) => self.replace(id, &values),
                     Change::Inline(region, params) => self.inline(id, region, &params),
                 }
+                self.func.erase(id);
                 break;
             }
         }
@@ -151,11 +151,12 @@ impl Pass<'_> {
         for (param, &value) in self.func.block(region).params.clone().into_iter().zip(values) {
             self.func.replace_uses(param, value);
         }
-        let end = terminator(self.func, region);
-        let mut ops = std::mem::take(&mut self.func.block_mut(region).ops);
+        let end = self.func.terminator(region);
+        let mut ops = self.func.take_ops(region);
         ops.pop();
         self.ops(ops);
         let yielded = self.func.op(end).operands.clone();
+        self.func.erase(end);
         self.replace(id, &yielded);
     }
 

@@ -42,10 +42,10 @@ pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     partitioner.end(produce);
 
     // The original body becomes the consumer partition.
-    let mut ops = std::mem::take(&mut partitioner.func.block_mut(body).ops);
+    let mut ops = partitioner.func.take_ops(body);
     let ret = ops.pop().expect("internal compiler error: a kernel without a terminator");
     let mut start = partitioner.states(consume, 0);
-    partitioner.func.block_mut(consume).ops.extend(ops);
+    partitioner.func.insert(consume, partitioner.func.block(consume).ops.len(), &ops);
     partitioner.consume(consume, &mut start);
     partitioner.end(consume);
 
@@ -53,9 +53,9 @@ pub(super) fn build(func: &mut Func, plan: &Plan, slice: &Slice) {
     let func = partitioner.func;
     let op = Op::WarpSpecialize { warps, producers: 1, registers };
     let split = func.create_op(op, vec![], vec![], vec![consume, produce], loc);
-    let mut ops = std::mem::take(&mut func.block_mut(head).ops);
+    let mut ops = func.take_ops(head);
     ops.extend([split, ret]);
-    func.block_mut(body).ops = ops;
+    func.set_ops(body, &ops);
 }
 
 impl Partitioner<'_> {
@@ -277,14 +277,15 @@ impl Partitioner<'_> {
         let mut after = states.to_vec();
         for &g in groups {
             for v in [states[g].slot, states[g].parity] {
-                self.func.op_mut(id).operands.push(v);
+                self.func.add_operands(id, &[v]);
             }
             let [slot, parity] = [0, 1].map(|_| self.func.add_param(region, i32.clone()));
             inner[g] = State { slot, parity };
             let [slot, parity] = [0, 1].map(|_| self.func.add_result(id, i32.clone()));
             after[g] = State { slot, parity };
         }
-        let last = self.func.block_mut(region).ops.pop().expect("internal compiler error: an empty loop");
+        let last = self.func.terminator(region);
+        self.func.detach(last);
         self.consume(region, &mut inner);
         let plan = self.plan;
         if let Some((g, candidates)) = plan.loops.get(&id) {
@@ -293,21 +294,22 @@ impl Partitioner<'_> {
             }
             inner[*g] = self.advance(region, inner[*g]);
         }
-        self.func.block_mut(region).ops.push(last);
+        self.func.push(region, last);
         for &g in groups {
-            self.func.op_mut(last).operands.extend([inner[g].slot, inner[g].parity]);
+            self.func.add_operands(last, &[inner[g].slot, inner[g].parity]);
         }
         states.copy_from_slice(&after);
     }
 
     fn consume_if(&mut self, id: OpId, groups: &[usize], states: &mut [State]) {
         for region in self.func.op(id).regions.clone() {
-            let last = self.func.block_mut(region).ops.pop().expect("internal compiler error: an empty branch");
+            let last = self.func.terminator(region);
+            self.func.detach(last);
             let mut inner = states.to_vec();
             self.consume(region, &mut inner);
-            self.func.block_mut(region).ops.push(last);
+            self.func.push(region, last);
             for &g in groups {
-                self.func.op_mut(last).operands.extend([inner[g].slot, inner[g].parity]);
+                self.func.add_operands(last, &[inner[g].slot, inner[g].parity]);
             }
         }
         for &g in groups {
@@ -334,7 +336,7 @@ impl Partitioner<'_> {
             read_results.push(b.func.result(id));
         }
         let replaced: Vec<Value> = c.alloc.map(|alloc| b.func.result(alloc)).into_iter().chain([tile]).collect();
-        self.func.block_mut(block).ops.retain(|op| *op != c.load && Some(*op) != c.alloc);
+        self.func.retain_ops(block, |op| *op != c.load && Some(*op) != c.alloc);
         let at = self.first_use(block, &replaced);
         if let Some(alloc) = c.alloc {
             let buffer = self.func.result(alloc);
@@ -343,8 +345,8 @@ impl Partitioner<'_> {
         if let Some(&loaded) = read_results.first() {
             self.func.replace_uses(tile, loaded);
         }
-        let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
-        self.func.block_mut(block).ops.splice(at..at, new);
+        let new = self.func.take_ops(scratch);
+        self.func.insert(block, at, &new);
         read_results.extend(self.read_results(block, slot));
         let (warps, lanes) = (self.plan.warps, rings[number].arriving_lanes());
         let operands = [vec![empty, state.slot], read_results].concat();

@@ -21,9 +21,11 @@ pub(super) struct Slice {
 }
 
 impl Slice {
-    /// The slice for the loads of a plan; `None` if the producer needs a value from memory, from a tile or from a
-    /// `while`.
-    pub fn new(func: &Func, plan: &Plan) -> Option<Slice> {
+    /// The slice for the loads of a plan.
+    ///
+    /// # Errors
+    /// The op that the producer cannot run: one that reads memory, computes a tile, or is a `while`.
+    pub fn new(func: &Func, plan: &Plan) -> Result<Slice, String> {
         let mut slice = Slice {
             loads: plan.loops.values().flat_map(|(_, list)| list.iter().map(|c| c.load)).collect(),
             ops: HashSet::new(),
@@ -45,42 +47,45 @@ impl Slice {
         let mut loads: Vec<OpId> = slice.loads.iter().copied().collect();
         loads.sort();
         for load in loads {
-            slice.keep_enclosing(func, load)?;
-            slice.value(func, func.op(load).operands[0])?;
+            let of = |op: String| {
+                format!("the load at {} depends on {op}, which the producer cannot run", func.op(load).loc)
+            };
+            slice.keep_enclosing(func, load).map_err(of)?;
+            slice.value(func, func.op(load).operands[0]).map_err(of)?;
         }
-        Some(slice)
+        Ok(slice)
     }
 
     /// Adds the control flow around an op.
-    fn keep_enclosing(&mut self, func: &Func, id: OpId) -> Option<()> {
+    fn keep_enclosing(&mut self, func: &Func, id: OpId) -> Result<(), String> {
         let block = self.places[&id];
         match self.owners.get(&block).copied() {
             Some(owner) => self.keep(func, owner),
-            None => Some(()),
+            None => Ok(()),
         }
     }
 
-    fn keep(&mut self, func: &Func, id: OpId) -> Option<()> {
+    fn keep(&mut self, func: &Func, id: OpId) -> Result<(), String> {
         if !self.control.insert(id) {
-            return Some(());
+            return Ok(());
         }
         let data = func.op(id);
         match data.op {
             Op::For { .. } => data.operands[..3].iter().try_for_each(|&v| self.value(func, v))?,
             Op::If => self.value(func, data.operands[0])?,
-            _ => return None,
+            _ => return Err(describe(func, id)),
         }
         self.keep_enclosing(func, id)
     }
 
     /// Adds the definition of a value.
-    fn value(&mut self, func: &Func, v: Value) -> Option<()> {
+    fn value(&mut self, func: &Func, v: Value) -> Result<(), String> {
         match func.value(v).def {
-            Def::Param(block, _) if block == func.body => Some(()),
+            Def::Param(block, _) if block == func.body => Ok(()),
             Def::Param(block, i) => {
-                let owner = *self.owners.get(&block)?;
+                let owner = self.owners[&block];
                 self.keep(func, owner)?;
-                if i == 0 { Some(()) } else { self.carry(func, owner, i - 1) }
+                if i == 0 { Ok(()) } else { self.carry(func, owner, i - 1) }
             }
             Def::Result(id, i) => match func.op(id).op {
                 Op::For { .. } | Op::If => {
@@ -93,30 +98,35 @@ impl Slice {
     }
 
     /// Adds a carried value of a loop, or a result of a branch.
-    fn carry(&mut self, func: &Func, id: OpId, number: usize) -> Option<()> {
+    fn carry(&mut self, func: &Func, id: OpId, number: usize) -> Result<(), String> {
         if !self.carried.entry(id).or_default().insert(number) {
-            return Some(());
+            return Ok(());
         }
         let data = func.op(id);
         if matches!(data.op, Op::For { .. }) {
             self.value(func, data.operands[3 + number])?;
         }
         data.regions.iter().try_for_each(|&region| {
-            let last = *func.block(region).ops.last()?;
+            let last = func.terminator(region);
             self.value(func, func.op(last).operands[number])
         })
     }
 
-    fn pure(&mut self, func: &Func, id: OpId) -> Option<()> {
+    fn pure(&mut self, func: &Func, id: OpId) -> Result<(), String> {
         let data = func.op(id);
         let scalar = data.results.iter().all(|&v| matches!(func.ty(v), Type::Scalar(_) | Type::View { .. }));
         if !scalar || data.op.effects() != Effects::Pure || !data.regions.is_empty() {
-            return None;
+            return Err(describe(func, id));
         }
         if !self.ops.insert(id) {
-            return Some(());
+            return Ok(());
         }
         self.keep_enclosing(func, id)?;
         data.operands.iter().try_for_each(|&v| self.value(func, v))
     }
+}
+
+/// An op and its line, for messages.
+fn describe(func: &Func, id: OpId) -> String {
+    format!("the `{}` at {}", func.op(id).op.mnemonic(), func.op(id).loc)
 }

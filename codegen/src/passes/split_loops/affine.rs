@@ -1,7 +1,7 @@
 //! Integers in a loop as affine functions of the index and of scalars from before the loop.
 
 use crate::ir::{BinaryOp, BlockId, DType, Def, Func, Op, OpId, Value};
-use crate::passes::edit::{defined_inside, terminator};
+use crate::passes::edit::defined_inside;
 use std::collections::HashSet;
 
 /// Limit of factors. Within this and the next two limits, 64-bit evaluation cannot wrap, since all scalars are 32-bit.
@@ -149,7 +149,7 @@ impl Loop {
         let index = Affine { index: 1, ..Affine::default() };
         let Some(place) = i.checked_sub(1) else { return Some(index) };
         let param = func.block(self.region).params[i];
-        let next = func.op(func.def_op(func.op(terminator(func, self.region)).operands[place])?);
+        let next = func.op(func.def_op(func.op(func.terminator(self.region)).operands[place])?);
         let by = match (&next.op, &next.operands[..]) {
             (Op::Binary(BinaryOp::Add), &[x, y]) if x == param => func.constant_int(y)?,
             (Op::Binary(BinaryOp::Add), &[x, y]) if y == param => func.constant_int(x)?,

@@ -164,11 +164,9 @@ fn print_where_unmasked(func: &mut Func) {
     for id in loops(func) {
         if !has(func, id, |op| *op == Op::Select) {
             let region = func.op(id).regions[0];
-            let mut b = Builder::new(func, region, Loc::unknown());
-            let op = b.op(Op::DevicePrint { prefix: "unmasked".into() }, &[], &[]);
-            let ops = &mut func.block_mut(region).ops;
-            ops.pop();
-            ops.insert(0, op);
+            let first = func.block(region).ops[0];
+            let mut b = Builder::before(func, first, Loc::unknown());
+            b.op(Op::DevicePrint { prefix: "unmasked".into() }, &[], &[]);
         }
     }
 }
@@ -289,7 +287,7 @@ fn a_sliding_window_is_split_at_one_end() {
         let ops = &func.block(func.op(id).regions[0]).ops;
         let used = |&&op: &&OpId| {
             let data = func.op(op);
-            matches!(data.op, Op::Cmp(_)) && func.use_counts()[data.results[0].0 as usize] > 0
+            matches!(data.op, Op::Cmp(_)) && !func.uses(data.results[0]).is_empty()
         };
         ops.iter().filter(used).count()
     };

@@ -1,6 +1,6 @@
-//! Layouts of memory accesses, and default layouts of other values.
+//! Operands of views, layouts of memory accesses, and default layouts of other values.
 
-use crate::analysis::axis::AxisAnalysis;
+use super::axis::AxisAnalysis;
 use crate::ir::{Func, Op, OpData, Value};
 use crate::layout::LinearLayout;
 

@@ -1,62 +1,57 @@
 //! Software-pipelines loads: prefetches the operands of dots into multi-buffered shared memory.
 //!
-//! Does: selects the loads whose addresses depend only on scalars, in loops that contain a dot of loaded tiles and in
-//! loops with their own `num_stages`. Replaces them by `async_copy` into a ring of as many buffers as the loop has
-//! stages. The copies of the first iterations come before the loop (prologue); each iteration then issues the copies of
-//! the iteration `stages − 1` ahead and waits for its own. Dots read the ring directly; other users read it by
-//! `local_load`. With the option `tma`, TMA copies what a tensor map describes, with one mbarrier per stage.
-//! Buffers that a `wgmma` of stage 1 or one with a deferred wait reads have to live one iteration longer: their rings
-//! have one more buffer.
+//! Does: selects the loads whose addresses can be computed ahead, in loops that contain a dot of loaded tiles and in
+//! loops with their own `num_stages`. Replaces them by asynchronous copies into a ring of as many buffers as the loop
+//! has stages: `async_copy` for views, `async_load` for tiles of pointers. The copies of the first iterations come before
+//! the loop (prologue); each iteration then issues the copies of the iteration `stages − 1` ahead and waits for its own.
+//! Where an address depends on a loaded value (an index of a gather, an entry of a page table), that value is loaded one
+//! more iteration ahead. Dots read the ring directly; other users read it by `local_load`. With the option `tma`, TMA
+//! copies what a tensor map describes, with one mbarrier per stage. Buffers that a `wgmma` of stage 1 or one with a
+//! deferred wait reads have to live one iteration longer: their rings have one more buffer.
 //! Requires: stage *layout*.
 //! Keeps: results. Barriers other than those of the rings are placed later.
-//! Does not: pipeline loads whose address comes from memory, loads that `cp.async` cannot express (accesses below four
-//! bytes, padding other than zero), or loads of memory that the kernel writes, because an iteration may need what the
-//! previous one wrote.
+//! Does not: pipeline loads that `cp.async` cannot express (accesses below four bytes, padding other than zero), loads
+//! of memory that the kernel writes, because an iteration may need what the previous one wrote, or loops of a partition
+//! that `specialize_warps` made. The notes of a compilation name the loads that a loop asks for and that stay, and why.
 
-use super::assign_layouts::{async_copy_layout, async_copy_width, view_operands};
+mod candidates;
+
 use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::{memory_effects, scratch, tensor_map};
-use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Effects, Func, Op, OpId, Padding, Type, Value};
-use crate::layout::LinearLayout;
+use crate::analysis::scratch;
+use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, Value};
 use crate::target::{CompileOptions, GpuArch};
+pub(super) use candidates::{Candidate, find_candidates};
+use candidates::{ahead_ops, tma_can_load};
 use std::collections::HashMap;
 
-/// The minimum size of one `cp.async`, in bytes.
-const MIN_COPY_BYTES: usize = 4;
-
-/// A load to prefetch.
-pub(super) struct Candidate {
-    pub load: OpId,
-    /// The `local_alloc` from which dots read the tile.
-    pub alloc: Option<OpId>,
-    /// The tile has users in registers too.
-    pub in_registers: bool,
-    /// The type of one buffer of the ring.
-    pub buffer: Type,
-    /// A `wgmma` in flight still reads the buffer in the next iteration.
-    read_next_iteration: bool,
-    /// Loaded by TMA.
-    tma: bool,
-}
-
-impl Candidate {
-    /// The number of buffers of the ring.
-    fn depth(&self, stages: u32) -> u32 {
-        stages + u32::from(self.read_next_iteration)
-    }
-}
-
-/// Runs the pass.
-pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) {
+/// Runs the pass. Returns notes: what it does not prefetch although it is asked to, and why.
+pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<String> {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
-    for id in loops {
-        pipeline_loop(func, id, arch, options);
+    let partitions: Vec<BlockId> = func
+        .walk()
+        .into_iter()
+        .filter(|&id| matches!(func.op(id).op, Op::WarpSpecialize { .. }))
+        .flat_map(|id| func.op(id).regions.clone())
+        .collect();
+    let specialized: Vec<OpId> = partitions.into_iter().flat_map(|region| func.walk_from(region)).collect();
+    let mut notes = Vec::new();
+    for id in loops.into_iter().filter(|id| !specialized.contains(id)) {
+        pipeline_loop(func, id, arch, options, &mut notes);
     }
+    notes
 }
 
-fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOptions) {
+fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOptions, notes: &mut Vec<String>) {
     let Op::For { num_stages, .. } = func.op(id).op else { return };
-    let mut candidates = find_candidates(func, id);
+    let wanted = num_stages.unwrap_or(options.num_stages);
+    let candidates = find_candidates(func, id);
+    let loc = func.op(id).loc.clone();
+    if wanted >= 2 {
+        notes.extend(candidates.refused.iter().map(|refusal| {
+            format!("the load at {} is not prefetched by the loop at {loc}: {}", refusal.loc, refusal.reason)
+        }));
+    }
+    let mut candidates = candidates.found;
     if candidates.is_empty() {
         return;
     }
@@ -64,114 +59,29 @@ fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOpti
         let axis = AxisAnalysis::new(func);
         candidates.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c));
     }
-    let wanted = num_stages.unwrap_or(options.num_stages);
     let stages = stages_that_fit(func, id, &candidates, wanted, arch);
+    if stages < wanted {
+        let bytes: usize = candidates.iter().map(|c| buffer_bytes(&c.buffer)).sum();
+        notes.push(format!(
+            "the loop at {loc} has {} of the {wanted} pipeline stages that are requested: a stage takes {bytes} bytes of \
+             shared memory, and a block of {} has {}",
+            stages.max(1),
+            arch.name(),
+            arch.max_shared_bytes()
+        ));
+    }
     if stages < 2 {
         return;
     }
     Pipeline::new(func, id, stages).build(&candidates);
 }
 
-/// Whether TMA can perform the load.
-fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
-    let data = func.op(c.load);
-    let Op::LoadView { boundary, .. } = &data.op else { return false };
-    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
-}
-
-/// The loads of the loop body, without nested blocks, that can be prefetched. Empty if no dot reads any of them, unless
-/// the loop sets its own `num_stages`: other loads may be used too soon after, or too rarely, to pay for the way
-/// through shared memory.
-pub(super) fn find_candidates(func: &mut Func, id: OpId) -> Vec<Candidate> {
-    let region = func.op(id).regions[0];
-    let uses = func.use_counts();
-    let axis = AxisAnalysis::new(func);
-    let written = memory_effects::written_pointers(func);
-    let ops = func.block(region).ops.clone();
-    let mut found = Vec::new();
-    for &load in &ops {
-        let Op::LoadView { boundary, padding: Padding::Zero, .. } = &func.op(load).op else { continue };
-        let tile = func.result(load);
-        let view = func.op(load).operands[0];
-        let Type::View { elem, .. } = func.ty(view) else { continue };
-        let (elem, boundary) = (*elem, boundary.clone());
-        if elem == DType::Bool || !depends_on_scalars(func, region, view) {
-            continue;
-        }
-        if !written.is_disjoint(&memory_effects::underlying_pointers(func, view)) {
-            continue;
-        }
-        let mut allocs = ops.iter().filter(|&&op| func.op(op).op == Op::LocalAlloc && func.op(op).operands == [tile]);
-        let alloc = allocs.next().copied();
-        let users = uses[tile.0 as usize] - u32::from(alloc.is_some());
-        let buffer = match alloc {
-            Some(alloc) => func.ty(func.result(alloc)).clone(),
-            None => {
-                let order = view_operands(func, view).order.to_vec();
-                let shape = func.ty(tile).shape().to_vec();
-                let extents: Vec<u32> = shape.iter().map(|&n| n as u32).collect();
-                let layout = func.intern_layout(LinearLayout::shared_row_major(&extents, &order));
-                Type::Shared { shape, elem, layout }
-            }
-        };
-        let Type::Shared { layout, .. } = buffer else { continue };
-        // The copied vectors do not depend on the number of warps.
-        let copies = async_copy_layout(func, &axis, view, &boundary, 1);
-        let inner = view_operands(func, view).order[0];
-        if async_copy_width(&copies, inner, func.layout(layout)) * elem.bytes() < MIN_COPY_BYTES {
-            continue;
-        }
-        let read_next_iteration = alloc.is_some_and(|alloc| is_read_next_iteration(func, region, func.result(alloc)));
-        found.push(Candidate { load, alloc, in_registers: users > 0, buffer, read_next_iteration, tma: false });
+/// Bytes of one buffer.
+pub(super) fn buffer_bytes(buffer: &Type) -> usize {
+    match buffer {
+        Type::Shared { elem, .. } => buffer.numel() * elem.bytes(),
+        _ => 0,
     }
-    let has_own_stages = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
-    if has_own_stages || found.iter().any(|c| c.alloc.is_some()) { found } else { Vec::new() }
-}
-
-/// Whether a buffer (or a view of it) is an operand of a `wgmma` that is issued or completes in the next iteration.
-fn is_read_next_iteration(func: &Func, region: BlockId, buffer: Value) -> bool {
-    let mut derived = vec![buffer];
-    func.block(region).ops.iter().any(|&id| {
-        let data = func.op(id);
-        let uses = data.operands.iter().any(|o| derived.contains(o));
-        if uses && matches!(data.op, Op::LocalTrans { .. }) {
-            derived.extend(&data.results);
-        }
-        uses && matches!(data.op, Op::Wgmma { stage_one: Some(true), .. } | Op::Wgmma { defer_wait: Some(true), .. })
-    })
-}
-
-/// Whether all ops in the loop that the value depends on, also through carried values, are pure and scalar.
-fn depends_on_scalars(func: &Func, region: BlockId, v: Value) -> bool {
-    let mut seen = vec![v];
-    let mut next = 0;
-    while next < seen.len() {
-        let v = seen[next];
-        next += 1;
-        match func.value(v).def {
-            Def::Param(block, index) if block == region && index > 0 => {
-                let last = *func.block(region).ops.last().expect("internal compiler error: an empty loop");
-                let carried = func.op(last).operands[index - 1];
-                if !seen.contains(&carried) {
-                    seen.push(carried);
-                }
-            }
-            Def::Result(id, _) if func.block(region).ops.contains(&id) => {
-                let data = func.op(id);
-                let scalar = matches!(func.ty(v), Type::Scalar(_) | Type::View { .. });
-                if !scalar || data.op.effects() != Effects::Pure || !data.regions.is_empty() {
-                    return false;
-                }
-                for &o in &data.operands {
-                    if !seen.contains(&o) {
-                        seen.push(o);
-                    }
-                }
-            }
-            Def::Param(..) | Def::Result(..) => {}
-        }
-    }
-    true
 }
 
 /// The maximum number of stages, up to `wanted`, whose rings fit into shared memory together with the buffers that are
@@ -203,7 +113,7 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
     while let Some(id) = at {
         at = func.def_op(func.op(id).operands[0]);
         match at.map(|id| &func.op(id).op) {
-            Some(Op::LoadView { .. }) => return candidates.iter().any(|c| Some(c.load) == at),
+            Some(Op::LoadView { .. } | Op::Load { .. }) => return candidates.iter().any(|c| Some(c.load) == at),
             Some(Op::ExpandDims { .. }) => {}
             _ => return false,
         }
@@ -214,8 +124,8 @@ pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> boo
 /// The buffers that are live during the loop: all but those allocated after it and those last used before it.
 fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
     let order = func.walk();
-    let place = |op: OpId| order.iter().position(|&o| o == op);
-    let first = place(id).expect("internal compiler error: a loop is not in its block");
+    let first = order.iter().position(|&op| op == id);
+    let first = first.expect("internal compiler error: a loop is not in its block");
     let last = first + func.walk_from(func.op(id).regions[0]).len();
     let loops: Vec<(usize, usize)> = order
         .iter()
@@ -253,6 +163,8 @@ struct Pipeline<'f> {
     stages: u32,
     /// The carried values that addresses depend on, by index.
     address_values: Vec<usize>,
+    /// The loads that addresses depend on, in the order of the body.
+    index_loads: Vec<OpId>,
     /// The distinct depths of the rings: rings of the same depth share their slot counters.
     depths: Vec<u32>,
     /// The full mbarriers, which count the bytes of the TMA copies of an iteration, one per buffer of the shallowest
@@ -260,40 +172,53 @@ struct Pipeline<'f> {
     full: Option<Value>,
 }
 
+/// The values from which an iteration's addresses are computed.
+#[derive(Clone)]
+struct Iteration {
+    index: Value,
+    /// Of `Pipeline::address_values`.
+    carried: Vec<Value>,
+    /// Results of `Pipeline::index_loads`.
+    loaded: Vec<Value>,
+}
+
+impl Iteration {
+    fn values(&self) -> Vec<Value> {
+        [vec![self.index], self.carried.clone(), self.loaded.clone()].concat()
+    }
+}
+
 impl<'f> Pipeline<'f> {
     fn new(func: &'f mut Func, id: OpId, stages: u32) -> Pipeline<'f> {
         let region = func.op(id).regions[0];
-        Pipeline { func, id, region, stages, address_values: Vec::new(), depths: Vec::new(), full: None }
+        let (address_values, index_loads, depths) = (Vec::new(), Vec::new(), Vec::new());
+        Pipeline { func, id, region, stages, address_values, index_loads, depths, full: None }
     }
 
-    /// The indices of the carried values that the views depend on.
-    fn find_address_values(&self, candidates: &[Candidate]) -> Vec<usize> {
-        let mut seen: Vec<Value> = candidates.iter().map(|c| self.func.op(c.load).operands[0]).collect();
-        let mut carried = Vec::new();
-        let mut next = 0;
-        while next < seen.len() {
-            let v = seen[next];
-            next += 1;
-            match self.func.value(v).def {
-                Def::Param(block, index) if block == self.region && index > 0 => {
-                    carried.push(index - 1);
-                    let y = self.yields()[index - 1];
-                    if !seen.contains(&y) {
-                        seen.push(y);
-                    }
-                }
-                Def::Result(id, _) if self.func.block(self.region).ops.contains(&id) => {
-                    for &o in &self.func.op(id).operands {
-                        if !seen.contains(&o) {
-                            seen.push(o);
-                        }
-                    }
-                }
-                Def::Param(..) | Def::Result(..) => {}
+    /// Finds the carried values and the loads that addresses depend on.
+    fn find_address_values(&mut self, candidates: &[Candidate]) {
+        // The first operands of a load are its address and its mask.
+        let addresses = candidates.iter().flat_map(|c| self.func.op(c.load).operands.iter().copied().take(2));
+        let addresses: Vec<Value> = addresses.collect();
+        let ops = ahead_ops(self.func, self.region, addresses.iter().copied());
+        let used: Vec<Value> = ops.iter().flat_map(|&op| super::edit::uses(self.func, op)).chain(addresses).collect();
+        let yields = self.yields().to_vec();
+        let mut carried: Vec<usize> = Vec::new();
+        // Carried values of carried values: `ahead_ops` has followed them through the yields.
+        let mut values = used;
+        while let Some(v) = values.pop() {
+            if let Def::Param(block, index) = self.func.value(v).def
+                && block == self.region
+                && index > 0
+                && !carried.contains(&(index - 1))
+            {
+                carried.push(index - 1);
+                values.push(yields[index - 1]);
             }
         }
         carried.sort_unstable();
-        carried
+        self.address_values = carried;
+        self.index_loads = ops.into_iter().filter(|&op| matches!(self.func.op(op).op, Op::Load { .. })).collect();
     }
 
     fn yields(&self) -> &[Value] {
@@ -303,22 +228,20 @@ impl<'f> Pipeline<'f> {
 
     /// Inserts a barrier after the loop, so that later buffers can reuse the memory of the rings after the last reads,
     /// and frees the mbarriers.
-    fn release_rings(&mut self, parent: BlockId) {
+    fn release_rings(&mut self) {
         let loc = self.func.op(self.id).loc.clone();
-        let barrier = Op::BlockBarrier { id: 0, threads: None };
-        let mut after = vec![self.func.create_op(barrier, vec![], vec![], vec![], loc.clone())];
-        after.extend(self.full.map(|full| self.func.create_op(Op::MbarrierFree, vec![full], vec![], vec![], loc)));
-        let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
-        ops.splice(at + 1..at + 1, after);
+        let mut b = Builder::after(self.func, self.id, loc);
+        b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
+        if let Some(full) = self.full {
+            b.op(Op::MbarrierFree, &[full], &[]);
+        }
     }
 
     fn build(mut self, candidates: &[Candidate]) {
-        self.address_values = self.find_address_values(candidates);
+        self.find_address_values(candidates);
         self.depths = candidates.iter().map(|c| c.depth(self.stages)).collect();
         self.depths.sort_unstable();
         self.depths.dedup();
-        let parent = self.func.parent_block(self.id);
         let loc = self.func.op(self.id).loc.clone();
         let [_, upper, step] = [0, 1, 2].map(|i| self.func.op(self.id).operands[i]);
         let by_wgmma = self.feeds_wgmma(candidates);
@@ -331,23 +254,23 @@ impl<'f> Pipeline<'f> {
         if candidates.iter().any(|c| c.tma) {
             self.full = Some(self.barriers(scratch));
         }
-        let mut index = self.func.op(self.id).operands[0];
-        let mut carried: Vec<Value> =
-            self.address_values.iter().map(|&i| self.func.op(self.id).operands[3 + i]).collect();
+        let lower = self.func.op(self.id).operands[0];
+        let inits = self.address_values.iter().map(|&i| self.func.op(self.id).operands[3 + i]).collect();
+        let mut ahead = self.load_indices(scratch, lower, inits, upper);
         for stage in 0..self.stages - 1 {
             let mut b = Builder::new(self.func, scratch, loc.clone());
             let slot = b.int(i64::from(stage), DType::I32);
             let slots = vec![slot; self.depths.len()];
-            (index, carried) = self.issue(scratch, candidates, &rings, index, &carried, &slots, upper, step);
+            ahead = self.issue(scratch, candidates, &rings, &ahead, &slots, upper, step);
         }
         let mut b = Builder::new(self.func, scratch, loc.clone());
         let read = b.int(0, DType::I32);
         let write = b.int(i64::from(self.stages - 1), DType::I32);
-        self.splice_before(parent, scratch);
+        let prologue = self.func.take_ops(scratch);
+        self.func.insert(self.func.parent_block(self.id), self.func.position(self.id), &prologue);
 
-        // The loop carries the index and values of the prefetched iteration, the slots to read, and the slots to write.
-        let mut inits = vec![index];
-        inits.extend(carried);
+        // The loop carries the values of the prefetched iteration, the slots to read, and the slots to write.
+        let mut inits = ahead.values();
         inits.extend(vec![read; self.depths.len()]);
         inits.extend(vec![write; self.depths.len()]);
         // The parity of the mbarrier phase to wait for: initially 0, as the slots to read are.
@@ -356,13 +279,14 @@ impl<'f> Pipeline<'f> {
             .iter()
             .map(|&v| {
                 let ty = self.func.ty(v).clone();
-                self.func.op_mut(self.id).operands.push(v);
+                self.func.add_operands(self.id, &[v]);
                 self.func.add_result(self.id, ty.clone());
                 self.func.add_param(self.region, ty)
             })
             .collect();
-        let (ahead_index, rest) = (params[0], &params[1..]);
-        let (ahead, slots) = rest.split_at(self.address_values.len());
+        let (carried, rest) = params[1..].split_at(self.address_values.len());
+        let (loaded, slots) = rest.split_at(self.index_loads.len());
+        let ahead = Iteration { index: params[0], carried: carried.to_vec(), loaded: loaded.to_vec() };
         let (slots, parity) = slots.split_at(2 * self.depths.len());
         let (reads, writes) = slots.split_at(self.depths.len());
 
@@ -379,7 +303,7 @@ impl<'f> Pipeline<'f> {
             b.op(Op::MbarrierWait, &[full, reads[0], parity[0]], &[]);
         }
         b.op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
-        let (next_index, next_ahead) = self.issue(top, candidates, &rings, ahead_index, ahead, writes, upper, step);
+        let next = self.issue(top, candidates, &rings, &ahead, writes, upper, step);
         let mut b = Builder::new(self.func, top, loc.clone());
         let depths = self.depths.iter().chain(&self.depths);
         let mut next_slots: Vec<Value> =
@@ -403,17 +327,13 @@ impl<'f> Pipeline<'f> {
                 b.func.replace_uses(tile, loaded);
             }
         }
-        let top_ops = std::mem::take(&mut self.func.block_mut(top).ops);
-        let body = &mut self.func.block_mut(self.region).ops;
-        body.retain(|op| !candidates.iter().any(|c| c.load == *op || c.alloc == Some(*op)));
-        body.splice(0..0, top_ops);
+        let top_ops = self.func.take_ops(top);
+        self.func.retain_ops(self.region, |op| !candidates.iter().any(|c| c.load == *op || c.alloc == Some(*op)));
+        self.func.insert(self.region, 0, &top_ops);
         let last = *self.func.block(self.region).ops.last().expect("internal compiler error: an empty loop");
-        let operands = &mut self.func.op_mut(last).operands;
-        operands.push(next_index);
-        operands.extend(next_ahead);
-        operands.extend(next_slots);
+        self.func.add_operands(last, &[next.values(), next_slots].concat());
 
-        self.release_rings(parent);
+        self.release_rings();
     }
 
     /// Allocates a ring for each load.
@@ -444,57 +364,99 @@ impl<'f> Pipeline<'f> {
         b.func.result(alloc)
     }
 
-    /// Issues the copies of one iteration, predicated on its existence. Returns the index and carried values of the
-    /// next iteration.
+    /// The values of an iteration, given its index and carried values: performs its index loads, if it exists.
+    fn load_indices(&mut self, block: BlockId, index: Value, carried: Vec<Value>, upper: Value) -> Iteration {
+        let mut iteration = Iteration { index, carried, loaded: Vec::new() };
+        if self.index_loads.is_empty() {
+            return iteration;
+        }
+        let loc = self.func.op(self.id).loc.clone();
+        let exists = Builder::new(self.func, block, loc).cmp(CmpOp::Lt, index, upper);
+        let mut map = self.values_at(&iteration);
+        for load in self.index_loads.clone() {
+            let data = self.func.op(load).clone();
+            let mut operands: Vec<Value> =
+                data.operands.iter().map(|&v| self.clone_slice(block, v, &mut map)).collect();
+            let (pointers, tile) = (self.func.ty(operands[0]).clone(), self.func.ty(data.results[0]).clone());
+            let mut b = Builder::new(self.func, block, data.loc);
+            let exists = match pointers.is_tensor() {
+                true => {
+                    let id = b.op(Op::Splat, &[exists], &[pointers.with_elem(DType::Bool)]);
+                    b.func.result(id)
+                }
+                false => exists,
+            };
+            match operands.get(1) {
+                Some(&mask) => operands[1] = b.binary(BinaryOp::And, mask, exists),
+                None => operands.push(exists),
+            }
+            let id = b.op(data.op, &operands, &[tile]);
+            let loaded = b.func.result(id);
+            map.insert(data.results[0], loaded);
+            iteration.loaded.push(loaded);
+        }
+        iteration
+    }
+
+    /// What the index, the carried values and the index loads of the loop body are in an iteration.
+    fn values_at(&self, iteration: &Iteration) -> HashMap<Value, Value> {
+        let params = &self.func.block(self.region).params;
+        let mut map = HashMap::from([(params[0], iteration.index)]);
+        map.extend(self.address_values.iter().zip(&iteration.carried).map(|(&i, &v)| (params[1 + i], v)));
+        let loads = self.index_loads.iter().map(|&load| self.func.result(load));
+        map.extend(loads.zip(iteration.loaded.iter().copied()));
+        map
+    }
+
+    /// Issues the copies of one iteration, predicated on its existence. Returns the next iteration.
     fn issue(
         &mut self,
         block: BlockId,
         candidates: &[Candidate],
         rings: &[Value],
-        index: Value,
-        carried: &[Value],
+        iteration: &Iteration,
         slots: &[Value],
         upper: Value,
         step: Value,
-    ) -> (Value, Vec<Value>) {
+    ) -> Iteration {
         let loc = self.func.op(self.id).loc.clone();
-        let params = self.func.block(self.region).params.clone();
-        let mut map: HashMap<Value, Value> = HashMap::from([(params[0], index)]);
-        for (&i, &v) in self.address_values.iter().zip(carried) {
-            map.insert(params[1 + i], v);
-        }
+        let mut map = self.values_at(iteration);
         let mut b = Builder::new(self.func, block, loc.clone());
-        let exists = b.cmp(CmpOp::Lt, index, upper);
+        let exists = b.cmp(CmpOp::Lt, iteration.index, upper);
         if let Some(full) = self.full {
-            let size = |c: &&Candidate| match &c.buffer {
-                Type::Shared { elem, .. } => (c.buffer.numel() * elem.bytes()) as u32,
-                _ => 0,
-            };
-            let bytes = candidates.iter().filter(|c| c.tma).map(|c| size(&c)).sum();
+            let bytes = candidates.iter().filter(|c| c.tma).map(|c| buffer_bytes(&c.buffer) as u32).sum();
             b.op(Op::MbarrierExpect { bytes }, &[full, slots[0], exists], &[]);
         }
         for (c, &ring) in candidates.iter().zip(rings) {
             let load = self.func.op(c.load).clone();
-            let Op::LoadView { boundary, padding, .. } = load.op else {
-                panic!("internal compiler error: a candidate that is not a load")
-            };
-            let view = self.clone_slice(block, load.operands[0], &mut map);
+            // The view, or the pointers and their mask.
+            let address: Vec<Value> =
+                load.operands.iter().take(2).map(|&v| self.clone_slice(block, v, &mut map)).collect();
             let mut b = Builder::new(self.func, block, load.loc);
             let slot = slots[counter(&self.depths, c.depth(self.stages))];
             let id = b.op(Op::LocalSlot, &[ring, slot], std::slice::from_ref(&c.buffer));
             let buffer = b.func.result(id);
-            match self.full.filter(|_| c.tma) {
-                Some(full) => b.op(Op::TmaLoad { boundary }, &[view, buffer, full, slots[0], exists], &[]),
-                None => b.op(Op::AsyncCopy { boundary, padding }, &[view, buffer, exists], &[]),
+            match (load.op, self.full.filter(|_| c.tma)) {
+                (Op::LoadView { boundary, .. }, Some(full)) => {
+                    b.op(Op::TmaLoad { boundary }, &[address[0], buffer, full, slots[0], exists], &[])
+                }
+                (Op::LoadView { boundary, padding, .. }, None) => {
+                    b.op(Op::AsyncCopy { boundary, padding }, &[address[0], buffer, exists], &[])
+                }
+                _ => {
+                    let operands = [&[address[0], buffer, exists], &address[1..]].concat();
+                    b.op(Op::AsyncLoad { vector: c.vector }, &operands, &[])
+                }
             };
         }
         let yields: Vec<Value> = self.address_values.iter().map(|&i| self.yields()[i]).collect();
-        let next = yields.into_iter().map(|y| self.clone_slice(block, y, &mut map)).collect();
+        let carried = yields.into_iter().map(|y| self.clone_slice(block, y, &mut map)).collect();
         let mut b = Builder::new(self.func, block, loc);
         if candidates.iter().any(|c| !c.tma) {
             b.op(Op::AsyncCommit, &[], &[]);
         }
-        (b.binary(BinaryOp::Add, index, step), next)
+        let index = b.binary(BinaryOp::Add, iteration.index, step);
+        self.load_indices(block, index, carried, upper)
     }
 
     /// Clones the computation of a value of the loop body, for the iteration that `map` describes.
@@ -502,7 +464,7 @@ impl<'f> Pipeline<'f> {
         if let Some(&known) = map.get(&v) {
             return known;
         }
-        let Some(id) = self.func.def_op(v).filter(|id| self.func.block(self.region).ops.contains(id)) else { return v };
+        let Some(id) = self.func.def_op(v).filter(|&id| self.func.is_in(id, self.region)) else { return v };
         let data = self.func.op(id).clone();
         let operands = data.operands.iter().map(|&o| self.clone_slice(block, o, map)).collect();
         let types = data.results.iter().map(|&r| self.func.ty(r).clone()).collect();
@@ -511,13 +473,6 @@ impl<'f> Pipeline<'f> {
             map.insert(old, new);
         }
         map[&v]
-    }
-
-    fn splice_before(&mut self, parent: BlockId, scratch: BlockId) {
-        let new = std::mem::take(&mut self.func.block_mut(scratch).ops);
-        let ops = &mut self.func.block_mut(parent).ops;
-        let at = ops.iter().position(|&op| op == self.id).expect("internal compiler error: a loop is not in its block");
-        ops.splice(at..at, new);
     }
 
     /// Whether a buffer (or a view of it) that `cp.async` fills is an operand of `wgmma`.

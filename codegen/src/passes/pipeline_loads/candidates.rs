@@ -1,0 +1,253 @@
+//! The loads of a loop that can be prefetched, and the reasons why others cannot.
+
+use crate::analysis::access_layout::{async_copy_layout, async_copy_width, pointer_order_and_width, view_operands};
+use crate::analysis::axis::AxisAnalysis;
+use crate::analysis::{memory_effects, tensor_map};
+use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Type, Value};
+use crate::layout::LinearLayout;
+use std::collections::HashSet;
+
+/// The minimum size of one `cp.async`, in bytes.
+const MIN_COPY_BYTES: usize = 4;
+
+/// A load to prefetch.
+pub(in crate::passes) struct Candidate {
+    /// A `load_view`, or a `load` through a tile of pointers.
+    pub load: OpId,
+    /// The `local_alloc` from which dots read the tile.
+    pub alloc: Option<OpId>,
+    /// The tile has users in registers too.
+    pub in_registers: bool,
+    /// The type of one buffer of the ring.
+    pub buffer: Type,
+    /// The elements that one `cp.async` copies.
+    pub vector: usize,
+    /// The address depends on a value that the loop loads.
+    pub indirect: bool,
+    /// A `wgmma` in flight still reads the buffer in the next iteration.
+    pub read_next_iteration: bool,
+    /// Loaded by TMA.
+    pub tma: bool,
+}
+
+impl Candidate {
+    /// The number of buffers of the ring.
+    pub fn depth(&self, stages: u32) -> u32 {
+        stages + u32::from(self.read_next_iteration)
+    }
+}
+
+/// A load that is not prefetched although its loop asks for it or a dot reads it, and why.
+pub(in crate::passes) struct Refusal {
+    pub loc: Loc,
+    pub reason: String,
+}
+
+/// The loads of a loop body, without nested blocks.
+#[derive(Default)]
+pub(in crate::passes) struct Candidates {
+    pub found: Vec<Candidate>,
+    pub refused: Vec<Refusal>,
+}
+
+/// The loads of a loop that can be prefetched. None if no dot reads any of them, unless the loop sets its own
+/// `num_stages`: other loads may be used too soon after, or too rarely, to pay for the way through shared memory.
+/// Without an own `num_stages`, loads through pointers are prefetched only for dots.
+pub(in crate::passes) fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
+    let region = func.op(id).regions[0];
+    let has_own_stages = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
+    let search = Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func) };
+    let mut candidates = Candidates::default();
+    for load in func.block(region).ops.clone() {
+        let through_pointers = matches!(func.op(load).op, Op::Load { .. });
+        if !through_pointers && !matches!(func.op(load).op, Op::LoadView { .. }) {
+            continue;
+        }
+        let is_asked = has_own_stages || search.alloc_of(func, load).is_some();
+        if !is_asked && through_pointers {
+            continue;
+        }
+        match search.candidate(func, load) {
+            Ok(candidate) => candidates.found.push(candidate),
+            Err(reason) if is_asked => {
+                candidates.refused.push(Refusal { loc: func.op(load).loc.clone(), reason });
+            }
+            Err(_) => {}
+        }
+    }
+    if !has_own_stages && candidates.found.iter().all(|c| c.alloc.is_none()) {
+        candidates.found.clear();
+    }
+    candidates
+}
+
+/// Whether TMA can perform the load.
+pub(in crate::passes) fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
+    let data = func.op(c.load);
+    let Op::LoadView { boundary, .. } = &data.op else { return false };
+    tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
+}
+
+struct Search {
+    region: BlockId,
+    axis: AxisAnalysis,
+    /// Pointers and views that the kernel writes through.
+    written: HashSet<Value>,
+}
+
+impl Search {
+    /// The `local_alloc` in the loop body that is filled from the tile of a load.
+    fn alloc_of(&self, func: &Func, load: OpId) -> Option<OpId> {
+        let tile = func.result(load);
+        let is_filled = |op: &OpId| func.op(*op).op == Op::LocalAlloc && func.op(*op).operands == [tile];
+        func.block(self.region).ops.iter().copied().find(is_filled)
+    }
+
+    /// # Errors
+    /// Why the load cannot be prefetched.
+    fn candidate(&self, func: &mut Func, load: OpId) -> Result<Candidate, String> {
+        let data = func.op(load).clone();
+        let (tile, address) = (func.result(load), data.operands[0]);
+        let Some(elem) = func.ty(tile).dtype().filter(|_| func.ty(tile).is_tensor()) else {
+            return Err("it loads a scalar".into());
+        };
+        if elem == DType::Bool {
+            return Err("`cp.async` does not copy bool".into());
+        }
+        self.require_zero_padding(func, load)?;
+        // The operands after the address of a `load` are the mask and its padding.
+        for &v in data.operands.iter().take(2) {
+            self.require_known_ahead(func, v)?;
+        }
+        if !self.written.is_disjoint(&memory_effects::underlying_pointers(func, address)) {
+            return Err("the kernel writes the memory that it reads".into());
+        }
+        let alloc = self.alloc_of(func, load);
+        let users = func.uses(tile).len() - usize::from(alloc.is_some());
+        // The layout of the copies, for any number of warps, and the order of dimensions in memory.
+        let (order, widest) = match &data.op {
+            Op::LoadView { .. } => (view_operands(func, address).order.to_vec(), u64::MAX),
+            _ => pointer_order_and_width(func, &self.axis, address, data.operands.get(1).copied()),
+        };
+        let buffer = match alloc {
+            Some(alloc) => func.ty(func.result(alloc)).clone(),
+            None => {
+                let shape = func.ty(tile).shape().to_vec();
+                let extents: Vec<u32> = shape.iter().map(|&n| n as u32).collect();
+                let layout = func.intern_layout(LinearLayout::shared_row_major(&extents, &order));
+                Type::Shared { shape, elem, layout }
+            }
+        };
+        let layout = buffer.layout().ok_or("its buffer has no layout")?;
+        let copies = match &data.op {
+            // The copied vectors do not depend on the number of warps.
+            Op::LoadView { boundary, .. } => async_copy_layout(func, &self.axis, address, boundary, 1),
+            _ => func.layout_of(address).clone(),
+        };
+        let vector = async_copy_width(&copies, order[0], func.layout(layout)).min(widest as usize);
+        if vector * elem.bytes() < MIN_COPY_BYTES {
+            return Err(format!(
+                "accesses that are known to be contiguous and aligned have {} bytes, and `cp.async` copies at least \
+                 {MIN_COPY_BYTES}",
+                vector * elem.bytes()
+            ));
+        }
+        // `cp.async` copies 4, 8 or 16 bytes.
+        let vector = vector.min(16 / elem.bytes());
+        let read_next_iteration =
+            alloc.is_some_and(|alloc| is_read_next_iteration(func, self.region, func.result(alloc)));
+        let ahead = ahead_ops(func, self.region, data.operands.iter().copied().take(2));
+        let indirect = ahead.iter().any(|&id| matches!(func.op(id).op, Op::Load { .. }));
+        let in_registers = users > 0;
+        Ok(Candidate { load, alloc, in_registers, buffer, vector, indirect, read_next_iteration, tma: false })
+    }
+
+    fn require_zero_padding(&self, func: &Func, load: OpId) -> Result<(), String> {
+        let data = func.op(load);
+        let is_zero = match data.op {
+            Op::LoadView { padding, .. } => padding == Padding::Zero,
+            _ => data.operands.get(2).is_none_or(|&other| is_zero(func, other)),
+        };
+        is_zero
+            .then_some(())
+            .ok_or_else(|| "elements that it does not read should be zero: `cp.async` writes zeros".into())
+    }
+
+    /// Requires that the value of a later iteration can be computed in this one: all ops in the loop that it depends
+    /// on, also through carried values, are pure, or are loads through pointers of memory that the kernel does not
+    /// write.
+    fn require_known_ahead(&self, func: &Func, v: Value) -> Result<(), String> {
+        for id in ahead_ops(func, self.region, [v]) {
+            let data = func.op(id);
+            let op = format!("the `{}` at {}", data.op.mnemonic(), data.loc);
+            let is_load = matches!(data.op, Op::Load { .. });
+            if is_load && !self.written.is_disjoint(&memory_effects::underlying_pointers(func, data.operands[0])) {
+                return Err(format!("its address depends on {op} of memory that the kernel writes"));
+            }
+            if !is_load && (!data.regions.is_empty() || data.op.effects() != Effects::Pure) {
+                return Err(format!("its address depends on {op}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The ops of a loop body that values of an iteration depend on, also through carried values, in the order of the body.
+pub(super) fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<Item = Value>) -> Vec<OpId> {
+    let ops = &func.block(region).ops;
+    let mut seen: Vec<Value> = values.into_iter().collect();
+    let mut found: HashSet<OpId> = HashSet::new();
+    let mut next = 0;
+    while next < seen.len() {
+        let v = seen[next];
+        next += 1;
+        let sources = match func.value(v).def {
+            Def::Param(block, index) if block == region && index > 0 => {
+                let last = *ops.last().expect("internal compiler error: an empty loop; please report this");
+                vec![func.op(last).operands[index - 1]]
+            }
+            Def::Result(id, _) if func.is_in(id, region) => {
+                found.insert(id);
+                super::super::edit::uses(func, id).into_iter().collect()
+            }
+            Def::Param(..) | Def::Result(..) => Vec::new(),
+        };
+        for v in sources {
+            if !seen.contains(&v) {
+                seen.push(v);
+            }
+        }
+    }
+    ops.iter().copied().filter(|id| found.contains(id)).collect()
+}
+
+/// Whether a tile or scalar is a constant zero.
+fn is_zero(func: &Func, v: Value) -> bool {
+    match func.def_op(v).map(|id| func.op(id)) {
+        Some(data) if matches!(data.op, Op::Splat | Op::Broadcast | Op::ConvertLayout) => {
+            is_zero(func, data.operands[0])
+        }
+        Some(data) => match data.op {
+            Op::Constant { value } => match value {
+                crate::ir::Literal::Bool(b) => !b,
+                crate::ir::Literal::Int(i) => i == 0,
+                crate::ir::Literal::Float(x) => x.to_bits() == 0,
+            },
+            _ => false,
+        },
+        None => false,
+    }
+}
+
+/// Whether a buffer (or a view of it) is an operand of a `wgmma` that is issued or completes in the next iteration.
+fn is_read_next_iteration(func: &Func, region: BlockId, buffer: Value) -> bool {
+    let mut derived = vec![buffer];
+    func.block(region).ops.iter().any(|&id| {
+        let data = func.op(id);
+        let uses = data.operands.iter().any(|o| derived.contains(o));
+        if uses && matches!(data.op, Op::LocalTrans { .. }) {
+            derived.extend(&data.results);
+        }
+        uses && matches!(data.op, Op::Wgmma { stage_one: Some(true), .. } | Op::Wgmma { defer_wait: Some(true), .. })
+    })
+}

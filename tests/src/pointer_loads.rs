@@ -1,0 +1,103 @@
+//! Kernels whose dots read tiles that are loaded through tiles of pointers, as Triton's tutorials write them.
+
+use tilewright::prelude::*;
+
+/// c = a·b for matrices with any strides, in elements: the matmul of Triton's third tutorial, line by line. Rows and
+/// columns out of bounds wrap around, as in the tutorial, or are masked off.
+///
+/// A grid of ⌈m/m_tile⌉ · ⌈n/n_tile⌉ programs.
+#[kernel]
+pub fn pointer_matmul<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    c: Out<T>,
+    m: i32,
+    n: i32,
+    k: i32,
+    stride_am: i32,
+    stride_ak: i32,
+    stride_bk: i32,
+    stride_bn: i32,
+    stride_cm: i32,
+    stride_cn: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+    #[constexpr] wrap: bool,
+    #[constexpr = 8] group: usize,
+) {
+    let (m_tiles, n_tiles) = (cdiv(m, m_tile), cdiv(n, n_tile));
+    let (i, j) = swizzle2d(program_id(0) / n_tiles, program_id(0) % n_tiles, m_tiles, n_tiles, group);
+    let mut offs_am = i * m_tile + arange(0, m_tile);
+    let mut offs_bn = j * n_tile + arange(0, n_tile);
+    if wrap {
+        offs_am = offs_am % m;
+        offs_bn = offs_bn % n;
+    }
+    let (offs_am, offs_bn) = (offs_am.expand_dims(1), offs_bn.expand_dims(0));
+    let offs_k = arange(0, k_tile);
+    let mut a_ptrs = a + (offs_am * stride_am + offs_k.expand_dims(0) * stride_ak);
+    let mut b_ptrs = b + (offs_k.expand_dims(1) * stride_bk + offs_bn * stride_bn);
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for l in range(0, cdiv(k, k_tile)) {
+        let in_k = offs_k < k - l * k_tile;
+        let at = load(a_ptrs, mask = in_k.expand_dims(0) & (offs_am < m), other = 0.0);
+        let bt = load(b_ptrs, mask = in_k.expand_dims(1) & (offs_bn < n), other = 0.0);
+        acc = dot(at, bt, acc);
+        a_ptrs = a_ptrs + k_tile * stride_ak;
+        b_ptrs = b_ptrs + k_tile * stride_bk;
+    }
+    let offs_cm = (i * m_tile + arange(0, m_tile)).expand_dims(1);
+    let offs_cn = (j * n_tile + arange(0, n_tile)).expand_dims(0);
+    store(c + (offs_cm * stride_cm + offs_cn * stride_cn), acc.to::<T>(), mask = (offs_cm < m) & (offs_cn < n));
+}
+
+/// c = Σ over l of a[:, l·page..] · pages[table[l]], for a [m_tile, count·page], pages [_, page, n_tile] and
+/// c [m_tile, n_tile], all row-major: a gather through a page table.
+#[kernel]
+pub fn paged_matmul<T: Float>(
+    a: In<T>,
+    pages: In<T>,
+    table: In<i32>,
+    c: Out<f32>,
+    count: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] page: usize,
+) {
+    let (offs_m, offs_n) = (arange(0, m_tile).expand_dims(1), arange(0, n_tile).expand_dims(0));
+    let offs_k = arange(0, page);
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for l in range(0, count) {
+        let first = load(table + l) * page;
+        let at = load(a + (offs_m * (count * page) + (l * page + offs_k).expand_dims(0)));
+        let bt = load(pages + ((first + offs_k).expand_dims(1) * n_tile + offs_n));
+        acc = dot(at, bt, acc);
+    }
+    store(c + (offs_m * n_tile + offs_n), acc);
+}
+
+/// c = a · b[rows], for a [m_tile, k], b [_, n_tile] and c [m_tile, n_tile], all row-major: rows of b are gathered by
+/// their indices.
+#[kernel]
+pub fn gathered_matmul<T: Float>(
+    a: In<T>,
+    b: In<T>,
+    rows: In<i32>,
+    c: Out<f32>,
+    k: i32,
+    #[constexpr] m_tile: usize,
+    #[constexpr] n_tile: usize,
+    #[constexpr] k_tile: usize,
+) {
+    let (offs_m, offs_n) = (arange(0, m_tile).expand_dims(1), arange(0, n_tile).expand_dims(0));
+    let mut acc = zeros::<f32>([m_tile, n_tile]);
+    for l in range(0, k, k_tile) {
+        let offs_k = l + arange(0, k_tile);
+        let at = load(a + (offs_m * k + offs_k.expand_dims(0)), mask = offs_k.expand_dims(0) < k);
+        let row = load(rows + offs_k, mask = offs_k < k);
+        let bt = load(b + (row.expand_dims(1) * n_tile + offs_n), mask = offs_k.expand_dims(1) < k);
+        acc = dot(at, bt, acc);
+    }
+    store(c + (offs_m * n_tile + offs_n), acc);
+}
