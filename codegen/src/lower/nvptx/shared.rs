@@ -190,13 +190,12 @@ impl Lowering<'_> {
             panic!("internal compiler error: an asynchronous copy of {bytes} bytes");
         }
         let owner = self.threads.owner(&mut self.e, &layout);
-        let guard = self.and_predicates(predicate, owner);
         let free = layout.free_mask(Dim::Register) as usize;
         for r in (0..layout.num_registers()).step_by(n).filter(|r| r & free == 0) {
             let from = self.address(&place, r);
             let to = self.shared_pointer(&mut access, r);
             let inside = self.inside(&mut place, r);
-            self.cp_async(&from, &to, bytes, inside, guard.clone());
+            self.cp_async(&from, &to, bytes, inside, [predicate.clone(), owner.clone()]);
         }
         Ok(())
     }
@@ -216,24 +215,24 @@ impl Lowering<'_> {
         let predicate = self.scalar(data.operands[2]);
         let mut access = self.shared_access(layout, &memory, base, elem);
         let owner = self.threads.owner(&mut self.e, layout);
-        let guard = self.and_predicates(Some(predicate), owner);
         let free = layout.free_mask(Dim::Register) as usize;
         for r in (0..layout.num_registers()).step_by(vector).filter(|r| r & free == 0) {
             let to = self.shared_pointer(&mut access, r);
             let inside = mask.as_ref().map(|m| m[r].clone());
-            self.cp_async(&pointers[r], &to, vector * elem.bytes(), inside, guard.clone());
+            self.cp_async(&pointers[r], &to, vector * elem.bytes(), inside, [Some(predicate.clone()), owner.clone()]);
         }
         Ok(())
     }
 
-    /// Emits one `cp.async` of 4, 8 or 16 bytes where `guard` is true; writes zeros where `inside` is false.
-    fn cp_async(&mut self, from: &str, to: &str, bytes: usize, inside: Option<Val>, guard: Option<Val>) {
+    /// Emits one `cp.async` of 4, 8 or 16 bytes where all `guards` are true; writes zeros where `inside` is false.
+    fn cp_async(&mut self, from: &str, to: &str, bytes: usize, inside: Option<Val>, guards: [Option<Val>; 2]) {
         let cache = if bytes == 16 { "cg" } else { "ca" };
         let size = match inside {
             Some(inside) => self.e.inst(format!("select i1 {inside}, i32 {bytes}, i32 0")),
             None => bytes.to_string(),
         };
-        let (prefix, constraint, arg) = match guard {
+        let [a, b] = guards;
+        let (prefix, constraint, arg) = match self.and_predicates(a, b) {
             Some(g) => ("@$3 ", ",b", format!(", i1 {g}")),
             None => ("", "", String::new()),
         };
