@@ -52,7 +52,7 @@ pub fn pointer_matmul<T: Float>(
     store(c + (offs_cm * stride_cm + offs_cn * stride_cn), acc.to::<T>(), mask = (offs_cm < m) & (offs_cn < n));
 }
 
-/// c = Σ over l of a[:, l·page..] · pages[table[l]], for a [m_tile, count·page], pages [_, page, n_tile] and
+/// `c = Σ over l of a[:, l·page..] · pages[table[l]]`, for a [m_tile, count·page], pages [_, page, n_tile] and
 /// c [m_tile, n_tile], all row-major: a gather through a page table.
 #[kernel]
 pub fn paged_matmul<T: Float>(
@@ -77,7 +77,7 @@ pub fn paged_matmul<T: Float>(
     store(c + (offs_m * n_tile + offs_n), acc);
 }
 
-/// c = a · b[rows], for a [m_tile, k], b [_, n_tile] and c [m_tile, n_tile], all row-major: rows of b are gathered by
+/// `c = a · b[rows]`, for a [m_tile, k], b [_, n_tile] and c [m_tile, n_tile], all row-major: rows of b are gathered by
 /// their indices.
 #[kernel]
 pub fn gathered_matmul<T: Float>(
