@@ -171,7 +171,9 @@ fn tiles_that_do_not_fit_are_refused_with_both_numbers() {
         ],
     )
     .fails(1);
-    assert!(message.contains("shared memory") && message.contains("166912"), "{message}");
+    let (notes, error) = message.split_once("error: ").expect("an error");
+    assert!(notes.starts_with("note: the loop at ") && notes.contains("1 of the 3 pipeline stages"), "{message}");
+    assert!(error.contains("262144 bytes of shared memory") && error.contains("has 166912"), "{message}");
 }
 
 #[test]

@@ -45,12 +45,14 @@ impl Ran {
         self.out
     }
 
-    /// Returns standard error; the run must have failed with exit code `code`, and without a panic.
+    /// Returns standard error; the run must have failed with exit code `code`, and without a panic. The compiler's
+    /// notes may stand before the error.
     #[track_caller]
     pub fn fails(self, code: i32) -> String {
         assert_eq!(self.code, code, "{}{}", self.out, self.err);
         assert!(!self.err.contains("panicked"), "{}", self.err);
-        assert!(self.err.starts_with("error"), "{}", self.err);
+        let first = self.err.lines().find(|line| !line.starts_with("note: "));
+        assert!(first.is_some_and(|line| line.starts_with("error")), "{}", self.err);
         self.err
     }
 }
