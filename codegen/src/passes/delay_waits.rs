@@ -3,16 +3,17 @@
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
-//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (marked by
-//! `skew_dots`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
-//! another wait after the loop completes the last.
+//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (one that the
+//! schedule places a stage after its `wgmma`) leaves the `wgmma` of this iteration in flight and completes the one of the
+//! previous iteration; another wait after the loop completes the last.
 //! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
-//! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
-//! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
+//! Keeps: results. Every `wgmma` is waited for in the block that issues it, unless its wait is deferred or it enters a
+//! loop that defers the waits for its accumulator.
+//! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills: it waits in the iteration.
 
-use super::edit::uses;
-use super::stage_one;
+use crate::ir::nested::uses;
 use crate::ir::{BlockId, Builder, DType, Def, Effects, Func, Op, OpId, Type, Value};
+use crate::schedule::stages;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -30,6 +31,9 @@ pub fn run_with(func: &mut Func, f32_in_flight: bool) {
     for b in 0..func.num_blocks() as u32 {
         block(func, BlockId(b), f32_in_flight);
     }
+    for b in 0..func.num_blocks() as u32 {
+        stages::clear(func, BlockId(b));
+    }
 }
 
 /// Whether a wait is for an f32 `wgmma`.
@@ -41,9 +45,9 @@ fn waits_for_f32(func: &Func, wait: OpId) -> bool {
 /// Inserts waits after a loop for its deferred `wgmma`.
 fn wait_after_loop(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
-    stage_one::drop_unsafe_marks(func, region);
-    for dot in stage_one::deferred_dots(func, region) {
-        let (_, number) = stage_one::accumulator_of(func, region, dot)
+    stages::undefer_unsafe_waits(func, region);
+    for dot in stages::deferred_dots(func, region) {
+        let (_, number) = stages::accumulator_of(func, region, dot)
             .expect("internal compiler error: a deferred wgmma without an accumulator");
         let result = func.op(id).results[number];
         let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
@@ -154,11 +158,22 @@ fn issued_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
     let until = func.position(wait);
     let from = dot.filter(|&dot| func.is_in(dot, block)).map_or(until, |dot| func.position(dot) + 1);
     let count_dots = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
-    match dot.map(|id| &func.op(id).op) {
-        // It completes the `wgmma` of the previous iteration.
-        Some(Op::Wgmma { defer_wait: Some(true), .. }) => count_dots(ops) + count_dots(&ops[from..until]),
-        _ => count_dots(&ops[from..until]),
-    }
+    let since = count_dots(&ops[from..until]);
+    // A deferred wait completes the `wgmma` of the previous iteration, or the one before the loop.
+    let leaves_all = dot.is_some_and(|dot| stages::is_wait_deferred(func, dot)) || enters_loop_in_flight(func, wait);
+    if leaves_all { count_dots(ops) + since } else { since }
+}
+
+/// Whether the result of a wait is only the first value of an accumulator of a loop that defers the waits for it: the
+/// first wait of the loop, or the one after it, completes this `wgmma` too.
+fn enters_loop_in_flight(func: &Func, wait: OpId) -> bool {
+    let [result] = func.op(wait).results[..] else { return false };
+    let [used] = func.uses(result) else { return false };
+    let user = func.op(used.op);
+    let Some(number) = used.index.checked_sub(3).filter(|_| matches!(user.op, Op::For { .. })) else { return false };
+    let region = user.regions[0];
+    let accumulates = |dot| stages::accumulator_of(func, region, dot).is_some_and(|(_, i)| i == number);
+    stages::deferred_dots(func, region).into_iter().any(accumulates)
 }
 
 /// Merges adjacent waits into one with the smallest `pending`.
