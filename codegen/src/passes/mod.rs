@@ -2,6 +2,7 @@
 //! does, requires and keeps.
 
 pub mod assign_layouts;
+pub mod assume_ranges;
 pub mod canonicalize;
 pub mod carried_offsets;
 pub mod cse;
@@ -39,6 +40,13 @@ pub struct Pass {
 
 /// The passes that tools such as `tile-opt` can run by name.
 pub const PASSES: &[Pass] = &[
+    Pass {
+        name: "assume_ranges",
+        summary: "assume signs that a launch checks, where accesses become wider",
+        run: |f| {
+            assume_ranges::run(f);
+        },
+    },
     Pass {
         name: "canonicalize",
         summary: "fold constants, simplify ops and control flow",
