@@ -40,12 +40,7 @@ pub(super) fn bitcast(x: &Tile, to: Elem) -> Tile {
 /// Checks the facts stated by a `hint`: groups of `contiguous` neighbors along the last dimension increase by one (by
 /// one element for pointers), and the first of each run is a multiple of `divisible` (in bytes for pointers). Without
 /// `contiguous`, runs are those of the actual values. No element is below `at_least`.
-pub(super) fn hint(
-    tile: &Tile,
-    divisible: i64,
-    contiguous: Option<i64>,
-    at_least: Option<i64>,
-) -> Result<(), String> {
+pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>, at_least: Option<i64>) -> Result<(), String> {
     let values = tile.ints().unwrap_or_default();
     let unit = tile.elem.pointee().map_or(1, |d| d.bytes() as i128);
     let row = tile.shape.last().copied().unwrap_or(1);

@@ -41,13 +41,6 @@ pub struct Pass {
 /// The passes that tools such as `tile-opt` can run by name.
 pub const PASSES: &[Pass] = &[
     Pass {
-        name: "assume_ranges",
-        summary: "assume signs that a launch checks, where accesses become wider",
-        run: |f| {
-            assume_ranges::run(f);
-        },
-    },
-    Pass {
         name: "canonicalize",
         summary: "fold constants, simplify ops and control flow",
         run: |f| {

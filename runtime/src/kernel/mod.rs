@@ -20,8 +20,8 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
-pub(crate) use compile::{for_launches, record};
 pub use compile::{compile, compile_error, compile_func, render_with_source, source_file};
+pub(crate) use compile::{for_launches, record};
 pub use config::{BoundsCheck, Grid, LaunchConfig};
 use variant::Variant;
 pub use variant::specialization;
