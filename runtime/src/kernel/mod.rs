@@ -75,8 +75,8 @@ pub struct Consts<'a> {
     pub values: &'a dyn Fn() -> Vec<ConstValue>,
 }
 
-/// The variant of a kernel for these arguments and this grid, compiled if necessary. `dtypes` has one entry per type parameter,
-/// `args` one per parameter that is not constexpr.
+/// The variant of a kernel for these arguments and this grid, compiled if necessary. `dtypes` has one entry per type
+/// parameter, `args` one per parameter that is not constexpr.
 ///
 /// # Errors
 /// Arguments on other devices or of other types than the kernel declares, mistakes in the kernel, and all errors of
