@@ -93,7 +93,8 @@ pub enum Error {
 
     #[error(
         "kernel {kernel}: this variant was compiled for an operand of the division at {place} that is at least \
-         {at_least}; with these arguments and this grid it may be {found}\n  help: compile a variant for these arguments"
+         {at_least}; with these arguments and this grid it may be {found}\n  \
+         help: compile a variant for these arguments"
     )]
     RangeAssumption { kernel: String, place: String, at_least: i64, found: i128 },
 

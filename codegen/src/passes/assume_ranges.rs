@@ -1,7 +1,8 @@
 //! Assumes signs of dividends and divisors that a launch checks.
 //!
-//! `offsets % n` keeps runs of offsets contiguous only if the offsets are not negative and n is positive. A kernel alone
-//! does not say so: n is an argument, and products of program ids wrap. A launch, which knows arguments and grid, does.
+//! `offsets % n` keeps runs of offsets contiguous only if the offsets are not negative and n is positive. A kernel
+//! alone does not say so: n is an argument, and products of program ids wrap. A launch, which knows arguments and grid,
+//! does.
 //!
 //! Does: where an access through pointers becomes wider if a dividend is not negative and a divisor positive, replaces
 //! them by hints that say so. [`Footprint::violated_assumption`](crate::analysis::bounds::Footprint) checks them with
@@ -123,7 +124,8 @@ mod tests {
     /// Loads 64 elements of `%x` at `(%e + 0 .. 64) % %n`, where `lines` computes `%e`.
     fn gather(lines: &str) -> String {
         format!(
-            "kernel @f(%x: ptr<i32> {{divisible_by = 16}}, %y: ptr<i32>, %n: i32 {{divisible_by = 16}}, %s: i32, %t: i32) {{
+            "kernel @f(%x: ptr<i32> {{divisible_by = 16}}, %y: ptr<i32>, %n: i32 {{divisible_by = 16}},
+    %s: i32, %t: i32) {{
   %pid = program_id {{axis = 0}} : i32
   %c = constant {{value = 16}} : i32
 {lines}

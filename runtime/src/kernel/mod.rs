@@ -116,8 +116,8 @@ fn variant(
 
 /// Launches a kernel: [`prepare`], then [`CompiledKernel::launch`]. In between it proves that every access is in bounds
 /// of the arguments' memory (`tilewright_codegen::analysis::bounds`), unless the configuration is one of
-/// [`LaunchConfig::unchecked`]. If no tensor map can describe a tensor, it launches a variant without tensor maps; if an
-/// assumption about ranges does not hold, one without such assumptions.
+/// [`LaunchConfig::unchecked`]. If no tensor map can describe a tensor, it launches a variant without tensor maps; if
+/// an assumption about ranges does not hold, one without such assumptions.
 ///
 /// # Errors
 /// Those of both, and an access that may be out of bounds.

@@ -116,8 +116,8 @@ impl CompiledKernel {
     ///
     /// # Errors
     /// All failed checks before the launch: number and types of arguments, alignment, values and ranges that this
-    /// variant of the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a failed
-    /// `device_assert`, which a GPU reports at [`Device::synchronize`].
+    /// variant of the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a
+    /// failed `device_assert`, which a GPU reports at [`Device::synchronize`].
     ///
     /// # Safety
     /// Every pointer argument must be the address of live memory of this kernel's device that holds what the kernel
