@@ -91,6 +91,13 @@ pub enum Error {
     )]
     Assumption { kernel: String, index: usize, name: String, assumption: String, found: i128 },
 
+    #[error(
+        "kernel {kernel}: this variant was compiled for an operand of the division at {place} that is at least \
+         {at_least}; with these arguments and this grid it may be {found}\n  \
+         help: compile a variant for these arguments"
+    )]
+    RangeAssumption { kernel: String, place: String, at_least: i64, found: i128 },
+
     #[error("kernel {kernel}: the grid's {axis} extent is {found}, the limit is {limit}")]
     GridLimit { kernel: String, axis: char, found: u32, limit: u32 },
 

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use tilewright::kernels::{AUTOTUNED, attention};
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
+use tilewright_codegen::passes::assume_ranges;
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_tests::configurations::{PTX_VERSION, compile_options, configurations, well_aligned};
@@ -101,10 +102,12 @@ fn jobs() -> Vec<Job> {
 
 /// The PTX, or the reason why there is none.
 fn compile(job: &Job) -> String {
-    let func = match job.def.record(&job.dtypes, &job.constants, &job.specialization) {
+    let mut func = match job.def.record(&job.dtypes, &job.constants, &job.specialization) {
         Ok(func) => func,
         Err(_) => return "refused when it was recorded".into(),
     };
+    // As for a launch.
+    assume_ranges::run(&mut func);
     // Skipped, as by the tuner: not worth minutes of compile time.
     if pipeline::estimate_resources(&func, job.arch, &job.options).is_ok_and(|estimate| estimate.over_limit().is_some())
     {

@@ -52,6 +52,14 @@ pub fn pointer_matmul<T: Float>(
     store(c + (offs_cm * stride_cm + offs_cn * stride_cn), acc.to::<T>(), mask = (offs_cm < m) & (offs_cn < n));
 }
 
+/// `y[i·tile + l] = x[(i·step + l − shift) % n + first]` in arithmetic of i32, which wraps; remainders have the sign of
+/// the dividend, and those by 0 are 0.
+#[kernel]
+pub fn rotated<T: Float>(x: In<T>, y: Out<T>, n: i32, step: i32, shift: i32, first: i32, #[constexpr] tile: usize) {
+    let at = program_id(0) * step + arange(0, tile) - shift;
+    store(y + (program_id(0) * tile + arange(0, tile)), load(x + (at % n + first)));
+}
+
 /// `c = Σ over l of a[:, l·page..] · pages[table[l]]`, for a [m_tile, count·page], pages [_, page, n_tile] and
 /// c [m_tile, n_tile], all row-major: a gather through a page table.
 #[kernel]

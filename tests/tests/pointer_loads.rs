@@ -1,15 +1,18 @@
 //! Dots of tiles that are loaded through pointers: the loops prefetch them, against sums in f64. The simulated GPU
 //! reports races, reads of buffers that were not filled, misaligned accesses and accesses out of bounds.
 
+use tilewright::LaunchArg;
+use tilewright::prelude::*;
 use tilewright_codegen::ir::{DType, Func, Op, Stage};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
+use tilewright_codegen::passes::assume_ranges;
 use tilewright_codegen::pipeline::{self, Observer};
-use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
+use tilewright_codegen::target::{Code, CompileOptions, GpuArch, Schedule, Target};
 use tilewright_tests::configurations::well_aligned;
 use tilewright_tests::consts;
 use tilewright_tests::interpret::{Arg, FORMS, Form, interpret, record};
 use tilewright_tests::numerics::{HostTensor, Random, tolerance};
-use tilewright_tests::pointer_loads::{GATHERED_MATMUL, PAGED_MATMUL, POINTER_MATMUL};
+use tilewright_tests::pointer_loads::{GATHERED_MATMUL, PAGED_MATMUL, POINTER_MATMUL, PointerMatmul, ROTATED, Rotated};
 
 /// The forms of all tests: each architecture with two and with more stages, and the requests that a loop of pointer
 /// loads cannot honor.
@@ -102,17 +105,21 @@ impl Observer for Notes {
     }
 }
 
-/// The last stage of a kernel's Tile IR for well-aligned row-major matrices, and the notes.
-fn compiled(def: &KernelDef, consts: &[(&str, ConstValue)], options: &CompileOptions) -> (Func, Vec<String>) {
+/// A kernel's Tile IR as recorded for well-aligned row-major matrices.
+fn recorded(def: &KernelDef, consts: &[(&str, ConstValue)]) -> Func {
     let mut specialization = well_aligned(def);
     for (param, spec) in def.params.iter().zip(&mut specialization.args) {
         if ["stride_ak", "stride_bn", "stride_cn"].contains(&param.name) {
             spec.equal_to = Some(1);
         }
     }
-    let func = record(def, &[DType::BF16], consts, &specialization);
+    record(def, &[DType::BF16], consts, &specialization)
+}
+
+/// The last stage of a kernel's Tile IR, and the notes.
+fn compiled(func: &Func, arch: GpuArch, options: &CompileOptions) -> (Func, Vec<String>) {
     let mut notes = Notes::default();
-    (pipeline::gpu_ir(&func, GpuArch::Sm90a, options, &mut notes), notes.0)
+    (pipeline::gpu_ir(func, arch, options, &mut notes), notes.0)
 }
 
 fn count(func: &Func, is: impl Fn(&Op) -> bool) -> usize {
@@ -130,12 +137,170 @@ fn loops_prefetch_loads_through_pointers() {
     for (def, consts, indices) in
         [(&POINTER_MATMUL, matmul, 0), (&PAGED_MATMUL, paged, 4), (&GATHERED_MATMUL, gathered, 4)]
     {
-        let (func, notes) = compiled(def, consts, &options);
+        let (func, notes) = compiled(&recorded(def, consts), GpuArch::Sm90a, &options);
         assert_eq!(notes, Vec::<String>::new(), "{}", def.name);
         let wide = count(&func, |op| matches!(op, Op::AsyncLoad { vector: 8 }));
         assert_eq!(wide, 6, "{}: copies of 16 bytes\n{}", def.name, tilewright_codegen::text::print(&func));
         assert_eq!(count(&func, |op| matches!(op, Op::Load { .. })), indices, "{}: loads of indices", def.name);
     }
+}
+
+/// Rows and columns that wrap around are runs if the launch checks the signs of dividend and divisor. It need not check
+/// those of the rows: they are not contiguous in memory.
+#[test]
+fn loops_prefetch_wrapped_loads_of_launches() {
+    let options = CompileOptions { num_stages: 3, ..CompileOptions::default() };
+    let consts = consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize, wrap = true, group = 8usize };
+    let mut assumed = recorded(&POINTER_MATMUL, consts);
+    assert!(assume_ranges::run(&mut assumed) && !assume_ranges::run(&mut assumed));
+    assert_eq!(count(&assumed, |op| matches!(op, Op::Hint { at_least: Some(_), .. })), 2);
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let (func, notes) = compiled(&assumed, arch, &options);
+        assert_eq!(notes, Vec::<String>::new(), "{arch:?}");
+        let wide = count(&func, |op| matches!(op, Op::AsyncLoad { vector: 8 }));
+        assert_eq!(wide, 6, "{arch:?}: copies of 16 bytes\n{}", tilewright_codegen::text::print(&func));
+        assert_eq!(count(&func, |op| matches!(op, Op::Load { .. })), 0, "{arch:?}");
+    }
+    // Launches of the other kernels have nothing to check.
+    for (def, consts) in [
+        (&PAGED_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize }),
+        (&GATHERED_MATMUL, consts! { m_tile = 64usize, n_tile = 64usize, k_tile = 64usize }),
+    ] {
+        assert!(!assume_ranges::run(&mut recorded(def, consts)), "{}", def.name);
+    }
+}
+
+/// The matmul of the tutorial, launched; the last rows and columns wrap around.
+#[test]
+fn launches_of_the_tutorial() {
+    let (m, n, k) = (80usize, 48usize, 64usize);
+    let wave = |len: usize, f: f32| -> Vec<f16> { (0..len).map(|i| f16::from_f32((i as f32 * f).sin())).collect() };
+    let (a, b) = (wave(m * k, 0.7), wave(k * n, 0.3));
+    let values = |list: &[f16]| -> Vec<f64> { list.iter().map(|x| x.to_f64()).collect() };
+    let (a_values, b_values) = (values(&a), values(&b));
+    let want = product(&a_values, |l, j| b_values[l * n + j], [m, n, k]);
+    for arch in [GpuArch::Sm80, GpuArch::Sm90a] {
+        let device = Device::simulated(arch);
+        let (a, b) = (Buffer::from_slice(&device, &a).unwrap(), Buffer::from_slice(&device, &b).unwrap());
+        let mut c = Buffer::<f16>::poisoned(&device, m * n).unwrap();
+        let mut kernel = PointerMatmul {
+            a: &a,
+            b: &b,
+            c: &mut c,
+            m: m as i32,
+            n: n as i32,
+            k: k as i32,
+            stride_am: k as i32,
+            stride_ak: 1,
+            stride_bk: n as i32,
+            stride_bn: 1,
+            stride_cm: n as i32,
+            stride_cn: 1,
+            m_tile: 64,
+            n_tile: 32,
+            k_tile: 16,
+            wrap: true,
+            group: 2,
+        };
+        let programs = m.div_ceil(64) * n.div_ceil(32);
+        let config = |programs: usize| LaunchConfig::new(programs).num_stages(3);
+        kernel.launch_with(&device, &config(programs)).unwrap();
+        let mut shared = |programs| kernel.compile(&device, &config(programs)).unwrap().manifest().shared_bytes;
+        // With more programs than tiles, columns may be negative.
+        assert!(shared(programs) > shared(1000), "{arch:?}: buffers of b");
+        for (i, (got, want)) in c.to_vec().unwrap().into_iter().zip(&want).enumerate() {
+            assert!((got.to_f64() - want).abs() < 1e-2, "{arch:?}: element {i} is {got}, expected {want}");
+        }
+    }
+}
+
+/// Launches whose dividends or divisors have another sign than the code assumes use other code.
+#[test]
+fn launches_check_the_assumed_signs() {
+    const TILE: usize = 64;
+    const PROGRAMS: usize = 3;
+    const FIRST: i32 = 48;
+    let x: Vec<f32> = (0..2 * FIRST).map(|i| i as f32).collect();
+    let config = LaunchConfig::new(PROGRAMS);
+    for device in [Device::simulated(GpuArch::Sm80), Device::simulated(GpuArch::Sm90a), Device::cpu()] {
+        let on_gpu = device.to_string().contains("GPU");
+        let x = Buffer::from_slice(&device, &x).unwrap();
+        for (n, step, shift, holds) in [
+            (48, 64, 0, true),
+            (48, 64, -16, true),
+            (48, 0, 0, true),
+            // Dividends that are negative, in some or all programs, and that wrap.
+            (48, 64, 16, false),
+            (48, 64, 1024, false),
+            (48, -64, 0, false),
+            (48, i32::MAX - 15, 0, false),
+            (48, 64, i32::MIN, false),
+            // Divisors.
+            (0, 64, 0, false),
+            (-48, 64, 0, false),
+            (i32::MIN, 0, 0, false),
+        ] {
+            let case = format!("{device}: n {n}, step {step}, shift {shift}");
+            let element = |at: usize| {
+                let (i, l) = ((at / TILE) as i32, (at % TILE) as i32);
+                let dividend = i.wrapping_mul(step).wrapping_add(l).wrapping_sub(shift);
+                (dividend.checked_rem(n).unwrap_or(0) + FIRST) as f32
+            };
+            // Remainders by i32::MIN reach beyond x.
+            let fits = n != i32::MIN;
+            let want: Vec<f32> = (0..PROGRAMS * TILE).map(element).collect();
+            let mut y = Buffer::<f32>::poisoned(&device, PROGRAMS * TILE).unwrap();
+            let mut kernel = Rotated { x: &x, y: &mut y, n, step, shift, first: FIRST, tile: TILE };
+            let result = kernel.launch_with(&device, &config);
+            let compiled = kernel.compile(&device, &config).unwrap();
+            match result {
+                Ok(()) => assert!(fits && y.to_vec().unwrap() == want, "{case}: {:?}", y.to_vec().unwrap()),
+                Err(error) => {
+                    assert!(!fits && error.to_string().contains("out of bounds"), "{case}: {error}");
+                    continue;
+                }
+            }
+            // The bounds of a launch are unchecked only on request; its assumptions are always checked.
+            let mut y = Buffer::<f32>::poisoned(&device, PROGRAMS * TILE).unwrap();
+            let mut kernel = Rotated { x: &x, y: &mut y, n, step, shift, first: FIRST, tile: TILE };
+            // SAFETY: the launch above was in bounds.
+            kernel.launch_with(&device, &unsafe { LaunchConfig::new(PROGRAMS).unchecked() }).unwrap();
+            assert_eq!(y.to_vec().unwrap(), want, "{case}, unchecked");
+
+            // What `compile` returns fits this launch, and it refuses others that it does not fit.
+            let launch = |y: &mut Buffer<f32>, shift: i32| {
+                let (x, y) = (LaunchArg::from(&x), LaunchArg::from(y));
+                let args = [x, y, n.into(), step.into(), shift.into(), FIRST.into()];
+                // SAFETY: both buffers outlive the launch, and remainders by ±48 or 0 are in bounds.
+                unsafe { compiled.launch([PROGRAMS as u32, 1, 1], &args) }
+            };
+            let mut y = Buffer::<f32>::poisoned(&device, PROGRAMS * TILE).unwrap();
+            launch(&mut y, shift).unwrap();
+            assert_eq!(y.to_vec().unwrap(), want, "{case}, compiled");
+            let other = launch(&mut y, 1 << 20).map_err(|error| error.to_string());
+            match other {
+                Ok(()) => assert!(!holds || !on_gpu, "{case}"),
+                Err(message) => {
+                    assert!(holds && on_gpu, "{case}: {message}");
+                    let line = "kernel `rotated`";
+                    assert!(message.contains(line) && message.contains("at least 0"), "{message}");
+                }
+            }
+        }
+    }
+}
+
+/// Ahead of time, no launch checks anything, so the code assumes nothing.
+#[test]
+fn code_ahead_of_time_assumes_no_signs() {
+    let consts = consts! { tile = 256usize };
+    let spec = well_aligned(&ROTATED);
+    let target = Target::Nvptx(GpuArch::Sm90a);
+    let artifact =
+        tilewright::kernel::compile(&ROTATED, &[DType::F32], consts, &spec, &target, &CompileOptions::default());
+    let Code::Ptx(ptx) = artifact.unwrap().code else { panic!("PTX") };
+    let loads: Vec<&str> = ptx.lines().filter(|line| line.trim_start().starts_with("ld.global")).collect();
+    assert!(!loads.is_empty() && loads.iter().all(|load| !load.contains(".v4")), "{loads:?}");
 }
 
 /// Each load that stays and each request that is not followed is named, with its line and the reason.
@@ -148,17 +313,15 @@ fn notes_name_what_is_not_pipelined() {
     let paged = consts! { m_tile = 64usize, n_tile = 64usize, page = 64usize };
     let six = CompileOptions { num_stages: 6, num_warps: 8, ..options.clone() };
     let large = consts! { m_tile = 128usize, n_tile = 256usize, page = 64usize };
-    let notes = [
-        compiled(&POINTER_MATMUL, wrapped, &options).1,
-        compiled(&PAGED_MATMUL, paged, &specialize).1,
-        compiled(&PAGED_MATMUL, large, &six).1,
-    ];
+    let cases =
+        [(&POINTER_MATMUL, wrapped, &options), (&PAGED_MATMUL, paged, &specialize), (&PAGED_MATMUL, large, &six)];
+    let notes = cases.map(|(def, consts, options)| compiled(&recorded(def, consts), GpuArch::Sm90a, options).1);
     let expected = [
         "the load at tests/src/pointer_loads.rs:45:18 is not prefetched by the loop at tests/src/pointer_loads.rs:42:5: \
          accesses that are known to be contiguous and aligned have 2 bytes, and `cp.async` copies at least 4",
         "warp specialization is requested but not applied: no loop loads operands of dots through block pointers or \
          descriptors",
-        "the loop at tests/src/pointer_loads.rs:71:5 has 3 of the 6 pipeline stages that are requested: a stage takes \
+        "the loop at tests/src/pointer_loads.rs:79:5 has 3 of the 6 pipeline stages that are requested: a stage takes \
          49152 bytes of shared memory, and a block of sm_90a has 232448",
     ];
     assert_eq!(notes.concat(), expected);

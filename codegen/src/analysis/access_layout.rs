@@ -98,6 +98,17 @@ pub fn async_copy_width(copies: &LinearLayout, inner: usize, buffer: &LinearLayo
     copies.contiguous_run(inner).min(copies.contiguous_offsets(buffer))
 }
 
+/// The pointers and the mask of an access through a tile of pointers.
+pub fn pointers_and_mask(func: &Func, data: &OpData) -> Option<(Value, Option<Value>)> {
+    let mask = match &data.op {
+        Op::Load { .. } => data.operands.get(1),
+        Op::Store { .. } | Op::AtomicRmw { .. } => data.operands.get(2),
+        Op::AtomicCas => None,
+        _ => return None,
+    };
+    func.ty(data.operands[0]).is_tensor().then(|| (data.operands[0], mask.copied()))
+}
+
 /// The dimensions of a pointer tile from the fastest-varying in memory to the slowest, and the number of consecutive
 /// elements along the fastest that one access may cover.
 pub fn pointer_order_and_width(
@@ -135,19 +146,10 @@ pub fn memory_layout(
             let parts = view_operands(func, view);
             Some(coalesced(func.ty(view).shape(), parts.order, vector, num_warps))
         }
-        Op::Load { .. } | Op::Store { .. } | Op::AtomicRmw { .. } | Op::AtomicCas => {
-            let pointers = data.operands[0];
-            if !func.ty(pointers).is_tensor() {
-                return None;
-            }
-            let mask = match &data.op {
-                Op::Load { .. } => data.operands.get(1),
-                Op::Store { .. } | Op::AtomicRmw { .. } => data.operands.get(2),
-                _ => None,
-            };
-            let (order, vector) = pointer_order_and_width(func, axis, pointers, mask.copied());
+        _ => {
+            let (pointers, mask) = pointers_and_mask(func, data)?;
+            let (order, vector) = pointer_order_and_width(func, axis, pointers, mask);
             Some(coalesced(func.ty(pointers).shape(), &order, vector.min(most), num_warps))
         }
-        _ => None,
     }
 }

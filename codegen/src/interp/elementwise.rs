@@ -39,8 +39,8 @@ pub(super) fn bitcast(x: &Tile, to: Elem) -> Tile {
 
 /// Checks the facts stated by a `hint`: groups of `contiguous` neighbors along the last dimension increase by one (by
 /// one element for pointers), and the first of each run is a multiple of `divisible` (in bytes for pointers). Without
-/// `contiguous`, runs are those of the actual values.
-pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>) -> Result<(), String> {
+/// `contiguous`, runs are those of the actual values. No element is below `at_least`.
+pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>, at_least: Option<i64>) -> Result<(), String> {
     let values = tile.ints().unwrap_or_default();
     let unit = tile.elem.pointee().map_or(1, |d| d.bytes() as i128);
     let row = tile.shape.last().copied().unwrap_or(1);
@@ -55,6 +55,9 @@ pub(super) fn hint(tile: &Tile, divisible: i64, contiguous: Option<i64>) -> Resu
         }
         if starts && value % divisible as i128 != 0 {
             return Err(format!("element {i} is {value}, not a multiple of {divisible}, which violates the hint"));
+        }
+        if let Some(least) = at_least.filter(|&least| value < least.into()) {
+            return Err(format!("element {i} is {value}, below {least}, which violates the hint"));
         }
     }
     Ok(())

@@ -394,8 +394,8 @@ impl<'a> Machine<'a> {
             Op::Cast => one(elementwise::cast(tile(0), self.dtype(id))),
             Op::Bitcast => one(elementwise::bitcast(tile(0), self.ty(id, 0).elem().unwrap_or(tile(0).elem))),
             Op::InlineAsm { .. } => Err(Fault::Here("the interpreter does not support inline assembly".into())),
-            Op::Hint { divisible, contiguous } => {
-                elementwise::hint(tile(0), divisible.unwrap_or(1), *contiguous)?;
+            Op::Hint { divisible, contiguous, at_least } => {
+                elementwise::hint(tile(0), divisible.unwrap_or(1), *contiguous, *at_least)?;
                 Ok(operands)
             }
 

@@ -339,6 +339,10 @@ fn undefined_programs_are_errors() {
         "element 0 is 24, not a multiple of 16, which violates the hint"
     );
     assert_eq!(
+        message("%0 = arange {start = -2, end = 2} : tensor<4xi32>\n%1 = hint %0 {at_least = -1} : tensor<4xi32>"),
+        "element 0 is -2, below -1, which violates the hint"
+    );
+    assert_eq!(
         message(
             "%0 = arange {start = 0, end = 8} : tensor<8xi32>\n%1 = add %0, %0 : tensor<8xi32>
             %2 = hint %1 {contiguous = 4} : tensor<8xi32>"

@@ -384,10 +384,11 @@ op_table! {
 
     // Hints and debugging.
 
-    /// The operand with facts stated by the user: groups of `contiguous` neighbors along the last dimension increase by
-    /// one, and the first of each such run is a multiple of `divisible` (for pointers: of that many bytes). Without
-    /// `contiguous`, runs are those of the actual values; along a last dimension of extent 1 each element is a run.
-    Hint { divisible: Option<i64>, contiguous: Option<i64> } = "hint" (1..1) -> 1, Pure, Tile;
+    /// The operand with facts that a launch checks. Stated by the user: groups of `contiguous` neighbors along the last
+    /// dimension increase by one, and the first of each such run is a multiple of `divisible` (for pointers: of that
+    /// many bytes). Without `contiguous`, runs are those of the actual values; along a last dimension of extent 1 each
+    /// element is a run. Stated by the compiler (`assume_ranges`): no element is below `at_least`.
+    Hint { divisible: Option<i64>, contiguous: Option<i64>, at_least: Option<i64> } = "hint" (1..1) -> 1, Pure, Tile;
     /// States that a scalar bool is true.
     Assume = "assume" (1..1) -> 0, Control, Tile;
     /// Prints `prefix` and the operands' elements.

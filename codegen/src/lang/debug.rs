@@ -32,7 +32,7 @@ pub trait Hintable: Copy {
 fn hint(v: Value, divisible: Option<i64>, contiguous: Option<i64>) -> Value {
     emit(|b| {
         let ty = b.func.ty(v).clone();
-        let id = b.op(Op::Hint { divisible, contiguous }, &[v], &[ty]);
+        let id = b.op(Op::Hint { divisible, contiguous, at_least: None }, &[v], &[ty]);
         b.func.result(id)
     })
 }

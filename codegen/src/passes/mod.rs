@@ -2,6 +2,7 @@
 //! does, requires and keeps.
 
 pub mod assign_layouts;
+pub mod assume_ranges;
 pub mod canonicalize;
 pub mod carried_offsets;
 pub mod cse;

@@ -6,7 +6,8 @@ use crate::analysis::lattice::Lattice;
 use crate::analysis::{bounds, memory_effects, padding};
 use crate::interp::{self, Memory, Tile, Trace};
 use crate::ir::{Func, Stage, Value};
-use crate::passes::{canonicalize, carried_offsets, cse, dce, resolve_views};
+use crate::passes::{assume_ranges, canonicalize, carried_offsets, cse, dce, resolve_views};
+use crate::pipeline;
 use crate::verify::stage_of;
 
 /// Compares every value of a run with the analysis results for it.
@@ -82,6 +83,19 @@ impl bounds::Launch for Sizes<'_> {
 
     fn address(&self, arg: usize) -> u64 {
         self.addresses[arg]
+    }
+}
+
+/// A function as a launch with the program's arguments compiles it for a GPU: with assumptions about ranges, if they
+/// hold.
+pub(super) fn as_launched(program: &Program, func: &Func) -> Func {
+    let mut assumed = func.clone();
+    assume_ranges::run(&mut assumed);
+    let arguments = program.args.len();
+    let sizes = Sizes { args: &program.args, bytes: vec![0; arguments], addresses: &vec![0; arguments] };
+    match pipeline::footprint(&assumed).violated_assumption(&sizes, program.grid) {
+        None => assumed,
+        Some(_) => func.clone(),
     }
 }
 

@@ -248,7 +248,7 @@ impl Gen {
         let mut index = b.binary(BinaryOp::Add, first, range);
         if self.rng.one_in(6) {
             // Blocks start at multiples of their extent.
-            let promise = Op::Hint { divisible: Some(n as i64), contiguous: Some(n as i64) };
+            let promise = Op::Hint { divisible: Some(n as i64), contiguous: Some(n as i64), at_least: None };
             let ty = b.func.ty(index).clone();
             let id = b.op(promise, &[index], &[ty]);
             index = b.func.result(id);

@@ -88,14 +88,14 @@ pub struct Case {
 }
 
 impl Case {
-    /// The program's function for GPU targets.
+    /// The program's function for GPU targets, with the assumptions of a launch.
     pub fn gpu_func(&self) -> Func {
         self.gpu_func_of(&self.program.func)
     }
 
     /// As [`Case::gpu_func`], for another function with the same arguments.
     pub fn gpu_func_of(&self, func: &Func) -> Func {
-        let mut func = func.clone();
+        let mut func = facts::as_launched(&self.program, func);
         if let Some(seed) = self.assembly {
             asm::write(&mut func, &mut Rng::new(seed));
         }

@@ -135,6 +135,16 @@ fn cases_multiply_every_pair_of_types() {
     }
 }
 
+/// Launches meet the assumptions of some cases.
+#[test]
+fn cases_have_assumptions() {
+    let assumes = |case: &super::Case| {
+        print(&super::facts::as_launched(&case.program, &case.program.func)) != print(&case.program.func)
+    };
+    let found = (1..400).step_by(2).map(case).filter(assumes).count();
+    assert!(found > 3, "{found}");
+}
+
 /// Number of cases of the test below.
 const CASES: u64 = 160;
 

@@ -109,9 +109,13 @@ pub(super) fn inline_asm(cx: &OpCx, pack: usize) -> Check {
     Ok(())
 }
 
-pub(super) fn hint(cx: &OpCx, divisible: Option<i64>, contiguous: Option<i64>) -> Check {
+pub(super) fn hint(cx: &OpCx, divisible: Option<i64>, contiguous: Option<i64>, at_least: Option<i64>) -> Check {
     let integral = |e: Elem| e.num().is_none_or(DType::is_int);
     cx.operand_where(0, "the operand", "integers or pointers", |ty| ty.elem().is_some_and(integral))?;
+    if at_least.is_some() {
+        let int = |e: Elem| e.num().is_some_and(DType::is_int);
+        cx.operand_where(0, "the operand of `at_least`", "integers", |ty| ty.elem().is_some_and(int))?;
+    }
     for n in [divisible, contiguous].into_iter().flatten() {
         cx.attribute(n >= 1, || format!("`divisible` and `contiguous` should be at least 1, found {n}"))?;
     }

@@ -243,7 +243,7 @@ fn op_types(cx: &OpCx) -> Check {
         Op::Cast => elementwise::cast(cx),
         Op::Bitcast => elementwise::bitcast(cx),
         Op::InlineAsm { asm: _, constraints: _, pack, pure: _ } => elementwise::inline_asm(cx, *pack),
-        Op::Hint { divisible, contiguous } => elementwise::hint(cx, *divisible, *contiguous),
+        Op::Hint { divisible, contiguous, at_least } => elementwise::hint(cx, *divisible, *contiguous, *at_least),
 
         Op::ProgramId { axis } | Op::NumPrograms { axis } => shape::program(cx, *axis),
         Op::Constant { value } => shape::constant(cx, *value),

@@ -135,6 +135,7 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
     (Rule::OperandTypes, Stage::Tile, "%0 = cast %p : i64"),
     (Rule::OperandTypes, Stage::Tile, "%0 = bitcast %c : i8"),
     (Rule::OperandTypes, Stage::Tile, "%0 = hint %x {divisible = 4} : f32"),
+    (Rule::OperandTypes, Stage::Tile, "%0 = hint %p {at_least = 0} : ptr<f32>"),
     (Rule::OperandTypes, Stage::Tile, "%0 = expand_dims %x {axis = 0} : tensor<1xf32>"),
     (Rule::OperandTypes, Stage::Tile, "%0 = splat %x : tensor<4xf32>\n%1, %2 = split %0 : f32, f32"),
     (Rule::OperandTypes, Stage::Tile, "%0 = join %x, %n : tensor<2xf32>"),

@@ -16,8 +16,8 @@ use super::config::Config;
 use super::tuner::CandidateLaunch;
 use crate::device::Device;
 use crate::error::Error;
-use crate::kernel::{LaunchConfig, compile_error, compile_func, record};
-use crate::launch::CompiledKernel;
+use crate::kernel::{LaunchConfig, compile_error, compile_func, for_launches, record};
+use crate::launch::{CompiledKernel, Values};
 
 /// Maximum scratch memory of a program on the CPU: the tiles of larger ones do not fit into the caches.
 const MAX_ARENA_BYTES: u64 = 4 << 20;
@@ -75,9 +75,14 @@ impl CompileTask {
             return Ok(None);
         }
         let message = |error: Error| error.to_string();
-        let CandidateLaunch { constants, specialization, .. } = &self.candidate;
+        let CandidateLaunch { grid, constants, specialization, args } = &self.candidate;
+        let grid = grid.extents(self.def).map_err(message)?;
         let options = self.device.limit_ptx_version(&self.config.options());
-        let func = record(self.def, &self.dtypes, constants, specialization).map_err(message)?;
+        let recorded = record(self.def, &self.dtypes, constants, specialization).map_err(message)?;
+        let (mut func, mut footprint) = for_launches(recorded.clone(), &self.device.target(), true);
+        if footprint.violated_assumption(&Values(args), grid).is_some() {
+            (func, footprint) = for_launches(recorded, &self.device.target(), false);
+        }
         if let Target::Nvptx(arch) = self.device.target() {
             // If the code needs more registers than a thread has, the driver takes minutes, during which it loads
             // nothing else.
@@ -108,7 +113,7 @@ impl CompileTask {
         }
         tracing::info!("{}: loading {}", self.def.name, self.name);
         let start = Instant::now();
-        let kernel = self.device.load(&artifact).map_err(message)?;
+        let kernel = self.device.load(&artifact).map_err(message)?.with_footprint(&footprint);
         let seconds = start.elapsed().as_secs_f64();
         *slowest = slowest.max(seconds / bytes);
         tracing::info!("{}: loaded in {seconds:.1} s", self.def.name);

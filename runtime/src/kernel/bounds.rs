@@ -1,34 +1,12 @@
 //! Bounds check of a launch: proves that every access stays inside its argument's memory, and that the arguments
 //! satisfy the kernel's preconditions.
 
-use tilewright_codegen::analysis::bounds::{Footprint, Launch, LaunchViolation, OutOfBounds};
+use tilewright_codegen::analysis::bounds::{Footprint, LaunchViolation, OutOfBounds};
 use tilewright_codegen::lang::kernel::{KernelDef, ParamKind};
 
 use super::arg::label;
 use crate::error::{Error, Result};
-use crate::launch::LaunchArg;
-
-struct Values<'a>(&'a [LaunchArg]);
-
-impl Launch for Values<'_> {
-    fn integer(&self, arg: usize) -> i128 {
-        self.0[arg].integer().unwrap_or(0)
-    }
-
-    fn bytes(&self, arg: usize) -> u64 {
-        match self.0[arg] {
-            LaunchArg::Ptr { bytes, .. } => bytes,
-            _ => 0,
-        }
-    }
-
-    fn address(&self, arg: usize) -> u64 {
-        match self.0[arg] {
-            LaunchArg::Ptr { addr, .. } => addr,
-            _ => 0,
-        }
-    }
-}
+use crate::launch::{LaunchArg, Values};
 
 pub(super) fn check(def: &KernelDef, footprint: &Footprint, args: &[LaunchArg], grid: [u32; 3]) -> Result<()> {
     footprint.check(&Values(args), grid).map_err(|violation| explain(def, violation))

@@ -2,12 +2,14 @@
 //! the source line.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use tilewright_codegen::analysis::bounds;
+use tilewright_codegen::analysis::bounds::{self, Footprint};
 use tilewright_codegen::diag::Diagnostic;
 use tilewright_codegen::ir::{DType, Func};
 use tilewright_codegen::lang::kernel::{ConstValue, KernelDef, Specialization};
-use tilewright_codegen::pipeline::CompileError;
+use tilewright_codegen::passes::assume_ranges;
+use tilewright_codegen::pipeline::{self, CompileError};
 use tilewright_codegen::target::{Artifact, CompileOptions, Target};
 
 use crate::cache::{Cache, Key};
@@ -46,6 +48,16 @@ pub(crate) fn record(
     let mut func = recording.func;
     bounds::drop_unchecked_assumptions(&mut func);
     Ok(func)
+}
+
+/// The function that is compiled for launches on `target`, and its footprint. Launches on GPUs check the assumptions
+/// that `assume_ranges` makes.
+pub(crate) fn for_launches(mut func: Func, target: &Target, assume: bool) -> (Func, Arc<Footprint>) {
+    if assume && matches!(target, Target::Nvptx(_)) {
+        assume_ranges::run(&mut func);
+    }
+    let footprint = Arc::new(pipeline::footprint(&func));
+    (func, footprint)
 }
 
 /// Like [`compile`](fn@compile), for a function that is already recorded.

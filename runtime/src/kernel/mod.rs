@@ -20,8 +20,8 @@ use tilewright_codegen::lang::kernel::{ConstValue, KernelDef};
 use tilewright_codegen::target::Schedule;
 
 pub use arg::{Input, KernelArg, Memory, MemoryMut, Output};
-pub(crate) use compile::record;
 pub use compile::{compile, compile_error, compile_func, render_with_source, source_file};
+pub(crate) use compile::{for_launches, record};
 pub use config::{BoundsCheck, Grid, LaunchConfig};
 use variant::Variant;
 pub use variant::specialization;
@@ -29,7 +29,7 @@ pub use variant::specialization;
 use crate::device::Device;
 use crate::element::{Dtype, F8E4M3, F8E5M2};
 use crate::error::{Error, Result};
-use crate::launch::CompiledKernel;
+use crate::launch::{CompiledKernel, LaunchArg, Values};
 
 impl lang::Dtype for F8E4M3 {
     type Acc = f32;
@@ -75,8 +75,8 @@ pub struct Consts<'a> {
     pub values: &'a dyn Fn() -> Vec<ConstValue>,
 }
 
-/// The variant of a kernel for these arguments, compiled if necessary. `dtypes` has one entry per type parameter,
-/// `args` one per parameter that is not constexpr.
+/// The variant of a kernel for these arguments and this grid, compiled if necessary. `dtypes` has one entry per type
+/// parameter, `args` one per parameter that is not constexpr.
 ///
 /// # Errors
 /// Arguments on other devices or of other types than the kernel declares, mistakes in the kernel, and all errors of
@@ -89,7 +89,16 @@ pub fn prepare(
     args: &[KernelArg],
     consts: Consts,
 ) -> Result<CompiledKernel> {
-    Ok(variant(def, device, config, dtypes, args, consts)?.kernel)
+    let grid = config.grid.extents(def)?;
+    let Variant { kernel, footprint } = variant(def, device, config, dtypes, args, consts, true)?;
+    match footprint.violated_assumption(&Values(&values(args)), grid) {
+        Some(_) => Ok(variant(def, device, config, dtypes, args, consts, false)?.kernel),
+        None => Ok(kernel),
+    }
+}
+
+fn values(args: &[KernelArg]) -> SmallVec<[LaunchArg; 32]> {
+    args.iter().map(KernelArg::launch_arg).collect()
 }
 
 fn variant(
@@ -99,14 +108,16 @@ fn variant(
     dtypes: &[DType],
     args: &[KernelArg],
     consts: Consts,
+    assume_ranges: bool,
 ) -> Result<Variant> {
     arg::check(def, device, dtypes, args)?;
-    variant::find_or_compile(def, device, config, dtypes, args, consts)
+    variant::find_or_compile(def, device, config, dtypes, args, consts, assume_ranges)
 }
 
 /// Launches a kernel: [`prepare`], then [`CompiledKernel::launch`]. In between it proves that every access is in bounds
 /// of the arguments' memory (`tilewright_codegen::analysis::bounds`), unless the configuration is one of
-/// [`LaunchConfig::unchecked`]. If no tensor map can describe a tensor, it launches a variant without tensor maps.
+/// [`LaunchConfig::unchecked`]. If no tensor map can describe a tensor, it launches a variant without tensor maps; if
+/// an assumption about ranges does not hold, one without such assumptions.
 ///
 /// # Errors
 /// Those of both, and an access that may be out of bounds.
@@ -119,8 +130,8 @@ pub fn launch(
     consts: Consts,
 ) -> Result<()> {
     let grid = config.grid.extents(def)?;
-    let Variant { kernel, footprint } = variant(def, device, config, dtypes, args, consts)?;
-    let values = args.iter().map(KernelArg::launch_arg).collect::<SmallVec<[_; 32]>>();
+    let Variant { kernel, footprint } = variant(def, device, config, dtypes, args, consts, true)?;
+    let values = values(args);
     if config.bounds_check.is_enabled() {
         bounds::check(def, &footprint, &values, grid)?;
     }
@@ -135,14 +146,21 @@ pub fn launch(
             }
         }
     };
-    match start(&kernel) {
-        Err(error @ Error::TensorMap { .. }) if config.schedule.tma != Some(false) => {
-            tracing::debug!("{error}: using a variant without tensor maps");
-            let schedule = Schedule { tma: Some(false), ..config.schedule };
-            let config = LaunchConfig { schedule, ..config.clone() };
-            start(&variant(def, device, &config, dtypes, args, consts)?.kernel)
+    let (mut schedule, mut assume_ranges) = (config.schedule, true);
+    let mut outcome = start(&kernel);
+    loop {
+        match &outcome {
+            Err(Error::TensorMap { .. }) if schedule.tma != Some(false) => {
+                schedule = Schedule { tma: Some(false), ..schedule };
+            }
+            Err(Error::RangeAssumption { .. }) if assume_ranges => assume_ranges = false,
+            Ok(()) | Err(_) => return outcome,
         }
-        outcome => outcome,
+        if let Err(error) = &outcome {
+            tracing::debug!("{error}: using a variant that does not need this");
+        }
+        let config = LaunchConfig { schedule, ..config.clone() };
+        outcome = start(&variant(def, device, &config, dtypes, args, consts, assume_ranges)?.kernel);
     }
 }
 

@@ -9,7 +9,6 @@ use smallvec::SmallVec;
 use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::ir::DType;
 use tilewright_codegen::lang::kernel::{ArgSpec, KernelDef, ParamKind, Specialization};
-use tilewright_codegen::pipeline;
 
 use super::{Consts, KernelArg, LaunchConfig, compile, compile_func};
 use crate::device::{Device, Inner};
@@ -68,6 +67,7 @@ fn key(
     dtypes: &[DType],
     args: &[KernelArg],
     consts: Consts,
+    assume_ranges: bool,
 ) -> Key {
     let mut key = Key::new();
     key.push(std::ptr::from_ref(def) as u64);
@@ -88,7 +88,8 @@ fn key(
     } = config;
     key.push(u64::from(*num_warps) << 32 | u64::from(*num_stages));
     key.push(u64::from(*debug_asserts) << 63 | max_registers.map_or(u64::MAX >> 1, u64::from));
-    key.push(schedule.named().iter().fold(0, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
+    let assume_ranges = u64::from(assume_ranges);
+    key.push(schedule.named().iter().fold(assume_ranges, |word, (_, choice)| word << 2 | choice.map_or(2, u64::from)));
     for chunk in dtypes.chunks(8) {
         key.push(chunk.iter().fold(0, |word, &d| word << 8 | d as u64));
     }
@@ -107,7 +108,7 @@ fn key(
     key
 }
 
-/// The compiled variant for these arguments.
+/// The compiled variant for these arguments; with `assume_ranges`, its launches check assumptions about ranges.
 pub(super) fn find_or_compile(
     def: &'static KernelDef,
     device: &Device,
@@ -115,8 +116,9 @@ pub(super) fn find_or_compile(
     dtypes: &[DType],
     args: &[KernelArg],
     consts: Consts,
+    assume_ranges: bool,
 ) -> Result<Variant> {
-    let key = key(def, device, config, dtypes, args, consts);
+    let key = key(def, device, config, dtypes, args, consts, assume_ranges);
     // The map is consistent even if a thread panicked while it held the lock: every change is one insertion.
     let found = VARIANTS.read().unwrap_or_else(|e| e.into_inner()).get(&key[..]).cloned();
     if let Some(variant) = found {
@@ -126,9 +128,10 @@ pub(super) fn find_or_compile(
     let names = def.params.iter().filter(|p| matches!(p.kind, ParamKind::Constexpr { .. })).map(|p| p.name);
     let values: Vec<_> = names.zip((consts.values)()).collect();
     let options = device.limit_ptx_version(&config.options());
-    let func = {
+    let (func, footprint) = {
         let _span = trace::span("kernel recorded");
-        compile::record(def, dtypes, &values, &specialization(def, args))?
+        let func = compile::record(def, dtypes, &values, &specialization(def, args))?;
+        compile::for_launches(func, &device.target(), assume_ranges)
     };
     let kernel = match device.inner() {
         Inner::Simulated(simulated) => device.simulate(simulated, &func, &options)?,
@@ -141,7 +144,7 @@ pub(super) fn find_or_compile(
             device.load(&artifact)?
         }
     };
-    let variant = Variant { kernel, footprint: Arc::new(pipeline::footprint(&func)) };
+    let variant = Variant { kernel: kernel.with_footprint(&footprint), footprint };
     VARIANTS.write().unwrap_or_else(|e| e.into_inner()).insert(key, variant.clone());
     Ok(variant)
 }

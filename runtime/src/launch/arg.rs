@@ -1,5 +1,6 @@
 //! Untyped arguments of a launch.
 
+use tilewright_codegen::analysis::bounds::Launch;
 use tilewright_codegen::target::ArgType;
 
 use crate::buffer::{Buffer, View, ViewMut};
@@ -70,6 +71,29 @@ impl LaunchArg {
             LaunchArg::I32(v) => Some(v as i128),
             LaunchArg::I64(v) => Some(v as i128),
             LaunchArg::F32(_) | LaunchArg::F64(_) => None,
+        }
+    }
+}
+
+/// The arguments of a launch, as the bounds analysis reads them.
+pub(crate) struct Values<'a>(pub &'a [LaunchArg]);
+
+impl Launch for Values<'_> {
+    fn integer(&self, arg: usize) -> i128 {
+        self.0[arg].integer().unwrap_or(0)
+    }
+
+    fn bytes(&self, arg: usize) -> u64 {
+        match self.0[arg] {
+            LaunchArg::Ptr { bytes, .. } => bytes,
+            _ => 0,
+        }
+    }
+
+    fn address(&self, arg: usize) -> u64 {
+        match self.0[arg] {
+            LaunchArg::Ptr { addr, .. } => addr,
+            _ => 0,
         }
     }
 }

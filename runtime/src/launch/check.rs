@@ -1,9 +1,10 @@
 //! Checks of a launch before it starts.
 
+use tilewright_codegen::analysis::bounds::AssumptionViolation;
 use tilewright_codegen::target::{ArgDesc, ArgType, Manifest};
 
 use super::arg::declared_type_name;
-use super::{Kernel, LaunchArg, Slots};
+use super::{Kernel, LaunchArg, Slots, Values};
 use crate::error::{Error, Result};
 
 /// Maximum grid on a GPU (CUDA C Programming Guide, "Technical Specifications"); the CPU has the same limits, so that a
@@ -63,6 +64,14 @@ fn check_assumptions(kernel: &Kernel, position: usize, declared: &ArgDesc, arg: 
         Some(value) if value as i128 != found => fail(format!("the value {value}")),
         Some(_) | None => Ok(()),
     }
+}
+
+/// Checks the compiler's assumptions about the ranges of integers that are computed from arguments and grid.
+pub(super) fn ranges(kernel: &Kernel, grid: [u32; 3], args: &[LaunchArg]) -> Result<()> {
+    let violated = kernel.assumptions.as_ref().and_then(|code| code.violated_assumption(&Values(args), grid));
+    violated.map_or(Ok(()), |AssumptionViolation { found, at_least, loc }| {
+        Err(Error::RangeAssumption { kernel: kernel.label.to_string(), place: loc.to_string(), at_least, found })
+    })
 }
 
 /// Checks the grid's extents.

@@ -14,10 +14,12 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaStream;
 use smallvec::SmallVec;
+use tilewright_codegen::analysis::bounds::Footprint;
 use tilewright_codegen::llvm::JitModule;
 use tilewright_codegen::target::{Artifact, Code, Manifest};
 
 pub use arg::LaunchArg;
+pub(crate) use arg::Values;
 pub use cuda::Resources;
 
 use crate::device::{Cuda, Device, Inner};
@@ -38,6 +40,8 @@ struct Kernel {
     label: Arc<str>,
     /// Indices in the manifest of the arguments that the caller passes: all except the tensor maps.
     passed: Vec<usize>,
+    /// The footprint of code that relies on assumptions about the ranges of integers.
+    assumptions: Option<Arc<Footprint>>,
     code: Loaded,
     /// Dropped after the code, which needs its context.
     device: Device,
@@ -77,7 +81,7 @@ impl Device {
     fn loaded(&self, manifest: Manifest, code: Loaded) -> CompiledKernel {
         let passed = check::passed_arguments(&manifest);
         let label = label(&manifest).into();
-        CompiledKernel(Arc::new(Kernel { manifest, label, passed, code, device: self.clone() }))
+        CompiledKernel(Arc::new(Kernel { manifest, label, passed, assumptions: None, code, device: self.clone() }))
     }
 }
 
@@ -87,6 +91,15 @@ fn label(manifest: &Manifest) -> String {
 }
 
 impl CompiledKernel {
+    /// The kernel, with the footprint of its code. Launches check the assumptions that the code relies on.
+    pub(crate) fn with_footprint(mut self, footprint: &Arc<Footprint>) -> CompiledKernel {
+        if footprint.has_assumptions() {
+            let kernel = Arc::get_mut(&mut self.0).expect("internal compiler error: a kernel that is already shared");
+            kernel.assumptions = Some(footprint.clone());
+        }
+        self
+    }
+
     /// Launches `grid` program instances on the device's stream: [`CompiledKernel::launch_on`].
     ///
     /// # Safety
@@ -102,9 +115,9 @@ impl CompiledKernel {
     /// grid with a zero extent does nothing, after the same checks.
     ///
     /// # Errors
-    /// All failed checks before the launch: number and types of arguments, alignment and values that this variant of
-    /// the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a failed
-    /// `device_assert`, which a GPU reports at [`Device::synchronize`].
+    /// All failed checks before the launch: number and types of arguments, alignment, values and ranges that this
+    /// variant of the kernel was compiled for, grid limits, tensors that no tensor map describes. On the CPU also a
+    /// failed `device_assert`, which a GPU reports at [`Device::synchronize`].
     ///
     /// # Safety
     /// Every pointer argument must be the address of live memory of this kernel's device that holds what the kernel
@@ -123,6 +136,7 @@ impl CompiledKernel {
         let kernel = &*self.0;
         let slots = check::bind_arguments(kernel, args)?;
         check::grid(kernel, grid)?;
+        check::ranges(kernel, grid, args)?;
         if grid.contains(&0) {
             return Ok(());
         }

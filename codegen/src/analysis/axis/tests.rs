@@ -341,6 +341,37 @@ fn rem_keeps_runs_of_non_negative_dividends() {
     assert_eq!(facts(&text("%p = add %n, %n : i32"), "rem").contiguity[0], 1);
 }
 
+/// Hints about signs, as `assume_ranges` adds them, keep runs of any dividend by any argument; also hints about both
+/// the divisor of runs and the sign.
+#[test]
+fn rem_keeps_runs_of_hinted_operands() {
+    let text = |hints: [&str; 2]| {
+        let [dividend, divisor] = hints;
+        format!(
+            "kernel @f(%n: i32, %m: i32 {{divisible_by = 16}}) {{
+            %b = constant {{value = 64}} : i32
+            %o = mul %n, %b : i32
+            %r = arange {{start = 0, end = 64}} : tensor<64xi32>
+            %s = splat %o : tensor<64xi32>
+            %i = add %s, %r : tensor<64xi32>
+            %w = splat %m : tensor<64xi32>
+            %hi = hint %i {{{dividend}}} : tensor<64xi32>
+            %hw = hint %w {{{divisor}}} : tensor<64xi32>
+            %q = rem %hi, %hw : tensor<64xi32>
+            return }}"
+        )
+    };
+    let rem = |hints| facts(&text(hints), "rem");
+    let q = rem(["at_least = 0", "at_least = 1"]);
+    assert_eq!((q.contiguity[0], q.divisibility[0], q.range), (16, 16, (0, i32::MAX as i128 - 1)));
+    assert_eq!(rem(["divisible = 64, at_least = 3", "at_least = 1"]).contiguity[0], 16);
+    for weaker in
+        [["at_least = -1", "at_least = 1"], ["at_least = 0", "at_least = 0"], ["divisible = 64", "divisible = 2"]]
+    {
+        assert_eq!(rem(weaker).contiguity[0], 1, "{weaker:?}");
+    }
+}
+
 /// Without `contiguous`, the divisibility of a hint applies to the longest runs of the actual values.
 #[test]
 fn hint_divisibility_applies_to_run_starts() {

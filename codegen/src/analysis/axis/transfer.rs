@@ -108,7 +108,7 @@ impl Axis<'_> {
         let mut info = self.get(facts, base);
         let inner = info.rank() - 1;
         let promised = |id: &OpId| match func.op(*id).op {
-            Op::Hint { divisible, contiguous } => (divisible.unwrap_or(1), contiguous),
+            Op::Hint { divisible, contiguous, .. } => (divisible.unwrap_or(1), contiguous),
             _ => (1, None),
         };
         let shape = func.ty(base).shape();
@@ -120,6 +120,9 @@ impl Axis<'_> {
         // A run that becomes longer starts where one of the shorter runs did.
         info.contiguity[inner] = info.contiguity[inner].max(longest);
         for id in &chain {
+            if let Op::Hint { at_least: Some(least), .. } = func.op(*id).op {
+                info.range.0 = info.range.0.max(least.into()).min(info.range.1);
+            }
             let (divisible, contiguous) = promised(id);
             let d = divisor(divisible as i128);
             // The hint states the divisor of the first element of its runs. Without a length, these are the longest

@@ -1,6 +1,7 @@
 //! Builds the formulas of a function.
 
 use super::affine::{self, BoundedSum};
+use super::assumptions::Assumption;
 use super::linear::Linear;
 use super::preconditions::{Precondition, checked_hint};
 use super::{Access, Footprint, Formulas, Interval, LoopRange, Node, NodeId};
@@ -47,7 +48,7 @@ pub(super) fn drop_unchecked_assumptions(func: &mut Func) {
         }
     }
     for (id, kept) in kept {
-        if let Op::Hint { divisible, contiguous } = func.op_mut(id) {
+        if let Op::Hint { divisible, contiguous, .. } = func.op_mut(id) {
             *contiguous = None;
             *divisible = divisible.filter(|_| kept);
         }
@@ -69,7 +70,12 @@ pub(super) fn checks_assumption(func: &Func, id: OpId) -> bool {
 fn formulas(func: &Func, sums: bool) -> Formulas {
     let mut builder = Builder::new(func, sums);
     builder.block(func.body);
-    Formulas { nodes: builder.nodes, accesses: builder.accesses, preconditions: builder.preconditions }
+    Formulas {
+        nodes: builder.nodes,
+        accesses: builder.accesses,
+        preconditions: builder.preconditions,
+        assumptions: builder.assumptions,
+    }
 }
 
 /// A bound of a value from a comparison.
@@ -96,7 +102,7 @@ pub(super) struct Builder<'f> {
     pub func: &'f Func,
     /// Whether addresses are also followed as affine sums.
     sums: bool,
-    nodes: Vec<Node>,
+    pub nodes: Vec<Node>,
     /// Node of each known formula (hash-consing).
     interned: HashMap<Node, NodeId>,
     /// Nodes of values under the present facts.
@@ -111,10 +117,11 @@ pub(super) struct Builder<'f> {
     when: Vec<NodeId>,
     accesses: Vec<Access>,
     pub preconditions: Vec<Precondition>,
+    pub assumptions: Vec<Assumption>,
 }
 
 impl<'f> Builder<'f> {
-    fn new(func: &'f Func, sums: bool) -> Builder<'f> {
+    pub fn new(func: &'f Func, sums: bool) -> Builder<'f> {
         Builder {
             func,
             sums,
@@ -128,6 +135,7 @@ impl<'f> Builder<'f> {
             when: Vec::new(),
             accesses: Vec::new(),
             preconditions: Vec::new(),
+            assumptions: Vec::new(),
         }
     }
 }
@@ -217,7 +225,10 @@ impl Builder<'_> {
                     self.while_body(data);
                 }
                 Op::Assume => self.require_assumption(data),
-                Op::Hint { .. } => self.require_multiple(id),
+                Op::Hint { .. } => {
+                    self.require_multiple(id);
+                    self.assume_at_least(id);
+                }
                 _ if self.may_access_memory(data) => {
                     self.unknown_access(data);
                 }

@@ -23,6 +23,7 @@
 //! are always in bounds.
 
 mod affine;
+mod assumptions;
 mod build;
 mod interval;
 mod linear;
@@ -30,11 +31,13 @@ mod preconditions;
 #[cfg(test)]
 mod tests;
 
+pub use assumptions::{AssumptionViolation, are_known_at_launch};
 pub use interval::Interval;
 pub use preconditions::argument;
 
 use crate::ir::{BinaryOp, CmpOp, DType, Func, Loc, OpId};
 use affine::BoundedSum;
+use assumptions::Assumption;
 use preconditions::Precondition;
 
 /// Indices of the lower and upper end of an interval.
@@ -127,6 +130,7 @@ struct Formulas {
     nodes: Vec<Node>,
     accesses: Vec<Access>,
     preconditions: Vec<Precondition>,
+    assumptions: Vec<Assumption>,
 }
 
 /// Access footprint of a kernel.

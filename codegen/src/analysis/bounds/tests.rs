@@ -522,7 +522,7 @@ fn hints_are_checked_or_dropped() {
         let mut func = parse(&hinted(body)).unwrap_or_else(|e| panic!("{e}"));
         drop_unchecked_assumptions(&mut func);
         let left = func.walk().into_iter().any(|id| {
-            matches!(&func.op(id).op, Op::Hint { divisible, contiguous } if divisible.is_some() || contiguous.is_some())
+            matches!(&func.op(id).op, Op::Hint { divisible: Some(_), .. } | Op::Hint { contiguous: Some(_), .. })
         });
         assert!(!left, "{body}");
     }
