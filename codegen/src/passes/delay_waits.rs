@@ -11,9 +11,11 @@
 //! loop that defers the waits for its accumulator.
 //! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills: it waits in the iteration.
 
+use crate::analysis::buffers::buffer_of;
 use crate::ir::nested::uses;
 use crate::ir::{BlockId, Builder, DType, Def, Effects, Func, Op, OpId, Type, Value};
 use crate::schedule::stages;
+use std::collections::HashSet;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -28,8 +30,9 @@ pub fn run_with(func: &mut Func, f32_in_flight: bool) {
             wait_after_loop(func, id);
         }
     }
+    let entering: HashSet<OpId> = func.walk().into_iter().filter(|&id| enters_loop_in_flight(func, id)).collect();
     for b in 0..func.num_blocks() as u32 {
-        block(func, BlockId(b), f32_in_flight);
+        block(func, BlockId(b), f32_in_flight, &entering);
     }
     for b in 0..func.num_blocks() as u32 {
         stages::clear(func, BlockId(b));
@@ -58,7 +61,8 @@ fn wait_after_loop(func: &mut Func, id: OpId) {
     }
 }
 
-fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
+/// Moves the waits of a block. `entering` are waits whose `wgmma` stay in flight into a loop.
+fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSet<OpId>) {
     let releases = detach_releases(func, block);
     let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
@@ -87,7 +91,7 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
         func.move_before(wait, ops[needed]);
     }
     for wait in waits {
-        let started = issued_since(func, block, wait);
+        let started = issued_since(func, block, wait, entering.contains(&wait));
         if let Op::WgmmaWait { pending } = func.op_mut(wait) {
             *pending = started;
         }
@@ -151,29 +155,34 @@ fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value>
     }
 }
 
-/// The number of `wgmma` issued between the one that a wait completes and the wait.
-fn issued_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
+/// The number of `wgmma` that a wait leaves in flight: those issued since the one that it completes. A deferred wait
+/// completes the one of the previous iteration, and one that enters a loop completes none.
+fn issued_since(func: &Func, block: BlockId, wait: OpId, enters_loop: bool) -> u32 {
     let ops = &func.block(block).ops;
     let dot = awaited_wgmma(func, wait);
     let until = func.position(wait);
     let from = dot.filter(|&dot| func.is_in(dot, block)).map_or(until, |dot| func.position(dot) + 1);
     let count_dots = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
     let since = count_dots(&ops[from..until]);
-    // A deferred wait completes the `wgmma` of the previous iteration, or the one before the loop.
-    let leaves_all = dot.is_some_and(|dot| stages::is_wait_deferred(func, dot)) || enters_loop_in_flight(func, wait);
+    let leaves_all = enters_loop || dot.is_some_and(|dot| stages::is_wait_deferred(func, dot));
     if leaves_all { count_dots(ops) + since } else { since }
 }
 
-/// Whether the result of a wait is only the first value of an accumulator of a loop that defers the waits for it: the
-/// first wait of the loop, or the one after it, completes this `wgmma` too.
+/// Whether an op waits for a `wgmma` whose result is only the first value of an accumulator of a loop that defers the
+/// waits for it: the first wait of the loop, or the one after it, completes this `wgmma` too. The loop must read the
+/// same buffers, which therefore live until then.
 fn enters_loop_in_flight(func: &Func, wait: OpId) -> bool {
-    let [result] = func.op(wait).results[..] else { return false };
-    let [used] = func.uses(result) else { return false };
+    let ([result], Op::WgmmaWait { .. }) = (&func.op(wait).results[..], &func.op(wait).op) else { return false };
+    let [used] = func.uses(*result) else { return false };
     let user = func.op(used.op);
     let Some(number) = used.index.checked_sub(3).filter(|_| matches!(user.op, Op::For { .. })) else { return false };
+    let buffers = |dot: OpId| func.op(dot).operands[..2].iter().map(|&v| buffer_of(func, v)).collect::<Vec<_>>();
+    let Some(own) = awaited_wgmma(func, wait).map(buffers) else { return false };
     let region = user.regions[0];
-    let accumulates = |dot| stages::accumulator_of(func, region, dot).is_some_and(|(_, i)| i == number);
-    stages::deferred_dots(func, region).into_iter().any(accumulates)
+    stages::deferred_dots(func, region).into_iter().any(|dot| {
+        let accumulates = stages::accumulator_of(func, region, dot).is_some_and(|(_, i)| i == number);
+        accumulates && own.iter().all(|buffer| buffer.is_some() && buffers(dot).contains(buffer))
+    })
 }
 
 /// Merges adjacent waits into one with the smallest `pending`.
