@@ -13,7 +13,7 @@
 //! other strides are multiples of 16 bytes; a box has at most 256 elements per dimension, its rows are multiples of 16
 //! bytes and, with a swizzle, no wider than its span. A wider tile takes several copies.
 
-use super::access_layout::view_operands;
+use super::access_layout::{extents, view_operands};
 use super::axis::AxisAnalysis;
 use crate::ir::{BinaryOp, DType, Def, Func, Op, Type, Value};
 use crate::layout::{LinearLayout, Swizzle};
@@ -100,8 +100,7 @@ pub fn plan(func: &Func, axis: &AxisAnalysis, view: Value, boundary: &[usize], b
     if plan.shape.len() > MAX_RANK {
         return None;
     }
-    let extents: Vec<u32> = block.iter().map(|&n| n as u32).collect();
-    boxes(func.layout(*layout), &extents, parts.order, *elem, &mut plan)?;
+    boxes(func.layout(*layout), &extents(block), parts.order, *elem, &mut plan)?;
     Some(plan)
 }
 

@@ -47,14 +47,21 @@ struct Candidate {
 
 /// Dividends that may be negative and divisors that may not be positive, where a launch knows their ranges.
 fn candidates(func: &Func) -> Vec<Candidate> {
+    let is_division = |&id: &OpId| {
+        let data = func.op(id);
+        matches!(data.op, Op::Binary(BinaryOp::Rem | BinaryOp::Div))
+            && func.ty(data.operands[0]).dtype().is_some_and(DType::is_int)
+            && is_in_code(func, id)
+    };
+    let divisions: Vec<OpId> = func.walk().into_iter().filter(is_division).collect();
+    // Most kernels have none, and need no analysis.
+    if divisions.is_empty() {
+        return Vec::new();
+    }
     let axis = AxisAnalysis::new(func);
     let mut found = Vec::new();
-    for id in func.walk() {
+    for id in divisions {
         let data = func.op(id);
-        let Op::Binary(BinaryOp::Rem | BinaryOp::Div) = data.op else { continue };
-        if !func.ty(data.operands[0]).dtype().is_some_and(DType::is_int) || !is_in_code(func, id) {
-            continue;
-        }
         for (operand, at_least) in [(0, 0), (1, 1)] {
             if axis.get(func, data.operands[operand]).range.0 < at_least.into() {
                 found.push(Candidate { op: id, operand, at_least });

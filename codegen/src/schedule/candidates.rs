@@ -1,6 +1,8 @@
 //! The loads of a loop that can be prefetched, and the reasons why others cannot.
 
-use crate::analysis::access_layout::{async_copy_layout, async_copy_width, pointer_order_and_width, view_operands};
+use crate::analysis::access_layout::{
+    async_copy_layout, async_copy_width, extents, pointer_order_and_width, view_operands,
+};
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{memory_effects, tensor_map};
 use crate::ir::nested::uses;
@@ -167,8 +169,7 @@ impl Search {
             Some(alloc) => func.ty(func.result(alloc)).clone(),
             None => {
                 let shape = func.ty(tile).shape().to_vec();
-                let extents: Vec<u32> = shape.iter().map(|&n| n as u32).collect();
-                let layout = func.intern_layout(LinearLayout::shared_row_major(&extents, &order));
+                let layout = func.intern_layout(LinearLayout::shared_row_major(&extents(&shape), &order));
                 Type::Shared { shape, elem, layout }
             }
         };

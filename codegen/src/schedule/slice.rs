@@ -1,7 +1,7 @@
 //! The slice of the kernel that the producer runs: the addresses of its loads, and the control flow around them.
 
 use super::partitions::Plan;
-use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Type, Value};
+use crate::ir::{Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A slice of a function.
@@ -14,10 +14,6 @@ pub struct Slice {
     pub control: HashSet<OpId>,
     /// For the ops of `control`, the indices of the carried values or results to keep.
     pub carried: HashMap<OpId, BTreeSet<usize>>,
-    /// The op that contains a block as a region.
-    owners: HashMap<BlockId, OpId>,
-    /// The block that contains an op.
-    places: HashMap<OpId, BlockId>,
 }
 
 impl Slice {
@@ -31,19 +27,7 @@ impl Slice {
             ops: HashSet::new(),
             control: HashSet::new(),
             carried: HashMap::new(),
-            owners: HashMap::new(),
-            places: HashMap::new(),
         };
-        let mut blocks = vec![func.body];
-        for id in func.walk() {
-            for &region in &func.op(id).regions {
-                slice.owners.insert(region, id);
-                blocks.push(region);
-            }
-        }
-        for block in blocks {
-            slice.places.extend(func.block(block).ops.iter().map(|&id| (id, block)));
-        }
         let mut loads: Vec<OpId> = slice.loads.iter().copied().collect();
         loads.sort();
         for load in loads {
@@ -58,11 +42,7 @@ impl Slice {
 
     /// Adds the control flow around an op.
     fn keep_enclosing(&mut self, func: &Func, id: OpId) -> Result<(), String> {
-        let block = self.places[&id];
-        match self.owners.get(&block).copied() {
-            Some(owner) => self.keep(func, owner),
-            None => Ok(()),
-        }
+        func.parent_op(id).map_or(Ok(()), |owner| self.keep(func, owner))
     }
 
     fn keep(&mut self, func: &Func, id: OpId) -> Result<(), String> {
@@ -83,7 +63,9 @@ impl Slice {
         match func.value(v).def {
             Def::Param(block, _) if block == func.body => Ok(()),
             Def::Param(block, i) => {
-                let owner = self.owners[&block];
+                let owner = func
+                    .owner(block)
+                    .expect("internal compiler error: a parameter of a detached block; please report this");
                 self.keep(func, owner)?;
                 if i == 0 { Ok(()) } else { self.carry(func, owner, i - 1) }
             }
