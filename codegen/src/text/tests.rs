@@ -80,5 +80,5 @@ fn former_names_of_ops_and_attributes_are_read() {
     let former = present.replacen("{warps = [4, 1]}", "{warps = [4, 1], late = true, open = true}", 1);
     let former = former.replacen("{warps = [4, 1]}", "{warps = [4, 1], stage_one = true, defer_wait = true}", 1);
     assert!(former.contains("late = true, open = true") && former.contains("stage_one = true"), "{former}");
-    assert_eq!(parse(&former).map(|f| print(&f)), parse(&present).map(|f| print(&f)));
+    assert_eq!(parse(&former).map(|f| print(&f)), parse(present).map(|f| print(&f)));
 }
