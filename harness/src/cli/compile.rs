@@ -455,6 +455,7 @@ impl Compiled {
         Ok(match (kind, target, &self.artifact.code) {
             (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),
             (Emit::Layout, _, _) => self.texts.layout.clone().into_bytes(),
+            (Emit::Schedule, _, _) => self.texts.schedule.clone().into_bytes(),
             (Emit::Async, _, _) => self.texts.asynchronous.clone().into_bytes(),
             (Emit::Llvm, _, _) => self.texts.llvm.clone().into_bytes(),
             (Emit::Asm, Target::Host(cpu), _) => {
