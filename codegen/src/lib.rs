@@ -17,6 +17,7 @@ pub mod num;
 pub mod passes;
 pub mod pipeline;
 pub mod reduce;
+pub mod schedule;
 pub mod sim;
 pub mod target;
 #[cfg(any(test, feature = "testgen"))]

@@ -11,8 +11,9 @@ use crate::lower::{self, Unsupported};
 use crate::passes::{
     assign_layouts, canonicalize, carried_offsets, cse, dce, defer_reductions, delay_waits, direct_local_loads,
     early_release, fold_carried, fuse_reductions, hoist_buffers, licm, order_dots, pingpong, pipeline_loads,
-    resolve_views, rotate_loops, skew_dots, specialize_warps, split_loops,
+    resolve_views, rotate_loops, specialize_warps, split_loops,
 };
+use crate::schedule;
 use crate::target::{Artifact, Code, CompileOptions, GpuArch, HostCpu, Manifest, Target};
 use crate::verify::verify;
 
@@ -67,7 +68,7 @@ pub const PASS_NAMES: &[&str] = &[
     "fuse_reductions",
     "hoist_buffers",
     "order_dots",
-    "skew_dots",
+    "schedule_loops",
     "specialize_warps",
     "pipeline_loads",
     "rotate_loops",
@@ -168,15 +169,12 @@ pub fn gpu_ir(func: &Func, arch: GpuArch, options: &CompileOptions, observer: &m
     p.pass("fuse_reductions", Stage::Layout, fuse_reductions::run);
     p.pass("hoist_buffers", Stage::Layout, hoist_buffers::run);
     p.pass("order_dots", Stage::Layout, order_dots::run);
-    p.pass("skew_dots", Stage::Layout, |f| skew_dots::run(f, options));
-    let mut fallback_reason = None;
-    p.pass("specialize_warps", Stage::Async, |f| fallback_reason = specialize_warps::run(f, arch, options).err());
-    if let Some(reason) = fallback_reason {
-        p.observer.note(&format!("warp specialization is requested but not applied: {reason}"));
-    }
     let mut notes = Vec::new();
-    p.pass("pipeline_loads", Stage::Async, |f| notes = pipeline_loads::run(f, arch, options));
+    p.pass("schedule_loops", Stage::Schedule, |f| notes = schedule::choose(f, arch, options));
     notes.iter().for_each(|note| p.observer.note(note));
+    let chosen = "internal compiler error: the chosen schedule cannot be carried out; please report this";
+    p.pass("specialize_warps", Stage::Async, |f| specialize_warps::run(f, arch, options).expect(chosen));
+    p.pass("pipeline_loads", Stage::Async, |f| pipeline_loads::run(f).expect(chosen));
     p.pass("rotate_loops", Stage::Async, rotate_loops::run);
     p.pass("cse_async", Stage::Async, |f| {
         cse::run(f);
@@ -307,8 +305,8 @@ pub fn estimate_resources(
 fn check_specialization(func: &Func, arch: GpuArch, options: &CompileOptions) -> Result<(), Unsupported> {
     let warps = options.num_warps;
     if arch < GpuArch::Sm90a
-        || specialize_warps::CONSUMER_WARPS.contains(&warps)
-        || !specialize_warps::is_requested(func, options)
+        || schedule::partitions::CONSUMER_WARPS.contains(&warps)
+        || !schedule::partitions::is_requested(func, options)
     {
         return Ok(());
     }

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 /// A folder of `codegen/src`, and the modules that its files may not name. Tests may.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("ir", &["analysis", "passes", "lower", "pipeline"]),
-    ("analysis", &["passes", "lower", "pipeline"]),
+    ("ir", &["analysis", "schedule", "passes", "lower", "pipeline"]),
+    ("analysis", &["schedule", "passes", "lower", "pipeline"]),
+    ("schedule", &["passes", "lower", "pipeline"]),
     ("passes", &["lower", "pipeline"]),
-    ("lower", &["passes", "pipeline"]),
+    ("lower", &["schedule", "passes", "pipeline"]),
 ];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

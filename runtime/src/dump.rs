@@ -82,6 +82,7 @@ fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Tile => "tile",
         Stage::Layout => "layout",
+        Stage::Schedule => "schedule",
         Stage::Async => "async",
     }
 }

@@ -4,10 +4,14 @@
 //! ```text
 //! // What the file tests.
 //! // run: canonicalize,cse
+//! // options: num_stages=2 tma=true
 //! kernel @name(…) { … }
 //! // expect:
 //! kernel @name(…) { … }
 //! ```
+//!
+//! Options are those of `tile-opt`, for sm_90a where `target` does not say otherwise; without them the line is not there.
+//! Notes of passes precede the output as comments; the error of a pass replaces it.
 //!
 //! `BLESS=1 cargo test -p tilewright-tests --test ir` writes the output into the files; review the difference before
 //! committing it.
@@ -15,6 +19,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use tilewright_codegen::ir::Func;
+use tilewright_codegen::target::{CompileOptions, GpuArch};
 use tilewright_codegen::{passes, text, verify};
 
 const EXPECT: &str = "// expect:\n";
@@ -42,6 +47,23 @@ fn check(func: &Func, when: &str) -> Result<(), String> {
     })
 }
 
+/// The target and the options of a file.
+fn options(input: &str) -> Result<(GpuArch, CompileOptions), String> {
+    let (mut arch, mut options) = (GpuArch::Sm90a, CompileOptions::default());
+    let line = input.lines().find_map(|line| line.strip_prefix("// options:")).unwrap_or_default();
+    for word in line.split_whitespace() {
+        let wrong = || format!("unknown option `{word}`");
+        let (name, value) = word.split_once('=').ok_or_else(wrong)?;
+        match name {
+            "target" => arch = value.parse().map_err(|_| wrong())?,
+            "num_warps" => options.num_warps = value.parse().map_err(|_| wrong())?,
+            "num_stages" => options.num_stages = value.parse().map_err(|_| wrong())?,
+            _ => *options.schedule.choice(name).ok_or_else(wrong)? = Some(value.parse().map_err(|_| wrong())?),
+        }
+    }
+    Ok((arch, options))
+}
+
 /// Runs the passes of a file; returns the output.
 fn run(input: &str) -> Result<String, String> {
     let names = input
@@ -50,12 +72,17 @@ fn run(input: &str) -> Result<String, String> {
         .ok_or("expected a line `// run: pass, pass, …` before the kernel")?;
     let mut func = text::parse(input).map_err(|e| e.to_string())?;
     check(&func, "before the passes")?;
+    let (arch, options) = options(input)?;
+    let mut out = String::new();
     for name in names.split(',').map(str::trim) {
-        let pass = passes::by_name(name).ok_or_else(|| format!("no pass is called `{name}`"))?;
-        (pass.run)(&mut func);
+        let step = passes::step(name, arch, &options).ok_or_else(|| format!("no pass is called `{name}`"))?;
+        match step(&mut func) {
+            Ok(notes) => notes.iter().for_each(|note| out += &format!("// note: {note}\n")),
+            Err(e) => return Ok(format!("// error: {e}\n")),
+        }
         check(&func, &format!("after {name}"))?;
     }
-    Ok(text::print(&func))
+    Ok(out + &text::print(&func))
 }
 
 /// Up to 12 lines of each text, from three lines before the first difference.

@@ -18,15 +18,15 @@ const ARCHS: [GpuArch; 2] = [GpuArch::Sm80, GpuArch::Sm90a];
 /// The text after the last pass of each stage.
 #[derive(Default)]
 struct Stages {
-    layout: String,
+    schedule: String,
     last: String,
 }
 
 impl Observer for Stages {
     fn after(&mut self, _: &'static str, stage: Stage, func: &Func) {
         match stage {
-            Stage::Tile => {}
-            Stage::Layout => self.layout = text::print(func),
+            Stage::Tile | Stage::Layout => {}
+            Stage::Schedule => self.schedule = text::print(func),
             Stage::Async => self.last = text::print(func),
         }
     }
@@ -56,8 +56,8 @@ fn stages_of_every_kernel() {
         let (ampere, hopper) = (stages(GpuArch::Sm80), stages(GpuArch::Sm90a));
         insta::assert_snapshot!(format!("{name}.async.sm_90a"), hopper.last);
         // Without asynchronous ops the last two stages are the same; often both architectures are the same, too.
-        if hopper.layout != hopper.last {
-            insta::assert_snapshot!(format!("{name}.layout.sm_90a"), hopper.layout);
+        if hopper.schedule != hopper.last {
+            insta::assert_snapshot!(format!("{name}.schedule.sm_90a"), hopper.schedule);
         }
         if ampere.last != hopper.last {
             insta::assert_snapshot!(format!("{name}.async.sm_80"), ampere.last);

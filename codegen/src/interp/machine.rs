@@ -516,7 +516,7 @@ impl<'a> Machine<'a> {
                 one(self.dot_of_tiles_or_buffers(&operands, *precision, [*k_end, *n_end])?)
             }
             Op::FmaDot => one(self.dot_of_tiles_or_buffers(&operands, Precision::Ieee, [None; 2])?),
-            Op::Wgmma { warps: _, stage_one: _, defer_wait: _, k_end, n_end } => {
+            Op::Wgmma { warps: _, k_end, n_end } => {
                 one(self.dot_of_tiles_or_buffers(&operands, Precision::Tf32, [*k_end, *n_end])?)
             }
         }

@@ -8,6 +8,7 @@
 
 use super::func::{Arg, BlockData, BlockId, Def, Func, Loc, OpData, OpId, Use, Value, ValueData};
 use super::ops::Op;
+use super::place::Placement;
 use super::types::{LayoutId, Type};
 use std::sync::Arc;
 
@@ -89,8 +90,17 @@ impl Func {
         for region in &regions {
             self.blocks[region.0 as usize].owner = Some(id);
         }
-        let unplaced =
-            OpData { op, operands: Vec::new(), results, regions, loc, block: None, position: 0, use_slots: Vec::new() };
+        let unplaced = OpData {
+            op,
+            operands: Vec::new(),
+            results,
+            regions,
+            loc,
+            place: None,
+            block: None,
+            position: 0,
+            use_slots: Vec::new(),
+        };
         self.ops.push(unplaced);
         self.add_operands(id, &operands);
         id
@@ -114,6 +124,11 @@ impl Func {
     /// The op with its attributes.
     pub fn op_mut(&mut self, id: OpId) -> &mut Op {
         &mut self.ops[id.0 as usize].op
+    }
+
+    /// Sets when and where an op of a loop runs; `None` for an op of a loop without schedule.
+    pub fn set_place(&mut self, id: OpId, place: Option<Placement>) {
+        self.ops[id.0 as usize].place = place;
     }
 
     pub fn set_loc(&mut self, id: OpId, loc: Loc) {

@@ -1,6 +1,7 @@
 //! Functions of Tile IR: arenas of values, ops and blocks, and queries. [`super::edit`] changes them.
 
 use super::ops::{Effects, Op};
+use super::place::Placement;
 use super::types::Type;
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ pub struct OpData {
     pub results: Vec<Value>,
     pub regions: Vec<BlockId>,
     pub loc: Loc,
+    /// When and where the op runs, in a scheduled loop.
+    pub place: Option<Placement>,
     /// The block that contains the op.
     pub(super) block: Option<BlockId>,
     /// The op's index in `block`.

@@ -29,6 +29,8 @@ pub enum Stage {
     Tile,
     /// Every tensor has a layout; loops carry no views.
     Layout,
+    /// Ops of loops have placements: the schedule.
+    Schedule,
     /// Shared memory, asynchronous copies, asynchronous MMA and barriers are explicit.
     Async,
 }
@@ -428,11 +430,8 @@ op_table! {
     FmaDot = "fma_dot" (3..3) -> 1, Read, Layout;
     /// Issues an asynchronous `wgmma`. Operands: a (in shared memory, or in registers in the operand layout of the
     /// instruction), b (in shared memory), accumulator. The result must not be used before a `wgmma_wait` that lists
-    /// it. `warps` counts the warps along M and N. `stage_one`: belongs to pipeline stage 1 of its loop, so the next
-    /// iteration issues it and overlaps it with its own arithmetic. `defer_wait`: its wait is deferred until the next
-    /// iteration has issued its own MMAs. (`skew_dots` sets both, `rotate_loops` and `delay_waits` implement them.)
-    /// `k_end` and `n_end` as in `mma_sync`.
-    Wgmma { warps: Vec<u32>, stage_one: Option<bool>, defer_wait: Option<bool>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Layout;
+    /// it. `warps` counts the warps along M and N. `k_end` and `n_end` as in `mma_sync`.
+    Wgmma { warps: Vec<u32>, k_end: Option<u32>, n_end: Option<u32> } = "wgmma" (3..3) -> 1, Control, Layout;
     /// Waits until at most `pending` asynchronous MMAs are in flight. Operands are passed through: MMA results first,
     /// then values to compute before the wait, while the MMAs run.
     WgmmaWait { pending: u32 } = "wgmma_wait" (0..any) -> any, Control, Layout;

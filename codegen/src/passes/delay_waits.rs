@@ -3,16 +3,19 @@
 //! Does: moves each `wgmma_wait` down to just before the first op that uses its result, or that overwrites the
 //! registers of an operand (at the latest before the terminator of the block), and lets it leave the `wgmma` that were
 //! issued later in flight (`pending`). Merges adjacent waits. A wait also takes the values computed since the last
-//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (marked by
-//! `skew_dots`) leaves the `wgmma` of this iteration in flight and completes the one of the previous iteration;
-//! another wait after the loop completes the last.
+//! `wgmma` as operands, because ptxas moves waits up past arithmetic without a dependency. A deferred wait (one that the
+//! schedule places a stage after its `wgmma`) leaves the `wgmma` of this iteration in flight and completes the one of the
+//! previous iteration; another wait after the loop completes the last.
 //! Requires: stage *layout*; each `wgmma` is followed by its own wait in the same block.
-//! Keeps: results. Every `wgmma` without a deferred wait is waited for in the block that issues it.
-//! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills; it drops the mark.
+//! Keeps: results. Every `wgmma` is waited for in the block that issues it, unless its wait is deferred or it enters a
+//! loop that defers the waits for its accumulator.
+//! Does not: defer the wait for a `wgmma` that reads a buffer which the loop itself fills: it waits in the iteration.
 
-use super::edit::uses;
-use super::stage_one;
+use crate::analysis::buffers::buffer_of;
+use crate::ir::nested::uses;
 use crate::ir::{BlockId, Builder, DType, Def, Effects, Func, Op, OpId, Type, Value};
+use crate::schedule::stages;
+use std::collections::HashSet;
 
 /// Runs the pass.
 pub fn run(func: &mut Func) {
@@ -27,8 +30,12 @@ pub fn run_with(func: &mut Func, f32_in_flight: bool) {
             wait_after_loop(func, id);
         }
     }
+    let entering: HashSet<OpId> = func.walk().into_iter().filter(|&id| enters_loop_in_flight(func, id)).collect();
     for b in 0..func.num_blocks() as u32 {
-        block(func, BlockId(b), f32_in_flight);
+        block(func, BlockId(b), f32_in_flight, &entering);
+    }
+    for b in 0..func.num_blocks() as u32 {
+        stages::clear(func, BlockId(b));
     }
 }
 
@@ -41,9 +48,9 @@ fn waits_for_f32(func: &Func, wait: OpId) -> bool {
 /// Inserts waits after a loop for its deferred `wgmma`.
 fn wait_after_loop(func: &mut Func, id: OpId) {
     let region = func.op(id).regions[0];
-    stage_one::drop_unsafe_marks(func, region);
-    for dot in stage_one::deferred_dots(func, region) {
-        let (_, number) = stage_one::accumulator_of(func, region, dot)
+    stages::undefer_unsafe_waits(func, region);
+    for dot in stages::deferred_dots(func, region) {
+        let (_, number) = stages::accumulator_of(func, region, dot)
             .expect("internal compiler error: a deferred wgmma without an accumulator");
         let result = func.op(id).results[number];
         let (ty, loc) = (func.ty(result).clone(), func.op(id).loc.clone());
@@ -54,7 +61,8 @@ fn wait_after_loop(func: &mut Func, id: OpId) {
     }
 }
 
-fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
+/// Moves the waits of a block. `entering` are waits whose `wgmma` stay in flight into a loop.
+fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSet<OpId>) {
     let releases = detach_releases(func, block);
     let is_wait = |&id: &OpId| matches!(func.op(id).op, Op::WgmmaWait { .. });
     let waits: Vec<OpId> = func.block(block).ops.iter().copied().filter(is_wait).collect();
@@ -83,7 +91,7 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool) {
         func.move_before(wait, ops[needed]);
     }
     for wait in waits {
-        let started = issued_since(func, block, wait);
+        let started = issued_since(func, block, wait, entering.contains(&wait));
         if let Op::WgmmaWait { pending } = func.op_mut(wait) {
             *pending = started;
         }
@@ -147,18 +155,34 @@ fn overwritten_operand(func: &Func, block: BlockId, wait: OpId) -> Option<Value>
     }
 }
 
-/// The number of `wgmma` issued between the one that a wait completes and the wait.
-fn issued_since(func: &Func, block: BlockId, wait: OpId) -> u32 {
+/// The number of `wgmma` that a wait leaves in flight: those issued since the one that it completes. A deferred wait
+/// completes the one of the previous iteration, and one that enters a loop completes none.
+fn issued_since(func: &Func, block: BlockId, wait: OpId, enters_loop: bool) -> u32 {
     let ops = &func.block(block).ops;
     let dot = awaited_wgmma(func, wait);
     let until = func.position(wait);
     let from = dot.filter(|&dot| func.is_in(dot, block)).map_or(until, |dot| func.position(dot) + 1);
     let count_dots = |ops: &[OpId]| ops.iter().filter(|&&op| matches!(func.op(op).op, Op::Wgmma { .. })).count() as u32;
-    match dot.map(|id| &func.op(id).op) {
-        // It completes the `wgmma` of the previous iteration.
-        Some(Op::Wgmma { defer_wait: Some(true), .. }) => count_dots(ops) + count_dots(&ops[from..until]),
-        _ => count_dots(&ops[from..until]),
-    }
+    let since = count_dots(&ops[from..until]);
+    let leaves_all = enters_loop || dot.is_some_and(|dot| stages::is_wait_deferred(func, dot));
+    if leaves_all { count_dots(ops) + since } else { since }
+}
+
+/// Whether an op waits for a `wgmma` whose result is only the first value of an accumulator of a loop that defers the
+/// waits for it: the first wait of the loop, or the one after it, completes this `wgmma` too. The loop must read the
+/// same buffers, which therefore live until then.
+fn enters_loop_in_flight(func: &Func, wait: OpId) -> bool {
+    let ([result], Op::WgmmaWait { .. }) = (&func.op(wait).results[..], &func.op(wait).op) else { return false };
+    let [used] = func.uses(*result) else { return false };
+    let user = func.op(used.op);
+    let Some(number) = used.index.checked_sub(3).filter(|_| matches!(user.op, Op::For { .. })) else { return false };
+    let buffers = |dot: OpId| func.op(dot).operands[..2].iter().map(|&v| buffer_of(func, v)).collect::<Vec<_>>();
+    let Some(own) = awaited_wgmma(func, wait).map(buffers) else { return false };
+    let region = user.regions[0];
+    stages::deferred_dots(func, region).into_iter().any(|dot| {
+        let accumulates = stages::accumulator_of(func, region, dot).is_some_and(|(_, i)| i == number);
+        accumulates && own.iter().all(|buffer| buffer.is_some() && buffers(dot).contains(buffer))
+    })
 }
 
 /// Merges adjacent waits into one with the smallest `pending`.

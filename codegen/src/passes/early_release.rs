@@ -6,8 +6,8 @@
 //! Keeps: results: the operands of an arrival name everything that must precede it.
 //! Does not: move other ops, or arrivals out of their block.
 
-use super::edit::uses;
 use crate::analysis::buffers::buffer_of;
+use crate::ir::nested::uses;
 use crate::ir::{BlockId, Func, Op, OpId, Value};
 
 /// Runs the pass.

@@ -8,7 +8,7 @@
 //! Does not: compare more than one op for equal steps, nor find other equal values (`cse` does), nor remove unused
 //! values (`dce` does).
 
-use super::edit::defined_inside;
+use crate::ir::nested::defined_inside;
 use crate::ir::{Effects, Func, Op, OpId, Value};
 
 /// Runs the pass. Returns whether it changed the function.

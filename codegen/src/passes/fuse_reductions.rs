@@ -8,7 +8,7 @@
 //! Keeps: every value, bit for bit, and the order of effects.
 //! Does not: fuse reductions within warps, which need no barrier, nor move ops with effects.
 
-use super::edit::{copy_op, uses};
+use crate::ir::nested::{copy_op, uses};
 use crate::ir::{BlockId, Effects, Func, LayoutId, Op, OpId, Type, Value};
 use std::collections::{HashMap, HashSet};
 

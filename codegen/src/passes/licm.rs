@@ -6,7 +6,7 @@
 //! effects.
 //! Does not: move loads, nor whole loops and branches.
 
-use super::edit::{defined_inside, uses};
+use crate::ir::nested::{defined_inside, uses};
 use crate::ir::{Effects, Func, Op, OpId};
 
 /// Runs the pass. Returns whether it changed the function.

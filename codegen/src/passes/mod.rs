@@ -11,7 +11,6 @@ pub mod defer_reductions;
 pub mod delay_waits;
 pub mod direct_local_loads;
 pub mod early_release;
-pub(crate) mod edit;
 pub mod fold_carried;
 pub mod fuse_reductions;
 pub mod hoist_buffers;
@@ -21,13 +20,12 @@ pub mod pingpong;
 pub mod pipeline_loads;
 pub mod resolve_views;
 pub mod rotate_loops;
-pub mod skew_dots;
 pub mod specialize_warps;
 pub mod split_loops;
-mod stage_one;
 
 use crate::ir::Func;
-use crate::target::CompileOptions;
+use crate::schedule;
+use crate::target::{CompileOptions, GpuArch};
 
 /// A pass that takes only the function.
 #[derive(Clone, Copy)]
@@ -117,13 +115,8 @@ pub const PASSES: &[Pass] = &[
     },
     Pass {
         name: "rotate_loops",
-        summary: "software-pipeline loops in two stages, as marked on wgmma",
+        summary: "run the ops behind the main stage one iteration later",
         run: rotate_loops::run,
-    },
-    Pass {
-        name: "skew_dots",
-        summary: "choose the wgmma of pipeline stage 1",
-        run: |f| skew_dots::run(f, &CompileOptions::default()),
     },
     Pass {
         name: "split_loops",
@@ -133,6 +126,66 @@ pub const PASSES: &[Pass] = &[
         },
     },
 ];
+
+/// A pass that depends on the target. Returns notes: what the options or hints ask for and it does not do, and why.
+#[derive(Clone, Copy)]
+pub struct TargetPass {
+    pub name: &'static str,
+    /// One line for lists of passes.
+    pub summary: &'static str,
+    pub run: fn(&mut Func, GpuArch, &CompileOptions) -> Result<Vec<String>, String>,
+}
+
+/// The passes of the GPU pipeline that depend on the target, which tools can run by name.
+pub const TARGET_PASSES: &[TargetPass] = &[
+    TargetPass {
+        name: "assign_layouts",
+        summary: "assign a layout to every tile (stage layout; needs resolve_views)",
+        run: |f, arch, options| {
+            assign_layouts::run(f, arch, options);
+            Ok(Vec::new())
+        },
+    },
+    TargetPass {
+        name: "schedule_loops",
+        summary: "choose when and where the ops of loops run (stage schedule)",
+        run: |f, arch, options| Ok(schedule::choose(f, arch, options)),
+    },
+    TargetPass {
+        name: "specialize_warps",
+        summary: "split the kernel into a producer and consumers, as scheduled (stage async)",
+        run: |f, arch, options| specialize_warps::run(f, arch, options).map(|()| Vec::new()),
+    },
+    TargetPass {
+        name: "pipeline_loads",
+        summary: "prefetch loads into rings, as scheduled (stage async)",
+        run: |f, _, _| pipeline_loads::run(f).map(|()| Vec::new()),
+    },
+    TargetPass {
+        name: "pingpong",
+        summary: "let consumer warpgroups alternate on the tensor cores, where options ask for it",
+        run: |f, _, options| {
+            pingpong::run(f, options);
+            Ok(Vec::new())
+        },
+    },
+];
+
+/// A pass with its parameters.
+pub type Step = Box<dyn Fn(&mut Func) -> Result<Vec<String>, String>>;
+
+/// The pass of a name, or of a former name, for a target; `None` if there is none.
+pub fn step(name: &str, arch: GpuArch, options: &CompileOptions) -> Option<Step> {
+    if let Some(pass) = by_name(name) {
+        return Some(Box::new(move |f| {
+            (pass.run)(f);
+            Ok(Vec::new())
+        }));
+    }
+    let pass = TARGET_PASSES.iter().find(|pass| pass.name == current_name(name))?;
+    let options = options.clone();
+    Some(Box::new(move |f| (pass.run)(f, arch, &options)))
+}
 
 /// Finds a pass by its name, or by a former one.
 pub fn by_name(name: &str) -> Option<&'static Pass> {
@@ -151,7 +204,7 @@ pub fn current_name(name: &str) -> &str {
         "defer_sums" => "defer_reductions",
         "join_reductions" => "fuse_reductions",
         "order_products" => "order_dots",
-        "skew_products" => "skew_dots",
+        "skew_products" | "skew_dots" => "schedule_loops",
         "delay_waits_in_turn" => "delay_waits_except_f32",
         "early_arrivals" => "early_release",
         "take_turns" => "pingpong",
@@ -166,16 +219,11 @@ mod tests {
 
     #[test]
     fn former_names_are_names_of_passes() {
-        for former in [
-            "carried",
-            "split_masks",
-            "defer_sums",
-            "join_reductions",
-            "order_products",
-            "skew_products",
-            "early_arrivals",
-        ] {
+        for former in ["carried", "split_masks", "defer_sums", "join_reductions", "order_products", "early_arrivals"] {
             assert_eq!(by_name(former).map(|pass| pass.name), Some(current_name(former)), "{former}");
+        }
+        for former in ["skew_dots", "skew_products", "take_turns"] {
+            assert!(step(former, GpuArch::Sm90a, &CompileOptions::default()).is_some(), "{former}");
         }
         assert!(by_name("delay_waits_in_turn").is_some() && by_name("cse").is_some() && by_name("nonsense").is_none());
         for former in ["licm_laid", "cse_laid", "dce_laid", "take_turns", "skew_products"] {

@@ -7,7 +7,7 @@
 //! these.
 //! Does not: consider registers. Other ops follow the `wgmma` in their original order.
 
-use super::edit::uses;
+use crate::ir::nested::uses;
 use crate::ir::{BlockId, Effects, Func, Op, OpId};
 use std::collections::HashSet;
 

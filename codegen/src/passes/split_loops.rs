@@ -19,7 +19,7 @@ mod bound;
 mod tests;
 
 use super::canonicalize;
-use super::edit::copy_op;
+use crate::ir::nested::copy_op;
 use crate::ir::{BinaryOp, Builder, CmpOp, Func, Literal, Op, OpId, UnaryOp, Value};
 use affine::{Affine, Loop, add_test};
 use bound::{Conditions, Side};

@@ -210,20 +210,24 @@ fn missing_wgmma_wait_is_reported() {
 /// A ring without the one additional buffer: copies overwrite data that an MMA still reads.
 #[test]
 fn early_overwrite_of_a_ring_buffer_is_reported() {
-    use crate::ir::{Op, Type};
     use crate::passes::{delay_waits, pipeline_loads, rotate_loops};
     let case = long_attention64();
-    let options = overlapped(4, 2, false);
-    let mut observed = BeforePipelining::default();
+    let options = overlapped(4, 2, true);
+    let mut observed = Scheduled::default();
     gpu_ir(&case.func, GpuArch::Sm90a, &options, &mut observed);
-    let mut func = observed.0.expect("a function before `pipeline_loads`");
-    pipeline_loads::run(&mut func, GpuArch::Sm90a, &options);
+    let mut func = observed.0.expect("a function with a schedule");
+    let mut spare_buffers = 0;
     for id in func.walk() {
-        let from_registers = func.op(id).operands.first().is_some_and(|&a| matches!(func.ty(a), Type::Tensor { .. }));
-        if let Op::Wgmma { stage_one, .. } = func.op_mut(id) {
-            *stage_one = from_registers.then_some(true);
+        if let Some(place) = func.op(id).place
+            && let Some(depth) = place.depth
+        {
+            let needed = depth.min(options.num_stages);
+            spare_buffers += depth - needed;
+            func.set_place(id, Some(crate::ir::Placement { depth: Some(needed), ..place }));
         }
     }
+    assert!(spare_buffers > 0, "no ring has an additional buffer");
+    pipeline_loads::run(&mut func).unwrap_or_else(|e| panic!("{e}"));
     rotate_loops::run(&mut func);
     delay_waits::run(&mut func);
     let module = lower(&func, GpuArch::Sm90a, &options).unwrap_or_else(|e| panic!("{e}"));
@@ -231,13 +235,13 @@ fn early_overwrite_of_a_ring_buffer_is_reported() {
     assert!(e.contains("race") || e.contains("in flight"), "{e}");
 }
 
-/// Keeps the function before `pipeline_loads`.
+/// Keeps the function with its schedule.
 #[derive(Default)]
-struct BeforePipelining(Option<Func>);
+struct Scheduled(Option<Func>);
 
-impl crate::pipeline::Observer for BeforePipelining {
+impl crate::pipeline::Observer for Scheduled {
     fn after(&mut self, pass: &'static str, _: crate::ir::Stage, func: &Func) {
-        if pass == "skew_dots" {
+        if pass == "schedule_loops" {
             self.0 = Some(func.clone());
         }
     }

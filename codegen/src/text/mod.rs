@@ -9,8 +9,8 @@
 //! }
 //! ```
 //!
-//! All ops have the form `results = mnemonic operands {attributes} : result types (params) { region }`, without the
-//! parts that are empty. Values are numbered in text order, so that equal functions have equal text; `parse(print(f))`
+//! All ops have the form `results = mnemonic operands {attributes} : result types at {placement} (params) { region }`,
+//! without the parts that are empty. Values are numbered in text order, so that equal functions have equal text; `parse(print(f))`
 //! is `f` but for source locations, which the text does not contain.
 
 mod parse;

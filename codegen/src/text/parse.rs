@@ -1,6 +1,6 @@
 //! Parser: a tokenizer, and one function per rule of the grammar in [`super`].
 
-use crate::ir::{Arg, Attr, BlockId, DType, Elem, Func, LayoutId, Loc, Op, Type, Value};
+use crate::ir::{Arg, Attr, BlockId, DType, Elem, Func, LayoutId, Loc, Op, Placement, Type, Value};
 use crate::layout::LayoutError;
 use std::collections::HashMap;
 use std::fmt;
@@ -386,16 +386,35 @@ impl Parser {
             self.at = start;
             return self.error(format!("{} results are named, but {} types are given", names.len(), types.len()));
         }
+        let place = self.place()?;
         let mut regions = Vec::new();
         while *self.peek() == Token::Punct('(') {
             regions.push(self.region()?);
         }
         let id = self.func.append(block, op, operands, types, regions, Loc::unknown());
+        self.func.set_place(id, place);
         for (i, name) in names.into_iter().enumerate() {
             let v = self.func.op(id).results[i];
             self.define(name, v)?;
         }
         Ok(())
+    }
+
+    /// The placement of an op: `at {stage = 1, order = 2}`.
+    fn place(&mut self) -> Result<Option<Placement>> {
+        if *self.peek() != Token::Word("at".into()) {
+            return Ok(None);
+        }
+        let start = self.at;
+        self.next();
+        if *self.peek() != Token::Punct('{') {
+            return self.expected("`{`, as in `at {stage = 0}`");
+        }
+        let attributes = self.attributes()?;
+        Placement::from_attributes(&attributes).map(Some).or_else(|message| {
+            self.at = start;
+            self.error(message)
+        })
     }
 
     fn region(&mut self) -> Result<BlockId> {
@@ -569,16 +588,10 @@ impl Parser {
     }
 }
 
-/// The current mnemonic for a current or former one; renames former names of attributes in place.
-fn current_names<'t>(mnemonic: &'t str, attributes: &mut [(String, Attr)]) -> &'t str {
+/// The current mnemonic for a current or former one. Removes former hints, which schedules have replaced.
+fn current_names<'t>(mnemonic: &'t str, attributes: &mut Vec<(String, Attr)>) -> &'t str {
     if mnemonic == "wgmma" {
-        for (name, _) in attributes {
-            match name.as_str() {
-                "late" => *name = "stage_one".into(),
-                "open" => *name = "defer_wait".into(),
-                _ => {}
-            }
-        }
+        attributes.retain(|(name, _)| !["late", "stage_one", "open", "defer_wait"].contains(&name.as_str()));
     }
     match mnemonic {
         "take_turn" => "pingpong_wait",

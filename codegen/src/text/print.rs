@@ -151,5 +151,9 @@ impl<'f> Printer<'f> {
             let types: Vec<String> = data.results.iter().map(|&v| self.func.ty(v).to_string()).collect();
             let _ = write!(self.out, " : {}", types.join(", "));
         }
+        if let Some(place) = data.place {
+            let list: Vec<String> = place.attributes().iter().map(|(k, v)| format!("{k} = {v}")).collect();
+            let _ = write!(self.out, " at {{{}}}", list.join(", "));
+        }
     }
 }

@@ -10,6 +10,7 @@ mod control;
 mod dot_and_reduce;
 mod elementwise;
 mod memory;
+mod schedule;
 mod shape;
 mod shared;
 mod structure;
@@ -69,6 +70,12 @@ attr_enum! {
         RegionResults = "region results",
         /// The region of `reduce` and `scan` contains only pure ops on scalars.
         CombineRegion = "combine region",
+
+        // Schedules.
+
+        /// Only ops in the body of a `for` have placements, from stage schedule on. No op runs before an op that it
+        /// depends on, and a ring has enough buffers for the stages that it spans.
+        Schedule = "schedule",
     }
 }
 
@@ -112,6 +119,9 @@ pub fn verify(func: &Func, stage: Stage) -> Result<(), Vec<VerifyError>> {
         }
     }
     if violations.is_empty() {
+        violations = schedule::check(func, stage);
+    }
+    if violations.is_empty() {
         return Ok(());
     }
     // Printing might not terminate if regions are not properly nested.
@@ -132,6 +142,9 @@ pub fn stage_of(func: &Func) -> Stage {
         stage = stage.max(data.op.stage());
         if data.results.iter().any(|&v| func.ty(v).layout().is_some()) {
             stage = stage.max(Stage::Layout);
+        }
+        if data.place.is_some() {
+            stage = stage.max(Stage::Schedule);
         }
     }
     stage
@@ -281,9 +294,7 @@ fn op_types(cx: &OpCx) -> Check {
         | Op::PingpongWait
         | Op::PingpongArrive => Ok(()),
         Op::MmaSync { precision: _, warps, k_end, n_end } => shared::mma(cx, Family::MmaSync, warps, [*k_end, *n_end]),
-        Op::Wgmma { warps, stage_one: _, defer_wait: _, k_end, n_end } => {
-            shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end])
-        }
+        Op::Wgmma { warps, k_end, n_end } => shared::mma(cx, Family::Wgmma, warps, [*k_end, *n_end]),
         Op::FmaDot => shared::dot(cx),
         Op::WgmmaWait { pending: _ } => {
             same_types(Rule::ResultTypes, "the results of `wgmma_wait`", &cx.operands(), &cx.results())

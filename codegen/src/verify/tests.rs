@@ -233,7 +233,138 @@ const VIOLATIONS: &[(Rule, Stage, &str)] = &[
         "%0 = splat %x : tensor<4xf32>
          %1 = reduce %0 {axis = 0} : f32 (%a: f32, %b: f32) { store %p, %a {eviction = normal}\nyield %b }",
     ),
+    // A placement outside of a loop; before the stage; without that of the `yield`.
+    (Rule::Schedule, Stage::Schedule, "%0 = neg %x : f32 at {stage = 0}"),
+    (Rule::Schedule, Stage::Layout, "for %n, %n, %n (%k: i32) { yield at {stage = 0} }"),
+    (Rule::Schedule, Stage::Schedule, "for %n, %n, %n (%k: i32) { %0 = neg %x : f32 at {stage = 0}\nyield }"),
+    // Two stages behind; a ring, or TMA, for what is no load; a ring without buffers.
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) { %0 = neg %x : f32 at {stage = 2}\nyield at {stage = 0} }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) { %0 = neg %x : f32 at {stage = 0, depth = 2}\nyield at {stage = 1} }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) { %0 = load %p {eviction = normal} : f32 at {stage = 0, depth = 2, tma = true}
+         yield at {stage = 1} }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) { %0 = load %p {eviction = normal} : f32 at {stage = 0, depth = 0}
+         yield at {stage = 1} }",
+    ),
+    // A store behind the main stage.
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) { store %p, %x {eviction = normal} at {stage = 1}\nyield at {stage = 0} }",
+    ),
+    // Before what it depends on: by order, by stage, and through a carried value.
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) {
+           %0 = neg %x : f32 at {stage = 0, order = 2}
+           %1 = neg %0 : f32 at {stage = 0}
+           yield at {stage = 0}
+         }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) {
+           %0 = neg %x : f32 at {stage = 1}
+           %1 = neg %0 : f32 at {stage = 0, order = 2}
+           yield at {stage = 0}
+         }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "%0 = for %n, %n, %n, %x : f32 (%k: i32, %a: f32) {
+           %1 = neg %a : f32 at {stage = 0}
+           %2 = neg %x : f32 at {stage = 1}
+           yield %2 at {stage = 0}
+         }",
+    ),
+    // An address that depends on a later load, and one that depends on memory that is written; a ring that is too short.
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) {
+           %0 = load %p {eviction = normal} : f32 at {stage = 1}
+           %1 = cast %0 : i32 at {stage = 1}
+           %2 = ptr_add %p, %1 : ptr<f32> at {stage = 0}
+           %3 = load %2 {eviction = normal} : f32 at {stage = 0, depth = 3}
+           yield at {stage = 1}
+         }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) {
+           %0 = atomic_rmw %p, %x {op = add} : f32 at {stage = 1}
+           %1 = cast %0 : i32 at {stage = 1}
+           %2 = ptr_add %p, %1 : ptr<f32> at {stage = 0}
+           %3 = load %2 {eviction = normal} : f32 at {stage = 0, depth = 3}
+           yield at {stage = 1}
+         }",
+    ),
+    (
+        Rule::Schedule,
+        Stage::Schedule,
+        "for %n, %n, %n (%k: i32) {
+           %0 = load %p {eviction = normal} : f32 at {stage = 0, depth = 2}
+           %1 = neg %0 : f32 at {stage = 2}
+           yield at {stage = 2}
+         }",
+    ),
 ];
+
+#[test]
+fn schedules_without_violations_pass() {
+    let func = kernel(
+        "%0 = for %n, %n, %n, %x : f32 (%k: i32, %a: f32) {
+           %1 = ptr_add %p, %k : ptr<f32> at {stage = 0}
+           %2 = load %1 {eviction = normal} : f32 at {stage = 0}
+           %3 = cast %2 : i32 at {stage = 1}
+           %4 = ptr_add %p, %3 : ptr<f32> at {stage = 1}
+           %5 = load %4 {eviction = normal} : f32 at {stage = 1, depth = 3}
+           %6 = neg %5 : f32 at {stage = 3, order = 2}
+           %7 = add %6, %a : f32 at {stage = 4, order = 1}
+           store %p, %6 {eviction = normal} at {stage = 3, order = 2}
+           yield %7 at {stage = 3, order = 3}
+         }",
+    );
+    assert_eq!(violations(&func, Stage::Schedule), []);
+    assert_eq!(super::stage_of(&func), Stage::Schedule);
+}
+
+#[test]
+fn errors_of_schedules_name_both_ops() {
+    let mut func = kernel(
+        "for %n, %n, %n (%k: i32) {
+           %0 = neg %x : f32 at {stage = 1, order = 1}
+           %1 = abs %0 : f32 at {stage = 0}
+           yield at {stage = 0}
+         }",
+    );
+    for (line, id) in (7..).zip(func.walk().into_iter().skip(1).take(2)) {
+        func.set_loc(id, Loc { file: "kernel.rs".into(), line, column: 3 });
+    }
+    assert_eq!(
+        violations(&func, Stage::Schedule)[0].1,
+        "kernel.rs:8:3: `%2 = abs %1 : f32 at {stage = 0}`: it runs in stage 0, order 0, and depends on `%1 = neg %x : f32 \
+         at {stage = 1, order = 1}` at kernel.rs:7:3, which runs in stage 1, order 1 (rule: schedule)"
+    );
+}
 
 #[test]
 fn each_rule_rejects_its_violations() {

@@ -53,8 +53,10 @@ fn layout(func: &Func, ty: &Type, stage: Stage) -> Check {
     let id = match (ty.layout(), stage) {
         (None, Stage::Tile) => return Ok(()),
         (Some(_), Stage::Tile) => return violation(format!("{ty} has a layout at stage Tile")),
-        (None, Stage::Layout | Stage::Async) => return violation(format!("{ty} has no layout at stage {stage:?}")),
-        (Some(id), Stage::Layout | Stage::Async) => id,
+        (None, Stage::Layout | Stage::Schedule | Stage::Async) => {
+            return violation(format!("{ty} has no layout at stage {stage:?}"));
+        }
+        (Some(id), Stage::Layout | Stage::Schedule | Stage::Async) => id,
     };
     let Some(layout) = func.layouts.get(id.0 as usize) else {
         return violation(format!("the function has no layout #l{}", id.0));

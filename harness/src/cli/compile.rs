@@ -110,6 +110,8 @@ pub enum Emit {
     /// Tile IR with layouts assigned (GPU)
     #[value(alias = "laid")]
     Layout,
+    /// Tile IR with the schedule of its loops: stage, order and partition of each op (GPU)
+    Schedule,
     /// Tile IR with asynchronous copies and MMAs (GPU)
     Async,
     /// LLVM IR before LLVM's passes
@@ -128,6 +130,7 @@ impl Emit {
         match self {
             Emit::Tile => "tile",
             Emit::Layout => "layout.tile",
+            Emit::Schedule => "schedule.tile",
             Emit::Async => "async.tile",
             Emit::Llvm => "ll",
             Emit::Ptx => "ptx",
@@ -141,6 +144,7 @@ impl Emit {
         match self {
             Emit::Tile => "tile",
             Emit::Layout => "layout",
+            Emit::Schedule => "schedule",
             Emit::Async => "async",
             Emit::Llvm => "llvm",
             Emit::Ptx => "ptx",
@@ -152,9 +156,9 @@ impl Emit {
     fn exists_for(self, target: &Target) -> bool {
         match (self, target) {
             (Emit::Tile | Emit::Llvm, _) => true,
-            (Emit::Layout | Emit::Async | Emit::Ptx, Target::Nvptx(_)) => true,
+            (Emit::Layout | Emit::Schedule | Emit::Async | Emit::Ptx, Target::Nvptx(_)) => true,
             (Emit::Asm | Emit::Obj, Target::Host(_)) => true,
-            (Emit::Layout | Emit::Async | Emit::Ptx, Target::Host(_)) => false,
+            (Emit::Layout | Emit::Schedule | Emit::Async | Emit::Ptx, Target::Host(_)) => false,
             (Emit::Asm | Emit::Obj, Target::Nvptx(_)) => false,
         }
     }
@@ -253,7 +257,7 @@ fn parse_target(word: &str) -> Result<Target> {
 }
 
 fn chosen_outputs(wanted: &[Emit], target: &Target) -> Result<Vec<Emit>> {
-    let all = [Emit::Tile, Emit::Layout, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
+    let all = [Emit::Tile, Emit::Layout, Emit::Schedule, Emit::Async, Emit::Llvm, Emit::Ptx, Emit::Asm, Emit::Obj];
     let possible = || all.into_iter().filter(|emit| emit.exists_for(target));
     if let Some(wrong) = wanted.iter().find(|emit| !emit.exists_for(target)) {
         let words: Vec<&str> = possible().map(Emit::name).collect();
@@ -384,6 +388,7 @@ struct Compiled {
 struct Texts {
     tile: String,
     layout: String,
+    schedule: String,
     asynchronous: String,
     llvm: String,
 }
@@ -393,6 +398,7 @@ impl Observer for Texts {
         match stage {
             Stage::Tile => {}
             Stage::Layout => self.layout = text::print(func),
+            Stage::Schedule => self.schedule = text::print(func),
             Stage::Async => self.asynchronous = text::print(func),
         }
     }
@@ -449,6 +455,7 @@ impl Compiled {
         Ok(match (kind, target, &self.artifact.code) {
             (Emit::Tile, _, _) => self.texts.tile.clone().into_bytes(),
             (Emit::Layout, _, _) => self.texts.layout.clone().into_bytes(),
+            (Emit::Schedule, _, _) => self.texts.schedule.clone().into_bytes(),
             (Emit::Async, _, _) => self.texts.asynchronous.clone().into_bytes(),
             (Emit::Llvm, _, _) => self.texts.llvm.clone().into_bytes(),
             (Emit::Asm, Target::Host(cpu), _) => {

@@ -8,7 +8,6 @@ use run::Steps;
 use std::io::Read;
 use std::process::ExitCode;
 use tilewright_codegen::ir::{Func, Op, Stage};
-use tilewright_codegen::passes::PASSES;
 use tilewright_codegen::target::{CompileOptions, GpuArch, Schedule};
 use tilewright_codegen::{reduce, text, verify};
 
@@ -193,6 +192,7 @@ fn list_ops() {
     let stage = |s: Stage| match s {
         Stage::Tile => "tile",
         Stage::Layout => "layout",
+        Stage::Schedule => "schedule",
         Stage::Async => "async",
     };
     println!(
@@ -216,11 +216,6 @@ fn list_ops() {
 
 fn names<'a>(list: impl Iterator<Item = &'a str>) -> String {
     list.collect::<Vec<_>>().join(" ")
-}
-
-/// Names of passes for error messages.
-fn pass_names() -> String {
-    PASSES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -3,44 +3,43 @@
 use std::panic::{self, AssertUnwindSafe};
 use std::time::{Duration, Instant};
 use tilewright_codegen::ir::Func;
-use tilewright_codegen::passes::{self, PASSES, assign_layouts, pipeline_loads};
+use tilewright_codegen::passes::{self, PASSES, Step, TARGET_PASSES};
 use tilewright_codegen::pipeline;
 use tilewright_codegen::target::{CompileOptions, GpuArch};
 
-/// Passes that need a target, with their summaries.
-const TARGET_PASSES: &[(&str, &str)] = &[
-    ("assign_layouts", "assign a layout to every tile (stage layout; needs resolve_views)"),
-    ("pipeline_loads", "pipeline the loads of loops with asynchronous copies (stage async)"),
+/// Steps that are more than one pass.
+const PIPELINES: &[(&str, &str)] = &[
     ("gpu", "every pass of the GPU pipeline, in order"),
     ("ptx", "compile to PTX; leaves the function unchanged, and fails if the compilation fails"),
 ];
 
 /// Names and summaries of all passes.
 pub fn names() -> Vec<(&'static str, &'static str)> {
-    PASSES.iter().map(|p| (p.name, p.summary)).chain(TARGET_PASSES.iter().copied()).collect()
+    let plain = PASSES.iter().map(|p| (p.name, p.summary));
+    plain.chain(TARGET_PASSES.iter().map(|p| (p.name, p.summary))).chain(PIPELINES.iter().copied()).collect()
 }
 
-type PassFn = Box<dyn Fn(&mut Func)>;
-
 /// Passes in the order in which they run.
-pub struct Steps(Vec<(String, PassFn)>);
+pub struct Steps(Vec<(String, Step)>);
 
 impl Steps {
     pub fn new(names: &[String], arch: GpuArch, options: &CompileOptions) -> Result<Steps, String> {
-        let step = |name: &String| Ok((name.clone(), find(name, arch, options.clone())?));
+        let step = |name: &String| Ok((name.clone(), find(name, arch, options)?));
         Ok(Steps(names.iter().map(step).collect::<Result<_, String>>()?))
     }
 
     /// Runs the passes; returns the time that each took.
     ///
     /// # Errors
-    /// A pass panics, or, if `verify` is set, leaves invalid IR.
+    /// A pass fails, or, if `verify` is set, leaves invalid IR.
     pub fn run(&self, func: &mut Func, verify: bool) -> Result<Vec<(&str, Duration)>, String> {
         let mut times = Vec::new();
         for (name, pass) in &self.0 {
             let start = Instant::now();
-            panic::catch_unwind(AssertUnwindSafe(|| pass(func)))
-                .map_err(|cause| format!("pass {name} panicked: {}", message(&*cause)))?;
+            let notes = panic::catch_unwind(AssertUnwindSafe(|| pass(func)))
+                .map_err(|cause| format!("pass {name} panicked: {}", message(&*cause)))?
+                .map_err(|e| format!("pass {name}: {e}"))?;
+            notes.iter().for_each(|note| eprintln!("note: {note}"));
             times.push((name.as_str(), start.elapsed()));
             if verify {
                 super::verify_func(func)
@@ -51,27 +50,21 @@ impl Steps {
     }
 }
 
-fn find(name: &str, arch: GpuArch, options: CompileOptions) -> Result<PassFn, String> {
-    if let Some(pass) = passes::by_name(name) {
-        return Ok(Box::new(pass.run));
-    }
+fn find(name: &str, arch: GpuArch, options: &CompileOptions) -> Result<Step, String> {
+    let own = options.clone();
     match name {
-        "assign_layouts" => Ok(Box::new(move |f| assign_layouts::run(f, arch, &options))),
-        "pipeline_loads" => Ok(Box::new(move |f| {
-            for note in pipeline_loads::run(f, arch, &options) {
-                eprintln!("note: {note}");
-            }
+        "gpu" => Ok(Box::new(move |f| {
+            *f = pipeline::gpu_ir(f, arch, &own, &mut ());
+            Ok(Vec::new())
         })),
-        "gpu" => Ok(Box::new(move |f| *f = pipeline::gpu_ir(f, arch, &options, &mut ()))),
         "ptx" => Ok(Box::new(move |f| {
-            if let Err(e) = pipeline::compile_gpu(f, arch, &options, &mut ()) {
-                panic!("{e}");
-            }
+            let compiled = pipeline::compile_gpu(f, arch, &own, &mut ());
+            compiled.map(|_| Vec::new()).map_err(|e| e.to_string())
         })),
-        other => {
-            let targeted: Vec<&str> = TARGET_PASSES.iter().map(|(name, _)| *name).collect();
-            Err(format!("unknown pass `{other}`: expected one of {}, {}", super::pass_names(), targeted.join(", ")))
-        }
+        other => passes::step(other, arch, options).ok_or_else(|| {
+            let known: Vec<&str> = names().into_iter().map(|(name, _)| name).collect();
+            format!("unknown pass `{other}`: expected one of {}", known.join(", "))
+        }),
     }
 }
 

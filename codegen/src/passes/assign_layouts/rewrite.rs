@@ -491,7 +491,7 @@ impl Rewrite<'_, '_> {
                 let (warps, operands) = (mma.warps.to_vec(), vec![a, b, acc]);
                 match mma.instruction.family {
                     Family::Wgmma => {
-                        let op = Op::Wgmma { warps, stage_one: None, defer_wait: None, k_end, n_end };
+                        let op = Op::Wgmma { warps, k_end, n_end };
                         let started = self.emit_one(op, operands, acc_ty.clone());
                         self.emit_one(Op::WgmmaWait { pending: 0 }, vec![started], acc_ty)
                     }

@@ -74,7 +74,7 @@ impl Rewrite<'_, '_> {
         acc: Value,
         ty: &Type,
     ) -> Value {
-        let op = Op::Wgmma { warps: warps.to_vec(), stage_one: None, defer_wait: None, k_end, n_end };
+        let op = Op::Wgmma { warps: warps.to_vec(), k_end, n_end };
         self.emit_one(op, vec![a, b, acc], ty.clone())
     }
 

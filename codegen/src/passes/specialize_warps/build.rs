@@ -1,9 +1,10 @@
 //! Builds the consumer and the producer partition.
 
-use super::slice::Slice;
-use super::{Plan, RingGroup};
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Func, Loc, Op, OpId, Type, Value};
-use crate::passes::pipeline_loads::Candidate;
+use crate::schedule::Slice;
+use crate::schedule::candidates::Candidate;
+use crate::schedule::partitions::{Plan, RingGroup};
+use crate::schedule::stages;
 use std::collections::HashMap;
 
 /// The state of a ring group: the next slot, and the parity of its phase, as two i32.
@@ -284,13 +285,14 @@ impl Partitioner<'_> {
             let [slot, parity] = [0, 1].map(|_| self.func.add_result(id, i32.clone()));
             after[g] = State { slot, parity };
         }
+        let main = stages::main_stage(self.func, region);
         let last = self.func.terminator(region);
         self.func.detach(last);
         self.consume(region, &mut inner);
         let plan = self.plan;
         if let Some((g, candidates)) = plan.loops.get(&id) {
             for (number, c) in candidates.iter().enumerate() {
-                self.consume_load(region, c, *g, number, inner[*g]);
+                self.consume_load(region, main, c, *g, number, inner[*g]);
             }
             inner[*g] = self.advance(region, inner[*g]);
         }
@@ -319,15 +321,23 @@ impl Partitioner<'_> {
     }
 
     /// One load: waits for its buffer before the first use, and releases it at the end of the block.
-    fn consume_load(&mut self, block: BlockId, c: &Candidate, group: usize, number: usize, state: State) {
+    fn consume_load(
+        &mut self,
+        block: BlockId,
+        main: Option<u32>,
+        c: &Candidate,
+        group: usize,
+        number: usize,
+        state: State,
+    ) {
         let RingGroup { rings } = &self.plan.groups[group];
         let RingValues { ring: buffers, full, empty } = self.rings[group][number];
         let loc = self.func.op(c.load).loc.clone();
         let scratch = self.func.add_block();
         let mut b = Builder::new(self.func, scratch, loc);
-        b.op(Op::MbarrierWait, &[full, state.slot, state.parity], &[]);
-        let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&rings[number].buffer));
-        let slot = b.func.result(slot);
+        let wait = b.op(Op::MbarrierWait, &[full, state.slot, state.parity], &[]);
+        let view = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&rings[number].buffer));
+        let slot = b.func.result(view);
         let tile = b.func.result(c.load);
         let mut read_results = Vec::new();
         if c.in_registers {
@@ -348,9 +358,18 @@ impl Partitioner<'_> {
         let new = self.func.take_ops(scratch);
         self.func.insert(block, at, &new);
         read_results.extend(self.read_results(block, slot));
+        // Reads of ops behind come after those of the main stage.
+        let places = read_results.iter().filter_map(|&v| self.func.op(self.func.def_op(v)?).place);
+        let last_read =
+            places.filter(|place| main.is_some_and(|main| place.stage > main)).max_by_key(|place| place.order);
         let (warps, lanes) = (self.plan.warps, rings[number].arriving_lanes());
         let operands = [vec![empty, state.slot], read_results].concat();
-        self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
+        let release = self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
+        self.func.set_place(release, last_read);
+        if stages::place_view(self.func, block, main, view) {
+            let place = self.func.op(view).place;
+            self.func.set_place(wait, place);
+        }
     }
 
     /// The position in a block of the first op that uses one of these values, directly or in a region; the end of the

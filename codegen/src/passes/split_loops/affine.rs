@@ -1,7 +1,7 @@
 //! Integers in a loop as affine functions of the index and of scalars from before the loop.
 
+use crate::ir::nested::defined_inside;
 use crate::ir::{BinaryOp, BlockId, DType, Def, Func, Op, OpId, Value};
-use crate::passes::edit::defined_inside;
 use std::collections::HashSet;
 
 /// Limit of factors. Within this and the next two limits, 64-bit evaluation cannot wrap, since all scalars are 32-bit.

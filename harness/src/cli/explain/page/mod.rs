@@ -119,6 +119,7 @@ fn data(trace: &Trace, sources: &Sources) -> Value {
         let stage = match snapshot.stage {
             Stage::Tile => "tile",
             Stage::Layout => "layout",
+            Stage::Schedule => "schedule",
             Stage::Async => "async",
         };
         passes.push(json!({ "name": snapshot.pass, "stage": stage, "body": bodies.len() - 1 }));

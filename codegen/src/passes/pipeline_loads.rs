@@ -1,165 +1,55 @@
-//! Software-pipelines loads: prefetches the operands of dots into multi-buffered shared memory.
+//! Software-pipelines loads: prefetches tiles into multi-buffered shared memory.
 //!
-//! Does: selects the loads whose addresses can be computed ahead, in loops that contain a dot of loaded tiles and in
-//! loops with their own `num_stages`. Replaces them by asynchronous copies into a ring of as many buffers as the loop
-//! has stages: `async_copy` for views, `async_load` for tiles of pointers. The copies of the first iterations come before
-//! the loop (prologue); each iteration then issues the copies of the iteration `stages − 1` ahead and waits for its own.
-//! Where an address depends on a loaded value (an index of a gather, an entry of a page table), that value is loaded one
-//! more iteration ahead. Dots read the ring directly; other users read it by `local_load`. With the option `tma`, TMA
-//! copies what a tensor map describes, with one mbarrier per stage. Buffers that a `wgmma` of stage 1 or one with a
-//! deferred wait reads have to live one iteration longer: their rings have one more buffer.
-//! Requires: stage *layout*.
+//! Does: replaces the loads to which a schedule gives rings, by asynchronous copies into the rings: `async_copy` for
+//! views, `async_load` for tiles of pointers, `tma_load` where the schedule says so, with one mbarrier per stage. With
+//! `n` stages from the loads to the main stage, the copies of the first `n − 1` iterations come before the loop
+//! (prologue); each iteration then issues the copies of the iteration `n − 1` ahead and waits for its own. Where an
+//! address depends on a loaded value (an index of a gather, an entry of a page table), that value is loaded one more
+//! iteration ahead. Dots read the ring directly; other users read it by `local_load`.
+//! Requires: stage *schedule*.
 //! Keeps: results. Barriers other than those of the rings are placed later.
-//! Does not: pipeline loads that `cp.async` cannot express (accesses below four bytes, padding other than zero), loads
-//! of memory that the kernel writes, because an iteration may need what the previous one wrote, or loops of a partition
-//! that `specialize_warps` made. The notes of a compilation name the loads that a loop asks for and that stay, and why.
+//! Does not: choose. [`crate::schedule`] does. Loops of a partition have no such loads.
 
-mod candidates;
-
-use crate::analysis::axis::AxisAnalysis;
-use crate::analysis::scratch;
 use crate::ir::{BinaryOp, BlockId, Builder, CmpOp, DType, Def, Func, Op, OpId, Type, Value};
-use crate::target::{CompileOptions, GpuArch};
-pub(super) use candidates::{Candidate, find_candidates};
-use candidates::{ahead_ops, tma_can_load};
+use crate::schedule::candidates::{Candidate, ahead_ops, scheduled_loads};
+use crate::schedule::stages;
 use std::collections::HashMap;
 
-/// Runs the pass. Returns notes: what it does not prefetch although it is asked to, and why.
-pub fn run(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<String> {
+/// Runs the pass.
+///
+/// # Errors
+/// The load of a schedule that cannot be prefetched, and why.
+pub fn run(func: &mut Func) -> Result<(), String> {
     let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
-    let partitions: Vec<BlockId> = func
-        .walk()
-        .into_iter()
-        .filter(|&id| matches!(func.op(id).op, Op::WarpSpecialize { .. }))
-        .flat_map(|id| func.op(id).regions.clone())
-        .collect();
-    let specialized: Vec<OpId> = partitions.into_iter().flat_map(|region| func.walk_from(region)).collect();
-    let mut notes = Vec::new();
-    for id in loops.into_iter().filter(|id| !specialized.contains(id)) {
-        pipeline_loop(func, id, arch, options, &mut notes);
-    }
-    notes
-}
-
-fn pipeline_loop(func: &mut Func, id: OpId, arch: GpuArch, options: &CompileOptions, notes: &mut Vec<String>) {
-    let Op::For { num_stages, .. } = func.op(id).op else { return };
-    let wanted = num_stages.unwrap_or(options.num_stages);
-    let candidates = find_candidates(func, id);
-    let loc = func.op(id).loc.clone();
-    if wanted >= 2 {
-        notes.extend(candidates.refused.iter().map(|refusal| {
-            format!("the load at {} is not prefetched by the loop at {loc}: {}", refusal.loc, refusal.reason)
-        }));
-    }
-    let mut candidates = candidates.found;
-    if candidates.is_empty() {
-        return;
-    }
-    if arch >= GpuArch::Sm90a && options.schedule.tma == Some(true) {
-        let axis = AxisAnalysis::new(func);
-        candidates.iter_mut().for_each(|c| c.tma = tma_can_load(func, &axis, c));
-    }
-    let stages = stages_that_fit(func, id, &candidates, wanted, arch);
-    if stages < wanted {
-        let bytes: usize = candidates.iter().map(|c| buffer_bytes(&c.buffer)).sum();
-        notes.push(format!(
-            "the loop at {loc} has {} of the {wanted} pipeline stages that are requested: a stage takes {bytes} bytes of \
-             shared memory, and a block of {} has {}",
-            stages.max(1),
-            arch.name(),
-            arch.max_shared_bytes()
-        ));
-    }
-    if stages < 2 {
-        return;
-    }
-    Pipeline::new(func, id, stages).build(&candidates);
-}
-
-/// Bytes of one buffer.
-pub(super) fn buffer_bytes(buffer: &Type) -> usize {
-    match buffer {
-        Type::Shared { elem, .. } => buffer.numel() * elem.bytes(),
-        _ => 0,
-    }
-}
-
-/// The maximum number of stages, up to `wanted`, whose rings fit into shared memory together with the buffers that are
-/// live during the loop and the scratch memory of its ops.
-fn stages_that_fit(func: &Func, id: OpId, candidates: &[Candidate], wanted: u32, arch: GpuArch) -> u32 {
-    let size = |ty: &Type, depth: u32| match ty {
-        Type::Shared { elem, .. } => (ty.numel() * elem.bytes() * depth as usize).next_multiple_of(1024) as u64,
-        _ => 0,
-    };
-    let others: u64 = buffers_live_in_loop(func, id)
-        .into_iter()
-        .filter(|alloc| !candidates.iter().any(|c| c.alloc == Some(*alloc)))
-        .map(|alloc| size(func.ty(func.result(alloc)), 1))
-        .sum();
-    // Space for the mbarriers.
-    let barriers = if candidates.iter().any(|c| c.tma) { 1024 } else { 0 };
-    let available = u64::from(arch.max_shared_bytes()).saturating_sub(others + barriers);
-    let buffers = |stages| candidates.iter().map(|c| size(&c.buffer, 1) * u64::from(c.depth(stages))).sum::<u64>();
-    let rings = |stages| candidates.iter().map(|c| size(&c.buffer, c.depth(stages))).sum::<u64>();
-    let ops = func.walk_from(func.op(id).regions[0]).into_iter().filter(|&op| !reads_ring(func, op, candidates));
-    let scratch = ops.map(|op| u64::from(scratch::bytes(func, op))).max().unwrap_or(0);
-    let fits = |&stages: &u32| buffers(stages) <= available && rings(stages) + scratch <= available;
-    (1..=wanted).rev().find(fits).unwrap_or(0)
-}
-
-/// Whether an op only converts the layout of a tile from a ring: the load will use that layout directly.
-pub(super) fn reads_ring(func: &Func, id: OpId, candidates: &[Candidate]) -> bool {
-    let mut at = Some(id).filter(|&id| func.op(id).op == Op::ConvertLayout);
-    while let Some(id) = at {
-        at = func.def_op(func.op(id).operands[0]);
-        match at.map(|id| &func.op(id).op) {
-            Some(Op::LoadView { .. } | Op::Load { .. }) => return candidates.iter().any(|c| Some(c.load) == at),
-            Some(Op::ExpandDims { .. }) => {}
-            _ => return false,
+    for id in loops {
+        let region = func.op(id).regions[0];
+        let Some(main) = stages::main_stage(func, region) else { continue };
+        let loads = scheduled_loads(func, id)?;
+        let Some(first) = loads.first() else { continue };
+        let stage_of = |c: &Candidate| func.op(c.load).place.map_or(main, |place| place.stage);
+        let ahead = stage_of(first);
+        if let Some(other) = loads.iter().find(|c| stage_of(c) != ahead) {
+            let [a, b] = [first, other].map(|c| func.op(c.load).loc.clone());
+            return Err(format!("the loads at {a} and {b} are of one loop, and should be in one stage"));
         }
-    }
-    false
-}
-
-/// The buffers that are live during the loop: all but those allocated after it and those last used before it.
-fn buffers_live_in_loop(func: &Func, id: OpId) -> Vec<OpId> {
-    let order = func.walk();
-    let first = order.iter().position(|&op| op == id);
-    let first = first.expect("internal compiler error: a loop is not in its block");
-    let last = first + func.walk_from(func.op(id).regions[0]).len();
-    let loops: Vec<(usize, usize)> = order
-        .iter()
-        .enumerate()
-        .filter(|(_, op)| matches!(func.op(**op).op, Op::For { .. } | Op::While))
-        .map(|(at, &op)| (at, at + func.op(op).regions.iter().map(|&r| func.walk_from(r).len()).sum::<usize>()))
-        .collect();
-    let needed = |&(allocated_at, alloc): &(usize, OpId)| {
-        let mut derived = vec![func.result(alloc)];
-        let mut end = allocated_at;
-        for (at, &op) in order.iter().enumerate().skip(allocated_at) {
-            if func.op(op).operands.iter().any(|o| derived.contains(o)) {
-                if matches!(func.op(op).op, Op::LocalSlot | Op::LocalTrans { .. } | Op::Wgmma { .. }) {
-                    derived.extend(&func.op(op).results);
-                }
-                end = at;
-            }
+        if ahead >= main {
+            let loc = &func.op(first.load).loc;
+            return Err(format!(
+                "the load at {loc} fills a ring, and should be in a stage before the main stage {main}"
+            ));
         }
-        // Allocated before a loop and used in it: live until the end of the loop.
-        let end = loops
-            .iter()
-            .filter(|&&(from, to)| allocated_at < from && from <= end && end <= to)
-            .map(|l| l.1)
-            .fold(end, usize::max);
-        allocated_at <= last && end >= first
-    };
-    let allocs = order.iter().copied().enumerate().filter(|(_, op)| func.op(*op).op == Op::LocalAlloc);
-    allocs.filter(needed).map(|(_, alloc)| alloc).collect()
+        Pipeline::new(func, id, main, main - ahead + 1).build(&loads);
+    }
+    Ok(())
 }
 
 struct Pipeline<'f> {
     func: &'f mut Func,
     id: OpId,
     region: BlockId,
+    /// The main stage of the loop.
+    main: u32,
+    /// From the stage of the loads to the main stage, both included.
     stages: u32,
     /// The carried values that addresses depend on, by index.
     address_values: Vec<usize>,
@@ -189,10 +79,10 @@ impl Iteration {
 }
 
 impl<'f> Pipeline<'f> {
-    fn new(func: &'f mut Func, id: OpId, stages: u32) -> Pipeline<'f> {
+    fn new(func: &'f mut Func, id: OpId, main: u32, stages: u32) -> Pipeline<'f> {
         let region = func.op(id).regions[0];
         let (address_values, index_loads, depths) = (Vec::new(), Vec::new(), Vec::new());
-        Pipeline { func, id, region, stages, address_values, index_loads, depths, full: None }
+        Pipeline { func, id, region, main, stages, address_values, index_loads, depths, full: None }
     }
 
     /// Finds the carried values and the loads that addresses depend on.
@@ -201,7 +91,8 @@ impl<'f> Pipeline<'f> {
         let addresses = candidates.iter().flat_map(|c| self.func.op(c.load).operands.iter().copied().take(2));
         let addresses: Vec<Value> = addresses.collect();
         let ops = ahead_ops(self.func, self.region, addresses.iter().copied());
-        let used: Vec<Value> = ops.iter().flat_map(|&op| super::edit::uses(self.func, op)).chain(addresses).collect();
+        let used: Vec<Value> =
+            ops.iter().flat_map(|&op| crate::ir::nested::uses(self.func, op)).chain(addresses).collect();
         let yields = self.yields().to_vec();
         let mut carried: Vec<usize> = Vec::new();
         // Carried values of carried values: `ahead_ops` has followed them through the yields.
@@ -239,7 +130,7 @@ impl<'f> Pipeline<'f> {
 
     fn build(mut self, candidates: &[Candidate]) {
         self.find_address_values(candidates);
-        self.depths = candidates.iter().map(|c| c.depth(self.stages)).collect();
+        self.depths = candidates.iter().map(|c| c.depth).collect();
         self.depths.sort_unstable();
         self.depths.dedup();
         let loc = self.func.op(self.id).loc.clone();
@@ -311,10 +202,12 @@ impl<'f> Pipeline<'f> {
         if let Some(&parity) = parity.first() {
             next_slots.push(next_parity(&mut b, parity, next_slots[0]));
         }
+        let mut views = Vec::new();
         for (c, &ring) in candidates.iter().zip(&rings) {
-            let read = reads[counter(&self.depths, c.depth(self.stages))];
+            let read = reads[counter(&self.depths, c.depth)];
             let id = b.op(Op::LocalSlot, &[ring, read], std::slice::from_ref(&c.buffer));
             let slot = b.func.result(id);
+            views.push(id);
             if let Some(alloc) = c.alloc {
                 let buffer = b.func.result(alloc);
                 b.func.replace_uses(buffer, slot);
@@ -330,6 +223,9 @@ impl<'f> Pipeline<'f> {
         let top_ops = self.func.take_ops(top);
         self.func.retain_ops(self.region, |op| !candidates.iter().any(|c| c.load == *op || c.alloc == Some(*op)));
         self.func.insert(self.region, 0, &top_ops);
+        for view in views {
+            stages::place_view(self.func, self.region, Some(self.main), view);
+        }
         let last = *self.func.block(self.region).ops.last().expect("internal compiler error: an empty loop");
         self.func.add_operands(last, &[next.values(), next_slots].concat());
 
@@ -346,7 +242,7 @@ impl<'f> Pipeline<'f> {
                 let Type::Shared { shape, elem, layout } = c.buffer.clone() else {
                     panic!("internal compiler error: a buffer of another type")
                 };
-                let mut ring = vec![c.depth(self.stages) as usize];
+                let mut ring = vec![c.depth as usize];
                 ring.extend(shape);
                 let id = b.op(Op::LocalAlloc, &[], &[Type::Shared { shape: ring, elem, layout }]);
                 b.func.result(id)
@@ -424,7 +320,7 @@ impl<'f> Pipeline<'f> {
         let mut b = Builder::new(self.func, block, loc.clone());
         let exists = b.cmp(CmpOp::Lt, iteration.index, upper);
         if let Some(full) = self.full {
-            let bytes = candidates.iter().filter(|c| c.tma).map(|c| buffer_bytes(&c.buffer) as u32).sum();
+            let bytes = candidates.iter().filter(|c| c.tma).map(|c| c.buffer_bytes() as u32).sum();
             b.op(Op::MbarrierExpect { bytes }, &[full, slots[0], exists], &[]);
         }
         for (c, &ring) in candidates.iter().zip(rings) {
@@ -433,7 +329,7 @@ impl<'f> Pipeline<'f> {
             let address: Vec<Value> =
                 load.operands.iter().take(2).map(|&v| self.clone_slice(block, v, &mut map)).collect();
             let mut b = Builder::new(self.func, block, load.loc);
-            let slot = slots[counter(&self.depths, c.depth(self.stages))];
+            let slot = slots[counter(&self.depths, c.depth)];
             let id = b.op(Op::LocalSlot, &[ring, slot], std::slice::from_ref(&c.buffer));
             let buffer = b.func.result(id);
             match (load.op, self.full.filter(|_| c.tma)) {

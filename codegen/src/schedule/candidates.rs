@@ -5,7 +5,8 @@ use crate::analysis::access_layout::{
 };
 use crate::analysis::axis::AxisAnalysis;
 use crate::analysis::{memory_effects, tensor_map};
-use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Type, Value};
+use crate::ir::nested::uses;
+use crate::ir::{BlockId, DType, Def, Effects, Func, Loc, Op, OpId, Padding, Placement, Type, Value};
 use crate::layout::LinearLayout;
 use std::collections::HashSet;
 
@@ -13,7 +14,8 @@ use std::collections::HashSet;
 const MIN_COPY_BYTES: usize = 4;
 
 /// A load to prefetch.
-pub(in crate::passes) struct Candidate {
+#[derive(Clone)]
+pub struct Candidate {
     /// A `load_view`, or a `load` through a tile of pointers.
     pub load: OpId,
     /// The `local_alloc` from which dots read the tile.
@@ -26,28 +28,31 @@ pub(in crate::passes) struct Candidate {
     pub vector: usize,
     /// The address depends on a value that the loop loads.
     pub indirect: bool,
-    /// A `wgmma` in flight still reads the buffer in the next iteration.
-    pub read_next_iteration: bool,
+    /// The number of buffers of the ring; 0 until it is chosen.
+    pub depth: u32,
     /// Loaded by TMA.
     pub tma: bool,
 }
 
 impl Candidate {
-    /// The number of buffers of the ring.
-    pub fn depth(&self, stages: u32) -> u32 {
-        stages + u32::from(self.read_next_iteration)
+    /// Bytes of one buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        match &self.buffer {
+            Type::Shared { elem, .. } => self.buffer.numel() * elem.bytes(),
+            _ => 0,
+        }
     }
 }
 
 /// A load that is not prefetched although its loop asks for it or a dot reads it, and why.
-pub(in crate::passes) struct Refusal {
+pub struct Refusal {
     pub loc: Loc,
     pub reason: String,
 }
 
 /// The loads of a loop body, without nested blocks.
 #[derive(Default)]
-pub(in crate::passes) struct Candidates {
+pub struct Candidates {
     pub found: Vec<Candidate>,
     pub refused: Vec<Refusal>,
 }
@@ -55,7 +60,7 @@ pub(in crate::passes) struct Candidates {
 /// The loads of a loop that can be prefetched. None if no dot reads any of them, unless the loop sets its own
 /// `num_stages`: other loads may be used too soon after, or too rarely, to pay for the way through shared memory.
 /// Without an own `num_stages`, loads through pointers are prefetched only for dots.
-pub(in crate::passes) fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
+pub fn find_candidates(func: &mut Func, id: OpId) -> Candidates {
     let region = func.op(id).regions[0];
     let has_own_stages = matches!(func.op(id).op, Op::For { num_stages: Some(_), .. });
     let search = Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func) };
@@ -77,14 +82,43 @@ pub(in crate::passes) fn find_candidates(func: &mut Func, id: OpId) -> Candidate
             Err(_) => {}
         }
     }
+    // Indices of other loads run further ahead, in registers.
+    let addresses = candidates.found.iter().flat_map(|c| func.op(c.load).operands.iter().copied().take(2));
+    let ahead = ahead_ops(func, region, addresses);
+    candidates.found.retain(|c| !ahead.contains(&c.load));
     if !has_own_stages && candidates.found.iter().all(|c| c.alloc.is_none()) {
         candidates.found.clear();
     }
     candidates
 }
 
+/// The loads that the schedule of a loop prefetches, with the rings that it gives them.
+///
+/// # Errors
+/// The load that cannot be prefetched, and why.
+pub fn scheduled_loads(func: &mut Func, id: OpId) -> Result<Vec<Candidate>, String> {
+    let region = func.op(id).regions[0];
+    let search = Search { region, axis: AxisAnalysis::new(func), written: memory_effects::written_pointers(func) };
+    let mut found = Vec::new();
+    for load in func.block(region).ops.clone() {
+        let Some(Placement { depth: Some(depth), tma, .. }) = func.op(load).place else { continue };
+        let loc = func.op(load).loc.clone();
+        if !matches!(func.op(load).op, Op::Load { .. } | Op::LoadView { .. }) {
+            return Err(format!("the `{}` at {loc} cannot have a ring: only loads can", func.op(load).op.mnemonic()));
+        }
+        let candidate = search
+            .candidate(func, load)
+            .map_err(|reason| format!("the load at {loc} cannot be prefetched: {reason}"))?;
+        if tma && !tma_can_load(func, &search.axis, &candidate) {
+            return Err(format!("the load at {loc} cannot be prefetched by TMA: no tensor map describes it"));
+        }
+        found.push(Candidate { depth, tma, ..candidate });
+    }
+    Ok(found)
+}
+
 /// Whether TMA can perform the load.
-pub(in crate::passes) fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
+pub fn tma_can_load(func: &Func, axis: &AxisAnalysis, c: &Candidate) -> bool {
     let data = func.op(c.load);
     let Op::LoadView { boundary, .. } = &data.op else { return false };
     tensor_map::plan(func, axis, data.operands[0], boundary, &c.buffer).is_some()
@@ -155,12 +189,10 @@ impl Search {
         }
         // `cp.async` copies 4, 8 or 16 bytes.
         let vector = vector.min(16 / elem.bytes());
-        let read_next_iteration =
-            alloc.is_some_and(|alloc| is_read_next_iteration(func, self.region, func.result(alloc)));
         let ahead = ahead_ops(func, self.region, data.operands.iter().copied().take(2));
         let indirect = ahead.iter().any(|&id| matches!(func.op(id).op, Op::Load { .. }));
         let in_registers = users > 0;
-        Ok(Candidate { load, alloc, in_registers, buffer, vector, indirect, read_next_iteration, tma: false })
+        Ok(Candidate { load, alloc, in_registers, buffer, vector, indirect, depth: 0, tma: false })
     }
 
     fn require_zero_padding(&self, func: &Func, load: OpId) -> Result<(), String> {
@@ -194,7 +226,7 @@ impl Search {
 }
 
 /// The ops of a loop body that values of an iteration depend on, also through carried values, in the order of the body.
-pub(super) fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<Item = Value>) -> Vec<OpId> {
+pub fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<Item = Value>) -> Vec<OpId> {
     let ops = &func.block(region).ops;
     let mut seen: Vec<Value> = values.into_iter().collect();
     let mut found: HashSet<OpId> = HashSet::new();
@@ -209,7 +241,7 @@ pub(super) fn ahead_ops(func: &Func, region: BlockId, values: impl IntoIterator<
             }
             Def::Result(id, _) if func.is_in(id, region) => {
                 found.insert(id);
-                super::super::edit::uses(func, id).into_iter().collect()
+                uses(func, id).into_iter().collect()
             }
             Def::Param(..) | Def::Result(..) => Vec::new(),
         };
@@ -238,17 +270,4 @@ fn is_zero(func: &Func, v: Value) -> bool {
         },
         None => false,
     }
-}
-
-/// Whether a buffer (or a view of it) is an operand of a `wgmma` that is issued or completes in the next iteration.
-fn is_read_next_iteration(func: &Func, region: BlockId, buffer: Value) -> bool {
-    let mut derived = vec![buffer];
-    func.block(region).ops.iter().any(|&id| {
-        let data = func.op(id);
-        let uses = data.operands.iter().any(|o| derived.contains(o));
-        if uses && matches!(data.op, Op::LocalTrans { .. }) {
-            derived.extend(&data.results);
-        }
-        uses && matches!(data.op, Op::Wgmma { stage_one: Some(true), .. } | Op::Wgmma { defer_wait: Some(true), .. })
-    })
 }

@@ -1,11 +1,11 @@
 //! The slice of the kernel that the producer runs: the addresses of its loads, and the control flow around them.
 
-use super::Plan;
+use super::partitions::Plan;
 use crate::ir::{Def, Effects, Func, Op, OpId, Type, Value};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A slice of a function.
-pub(super) struct Slice {
+pub struct Slice {
     /// Loads that the producer issues.
     pub loads: HashSet<OpId>,
     /// Pure ops to clone.

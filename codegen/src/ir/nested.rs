@@ -1,6 +1,6 @@
-//! Small edits of a function that several passes share.
+//! Queries and edits of an op together with its regions.
 
-use crate::ir::{Func, OpId, Value};
+use super::{Func, OpId, Value};
 use std::collections::{HashMap, HashSet};
 
 /// All values defined in the regions of an op, at any depth.

@@ -1,0 +1,47 @@
+//! Schedules: when and where the ops of a loop run, as data.
+//!
+//! A loop is scheduled where the ops of its body have a [`Placement`](crate::ir::Placement): stage, order and
+//! partition, and for a load that runs ahead the depth of its ring. `tile-opt` and `--emit schedule` print placements
+//! (`at {stage = 1, order = 2}`), and a function with placements written by hand parses. The meaning of a function does
+//! not depend on its placements; docs/schedule.md has what they promise.
+//!
+//! The loop counts the iterations of its *main* stage, that of its terminator. Ops of earlier stages run ahead of it:
+//! loads into rings, and the loads of their addresses. Ops of the stage after it run *behind*, one iteration later, so
+//! that their `wgmma` overlap with arithmetic of the main stage. A `wgmma_wait` alone can be behind its `wgmma`: its wait
+//! is deferred until the next iteration has issued its own. Pure ops that ops of another stage use are copied to it.
+//!
+//! [`choose()`] makes the schedule. `specialize_warps`, `pipeline_loads` and `rotate_loops` carry it out.
+
+pub mod candidates;
+mod overlap;
+pub mod partitions;
+mod prefetch;
+mod slice;
+pub mod stages;
+
+use crate::ir::{Func, Op, OpId};
+use crate::target::{CompileOptions, GpuArch};
+pub use slice::Slice;
+
+/// Chooses a schedule for each loop. Returns notes: what the options or hints ask for and the schedule does not do, and
+/// why.
+pub fn choose(func: &mut Func, arch: GpuArch, options: &CompileOptions) -> Vec<String> {
+    let mut notes = Vec::new();
+    let plan = match partitions::Plan::choose(func, arch, options) {
+        Ok(plan) => plan,
+        Err(reason) => {
+            notes.push(format!("warp specialization is requested but not applied: {reason}"));
+            None
+        }
+    };
+    let loops: Vec<OpId> = func.walk().into_iter().filter(|&id| matches!(func.op(id).op, Op::For { .. })).collect();
+    for id in loops {
+        let overlap = overlap::choose(func, id, options);
+        let loads = match &plan {
+            Some(plan) => plan.loads_of(id),
+            None => prefetch::choose(func, id, &overlap, arch, options, &mut notes),
+        };
+        overlap.place(func, id, &loads);
+    }
+    notes
+}

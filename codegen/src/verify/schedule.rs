@@ -1,0 +1,218 @@
+//! Rules of schedules: placements are where they mean something, and no op runs before what it depends on.
+
+use super::{Check, Rule, Violation};
+use crate::ir::nested::uses;
+use crate::ir::{BlockId, Def, Effects, Func, Op, OpId, Partition, Placement, Stage, Type, Value};
+use crate::schedule::candidates::ahead_ops;
+use crate::schedule::stages;
+use std::collections::HashMap;
+
+/// Checks the placements of all ops.
+pub fn check(func: &Func, stage: Stage) -> Vec<(Option<OpId>, Violation)> {
+    let mut violations = Vec::new();
+    let mut orders: HashMap<OpId, u32> = HashMap::new();
+    for id in func.walk() {
+        if let (Op::For { .. }, [region]) = (&func.op(id).op, &func.op(id).regions[..])
+            && stages::main_stage(func, *region).is_some()
+        {
+            orders.extend(stages::orders(func, *region));
+        }
+        let Some(place) = func.op(id).place else { continue };
+        let in_loop = func.parent_op(id).filter(|&owner| matches!(func.op(owner).op, Op::For { .. }));
+        let check = match in_loop {
+            None => fail("only ops directly in the body of a `for` have a placement".into()),
+            Some(_) if stage < Stage::Schedule => fail(format!("a placement is not legal at stage {stage:?}")),
+            Some(_) => {
+                let region = func.parent_block(id);
+                match stages::main_stage(func, region) {
+                    None => fail("the `yield` of the loop has no placement: it gives the main stage".into()),
+                    Some(main) => Body { func, region, main, orders: &orders }.op(id, place),
+                }
+            }
+        };
+        violations.extend(check.err().map(|v| (Some(id), v)));
+    }
+    violations
+}
+
+fn fail(message: String) -> Check {
+    Err(Violation { rule: Rule::Schedule, message })
+}
+
+/// The body of a scheduled loop.
+struct Body<'f> {
+    func: &'f Func,
+    region: BlockId,
+    main: u32,
+    /// Of the ops of this loop, and of others.
+    orders: &'f HashMap<OpId, u32>,
+}
+
+/// When an op runs, compared within one iteration of the source loop.
+type Time = (u32, u32);
+
+impl Body<'_> {
+    fn op(&self, id: OpId, place: Placement) -> Check {
+        self.attributes(id, place)?;
+        if place.depth.is_some() {
+            return self.load_ahead(id, place);
+        }
+        if place.stage > self.main {
+            self.behind(id, place)?;
+        }
+        if place.stage >= self.main {
+            self.dependences(id)?;
+        }
+        Ok(())
+    }
+
+    fn attributes(&self, id: OpId, place: Placement) -> Check {
+        let data = self.func.op(id);
+        let is_load = matches!(data.op, Op::Load { .. } | Op::LoadView { .. });
+        if place.stage > self.main + 1 {
+            return fail(format!(
+                "stage {} is more than one behind the main stage {} of its loop",
+                place.stage, self.main
+            ));
+        }
+        if place.depth.is_some() && !is_load {
+            return fail("only loads have a `depth`: it is that of the ring they fill".into());
+        }
+        if place.depth == Some(0) {
+            return fail("a ring has at least one buffer, found depth 0".into());
+        }
+        if place.tma && (place.depth.is_none() || !matches!(data.op, Op::LoadView { .. })) {
+            return fail("only a `load_view` with a `depth` can be loaded by TMA".into());
+        }
+        Ok(())
+    }
+
+    /// A load into a ring: its address is known ahead, and its ring keeps a tile until the last read.
+    fn load_ahead(&self, id: OpId, place: Placement) -> Check {
+        for op in ahead_ops(self.func, self.region, self.func.op(id).operands.iter().copied().take(2)) {
+            let data = self.func.op(op);
+            let is_pure = data.op.effects() == Effects::Pure && data.regions.is_empty();
+            let is_early = data.place.is_some_and(|at| at.stage < place.stage) && matches!(data.op, Op::Load { .. });
+            if !is_pure && !is_early {
+                return fail(format!(
+                    "it runs in stage {}, and its address depends on {}, which runs in stage {}",
+                    place.stage,
+                    self.describe(op),
+                    data.place.map_or(self.main, |at| at.stage)
+                ));
+            }
+        }
+        let (last, reader) = self.last_read(id);
+        let needed = match place.partition {
+            Partition::Consumer => (last + 1).saturating_sub(place.stage),
+            // The producer waits until a buffer is free.
+            Partition::Producer => 1 + last.saturating_sub(self.main),
+        };
+        match place.depth {
+            Some(depth) if depth < needed => fail(format!(
+                "its ring has {depth} buffers, and needs {needed}: {} is done with a tile in stage {last}",
+                self.describe(reader)
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// The stage in which the last reader of a loaded tile is done with it, and that reader.
+    fn last_read(&self, load: OpId) -> (u32, OpId) {
+        let mut last = (self.main, load);
+        let mut values = self.func.op(load).results.clone();
+        while let Some(v) = values.pop() {
+            for used in self.func.uses(v) {
+                let data = self.func.op(used.op);
+                match data.op {
+                    Op::LocalAlloc | Op::LocalTrans { .. } => values.extend(&data.results),
+                    // Done when it is waited for.
+                    Op::Wgmma { .. } if matches!(self.func.ty(v), Type::Shared { .. }) => values.extend(&data.results),
+                    _ => {}
+                }
+                let stage = data.place.map_or(self.main, |at| at.stage);
+                if stage > last.0 || last.1 == load {
+                    last = (stage.max(last.0), used.op);
+                }
+            }
+        }
+        last
+    }
+
+    /// What can run behind the main stage.
+    fn behind(&self, id: OpId, place: Placement) -> Check {
+        let data = self.func.op(id);
+        let can_run = data.op.effects() == Effects::Pure
+            || matches!(
+                data.op,
+                Op::Wgmma { .. } | Op::WgmmaWait { .. } | Op::MbarrierArrive { .. } | Op::MbarrierWait
+            );
+        match can_run {
+            true => Ok(()),
+            false => fail(format!(
+                "it runs in stage {}, behind the main stage {}, where only arithmetic and `wgmma` can run",
+                place.stage, self.main
+            )),
+        }
+    }
+
+    /// An op of the main stage or behind it runs after the ops that it depends on, in its own iteration and through
+    /// carried values.
+    fn dependences(&self, id: OpId) -> Check {
+        let mut used: Vec<Value> = uses(self.func, id).into_iter().collect();
+        used.sort();
+        let end = self.func.terminator(self.region);
+        for v in used {
+            match self.func.value(v).def {
+                Def::Result(op, _) if self.func.is_in(op, self.region) && id != end => {
+                    if self.time(op) > self.time(id) && !self.runs_anywhere(op) {
+                        return self.too_early(id, op, "");
+                    }
+                }
+                Def::Param(block, index) if block == self.region && index > 0 => {
+                    let carried = self.func.op(end).operands[index - 1];
+                    let Some(op) = self.func.def_op(carried).filter(|&op| self.func.is_in(op, self.region)) else {
+                        continue;
+                    };
+                    let is_behind = self.time(op).0 > self.main && self.time(id).0 <= self.main;
+                    if id != end && is_behind && !self.accumulates_in_order(id, op) {
+                        return self.too_early(id, op, " of the iteration before");
+                    }
+                }
+                Def::Result(..) | Def::Param(..) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn time(&self, id: OpId) -> Time {
+        let stage = self.func.op(id).place.map_or(self.main, |at| at.stage);
+        (stage, self.orders.get(&id).copied().unwrap_or_default())
+    }
+
+    /// Whether an op is copied to the stages that use it: one that names a part of shared memory.
+    fn runs_anywhere(&self, id: OpId) -> bool {
+        matches!(self.func.op(id).op, Op::LocalSlot | Op::LocalTrans { .. })
+    }
+
+    /// Whether `wait` is the deferred wait for the `wgmma` `dot`: accumulations of one tile complete in order.
+    fn accumulates_in_order(&self, dot: OpId, wait: OpId) -> bool {
+        let is_dot = matches!(self.func.op(dot).op, Op::Wgmma { .. });
+        is_dot && stages::accumulator_of(self.func, self.region, dot).is_some_and(|(own, _)| own == wait)
+    }
+
+    fn too_early(&self, id: OpId, on: OpId, which: &str) -> Check {
+        let [(stage, order), (other_stage, other_order)] = [id, on].map(|op| self.time(op));
+        fail(format!(
+            "it runs in stage {stage}, order {order}, and depends on {}{which}, which runs in stage {other_stage}, order \
+             {other_order}",
+            self.describe(on)
+        ))
+    }
+
+    fn describe(&self, id: OpId) -> String {
+        let data = self.func.op(id);
+        let line = crate::text::print_op(self.func, id);
+        if data.loc.is_unknown() { format!("`{line}`") } else { format!("`{line}` at {}", data.loc) }
+    }
+}
