@@ -82,7 +82,7 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
                 let writes = match data.op {
                     Op::BlockBarrier { .. } => true,
                     Op::MbarrierArrive { .. } => data.operands.len() == 2,
-                    _ => data.op.effects() == Effects::Write,
+                    _ => data.op.effects() == Effects::Write && !only_writes_global_memory(&data.op),
                 };
                 let rewrites = data.results.iter().any(|v| overwritten_operand == Some(*v));
                 end || region || writes || rewrites || uses(func, ops[i]).iter().any(|v| results.contains(v))
@@ -102,12 +102,19 @@ fn block(func: &mut Func, block: BlockId, f32_in_flight: bool, entering: &HashSe
     let waits: Vec<OpId> =
         func.block(block).ops.iter().copied().filter(|&id| matches!(func.op(id).op, Op::WgmmaWait { .. })).collect();
     for wait in waits {
+        sink_loads(func, block, wait);
         for v in computed_since_last_mma(func, block, wait) {
             let ty = func.ty(v).clone();
             func.add_operands(wait, &[v]);
             func.add_result(wait, ty);
         }
     }
+}
+
+/// Whether an op writes global memory alone. A `wgmma` in flight does not read it, and no buffer that the `wgmma` reads
+/// shares memory with the scratch memory of such an op.
+fn only_writes_global_memory(op: &Op) -> bool {
+    matches!(op, Op::Store { .. } | Op::StoreView { .. } | Op::AtomicRmw { .. } | Op::AtomicCas | Op::AtomicView { .. })
 }
 
 /// Removes the arrivals that release buffers after a `wgmma`, so that they do not force an early wait. The caller
@@ -118,6 +125,34 @@ fn detach_releases(func: &mut Func, block: BlockId) -> Vec<OpId> {
     let (releases, rest): (Vec<OpId>, Vec<OpId>) = ops.into_iter().partition(is_release);
     func.set_ops(block, &rest);
     releases
+}
+
+/// Moves loads from shared memory, and changes of their shape and layout, from before a wait to after it where only ops after it
+/// use them: their registers are then not live while a `wgmma` in flight occupies its own.
+fn sink_loads(func: &mut Func, block: BlockId, wait: OpId) {
+    let at = func.position(wait);
+    let mut sunk: Vec<OpId> = Vec::new();
+    for &id in func.block(block).ops[..at].iter().rev() {
+        let data = func.op(id);
+        let moves = matches!(data.op, Op::LocalLoad | Op::ConvertLayout | Op::ExpandDims { .. } | Op::Broadcast);
+        let is_after = |user: OpId| sunk.contains(&user) || func.is_in(user, block) && func.position(user) > at;
+        let mut users = data.results.iter().flat_map(|&v| func.uses(v));
+        if moves && func.ty(func.result(id)).is_tensor() && users.all(|used| is_after(used.op)) {
+            sunk.push(id);
+            continue;
+        }
+        let crosses = match data.op {
+            Op::Wgmma { .. } | Op::WgmmaWait { .. } => true,
+            Op::LocalAlloc => false,
+            _ => matches!(data.op.effects(), Effects::Pure | Effects::Read),
+        };
+        if !crosses {
+            break;
+        }
+    }
+    sunk.reverse();
+    sunk.iter().for_each(|&id| func.detach(id));
+    func.insert(block, func.position(wait) + 1, &sunk);
 }
 
 /// The f32 tiles computed between the last `wgmma` or wait and this wait that no other op there uses: all arithmetic

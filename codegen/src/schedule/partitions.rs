@@ -26,7 +26,13 @@ pub struct Ring {
     pub bytes: u32,
     /// Loaded by TMA; otherwise by `cp.async`.
     pub tma: bool,
+    /// The index of the ring in its group whose mbarriers track it: its own, or that of a load before it.
+    pub tracker: usize,
 }
+
+/// A load shares the mbarriers of a load before it of at least this many times its bytes: waiting for both takes hardly
+/// longer than for the large one, and each mbarrier costs every iteration a wait and an arrival.
+const SHARED_BARRIER_RATIO: usize = 8;
 
 impl Ring {
     /// The number of threads per warp that arrive at the empty mbarrier. By the memory model one suffices, but
@@ -39,6 +45,13 @@ impl Ring {
 /// The rings that one loop fills.
 pub struct RingGroup {
     pub rings: Vec<Ring>,
+}
+
+impl RingGroup {
+    /// The rings that the mbarriers of a ring track: none if it has no mbarriers of its own.
+    pub fn tracked_by(&self, ring: usize) -> impl Iterator<Item = usize> {
+        self.rings.iter().enumerate().filter(move |(_, r)| r.tracker == ring).map(|(number, _)| number)
+    }
 }
 
 /// What a producer loads, and through which rings. Consecutive loops with buffers of equal types share their rings, so
@@ -161,7 +174,8 @@ impl Plan {
             let rings = rings(func, &loads, options.schedule.tma != Some(false))?;
             let same = |g: &RingGroup| {
                 let pairs = || g.rings.iter().zip(&rings);
-                g.rings.len() == rings.len() && pairs().all(|(a, b)| a.buffer == b.buffer && a.tma == b.tma)
+                let equal = |(a, b): (&Ring, &Ring)| (&a.buffer, a.tma, a.tracker) == (&b.buffer, b.tma, b.tracker);
+                g.rings.len() == rings.len() && pairs().all(equal)
             };
             let group = plan.groups.iter().position(same).unwrap_or_else(|| {
                 plan.groups.push(RingGroup { rings });
@@ -239,13 +253,20 @@ impl Plan {
 /// # Errors
 /// The operand of a dot that TMA does not load.
 fn rings(func: &Func, loads: &[Candidate], allow_tma: bool) -> Result<Vec<Ring>, String> {
-    let ring = |c: &Candidate| {
+    let mut rings: Vec<Ring> = Vec::new();
+    for c in loads {
         // `wgmma` does not see `cp.async` writes without a proxy fence by the writing threads.
         if !c.tma && c.alloc.is_some() {
             let cause = if allow_tma { "no tensor map describes it" } else { "tma is off" };
             return Err(format!("TMA cannot load the operand of a dot at {}: {cause}", func.op(c.load).loc));
         }
-        Ok(Ring { buffer: c.buffer.clone(), bytes: c.buffer_bytes() as u32, tma: c.tma })
-    };
-    loads.iter().map(ring).collect()
+        let bytes = c.buffer_bytes() as u32;
+        let is_large = |r: &Ring| c.tma && r.tma && r.bytes as usize >= SHARED_BARRIER_RATIO * c.buffer_bytes();
+        let tracker = match rings.last() {
+            Some(last) if is_large(&rings[last.tracker]) => last.tracker,
+            _ => rings.len(),
+        };
+        rings.push(Ring { buffer: c.buffer.clone(), bytes, tma: c.tma, tracker });
+    }
+    Ok(rings)
 }

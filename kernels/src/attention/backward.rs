@@ -36,6 +36,7 @@ use tilewright_runtime::prelude::*;
     configs = [
         Config(q_tile = 64, k_tile = 64, num_warps = 4, num_stages = 2),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
+        Config(q_tile = 128, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 2, warp_specialize = true, overlap = false),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true),
         Config(q_tile = 64, k_tile = 128, num_warps = 8, num_stages = 3, warp_specialize = true, pingpong = true),
@@ -144,7 +145,8 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
     let kt = load(k_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let vt = load(v_block, boundary_check = boundary_dims(true, padded), padding = zero);
     let keys = first_key + arange(0, k_tile);
-    let mut sums = (zeros::<f32>([k_tile, d_tile]), zeros::<f32>([k_tile, d_tile]));
+    let mut dk_sum = zeros::<f32>([k_tile, d_tile]);
+    let mut dv_sum = zeros::<f32>([k_tile, d_tile]);
 
     // Query tiles from `first_tile` on see some of the keys. `cdiv` would cause spills in f32: 8 to 56 bytes in 64
     // bits, and with the causal mask 8 bytes in 32 bits (which `assume(n_q >= 0)` allows).
@@ -198,11 +200,15 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
                 p = where_((keys < n_k).expand_dims(1), p, 0.0);
             }
             let ds = (p * (dp - dt)).to::<T>();
-            sums = accumulate_dkdv(sums, p.to::<T>(), ds, qt, grad_o, precision);
+            dv_sum = dot(p.to::<T>(), grad_o, acc = dv_sum, input_precision = precision);
             if one_pass {
+                // dK follows dQ, so that its dot runs while dQ is added.
                 let partial_dq = dot(ds.trans(), kt, input_precision = precision);
+                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
                 atomic_add(dq_block, partial_dq, boundary_check = boundary_dims(!even_queries, padded));
                 dq_block = dq_block.advance([q_tile, 0]);
+            } else {
+                dk_sum = dot(ds, qt, acc = dk_sum, input_precision = precision);
             }
             q_block = q_block.advance([q_tile, 0]);
             do_block = do_block.advance([q_tile, 0]);
@@ -211,7 +217,6 @@ pub fn flash_attention_bwd_dkdv<T: Float, R: Float>(
         }
     }
 
-    let (dk_sum, dv_sum) = sums;
     let dk_block = make_block_ptr(
         dk + (entry * dk_stride_batch + kv_head * dk_stride_head),
         shape = [n_k, d],
@@ -393,20 +398,4 @@ pub fn flash_attention_bwd_dq<T: Float, R: Float>(
         order = [1, 0],
     );
     store(dq_block, (sum * scale).to::<R>(), boundary_check = boundary_dims(true, padded));
-}
-
-/// Accumulates a tile of queries into (dK / scale, dV). `p` is Pᵀ and `ds` dSᵀ, both [keys, queries].
-#[device_fn]
-fn accumulate_dkdv<T: Float>(
-    sums: (Tile<f32>, Tile<f32>),
-    p: Tile<T>,
-    ds: Tile<T>,
-    q: Tile<T>,
-    d_o: Tile<T>,
-    precision: Precision,
-) -> (Tile<f32>, Tile<f32>) {
-    let (dk, dv) = sums;
-    let dv = dot(p, d_o, acc = dv, input_precision = precision);
-    let dk = dot(ds, q, acc = dk, input_precision = precision);
-    (dk, dv)
 }

@@ -163,9 +163,10 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
         (Target::Nvptx(arch), Pass::Forward) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
             warp_specialized(Tiles::new(128, 128, 8, 2))
         }
-        (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => {
-            warp_specialized(Tiles::new(64, 128, 8, 3))
-        }
+        (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
+            ..=64 => warp_specialized(Tiles::new(128, 128, 8, 2)),
+            _ => warp_specialized(Tiles::new(64, 128, 8, 3)),
+        },
         (Target::Nvptx(arch), Pass::Dq) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
             ..=64 => warp_specialized(Tiles::new(128, 64, 8, 4)),
             // Spills with asynchronous MMAs in flight.

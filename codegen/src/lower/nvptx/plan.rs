@@ -20,7 +20,7 @@ use super::thread_dependencies::ThreadDependencies;
 use crate::analysis::buffers::buffer_of;
 use crate::analysis::scratch;
 use crate::ir::{BlockId, Func, Op, OpId, Type, Value};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
 /// Alignment of buffers: the period of the widest swizzle.
@@ -91,7 +91,7 @@ impl Allocation {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Range {
     start: u32,
     end: u32,
@@ -110,8 +110,9 @@ struct Pending {
     writes: HashSet<Range>,
     /// Ranges written by ordinary stores, without a later proxy fence for `wgmma` and TMA.
     unfenced: HashSet<Range>,
-    /// Operands that `wgmma` in flight read, across barriers, until a wait completes them.
-    in_flight: HashSet<Range>,
+    /// For each `wgmma` in flight, from the oldest on, the operands that it reads, across barriers, until a wait
+    /// completes it.
+    in_flight: VecDeque<BTreeSet<Range>>,
     /// Accesses of global memory.
     global: HashSet<OpId>,
     /// Whether TMA may still read the operand of a bulk async reduction. Threads wait for it before they synchronize.
@@ -125,6 +126,41 @@ impl Pending {
         self.writes.clear();
         self.global.clear();
         self.bulk_reading = false;
+    }
+
+    /// Adds the accesses of another path to the same point.
+    fn merge(&mut self, other: &Pending) {
+        self.reads.extend(&other.reads);
+        self.writes.extend(&other.writes);
+        self.unfenced.extend(&other.unfenced);
+        self.global.extend(&other.global);
+        self.bulk_reading |= other.bulk_reading;
+        // Waits count from the newest `wgmma` back.
+        for _ in self.in_flight.len()..other.in_flight.len() {
+            self.in_flight.push_front(BTreeSet::new());
+        }
+        for (own, other) in self.in_flight.iter_mut().rev().zip(other.in_flight.iter().rev()) {
+            own.extend(other);
+        }
+    }
+
+    /// Adds a `wgmma` that reads these ranges.
+    fn issue(&mut self, reads: &[Range]) {
+        /// More are never waited for one by one; the oldest count as one.
+        const MOST: usize = 16;
+        if self.in_flight.len() == MOST
+            && let Some(oldest) = self.in_flight.pop_front()
+        {
+            self.in_flight[0].extend(oldest);
+        }
+        self.in_flight.push_back(reads.iter().copied().collect());
+    }
+
+    /// Completes all `wgmma` but the last `left`. A warp then knows only that its own part is complete: other warps may
+    /// still read the operands until a barrier.
+    fn complete(&mut self, left: usize) {
+        let complete = self.in_flight.len().saturating_sub(left);
+        self.reads.extend(self.in_flight.drain(..complete).flatten());
     }
 }
 
@@ -269,12 +305,7 @@ impl SharedPlan {
                     for &r in &data.regions {
                         let mut arm = pending.clone();
                         self.walk(func, r, &mut arm);
-                        merged.reads.extend(&arm.reads);
-                        merged.writes.extend(&arm.writes);
-                        merged.unfenced.extend(&arm.unfenced);
-                        merged.in_flight.extend(&arm.in_flight);
-                        merged.global.extend(&arm.global);
-                        merged.bulk_reading |= arm.bulk_reading;
+                        merged.merge(&arm);
                     }
                     *pending = merged;
                 }
@@ -311,12 +342,7 @@ impl SharedPlan {
                 self.walk(func, r, pending);
             }
             // The loop may have no iterations: accesses from before it stay pending.
-            pending.reads.extend(&before.2.reads);
-            pending.writes.extend(&before.2.writes);
-            pending.unfenced.extend(&before.2.unfenced);
-            pending.in_flight.extend(&before.2.in_flight);
-            pending.global.extend(&before.2.global);
-            pending.bulk_reading |= before.2.bulk_reading;
+            pending.merge(&before.2);
             if (self.barriers.len(), self.fences.len(), pending.clone()) == before {
                 break;
             }
@@ -330,12 +356,7 @@ impl SharedPlan {
             return;
         }
         if let Op::WgmmaWait { pending: left } = data.op {
-            // After its wait, a warp knows only that its own part of the `wgmma` is complete. Other warps may still
-            // read the operands until a barrier.
-            pending.reads.extend(&pending.in_flight);
-            if left == 0 {
-                pending.in_flight.clear();
-            }
+            pending.complete(left as usize);
             return;
         }
         if self.bulk_reductions.contains_key(&id) {
@@ -406,7 +427,7 @@ impl SharedPlan {
             return;
         }
         if by_wgmma {
-            pending.in_flight.extend(&reads);
+            pending.issue(&reads);
         }
         if self.dependencies.tracks(id) {
             pending.global.insert(id);

@@ -68,30 +68,33 @@ impl Partitioner<'_> {
     fn rings(&mut self, block: BlockId) {
         let count = self.plan.stages as usize;
         for group in &self.plan.groups {
-            let values = group
-                .rings
-                .iter()
-                .map(|ring| {
-                    let Type::Shared { shape, elem, layout } = ring.buffer.clone() else {
-                        panic!("internal compiler error: a buffer of another type")
-                    };
-                    let ty = Type::Shared { shape: [vec![count], shape].concat(), elem, layout };
-                    let one = |this: &mut Self, op: Op, ty: Type| {
-                        let id = this.builder(block).op(op, &[], &[ty]);
-                        this.func.result(id)
-                    };
-                    let barriers = Type::Barrier { count };
-                    // Arrivals per phase: of the thread that sets the expected bytes, or of each thread of the copying
-                    // warp.
-                    let arrivals = if ring.tma { 1 } else { 32 };
-                    let readers = self.plan.warps * ring.arriving_lanes();
-                    RingValues {
-                        ring: one(self, Op::LocalAlloc, ty),
-                        full: one(self, Op::MbarrierAlloc { arrivals }, barriers.clone()),
-                        empty: one(self, Op::MbarrierAlloc { arrivals: readers }, barriers),
-                    }
-                })
-                .collect();
+            let mut values: Vec<RingValues> = Vec::new();
+            for ring in &group.rings {
+                let Type::Shared { shape, elem, layout } = ring.buffer.clone() else {
+                    panic!("internal compiler error: a buffer of another type")
+                };
+                let ty = Type::Shared { shape: [vec![count], shape].concat(), elem, layout };
+                let one = |this: &mut Self, op: Op, ty: Type| {
+                    let id = this.builder(block).op(op, &[], &[ty]);
+                    this.func.result(id)
+                };
+                let barriers = Type::Barrier { count };
+                // Arrivals per phase: of the thread that sets the expected bytes, or of each thread of the copying
+                // warp.
+                let arrivals = if ring.tma { 1 } else { 32 };
+                let readers = self.plan.warps * ring.arriving_lanes();
+                let buffers = one(self, Op::LocalAlloc, ty);
+                if let Some(tracker) = values.get(ring.tracker) {
+                    let RingValues { full, empty, .. } = *tracker;
+                    values.push(RingValues { ring: buffers, full, empty });
+                    continue;
+                }
+                values.push(RingValues {
+                    ring: buffers,
+                    full: one(self, Op::MbarrierAlloc { arrivals }, barriers.clone()),
+                    empty: one(self, Op::MbarrierAlloc { arrivals: readers }, barriers),
+                });
+            }
             self.rings.push(values);
         }
         self.builder(block).op(Op::BlockBarrier { id: 0, threads: None }, &[], &[]);
@@ -233,12 +236,19 @@ impl Partitioner<'_> {
             panic!("internal compiler error: a candidate that is not a load")
         };
         let view = map[&data.operands[0]];
+        // One wait and one expected number of bytes for all rings that these mbarriers track.
+        let RingGroup { rings } = &self.plan.groups[group];
+        let tracked: u32 = self.plan.groups[group].tracked_by(number).map(|i| rings[i].bytes).sum();
         let mut b = Builder::new(self.func, to, data.loc);
-        b.op(Op::MbarrierWait, &[empty, state.slot, state.parity], &[]);
+        if ring.tracker == number {
+            b.op(Op::MbarrierWait, &[empty, state.slot, state.parity], &[]);
+        }
         let slot = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&ring.buffer));
         let slot = b.func.result(slot);
         if ring.tma {
-            b.op(Op::MbarrierExpect { bytes: ring.bytes }, &[full, state.slot], &[]);
+            if ring.tracker == number {
+                b.op(Op::MbarrierExpect { bytes: tracked }, &[full, state.slot], &[]);
+            }
             b.op(Op::TmaLoad { boundary }, &[view, slot, full, state.slot], &[]);
         } else {
             b.op(Op::AsyncCopy { boundary, padding }, &[view, slot], &[]);
@@ -291,8 +301,8 @@ impl Partitioner<'_> {
         self.consume(region, &mut inner);
         let plan = self.plan;
         if let Some((g, candidates)) = plan.loops.get(&id) {
-            for (number, c) in candidates.iter().enumerate() {
-                self.consume_load(region, main, c, *g, number, inner[*g]);
+            for number in 0..candidates.len() {
+                self.consume_tracked(region, main, candidates, *g, number, inner[*g]);
             }
             inner[*g] = self.advance(region, inner[*g]);
         }
@@ -320,22 +330,76 @@ impl Partitioner<'_> {
         }
     }
 
-    /// One load: waits for its buffer before the first use, and releases it at the end of the block.
-    fn consume_load(
+    /// The loads that the mbarriers of one ring track: waits for their buffers before the first use, and releases them
+    /// after the last.
+    fn consume_tracked(
         &mut self,
         block: BlockId,
         main: Option<u32>,
+        loads: &[Candidate],
+        group: usize,
+        tracker: usize,
+        state: State,
+    ) {
+        let plan = self.plan;
+        let tracked: Vec<usize> = plan.groups[group].tracked_by(tracker).collect();
+        let Some(&first) = tracked.first() else { return };
+        let tiles: Vec<Value> = tracked.iter().flat_map(|&number| self.tiles_of(&loads[number])).collect();
+        let is_load = |op: &OpId| tracked.iter().any(|&i| loads[i].load == *op || loads[i].alloc == Some(*op));
+        self.func.retain_ops(block, |op| !is_load(op));
+        let loc = self.func.op(loads[first].load).loc.clone();
+        let RingValues { full, empty, .. } = self.rings[group][tracker];
+        let wait = self.func.create_op(
+            Op::MbarrierWait,
+            vec![full, state.slot, state.parity],
+            Vec::new(),
+            Vec::new(),
+            loc.clone(),
+        );
+        let at = self.first_use(block, &tiles);
+        self.func.insert(block, at, &[wait]);
+        let (mut views, mut read_results) = (Vec::new(), Vec::new());
+        for &number in &tracked {
+            let (view, results) = self.consume_load(block, &loads[number], group, number, state);
+            views.push(view);
+            read_results.extend(results);
+        }
+        // Reads of ops behind come after those of the main stage.
+        let places = read_results.iter().filter_map(|&v| self.func.op(self.func.def_op(v)?).place);
+        let last_read =
+            places.filter(|place| main.is_some_and(|main| place.stage > main)).max_by_key(|place| place.order);
+        let (warps, lanes) = (plan.warps, plan.groups[group].rings[tracker].arriving_lanes());
+        let operands = [vec![empty, state.slot], read_results].concat();
+        let release = Builder::new(self.func, block, loc).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
+        self.func.set_place(release, last_read);
+        let behind: Vec<bool> = views.iter().map(|&view| stages::place_view(self.func, block, main, view)).collect();
+        if behind.iter().all(|&behind| behind) {
+            let place = self.func.op(views[0]).place;
+            self.func.set_place(wait, place);
+        }
+    }
+
+    /// The tile and the buffer that a load fills.
+    fn tiles_of(&self, c: &Candidate) -> Vec<Value> {
+        c.alloc.into_iter().chain([c.load]).map(|id| self.func.result(id)).collect()
+    }
+
+    /// Replaces a load by a view of its buffer, before the first use. Returns the view, and the values that are computed
+    /// only after the buffer has been read.
+    fn consume_load(
+        &mut self,
+        block: BlockId,
         c: &Candidate,
         group: usize,
         number: usize,
         state: State,
-    ) {
+    ) -> (OpId, Vec<Value>) {
         let RingGroup { rings } = &self.plan.groups[group];
-        let RingValues { ring: buffers, full, empty } = self.rings[group][number];
+        let buffers = self.rings[group][number].ring;
+        let replaced = self.tiles_of(c);
         let loc = self.func.op(c.load).loc.clone();
         let scratch = self.func.add_block();
         let mut b = Builder::new(self.func, scratch, loc);
-        let wait = b.op(Op::MbarrierWait, &[full, state.slot, state.parity], &[]);
         let view = b.op(Op::LocalSlot, &[buffers, state.slot], std::slice::from_ref(&rings[number].buffer));
         let slot = b.func.result(view);
         let tile = b.func.result(c.load);
@@ -345,8 +409,6 @@ impl Partitioner<'_> {
             let id = b.op(Op::LocalLoad, &[slot], &[ty]);
             read_results.push(b.func.result(id));
         }
-        let replaced: Vec<Value> = c.alloc.map(|alloc| b.func.result(alloc)).into_iter().chain([tile]).collect();
-        self.func.retain_ops(block, |op| *op != c.load && Some(*op) != c.alloc);
         let at = self.first_use(block, &replaced);
         if let Some(alloc) = c.alloc {
             let buffer = self.func.result(alloc);
@@ -358,18 +420,7 @@ impl Partitioner<'_> {
         let new = self.func.take_ops(scratch);
         self.func.insert(block, at, &new);
         read_results.extend(self.read_results(block, slot));
-        // Reads of ops behind come after those of the main stage.
-        let places = read_results.iter().filter_map(|&v| self.func.op(self.func.def_op(v)?).place);
-        let last_read =
-            places.filter(|place| main.is_some_and(|main| place.stage > main)).max_by_key(|place| place.order);
-        let (warps, lanes) = (self.plan.warps, rings[number].arriving_lanes());
-        let operands = [vec![empty, state.slot], read_results].concat();
-        let release = self.builder(block).op(Op::MbarrierArrive { warps, lanes }, &operands, &[]);
-        self.func.set_place(release, last_read);
-        if stages::place_view(self.func, block, main, view) {
-            let place = self.func.op(view).place;
-            self.func.set_place(wait, place);
-        }
+        (view, read_results)
     }
 
     /// The position in a block of the first op that uses one of these values, directly or in a region; the end of the
