@@ -12,6 +12,14 @@ const COLUMNS: usize = 32;
 const PROGRAMS: u32 = 2;
 const INSTRUCTION: &str = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32";
 
+/// The same, for whole tiles: rows follow each other, and a warp adds its rows at once.
+fn add_whole_tiles() -> String {
+    let text = ADD.replace("{op = add, boundary = [0]}", "{op = add, boundary = []}");
+    let text = text.replace("%up = constant {value = 31}", "%up = constant {value = -32}");
+    assert!(text.contains("boundary = []") && text.contains("value = -32"));
+    text
+}
+
 fn number(i: usize) -> f32 {
     (i % 97) as f32
 }
@@ -55,8 +63,26 @@ fn overlapping_tiles_accumulate() {
 }
 
 #[test]
+fn rows_without_gaps_are_added_at_once() {
+    // Three tiles, of the rows 0, 32 and 64 on.
+    let times = |i: usize| [1, 2, 2, 1, 0][i / COLUMNS / 32] * PROGRAMS;
+    let expected: Vec<f32> = (0..ROWS * COLUMNS).map(|i| 1.0 + times(i) as f32 * number(i)).collect();
+    let module = module(&add_whole_tiles(), GpuArch::Sm90a);
+    // 16 rows of 128 bytes per warp.
+    assert!(module.llvm_ir.contains(&format!("{INSTRUCTION} [$0], [$1], 2048;")), "{}", module.llvm_ir);
+    for seed in 0..3 {
+        assert_eq!(simulate(&module.llvm_ir, &module, seed).unwrap_or_else(|e| panic!("{e}")), expected);
+    }
+}
+
+#[test]
 fn missing_synchronization_is_reported() {
-    let module = module(ADD, GpuArch::Sm90a);
+    for text in [ADD, &add_whole_tiles()] {
+        reports_missing_synchronization(&module(text, GpuArch::Sm90a));
+    }
+}
+
+fn reports_missing_synchronization(module: &GpuModule) {
     let lines: Vec<&str> = module.llvm_ir.lines().collect();
     for (removed, which, expected_error) in [
         ("cp.async.bulk.wait_group.read", 0, "asynchronous read of it"),
@@ -69,7 +95,7 @@ fn missing_synchronization_is_reported() {
         let found = (0..lines.len()).filter(|&i| lines[i].contains(removed) && lines[i].contains("call")).nth(which);
         let found = found.unwrap_or_else(|| panic!("no line contains `{removed}`"));
         let broken: Vec<&str> = lines.iter().enumerate().filter(|(i, _)| *i != found).map(|(_, &line)| line).collect();
-        match simulate(&broken.join("\n"), &module, 1) {
+        match simulate(&broken.join("\n"), module, 1) {
             Err(e) if e.contains(expected_error) => {}
             other => panic!("without {removed} {which}: {:?}", other.err()),
         }

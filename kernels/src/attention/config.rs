@@ -164,7 +164,8 @@ pub fn default_tiles(pass: Pass, d: usize, element_bytes: usize, target: &Target
             warp_specialized(Tiles::new(128, 128, 8, 2))
         }
         (Target::Nvptx(arch), Pass::Dkdv) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {
-            ..=64 => warp_specialized(Tiles::new(128, 128, 8, 2)),
+            64 => warp_specialized(Tiles::new(128, 128, 8, 2)),
+            // 128 × 128 takes 9 % longer with d = 32 on an H200, and spills with d = 128.
             _ => warp_specialized(Tiles::new(64, 128, 8, 3)),
         },
         (Target::Nvptx(arch), Pass::Dq) if *arch >= GpuArch::Sm90a && d_tile(d) <= 128 => match d_tile(d) {

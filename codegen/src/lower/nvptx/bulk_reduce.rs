@@ -4,6 +4,9 @@
 //!
 //! TMA reads shared memory asynchronously. The memory must not be overwritten until it has been read, so it is reserved
 //! for these ops for the whole kernel. Only the end of the kernel guarantees that the sums are in global memory.
+//!
+//! Rows that follow each other without gaps are one reduction per warp. TMA takes about 30 cycles per reduction, so that
+//! one per row of 256 bytes would take longer than the dots of attention's backward pass.
 
 use super::Lowering;
 use super::thread_dependencies::ThreadDependencies;
@@ -15,8 +18,8 @@ use crate::layout::Dim;
 use crate::target::GpuArch;
 use std::collections::HashMap;
 
-/// Padding of each row in shared memory, in bytes, which avoids bank conflicts between the rows that one store of a
-/// warp writes.
+/// Padding of each row with gaps in global memory, in bytes of shared memory, which avoids bank conflicts between the
+/// rows that one store of a warp writes.
 const PAD: u32 = 32;
 /// Minimum tile size in bytes: smaller tiles do not pay for two barriers.
 const MIN_BYTES: u32 = 4096;
@@ -26,11 +29,13 @@ const MIN_BYTES: u32 = 4096;
 pub struct BulkReduce {
     rows: u32,
     row_bytes: u32,
+    /// Rows follow each other in global memory, and all of them are inside of the tensor.
+    dense: bool,
 }
 
 impl BulkReduce {
     fn pitch(self) -> u32 {
-        self.row_bytes + PAD
+        if self.dense { self.row_bytes } else { self.row_bytes + PAD }
     }
 
     /// Size in shared memory, in bytes.
@@ -67,7 +72,9 @@ fn bulk_reduce(func: &Func, axis: &AxisAnalysis, id: OpId) -> Option<BulkReduce>
     let layout = func.layout(func.ty(tile).layout()?);
     let copies = [Dim::Register, Dim::Lane, Dim::Warp].iter().any(|&dim| layout.free_mask(dim) != 0);
     let &[rows, columns] = &block[..] else { return None };
-    let add = BulkReduce { rows: rows as u32, row_bytes: (columns * DType::F32.bytes()) as u32 };
+    let dense =
+        !boundary.contains(&0) && func.constant_int(view_operands(func, view).strides[0]) == Some(columns as i64);
+    let add = BulkReduce { rows: rows as u32, row_bytes: (columns * DType::F32.bytes()) as u32, dense };
     let warps = 1 << layout.bits(Dim::Warp);
     let fits = !copies
         && view_operands(func, view).order[0] == 1
@@ -115,12 +122,14 @@ impl Lowering<'_> {
         self.e.call("void", "llvm.nvvm.fence.proxy.async.shared_cta", &[]);
         self.barrier();
 
-        // Every warp issues an equal part of the rows, one per lane: the lanes of a warp issue one after the other.
+        // Every warp issues an equal part of the rows: all at once, or one per lane. The lanes of a warp issue one after
+        // the other.
         let rows_per_warp = add.rows >> layout.bits(Dim::Warp);
+        let (lanes, rows_per_lane) = if add.dense { (1, rows_per_warp) } else { (rows_per_warp, 1) };
         let (lane, warp) = (self.threads.lane.clone(), self.threads.warp.clone());
         let first = self.e.hoist(format!("mul i32 {warp}, {rows_per_warp}"));
         let own = self.e.hoist(format!("add i32 {first}, {lane}"));
-        let issues = self.e.hoist(format!("icmp ult i32 {lane}, {rows_per_warp}"));
+        let issues = self.e.hoist(format!("icmp ult i32 {lane}, {lanes}"));
         let parts = view_operands(self.func, data.operands[0]);
         let index = self.index(parts.offsets[0], &own);
         let inside = boundary.contains(&0).then(|| {
@@ -140,7 +149,7 @@ impl Lowering<'_> {
             let from = this.e.inst(format!("getelementptr i8, ptr addrspace(3) @smem, i32 {from}"));
             this.e.void(format!(
                 "call void asm sideeffect \"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [$0], [$1], {};\", \"l,r,~{{memory}}\"(ptr addrspace(1) {to}, ptr addrspace(3) {from}) #1",
-                add.row_bytes
+                rows_per_lane * add.row_bytes
             ));
         });
         self.e.void("call void asm sideeffect \"cp.async.bulk.commit_group;\", \"~{memory}\"() #1");
