@@ -1,7 +1,8 @@
 //! Tile IR: SSA over scalars, tiles and views, with structured control flow.
 //!
 //! A [`Func`] owns everything; [`Value`], [`OpId`] and [`BlockId`] are indices into it. Reading order: [`types`] (types
-//! of values), [`ops`] (the op table), [`func`] (the arenas), [`place`] (schedules of loops), [`edit`] and [`nested`] (changes), [`build`] (typed constructors).
+//! of values), [`ops`] (the op table), [`func`] (the arenas), [`place`] (schedules of loops), [`edit`] and [`nested`]
+//! (changes), [`build`] (typed constructors).
 
 pub mod attr;
 pub mod build;

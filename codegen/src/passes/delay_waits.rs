@@ -127,8 +127,8 @@ fn detach_releases(func: &mut Func, block: BlockId) -> Vec<OpId> {
     releases
 }
 
-/// Moves loads from shared memory, and changes of their shape and layout, from before a wait to after it where only ops after it
-/// use them: their registers are then not live while a `wgmma` in flight occupies its own.
+/// Moves loads from shared memory, and changes of their shape and layout, from before a wait to after it where only ops
+/// after it use them: their registers are then not live while a `wgmma` in flight occupies its own.
 fn sink_loads(func: &mut Func, block: BlockId, wait: OpId) {
     let at = func.position(wait);
     let mut sunk: Vec<OpId> = Vec::new();
