@@ -194,3 +194,12 @@ fn some_mutations_are_valid() {
     let count = valid.count();
     assert!(count > 10, "{count} of 200");
 }
+
+#[test]
+fn former_names_of_attributes_are_read() {
+    let present = include_str!("../ir/delay_waits.tile").split("\n// expect:").next().unwrap();
+    let former = present.replacen("{warps = [4, 1]}", "{warps = [4, 1], late = true, open = true}", 1);
+    let former = former.replacen("{warps = [4, 1]}", "{warps = [4, 1], stage_one = true, defer_wait = true}", 1);
+    assert!(former.contains("late = true, open = true") && former.contains("stage_one = true"), "{former}");
+    assert_eq!(text::parse(&former).map(|f| text::print(&f)), text::parse(present).map(|f| text::print(&f)));
+}

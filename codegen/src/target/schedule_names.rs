@@ -1,4 +1,5 @@
-//! Former names of schedule options. The crate of the macros, which does not depend on this one, compiles this file too.
+//! Former names of schedule options. The crate of the macros, which does not depend on this one, compiles this file too:
+//! it has a symbolic link to it, which `cargo package` follows.
 
 /// Former and present names.
 pub const FORMER_NAMES: [(&str, &str); 2] = [("bulk_copies", "tma"), ("take_turns", "pingpong")];

@@ -6,6 +6,5 @@ pub mod calls;
 pub mod item;
 pub mod kernel;
 pub mod literal;
-#[path = "../../../codegen/src/target/schedule_names.rs"]
 mod schedule_names;
 pub mod triton;

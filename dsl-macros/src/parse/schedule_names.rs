@@ -1,0 +1,1 @@
+../../../codegen/src/target/schedule_names.rs
